@@ -29,6 +29,7 @@
 //! 1. [`unresolved`]: when a held prepared transaction is due, and how long a committed one is
 //!    kept.
 //! 1. [`published`]: whether a table was published without interruption.
+//! 1. [`forecast`]: what a number of workers would make of a recorded stream, in virtual time.
 //! 1. [`history`]: whether the publisher still has the history that the recorded progress belongs
 //!    to.
 //! 1. [`stream_start`]: where a run asks the publisher to begin.
@@ -41,6 +42,7 @@ pub mod barrier;
 pub mod blockers;
 pub mod deferred;
 pub mod dispatch;
+pub mod forecast;
 pub mod group;
 pub mod history;
 pub mod intake;

@@ -33,6 +33,7 @@ mod tablesync;
 mod top;
 mod two_phase;
 mod verify;
+mod whatif;
 
 fn main() -> std::process::ExitCode {
     cli::main()

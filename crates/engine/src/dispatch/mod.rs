@@ -42,7 +42,7 @@ pub mod pacing;
 pub mod scaling;
 mod stalls;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod workers;
 
 use std::collections::VecDeque;

@@ -13,7 +13,7 @@ use crate::writeset::{LockColumn, LockRules, RowLock, WritesetLimits};
 
 /// A transaction that inserts one row.
 #[derive(Debug, Clone)]
-struct Insertion {
+pub(crate) struct Insertion {
     commit: u64,
     key: u64,
     table: TableId,
@@ -35,13 +35,20 @@ enum Kind {
 
 const TABLE: TableId = TableId { oid: 1, root: 1 };
 
-fn row(key: u64) -> Insertion {
+pub(crate) fn row(key: u64) -> Insertion {
     let (first, last) = (true, true);
     Insertion { commit: key * 10, key, table: TABLE, first, last, kind: Kind::Ordinary }
 }
 
 fn of_kind(key: u64, kind: Kind) -> Insertion {
     Insertion { kind, ..row(key) }
+}
+
+impl Insertion {
+    /// The same with another commit LSN.
+    pub(crate) fn committed_at(self, commit: u64) -> Self {
+        Self { commit, ..self }
+    }
 }
 
 impl GroupMember for Insertion {

@@ -536,7 +536,7 @@ pub(crate) fn table_of(group: &Group, table: u32) -> Option<Arc<TableMap>> {
 /// The distinct table versions of a group, their rules, and the index of each part's relations in them.
 type Slots = (Vec<Arc<TableMap>>, Vec<TableRules>, Vec<Vec<Option<usize>>>);
 
-fn table_slots(group: &Group) -> Slots {
+pub(crate) fn table_slots(group: &Group) -> Slots {
     let (mut maps, mut rules) = (Vec::<Arc<TableMap>>::new(), Vec::new());
     let slots = group.works.iter().map(|work| {
         let of_work = work.tables.iter().map(|table| {

@@ -24,6 +24,7 @@ pub(crate) mod status;
 pub(crate) mod switchover;
 pub(crate) mod top;
 pub(crate) mod verify;
+pub(crate) mod whatif;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -193,6 +194,13 @@ If it is interrupted, run it again. Before another replay of the same recording,
 Example:
   pgapace replay shop.recording --subscriber postgresql://clone/shop --workers 4"#;
 
+const WHATIF_HELP: &str = r#"It reads the recording and the definitions of the subscriber's tables, and writes nothing. The dispatcher of pgapace run takes the recorded transactions in virtual time. Rates are those of a backlog; the lag is that of the recorded pace. Without --measured and --cost, costs are typical ones.
+
+Example:
+  pgapace replay shop.recording --subscriber postgresql://clone/shop --workers 1 --json > one.json
+  pgapace whatif shop.recording --subscriber postgresql://clone/shop --measured one.json \
+                 --workers 1,4,16,64 --round-trip 20ms"#;
+
 const SKIP_HELP: &str = r#"It needs --subscriber and --name. pgapace applies nothing of the transaction and does not keep its changes: make them by hand.
 
 Example:
@@ -295,6 +303,9 @@ enum Command {
     /// Apply a recording to a clone of the subscriber
     #[command(after_help = REPLAY_HELP)]
     Replay(replay::ReplayArgs),
+    /// Forecast what a recording would need with other numbers of workers
+    #[command(after_help = WHATIF_HELP)]
+    Whatif(whatif::WhatifArgs),
     /// Skip one transaction of the publisher that cannot be applied
     #[command(after_help = SKIP_HELP)]
     Skip(skip::SkipArgs),
@@ -433,6 +444,7 @@ pub(crate) fn main() -> ExitCode {
         Command::HandOver(args) => hand_over::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Whatif(args) => whatif::run(&args),
         Command::Skip(args) => skip::run(&args),
         Command::Prepared(args) => prepared::run(&args),
         Command::Enable(args) => enable::run(&args),

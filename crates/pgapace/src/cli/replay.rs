@@ -3,11 +3,14 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
+use wire::Session;
 
 use crate::apply::sessions::Share;
+use crate::cli::whatif::round_trip;
 use crate::cli::{Selection, output};
-use crate::config::Subscription as Config;
+use crate::config::{ApplyWorkers, Subscription as Config};
 use crate::error::{Failure, Result};
 use crate::recording::file::Recording;
 use crate::recording::player::Pace;
@@ -44,6 +47,19 @@ struct Summary {
     changes: i64,
     conflicts: i64,
     seconds: f64,
+    /// What `pgapace whatif --measured` needs beside that.
+    #[serde(flatten)]
+    manner: Manner,
+}
+
+/// How it was applied.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Manner {
+    /// 0 for `auto`.
+    workers: usize,
+    /// Of all threads of pgapace.
+    cpu_seconds: f64,
+    round_trip_ms: f64,
 }
 
 pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
@@ -53,10 +69,19 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     let share = Share::of(std::slice::from_ref(&config)).pop();
     let share = share.ok_or_else(|| Failure::internal("a subscription has no share"))?;
     let before = applied(&config)?;
+    let (cpu, round_trip) = (cpu_seconds(), look(&config).and_then(|mut s| round_trip(&mut s))?);
     let replay = Replay::new(recording, args.pace);
     subscription::replay(&config, &replay, &shutdown, share)?;
     let after = applied(&config)?;
-    let summary = Summary::between(&config, &replay, before, after);
+    let manner = Manner {
+        workers: match config.workers {
+            ApplyWorkers::Fixed(workers) => workers,
+            ApplyWorkers::Auto => 0,
+        },
+        cpu_seconds: cpu_seconds() - cpu,
+        round_trip_ms: round_trip.as_secs_f64() * 1000.0,
+    };
+    let summary = Summary::between(&config, &replay, (before, after), manner);
     if args.json {
         return output::json(&summary);
     }
@@ -72,9 +97,18 @@ SELECT t.transactions, t.inserts + t.updates + t.deletes + t.truncates, \
   coalesce((SELECT sum(c.conflicts) FROM pgapace.stat_conflict c WHERE c.subscription = t.subscription), 0) \
 FROM pgapace.stat_subscription t JOIN pgapace.subscription s ON s.id = t.subscription WHERE s.name = $1";
 
+fn look(config: &Config) -> Result<Session> {
+    Subscriber::new(config.subscriber.clone(), &config.name).connect(Purpose::Look)
+}
+
+/// Processor time of this process so far.
+fn cpu_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
 fn applied(config: &Config) -> Result<Applied> {
-    let mut session =
-        Subscriber::new(config.subscriber.clone(), &config.name).connect(Purpose::Look)?;
+    let mut session = look(config)?;
     if crate::subscriber::state::schema::version(&mut session)? == 0 {
         return Ok([0; 3]);
     }
@@ -85,7 +119,12 @@ fn applied(config: &Config) -> Result<Applied> {
 }
 
 impl Summary {
-    fn between(config: &Config, replay: &Replay, before: Applied, after: Applied) -> Self {
+    fn between(
+        config: &Config,
+        replay: &Replay,
+        (before, after): (Applied, Applied),
+        manner: Manner,
+    ) -> Self {
         let [transactions, changes, conflicts] =
             std::array::from_fn(|index| after[index] - before[index]);
         Self {
@@ -95,6 +134,7 @@ impl Summary {
             changes,
             conflicts,
             seconds: replay.streamed().as_secs_f64(),
+            manner,
         }
     }
 

@@ -39,6 +39,7 @@ use crate::tablesync::SyncContext;
 use crate::tablesync::emptying::TruncateDecision;
 use failure_record::FailureRecord;
 use pipeline::ReadyToStream;
+pub(crate) use pipeline::group_limits;
 use replay::Replay;
 use retry::{Known, Next, Retry};
 use startup::{ConnectedServers, OwnedSubscription, Ownership};

@@ -29,7 +29,7 @@ use crate::apply::spool_memory::AccountedSpool;
 use crate::apply::streams::StreamSessions;
 use crate::apply::tables::Tables;
 use crate::barrier::keeper::KeeperContext;
-use crate::config::{ApplyModeSetting, ApplyWorkers};
+use crate::config::{ApplyModeSetting, ApplyWorkers, Subscription as Config};
 use crate::error::{Failure, Result};
 use crate::observe::ledger::Ledger;
 use crate::publisher::feedback::Feedback;
@@ -407,7 +407,7 @@ impl Supervisor<'_> {
 
     fn part_limits(&self) -> PartLimits {
         PartLimits {
-            bytes: self.part_bytes(),
+            bytes: part_bytes(self.config),
             spooled_bytes: self.config.memory_limit / 4,
             ..PartLimits::default()
         }
@@ -436,30 +436,34 @@ impl Supervisor<'_> {
     /// How groups are made and handed over.
     fn pool_settings(&self) -> PoolSettings {
         PoolSettings {
-            group_limits: GroupLimits {
-                transactions: self.group_transactions(),
-                changes: GROUP_CHANGES,
-                bytes: self.part_bytes(),
-            },
+            group_limits: group_limits(self.config),
             by_rows: self.config.apply_mode == ApplyModeSetting::Row,
             deadlock_timeout: self.config.deadlock_timeout,
         }
     }
+}
 
-    /// Payload bytes of a part of a transaction, and of a group.
-    fn part_bytes(&self) -> usize {
-        (self.config.memory_limit / 16).min(PartLimits::default().bytes)
+/// What a group may have at most.
+pub(crate) fn group_limits(config: &Config) -> GroupLimits {
+    GroupLimits {
+        transactions: group_transactions(config),
+        changes: GROUP_CHANGES,
+        bytes: part_bytes(config),
     }
+}
 
-    /// Most source transactions of a group.
-    fn group_transactions(&self) -> usize {
-        let config = self.config;
-        match (config.apply_mode, config.group_transactions.0) {
-            (_, Some(number)) => number.get(),
-            // A transaction that is applied by rows ends its group. Groups of one spread over workers.
-            (ApplyModeSetting::Row, None) if config.workers.most() > 1 => 1,
-            (_, None) => GROUP_TRANSACTIONS,
-        }
+/// Payload bytes of a part of a transaction, and of a group.
+fn part_bytes(config: &Config) -> usize {
+    (config.memory_limit / 16).min(PartLimits::default().bytes)
+}
+
+/// Most source transactions of a group.
+fn group_transactions(config: &Config) -> usize {
+    match (config.apply_mode, config.group_transactions.0) {
+        (_, Some(number)) => number.get(),
+        // A transaction that is applied by rows ends its group. Groups of one spread over workers.
+        (ApplyModeSetting::Row, None) if config.workers.most() > 1 => 1,
+        (_, None) => GROUP_TRANSACTIONS,
     }
 }
 

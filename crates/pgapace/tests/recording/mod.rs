@@ -1,6 +1,7 @@
 //! Recordings: `record` touches nothing, `replay` gives a clone what the publisher has.
 
 mod refused;
+mod whatif;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,0 +1,81 @@
+//! Processors that several tasks share.
+
+/// Number of processors of each machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Machines {
+    /// Of the subscriber. Every session has its own if there are more than sessions.
+    pub subscriber: usize,
+    /// Of the machine of pgapace.
+    pub program: usize,
+    /// Both are one machine, which has `subscriber` processors.
+    pub shared: bool,
+}
+
+/// Who uses a processor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Task {
+    Leader,
+    Encoder(usize),
+    Session(usize),
+}
+
+/// Tasks that are running, each with the seconds of a processor that it still needs.
+#[derive(Debug)]
+pub(super) struct Running {
+    machines: Machines,
+    tasks: Vec<(Task, f64)>,
+}
+
+impl Running {
+    pub(super) fn new(machines: Machines) -> Self {
+        Self { machines, tasks: Vec::new() }
+    }
+
+    pub(super) fn start(&mut self, task: Task, seconds: f64) {
+        debug_assert!(
+            !self.tasks.iter().any(|(running, _)| *running == task),
+            "one thing at a time"
+        );
+        self.tasks.push((task, seconds));
+    }
+
+    fn is_of_subscriber(task: Task) -> bool {
+        matches!(task, Task::Session(_))
+    }
+
+    /// The part of a processor that each task of a machine has: of the program's, and of the subscriber's.
+    fn shares(&self) -> [f64; 2] {
+        let of_subscriber = self.tasks.iter().filter(|(task, _)| Self::is_of_subscriber(*task));
+        let of_subscriber = of_subscriber.count();
+        let of_program = self.tasks.len() - of_subscriber;
+        let share =
+            |processors: usize, tasks: usize| (processors as f64 / tasks.max(1) as f64).min(1.0);
+        let Machines { subscriber, program, shared } = self.machines;
+        if shared {
+            return [share(subscriber, self.tasks.len()); 2];
+        }
+        [share(program, of_program), share(subscriber, of_subscriber)]
+    }
+
+    /// How long until the first of them is done, and which; `None` if nothing runs.
+    pub(super) fn next(&self) -> Option<(f64, Task)> {
+        let shares = self.shares();
+        let times = self
+            .tasks
+            .iter()
+            .map(|(task, left)| (left / shares[usize::from(Self::is_of_subscriber(*task))], *task));
+        times.min_by(|(one, _), (other, _)| one.total_cmp(other))
+    }
+
+    /// So many seconds pass.
+    pub(super) fn pass(&mut self, seconds: f64) {
+        let shares = self.shares();
+        for (task, left) in &mut self.tasks {
+            *left -= seconds * shares[usize::from(Self::is_of_subscriber(*task))];
+        }
+    }
+
+    pub(super) fn done(&mut self, task: Task) {
+        self.tasks.retain(|(running, _)| *running != task);
+    }
+}

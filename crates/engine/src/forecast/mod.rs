@@ -1,0 +1,181 @@
+//! What a number of workers would make of a stream: the real dispatcher over recorded transactions, with
+//! a model of everything around it, in virtual time.
+//!
+//! [`crate::dispatch`] and [`crate::writeset`] decide as they do in the program: which transactions make a
+//! group, which changes of it depend on groups in flight, which worker gets it. What takes time is
+//! modelled, and nothing waits for a clock:
+//!
+//! ```text
+//!            leader's thread          worker's thread        the network         subscriber's session
+//!  chunk ──► decode, lock ──► queue ──► fold, encode ──► half a round trip ──► statements ──┐
+//!                 ▲                                                                          │
+//!                 └──── ended ◄── COMMIT in its turn ◄── half a round trip ◄─── replies ◄────┘
+//! ```
+//!
+//! * A thread and a session do one thing at a time. What runs at once shares the processors of its machine
+//!   in equal parts; a machine may be both ([`Machines::shared`]).
+//! * Independent changes of a group are sent at once, dependent ones when the groups have ended that they
+//!   wait for. The COMMIT waits until all earlier groups have ended, or were sent on the same session. Far
+//!   from the subscriber, the COMMIT of a small group whose turn it is goes with its statements.
+//! * A worker encodes groups ahead, and sends what it has encoded with the COMMIT before it.
+//!
+//! Not modelled: errors, conflicts and groups that are executed again; locks that sessions of the
+//! subscriber take from each other, below transactions and beside rows; streaming apply (a streamed
+//! transaction counts as one that arrives at its commit); checkpoints, and whatever else makes a server
+//! slower for a while. So a forecast is an estimate, to be compared with a replay where one is possible.
+
+mod machines;
+mod run;
+mod session;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+pub use machines::Machines;
+pub use run::{Forecast, ForecastError, Point, Settings, forecast};
+
+/// What one operation takes, in seconds of a processor, or of a session that waits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Costs {
+    /// The leader's thread: one transaction.
+    pub transaction: f64,
+    /// The leader's thread: one change, with its locks.
+    pub change: f64,
+    /// A worker's thread: one change, folded and encoded.
+    pub encode: f64,
+    /// The subscriber: BEGIN, progress row and COMMIT of one transaction there.
+    pub commit: f64,
+    /// The subscriber: one statement of net changes, beside its rows.
+    pub statement: f64,
+    /// The subscriber: one row of net changes that is inserted.
+    pub insert: f64,
+    /// One that is updated.
+    pub update: f64,
+    /// One that is deleted.
+    pub delete: f64,
+    /// One change that is a statement of its own.
+    pub row: f64,
+}
+
+impl Costs {
+    /// What a server of 2025 needs whose data is in memory, for rows of some hundred bytes and one index.
+    /// Their proportions matter where they are scaled to what was measured.
+    pub const TYPICAL: Self = Self {
+        transaction: 2e-6,
+        change: 1.5e-6,
+        encode: 1.5e-6,
+        commit: 120e-6,
+        statement: 80e-6,
+        insert: 4e-6,
+        update: 9e-6,
+        delete: 6e-6,
+        row: 25e-6,
+    };
+
+    /// With another subscriber: each of its operations takes `factor` times as long.
+    #[must_use]
+    pub fn scale_subscriber(self, factor: f64) -> Self {
+        Self {
+            commit: self.commit * factor,
+            statement: self.statement * factor,
+            insert: self.insert * factor,
+            update: self.update * factor,
+            delete: self.delete * factor,
+            row: self.row * factor,
+            ..self
+        }
+    }
+
+    /// With another machine of pgapace.
+    #[must_use]
+    pub fn scale_program(self, factor: f64) -> Self {
+        Self {
+            transaction: self.transaction * factor,
+            change: self.change * factor,
+            encode: self.encode * factor,
+            ..self
+        }
+    }
+
+    fn of(&self, statements: &Statements) -> f64 {
+        statements.statements as f64 * self.statement
+            + statements.inserts as f64 * self.insert
+            + statements.updates as f64 * self.update
+            + statements.deletes as f64 * self.delete
+            + statements.rows as f64 * self.row
+    }
+}
+
+/// Statements of the subscriber.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Statements {
+    /// Statements of net changes.
+    pub statements: u64,
+    /// Rows that they insert.
+    pub inserts: u64,
+    /// Rows that they update.
+    pub updates: u64,
+    /// Rows that they delete.
+    pub deletes: u64,
+    /// Changes that are statements of their own.
+    pub rows: u64,
+}
+
+impl Statements {
+    fn add(&mut self, other: &Self) {
+        self.statements += other.statements;
+        self.inserts += other.inserts;
+        self.updates += other.updates;
+        self.deletes += other.deletes;
+        self.rows += other.rows;
+    }
+}
+
+/// What a group has to do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GroupWork {
+    /// Source transactions that end in it.
+    pub transactions: u64,
+    /// Changes of the publisher.
+    pub changes: u64,
+    /// Changes that depend on groups in flight.
+    pub dependent_changes: u64,
+    /// The statements of all changes that depend on no group in flight.
+    pub independent: Statements,
+    /// The others.
+    pub dependent: Statements,
+    /// The statements if all changes are folded together.
+    pub together: Statements,
+}
+
+/// Parts of transactions that arrive at once.
+#[derive(Debug)]
+pub struct Chunk<T> {
+    /// In commit order.
+    pub works: Vec<T>,
+    /// When the publisher sent the last of it, since the first.
+    pub sent: Duration,
+    /// How old its last transaction was then.
+    pub age: Duration,
+}
+
+/// Where transactions come from, and what they are.
+pub trait Recorded {
+    /// A part of a transaction.
+    type Work: crate::dispatch::Dispatchable;
+    /// Why it cannot be read.
+    type Error;
+
+    /// The next chunk; `None` at the end.
+    ///
+    /// # Errors
+    /// When the recording cannot be read.
+    fn next(&mut self) -> Result<Option<Chunk<Self::Work>>, Self::Error>;
+
+    /// What a group has to do.
+    ///
+    /// # Errors
+    /// When its changes cannot be read.
+    fn work(&mut self, group: &crate::worker::Group<Self::Work>) -> Result<GroupWork, Self::Error>;
+}

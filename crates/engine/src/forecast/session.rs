@@ -1,0 +1,101 @@
+//! A worker and its session, as far as they take time.
+
+use std::collections::VecDeque;
+
+use super::GroupWork;
+use crate::group::GroupSeq;
+use crate::order::Waits;
+
+/// A group, or a part of a large transaction.
+#[derive(Debug)]
+pub(super) struct GroupRun {
+    pub(super) seq: GroupSeq,
+    pub(super) work: GroupWork,
+    /// What must have ended before it begins.
+    pub(super) to_start: Waits,
+    /// What must have ended before its dependent changes are sent.
+    pub(super) dependencies: Waits,
+    /// Applied by rows: the subscriber commits each transaction.
+    pub(super) by_rows: bool,
+    /// Whether it ends a transaction.
+    pub(super) ends: bool,
+    /// Every part in it is a whole transaction.
+    pub(super) whole: bool,
+    /// When the first of it was sent by the publisher.
+    pub(super) sent: f64,
+    pub(super) state: State,
+}
+
+/// ```text
+///  Queued ─► Encoded ─► Independent ─► Waiting ─► Dependent ─► Turn ─► Ending ─► (ended)
+///                            │                        ▲         ▲         ▲
+///                            └── nothing depends ─────┼─────────┘         │
+///                                    everything goes at once ─────────────┘
+/// ```
+///
+/// A part of a large transaction that does not end it is in `Ending` as soon as it is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Queued,
+    /// `split`: its dependent changes are apart. `counted`: its end goes with its statements.
+    Encoded {
+        split: bool,
+        counted: bool,
+    },
+    /// Statements are sent. `split`: dependent ones follow.
+    Independent {
+        split: bool,
+    },
+    /// For groups that its changes depend on.
+    Waiting,
+    Dependent,
+    /// For its turn to commit.
+    Turn,
+    /// COMMIT is sent.
+    Ending,
+}
+
+/// What a session executes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Job {
+    pub(super) seconds: f64,
+    /// Whether the replies of a group's part come behind it.
+    pub(super) reply: bool,
+}
+
+/// A worker.
+#[derive(Debug, Default)]
+pub(super) struct Session {
+    /// Groups that have not ended, in order.
+    pub(super) groups: VecDeque<GroupRun>,
+    /// The worker's thread encodes a group.
+    pub(super) encoding: bool,
+    /// What the server's session has to do.
+    pub(super) jobs: VecDeque<Job>,
+    /// How much of it has arrived.
+    pub(super) arrived: usize,
+    pub(super) executing: Option<Job>,
+}
+
+impl Session {
+    /// The index of the group that was sent last.
+    pub(super) fn last_sent(&self) -> Option<usize> {
+        let sent = |group: &GroupRun| !matches!(group.state, State::Queued | State::Encoded { .. });
+        self.groups.iter().rposition(sent)
+    }
+
+    /// Whether the COMMIT of everything that was sent is sent too.
+    pub(super) fn is_completely_sent(&self) -> bool {
+        self.last_sent().is_none_or(|last| self.groups[last].state == State::Ending)
+    }
+
+    /// Everything up to this group has ended, or comes before what is sent now on this session.
+    pub(super) fn follow(&self, mut through: GroupSeq) -> GroupSeq {
+        for group in self.groups.iter().take_while(|group| group.state == State::Ending) {
+            if group.ends && group.seq.previous() <= through {
+                through = through.max(group.seq);
+            }
+        }
+        through
+    }
+}
