@@ -135,7 +135,7 @@ pub(crate) fn hold(config: &Config, limit: usize, waits: bool) -> Result<Option<
         return Err(Failure::new(
             Class::Subscriber,
             "the publisher waits for this subscription, and the subscriber cannot prepare transactions: \
-             its max_prepared_transactions is 0",
+             its max_prepared_transactions is 0, or it is a Citus coordinator",
         )
         .hint(
             "Set it to that of the publisher, and restart the subscriber; or take the subscription out \
@@ -145,7 +145,8 @@ pub(crate) fn hold(config: &Config, limit: usize, waits: bool) -> Result<Option<
     tracing::warn!(
         event = "prepared_transactions_disabled",
         subscription = config.name,
-        "max_prepared_transactions of the subscriber is 0: prepared transactions are held in memory and spool"
+        "prepared transactions are held in memory and spool, because max_prepared_transactions of the subscriber \
+         is 0 or it is a Citus coordinator"
     );
     Ok(None)
 }

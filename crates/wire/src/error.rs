@@ -89,7 +89,8 @@ impl Error {
     /// These errors are:
     /// - a failed or closed socket,
     /// - SQLSTATE class 08,
-    /// - server shutdown, crash and startup (57P01 to 57P03) and idle session timeout (57P05),
+    /// - server shutdown, crash and startup (57P01 to 57P03) and idle session timeout (57P05); what Citus says
+    ///   instead of 57P02,
     /// - an idle or transaction timeout in a transaction (25P03, 25P04),
     /// - while connecting: no free connection slot (53300), a timeout, and no host that satisfies
     ///   `target_session_attrs`, because during a failover no host does.
@@ -229,12 +230,17 @@ impl ServerError {
     /// Whether this error means that the connection is lost, or was refused for a temporary reason.
     fn ends_connection(&self) -> bool {
         self.code.starts_with("08")
+            || self.code == "XX000" && self.message == CITUS_LOST_POSTMASTER
             || matches!(
                 self.code.as_str(),
                 "57P01" | "57P02" | "57P03" | "57P05" | "25P03" | "25P04"
             )
     }
 }
+
+/// The error of a statement of Citus that waits for another server when its own server crashes. It has no SQLSTATE of
+/// its own (`adaptive_executor.c` and `remote_commands.c` of Citus), and is not translated.
+const CITUS_LOST_POSTMASTER: &str = "postmaster was shut down, exiting";
 
 fn memchr(needle: u8, haystack: &[u8]) -> Option<usize> {
     haystack.iter().position(|&byte| byte == needle)
@@ -273,6 +279,14 @@ mod tests {
             let _ = ServerError::parse(&body[..end]);
         }
         assert!(Error::Server(Box::new(ServerError::parse(body))).is_connection_loss());
+    }
+
+    #[test]
+    fn a_crash_that_citus_reports_is_a_lost_connection() {
+        let error = |body: &[u8]| Error::Server(Box::new(ServerError::parse(body)));
+        let lost = b"SERROR\0VERROR\0CXX000\0Mpostmaster was shut down, exiting\0\0";
+        assert!(error(lost).is_connection_loss());
+        assert!(!error(b"SERROR\0VERROR\0CXX000\0Mcache lookup failed\0\0").is_connection_loss());
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::apply::offender::offender;
 use crate::apply::session::Identity;
 use crate::apply::work::{Group, TwoPhase, Work};
 use crate::error::{Class, Failure, Result};
+use crate::subscriber::citus;
 use crate::subscriber::format::MISREAD_HINT;
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::state::prepared::PreparedHere;
@@ -48,7 +49,11 @@ pub(crate) fn prepare_control(session: &mut Session, identity: Identity) -> Resu
     session.queue_parse("nothing", "SELECT WHERE false", &[]);
     session.queue_parse("savepoint", "SAVEPOINT pgapace_part", &[]);
     session.queue_parse("release", "RELEASE SAVEPOINT pgapace_part", &[]);
-    let Identity { progress_of, tagged, ordered, .. } = identity;
+    let Identity { progress_of, tagged, ordered, citus, .. } = identity;
+    if citus {
+        session.queue_parse("replica_role", citus::REPLICA_ROLE, &[]);
+        session.queue_parse("two_phase", citus::TWO_PHASE, &[]);
+    }
     let record = |ordered| record_sql(progress_of, tagged, ordered);
     session.queue_parse("progress", &record(ordered), &RECORD_TYPES);
     if !ordered {
@@ -373,9 +378,16 @@ impl Encoder {
                     return Ok(());
                 }
                 self.count(&change.0);
-                let sql = truncate::sql(&tables, sent, tables.len() == relations.len());
-                session.queue_statement(&sql, &[], [].into_iter()).map_err(ChangeError::Wire)?;
-                expected.push_back(Expected::Truncate { at });
+                for statement in truncate::statements(&tables, sent, relations.len()) {
+                    let (sql, awaited) = match statement {
+                        truncate::Statement::Truncate(sql) => (sql, Expected::Truncate { at }),
+                        truncate::Statement::Role(sql) => (sql.to_owned(), Expected::Control),
+                    };
+                    session
+                        .queue_statement(&sql, &[], [].into_iter())
+                        .map_err(ChangeError::Wire)?;
+                    expected.push_back(awaited);
+                }
                 return Ok(());
             }
         };
@@ -480,6 +492,9 @@ impl Ending {
                     .map_err(|e| Failure::subscriber(&e, "recording progress"))?;
                 expected.push_back(Expected::Control);
             }
+        }
+        if identity.citus {
+            queue_control(session, "two_phase", Expected::Control, expected)?;
         }
         let Committing { after, end, .. } = commits;
         let statement = if behind && !identity.ordered { "progress_behind" } else { "progress" };

@@ -24,6 +24,8 @@ pub(crate) struct Identity {
     pub(crate) drops_origin: bool,
     /// Whether the subscriber refuses a commit before its predecessor's.
     pub(crate) ordered: bool,
+    /// Whether the database has Citus, and transactions need what [`crate::subscriber::citus`] says.
+    pub(crate) citus: bool,
     /// The oid of the subscriber database.
     pub(crate) database: u32,
     /// The backend of the control session, which owns the subscription.

@@ -10,6 +10,7 @@ use crate::check::{Settings, SubscriptionState, failed, genuine, one, origins};
 use crate::config::{Prefetch, Subscription as Config};
 use crate::error::Result;
 use crate::subscriber::catalogue::boolean;
+use crate::subscriber::citus;
 use crate::subscriber::session::OLDEST_MAJOR;
 use crate::subscriber::state::{self, ownership, progress, schema};
 
@@ -68,8 +69,33 @@ pub(super) fn check(
     reporter.group("monitoring", |reporter| monitoring(session, &known.role, reporter));
     reporter.group("state", |reporter| own_schema(session, config, &mut known, reporter));
     reporter.group("settings", |reporter| settings(session, config, &known, reporter));
+    reporter.group("citus", |reporter| citus_cluster(session, reporter));
     reporter.group("origin", |reporter| origins::check(session, config, &known, reporter));
     Some(known)
+}
+
+/// A coordinator of Citus, or a worker, which cannot be a subscriber.
+fn citus_cluster(session: &mut Session, reporter: &mut Reporter<'_>) -> Result<()> {
+    if !citus::is_present(session)? {
+        return Ok(());
+    }
+    let version = citus::version(session)?;
+    if let Some(failure) = citus::Member::read(session)?.obstacle() {
+        let hint = failure.hint.unwrap_or_default();
+        reporter.block("citus", format!("{}. {hint}", failure.message));
+    } else if !version.starts_with(citus::TESTED) {
+        let tested = citus::TESTED;
+        reporter.warn(
+            "citus",
+            format!(
+                "the server is a coordinator of Citus {version}; pgapace is tested with {tested}"
+            ),
+        );
+    } else {
+        let message = format!("coordinator of Citus {version}: transactions commit in two phases");
+        reporter.ok("citus", message);
+    }
+    Ok(())
 }
 
 /// Whether blocking sessions of other roles can be named.

@@ -15,6 +15,7 @@ mod reader;
 use wire::{Row, Rows, quote_ident};
 
 use crate::error::{Failure, Result};
+use crate::subscriber::citus::Placement;
 use crate::subscriber::oid;
 
 pub(crate) use reader::{CatalogueReader, TableFacts, fingerprints};
@@ -205,6 +206,8 @@ pub(crate) struct Table {
     pub(crate) schema: String,
     pub(crate) name: String,
     pub(crate) partitioned: bool,
+    /// Where Citus keeps its rows.
+    pub(crate) placement: Placement,
     pub(crate) row_security: bool,
     pub(crate) hooks: Hooks,
     pub(crate) columns: Vec<Column>,

@@ -3,12 +3,17 @@
 //! Citus and TimescaleDB keep the rows of a table in other relations or on other servers, and so do
 //! foreign tables used as partitions. Their hooks do not act on a replica's changes. TRUNCATE does
 //! not reach the rows, a table with rows looks empty, and `ONLY` finds no row. A commit on another
-//! server is not part of the commit of the progress row. So pgapace refuses such tables.
+//! server is not part of the commit of the progress row. So pgapace refuses such tables, except those of
+//! Citus for which [`citus`] has what they need.
 //!
 //! They are recognized by the triggers that the extensions create on each of these tables. These
 //! triggers cannot be missing, and reading them takes no lock.
 
 use crate::error::{Class, Failure};
+use crate::subscriber::citus::{self, FoundPlacement, Placement};
+
+/// The value of [`elsewhere`] for a table of Citus.
+pub(crate) const CITUS: &str = "citus";
 
 /// SQL expression over the CTE `$tree` of `relid`s: why rows of one of them are stored elsewhere,
 /// or NULL.
@@ -31,20 +36,30 @@ macro_rules! elsewhere {
 }
 pub(crate) use elsewhere;
 
-/// Makes the error for such a table; `found` is the value of [`elsewhere`].
-pub(crate) fn refused(schema: &str, name: &str, found: &str) -> Failure {
+/// The placement of such a table, or why it is refused. `found` is the value of [`elsewhere`], `by_citus` what
+/// Citus says of the table itself.
+pub(crate) fn placement(
+    schema: &str,
+    name: &str,
+    found: &str,
+    by_citus: Option<&FoundPlacement>,
+) -> Result<Placement, Failure> {
+    if found != CITUS {
+        return Err(refused(schema, name, found));
+    }
+    match by_citus {
+        Some(Ok(placement)) => Ok(placement.clone()),
+        Some(Err(why)) => Err(citus::unsupported(schema, name, why)),
+        None => Err(citus::unsupported(schema, name, "it has partitions that Citus manages")),
+    }
+}
+
+fn refused(schema: &str, name: &str, found: &str) -> Failure {
     let table = format!("{schema}.{name}");
     let refuse = |what: String, hint: String| {
         Failure::new(Class::Mismatch, format!("subscriber table {table} {what}")).hint(hint)
     };
     match found {
-        "citus" => refuse(
-            "is managed by Citus: its rows are in shards, which cannot be replicated into".to_owned(),
-            format!(
-                "Make it a plain table, on a server whose tables Citus does not distribute (SELECT \
-                 undistribute_table('{table}')), or take it out of the publication."
-            ),
-        ),
         "timescaledb" => refuse(
             "is a hypertable of TimescaleDB: its rows are in chunks, which cannot be replicated into"
                 .to_owned(),

@@ -10,6 +10,7 @@ use pgoutput::ReplicaIdentity;
 
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::catalogue::{Equality, Identity, Key, Table};
+use crate::subscriber::citus::Placement;
 use crate::subscriber::conflict::TablePolicy;
 use crate::subscriber::constraints::Constraints;
 use crate::subscriber::format::{Misread, PublisherTypes};
@@ -136,6 +137,14 @@ impl TableMap {
         (0..self.columns.len()).any(|remote| self.is_identity_always(remote))
     }
 
+    /// Whether Citus distributes the rows by this published column. UPDATE cannot set it.
+    pub(crate) fn is_distribution_column(&self, remote: usize) -> bool {
+        match &self.table.placement {
+            Placement::Distributed { column } => *column == self.remote.columns[remote].name,
+            _ => false,
+        }
+    }
+
     /// The columns that find a row; empty if that is not possible.
     pub(crate) fn search_columns(&self) -> &[SearchColumn] {
         match &self.search {
@@ -241,6 +250,19 @@ fn search(remote: &RemoteRelation, table: &Table, columns: &[usize]) -> Search {
             .find_map(|key| key_columns(remote, table, columns, key, true).ok());
         if let Some(found) = unique {
             return Search::Key(found);
+        }
+        // The address of a row is not the same on every server that has a copy of the table.
+        if matches!(table.placement, Placement::Reference | Placement::OneShard) {
+            return Search::Impossible {
+                reason: format!(
+                    "subscriber table {name} is managed by Citus and has neither a replica identity \
+                     index nor a primary key"
+                ),
+                hint: format!(
+                    "On the subscriber: ALTER TABLE {} ADD PRIMARY KEY (…).",
+                    table.sql_name()
+                ),
+            };
         }
         let all = (0..remote.columns.len()).map(|index| by_default_equality(table, columns, index));
         return Search::WholeRow(all.collect());

@@ -2,6 +2,7 @@
 //! state that pgapace keeps in schema `pgapace`.
 
 pub(crate) mod catalogue;
+pub(crate) mod citus;
 pub(crate) mod conflict;
 pub(crate) mod constraints;
 pub(crate) mod elsewhere;

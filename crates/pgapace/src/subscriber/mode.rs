@@ -86,6 +86,10 @@ fn fold(
             Err(format!("keys are unique only within each partition of {}", table.display_name()))
         }
         Search::Key(key) => key_forms(remote, table, columns, key, types).map(TableFolding::Key),
+        Search::WholeRow(_) if !table.placement.is_plain() => Err(format!(
+            "{} is distributed by Citus and has no key, so its rows are found one by one",
+            table.display_name()
+        )),
         Search::WholeRow(_) => {
             stored_as_sent(remote, table, columns, types).map(|()| TableFolding::WholeRow)
         }

@@ -8,6 +8,7 @@ use crate::pooler::{self, BACKEND_SQL, ConnectionStart};
 use crate::product;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::citus;
 
 /// Oldest supported version of the subscriber.
 pub(crate) const OLDEST_MAJOR: u32 = 14;
@@ -140,17 +141,24 @@ pub(crate) struct Subscriber {
     info: ConnInfo,
     subscription: String,
     encoding: &'static str,
+    /// Whether the database has the extension Citus.
+    citus: bool,
 }
 
 impl Subscriber {
-    /// Starts with encoding `UTF8`; [`Self::connect_first`] switches to `SQL_ASCII` if the database
-    /// has that.
+    /// Starts with encoding `UTF8` and without Citus; [`Self::connect_first`] finds out what the database
+    /// has.
     pub(crate) fn new(info: ConnInfo, subscription: &str) -> Self {
-        Self { info, subscription: subscription.to_owned(), encoding: "UTF8" }
+        Self { info, subscription: subscription.to_owned(), encoding: "UTF8", citus: false }
     }
 
     pub(crate) fn encoding(&self) -> &'static str {
         self.encoding
+    }
+
+    /// Whether the database has the extension Citus: see [`citus`].
+    pub(crate) fn has_citus(&self) -> bool {
+        self.citus
     }
 
     pub(crate) fn user(&self) -> &str {
@@ -159,7 +167,7 @@ impl Subscriber {
 
     /// Opens the first session, checks that the server can be a subscriber, and reads its encoding.
     pub(crate) fn connect_first(&mut self) -> Result<Session> {
-        let (session, properties) = self.open(Purpose::Control)?;
+        let (mut session, properties) = self.open(Purpose::Control)?;
         if properties.in_recovery {
             return Err(Failure::new(
                 Class::Subscriber,
@@ -169,8 +177,14 @@ impl Subscriber {
             // If several hosts are listed, it may soon be promoted.
             .transient(true));
         }
-        if properties.encoding == "SQL_ASCII" && self.encoding != "SQL_ASCII" {
-            self.encoding = "SQL_ASCII";
+        if properties.citus
+            && let Some(failure) = citus::Member::read(&mut session)?.obstacle()
+        {
+            return Err(failure);
+        }
+        let encoding = if properties.encoding == "SQL_ASCII" { "SQL_ASCII" } else { "UTF8" };
+        if (encoding, properties.citus) != (self.encoding, self.citus) {
+            (self.encoding, self.citus) = (encoding, properties.citus);
             return self.connect(Purpose::Control);
         }
         Ok(session)
@@ -193,7 +207,7 @@ impl Subscriber {
             connecting::explain(pooler::Side::Subscriber, failure, &e, &self.info, false)
         })?;
         check_version(session.server_version())?;
-        let settings = settings(purpose, session.server_version().major());
+        let settings = settings(purpose, session.server_version().major(), self.citus);
         let properties = match prepare(&mut session, start, &settings) {
             // All settings go in one message, which is one round trip. On a platform that does not
             // support [`WATCH`], they are sent again without it.
@@ -234,6 +248,7 @@ pub(crate) fn give_up_locks_sql() -> String {
 struct ServerProperties {
     in_recovery: bool,
     encoding: String,
+    citus: bool,
 }
 
 /// Why a session cannot be used.
@@ -243,7 +258,7 @@ enum Refusal {
 }
 
 /// The settings of a session; [`WATCH`] is last.
-fn settings(purpose: Purpose, major: u32) -> Vec<(&'static str, &'static str)> {
+fn settings(purpose: Purpose, major: u32, with_citus: bool) -> Vec<(&'static str, &'static str)> {
     let role = purpose.writes().then_some(&REPLICA_ROLE);
     let own = [
         ("synchronous_commit", purpose.synchronous_commit()),
@@ -251,7 +266,9 @@ fn settings(purpose: Purpose, major: u32) -> Vec<(&'static str, &'static str)> {
         ("lock_timeout", purpose.lock_timeout()),
     ];
     let newer = if major >= 17 { NEWER_SETTINGS } else { &[] };
-    role.into_iter().chain(SETTINGS).chain(newer).chain(&own).chain([&WATCH]).copied().collect()
+    let citus = if with_citus { citus::SETTINGS } else { &[] };
+    let last = citus.iter().chain([&WATCH]);
+    role.into_iter().chain(SETTINGS).chain(newer).chain(&own).chain(last).copied().collect()
 }
 
 /// Makes all settings, or none if a connection pooler answers.
@@ -273,6 +290,7 @@ fn prepare(
         let sql = format!(
             "SELECT pid, age, product, pg_catalog.pg_is_in_recovery(), \
                pg_catalog.current_setting('server_encoding'), \
+               EXISTS (SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus'), \
                CASE WHEN {} THEN pg_catalog.num_nulls({}) = 0 ELSE false END \
              FROM ({BACKEND_SQL}) backend",
             start.own_sql(session),
@@ -287,9 +305,12 @@ fn prepare(
                 return Err(pooler::refused(pooler::Side::Subscriber, reason));
             }
             product::check(pooler::Side::Subscriber, &field::<String>(&row, 2)?)?;
-            let properties =
-                ServerProperties { in_recovery: boolean(&row, 3)?, encoding: field(&row, 4)? };
-            Ok(boolean(&row, 5)?.then_some(properties))
+            let properties = ServerProperties {
+                in_recovery: boolean(&row, 3)?,
+                encoding: field(&row, 4)?,
+                citus: boolean(&row, 5)?,
+            };
+            Ok(boolean(&row, 6)?.then_some(properties))
         };
         // A valid session without settings means that the query took too long to arrive.
         if let Some(properties) = read().map_err(Refusal::Session)? {

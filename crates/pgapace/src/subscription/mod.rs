@@ -33,6 +33,7 @@ use crate::config::{OnTableError, Subscription as Config};
 use crate::error::{Class, Failure, Result, is_stale_catalogue};
 use crate::observe::board::{Board, RunPhase};
 use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::citus;
 use crate::subscriber::state::Phase;
 use crate::subscriber::state::ownership::SessionId;
 use crate::tablesync::SyncContext;
@@ -345,6 +346,9 @@ impl Supervisor<'_> {
             Ownership::Taken(owned) => *owned,
             Ownership::GivenUp(outcome) => return Ok(outcome),
         };
+        if subscriber.has_citus() {
+            citus::prepare(&mut control)?;
+        }
         let (config, board) = (self.config, self.board.clone());
         let context = SyncContext {
             publisher: &publisher,

@@ -138,7 +138,8 @@ impl Supervisor<'_> {
         let (end, waits) = end?;
         let until = self.goal(end);
         let durable_commits = waits && durability::is_quick(&mut control, row.id)?;
-        let applying = self.applying(&mut control, *database, row)?;
+        let applying =
+            self.applying(&mut control, *database, row, context.subscriber.has_citus())?;
         let streaming = self.streaming(&source);
         let servers = Servers::of(&source, &control);
         let pulse = Pulse::default();
@@ -184,9 +185,10 @@ impl Supervisor<'_> {
         control: &mut Session,
         database: u32,
         row: &Subscription,
+        citus: bool,
     ) -> Result<Applying> {
         let tagging = self.tagging(control, database, row)?;
-        let identity = self.identity(control, database, row, &tagging)?;
+        let identity = self.identity(control, database, row, &tagging, citus)?;
         let (sessions, config) = (self.run_sessions(&tagging), self.config);
         let workers = WorkerNumber {
             most: sessions.workers,

@@ -27,6 +27,7 @@ use crate::publisher::source::ChangeSource;
 use crate::publisher::watch::Watch;
 use crate::recording::file::Recording;
 use crate::recording::player::{Pace, Player};
+use crate::subscriber::citus;
 use crate::subscriber::format::{self, Format, Servers};
 use crate::subscriber::session::{self, Purpose, Subscriber};
 use crate::subscriber::state::{
@@ -98,6 +99,9 @@ impl Supervisor<'_> {
                 Ownership::Taken(owned) => *owned,
                 Ownership::GivenUp(outcome) => return Ok(outcome),
             };
+        if subscriber.has_citus() {
+            citus::prepare(&mut control)?;
+        }
         self.begin_replay(&mut control, &row, &replay.recording)?;
         let publisher = Publisher::absent();
         let mut options = config.copy();
@@ -191,7 +195,8 @@ impl Supervisor<'_> {
         replay: &Replay,
     ) -> Result<Opened> {
         let (row, head) = (ready.row, &replay.recording.head);
-        let applying = self.applying(&mut control, ready.database, row)?;
+        let applying =
+            self.applying(&mut control, ready.database, row, ready.context.subscriber.has_citus())?;
         let servers = Servers::recorded(&head.publisher, &control);
         let pulse = Pulse::default();
         let this: &Self = self;

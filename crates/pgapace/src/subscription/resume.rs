@@ -184,6 +184,8 @@ impl Supervisor<'_> {
         let memory = applied.memory.as_ref();
         let start = stream_start(acknowledged, needed_from, memory, sends_prepared);
         let prepared = two_phase::known(control, row.id, two_phase, any_prepared)?;
+        // Citus refuses PREPARE TRANSACTION where several servers take part.
+        let limit = if context.subscriber.has_citus() { 0 } else { limit };
         let hold = if two_phase { two_phase::hold(config, limit, waits)? } else { None };
         let preparing = Preparing { hold, limit, prefix };
         let (streaming, streaming_reason) = self.streaming_mode();

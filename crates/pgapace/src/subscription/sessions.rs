@@ -30,6 +30,7 @@ impl Supervisor<'_> {
         database: u32,
         row: &Subscription,
         tagging: &Tagging,
+        citus: bool,
     ) -> Result<Identity> {
         let round_trip = control
             .measure_round_trip(Pacing::MEASURED.far)
@@ -42,6 +43,7 @@ impl Supervisor<'_> {
             origin_reserve: tagging.room().map(|room| room.reserve),
             drops_origin: tagging.may_drop,
             ordered: self.config.preserve_commit_order,
+            citus,
             database,
             owner: control.backend_pid(),
             round_trip,
@@ -156,7 +158,7 @@ impl Supervisor<'_> {
                 watch(identity.owner, leader, "control session"),
                 watch(durability.backend_pid(), &flusher, "durability session"),
             ];
-            let blockers = Blockers::spawn(monitor, row.id, &config.name, watched)?;
+            let blockers = Blockers::spawn(monitor, row.id, &config.name, watched, identity.citus)?;
             let pool = Pool::new(slots, settings, identity, blockers);
             let prefetch = Prefetch::spawn(config.prefetch, subscriber, &config.name)?;
             Ok((pool.with_prefetch(prefetch), Durability::spawn(durability, row.id, flusher)?))

@@ -14,6 +14,7 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, first_row};
+use crate::subscriber::citus;
 use crate::subscriber::state::RelationState;
 use crate::tablesync::subscriber_tables::{self, SubscriberTable};
 use crate::tablesync::table_state::{Owner, reset_sql};
@@ -89,6 +90,18 @@ pub(crate) fn decide(
         }
     }
     let filled = subscriber_tables::filled(session, subscribers)?;
+    let named = |index: &usize| decision_about(&published[*index]).is_some();
+    if let Some(index) =
+        filled.iter().find(|index| named(index) && subscribers[**index].is_managed_by_citus())
+    {
+        // Its rows are in shards: when they were written cannot be read.
+        let table = subscribers[*index].display_name();
+        return Err(Failure::new(
+            Class::Mismatch,
+            format!("--truncate cannot empty {table}, which Citus manages"),
+        )
+        .hint(format!("On the subscriber: TRUNCATE {};", subscribers[*index].sql_name())));
+    }
     let (mut emptied, mut undecided, mut checks) = (Vec::new(), Vec::new(), Vec::new());
     for index in filled {
         match decision_about(&published[index]) {
@@ -205,7 +218,14 @@ pub(crate) fn empty(
     }
     let (undo, end) =
         if decided.is_empty() { ("", "") } else { ("ROLLBACK TO locked; ", "; COMMIT") };
-    match control.simple(&format!("TRUNCATE TABLE {}; {reset}{end}", subscribers.join(", "))) {
+    // Citus follows TRUNCATE only in this role.
+    let role = if tables.iter().any(|(table, _)| table.is_managed_by_citus()) {
+        format!("{}; ", citus::ORIGIN_ROLE)
+    } else {
+        String::new()
+    };
+    let truncate = format!("{role}TRUNCATE TABLE {}; {reset}{end}", subscribers.join(", "));
+    match control.simple(&truncate) {
         Ok(_) => Ok(()),
         // A table that is not part of the copy references one of these.
         Err(error) if error.sqlstate() == Some(sqlstate::FEATURE_NOT_SUPPORTED) => {

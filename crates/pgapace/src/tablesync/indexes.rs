@@ -167,6 +167,7 @@ pub(super) fn choose(
         (FEWEST_BYTES..=MOST_BYTES).contains(&item.bytes)
             && empty(index)
             && !item.published.columns.is_empty()
+            && !item.subscriber.is_managed_by_citus()
     };
     let candidates = items.iter_mut().enumerate().filter(|(index, item)| fits(*index, item));
     let candidates: Vec<_> = candidates.map(|(_, item)| item).collect();

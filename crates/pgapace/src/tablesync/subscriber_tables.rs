@@ -7,6 +7,7 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, not_a_table};
+use crate::subscriber::citus::{self, FoundPlacement, Placements};
 use crate::subscriber::elsewhere::{self, elsewhere};
 use crate::subscriber::format::{MisreadColumn, Servers, agree, misread_columns};
 use crate::subscriber::mapping::place_columns;
@@ -26,6 +27,8 @@ pub(crate) struct SubscriberTable {
     permitted: bool,
     /// Why the rows of the table are stored elsewhere, if they are.
     elsewhere: Option<String>,
+    /// What Citus says of the table.
+    by_citus: Option<FoundPlacement>,
     /// Whether the files of the table or its partitions are not empty, so that it may hold rows.
     has_storage: bool,
     columns: Vec<SubscriberColumn>,
@@ -52,6 +55,11 @@ impl SubscriberTable {
     /// The name for a search or DML statement.
     pub(crate) fn sql_only(&self) -> String {
         if self.partitioned() { self.sql_name() } else { format!("ONLY {}", self.sql_name()) }
+    }
+
+    /// Whether Citus manages the table.
+    pub(crate) fn is_managed_by_citus(&self) -> bool {
+        self.by_citus.is_some()
     }
 
     /// Schema and name.
@@ -93,7 +101,7 @@ impl SubscriberTable {
             return Err(not_a_table(&self.schema, &self.name, &self.kind));
         }
         if let Some(found) = &self.elsewhere {
-            return Err(elsewhere::refused(&self.schema, &self.name, found));
+            elsewhere::placement(&self.schema, &self.name, found, self.by_citus.as_ref())?;
         }
         if !self.permitted {
             let (table, sql) = (&self.name, self.sql_name());
@@ -212,10 +220,14 @@ pub(crate) fn read(
     if rows.iter().any(|row| row.get(1) == Some("p")) {
         rows = session.query(TABLES_SQL, &arguments).map_err(|e| failed(&e))?;
     }
+    let with_citus = rows.iter().any(|row| row.get(5) == Some(elsewhere::CITUS));
+    let mut placements =
+        if with_citus { citus::placements(session)? } else { Placements::default() };
     let mut tables: Vec<Option<SubscriberTable>> = vec![None; published.len()];
     for row in rows.iter() {
         let ordinal: usize = field(&row, 0)?;
         let named = &published[ordinal - 1];
+        let by_citus = placements.remove(&(named.schema.clone(), named.name.clone()));
         tables[ordinal - 1] = Some(SubscriberTable {
             schema: named.schema.clone(),
             name: named.name.clone(),
@@ -223,7 +235,9 @@ pub(crate) fn read(
             row_security: boolean(&row, 2)?,
             permitted: boolean(&row, 3)?,
             elsewhere: row.get(5).map(str::to_owned),
-            has_storage: row.get(4) == Some("t"),
+            // The files of a table that Citus distributes are empty.
+            has_storage: row.get(4) == Some("t") || by_citus.is_some(),
+            by_citus,
             columns: Vec::new(),
         });
     }
@@ -336,7 +350,11 @@ pub(crate) fn fitting(
 pub(crate) fn filled(session: &mut Session, tables: &[SubscriberTable]) -> Result<Vec<usize>> {
     let mut found = Vec::new();
     let asked: Vec<usize> = (0..tables.len()).filter(|index| tables[*index].has_storage).collect();
-    for some in asked.chunks(TABLES_AT_ONCE) {
+    let (placed, plain): (Vec<_>, Vec<_>) =
+        asked.into_iter().partition(|index| tables[*index].is_managed_by_citus());
+    // Citus may refuse one statement about several of its tables.
+    let together = plain.chunks(TABLES_AT_ONCE).chain(placed.chunks(1));
+    for some in together {
         let questions: Vec<_> = some
             .iter()
             .map(|index| {

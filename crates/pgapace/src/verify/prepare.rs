@@ -12,6 +12,7 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::{self, PublishedTable};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, describe_kind, field, first_row};
+use crate::subscriber::citus;
 use crate::subscriber::mapping::place_columns;
 use crate::subscriber::state::verification::ALL_ROWS;
 use crate::subscriber::state::{self, Subscription};
@@ -169,6 +170,7 @@ pub(crate) fn plan(
     let definitions = Definitions::read(publisher, subscriber, publications, &scope.tables)?;
     check_names(&definitions.published, scope)?;
     let mut problems = not_all_published(publisher, publications, &definitions.published)?;
+    problems.extend(managed_by_citus(subscriber, &definitions.published)?);
     refuse(std::mem::take(&mut problems))?;
     let types = known_types(publisher, &definitions)?;
     let context = Context {
@@ -227,6 +229,26 @@ fn check_hashes(publisher: &mut Session, subscriber: &mut Session) -> Result<()>
         .hint("Machines of different byte order cannot be compared by hashes."));
     }
     Ok(())
+}
+
+/// Tables whose rows are in shards: no snapshot of the coordinator shows all of them at one LSN.
+fn managed_by_citus(
+    subscriber: &mut Session,
+    published: &[PublishedTable],
+) -> Result<Vec<Problem>> {
+    if !citus::is_present(subscriber)? {
+        return Ok(Vec::new());
+    }
+    let placements = citus::placements(subscriber)?;
+    let managed = published.iter().filter(|table| placements.contains_key(&table.key()));
+    let problem = |table: &PublishedTable| {
+        let name = table.display_name();
+        Problem::new(
+            format!("subscriber table {name} is managed by Citus and cannot be compared"),
+            "Name the other tables with --table.",
+        )
+    };
+    Ok(managed.map(problem).collect())
 }
 
 /// Names of the user that mean nothing.

@@ -38,14 +38,37 @@ impl Blocker {
     }
 }
 
+/// Waits between backends of the coordinator on any server. A global process id holds the node in its upper
+/// digits (`backend_data.c` of Citus).
+const CITUS_WAITS: &str = "distributed (waiting, blocking) AS MATERIALIZED ( \
+  SELECT (waiting_gpid % 10000000000)::pg_catalog.int4, \
+    (blocking_gpid % 10000000000)::pg_catalog.int4 \
+  FROM pg_catalog.citus_lock_waits \
+  WHERE waiting_gpid / 10000000000 = pg_catalog.citus_backend_gpid() / 10000000000 \
+    AND blocking_gpid / 10000000000 = pg_catalog.citus_backend_gpid() / 10000000000 \
+), ";
+const CITUS_FIRST: &str =
+    " UNION ALL SELECT $pid, c.blocking FROM distributed c WHERE c.waiting = $pid";
+const CITUS_NEXT: &str = " UNION ALL SELECT c.blocking FROM distributed c WHERE c.waiting = w.pid";
+
 /// All waits that can be reached from `pid`, each once. An idle session of another subscription may wait
 /// for its turn to commit behind any other session of that subscription, which the server does not know.
 /// So these waits are added; the sessions of a subscription share a lock (see `ownership`).
 ///
 /// The statement may see different instants. Then a group is rolled back without need.
-pub(super) fn look(session: &mut Session, id: SubscriptionId, pid: i32) -> Result<Vec<Blocker>> {
+///
+/// With Citus, statements wait on other servers too, for which Citus has a view.
+pub(super) fn look(
+    session: &mut Session,
+    id: SubscriptionId,
+    pid: i32,
+    with_citus: bool,
+) -> Result<Vec<Blocker>> {
+    let (waits, first, next) =
+        if with_citus { (CITUS_WAITS, CITUS_FIRST, CITUS_NEXT) } else { ("", "", "") };
+    let first = first.replace("$pid", &pid.to_string());
     let sql = format!(
-        "WITH RECURSIVE member AS MATERIALIZED ( \
+        "WITH RECURSIVE {waits} member AS MATERIALIZED ( \
            SELECT l.pid, l.objid FROM pg_catalog.pg_locks l \
            WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 \
              AND l.classid::pg_catalog.int8 = {SESSION_LOCK} \
@@ -53,7 +76,8 @@ pub(super) fn look(session: &mut Session, id: SubscriptionId, pid: i32) -> Resul
              AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d \
                                WHERE d.datname = pg_catalog.current_database()) \
          ), wait (waiting, pid) AS ( \
-           SELECT {pid}, b.pid FROM pg_catalog.unnest(pg_catalog.pg_blocking_pids({pid})) b (pid) \
+           (SELECT {pid}, b.pid \
+            FROM pg_catalog.unnest(pg_catalog.pg_blocking_pids({pid})) b (pid){first}) \
            UNION \
            SELECT w.pid, n.pid FROM wait w CROSS JOIN LATERAL ( \
              SELECT b.pid \
@@ -62,7 +86,7 @@ pub(super) fn look(session: &mut Session, id: SubscriptionId, pid: i32) -> Resul
              SELECT o.pid FROM member m \
              JOIN member o ON o.objid = m.objid AND o.pid <> m.pid \
              LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = m.pid \
-             WHERE m.pid = w.pid AND a.state IS DISTINCT FROM 'active' \
+             WHERE m.pid = w.pid AND a.state IS DISTINCT FROM 'active'{next} \
            ) n WHERE w.pid <> 0 \
          ) \
          SELECT w.waiting, w.pid, a.usename, a.application_name, a.state, a.query_start, \

@@ -84,6 +84,7 @@ impl Blockers {
         id: SubscriptionId,
         subscription: &str,
         watched: Vec<Watched>,
+        citus: bool,
     ) -> Result<Self> {
         let (requests, inbox) = unbounded();
         let (sender, events) = unbounded();
@@ -95,6 +96,7 @@ impl Blockers {
         let mut monitor = Monitor {
             session,
             id,
+            citus,
             log: log(),
             watched,
             waits: waits.clone(),
@@ -131,6 +133,8 @@ impl Blockers {
 struct Monitor {
     session: Session,
     id: SubscriptionId,
+    /// Whether the database has Citus.
+    citus: bool,
     log: WaitLog,
     watched: Vec<(Watched, WaitLog)>,
     waits: Stopwatch,
@@ -165,7 +169,7 @@ impl Monitor {
         let (mut waits, mut found) = (false, Vec::new());
         for (one, log) in &mut self.watched {
             let seen = if one.pulse.is_stale() {
-                look(&mut self.session, self.id, one.pid)?
+                look(&mut self.session, self.id, one.pid, self.citus)?
             } else {
                 Vec::new()
             };
@@ -193,7 +197,7 @@ impl Monitor {
         let Some((pid, oldest)) = groups.first().copied() else {
             return Ok(Detection { oldest: GroupSeq::NONE, waits: false, victims: Vec::new() });
         };
-        let seen = look(&mut self.session, self.id, pid)?;
+        let seen = look(&mut self.session, self.id, pid, self.citus)?;
         let waits: Vec<_> = seen.iter().map(|b| (b.waiting, b.pid)).collect();
         let blocking = engine::blockers::blocking(&waits, groups);
         if blocking.victims.is_empty() {

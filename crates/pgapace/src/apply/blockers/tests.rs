@@ -68,7 +68,7 @@ impl Bed {
         let info = ConnInfo::parse_with_env(&cluster.conninfo(name), &|_| None, None).unwrap();
         let subscriber = Subscriber::new(info, "bed");
         let session = subscriber.connect(Purpose::Monitor).unwrap();
-        let monitor = Blockers::spawn(session, OURS, "bed", Vec::new()).unwrap();
+        let monitor = Blockers::spawn(session, OURS, "bed", Vec::new(), false).unwrap();
         Self { subscriber, monitor, groups: Vec::new() }
     }
 
@@ -196,7 +196,7 @@ fn others_are_waited_for_and_left_alone() {
         bed.expect(true, &[]);
         let seen = {
             let mut look = bed.subscriber.connect(Purpose::Monitor).unwrap();
-            super::detection::look(&mut look, OURS, busy.pid).unwrap()
+            super::detection::look(&mut look, OURS, busy.pid, false).unwrap()
         };
         assert_eq!(seen.iter().map(|b| b.pid).collect::<Vec<_>>(), [engine::blockers::PREPARED]);
         user.simple("ROLLBACK PREPARED 'stays'").unwrap();

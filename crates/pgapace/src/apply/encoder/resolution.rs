@@ -45,6 +45,9 @@ impl Encoder {
         expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
         queue_control(session, "begin", Expected::Control, expected)?;
+        if self.identity.citus {
+            queue_control(session, "replica_role", Expected::Control, expected)?;
+        }
         if self.savepoints && work.part.end_lsn.is_none() {
             queue_control(session, "savepoint", Expected::Control, expected)?;
         }

@@ -9,6 +9,7 @@ use super::{
     not_a_table, parse_name_array,
 };
 use crate::error::{Failure, Result};
+use crate::subscriber::citus::{self, FoundPlacement, Placement, Placements};
 use crate::subscriber::constraints::{self, Constraints};
 use crate::subscriber::elsewhere;
 use crate::subscriber::state::name_array;
@@ -86,20 +87,24 @@ impl CatalogueReader {
         let [rows] = run(session)?;
         // A table that is refused here is not read further.
         let mut found: Vec<FoundTable> = names.iter().map(|_| Ok(None)).collect();
+        let with_citus = rows.iter().any(|row| row.get(13) == Some(elsewhere::CITUS));
+        let placements =
+            if with_citus { citus::placements(session)? } else { Placements::default() };
         let mut roots = Vec::new();
         for row in rows.iter() {
             let place = position(&row, 14)?;
             let (schema, name) = &names[place];
-            match check(&row, schema, name)? {
-                Ok(()) => roots.push((place, row)),
+            match check(&row, schema, name, placements.get(&names[place]))? {
+                Ok(placement) => roots.push((place, row, placement)),
                 Err(refused) => found[place] = Err(refused),
             }
         }
         if roots.is_empty() {
             return Ok(found);
         }
-        let oids = roots.iter().map(|(_, row)| field(row, 0)).collect::<Result<Vec<u32>>>()?;
-        let mut trees = roots.iter().map(|(_, row)| field(row, 7)).collect::<Result<Vec<u32>>>()?;
+        let oids = roots.iter().map(|(_, row, _)| field(row, 0)).collect::<Result<Vec<u32>>>()?;
+        let mut trees =
+            roots.iter().map(|(_, row, _)| field(row, 7)).collect::<Result<Vec<u32>>>()?;
         trees.sort_unstable();
         trees.dedup();
         let (oids, tree_array) = (oid_array(&oids), oid_array(&trees));
@@ -118,8 +123,11 @@ impl CatalogueReader {
             .map(|(tree, rows)| Ok((tree, Constraints::read(rows)?)))
             .collect::<Result<_>>()?;
         let mut without_key = Vec::new();
-        for ((place, row), (columns, keys)) in roots.iter().zip(columns.iter().zip(&keys)) {
-            let table = table(row, &names[*place], columns, &types, keys)?;
+        for ((place, row, placement), (columns, keys)) in
+            roots.iter().zip(columns.iter().zip(&keys))
+        {
+            let mut table = table(row, &names[*place], columns, &types, keys)?;
+            table.placement = placement.clone();
             let constraints = constraints
                 .get(&table.root)
                 .cloned()
@@ -202,14 +210,19 @@ fn by_place(rows: &Rows, column: usize, count: usize) -> Result<Vec<Vec<Row<'_>>
 }
 
 /// Whether changes can be applied to the relation of this row of [`TABLES_SQL`].
-fn check(row: &Row<'_>, schema: &str, name: &str) -> Result<std::result::Result<(), Failure>> {
+fn check(
+    row: &Row<'_>,
+    schema: &str,
+    name: &str,
+    by_citus: Option<&FoundPlacement>,
+) -> Result<std::result::Result<Placement, Failure>> {
     let kind: String = field(row, 1)?;
     if kind != "p" && kind != "r" {
         return Ok(Err(not_a_table(schema, name, &kind)));
     }
     Ok(match row.get(13) {
-        Some(found) => Err(elsewhere::refused(schema, name, found)),
-        None => Ok(()),
+        Some(found) => elsewhere::placement(schema, name, found, by_citus),
+        None => Ok(Placement::Plain),
     })
 }
 
@@ -231,6 +244,7 @@ fn table(
         schema: schema.clone(),
         name: name.clone(),
         partitioned: row.get(1) == Some("p"),
+        placement: Placement::Plain,
         row_security: boolean(row, 3)?,
         hooks: Hooks {
             may_swallow_rows: boolean(row, 4)?,

@@ -609,7 +609,8 @@ pub(crate) fn upgrade(session: &mut Session, current: usize) -> Result<()> {
             failure
         }
     };
-    // All statements go in two messages, because each round trip to a remote server takes time.
+    // All statements go in two messages, because each round trip to a remote server takes time. Citus would
+    // create the tables on its workers too, and warn of the views.
     //
     // `to_regclass` is not used: after a wait for the lock, it may still answer from this session's
     // catalogue cache that the schema does not exist. A query on pg_class sees committed changes.
@@ -617,6 +618,8 @@ pub(crate) fn upgrade(session: &mut Session, current: usize) -> Result<()> {
         .simple(
             "BEGIN; \
              SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('pgapace.schema')); \
+             SELECT pg_catalog.set_config('citus.enable_ddl_propagation', 'off', true) \
+             WHERE pg_catalog.current_setting('citus.version', true) IS NOT NULL; \
              SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_class c \
                WHERE c.relnamespace = n.oid AND c.relname = 'schema_version') \
              FROM pg_catalog.pg_namespace n WHERE n.nspname = 'pgapace'",

@@ -100,6 +100,8 @@ pub(crate) struct UpdatePlan {
 pub(crate) enum PlanError {
     /// The subscriber has no key that finds rows of this table.
     NoSearch { reason: String, hint: String },
+    /// Whether the value by which Citus distributes rows has changed is not known.
+    UnknownPlacement { column: String },
     /// A search value was not sent.
     UnchangedSearchValue { column: String },
     /// An unchanged TOAST value was not sent, and the subscriber has no row to take it from.
@@ -114,6 +116,10 @@ impl std::fmt::Display for PlanError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NoSearch { reason, .. } => f.write_str(reason),
+            Self::UnknownPlacement { column } => write!(
+                f,
+                "Citus distributes the rows by column {column:?}, which is not part of the publisher's replica identity"
+            ),
             Self::UnchangedSearchValue { column } => {
                 write!(f, "the publisher did not send key column {column:?}")
             }
@@ -197,7 +203,17 @@ pub(crate) fn plan_update(
             None => in_identity && !full,
             Some(old) => in_identity && old[index] == *value,
         };
-        if map.is_identity_always(index) {
+        if map.is_distribution_column(index) {
+            match (known_unchanged, in_identity) {
+                (true, _) => continue,
+                (false, true) => replace = true,
+                (false, false) => {
+                    return Err(PlanError::UnknownPlacement {
+                        column: map.remote.columns[index].name.clone(),
+                    });
+                }
+            }
+        } else if map.is_identity_always(index) {
             match (known_unchanged, in_identity && old.is_some()) {
                 (true, _) => continue,
                 (false, true) => replace = true,
@@ -242,7 +258,10 @@ pub(crate) fn plan_insert_as_update(
     let in_search = |index: usize| map.search_columns().iter().any(|c| c.remote == index);
     let mut replace = false;
     for index in 0..new.len() {
-        if map.is_identity_always(index) {
+        if map.is_distribution_column(index) {
+            // It is part of the key, by which the row was found.
+            debug_assert!(in_search(index));
+        } else if map.is_identity_always(index) {
             replace |= !in_search(index);
         } else {
             plan.set.insert(index);
@@ -339,6 +358,8 @@ struct Condition {
     /// The additional condition for a row that is identical to the searched row; `None` if every
     /// equal row is identical.
     identical: Option<String>,
+    /// Finds the row by its address in `found`.
+    address: String,
 }
 
 struct Builder<'a> {
@@ -461,7 +482,8 @@ impl Builder<'_> {
             Search::WholeRow(_) => (
                 self.found_row(&condition),
                 format!(
-                    "SELECT subscriber.xmin FROM {table} AS subscriber, found WHERE {BY_ADDRESS}"
+                    "SELECT subscriber.xmin FROM {table} AS subscriber, found WHERE {}",
+                    condition.address
                 ),
             ),
             _ => {
@@ -485,7 +507,7 @@ impl Builder<'_> {
         let condition = self.condition(identity, set);
         match self.map.search {
             Search::WholeRow(_) => {
-                (self.found_row(&condition), " FROM found", format!(" WHERE {BY_ADDRESS}"))
+                (self.found_row(&condition), " FROM found", format!(" WHERE {}", condition.address))
             }
             _ => (String::new(), "", format!(" WHERE {}", condition.equal)),
         }
@@ -497,7 +519,7 @@ impl Builder<'_> {
     /// ctid. The native apply worker also takes one of several equal rows. A row that is identical
     /// to the searched one is preferred; an equal one is searched only if there is none.
     fn found_row(&self, condition: &Condition) -> String {
-        let Condition { equal, identical } = condition;
+        let Condition { equal, identical, .. } = condition;
         let first = |also: &str| {
             format!(
                 "AS MATERIALIZED (SELECT tableoid AS relation, ctid AS address FROM {} \
@@ -520,6 +542,7 @@ impl Builder<'_> {
         let map = self.map;
         let mut conditions = Vec::new();
         let mut identical = Identical::default();
+        let mut address = BY_ADDRESS.to_owned();
         for column in map.search_columns() {
             if self.nulls.contains(column.remote) {
                 // Unlike IS NULL, this is false for a composite value whose fields are all NULL.
@@ -532,6 +555,13 @@ impl Builder<'_> {
             let comparand = search::comparand(map, column, &value);
             conditions.push(search::equal(map, column, "", &comparand));
             identical.add(map, column, "", &comparand);
+            if map.is_distribution_column(column.remote) {
+                // A ctid is unique only within a shard, and each has its own tableoid.
+                let same_shard = search::equal(map, column, "subscriber.", &comparand);
+                address = format!(
+                    "subscriber.ctid OPERATOR(pg_catalog.=) found.address AND {same_shard}"
+                );
+            }
         }
         if let Some(operator) = identity {
             let always = (0..map.columns.len())
@@ -548,6 +578,6 @@ impl Builder<'_> {
         }
         let equal =
             if conditions.is_empty() { "true".to_owned() } else { conditions.join(" AND ") };
-        Condition { equal, identical: identical.condition() }
+        Condition { equal, identical: identical.condition(), address }
     }
 }

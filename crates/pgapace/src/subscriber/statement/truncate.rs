@@ -9,17 +9,51 @@
 //! deletes the rows instead. In a session with `session_replication_role = replica`, no foreign key
 //! trigger fires, so no other table changes. If a user has enabled such a trigger ALWAYS, it would
 //! fire; then the original error is raised.
+//!
+//! Citus follows TRUNCATE of its tables with a trigger that only the origin role fires. So these tables are truncated by a
+//! statement of their own, between two that set the role.
 
 use std::sync::Arc;
 
 use pgoutput::Truncate;
 use wire::quote_literal;
 
+use crate::subscriber::citus;
 use crate::subscriber::mapping::TableMap;
+
+/// One of the statements that apply a TRUNCATE.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Statement {
+    Truncate(String),
+    /// Sets the role of the transaction.
+    Role(&'static str),
+}
+
+/// Returns the statements for these tables, of so many that the publisher's TRUNCATE listed.
+pub(crate) fn statements(
+    tables: &[&Arc<TableMap>],
+    truncate: &Truncate<'_>,
+    listed: usize,
+) -> Vec<Statement> {
+    let (plain, placed): (Vec<_>, Vec<_>) =
+        tables.iter().copied().partition(|map| map.table.placement.is_plain());
+    let mut statements = Vec::new();
+    if !plain.is_empty() {
+        statements.push(Statement::Truncate(sql(&plain, truncate, plain.len() == listed)));
+    }
+    if !placed.is_empty() {
+        statements.extend([
+            Statement::Role(citus::ORIGIN_ROLE),
+            Statement::Truncate(sql(&placed, truncate, true)),
+            Statement::Role(citus::REPLICA_ROLE),
+        ]);
+    }
+    statements
+}
 
 /// Returns the statement for these tables. `complete` means that the publisher's TRUNCATE listed no
 /// other tables.
-pub(crate) fn sql(tables: &[&Arc<TableMap>], truncate: &Truncate<'_>, complete: bool) -> String {
+fn sql(tables: &[&Arc<TableMap>], truncate: &Truncate<'_>, complete: bool) -> String {
     let names: Vec<_> = tables.iter().map(|map| map.table.sql_only()).collect();
     let oids: Vec<_> = tables.iter().map(|map| map.table.oid.to_string()).collect();
     let restart = if truncate.restart_identity { " RESTART IDENTITY" } else { "" };

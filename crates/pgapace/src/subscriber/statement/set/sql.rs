@@ -11,6 +11,7 @@
 use wire::quote_ident;
 
 use crate::subscriber::catalogue::{Column, Equality};
+use crate::subscriber::citus::Placement;
 use crate::subscriber::mapping::{SearchColumn, TableMap};
 use crate::subscriber::oid::{INT4_ARRAY, TEXT_ARRAY};
 use crate::subscriber::statement::cache::Shape;
@@ -71,11 +72,13 @@ pub(crate) const PLANNER_FREE: &str = "SELECT \
     pg_catalog.set_config('enable_hashjoin', 'on', true), \
     pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true)";
 
-/// Restores the settings that every session has.
+/// Restores the settings that every session has; where Citus is loaded, plans are custom plans.
 pub(crate) const PLANNER_BOUND: &str = "SELECT \
     pg_catalog.set_config('enable_seqscan', 'off', true), \
     pg_catalog.set_config('enable_hashjoin', 'off', true), \
-    pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true)";
+    pg_catalog.set_config('plan_cache_mode', CASE \
+      WHEN pg_catalog.current_setting('citus.version', true) IS NULL THEN 'force_generic_plan' \
+      ELSE 'force_custom_plan' END, true)";
 
 /// Returns the statement of a shape.
 pub(crate) fn statement(map: &TableMap, operation: SetOperation, shape: &Shape<'_>) -> Statement {
@@ -243,8 +246,13 @@ impl Builder<'_> {
     fn probe(&mut self) -> String {
         let mut arrays = Arrays::default();
         let condition = self.keys(&mut arrays);
+        // Citus locks rows only in statements that need one shard.
+        let lock = match self.map.table.placement {
+            Placement::Distributed { .. } => "",
+            _ => " FOR NO KEY UPDATE OF subscriber",
+        };
         format!(
-            "SELECT 1 FROM {}, {} AS subscriber WHERE {condition} FOR NO KEY UPDATE OF subscriber",
+            "SELECT 1 FROM {}, {} AS subscriber WHERE {condition}{lock}",
             arrays.unnested(None),
             self.map.table.sql_only()
         )

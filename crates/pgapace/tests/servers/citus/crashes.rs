@@ -1,0 +1,115 @@
+//! Crashes of coordinator, workers and pgapace under load: a commit on the workers and the progress on the
+//! coordinator are one.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use testbed::{Cluster, Pair, Result, wait_until};
+
+use super::{CitusCluster, DB, binaries};
+use crate::faults::site::{Load, Site, long};
+
+const RATE: f64 = 60.0;
+
+/// The tables of the load, as Citus distributes them.
+const DISTRIBUTE: [&str; 8] = [
+    "SELECT create_reference_table('ledger_header')",
+    "SELECT create_distributed_table('ledger_account', 'id', shard_count := 4)",
+    "SELECT create_distributed_table('ledger_entry_1', 'txn', shard_count := 4)",
+    "SELECT create_distributed_table('ledger_entry_2', 'txn', shard_count := 4)",
+    "SELECT create_distributed_table('pgbench_accounts', 'aid', shard_count := 4)",
+    "SELECT create_distributed_table('pgbench_history', 'aid', shard_count := 4)",
+    "SELECT create_reference_table('pgbench_branches')",
+    "SELECT citus_add_local_table_to_metadata('pgbench_tellers')",
+];
+
+#[test]
+fn kills_of_coordinator_workers_and_pgapace_lose_and_double_nothing() -> Result<()> {
+    let Some(binaries) = binaries("crashes of a Citus cluster")? else { return Ok(()) };
+    let settings = [("citus.recover_2pc_interval", "1s"), ("fsync", "on")];
+    let CitusCluster { coordinator, mut workers } = CitusCluster::start(&binaries, &settings)?;
+    let publisher = Pair::start(18, 18)?.publisher;
+    let mut site = Site::of(Pair { publisher, subscriber: coordinator })?;
+    site.load_tables()?;
+    for statement in DISTRIBUTE {
+        site.subscriber.sql(DB, statement)?;
+    }
+    let load = Load::start(&site.publisher, RATE)?;
+    let program = site.program().args(["--workers", "4"]);
+    let mut run = site.spawn_streaming(&program)?;
+    let mut random = fastrand::Rng::with_seed(23);
+    for round in 0..if long() { 50 } else { 6 } {
+        sleep(Duration::from_millis(random.u64(200..1200)));
+        match round % 3 {
+            0 => restart(&mut site.subscriber)?,
+            1 => restart(&mut workers[random.usize(0..2)])?,
+            _ => {
+                run.kill9()?;
+                run = site.spawn(&program)?;
+            }
+        }
+    }
+    let written = load.stop()?;
+    assert!(written > 50, "{written} transactions");
+    site.catch_up(&mut run)?;
+    // Citus ends the transactions that a crash left prepared.
+    wait_until(Duration::from_secs(60), "the recovery of Citus", || {
+        let prepared =
+            |worker: &Cluster| worker.query_one_text(DB, "SELECT count(*) FROM pg_prepared_xacts");
+        Ok(prepared(&workers[0])? == "0" && prepared(&workers[1])? == "0")
+    })?;
+    site.expect_equal_load()
+}
+
+/// The worker of a transaction that writes there alone is about to commit when the coordinator crashes: the row
+/// may not stay there without its progress.
+#[test]
+fn a_commit_on_one_worker_is_nothing_without_the_progress() -> Result<()> {
+    let Some(binaries) = binaries("a crash between two commits of Citus")? else { return Ok(()) };
+    let settings = [("citus.recover_2pc_interval", "1s"), ("fsync", "on")];
+    let CitusCluster { coordinator, workers } = CitusCluster::start(&binaries, &settings)?;
+    let publisher = Pair::start(18, 18)?.publisher;
+    let mut site = Site::of(Pair { publisher, subscriber: coordinator })?;
+    site.tables("CREATE TABLE log (id int NOT NULL, v text)")?;
+    let distribute = "SELECT create_distributed_table('log', 'id', shard_count := 4)";
+    site.subscriber.sql(DB, distribute)?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    for worker in &workers {
+        worker.sql(DB, &format!("{BY_HAND}; {SLOW_COMMITS}"))?;
+    }
+    site.publisher.sql(DB, "INSERT INTO log VALUES (1, 'once')")?;
+    wait_until(Duration::from_secs(60), "a worker to sleep at its commit", || {
+        let sleeps = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+        let sleeping = |worker: &Cluster| worker.query_one_text(DB, sleeps);
+        Ok(sleeping(&workers[0])? != "0" || sleeping(&workers[1])? != "0")
+    })?;
+    restart(&mut site.subscriber)?;
+    for worker in &workers {
+        worker.sql(DB, &format!("{BY_HAND}; DROP FUNCTION sleep_at_commit CASCADE"))?;
+    }
+    site.publisher.sql(DB, "INSERT INTO log VALUES (2, 'after')")?;
+    site.catch_up(&mut run)?;
+    let rows = "SELECT string_agg(id || v, ',' ORDER BY id) FROM log";
+    assert_eq!(site.subscriber.query_one_text(DB, rows)?, "1once,2after");
+    Ok(())
+}
+
+/// Lets a session see and change shards of a worker.
+const BY_HAND: &str = "SET citus.enable_ddl_propagation TO off; SET citus.enable_manual_changes_to_shards TO on; \
+     SET citus.override_table_visibility TO off";
+
+/// Gives all shards of a worker a trigger that sleeps at COMMIT, or at PREPARE TRANSACTION.
+const SLOW_COMMITS: &str = "\
+    CREATE FUNCTION sleep_at_commit() RETURNS trigger LANGUAGE plpgsql AS \
+      'BEGIN PERFORM pg_sleep(3); RETURN NULL; END'; \
+    DO 'DECLARE shard regclass; BEGIN \
+      FOR shard IN SELECT oid FROM pg_class WHERE relname ~ ''^log_[0-9]+$'' AND relkind = ''r'' LOOP \
+        EXECUTE format(''CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON %s DEFERRABLE INITIALLY DEFERRED \
+          FOR EACH ROW EXECUTE FUNCTION sleep_at_commit()'', shard); \
+        EXECUTE format(''ALTER TABLE %s ENABLE ALWAYS TRIGGER slow'', shard); \
+      END LOOP; END'";
+
+fn restart(server: &mut Cluster) -> Result<()> {
+    server.kill9()?;
+    server.start()
+}
