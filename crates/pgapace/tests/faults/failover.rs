@@ -8,7 +8,7 @@ use testbed::compare::TableName;
 use testbed::program::Process;
 use testbed::{Cluster, Error, Program, Result, Stop, servers, wait_until};
 
-use super::site::{DB, NAME, PATIENCE, Site, expect_exit, wait_while_running};
+use super::site::{DB, NAME, PATIENCE, Site, expect_exit, pgapace, wait_while_running};
 
 /// Creates a running standby from the files of the publisher, which is stopped meanwhile.
 fn standby(site: &mut Site, settings: &str) -> Result<Cluster> {
@@ -95,6 +95,14 @@ fn a_promoted_standby_that_lacks_applied_transactions_is_refused() -> Result<()>
     site.catch_up(&mut run)?;
     run.terminate()?;
     expect_exit(&mut run, 0, &[])?;
+    // A verification needs an LSN, which only a slot on a primary has.
+    let refused = pgapace("verify")
+        .args(["--publisher", &standby.conninfo(DB), "--subscriber", &site.subscriber.conninfo(DB)])
+        .args(["--publication", "pub", "--name", NAME])
+        .output()?;
+    let log = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(4), "{log}");
+    assert!(log.contains("the publisher is a standby"), "{log}");
     promote(&standby)?;
     let create = format!("SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput')");
     standby.sql(DB, &create)?;

@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use testbed::{Pair, Result, wait_until};
 
-use crate::faults::site::{DB, Load, NAME, PATIENCE, Site, long, pgapace};
+use crate::faults::site::{DB, Load, NAME, PATIENCE, Site, long, pgapace, wait_for_event};
 use crate::support::on_versions;
+
+/// A rebase of all tables on a machine that is busy otherwise.
+const REBASE_PATIENCE: Duration = Duration::from_secs(600);
 
 fn a_lost_slot(publisher: u16, subscriber: u16) -> Result<()> {
     let site = Site::of(Pair::start(publisher, subscriber)?)?;
@@ -44,16 +47,17 @@ fn a_lost_slot(publisher: u16, subscriber: u16) -> Result<()> {
         }
         if round % 2 == 0 {
             let mut process = site.spawn(&rebase)?;
-            let status = process.wait(PATIENCE)?;
+            let status = process.wait(REBASE_PATIENCE)?;
             assert!(status.success(), "{}", process.log());
         }
         // An interrupted rebase goes on with run, too. One that was killed before it began changed nothing.
         let rebasing = "SELECT phase = 'streaming' FROM pgapace.subscription";
         if site.subscriber.query_one_text(DB, rebasing)? == "t" && round % 2 == 1 {
             let mut process = site.spawn(&rebase)?;
-            assert!(process.wait(PATIENCE)?.success(), "{}", process.log());
+            assert!(process.wait(REBASE_PATIENCE)?.success(), "{}", process.log());
         }
-        run = site.spawn_streaming(&site.program())?;
+        run = site.spawn(&site.program())?;
+        wait_for_event(&mut run, "streaming", REBASE_PATIENCE)?;
     }
     load.stop()?;
     site.catch_up(&mut run)?;

@@ -6,6 +6,7 @@ use testbed::cluster::Stop;
 use testbed::program::Process;
 use testbed::{Pair, Result, wait_until};
 
+use super::BOTH_WAYS;
 use crate::faults::site::{DB, PATIENCE as LONG_PATIENCE, Site, wait_for_event};
 use crate::see::http::{free_port, get};
 use crate::support::{Case, PATIENCE, must, on_versions};
@@ -36,7 +37,7 @@ fn all_are(tables: u32, result: &str) -> String {
 /// Equal tables, differences, repair beside it, and tables that come, go and change.
 #[test]
 fn what_differs_is_found_and_shown() {
-    on_versions(&[(15, 18), (18, 15)], |mut case| {
+    on_versions(&BOTH_WAYS, |mut case| {
         case.both(
             "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE n (a int, v text); CREATE TABLE gone (id int PRIMARY KEY)",
         );

@@ -1,7 +1,7 @@
 //! Bad input gets one clear message before anything is compared.
 
-use super::{VERSIONS, refused};
-use crate::support::{Case, on_versions};
+use super::{BOTH_WAYS, refused};
+use crate::support::{Case, must, on_versions};
 
 fn replicated(case: &Case) {
     case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
@@ -33,7 +33,7 @@ fn names_and_options() {
 
 #[test]
 fn tables_that_cannot_be_compared() {
-    on_versions(&VERSIONS, |case| {
+    on_versions(&BOTH_WAYS, |case| {
         case.both(
             "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE odd (id int PRIMARY KEY, v text); CREATE TABLE alone (v point)",
         );
@@ -61,15 +61,34 @@ fn tables_that_cannot_be_compared() {
     });
 }
 
+/// A part of the changes, and a transaction that keeps a slot from being made.
 #[test]
-fn publications_that_publish_a_part() {
-    on_versions(&[(15, 15)], |case| {
+fn what_the_publisher_does_not_allow() {
+    on_versions(&[(18, 15)], |case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY, v text)");
         case.publish("FOR TABLE t WITH (publish = 'insert, update')");
         case.run_until_current();
         let named =
             ["publication pub does not publish delete of table public.t", "ALTER PUBLICATION"];
         refused(&case, 6, &[], &named);
+        case.publisher.sql("ALTER PUBLICATION pub SET (publish = 'insert, update, delete')");
+        case.tool
+            .finish("run", &["--until", "current", "--on-missed-changes", "ignore"])
+            .expect(0, &[]);
+        let mut writer = case.publisher.connect();
+        must(writer.batch_execute(
+            "SET application_name = 'long one'; BEGIN; INSERT INTO t VALUES (1, 'open')",
+        ));
+        let pid: i32 = must(writer.query_one("SELECT pg_backend_pid()", &[])).get(0);
+        let process = format!("of process {pid} (user ");
+        let named = [
+            "a new slot on the publisher waits for transaction",
+            &process,
+            "application long one, since 20",
+        ];
+        refused(&case, 8, &["--barrier-timeout", "1"], &named);
+        must(writer.batch_execute("COMMIT"));
+        refused(&case, 0, &["--on-missed-changes", "ignore"], &[]);
     });
 }
 

@@ -1,6 +1,6 @@
 //! Tables that replication has made equal, whatever their types and shapes.
 
-use super::{VERSIONS, expect_equal};
+use super::{BOTH_WAYS, expect_equal};
 use crate::support::{Case, on_versions};
 
 /// A table with many types that both servers have alike.
@@ -28,7 +28,7 @@ INSERT INTO types (id, f8, n, d, tz, t, p) VALUES (-1, 'NaN', 'NaN', 'infinity',
 #[test]
 fn types_that_both_servers_have() {
     let with_oldest = [(14, 18), (18, 14)];
-    on_versions(&[&VERSIONS[..], &with_oldest].concat(), |case| {
+    on_versions(&[&BOTH_WAYS[..], &with_oldest].concat(), |case| {
         case.both(TYPES);
         case.publisher.sql(VALUES);
         // The defaults of a role and database must not matter.
@@ -49,7 +49,7 @@ fn types_that_both_servers_have() {
 /// The publisher converts to the subscriber's types, as replication does.
 #[test]
 fn types_that_differ() {
-    on_versions(&VERSIONS, |case| {
+    on_versions(&BOTH_WAYS, |case| {
         case.publisher.sql(
             "CREATE TYPE mood AS ENUM ('sad', 'ok'); \
              CREATE TABLE t (id int PRIMARY KEY, a int, b numeric, c text, d varchar(30), e mood, f text, g timestamptz, h char(5), \
@@ -76,7 +76,7 @@ fn types_that_differ() {
 /// inheritance, partitions.
 #[test]
 fn what_is_published() {
-    on_versions(&VERSIONS, |mut case| {
+    on_versions(&BOTH_WAYS, |mut case| {
         case.publisher.sql(
             "CREATE TABLE f (id int PRIMARY KEY, v text, secret text, g int GENERATED ALWAYS AS (id * 2) STORED); \
              INSERT INTO f SELECT i, md5(i::text), 'secret' FROM generate_series(1, 1000) i; \
@@ -135,7 +135,7 @@ fn what_is_published() {
 /// Text in other collations, and keys that no order can be relied on.
 #[test]
 fn collations_and_keys_of_any_kind() {
-    on_versions(&VERSIONS, |case| {
+    on_versions(&BOTH_WAYS, |case| {
         case.publisher.sql(
             "CREATE TABLE icu (k text COLLATE \"C\" PRIMARY KEY, v text); CREATE TABLE odd (k text PRIMARY KEY, v text); \
              CREATE TABLE mixed (a text, b float8, c char(5), PRIMARY KEY (a, b, c)); CREATE TABLE none (a int, b text); \

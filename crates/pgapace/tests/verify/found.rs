@@ -1,6 +1,6 @@
 //! Each difference is found with its key.
 
-use super::{VERSIONS, differences, verify};
+use super::{BOTH_WAYS, VERSIONS, differences, verify};
 use crate::support::on_versions;
 
 /// Changes, removes and adds one row each, in tables of all shapes.
@@ -92,7 +92,7 @@ fn one_changed_one_missing_one_extra() {
 /// Rows whose texts would be equal without lengths, or without the places of NULLs.
 #[test]
 fn texts_that_are_alike() {
-    on_versions(&VERSIONS, |case| {
+    on_versions(&BOTH_WAYS, |case| {
         let columns = "a text, b varchar(20), c char(3), d text[]";
         case.both(&format!(
             "CREATE TABLE t (id int PRIMARY KEY, {columns}); CREATE TABLE n ({columns}); CREATE TABLE one (a text)"
@@ -141,7 +141,7 @@ fn texts_that_are_alike() {
 /// `--where` and `--sample` choose the same rows on both sides.
 #[test]
 fn a_part_of_the_rows() {
-    on_versions(&VERSIONS, |case| {
+    on_versions(&BOTH_WAYS, |case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE n (id int, v text)");
         case.publisher.sql(
             "INSERT INTO t SELECT i, md5(i::text) FROM generate_series(1, 50000) i; INSERT INTO n SELECT * FROM t",
@@ -183,7 +183,7 @@ fn many_differences() {
 /// Odd names, many columns, empty tables, and types of extensions.
 #[test]
 fn odd_tables() {
-    on_versions(&VERSIONS, |case| {
+    on_versions(&BOTH_WAYS, |case| {
         let many: Vec<_> = (0..300).map(|number| format!("c{number} int")).collect();
         case.both(&format!(
             "CREATE SCHEMA \"odd.Schema\"; \

@@ -16,6 +16,9 @@ use crate::verbs::json;
 /// The versions that differ most, alone and combined in both directions.
 const VERSIONS: [(u16, u16); 4] = [(15, 15), (18, 18), (15, 18), (18, 15)];
 
+/// Every version on either side.
+const BOTH_WAYS: [(u16, u16); 2] = [(15, 18), (18, 15)];
+
 /// Runs `verify --json`, and returns the result for the only subscription.
 #[track_caller]
 fn verify(case: &Case, code: i32, args: &[&str]) -> Value {
