@@ -169,8 +169,10 @@ impl Keeping {
             if !request.holds {
                 self.order(KeeperOrder::Release);
             }
-            row::ready(control, request.id, snapshot.lsn, snapshot.name(), &exported)?;
-            let ended = self.wait_for_import(control, request);
+            let (lsn, name) = (snapshot.lsn, snapshot.name());
+            // A session that is lost meanwhile may have told the verb.
+            let ended = row::ready(control, request.id, lsn, name, &exported)
+                .and_then(|()| self.wait_for_import(control, request));
             self.end(control, request.id)?;
             self.order(KeeperOrder::Release);
             ended?;

@@ -1,8 +1,11 @@
 //! Verification beside a running process and its load.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
 
 use testbed::postgres::Client;
+use testbed::program::Process;
 use testbed::wait_until;
 
 use super::{BOTH_WAYS, expect_equal, verify};
@@ -41,6 +44,16 @@ fn load(client: &mut Client, ended: &AtomicBool) -> u32 {
     rounds
 }
 
+/// The process stands still at any moment of a barrier, while the servers go on.
+fn pause_now_and_then(process: &mut Process, ended: &AtomicBool) {
+    while !ended.load(Ordering::Acquire) {
+        must(process.freeze());
+        sleep(Duration::from_millis(150));
+        must(process.thaw());
+        sleep(Duration::from_millis(400));
+    }
+}
+
 #[test]
 fn no_false_difference_while_changes_are_applied() {
     on_versions(&BOTH_WAYS, |case| {
@@ -60,6 +73,7 @@ fn no_false_difference_while_changes_are_applied() {
         let mut client = case.publisher.connect();
         let rounds = std::thread::scope(|scope| {
             let load = scope.spawn(|| load(&mut client, &ended));
+            let pauses = scope.spawn(|| pause_now_and_then(&mut process, &ended));
             let ends = EndsLoad(&ended);
             for round in 0..4 {
                 // Slowly, so that much is applied meanwhile, and under several pairs of snapshots.
@@ -71,6 +85,7 @@ fn no_false_difference_while_changes_are_applied() {
                 expect_equal(&case, &TABLES, slow);
             }
             drop(ends);
+            must(pauses.join().map_err(|_| "the process was not paused"));
             load.join().unwrap_or_default()
         });
         assert!(rounds > 20, "{rounds}");
@@ -94,7 +109,9 @@ fn only_one_at_a_time() {
         let mut first =
             must(case.tool.program("verify").args(slow).spawn_logged(case.log_file("first")));
         let begun = wait_until(PATIENCE, "the first to begin", || {
-            let known = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = \
+            // Other databases of the server have verifications of their own.
+            let known = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = \
+                (SELECT oid FROM pg_database WHERE datname = current_database()) AND objid = \
                 (SELECT id FROM pgapace.subscription) AND classid = (hashtext('pgapace.verification')::bigint & 4294967295)";
             Ok(case.subscriber.value(known) == "1")
         });
