@@ -33,6 +33,7 @@
 //! 1. [`history`]: whether the publisher still has the history that the recorded progress belongs
 //!    to.
 //! 1. [`stream_start`]: where a run asks the publisher to begin.
+//! 1. [`heartbeat`]: whether the process that runs a subscription has stopped, as another one sees it.
 //! 1. [`sequence`]: the position to set for a sequence of the subscriber; the stream has no
 //!    sequences.
 #![forbid(unsafe_code)]
@@ -44,6 +45,7 @@ pub mod deferred;
 pub mod dispatch;
 pub mod forecast;
 pub mod group;
+pub mod heartbeat;
 pub mod history;
 pub mod intake;
 pub mod key;

@@ -4,6 +4,7 @@
 mod cgroup;
 pub(crate) mod declarations;
 pub(crate) mod given;
+pub(crate) mod liveness;
 pub(crate) mod setting;
 
 use std::path::Path;
@@ -296,7 +297,7 @@ fn entries(file: Option<&Path>, given: &Given) -> Result<Vec<Given>> {
 
 /// Reads a connection string as `--publisher` does.
 pub(crate) fn conninfo(text: &str) -> std::result::Result<ConnInfo, wire::ConnInfoError> {
-    ConnInfo::parse(text).and_then(with_liveness)
+    ConnInfo::parse(text).and_then(liveness::usual)
 }
 
 impl Value for ConnInfo {
@@ -308,24 +309,6 @@ impl Value for ConnInfo {
     fn check(_: &str, _: &Setting) -> std::result::Result<(), String> {
         Ok(())
     }
-}
-
-/// A peer that has vanished is noticed within a minute instead of hours, unless the connection string
-/// says otherwise. The last one is in milliseconds, as in libpq.
-const LIVENESS: [(&str, &str); 4] = [
-    ("keepalives_idle", "30"),
-    ("keepalives_interval", "10"),
-    ("keepalives_count", "3"),
-    ("tcp_user_timeout", "60000"),
-];
-
-fn with_liveness(mut info: ConnInfo) -> std::result::Result<ConnInfo, wire::ConnInfoError> {
-    for (key, value) in LIVENESS {
-        if info.get(key).is_none() {
-            info = info.with(key, value)?;
-        }
-    }
-    Ok(info)
 }
 
 /// Both become names of slots, so PostgreSQL's rule for those holds.

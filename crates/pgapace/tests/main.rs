@@ -14,6 +14,7 @@ mod repair;
 pub(crate) mod see;
 mod semantics;
 mod servers;
+mod standby;
 mod streaming;
 mod support;
 mod switchover;

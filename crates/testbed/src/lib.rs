@@ -15,6 +15,7 @@
 pub mod cluster;
 pub mod compare;
 mod error;
+pub mod network;
 mod pair;
 pub mod pooler;
 pub mod program;

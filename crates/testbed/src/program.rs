@@ -28,6 +28,7 @@ pub struct Program {
     env: Vec<(OsString, Option<OsString>)>,
     directory: Option<PathBuf>,
     own_session: bool,
+    namespace: Option<String>,
 }
 
 impl Program {
@@ -39,7 +40,14 @@ impl Program {
             env: Vec::new(),
             directory: None,
             own_session: false,
+            namespace: None,
         }
+    }
+
+    /// Runs it in this network namespace.
+    pub(crate) fn in_namespace(mut self, name: &str) -> Self {
+        self.namespace = Some(name.to_owned());
+        self
     }
 
     /// Adds one argument.
@@ -113,7 +121,13 @@ impl Program {
     }
 
     fn command(&self) -> Command {
-        let mut command = if self.own_session {
+        let mut command = if let Some(namespace) = &self.namespace {
+            // ip enters the namespace with its own process, and then becomes the program.
+            let mut command = Command::new("ip");
+            command.args(["netns", "exec", namespace]).arg(&self.path);
+            command.process_group(0);
+            command
+        } else if self.own_session {
             // setsid creates a session and process group for its own process, and then becomes the
             // program.
             let mut command = Command::new("setsid");

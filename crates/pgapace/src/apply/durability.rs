@@ -27,6 +27,7 @@ use crate::observe::history::Point;
 use crate::observe::ledger::Counts;
 use crate::subscriber::catalogue;
 use crate::subscriber::state::conflicts::{self, Conflict};
+use crate::subscriber::state::heartbeat::{self, OwnerStage};
 use crate::subscriber::state::prepared::PreparedHere;
 use crate::subscriber::state::progress;
 use crate::subscriber::state::statistics::{self, Delta};
@@ -65,6 +66,8 @@ pub(crate) enum DurabilityJob {
     Fingerprints(Vec<u32>),
     /// Look whether a verb has requested a barrier, or the subscription of this owner.
     LookForRequests(Owner),
+    /// Beat once for the leader.
+    Beat(Owner),
 }
 
 /// What is written about once per second.
@@ -103,6 +106,8 @@ pub(crate) enum FromDurability {
     Fingerprints(FxHashMap<u32, Option<String>>),
     /// What verbs have requested.
     Requests(Requests),
+    /// The leader's heartbeat is written, or nobody waits for it.
+    Beaten,
     Failed(Failure),
 }
 
@@ -188,6 +193,10 @@ fn run(
                 .map(|found| Some(FromDurability::Fingerprints(found))),
             DurabilityJob::LookForRequests(owner) => requests::find(&mut session, owner)
                 .map(|found| Some(FromDurability::Requests(found))),
+            DurabilityJob::Beat(owner) => {
+                heartbeat::beat(&mut session, owner, OwnerStage::Streaming)
+                    .map(|()| Some(FromDurability::Beaten))
+            }
         };
         pulse.rest();
         let (event, failed) = match done {

@@ -5,6 +5,7 @@
 
 mod barrier;
 mod ending;
+mod heartbeat;
 mod intake;
 mod statistics;
 mod streaming;
@@ -39,6 +40,7 @@ use crate::tablesync::table_state::Owner;
 
 use barrier::StreamBarrier;
 pub(crate) use engine::intake::Outcome;
+use heartbeat::Heartbeat;
 pub(crate) use surroundings::{Decoded, PrepareNames, Surroundings};
 pub(crate) use watched::Watched;
 
@@ -100,6 +102,7 @@ pub(crate) struct Leader<'a> {
     /// Verbs' requests are being read, or were read then.
     looking_for_requests: bool,
     looked_for_requests: Option<Instant>,
+    heartbeat: Heartbeat,
     /// When the user, or another process, asked for the end.
     stopping_since: Option<Instant>,
     /// Since when memory is full while streams are executed.
@@ -145,6 +148,7 @@ impl<'a> Leader<'a> {
             owner: parts.owner,
             looking_for_requests: false,
             looked_for_requests: None,
+            heartbeat: Heartbeat::new(parts.owner),
             stopping_since: None,
             full_since: None,
             last_idle: now,
@@ -297,6 +301,7 @@ impl<'a> Leader<'a> {
         self.write_statistics(false, true);
         self.look_at_the_schema();
         self.look_for_requests();
+        self.beat();
         self.remove_progress_rows();
         self.remove_old_conflicts();
         self.warn_of_overdue();
@@ -317,6 +322,7 @@ impl<'a> Leader<'a> {
                 self.schema_watch.answered();
             }
             FromDurability::Requests(found) => self.requests_found(found)?,
+            FromDurability::Beaten => self.heartbeat.beaten(),
             FromDurability::RemovedConflicts(more) => {
                 let pause = if more { BETWEEN_BATCHES } else { BETWEEN_REMOVALS };
                 self.remove_conflicts = Some(Instant::now() + pause);

@@ -132,8 +132,7 @@ impl Runner {
     fn start(config: &Config) -> Result<Self> {
         let shutdown = Shutdown::default();
         let (config, stop) = (config.clone(), shutdown.clone());
-        let options =
-            RunOptions { until: None, truncate: Vec::new(), take_over: false, keep_trying: false };
+        let options = RunOptions::alone(None)?;
         let thread = std::thread::Builder::new()
             .name(config.name.clone())
             .spawn(move || {

@@ -36,12 +36,7 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<()> {
     let shutdown = Shutdown::on_signals()?;
     begin(&config, &shutdown)?;
     let config = Config { if_not_empty: IfNotEmpty::Rebase, ..config };
-    let options = RunOptions {
-        until: Some(Until::Current),
-        truncate: Vec::new(),
-        take_over: false,
-        keep_trying: false,
-    };
+    let options = RunOptions::alone(Some(Until::Current))?;
     let share = Share::of(std::slice::from_ref(&config)).pop();
     let share = share.ok_or_else(|| Failure::internal("a subscription has no share"))?;
     subscription::run(&config, &options, &shutdown, share, &Board::default())?;

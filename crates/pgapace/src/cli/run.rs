@@ -11,12 +11,14 @@ use pgoutput::Lsn;
 
 use crate::apply::sessions::Share;
 use crate::cli::Selection;
-use crate::config::{IfNotEmpty, Subscription};
+use crate::config::{IfNotEmpty, Subscription, liveness};
 use crate::error::{Class, Failure, Result};
 use crate::http::HttpServer;
 use crate::http::access::Access;
+use crate::membership::Membership;
 use crate::observe::board::Boards;
 use crate::observe::events;
+use crate::process::Process;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscription::{self, RunOptions, Until};
 use crate::tablesync::emptying::TruncateDecision;
@@ -45,6 +47,13 @@ pub(crate) struct RunArgs {
     /// Terminate the sessions of another process that runs this subscription
     #[arg(long)]
     take_over: bool,
+
+    /// Wait while another process runs the subscription, and take it over when that process dies
+    ///
+    /// Start all processes with it, on several machines, with the same settings: the first runs the
+    /// subscription. See docs/high-availability.md.
+    #[arg(long, env = "PGAPACE_STANDBY", conflicts_with_all = ["until", "take_over", "truncate"], help_heading = "Standby")]
+    standby: bool,
 
     /// Serve metrics, probes, status and a page on this address, such as 127.0.0.1:9187
     ///
@@ -100,7 +109,12 @@ fn serve(
 /// A subscription that fails does not stop the others: it is logged at once and retried later. The
 /// result is the first failure from which no subscription has recovered.
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
-    let subscriptions = args.selection.subscriptions()?;
+    let mut subscriptions = args.selection.subscriptions()?;
+    if args.standby {
+        for subscription in &mut subscriptions {
+            liveness::for_standby(subscription)?;
+        }
+    }
     if !args.truncate.is_empty() {
         if subscriptions.len() > 1 {
             return Err(Failure::new(Class::Config, "--truncate is for one subscription")
@@ -118,7 +132,14 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         truncate: args.truncate.clone(),
         take_over: args.take_over,
         // Waiting does not reach a goal that one has failed to reach.
-        keep_trying: subscriptions.len() > 1 && !together && args.until.is_none(),
+        keep_trying: (subscriptions.len() > 1 || args.standby) && !together && args.until.is_none(),
+        process: Process::this()?,
+        standby: None,
+    };
+    let memberships = if args.standby {
+        Membership::of(&subscriptions, &options.process)?.into_iter().map(Some).collect()
+    } else {
+        vec![None; subscriptions.len()]
     };
     let several = subscriptions.len() > 1;
     let shares = Share::of(&subscriptions);
@@ -129,8 +150,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let _http = serve(args, &subscriptions, &boards)?;
     let (sender, ended) = unbounded();
     let mut threads = Vec::new();
-    for (subscription, share) in subscriptions.into_iter().zip(shares) {
-        let (shutdown, sender, options) = (shutdown.clone(), sender.clone(), options.clone());
+    for ((subscription, share), standby) in subscriptions.into_iter().zip(shares).zip(memberships) {
+        let (shutdown, sender) = (shutdown.clone(), sender.clone());
+        let options = RunOptions { standby, ..options.clone() };
         let (name, board) = (subscription.name.clone(), boards.of(&subscription.name));
         let thread = std::thread::Builder::new()
             .name(name.clone())

@@ -307,6 +307,15 @@ settings! {
             unit: Unit::Seconds,
             verbs: &["run", "check", "adopt", "release", "drop"],
         }
+        "takeover-timeout" takeover_timeout: Duration {
+            help: "Time without a heartbeat after which a standby takes a subscription over (run --standby)",
+            more: "The standby counts seconds in which its own commits on the subscriber succeed and the \
+                   heartbeat of the other process stays the same. A process that has ended releases its \
+                   lock, which is seen at once.",
+            default: "5s",
+            unit: Unit::Seconds,
+            range: Some(2..=3600),
+        }
         "connect-timeout" connect_timeout: Option<Duration> {
             help: "Time to wait for a server that refuses connections, starts or recovers",
             default_is: "10s for a new subscription, 1h for one that has run before, no limit once it \

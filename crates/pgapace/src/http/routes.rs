@@ -144,12 +144,12 @@ impl Routes {
         }
     }
 
-    /// Whether all subscriptions stream.
+    /// Whether all subscriptions stream, here or in another process that this one can replace.
     fn ready(&self) -> Answer {
         let all = self.boards.all();
         let waiting: Vec<_> = all
             .iter()
-            .filter(|(_, shown)| shown.phase != RunPhase::Streaming)
+            .filter(|(_, shown)| !matches!(shown.phase, RunPhase::Streaming | RunPhase::Standby))
             .map(|(name, shown)| format!("{name}: {}", shown.phase.name()))
             .collect();
         if waiting.is_empty() && !all.is_empty() {

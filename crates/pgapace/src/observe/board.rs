@@ -31,6 +31,8 @@ pub(crate) enum RunPhase {
     /// Copies tables before the stream begins.
     Copying,
     Streaming,
+    /// Another process runs it, and this one waits (`--standby`).
+    Standby,
     /// A run has failed, and another follows.
     Retrying,
     /// It does not run any more.
@@ -38,14 +40,21 @@ pub(crate) enum RunPhase {
 }
 
 impl RunPhase {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Starting, Self::Copying, Self::Streaming, Self::Retrying, Self::Stopped];
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Starting,
+        Self::Copying,
+        Self::Streaming,
+        Self::Standby,
+        Self::Retrying,
+        Self::Stopped,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Starting => "starting",
             Self::Copying => "copying",
             Self::Streaming => "streaming",
+            Self::Standby => "standby",
             Self::Retrying => "retrying",
             Self::Stopped => "stopped",
         }

@@ -372,8 +372,10 @@ pub(crate) fn wait_until_free(
     }
 }
 
-/// Terminates the walsender of another process that runs this subscription. Without the privilege,
-/// the caller must wait until that walsender ends after wal_sender_timeout.
+/// Terminates the walsender of another process that runs this subscription: it has the slot, and the
+/// subscription's application_name, or that of this session. The role of that walsender may do it, and members of
+/// pg_signal_backend. Without the privilege, the caller must wait until that walsender ends after
+/// wal_sender_timeout.
 pub(crate) fn end_user(
     session: &mut Session,
     slot: &str,
@@ -384,7 +386,8 @@ pub(crate) fn end_user(
         "SELECT pg_catalog.pg_terminate_backend(s.active_pid) \
          FROM pg_catalog.pg_replication_slots s \
          JOIN pg_catalog.pg_stat_activity a ON a.pid = s.active_pid \
-         WHERE s.slot_name = {} AND a.application_name = {}",
+         WHERE s.slot_name = {} \
+           AND a.application_name IN ({}, pg_catalog.current_setting('application_name'))",
         quote_literal(slot),
         quote_literal(subscription)
     );

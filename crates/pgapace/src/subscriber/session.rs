@@ -79,6 +79,8 @@ pub(crate) enum Purpose {
     ReadAhead,
     /// Compares tables with the publisher's.
     Verify,
+    /// Looks whether another process still runs a subscription, and writes its own beat.
+    Standby,
 }
 
 impl Purpose {
@@ -92,12 +94,13 @@ impl Purpose {
             Self::Look => "look",
             Self::ReadAhead => "read ahead",
             Self::Verify => "verify",
+            Self::Standby => "standby",
         }
     }
 
-    /// Whether the session may write.
+    /// Whether the session may write to replicated tables.
     fn writes(self) -> bool {
-        !matches!(self, Self::Monitor | Self::Look | Self::ReadAhead | Self::Verify)
+        !matches!(self, Self::Monitor | Self::Look | Self::ReadAhead | Self::Verify | Self::Standby)
     }
 
     /// Results of these sessions are of no use after one second.
@@ -112,7 +115,7 @@ impl Purpose {
     /// fails, and ends the run, rather than wait, because others depend on it.
     fn lock_timeout(self) -> &'static str {
         match self {
-            Self::Look => "5s",
+            Self::Look | Self::Standby => "5s",
             Self::Durability => LEADER_PATIENCE,
             _ => "0",
         }
@@ -130,7 +133,8 @@ impl Purpose {
             | Self::Monitor
             | Self::Look
             | Self::ReadAhead
-            | Self::Verify => "on",
+            | Self::Verify
+            | Self::Standby => "on",
         }
     }
 }

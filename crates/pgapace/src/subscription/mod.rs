@@ -2,10 +2,12 @@
 //! failure that may pass.
 //!
 //! ```text
-//!  startup ──► first_run ──► resume ──► pipeline (the leader runs) ──► end
-//!     ▲                                                                 │
-//!     └──────────────── retry: a pause, by the kind of failure ◄────────┘
+//!  standby ──► startup ──► first_run ──► resume ──► pipeline (the leader runs) ──► end
+//!     ▲                                                                             │
+//!     └──────────────── retry: a pause, by the kind of failure ◄────────────────────┘
 //! ```
+//!
+//! Only with `--standby` does a run wait while another process runs the subscription.
 //!
 //! A run owns all its sessions and threads and leaves nothing behind in memory: the next run reads
 //! its state from the subscriber. So every failure is followed by the same tested recovery.
@@ -19,6 +21,7 @@ pub(crate) mod replay;
 mod resume;
 mod retry;
 mod sessions;
+mod standby;
 mod startup;
 
 use std::sync::Arc;
@@ -31,7 +34,9 @@ use crate::apply::leader::Outcome;
 use crate::apply::sessions::Share;
 use crate::config::{OnTableError, Subscription as Config};
 use crate::error::{Class, Failure, Result, is_stale_catalogue};
+use crate::membership::Membership;
 use crate::observe::board::{Board, RunPhase};
+use crate::process::Process;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::citus;
 use crate::subscriber::state::Phase;
@@ -60,8 +65,26 @@ pub(crate) struct RunOptions {
     /// Tables that the first start may empty.
     pub(crate) truncate: Vec<TruncateDecision>,
     pub(crate) take_over: bool,
-    /// Other subscriptions run in the process: after a failure that would end it, try again later.
+    /// Other subscriptions run in the process, or it is a standby: after a failure that would end it,
+    /// try again later.
     pub(crate) keep_trying: bool,
+    pub(crate) process: Process,
+    /// Wait while another process runs the subscription.
+    pub(crate) standby: Option<Arc<Membership>>,
+}
+
+impl RunOptions {
+    /// For a verb that runs one subscription.
+    pub(crate) fn alone(until: Option<Until>) -> Result<Self> {
+        Ok(Self {
+            until,
+            truncate: Vec::new(),
+            take_over: false,
+            keep_trying: false,
+            process: Process::this()?,
+            standby: None,
+        })
+    }
 }
 
 /// Runs one subscription until it is stopped, reaches its goal, or fails for good. Then others get its
@@ -83,12 +106,7 @@ pub(crate) fn replay(
     shutdown: &Shutdown,
     share: Arc<Share>,
 ) -> Result<Outcome> {
-    let options = RunOptions {
-        until: Some(Until::Lsn(replay.end())),
-        truncate: Vec::new(),
-        take_over: false,
-        keep_trying: false,
-    };
+    let options = RunOptions::alone(Some(Until::Lsn(replay.end())))?;
     run_from(Some(replay), config, &options, shutdown, share, &Board::default())
 }
 
@@ -107,6 +125,11 @@ fn run_from(
         shutdown,
         truncate: options.truncate.clone(),
         take_over: options.take_over,
+        process: &options.process,
+        standby: options.standby.clone(),
+        stopped: None,
+        owns: false,
+        gave_up: None,
         until: options.until,
         known: Known::New,
         dropped: false,
@@ -140,11 +163,20 @@ fn run_from(
                 supervisor.stand_aside();
                 continue;
             }
+            Ok(Outcome::HandedOver) if supervisor.standby.is_some() => {
+                supervisor.gave_up = Some(Instant::now());
+                continue;
+            }
             Ok(Outcome::HandedOver) => {
                 record.stopped();
                 return Err(supervisor.handed_over());
             }
             Ok(outcome) => return Ok(outcome),
+            Err(failure) if supervisor.another_was_faster(&failure) => {
+                let subscription = &config.name;
+                tracing::debug!(subscription, %failure, "another process was faster");
+                continue;
+            }
             Err(failure) if failure.needs_text => {
                 tracing::info!(
                     event = "values_as_text",
@@ -233,6 +265,15 @@ struct Supervisor<'a> {
     /// See [`RunOptions`].
     truncate: Vec<TruncateDecision>,
     take_over: bool,
+    process: &'a Process,
+    /// See [`RunOptions`].
+    standby: Option<Arc<Membership>>,
+    /// The session of an owner whose heartbeat has stopped.
+    stopped: Option<SessionId>,
+    /// Whether the last run became the owner.
+    owns: bool,
+    /// When it gave the subscription up for another process.
+    gave_up: Option<Instant>,
     until: Option<Until>,
     /// How far the subscription is known. It decides how long pgapace waits for a server.
     known: Known,
@@ -337,6 +378,11 @@ impl Supervisor<'_> {
 
     /// Everything from "connect" to the first failure.
     fn run_once(&mut self, record: &mut FailureRecord<'_>) -> Result<Outcome> {
+        self.owns = false;
+        if !self.stand_by() {
+            record.stopped();
+            return Ok(Outcome::Stopped);
+        }
         self.board.enters(RunPhase::Starting);
         let servers = self.connect()?;
         let ConnectedServers { subscriber, publisher, mut control, mut source } = servers;

@@ -1,5 +1,7 @@
 //! Startup of a run: a session on each server, the subscription's row, and its ownership.
 
+use std::time::Duration;
+
 use wire::Session;
 
 use super::Supervisor;
@@ -13,12 +15,16 @@ use crate::publisher::publication;
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
 use crate::subscriber::session::Subscriber;
+use crate::subscriber::state::heartbeat::{self, OwnerStage};
 use crate::subscriber::state::ownership::{Former, Owning};
 use crate::subscriber::state::{self, Phase, Subscription};
 use crate::subscriber::state::{ownership, schema, statistics};
 use crate::subscription::beside::beside;
 use crate::switchover;
 use crate::tablesync::table_state::{self, Owner};
+
+/// How long a session of an owner whose heartbeat has stopped may take to end.
+const STANDBY_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Both servers of a run, and a session on each.
 pub(super) struct ConnectedServers {
@@ -167,22 +173,35 @@ impl Supervisor<'_> {
         self.known = self.known.max(has_run(&row));
         check_enabled(&row)?;
         self.check_same_settings(control, &mut row)?;
-        let former = Former { any: self.take_over, own: self.owner.clone() };
+        let stopped = self.stopped.take();
+        let judged = stopped.is_some();
+        let former = Former { any: self.take_over, own: self.owner.clone(), stopped };
+        // A standby that is not the first goes on waiting.
+        let patience = if self.standby.is_some() { STANDBY_PATIENCE } else { config.busy_timeout };
         let Owning { session, database } =
-            ownership::become_owner(control, row.id, config.busy_timeout, &former)?;
+            ownership::become_owner(control, row.id, patience, &former)?;
         self.owner = Some(session);
+        self.owns = true;
         // Another process may have changed the row while this one waited for the lock.
         row = ownership::fence(control, row.id)?.ok_or_else(|| {
             Failure::new(Class::Busy, "the subscription was dropped while pgapace waited for it")
         })?;
         check_enabled(&row)?;
-        if std::mem::take(&mut self.take_over)
-            && let Some(source) = source
-        {
-            slot::end_user(source, &row.slot_name, &config.name, config.busy_timeout)?;
+        let owner = Owner { id: row.id, epoch: row.epoch };
+        let stage = match row.phase {
+            Phase::Streaming if !row.rebasing => OwnerStage::Starting,
+            _ => OwnerStage::Setup,
+        };
+        let member = self.standby.is_some();
+        let own = heartbeat::own_sql(owner, self.process, member, stage, judged);
+        control.simple(&own).map_err(|e| recording(&e))?;
+        if std::mem::take(&mut self.take_over) || member {
+            ownership::end_leftovers(control, &config.name)?;
+            if let Some(source) = source {
+                slot::end_user(source, &row.slot_name, &config.name, config.busy_timeout)?;
+            }
         }
         self.block_failed(control, &row)?;
-        let owner = Owner { id: row.id, epoch: row.epoch };
         let last_epoch = self.epoch.replace(row.epoch);
         let [ended, asked, _, _, _, adopted] = control
             .simple_each([
@@ -194,7 +213,7 @@ impl Supervisor<'_> {
                 &barrier::clear_sql(owner),
                 &guard::later_start_sql(&row.name),
             ])
-            .map_err(|e| Failure::subscriber(&e, "recording the start in schema pgapace"))?;
+            .map_err(|e| recording(&e))?;
         switchover::check_not_ended(&ended, &row.name)?;
         guard::later_start(&adopted, config)?;
         match hand_over::asked(&asked, last_epoch)? {
@@ -268,6 +287,10 @@ impl Supervisor<'_> {
         );
         Ok(())
     }
+}
+
+fn recording(error: &wire::Error) -> Failure {
+    Failure::subscriber(error, "recording the start in schema pgapace")
 }
 
 /// The subscription's row, if the schema on the subscriber has the version of this program.

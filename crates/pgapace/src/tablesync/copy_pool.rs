@@ -11,9 +11,10 @@ use wire::{CancelHandle, Session};
 
 use crate::cli::output::size;
 use crate::error::{Class, Failure, Result};
-use crate::observe::board::CopyShown;
+use crate::observe::board::{CopyShown, Every};
 use crate::publisher::slot;
 use crate::stopping::interrupt::cancel;
+use crate::subscriber::state::heartbeat::{self, OwnerStage};
 use crate::tablesync::SyncContext;
 use crate::tablesync::copy_worker::{CopySessions, JobFailure, Transferred, lock, rewritten};
 use crate::tablesync::plan::{EMPTY_AT_ONCE, Item, Job, jobs};
@@ -25,6 +26,7 @@ use crate::tablesync::table_state::{Begun, Complete, Owner};
 
 const TICK: Duration = Duration::from_millis(100);
 const SLOT_CHECK_INTERVAL: Duration = Duration::from_secs(10);
+const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// The result of a copy.
 #[derive(Debug, Default)]
@@ -98,7 +100,7 @@ pub(super) fn copy(
         progress: Progress::new(tables, bytes, workers),
         failures: Mutex::default(),
     };
-    pool.run(workers, scaling, publisher);
+    pool.run(workers, scaling, publisher, control);
     pool.conclude()
 }
 
@@ -158,7 +160,13 @@ struct Pool<'a> {
 }
 
 impl Pool<'_> {
-    fn run(&self, workers: usize, mut scaling: CopyScaling, publisher: &mut Session) {
+    fn run(
+        &self,
+        workers: usize,
+        mut scaling: CopyScaling,
+        publisher: &mut Session,
+        control: &mut Session,
+    ) {
         std::thread::scope(|scope| {
             let (sender, ended) = bounded::<()>(0);
             for number in 0..workers {
@@ -175,6 +183,7 @@ impl Pool<'_> {
             let mut display = Display::new(&self.progress);
             let started = Instant::now();
             let mut slot_checked_at = started;
+            let mut heartbeat = Every::new(HEARTBEAT);
             while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
                 display.update(&self.progress);
                 self.show(Some(self.progress.shown()));
@@ -190,14 +199,28 @@ impl Pool<'_> {
                     slot_checked_at = Instant::now();
                     self.check_slot(publisher);
                 }
+                // While tables are added, the leader beats.
+                if !self.context.joins && heartbeat.is_due() {
+                    self.beat(control, OwnerStage::Copying);
+                }
             }
         });
+        if !self.context.joins {
+            self.beat(control, OwnerStage::Setup);
+        }
         self.show(None);
     }
 
     fn show(&self, copy: Option<CopyShown>) {
         if let Some(board) = self.context.board {
             board.set_copy(copy);
+        }
+    }
+
+    /// If the session is lost, the next step of the copy fails.
+    fn beat(&self, control: &mut Session, stage: OwnerStage) {
+        if let Err(failure) = heartbeat::beat(control, self.context.owner(), stage) {
+            tracing::debug!(%failure, "cannot write the heartbeat of a copy");
         }
     }
 

@@ -58,6 +58,13 @@ impl Site {
         self.publisher.sql(DB, "CREATE PUBLICATION pub FOR ALL TABLES")
     }
 
+    /// Runs DDL on both sides and publishes these tables too.
+    pub(crate) fn tables_beside(&self, ddl: &str, names: &str) -> Result<()> {
+        self.publisher.sql(DB, ddl)?;
+        self.subscriber.sql(DB, ddl)?;
+        self.publisher.sql(DB, &format!("ALTER PUBLICATION pub ADD TABLE {names}"))
+    }
+
     /// Creates the ledger and pgbench tables on both sides and fills them on the publisher.
     pub(crate) fn load_tables(&self) -> Result<()> {
         let mut publisher = self.publisher.connect(DB)?;

@@ -120,7 +120,8 @@ impl Cluster {
         self.conninfo_at("127.0.0.1", dbname)
     }
 
-    fn conninfo_at(&self, host: &str, dbname: &str) -> String {
+    /// The same at another address of this machine.
+    pub fn conninfo_at(&self, host: &str, dbname: &str) -> String {
         let quoted = |value: &str| value.replace('\\', "\\\\").replace('\'', "\\'");
         let (host, dbname) = (quoted(host), quoted(dbname));
         format!("host='{host}' port={} user=postgres dbname='{dbname}'", self.port())

@@ -15,12 +15,13 @@ use crate::publisher::session::{Publisher, current_lsn, system_identifier};
 use crate::publisher::slot;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::events::{self, ShownEvent};
+use crate::subscriber::state::membership::{self, WaitingProcess};
 use crate::subscriber::state::ownership::{self, Owner};
 use crate::subscriber::state::statistics::{self, Counters, Spooled, Statistics};
 use crate::subscriber::state::verification::summary::{self, VerificationSummary};
 use crate::subscriber::state::verification::{self, TableVerification};
 use crate::subscriber::state::{
-    self, LastRun, RelationMode, Subscription, figures, prepared, progress, schema,
+    self, LastRun, RelationMode, Subscription, figures, heartbeat, prepared, progress, schema,
 };
 use crate::tablesync::copy_progress::{self, CopyProgress};
 
@@ -34,6 +35,8 @@ pub(crate) struct Status {
     pub(crate) state: &'static str,
     pub(crate) running: bool,
     pub(crate) owner: Option<Owner>,
+    /// The processes that wait to take it over (`run --standby`).
+    pub(crate) standbys: Vec<WaitingProcess>,
     /// The error that keeps it from running until pgapace enable.
     pub(crate) disabled: Option<String>,
     /// Commit LSN of the transaction to skip (pgapace skip).
@@ -251,7 +254,12 @@ fn of(
     let recorded = progress::read(session, row.id)?.map(|applied| applied.through);
     let statistics = statistics::read(session, row.id)?;
     let figures = figures::read(session, row.id)?;
-    let owner = ownership::owner(session, row.id)?;
+    let mut owner = ownership::owner(session, row.id)?;
+    if let (Some(owner), Some(recorded)) = (&mut owner, heartbeat::recorded(session, row.id)?)
+        && owner.pid == recorded.backend
+    {
+        (owner.host, owner.process) = (Some(recorded.host), Some(recorded.process));
+    }
     let statistics = statistics.as_ref();
     let figures =
         figures.filter(|(_, age)| owner.is_some() && *age < STALE).map(|(figures, _)| figures);
@@ -295,6 +303,7 @@ fn of(
         state: state_of(row, owner.as_ref(), statistics),
         running: owner.is_some(),
         owner,
+        standbys: membership::waiting(session, &row.name)?,
         disabled: row.disabled.clone(),
         skip_lsn: text(row.skip),
         epoch: row.epoch,

@@ -7,6 +7,7 @@ use crate::cli::status::collect::{Status, Table};
 use crate::observe::board::wall;
 use crate::observe::figures::Figures;
 use crate::observe::history::worker_shares;
+use crate::subscriber::state::membership::WaitingProcess;
 use crate::subscriber::state::statistics::Spooled;
 use crate::subscriber::state::verification::summary::VerificationSummary;
 use crate::subscriber::state::verification::{TableVerification, VerificationKind};
@@ -30,16 +31,29 @@ pub(crate) fn lines(status: &Status) -> Vec<String> {
         None if status.disabled.is_some() => "disabled because of an error".to_owned(),
         None if status.state == "failed" => "not running because of an error".to_owned(),
         None => "not running".to_owned(),
-        Some(owner) => format!(
-            "running (backend {} from {}, since {})",
-            owner.pid,
-            owner.client.as_deref().unwrap_or("a local socket"),
-            owner.since.as_deref().unwrap_or("?")
-        ),
+        Some(owner) => {
+            let process = match (&owner.host, owner.process) {
+                (Some(host), Some(process)) => format!("process {process} on {host}, "),
+                _ => String::new(),
+            };
+            format!(
+                "running ({process}backend {} from {}, since {})",
+                owner.pid,
+                owner.client.as_deref().unwrap_or("a local socket"),
+                owner.since.as_deref().unwrap_or("?")
+            )
+        }
     };
     put(format!("{}: {}, {running}", status.name, status.phase));
     let item = |label: &str, value: &str| put(format!("  {label:<15}{value}"));
     let lsn = |lsn: &Option<String>| lsn.clone().unwrap_or_else(|| "-".to_owned());
+    for standby in &status.standbys {
+        let WaitingProcess { host, process, since, beat_age } = standby;
+        item(
+            "standby",
+            &format!("process {process} on {host} since {since}, seen {beat_age:.0} s ago"),
+        );
+    }
     item("publications", &status.publications.join(", "));
     item("slot", &slot_line(status));
     if let (Some(format), Some(reason)) = (&status.format, &status.format_reason) {

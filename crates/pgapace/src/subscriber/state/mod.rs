@@ -5,6 +5,8 @@ pub(crate) mod adoption;
 pub(crate) mod conflicts;
 pub(crate) mod events;
 pub(crate) mod figures;
+pub(crate) mod heartbeat;
+pub(crate) mod membership;
 pub(crate) mod ownership;
 pub(crate) mod prepared;
 pub(crate) mod progress;
@@ -648,6 +650,7 @@ pub(crate) fn forget_sql(id: SubscriptionId) -> String {
              DELETE FROM pgapace.relation WHERE subscription = {id}; \
              DELETE FROM pgapace.stat_subscription WHERE subscription = {id}; \
              DELETE FROM pgapace.stat_figures WHERE subscription = {id}; \
+             DELETE FROM pgapace.owner WHERE subscription = {id}; \
              DELETE FROM pgapace.stat_history WHERE subscription = {id}; \
              DELETE FROM pgapace.stat_table WHERE subscription = {id}; \
              DELETE FROM pgapace.stat_conflict WHERE subscription = {id}; \

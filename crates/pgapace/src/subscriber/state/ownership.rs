@@ -8,6 +8,10 @@
 //! At startup pgapace increments the epoch and terminates sessions of earlier epochs. Then it takes
 //! the session lock exclusively, once. After that, no late packet of an earlier session can commit,
 //! so the progress that pgapace reads stays valid.
+//!
+//! Nothing in this fence depends on clocks, or on a process that still lives: a server that has ended a
+//! session commits nothing more for it. A process that was suspended, or cut off, finds its sessions
+//! closed and its epoch in the past when it continues.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +25,7 @@ use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::{COLUMNS, Subscription, SubscriptionId, subscription};
 
 /// First key of the owner lock ("pgao"); the second key is the subscription id.
-const OWNER_LOCK: i32 = 0x7067_616f;
+pub(super) const OWNER_LOCK: i32 = 0x7067_616f;
 /// First key of the session lock ("pgas"); the second key is the subscription id.
 pub(crate) const SESSION_LOCK: i32 = 0x7067_6173;
 /// How long sessions of an earlier run may take to end.
@@ -35,8 +39,8 @@ const STUCK_HINT: &str = "On the subscriber, see what it waits for: SELECT pid, 
 /// session with the same process id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SessionId {
-    pid: i32,
-    backend_start: String,
+    pub(super) pid: i32,
+    pub(super) backend_start: String,
 }
 
 /// The session that has become the owner.
@@ -55,11 +59,13 @@ pub(crate) struct Former {
     /// An earlier session of this process. If the network drops its packets, the server may not
     /// notice for hours that the connection is lost.
     pub(crate) own: Option<SessionId>,
+    /// The session of a process whose heartbeat has stopped.
+    pub(crate) stopped: Option<SessionId>,
 }
 
 impl Former {
     fn includes(&self, owner: &SessionId) -> bool {
-        self.any || self.own.as_ref() == Some(owner)
+        self.any || [&self.own, &self.stopped].into_iter().flatten().any(|former| former == owner)
     }
 }
 
@@ -72,11 +78,13 @@ pub(crate) fn become_owner(
     former: &Former,
 ) -> Result<Owning> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "taking ownership of the subscription");
-    if former.any || former.own.is_some() {
-        terminate_holders(session, OWNER_LOCK, id, &|owner| former.includes(owner))?;
-    }
+    let ends_others = former.any || former.own.is_some() || former.stopped.is_some();
     let deadline = Instant::now() + patience;
     loop {
+        if ends_others {
+            // Again in each round: a process with --standby may have taken the lock meanwhile.
+            terminate_holders(session, OWNER_LOCK, id, &|owner| former.includes(owner))?;
+        }
         let sql = format!(
             "SELECT pg_catalog.pg_try_advisory_lock({OWNER_LOCK}, {}), pid, backend_start, datid, \
                pg_catalog.current_setting('session_replication_role') \
@@ -162,6 +170,21 @@ pub(crate) fn fence(session: &mut Session, id: SubscriptionId) -> Result<Option<
     }
 }
 
+/// Terminates all other sessions that only an owner opens, by their names: those that commit nothing
+/// and so do not hold the session lock, of a machine that closed no connection. Only the owner calls it,
+/// before it opens such sessions itself.
+pub(crate) fn end_leftovers(session: &mut Session, subscription: &str) -> Result<()> {
+    let sql = "SELECT pg_catalog.pg_terminate_backend(a.pid) FROM pg_catalog.pg_stat_activity a \
+               WHERE a.datname = pg_catalog.current_database() AND a.usename = current_user \
+                 AND a.pid <> pg_catalog.pg_backend_pid() AND a.application_name = ANY ( \
+                   SELECT 'pgapace ' || $1 || ' ' || purpose FROM pg_catalog.unnest( \
+                     '{durability,monitor,read ahead,apply,copy}'::pg_catalog.text[]) purpose)";
+    session
+        .query(sql, &[Some(subscription)])
+        .map_err(|e| Failure::subscriber(&e, "terminating sessions of an earlier run"))?;
+    Ok(())
+}
+
 /// Lets a session commit for the subscription. Progress rows still carry the epoch. So a session of
 /// an earlier epoch that takes the lock too late fails at its first progress row.
 pub(crate) fn join(session: &mut Session, id: SubscriptionId) -> Result<()> {
@@ -196,6 +219,9 @@ pub(crate) struct Owner {
     /// Its client address; `None` for a Unix socket, or without the privilege to see it.
     pub(crate) client: Option<String>,
     pub(crate) since: Option<String>,
+    /// Host and process id as the process recorded them; `None` for a verb.
+    pub(crate) host: Option<String>,
+    pub(crate) process: Option<i32>,
 }
 
 /// Returns the process that runs the subscription, if there is one.
@@ -206,6 +232,8 @@ pub(crate) fn owner(session: &mut Session, id: SubscriptionId) -> Result<Option<
         pid: field(&row, 0)?,
         client: row.get(2).map(str::to_owned),
         since: row.get(3).map(str::to_owned),
+        host: None,
+        process: None,
     }))
 }
 

@@ -1,0 +1,104 @@
+//! Which heartbeats have stopped, as one observer sees them.
+//!
+//! No two clocks are compared. The observer looks in rounds, and begins a round only after a commit of
+//! its own in the database that holds the heartbeats. So while that database accepts no commits, no
+//! round passes and nobody is judged; and an observer that was itself suspended has seen one round
+//! when it continues, however long that took. A heartbeat has stopped when it stays the same for a
+//! number of rounds.
+
+use std::hash::Hash;
+
+use rustc_hash::FxHashMap;
+
+/// What one observer has seen of heartbeats. `K` names who beats, `B` is what changes with each beat.
+#[derive(Debug)]
+pub struct Heartbeats<K, B> {
+    seen: FxHashMap<K, Seen<B>>,
+}
+
+#[derive(Debug)]
+struct Seen<B> {
+    beat: B,
+    /// Rounds since it changed.
+    unchanged: u32,
+}
+
+impl<K, B> Default for Heartbeats<K, B> {
+    fn default() -> Self {
+        Self { seen: FxHashMap::default() }
+    }
+}
+
+impl<K: Eq + Hash + Clone, B: PartialEq> Heartbeats<K, B> {
+    /// A round: all that beat, as they are now. Others are forgotten.
+    pub fn round(&mut self, now: impl IntoIterator<Item = (K, B)>) {
+        self.look(now);
+        self.seen.values_mut().for_each(|seen| seen.unchanged = seen.unchanged.saturating_add(1));
+    }
+
+    /// A look between rounds: what has changed has not stopped, but nothing counts as unchanged.
+    pub fn look(&mut self, now: impl IntoIterator<Item = (K, B)>) {
+        let mut before = std::mem::take(&mut self.seen);
+        for (key, beat) in now {
+            let unchanged = match before.remove(&key) {
+                Some(seen) if seen.beat == beat => seen.unchanged,
+                _ => 0,
+            };
+            self.seen.insert(key, Seen { beat, unchanged });
+        }
+    }
+
+    /// For how many rounds it has not changed; 0 for one that was never seen.
+    #[must_use]
+    pub fn unchanged(&self, key: &K) -> u32 {
+        self.seen.get(key).map_or(0, |seen| seen.unchanged)
+    }
+}
+
+/// How many rounds an owner may stay silent that took the subscription from one which had stopped.
+///
+/// `stalls` counts how often in a row owners were judged to have stopped without having applied
+/// anything. If a subscription needs more time than `rounds`, for example to read a large catalogue,
+/// no process would ever get further without more patience.
+#[must_use]
+pub fn patience(rounds: u32, stalls: u32) -> u32 {
+    rounds.saturating_mul(1 << stalls.min(4))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Heartbeats, patience};
+
+    #[test]
+    fn a_heartbeat_that_stays_the_same_has_stopped() {
+        let mut seen = Heartbeats::default();
+        for beat in 0..3 {
+            seen.round([("a", beat), ("b", 7)]);
+        }
+        assert_eq!((seen.unchanged(&"a"), seen.unchanged(&"b")), (1, 3));
+        seen.look([("a", 2), ("b", 8)]);
+        assert_eq!((seen.unchanged(&"a"), seen.unchanged(&"b")), (1, 0));
+    }
+
+    #[test]
+    fn looks_between_rounds_do_not_count() {
+        let mut seen = Heartbeats::default();
+        (0..100).for_each(|_| seen.look([("a", 1)]));
+        assert_eq!(seen.unchanged(&"a"), 0);
+    }
+
+    #[test]
+    fn one_that_was_away_begins_anew() {
+        let mut seen = Heartbeats::default();
+        (0..5).for_each(|_| seen.round([("a", 1)]));
+        seen.round([]);
+        assert_eq!(seen.unchanged(&"a"), 0);
+        seen.round([("a", 1)]);
+        assert_eq!(seen.unchanged(&"a"), 1);
+    }
+
+    #[test]
+    fn patience_grows_and_is_bounded() {
+        assert_eq!([0, 1, 2, 9].map(|stalls| patience(5, stalls)), [5, 10, 20, 80]);
+    }
+}

@@ -1,0 +1,99 @@
+//! When a peer that has vanished is noticed, by this process and by the servers.
+//!
+//! A machine that loses its power or its network closes no connection. Without these settings, each side
+//! may keep its end of a connection for hours.
+
+use wire::{ConnInfo, ConnInfoError};
+
+use crate::config::Subscription;
+use crate::error::{Class, Failure, Result};
+
+/// For this process: within a minute. The last one is in milliseconds, as in libpq.
+const USUAL: [(&str, &str); 4] = [
+    ("keepalives_idle", "30"),
+    ("keepalives_interval", "10"),
+    ("keepalives_count", "3"),
+    ("tcp_user_timeout", "60000"),
+];
+
+/// With a standby: within seconds, so that a process which cannot reach one of the servers gives up its
+/// subscriptions to one that can.
+const QUICK: [(&str, &str); 4] = [
+    ("keepalives_idle", "3"),
+    ("keepalives_interval", "2"),
+    ("keepalives_count", "2"),
+    ("tcp_user_timeout", "7000"),
+];
+/// In seconds. While a network drops packets, each attempt to connect ends.
+const CONNECT_TIMEOUT: &str = "5";
+
+/// The same for the servers, which any role may set for its own sessions. The sessions of a dead machine
+/// end by themselves then, also those that a standby may not terminate.
+const OF_SERVER: [(&str, &str); 4] = [
+    ("tcp_keepalives_idle", "3"),
+    ("tcp_keepalives_interval", "2"),
+    ("tcp_keepalives_count", "2"),
+    ("tcp_user_timeout", "7s"),
+];
+/// For the publisher. The receiver answers at half of it, whatever the subscriber does.
+const WAL_SENDER_TIMEOUT: (&str, &str) = ("wal_sender_timeout", "10s");
+
+/// Completes a connection string that says nothing of this.
+pub(super) fn usual(mut info: ConnInfo) -> std::result::Result<ConnInfo, ConnInfoError> {
+    for (key, value) in USUAL {
+        if info.get(key).is_none() {
+            info = info.with(key, value)?;
+        }
+    }
+    Ok(info)
+}
+
+/// Changes the settings of both servers for a process with a standby. What a connection string says
+/// otherwise stays.
+pub(crate) fn for_standby(subscription: &mut Subscription) -> Result<()> {
+    let wrong = |error: ConnInfoError| Failure::new(Class::Config, error.to_string());
+    subscription.subscriber = quick(subscription.subscriber.clone(), &OF_SERVER).map_err(wrong)?;
+    let of_publisher: Vec<_> = OF_SERVER.into_iter().chain([WAL_SENDER_TIMEOUT]).collect();
+    subscription.publisher = quick(subscription.publisher.clone(), &of_publisher).map_err(wrong)?;
+    Ok(())
+}
+
+fn quick(
+    mut info: ConnInfo,
+    of_server: &[(&str, &str)],
+) -> std::result::Result<ConnInfo, ConnInfoError> {
+    for ((key, usual), (_, quick)) in USUAL.into_iter().zip(QUICK) {
+        if info.get(key) == Some(usual) {
+            info = info.with(key, quick)?;
+        }
+    }
+    if info.get("connect_timeout").is_none() {
+        info = info.with("connect_timeout", CONNECT_TIMEOUT)?;
+    }
+    let given = info.get("options").unwrap_or_default().to_owned();
+    let mut options = given.clone();
+    for (name, value) in of_server.iter().filter(|(name, _)| !given.contains(name)) {
+        if !options.is_empty() {
+            options.push(' ');
+        }
+        options.push_str(&format!("-c {name}={value}"));
+    }
+    info.with("options", &options)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{OF_SERVER, quick};
+
+    #[test]
+    fn what_a_connection_string_says_stays() {
+        let text = "host=a keepalives_idle=99 options='-c tcp_user_timeout=1min'";
+        let info = quick(super::super::conninfo(text).unwrap(), &OF_SERVER).unwrap();
+        assert_eq!(info.get("keepalives_idle"), Some("99"));
+        assert_eq!(info.get("keepalives_interval"), Some("2"));
+        assert_eq!(info.get("connect_timeout"), Some("5"));
+        let options = info.get("options").unwrap();
+        assert!(options.starts_with("-c tcp_user_timeout=1min -c tcp_keepalives_idle=3"));
+        assert!(!options.contains("7s"), "{options}");
+    }
+}

@@ -1,0 +1,241 @@
+//! Waiting for subscriptions that other processes run (`pgapace run --standby`).
+//!
+//! PostgreSQL is the only coordination service: the advisory locks and rows of each subscriber
+//! database. For each such database one thread of the process looks who holds the subscriptions there.
+//! It looks a few times per second, which finds a lock that was released. Once a second it also commits
+//! a beat of its own, which begins a round of [`engine::heartbeat`]: that finds an owner that holds its
+//! lock and does nothing. While nobody of this process waits, it has no session.
+//!
+//! ```text
+//!                 lock is free ──────────────────────────────┐
+//!  waiting ──┬──► lock is held, heartbeat goes on ─► waiting  ├─► startup ─► owner
+//!            └──► lock is held, heartbeat has stopped ────────┘      │ another was faster
+//!                 (its session is terminated)                       └─► waiting
+//! ```
+//!
+//! What is decided here is only when to try. That two processes never commit for one subscription is the
+//! work of [`crate::subscriber::state::ownership`]: whatever a standby believes, and however wrong it is.
+
+mod thread;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use engine::heartbeat::{Heartbeats, patience};
+
+use crate::config::Subscription;
+use crate::error::Result;
+use crate::process::Process;
+use crate::subscriber::state::heartbeat::OwnerStage;
+use crate::subscriber::state::membership::{BeatingOwner, HeldSubscription, OwnerBeat};
+use crate::subscriber::state::ownership::SessionId;
+
+/// An owner that resumes its stream has no heartbeat: it may take so many times longer.
+const STARTING: u32 = 3;
+/// How long the end of the process waits until its rows are removed.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How a subscription stands, as its subscriber was seen last.
+#[derive(Debug, Clone)]
+pub(crate) enum Place {
+    /// The subscriber was not seen yet, or cannot be reached.
+    Unknown,
+    /// There is no such subscription, or the subscriber refuses to say: a start finds out why.
+    Absent,
+    /// Nobody holds it.
+    Free,
+    /// Somebody holds it. A verb is no owner.
+    Held(SessionId, Option<BeatingOwner>),
+    /// Its owner holds it, and its heartbeat has stopped.
+    Stopped(SessionId, BeatingOwner),
+}
+
+/// What this process knows of one subscriber database, and the thread that finds it out.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    seen: Mutex<SeenSubscriber>,
+    /// Something was seen, or somebody waits or ceases to.
+    news: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct SeenSubscriber {
+    /// How many of this process wait for each subscription.
+    waiting: BTreeMap<String, usize>,
+    standing: Standing,
+    /// Raised with each look.
+    looks: u64,
+    beats: Heartbeats<String, OwnerBeat>,
+    ended: bool,
+}
+
+#[derive(Debug, Default)]
+enum Standing {
+    #[default]
+    Unknown,
+    /// Schema pgapace does not exist or is of another version, or the subscriber refuses this role.
+    Refused,
+    Known(Vec<HeldSubscription>),
+}
+
+impl Membership {
+    /// One for each subscriber database of these subscriptions, in their order.
+    pub(crate) fn of(subscriptions: &[Subscription], process: &Process) -> Result<Vec<Arc<Self>>> {
+        let mut by_database = BTreeMap::new();
+        let mut all = Vec::new();
+        for subscription in subscriptions {
+            let database = subscription.subscriber.redacted();
+            let membership = match by_database.get(&database) {
+                Some(known) => Arc::clone(known),
+                None => {
+                    let shared = Arc::<Shared>::default();
+                    let thread = thread::spawn(subscription, process.clone(), Arc::clone(&shared))?;
+                    let membership = Arc::new(Self { shared, thread: Some(thread) });
+                    by_database.insert(database, Arc::clone(&membership));
+                    membership
+                }
+            };
+            all.push(membership);
+        }
+        Ok(all)
+    }
+
+    /// Waits for a subscription until the answer is dropped.
+    pub(crate) fn wait_for<'m>(&'m self, name: &'m str) -> Waiting<'m> {
+        *self.shared.lock().waiting.entry(name.to_owned()).or_default() += 1;
+        self.shared.news.notify_all();
+        Waiting { membership: self, name }
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.shared.lock().ended = true;
+        self.shared.news.notify_all();
+        let Some(thread) = self.thread.take() else { return };
+        let asked = Instant::now();
+        while !thread.is_finished() && asked.elapsed() < LEAVE_PATIENCE {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // One that waits for a server is left behind.
+        if thread.is_finished() {
+            drop(thread.join());
+        }
+    }
+}
+
+/// Somebody waits for a subscription.
+#[derive(Debug)]
+pub(crate) struct Waiting<'m> {
+    membership: &'m Membership,
+    name: &'m str,
+}
+
+impl Waiting<'_> {
+    /// How it stands. A heartbeat has stopped after `rounds` without a change.
+    pub(crate) fn place(&self, rounds: u32) -> Place {
+        self.membership.shared.lock().place(self.name, rounds)
+    }
+
+    /// How it stands at a look that begins now or later; `Unknown` if there is none for `patience`.
+    pub(crate) fn next_place(&self, rounds: u32, patience: Duration) -> Place {
+        let deadline = Instant::now() + patience;
+        let mut seen = self.membership.shared.lock();
+        // A look that is under way may have begun before.
+        let enough = seen.looks + 2;
+        while seen.looks < enough {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Place::Unknown;
+            }
+            seen = self.membership.shared.wait(seen, left);
+        }
+        seen.place(self.name, rounds)
+    }
+
+    /// Sleeps until something was seen, at most for `most`.
+    pub(crate) fn sleep(&self, most: Duration) {
+        drop(self.membership.shared.wait(self.membership.shared.lock(), most));
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut seen = self.membership.shared.lock();
+        if let Some(count) = seen.waiting.get_mut(self.name) {
+            *count -= 1;
+            if *count == 0 {
+                seen.waiting.remove(self.name);
+            }
+        }
+        drop(seen);
+        self.membership.shared.news.notify_all();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, SeenSubscriber> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'s>(
+        &'s self,
+        seen: MutexGuard<'s, SeenSubscriber>,
+        most: Duration,
+    ) -> MutexGuard<'s, SeenSubscriber> {
+        self.news.wait_timeout(seen, most).unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+impl SeenSubscriber {
+    fn place(&self, name: &str, rounds: u32) -> Place {
+        let held = match &self.standing {
+            Standing::Unknown => return Place::Unknown,
+            Standing::Refused => return Place::Absent,
+            Standing::Known(all) => all.iter().find(|held| held.name == name),
+        };
+        let Some(held) = held else { return Place::Absent };
+        let Some(holder) = held.holder.clone() else { return Place::Free };
+        let Some(owner) = held.owner.clone() else { return Place::Held(holder, None) };
+        let most = patience(rounds, owner.stalls);
+        let most = match owner.stage {
+            OwnerStage::Setup => None,
+            OwnerStage::Starting => Some(most.saturating_mul(STARTING)),
+            OwnerStage::Copying | OwnerStage::Streaming => Some(most),
+        };
+        if most.is_some_and(|most| self.beats.unchanged(&held.name) >= most) {
+            Place::Stopped(holder, owner)
+        } else {
+            Place::Held(holder, Some(owner))
+        }
+    }
+
+    /// Takes what was seen; `counts` if it was seen after a commit of our own.
+    fn saw(&mut self, held: Vec<HeldSubscription>, counts: bool) {
+        let beats = held
+            .iter()
+            .filter_map(|one| Some((one.name.clone(), one.owner.as_ref()?.beat.clone())));
+        if counts {
+            self.beats.round(beats);
+        } else {
+            self.beats.look(beats);
+        }
+        self.standing = Standing::Known(held);
+        self.looks += 1;
+    }
+
+    /// Nothing is known any more.
+    fn lost(&mut self, standing: Standing) {
+        self.standing = standing;
+        self.looks += 1;
+        self.beats = Heartbeats::default();
+    }
+}

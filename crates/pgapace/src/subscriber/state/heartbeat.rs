@@ -1,0 +1,114 @@
+//! `pgapace.owner`: the process that runs a subscription, and its heartbeat.
+//!
+//! The heartbeat is written by the work itself: by the leader in its event loop, through the durability
+//! session, and by the coordinator of a copy. A process that is stuck, suspended or cut off from the
+//! subscriber does not write it. Without a process that waits for the subscription nothing is written.
+
+use wire::Session;
+
+use crate::error::{Failure, Result};
+use crate::process::Process;
+use crate::subscriber::catalogue::field;
+use crate::subscriber::state::SubscriptionId;
+use crate::tablesync::table_state::Owner;
+
+/// What the owner does. Only some of it has a heartbeat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OwnerStage {
+    /// Creates slot and schema, or compares tables. It has no heartbeat: nobody can tell how long that
+    /// takes.
+    Setup,
+    /// Resumes the stream. It has no heartbeat, and takes moments.
+    Starting,
+    Copying,
+    Streaming,
+}
+
+impl OwnerStage {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Setup => "setup",
+            Self::Starting => "starting",
+            Self::Copying => "copying",
+            Self::Streaming => "streaming",
+        }
+    }
+
+    pub(super) fn from_name(name: &str) -> Option<Self> {
+        let all = [Self::Setup, Self::Starting, Self::Copying, Self::Streaming];
+        all.into_iter().find(|stage| stage.name() == name)
+    }
+}
+
+/// SQL that records this process as the owner, for its control session. `member`: whether other processes may see it by its id.
+/// `judged`: whether it took the subscription from a process whose heartbeat had stopped.
+pub(crate) fn own_sql(
+    owner: Owner,
+    process: &Process,
+    member: bool,
+    stage: OwnerStage,
+    judged: bool,
+) -> String {
+    format!(
+        "INSERT INTO pgapace.owner AS o \
+           (subscription, epoch, member, host, process, backend, stage) \
+         VALUES ({}, {}, {}, {}, {}, pg_catalog.pg_backend_pid(), '{}') \
+         ON CONFLICT (subscription) DO UPDATE SET \
+           stalls = CASE WHEN {judged} AND NOT EXISTS (SELECT FROM pgapace.progress p \
+               WHERE p.subscription = o.subscription AND p.epoch = o.epoch) \
+             THEN o.stalls + 1 ELSE 0 END, \
+           epoch = excluded.epoch, member = excluded.member, host = excluded.host, \
+           process = excluded.process, backend = excluded.backend, \
+           stage = excluded.stage, beat = 0, since = excluded.since, \
+           beat_at = excluded.beat_at",
+        owner.id.0,
+        owner.epoch,
+        if member { wire::quote_literal(&process.id) } else { "NULL".to_owned() },
+        wire::quote_literal(&process.host),
+        process.pid,
+        stage.name(),
+    )
+}
+
+/// Beats once, if a process waits for the subscription, or if the stage is another one.
+pub(crate) fn beat(session: &mut Session, owner: Owner, stage: OwnerStage) -> Result<()> {
+    let stage = stage.name();
+    let sql = format!(
+        "UPDATE pgapace.owner o SET beat = o.beat + 1, stage = '{stage}', \
+           beat_at = pg_catalog.clock_timestamp() \
+         FROM pgapace.subscription s \
+         WHERE s.id = o.subscription AND o.subscription = {} AND o.epoch = {} \
+           AND (o.stage <> '{stage}' OR EXISTS (SELECT FROM pgapace.member m \
+             WHERE s.name = ANY (m.waits_for) \
+               AND m.beat_at > pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => 60)))",
+        owner.id.0, owner.epoch,
+    );
+    session.simple(&sql).map_err(|e| Failure::subscriber(&e, "writing the heartbeat"))?;
+    Ok(())
+}
+
+/// The process that runs a subscription, or ran it last.
+#[derive(Debug, Clone)]
+pub(crate) struct RecordedOwner {
+    pub(crate) host: String,
+    pub(crate) process: i32,
+    /// Of its control session on the subscriber.
+    pub(crate) backend: i32,
+}
+
+/// Who is recorded as the owner under the current epoch.
+pub(crate) fn recorded(session: &mut Session, id: SubscriptionId) -> Result<Option<RecordedOwner>> {
+    let sql = format!(
+        "SELECT o.host, o.process, o.backend FROM pgapace.owner o JOIN pgapace.subscription s \
+           ON s.id = o.subscription AND s.epoch = o.epoch WHERE s.id = {}",
+        id.0
+    );
+    let rows = session
+        .query(&sql, &[])
+        .map_err(|e| Failure::subscriber(&e, "reading the owner of the subscription"))?;
+    let read = |row: wire::Row<'_>| {
+        let (host, process) = (field(&row, 0)?, field(&row, 1)?);
+        Ok(RecordedOwner { host, process, backend: field(&row, 2)? })
+    };
+    rows.first().map(read).transpose()
+}

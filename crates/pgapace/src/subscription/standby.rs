@@ -1,0 +1,103 @@
+//! Waiting while another process runs the subscription (`--standby`).
+
+use std::time::Duration;
+
+use super::Supervisor;
+use super::retry::Known;
+use crate::error::{Class, Failure};
+use crate::membership::{Place, Waiting};
+use crate::observe::board::RunPhase;
+use crate::subscriber::state::membership::BeatingOwner;
+
+/// How often a request to stop is looked for.
+const SLEEP: Duration = Duration::from_millis(100);
+/// For how long a process leaves a subscription to others that was handed over. If none takes it, none is
+/// there.
+const GIVEN_UP: Duration = Duration::from_secs(5);
+/// How long another look at the subscriber may take.
+const LOOK_PATIENCE: Duration = Duration::from_secs(3);
+
+impl Supervisor<'_> {
+    /// Waits until nobody runs the subscription. Returns false if it was asked to stop meanwhile.
+    /// Without `--standby` it does not wait.
+    pub(super) fn stand_by(&mut self) -> bool {
+        let Some(membership) = self.standby.clone() else { return true };
+        let name = self.config.name.clone();
+        let waiting = membership.wait_for(&name);
+        let mut announced = None;
+        while !self.shutdown.requested() {
+            match waiting.place(self.rounds()) {
+                Place::Unknown => {}
+                Place::Absent => return true,
+                // It was asked to leave the subscription to another process.
+                Place::Free if self.gave_up.is_some_and(|at| at.elapsed() < GIVEN_UP) => {}
+                Place::Free => {
+                    self.known = Known::Begun;
+                    return true;
+                }
+                // An earlier session of this process: the network was interrupted.
+                Place::Held(session, _) if self.owner.as_ref() == Some(&session) => return true,
+                Place::Held(_, owner) => {
+                    // The subscription exists. If it does not later, it was dropped, and is not created.
+                    self.known = Known::Begun;
+                    self.gave_up = None;
+                    let owner = owner.map(|owner| (owner.host, owner.process));
+                    if announced.as_ref() != Some(&owner) {
+                        self.announce_waiting(owner.as_ref());
+                        announced = Some(owner);
+                    }
+                }
+                Place::Stopped(session, owner) => {
+                    self.announce_takeover(&owner);
+                    self.known = Known::Begun;
+                    self.stopped = Some(session);
+                    return true;
+                }
+            }
+            waiting.sleep(SLEEP);
+        }
+        false
+    }
+
+    /// Whether a run failed only because another process became the owner before it.
+    pub(super) fn another_was_faster(&self, failure: &Failure) -> bool {
+        if self.owns || self.dropped || failure.connection_lost || self.shutdown.requested() {
+            return false;
+        }
+        let Some(membership) = &self.standby else { return false };
+        // Several processes may begin the first start. The failure of one may be what another did.
+        let waiting: Waiting<'_> = membership.wait_for(&self.config.name);
+        let place = waiting.next_place(self.rounds(), LOOK_PATIENCE);
+        let held = matches!(place, Place::Held(..) | Place::Stopped(..));
+        // The other one may have ended meanwhile.
+        held || failure.class == Class::Busy
+    }
+
+    /// After how many rounds, which take a second, a heartbeat has stopped.
+    fn rounds(&self) -> u32 {
+        u32::try_from(self.config.takeover_timeout.as_secs()).unwrap_or(u32::MAX)
+    }
+
+    fn announce_waiting(&self, owner: Option<&(String, i32)>) {
+        self.board.enters(RunPhase::Standby);
+        let (host, process) = owner.cloned().unzip();
+        tracing::info!(
+            event = "standby_waiting",
+            subscription = self.config.name,
+            host,
+            process,
+            "another process runs the subscription; waiting"
+        );
+    }
+
+    fn announce_takeover(&self, owner: &BeatingOwner) {
+        tracing::warn!(
+            event = "standby_takes_over",
+            subscription = self.config.name,
+            host = owner.host,
+            process = owner.process,
+            stage = owner.stage.name(),
+            "heartbeat of the process that runs the subscription has stopped; taking over"
+        );
+    }
+}

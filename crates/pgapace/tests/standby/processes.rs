@@ -1,0 +1,123 @@
+//! Processes on one machine.
+
+use std::time::Duration;
+
+use testbed::compare::TableName;
+use testbed::{Result, wait_until};
+
+use super::{BOUND, first_commit, pair_of_processes, wait_for, within};
+use crate::faults::site::{DB, Load, NAME, PATIENCE, Reader, Site, long, pgapace};
+
+fn site() -> Result<Site> {
+    let site = Site::start(&[], &[])?;
+    site.tables("CREATE TABLE log (v int)")?;
+    Ok(site)
+}
+
+#[test]
+fn a_standby_takes_over_when_the_first_process_is_killed_or_stopped() -> Result<()> {
+    let site = site()?;
+    let (mut first, mut second) = pair_of_processes(&site)?;
+    first.kill9()?;
+    within("kill -9 to commit", first_commit(&site, 1)?, BOUND)?;
+    wait_for(&mut second, "streaming")?;
+
+    let mut third = site.spawn(&site.program().arg("--standby"))?;
+    wait_for(&mut third, "standby_waiting")?;
+    let status = pgapace("status")
+        .args(["--subscriber", &site.subscriber.conninfo(DB), "--json"])
+        .output()?;
+    let status = String::from_utf8_lossy(&status.stdout).into_owned();
+    let waits = format!("\"process\": {}", third.pid());
+    assert!(status.contains(&waits) && status.contains("\"standbys\""), "{status}");
+
+    let hand_over = pgapace("hand-over")
+        .args(["--subscriber", &site.subscriber.conninfo(DB), "--name", NAME])
+        .output()?;
+    let said = String::from_utf8_lossy(&hand_over.stderr).into_owned();
+    assert!(hand_over.status.success(), "{said}");
+    within("hand-over to commit", first_commit(&site, 3)?, BOUND)?;
+    assert!(third.events("streaming") > 0, "{}", third.log());
+    // The process that gave it up is the standby now.
+    wait_for(&mut second, "standby_waiting")?;
+    std::mem::swap(&mut second, &mut third);
+
+    second.terminate()?;
+    second.wait(PATIENCE)?;
+    assert_eq!(second.exit_code(), Some(0), "{}", second.log());
+    within("SIGTERM to commit", first_commit(&site, 2)?, BOUND)?;
+    site.expect_equal(&[TableName::from("log")])?;
+    third.terminate()?;
+    third.wait(PATIENCE)?;
+    let members = "SELECT count(*) FROM pgapace.member";
+    assert_eq!(site.subscriber.query_one_text(DB, members)?, "0");
+    Ok(())
+}
+
+#[test]
+fn a_suspended_process_loses_its_subscription_and_commits_nothing_more() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.load_tables()?;
+    site.tables_beside("CREATE TABLE log (v int)", "log")?;
+    let (mut first, mut second) = pair_of_processes(&site)?;
+    let load = Load::start(&site.publisher, 50.0)?;
+    let reader = Reader::start(&site.subscriber);
+    for round in 0..if long() { 10 } else { 2 } {
+        // In the middle of its work: with open transactions, and statements on their way.
+        first.freeze()?;
+        within("SIGSTOP to commit", first_commit(&site, round)?, BOUND)?;
+        let epoch = site.subscriber.query_one_text(DB, "SELECT epoch FROM pgapace.subscription")?;
+        let waited = first.events("standby_waiting");
+        first.thaw()?;
+        wait_until(PATIENCE, "the first process to wait", || {
+            Ok(first.events("standby_waiting") > waited)
+        })?;
+        let late = format!(
+            "SELECT count(*) FROM pgapace.progress WHERE epoch < {epoch} AND lsn > \
+             (SELECT min(lsn) FROM pgapace.progress WHERE epoch >= {epoch})"
+        );
+        assert_eq!(site.subscriber.query_one_text(DB, &late)?, "0");
+        std::mem::swap(&mut first, &mut second);
+    }
+    load.stop()?;
+    site.catch_up(&mut first)?;
+    assert!(reader.stop()? > 0);
+    site.expect_equal_load()?;
+    site.expect_equal(&[TableName::from("log")])
+}
+
+#[test]
+fn of_two_first_starts_one_copies_and_one_waits() -> Result<()> {
+    let site = site()?;
+    site.publisher.sql(DB, "INSERT INTO log SELECT i FROM generate_series(1, 50000) i")?;
+    let program = site.program().arg("--standby");
+    let (mut one, mut other) = (site.spawn(&program)?, site.spawn(&program)?);
+    wait_until(PATIENCE, "one process to stream and one to wait", || {
+        let streaming = one.events("streaming") + other.events("streaming");
+        assert!(one.is_running() && other.is_running(), "{}\n{}", one.log(), other.log());
+        Ok(streaming == 1 && one.events("standby_waiting") + other.events("standby_waiting") == 1)
+    })?;
+    first_commit(&site, 0)?;
+    site.expect_equal(&[TableName::from("log")])
+}
+
+#[test]
+fn the_heartbeat_is_written_only_for_a_standby() -> Result<()> {
+    let site = site()?;
+    let program = site.program().arg("--standby");
+    let _first = site.spawn_streaming(&program)?;
+    let beat = || -> Result<i64> {
+        let beat = site.subscriber.query_one_text(DB, "SELECT beat FROM pgapace.owner")?;
+        Ok(beat.parse().unwrap_or_default())
+    };
+    wait_until(PATIENCE, "the first beat", || Ok(beat()? > 0))?;
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_eq!(beat()?, 1, "nobody waits");
+    let mut second = site.spawn(&program)?;
+    wait_for(&mut second, "standby_waiting")?;
+    wait_until(PATIENCE, "more beats", || Ok(beat()? > 3))?;
+    // Nobody takes a subscription from a process that works, however long it waits.
+    std::thread::sleep(Duration::from_secs(8));
+    assert_eq!(second.events("standby_takes_over"), 0, "{}", second.log());
+    Ok(())
+}
