@@ -1,5 +1,6 @@
 //! Several processes for one subscription (`run --standby`).
 
+mod chaos;
 mod machines;
 mod processes;
 
