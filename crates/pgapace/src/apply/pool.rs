@@ -23,7 +23,7 @@ use crate::subscriber::state::statistics::Waits;
 use crate::subscriber::state::workers_in_use::WorkersInUse;
 
 use in_use::ReportedWorkers;
-pub(crate) use slots::{Connector, Slots, WorkerNumber};
+pub(crate) use slots::{Connector, OpenedWorkers, Slots, WorkerNumber};
 
 /// How groups are made and handed over.
 #[derive(Debug, Clone, Copy)]

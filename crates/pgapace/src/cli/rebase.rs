@@ -55,8 +55,8 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
             )
     })?;
     let nobody = ownership::Former::default();
-    ownership::become_owner(&mut control, row.id, Duration::ZERO, &nobody)?;
-    let row = ownership::fence(&mut control, row.id)?
+    let owning = ownership::become_owner(&mut control, row.id, Duration::ZERO, &nobody)?;
+    let row = ownership::fence(&mut control, row.id, &owning)?
         .ok_or_else(|| Failure::internal("the subscription is gone"))?;
     if row.rebasing {
         return Ok(());

@@ -55,8 +55,9 @@ pub(crate) fn own(control: &mut Session, name: &str) -> Result<(Subscription, Op
         Failure::new(Class::Config, format!("the subscriber has no subscription {name:?}"))
             .hint("pgapace status lists the subscriptions of a subscriber.")
     })?;
-    ownership::become_owner(control, row.id, Duration::ZERO, &ownership::Former::default())?;
-    let row = ownership::fence(control, row.id)?
+    let owning =
+        ownership::become_owner(control, row.id, Duration::ZERO, &ownership::Former::default())?;
+    let row = ownership::fence(control, row.id, &owning)?
         .ok_or_else(|| Failure::new(Class::Config, "the subscription was dropped meanwhile"))?;
     let ended = control
         .simple(&switchover::ended_sql(row.id))

@@ -117,7 +117,23 @@ impl PublishedTable {
 
 /// Checks that the publications exist; a missing one would later stop the stream.
 pub(crate) fn check_exist(session: &mut Session, publications: &[String]) -> Result<()> {
-    let missing = missing(session, publications)?;
+    let found = query(session, &exist_sql(publications))?;
+    check_missing(&found, publications)
+}
+
+/// The same. Returns the rows of another query, which runs in the same round trip.
+pub(crate) fn check_exist_and(
+    session: &mut Session,
+    publications: &[String],
+    other: &str,
+) -> Result<wire::Rows> {
+    let [found, rows] = query_each(session, [&exist_sql(publications), other])?;
+    check_missing(&found, publications)?;
+    Ok(rows)
+}
+
+fn check_missing(found: &wire::Rows, publications: &[String]) -> Result<()> {
+    let missing = missing_in(found, publications);
     if missing.is_empty() {
         return Ok(());
     }
@@ -138,15 +154,20 @@ pub(crate) fn missing<'a>(
     session: &mut Session,
     publications: &'a [String],
 ) -> Result<Vec<&'a str>> {
-    let rows = query(
-        session,
-        &format!(
-            "SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({})",
-            literals(publications)
-        ),
-    )?;
+    let found = query(session, &exist_sql(publications))?;
+    Ok(missing_in(&found, publications))
+}
+
+fn exist_sql(publications: &[String]) -> String {
+    format!(
+        "SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({})",
+        literals(publications)
+    )
+}
+
+fn missing_in<'a>(rows: &wire::Rows, publications: &'a [String]) -> Vec<&'a str> {
     let found: Vec<_> = rows.iter().filter_map(|row| row.get(0).map(str::to_owned)).collect();
-    Ok(publications.iter().filter(|name| !found.contains(name)).map(String::as_str).collect())
+    publications.iter().filter(|name| !found.contains(name)).map(String::as_str).collect()
 }
 
 /// The contents of the publications at one moment.

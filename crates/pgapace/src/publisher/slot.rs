@@ -19,7 +19,7 @@ use pgoutput::{Lsn, Streaming};
 use wire::{Rows, Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
-use crate::publisher::session::{IDENTIFY, SystemIdentity, backend_pid, identity};
+use crate::publisher::session::{CURRENT_LSN, IDENTIFY, SystemIdentity, backend_pid, identity};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::state::SubscriptionId;
@@ -257,12 +257,24 @@ pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Slot>> {
     found(&results)
 }
 
-/// Reads the publisher's identity and a slot in one round trip.
-pub(crate) fn look(session: &mut Session, name: &str) -> Result<(SystemIdentity, Option<Slot>)> {
-    let [identified, slot] = session
-        .simple_each([IDENTIFY, &find_sql(session, name)])
+/// What is known of the publisher before the stream starts.
+pub(crate) struct PublisherNow {
+    pub(crate) system: SystemIdentity,
+    pub(crate) slot: Option<Slot>,
+    /// Where its WAL ends.
+    pub(crate) wal_end: Lsn,
+}
+
+/// Reads the publisher's identity, a slot and the end of WAL in one round trip.
+pub(crate) fn look(session: &mut Session, name: &str) -> Result<PublisherNow> {
+    let [identified, slot, end] = session
+        .simple_each([IDENTIFY, &find_sql(session, name), &format!("SELECT {CURRENT_LSN}")])
         .map_err(|e| Failure::publisher(&e, &format!("reading slot \"{name}\"")))?;
-    Ok((identity(&identified)?, found(&slot)?))
+    Ok(PublisherNow {
+        system: identity(&identified)?,
+        slot: found(&slot)?,
+        wal_end: field(&first_row(&end, "the query for an LSN")?, 0)?,
+    })
 }
 
 fn find_sql(session: &Session, name: &str) -> String {

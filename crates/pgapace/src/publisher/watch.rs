@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, never};
 use pgoutput::Lsn;
-use wire::Session;
+use wire::{Rows, Session};
 
 use crate::error::{Failure, Result};
 use crate::observe::board::wall;
@@ -24,10 +24,29 @@ use crate::subscriber::catalogue::{field, first_row};
 const EVERY: Duration = Duration::from_secs(3);
 
 /// SQL expression for the setting.
-pub(crate) const SYNCHRONOUS: &str = "pg_catalog.current_setting('synchronous_standby_names')";
+const SYNCHRONOUS: &str = "pg_catalog.current_setting('synchronous_standby_names')";
+
+/// The query for [`waits`].
+pub(crate) fn waits_sql() -> String {
+    format!("SELECT {SYNCHRONOUS}")
+}
+
+/// Whether commits of the publisher may wait for a subscription. From the rows of [`waits_sql`].
+pub(crate) fn waits(rows: &Rows, subscription: &str) -> Result<bool> {
+    let row = first_row(std::slice::from_ref(rows), "a query for a setting")?;
+    Ok(names(&field::<String>(&row, 0)?, subscription))
+}
+
+/// The same, read now.
+pub(crate) fn look_once(source: &mut Session, subscription: &str) -> Result<bool> {
+    let mut results = source
+        .simple(&waits_sql())
+        .map_err(|e| Failure::publisher(&e, "reading synchronous_standby_names"))?;
+    waits(&results.pop().unwrap_or_default(), subscription)
+}
 
 /// Whether this setting names a subscription.
-pub(crate) fn names(setting: &str, subscription: &str) -> bool {
+fn names(setting: &str, subscription: &str) -> bool {
     // The words include numbers, FIRST and ANY. Names match without regard to case
     // (`SyncRepGetStandbyPriority` in `syncrep.c`).
     let mut words = setting.split(|c: char| c.is_whitespace() || "(),\"".contains(c));

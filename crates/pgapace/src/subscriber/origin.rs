@@ -7,16 +7,19 @@
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use wire::{ServerError, Session};
+use wire::{Rows, ServerError, Session};
 
 use crate::error::{Failure, Result};
 use crate::sqlstate;
-use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::tagging;
 
 /// How long a session that is ending may still hold an origin.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What the names of all origins of pgapace begin with.
+pub(crate) const PREFIX: &str = "pgapace_";
 
 /// The prefix of the names of a subscription's origins. Origins belong to the whole cluster and
 /// subscription ids to one database, so the name contains the oid of the database.
@@ -37,12 +40,24 @@ pub(crate) fn prefix(session: &mut Session, id: SubscriptionId) -> Result<String
 
 /// The same, for a known oid of the database.
 pub(crate) fn prefix_in(database: impl Display, id: SubscriptionId) -> String {
-    format!("pgapace_{database}_{}_", id.0)
+    format!("{PREFIX}{database}_{}_", id.0)
+}
+
+/// The query for [`attach`]: about the origin of worker `worker`.
+pub(crate) fn ask_sql(
+    session: &Session,
+    database: u32,
+    id: SubscriptionId,
+    worker: usize,
+) -> String {
+    let setting = tagging::setting(session.server_version().major());
+    ASK_SQL.replace("{NAME}", &name(database, id, worker)).replace("{SETTING}", setting)
 }
 
 /// Sets the session's origin, and creates it if it does not exist. Each worker has its own origin,
 /// because only one session can use an origin. `database` is the oid of the session's database.
-/// `reserve`: an origin is created only if so many stay free.
+/// `reserve`: an origin is created only if so many stay free. `asked` has the results of [`ask_sql`]:
+/// privileges are checked first, because a failed call would log an error on the server.
 ///
 /// Without the privilege, or without a free origin, the inner result holds the reason, and the session's
 /// commits stay untagged.
@@ -52,22 +67,17 @@ pub(crate) fn attach(
     id: SubscriptionId,
     worker: usize,
     reserve: Option<i64>,
+    asked: &[Rows],
 ) -> Result<std::result::Result<(), String>> {
-    let name = wire::quote_literal(&format!("{}{worker}", prefix_in(database, id)));
-    // Privileges are checked first, because a failed call would log an error on the server.
-    let setting = tagging::setting(session.server_version().major());
-    let rows = session
-        .query(&ASK_SQL.replace("{NAME}", &name).replace("{SETTING}", setting), &[])
-        .map_err(|e| Failure::subscriber(&e, "checking the replication origin"))?;
-    let row = rows
-        .first()
-        .ok_or_else(|| Failure::internal("the query for the replication origin returned no row"))?;
+    let name = name(database, id, worker);
+    let row = first_row(asked, "the query for the replication origin")?;
     let refused = row.get(1).unwrap_or_default();
     if !refused.is_empty() {
         return Ok(Err(format!("permission denied for {refused} (SQLSTATE 42501)")));
     }
     let (exists, free): (_, i64) = (boolean(&row, 0)?, field(&row, 2)?);
     if !exists && reserve.is_some_and(|reserve| free <= reserve) {
+        let setting = tagging::setting(session.server_version().major());
         return Ok(Err(format!("{free} replication origins are free ({setting}), for others")));
     }
     let set_up = format!("SELECT pg_catalog.pg_replication_origin_session_setup({name})");
@@ -85,6 +95,11 @@ pub(crate) fn attach(
         }
     };
     Ok(attached.map_err(|error| format!("{} (SQLSTATE {})", error.message, error.code)))
+}
+
+/// The name of the origin of worker `worker`, as a literal.
+fn name(database: u32, id: SubscriptionId, worker: usize) -> String {
+    wire::quote_literal(&format!("{}{worker}", prefix_in(database, id)))
 }
 
 /// Whether the origin exists, which origin functions the role may not call, and how many more origins
@@ -134,7 +149,7 @@ WHERE p.pronamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspn
 
 /// Drops the origin of a session that ends: others may have the place. If it cannot be dropped, it stays.
 pub(crate) fn release(session: &mut Session, database: u32, id: SubscriptionId, worker: usize) {
-    let name = wire::quote_literal(&format!("{}{worker}", prefix_in(database, id)));
+    let name = name(database, id, worker);
     // Asked first, because a failed call would log an error on the server.
     let may = session.query(MAY_DROP_SQL, &[]).ok().and_then(|rows| {
         let row = rows.first()?;
@@ -160,10 +175,13 @@ pub(crate) fn drop_unused(session: &mut Session, names: &[&str]) -> Result<()> {
     if names.is_empty() || !rows.first().map_or(Ok(false), |row| boolean(&row, 0))? {
         return Ok(());
     }
-    let calls = names.iter().map(|name| {
-        format!("pg_catalog.pg_replication_origin_drop({})", wire::quote_literal(name))
-    });
-    let sql = format!("SELECT {}", calls.collect::<Vec<_>>().join(", "));
+    // The names were read a moment ago: another session may have dropped one meanwhile.
+    let names: Vec<_> = names.iter().map(|name| wire::quote_literal(name)).collect();
+    let sql = format!(
+        "SELECT pg_catalog.pg_replication_origin_drop(o.roname) \
+         FROM pg_catalog.pg_replication_origin o WHERE o.roname IN ({})",
+        names.join(", ")
+    );
     match session.simple(&sql) {
         Ok(_) => Ok(()),
         Err(wire::Error::Server(error)) => {

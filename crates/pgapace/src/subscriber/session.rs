@@ -9,6 +9,7 @@ use crate::product;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::citus;
+use crate::subscriber::state::schema;
 
 /// Oldest supported version of the subscriber.
 pub(crate) const OLDEST_MAJOR: u32 = 14;
@@ -171,6 +172,12 @@ impl Subscriber {
 
     /// Opens the first session, checks that the server can be a subscriber, and reads its encoding.
     pub(crate) fn connect_first(&mut self) -> Result<Session> {
+        Ok(self.connect_to_run()?.0)
+    }
+
+    /// The same. Also returns the version of schema `pgapace`, if it was read on the way
+    /// ([`schema::VERSION_SQL`]).
+    pub(crate) fn connect_to_run(&mut self) -> Result<(Session, Option<usize>)> {
         let (mut session, properties) = self.open(Purpose::Control)?;
         if properties.in_recovery {
             return Err(Failure::new(
@@ -189,9 +196,9 @@ impl Subscriber {
         let encoding = if properties.encoding == "SQL_ASCII" { "SQL_ASCII" } else { "UTF8" };
         if (encoding, properties.citus) != (self.encoding, self.citus) {
             (self.encoding, self.citus) = (encoding, properties.citus);
-            return self.connect(Purpose::Control);
+            return Ok((self.connect(Purpose::Control)?, properties.schema_version));
         }
-        Ok(session)
+        Ok((session, properties.schema_version))
     }
 
     /// Opens a session and applies all settings.
@@ -212,13 +219,14 @@ impl Subscriber {
         })?;
         check_version(session.server_version())?;
         let settings = settings(purpose, session.server_version().major(), self.citus);
-        let properties = match prepare(&mut session, start, &settings) {
+        let version = if purpose == Purpose::Control { schema::VERSION_SQL } else { "NULL" };
+        let properties = match prepare(&mut session, start, &settings, version) {
             // All settings go in one message, which is one round trip. On a platform that does not
             // support [`WATCH`], they are sent again without it.
             Err(Refusal::Statement(error))
                 if error.sqlstate() == Some(sqlstate::INVALID_PARAMETER_VALUE) =>
             {
-                prepare(&mut session, start, &settings[..settings.len() - 1])
+                prepare(&mut session, start, &settings[..settings.len() - 1], version)
             }
             properties => properties,
         };
@@ -253,6 +261,8 @@ struct ServerProperties {
     in_recovery: bool,
     encoding: String,
     citus: bool,
+    /// See [`Subscriber::connect_to_run`].
+    schema_version: Option<usize>,
 }
 
 /// Why a session cannot be used.
@@ -275,11 +285,12 @@ fn settings(purpose: Purpose, major: u32, with_citus: bool) -> Vec<(&'static str
     role.into_iter().chain(SETTINGS).chain(newer).chain(&own).chain(last).copied().collect()
 }
 
-/// Makes all settings, or none if a connection pooler answers.
+/// Makes all settings, or none if a connection pooler answers. `version` is an SQL expression.
 fn prepare(
     session: &mut Session,
     start: ConnectionStart,
     settings: &[(&str, &str)],
+    version: &str,
 ) -> std::result::Result<ServerProperties, Refusal> {
     // The settings are not joined to pg_settings to leave out those that the server lacks: reading
     // that view costs more than the rest of the connection.
@@ -295,7 +306,7 @@ fn prepare(
             "SELECT pid, age, product, pg_catalog.pg_is_in_recovery(), \
                pg_catalog.current_setting('server_encoding'), \
                EXISTS (SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus'), \
-               CASE WHEN {} THEN pg_catalog.num_nulls({}) = 0 ELSE false END \
+               CASE WHEN {} THEN pg_catalog.num_nulls({}) = 0 ELSE false END, {version} \
              FROM ({BACKEND_SQL}) backend",
             start.own_sql(session),
             calls.join(", ")
@@ -313,6 +324,7 @@ fn prepare(
                 in_recovery: boolean(&row, 3)?,
                 encoding: field(&row, 4)?,
                 citus: boolean(&row, 5)?,
+                schema_version: row.get(7).map(|_| field(&row, 7)).transpose()?,
             };
             Ok(boolean(&row, 6)?.then_some(properties))
         };

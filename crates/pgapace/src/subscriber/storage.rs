@@ -1,6 +1,6 @@
 //! How the subscriber stores published tables that are not ordinary logged heap tables.
 
-use wire::Session;
+use wire::{Rows, Session};
 
 use crate::error::Failure;
 use crate::error::Result;
@@ -19,35 +19,47 @@ pub(crate) struct TableStorage<'p> {
     pub(crate) access_method: Option<String>,
 }
 
-/// Reads how the published tables are stored, with one query for all of them and without locks.
+/// The query for [`stored`], without locks. Parameters: [`names`].
+pub(crate) const STORAGE: &str = "\
+    WITH RECURSIVE tree AS ( \
+      SELECT w.ord, c.oid, c.relkind, c.relpersistence, c.relam \
+      FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
+        pg_catalog.unnest($2::pg_catalog.text[])) \
+        WITH ORDINALITY AS w (schema_name, table_name, ord) \
+      JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name \
+      JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name \
+      UNION ALL \
+      SELECT t.ord, p.oid, p.relkind, p.relpersistence, p.relam FROM tree t \
+      JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND t.relkind = 'p' \
+      JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid \
+    ) \
+    SELECT t.ord, pg_catalog.bool_or(t.relpersistence = 'u'), \
+      pg_catalog.string_agg(DISTINCT a.amname::pg_catalog.text, ', ') \
+    FROM tree t LEFT JOIN pg_catalog.pg_am a ON a.oid = t.relam AND a.amname <> 'heap' \
+    WHERE t.relkind = 'r' AND (t.relpersistence = 'u' OR a.oid IS NOT NULL) \
+    GROUP BY t.ord ORDER BY t.ord";
+
+/// Schemas and names of tables, as arrays.
+pub(crate) fn names(published: &[PublishedTable]) -> [String; 2] {
+    let schemas: Vec<_> = published.iter().map(|table| table.schema.clone()).collect();
+    let names: Vec<_> = published.iter().map(|table| table.name.clone()).collect();
+    [name_array(&schemas), name_array(&names)]
+}
+
+/// Reads how the published tables are stored, with one query for all of them.
 pub(crate) fn read<'p>(
     session: &mut Session,
     published: &'p [PublishedTable],
 ) -> Result<Vec<TableStorage<'p>>> {
-    let schemas: Vec<_> = published.iter().map(|table| table.schema.clone()).collect();
-    let names: Vec<_> = published.iter().map(|table| table.name.clone()).collect();
+    let [schemas, names] = names(published);
     let rows = session
-        .query(
-            "WITH RECURSIVE tree AS ( \
-               SELECT w.ord, c.oid, c.relkind, c.relpersistence, c.relam \
-               FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
-                 pg_catalog.unnest($2::pg_catalog.text[])) \
-                 WITH ORDINALITY AS w (schema_name, table_name, ord) \
-               JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name \
-               JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name \
-               UNION ALL \
-               SELECT t.ord, p.oid, p.relkind, p.relpersistence, p.relam FROM tree t \
-               JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND t.relkind = 'p' \
-               JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid \
-             ) \
-             SELECT t.ord, pg_catalog.bool_or(t.relpersistence = 'u'), \
-               pg_catalog.string_agg(DISTINCT a.amname::pg_catalog.text, ', ') \
-             FROM tree t LEFT JOIN pg_catalog.pg_am a ON a.oid = t.relam AND a.amname <> 'heap' \
-             WHERE t.relkind = 'r' AND (t.relpersistence = 'u' OR a.oid IS NOT NULL) \
-             GROUP BY t.ord ORDER BY t.ord",
-            &[Some(&name_array(&schemas)), Some(&name_array(&names))],
-        )
+        .query(STORAGE, &[Some(&schemas), Some(&names)])
         .map_err(|e| Failure::subscriber(&e, "reading how the tables are stored"))?;
+    stored(&rows, published)
+}
+
+/// From the rows of [`STORAGE`].
+fn stored<'p>(rows: &Rows, published: &'p [PublishedTable]) -> Result<Vec<TableStorage<'p>>> {
     rows.iter()
         .map(|row| {
             let ordinal: usize = field(&row, 0)?;
@@ -60,9 +72,9 @@ pub(crate) fn read<'p>(
         .collect()
 }
 
-/// Logs a warning for each unlogged table.
-pub(crate) fn warn_of_unlogged(session: &mut Session, published: &[PublishedTable]) -> Result<()> {
-    for storage in read(session, published)?.iter().filter(|storage| storage.unlogged) {
+/// Logs a warning for each unlogged table. From the rows of [`STORAGE`].
+pub(crate) fn warn_of_unlogged(rows: &Rows, published: &[PublishedTable]) -> Result<()> {
+    for storage in stored(rows, published)?.iter().filter(|storage| storage.unlogged) {
         tracing::warn!(
             event = "unlogged_table",
             table = storage.table.display_name(),

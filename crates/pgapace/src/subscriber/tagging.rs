@@ -8,11 +8,12 @@
 //! So some are left to them, and fewer workers apply instead. An untagged commit among tagged ones is no
 //! way out: a subscription in the opposite direction would send it back.
 
-use wire::Session;
+use wire::{Rows, Session};
 
 use crate::config::{ApplyWorkers, Subscription as Config, TagCommits};
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::origin::PREFIX;
 
 /// How the commits of a run are tagged.
 #[derive(Debug, Clone, Default)]
@@ -78,32 +79,46 @@ impl Tagging {
         config: &Config,
         prefix: Option<&str>,
     ) -> Result<Self> {
+        let rows = session
+            .query(&Self::sql(session, config), &[])
+            .map_err(|e| Failure::subscriber(&e, "reading its replication origins"))?;
+        Self::of(&rows, config, prefix)
+    }
+
+    /// The query for [`Self::of`].
+    pub(crate) fn sql(session: &Session, config: &Config) -> String {
         if config.tag_commits == TagCommits::Never {
-            return Ok(Self::default());
+            return "SELECT WHERE false".to_owned();
         }
-        let failed = |e: &wire::Error| Failure::subscriber(e, "reading its replication origins");
         let setting = setting(session.server_version().major());
-        let prefix = wire::quote_literal(prefix.unwrap_or("-"));
-        let sql = format!(
+        format!(
             "SELECT pg_catalog.current_setting('wal_level') OPERATOR(pg_catalog.=) 'logical', \
                pg_catalog.current_setting('track_commit_timestamp') OPERATOR(pg_catalog.=) 'on', \
                pg_catalog.current_setting('{setting}'), \
                pg_catalog.current_setting('max_sync_workers_per_subscription'), \
-               pg_catalog.count(*) FILTER (WHERE NOT pg_catalog.starts_with(roname, {prefix})), \
+               pg_catalog.count(*), \
                coalesce(pg_catalog.string_agg(roname, ',') \
-                 FILTER (WHERE pg_catalog.starts_with(roname, {prefix})), '') \
+                 FILTER (WHERE pg_catalog.starts_with(roname, '{PREFIX}')), '') \
              FROM pg_catalog.pg_replication_origin"
-        );
-        let rows = session.query(&sql, &[]).map_err(|e| failed(&e))?;
+        )
+    }
+
+    /// What follows from the row of [`Self::sql`].
+    pub(crate) fn of(rows: &Rows, config: &Config, prefix: Option<&str>) -> Result<Self> {
+        if config.tag_commits == TagCommits::Never {
+            return Ok(Self::default());
+        }
         let none = || Failure::internal("the query for replication origins returned no row");
         let row = rows.first().ok_or_else(none)?;
         let (logical, tracked) = (boolean(&row, 0)?, boolean(&row, 1)?);
         let sync_workers: i64 = field(&row, 3)?;
-        let own = field::<String>(&row, 5)?;
-        let own = own.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
+        let pgapace = field::<String>(&row, 5)?;
+        let is_own = |name: &&str| prefix.is_some_and(|prefix| name.starts_with(prefix));
+        let own: Vec<_> = pgapace.split(',').filter(is_own).map(str::to_owned).collect();
+        let all: i64 = field(&row, 4)?;
         let origins = OriginRoom {
             most: field(&row, 2)?,
-            others: field(&row, 4)?,
+            others: all - i64::try_from(own.len()).unwrap_or(all),
             reserve: 1 + sync_workers,
         };
         let always = config.tag_commits == TagCommits::Always;

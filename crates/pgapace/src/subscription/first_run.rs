@@ -5,16 +5,20 @@ use wire::Session;
 
 use super::Supervisor;
 use super::retry::Known;
+use super::startup::OwnedSubscription;
+use crate::apply::leader::Outcome;
 use crate::config::IfNotEmpty;
 use crate::error::{Class, Failure, Result};
 use crate::native::guard;
 use crate::publisher::history;
-use crate::publisher::publication::{self, PublishedTable};
+use crate::publisher::publication::{self, Look, PublishedTable};
 use crate::publisher::session::identify;
 use crate::publisher::slot;
 use crate::stopping::interrupt::interruptible;
-use crate::subscriber::state::{self, NewSubscription, Phase, SchemaCopy, Subscription};
-use crate::subscriber::state::{progress, published};
+use crate::subscriber::state::published::{self, PreviousReading};
+use crate::subscriber::state::{
+    self, NewSubscription, Phase, RelationsByName, SchemaCopy, Subscription, progress,
+};
 use crate::subscription::beside::beside;
 use crate::tablesync::schema::SchemaCopier;
 use crate::tablesync::table_state::{self, set_sync_lsns};
@@ -23,21 +27,32 @@ use crate::tablesync::{
     forget_unpublished,
 };
 
+/// What is published, and what the subscriber has recorded of it.
+pub(super) struct PublicationsRead {
+    look: Look,
+    states: RelationsByName,
+    recorded: PreviousReading,
+}
+
 impl Supervisor<'_> {
-    /// Copies what is to be copied before the stream. Returns what is published.
+    /// Copies what is to be copied before the stream. Returns what is published. `read` is passed if the
+    /// publications were just read.
     pub(super) fn sync_tables(
         &mut self,
         control: &mut Session,
         source: &mut Session,
         row: &Subscription,
         context: SyncContext<'_>,
+        read: Option<PublicationsRead>,
     ) -> Result<Vec<PublishedTable>> {
         let sessions = [control.cancel_handle(), source.cancel_handle()];
         interruptible(self.shutdown, &sessions, "table sync", || {
             self.make_tables(control, source, row)?;
             let published = match row.phase {
                 Phase::Creating => self.set_up(control, source, row, context)?,
-                Phase::Copying | Phase::Streaming => self.go_on(control, source, row, context)?,
+                Phase::Copying | Phase::Streaming => {
+                    self.go_on(control, source, row, context, read)?
+                }
             };
             self.make_indexes(control, row)?;
             if row.phase != Phase::Streaming {
@@ -190,7 +205,7 @@ impl Supervisor<'_> {
                     "interrupted set-up continues with its replication slot"
                 );
                 let row = Subscription { phase: Phase::Copying, ..row.clone() };
-                return self.go_on(control, source, &row, context);
+                return self.go_on(control, source, &row, context, None);
             }
             None => {}
         }
@@ -225,6 +240,29 @@ impl Supervisor<'_> {
         Ok(created)
     }
 
+    /// Records the start of a run that only streams, and reads the publications meanwhile. Returns an
+    /// outcome if another process has asked for the subscription.
+    pub(super) fn begin_to_stream(
+        &self,
+        control: &mut Session,
+        source: &mut Session,
+        owned: &OwnedSubscription,
+        context: SyncContext<'_>,
+    ) -> Result<std::result::Result<Option<PublicationsRead>, Outcome>> {
+        let (look, read) = beside(
+            "looking at the publications",
+            || publication::look(source, context.publications),
+            || match self.record_start(control, owned)? {
+                Some(outcome) => Ok(Err(outcome)),
+                None => Ok(Ok(state::relations_and_published(control, owned.row.id)?)),
+            },
+        );
+        Ok(match read? {
+            Err(outcome) => Err(outcome),
+            Ok((states, recorded)) => Ok(Some(PublicationsRead { look: look?, states, recorded })),
+        })
+    }
+
     /// Copies the tables that an earlier run has not finished. Returns what is published.
     fn go_on(
         &mut self,
@@ -232,16 +270,20 @@ impl Supervisor<'_> {
         source: &mut Session,
         row: &Subscription,
         context: SyncContext<'_>,
+        read: Option<PublicationsRead>,
     ) -> Result<Vec<PublishedTable>> {
-        let (look, read) = beside(
-            "looking at the publications",
-            || publication::look(source, context.publications),
-            || {
-                let states = state::relations_by_name(control, row.id)?;
-                Ok((states, published::read(control, row.id)?))
-            },
-        );
-        let (look, (mut states, mut recorded)) = (look?, read?);
+        let PublicationsRead { look, mut states, mut recorded } = match read {
+            Some(read) => read,
+            None => {
+                let (look, read) = beside(
+                    "looking at the publications",
+                    || publication::look(source, context.publications),
+                    || state::relations_and_published(control, row.id),
+                );
+                let (look, (states, recorded)) = (look?, read?);
+                PublicationsRead { look, states, recorded }
+            }
+        };
         let forgotten = forget_unpublished(control, row.id, &look.tables, &states)?;
         if forgotten {
             recorded = published::read(control, row.id)?;

@@ -17,6 +17,7 @@ mod failure_record;
 mod first_run;
 mod missing_grants;
 mod pipeline;
+mod readiness;
 pub(crate) mod replay;
 mod resume;
 mod retry;
@@ -39,16 +40,15 @@ use crate::observe::board::{Board, RunPhase};
 use crate::process::Process;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::citus;
-use crate::subscriber::state::Phase;
 use crate::subscriber::state::ownership::SessionId;
 use crate::tablesync::SyncContext;
 use crate::tablesync::emptying::TruncateDecision;
 use failure_record::FailureRecord;
-use pipeline::ReadyToStream;
 pub(crate) use pipeline::group_limits;
+use readiness::Readiness;
 use replay::Replay;
 use retry::{Known, Next, Retry};
-use startup::{ConnectedServers, OwnedSubscription, Ownership};
+use startup::{ConnectedServers, FoundSubscription, OwnedSubscription};
 
 /// Where to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -385,17 +385,16 @@ impl Supervisor<'_> {
         }
         self.board.enters(RunPhase::Starting);
         let servers = self.connect()?;
-        let ConnectedServers { subscriber, publisher, mut control, mut source } = servers;
-        let row = self.find_or_create(&mut control, &mut source)?;
+        let ConnectedServers { subscriber, publisher, mut control, mut source, schema_version } =
+            servers;
+        let found = self.find_or_create(&mut control, &mut source, schema_version)?;
+        let FoundSubscription { row, waits, tagging } = found;
         let owned = self.take_ownership(&mut control, Some(&mut source), row)?;
-        let OwnedSubscription { row, database } = match owned {
-            Ownership::Taken(owned) => *owned,
-            Ownership::GivenUp(outcome) => return Ok(outcome),
-        };
         if subscriber.has_citus() {
             citus::prepare(&mut control)?;
         }
         let (config, board) = (self.config, self.board.clone());
+        let OwnedSubscription { row, .. } = &owned;
         let context = SyncContext {
             publisher: &publisher,
             subscriber: &subscriber,
@@ -410,12 +409,13 @@ impl Supervisor<'_> {
             shutdown: self.shutdown,
             board: Some(&board),
         };
-        if row.phase != Phase::Streaming {
-            self.board.enters(RunPhase::Copying);
+        match self.get_ready(&owned, context, (waits, tagging), control, source)? {
+            Readiness::GivenUp(outcome) => Ok(outcome),
+            Readiness::Ready(ready, opened) => {
+                self.known = Known::Begun;
+                self.lead(ready, *opened, record)
+            }
         }
-        let published = self.sync_tables(&mut control, &mut source, &row, context)?;
-        let ready = ReadyToStream { row: &row, database, context, published };
-        self.stream(ready, control, source, record)
     }
 }
 

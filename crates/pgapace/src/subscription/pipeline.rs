@@ -11,15 +11,14 @@ use engine::intake::{Incoming, IncomingSettings, IntakeSettings, KnownPrepared, 
 use engine::streaming::Streams;
 use pgoutput::{Lsn, Streaming};
 use rustc_hash::FxHashSet;
-use wire::{ReplicationStream, Session};
+use wire::Session;
 
 use super::failure_record::FailureRecord;
 use super::resume::Resumption;
-use super::retry::Known;
 use super::{Supervisor, Until};
 use crate::apply::announced::Announced;
 use crate::apply::blockers::Pulse;
-use crate::apply::durability::{self, Durability};
+use crate::apply::durability::Durability;
 use crate::apply::leader::{
     Decoded, Leader, LeaderParts, Outcome, PrepareNames, Surroundings, Watched,
 };
@@ -30,25 +29,20 @@ use crate::apply::streams::StreamSessions;
 use crate::apply::tables::Tables;
 use crate::barrier::keeper::KeeperContext;
 use crate::config::{ApplyModeSetting, ApplyWorkers, Subscription as Config};
-use crate::error::{Failure, Result};
+use crate::error::Result;
 use crate::observe::ledger::Ledger;
 use crate::publisher::feedback::Feedback;
 use crate::publisher::publication::PublishedTable;
-use crate::publisher::receiver::{Receiver, ReceiverOptions, explain};
-use crate::publisher::session::CURRENT_LSN;
-use crate::publisher::slot;
+use crate::publisher::receiver::{Receiver, ReceiverOptions};
 use crate::publisher::source::ChangeSource;
-use crate::publisher::watch::{self, Watch};
+use crate::publisher::watch::Watch;
 use crate::spool::{self, Spool};
-use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::format::{PublisherTypes, Servers};
-use crate::subscriber::session::{self, Purpose};
+use crate::subscriber::session::Purpose;
 use crate::subscriber::state::prepared::Standing;
 use crate::subscriber::state::statistics::Counters;
-use crate::subscriber::state::{self, RelationState, Subscription};
-use crate::subscriber::storage;
-use crate::subscriber::tagging::RunSessions;
-use crate::subscription::beside::beside;
+use crate::subscriber::state::{RelationState, Subscription};
+use crate::subscriber::tagging::{RunSessions, Tagging};
 use crate::tablesync::deferred::{self, CatchUpOptions, StreamedTableSync};
 use crate::tablesync::{Adder, SyncContext};
 
@@ -60,13 +54,12 @@ const GROUP_CHANGES: usize = 32_768;
 /// What a run knows of its subscription before it streams.
 pub(super) struct ReadyToStream<'r> {
     pub(super) row: &'r Subscription,
-    /// OID of the subscriber's database.
-    pub(super) database: u32,
     pub(super) context: SyncContext<'r>,
     pub(super) published: Vec<PublishedTable>,
 }
 
 /// How the sessions of a run apply.
+#[derive(Clone, Copy)]
 pub(super) struct Applying {
     pub(super) identity: Identity,
     pub(super) sessions: RunSessions,
@@ -100,102 +93,40 @@ impl Opened {
     }
 }
 
-fn purpose(durable_commits: bool) -> Purpose {
+pub(super) fn purpose(durable_commits: bool) -> Purpose {
     if durable_commits { Purpose::DurableApply } else { Purpose::Apply }
 }
 
 impl Supervisor<'_> {
-    /// Starts the stream and the sessions that apply it, and runs the leader to its end.
-    pub(super) fn stream(
-        &mut self,
-        ready: ReadyToStream<'_>,
-        control: Session,
-        source: Session,
-        record: &mut FailureRecord<'_>,
-    ) -> Result<Outcome> {
-        let opened = self.open(&ready, control, source)?;
-        self.known = Known::Begun;
-        self.lead(ready, opened, record)
-    }
-
-    /// Starts the stream and the sessions that apply it.
-    fn open(
-        &mut self,
-        ready: &ReadyToStream<'_>,
-        mut control: Session,
-        mut source: Session,
-    ) -> Result<Opened> {
-        let ReadyToStream { row, database, context, published } = ready;
-        let (row, context) = (*row, *context);
-        let config = self.config;
-        let looks = !std::mem::replace(&mut self.looked_at_storage, true);
-        let (end, looked) = beside(
-            "reading the publisher's LSN",
-            || wal_end(&mut source, &config.name),
-            || if looks { storage::warn_of_unlogged(&mut control, published) } else { Ok(()) },
-        );
-        looked?;
-        let (end, waits) = end?;
-        let until = self.goal(end);
-        let durable_commits = waits && durability::is_quick(&mut control, row.id)?;
-        let applying =
-            self.applying(&mut control, *database, row, context.subscriber.has_citus())?;
-        let streaming = self.streaming(&source);
-        let servers = Servers::of(&source, &control);
-        let pulse = Pulse::default();
-        let this: &Self = self;
-        // To a distant subscriber, both halves take as many round trips.
-        let (resumption, stream, states, (pool, durability)) = std::thread::scope(|scope| {
-            let opened = scope.spawn(|| {
-                let purpose = purpose(durable_commits);
-                this.open_sessions(context.subscriber, row, &applying, purpose, &pulse)
-            });
-            let resumption =
-                this.resume(&mut control, &mut source, row, context, waits, published)?;
-            let panicked = |_| Err(Failure::internal("connecting panicked"));
-            let (stream, states) = beside(
-                "starting the stream",
-                || this.start_stream(source, row, &resumption, streaming),
-                || state::relations_and(&mut control, row.id, &session::give_up_locks_sql()),
-            );
-            let (stream, states) = (stream?, states?);
-            Ok::<_, Failure>((resumption, stream, states, opened.join().unwrap_or_else(panicked)?))
-        })?;
-        Ok(Opened {
-            control,
-            source: ChangeSource::Publisher(stream),
-            resumption,
-            states,
-            pool,
-            durability,
-            applying,
-            pulse,
-            until,
-            waits,
-            durable_commits,
-            streaming,
-            servers,
-            watch: Watch::spawn(context.publisher, &config.name, &row.slot_name, waits)?,
-        })
-    }
-
-    /// How many sessions apply, and what they commit under.
+    /// How many sessions apply, and what they commit under. The round trip is measured later.
     pub(super) fn applying(
         &self,
-        control: &mut Session,
+        control: &Session,
         database: u32,
         row: &Subscription,
+        tagging: &Tagging,
         citus: bool,
-    ) -> Result<Applying> {
-        let tagging = self.tagging(control, database, row)?;
-        let identity = self.identity(control, database, row, &tagging, citus)?;
-        let (sessions, config) = (self.run_sessions(&tagging), self.config);
+    ) -> Applying {
+        let (sessions, config) = (self.run_sessions(tagging), self.config);
         let workers = WorkerNumber {
             most: sessions.workers,
             limited_by_origins: sessions.workers < config.workers.most(),
             auto: config.workers == ApplyWorkers::Auto,
         };
-        Ok(Applying { identity, sessions, workers, settings: self.pool_settings() })
+        let identity = Identity {
+            id: row.id,
+            progress_of: row.id,
+            epoch: row.epoch,
+            tagged: tagging.tagged,
+            origin_reserve: tagging.room().map(|room| room.reserve),
+            drops_origin: tagging.may_drop,
+            ordered: config.preserve_commit_order,
+            citus,
+            database,
+            owner: control.backend_pid(),
+            round_trip: Duration::ZERO,
+        };
+        Applying { identity, sessions, workers, settings: self.pool_settings() }
     }
 
     /// Runs the leader to its end.
@@ -329,42 +260,13 @@ impl Supervisor<'_> {
     }
 
     /// Where to stop. The first run fixes it: a later one must not move it.
-    fn goal(&mut self, wal_end: Lsn) -> Option<Lsn> {
+    pub(super) fn goal(&mut self, wal_end: Lsn) -> Option<Lsn> {
         let lsn = match self.until? {
             Until::Current => wal_end,
             Until::Lsn(lsn) => lsn,
         };
         self.until = Some(Until::Lsn(lsn));
         Some(lsn)
-    }
-
-    /// What the publisher is asked to do with large transactions.
-    fn streaming(&self, source: &Session) -> Streaming {
-        self.config.streaming.of_publisher(source.server_version().major())
-    }
-
-    fn start_stream(
-        &self,
-        source: Session,
-        row: &Subscription,
-        resumption: &Resumption,
-        streaming: Streaming,
-    ) -> Result<ReplicationStream> {
-        let command = slot::start_command(
-            source.server_version().major(),
-            &row.slot_name,
-            resumption.start,
-            &self.config.publications,
-            &slot::StreamOptions {
-                origin_none: self.config.origin_none(),
-                two_phase: resumption.two_phase,
-                binary: resumption.format.binary,
-                streaming,
-            },
-        );
-        tracing::debug!(command, "starting the stream");
-        ReplicationStream::start(source, &command)
-            .map_err(|e| explain(Failure::publisher(&e, "starting the stream")))
     }
 
     fn log_streaming(&self, row: &Subscription, resumption: &Resumption) {
@@ -475,14 +377,4 @@ fn unknown(mut published: Vec<PublishedTable>, states: &[RelationState]) -> Vec<
     let known: FxHashSet<_> = known.map(|state| (&state.schema, &state.name)).collect();
     published.retain(|table| !known.contains(&(&table.schema, &table.name)));
     published
-}
-
-/// Where the publisher's WAL ends, and whether its commits may wait for us (synchronous_standby_names
-/// has our name).
-fn wal_end(source: &mut Session, name: &str) -> Result<(Lsn, bool)> {
-    let results = source
-        .simple(&format!("SELECT {CURRENT_LSN}, {}", watch::SYNCHRONOUS))
-        .map_err(|e| Failure::publisher(&e, "reading its LSN and synchronous_standby_names"))?;
-    let row = first_row(&results, "a query for an LSN")?;
-    Ok((field(&row, 0)?, watch::names(&field::<String>(&row, 1)?, name)))
 }

@@ -8,6 +8,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use engine::dispatch::Pacing;
 use pgoutput::Lsn;
 use wire::Session;
 
@@ -15,7 +16,8 @@ use super::failure_record::FailureRecord;
 use super::pipeline::{Opened, ReadyToStream};
 use super::resume::{Preparing, RecordedPosition, Resumption};
 use super::retry::Known;
-use super::startup::{OwnedSubscription, Ownership};
+use super::sessions::OpenedSessions;
+use super::startup::OwnedSubscription;
 use super::{Outcome, Supervisor};
 use crate::apply::blockers::Pulse;
 use crate::config::Binary;
@@ -29,10 +31,12 @@ use crate::recording::file::Recording;
 use crate::recording::player::{Pace, Player};
 use crate::subscriber::citus;
 use crate::subscriber::format::{self, Format, Servers};
+use crate::subscriber::origin;
 use crate::subscriber::session::{self, Purpose, Subscriber};
 use crate::subscriber::state::{
     self, Manner, NewSubscription, Phase, Subscription, name_array, schema,
 };
+use crate::subscriber::tagging::Tagging;
 use crate::subscription::beside::beside;
 use crate::tablesync::table_state::{Owner, set_sync_lsns};
 use crate::tablesync::{SyncContext, check_first_subscribers};
@@ -94,15 +98,15 @@ impl Supervisor<'_> {
         self.reached = true;
         let row = self.find_or_create_replay(&mut control, &replay.recording)?;
         check_alone(&mut control, &config.name, &head.tables)?;
-        let OwnedSubscription { row, database } =
-            match self.take_ownership(&mut control, None, row)? {
-                Ownership::Taken(owned) => *owned,
-                Ownership::GivenUp(outcome) => return Ok(outcome),
-            };
+        let owned = self.take_ownership(&mut control, None, row)?;
         if subscriber.has_citus() {
             citus::prepare(&mut control)?;
         }
-        self.begin_replay(&mut control, &row, &replay.recording)?;
+        if let Some(outcome) = self.record_start(&mut control, &owned)? {
+            return Ok(outcome);
+        }
+        let OwnedSubscription { row, database, .. } = &owned;
+        self.begin_replay(&mut control, row, &replay.recording)?;
         let publisher = Publisher::absent();
         let mut options = config.copy();
         options.refresh_interval = None;
@@ -121,8 +125,8 @@ impl Supervisor<'_> {
             board: Some(&board),
         };
         let published = head.tables.clone();
-        let ready = ReadyToStream { row: &row, database, context, published };
-        let opened = self.open_replay(&ready, control, replay)?;
+        let ready = ReadyToStream { row, context, published };
+        let opened = self.open_replay(&ready, *database, control, replay)?;
         self.known = Known::Begun;
         let begun = Instant::now();
         let outcome = self.lead(ready, opened, record);
@@ -191,26 +195,36 @@ impl Supervisor<'_> {
     fn open_replay(
         &mut self,
         ready: &ReadyToStream<'_>,
+        database: u32,
         mut control: Session,
         replay: &Replay,
     ) -> Result<Opened> {
         let (row, head) = (ready.row, &replay.recording.head);
-        let applying =
-            self.applying(&mut control, ready.database, row, ready.context.subscriber.has_citus())?;
+        let (prefix, subscriber) = (origin::prefix_in(database, row.id), ready.context.subscriber);
+        let tagging = Tagging::read(&mut control, self.config, Some(&prefix))?;
+        self.drop_unused_origins(&mut control, &prefix, &tagging)?;
+        let mut applying = self.applying(&control, database, row, &tagging, subscriber.has_citus());
+        applying.identity.round_trip = control
+            .measure_round_trip(Pacing::MEASURED.far)
+            .map_err(|e| Failure::subscriber(&e, "looking how far away it is"))?;
         let servers = Servers::recorded(&head.publisher, &control);
-        let pulse = Pulse::default();
+        let connector = self.connector(subscriber, Purpose::Apply, applying.identity);
         let this: &Self = self;
         let (opened, resumed) = beside(
             "opening sessions",
-            || this.open_sessions(ready.context.subscriber, row, &applying, Purpose::Apply, &pulse),
+            || OpenedSessions::open(subscriber, &this.share, applying.workers, &connector),
             || {
                 let resumption = this.resume_replay(&mut control, row, replay)?;
                 let locks = session::give_up_locks_sql();
-                Ok((resumption, state::relations_and(&mut control, row.id, &locks)?))
+                let nothing = ("SELECT", &[][..]);
+                let states = state::relations_and(&mut control, row.id, &locks, nothing)?.0;
+                Ok((resumption, states))
             },
         );
         let (resumption, states) = resumed?;
-        let (pool, durability) = opened?;
+        let pulse = Pulse::default();
+        let (pool, durability) =
+            self.pool(subscriber, &applying, Purpose::Apply, opened?, &pulse)?;
         Ok(Opened {
             control,
             source: ChangeSource::Recording(Player::new(&replay.recording, replay.pace)?),
@@ -274,6 +288,7 @@ impl Supervisor<'_> {
             prepared: Vec::new(),
             preparing: Preparing { hold: None, limit: 0, prefix },
             format,
+            wal_end: replay.end(),
         })
     }
 

@@ -14,7 +14,7 @@ use crate::config;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::history;
 use crate::publisher::publication::PublishedTable;
-use crate::publisher::slot;
+use crate::publisher::slot::{self, PublisherNow};
 use crate::subscriber::format::{self, Format};
 use crate::subscriber::state::{self, Manner, Subscription, SubscriptionId};
 use crate::subscriber::state::{prepared, progress};
@@ -37,6 +37,8 @@ pub(super) struct Resumption {
     pub(super) prepared: Vec<prepared::Known>,
     pub(super) preparing: Preparing,
     pub(super) format: Format,
+    /// Where the publisher's WAL ended when the run started.
+    pub(super) wal_end: Lsn,
 }
 
 /// How transactions are prepared on the subscriber.
@@ -127,7 +129,7 @@ impl Supervisor<'_> {
             || RecordedPosition::read(control, row.id),
         );
         let RecordedPosition { applied, mut catching_up, beyond, any_prepared, place } = read?;
-        let (system, found) = looked?;
+        let PublisherNow { system, slot: found, wal_end } = looked?;
         let (limit, prefix) = prepared::place_in(&place, row.id, &system.system_identifier)?;
         let mut applied = applied.ok_or_else(|| {
             Failure::new(Class::Subscriber, "the progress of the subscription is missing").hint(
@@ -206,6 +208,7 @@ impl Supervisor<'_> {
             prepared,
             preparing,
             format,
+            wal_end,
         })
     }
 

@@ -17,8 +17,11 @@ use crate::error::Failure;
 /// The first pause before another run, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// The longest pause between two attempts to reach a server: it may be back at any moment.
+/// The pause between two attempts to reach a server: a twentieth of the time that it was away, within
+/// these limits. It may be back at any moment, and a short outage should not become much longer.
+const SHORTEST_AWAY: Duration = Duration::from_millis(20);
 const LONGEST_AWAY: Duration = Duration::from_millis(200);
+const PART_OF_AWAY: u32 = 20;
 /// The first pause after a failure that a user must repair, and the longest.
 const FIRST_FAILED: Duration = Duration::from_secs(5);
 const LONGEST_FAILED: Duration = Duration::from_secs(60);
@@ -117,9 +120,14 @@ impl Retry {
 
     /// Another run, after a pause.
     pub(super) fn again(&mut self, failure: &Failure, now: Instant) -> Next {
-        let longest = if failure.away { LONGEST_AWAY } else { LONGEST_PAUSE };
-        let pause = self.pause.min(longest);
-        self.pause = (pause * 2).min(longest);
+        let pause = if failure.away {
+            let away = self.away_since.map_or(Duration::ZERO, |since| now.duration_since(since));
+            (away / PART_OF_AWAY).clamp(SHORTEST_AWAY, LONGEST_AWAY)
+        } else {
+            let pause = self.pause;
+            self.pause = (pause * 2).min(LONGEST_PAUSE);
+            pause
+        };
         let same = self.named.as_ref().is_some_and(|(message, at)| {
             *message == failure.message && now.duration_since(*at) < NAME_AGAIN
         });

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use engine::dispatch::Pacing;
 use wire::Session;
 
 use super::Supervisor;
@@ -12,58 +11,54 @@ use crate::apply::blockers::{Blockers, Pulse, Watched};
 use crate::apply::conflicts;
 use crate::apply::durability::Durability;
 use crate::apply::encoder;
-use crate::apply::pool::{Connector, Pool, Slots};
+use crate::apply::pool::{Connector, OpenedWorkers, Pool, Slots, WorkerNumber};
 use crate::apply::prefetch::Prefetch;
 use crate::apply::session::{Connect, Identity, Lost};
+use crate::apply::sessions::Share;
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::origin;
 use crate::subscriber::session::{Purpose, Subscriber};
-use crate::subscriber::state::Subscription;
 use crate::subscriber::state::ownership;
 use crate::subscriber::tagging::{RunSessions, Tagging};
 
-impl Supervisor<'_> {
-    /// What the workers' sessions commit under.
-    pub(super) fn identity(
-        &self,
-        control: &mut Session,
-        database: u32,
-        row: &Subscription,
-        tagging: &Tagging,
-        citus: bool,
-    ) -> Result<Identity> {
-        let round_trip = control
-            .measure_round_trip(Pacing::MEASURED.far)
-            .map_err(|e| Failure::subscriber(&e, "looking how far away it is"))?;
-        Ok(Identity {
-            id: row.id,
-            progress_of: row.id,
-            epoch: row.epoch,
-            tagged: tagging.tagged,
-            origin_reserve: tagging.room().map(|room| room.reserve),
-            drops_origin: tagging.may_drop,
-            ordered: self.config.preserve_commit_order,
-            citus,
-            database,
-            owner: control.backend_pid(),
-            round_trip,
+/// The sessions with which a run starts to apply.
+pub(super) struct OpenedSessions {
+    workers: OpenedWorkers,
+    durability: Session,
+    monitor: Session,
+}
+
+impl OpenedSessions {
+    /// Opens all at the same time.
+    pub(super) fn open(
+        subscriber: &Subscriber,
+        share: &Arc<Share>,
+        workers: WorkerNumber,
+        connector: &Connector,
+    ) -> Result<Self> {
+        let panicked = |_| Err(Failure::internal("connecting panicked"));
+        std::thread::scope(|scope| {
+            let durability = scope.spawn(|| subscriber.connect(Purpose::Durability));
+            let monitor = scope.spawn(|| subscriber.connect(Purpose::Monitor));
+            let workers = OpenedWorkers::open(share, workers, connector)?;
+            let monitor = monitor.join().unwrap_or_else(panicked)?;
+            let durability = durability.join().unwrap_or_else(panicked)?;
+            Ok(Self { workers, durability, monitor })
         })
     }
+}
 
-    /// Whether commits are tagged. Drops replication origins of sessions that earlier runs had.
-    pub(super) fn tagging(
+impl Supervisor<'_> {
+    /// Drops replication origins of sessions that earlier runs had, and that this run does not open at
+    /// its start.
+    pub(super) fn drop_unused_origins(
         &self,
         control: &mut Session,
-        database: u32,
-        row: &Subscription,
-    ) -> Result<Tagging> {
-        let prefix = origin::prefix_in(database, row.id);
-        let tagging = Tagging::read(control, self.config, Some(&prefix))?;
-        let unused = tagging.unused(self.config, &prefix);
-        if !unused.is_empty() {
-            origin::drop_unused(control, &unused)?;
-        }
-        Ok(tagging)
+        prefix: &str,
+        tagging: &Tagging,
+    ) -> Result<()> {
+        let unused = tagging.unused(self.config, prefix);
+        if unused.is_empty() { Ok(()) } else { origin::drop_unused(control, &unused) }
     }
 
     /// How many sessions apply, and how many execute streamed transactions.
@@ -129,40 +124,32 @@ impl Supervisor<'_> {
         (first..first + sessions).map(connector).collect()
     }
 
-    /// Opens the sessions that apply, and those beside them, all at the same time.
-    pub(super) fn open_sessions(
+    /// Starts the threads on the sessions that were opened.
+    pub(super) fn pool(
         &self,
         subscriber: &Subscriber,
-        row: &Subscription,
         applying: &Applying,
         purpose: Purpose,
+        opened: OpenedSessions,
         leader: &Pulse,
     ) -> Result<(Pool, Durability)> {
         let Applying { identity, workers, settings, .. } = *applying;
-        let config = self.config;
+        let OpenedSessions { workers: opened, durability, monitor } = opened;
+        let connector = self.connector(subscriber, purpose, identity);
+        let (config, round_trip) = (self.config, identity.round_trip);
+        let slots = Slots::new(&self.share, workers, connector, &config.name, opened, round_trip)?;
         let flusher = Pulse::default();
-        let panicked = |_| Err(Failure::internal("connecting panicked"));
-        std::thread::scope(|scope| {
-            let durability = scope.spawn(|| subscriber.connect(Purpose::Durability));
-            let monitor = scope.spawn(|| subscriber.connect(Purpose::Monitor));
-            let slots = Slots::new(
-                &self.share,
-                workers,
-                self.connector(subscriber, purpose, identity),
-                &config.name,
-            )?;
-            let monitor = monitor.join().unwrap_or_else(panicked)?;
-            let durability = durability.join().unwrap_or_else(panicked)?;
-            let watch = |pid, pulse: &Pulse, name| Watched { pid, pulse: pulse.clone(), name };
-            let watched = vec![
-                watch(identity.owner, leader, "control session"),
-                watch(durability.backend_pid(), &flusher, "durability session"),
-            ];
-            let blockers = Blockers::spawn(monitor, row.id, &config.name, watched, identity.citus)?;
-            let pool = Pool::new(slots, settings, identity, blockers);
-            let prefetch = Prefetch::spawn(config.prefetch, subscriber, &config.name)?;
-            Ok((pool.with_prefetch(prefetch), Durability::spawn(durability, row.id, flusher)?))
-        })
+        let watch = |pid, pulse: &Pulse, name| Watched { pid, pulse: pulse.clone(), name };
+        let watched = vec![
+            watch(identity.owner, leader, "control session"),
+            watch(durability.backend_pid(), &flusher, "durability session"),
+        ];
+        let blockers =
+            Blockers::spawn(monitor, identity.id, &config.name, watched, identity.citus)?;
+        let pool = Pool::new(slots, settings, identity, blockers);
+        let prefetch = Prefetch::spawn(config.prefetch, subscriber, &config.name)?;
+        let durability = Durability::spawn(durability, identity.id, flusher)?;
+        Ok((pool.with_prefetch(prefetch), durability))
     }
 }
 
@@ -180,14 +167,16 @@ fn open_apply(
     if let Some(lost) = lost {
         ownership::end_session(&mut session, identity.id, lost.backend)?;
     }
-    ownership::join(&mut session, identity.id)?;
+    let Identity { database, id, .. } = identity;
     if !identity.tagged || lost.is_some_and(|lost| !lost.tagged) {
+        ownership::join(&mut session, id)?;
         return Ok((session, Identity { tagged: false, ..identity }));
     }
+    let ask = origin::ask_sql(&session, database, id, number);
+    let asked = ownership::join_and(&mut session, id, &ask)?;
     // The first worker, and one in place of another, may have what is left to others.
     let reserve = identity.origin_reserve.filter(|_| number > 0 && lost.is_none() && !catches_up);
-    let Identity { database, id, .. } = identity;
-    let attached = origin::attach(&mut session, database, id, number, reserve)?;
+    let attached = origin::attach(&mut session, database, id, number, reserve, &asked)?;
     match &attached {
         Ok(()) => {}
         Err(reason) if origin_none => {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wire::Session;
+use wire::{Rows, Session};
 
 use super::Supervisor;
 use super::retry::Known;
@@ -14,11 +14,13 @@ use crate::native::guard;
 use crate::publisher::publication;
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
+use crate::publisher::watch;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::heartbeat::{self, OwnerStage};
-use crate::subscriber::state::ownership::{Former, Owning};
+use crate::subscriber::state::ownership::Former;
 use crate::subscriber::state::{self, Phase, Subscription};
 use crate::subscriber::state::{ownership, schema, statistics};
+use crate::subscriber::tagging::Tagging;
 use crate::subscription::beside::beside;
 use crate::switchover;
 use crate::tablesync::table_state::{self, Owner};
@@ -34,6 +36,17 @@ pub(super) struct ConnectedServers {
     pub(super) control: Session,
     /// On the publisher. It becomes the replication stream.
     pub(super) source: Session,
+    /// The version of schema `pgapace`, if it is known.
+    pub(super) schema_version: Option<usize>,
+}
+
+/// A subscription that was found, and what was read beside it.
+pub(super) struct FoundSubscription {
+    pub(super) row: Subscription,
+    /// Whether commits of the publisher wait for the subscription.
+    pub(super) waits: bool,
+    /// The row of [`Tagging::sql`]; `None` if the subscription was just created.
+    pub(super) tagging: Option<Rows>,
 }
 
 /// A subscription that this process owns.
@@ -41,13 +54,10 @@ pub(super) struct OwnedSubscription {
     pub(super) row: Subscription,
     /// OID of the subscriber's database.
     pub(super) database: u32,
-}
-
-/// Whether this process may run the subscription.
-pub(super) enum Ownership {
-    Taken(Box<OwnedSubscription>),
-    /// Another process asks for it.
-    GivenUp(Outcome),
+    /// The epoch of this process before.
+    last_epoch: Option<i64>,
+    /// The statement that records this process as the owner, if it is still to be executed.
+    beat: Option<String>,
 }
 
 impl Supervisor<'_> {
@@ -58,10 +68,12 @@ impl Supervisor<'_> {
         let mut publisher =
             Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
         let (source, control) =
-            beside("connecting", || publisher.connect(), || subscriber.connect_first());
-        let (control, mut source) = match (control, source) {
+            beside("connecting", || publisher.connect(), || subscriber.connect_to_run());
+        let ((control, schema_version), mut source) = match (control, source) {
             (Ok(control), Ok(source)) => (control, source),
-            (control, source) => return Err(self.not_reached(control, source)),
+            (control, source) => {
+                return Err(self.not_reached(control.map(|(session, _)| session), source));
+            }
         };
         self.reached = true;
         if subscriber.encoding() != publisher.encoding() {
@@ -79,7 +91,7 @@ impl Supervisor<'_> {
                 ),
             ));
         }
-        Ok(ConnectedServers { subscriber, publisher, control, source })
+        Ok(ConnectedServers { subscriber, publisher, control, source, schema_version })
     }
 
     /// The failure to report if a server cannot be reached: first one that does not pass by waiting,
@@ -113,23 +125,26 @@ impl Supervisor<'_> {
         &mut self,
         control: &mut Session,
         source: &mut Session,
-    ) -> Result<Subscription> {
+        version: Option<usize>,
+    ) -> Result<FoundSubscription> {
         let config = self.config;
-        let version = schema::version(control)?;
+        let version = version.map_or_else(|| schema::version(control), Ok)?;
         let this: &Self = self;
         // Creating schema pgapace takes the subscriber a while: look at the publisher meanwhile.
         let (looked, found) = beside(
             "looking at the publisher",
             || {
-                publication::check_exist(source, &config.publications)?;
-                Ok((version == 0).then(|| this.look_at_publisher(source)))
+                let waits = watch::waits_sql();
+                let waits = publication::check_exist_and(source, &config.publications, &waits)?;
+                let waits = watch::waits(&waits, &config.name)?;
+                Ok((waits, (version == 0).then(|| this.look_at_publisher(source))))
             },
             || {
                 schema::upgrade(control, version)?;
-                state::find(control, &config.name)
+                state::find_and(control, &config.name, &Tagging::sql(control, config))
             },
         );
-        let (found, looked) = (found?, looked?);
+        let ((found, tagging), (waits, looked)) = (found?, looked?);
         match found {
             Some(row) => {
                 if !self.truncate.is_empty() && self.known == Known::New {
@@ -139,7 +154,7 @@ impl Supervisor<'_> {
                         "--truncate was ignored: it is only for the first start"
                     );
                 }
-                Ok(row)
+                Ok(FoundSubscription { row, waits, tagging: Some(tagging) })
             }
             None if self.known >= Known::HasRun => {
                 self.dropped = true;
@@ -152,20 +167,21 @@ impl Supervisor<'_> {
                 if looked.as_ref().is_err_and(|failure| failure.class == Class::Slot) {
                     guard::first_start(control, config)?;
                 }
-                self.create(control, &looked?)
+                let row = self.create(control, &looked?)?;
+                Ok(FoundSubscription { row, waits, tagging: None })
             }
         }
     }
 
     /// Makes this process the owner: it increments the epoch and terminates sessions of earlier epochs.
-    /// Another process may have asked it not to be.
+    /// [`Self::record_start`] must follow.
     /// A recording has no `source` whose walsender could be in the way.
     pub(super) fn take_ownership(
         &mut self,
         control: &mut Session,
         source: Option<&mut Session>,
         mut row: Subscription,
-    ) -> Result<Ownership> {
+    ) -> Result<OwnedSubscription> {
         let config = self.config;
         if std::mem::take(&mut self.stands_aside) {
             hand_over::wait_aside(control, row.id, &|| self.shutdown.requested())?;
@@ -178,12 +194,11 @@ impl Supervisor<'_> {
         let former = Former { any: self.take_over, own: self.owner.clone(), stopped };
         // A standby that is not the first goes on waiting.
         let patience = if self.standby.is_some() { STANDBY_PATIENCE } else { config.busy_timeout };
-        let Owning { session, database } =
-            ownership::become_owner(control, row.id, patience, &former)?;
-        self.owner = Some(session);
+        let owning = ownership::become_owner(control, row.id, patience, &former)?;
+        self.owner = Some(owning.session.clone());
         self.owns = true;
         // Another process may have changed the row while this one waited for the lock.
-        row = ownership::fence(control, row.id)?.ok_or_else(|| {
+        row = ownership::fence(control, row.id, &owning)?.ok_or_else(|| {
             Failure::new(Class::Busy, "the subscription was dropped while pgapace waited for it")
         })?;
         check_enabled(&row)?;
@@ -193,9 +208,12 @@ impl Supervisor<'_> {
             _ => OwnerStage::Setup,
         };
         let member = self.standby.is_some();
-        let own = heartbeat::own_sql(owner, self.process, member, stage, judged);
-        control.simple(&own).map_err(|e| recording(&e))?;
+        let mut beat = Some(heartbeat::own_sql(owner, self.process, member, stage, judged));
         if std::mem::take(&mut self.take_over) || member {
+            // What follows may take long: others must see who owns the subscription.
+            if let Some(own) = beat.take() {
+                control.simple(&own).map_err(|e| recording(&e))?;
+            }
             ownership::end_leftovers(control, &config.name)?;
             if let Some(source) = source {
                 slot::end_user(source, &row.slot_name, &config.name, config.busy_timeout)?;
@@ -203,8 +221,22 @@ impl Supervisor<'_> {
         }
         self.block_failed(control, &row)?;
         let last_epoch = self.epoch.replace(row.epoch);
-        let [ended, asked, _, _, _, adopted] = control
+        Ok(OwnedSubscription { row, database: owning.database, last_epoch, beat })
+    }
+
+    /// Records the start of a run, and refuses it if a switchover has ended the subscription or its
+    /// native one has the slot. Returns an outcome if another process has asked for the subscription.
+    pub(super) fn record_start(
+        &self,
+        control: &mut Session,
+        owned: &OwnedSubscription,
+    ) -> Result<Option<Outcome>> {
+        let OwnedSubscription { row, last_epoch, .. } = owned;
+        let owner = Owner { id: row.id, epoch: row.epoch };
+        let beat = owned.beat.as_deref().unwrap_or_default();
+        let [_, ended, asked, _, _, _, adopted] = control
             .simple_each([
+                beat,
                 &switchover::ended_sql(row.id),
                 &hand_over::started_sql(row.id),
                 &statistics::started_sql(row.id),
@@ -215,20 +247,20 @@ impl Supervisor<'_> {
             ])
             .map_err(|e| recording(&e))?;
         switchover::check_not_ended(&ended, &row.name)?;
-        guard::later_start(&adopted, config)?;
-        match hand_over::asked(&asked, last_epoch)? {
+        guard::later_start(&adopted, self.config)?;
+        match hand_over::asked(&asked, *last_epoch)? {
             Some(AtStart::Obey(Request::StandAside)) => {
                 hand_over::done(control, row.id, None)?;
-                return Ok(Ownership::GivenUp(Outcome::StoodAside));
+                return Ok(Some(Outcome::StoodAside));
             }
             Some(AtStart::Obey(Request::HandOver)) => {
                 hand_over::done(control, row.id, None)?;
-                return Ok(Ownership::GivenUp(Outcome::HandedOver));
+                return Ok(Some(Outcome::HandedOver));
             }
             Some(AtStart::Fulfilled) => hand_over::done(control, row.id, None)?,
             None => {}
         }
-        Ok(Ownership::Taken(Box::new(OwnedSubscription { row, database })))
+        Ok(None)
     }
 
     /// A resumed subscription keeps its slot; its publications may change.

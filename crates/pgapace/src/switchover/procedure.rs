@@ -227,8 +227,9 @@ fn up_to_end(
     }
     // From here on nothing is applied any more. If all is undone, the other process resumes by itself.
     hand_over::ask_to_stand_aside(control, row, left())?;
-    ownership::become_owner(control, row.id, left(), &ownership::Former::default())?;
-    ownership::fence(control, row.id)?
+    let nobody = ownership::Former::default();
+    let owning = ownership::become_owner(control, row.id, left(), &nobody)?;
+    ownership::fence(control, row.id, &owning)?
         .ok_or_else(|| Failure::new(Class::Config, "the subscription was dropped meanwhile"))?;
     slot::end_user(source, &row.slot_name, &row.name, left())?;
     slot::wait_until_free(source, &row.slot_name, left(), &|| false)?;

@@ -1,12 +1,23 @@
 //! How many round trips a start needs. To a distant server each of them takes its time.
 
+use std::time::{Duration, Instant};
+
 use testbed::{Pair, Proxy, Result};
 
-use super::site::{DB, NAME, Site, expect_exit};
+use super::site::{DB, NAME, PATIENCE, Site, expect_exit, wait_for_event};
 
 /// Most round trips of one session, on either server, in a run that has nothing to apply. Without those
 /// of TCP, and with two to spare for what depends on time: status messages, statistics.
 const MOST: u64 = 22;
+
+/// Most round trips one after the other, of all sessions together, until changes can be applied.
+/// Without those of TCP.
+const MOST_IN_A_ROW: f64 = 12.0;
+
+/// A proxy in front of each server.
+fn proxies(site: &Site) -> Result<[Proxy; 2]> {
+    Ok([Proxy::in_front_of(&site.publisher)?, Proxy::in_front_of(&site.subscriber)?])
+}
 
 #[test]
 fn a_start_needs_few_round_trips() -> Result<()> {
@@ -14,8 +25,7 @@ fn a_start_needs_few_round_trips() -> Result<()> {
         let site = Site::of(Pair::start_with(major, major, |b| b, |b| b)?)?;
         site.tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
         let start = || -> Result<[Vec<u64>; 2]> {
-            let publisher = Proxy::in_front_of(&site.publisher)?;
-            let subscriber = Proxy::in_front_of(&site.subscriber)?;
+            let [publisher, subscriber] = proxies(&site)?;
             let program = super::site::pgapace("run")
                 .args(["--publisher", &publisher.conninfo(DB)])
                 .args(["--subscriber", &subscriber.conninfo(DB)])
@@ -27,6 +37,40 @@ fn a_start_needs_few_round_trips() -> Result<()> {
         let counts = start()?;
         let most = counts.iter().flatten().max().copied().unwrap_or(0);
         assert!((1..=MOST).contains(&most), "round trips of each session on {major}: {counts:?}");
+        in_a_row(&site)?;
     }
     Ok(())
+}
+
+/// Bounds the round trips one after the other: how much longer a start takes if each takes longer.
+fn in_a_row(site: &Site) -> Result<()> {
+    const DELAYS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(150)];
+    let start = |one_way: Duration| -> Result<Duration> {
+        let [publisher, subscriber] = proxies(site)?;
+        publisher.set_delay(one_way);
+        subscriber.set_delay(one_way);
+        let program = site.program_between(&publisher.conninfo(DB), &subscriber.conninfo(DB));
+        let started = Instant::now();
+        let mut run = site.spawn(&program)?;
+        wait_for_event(&mut run, "streaming", PATIENCE)?;
+        let taken = started.elapsed();
+        // The next start must not wait for sessions of this one.
+        run.terminate()?;
+        run.wait(PATIENCE)?;
+        Ok(taken)
+    };
+    let near = start(DELAYS[0])?;
+    let mut tried = Vec::new();
+    // A processor that others use too makes a start longer, never shorter.
+    for _ in 0..3 {
+        let longer = start(DELAYS[1])?.saturating_sub(near).as_secs_f64();
+        let round_trips = longer / (2.0 * (DELAYS[1] - DELAYS[0]).as_secs_f64());
+        println!("{round_trips:.2} round trips in a row");
+        assert!(round_trips > 6.0, "{round_trips} round trips: nothing was measured");
+        if round_trips < MOST_IN_A_ROW + 0.5 {
+            return Ok(());
+        }
+        tried.push(round_trips);
+    }
+    panic!("round trips in a row: {tried:.2?}");
 }

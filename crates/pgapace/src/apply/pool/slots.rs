@@ -4,10 +4,12 @@
 //! their sessions, and the session leases.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, unbounded};
+use wire::Session;
 
-use crate::apply::session::Connect;
+use crate::apply::session::{Connect, Identity};
 use crate::apply::sessions::{SessionLease, Share};
 use crate::apply::turns::Turns;
 use crate::apply::worker::{FromWorker, Worker, WorkerContext};
@@ -49,41 +51,68 @@ pub(crate) struct Slots {
     pub(super) events: Receiver<(usize, FromWorker)>,
 }
 
-impl Slots {
+/// The sessions of the workers with which a run starts.
+pub(crate) struct OpenedWorkers(Vec<OpenedWorker>);
+
+struct OpenedWorker {
+    number: usize,
+    /// None for the first.
+    lease: Option<Arc<SessionLease>>,
+    session: Session,
+    identity: Identity,
+}
+
+impl OpenedWorkers {
     /// Opens the subscription's own session, and all others if their number is fixed and no other
     /// subscription shares them.
+    pub(crate) fn open(
+        share: &Arc<Share>,
+        number: WorkerNumber,
+        connector: &Connector,
+    ) -> Result<Self> {
+        let more = if share.is_alone() && !number.auto { number.most } else { 1 };
+        let leases = (1..more).filter_map(|number| Some((number, Some(share.ask()?))));
+        let leases: Vec<_> = std::iter::once((0, None)).chain(leases).collect();
+        let panicked = |_| Err(Failure::internal("connecting panicked"));
+        // All at once.
+        std::thread::scope(|scope| {
+            let connecting: Vec<_> = leases
+                .into_iter()
+                .map(|(number, lease)| {
+                    let connect = connector(number);
+                    (number, lease, scope.spawn(move || connect(None)))
+                })
+                .collect();
+            let opened = connecting.into_iter().map(|(number, lease, thread)| {
+                let (session, identity) = thread.join().unwrap_or_else(panicked)?;
+                Ok(OpenedWorker { number, lease, session, identity })
+            });
+            Ok(Self(opened.collect::<Result<_>>()?))
+        })
+    }
+}
+
+impl Slots {
+    /// Starts workers on these sessions. `round_trip` was measured while they were opened.
     pub(crate) fn new(
         share: &Arc<Share>,
         number: WorkerNumber,
         connector: Connector,
         subscription: &str,
+        OpenedWorkers(opened): OpenedWorkers,
+        round_trip: Duration,
     ) -> Result<Self> {
         let turns = Turns::new(number.most)?;
         let (sender, events) = unbounded();
         let context = WorkerContext { turns, sender, subscription: subscription.to_owned() };
         let mut slots: Vec<_> = (0..number.most).map(|_| WorkerSlot::default()).collect();
-        if share.is_alone() && !number.auto {
-            slots[1..].iter_mut().for_each(|slot| slot.lease = share.ask());
+        for OpenedWorker { number, lease, session, identity } in opened {
+            let slot = &mut slots[number];
+            let (connect, meter) = (connector(number), slot.meter.clone());
+            let opened = (session, Identity { round_trip, ..identity });
+            slot.worker = Some(Worker::spawn(number, connect, opened, &context, meter)?);
+            slot.lease = lease;
         }
-        // All at once: each connects first.
-        std::thread::scope(|scope| {
-            let (connector, context) = (&connector, &context);
-            let here = slots.iter_mut().enumerate();
-            let here = here.filter(|(number, slot)| *number == 0 || slot.lease.is_some());
-            let starting: Vec<_> = here
-                .map(|(number, slot)| {
-                    let meter = slot.meter.clone();
-                    let connect = connector(number);
-                    let spawn = move || Worker::spawn(number, connect, context, meter);
-                    (slot, scope.spawn(spawn))
-                })
-                .collect();
-            for (slot, thread) in starting {
-                let panicked = |_| Err(Failure::internal("starting a worker panicked"));
-                slot.worker = Some(thread.join().unwrap_or_else(panicked)?);
-            }
-            Ok::<_, Failure>(())
-        })?;
         Ok(Self { slots, share: Arc::clone(share), number, connector, context, events })
     }
 

@@ -137,15 +137,15 @@ pub(crate) struct WorkerContext {
 }
 
 impl Worker {
-    /// Opens the session of worker `number`, and starts the thread. `meter` measures what it does and what it
-    /// waits for.
+    /// Starts the thread of worker `number` on a session that `connect` has opened. `meter` measures what it
+    /// does and what it waits for.
     pub(crate) fn spawn(
         number: usize,
         connect: Connect,
+        opened: (Session, Identity),
         context: &WorkerContext,
         meter: Meter,
     ) -> Result<Self> {
-        let opened = connect(None)?;
         Self::start(number, connect, Some(opened), context, meter, None)
     }
 

@@ -112,6 +112,18 @@ pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Subscript
     rows.first().map(|row| subscription(&row)).transpose()
 }
 
+/// The same, and the rows of another query, in one round trip.
+pub(crate) fn find_and(
+    session: &mut Session,
+    name: &str,
+    other: &str,
+) -> Result<(Option<Subscription>, wire::Rows)> {
+    let sql = format!("SELECT {COLUMNS} FROM pgapace.subscription WHERE name = $1");
+    let [rows, others] =
+        session.query_each([(&sql, &[Some(name)]), (other, &[])]).map_err(|e| reading(&e))?;
+    Ok((rows.first().map(|row| subscription(&row)).transpose()?, others))
+}
+
 /// Finds a subscription on a subscriber whose schema `pgapace` may be missing or older. An older
 /// schema is upgraded first.
 pub(crate) fn find_in_any(session: &mut Session, name: &str) -> Result<Option<Subscription>> {
@@ -434,22 +446,45 @@ impl RelationState {
     }
 }
 
+/// The tables of a subscription by schema and name.
+pub(crate) type RelationsByName = FxHashMap<(String, String), RelationState>;
+
+/// The tables of a subscription, and the last reading of the publications, in one
+/// round trip.
+pub(crate) fn relations_and_published(
+    session: &mut Session,
+    id: SubscriptionId,
+) -> Result<(RelationsByName, published::PreviousReading)> {
+    let id = id.0.to_string();
+    let id = &[Some(id.as_str())][..];
+    let [relations, recorded] = session
+        .query_each([(RELATIONS, id), (published::PREVIOUS, id)])
+        .map_err(|e| reading(&e))?;
+    Ok((by_name(relation_states(&relations)?), published::previous(&recorded)?))
+}
+
+fn by_name(states: Vec<RelationState>) -> RelationsByName {
+    states.into_iter().map(|s| ((s.schema.clone(), s.name.clone()), s)).collect()
+}
+
 /// Returns the tables of a subscription.
 pub(crate) fn relations(session: &mut Session, id: SubscriptionId) -> Result<Vec<RelationState>> {
     let rows = session.query(RELATIONS, &[Some(&id.0.to_string())]).map_err(|e| reading(&e))?;
     relation_states(&rows)
 }
 
-/// The same, in one round trip with a query whose result does not matter.
+/// The same, and the rows of another query, in one round trip with a query whose result does not matter.
 pub(crate) fn relations_and(
     session: &mut Session,
     id: SubscriptionId,
-    other: &str,
-) -> Result<Vec<RelationState>> {
-    let [rows, _] = session
-        .query_each([(RELATIONS, &[Some(&id.0.to_string())]), (other, &[])])
-        .map_err(|e| reading(&e))?;
-    relation_states(&rows)
+    setting: &str,
+    other: (&str, &[Option<&str>]),
+) -> Result<(Vec<RelationState>, wire::Rows)> {
+    let id = id.0.to_string();
+    let id = &[Some(id.as_str())][..];
+    let [rows, _, others] =
+        session.query_each([(RELATIONS, id), (setting, &[]), other]).map_err(|e| reading(&e))?;
+    Ok((relation_states(&rows)?, others))
 }
 
 const RELATIONS: &str = "\
@@ -494,9 +529,8 @@ fn state_of(row: &wire::Row<'_>, column: usize) -> Result<TableSyncState> {
 pub(crate) fn relations_by_name(
     session: &mut Session,
     id: SubscriptionId,
-) -> Result<FxHashMap<(String, String), RelationState>> {
-    let states = relations(session, id)?;
-    Ok(states.into_iter().map(|s| ((s.schema.clone(), s.name.clone()), s)).collect())
+) -> Result<RelationsByName> {
+    Ok(by_name(relations(session, id)?))
 }
 
 /// When the copies of these tables were committed, in microseconds since 1970. A table is left out if it

@@ -5,9 +5,9 @@
 //! process that runs the subscription holds the owner lock exclusively. Every session that may
 //! commit for the subscription holds the session lock in share mode.
 //!
-//! At startup pgapace increments the epoch and terminates sessions of earlier epochs. Then it takes
-//! the session lock exclusively, once. After that, no late packet of an earlier session can commit,
-//! so the progress that pgapace reads stays valid.
+//! At startup pgapace takes the owner lock and increments the epoch, in one round trip, and terminates
+//! sessions of earlier epochs. Then it takes the session lock exclusively, once. After that, no late
+//! packet of an earlier session can commit, so the progress that pgapace reads stays valid.
 //!
 //! Nothing in this fence depends on clocks, or on a process that still lives: a server that has ended a
 //! session commits nothing more for it. A process that was suspended, or cut off, finds its sessions
@@ -16,7 +16,7 @@
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use wire::Session;
+use wire::{Rows, Session};
 
 use crate::error::{Class, Failure, Result};
 use crate::pooler;
@@ -49,6 +49,8 @@ pub(crate) struct Owning {
     pub(crate) session: SessionId,
     /// The oid of the subscriber database.
     pub(crate) database: u32,
+    /// The results of [`fence_sql`].
+    fenced: Vec<Rows>,
 }
 
 /// Owners that may be terminated.
@@ -70,7 +72,8 @@ impl Former {
 }
 
 /// Takes the owner lock, and waits up to `patience` for another owner to release it. Owners
-/// included in `former` are terminated first.
+/// included in `former` are terminated. [`fence`] must follow: what it needs first comes in the same
+/// round trip.
 pub(crate) fn become_owner(
     session: &mut Session,
     id: SubscriptionId,
@@ -80,20 +83,12 @@ pub(crate) fn become_owner(
     let failed = |e: &wire::Error| Failure::subscriber(e, "taking ownership of the subscription");
     let ends_others = former.any || former.own.is_some() || former.stopped.is_some();
     let deadline = Instant::now() + patience;
+    let (lock, fence) = (lock_sql(id), fence_sql(id, session.backend_pid()));
     loop {
-        if ends_others {
-            // Again in each round: a process with --standby may have taken the lock meanwhile.
-            terminate_holders(session, OWNER_LOCK, id, &|owner| former.includes(owner))?;
-        }
-        let sql = format!(
-            "SELECT pg_catalog.pg_try_advisory_lock({OWNER_LOCK}, {}), pid, backend_start, datid, \
-               pg_catalog.current_setting('session_replication_role') \
-             FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())",
-            id.0
-        );
-        let rows = session.query(&sql, &[]).map_err(|e| failed(&e))?;
-        let row = rows
+        let [asked, fenced] = session.simple_each([&lock, &fence]).map_err(|e| failed(&e))?;
+        let row = asked
             .first()
+            .and_then(Rows::first)
             .ok_or_else(|| Failure::internal("pg_stat_get_activity does not show this session"))?;
         let (pid, role): (i32, String) = (field(&row, 1)?, field(&row, 4)?);
         if pid != session.backend_pid() || role != "replica" {
@@ -103,7 +98,13 @@ pub(crate) fn become_owner(
         }
         if boolean(&row, 0)? {
             let session = SessionId { pid: field(&row, 1)?, backend_start: field(&row, 2)? };
-            return Ok(Owning { session, database: field(&row, 3)? });
+            return Ok(Owning { session, database: field(&row, 3)?, fenced });
+        }
+        let mut terminated = 0;
+        if ends_others {
+            // In each round: a process with --standby may have taken the lock meanwhile.
+            let included = |owner: &SessionId| former.includes(owner);
+            terminated = terminate_holders(session, OWNER_LOCK, id, &included)?;
         }
         if Instant::now() >= deadline {
             let owner = describe_holders(session, OWNER_LOCK, id)?;
@@ -113,29 +114,61 @@ pub(crate) fn become_owner(
             )
             .hint("Stop that process, or pass --take-over to end its sessions."));
         }
-        std::thread::sleep(Duration::from_millis(100));
+        // A session that was terminated ends within milliseconds.
+        std::thread::sleep(Duration::from_millis(if terminated > 0 { 10 } else { 100 }));
     }
 }
 
-/// Increments the epoch and waits until no session of an earlier epoch can commit. Returns the
-/// subscription with the new epoch, or `None` if it was dropped.
-pub(crate) fn fence(session: &mut Session, id: SubscriptionId) -> Result<Option<Subscription>> {
+/// Tries to take the owner lock, and tells which session and with which settings.
+fn lock_sql(id: SubscriptionId) -> String {
+    format!(
+        "SELECT pg_catalog.pg_try_advisory_lock({OWNER_LOCK}, {}), pid, backend_start, datid, \
+           pg_catalog.current_setting('session_replication_role') \
+         FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())",
+        id.0
+    )
+}
+
+/// Increments the epoch, and looks whether a session of an earlier epoch can still commit. It does
+/// neither without the owner lock, or if another backend than `pid` executes it.
+///
+/// The epoch is committed before the session lock is asked for, so a session that joins later sees the
+/// new epoch.
+fn fence_sql(id: SubscriptionId, pid: i32) -> String {
+    let owns = format!(
+        "EXISTS (SELECT 1 FROM pg_catalog.pg_locks l \
+           WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 \
+             AND l.classid::pg_catalog.int8 = {OWNER_LOCK} AND l.objid::pg_catalog.int8 = {id} \
+             AND l.pid = {pid} AND l.pid = pg_catalog.pg_backend_pid() \
+             AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d \
+                               WHERE d.datname = pg_catalog.current_database()))",
+        id = id.0
+    );
+    format!(
+        "BEGIN; \
+         UPDATE pgapace.subscription SET epoch = epoch + 1 WHERE id = {id} AND {owns} \
+           AND pg_catalog.current_setting('session_replication_role') = 'replica' \
+         RETURNING {COLUMNS}; \
+         COMMIT; \
+         SELECT CASE WHEN NOT {owns} THEN NULL \
+           WHEN pg_catalog.pg_try_advisory_lock({SESSION_LOCK}, {id}) \
+           THEN pg_catalog.pg_advisory_unlock({SESSION_LOCK}, {id}) END",
+        id = id.0
+    )
+}
+
+/// After the owner lock is taken and the epoch incremented: waits until no session of an earlier epoch
+/// can commit. Returns the subscription with the new epoch, or `None` if it was dropped.
+pub(crate) fn fence(
+    session: &mut Session,
+    id: SubscriptionId,
+    owning: &Owning,
+) -> Result<Option<Subscription>> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "fencing off earlier sessions");
-    // The epoch is committed before the lock is taken, so a session that joins later sees the new
-    // epoch.
-    let results = session
-        .simple(&format!(
-            "BEGIN; \
-             UPDATE pgapace.subscription SET epoch = epoch + 1 WHERE id = {id} RETURNING {COLUMNS}; \
-             COMMIT; \
-             SELECT CASE WHEN pg_catalog.pg_try_advisory_lock({SESSION_LOCK}, {id}) \
-                    THEN pg_catalog.pg_advisory_unlock({SESSION_LOCK}, {id}) END",
-            id = id.0
-        ))
-        .map_err(|e| failed(&e))?;
-    let Some(row) = results.get(1).and_then(wire::Rows::first) else { return Ok(None) };
+    let results = &owning.fenced;
+    let Some(row) = results.get(1).and_then(Rows::first) else { return Ok(None) };
     let row = subscription(&row)?;
-    let nobody = results.get(3).and_then(wire::Rows::first);
+    let nobody = results.get(3).and_then(Rows::first);
     if nobody.is_some_and(|row| row.get(0) == Some("t")) {
         return Ok(Some(row));
     }
@@ -188,9 +221,26 @@ pub(crate) fn end_leftovers(session: &mut Session, subscription: &str) -> Result
 /// Lets a session commit for the subscription. Progress rows still carry the epoch. So a session of
 /// an earlier epoch that takes the lock too late fails at its first progress row.
 pub(crate) fn join(session: &mut Session, id: SubscriptionId) -> Result<()> {
-    let sql = format!("SELECT pg_catalog.pg_advisory_lock_shared({SESSION_LOCK}, {})", id.0);
-    session.simple(&sql).map_err(|e| Failure::subscriber(&e, "joining the subscription"))?;
+    session
+        .simple(&join_sql(id))
+        .map_err(|e| Failure::subscriber(&e, "joining the subscription"))?;
     Ok(())
+}
+
+/// The same, and the results of `query` in the same round trip.
+pub(crate) fn join_and(
+    session: &mut Session,
+    id: SubscriptionId,
+    query: &str,
+) -> Result<Vec<Rows>> {
+    let [_, results] = session
+        .simple_each([&join_sql(id), query])
+        .map_err(|e| Failure::subscriber(&e, "joining the subscription"))?;
+    Ok(results)
+}
+
+fn join_sql(id: SubscriptionId) -> String {
+    format!("SELECT pg_catalog.pg_advisory_lock_shared({SESSION_LOCK}, {})", id.0)
 }
 
 /// Terminates a session of this run whose connection was lost, and waits until it has ended. After
@@ -237,7 +287,7 @@ pub(crate) fn owner(session: &mut Session, id: SubscriptionId) -> Result<Option<
     }))
 }
 
-fn holders(session: &mut Session, class: i32, id: SubscriptionId) -> Result<wire::Rows> {
+fn holders(session: &mut Session, class: i32, id: SubscriptionId) -> Result<Rows> {
     let sql = format!(
         "SELECT a.pid, a.application_name, a.client_addr, a.backend_start \
          FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid \

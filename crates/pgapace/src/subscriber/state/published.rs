@@ -184,17 +184,23 @@ impl StaleTable {
     }
 }
 
+/// The query for [`previous`], of the subscription `$1`.
+pub(crate) const PREVIOUS: &str = "\
+    SELECT s.published_lsn, r.schema_name, r.table_name, r.state, r.sync_lsn, \
+      r.published_by, r.stale_lsn IS NOT NULL \
+    FROM pgapace.subscription s JOIN pgapace.relation r ON r.subscription = s.id \
+    WHERE s.id = $1::pg_catalog.int4 ORDER BY r.schema_name, r.table_name";
+
 /// Reads the position of the last reading of the publications, and the record of each table.
 pub(crate) fn read(control: &mut Session, id: SubscriptionId) -> Result<PreviousReading> {
     let rows = control
-        .query(
-            "SELECT s.published_lsn, r.schema_name, r.table_name, r.state, r.sync_lsn, \
-               r.published_by, r.stale_lsn IS NOT NULL \
-             FROM pgapace.subscription s JOIN pgapace.relation r ON r.subscription = s.id \
-             WHERE s.id = $1::pg_catalog.int4 ORDER BY r.schema_name, r.table_name",
-            &[Some(&id.0.to_string())],
-        )
+        .query(PREVIOUS, &[Some(&id.0.to_string())])
         .map_err(|e| Failure::subscriber(&e, "reading how tables were published"))?;
+    previous(&rows)
+}
+
+/// From the rows of [`PREVIOUS`].
+pub(crate) fn previous(rows: &wire::Rows) -> Result<PreviousReading> {
     let mut looked_at = None;
     let mut tables = Vec::with_capacity(rows.len());
     for row in rows.iter() {

@@ -684,6 +684,20 @@ pub(crate) fn upgrade(session: &mut Session, current: usize) -> Result<()> {
     Ok(())
 }
 
+/// SQL expression for [`version`]; NULL if that is to be called, because the role may not read the table
+/// or because there is none.
+///
+/// A statement that names the table fails where there is none. `query_to_xml` parses its query only when
+/// it is executed, so one statement serves all servers.
+pub(crate) const VERSION_SQL: &str = "\
+(SELECT CASE WHEN pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+             AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
+        THEN pg_catalog.substring(pg_catalog.query_to_xml(
+          'SELECT version FROM pgapace.schema_version', true, true, '')::pg_catalog.text,
+          '<version>([0-9]+)<') END
+ FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
+ WHERE n.nspname = 'pgapace' AND c.relname = 'schema_version')";
+
 /// Returns the version of the schema on the subscriber, 0 if the schema does not exist.
 pub(crate) fn version(session: &mut Session) -> Result<usize> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "reading the version of schema pgapace");

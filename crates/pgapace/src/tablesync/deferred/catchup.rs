@@ -47,8 +47,9 @@ impl CatchUpWorker {
         let subscription = options.subscription.to_owned();
         let context = WorkerContext { turns: Turns::new(1)?, sender, subscription };
         let meter = Meter { ledger: options.ledger.clone(), ..Meter::default() };
+        let opened = connect(None)?;
         Ok(Self {
-            worker: worker::Worker::spawn(0, connect, &context, meter)?,
+            worker: worker::Worker::spawn(0, connect, opened, &context, meter)?,
             table: table.clone(),
             waiting: Batcher::new(options.group_limits, Pacing::MEASURED),
             in_flight: 0,

@@ -1,0 +1,241 @@
+//! From ownership to the stream: what a run reads, checks and opens before its leader starts.
+//!
+//! To a distant server each round trip counts. So the sessions that apply connect as soon as this
+//! process owns the subscription, and both servers are read meanwhile. While tables are copied, the
+//! sessions would only idle: then they connect behind the copy.
+
+use std::sync::Arc;
+use std::thread::{Scope, ScopedJoinHandle};
+
+use engine::dispatch::Pacing;
+use pgoutput::Streaming;
+use wire::{ReplicationStream, Rows, Session};
+
+use super::Supervisor;
+use super::pipeline::{Applying, Opened, ReadyToStream, purpose};
+use super::resume::Resumption;
+use super::sessions::OpenedSessions;
+use super::startup::OwnedSubscription;
+use crate::apply::blockers::Pulse;
+use crate::apply::durability;
+use crate::apply::leader::Outcome;
+use crate::config;
+use crate::error::{Failure, Result};
+use crate::observe::board::RunPhase;
+use crate::publisher::publication::PublishedTable;
+use crate::publisher::receiver::explain;
+use crate::publisher::slot;
+use crate::publisher::source::ChangeSource;
+use crate::publisher::watch::{self, Watch};
+use crate::subscriber::format::Servers;
+use crate::subscriber::origin;
+use crate::subscriber::session;
+use crate::subscriber::state::{self, Phase, RelationState, Subscription};
+use crate::subscriber::storage;
+use crate::subscriber::tagging::Tagging;
+use crate::subscription::beside::beside;
+use crate::tablesync::SyncContext;
+
+/// Whether the leader may start.
+pub(super) enum Readiness<'r> {
+    Ready(ReadyToStream<'r>, Box<Opened>),
+    /// Another process asks for the subscription.
+    GivenUp(Outcome),
+}
+
+/// Sessions that are being opened, and how.
+struct Opening<'s> {
+    /// Whether commits of the publisher wait for the subscription.
+    waits: bool,
+    durable_commits: bool,
+    tagging: Tagging,
+    applying: Applying,
+    sessions: ScopedJoinHandle<'s, Result<OpenedSessions>>,
+}
+
+impl Supervisor<'_> {
+    /// Copies what is to be copied, checks that the stream can resume, starts it, and opens the sessions
+    /// that apply it. `read`: whether commits of the publisher wait for the subscription, and the row of
+    /// [`Tagging::sql`], as read before.
+    pub(super) fn get_ready<'r>(
+        &mut self,
+        owned: &'r OwnedSubscription,
+        context: SyncContext<'r>,
+        (waits, tagging): (bool, Option<Rows>),
+        mut control: Session,
+        mut source: Session,
+    ) -> Result<Readiness<'r>> {
+        let OwnedSubscription { row, database, .. } = owned;
+        let prefix = origin::prefix_in(database, row.id);
+        let streams = row.phase == Phase::Streaming;
+        std::thread::scope(|scope| {
+            let mut opening = None;
+            if let Some(tagging) = tagging.filter(|_| streams) {
+                let tagging = Tagging::of(&tagging, self.config, Some(&prefix))?;
+                let begun =
+                    self.begin_to_open(scope, &mut control, owned, context, (waits, tagging))?;
+                opening = Some(begun);
+            }
+            let begun = if streams {
+                self.begin_to_stream(&mut control, &mut source, owned, context)?
+            } else {
+                self.record_start(&mut control, owned)?.map_or(Ok(None), Err)
+            };
+            let read = match begun {
+                Ok(read) => read,
+                Err(outcome) => return Ok(Readiness::GivenUp(outcome)),
+            };
+            if !streams {
+                self.board.enters(RunPhase::Copying);
+            }
+            let published = self.sync_tables(&mut control, &mut source, row, context, read)?;
+            let opening = match opening {
+                Some(opening) => opening,
+                None => {
+                    let read = self.look_again(&mut control, &mut source, &prefix)?;
+                    self.begin_to_open(scope, &mut control, owned, context, read)?
+                }
+            };
+            self.drop_unused_origins(&mut control, &prefix, &opening.tagging)?;
+            let resumption =
+                self.resume(&mut control, &mut source, row, context, opening.waits, &published)?;
+            let (streaming, servers) = (self.streaming(&source), Servers::of(&source, &control));
+            let (stream, states) =
+                self.begin_stream(source, &mut control, row, &resumption, streaming, &published)?;
+            let Opening { waits, durable_commits, mut applying, sessions, .. } = opening;
+            applying.identity.round_trip = control
+                .measure_round_trip(Pacing::MEASURED.far)
+                .map_err(|e| Failure::subscriber(&e, "looking how far away it is"))?;
+            let panicked = |_| Err(Failure::internal("connecting panicked"));
+            let sessions = sessions.join().unwrap_or_else(panicked)?;
+            let pulse = Pulse::default();
+            let (pool, durability) = self.pool(
+                context.subscriber,
+                &applying,
+                purpose(durable_commits),
+                sessions,
+                &pulse,
+            )?;
+            let until = self.goal(resumption.wal_end);
+            let watch = Watch::spawn(context.publisher, &self.config.name, &row.slot_name, waits)?;
+            let opened = Opened {
+                control,
+                source: ChangeSource::Publisher(stream),
+                resumption,
+                states,
+                pool,
+                durability,
+                applying,
+                pulse,
+                until,
+                waits,
+                durable_commits,
+                streaming,
+                servers,
+                watch,
+            };
+            let ready = ReadyToStream { row, context, published };
+            Ok(Readiness::Ready(ready, Box::new(opened)))
+        })
+    }
+
+    /// Begins to open the sessions that apply.
+    fn begin_to_open<'s>(
+        &self,
+        scope: &'s Scope<'s, '_>,
+        control: &mut Session,
+        OwnedSubscription { row, database, .. }: &OwnedSubscription,
+        context: SyncContext<'s>,
+        (waits, tagging): (bool, Tagging),
+    ) -> Result<Opening<'s>> {
+        let durable_commits = waits && durability::is_quick(control, row.id)?;
+        let citus = context.subscriber.has_citus();
+        let applying = self.applying(control, *database, row, &tagging, citus);
+        let Applying { identity, workers, .. } = applying;
+        let connector = self.connector(context.subscriber, purpose(durable_commits), identity);
+        let (share, subscriber) = (Arc::clone(&self.share), context.subscriber);
+        let sessions =
+            scope.spawn(move || OpenedSessions::open(subscriber, &share, workers, &connector));
+        Ok(Opening { waits, durable_commits, tagging, applying, sessions })
+    }
+
+    /// Behind a copy, which may have taken long: whether commits of the publisher wait for the
+    /// subscription, and how commits are tagged.
+    fn look_again(
+        &self,
+        control: &mut Session,
+        source: &mut Session,
+        prefix: &str,
+    ) -> Result<(bool, Tagging)> {
+        let (waits, tagging) = beside(
+            "reading synchronous_standby_names",
+            || watch::look_once(source, &self.config.name),
+            || Tagging::read(control, self.config, Some(prefix)),
+        );
+        let tagging = tagging?;
+        Ok((waits?, tagging))
+    }
+
+    /// Starts the stream, and reads the states of the tables. Tells once in a process how the tables are
+    /// stored.
+    fn begin_stream(
+        &mut self,
+        source: Session,
+        control: &mut Session,
+        row: &Subscription,
+        resumption: &Resumption,
+        streaming: Streaming,
+        published: &[PublishedTable],
+    ) -> Result<(ReplicationStream, Vec<RelationState>)> {
+        let looks = !std::mem::replace(&mut self.looked_at_storage, true);
+        let names = if looks { storage::names(published) } else { Default::default() };
+        let names = names.each_ref().map(|names| Some(names.as_str()));
+        let stored = if looks { (storage::STORAGE, &names[..]) } else { ("SELECT", &[][..]) };
+        let this: &Self = self;
+        let (stream, read) = beside(
+            "starting the stream",
+            || this.start_stream(source, row, resumption, streaming),
+            || state::relations_and(control, row.id, &session::give_up_locks_sql(), stored),
+        );
+        let (stream, (states, stored)) = (stream?, read?);
+        if looks {
+            storage::warn_of_unlogged(&stored, published)?;
+        }
+        Ok((stream, states))
+    }
+
+    /// What the publisher is asked to do with large transactions.
+    fn streaming(&self, source: &Session) -> Streaming {
+        match self.config.streaming {
+            config::Streaming::Off => Streaming::Off,
+            config::Streaming::Parallel if source.server_version().major() >= 16 => {
+                Streaming::Parallel
+            }
+            config::Streaming::On | config::Streaming::Parallel => Streaming::On,
+        }
+    }
+
+    fn start_stream(
+        &self,
+        source: Session,
+        row: &Subscription,
+        resumption: &Resumption,
+        streaming: Streaming,
+    ) -> Result<ReplicationStream> {
+        let command = slot::start_command(
+            source.server_version().major(),
+            &row.slot_name,
+            resumption.start,
+            &self.config.publications,
+            &slot::StreamOptions {
+                origin_none: self.config.origin_none(),
+                two_phase: resumption.two_phase,
+                binary: resumption.format.binary,
+                streaming,
+            },
+        );
+        tracing::debug!(command, "starting the stream");
+        ReplicationStream::start(source, &command)
+            .map_err(|e| explain(Failure::publisher(&e, "starting the stream")))
+    }
+}
