@@ -72,17 +72,25 @@ pub(crate) struct Leaf {
 /// Rows of a block if the server has no statistics.
 const ROWS_PER_BLOCK: u64 = 80;
 
-/// Divides a table on one server into pieces of about one chunk. `None` if it cannot be divided.
-pub(crate) fn pieces(leaves: &[Leaf]) -> Option<Vec<Piece>> {
+/// Each piece returns the sums of all buckets, which cost little if each has so many of its rows.
+const ROWS_OF_A_BUCKET: u64 = 50;
+
+/// Rows of a piece of a table with so many buckets.
+pub(crate) fn piece_rows(buckets: u64) -> u64 {
+    CHUNK_ROWS.max(buckets * ROWS_OF_A_BUCKET)
+}
+
+/// Divides a table on one server into pieces of about so many rows. `None` if it cannot be divided.
+pub(crate) fn pieces(leaves: &[Leaf], rows: u64) -> Option<Vec<Piece>> {
     if leaves.iter().any(|leaf| !leaf.has_blocks) {
         return None;
     }
     let of_leaf = |leaf: &Leaf| {
         let per_block = match leaf.rows {
             0 => ROWS_PER_BLOCK,
-            rows => (rows / leaf.blocks.max(1)).max(1),
+            estimate => (estimate / leaf.blocks.max(1)).max(1),
         };
-        let step = (CHUNK_ROWS / per_block).clamp(64, 65_536);
+        let step = (rows / per_block).clamp(64, 65_536);
         let count = leaf.blocks.div_ceil(step).max(1);
         let relation = leaf.relation.clone();
         (0..count).map(move |number| Piece {
@@ -105,11 +113,12 @@ mod tests {
 
     #[test]
     fn pieces_cover_all_blocks_of_all_leaves() {
-        let all = pieces(&[leaf(3000, 50_000 * 3), leaf(0, 0)]).unwrap();
+        let all = pieces(&[leaf(3000, 50_000 * 3), leaf(0, 0)], 50_000).unwrap();
         let bounds: Vec<_> = all.iter().map(|p| (p.from_block, p.to_block)).collect();
         assert_eq!(bounds, [(0, Some(1000)), (1000, Some(2000)), (2000, None), (0, None)]);
         let foreign = Leaf { has_blocks: false, ..leaf(0, 0) };
-        assert_eq!(pieces(&[leaf(1, 1), foreign]), None);
+        assert_eq!(pieces(&[leaf(1, 1), foreign], 50_000), None);
+        assert_eq!((piece_rows(16), piece_rows(8192)), (50_000, 409_600));
     }
 
     #[test]

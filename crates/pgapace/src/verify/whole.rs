@@ -15,7 +15,7 @@ use crate::error::{Class, Failure, Result};
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::verification::Counts;
 use crate::verify::compare::{Comparison, Sums};
-use crate::verify::plan::{Leaf, buckets, pieces};
+use crate::verify::plan::{Leaf, buckets, piece_rows, pieces};
 use crate::verify::sessions::{Access, Query, Read};
 use crate::verify::sql::{Piece, Selection, TableSql, leaves};
 
@@ -163,7 +163,7 @@ impl Comparison<'_> {
             |leaves: &[Leaf]| leaves.iter().map(|leaf| leaf.rows.max(leaf.blocks * 20)).sum();
         let buckets = buckets(estimate(&theirs));
         let queries = |table: &TableSql, leaves: &[Leaf]| -> Vec<Query> {
-            let selections = match pieces(leaves) {
+            let selections = match pieces(leaves, piece_rows(buckets)) {
                 Some(pieces) => pieces.into_iter().map(of_piece).collect(),
                 None => vec![Selection::default()],
             };
