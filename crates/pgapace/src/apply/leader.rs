@@ -281,6 +281,7 @@ impl<'a> Leader<'a> {
         let sleep = gathering.min(self.look_at_stalls()).min(streams).min(delayed);
         self.look_at_barrier();
         if let Some(ticket) = self.intake.progress.start_flush() {
+            self.watched.flush_begins(&self.around.counters);
             self.around.durability.submit(DurabilityJob::Flush(ticket));
         }
         if self.pauses() {
@@ -315,6 +316,7 @@ impl<'a> Leader<'a> {
         match event {
             FromDurability::Flushed(ticket) => {
                 self.intake.progress.flushed(ticket);
+                self.watched.flushed();
                 self.publish_positions();
             }
             FromDurability::Fingerprints(found) => {
@@ -420,6 +422,10 @@ impl<'a> Leader<'a> {
             self.intake.progress.committed_is_durable();
         }
         self.around.counters.add(counters);
+        if self.durable_commits {
+            self.watched.flush_begins(&self.around.counters);
+            self.watched.flushed();
+        }
         self.publish_positions();
     }
 

@@ -52,7 +52,7 @@ struct SubscriptionStatus<'a> {
     retries: &'a std::collections::BTreeMap<String, u64>,
     received_bytes: u64,
     tables: std::collections::BTreeMap<&'a str, u64>,
-    /// Null unless tables are copied before the stream begins.
+    /// Null unless tables are copied.
     copy: Option<&'a CopyShown>,
     /// Null unless it streams.
     figures: Option<&'a Figures>,

@@ -90,7 +90,7 @@ pub(crate) struct Shown {
     /// Number of tables by state.
     pub(crate) tables: Arc<Vec<(String, u64)>>,
     pub(crate) history: Arc<VecDeque<Point>>,
-    /// While tables are copied before the stream begins.
+    /// While tables are copied, before the stream begins or beside it.
     pub(crate) copy: Option<Arc<CopyShown>>,
     /// What verifications say of its tables; `None` until the subscriber was asked.
     pub(crate) verified: Option<Arc<VerificationSummary>>,

@@ -14,6 +14,7 @@ use wire::Session;
 use crate::apply::tables::Tables;
 use crate::config::CopyOptions;
 use crate::error::{Class, Failure, Result};
+use crate::observe::board::Board;
 use crate::publisher::publication::{self, Look, PublishedTable};
 use crate::publisher::session::{Publisher, current_lsn};
 use crate::sqlstate;
@@ -581,6 +582,7 @@ struct Copier {
     copy_data: bool,
     options: CopyOptions,
     ended: Shutdown,
+    board: Option<Board>,
 }
 
 impl Copier {
@@ -594,6 +596,7 @@ impl Copier {
             copy_data: context.copy_data,
             options: context.options,
             ended,
+            board: context.board.cloned(),
         }
     }
 
@@ -611,7 +614,7 @@ impl Copier {
             indexes_after: false,
             joins: true,
             shutdown: &self.ended,
-            board: None,
+            board: self.board.as_ref(),
         };
         let mut control = self.subscriber.connect(Purpose::Copy)?;
         // A later run terminates this session, or waits for its end, before it reads the tables'

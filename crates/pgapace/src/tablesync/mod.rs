@@ -66,7 +66,7 @@ pub(crate) struct SyncContext<'a> {
     pub(crate) joins: bool,
     /// A copy stops as soon as this is requested.
     pub(crate) shutdown: &'a Shutdown,
-    /// Where the progress is shown, for tables that are copied before the stream begins.
+    /// Where the progress is shown.
     pub(crate) board: Option<&'a Board>,
 }
 

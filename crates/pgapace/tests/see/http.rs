@@ -244,6 +244,80 @@ fn slow_readers_hold_up_nothing_and_retries_are_shown() {
     case.stop(process);
 }
 
+/// Processor time of the threads with this name, as the scheduler counts it.
+fn thread_time(pid: u32, name: &str) -> Duration {
+    let tasks = must(std::fs::read_dir(format!("/proc/{pid}/task")));
+    let of = |task: std::path::PathBuf| {
+        let comm = std::fs::read_to_string(task.join("comm")).ok()?;
+        let times = std::fs::read_to_string(task.join("schedstat")).ok()?;
+        let nanos = times.split(' ').next()?.parse::<u64>().ok()?;
+        (comm.trim() == name).then(|| Duration::from_nanos(nanos))
+    };
+    tasks.filter_map(|task| of(task.ok()?.path())).sum()
+}
+
+#[test]
+fn a_scrape_under_load_takes_less_than_a_millisecond() {
+    const SCRAPES: u32 = 200;
+    let mut case = Case::new(18, 18);
+    case.both("CREATE TABLE t (id int PRIMARY KEY, v int)");
+    case.publish("FOR ALL TABLES");
+    let (port, mut process) = start(&mut case, &[]);
+    let mut session = case.publisher.connect();
+    let writer = std::thread::scope(|scope| {
+        let writer = scope.spawn(move || {
+            for id in 0..2000 {
+                must(session.batch_execute(&format!("INSERT INTO t VALUES ({id}, 0)")));
+            }
+        });
+        get(port, "/metrics");
+        let before = thread_time(process.pid(), "http");
+        for _ in 0..SCRAPES {
+            assert_eq!(get(port, "/metrics").status, 200);
+        }
+        let scrape = (thread_time(process.pid(), "http") - before) / SCRAPES;
+        println!("a scrape takes {scrape:?} of processor time");
+        // The tests run a program that is not optimized.
+        let most = if cfg!(debug_assertions) { 5 } else { 1 };
+        assert!(scrape > Duration::ZERO && scrape < Duration::from_millis(most), "{scrape:?}");
+        writer.join()
+    });
+    assert!(writer.is_ok());
+    case.wait_until_applied(&mut process);
+    case.stop(process);
+}
+
+#[test]
+fn tables_that_are_added_are_shown_while_they_are_copied() {
+    let mut case = Case::new(18, 18);
+    case.both("CREATE TABLE t (id int PRIMARY KEY)");
+    case.publish("FOR ALL TABLES");
+    let (port, mut process) = start(&mut case, &[]);
+    case.both("CREATE TABLE added (id int PRIMARY KEY, v text)");
+    let mut user = case.subscriber.connect();
+    must(user.batch_execute("BEGIN; LOCK TABLE added IN SHARE MODE"));
+    case.publisher
+        .sql("INSERT INTO added SELECT i, repeat('x', 100) FROM generate_series(1, 20000) i");
+    let mut one = serde_json::Value::Null;
+    let waited = wait_until(PATIENCE, "the copy to be shown", || {
+        let body = get(port, "/api/v1/status").body;
+        let status: serde_json::Value = must(serde_json::from_str(&body));
+        one = status["subscriptions"][0].clone();
+        Ok(one["copy"]["running"][0]["name"] == "public.added")
+    });
+    waited.unwrap_or_else(|error| panic!("{error}\n{one:#}\n{}", process.log()));
+    assert_eq!(one["phase"], "streaming", "{one:#}");
+    assert!(one["copy"]["bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{one:#}");
+    must(user.batch_execute("ROLLBACK"));
+    case.wait_until_applied(&mut process);
+    must(wait_until(PATIENCE, "the end of the copy", || {
+        let body = get(port, "/api/v1/status").body;
+        let status: serde_json::Value = must(serde_json::from_str(&body));
+        Ok(status["subscriptions"][0]["copy"].is_null())
+    }));
+    case.stop(process);
+}
+
 #[test]
 fn other_addresses_and_tokens() {
     let mut case = Case::new(18, 18);

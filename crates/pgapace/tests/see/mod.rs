@@ -4,8 +4,8 @@ mod events;
 mod figures;
 mod health;
 pub(crate) mod http;
-mod operations;
 mod page;
+mod questions;
 mod report;
 mod top;
 

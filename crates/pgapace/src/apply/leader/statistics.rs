@@ -103,6 +103,7 @@ impl Leader<'_> {
             decoded_changes: decoded.changes,
             committed: self.intake.progress.committed().max(positions.apply),
             durable: positions.flush,
+            durable_counts: self.watched.durable,
             counters,
             publisher: self.watch.seen(),
             threads,

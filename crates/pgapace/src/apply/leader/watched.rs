@@ -7,7 +7,7 @@ use pgoutput::{Lsn, Timestamp};
 use crate::config::Subscription;
 use crate::observe::board::{Board, Every, POINT_EVERY};
 use crate::observe::events::LogEvent;
-use crate::observe::figures::{Collector, Figures, SlowGroup};
+use crate::observe::figures::{Collector, Counted, Figures, SlowGroup};
 use crate::observe::ledger::{Counts, Ledger};
 use crate::subscriber::state::statistics::{Counters, Delta};
 
@@ -25,6 +25,9 @@ pub(crate) struct Watched {
     /// `received_bytes` when the board was told last.
     pub(super) posted_bytes: u64,
     pub(super) last_commit: Option<Timestamp>,
+    /// What was committed when the flush began that is on its way, and what is durable.
+    flushing: Counted,
+    pub(super) durable: Counted,
     /// `None` before the first observation, with which the next is compared.
     pub(super) observed: Option<Instant>,
     pub(super) written: Instant,
@@ -57,6 +60,8 @@ impl Watched {
             received_bytes: 0,
             posted_bytes: 0,
             last_commit: None,
+            flushing: Counted::default(),
+            durable: Counted::default(),
             observed: None,
             written: now,
             counters: Counters::default(),
@@ -76,6 +81,16 @@ impl Watched {
         if let Some(time) = self.last_commit {
             self.collector.decoded(lsn, seconds(time));
         }
+    }
+
+    /// A flush begins. `counters`: what was committed since the last observation.
+    pub(super) fn flush_begins(&mut self, counters: &Counters) {
+        self.flushing = self.collector.committed(counters);
+    }
+
+    /// The flush has returned.
+    pub(super) fn flushed(&mut self) {
+        self.durable = self.flushing;
     }
 
     /// Whether it is time for the next observation.

@@ -11,7 +11,8 @@ use crate::observe::figures::shares::shares;
 use crate::observe::figures::slot_forecast::SlotForecast;
 use crate::observe::figures::window::{LONG, SHORT, Window};
 use crate::observe::figures::{
-    Figures, Observation, OperationRates, PublisherSeen, Stage, TableDelta, TableRate, ThreadShares,
+    Counted, Figures, Observation, OperationRates, PublisherSeen, Stage, TableDelta, TableRate,
+    ThreadShares,
 };
 use crate::subscriber::state::statistics::{Counters, Waits};
 
@@ -30,6 +31,7 @@ struct Sample {
     durable: Lsn,
     decoded_transactions: u64,
     decoded_changes: u64,
+    durable_counts: Counted,
     counters: Counters,
     threads: HashMap<String, ThreadTime>,
 }
@@ -80,6 +82,14 @@ impl Collector {
         self.lag.committed(lsn, seconds);
     }
 
+    /// What was committed: what was observed, and these counters that were not.
+    pub(crate) fn committed(&self, since: &Counters) -> Counted {
+        Counted {
+            transactions: self.totals.transactions + since.transactions,
+            changes: changes(&self.totals) + changes(since),
+        }
+    }
+
     /// Takes what is seen at `at`, the time since the start of the run.
     pub(crate) fn observe(&mut self, at: Duration, seen: &Observation) -> Figures {
         if let Some(publisher) = &seen.publisher
@@ -120,6 +130,7 @@ impl Collector {
             durable: seen.durable,
             decoded_transactions: seen.decoded_transactions,
             decoded_changes: seen.decoded_changes,
+            durable_counts: seen.durable_counts,
             counters: self.totals,
             threads: self.threads.clone(),
         }
@@ -182,7 +193,19 @@ impl Collector {
                     changes_per_second_1min: Some(self.rate(LONG, |s| changes(&s.counters))),
                     ..self.stage("committed", seen.committed, lag(seen.committed), |s| s.committed)
                 },
-                self.stage("durable", seen.durable, lag(seen.durable), |s| s.durable),
+                Stage {
+                    transactions: Some(seen.durable_counts.transactions),
+                    changes: Some(seen.durable_counts.changes),
+                    transactions_per_second_10s: Some(
+                        self.rate(SHORT, |s| s.durable_counts.transactions),
+                    ),
+                    transactions_per_second_1min: Some(
+                        self.rate(LONG, |s| s.durable_counts.transactions),
+                    ),
+                    changes_per_second_10s: Some(self.rate(SHORT, |s| s.durable_counts.changes)),
+                    changes_per_second_1min: Some(self.rate(LONG, |s| s.durable_counts.changes)),
+                    ..self.stage("durable", seen.durable, lag(seen.durable), |s| s.durable)
+                },
             ],
             // While a session blocks the subscription, the rates of the last minute say nothing.
             seconds_to_zero: estimate.filter(|_| !blocked || committed_lag == 0),
@@ -304,7 +327,9 @@ mod tests {
     use pgoutput::Lsn;
 
     use super::Collector;
-    use crate::observe::figures::{Figures, Observation, PublisherSeen, TableDelta, ThreadWaits};
+    use crate::observe::figures::{
+        Counted, Figures, Observation, PublisherSeen, TableDelta, ThreadWaits,
+    };
     use crate::subscriber::state::statistics::{Counters, Spooled, Waits};
 
     fn seen(second: u64, committed: u64) -> Observation {
@@ -319,6 +344,7 @@ mod tests {
             decoded_changes: second * 4,
             committed: Lsn(committed),
             durable: Lsn(committed - 1),
+            durable_counts: Counted { transactions: second, changes: second * 3 },
             counters: Counters { transactions: 2, inserts: 4, groups: 1, ..Counters::default() },
             publisher: Some(PublisherSeen {
                 lsn: Lsn(1000 + second * 10),
@@ -358,6 +384,10 @@ mod tests {
         assert_eq!(committed.wal_bytes_per_second_10s, 5.0);
         assert_eq!(committed.transactions_per_second_1min, Some(2.0));
         assert_eq!(committed.changes_per_second_10s, Some(4.0));
+        let durable = figures.stage("durable").cloned().unwrap_or_default();
+        assert_eq!((durable.transactions, durable.changes), (Some(100), Some(300)));
+        assert_eq!(durable.transactions_per_second_1min, Some(1.0));
+        assert_eq!(durable.changes_per_second_10s, Some(3.0));
         let received = figures.stage("received").cloned().unwrap_or_default();
         assert_eq!((received.lag_bytes, received.lag_seconds), (Some(0), Some(0.0)));
         assert_eq!(figures.seconds_to_zero, None, "the lag grows");

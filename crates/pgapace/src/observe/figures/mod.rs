@@ -32,6 +32,7 @@ pub(crate) struct Observation {
     pub(crate) decoded_changes: u64,
     pub(crate) committed: Lsn,
     pub(crate) durable: Lsn,
+    pub(crate) durable_counts: Counted,
     /// Counters of what was committed since the last observation.
     pub(crate) counters: Counters,
     pub(crate) publisher: Option<PublisherSeen>,
@@ -46,6 +47,13 @@ pub(crate) struct Observation {
     pub(crate) tables: Vec<TableDelta>,
     /// The slowest groups of the run.
     pub(crate) slow_groups: Vec<SlowGroup>,
+}
+
+/// Committed transactions and their changes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Counted {
+    pub(crate) transactions: u64,
+    pub(crate) changes: u64,
 }
 
 /// How long a thread waited, by reason.
