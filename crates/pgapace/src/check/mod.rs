@@ -3,13 +3,17 @@
 //! The checks only read; they change nothing on either server. The groups of checks are
 //! independent: if one fails, the failure becomes a finding, and the others continue.
 
+mod disk;
+mod indexes;
 mod opposite;
 mod origins;
 mod program;
 mod publisher;
 pub(crate) mod report;
+mod service;
 mod subscriber;
 mod tables;
+mod uncarried;
 
 use std::collections::HashMap;
 
@@ -29,12 +33,15 @@ use crate::subscriber::state::ownership::Owner;
 use crate::subscriber::state::progress::Followed;
 use crate::subscriber::state::{RelationState, Subscription};
 use report::{Report, Reporter, Side};
+use service::Service;
 
 /// The subscription's state on the subscriber.
 #[derive(Debug, Default)]
 struct SubscriptionState {
     /// The quoted name of the subscriber session's role.
     role: String,
+    /// Who runs the subscriber.
+    service: Service,
     row: Option<Subscription>,
     relations: Vec<RelationState>,
     applied: Option<Lsn>,
@@ -62,9 +69,10 @@ pub(crate) fn check(config: &Config) -> Report {
     let mut report = Report::new(&config.name);
     let subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
-    let publisher_session = reach(&mut report, Side::Publisher, publisher.connect_to_look());
+    let publisher_session =
+        reach(&mut report, Side::Publisher, &config.publisher, publisher.connect_to_look());
     let subscriber_session =
-        reach(&mut report, Side::Subscriber, subscriber.connect(Purpose::Look));
+        reach(&mut report, Side::Subscriber, &config.subscriber, subscriber.connect(Purpose::Look));
 
     program::check(config, &mut Reporter { report: &mut report, side: Side::Program });
     let mut subscriber_side = None;
@@ -93,12 +101,19 @@ pub(crate) fn check(config: &Config) -> Report {
             not_the_same(publisher_session, subscriber_session, reporter)
         });
         reporter.group("two_phase", |reporter| {
-            two_phase(publisher_session, subscriber_session, config, reporter)
+            two_phase(publisher_session, subscriber_session, (config, known.service), reporter)
         });
         reporter.group("opposite", |reporter| {
             opposite::check(publisher_session, subscriber_session, config, published, reporter)
         });
         tables::check(subscriber_session, config, known, published, &mut reporter);
+        reporter.group("indexes", |reporter| {
+            indexes::check(publisher_session, subscriber_session, published, reporter)
+        });
+        reporter.group("materialized_views", |reporter| {
+            let sessions = (&mut *publisher_session, &mut *subscriber_session);
+            uncarried::materialized_views(sessions.0, sessions.1, published, reporter)
+        });
         reporter.group("types", |reporter| {
             tables::enums(publisher_session, subscriber_session, published, reporter)
         });
@@ -107,19 +122,46 @@ pub(crate) fn check(config: &Config) -> Report {
                 sequences(publisher_session, subscriber_session, config, published, reporter)
             });
         }
+        reporter.side = Side::Publisher;
+        reporter.group("large_objects", |reporter| {
+            uncarried::large_objects(publisher_session, config, reporter)
+        });
+        reporter.group("disk", |reporter| {
+            disk::idle_slots(publisher_session, config, reporter)?;
+            disk::copied(publisher_session, config, known, published, reporter)
+        });
     }
     report
 }
 
-fn reach(report: &mut Report, side: Side, session: Result<Session>) -> Option<Session> {
+fn reach(
+    report: &mut Report,
+    side: Side,
+    info: &ConnInfo,
+    session: Result<Session>,
+) -> Option<Session> {
     match session {
         Ok(session) => Some(session),
         Err(failure) => {
-            report.failure(side, "connection", &failure);
+            let finding = report.failure(side, "connection", &failure);
+            if let Some(fix) = info.get("host").and_then(service::direct_endpoint) {
+                finding.fix(fix);
+            }
             report.unreachable.get_or_insert(failure);
             None
         }
     }
+}
+
+/// Recognizes a managed service, and names the page about it.
+fn service(session: &mut Session, side: Side, reporter: &mut Reporter<'_>) -> Result<Service> {
+    let service = Service::read(session, side)?;
+    if service != Service::Own {
+        let (name, page) = (service.name(), service.page());
+        let message = format!("the server is {name}; docs/services/{page} has its parameters");
+        reporter.ok("service", message);
+    }
+    Ok(service)
 }
 
 /// Reports sequences that the copy and `pgapace sequences` cannot set.
@@ -130,7 +172,6 @@ fn sequences(
     published: &[PublishedTable],
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
-    const SHOWN: usize = 10;
     let found = sequences::read(publisher_session, &config.publications, published, Chosen::All)?;
     let options = SetOptions { dry_run: true, ..SetOptions::default() };
     let report = sequences::set(subscriber_session, &found, &options)?;
@@ -139,13 +180,11 @@ fn sequences(
     match reasons.len() {
         0 => reporter.ok("sequences", format!("{} sequences can be set", found.len())),
         number => {
-            let more = if number > SHOWN { "; …" } else { "" };
-            let reasons = reasons[..number.min(SHOWN)].join("; ");
-            let message = format!("{number} sequences cannot be set: {reasons}{more}");
+            let message = format!("{number} sequences cannot be set: {}", listed(&reasons));
             reporter.warn("sequences", message);
         }
     }
-    Ok(())
+    uncarried::sequences_outside(publisher_session, &found, reporter)
 }
 
 /// Reports a server that is derived from PostgreSQL, and functions that the server lacks. To a
@@ -221,7 +260,7 @@ fn not_the_same(
 fn two_phase(
     publisher_session: &mut Session,
     subscriber_session: &mut Session,
-    config: &Config,
+    (config, service): (&Config, Service),
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     const NAME: &str = "max_prepared_transactions";
@@ -237,7 +276,7 @@ fn two_phase(
     };
     let (needed, available) =
         (most(publisher_session, Side::Publisher)?, most(subscriber_session, Side::Subscriber)?);
-    let sql = format!("ALTER SYSTEM SET {NAME} = {needed}; -- then restart the subscriber");
+    let fix = service.set(Side::Subscriber, NAME, needed);
     if available == 0 && needed > 0 {
         reporter
             .warn(
@@ -247,10 +286,10 @@ fn two_phase(
                      and a publisher whose commits wait for this subscription is refused"
                 ),
             )
-            .sql(sql);
+            .fix(fix);
     } else if available < needed {
         let what = format!("{NAME} is {available}, and {needed} on the publisher");
-        reporter.warn(NAME, what).sql(sql);
+        reporter.warn(NAME, what).fix(fix);
     } else {
         reporter.ok(NAME, format!("{NAME} is {available}, and {needed} on the publisher"));
     }
@@ -301,6 +340,13 @@ fn one(session: &mut Session, side: Side, sql: &str, doing: &str) -> Result<Stri
     let row =
         rows.first().ok_or_else(|| Failure::internal("a query for one value returned no row"))?;
     field(&row, 0)
+}
+
+/// The first of these, for a message.
+fn listed(all: &[String]) -> String {
+    const SHOWN: usize = 10;
+    let more = if all.len() > SHOWN { "; …" } else { "" };
+    format!("{}{more}", all[..all.len().min(SHOWN)].join("; "))
 }
 
 /// A connection string without secrets, for commands in the output.

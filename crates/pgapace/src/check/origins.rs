@@ -2,7 +2,7 @@
 
 use wire::Session;
 
-use crate::check::report::{Reporter, Side};
+use crate::check::report::{Fix, Reporter, Side};
 use crate::check::subscriber::count;
 use crate::check::{SubscriptionState, failed};
 use crate::config::{Subscription as Config, TagCommits};
@@ -45,18 +45,16 @@ pub(super) fn check(
     let refused = refused_functions(session)?;
     if !refused.is_empty() {
         let problem = format!("role {} may not use replication origins", known.role);
-        let fix = format!("GRANT EXECUTE ON FUNCTION {refused} TO {};", known.role);
+        let fix = Fix::Sql(format!("GRANT EXECUTE ON FUNCTION {refused} TO {};", known.role));
         cannot_tag(config, reporter, &problem, fix);
         return Ok(());
     }
     let OriginRoom { most, others, reserve } = tagging.origins;
-    let raise =
-        |needed: i64| format!("ALTER SYSTEM SET {name} = {needed}; -- then restart the subscriber");
     // One per worker, one for tables that are copied while others stream, and one per session for
     // streaming transactions.
     let wanted = RunSessions::of(config);
     let needed = count(wanted.workers + wanted.streams + 1);
-    let enough = raise(others + needed + reserve.max(8));
+    let enough = known.service.set(SIDE, name, others + needed + reserve.max(8));
     if config.tag_commits == TagCommits::Always {
         if others + needed > most {
             let problem = format!(
@@ -88,7 +86,7 @@ pub(super) fn check(
                     sessions.workers, sessions.streams
                 ),
             )
-            .sql(enough);
+            .fix(enough);
     }
     Ok(())
 }
@@ -111,7 +109,7 @@ fn refused_functions(session: &mut Session) -> Result<String> {
     Ok(rows.first().and_then(|row| row.get(0).map(str::to_owned)).unwrap_or_default())
 }
 
-fn cannot_tag(config: &Config, reporter: &mut Reporter<'_>, problem: &str, fix: String) {
+fn cannot_tag(config: &Config, reporter: &mut Reporter<'_>, problem: &str, fix: Fix) {
     if config.origin_none() {
         reporter
             .block(
@@ -121,7 +119,7 @@ fn cannot_tag(config: &Config, reporter: &mut Reporter<'_>, problem: &str, fix: 
                      send untagged commits back. If there is none, pass --tag-commits=false"
                 ),
             )
-            .sql(fix);
+            .fix(fix);
     } else {
         reporter
             .note(
@@ -131,6 +129,6 @@ fn cannot_tag(config: &Config, reporter: &mut Reporter<'_>, problem: &str, fix: 
                      cannot filter them by origin"
                 ),
             )
-            .sql(fix);
+            .fix(fix);
     }
 }

@@ -4,7 +4,8 @@ use pgoutput::Lsn;
 use wire::{Session, quote_ident, quote_literal};
 
 use crate::check::report::{Reporter, Side};
-use crate::check::{Settings, SubscriptionState, failed, genuine, one};
+use crate::check::service::Service;
+use crate::check::{Settings, SubscriptionState, failed, genuine, one, service};
 use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::history;
@@ -59,8 +60,11 @@ pub(super) fn check(
         let sql = "SELECT pg_catalog.quote_ident(current_user::pg_catalog.text)";
         one(session, SIDE, sql, "reading its role")
     })?;
-    reporter.group("settings", |reporter| settings(session, config, known, &role, reporter));
-    reporter.group("replication", |reporter| walsender(publisher, known, &role, reporter));
+    let service = reporter.group("service", |reporter| service(session, SIDE, reporter));
+    let service = service.unwrap_or_default();
+    let about = (role.as_str(), service);
+    reporter.group("settings", |reporter| settings(session, config, known, about, reporter));
+    reporter.group("replication", |reporter| walsender(publisher, known, about, reporter));
     reporter.group("slot", |reporter| check_slot(session, config, known, reporter));
     reporter.group("publication", |reporter| {
         let missing = publication::missing(session, &config.publications)?;
@@ -81,7 +85,7 @@ pub(super) fn check(
             }
         }
         unlogged(session, config, reporter)?;
-        check_tables(session, config, known, &role, &tables, reporter)?;
+        check_tables(session, config, known, about, &tables, reporter)?;
         Ok(tables)
     })
 }
@@ -90,7 +94,7 @@ fn settings(
     session: &mut Session,
     config: &Config,
     known: &SubscriptionState,
-    role: &str,
+    (role, service): (&str, Service),
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     let settings = Settings::read(
@@ -118,7 +122,7 @@ fn settings(
     } else {
         reporter
             .block("wal_level", format!("wal_level is {level}; it must be logical"))
-            .sql("ALTER SYSTEM SET wal_level = 'logical'; -- then restart the publisher");
+            .fix(service.logical_decoding(SIDE));
     }
     let counts = session
         .query(
@@ -141,16 +145,13 @@ fn settings(
     // `later` is what tables need in addition that are copied later, or again.
     let mut room = |name: &'static str, (used, most): (i64, i64), needed: i64, later: i64| {
         let what = format!("{name}: {used} of {most} are in use");
-        let fix = format!(
-            "ALTER SYSTEM SET {name} = {}; -- then restart the publisher",
-            most.max(used + needed + later + 8)
-        );
+        let fix = service.set(SIDE, name, most.max(used + needed + later + 8));
         if most - used < needed {
-            reporter.block(name, format!("{what}; {needed} more are needed")).sql(fix);
+            reporter.block(name, format!("{what}; {needed} more are needed")).fix(fix);
         } else if most - used < needed + later {
             let needed = needed + later;
             let message = format!("{what}; {needed} more are needed to copy tables");
-            reporter.warn(name, message).sql(fix);
+            reporter.warn(name, message).fix(fix);
         } else {
             reporter.ok(name, what);
         }
@@ -269,7 +270,7 @@ fn settings(
 fn walsender(
     publisher: &Publisher,
     known: &SubscriptionState,
-    role: &str,
+    (role, service): (&str, Service),
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     let mut walsender = match publisher.connect() {
@@ -277,7 +278,7 @@ fn walsender(
         Err(failure) if failure.sqlstate.as_deref() == Some(sqlstate::INSUFFICIENT_PRIVILEGE) => {
             reporter
                 .block("replication", format!("role {role} may not replicate"))
-                .sql(format!("ALTER ROLE {role} REPLICATION;"));
+                .fix(service.replication(role));
             return Ok(());
         }
         // Already reported.
@@ -402,7 +403,7 @@ fn check_tables(
     session: &mut Session,
     config: &Config,
     known: &SubscriptionState,
-    role: &str,
+    (role, service): (&str, Service),
     tables: &[PublishedTable],
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
@@ -435,7 +436,7 @@ fn check_tables(
                     format!("row-level security hides rows of table {name} from role {role}"),
                 )
                 .on(&name)
-                .sql(format!("ALTER ROLE {role} BYPASSRLS;"));
+                .fix(service.bypass_row_security(role));
         }
     }
     if reporter.report.fine(&["privileges", "row_security"]) && !copied.is_empty() {

@@ -58,12 +58,27 @@ pub(crate) enum Fix {
     Sql(String),
     /// A shell command.
     Command(String),
+    /// What to do in the console, or with the tools, of a managed service.
+    Service { service: &'static str, text: String },
+}
+
+impl Fix {
+    /// The kind as a stable word for programs.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Sql(_) => "sql",
+            Self::Command(_) => "command",
+            Self::Service { .. } => "service",
+        }
+    }
 }
 
 impl Serialize for Fix {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            Self::Sql(text) | Self::Command(text) => serializer.serialize_str(text),
+            Self::Sql(text) | Self::Command(text) | Self::Service { text, .. } => {
+                serializer.serialize_str(text)
+            }
         }
     }
 }
@@ -87,14 +102,17 @@ impl Finding {
         self
     }
 
-    pub(crate) fn sql(&mut self, sql: impl Into<String>) -> &mut Self {
-        self.fix = Some(Fix::Sql(sql.into()));
+    pub(crate) fn fix(&mut self, fix: Fix) -> &mut Self {
+        self.fix = Some(fix);
         self
     }
 
+    pub(crate) fn sql(&mut self, sql: impl Into<String>) -> &mut Self {
+        self.fix(Fix::Sql(sql.into()))
+    }
+
     pub(crate) fn command(&mut self, command: impl Into<String>) -> &mut Self {
-        self.fix = Some(Fix::Command(command.into()));
-        self
+        self.fix(Fix::Command(command.into()))
     }
 }
 

@@ -6,9 +6,11 @@ use wire::Session;
 
 use crate::apply::prefetch::READERS;
 use crate::check::report::{Reporter, Side};
-use crate::check::{Settings, SubscriptionState, failed, genuine, one, origins};
+use crate::check::service::Service;
+use crate::check::{Settings, SubscriptionState, failed, genuine, one, origins, service};
 use crate::config::{Prefetch, Subscription as Config};
 use crate::error::Result;
+use crate::sqlstate;
 use crate::subscriber::catalogue::boolean;
 use crate::subscriber::citus;
 use crate::subscriber::session::OLDEST_MAJOR;
@@ -53,7 +55,9 @@ pub(super) fn check(
         let sql = "SELECT pg_catalog.quote_ident(current_user::pg_catalog.text)";
         one(session, SIDE, sql, "reading its role")
     })?;
-    let mut known = SubscriptionState { role, ..SubscriptionState::default() };
+    let service = reporter.group("service", |reporter| service(session, SIDE, reporter));
+    let service = service.unwrap_or_default();
+    let mut known = SubscriptionState { role, service, ..SubscriptionState::default() };
     let sql = "SELECT pg_catalog.pg_is_in_recovery()";
     let standby = reporter
         .group("standby", |_| one(session, SIDE, sql, "checking whether it is a standby"))?;
@@ -64,8 +68,7 @@ pub(super) fn check(
              hosts with target_session_attrs=primary",
         );
     }
-    reporter
-        .group("session_replication_role", |reporter| replica_role(session, &known.role, reporter));
+    reporter.group("session_replication_role", |reporter| replica_role(session, &known, reporter));
     reporter.group("monitoring", |reporter| monitoring(session, &known.role, reporter));
     reporter.group("state", |reporter| own_schema(session, config, &mut known, reporter));
     reporter.group("settings", |reporter| settings(session, config, &known, reporter));
@@ -118,8 +121,13 @@ fn monitoring(session: &mut Session, role: &str, reporter: &mut Reporter<'_>) ->
     Ok(())
 }
 
-fn replica_role(session: &mut Session, role: &str, reporter: &mut Reporter<'_>) -> Result<()> {
+fn replica_role(
+    session: &mut Session,
+    known: &SubscriptionState,
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
     const TOPIC: &str = "session_replication_role";
+    let (role, service) = (&known.role, known.service);
     let major = session.server_version().major();
     // The privilege is read, because a failed attempt would log an error on the server.
     let sql = if major >= 15 {
@@ -127,7 +135,8 @@ fn replica_role(session: &mut Session, role: &str, reporter: &mut Reporter<'_>) 
     } else {
         "SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user"
     };
-    if one(session, SIDE, sql, "reading privileges")? == "t" {
+    let may = one(session, SIDE, sql, "reading privileges")? == "t";
+    if may || (service != Service::Own && can_set_replica_role(session)?) {
         reporter.ok(TOPIC, format!("role {role} may set session_replication_role"));
         return Ok(());
     }
@@ -139,14 +148,20 @@ fn replica_role(session: &mut Session, role: &str, reporter: &mut Reporter<'_>) 
                  foreign keys of the subscriber would fire"
             ),
         )
-        .sql(if major >= 15 {
-            format!("GRANT SET ON PARAMETER session_replication_role TO {role};")
-        } else {
-            format!(
-                "ALTER ROLE {role} SUPERUSER; -- PostgreSQL {major} has no lesser privilege for it"
-            )
-        });
+        .fix(service.replica_role(role, major));
     Ok(())
+}
+
+/// Tries it. The administrators of managed services may set it although no privilege says so.
+fn can_set_replica_role(session: &mut Session) -> Result<bool> {
+    let sql = "BEGIN; SET LOCAL session_replication_role = replica";
+    let tried = session.simple(sql).map(drop);
+    session.simple("ROLLBACK").map_err(|e| failed(SIDE, &e, "trying a setting"))?;
+    match tried {
+        Ok(()) => Ok(true),
+        Err(e) if e.sqlstate() == Some(sqlstate::INSUFFICIENT_PRIVILEGE) => Ok(false),
+        Err(e) => Err(failed(SIDE, &e, "trying a setting")),
+    }
 }
 
 fn own_schema(
@@ -302,15 +317,12 @@ fn settings(
     let streams = count(config.stream_sessions());
     let reading = if config.prefetch == Prefetch::Off { 0 } else { count(READERS) };
     let all = needed + workers + copying + streams + reading;
-    let fix = format!(
-        "ALTER SYSTEM SET max_connections = {}; -- then restart the subscriber",
-        used + all + reserved + 20
-    );
+    let fix = known.service.set(SIDE, "max_connections", used + all + reserved + 20);
     if known.owner.is_some() {
         reporter.ok("max_connections", what);
     } else if most - used < needed {
         let message = format!("{what}; a run needs {needed}");
-        reporter.block("max_connections", message).sql(fix);
+        reporter.block("max_connections", message).fix(fix);
     } else if most - used < all {
         let mut message = format!("{what}; a run needs {needed}");
         if workers > 0 {
@@ -325,7 +337,7 @@ fn settings(
         if reading > 0 {
             let _ = write!(message, ", and {reading} more to read ahead");
         }
-        reporter.warn("max_connections", message).sql(fix);
+        reporter.warn("max_connections", message).fix(fix);
     } else {
         reporter.ok("max_connections", format!("{what}; a run needs up to {all}"));
     }

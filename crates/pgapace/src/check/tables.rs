@@ -40,6 +40,8 @@ struct Checker<'a, 'r> {
     reporter: &'a mut Reporter<'r>,
     /// Tables that a run would copy, but that are not empty: schema and name, and the name as SQL.
     filled: Vec<((String, String), String)>,
+    /// Published tables that do not exist: name for messages, and name as SQL.
+    missing: Vec<(String, String)>,
     catalogue: CatalogueReader,
 }
 
@@ -51,8 +53,8 @@ pub(super) fn check(
     published: &[PublishedTable],
     reporter: &mut Reporter<'_>,
 ) {
-    let (filled, catalogue) = (Vec::new(), CatalogueReader::default());
-    let mut checker = Checker { session, config, known, reporter, filled, catalogue };
+    let (filled, missing, catalogue) = (Vec::new(), Vec::new(), CatalogueReader::default());
+    let mut checker = Checker { session, config, known, reporter, filled, missing, catalogue };
     let before = checker.reporter.report.findings.len();
     let (session, reporter) = (&mut *checker.session, &mut *checker.reporter);
     reporter.group("schema", |reporter| schemas(session, known, published, reporter));
@@ -62,6 +64,7 @@ pub(super) fn check(
             checker.reporter.failure("table", &failure).on(table.display_name());
         }
     }
+    checker.report_missing(published.len());
     if let Err(failure) = checker.report_filled() {
         checker.reporter.failure("rows", &failure);
     }
@@ -151,15 +154,7 @@ impl Checker<'_, '_> {
         let name = published.display_name();
         let found = self.catalogue.read_one(self.session, &published.key())?;
         let Some(table) = found.map(|found| found.table) else {
-            let pattern = shell_quoted(&published.sql_name());
-            self.reporter.block("table", format!("table {name} does not exist")).on(&name).command(
-                format!(
-                    "pg_dump --schema-only --no-owner --no-publications --no-subscriptions \
-                     --table={pattern} {} | psql {}",
-                    shown_conninfo(&self.config.publisher),
-                    shown_conninfo(&self.config.subscriber),
-                ),
-            );
+            self.missing.push((name, published.sql_name()));
             return Ok(());
         };
         let fits = self.columns(published, &table)?;
@@ -172,7 +167,7 @@ impl Checker<'_, '_> {
                     format!("row-level security is active for role {role} on table {name}"),
                 )
                 .on(&name)
-                .sql(format!("ALTER ROLE {role} BYPASSRLS;"));
+                .fix(self.known.service.bypass_row_security(role));
         }
         let readable = self.privileges(published, &table)?;
         if readable
@@ -483,6 +478,29 @@ impl Checker<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// The fix is one command for all tables: pg_dump orders them by their dependencies.
+    fn report_missing(&mut self, published: usize) {
+        let patterns: Vec<_> =
+            self.missing.iter().map(|(_, sql)| format!("--table={}", shell_quoted(sql))).collect();
+        let command = format!(
+            "pg_dump --schema-only --no-owner --no-publications --no-subscriptions {} {} | psql {}",
+            patterns.join(" "),
+            shown_conninfo(&self.config.publisher),
+            shown_conninfo(&self.config.subscriber),
+        );
+        let hint = if self.missing.len() == published && self.known.row.is_none() {
+            "; the first run creates all tables with --copy-schema"
+        } else {
+            ""
+        };
+        for (name, _) in &self.missing {
+            self.reporter
+                .block("table", format!("table {name} does not exist{hint}"))
+                .on(name)
+                .command(&command);
+        }
     }
 
     /// The fix is one TRUNCATE of all tables, because TRUNCATE refuses a table that another one

@@ -24,6 +24,9 @@ struct Line<'a> {
     subscription: &'a str,
     #[serde(flatten)]
     finding: &'a Finding,
+    /// `sql`, `command` or `service`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fix_kind: Option<&'static str>,
 }
 
 pub(crate) fn run(args: &CheckArgs) -> Result<()> {
@@ -43,7 +46,11 @@ pub(crate) fn run(args: &CheckArgs) -> Result<()> {
             .iter()
             .flat_map(|report| report.findings.iter().map(move |finding| (report, finding)))
             .filter(|(_, finding)| finding.severity != Severity::Ok)
-            .map(|(report, finding)| Line { subscription: &report.subscription, finding })
+            .map(|(report, finding)| Line {
+                subscription: &report.subscription,
+                finding,
+                fix_kind: finding.fix.as_ref().map(Fix::kind),
+            })
             .collect();
         output::json(&lines)?;
     } else {
@@ -67,16 +74,22 @@ pub(crate) fn run(args: &CheckArgs) -> Result<()> {
 
 fn print(report: &Report) {
     output::line(&format!("subscription {}", report.subscription));
-    for finding in &report.findings {
+    for (index, finding) in report.findings.iter().enumerate() {
         output::line(&format!(
             "  {:<8} {:<10} {}",
             finding.severity, finding.side, finding.message
         ));
+        // Several findings with one fix follow each other; it is printed after the last one.
+        let next = report.findings.get(index + 1).and_then(|next| next.fix.as_ref());
         match &finding.fix {
+            same if same.as_ref() == next => {}
             Some(Fix::Sql(sql)) => {
                 output::line(&format!("           SQL on the {}: {sql}", finding.side));
             }
             Some(Fix::Command(command)) => output::line(&format!("           run: {command}")),
+            Some(Fix::Service { service, text }) => {
+                output::line(&format!("           in {service}: {text}"));
+            }
             None => {}
         }
     }

@@ -157,7 +157,7 @@ fn names_everything_at_once_and_mends_it(major: u16) {
             let Some(fix) = line["fix"].as_str() else { continue };
             let cluster =
                 if line["side"] == "publisher" { &pair.publisher } else { &pair.subscriber };
-            mend(cluster, fix);
+            mend(cluster, "shop", fix);
             restart |= fix.contains("restart");
         }
         if restart {
@@ -189,15 +189,15 @@ fn names_everything_at_once_and_mends_it(major: u16) {
 
 /// Does what a fix says, as the administrator.
 #[track_caller]
-fn mend(cluster: &Cluster, fix: &str) {
+pub(super) fn mend(cluster: &Cluster, database: &str, fix: &str) {
     if !fix.starts_with("pg_dump ") {
-        must(cluster.sql("shop", fix));
+        must(cluster.sql(database, fix));
         return;
     }
     if !cluster.binaries().has("pg_dump") {
         // Some builds are servers only.
         must(cluster.sql(
-            "shop",
+            database,
             "CREATE TABLE IF NOT EXISTS missing (id int PRIMARY KEY, v text); \
              CREATE TABLE IF NOT EXISTS \"odd schema\".\"odd table\" (id int PRIMARY KEY)",
         ));

@@ -1,9 +1,11 @@
 //! The verbs beside `run`, and the command line itself.
 
+mod beyond;
 mod check;
 mod command_line;
 mod drop;
 mod sequences;
+mod services;
 mod status;
 
 use serde_json::Value;
