@@ -3,6 +3,7 @@
 
 mod adopt;
 mod barrier;
+mod book;
 mod conflicts;
 mod documentation;
 pub(crate) mod faults;

@@ -238,9 +238,12 @@ impl Service {
                  the support"
                     .to_owned(),
             ),
-            Self::Rds | Self::Aurora | Self::CloudSql | Self::AlloyDb | Self::Azure => {
-                Fix::Sql(format!("GRANT {} TO {role};", self.administrator()))
-            }
+            Self::Rds | Self::Aurora => Fix::Sql(format!("GRANT rds_superuser TO {role};")),
+            Self::CloudSql | Self::AlloyDb | Self::Azure => self.says(format!(
+                "no public document says which role may set session_replication_role; connect as a \
+                 member of {} with REPLICATION, which check tries, or ask the support",
+                self.administrator()
+            )),
         }
     }
 
@@ -278,7 +281,7 @@ pub(super) fn direct_endpoint(host: &str) -> Option<Fix> {
 
 #[cfg(test)]
 mod tests {
-    use super::{MARKS, Service, direct_endpoint};
+    use super::{MARKS, direct_endpoint};
     use crate::check::report::{Fix, Side};
 
     #[test]

@@ -23,6 +23,7 @@ pub(crate) mod skip;
 pub(crate) mod status;
 pub(crate) mod switchover;
 pub(crate) mod top;
+pub(crate) mod verbs;
 pub(crate) mod verify;
 pub(crate) mod whatif;
 
@@ -331,6 +332,9 @@ enum Command {
     /// Write the reference of all settings (docs/settings.md) to standard output
     #[command(after_help = SETTINGS_HELP)]
     Settings,
+    /// Write the reference of all verbs (docs/verbs.md) to standard output
+    #[command(hide = true)]
+    Verbs,
 }
 
 /// The whole command line, with the flags of each verb that it uses.
@@ -458,6 +462,10 @@ pub(crate) fn main() -> ExitCode {
         Command::Man(args) => man::run(&args),
         Command::Settings => {
             settings::run();
+            Ok(())
+        }
+        Command::Verbs => {
+            verbs::run();
             Ok(())
         }
     };

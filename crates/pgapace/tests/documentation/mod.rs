@@ -1,5 +1,6 @@
 //! Documents say what tests show.
 
+mod book;
 mod events;
 mod settings;
 

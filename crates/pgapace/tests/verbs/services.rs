@@ -34,7 +34,7 @@ const SERVICES: [Imitated; 6] = [
         name: "Google Cloud SQL",
         wal_level: "database flag cloudsql.logical_decoding to on",
         replication: "ALTER ROLE repl REPLICATION; -- as cloudsqlsuperuser",
-        replica_role: "GRANT cloudsqlsuperuser TO app;",
+        replica_role: "connect as a member of cloudsqlsuperuser",
         slots: "database flag max_replication_slots to ",
     },
     Imitated {
@@ -43,7 +43,7 @@ const SERVICES: [Imitated; 6] = [
         name: "Google AlloyDB",
         wal_level: "database flag alloydb.logical_decoding to on",
         replication: "ALTER ROLE repl REPLICATION; -- as alloydbsuperuser",
-        replica_role: "GRANT alloydbsuperuser TO app;",
+        replica_role: "connect as a member of alloydbsuperuser",
         slots: "database flag max_replication_slots to ",
     },
     Imitated {
@@ -52,7 +52,7 @@ const SERVICES: [Imitated; 6] = [
         name: "Azure Database for PostgreSQL",
         wal_level: "set the server parameter wal_level to logical",
         replication: "ALTER ROLE repl REPLICATION; -- as azure_pg_admin",
-        replica_role: "GRANT azure_pg_admin TO app;",
+        replica_role: "connect as a member of azure_pg_admin",
         slots: "--name max_replication_slots",
     },
     Imitated {
