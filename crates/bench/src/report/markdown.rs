@@ -1,4 +1,5 @@
-//! `docs/benchmarks.md` and its plots, generated from all stored results.
+//! `docs/benchmarks.md`, `docs/benchmarks-rounds.md` and plots, generated from all stored results. The first
+//! page is for readers who know neither the workloads nor the regimes; the second one has all the rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -73,7 +74,8 @@ pub(crate) fn write(results: &Path, docs: &Path) -> Result<()> {
     ensure!(!outcomes.is_empty(), "no results in {}: measure first", results.display());
     fs::create_dir_all(docs).with_context(|| format!("cannot create {}", docs.display()))?;
     let mut plots = BTreeMap::new();
-    let text = page(&outcomes, &mut plots);
+    let rounds = rounds_page(&outcomes, &mut plots);
+    let text = page(&outcomes, &plots);
     let save = |name: &str, text: &str| {
         let path = docs.join(name);
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
@@ -81,6 +83,7 @@ pub(crate) fn write(results: &Path, docs: &Path) -> Result<()> {
     for (name, svg) in &plots {
         save(name, svg)?;
     }
+    save("benchmarks-rounds.md", &rounds)?;
     save("benchmarks.md", &text)
 }
 
@@ -110,26 +113,121 @@ fn workload_rank(name: &str) -> usize {
     exact.or_else(variant).unwrap_or(usize::MAX)
 }
 
-fn page(outcomes: &[Outcome], plots: &mut BTreeMap<String, String>) -> String {
-    let groups = groups(outcomes);
+const REGIMES: &str = "\
+| regime | what it stands for |
+|---|---|
+| cpu | data and WAL in memory: the processors are the limit |
+| disk | data directories on a disk |
+| slow-commit:5ms | each flush of the subscriber takes 5 ms more, as on network storage |
+| cold | nearly every read of the subscriber comes from the disk |
+| rtt:5ms | each answer of the subscriber takes 5 ms, as in another region |
+| elsewhere | the publisher has a machine of its own |
+";
+
+fn distinct(outcomes: &[Outcome], of: impl Fn(&Outcome) -> &str) -> String {
+    let all: BTreeSet<_> = outcomes.iter().map(of).collect();
+    all.into_iter().collect::<Vec<_>>().join(", ")
+}
+
+/// Whether a newcomer wants to know: not every variant of a workload.
+fn is_shown(workload: &str) -> bool {
+    let one_of_many = workload.starts_with("large-")
+        && !workload.ends_with("-64kB")
+        && !workload.ends_with("-64MB");
+    !one_of_many && !workload.ends_with("-visible") && !workload.ends_with("-p95")
+}
+
+/// What a workload does, in words.
+fn about(name: &str) -> String {
+    let exact = workload::ALL.iter().find(|workload| workload.name == name);
+    let variant = || workload::ALL.iter().find(|workload| name.starts_with(workload.name));
+    exact.or_else(variant).map_or(String::new(), |workload| workload.about.replace('|', "\\|"))
+}
+
+fn page(outcomes: &[Outcome], plots: &BTreeMap<String, String>) -> String {
     let mut text = String::from("# Benchmarks\n\n");
     text.push_str("Written by `cargo run --release -p bench -- --report`; do not edit.\n\n");
-    let distinct = |of: &dyn Fn(&Outcome) -> &str| {
-        let all: BTreeSet<_> = outcomes.iter().map(of).collect();
-        all.into_iter().collect::<Vec<_>>().join(", ")
+    let _ = writeln!(
+        text,
+        "One machine for publisher, subscriber and pgapace: {}. PostgreSQL {}.\n",
+        distinct(outcomes, |o| &o.machine),
+        distinct(outcomes, |o| &o.server_version)
+    );
+    text.push_str(
+        "**Times as fast** is what pgapace gains over the native subscription with its fastest options. Below \
+         1, pgapace is\nslower. After every round the tables are compared. `~`: a program was stopped, and its \
+         result is projected.\n\n",
+    );
+    let all = groups(outcomes);
+    let shown: BTreeMap<_, Vec<_>> = all
+        .iter()
+        .map(|(key, group)| {
+            (*key, group.iter().copied().filter(|o| is_shown(&o.workload)).collect::<Vec<_>>())
+        })
+        .collect();
+    newcomers_table(&mut text, &shown);
+    let _ = writeln!(text, "## By regime\n\n{REGIMES}");
+    overview(&mut text, &shown);
+    slower(&mut text, &shown);
+    text.push_str("## Curves\n\n");
+    for name in plots.keys() {
+        let _ = writeln!(text, "![{}]({name})\n", name.trim_end_matches(".svg"));
+    }
+    let _ = writeln!(text, "## How it is measured\n\n{METHOD}");
+    text.push_str(
+        "[Every round](benchmarks-rounds.md) has the upper limit, CPU, memory and settings. [Where the time \
+         goes](performance.md)\nsays what bounds the figures.\n",
+    );
+    text
+}
+
+/// Figures of the newest server in regime cpu, with words.
+fn newcomers_table(text: &mut String, groups: &BTreeMap<(u16, u8, &str), Vec<&Outcome>>) {
+    let newest = groups.keys().map(|(server, ..)| *server).max();
+    let Some(((server, _, regime), group)) = groups.iter().find(|((s, ..), _)| Some(*s) == newest)
+    else {
+        return;
     };
-    let _ = writeln!(text, "- Machine: {}", distinct(&|o| &o.machine));
-    let _ = writeln!(text, "- PostgreSQL: {}", distinct(&|o| &o.server_version));
-    let _ = writeln!(text, "- Program: {}", distinct(&|o| &o.program_version));
-    let _ = writeln!(text, "\n## How it is measured\n\n{METHOD}");
+    let _ = writeln!(
+        text,
+        "## In one table\n\nPostgreSQL {server}, regime {regime}.\n\n\
+         | workload | what it does | unit | native | pgapace | times as fast |\n\
+         |---|---|---|--:|--:|--:|"
+    );
+    for outcome in group {
+        let value = |value: Option<f64>, runner| {
+            let mark = if outcome.is_projected(runner) { "~" } else { "" };
+            value.map_or("-".into(), |value| format!("{mark}{}", figure(value)))
+        };
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} | {} | {} |",
+            outcome.workload,
+            about(&outcome.workload),
+            outcome.unit,
+            value(outcome.native, Runner::Native),
+            value(outcome.pgapace, Runner::Pgapace),
+            faster(outcome)
+        );
+    }
+    text.push('\n');
+}
+
+/// All figures of all rounds.
+fn rounds_page(outcomes: &[Outcome], plots: &mut BTreeMap<String, String>) -> String {
+    let groups = groups(outcomes);
+    let mut text = String::from("# Benchmarks: every round\n\n");
+    text.push_str("Written by `cargo run --release -p bench -- --report`; do not edit. ");
+    text.push_str("[Benchmarks](benchmarks.md) explains the terms.\n\n");
+    let _ = writeln!(text, "- Machine: {}", distinct(outcomes, |o| &o.machine));
+    let _ = writeln!(text, "- PostgreSQL: {}", distinct(outcomes, |o| &o.server_version));
+    let _ = writeln!(text, "- Program: {}\n", distinct(outcomes, |o| &o.program_version));
     overview(&mut text, &groups);
-    slower(&mut text, &groups);
     for ((server, _, regime), group) in &groups {
         let _ = writeln!(text, "## PostgreSQL {server}, regime {regime}\n");
         summary(&mut text, group);
         for outcome in group {
             if let Some((name, svg)) = curves(outcome) {
-                let _ = writeln!(text, "![{} over time]({name})\n", outcome.workload);
                 plots.insert(name, svg);
             }
         }
@@ -373,7 +471,7 @@ mod tests {
             outcome("cpu", "hot", None),
             differs,
         ];
-        let text = page(&outcomes, &mut BTreeMap::new());
+        let text = page(&outcomes, &BTreeMap::new());
         for line in [
             "| workload | 18 cpu | 18 rtt:5ms |",
             "|---|--:|--:|",
@@ -381,6 +479,7 @@ mod tests {
             "| hot | - | - |",
             "| wide | **differ** | - |",
             "- 18, cpu: tpcb (0.50)",
+            "| tpcb | pgbench's default transactions: three updates and an insert each | s | 1.000 | 1.000 | 0.50 |",
         ] {
             assert!(text.contains(&format!("{line}\n")), "{line}");
         }

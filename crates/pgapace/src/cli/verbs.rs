@@ -6,7 +6,7 @@ use crate::config::declarations::SETTINGS;
 const HEAD: &str = "\
 # Verbs and exit codes
 
-Made by `pgapace verbs > docs/verbs.md`. A test compares. `pgapace help VERB` and `pgapace man VERB` say the same.
+Made by `pgapace verbs`. A test compares. `pgapace help VERB` and `pgapace man VERB` say the same.
 [Settings](settings.md) describes the settings that verbs share.
 ";
 

@@ -241,34 +241,6 @@ mod tests {
     use super::{names, text};
     use crate::observe::board::Boards;
 
-    /// docs/metrics.md has every metric. PGAPACE_BLESS=1 writes it.
-    #[test]
-    fn the_reference_of_metrics_is_current() {
-        let head = "# Metrics\n\nMade by a unit test of `http/metrics.rs`. `pgapace run --http ADDRESS` serves \
-            them at `/metrics` in\nthe text format of Prometheus. Each has the label `subscription`, unless \
-            it is about the process.\n[Monitoring](runbooks/monitoring.md) says what to watch.\n\n\
-            | metric | type | meaning |\n|---|---|---|\n";
-        let text = text(&[], 0.0);
-        let mut document = head.to_owned();
-        let mut help = "";
-        for line in text.lines() {
-            if let Some(line) = line.strip_prefix("# HELP ") {
-                help = line.split_once(' ').map_or("", |(_, help)| help);
-            } else if let Some((name, kind)) =
-                line.strip_prefix("# TYPE ").and_then(|line| line.split_once(' '))
-            {
-                document
-                    .push_str(&format!("| `{name}` | {kind} | {} |\n", help.replace('|', "\\|")));
-            }
-        }
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
-        if std::env::var_os("PGAPACE_BLESS").is_some() {
-            std::fs::write(file, &document).expect("docs can be written");
-        }
-        let found = std::fs::read_to_string(file).unwrap_or_default();
-        assert!(found == document, "PGAPACE_BLESS=1 cargo test -p pgapace --bins metrics");
-    }
-
     /// Every word of a file that looks like a metric.
     fn metrics_in(file: &str) -> BTreeSet<String> {
         let words = file.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');

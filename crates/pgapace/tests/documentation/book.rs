@@ -2,6 +2,8 @@
 //! program writes are current.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -116,25 +118,73 @@ fn links_lead_somewhere() {
     assert!(seen > 60, "{seen}");
 }
 
+/// A page that is made by a program. `PGAPACE_BLESS=1 cargo test -p pgapace --test main documentation::`
+/// writes all of them.
+#[track_caller]
+fn expect_page(name: &str, made: &str) {
+    let file = root().join("docs").join(name);
+    if std::env::var_os("PGAPACE_BLESS").is_some() {
+        must(std::fs::write(&file, made));
+    }
+    let found = std::fs::read_to_string(&file).unwrap_or_default();
+    assert!(
+        found == made,
+        "docs/{name} is not current: PGAPACE_BLESS=1 cargo test -p pgapace --test main documentation::"
+    );
+}
+
 #[test]
 fn the_reference_of_verbs_is_current() {
     let made = must(Command::new(env!("CARGO_BIN_EXE_pgapace")).arg("verbs").output());
     assert!(made.status.success());
-    let document = must(std::fs::read(root().join("docs/verbs.md")));
-    assert!(
-        document == made.stdout,
-        "docs/verbs.md is not current: cargo run -p pgapace -- verbs > docs/verbs.md"
-    );
+    expect_page("verbs.md", &String::from_utf8_lossy(&made.stdout));
 }
 
-/// docs/schema.md has what the catalogue says. PGAPACE_BLESS=1 writes it.
+/// docs/metrics.md has what a running process serves.
+#[test]
+fn the_reference_of_metrics_is_current() {
+    const HEAD: &str = "\
+# Metrics
+
+`pgapace run --http ADDRESS` serves them at `/metrics` in the text format of Prometheus. A test reads them there, and
+compares. Each has the label `subscription`, unless it is about the process. [Monitoring](runbooks/monitoring.md) says
+what to watch.
+
+| metric | type | meaning |
+|---|---|---|
+";
+    let mut case = Case::new(18, 18);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+    let free = must(TcpListener::bind("127.0.0.1:0"));
+    let address = must(free.local_addr()).to_string();
+    drop(free);
+    case.tool.args.extend(["--http".to_owned(), address.clone()]);
+    let process = case.start();
+    let mut stream = must(TcpStream::connect(&address));
+    must(write!(stream, "GET /metrics HTTP/1.1\r\nHost: {address}\r\n\r\n"));
+    let mut text = String::new();
+    must(stream.read_to_string(&mut text));
+    case.stop(process);
+    let (mut document, mut help) = (HEAD.to_owned(), "");
+    for line in text.lines() {
+        if let Some(line) = line.strip_prefix("# HELP ") {
+            help = line.split_once(' ').map_or("", |(_, help)| help);
+        } else if let Some((name, kind)) =
+            line.strip_prefix("# TYPE ").and_then(|line| line.split_once(' '))
+        {
+            document.push_str(&format!("| `{name}` | {kind} | {} |\n", help.replace('|', "\\|")));
+        }
+    }
+    expect_page("metrics.md", &document);
+}
+
+/// docs/schema.md has what the catalogue says.
 #[test]
 fn the_reference_of_the_schema_is_current() {
     const HEAD: &str = "\
 # Schema pgapace
 
-Made from the catalogue of a subscriber by a test, which compares: `PGAPACE_BLESS=1 cargo test -p pgapace --test main
-the_reference_of_the_schema`.
+Made from the catalogue of a subscriber by a test, which compares.
 
 pgapace creates schema `pgapace` in the subscriber's database, and keeps all its state there. Read the tables, and do not
 write to them. Columns are only added, except in a release that says otherwise. Relations of this schema are never
@@ -166,14 +216,5 @@ replicated.
             document.push_str(&format!("| `{}` | {} | {} |\n", cells[0], cells[1], cells[2]));
         }
     }
-    let file = root().join("docs/schema.md");
-    if std::env::var_os("PGAPACE_BLESS").is_some() {
-        must(std::fs::write(&file, &document));
-    }
-    let found = std::fs::read_to_string(&file).unwrap_or_default();
-    assert!(
-        found == document,
-        "docs/schema.md is not current: PGAPACE_BLESS=1 cargo test -p pgapace --test main \
-         the_reference_of_the_schema"
-    );
+    expect_page("schema.md", &document);
 }
