@@ -50,6 +50,14 @@ impl Shares {
         }
     }
 
+    /// A member may have another number of sessions. Those that are had beyond a lower number count
+    /// until they are given back.
+    pub fn set_most(&mut self, member: usize, most: usize) {
+        self.members[member].most = most.saturating_sub(1);
+        let most = self.members.iter().map(|member| member.most + 1).max();
+        self.total = most.unwrap_or(0).max(self.members.len());
+    }
+
     /// How many sessions there may be at any time.
     #[must_use]
     pub fn total(&self) -> usize {
@@ -58,7 +66,7 @@ impl Shares {
 
     /// Asks for one more session; it stays asked for until it is had, or [`Self::content`] is said.
     pub fn ask(&mut self, member: usize) -> bool {
-        if self.members[member].held == self.members[member].most {
+        if self.members[member].held >= self.members[member].most {
             self.members[member].asks = None;
             return false;
         }
@@ -127,6 +135,24 @@ mod tests {
         assert_eq!(shares.total(), 4);
         assert_eq!((0..5).filter(|_| shares.ask(0)).count(), 3);
         assert!(!shares.gives(0, true));
+    }
+
+    #[test]
+    fn another_number_holds_for_the_sessions_that_are_asked_for() {
+        let mut shares = Shares::new(&[2, 1]);
+        assert!(!shares.ask(0), "each has its own one, and there are two");
+        shares.set_most(0, 4);
+        assert_eq!((0..5).filter(|_| shares.ask(0)).count(), 2);
+        shares.set_most(0, 1);
+        assert_eq!(shares.total(), 2);
+        assert!(!shares.ask(0), "it has more than it may have");
+        for _ in 0..2 {
+            shares.give(0);
+            shares.closed();
+        }
+        assert!(!shares.ask(0));
+        shares.set_most(1, 3);
+        assert!(shares.ask(1) && !shares.ask(1));
     }
 
     #[test]

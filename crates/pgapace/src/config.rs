@@ -3,8 +3,11 @@
 
 mod cgroup;
 pub(crate) mod declarations;
+mod file;
 pub(crate) mod given;
+pub(crate) mod live;
 pub(crate) mod liveness;
+mod secret_file;
 pub(crate) mod setting;
 
 use std::path::Path;
@@ -16,6 +19,7 @@ pub(crate) use self::declarations::{
     ApplyModeSetting, ApplyWorkers, Binary, IfNotEmpty, OnMissedChanges, OnTableError,
     OriginFilter, Prefetch, Streaming, Subscription, TagCommits,
 };
+use self::file::Entries;
 use self::given::Given;
 use self::setting::{Setting, Value};
 use crate::error::{Class, Failure, Result};
@@ -55,7 +59,7 @@ impl CopyOptions {
 
 impl Subscription {
     /// Fills in the defaults that depend on others, and checks what can be checked without a server.
-    fn resolve(mut given: Given) -> Result<Self> {
+    pub(crate) fn resolve(mut given: Given) -> Result<Self> {
         let name: String = given.value("name")?;
         check_name(&name, "name")?;
         if given.get("slot")?.is_none() {
@@ -203,7 +207,7 @@ impl RecordSettings {
 
 /// Settings of the one subscription whose stream is recorded.
 pub(crate) fn record_settings(file: Option<&Path>, given: &Given) -> Result<RecordSettings> {
-    RecordSettings::resolve(&one(entries(file, given)?)?)
+    RecordSettings::resolve(&one(file::entries(file, given)?.given)?)
 }
 
 /// A subscription whose changes come from a recording: publications and slot are those of the recording,
@@ -214,7 +218,7 @@ pub(crate) fn replayed(
     publications: &[String],
     slot: &str,
 ) -> Result<Subscription> {
-    let mut given = one(entries(file, given)?)?;
+    let mut given = one(file::entries(file, given)?.given)?;
     given.set_all("publication", publications)?;
     given.set("slot", slot)?;
     given.set("create-slot", "false")?;
@@ -241,58 +245,41 @@ fn check_publications(publications: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Puts file, environment and flags together. With several subscriptions in the file, `--name`
-/// picks one, and other flags hold for all that are run.
+/// The subscriptions that are chosen, as all sources together give them.
 pub(crate) fn subscriptions(file: Option<&Path>, given: &Given) -> Result<Vec<Subscription>> {
-    let chosen: Vec<_> =
-        entries(file, given)?.into_iter().map(Subscription::resolve).collect::<Result<_>>()?;
-    let mut names: Vec<_> = chosen.iter().map(|s| (&s.name, s.subscriber.redacted())).collect();
-    names.sort();
-    if names.windows(2).any(|pair| pair[0] == pair[1]) {
-        return Err(wrong("the configuration has two subscriptions of one name on one subscriber"));
-    }
-    Ok(chosen)
+    let configured = Configured::read(file, given)?;
+    Ok(configured.subscriptions.into_iter().map(|(_, subscription)| subscription).collect())
 }
 
 /// The same for verbs that need no more than the subscriber.
 pub(crate) fn sites(file: Option<&Path>, given: &Given) -> Result<Vec<Site>> {
-    entries(file, given)?.iter().map(Site::resolve).collect()
+    file::entries(file, given)?.given.iter().map(Site::resolve).collect()
 }
 
-fn entries(file: Option<&Path>, given: &Given) -> Result<Vec<Given>> {
-    let given = given.clone().or_environment()?;
-    let Some(path) = file else { return Ok(vec![given]) };
-    let shown = path.display();
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| wrong(format!("cannot read configuration file {shown}: {e}")))?;
-    let in_file = |mut failure: Failure| {
-        failure.message = format!("configuration file {shown}: {}", failure.message);
-        failure
-    };
-    let mut common: toml::Table = text.parse().map_err(|e| in_file(wrong(format!("{e}"))))?;
-    let tables: Vec<toml::Table> = match common.remove("subscription") {
-        Some(tables) => {
-            tables.try_into().map_err(|e| in_file(wrong(format!("subscription: {e}"))))?
+/// Everything that `pgapace run` takes from its configuration.
+#[derive(Debug)]
+pub(crate) struct Configured {
+    /// With what was given for each.
+    pub(crate) subscriptions: Vec<(Given, Subscription)>,
+    /// `log-level` of the file.
+    pub(crate) log_level: Option<String>,
+}
+
+impl Configured {
+    pub(crate) fn read(file: Option<&Path>, given: &Given) -> Result<Self> {
+        let Entries { given, log_level } = file::entries(file, given)?;
+        let resolve = |given: Given| Ok((given.clone(), Subscription::resolve(given)?));
+        let subscriptions: Vec<_> = given.into_iter().map(resolve).collect::<Result<_>>()?;
+        let mut names: Vec<_> =
+            subscriptions.iter().map(|(_, s)| (&s.name, s.subscriber.redacted())).collect();
+        names.sort();
+        if names.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(wrong(
+                "the configuration has two subscriptions of one name on one subscriber",
+            ));
         }
-        None => Vec::new(),
-    };
-    let common = Given::from_table(&common).map_err(in_file)?;
-    if tables.is_empty() {
-        return Ok(vec![given.or(&common)]);
+        Ok(Self { subscriptions, log_level })
     }
-    let name = given.get("name")?;
-    let mut chosen = Vec::new();
-    for table in &tables {
-        let entry = Given::from_table(table).map_err(in_file)?;
-        if name.is_none() || entry.get("name")? == name {
-            chosen.push(given.clone().or(&entry.or(&common)));
-        }
-    }
-    if chosen.is_empty() {
-        let name = name.and_then(<[_]>::first).map_or("", String::as_str);
-        return Err(wrong(format!("configuration file {shown} has no subscription {name:?}")));
-    }
-    Ok(chosen)
 }
 
 /// Reads a connection string as `--publisher` does.

@@ -31,6 +31,7 @@ mod stopping;
 mod subscriber;
 mod subscription;
 mod switchover;
+mod systemd;
 mod tablesync;
 mod top;
 mod two_phase;

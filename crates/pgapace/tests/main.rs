@@ -15,6 +15,7 @@ mod repair;
 pub(crate) mod see;
 mod semantics;
 mod servers;
+mod service;
 mod standby;
 mod streaming;
 mod support;

@@ -21,6 +21,7 @@
 mod connect;
 mod conninfo;
 mod error;
+mod protection;
 mod quote;
 mod replication;
 mod session;
@@ -30,6 +31,7 @@ mod version;
 pub use connect::{CancelHandle, Startup};
 pub use conninfo::{ConnInfo, ConnInfoError};
 pub use error::{Error, Result, ServerError};
+pub use protection::{Protection, Verified};
 pub use quote::{quote_ident, quote_literal};
 pub use replication::{
     CopyChunk, EndReason, Frames, Haste, Received, ReplicationStream, WaitOutcome, Waker,

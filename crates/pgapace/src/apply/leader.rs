@@ -28,6 +28,7 @@ use crate::apply::schema_watch::SchemaWatch;
 use crate::apply::streams::StreamSessions;
 use crate::apply::worker::{Answered, FromWorker};
 use crate::barrier::keeper::KeeperContext;
+use crate::config::live::SettingsWatch;
 use crate::error::{Class, Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::publisher::feedback::Feedback;
@@ -73,6 +74,8 @@ pub(crate) struct LeaderParts<'a> {
     pub(crate) watched: Watched,
     /// Longest time between two idle progress rows.
     pub(crate) idle_interval: Duration,
+    /// Tells when the configuration was reloaded.
+    pub(crate) newer: SettingsWatch,
     /// For barriers that verbs request.
     pub(crate) keeper: KeeperContext,
     /// This process, as verbs address their requests to it.
@@ -120,6 +123,7 @@ pub(crate) struct Leader<'a> {
     /// No worker takes what waits.
     all_busy: bool,
     watched: Watched,
+    newer: SettingsWatch,
     schema_watch: SchemaWatch,
     /// When old conflicts are removed next; `None` while that goes on.
     remove_conflicts: Option<Instant>,
@@ -157,6 +161,7 @@ impl<'a> Leader<'a> {
             waits: Stopwatch::default(),
             all_busy: false,
             watched: parts.watched,
+            newer: parts.newer,
             schema_watch: SchemaWatch::new(),
             remove_conflicts: Some(now),
         }
@@ -309,6 +314,7 @@ impl<'a> Leader<'a> {
         self.look_for_tables()?;
         self.advance_table_sync()?;
         self.free_memory();
+        self.look_for_settings();
         Ok(())
     }
 
@@ -456,6 +462,18 @@ impl<'a> Leader<'a> {
         let positions = self.intake.positions();
         if self.feedback.set(positions) {
             self.receiver.wake();
+        }
+    }
+
+    /// Ends the run, so that the next one takes other settings over. Neither a copy nor a barrier has to
+    /// begin again for that.
+    fn look_for_settings(&mut self) {
+        if self.newer.are_newer()
+            && self.intake.closing().is_none()
+            && !self.barrier.is_asked_for()
+            && self.around.table_sync.is_done(&self.intake.deferred)
+        {
+            self.intake.close(Outcome::Changed);
         }
     }
 

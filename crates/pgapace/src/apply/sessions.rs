@@ -52,6 +52,11 @@ impl Share {
         found.into_iter().flatten().collect()
     }
 
+    /// Its subscription may have another number of sessions, its own one included.
+    pub(crate) fn set_most(&self, most: usize) {
+        lock(&self.shares).set_most(self.member, most);
+    }
+
     /// Whether nobody else has a share.
     pub(crate) fn is_alone(&self) -> bool {
         self.alone

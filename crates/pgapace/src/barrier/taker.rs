@@ -11,6 +11,7 @@ use super::waiting_for;
 use crate::apply::leader::Outcome;
 use crate::apply::sessions::Share;
 use crate::config::Subscription as Config;
+use crate::config::live::LiveSettings;
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::Board;
 use crate::publisher::session::Publisher;
@@ -139,7 +140,13 @@ impl Runner {
                 let share = Share::of(std::slice::from_ref(&config)).pop();
                 let share =
                     share.ok_or_else(|| Failure::internal("a subscription has no share"))?;
-                subscription::run(&config, &options, &stop, share, &Board::default())
+                subscription::run(
+                    &LiveSettings::new(config),
+                    &options,
+                    &stop,
+                    share,
+                    &Board::default(),
+                )
             })
             .map_err(|e| Failure::internal(format!("cannot start a thread: {e}")))?;
         Ok(Self { shutdown, thread: Some(thread) })

@@ -8,6 +8,7 @@ mod indexes;
 mod opposite;
 mod origins;
 mod program;
+mod protection;
 mod publisher;
 pub(crate) mod report;
 mod service;
@@ -78,6 +79,7 @@ pub(crate) fn check(config: &Config) -> Report {
     let mut subscriber_side = None;
     if let Some(mut session) = subscriber_session {
         let mut reporter = Reporter { report: &mut report, side: Side::Subscriber };
+        protection::check(&session, &mut reporter);
         if let Some(known) = subscriber::check(&mut session, config, &mut reporter) {
             subscriber_side = Some((session, known));
         }
@@ -87,6 +89,7 @@ pub(crate) fn check(config: &Config) -> Report {
     let mut publisher_side = None;
     if let Some(mut session) = publisher_session {
         let mut reporter = Reporter { report: &mut report, side: Side::Publisher };
+        protection::check(&session, &mut reporter);
         if let Some(tables) =
             publisher::check(&mut session, &publisher, config, known, &mut reporter)
         {

@@ -12,6 +12,7 @@ pub(crate) mod prepared;
 pub(crate) mod rebase;
 pub(crate) mod record;
 pub(crate) mod release;
+pub(crate) mod reload;
 pub(crate) mod repair;
 pub(crate) mod replay;
 pub(crate) mod report;
@@ -31,12 +32,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use wire::Session;
+use wire::{ConnInfo, Session};
 
 use crate::config::declarations::SETTINGS;
 use crate::config::given::Given;
 use crate::config::{
-    RecordSettings, Site, Subscription, record_settings, replayed, sites, subscriptions,
+    Configured, RecordSettings, Site, Subscription, record_settings, replayed, sites, subscriptions,
 };
 use crate::error::{Class, Failure, Result};
 use crate::observe::logging::{self, LogFormat};
@@ -244,8 +245,10 @@ pub(crate) struct Cli {
     log_format: LogFormat,
 
     /// Level of log lines: error, warn, info, debug, trace, or a filter such as pgapace=debug
-    #[arg(long, global = true, value_name = "LEVEL", env = "PGAPACE_LOG", default_value = "info")]
-    log_level: String,
+    ///
+    /// The default is info, or `log-level` of the configuration file (pgapace run).
+    #[arg(long, global = true, value_name = "LEVEL", env = "PGAPACE_LOG")]
+    log_level: Option<String>,
 
     #[command(subcommand)]
     command: Command,
@@ -358,7 +361,7 @@ pub(crate) fn command() -> clap::Command {
 }
 
 /// Which subscriptions a verb works on.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct Selection {
     /// Configuration file (TOML) with one or several subscriptions
     ///
@@ -374,6 +377,28 @@ pub(crate) struct Selection {
 impl Selection {
     fn subscriptions(&self) -> Result<Vec<Subscription>> {
         subscriptions(self.config.as_deref(), &self.settings)
+    }
+
+    /// With what a reload compares.
+    fn configured(&self) -> Result<Configured> {
+        Configured::read(self.config.as_deref(), &self.settings)
+    }
+
+    /// Warns of flags that show a password to everybody who can list processes.
+    fn warn_of_passwords(&self) -> Result<()> {
+        for setting in SETTINGS.iter().filter_map(|setting| setting.from_file) {
+            let texts = self.settings.get(setting)?.unwrap_or_default();
+            if texts.iter().any(|text| ConnInfo::text_has_password(text)) {
+                tracing::warn!(
+                    event = "password_on_command_line",
+                    setting,
+                    hint =
+                        format!("use --{setting}-file, a password file, or the configuration file"),
+                    "the list of processes shows the password of a connection string"
+                );
+            }
+        }
+        Ok(())
     }
 
     /// For verbs that need no more than the subscriber.
@@ -427,11 +452,12 @@ pub(crate) fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
-    if let Err(failure) = logging::start(cli.log_format, &cli.log_level) {
+    let level = cli.log_level.as_deref();
+    if let Err(failure) = logging::start(cli.log_format, level.unwrap_or(logging::DEFAULT_LEVEL)) {
         return output::fail(&failure);
     }
     let result = match cli.command {
-        Command::Run(args) => run::run(&args),
+        Command::Run(args) => run::run(&args, level.is_some()),
         Command::Check(args) => check::run(&args),
         Command::Adopt(args) => adopt::run(&args),
         Command::Release(args) => release::run(&args),

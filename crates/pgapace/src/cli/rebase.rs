@@ -7,6 +7,7 @@ use wire::Session;
 
 use crate::apply::sessions::Share;
 use crate::cli::{Selection, output};
+use crate::config::live::LiveSettings;
 use crate::config::{IfNotEmpty, Subscription as Config};
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::Board;
@@ -39,8 +40,9 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<()> {
     let options = RunOptions::alone(Some(Until::Current))?;
     let share = Share::of(std::slice::from_ref(&config)).pop();
     let share = share.ok_or_else(|| Failure::internal("a subscription has no share"))?;
-    subscription::run(&config, &options, &shutdown, share, &Board::default())?;
-    output::line(&format!("rebased subscription {}; pgapace run goes on", config.name));
+    let name = config.name.clone();
+    subscription::run(&LiveSettings::new(config), &options, &shutdown, share, &Board::default())?;
+    output::line(&format!("rebased subscription {name}; pgapace run goes on"));
     Ok(())
 }
 

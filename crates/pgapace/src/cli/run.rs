@@ -2,25 +2,30 @@
 
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
-use crossbeam_channel::unbounded;
+use crossbeam_channel::{Receiver, unbounded};
 use pgoutput::Lsn;
 
+use crate::apply::leader::Outcome;
 use crate::apply::sessions::Share;
 use crate::cli::Selection;
-use crate::config::{IfNotEmpty, Subscription, liveness};
+use crate::cli::reload::{Member, Reloader};
+use crate::config::given::Given;
+use crate::config::live::LiveSettings;
+use crate::config::{Configured, IfNotEmpty, Subscription, liveness};
 use crate::error::{Class, Failure, Result};
 use crate::http::HttpServer;
 use crate::http::access::Access;
 use crate::membership::Membership;
 use crate::observe::board::Boards;
-use crate::observe::events;
+use crate::observe::{events, logging};
 use crate::process::Process;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscription::{self, RunOptions, Until};
+use crate::systemd::ServiceManager;
 use crate::tablesync::emptying::TruncateDecision;
 use crate::verify::background::BackgroundVerification;
 
@@ -88,19 +93,12 @@ pub(super) fn parse_until(text: &str) -> std::result::Result<Until, String> {
 }
 
 /// Starts the HTTP server, if one is wanted, with all subscriptions on their boards.
-fn serve(
-    args: &RunArgs,
-    subscriptions: &[Subscription],
-    boards: &Boards,
-) -> Result<Option<HttpServer>> {
+fn serve(args: &RunArgs, boards: &Boards) -> Result<Option<HttpServer>> {
     let Some(address) = args.http else { return Ok(None) };
     let access = match &args.http_token_file {
         Some(file) => Access::with_token_of(file)?,
         None => Access::local(),
     };
-    for subscription in subscriptions {
-        boards.of(&subscription.name);
-    }
     HttpServer::start(address, access, boards.clone()).map(Some)
 }
 
@@ -108,23 +106,21 @@ fn serve(
 ///
 /// A subscription that fails does not stop the others: it is logged at once and retried later. The
 /// result is the first failure from which no subscription has recovered.
-pub(crate) fn run(args: &RunArgs) -> Result<()> {
-    let mut subscriptions = args.selection.subscriptions()?;
+///
+/// `has_log_level`: the command line or the environment has one, which overrides that of the file.
+pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
+    let Configured { mut subscriptions, log_level } = args.selection.configured()?;
+    if let Some(level) = log_level.as_deref().filter(|_| !has_log_level) {
+        logging::set_level(level)?;
+    }
     if args.standby {
-        for subscription in &mut subscriptions {
+        for (_, subscription) in &mut subscriptions {
             liveness::for_standby(subscription)?;
         }
     }
-    if !args.truncate.is_empty() {
-        if subscriptions.len() > 1 {
-            return Err(Failure::new(Class::Config, "--truncate is for one subscription")
-                .hint("Choose it with --name."));
-        }
-        if subscriptions.iter().any(|one| one.if_not_empty == IfNotEmpty::Keep) {
-            let message = "--truncate and --if-not-empty keep exclude each other";
-            return Err(Failure::new(Class::Config, message));
-        }
-    }
+    args.selection.warn_of_passwords()?;
+    check_truncate(args, &subscriptions)?;
+    let (givens, subscriptions): (Vec<_>, Vec<_>) = subscriptions.into_iter().unzip();
     let shutdown = Shutdown::on_signals()?;
     let together = args.fail_together;
     let options = RunOptions {
@@ -147,23 +143,41 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     if let [subscription] = &subscriptions[..] {
         events::set_sole(&subscription.name);
     }
-    let _http = serve(args, &subscriptions, &boards)?;
+    for subscription in &subscriptions {
+        boards.of(&subscription.name);
+    }
+    let _http = serve(args, &boards)?;
+    let lives: Vec<_> = subscriptions.into_iter().map(LiveSettings::new).collect();
+    let members = givens.into_iter().zip(&lives);
+    let members = members.map(|(given, live)| Member { given, live: Arc::clone(live) }).collect();
+    let selection = args.selection.clone();
+    let manager = ServiceManager::default();
+    manager.keep_informed(boards.clone(), &shutdown)?;
+    let reloader = Reloader {
+        selection,
+        has_log_level,
+        standby: args.standby,
+        members,
+        manager: manager.clone(),
+    };
+    reloader.on_hangup()?;
     let (sender, ended) = unbounded();
     let mut threads = Vec::new();
-    for ((subscription, share), standby) in subscriptions.into_iter().zip(shares).zip(memberships) {
+    for ((live, share), standby) in lives.into_iter().zip(shares).zip(memberships) {
         let (shutdown, sender) = (shutdown.clone(), sender.clone());
         let options = RunOptions { standby, ..options.clone() };
-        let (name, board) = (subscription.name.clone(), boards.of(&subscription.name));
+        let name = live.newest().name.clone();
+        let board = boards.of(&name);
         let thread = std::thread::Builder::new()
             .name(name.clone())
             .spawn(move || {
                 let result = catch_unwind(AssertUnwindSafe(|| {
                     // A goal is reached before a table is due.
                     let _verification = match options.until {
-                        None => BackgroundVerification::start(&subscription, &board)?,
+                        None => BackgroundVerification::start(&live.newest(), &board)?,
                         Some(_) => None,
                     };
-                    subscription::run(&subscription, &options, &shutdown, share, &board)
+                    subscription::run(&live, &options, &shutdown, share, &board)
                 }));
                 let result = result.unwrap_or_else(|_| {
                     Err(Failure::internal(format!("subscription {name} panicked")))
@@ -175,7 +189,41 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         threads.push(thread);
     }
     drop(sender);
-    let mut first: Option<Failure> = None;
+    let first = first_failure(&ended, several, || {
+        if together {
+            shutdown.request();
+        }
+    });
+    manager.stopping();
+    for thread in threads {
+        // Its panic, if there was one, is reported above.
+        drop(thread.join());
+    }
+    first.map_or(Ok(()), Err)
+}
+
+/// --truncate is a decision about the tables of one subscription.
+fn check_truncate(args: &RunArgs, subscriptions: &[(Given, Subscription)]) -> Result<()> {
+    if !args.truncate.is_empty() {
+        if subscriptions.len() > 1 {
+            return Err(Failure::new(Class::Config, "--truncate is for one subscription")
+                .hint("Choose it with --name."));
+        }
+        if subscriptions.iter().any(|(_, one)| one.if_not_empty == IfNotEmpty::Keep) {
+            let message = "--truncate and --if-not-empty keep exclude each other";
+            return Err(Failure::new(Class::Config, message));
+        }
+    }
+    Ok(())
+}
+
+/// Waits until all subscriptions have ended. Returns the first failure, after which `failed` is called.
+fn first_failure(
+    ended: &Receiver<(String, Result<Outcome>)>,
+    several: bool,
+    failed: impl Fn(),
+) -> Option<Failure> {
+    let mut first = None;
     for (subscription, result) in ended {
         match result {
             Ok(outcome) => tracing::debug!(subscription, ?outcome, "ended"),
@@ -191,16 +239,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
                         "subscription ended with an error"
                     );
                 }
-                if together && first.is_none() && !handed_over {
-                    shutdown.request();
+                if first.is_none() && !handed_over {
+                    failed();
                 }
                 first.get_or_insert(failure);
             }
         }
     }
-    for thread in threads {
-        // Its panic, if there was one, is reported above.
-        drop(thread.join());
-    }
-    first.map_or(Ok(()), Err)
+    first
 }

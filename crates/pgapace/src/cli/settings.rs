@@ -2,7 +2,7 @@
 
 use crate::cli::{command, output};
 use crate::config::declarations::SETTINGS;
-use crate::config::setting::{Group, Setting, Shape};
+use crate::config::setting::{Group, Reload, Setting, Shape};
 
 const HEAD: &str = "\
 # Settings
@@ -17,6 +17,10 @@ file, keys of a `[[subscription]]` override those above all of them.
   a unit has the unit of the default.
 - Booleans are `true` or `false`. A flag without a value is true.
 - A list is repeated flags, values between commas in a flag or variable, and an array or one string in the file.
+- `pgapace run` reads the file, and files that it names, again at SIGHUP. Changed settings take effect at once, in another run
+  of the subscription; a copy that runs is completed before. `name`, `slot`, `verify-interval` and the server of
+  `subscriber` need a restart, as do subscriptions that are added or removed. If the file is invalid, all settings stay as they are.
+- `log-level` is a key of the file as well, outside of `[[subscription]]`.
 - A value that cannot be read or is out of range ends the program with exit code 3; on the command line, one that cannot
   be read with exit code 2.
 ";
@@ -102,6 +106,9 @@ fn row(setting: &Setting) -> String {
     }
     if !setting.environment {
         what.push_str(" It has no environment variable.");
+    }
+    if setting.reload == Reload::Restart {
+        what.push_str(" A change needs a restart.");
     }
     format!("| `{}` | {} | {values} | {} |\n", setting.name, cell(&default), cell(&what))
 }

@@ -10,7 +10,9 @@ use clap::ValueEnum;
 use wire::ConnInfo;
 
 use super::given::Given;
-use super::setting::{Group, MOST, Renamed, Setting, Shape, Unit, Value, choices, settings};
+use super::setting::{
+    Group, MOST, Reload, Renamed, Setting, Shape, Unit, Value, choices, settings,
+};
 use crate::error::Result;
 use crate::subscriber::conflict::{Policy, Rule};
 use crate::verify::rate::Rate;
@@ -61,6 +63,25 @@ settings! {
             renamed: &[Renamed::from("target")],
             verbs: ALL,
         }
+        "publisher-file" _publisher_file: () {
+            value: "FILE",
+            help: "File that has the connection string of the publisher, in place of --publisher",
+            more: "So a password is neither in the process list nor in the configuration file. If the file \
+                   has a password, group and others must not have access to it. In the configuration file, \
+                   the path is relative to that file.",
+            default_is: "the credential `publisher` of systemd, if there is one",
+            group: Group::Subscription,
+            from_file: Some("publisher"),
+            verbs: &["run", "check", "status", "resync", "refresh", "sequences", "verify", "repair", "rebase", "drop", "adopt", "release", "switchover", "record"],
+        }
+        "subscriber-file" _subscriber_file: () {
+            value: "FILE",
+            help: "File that has the connection string of the subscriber, in place of --subscriber",
+            default_is: "the credential `subscriber` of systemd, if there is one",
+            group: Group::Subscription,
+            from_file: Some("subscriber"),
+            verbs: ALL,
+        }
         "publication" publications: Vec<String> {
             value: "NAME",
             help: "Publication to apply; repeat it, or separate several by commas",
@@ -73,6 +94,7 @@ settings! {
             help: "Name of the subscription",
             more: "It names the state on the subscriber, the slot and application_name on the publisher.",
             group: Group::Subscription,
+            reload: Reload::Restart,
             verbs: ALL,
         }
         "copy-data" copy_data: Option<bool> {
@@ -179,6 +201,7 @@ settings! {
         "slot" slot: String {
             value: "NAME",
             help: "Replication slot on the publisher",
+            reload: Reload::Restart,
             default_is: "the name of the subscription",
             verbs: &["run", "check", "adopt"],
         }
@@ -276,6 +299,7 @@ settings! {
             unit: Unit::Days,
         }
         "verify-interval" verify_interval: Duration {
+            reload: Reload::Restart,
             help: "Time between two verifications of each table in the background",
             more: "Each table is compared with the publisher's as pgapace verify does it, chunk by chunk, by \
                    one session on each server. 0 is off.",
@@ -284,6 +308,7 @@ settings! {
         }
         "verify-max-rate" verify_max_rate: Rate {
             value: "RATE",
+            reload: Reload::Restart,
             help: "Most that --verify-interval compares per second: rows (50000) or bytes of text (20MB)",
             default: "10MB",
         }

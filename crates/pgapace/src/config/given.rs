@@ -39,10 +39,66 @@ fn renamed(setting: &Setting, old: &Renamed, text: &str) -> std::result::Result<
 }
 
 impl Given {
-    /// Fills what is not given from weaker settings.
+    /// Fills what is not given from weaker settings. A setting and the file that has its value are
+    /// one thing: what gives one of them overrides both.
     pub(crate) fn or(self, weaker: &Self) -> Self {
-        let pairs = self.0.into_iter().zip(&weaker.0);
-        Self(pairs.map(|(strong, weak)| strong.or_else(|| weak.clone())).collect())
+        let given = |name: &str| {
+            SETTINGS
+                .iter()
+                .zip(&self.0)
+                .any(|(setting, texts)| setting.name == name && texts.is_some())
+        };
+        let overridden = SETTINGS.iter().map(|setting| {
+            let by_file = SETTINGS.iter().find(|other| other.from_file == Some(setting.name));
+            setting.from_file.is_some_and(given) || by_file.is_some_and(|file| given(file.name))
+        });
+        let overridden: Vec<bool> = overridden.collect();
+        let pairs = self.0.into_iter().zip(&weaker.0).zip(overridden);
+        let texts = pairs.map(|((strong, weak), overridden)| {
+            strong.or_else(|| weak.clone().filter(|_| !overridden))
+        });
+        Self(texts.collect())
+    }
+
+    /// The settings that differ.
+    pub(crate) fn differences<'g>(
+        &'g self,
+        other: &'g Self,
+    ) -> impl Iterator<Item = &'static Setting> + 'g {
+        let pairs = self.0.iter().zip(&other.0);
+        SETTINGS.iter().zip(pairs).filter(|(_, (own, other))| own != other).map(|(one, _)| one)
+    }
+
+    /// Takes a setting as it is in another place, given or not.
+    pub(crate) fn take_from(&mut self, other: &Self, setting: &Setting) -> Result<()> {
+        let index = index(setting.name)?;
+        self.0[index].clone_from(&other.0[index]);
+        Ok(())
+    }
+
+    /// What was given for a setting, for messages; not for one that may have a password.
+    pub(crate) fn shown(&self, setting: &Setting) -> String {
+        let secret = SETTINGS.iter().any(|other| other.from_file == Some(setting.name));
+        let texts = self.get(setting.name).ok().flatten();
+        match texts {
+            _ if secret => setting.name.to_owned(),
+            Some(texts) => format!("{} = {}", setting.name, texts.join(",")),
+            None => format!("{} = default", setting.name),
+        }
+    }
+
+    /// Refuses a setting together with the file that has its value: in one source they say the same.
+    fn check_files(&self) -> Result<()> {
+        for setting in SETTINGS {
+            if let Some(of) = setting.from_file
+                && self.get(of)?.is_some()
+                && self.get(setting.name)?.is_some()
+            {
+                let name = setting.name;
+                return Err(wrong(format!("{of} and {name} exclude each other")));
+            }
+        }
+        Ok(())
     }
 
     /// An empty value is none.
@@ -112,18 +168,20 @@ impl Given {
                 return Err(wrong(format!("{} is given twice: as {key} as well", setting.name)));
             }
         }
+        given.check_files()?;
         Ok(given)
     }
 
     /// Adds what the environment has and flags have not.
-    pub(crate) fn or_environment(mut self) -> Result<Self> {
+    pub(crate) fn or_environment(self) -> Result<Self> {
+        let mut environment = Self::default();
         let lookup =
             |name: &str| std::env::var(variable(name)).ok().filter(|text| !text.is_empty());
         if ["truncate", "if-not-empty"].iter().any(|name| lookup(name).is_some()) {
             return Err(no_setting());
         }
-        for (setting, texts) in SETTINGS.iter().zip(&mut self.0) {
-            if texts.is_some() {
+        for ((setting, texts), flag) in SETTINGS.iter().zip(&mut environment.0).zip(&self.0) {
+            if flag.is_some() {
                 continue;
             }
             let found = lookup(setting.name).map(Ok).or_else(|| {
@@ -137,7 +195,8 @@ impl Given {
                 });
             }
         }
-        Ok(self)
+        environment.check_files()?;
+        Ok(self.or(&environment))
     }
 }
 
@@ -192,6 +251,10 @@ fn flag(setting: &'static Setting) -> Arg {
         .hide_short_help(setting.group == Group::Advanced)
         .aliases(setting.renamed.iter().filter(|old| old.values.is_none()).map(|old| old.name))
         .value_parser(parser);
+    let arg = match setting.from_file {
+        Some(of) => arg.conflicts_with(of),
+        None => arg,
+    };
     match setting.shape {
         Shape::One => arg.action(ArgAction::Set),
         Shape::Boolean => optional(arg),

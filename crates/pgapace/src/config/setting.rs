@@ -82,6 +82,15 @@ pub(crate) enum Shape {
     List,
 }
 
+/// When a changed configuration file takes effect in a running process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reload {
+    /// At the next run of the subscription, which SIGHUP begins.
+    NextRun,
+    /// When the process is started again.
+    Restart,
+}
+
 /// An old name of a setting, which keeps working.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Renamed {
@@ -120,6 +129,10 @@ pub(crate) struct Setting {
     /// Whether there is an environment variable.
     pub(crate) environment: bool,
     pub(crate) renamed: &'static [Renamed],
+    /// The setting whose value is in the file that this one names. Each source gives one of both.
+    pub(crate) from_file: Option<&'static str>,
+    /// Whether a running process takes another value over.
+    pub(crate) reload: Reload,
     /// Verbs that use it; the others accept it as well, without showing it.
     pub(crate) verbs: &'static [&'static str],
     /// These follow from its type.
@@ -143,6 +156,8 @@ impl Setting {
         range: None,
         environment: true,
         renamed: &[],
+        from_file: None,
+        reload: Reload::NextRun,
         verbs: &["run", "check"],
         shape: Shape::One,
         choices: Vec::new,
@@ -242,6 +257,17 @@ pub(crate) trait Value: Sized {
 impl Value for String {
     fn parse(text: &str, _: &Setting) -> Result<Self, String> {
         Ok(text.to_owned())
+    }
+}
+
+/// Of a value that is not used once it was read.
+impl Value for () {
+    fn parse(_: &str, _: &Setting) -> Result<Self, String> {
+        Ok(())
+    }
+
+    fn absent() -> Option<Self> {
+        Some(())
     }
 }
 

@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::http::access::Access;
 use crate::http::metrics;
 use crate::http::page::Page;
-use crate::observe::board::{Boards, CopyShown, LastError, RunPhase, Shown, wall};
+use crate::observe::board::{Boards, CopyShown, LastError, RunPhase, wall};
 use crate::observe::events;
 use crate::observe::figures::Figures;
 use crate::observe::history::Point;
@@ -131,12 +131,9 @@ impl Routes {
     /// Whether the process works. A server that is away is no reason to restart it.
     fn live(&self) -> Answer {
         let now = wall();
-        let stuck = |shown: &Shown| {
-            shown.phase == RunPhase::Streaming && now - shown.figures.at.max(shown.since) > STUCK
-        };
         let all = self.boards.all();
-        let stuck: Vec<_> =
-            all.iter().filter(|(_, shown)| stuck(shown)).map(|(name, _)| name.as_str()).collect();
+        let stuck = all.iter().filter(|(_, shown)| shown.is_stuck(now, STUCK));
+        let stuck: Vec<_> = stuck.map(|(name, _)| name.as_str()).collect();
         if stuck.is_empty() {
             text(StatusCode::OK, "ok\n")
         } else {

@@ -120,6 +120,12 @@ pub(crate) struct CopiedTable {
 }
 
 impl Shown {
+    /// Whether its leader has shown nothing for so many seconds, although it streams. A server that is
+    /// away is no such case.
+    pub(crate) fn is_stuck(&self, now: f64, limit: f64) -> bool {
+        self.phase == RunPhase::Streaming && now - self.figures.at.max(self.since) > limit
+    }
+
     fn new() -> Self {
         Self {
             phase: RunPhase::Starting,

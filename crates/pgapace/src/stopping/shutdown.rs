@@ -71,8 +71,13 @@ impl Shutdown {
 
     /// Sleeps for `duration`, or until the end is requested.
     pub(crate) fn sleep(&self, duration: Duration) {
+        self.sleep_until(duration, || false);
+    }
+
+    /// The same; it ends also when `done`.
+    pub(crate) fn sleep_until(&self, duration: Duration, done: impl Fn() -> bool) {
         let deadline = Instant::now() + duration;
-        while !self.requested() && Instant::now() < deadline {
+        while !self.requested() && !done() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20).min(duration));
         }
     }

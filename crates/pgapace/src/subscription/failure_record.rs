@@ -2,6 +2,7 @@
 //!
 //! All of it is best effort: the same failure stops the subscription at its next start again.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use wire::Session;
@@ -17,8 +18,8 @@ use crate::subscriber::state::{self, Subscription, figures, schema, statistics};
 const WRITE_AGAIN: Duration = Duration::from_secs(5);
 
 /// Writes with a session that it keeps from one failure to the next.
-pub(super) struct FailureRecord<'a> {
-    config: &'a Config,
+pub(super) struct FailureRecord {
+    config: Arc<Config>,
     board: Board,
     session: Option<Session>,
     /// Retries that are not written yet.
@@ -26,9 +27,13 @@ pub(super) struct FailureRecord<'a> {
     written: Option<(String, Instant)>,
 }
 
-impl<'a> FailureRecord<'a> {
-    pub(super) fn new(config: &'a Config, board: Board) -> Self {
+impl FailureRecord {
+    pub(super) fn new(config: Arc<Config>, board: Board) -> Self {
         Self { config, board, session: None, retries: 0, written: None }
+    }
+
+    pub(super) fn set_config(&mut self, config: Arc<Config>) {
+        self.config = config;
     }
 
     /// A run that failed is followed by another one after a pause.

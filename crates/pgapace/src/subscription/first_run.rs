@@ -1,6 +1,8 @@
 //! The first run of a subscription, up to the stream: its row, its slot, the schema and the tables.
 //! A later run copies the tables that an earlier one has not finished.
 
+use std::sync::Arc;
+
 use wire::Session;
 
 use super::Supervisor;
@@ -64,7 +66,7 @@ impl Supervisor<'_> {
 
     /// The published tables of a new subscription, if its slot exists or not as the settings want.
     pub(super) fn look_at_publisher(&self, source: &mut Session) -> Result<Vec<PublishedTable>> {
-        let config = self.config;
+        let config = Arc::clone(&self.config);
         let existing = slot::find(source, &config.slot)?;
         if existing.is_some() == config.create_slot {
             let message = if config.create_slot {
@@ -93,9 +95,9 @@ impl Supervisor<'_> {
         control: &mut Session,
         tables: &[PublishedTable],
     ) -> Result<Subscription> {
-        let config = self.config;
+        let config = Arc::clone(&self.config);
         if !config.create_slot {
-            guard::first_start(control, config)?;
+            guard::first_start(control, &config)?;
         }
         let mut emptied = Vec::new();
         if config.copy_schema {

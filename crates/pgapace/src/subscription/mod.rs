@@ -33,6 +33,7 @@ use pgoutput::Lsn;
 
 use crate::apply::leader::Outcome;
 use crate::apply::sessions::Share;
+use crate::config::live::{LiveSettings, SettingsWatch};
 use crate::config::{OnTableError, Subscription as Config};
 use crate::error::{Class, Failure, Result, is_stale_catalogue};
 use crate::membership::Membership;
@@ -90,13 +91,13 @@ impl RunOptions {
 /// Runs one subscription until it is stopped, reaches its goal, or fails for good. Then others get its
 /// `share` of the sessions.
 pub(crate) fn run(
-    config: &Config,
+    settings: &Arc<LiveSettings>,
     options: &RunOptions,
     shutdown: &Shutdown,
     share: Arc<Share>,
     board: &Board,
 ) -> Result<Outcome> {
-    run_from(None, config, options, shutdown, share, board)
+    run_from(None, settings, options, shutdown, share, board)
 }
 
 /// Replays a recording until its end is durable on the subscriber.
@@ -107,19 +108,25 @@ pub(crate) fn replay(
     share: Arc<Share>,
 ) -> Result<Outcome> {
     let options = RunOptions::alone(Some(Until::Lsn(replay.end())))?;
-    run_from(Some(replay), config, &options, shutdown, share, &Board::default())
+    let settings = LiveSettings::new(config.clone());
+    run_from(Some(replay), &settings, &options, shutdown, share, &Board::default())
 }
 
 fn run_from(
     replay: Option<&Replay>,
-    config: &Config,
+    settings: &Arc<LiveSettings>,
     options: &RunOptions,
     shutdown: &Shutdown,
     share: Arc<Share>,
     board: &Board,
 ) -> Result<Outcome> {
+    let (config, newer) = settings.take();
+    let mut retry = Retry::new(config.connect_timeout);
+    let mut record = FailureRecord::new(Arc::clone(&config), board.clone());
     let mut supervisor = Supervisor {
         config,
+        newer,
+        previous: None,
         share,
         board: board.clone(),
         shutdown,
@@ -144,9 +151,8 @@ fn run_from(
         text: None,
         failed_table: None,
     };
-    let mut retry = Retry::new(config.connect_timeout);
-    let mut record = FailureRecord::new(config, board.clone());
     loop {
+        supervisor.take_settings(&mut record, &mut retry);
         let started = Instant::now();
         let outcome = match replay {
             None => supervisor.run_once(&mut record),
@@ -173,14 +179,14 @@ fn run_from(
             }
             Ok(outcome) => return Ok(outcome),
             Err(failure) if supervisor.another_was_faster(&failure) => {
-                let subscription = &config.name;
+                let subscription = &supervisor.config.name;
                 tracing::debug!(subscription, %failure, "another process was faster");
                 continue;
             }
             Err(failure) if failure.needs_text => {
                 tracing::info!(
                     event = "values_as_text",
-                    subscription = config.name,
+                    subscription = supervisor.config.name,
                     reason = failure.message,
                     "values are sent as text from now on"
                 );
@@ -191,7 +197,7 @@ fn run_from(
                 // Another process asked for the subscription, and a transaction did not end in time.
                 tracing::warn!(
                     event = "run_ended",
-                    subscription = config.name,
+                    subscription = supervisor.config.name,
                     error = %failure,
                     "run ended with an error after a stop was requested"
                 );
@@ -200,20 +206,25 @@ fn run_from(
             Err(failure) => failure,
         };
         let next = supervisor.next(&failure, &mut retry);
+        let passes = matches!(next, Next::Again { .. });
+        // Without SQLSTATE: a server was not asked, or its answer does not fit the settings.
+        let of_settings = !failure.connection_lost && failure.sqlstate.is_none();
+        if (of_settings || !passes) && supervisor.goes_back(&failure, &mut record, &mut retry) {
+            continue;
+        }
         if next == Next::End
-            && config.on_table_error == OnTableError::Block
+            && supervisor.config.on_table_error == OnTableError::Block
             && is_of_table(&failure)
         {
             record.retrying(&failure, Duration::ZERO);
             supervisor.failed_table = Some(failure);
             continue;
         }
-        let passes = matches!(next, Next::Again { .. });
         if shutdown.requested() && (passes || failure.class == Class::Stopped) {
             // The unfinished rest is rolled back. The publisher sends it again at the next start.
             tracing::warn!(
                 event = "run_ended",
-                subscription = config.name,
+                subscription = supervisor.config.name,
                 error = %failure,
                 "run ended with an error after a stop was requested"
             );
@@ -224,14 +235,14 @@ fn run_from(
             Next::Again { pause, named } => {
                 supervisor.announce(&failure, pause, named);
                 record.retrying(&failure, pause);
-                shutdown.sleep(pause);
+                supervisor.pause(pause);
                 continue;
             }
             Next::Waited(waited) => (waited_for(failure, waited), retry.after_end()),
             Next::End => (failure, retry.after_end()),
         };
         let failure = match replay {
-            None => missing_grants::with_grants(config, failure),
+            None => missing_grants::with_grants(&supervisor.config, failure),
             // There is no publisher to look at.
             Some(_) => failure,
         };
@@ -242,13 +253,13 @@ fn run_from(
         }
         tracing::error!(
             event = "subscription_failed",
-            subscription = config.name,
+            subscription = supervisor.config.name,
             exit_code = failure.class.exit_code(),
             retry_in_ms = milliseconds(pause),
             error = %failure,
             "subscription failed; retrying later"
         );
-        shutdown.sleep(pause);
+        supervisor.pause(pause);
         if shutdown.requested() {
             record.stopped();
             return Err(failure);
@@ -257,7 +268,12 @@ fn run_from(
 }
 
 struct Supervisor<'a> {
-    config: &'a Config,
+    /// Of this run; see `newer`.
+    config: Arc<Config>,
+    /// Tells when the configuration was reloaded.
+    newer: SettingsWatch,
+    /// Settings of before a reload, until a run streams with those that followed.
+    previous: Option<Arc<Config>>,
     share: Arc<Share>,
     /// What other threads see of it.
     board: Board,
@@ -303,6 +319,52 @@ struct Supervisor<'a> {
 }
 
 impl Supervisor<'_> {
+    /// Another run has the settings of a reloaded configuration.
+    fn take_settings(&mut self, record: &mut FailureRecord, retry: &mut Retry) {
+        let Some(config) = self.newer.take() else { return };
+        tracing::info!(
+            event = "settings_taken_over",
+            subscription = config.name,
+            "run begins with the settings of the reloaded configuration"
+        );
+        // Of several reloads in a row, the last settings that have streamed count.
+        let before = Arc::clone(&self.config);
+        self.previous.get_or_insert(before);
+        self.set_config(config, record, retry);
+    }
+
+    fn set_config(&mut self, config: Arc<Config>, record: &mut FailureRecord, retry: &mut Retry) {
+        self.share.set_most(config.workers.most());
+        retry.set_timeout(config.connect_timeout);
+        record.set_config(Arc::clone(&config));
+        self.config = config;
+    }
+
+    /// Whether a failure is due to reloaded settings, as far as one can tell: no run has streamed with
+    /// them yet. Then the next run has those of before.
+    fn goes_back(
+        &mut self,
+        failure: &Failure,
+        record: &mut FailureRecord,
+        retry: &mut Retry,
+    ) -> bool {
+        let Some(previous) = self.previous.take() else { return false };
+        self.newer.reject();
+        tracing::error!(
+            event = "settings_rejected",
+            subscription = previous.name,
+            error = %failure,
+            "no run could begin with the settings of the reloaded configuration; the earlier ones stay"
+        );
+        self.set_config(previous, record, retry);
+        true
+    }
+
+    /// Waits before another attempt. Other settings may have mended what failed: then it comes at once.
+    fn pause(&self, pause: Duration) {
+        self.shutdown.sleep_until(pause, || self.newer.are_newer());
+    }
+
     fn next(&mut self, failure: &Failure, retry: &mut Retry) -> Next {
         let now = Instant::now();
         // The subscriber's schema may have changed under our prepared statements: read it again, once
@@ -377,7 +439,7 @@ impl Supervisor<'_> {
     }
 
     /// Everything from "connect" to the first failure.
-    fn run_once(&mut self, record: &mut FailureRecord<'_>) -> Result<Outcome> {
+    fn run_once(&mut self, record: &mut FailureRecord) -> Result<Outcome> {
         self.owns = false;
         if !self.stand_by() {
             record.stopped();
@@ -393,7 +455,7 @@ impl Supervisor<'_> {
         if subscriber.has_citus() {
             citus::prepare(&mut control)?;
         }
-        let (config, board) = (self.config, self.board.clone());
+        let (config, board) = (Arc::clone(&self.config), self.board.clone());
         let OwnedSubscription { row, .. } = &owned;
         let context = SyncContext {
             publisher: &publisher,

@@ -107,7 +107,7 @@ impl Supervisor<'_> {
         tagging: &Tagging,
         citus: bool,
     ) -> Applying {
-        let (sessions, config) = (self.run_sessions(tagging), self.config);
+        let (sessions, config) = (self.run_sessions(tagging), &self.config);
         let workers = WorkerNumber {
             most: sessions.workers,
             limited_by_origins: sessions.workers < config.workers.most(),
@@ -134,13 +134,14 @@ impl Supervisor<'_> {
         &mut self,
         ready: ReadyToStream<'_>,
         opened: Opened,
-        record: &mut FailureRecord<'_>,
+        record: &mut FailureRecord,
     ) -> Result<Outcome> {
         let ReadyToStream { row, context, published, .. } = ready;
         let purpose = opened.purpose();
         let Opened { resumption, states, applying, waits, streaming, .. } = opened;
         let Applying { identity, sessions, workers, settings } = applying;
-        let config = self.config;
+        let config = Arc::clone(&self.config);
+        self.previous = None;
         let ledger = Ledger::default();
         let catch_up = self.catch_up_options(context, identity, settings, ledger.clone());
         let last = resumption.applied.memory.as_ref().and_then(|memory| memory.last.as_ref());
@@ -196,8 +197,9 @@ impl Supervisor<'_> {
             pulse: opened.pulse,
             conflict_retention: config.conflict_retention(),
             durable_commits: opened.durable_commits,
-            watched: Watched::new(config, self.board.clone(), ledger, resumed),
+            watched: Watched::new(&config, self.board.clone(), ledger, resumed),
             idle_interval: if waits { Duration::ZERO } else { config.status_interval },
+            newer: self.newer.clone(),
             keeper: KeeperContext {
                 publisher: context.publisher.clone(),
                 subscriber: context.subscriber.clone(),
@@ -311,7 +313,7 @@ impl Supervisor<'_> {
 
     fn part_limits(&self) -> PartLimits {
         PartLimits {
-            bytes: part_bytes(self.config),
+            bytes: part_bytes(&self.config),
             spooled_bytes: self.config.memory_limit / 4,
             ..PartLimits::default()
         }
@@ -319,7 +321,7 @@ impl Supervisor<'_> {
 
     /// The spool, empty. Without a directory that was named, most runs never need it.
     fn spool(&self) -> Result<Spool> {
-        let config = self.config;
+        let config = Arc::clone(&self.config);
         let spool = match &config.spool_directory {
             Some(directory) => Spool::new(directory, config.spool_limit),
             None => Spool::new(&spool::default_directory(), config.spool_limit),
@@ -340,7 +342,7 @@ impl Supervisor<'_> {
     /// How groups are made and handed over.
     fn pool_settings(&self) -> PoolSettings {
         PoolSettings {
-            group_limits: group_limits(self.config),
+            group_limits: group_limits(&self.config),
             by_rows: self.config.apply_mode == ApplyModeSetting::Row,
             deadlock_timeout: self.config.deadlock_timeout,
         }

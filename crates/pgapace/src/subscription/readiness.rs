@@ -71,7 +71,7 @@ impl Supervisor<'_> {
         std::thread::scope(|scope| {
             let mut opening = None;
             if let Some(tagging) = tagging.filter(|_| streams) {
-                let tagging = Tagging::of(&tagging, self.config, Some(&prefix))?;
+                let tagging = Tagging::of(&tagging, &self.config, Some(&prefix))?;
                 let begun =
                     self.begin_to_open(scope, &mut control, owned, context, (waits, tagging))?;
                 opening = Some(begun);
@@ -170,7 +170,7 @@ impl Supervisor<'_> {
         let (waits, tagging) = beside(
             "reading synchronous_standby_names",
             || watch::look_once(source, &self.config.name),
-            || Tagging::read(control, self.config, Some(prefix)),
+            || Tagging::read(control, &self.config, Some(prefix)),
         );
         let tagging = tagging?;
         Ok((waits?, tagging))

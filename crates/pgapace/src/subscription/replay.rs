@@ -5,6 +5,7 @@
 //! recorded system (`recording_…`), so that no `run` takes it for its own. Nobody else may apply changes
 //! to its tables: a replay refuses a subscriber where another subscription has one of them.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -88,10 +89,10 @@ impl Supervisor<'_> {
     pub(super) fn replay_once(
         &mut self,
         replay: &Replay,
-        record: &mut FailureRecord<'_>,
+        record: &mut FailureRecord,
     ) -> Result<Outcome> {
         self.board.enters(RunPhase::Starting);
-        let (config, board) = (self.config, self.board.clone());
+        let (config, board) = (Arc::clone(&self.config), self.board.clone());
         let Recording { head, .. } = &replay.recording;
         let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
         let mut control = subscriber.connect_first()?;
@@ -140,7 +141,7 @@ impl Supervisor<'_> {
         control: &mut Session,
         recording: &Recording,
     ) -> Result<Subscription> {
-        let (config, head) = (self.config, &recording.head);
+        let (config, head) = (Arc::clone(&self.config), &recording.head);
         let version = schema::version(control)?;
         schema::upgrade(control, version)?;
         let encoding = control.parameter("client_encoding").unwrap_or_default();
@@ -201,7 +202,7 @@ impl Supervisor<'_> {
     ) -> Result<Opened> {
         let (row, head) = (ready.row, &replay.recording.head);
         let (prefix, subscriber) = (origin::prefix_in(database, row.id), ready.context.subscriber);
-        let tagging = Tagging::read(&mut control, self.config, Some(&prefix))?;
+        let tagging = Tagging::read(&mut control, &self.config, Some(&prefix))?;
         self.drop_unused_origins(&mut control, &prefix, &tagging)?;
         let mut applying = self.applying(&control, database, row, &tagging, subscriber.has_citus());
         applying.identity.round_trip = control

@@ -1,6 +1,8 @@
 //! Where a run resumes: the progress, the slot's position, and what nobody may have lost between them.
 //! Where the stream begins follows from them ([`engine::stream_start`]).
 
+use std::sync::Arc;
+
 use std::time::Duration;
 
 use engine::history::Witness;
@@ -120,7 +122,7 @@ impl Supervisor<'_> {
         waits: bool,
         published: &[PublishedTable],
     ) -> Result<Resumption> {
-        let config = self.config;
+        let config = Arc::clone(&self.config);
         // Nobody else can apply anything, or acknowledge more than is applied: the servers may be read
         // at the same time.
         let (looked, read) = beside(
@@ -181,14 +183,14 @@ impl Supervisor<'_> {
         let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
         let slot_is_two_phase = found.is_some_and(|slot| slot.two_phase);
         let two_phase =
-            two_phase::settle(config, control, source, row, slot_is_two_phase, any_prepared)?;
+            two_phase::settle(&config, control, source, row, slot_is_two_phase, any_prepared)?;
         let sends_prepared = two_phase || slot_is_two_phase;
         let memory = applied.memory.as_ref();
         let start = stream_start(acknowledged, needed_from, memory, sends_prepared);
         let prepared = two_phase::known(control, row.id, two_phase, any_prepared)?;
         // Citus refuses PREPARE TRANSACTION where several servers take part.
         let limit = if context.subscriber.has_citus() { 0 } else { limit };
-        let hold = if two_phase { two_phase::hold(config, limit, waits)? } else { None };
+        let hold = if two_phase { two_phase::hold(&config, limit, waits)? } else { None };
         let preparing = Preparing { hold, limit, prefix };
         let (streaming, streaming_reason) = self.streaming_mode();
         let manner = Manner {
@@ -222,7 +224,7 @@ impl Supervisor<'_> {
 
     /// The settings that decide which transactions the publisher sends.
     pub(super) fn sent_as(&self) -> String {
-        let config = self.config;
+        let config = Arc::clone(&self.config);
         let origin = if config.origin_none() { "none" } else { "any" };
         format!("publications {}, origin {origin}", state::name_array(&config.publications))
     }

@@ -78,6 +78,11 @@ impl Retry {
         }
     }
 
+    /// What `--connect-timeout` says from now on.
+    pub(super) fn set_timeout(&mut self, timeout: Option<Duration>) {
+        self.timeout = timeout;
+    }
+
     /// A run that began at `started` has applied something, or not, and has failed `now`.
     pub(super) fn after_run(&mut self, started: Instant, now: Instant, advanced: bool) {
         if advanced || now.duration_since(started) >= GOOD_RUN {

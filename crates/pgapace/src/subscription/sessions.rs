@@ -57,13 +57,13 @@ impl Supervisor<'_> {
         prefix: &str,
         tagging: &Tagging,
     ) -> Result<()> {
-        let unused = tagging.unused(self.config, prefix);
+        let unused = tagging.unused(&self.config, prefix);
         if unused.is_empty() { Ok(()) } else { origin::drop_unused(control, &unused) }
     }
 
     /// How many sessions apply, and how many execute streamed transactions.
     pub(super) fn run_sessions(&self, tagging: &Tagging) -> RunSessions {
-        let (sessions, config) = (tagging.sessions(self.config), self.config);
+        let (sessions, config) = (tagging.sessions(&self.config), &self.config);
         let fewer = sessions != RunSessions::of(config);
         if let Some(room) = tagging.room().filter(|_| fewer) {
             tracing::info!(
@@ -136,7 +136,7 @@ impl Supervisor<'_> {
         let Applying { identity, workers, settings, .. } = *applying;
         let OpenedSessions { workers: opened, durability, monitor } = opened;
         let connector = self.connector(subscriber, purpose, identity);
-        let (config, round_trip) = (self.config, identity.round_trip);
+        let (config, round_trip) = (Arc::clone(&self.config), identity.round_trip);
         let slots = Slots::new(&self.share, workers, connector, &config.name, opened, round_trip)?;
         let flusher = Pulse::default();
         let watch = |pid, pulse: &Pulse, name| Watched { pid, pulse: pulse.clone(), name };

@@ -1,5 +1,6 @@
 //! Startup of a run: a session on each server, the subscription's row, and its ownership.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use wire::{Rows, Session};
@@ -63,7 +64,7 @@ pub(super) struct OwnedSubscription {
 impl Supervisor<'_> {
     /// Connects to both servers at the same time. A failure of the subscriber is reported first.
     pub(super) fn connect(&mut self) -> Result<ConnectedServers> {
-        let config = self.config;
+        let config = Arc::clone(&self.config);
         let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
         let mut publisher =
             Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
@@ -97,7 +98,7 @@ impl Supervisor<'_> {
     /// The failure to report if a server cannot be reached: first one that does not pass by waiting,
     /// then the subscriber's. The other server may tell whether this is the first start.
     fn not_reached(&mut self, control: Result<Session>, source: Result<Session>) -> Failure {
-        let config = self.config;
+        let config = Arc::clone(&self.config);
         match (control, source) {
             (Err(failure), Ok(mut source)) => {
                 let found = config.create_slot.then(|| slot::find(&mut source, &config.slot));
@@ -127,7 +128,7 @@ impl Supervisor<'_> {
         source: &mut Session,
         version: Option<usize>,
     ) -> Result<FoundSubscription> {
-        let config = self.config;
+        let config = Arc::clone(&self.config);
         let version = version.map_or_else(|| schema::version(control), Ok)?;
         let this: &Self = self;
         // Creating schema pgapace takes the subscriber a while: look at the publisher meanwhile.
@@ -141,7 +142,7 @@ impl Supervisor<'_> {
             },
             || {
                 schema::upgrade(control, version)?;
-                state::find_and(control, &config.name, &Tagging::sql(control, config))
+                state::find_and(control, &config.name, &Tagging::sql(control, &config))
             },
         );
         let ((found, tagging), (waits, looked)) = (found?, looked?);
@@ -165,7 +166,7 @@ impl Supervisor<'_> {
             None => {
                 let looked = looked.unwrap_or_else(|| self.look_at_publisher(source));
                 if looked.as_ref().is_err_and(|failure| failure.class == Class::Slot) {
-                    guard::first_start(control, config)?;
+                    guard::first_start(control, &config)?;
                 }
                 let row = self.create(control, &looked?)?;
                 Ok(FoundSubscription { row, waits, tagging: None })
@@ -182,7 +183,7 @@ impl Supervisor<'_> {
         source: Option<&mut Session>,
         mut row: Subscription,
     ) -> Result<OwnedSubscription> {
-        let config = self.config;
+        let config = Arc::clone(&self.config);
         if std::mem::take(&mut self.stands_aside) {
             hand_over::wait_aside(control, row.id, &|| self.shutdown.requested())?;
         }
@@ -247,7 +248,7 @@ impl Supervisor<'_> {
             ])
             .map_err(|e| recording(&e))?;
         switchover::check_not_ended(&ended, &row.name)?;
-        guard::later_start(&adopted, self.config)?;
+        guard::later_start(&adopted, &self.config)?;
         match hand_over::asked(&asked, *last_epoch)? {
             Some(AtStart::Obey(Request::StandAside)) => {
                 hand_over::done(control, row.id, None)?;

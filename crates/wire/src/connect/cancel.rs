@@ -68,7 +68,7 @@ impl CancelHandle {
         let deadline = after(settings.connect_timeout.unwrap_or(PATIENCE));
         let mut stream = open(settings, &backend.address, false, deadline)?;
         if backend.encrypted
-            && !encryption::start_tls(&mut stream, &backend.info, &backend.host, deadline)?
+            && encryption::start_tls(&mut stream, &backend.info, &backend.host, deadline)?.is_none()
         {
             return Err(Error::Tls("the server no longer offers SSL".to_owned()));
         }

@@ -10,24 +10,25 @@ use rustls::pki_types::ServerName;
 use super::tls_config;
 use crate::conninfo::{ConnInfo, Host, SslMode};
 use crate::error::{Error, Result};
+use crate::protection::Verified;
 use crate::stream::{Stream, Want, from_io};
 
 /// SSLRequest: its length, and 1234.5679 in place of a protocol version.
 const SSL_REQUEST: [u8; 8] = [0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f];
 
-/// Starts TLS on a new connection. Returns false when the server does not offer TLS and `sslmode`
-/// permits that.
+/// Starts TLS on a new connection, and returns what was verified. `None` means that the server does
+/// not offer TLS and `sslmode` permits that.
 pub(super) fn start_tls(
     stream: &mut Stream,
     info: &ConnInfo,
     host: &Host,
     deadline: Option<Instant>,
-) -> Result<bool> {
+) -> Result<Option<Verified>> {
     let settings = info.settings();
     // First of all, so that a missing certificate file is reported as such before anything is sent.
     let tls = tls_config::client(info, host)?;
     if !settings.ssl_direct && !request(stream, settings.sslmode, deadline)? {
-        return Ok(false);
+        return Ok(None);
     }
     let name = match ServerName::try_from(host.name.clone()) {
         Ok(name) => name,
@@ -47,7 +48,7 @@ pub(super) fn start_tls(
                 .to_owned(),
         ));
     }
-    Ok(true)
+    Ok(Some(tls.verified))
 }
 
 /// Sends SSLRequest. Returns true when the server agrees.

@@ -17,6 +17,7 @@ use std::time::Instant;
 
 use crate::conninfo::{ConnInfo, Host, Place, SessionAttrs, Settings, SslMode};
 use crate::error::{Error, Result};
+use crate::protection::Protection;
 use crate::session::Session;
 use crate::stream::{Address, SocketOptions, Stream, after, peer_uid};
 
@@ -222,9 +223,17 @@ impl Endpoint<'_> {
         let streams = startup.replication;
         let mut stream = open(self.info.settings(), &self.address, streams, deadline)?;
         self.check_peer(&stream)?;
-        let encrypted = encryption == Encryption::Tls
-            && encryption::start_tls(&mut stream, self.info, self.host, deadline)?;
-        startup::start(stream, self, startup, encrypted, deadline)
+        let verified = match encryption {
+            Encryption::Tls => encryption::start_tls(&mut stream, self.info, self.host, deadline)?,
+            Encryption::Plain => None,
+        };
+        let protection = match (&self.address, verified) {
+            (Address::Unix(_), _) => Protection::Socket,
+            (Address::Tcp(address), None) if address.ip().is_loopback() => Protection::Loopback,
+            (Address::Tcp(_), None) => Protection::Nothing,
+            (_, Some(verified)) => Protection::Tls { version: stream.tls_version(), verified },
+        };
+        startup::start(stream, self, startup, protection, deadline)
     }
 
     /// Enforces `requirepeer`: the server behind a Unix socket must run as this user.

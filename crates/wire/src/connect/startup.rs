@@ -11,8 +11,9 @@ use super::cancel::CancelHandle;
 use super::{Endpoint, Startup};
 use crate::conninfo::ConnInfo;
 use crate::error::{Error, Result, ServerError};
+use crate::protection::Protection;
 use crate::session::{Session, unexpected};
-use crate::stream::{Address, Buffered, Stream};
+use crate::stream::{Buffered, Stream};
 
 /// The time left until a deadline.
 pub(super) fn left(deadline: Option<Instant>) -> Option<Duration> {
@@ -24,7 +25,7 @@ pub(super) fn start(
     stream: Stream,
     endpoint: &Endpoint<'_>,
     startup: &Startup,
-    encrypted: bool,
+    protection: Protection,
     deadline: Option<Instant>,
 ) -> Result<Session> {
     let mut channel = Buffered::new(stream);
@@ -51,10 +52,10 @@ pub(super) fn start(
     }
     channel.stream_mut().say_goodbye_on_drop();
     let (pid, secret) = key.unwrap_or_default();
+    let encrypted = matches!(protection, Protection::Tls { .. });
     let cancel =
         CancelHandle::new(endpoint.info, endpoint.host, &endpoint.address, encrypted, pid, secret);
-    let local = matches!(endpoint.address, Address::Unix(_));
-    Session::started(channel, cancel, endpoint.to_string(), local)
+    Session::started(channel, cancel, endpoint.to_string(), protection)
 }
 
 /// Parses BackendKeyData; the key has four bytes in protocol 3.0.

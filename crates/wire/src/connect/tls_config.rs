@@ -21,12 +21,14 @@ use rustls::{ClientConfig, SignatureScheme, SupportedProtocolVersion};
 use super::verify::{Roots, Verifier};
 use crate::conninfo::{ConnInfo, Host, Place, SslCertMode, SslMode, TlsVersion};
 use crate::error::{Error, Result};
+use crate::protection::Verified;
 use crate::stream::ALPN;
 
 /// The TLS configuration of one connection.
 pub(super) struct Client {
     pub(super) config: Arc<ClientConfig>,
     pub(super) requires_client_certificate: bool,
+    pub(super) verified: Verified,
     /// Set when the server requests a client certificate.
     pub(super) asked: Arc<AtomicBool>,
 }
@@ -39,9 +41,15 @@ pub(super) fn was_asked(asked: &AtomicBool) -> bool {
 pub(super) fn client(info: &ConnInfo, host: &Host) -> Result<Client> {
     let settings = info.settings();
     let provider = Arc::new(ring::default_provider());
+    let (roots, check_name) = (roots(info)?, settings.sslmode == SslMode::VerifyFull);
+    let verified = match (&roots, check_name) {
+        (None, _) => Verified::Nothing,
+        (Some(_), false) => Verified::Chain,
+        (Some(_), true) => Verified::Name,
+    };
     let verifier = Verifier {
-        roots: roots(info)?,
-        check_name: settings.sslmode == SslMode::VerifyFull,
+        roots,
+        check_name,
         host: host.name.clone(),
         algorithms: provider.signature_verification_algorithms,
     };
@@ -73,7 +81,7 @@ pub(super) fn client(info: &ConnInfo, host: &Host) -> Result<Client> {
     // rustls does not send a name that is not valid in DNS; the caller has replaced it with an
     // address.
     config.enable_sni = settings.sslsni && host.place != Place::Socket;
-    Ok(Client { config: Arc::new(config), requires_client_certificate, asked })
+    Ok(Client { config: Arc::new(config), requires_client_certificate, verified, asked })
 }
 
 /// The trusted root certificates. Without a root file nothing is verified, unless `sslmode` demands

@@ -116,6 +116,16 @@ impl ConnInfo {
         ConnInfo::parse_with_env(text, &env, environment::home().as_deref())
     }
 
+    /// Whether the text itself has a password. False for a text that cannot be parsed.
+    pub fn text_has_password(text: &str) -> bool {
+        let mut given = Given::default();
+        let parsed = match parse_uri::strip_scheme(text) {
+            Some(rest) => parse_uri::parse(text, rest, &mut given),
+            None => parse_keywords::parse(text, &mut given),
+        };
+        parsed.is_ok() && given.get("password").is_some()
+    }
+
     /// [`ConnInfo::parse`] with an explicit environment and home directory.
     pub fn parse_with_env(
         text: &str,

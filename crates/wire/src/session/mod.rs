@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use crate::connect::CancelHandle;
 use crate::error::{Error, Result, ServerError};
+use crate::protection::Protection;
 use crate::stream::Buffered;
 use crate::version::ServerVersion;
 
@@ -38,8 +39,7 @@ pub struct Session {
     version: ServerVersion,
     cancel: CancelHandle,
     host: String,
-    /// Whether the session uses a Unix socket.
-    local: bool,
+    protection: Protection,
     read_timeout: Option<Duration>,
     /// Shortest answer time so far; see [`Self::round_trip`].
     round_trip: Duration,
@@ -58,7 +58,7 @@ impl Session {
         channel: Buffered,
         cancel: CancelHandle,
         host: String,
-        local: bool,
+        protection: Protection,
     ) -> Result<Self> {
         let version = channel
             .parameter("server_version")
@@ -69,7 +69,7 @@ impl Session {
             version,
             cancel,
             host,
-            local,
+            protection,
             read_timeout: None,
             round_trip: Duration::MAX,
             exchanges: 0,
@@ -104,6 +104,11 @@ impl Session {
     /// The server's host and port, for messages.
     pub fn host(&self) -> String {
         self.host.clone()
+    }
+
+    /// What protects the session from others on its way to the server.
+    pub fn protection(&self) -> Protection {
+        self.protection
     }
 
     /// The transaction status from the last ReadyForQuery.
@@ -246,7 +251,7 @@ impl Session {
     /// exchanges since it began. Repetition is necessary because a slow answer may also mean that the
     /// server or this process had no CPU time. Returns zero for a Unix socket.
     pub fn measure_round_trip(&mut self, enough: Duration) -> Result<Duration> {
-        if self.local {
+        if self.protection == Protection::Socket {
             return Ok(Duration::ZERO);
         }
         while self.round_trip >= enough && self.exchanges < ENOUGH_EXCHANGES {

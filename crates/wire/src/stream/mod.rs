@@ -99,6 +99,11 @@ impl Stream {
         self.tls.is_some()
     }
 
+    /// The version of TLS, as `TLSv1.3`; empty without TLS.
+    pub(crate) fn tls_version(&self) -> &'static str {
+        self.tls.as_ref().map_or("", |tls| tls.version())
+    }
+
     /// The hash of the server's certificate that binds SCRAM to this channel, if there is one.
     pub(crate) fn tls_server_end_point(&self) -> Option<Vec<u8>> {
         self.tls.as_ref().and_then(|tls| tls.server_end_point())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection};
+use rustls::{ClientConfig, ClientConnection, ProtocolVersion};
 use socket2::Socket;
 
 use super::{Want, channel_binding, from_io, wait};
@@ -156,6 +156,15 @@ impl Tls {
     pub(super) fn server_end_point(&self) -> Option<Vec<u8>> {
         let certificate = self.connection.peer_certificates()?.first()?;
         channel_binding::tls_server_end_point(certificate)
+    }
+
+    /// The name that OpenSSL, and with it PostgreSQL, gives the negotiated version.
+    pub(super) fn version(&self) -> &'static str {
+        match self.connection.protocol_version() {
+            Some(ProtocolVersion::TLSv1_2) => "TLSv1.2",
+            Some(ProtocolVersion::TLSv1_3) => "TLSv1.3",
+            _ => "TLS",
+        }
     }
 
     /// Whether the server selected PostgreSQL by ALPN.

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use wire::{ConnInfo, Session, Startup};
+use wire::{ConnInfo, Protection, Session, Startup, Verified};
 
 use super::certificates::SERVER_NAME;
 use super::{MAJORS, Server, connect, is_encrypted, refused, server, start, value};
@@ -14,6 +14,14 @@ fn tls(server: &Server, host: &str, root: &str, sslmode: &str) -> ConnInfo {
     server.tcp("u_tls", &extra)
 }
 
+/// What was verified, if the session is encrypted.
+fn verified(session: &Session) -> Option<Verified> {
+    match session.protection() {
+        Protection::Tls { verified, .. } => Some(verified),
+        _ => None,
+    }
+}
+
 #[test]
 fn verifies_chain_and_name() {
     for major in MAJORS {
@@ -21,6 +29,7 @@ fn verifies_chain_and_name() {
         for host in ["localhost", SERVER_NAME] {
             let mut session = connect(&tls(server, host, "root.crt", "verify-full")).unwrap();
             assert!(is_encrypted(&mut session));
+            assert_eq!(verified(&session), Some(Verified::Name));
         }
         let wrong_host = tls(server, "other.pgapace.test", "root.crt", "verify-full");
         let text = refused(&wrong_host);
@@ -31,7 +40,10 @@ fn verifies_chain_and_name() {
         assert!(
             refused(&tls(server, "127.0.0.1", "root.crt", "verify-full")).contains("not valid")
         );
-        connect(&tls(server, "other.pgapace.test", "root.crt", "verify-ca")).unwrap();
+        for sslmode in ["verify-ca", "require"] {
+            let session = connect(&tls(server, "other.pgapace.test", "root.crt", sslmode)).unwrap();
+            assert_eq!(verified(&session), Some(Verified::Chain));
+        }
         connect(&tls(server, "odd_name!", "root.crt", "verify-ca")).unwrap();
         // A root file is always used. Only "prefer" continues without TLS when verification fails.
         for sslmode in ["require", "verify-ca", "verify-full"] {
@@ -43,7 +55,8 @@ fn verifies_chain_and_name() {
             text.contains("root certificate file") && text.contains("does not exist"),
             "{text}"
         );
-        connect(&tls(server, "localhost", "missing.crt", "require")).unwrap();
+        let session = connect(&tls(server, "localhost", "missing.crt", "require")).unwrap();
+        assert_eq!(verified(&session), Some(Verified::Nothing));
     }
 }
 
@@ -64,7 +77,11 @@ fn falls_back_as_sslmode_says() {
         // Connections over a Unix socket are never encrypted.
         let local =
             super::info(&format!("{} sslmode=require", server.cluster.conninfo("postgres")));
-        assert!(!is_encrypted(&mut connect(&local).unwrap()));
+        let mut session = connect(&local).unwrap();
+        assert!(!is_encrypted(&mut session));
+        assert_eq!(session.protection(), Protection::Socket);
+        let session = connect(&server.tcp("u_plain", "sslmode=disable")).unwrap();
+        assert_eq!(session.protection(), Protection::Loopback);
     }
 }
 
@@ -87,6 +104,7 @@ fn protocol_versions() {
         let used =
             value(&mut session, "SELECT version FROM pg_stat_ssl WHERE pid = pg_backend_pid()");
         assert_eq!(used, version);
+        assert!(matches!(session.protection(), Protection::Tls { version, .. } if version == used));
     }
 }
 

@@ -41,6 +41,11 @@ impl StreamBarrier {
         self.keeper.as_ref().map_or(&self.no_orders, |keeper| &keeper.orders)
     }
 
+    /// Whether a verb needs the barrier, now or in a moment.
+    pub(super) fn is_asked_for(&self) -> bool {
+        self.keeper.is_some()
+    }
+
     /// Whether a transaction with this commit LSN is taken now.
     pub(super) fn admits(&mut self, commit_lsn: Lsn) -> bool {
         let admits = self.state.admits(commit_lsn);

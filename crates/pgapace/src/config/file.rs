@@ -1,0 +1,117 @@
+//! The configuration file, and the files that it and other sources name for connection strings.
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use super::declarations::SETTINGS;
+use super::given::Given;
+use super::secret_file::SecretFile;
+use super::wrong;
+use crate::error::{Failure, Result};
+
+/// What is given for the subscriptions that are chosen, from all sources.
+#[derive(Debug)]
+pub(crate) struct Entries {
+    pub(super) given: Vec<Given>,
+    /// `log-level` of the file.
+    pub(crate) log_level: Option<String>,
+}
+
+/// Puts file, environment and flags together. With several subscriptions in the file, `--name`
+/// picks one, and other flags hold for all that are chosen.
+pub(super) fn entries(file: Option<&Path>, given: &Given) -> Result<Entries> {
+    let given = given.clone().or_environment()?;
+    let (chosen, log_level) = match file {
+        Some(path) => chosen(path, given)?,
+        None => (vec![given], None),
+    };
+    let given = chosen.into_iter().map(with_files).collect::<Result<_>>()?;
+    Ok(Entries { given, log_level })
+}
+
+fn chosen(path: &Path, given: Given) -> Result<(Vec<Given>, Option<String>)> {
+    let shown = path.display();
+    let file = SecretFile::read(path, "configuration file")?;
+    let in_file = |mut failure: Failure| {
+        failure.message = format!("configuration file {shown}: {}", failure.message);
+        failure
+    };
+    let mut common: toml::Table = file.text.parse().map_err(|e: toml::de::Error| {
+        // Its usual text quotes the line, which may have a password.
+        let before = e.span().and_then(|span| file.text.get(..span.start)).unwrap_or_default();
+        let line = before.matches('\n').count() + 1;
+        in_file(wrong(format!("line {line}: {}", e.message())))
+    })?;
+    let tables: Vec<toml::Table> = match common.remove("subscription") {
+        Some(tables) => {
+            tables.try_into().map_err(|e| in_file(wrong(format!("subscription: {e}"))))?
+        }
+        None => Vec::new(),
+    };
+    let log_level = match common.remove("log-level").or_else(|| common.remove("log_level")) {
+        None => None,
+        Some(toml::Value::String(level)) => Some(level),
+        Some(_) => return Err(in_file(wrong("log-level: a level is a string"))),
+    };
+    let read = |table: &toml::Table| {
+        let mut entry = Given::from_table(table).map_err(in_file)?;
+        for setting in SETTINGS {
+            if setting.from_file.is_some()
+                && let Some([named]) = entry.get(setting.name)?
+            {
+                // Relative to the configuration file, as an include of postgresql.conf.
+                let named = path.parent().unwrap_or(Path::new("")).join(named);
+                entry.set(setting.name, &named.to_string_lossy())?;
+            }
+            if SETTINGS.iter().any(|other| other.from_file == Some(setting.name)) {
+                for text in entry.get(setting.name)?.unwrap_or_default() {
+                    file.protects(text)?;
+                }
+            }
+        }
+        Ok::<_, Failure>(entry)
+    };
+    let common = read(&common)?;
+    // Of all, so that a mistake is found whichever is chosen.
+    let entries: Vec<_> = tables.iter().map(read).collect::<Result<_>>()?;
+    if entries.is_empty() {
+        return Ok((vec![given.or(&common)], log_level));
+    }
+    let name = given.get("name")?;
+    let mut chosen = Vec::new();
+    for entry in entries {
+        if name.is_none() || entry.get("name")? == name {
+            chosen.push(given.clone().or(&entry.or(&common)));
+        }
+    }
+    if chosen.is_empty() {
+        let name = name.and_then(<[_]>::first).map_or("", String::as_str);
+        return Err(wrong(format!("configuration file {shown} has no subscription {name:?}")));
+    }
+    Ok((chosen, log_level))
+}
+
+/// Reads what is given by the name of a file. Without that and without the setting itself, it is in
+/// the credential that systemd passes under its name, if there is one.
+fn with_files(mut given: Given) -> Result<Given> {
+    let credentials = std::env::var_os("CREDENTIALS_DIRECTORY");
+    for setting in SETTINGS {
+        let Some(of) = setting.from_file else { continue };
+        if given.get(setting.name)?.is_none() && given.get(of)?.is_none() {
+            let credential = credentials.as_deref().filter(|directory| !directory.is_empty());
+            let credential = credential.map(|directory: &OsStr| Path::new(directory).join(of));
+            if let Some(file) = credential.filter(|file| file.exists()) {
+                given.set(setting.name, &file.to_string_lossy())?;
+            }
+        }
+        let Some([file]) = given.get(setting.name)? else { continue };
+        let file = SecretFile::read(Path::new(file), &format!("--{}", setting.name))?;
+        let text = file.text.trim();
+        if text.is_empty() {
+            return Err(wrong(format!("--{} names an empty file", setting.name)));
+        }
+        file.protects(text)?;
+        given.set(of, text)?;
+    }
+    Ok(given)
+}

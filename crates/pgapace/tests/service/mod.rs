@@ -1,0 +1,6 @@
+//! pgapace as a service: secrets, SIGHUP, systemd.
+
+mod notify;
+mod reload;
+mod secrets;
+mod unit;

@@ -1,0 +1,56 @@
+//! The systemd unit, as systemd itself reads it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::support::{must, skipped};
+
+fn unit() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd/pgapace@.service")
+}
+
+#[test]
+fn systemd_finds_no_fault_and_little_exposure() {
+    if Command::new("systemd-analyze").arg("--version").output().is_err() {
+        skipped("service::unit", "systemd-analyze is not installed (Debian package systemd)");
+        return;
+    }
+    // The unit names an installed program, which verify looks for.
+    let directory = must(tempfile::tempdir());
+    let file = directory.path().join("pgapace@shop.service");
+    let text = must(fs::read_to_string(unit()));
+    assert!(text.contains("ExecStart=/usr/bin/pgapace run"));
+    must(fs::write(&file, text.replace("/usr/bin/pgapace", env!("CARGO_BIN_EXE_pgapace"))));
+    for arguments in [&["verify", "--man=no"][..], &["security", "--offline=yes", "--threshold=20"]]
+    {
+        let command = Command::new("systemd-analyze").args(arguments).arg(&file).output();
+        let said = must(command);
+        let (output, errors) =
+            (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
+        assert!(said.status.success(), "{arguments:?}:\n{output}{errors}");
+        assert!(!errors.contains("pgapace@"), "{arguments:?}:\n{errors}");
+    }
+}
+
+/// Exit codes of docs/operation.md that a restart may mend; the unit restarts after all others but 0.
+#[test]
+fn no_restart_after_what_it_cannot_mend() {
+    let text = must(fs::read_to_string(unit()));
+    let line = text.lines().find_map(|line| line.strip_prefix("RestartPreventExitStatus="));
+    let listed: Vec<u8> =
+        line.unwrap_or_default().split(' ').map(|code| must(code.parse())).collect();
+    // Internal errors, servers that are away or refuse, a subscription that is in use, a full disk.
+    let mendable = [1, 4, 5, 8, 12];
+    // Of --until and of verbs that are no services.
+    let others = [11, 14, 15, 16, 17, 18, 20];
+    let documented = must(fs::read_to_string(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operation.md"),
+    ));
+    let codes = documented.lines().filter_map(|line| line.strip_prefix("| ")?.split(' ').next());
+    for code in codes.filter_map(|code| code.parse::<u8>().ok()).filter(|code| *code != 0) {
+        let places = [&listed[..], &mendable, &others];
+        let found = places.iter().filter(|place| place.contains(&code)).count();
+        assert_eq!(found, 1, "decide whether systemd restarts after exit code {code}");
+    }
+}
