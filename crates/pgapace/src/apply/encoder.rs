@@ -20,7 +20,7 @@ use crate::subscriber::citus;
 use crate::subscriber::format::MISREAD_HINT;
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::state::prepared::PreparedHere;
-use crate::subscriber::state::progress::{RECORD_TYPES, RecordParams, record_sql};
+use crate::subscriber::state::progress::{RECORD_TYPES, RecordCheck, RecordParams, record_sql};
 use crate::subscriber::state::statistics::Changes;
 use crate::subscriber::statement::bind::{self, RowChange};
 use crate::subscriber::statement::cache::StatementCache;
@@ -46,6 +46,7 @@ pub(crate) enum Which {
 pub(crate) fn prepare_control(session: &mut Session, identity: Identity) -> Result<()> {
     session.queue_parse("begin", "BEGIN", &[]);
     session.queue_parse("commit", "COMMIT", &[]);
+    session.queue_parse("commit_and_chain", "COMMIT AND CHAIN", &[]);
     session.queue_parse("nothing", "SELECT WHERE false", &[]);
     session.queue_parse("savepoint", "SAVEPOINT pgapace_part", &[]);
     session.queue_parse("release", "RELEASE SAVEPOINT pgapace_part", &[]);
@@ -54,10 +55,9 @@ pub(crate) fn prepare_control(session: &mut Session, identity: Identity) -> Resu
         session.queue_parse("replica_role", citus::REPLICA_ROLE, &[]);
         session.queue_parse("two_phase", citus::TWO_PHASE, &[]);
     }
-    let record = |ordered| record_sql(progress_of, tagged, ordered);
-    session.queue_parse("progress", &record(ordered), &RECORD_TYPES);
-    if !ordered {
-        session.queue_parse("progress_behind", &record(true), &RECORD_TYPES);
+    let check = if ordered { RecordCheck::Ordered } else { RecordCheck::Unordered };
+    for (name, check) in [("progress", check), ("progress_behind", RecordCheck::InPipeline)] {
+        session.queue_parse(name, &record_sql(progress_of, tagged, check), &RECORD_TYPES);
     }
     session.finish_queued().map_err(|e| Failure::subscriber(&e, "preparing statements"))
 }
@@ -155,8 +155,9 @@ impl Encoder {
     }
 
     /// Queues part `index` of a group by rows: one subscriber transaction, and one statement for each
-    /// change in stream order. Returns the end of a transaction whose first parts were sent before,
-    /// because those must be answered first; and of one that is `ahead` of its turn.
+    /// change in stream order. The COMMIT of a transaction begins the next one of the group. Returns the
+    /// end of a transaction whose first parts were sent before, because those must be answered first;
+    /// and of one that is `ahead` of its turn.
     pub(crate) fn rows(
         &mut self,
         session: &mut Session,
@@ -167,7 +168,9 @@ impl Encoder {
     ) -> Result<Option<Ending>> {
         let work = &group.works[index];
         let part = number(index)?;
-        if work.part.first {
+        // Citus was not tried with chains.
+        let chains = !self.identity.citus;
+        if work.part.first && (index == 0 || !chains) {
             self.begin(session, work, expected)?;
         }
         for change in 0..work.part.len() {
@@ -183,7 +186,12 @@ impl Encoder {
             Some(ending) if work.part.first && !ahead => {
                 // The subscriber answers at the Sync. After an error it skips everything up to there.
                 let last = index + 1 == group.works.len();
-                ending.queue(session, self.identity, last, expected)?;
+                let then = match (last, chains) {
+                    (true, _) => Then::Sync,
+                    (false, true) => Then::Chained,
+                    (false, false) => Then::Begin,
+                };
+                ending.queue(session, self.identity, then, expected)?;
                 Ok(None)
             }
             ending => {
@@ -339,7 +347,7 @@ impl Encoder {
         ending: Ending,
         expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
-        ending.queue(session, self.identity, true, expected)
+        ending.queue(session, self.identity, Then::Sync, expected)
     }
 
     fn count(&mut self, message: &Message<'_>) {
@@ -451,14 +459,23 @@ impl Encoder {
     }
 }
 
-/// Progress row, COMMIT and Sync of a subscriber transaction; or PREPARE TRANSACTION and Sync. Without the
-/// Sync, the next transaction follows in the same pipeline.
+/// What follows the COMMIT of a subscriber transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Then {
+    /// A Sync, at which the subscriber answers.
+    Sync,
+    /// The next transaction of the same pipeline, which the COMMIT begins.
+    Chained,
+    /// The BEGIN of the next transaction of the same pipeline.
+    Begin,
+}
+
+/// Progress row, COMMIT and Sync of a subscriber transaction; or PREPARE TRANSACTION and Sync.
 #[derive(Debug, Clone)]
 pub(crate) struct Ending {
     /// The last part, for messages.
     part: u32,
-    /// Its predecessor is sent right before it and is not answered. It must not commit without it, even on
-    /// a subscriber that allows commits in any order.
+    /// Its predecessor is sent right before it in the same pipeline, and is not answered.
     behind: bool,
     /// The commit time on the publisher.
     time: Option<Timestamp>,
@@ -473,7 +490,7 @@ impl Ending {
         self,
         session: &mut Session,
         identity: Identity,
-        sync: bool,
+        then: Then,
         expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
         let Self { part, behind, time, memory, commits, two_phase } = self;
@@ -497,20 +514,31 @@ impl Ending {
             queue_control(session, "two_phase", Expected::Control, expected)?;
         }
         let Committing { after, end, .. } = commits;
-        let statement = if behind && !identity.ordered { "progress_behind" } else { "progress" };
+        let statement = if behind { "progress_behind" } else { "progress" };
         let record = RecordParams::new(identity.id, (end, after), identity.epoch, time, memory);
         session
             .queue_bind(statement, record.params().into_iter())
             .map_err(|e| Failure::subscriber(&e, "recording progress"))?;
         session.queue_execute();
         expected.push_back(Expected::Progress { part });
-        let (at_commit, at_sync) = if sync { (None, Some(commits)) } else { (Some(commits), None) };
-        queue_control(session, "commit", Expected::Commit { part, commits: at_commit }, expected)?;
-        if at_sync.is_some() {
-            session.queue_sync();
-            expected.push_back(Expected::Sync { commits: at_sync });
+        match then {
+            Then::Chained | Then::Begin => {
+                let commit = Expected::Commit { part, commits: Some(commits) };
+                let statement = if then == Then::Chained { "commit_and_chain" } else { "commit" };
+                queue_control(session, statement, commit, expected)
+            }
+            Then::Sync => {
+                queue_control(
+                    session,
+                    "commit",
+                    Expected::Commit { part, commits: None },
+                    expected,
+                )?;
+                session.queue_sync();
+                expected.push_back(Expected::Sync { commits: Some(commits) });
+                Ok(())
+            }
         }
-        Ok(())
     }
 }
 

@@ -55,6 +55,35 @@ fn a_backlog_becomes_few_subscriber_transactions() {
     });
 }
 
+/// Both unique indexes of the progress begin with the subscription. If statistics say that the table has
+/// one row, plans must not read all rows of the subscription by the other index.
+#[test]
+fn progress_is_found_by_its_primary_key() {
+    on_versions(&VERSIONS, |mut case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v int)");
+        case.publisher.sql("INSERT INTO t VALUES (1, 0)");
+        case.run_until_current();
+        case.subscriber.sql(
+            "DELETE FROM pgapace.progress WHERE lsn < (SELECT max(lsn) FROM pgapace.progress); \
+             ALTER TABLE pgapace.progress SET (autovacuum_enabled = false)",
+        );
+        case.subscriber.sql("VACUUM (FULL, ANALYZE) pgapace.progress");
+        assert_eq!(
+            case.subscriber
+                .value("SELECT reltuples FROM pg_class WHERE oid = 'pgapace.progress'::regclass"),
+            "1"
+        );
+        let scans = "SELECT sum(idx_scan) FROM pg_stat_user_indexes \
+            WHERE schemaname = 'pgapace' AND relname = 'progress' AND indexrelname ~ 'predecessor'";
+        let before = case.subscriber.value(scans);
+        transactions(&case, (1..50).map(|n| format!("UPDATE t SET v = {n}")));
+        case.tool.args = ["--group-transactions", "1"].map(str::to_owned).to_vec();
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+        assert_eq!(case.subscriber.value(scans), before);
+    });
+}
+
 /// All transactions before the conflict are committed and none after it, and the conflict is
 /// reported.
 #[test]
