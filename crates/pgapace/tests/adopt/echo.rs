@@ -26,8 +26,13 @@ fn an_opposite_subscription_that_would_echo_is_named() {
         assert_eq!(findings(&case, &[]), []);
         case.subscriber.sql("CREATE PUBLICATION back FOR TABLE t");
         let back = format!("{}_back", case.tool.name);
+        // CREATE SUBSCRIPTION with a slot waits for all transactions of the other server, and such commands
+        // of other tests wait for transactions of this one.
+        case.subscriber
+            .sql(&format!("SELECT pg_create_logical_replication_slot('{back}', 'pgoutput')"));
         case.publisher.sql(&format!(
-            "CREATE SUBSCRIPTION {back} CONNECTION '{}' PUBLICATION back WITH (copy_data = false)",
+            "CREATE SUBSCRIPTION {back} CONNECTION '{}' PUBLICATION back \
+             WITH (copy_data = false, create_slot = false)",
             case.subscriber.conninfo().replace('\'', "''")
         ));
         let (severity, message) = findings(&case, &[]).remove(0);
