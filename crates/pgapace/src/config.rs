@@ -251,6 +251,18 @@ pub(crate) fn subscriptions(file: Option<&Path>, given: &Given) -> Result<Vec<Su
     Ok(configured.subscriptions.into_iter().map(|(_, subscription)| subscription).collect())
 }
 
+/// The same for a verb that reads from the subscriber which publications one subscription has.
+pub(crate) fn published(
+    file: Option<&Path>,
+    given: &Given,
+    publications: &[String],
+) -> Result<Subscription> {
+    let names = toml::Value::Array(publications.iter().cloned().map(toml::Value::from).collect());
+    let known = Given::from_table(&toml::Table::from_iter([("publication".to_owned(), names)]))?;
+    let one = one(file::entries(file, given)?.given)?;
+    Subscription::resolve(known.or(&one))
+}
+
 /// The same for verbs that need no more than the subscriber.
 pub(crate) fn sites(file: Option<&Path>, given: &Given) -> Result<Vec<Site>> {
     file::entries(file, given)?.given.iter().map(Site::resolve).collect()

@@ -6,6 +6,7 @@ use pgoutput::{Lsn, Xid};
 
 use crate::sqlstate;
 use crate::subscriber::state::conflicts::Conflict;
+use crate::switchover::way_back::WayBack;
 
 /// Classes of failures; each has one documented exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,6 +124,8 @@ pub(crate) struct Failure {
     pub(crate) away: bool,
     /// Whether another run succeeds if values are sent as text.
     pub(crate) needs_text: bool,
+    /// The subscription was switched over: what is to be applied instead.
+    pub(crate) way_back: Option<Box<WayBack>>,
 }
 
 impl Failure {
@@ -139,6 +142,7 @@ impl Failure {
             connection_lost: false,
             away: false,
             needs_text: false,
+            way_back: None,
         }
     }
 

@@ -37,7 +37,8 @@ use wire::{ConnInfo, Session};
 use crate::config::declarations::SETTINGS;
 use crate::config::given::Given;
 use crate::config::{
-    Configured, RecordSettings, Site, Subscription, record_settings, replayed, sites, subscriptions,
+    Configured, RecordSettings, Site, Subscription, published, record_settings, replayed, sites,
+    subscriptions,
 };
 use crate::error::{Class, Failure, Result};
 use crate::observe::logging::{self, LogFormat};
@@ -168,7 +169,7 @@ Example:
   pgapace repair --config /etc/pgapace.toml --name shop --dry-run
   pgapace repair --config /etc/pgapace.toml --name shop --delete-extra"#;
 
-const SWITCHOVER_HELP: &str = r#"It needs --subscriber, --publisher and --name, and a pgapace run that applies the subscription. Before the subscription has ended, every failure undoes everything. If it is killed: --abort undoes, --go begins again.
+const SWITCHOVER_HELP: &str = r#"It needs --subscriber, --publisher and --name, and a pgapace run that applies the subscription. Before the subscription has ended, every failure undoes everything. If it is killed: --abort undoes, --go begins again. Afterwards the same pgapace run applies the way back. --back moves writes back; the sides are named as before.
 
 Example:
   pgapace switchover --plan --subscriber postgresql://b/shop --publisher postgresql://a/shop --name shop
@@ -433,6 +434,11 @@ impl Selection {
                 .hint("pgapace status lists the subscriptions of a subscriber.")
         })?;
         Ok((name, site))
+    }
+
+    /// The one subscription, with these publications unless others are given.
+    fn with_publications(&self, publications: &[String]) -> Result<Subscription> {
+        published(self.config.as_deref(), &self.settings, publications)
     }
 
     /// For verbs that change what is recorded of one subscription.

@@ -131,6 +131,7 @@ pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
         keep_trying: (subscriptions.len() > 1 || args.standby) && !together && args.until.is_none(),
         process: Process::this()?,
         standby: None,
+        supersedes: None,
     };
     let memberships = if args.standby {
         Membership::of(&subscriptions, &options.process)?.into_iter().map(Some).collect()
@@ -173,11 +174,11 @@ pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
             .spawn(move || {
                 let result = catch_unwind(AssertUnwindSafe(|| {
                     // A goal is reached before a table is due.
-                    let _verification = match options.until {
-                        None => BackgroundVerification::start(&live.newest(), &board)?,
-                        Some(_) => None,
+                    let verification = |of: &Subscription| match options.until {
+                        None => BackgroundVerification::start(of, &board),
+                        Some(_) => Ok(None),
                     };
-                    subscription::run(&live, &options, &shutdown, share, &board)
+                    subscription::follow(&live, &options, &shutdown, &share, &board, verification)
                 }));
                 let result = result.unwrap_or_else(|_| {
                     Err(Failure::internal(format!("subscription {name} panicked")))

@@ -1,7 +1,7 @@
 //! `pgapace status`: the state of subscriptions on the subscriber, and the lag behind the publisher.
 
 pub(crate) mod collect;
-mod health;
+pub(crate) mod health;
 pub(crate) mod text;
 
 use std::io::IsTerminal;

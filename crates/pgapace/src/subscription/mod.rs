@@ -72,6 +72,8 @@ pub(crate) struct RunOptions {
     pub(crate) process: Process,
     /// Wait while another process runs the subscription.
     pub(crate) standby: Option<Arc<Membership>>,
+    /// What a switchover of an earlier generation has ended on the subscriber is forgotten.
+    pub(crate) supersedes: Option<i64>,
 }
 
 impl RunOptions {
@@ -84,7 +86,51 @@ impl RunOptions {
             keep_trying: false,
             process: Process::this()?,
             standby: None,
+            supersedes: None,
         })
+    }
+}
+
+/// Runs one subscription as [`run`] does. If it was switched over, or is meanwhile, the way back is applied
+/// instead: from the former subscriber to the former publisher. What `beside` starts ends with each of them.
+pub(crate) fn follow<B>(
+    settings: &Arc<LiveSettings>,
+    options: &RunOptions,
+    shutdown: &Shutdown,
+    share: &Arc<Share>,
+    board: &Board,
+    beside: impl Fn(&Config) -> Result<B>,
+) -> Result<Outcome> {
+    let (mut settings, mut options) = (Arc::clone(settings), options.clone());
+    loop {
+        let config = settings.newest();
+        let _beside = beside(&config)?;
+        let mut failure = match run(&settings, &options, shutdown, Arc::clone(share), board) {
+            Err(failure) if options.until.is_none() && !shutdown.requested() => failure,
+            result => return result,
+        };
+        let Some(back) = failure.way_back.take() else { return Err(failure) };
+        tracing::info!(
+            event = "applies_way_back",
+            subscription = config.name,
+            way_back = back.name,
+            "subscription was switched over; its way back is applied"
+        );
+        // A configuration that is read again is about the former direction.
+        let config = config.turned(&back);
+        let standby = match options.standby {
+            // Processes with --standby wait on the other server now.
+            Some(_) => Membership::of(std::slice::from_ref(&config), &options.process)?.pop(),
+            None => None,
+        };
+        options = RunOptions {
+            truncate: Vec::new(),
+            take_over: false,
+            supersedes: Some(back.generation),
+            standby,
+            ..options
+        };
+        settings = LiveSettings::new(config);
     }
 }
 
@@ -146,6 +192,7 @@ fn run_from(
         owner: None,
         epoch: None,
         stands_aside: false,
+        supersedes: options.supersedes,
         catalogue_error: None,
         tagging: Arc::default(),
         text: None,
@@ -203,6 +250,7 @@ fn run_from(
                 );
                 continue;
             }
+            Err(failure) if failure.way_back.is_some() => return Err(failure),
             Err(failure) => failure,
         };
         let next = supervisor.next(&failure, &mut retry);
@@ -307,6 +355,8 @@ struct Supervisor<'a> {
     epoch: Option<i64>,
     /// Another process has asked for the subscription, and may still need it.
     stands_aside: bool,
+    /// See [`RunOptions`].
+    supersedes: Option<i64>,
     /// Commit LSN of the last error that a stale catalogue may have caused.
     catalogue_error: Option<Lsn>,
     /// Whether a session of this process has tagged its commits with a replication origin.

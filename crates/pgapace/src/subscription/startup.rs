@@ -23,7 +23,7 @@ use crate::subscriber::state::{self, Phase, Subscription};
 use crate::subscriber::state::{ownership, schema, statistics};
 use crate::subscriber::tagging::Tagging;
 use crate::subscription::beside::beside;
-use crate::switchover;
+use crate::switchover::{self, way_back};
 use crate::tablesync::table_state::{self, Owner};
 
 /// How long a session of an owner whose heartbeat has stopped may take to end.
@@ -145,7 +145,12 @@ impl Supervisor<'_> {
                 state::find_and(control, &config.name, &Tagging::sql(control, &config))
             },
         );
-        let ((found, tagging), (waits, looked)) = (found?, looked?);
+        let ((mut found, tagging), (waits, mut looked)) = (found?, looked?);
+        if let (Some(row), Some(generation)) = (&found, self.supersedes)
+            && way_back::forget_superseded(control, row, generation)?
+        {
+            (found, looked) = (None, None);
+        }
         match found {
             Some(row) => {
                 if !self.truncate.is_empty() && self.known == Known::New {

@@ -1,26 +1,39 @@
 //! `pgapace switchover`: moves writes from the publisher to the subscriber.
 //!
 //! ```text
-//! running ──► stopping ──────────────► slot ──────────────────► ended
-//!    ▲        writes are stopped,      the slot of the way      run refuses from here on;
-//!    │        all is applied           back is created          the new side is opened
-//!    └──────────────┴───── undo ─────────┘
+//! running ──► stopping ──► draining ──► aside ──► verifying ──► sequences ──► slot ──► ended ──► opened
+//!    ▲        writes are   all up to    nothing   both sides    are set on    of the   run       the new
+//!    │        stopped      the fence    is        are quiet:    the           way      applies   side
+//!    │                     is applied   applied   --verify      subscriber    back     the way   takes
+//!    │                                  any more                                       back      writes
+//!    └────────────┴────────────┴───────────┴──────────┴─────────────┴─── undo ──┘
 //! ```
 //!
 //! Each step is recorded in `pgapace.switchover` on the subscriber before it is done. So after a crash
 //! the row tells what has to be undone ([`Step::undo`]). Up to `ended` every failure undoes everything.
 //! From `ended` on nothing is undone, because applications may write on the new side: the same
-//! procedure with the sides swapped leads back.
+//! procedure with the sides swapped leads back ([`back`]).
 //!
 //! Before `ended` is recorded, this process owns the subscription and no apply session is left. Then it
 //! looks into the slot: a transaction with published changes that is not applied means that somebody
 //! still writes, and everything is undone.
+//!
+//! The process that applied the subscription stands aside meanwhile ([`crate::hand_over`]). Afterwards it
+//! finds what became of the subscription: undone, it applies it further; ended, it turns round and applies
+//! the way back ([`way_back`]). So does any later `pgapace run` of the subscription.
 
+pub(crate) mod back;
+mod display;
+mod fence_verify;
+mod plan;
 mod procedure;
 mod publisher;
 mod record;
+mod roles;
+pub(crate) mod way_back;
 
-pub(crate) use procedure::{Request, abort, go, plan};
+pub(crate) use plan::plan;
+pub(crate) use procedure::{Request, Sides, abort, go, lock};
 pub(crate) use record::{check_not_ended, ended_sql};
 
 /// How far a switchover has come. A step is recorded before it is done.
@@ -28,10 +41,20 @@ pub(crate) use record::{check_not_ended, ended_sql};
 pub(crate) enum Step {
     /// Writes on the publisher are, or are about to be, stopped.
     Stopping,
+    /// What was written before is being applied.
+    Draining,
+    /// The process that applies gives the subscription up for a while.
+    Aside,
+    /// Tables are compared.
+    Verifying,
+    /// Sequences are set on the subscriber, never backwards: that need not be undone.
+    Sequences,
     /// The slot of the way back is, or is about to be, created on the subscriber.
     Slot,
     /// The subscription has ended.
     Ended,
+    /// The new side takes writes.
+    Opened,
 }
 
 /// What takes a step back.
@@ -42,13 +65,27 @@ pub(crate) enum Undo {
 }
 
 impl Step {
-    pub(crate) const ALL: [Self; 3] = [Self::Stopping, Self::Slot, Self::Ended];
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Stopping,
+        Self::Draining,
+        Self::Aside,
+        Self::Verifying,
+        Self::Sequences,
+        Self::Slot,
+        Self::Ended,
+        Self::Opened,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Stopping => "stopping",
+            Self::Draining => "draining",
+            Self::Aside => "aside",
+            Self::Verifying => "verifying",
+            Self::Sequences => "sequences",
             Self::Slot => "slot",
             Self::Ended => "ended",
+            Self::Opened => "opened",
         }
     }
 
@@ -60,10 +97,17 @@ impl Step {
     /// be undone any more.
     pub(crate) fn undo(self) -> Option<&'static [Undo]> {
         match self {
-            Self::Stopping => Some(&[Undo::ResumeWrites]),
+            Self::Stopping | Self::Draining | Self::Aside | Self::Verifying | Self::Sequences => {
+                Some(&[Undo::ResumeWrites])
+            }
             Self::Slot => Some(&[Undo::DropSlot, Undo::ResumeWrites]),
-            Self::Ended => None,
+            Self::Ended | Self::Opened => None,
         }
+    }
+
+    /// Whether the subscription has ended.
+    pub(crate) fn has_ended(self) -> bool {
+        self.undo().is_none()
     }
 }
 
@@ -76,7 +120,7 @@ mod tests {
         for step in Step::ALL {
             match step.undo() {
                 Some(undo) => assert_eq!(undo.last(), Some(&Undo::ResumeWrites)),
-                None => assert_eq!(step, Step::Ended),
+                None => assert!(matches!(step, Step::Ended | Step::Opened)),
             }
         }
     }
@@ -84,7 +128,9 @@ mod tests {
     #[test]
     fn a_later_step_undoes_what_an_earlier_one_does() {
         let undo = |step: Step| step.undo().unwrap_or_default();
-        assert!(undo(Step::Slot).ends_with(undo(Step::Stopping)));
+        for pair in Step::ALL.windows(2).filter(|pair| pair[1].undo().is_some()) {
+            assert!(undo(pair[1]).ends_with(undo(pair[0])));
+        }
     }
 
     #[test]

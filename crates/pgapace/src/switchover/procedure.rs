@@ -6,46 +6,71 @@ use engine::sequence::Rules;
 use pgoutput::Lsn;
 use wire::{Session, quote_literal};
 
+use super::display::Display;
+use super::fence_verify;
+use super::plan::{plan, slot_possible, tables_ready};
 use super::publisher::{
-    allow_writes, database_setting, end_sessions, fence, has_more, missing_privileges, resume,
-    set_database, shell, stop, wait_for_writers,
+    allow_writes, database_setting, end_sessions, fence, has_more, resume, set_database, shell,
+    stop, wait_for_writers,
 };
 use super::record::{self, Record, Stopped};
+use super::way_back::WayBack;
 use super::{Step, Undo};
+use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::hand_over;
 use crate::lag;
+use crate::publisher::session::Publisher;
 use crate::publisher::{publication, slot};
 use crate::sequences::{self, Chosen, SetOptions};
 use crate::subscriber::catalogue::first_row;
-use crate::subscriber::state::{Phase, Subscription, ownership, progress};
+use crate::subscriber::session::Subscriber;
+use crate::subscriber::state::{Subscription, ownership, progress};
 
 /// First key of the advisory lock of a switchover ("pgsw"); the second is the subscription id.
 const LOCK: i32 = 0x7067_7377;
+
+/// Both servers, and the subscription from one to the other.
+pub(crate) struct Sides<'a> {
+    /// On the subscriber, the side that takes writes afterwards.
+    pub(crate) control: &'a mut Session,
+    /// On the publisher, the side that takes writes now.
+    pub(crate) source: &'a mut Session,
+    pub(crate) row: &'a Subscription,
+    pub(crate) config: &'a Config,
+    pub(crate) publisher: &'a Publisher,
+    pub(crate) subscriber: &'a Subscriber,
+}
 
 /// What the user wants.
 pub(crate) struct Request<'a> {
     pub(crate) stop_writes: Option<&'a str>,
     pub(crate) resume_writes: Option<&'a str>,
     pub(crate) open: Option<&'a str>,
-    /// The name of the subscription and slot of the way back; `None` for no way back.
-    pub(crate) back: Option<&'a str>,
-    /// The publication of the way back, on the subscriber.
-    pub(crate) back_publication: &'a str,
+    /// `None` for no way back. Its generation is found out.
+    pub(crate) back: Option<WayBack>,
     /// The longest time for which nobody can write.
     pub(crate) deadline: Duration,
     pub(crate) margin: u64,
+    /// Tables to compare at the fence: none, or all if the list is empty.
+    pub(crate) verify: Option<Vec<(String, String)>>,
+    /// How old the last verification of each table may be.
+    pub(crate) verified_within: Option<Duration>,
+    /// Whether roles and privileges on the new side are not looked at.
+    pub(crate) ignore_roles: bool,
+    /// Whether the subscription is itself a way back: then an earlier switchover has created its slot.
+    pub(crate) returns: bool,
 }
 
 /// What a switchover came to.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) fence: Lsn,
-    /// For how long nobody could write; `None` if an earlier process has stopped writes.
+    /// For how long nobody could write; `None` if that was reported before.
     pub(crate) outage: Option<Duration>,
 }
 
-fn lock(control: &mut Session, row: &Subscription) -> Result<()> {
+pub(crate) fn lock(control: &mut Session, row: &Subscription) -> Result<()> {
     let sql = format!("SELECT pg_catalog.pg_try_advisory_lock({LOCK}, {})", row.id.0);
     let results =
         control.simple(&sql).map_err(|e| Failure::subscriber(&e, "locking the switchover"))?;
@@ -55,130 +80,57 @@ fn lock(control: &mut Session, row: &Subscription) -> Result<()> {
     Err(Failure::new(Class::Busy, format!("another process switches {} over", row.name)))
 }
 
-/// Everything that can be checked before writes are stopped. Returns the problems, each with its next
-/// step.
-pub(crate) fn plan(
-    control: &mut Session,
-    source: &mut Session,
-    row: &Subscription,
-    request: &Request<'_>,
-) -> Result<Vec<String>> {
-    let mut problems = Vec::new();
-    if row.phase != Phase::Streaming {
-        problems.push("the tables are not copied yet: run pgapace run".to_owned());
-    }
-    if request.stop_writes.is_none()
-        && let Some(grant) = missing_privileges(source)?
-    {
-        problems.push(format!(
-            "the role may not stop writes on the publisher: {grant} or pass --stop-writes"
-        ));
-    }
-    if request.stop_writes.is_some() != request.resume_writes.is_some() {
-        problems.push("--stop-writes and --resume-writes belong together".to_owned());
-    }
-    if let Some(back) = request.back {
-        back_problems(control, back, request.back_publication, &mut problems)?;
-    }
-    if ownership::owner(control, row.id)?.is_none() {
-        problems.push("no process applies the subscription: start pgapace run".to_owned());
-    }
-    let tables = publication::tables(source, &row.publications)?;
-    let found = sequences::read(source, &row.publications, &tables, Chosen::All)?;
-    let options = SetOptions { dry_run: true, ..SetOptions::default() };
-    let report = sequences::set(control, &found, &options)?;
-    problems
-        .extend(report.sequences.iter().filter(|one| one.failed()).filter_map(|one| one.reason()));
-    let end = lag::end_of_wal(source)?;
-    if let Some(lag) = lag::wait(control, source, row, end, request.deadline)? {
-        problems.push(format!("the subscriber does not catch up within --deadline: {lag}"));
-    }
-    Ok(problems)
-}
-
-/// Whether the subscriber can send its changes back.
-fn back_problems(
-    control: &mut Session,
-    back: &str,
-    publication: &str,
-    problems: &mut Vec<String>,
-) -> Result<()> {
-    let sql = format!(
-        "SELECT pg_catalog.current_setting('wal_level'), \
-           EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname = {}), \
-           EXISTS (SELECT FROM pg_catalog.pg_replication_slots WHERE slot_name = {}), \
-           (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots) \
-             < pg_catalog.current_setting('max_replication_slots')::int4",
-        quote_literal(publication),
-        quote_literal(back)
-    );
-    let results =
-        control.simple(&sql).map_err(|e| Failure::subscriber(&e, "checking the way back"))?;
-    let row = first_row(&results, "the way back")?;
-    if row.get(0) != Some("logical") {
-        problems.push(
-            "the subscriber has no wal_level = logical, which the way back needs: ALTER SYSTEM SET \
-             wal_level = logical; and restart it; or pass --no-back"
-                .to_owned(),
-        );
-    }
-    if row.get(1) != Some("t") {
-        let name = wire::quote_ident(publication);
-        problems.push(format!(
-            "the subscriber has no publication {name} for the way back: CREATE PUBLICATION {name} FOR \
-             TABLE …; or pass --no-back"
-        ));
-    }
-    if row.get(2) == Some("t") {
-        problems
-            .push(format!("the subscriber has a slot {back} already: choose another --back-name"));
-    }
-    if row.get(3) != Some("t") {
-        problems.push(
-            "the subscriber has no free replication slot: raise max_replication_slots".to_owned(),
-        );
-    }
-    Ok(())
-}
-
 /// Switches over. Before the subscription has ended, every failure undoes everything.
-pub(crate) fn go(
-    control: &mut Session,
-    source: &mut Session,
-    row: &Subscription,
-    request: &Request<'_>,
-) -> Result<Outcome> {
-    lock(control, row)?;
-    allow_writes(source)?;
-    match record::read(control, row.id)? {
-        Some(Record { step: Step::Ended, fence, .. }) => {
-            // Only the last steps were interrupted; each can be repeated.
-            finish(control, source, row, request)?;
+pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome> {
+    let row = sides.row;
+    let mut display = Display::new();
+    lock(sides.control, row)?;
+    allow_writes(sides.source)?;
+    match record::read(sides.control, row.id)? {
+        Some(Record { step: Step::Opened, fence, .. }) => {
             return Ok(Outcome { fence: fence.unwrap_or(Lsn::INVALID), outage: None });
         }
-        Some(begun) => undo(control, source, row, &begun)?,
+        Some(Record { step: Step::Ended, fence, .. }) => {
+            // Only the last steps were interrupted; each can be repeated.
+            let outage = finish(sides, request, &display)?;
+            let fence = fence.unwrap_or(Lsn::INVALID);
+            return Ok(Outcome { fence, outage: Some(outage) });
+        }
+        Some(begun) => undo(sides, &begun)?,
         None => {}
     }
-    let problems = plan(control, source, row, request)?;
+    display.step("checking both sides");
+    let problems = plan(sides, request)?;
     if !problems.is_empty() {
         return Err(Failure::new(Class::Config, format!("{} cannot be switched over", row.name))
             .detail(problems.join("\n         ")));
     }
     let stopped = match request.stop_writes {
         Some(_) => Stopped::Command(request.resume_writes.map(str::to_owned)),
-        None => Stopped::Database(database_setting(source)?.1),
+        None => Stopped::Database(database_setting(sides.source)?.1),
+    };
+    let generation = match &request.back {
+        Some(back) => record::ended_generation(sides.source, &back.name)? + 1,
+        None => 1,
     };
     let begun = Record {
         step: Step::Stopping,
         stopped,
-        slot: request.back.map(str::to_owned),
+        back: request.back.clone(),
+        generation,
         fence: None,
     };
-    record::begin(control, row.id, &begun)?;
-    let start = Instant::now();
-    let fence = match up_to_end(control, source, row, request, start) {
+    record::begin(sides.control, row.id, &begun)?;
+    display.writes_stop();
+    let ended = up_to_end(sides, request, &display);
+    let fence = match ended {
         Ok(fence) => fence,
-        Err(failure) => return Err(undone(control, source, row, failure)),
+        Err(failure) => {
+            let failure = undone(sides, failure);
+            display.step("undone");
+            display.end();
+            return Err(failure);
+        }
     };
     tracing::info!(
         event = "subscription_switched_over",
@@ -186,85 +138,136 @@ pub(crate) fn go(
         lsn = %fence,
         "subscription has ended; the subscriber takes writes"
     );
-    finish(control, source, row, request)?;
-    Ok(Outcome { fence, outage: Some(start.elapsed()) })
+    finish(sides, request, &display)?;
+    let outage = display.outage();
+    display.end();
+    Ok(Outcome { fence, outage })
 }
 
-/// The steps up to the end of the subscription.
-fn up_to_end(
-    control: &mut Session,
-    source: &mut Session,
-    row: &Subscription,
-    request: &Request<'_>,
-    start: Instant,
-) -> Result<Lsn> {
-    let deadline = start + request.deadline;
-    let in_time = || {
-        if Instant::now() < deadline {
+/// The deadline, and what is left until it.
+#[derive(Clone, Copy)]
+struct Deadline(Instant);
+
+impl Deadline {
+    fn left(self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+
+    fn check(self) -> Result<()> {
+        if Instant::now() < self.0 {
             return Ok(());
         }
         Err(Failure::new(Class::Behind, "the switchover took longer than --deadline"))
-    };
-    let left = || deadline.saturating_duration_since(Instant::now());
-    let since = stop(source, request.stop_writes)?;
-    if request.stop_writes.is_none() {
-        end_sessions(source, &since, deadline)?;
     }
-    wait_for_writers(source, deadline)?;
-    let fence = fence(source)?;
-    if let Some(lag) = lag::wait(control, source, row, fence, left())? {
+}
+
+/// The steps up to the end of the subscription.
+fn up_to_end(sides: &mut Sides<'_>, request: &Request<'_>, display: &Display) -> Result<Lsn> {
+    let row = sides.row;
+    let deadline = Deadline(Instant::now() + request.deadline);
+    display.step("stopping writes on the publisher");
+    let since = stop(sides.source, request.stop_writes)?;
+    if request.stop_writes.is_none() {
+        end_sessions(sides.source, &since, deadline.0)?;
+    }
+    wait_for_writers(sides.source, deadline.0)?;
+    let fence = fence(sides.source)?;
+    record::advance(sides.control, row.id, Step::Draining, Some(fence))?;
+    display.step(&format!("applying everything up to the fence at {fence}"));
+    drain(sides, fence, deadline)?;
+    record::advance(sides.control, row.id, Step::Aside, None)?;
+    display.step("the process that applies stands aside");
+    take_over(sides, deadline)?;
+    if let Some(tables) = &request.verify {
+        record::advance(sides.control, row.id, Step::Verifying, None)?;
+        display.step("comparing tables at the fence");
+        let rows = fence_verify::verify(sides, tables, fence, deadline.0)?;
+        display.step(&format!("{rows} rows are equal"));
+    }
+    record::advance(sides.control, row.id, Step::Sequences, None)?;
+    display.step("looking for late changes, and setting sequences");
+    // A session may have begun while writes were being stopped.
+    if request.stop_writes.is_none() {
+        end_sessions(sides.source, &since, deadline.0)?;
+    }
+    wait_for_writers(sides.source, deadline.0)?;
+    set_sequences(sides, request.margin)?;
+    if let Some(back) = &request.back {
+        // The undo of the next step drops this slot: it must not be another one's.
+        let mut problems = Vec::new();
+        slot_possible(sides.control, back, &mut problems)?;
+        if let Some(problem) = problems.pop() {
+            return Err(Failure::new(Class::Config, problem));
+        }
+        record::advance(sides.control, row.id, Step::Slot, None)?;
+        display.step(&format!("creating slot {} of the way back", back.name));
+        create_slot(sides.control, &back.name, deadline.left())?;
+    }
+    deadline.check()?;
+    // A synchronous commit: all that was applied is durable with it.
+    record::advance(sides.control, row.id, Step::Ended, None)?;
+    Ok(fence)
+}
+
+/// Waits until everything before the fence is applied.
+fn drain(sides: &mut Sides<'_>, fence: Lsn, deadline: Deadline) -> Result<()> {
+    let Sides { control, source, row, .. } = sides;
+    if let Some(lag) = lag::wait(control, source, row, fence, deadline.left())? {
         return Err(Failure::new(
             Class::Behind,
             format!("the subscriber did not catch up within --deadline: {lag}"),
         ));
     }
-    in_time()?;
+    deadline.check()?;
     // Late changes that are applied already: found before the other process is disturbed.
     let applied = progress::read(control, row.id)?.unwrap_or_default();
     let newest = applied.newest_memory().and_then(|memory| memory.last);
     if newest.is_some_and(|last| last.commit_lsn >= fence) {
         return Err(somebody_writes());
     }
-    // From here on nothing is applied any more. If all is undone, the other process resumes by itself.
-    hand_over::ask_to_stand_aside(control, row, left())?;
+    Ok(())
+}
+
+/// Becomes the owner. From here on nothing is applied any more. If all is undone, the other process
+/// resumes by itself.
+fn take_over(sides: &mut Sides<'_>, deadline: Deadline) -> Result<()> {
+    let Sides { control, source, row, .. } = sides;
+    hand_over::ask_to_stand_aside(control, row, deadline.left())?;
     let nobody = ownership::Former::default();
-    let owning = ownership::become_owner(control, row.id, left(), &nobody)?;
+    let owning = ownership::become_owner(control, row.id, deadline.left(), &nobody)?;
     ownership::fence(control, row.id, &owning)?
         .ok_or_else(|| Failure::new(Class::Config, "the subscription was dropped meanwhile"))?;
-    slot::end_user(source, &row.slot_name, &row.name, left())?;
-    slot::wait_until_free(source, &row.slot_name, left(), &|| false)?;
-    // A session may have begun while writes were being stopped.
-    if request.stop_writes.is_none() {
-        end_sessions(source, &since, deadline)?;
+    slot::end_user(source, &row.slot_name, &row.name, deadline.left())?;
+    slot::wait_until_free(source, &row.slot_name, deadline.left(), &|| false)?;
+    deadline.check()
+}
+
+/// Both sides are quiet: nothing is left in the slot, all tables take part, sequences are set.
+fn set_sequences(sides: &mut Sides<'_>, margin: u64) -> Result<()> {
+    let row = sides.row;
+    let tables = publication::tables(sides.source, &row.publications)?;
+    let mut problems = Vec::new();
+    tables_ready(sides, &tables, &mut problems)?;
+    if let Some(problem) = problems.pop() {
+        return Err(Failure::new(Class::Mismatch, problem));
     }
-    wait_for_writers(source, deadline)?;
-    let tables = publication::tables(source, &row.publications)?;
-    let found = sequences::read(source, &row.publications, &tables, Chosen::All)?;
-    let applied = progress::read(control, row.id)?.unwrap_or_default();
-    if applied.highest() != applied.through || has_more(source, row, applied.through)? {
+    let found = sequences::read(sides.source, &row.publications, &tables, Chosen::All)?;
+    let applied = progress::read(sides.control, row.id)?.unwrap_or_default();
+    if applied.highest() != applied.through || has_more(sides.source, row, applied.through)? {
         return Err(somebody_writes());
     }
-    let options = SetOptions {
-        rules: Rules { margin: request.margin, allow_backwards: false },
-        ..SetOptions::default()
-    };
-    let report = sequences::set(control, &found, &options)?;
+    let options =
+        SetOptions { rules: Rules { margin, allow_backwards: false }, ..SetOptions::default() };
+    let report = sequences::set(sides.control, &found, &options)?;
     let failed: Vec<_> =
         report.sequences.iter().filter(|one| one.failed()).filter_map(|one| one.reason()).collect();
-    if !failed.is_empty() {
-        return Err(Failure::new(
-            Class::Mismatch,
-            format!("sequences that could not be set: {}", failed.join("; ")),
-        ));
+    if failed.is_empty() {
+        return Ok(());
     }
-    if let Some(back) = request.back {
-        record::advance(control, row.id, Step::Slot, fence)?;
-        create_slot(control, back, left())?;
-    }
-    in_time()?;
-    // A synchronous commit: all that was applied is durable with it.
-    record::advance(control, row.id, Step::Ended, fence)?;
-    Ok(fence)
+    Err(Failure::new(
+        Class::Mismatch,
+        format!("sequences that could not be set: {}", failed.join("; ")),
+    ))
 }
 
 fn somebody_writes() -> Failure {
@@ -291,22 +294,24 @@ fn create_slot(control: &mut Session, name: &str, patience: Duration) -> Result<
     Ok(())
 }
 
-/// Opens the new side. Each action can be repeated.
-fn finish(
-    control: &mut Session,
-    source: &mut Session,
-    row: &Subscription,
-    request: &Request<'_>,
-) -> Result<()> {
+/// Opens the new side. Each action can be repeated. Returns for how long nobody could write.
+fn finish(sides: &mut Sides<'_>, request: &Request<'_>, display: &Display) -> Result<Duration> {
+    let Sides { control, source, row, .. } = sides;
+    display.step("opening the new side");
     // It is read-only if it was the publisher of an earlier switchover.
     set_database(control, None)?;
     if let Some(command) = request.open {
         shell(command, "--open").map_err(|failure| {
-            failure.hint("The switchover is done. pgapace switchover --go runs the command again.")
+            failure.hint("The switchover is done. The same command again runs --open again.")
         })?;
     }
-    // Nothing will ever read from it again, and it would hold WAL.
-    if row.owns_slot
+    let outage = record::since_stop(control, row.id)?;
+    display.step("the new side takes writes");
+    record::advance(control, row.id, Step::Opened, None)?;
+    // Nothing will ever read from it again, and it would hold WAL. The slot of a way back was created by the
+    // switchover before this one.
+    let generation = record::read(control, row.id)?.map_or(1, |record| record.generation);
+    if (row.owns_slot || request.returns || generation > 1)
         && let Err(error) = source.simple(&format!(
             "SELECT pg_catalog.pg_drop_replication_slot(slot_name) \
              FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
@@ -320,23 +325,19 @@ fn finish(
             "replication slot of the ended subscription could not be dropped"
         );
     }
-    Ok(())
+    Ok(outage)
 }
 
 /// Undoes everything after a failure.
-fn undone(
-    control: &mut Session,
-    source: &mut Session,
-    row: &Subscription,
-    failure: Failure,
-) -> Failure {
-    let result = record::read(control, row.id).and_then(|begun| match begun {
-        Some(begun) => undo(control, source, row, &begun),
+fn undone(sides: &mut Sides<'_>, failure: Failure) -> Failure {
+    let result = record::read(sides.control, sides.row.id).and_then(|begun| match begun {
+        Some(begun) => undo(sides, &begun),
         None => Ok(()),
     });
     match result {
         Ok(()) => {
-            let said = "Everything was undone: the publisher takes writes. Start pgapace run again if it has ended.";
+            let said = "Everything was undone: the publisher takes writes, and the process that applies \
+                        continues.";
             let detail =
                 failure.detail.clone().map_or(said.to_owned(), |d| format!("{d}\n         {said}"));
             failure.detail(detail)
@@ -348,29 +349,23 @@ fn undone(
     }
 }
 
-fn undo(
-    control: &mut Session,
-    source: &mut Session,
-    row: &Subscription,
-    begun: &Record,
-) -> Result<()> {
+fn undo(sides: &mut Sides<'_>, begun: &Record) -> Result<()> {
+    let Sides { control, source, row, .. } = sides;
     let Some(actions) = begun.step.undo() else {
         return Err(Failure::new(
             Class::Config,
             format!("{} is switched over: nothing can be undone", row.name),
         )
-        .hint(
-            "Switch over in the opposite direction: pgapace switchover with the sides swapped.",
-        ));
+        .hint("Move writes back: pgapace switchover --back."));
     };
     for action in actions {
         match action {
             Undo::DropSlot => {
-                if let Some(name) = &begun.slot {
+                if let Some(back) = &begun.back {
                     let sql = format!(
                         "SELECT pg_catalog.pg_drop_replication_slot(slot_name) \
                          FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
-                        quote_literal(name)
+                        quote_literal(&back.name)
                     );
                     control.simple(&sql).map_err(|e| {
                         Failure::subscriber(&e, "dropping the slot of the way back")
@@ -390,15 +385,11 @@ fn undo(
 }
 
 /// Undoes an interrupted switchover. Returns whether there was one.
-pub(crate) fn abort(
-    control: &mut Session,
-    source: &mut Session,
-    row: &Subscription,
-) -> Result<bool> {
-    lock(control, row)?;
-    allow_writes(source)?;
-    match record::read(control, row.id)? {
-        Some(begun) => undo(control, source, row, &begun).map(|()| true),
+pub(crate) fn abort(sides: &mut Sides<'_>) -> Result<bool> {
+    lock(sides.control, sides.row)?;
+    allow_writes(sides.source)?;
+    match record::read(sides.control, sides.row.id)? {
+        Some(begun) => undo(sides, &begun).map(|()| true),
         None => Ok(false),
     }
 }

@@ -1,12 +1,15 @@
 //! Rows of `pgapace.switchover` on the subscriber.
 
+use std::time::Duration;
+
 use pgoutput::Lsn;
 use wire::{Rows, Session, quote_literal};
 
 use super::Step;
+use super::way_back::WayBack;
 use crate::error::{Class, Failure, Result};
-use crate::subscriber::catalogue::field;
-use crate::subscriber::state::SubscriptionId;
+use crate::subscriber::catalogue::{boolean, field, first_row, parse_name_array};
+use crate::subscriber::state::{SubscriptionId, name_array, schema};
 
 /// How writes are stopped, and so how they are resumed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,8 +25,10 @@ pub(super) enum Stopped {
 pub(super) struct Record {
     pub(super) step: Step,
     pub(super) stopped: Stopped,
-    /// The slot of the way back; `None` if there is no way back.
-    pub(super) slot: Option<String>,
+    /// The way back; `None` if there is none. Its name is that of its slot, too.
+    pub(super) back: Option<WayBack>,
+    /// See [`WayBack::generation`].
+    pub(super) generation: i64,
     pub(super) fence: Option<Lsn>,
 }
 
@@ -34,14 +39,24 @@ fn failed(error: &wire::Error) -> Failure {
 pub(super) fn read(control: &mut Session, id: SubscriptionId) -> Result<Option<Record>> {
     let rows = control
         .query(
-            "SELECT step, by_command, resume, slot_name, fence_lsn FROM pgapace.switchover \
-             WHERE subscription = $1::pg_catalog.int4",
+            "SELECT step, by_command, resume, slot_name, fence_lsn, generation, back_publications, \
+               back_origin_none \
+             FROM pgapace.switchover WHERE subscription = $1::pg_catalog.int4",
             &[Some(&id.0.to_string())],
         )
         .map_err(|e| failed(&e))?;
     let Some(row) = rows.first() else { return Ok(None) };
     let name: String = field(&row, 0)?;
     let resume = row.get(2).map(str::to_owned);
+    let generation = field(&row, 5)?;
+    let publications = row.get(6).map(parse_name_array).transpose()?.unwrap_or_default();
+    let origin_none = boolean(&row, 7)?;
+    let back = row.get(3).map(|slot| WayBack {
+        name: slot.to_owned(),
+        publications,
+        origin_none,
+        generation,
+    });
     Ok(Some(Record {
         step: Step::from_name(&name)
             .ok_or_else(|| Failure::internal(format!("unknown step {name}")))?,
@@ -49,7 +64,8 @@ pub(super) fn read(control: &mut Session, id: SubscriptionId) -> Result<Option<R
             Some("t") => Stopped::Command(resume),
             _ => Stopped::Database(resume),
         },
-        slot: row.get(3).map(str::to_owned),
+        back,
+        generation,
         fence: row.get(4).map(|_| field(&row, 4)).transpose()?,
     }))
 }
@@ -60,11 +76,24 @@ pub(super) fn begin(control: &mut Session, id: SubscriptionId, record: &Record) 
         Stopped::Command(resume) => ("t", resume),
         Stopped::Database(resume) => ("f", resume),
     };
+    let back = record.back.as_ref();
+    let publications = back.map(|back| name_array(&back.publications));
+    let origin_none = back.is_some_and(|back| back.origin_none);
     control
         .execute(
-            "INSERT INTO pgapace.switchover (subscription, step, by_command, resume, slot_name) \
-             VALUES ($1::pg_catalog.int4, 'stopping', $2::pg_catalog.bool, $3, $4)",
-            &[Some(&id.0.to_string()), Some(by_command), resume.as_deref(), record.slot.as_deref()],
+            "INSERT INTO pgapace.switchover (subscription, step, by_command, resume, slot_name, \
+               generation, back_publications, back_origin_none) \
+             VALUES ($1::pg_catalog.int4, 'stopping', $2::pg_catalog.bool, $3, $4, \
+               $5::pg_catalog.int8, $6::pg_catalog.text[], $7::pg_catalog.bool)",
+            &[
+                Some(&id.0.to_string()),
+                Some(by_command),
+                resume.as_deref(),
+                back.map(|back| back.name.as_str()),
+                Some(&record.generation.to_string()),
+                publications.as_deref(),
+                Some(if origin_none { "t" } else { "f" }),
+            ],
         )
         .map_err(|e| failed(&e))?;
     Ok(())
@@ -75,17 +104,30 @@ pub(super) fn advance(
     control: &mut Session,
     id: SubscriptionId,
     step: Step,
-    fence: Lsn,
+    fence: Option<Lsn>,
 ) -> Result<()> {
+    let fence = fence.map_or("fence_lsn".to_owned(), |fence| format!("'{fence}'"));
     let sql = format!(
-        "UPDATE pgapace.switchover SET step = {}, fence_lsn = '{fence}', \
-           ended_at = CASE WHEN {} THEN pg_catalog.now() END WHERE subscription = {}",
+        "UPDATE pgapace.switchover SET step = {}, fence_lsn = {fence}, \
+           ended_at = CASE WHEN {} THEN coalesce(ended_at, pg_catalog.now()) END WHERE subscription = {}",
         quote_literal(step.name()),
-        step == Step::Ended,
+        step.has_ended(),
         id.0
     );
     control.simple(&sql).map_err(|e| failed(&e))?;
     Ok(())
+}
+
+/// For how long nobody can write, by the subscriber's clock: since the first step was recorded.
+pub(super) fn since_stop(control: &mut Session, id: SubscriptionId) -> Result<Duration> {
+    let sql = format!(
+        "SELECT greatest(0, extract(epoch FROM pg_catalog.clock_timestamp() - begun_at))::float8 \
+         FROM pgapace.switchover WHERE subscription = {}",
+        id.0
+    );
+    let results = control.simple(&sql).map_err(|e| failed(&e))?;
+    let seconds: f64 = field(&first_row(&results, "the switchover")?, 0)?;
+    Ok(Duration::try_from_secs_f64(seconds).unwrap_or_default())
 }
 
 pub(super) fn forget(control: &mut Session, id: SubscriptionId) -> Result<()> {
@@ -94,24 +136,54 @@ pub(super) fn forget(control: &mut Session, id: SubscriptionId) -> Result<()> {
     Ok(())
 }
 
+/// The generation of a switchover of this subscription that has ended, on a server that may have no schema
+/// `pgapace`; 0 if there is none.
+pub(super) fn ended_generation(session: &mut Session, name: &str) -> Result<i64> {
+    if schema::version(session)? < schema::newest() {
+        return Ok(0);
+    }
+    let rows = session
+        .query(
+            "SELECT w.generation FROM pgapace.switchover w \
+             JOIN pgapace.subscription s ON s.id = w.subscription \
+             WHERE s.name = $1 AND w.step IN ('ended', 'opened')",
+            &[Some(name)],
+        )
+        .map_err(|e| failed(&e))?;
+    rows.first().map_or(Ok(0), |row| field(&row, 0))
+}
+
 /// The query for [`check_not_ended`].
 pub(crate) fn ended_sql(id: SubscriptionId) -> String {
     format!(
-        "SELECT fence_lsn FROM pgapace.switchover WHERE subscription = {} AND step = 'ended'",
+        "SELECT fence_lsn, slot_name, generation, back_publications, back_origin_none \
+         FROM pgapace.switchover WHERE subscription = {} AND step IN ('ended', 'opened')",
         id.0
     )
 }
 
-/// Refuses a subscription that has ended.
+/// Refuses a subscription that has ended. The failure has the way back.
 pub(crate) fn check_not_ended(results: &[Rows], name: &str) -> Result<()> {
     let Some(row) = results.first().and_then(Rows::first) else { return Ok(()) };
-    Err(Failure::new(
+    let mut failure = Failure::new(
         Class::Disabled,
         format!("subscription {name} was switched over at {}", row.get(0).unwrap_or("?")),
     )
-    .detail("Applications write on this side now. Nothing of the former publisher may be applied.")
-    .hint(format!(
-        "pgapace switchover printed the command of the way back. If this subscription is no longer \
-         needed: pgapace drop --keep-slot --name {name}."
+    .detail("Applications write on this side now. Nothing of the former publisher may be applied.");
+    if let (Some(back), Some(publications)) = (row.get(1), row.get(3)) {
+        failure = failure.hint(format!(
+            "pgapace run without --until applies the way back, {back}. pgapace switchover --back moves \
+             writes back."
+        ));
+        failure.way_back = Some(Box::new(WayBack {
+            name: back.to_owned(),
+            publications: parse_name_array(publications)?,
+            origin_none: boolean(&row, 4)?,
+            generation: field(&row, 2)?,
+        }));
+        return Err(failure);
+    }
+    Err(failure.hint(format!(
+        "If this subscription is no longer needed: pgapace drop --keep-slot --name {name}."
     )))
 }

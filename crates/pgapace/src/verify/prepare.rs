@@ -23,7 +23,7 @@ use crate::verify::plan::{Method, TablePlan};
 use crate::verify::sql::{Parts, TableSql, probe};
 
 /// What the user asked for.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Scope {
     /// Schema and name of the tables; all if empty.
     pub(crate) tables: Vec<(String, String)>,

@@ -1,12 +1,15 @@
 //! A failure at each step ends in the state before.
 
+use std::time::Duration;
+
+use testbed::program::Process;
 use testbed::{Cluster, wait_until};
 
-use super::{Clients, switchover, two_way_case, value};
-use crate::support::{Case, PATIENCE, must};
+use super::{Clients, Slots, switchover, two_way_case, value};
+use crate::support::{Case, Finished, PATIENCE, must};
 
 /// Writes work on the publisher, and arrive.
-fn expect_before(case: &Case, process: &mut testbed::program::Process) {
+fn expect_before(case: &Case, process: &mut Process) {
     let database = case.publisher.name.as_str();
     let insert = "INSERT INTO orders (client, n) VALUES (-1, -1)";
     must(case.publisher.cluster.sql(database, insert));
@@ -42,54 +45,321 @@ fn late_writes_undo_everything() {
         failed.expect(8, &["somebody still writes", "Everything was undone"]);
         assert!(resumed.exists());
         clients.stop();
-        // It may have been ended in the middle of a transaction.
-        if !process.is_running() {
-            process = case.start();
-        }
         expect_before(&case, &mut process);
         case.stop(process);
     }
 }
 
-/// The slot of the way back cannot be created in time, and then the process is killed there.
+/// A switchover whose `--stop-writes` waits, so that a test can break something after the checks.
+struct Held {
+    process: Process,
+    go_on: std::path::PathBuf,
+    output: std::path::PathBuf,
+}
+
+impl Held {
+    fn start(case: &Case, name: &str, args: &[&str]) -> Self {
+        let (held, go_on) =
+            (case.log_file(&format!("{name}-held")), case.log_file(&format!("{name}-go-on")));
+        for file in [&held, &go_on] {
+            let _ = std::fs::remove_file(file);
+        }
+        let stop = format!(
+            "touch {}; while [ ! -e {} ]; do sleep 0.02; done",
+            held.display(),
+            go_on.display()
+        );
+        let output = case.log_file(&format!("{name}-switchover"));
+        let program = case
+            .tool
+            .program("switchover")
+            .args(["--go", "--stop-writes", &stop, "--resume-writes", "true"])
+            .args(args);
+        let mut process = must(program.spawn_logged(&output));
+        must(wait_until(PATIENCE, "writes to be stopped", || {
+            assert!(process.is_running(), "{}", process.log());
+            Ok(held.exists())
+        }));
+        Self { process, go_on, output }
+    }
+
+    fn go_on(&self) {
+        must(std::fs::write(&self.go_on, ""));
+    }
+
+    fn finish(mut self) -> Finished {
+        self.go_on();
+        must(self.process.wait(PATIENCE));
+        let log = must(std::fs::read_to_string(&self.output));
+        Finished { code: self.process.exit_code(), stdout: log.clone(), log }
+    }
+}
+
+/// What breaks a step after the checks, and what mends it; exit code and message.
+struct Breakage {
+    step: &'static str,
+    args: &'static [&'static str],
+    breaks: fn(&Case),
+    mends: fn(&Case),
+    expected: (i32, &'static str),
+}
+
+const BREAKAGES: &[Breakage] = &[
+    Breakage {
+        step: "prepared",
+        args: &[],
+        breaks: |case| {
+            case.publisher.sql("BEGIN; INSERT INTO other VALUES (1); PREPARE TRANSACTION 'held'");
+        },
+        mends: |case| case.publisher.sql("ROLLBACK PREPARED 'held'"),
+        expected: (8, "1 prepared"),
+    },
+    Breakage {
+        step: "added",
+        args: &[],
+        breaks: |case| case.publisher.sql("ALTER PUBLICATION pub ADD TABLE other"),
+        mends: |case| case.publisher.sql("ALTER PUBLICATION pub DROP TABLE other"),
+        expected: (6, "other"),
+    },
+    Breakage {
+        step: "aside",
+        args: &[],
+        breaks: |case| {
+            case.subscriber.sql(
+                "DELETE FROM pgapace.hand_over; \
+                 INSERT INTO pgapace.hand_over (subscription, epoch, stands_aside) \
+                 SELECT id, 0, false FROM pgapace.subscription",
+            );
+        },
+        mends: |case| case.subscriber.sql("DELETE FROM pgapace.hand_over"),
+        expected: (8, "asks for subscription"),
+    },
+    Breakage {
+        step: "verifying",
+        args: &["--verify", "orders"],
+        breaks: |case| {
+            case.subscriber.sql("SET session_replication_role = replica; UPDATE orders SET n = -7");
+        },
+        mends: |case| case.subscriber.sql("UPDATE orders SET n = -1"),
+        expected: (18, "rows differ at the fence"),
+    },
+    Breakage {
+        step: "sequences",
+        args: &[],
+        breaks: |case| {
+            case.publisher.sql("SELECT setval('orders_id_seq', 1000000)");
+            case.subscriber.sql("ALTER SEQUENCE orders_id_seq MAXVALUE 1000");
+        },
+        mends: |case| case.subscriber.sql("ALTER SEQUENCE orders_id_seq NO MAXVALUE"),
+        expected: (6, "sequences that could not be set"),
+    },
+    Breakage {
+        step: "slot",
+        args: &[],
+        breaks: |case| {
+            case.subscriber.sql(&format!(
+                "SELECT pg_create_logical_replication_slot('{}_back', 'pgoutput')",
+                case.tool.name
+            ));
+        },
+        mends: |case| {
+            // The undo must not have dropped it: it was not created by the switchover.
+            let drop = format!("SELECT pg_drop_replication_slot('{}_back')", case.tool.name);
+            case.subscriber.sql(&drop);
+        },
+        expected: (3, "has a slot"),
+    },
+];
+
+/// A case with a row, and with a table that is not published.
+fn breakable_case(publisher: u16, subscriber: u16) -> Case {
+    let case = two_way_case(publisher, subscriber);
+    case.both("CREATE TABLE other (v int)");
+    case.publisher.sql("INSERT INTO orders (client, n) VALUES (-1, -1)");
+    case
+}
+
 #[test]
-fn the_last_step_can_fail_or_be_killed() {
+fn a_failure_of_any_step_ends_in_the_state_before() {
     for (publisher, subscriber) in [(15, 15), (18, 18)] {
-        let case = two_way_case(publisher, subscriber);
-        case.subscriber.sql("CREATE TABLE other (v int)");
+        let case = breakable_case(publisher, subscriber);
+        let _slots = Slots(&case);
+        let mut process = case.start();
+        let prepares = value(case.publisher.cluster, "postgres", "SHOW max_prepared_transactions");
+        for breakage in BREAKAGES {
+            let Breakage { step, args, breaks, mends, expected: (code, message) } = breakage;
+            if *step == "prepared" && prepares == "0" {
+                continue;
+            }
+            let held = Held::start(&case, step, args);
+            breaks(&case);
+            let failed = held.finish();
+            failed.expect(*code, &[message, "Everything was undone"]);
+            mends(&case);
+            expect_before(&case, &mut process);
+        }
+        // The command itself fails; the subscriber does not follow; somebody has a transaction open.
+        let args = ["--go", "--resume-writes", "true", "--stop-writes"];
+        switchover(&case.tool, &[&args[..], &["exit 7"]].concat())
+            .expect(3, &["--stop-writes failed", "Everything was undone"]);
+        expect_before(&case, &mut process);
+        let mut writer = case.publisher.connect();
+        let mut open = must(writer.transaction());
+        must(open.batch_execute("INSERT INTO other VALUES (1)"));
+        switchover(&case.tool, &[&args[..], &["true", "--deadline", "6"]].concat())
+            .expect(8, &["1 open", "Everything was undone"]);
+        must(open.rollback());
+        expect_before(&case, &mut process);
+        let held = Held::start(&case, "behind", &["--deadline", "8"]);
+        let mut user = case.subscriber.connect();
+        let mut blocker = must(user.transaction());
+        must(blocker.batch_execute("LOCK TABLE orders IN SHARE MODE"));
+        case.publisher.sql("INSERT INTO orders (client, n) VALUES (-1, -1)");
+        let failed = held.finish();
+        must(blocker.rollback());
+        failed.expect(14, &["did not catch up", "Everything was undone"]);
+        expect_before(&case, &mut process);
+
+        // Behind the end, only what is left is done again.
+        let failed = switchover(&case.tool, &["--go", "--open", "exit 3"]);
+        failed.expect(3, &["--open failed", "switchover is done"]);
+        switchover(&case.tool, &["--abort"]).expect(3, &["nothing can be undone"]);
+        let done = switchover(&case.tool, &["--go", "--open", "true"]);
+        done.expect(0, &[]);
+        assert!(done.stdout.contains("nobody could write for"), "{}", done.stdout);
+        case.stop(process);
+    }
+}
+
+/// What keeps a switchover in a step: a transaction of the subscriber.
+struct Blockade {
+    step: &'static str,
+    args: &'static [&'static str],
+    sql: &'static str,
+}
+
+const BLOCKADES: &[Blockade] = &[
+    Blockade { step: "stopping", args: &[], sql: "SELECT 1" },
+    Blockade { step: "draining", args: &[], sql: "LOCK TABLE orders IN SHARE MODE" },
+    Blockade {
+        step: "aside",
+        args: &[],
+        sql: "LOCK TABLE pgapace.hand_over IN SHARE ROW EXCLUSIVE MODE",
+    },
+    Blockade {
+        step: "verifying",
+        args: &["--verify", "orders"],
+        sql: "LOCK TABLE orders IN ACCESS EXCLUSIVE MODE",
+    },
+    Blockade {
+        step: "sequences",
+        args: &[],
+        sql: "ALTER SEQUENCE orders_id_seq OWNED BY orders.id",
+    },
+    Blockade { step: "slot", args: &[], sql: "INSERT INTO other VALUES (1)" },
+];
+
+/// The verb is killed in each step. Then it is undone, or begun again.
+#[test]
+fn a_kill_in_any_step_is_undone_or_resumed() {
+    for (publisher, subscriber) in [(15, 15), (18, 18)] {
+        let case = breakable_case(publisher, subscriber);
+        let _slots = Slots(&case);
+        let mut process = case.start();
+        let database = case.publisher.name.clone();
+        let step = "SELECT coalesce(max(step), '') FROM pgapace.switchover";
+        for (number, blockade) in BLOCKADES.iter().enumerate() {
+            let mut held = Held::start(&case, blockade.step, blockade.args);
+            let mut client = case.subscriber.connect();
+            let mut blocker = must(client.transaction());
+            must(blocker.batch_execute(blockade.sql));
+            if blockade.step == "draining" {
+                case.publisher.sql("INSERT INTO orders (client, n) VALUES (-1, -1)");
+            }
+            if blockade.step != "stopping" {
+                held.go_on();
+            }
+            let reached = wait_until(PATIENCE, "the step", || {
+                assert!(held.process.is_running(), "{}: {}", blockade.step, held.process.log());
+                Ok(value(case.subscriber.cluster, &database, step) == blockade.step)
+            });
+            reached.unwrap_or_else(|error| panic!("{}: {error}", blockade.step));
+            // Until it waits.
+            std::thread::sleep(Duration::from_millis(100));
+            must(held.process.kill9());
+            held.go_on();
+            must(blocker.rollback());
+            drop(client);
+            if number % 2 == 0 {
+                let undone = when_free(&case, &["--abort"]);
+                undone.expect(0, &["event=\"switchover_undone\""]);
+                expect_before(&case, &mut process);
+                switchover(&case.tool, &["--abort"]).expect(0, &[]);
+            } else {
+                // It begins again, and fails in the end.
+                let args = ["--go", "--stop-writes", "exit 7", "--resume-writes", "true"];
+                let failed = when_free(&case, &args);
+                failed.expect(3, &["event=\"switchover_undone\"", "Everything was undone"]);
+                expect_before(&case, &mut process);
+            }
+        }
+        // Killed after the subscription has ended.
+        let program = case.tool.program("switchover").args(["--go", "--open", "sleep 600"]);
+        let mut ended = must(program.spawn_logged(case.log_file("ended")));
+        must(wait_until(PATIENCE, "the end of the subscription", || {
+            assert!(ended.is_running(), "{}", ended.log());
+            Ok(value(case.subscriber.cluster, &database, step) == "ended")
+        }));
+        must(ended.kill9());
+        when_free(&case, &["--abort"]).expect(3, &["nothing can be undone"]);
+        when_free(&case, &["--go", "--open", "true"]).expect(0, &[]);
+        must(wait_until(PATIENCE, "the way back", || Ok(process.events("applies_way_back") == 1)));
+        case.stop(process);
+    }
+}
+
+/// Runs the verb as soon as the session of one that was killed has ended.
+fn when_free(case: &Case, args: &[&str]) -> Finished {
+    let mut last = None;
+    must(wait_until(PATIENCE, "the session of the killed process to end", || {
+        let finished = switchover(&case.tool, args);
+        let free = !finished.log.contains("another process switches");
+        last = Some(finished);
+        Ok(free)
+    }));
+    last.expect("it was run")
+}
+
+/// The slot of the way back cannot be created in time. A second switchover is refused meanwhile.
+#[test]
+fn the_last_step_can_fail() {
+    for (publisher, subscriber) in [(15, 15), (18, 18)] {
+        let case = breakable_case(publisher, subscriber);
+        let _slots = Slots(&case);
         let mut process = case.start();
         let database = case.publisher.name.clone();
         // A new slot waits for open transactions.
         let mut client = case.subscriber.connect();
         let mut open = must(client.transaction());
         must(open.batch_execute("INSERT INTO other VALUES (1)"));
-        let failed = switchover(&case.tool, &["--go", "--deadline", "5"]);
-        failed.expect(5, &["creating the slot of the way back", "Everything was undone"]);
-        expect_before(&case, &mut process);
-
-        let program = case.tool.program("switchover").args(["--go", "--deadline", "60"]);
-        let mut killed = must(program.spawn_logged(case.log_file("killed")));
+        let program = case.tool.program("switchover").args(["--go", "--deadline", "8"]);
+        let mut failed = must(program.spawn_logged(case.log_file("failed")));
         let step = "SELECT coalesce(max(step), '') FROM pgapace.switchover";
         must(wait_until(PATIENCE, "the slot", || {
-            assert!(killed.is_running(), "{}", killed.log());
+            assert!(failed.is_running(), "{}", failed.log());
             Ok(value(case.subscriber.cluster, &database, step) == "slot")
         }));
-        must(killed.kill9());
         let read_only = "SELECT current_setting('default_transaction_read_only')";
         assert_eq!(value(case.publisher.cluster, &database, read_only), "on");
-        must(open.rollback());
-        let mut aborted = None;
-        must(wait_until(PATIENCE, "the session of the killed process to end", || {
-            let finished = switchover(&case.tool, &["--abort"]);
-            let ended = finished.code != Some(8);
-            aborted = Some(finished);
-            Ok(ended)
-        }));
-        if let Some(aborted) = aborted {
-            aborted.expect(0, &["event=\"switchover_undone\""]);
+        switchover(&case.tool, &["--go"]).expect(8, &["another process switches"]);
+        must(failed.wait(PATIENCE));
+        assert_eq!(failed.exit_code(), Some(5), "{}", failed.log());
+        let log = failed.log();
+        for text in ["creating the slot of the way back", "Everything was undone"] {
+            assert!(log.contains(text), "{text}: {log}");
         }
+        must(open.rollback());
         expect_before(&case, &mut process);
-        switchover(&case.tool, &["--abort"]).expect(0, &[]);
         case.stop(process);
     }
 }
@@ -97,9 +367,29 @@ fn the_last_step_can_fail_or_be_killed() {
 #[test]
 fn a_plan_names_what_is_missing() {
     let case = two_way_case(15, 18);
-    case.subscriber.sql("DROP PUBLICATION pgapace_back");
+    case.both("CREATE TABLE other (v int)");
+    case.publisher.sql("ALTER PUBLICATION pub ADD TABLE other");
+    let role = format!("clerk_{}", case.tool.name);
+    case.publisher.sql(&format!("CREATE ROLE {role}; GRANT INSERT ON orders TO {role}"));
     case.run_until_current();
-    switchover(&case.tool, &["--plan"])
-        .expect(3, &["no process applies", "no publication \"pgapace_back\""]);
+    let planned = switchover(&case.tool, &["--plan", "--verified-within", "1h"]);
+    planned.expect(
+        3,
+        &[
+            "no process applies",
+            "does not publish public.other",
+            &format!("no role {role}"),
+            "not found equal within --verified-within: public.orders, public.other",
+        ],
+    );
+    case.tool.finish("verify", &[]).expect(0, &[]);
+    case.subscriber.sql(&format!("DROP PUBLICATION pgapace_back; CREATE ROLE {role}"));
+    let planned = switchover(&case.tool, &["--plan", "--verified-within", "1h"]);
+    let grant = format!("GRANT INSERT ON \"public\".\"orders\" TO \"{role}\";");
+    planned.expect(3, &["no process applies", "no publication \"pgapace_back\"", &grant]);
+    assert!(!planned.log.contains("--verified-within"), "{}", planned.log);
     switchover(&case.tool, &[]).expect(2, &[]);
+    for database in [&case.publisher, &case.subscriber] {
+        database.sql(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+    }
 }

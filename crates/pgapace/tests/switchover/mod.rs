@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use testbed::postgres::{Client, NoTls};
+use testbed::program::Process;
 use testbed::{Cluster, wait_until};
 
 use crate::support::{Case, Finished, PATIENCE, Tool, VERSIONS, must};
@@ -106,72 +107,120 @@ fn rows(cluster: &Cluster, database: &str) -> Vec<(i32, i32)> {
     rows.iter().map(|row| (row.get(0), row.get(1))).collect()
 }
 
+/// Drops the slots of both directions: these servers are shared by tests.
+struct Slots<'c>(&'c Case);
+
+impl Drop for Slots<'_> {
+    fn drop(&mut self) {
+        let name = &self.0.tool.name;
+        let sql = format!(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
+             WHERE slot_name IN ('{name}', '{name}_back') AND NOT active"
+        );
+        for cluster in [self.0.publisher.cluster, self.0.subscriber.cluster] {
+            let _ = cluster.sql("postgres", &sql);
+        }
+    }
+}
+
+/// The applied rows of a moment, in both databases.
+fn expect_equal_soon(case: &Case, process: &mut Process) {
+    let database = case.publisher.name.as_str();
+    let count =
+        |cluster: &Cluster| value(cluster, database, "SELECT count(*), max(id) FROM orders");
+    let equal = wait_until(PATIENCE, "both sides to be equal", || {
+        assert!(process.is_running(), "{}", process.log());
+        Ok(count(case.publisher.cluster) == count(case.subscriber.cluster))
+    });
+    equal.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
+    let there = rows(case.subscriber.cluster, database);
+    assert_eq!(rows(case.publisher.cluster, database), there);
+    assert_eq!(there.iter().collect::<BTreeSet<_>>().len(), there.len(), "twice");
+}
+
+/// Everything that clients know to be committed is on the side to which they moved.
+fn expect_there(cluster: &Cluster, case: &Case, acknowledged: &BTreeSet<(i32, i32)>) {
+    let there: BTreeSet<_> = rows(cluster, &case.publisher.name).into_iter().collect();
+    let missing: Vec<_> = acknowledged.difference(&there).take(5).collect();
+    assert!(missing.is_empty(), "lost: {missing:?}");
+}
+
+/// The milliseconds for which nobody could write.
+fn outage(done: &Finished) -> u64 {
+    let line =
+        done.stdout.lines().find_map(|line| line.trim().strip_prefix("nobody could write for "));
+    let digits = line.and_then(|line| line.strip_suffix(" ms"));
+    must(digits.unwrap_or_else(|| panic!("no outage: {}", done.stdout)).parse::<u64>())
+}
+
+/// Over, back, and over again, with one process that turns round each time.
 #[test]
 fn clients_move_over_and_back() {
     for (publisher, subscriber) in VERSIONS {
         let case = two_way_case(publisher, subscriber);
+        let _slots = Slots(&case);
         let (old, new) = (case.publisher.cluster, case.subscriber.cluster);
         let database = case.publisher.name.as_str();
         let sides = (case.publisher.conninfo(), case.subscriber.conninfo());
-        let mut process = case.start();
-        let moved = case.log_file("moved");
-        let open = format!("touch {}", moved.display());
-        switchover(&case.tool, &["--plan"]).expect(0, &[]);
-
-        let clients = Clients::start(20, sides.clone(), &moved, 0);
-        clients.wait_for_more();
-        let done = switchover(&case.tool, &["--go", "--open", &open]);
-        done.expect(0, &["event=\"subscription_switched_over\""]);
-        assert!(done.stdout.contains("nobody could write for"), "{}", done.stdout);
-        clients.wait_for_more();
-        let acknowledged = clients.stop();
-        let there = rows(new, database);
-        let missing: Vec<_> =
-            acknowledged.iter().filter(|row| !there.contains(row)).take(5).collect();
-        assert!(missing.is_empty(), "lost: {missing:?}\n{}", process.log());
-        assert_eq!(there.iter().collect::<BTreeSet<_>>().len(), there.len(), "twice");
-        must(process.wait(PATIENCE));
-        assert_eq!(process.exit_code(), Some(13), "{}", process.log());
-        case.run().expect(13, &["was switched over at"]);
-        switchover(&case.tool, &["--abort"]).expect(3, &["nothing can be undone"]);
-
-        // The way back: what clients have written since is on the old side too.
-        let back = format!("{}_back", case.tool.name);
-        let mut tool = Tool::new(sides.1.clone(), sides.0.clone(), &back);
-        tool.publications = "pgapace_back".to_owned();
-        tool.args = vec!["--create-slot=false".to_owned(), "--copy-data=false".to_owned()];
-        tool.run_until_current();
-        assert_eq!(rows(old, database), rows(new, database));
-
-        let mut process = tool.start(case.log_file("back"));
-        must(wait_until(
-            PATIENCE,
-            "the way back to stream",
-            || Ok(process.events("streaming") > 0),
-        ));
-        let returned = case.log_file("returned");
-        let open = format!("touch {}", returned.display());
-        let clients = Clients::start(20, (sides.1.clone(), sides.0.clone()), &returned, 1);
-        clients.wait_for_more();
-        tool.args.clear();
-        let again = format!("{}_again", case.tool.name);
-        let done = switchover(
-            &tool,
-            &["--go", "--open", &open, "--back-name", &again, "--back-publication", "pub"],
-        );
-        done.expect(0, &[]);
-        clients.wait_for_more();
-        let acknowledged = clients.stop();
-        let here = rows(old, database);
-        let missing: Vec<_> =
-            acknowledged.iter().filter(|row| !here.contains(row)).take(5).collect();
-        assert!(missing.is_empty(), "lost on the way back: {missing:?}\n{}", process.log());
-        must(process.wait(PATIENCE));
         let read_only = "SELECT current_setting('default_transaction_read_only')";
-        assert_eq!(value(old, database, read_only), "off");
-        assert_eq!(value(new, database, read_only), "on");
-        // These servers are shared by tests.
-        let drop = format!("SELECT pg_drop_replication_slot('{again}')");
-        must(old.sql(database, &drop));
+        let mut process = case.start();
+        switchover(&case.tool, &["--plan"]).expect(0, &[]);
+        switchover(&case.tool, &["--back"]).expect(3, &["was not switched over"]);
+        let mut turns = 0;
+        for round in 0..2 {
+            let moved = case.log_file(&format!("moved{round}"));
+            let open = format!("touch {}", moved.display());
+            let clients = Clients::start(20, sides.clone(), &moved, 2 * round);
+            clients.wait_for_more();
+            let args = ["--go", "--open", &open, "--max-lag", "10s", "--lag-for", "1"];
+            let all: &[&str] = if round == 0 { &["--verify", "all"] } else { &[] };
+            let done = switchover(&case.tool, &[&args[..], all].concat());
+            done.expect(0, &["event=\"subscription_switched_over\""]);
+            for step in ["stopping writes", "stands aside", "takes writes", "is applied (backend"] {
+                assert!(done.stdout.contains(step), "{step}: {}", done.stdout);
+            }
+            assert_eq!(done.stdout.contains("rows are equal"), round == 0, "{}", done.stdout);
+            assert!(outage(&done) < 20_000, "{}", done.stdout);
+            clients.wait_for_more();
+            expect_there(new, &case, &clients.stop());
+            turns += 1;
+            assert_eq!(process.events("applies_way_back"), turns, "{}", process.log());
+            assert_eq!(value(old, database, read_only), "on");
+            case.run().expect(13, &["was switched over at"]);
+            switchover(&case.tool, &["--abort"]).expect(3, &["nothing can be undone"]);
+            let again = switchover(&case.tool, &["--go"]);
+            again.expect(0, &[]);
+            assert!(!again.stdout.contains("nobody could write"), "{}", again.stdout);
+            expect_equal_soon(&case, &mut process);
+            if round == 1 {
+                // A new process with the old settings finds the way back by itself.
+                case.stop(process);
+                process = case.start();
+                assert_eq!(process.events("applies_way_back"), 1, "{}", process.log());
+                turns = 1;
+            }
+
+            let returned = case.log_file(&format!("returned{round}"));
+            let open = format!("touch {}", returned.display());
+            let swapped = (sides.1.clone(), sides.0.clone());
+            let clients = Clients::start(20, swapped, &returned, 2 * round + 1);
+            clients.wait_for_more();
+            let done = switchover(&case.tool, &["--back", "--open", &open]);
+            done.expect(0, &[]);
+            clients.wait_for_more();
+            expect_there(old, &case, &clients.stop());
+            turns += 1;
+            assert_eq!(process.events("applies_way_back"), turns, "{}", process.log());
+            expect_equal_soon(&case, &mut process);
+            assert_eq!(value(old, database, read_only), "off");
+            assert_eq!(value(new, database, read_only), "on");
+            switchover(&case.tool, &["--back"]).expect(3, &["was not switched over"]);
+        }
+        case.stop(process);
+        let slots = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()";
+        assert_eq!(
+            (value(old, database, slots), value(new, database, slots)),
+            ("1".into(), "0".into())
+        );
     }
 }

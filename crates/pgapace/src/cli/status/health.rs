@@ -76,11 +76,15 @@ fn trouble(status: &Status, most: Option<MaxLag>) -> Option<Trouble> {
     if status.tables.iter().any(|table| table.reason.is_some() || table.stale_lsn.is_some()) {
         return Some(Trouble::Blocked);
     }
+    most.and_then(|most| judge(is_behind(status, most)))
+}
+
+/// Whether the lag of a subscription is more than `most`; `None` if it is not known.
+pub(crate) fn is_behind(status: &Status, most: MaxLag) -> Option<bool> {
     let (bytes, seconds) = lag(status);
     match most {
-        None => None,
-        Some(MaxLag::Bytes(most)) => judge(bytes.map(|bytes| bytes > most)),
-        Some(MaxLag::Seconds(most)) => judge(seconds.map(|seconds| seconds > most)),
+        MaxLag::Bytes(most) => bytes.map(|bytes| bytes > most),
+        MaxLag::Seconds(most) => seconds.map(|seconds| seconds > most),
     }
 }
 

@@ -1,0 +1,327 @@
+//! `pgapace switchover`: moves writes from the publisher to the subscriber, and back.
+
+mod lag;
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use wire::Session;
+
+use crate::cli::status::health::MaxLag;
+use crate::cli::verify::split;
+use crate::cli::{Selection, output};
+use crate::config::{Site, Subscription as Config, check_name};
+use crate::error::{Class, Failure, Result};
+use crate::publisher::session::Publisher;
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::ownership::{self, Owner};
+use crate::subscriber::state::{self, Subscription};
+use crate::switchover::way_back::WayBack;
+use crate::switchover::{self, Request, Sides, back};
+use lag::LagBound;
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("action").required(true))]
+pub(crate) struct SwitchoverArgs {
+    #[command(flatten)]
+    selection: Selection,
+
+    /// Check everything, and change nothing
+    #[arg(long, group = "action")]
+    plan: bool,
+
+    /// Switch over
+    #[arg(long, group = "action")]
+    go: bool,
+
+    /// Move writes back to the publisher, after a switchover
+    #[arg(long, group = "action")]
+    back: bool,
+
+    /// Undo an interrupted switchover
+    #[arg(long, group = "action")]
+    abort: bool,
+
+    /// Longest time in seconds for which nobody can write. After it everything is undone
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    deadline: u64,
+
+    /// Wait until the lag is no more than this before writes are stopped
+    ///
+    /// Units are those of PostgreSQL, as for pgapace status --max-lag.
+    #[arg(long, value_name = "LAG")]
+    max_lag: Option<MaxLag>,
+
+    /// For how many seconds the lag must be no more than --max-lag
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, requires = "max_lag")]
+    lag_for: u64,
+
+    /// For how many seconds to wait for that
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, requires = "max_lag")]
+    lag_timeout: u64,
+
+    /// Shell command that stops writes, instead of a read-only database and the end of its sessions
+    #[arg(long, value_name = "COMMAND")]
+    stop_writes: Option<String>,
+
+    /// Shell command that undoes --stop-writes
+    #[arg(long, value_name = "COMMAND")]
+    resume_writes: Option<String>,
+
+    /// Shell command that leads applications to the new side. It may be run again
+    #[arg(long, value_name = "COMMAND")]
+    open: Option<String>,
+
+    /// Compare this table while nobody writes, and undo everything if rows differ; repeat it
+    ///
+    /// all stands for all published tables. The time counts: nobody can write meanwhile.
+    #[arg(long, value_name = "TABLE|all")]
+    verify: Vec<String>,
+
+    /// How long ago pgapace verify may have found all tables equal, such as 1d
+    #[arg(long, value_name = "AGE", value_parser = age)]
+    verified_within: Option<Duration>,
+
+    /// Values of each sequence to skip
+    #[arg(long, value_name = "VALUES", default_value_t = 0)]
+    margin: u64,
+
+    /// Do not look whether roles and privileges of the publisher exist on the subscriber
+    #[arg(long)]
+    ignore_roles: bool,
+
+    /// Name of the subscription and slot of the way back [default: --name with _back]
+    #[arg(long, value_name = "NAME")]
+    back_name: Option<String>,
+
+    /// Publication of the subscriber for the way back
+    #[arg(long, value_name = "NAME", default_value = "pgapace_back")]
+    back_publication: String,
+
+    /// Switch over without a way back
+    #[arg(long, conflicts_with_all = ["back_name", "back_publication"])]
+    no_back: bool,
+}
+
+fn age(text: &str) -> std::result::Result<Duration, String> {
+    match text.parse()? {
+        MaxLag::Seconds(seconds) => {
+            Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+        }
+        MaxLag::Bytes(_) => Err("give a unit of time: ms, s, min, h, d".to_owned()),
+    }
+}
+
+/// How long the process that stood aside may take to apply the way back.
+const WAY_BACK_WITHIN: Duration = Duration::from_secs(10);
+
+/// Sessions on both servers, for one direction.
+struct Direction {
+    config: Config,
+    site: Site,
+    subscriber: Subscriber,
+    publisher: Publisher,
+    control: Session,
+    source: Session,
+    row: Subscription,
+}
+
+impl Direction {
+    /// From the publisher to the subscriber, as the user names them.
+    fn given(args: &SwitchoverArgs) -> Result<Self> {
+        let (name, site) = args.selection.one_by_name()?;
+        if site.publisher.is_none() {
+            return Err(Failure::new(Class::Config, "--publisher is not given"));
+        }
+        let mut subscriber = Subscriber::new(site.subscriber.clone(), &name);
+        let mut control = subscriber.connect_first()?;
+        let row = state::find_in_any(&mut control, &name)?.ok_or_else(|| {
+            Failure::new(Class::Config, format!("the subscriber has no subscription {name:?}"))
+        })?;
+        let config = args.selection.with_publications(&row.publications)?;
+        let publisher = Publisher::new(config.publisher.clone(), &name, subscriber.encoding());
+        let source = publisher.connect_to_look()?;
+        Ok(Self { config, site, subscriber, publisher, control, source, row })
+    }
+
+    /// The other way round, if the way back has begun.
+    fn turned(&self, back: &WayBack) -> Result<Option<Self>> {
+        let config = self.config.turned(back);
+        let site = Site {
+            subscriber: config.subscriber.clone(),
+            publisher: Some(config.publisher.clone()),
+            name: Some(back.name.clone()),
+            slot: None,
+            busy_timeout: self.site.busy_timeout,
+        };
+        let mut subscriber = Subscriber::new(config.subscriber.clone(), &back.name);
+        let mut control = subscriber.connect_first()?;
+        let Some(row) = back::subscription(&mut control, back)? else { return Ok(None) };
+        let publisher = Publisher::new(config.publisher.clone(), &back.name, subscriber.encoding());
+        let source = publisher.connect_to_look()?;
+        Ok(Some(Self { config, site, subscriber, publisher, control, source, row }))
+    }
+
+    fn sides(&mut self) -> Sides<'_> {
+        Sides {
+            control: &mut self.control,
+            source: &mut self.source,
+            row: &self.row,
+            config: &self.config,
+            publisher: &self.publisher,
+            subscriber: &self.subscriber,
+        }
+    }
+
+    /// Whether the side that takes writes next can send only its own changes.
+    fn filters_origins(&self) -> bool {
+        self.control.server_version().major() >= 16
+    }
+}
+
+pub(crate) fn run(args: &SwitchoverArgs) -> Result<()> {
+    let forward = Direction::given(args)?;
+    if args.abort {
+        return abort(forward);
+    }
+    if args.back {
+        return go_back(args, forward);
+    }
+    let name = args.back_name.clone().unwrap_or_else(|| format!("{}_back", forward.row.name));
+    check_name(&name, "back-name")?;
+    let back = (!args.no_back).then(|| WayBack {
+        name,
+        publications: vec![args.back_publication.clone()],
+        origin_none: forward.filters_origins(),
+        generation: 0,
+    });
+    switch(args, forward, back, false)
+}
+
+/// Moves writes back. The first subscription begins anew, as the way back of the way back.
+fn go_back(args: &SwitchoverArgs, mut forward: Direction) -> Result<()> {
+    switchover::lock(&mut forward.control, &forward.row)?;
+    let back = back::way_back(&mut forward.control, &forward.row)?;
+    let turned = forward.turned(&back)?.ok_or_else(|| {
+        Failure::new(
+            Class::NotRunning,
+            format!("the way back, {}, has not begun on the former publisher", back.name),
+        )
+        .hint(format!(
+            "Start pgapace run with the settings of {}: it applies it.",
+            forward.row.name
+        ))
+    })?;
+    let again = (!args.no_back).then(|| WayBack {
+        name: forward.row.name.clone(),
+        publications: forward.row.publications.clone(),
+        origin_none: turned.filters_origins(),
+        generation: 0,
+    });
+    switch(args, turned, again, true)
+}
+
+fn switch(
+    args: &SwitchoverArgs,
+    mut direction: Direction,
+    back: Option<WayBack>,
+    returns: bool,
+) -> Result<()> {
+    let all = args.verify.iter().any(|table| table == "all");
+    let tables = || if all { Vec::new() } else { args.verify.iter().map(|t| split(t)).collect() };
+    let request = Request {
+        stop_writes: args.stop_writes.as_deref(),
+        resume_writes: args.resume_writes.as_deref(),
+        open: args.open.as_deref(),
+        back,
+        deadline: Duration::from_secs(args.deadline),
+        margin: args.margin,
+        verify: (!args.verify.is_empty()).then(tables),
+        verified_within: args.verified_within,
+        ignore_roles: args.ignore_roles,
+        returns,
+    };
+    let name = direction.row.name.clone();
+    if args.plan {
+        return plan(&switchover::plan(&mut direction.sides(), &request)?, &name);
+    }
+    if let Some(most) = args.max_lag {
+        let bound = LagBound {
+            most,
+            lasts: Duration::from_secs(args.lag_for),
+            patience: Duration::from_secs(args.lag_timeout),
+        };
+        bound.wait(&direction.site, &name)?;
+    }
+    let done = switchover::go(&mut direction.sides(), &request)?;
+    output::line(&format!("subscription {name} was switched over at {}", done.fence));
+    if let Some(outage) = done.outage {
+        output::line(&format!("  nobody could write for {} ms", outage.as_millis()));
+    }
+    let Some(back) = request.back else { return Ok(()) };
+    let turned = direction.config.turned(&back);
+    // The process that stands aside waits for the end of this session.
+    drop(direction);
+    match way_back_owner(&turned)? {
+        Some(owner) => output::line(&format!(
+            "  the way back, {}, is applied (backend {} of the old side)",
+            back.name, owner.pid
+        )),
+        None => output::line(&format!(
+            "  nobody applies the way back, {}: start pgapace run with the same settings as before",
+            back.name
+        )),
+    }
+    Ok(())
+}
+
+/// Who applies the way back.
+fn way_back_owner(config: &Config) -> Result<Option<Owner>> {
+    let subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
+    let mut session = subscriber.connect(Purpose::Look)?;
+    let deadline = Instant::now() + WAY_BACK_WITHIN;
+    loop {
+        let row = match state::schema::version(&mut session)? {
+            0 => None,
+            _ => state::find(&mut session, &config.name)?,
+        };
+        if let Some(row) = row
+            && row.phase == state::Phase::Streaming
+            && let Some(owner) = ownership::owner(&mut session, row.id)?
+        {
+            return Ok(Some(owner));
+        }
+        if Instant::now() >= deadline {
+            return Ok(None);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn abort(mut forward: Direction) -> Result<()> {
+    let turned = match back::way_back(&mut forward.control, &forward.row) {
+        Ok(back) => forward.turned(&back)?,
+        Err(_) => None,
+    };
+    let aborted = match turned {
+        Some(mut turned) => {
+            switchover::abort(&mut turned.sides())? || switchover::abort(&mut forward.sides())?
+        }
+        None => switchover::abort(&mut forward.sides())?,
+    };
+    output::line(if aborted {
+        "the switchover was undone: writes stay where they were"
+    } else {
+        "no switchover was begun"
+    });
+    Ok(())
+}
+
+fn plan(problems: &[String], name: &str) -> Result<()> {
+    if problems.is_empty() {
+        output::line(&format!("subscription {name} can be switched over"));
+        return Ok(());
+    }
+    Err(Failure::new(Class::Config, format!("{name} cannot be switched over"))
+        .detail(problems.join("\n         ")))
+}

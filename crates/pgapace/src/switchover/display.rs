@@ -1,0 +1,74 @@
+//! What a user sees of a switchover: a line for each step, with the time, and with how long nobody can write.
+//! On a terminal the last line counts.
+
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+
+use crate::cli::output;
+
+/// How often the last line is drawn.
+const DRAW_EVERY: Duration = Duration::from_millis(50);
+
+/// The lines of one switchover.
+#[derive(Debug)]
+pub(super) struct Display {
+    begun: Instant,
+    /// Since when nobody can write.
+    stopped: Option<Instant>,
+    bar: ProgressBar,
+}
+
+impl Display {
+    pub(super) fn new() -> Self {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        if !std::io::stderr().is_terminal() {
+            bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        bar.enable_steady_tick(DRAW_EVERY);
+        Self { begun: Instant::now(), stopped: None, bar }
+    }
+
+    /// Nobody can write from here on.
+    pub(super) fn writes_stop(&mut self) {
+        self.stopped = Some(Instant::now());
+    }
+
+    /// For how long nobody can write.
+    pub(super) fn outage(&self) -> Option<Duration> {
+        self.stopped.map(|stopped| stopped.elapsed())
+    }
+
+    /// The step that begins now.
+    pub(super) fn step(&self, what: &str) {
+        let (begun, stopped) = (self.begun, self.stopped);
+        let line = times(begun, stopped) + what;
+        self.bar.suspend(|| output::line(&line));
+        let style = ProgressStyle::with_template("{times}{msg}").map(|style| {
+            style.with_key("times", move |_: &ProgressState, out: &mut dyn Write| {
+                // A line that cannot be drawn is drawn the next time.
+                let _ = out.write_str(&times(begun, stopped));
+            })
+        });
+        if let Ok(style) = style {
+            self.bar.set_style(style);
+        }
+        self.bar.set_message("…");
+    }
+
+    pub(super) fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+fn times(begun: Instant, stopped: Option<Instant>) -> String {
+    let time = begun.elapsed().as_secs_f64();
+    match stopped {
+        None => format!("{time:8.3} s                       "),
+        Some(stopped) => {
+            format!("{time:8.3} s  no writes {:>6} ms  ", stopped.elapsed().as_millis())
+        }
+    }
+}

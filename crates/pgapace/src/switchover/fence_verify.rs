@@ -1,0 +1,165 @@
+//! Comparison of tables at the fence, while both servers are quiet.
+
+use std::sync::Mutex;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use pgoutput::Lsn;
+use wire::Session;
+
+use super::procedure::Sides;
+use crate::error::{Class, Failure, Result};
+use crate::publisher::session::Publisher;
+use crate::publisher::slot::begin_reading;
+use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::catalogue::{field, first_row};
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::verification::{self, VerificationKind};
+use crate::verify::exclusive;
+use crate::verify::pair::{Held, PairSource, SnapshotPair};
+use crate::verify::plan::TablePlan;
+use crate::verify::prepare::{Scope, prepare};
+use crate::verify::progress::Progress;
+use crate::verify::rate::Pace;
+use crate::verify::record::{Recorder, TableRecord};
+use crate::verify::run::{Manner, Servers, Verification};
+use crate::verify::whole::Passes;
+use crate::verify::work::{TableWork, Work};
+
+/// Session pairs: the time counts, and nothing else uses the servers.
+const JOBS: usize = 4;
+/// Differences of a table that are recorded; all are counted.
+const RECORDED: u64 = 10_000;
+
+/// Snapshots of servers on which nobody writes: any two show the same state.
+struct Quiet<'a> {
+    publisher: &'a Publisher,
+    subscriber: &'a Subscriber,
+    lsn: Lsn,
+}
+
+impl PairSource for Quiet<'_> {
+    fn take(&mut self) -> Result<Held> {
+        let mut theirs = self.publisher.connect_to_look()?;
+        let mut ours = self.subscriber.connect(Purpose::Verify)?;
+        let publisher = export(&mut theirs)
+            .map_err(|e| Failure::publisher(&e, "exporting a snapshot"))
+            .and_then(|results| field(&first_row(&results, "pg_export_snapshot")?, 0))?;
+        let subscriber = export(&mut ours)
+            .map_err(|e| Failure::subscriber(&e, "exporting a snapshot"))
+            .and_then(|results| field(&first_row(&results, "pg_export_snapshot")?, 0))?;
+        let pair = SnapshotPair { lsn: self.lsn, publisher, subscriber };
+        Ok(Held::new(pair, vec![theirs, ours]))
+    }
+}
+
+fn export(session: &mut Session) -> wire::Result<Vec<wire::Rows>> {
+    let begin = begin_reading(session.server_version().major());
+    let mut results =
+        session.simple(&format!("{begin}; SELECT pg_catalog.pg_export_snapshot()"))?;
+    Ok(results.pop().into_iter().collect())
+}
+
+/// Compares these tables, or all if there are none, and fails if rows differ.
+pub(super) fn verify(
+    sides: &Sides<'_>,
+    tables: &[(String, String)],
+    fence: Lsn,
+    deadline: Instant,
+) -> Result<u64> {
+    let Sides { config, row, publisher, subscriber, .. } = sides;
+    let scope = Scope { tables: tables.to_vec(), ..Scope::default() };
+    let mut control = subscriber.connect(Purpose::Control)?;
+    exclusive::begin_verb(&mut control, row.id)?;
+    let mut theirs = publisher.connect_to_look()?;
+    let mut ours = subscriber.connect(Purpose::Verify)?;
+    let prepared = prepare(&mut theirs, &mut ours, config, row, &scope)?;
+    drop((theirs, ours));
+    let plans = &prepared.plans;
+    let left: Vec<_> = plans.iter().map(TablePlan::columns_left).collect();
+    let rows: Vec<_> = plans
+        .iter()
+        .zip(&left)
+        .map(|(plan, left)| (plan.schema.as_str(), plan.name.as_str(), left.as_slice()))
+        .collect();
+    let kind = VerificationKind::Verb;
+    let number = verification::begin(&mut control, row.id, kind, &rows, &scope.text())?;
+    let records = plans.iter().map(|_| TableRecord::new(number, 0)).collect();
+    let work = plans.iter().map(|plan| TableWork::new(plan.method)).collect();
+    let shutdown = Shutdown::default();
+    let manner = Manner { jobs: JOBS, rate: None, lifetime: Duration::from_secs(24 * 60 * 60) };
+    let verification = Verification {
+        plans,
+        manner: &manner,
+        scope: &scope,
+        shutdown: &shutdown,
+        recorder: Recorder::new(control, row.id, RECORDED, records),
+        progress: Progress::new(prepared.rows),
+        work: Mutex::new(Work::new(work, None)),
+        pace: Mutex::new(Pace::new(None)),
+        passes: Passes::default(),
+    };
+    let servers = Servers { publisher, subscriber, publications: &config.publications };
+    let mut source = Quiet { publisher, subscriber, lsn: fence };
+    let counts = stopped_at(deadline, &shutdown, || {
+        verification.run(&servers, &mut source, &prepared.definitions)
+    })?;
+    let differing: Vec<_> = plans
+        .iter()
+        .zip(&counts)
+        .filter(|(_, counts)| counts.differences() > 0)
+        .map(|(plan, counts)| {
+            format!("{}.{} ({} rows)", plan.schema, plan.name, counts.differences())
+        })
+        .collect();
+    if !differing.is_empty() {
+        return Err(Failure::new(
+            Class::Different,
+            format!("rows differ at the fence, in {}", differing.join(", ")),
+        )
+        .hint("On the subscriber: SELECT * FROM pgapace.difference; then pgapace repair."));
+    }
+    let skipped: Vec<_> = plans
+        .iter()
+        .flat_map(|plan| {
+            plan.not_comparable
+                .iter()
+                .map(move |(column, _)| format!("{}.{}.{column}", plan.schema, plan.name))
+        })
+        .collect();
+    if !skipped.is_empty() {
+        return Err(Failure::new(
+            Class::Mismatch,
+            format!("columns cannot be compared: {}", skipped.join(", ")),
+        )
+        .hint("Compare these tables before the switchover, with pgapace verify --except-column."));
+    }
+    Ok(counts.iter().map(|counts| counts.rows).sum())
+}
+
+/// Does `work`, and stops it when the deadline is over.
+fn stopped_at<T>(
+    deadline: Instant,
+    shutdown: &Shutdown,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let (done, ended) = mpsc::channel::<()>();
+    let result = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if ended.recv_timeout(left) == Err(mpsc::RecvTimeoutError::Timeout) {
+                shutdown.request();
+            }
+        });
+        let result = work();
+        drop(done);
+        result
+    });
+    match result {
+        Err(failure) if failure.class == Class::Stopped => {
+            Err(Failure::new(Class::Behind, "tables were not compared within --deadline")
+                .hint("Name fewer tables, or verify them before: --verified-within."))
+        }
+        result => result,
+    }
+}

@@ -1,0 +1,292 @@
+//! What can be checked before writes are stopped.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use wire::{Session, quote_ident, quote_literal};
+
+use super::procedure::{Request, Sides};
+use super::publisher::missing_privileges;
+use super::record::ended_generation;
+use super::roles;
+use super::way_back::WayBack;
+use crate::check;
+use crate::check::report::{Fix, Severity};
+use crate::error::{Failure, Result};
+use crate::lag;
+use crate::publisher::publication::{self, PublishedTable};
+use crate::sequences::{self, Chosen, SetOptions};
+use crate::subscriber::catalogue::{field, first_row};
+use crate::subscriber::state::{Phase, ownership};
+use crate::verify::prepare;
+
+/// How long the process that applies may own nothing between two of its runs.
+const ABSENCE: Duration = Duration::from_secs(5);
+
+/// Everything that can be checked before writes are stopped. Returns the problems, each with its next
+/// step.
+pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Vec<String>> {
+    let mut problems = Vec::new();
+    if sides.row.phase != Phase::Streaming {
+        problems.push("the tables are not copied yet: run pgapace run".to_owned());
+    }
+    if request.stop_writes.is_none()
+        && let Some(grant) = missing_privileges(sides.source)?
+    {
+        problems.push(format!(
+            "the role may not stop writes on the publisher: {grant} or pass --stop-writes"
+        ));
+    }
+    if request.stop_writes.is_some() != request.resume_writes.is_some() {
+        problems.push("--stop-writes and --resume-writes belong together".to_owned());
+    }
+    if !is_applied(sides)? {
+        problems.push("no process applies the subscription: start pgapace run".to_owned());
+    }
+    prepared_transactions(sides.source, &mut problems)?;
+    let tables = publication::tables(sides.source, &sides.row.publications)?;
+    tables_ready(sides, &tables, &mut problems)?;
+    if !request.ignore_roles {
+        problems.extend(roles::missing(sides.source, sides.control, &tables)?);
+    }
+    if let Some(age) = request.verified_within {
+        verified(sides, &tables, age, &mut problems)?;
+    }
+    if let Some(back) = &request.back {
+        slot_possible(sides.control, back, &mut problems)?;
+        if publications_exist(sides.control, back, &mut problems)? {
+            unpublished(sides.control, &tables, back, &mut problems)?;
+            // Else it worked before, and what is left of it says that its slot is gone.
+            if ended_generation(sides.source, &back.name)? == 0 {
+                way_back(sides, back, &mut problems);
+            }
+        }
+    }
+    let found = sequences::read(sides.source, &sides.row.publications, &tables, Chosen::All)?;
+    let options = SetOptions { dry_run: true, ..SetOptions::default() };
+    let report = sequences::set(sides.control, &found, &options)?;
+    problems
+        .extend(report.sequences.iter().filter(|one| one.failed()).filter_map(|one| one.reason()));
+    let end = lag::end_of_wal(sides.source)?;
+    let lag = lag::wait(sides.control, sides.source, sides.row, end, request.deadline)?;
+    if let Some(lag) = lag {
+        problems.push(format!("the subscriber does not catch up within --deadline: {lag}"));
+    }
+    Ok(problems)
+}
+
+/// Whether a process applies the subscription. One that stood aside for a verb that was killed needs a moment.
+fn is_applied(sides: &mut Sides<'_>) -> Result<bool> {
+    let begun = Instant::now();
+    loop {
+        if ownership::owner(sides.control, sides.row.id)?.is_some() {
+            return Ok(true);
+        }
+        if begun.elapsed() >= ABSENCE {
+            return Ok(false);
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Transactions that would keep the publisher from being quiet.
+fn prepared_transactions(source: &mut Session, problems: &mut Vec<String>) -> Result<()> {
+    let results = source
+        .simple(
+            "SELECT gid FROM pg_catalog.pg_prepared_xacts \
+             WHERE database = pg_catalog.current_database() ORDER BY prepared LIMIT 5",
+        )
+        .map_err(|e| Failure::publisher(&e, "looking for prepared transactions"))?;
+    for row in results.first().into_iter().flat_map(wire::Rows::iter) {
+        let gid: String = field(&row, 0)?;
+        let gid = quote_literal(&gid);
+        problems.push(format!(
+            "a transaction is prepared on the publisher: COMMIT PREPARED {gid}; or ROLLBACK PREPARED {gid};"
+        ));
+    }
+    Ok(())
+}
+
+/// Every published table takes part: a table that was added meanwhile would lack its rows.
+pub(super) fn tables_ready(
+    sides: &mut Sides<'_>,
+    tables: &[PublishedTable],
+    problems: &mut Vec<String>,
+) -> Result<()> {
+    let names: Vec<_> = tables.iter().map(PublishedTable::key).collect();
+    if let Err(failure) = prepare::check_ready(sides.control, sides.row, &names) {
+        problems.push(match failure.hint {
+            Some(hint) => format!("{}: {hint}", failure.message),
+            None => failure.message,
+        });
+    }
+    Ok(())
+}
+
+/// Every table was found equal, not longer ago than this.
+fn verified(
+    sides: &mut Sides<'_>,
+    tables: &[PublishedTable],
+    age: Duration,
+    problems: &mut Vec<String>,
+) -> Result<()> {
+    let sql = format!(
+        "SELECT schema_name, table_name FROM pgapace.verification \
+         WHERE subscription = {} AND result = 'equal' AND scope = 'all rows' \
+           AND finished_at >= pg_catalog.now() - interval '{} s'",
+        sides.row.id.0,
+        age.as_secs_f64()
+    );
+    let results =
+        sides.control.simple(&sql).map_err(|e| Failure::subscriber(&e, "reading verifications"))?;
+    let mut known = HashSet::new();
+    for row in results.first().into_iter().flat_map(wire::Rows::iter) {
+        known.insert((field::<String>(&row, 0)?, field::<String>(&row, 1)?));
+    }
+    let missing: Vec<_> = tables
+        .iter()
+        .map(PublishedTable::key)
+        .filter(|key| !known.contains(key))
+        .map(|(schema, name)| format!("{schema}.{name}"))
+        .collect();
+    if !missing.is_empty() {
+        problems.push(format!(
+            "tables were not found equal within --verified-within: {}: pgapace verify",
+            missing.join(", ")
+        ));
+    }
+    Ok(())
+}
+
+/// Whether the subscriber can have the slot of the way back.
+pub(super) fn slot_possible(
+    control: &mut Session,
+    back: &WayBack,
+    problems: &mut Vec<String>,
+) -> Result<()> {
+    let sql = format!(
+        "SELECT pg_catalog.current_setting('wal_level'), \
+           EXISTS (SELECT FROM pg_catalog.pg_replication_slots WHERE slot_name = {}), \
+           (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots) \
+             < pg_catalog.current_setting('max_replication_slots')::int4, \
+           (SELECT rolreplication OR rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user)",
+        quote_literal(&back.name)
+    );
+    let results =
+        control.simple(&sql).map_err(|e| Failure::subscriber(&e, "checking the way back"))?;
+    let row = first_row(&results, "the way back")?;
+    if row.get(0) != Some("logical") {
+        problems.push(
+            "the subscriber has no wal_level = logical, which the way back needs: ALTER SYSTEM SET \
+             wal_level = logical; and restart it; or pass --no-back"
+                .to_owned(),
+        );
+    }
+    if row.get(1) == Some("t") {
+        problems.push(format!(
+            "the subscriber has a slot {} already: choose another --back-name",
+            back.name
+        ));
+    }
+    if row.get(2) != Some("t") {
+        problems.push(
+            "the subscriber has no free replication slot: raise max_replication_slots".to_owned(),
+        );
+    }
+    if row.get(3) != Some("t") {
+        problems.push(
+            "the role has no REPLICATION on the subscriber, which the way back needs: ALTER ROLE … \
+             REPLICATION; or pass --no-back"
+                .to_owned(),
+        );
+    }
+    Ok(())
+}
+
+fn publications_exist(
+    control: &mut Session,
+    back: &WayBack,
+    problems: &mut Vec<String>,
+) -> Result<bool> {
+    let mut all = true;
+    for name in &back.publications {
+        let sql = format!(
+            "SELECT EXISTS (SELECT FROM pg_catalog.pg_publication WHERE pubname = {})",
+            quote_literal(name)
+        );
+        let results =
+            control.simple(&sql).map_err(|e| Failure::subscriber(&e, "checking the way back"))?;
+        if first_row(&results, "EXISTS")?.get(0) != Some("t") {
+            all = false;
+            let name = quote_ident(name);
+            problems.push(format!(
+                "the subscriber has no publication {name} for the way back: CREATE PUBLICATION {name} FOR \
+                 TABLE …; or pass --no-back"
+            ));
+        }
+    }
+    Ok(all)
+}
+
+/// Tables whose changes the way back would not carry. A partition counts with the table that it belongs
+/// to, and the other way round.
+fn unpublished(
+    control: &mut Session,
+    tables: &[PublishedTable],
+    back: &WayBack,
+    problems: &mut Vec<String>,
+) -> Result<()> {
+    let names: Vec<_> = back.publications.iter().map(|name| quote_literal(name)).collect();
+    let sql = format!(
+        "WITH published AS (SELECT c.oid FROM pg_catalog.pg_publication_tables p \
+           JOIN pg_catalog.pg_namespace n ON n.nspname = p.schemaname \
+           JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename \
+           WHERE p.pubname IN ({})), \
+         family AS (SELECT oid FROM published \
+           UNION SELECT a.relid::oid FROM published, pg_catalog.pg_partition_ancestors(oid) a \
+           UNION SELECT t.relid::oid FROM published, pg_catalog.pg_partition_tree(oid) t) \
+         SELECT n.nspname, c.relname FROM family f JOIN pg_catalog.pg_class c USING (oid) \
+         JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace",
+        names.join(", ")
+    );
+    let results =
+        control.simple(&sql).map_err(|e| Failure::subscriber(&e, "checking the way back"))?;
+    let mut known = HashSet::new();
+    for row in results.first().into_iter().flat_map(wire::Rows::iter) {
+        known.insert((field::<String>(&row, 0)?, field::<String>(&row, 1)?));
+    }
+    for (schema, name) in tables.iter().map(PublishedTable::key).filter(|key| !known.contains(key))
+    {
+        problems.push(format!(
+            "the way back does not publish {schema}.{name}: ALTER PUBLICATION {} ADD TABLE {}.{}; on the \
+             subscriber; or pass --no-back",
+            back.publications.iter().map(|name| quote_ident(name)).collect::<Vec<_>>().join(", "),
+            quote_ident(&schema),
+            quote_ident(&name)
+        ));
+    }
+    Ok(())
+}
+
+/// What `pgapace check` says about the way back: identities, roles, tables of the old side.
+fn way_back(sides: &Sides<'_>, back: &WayBack, problems: &mut Vec<String>) {
+    let mut config = sides.config.turned(back);
+    // The slot is created by the switchover.
+    config.create_slot = true;
+    let report = check::check(&config);
+    let blockers = report.findings.iter().filter(|finding| finding.severity == Severity::Blocker);
+    problems.extend(blockers.map(|finding| {
+        let fix = match &finding.fix {
+            Some(Fix::Sql(sql)) => format!(": {sql}"),
+            Some(Fix::Command(command)) => format!(": {command}"),
+            Some(Fix::Service { service, text }) => format!(": in {service}: {text}"),
+            None => String::new(),
+        };
+        let side = match finding.side {
+            check::report::Side::Publisher => "new side",
+            check::report::Side::Subscriber => "old side",
+            check::report::Side::Program => "program",
+        };
+        format!("the way back is blocked ({side}): {}{fix}", finding.message)
+    }));
+}
