@@ -84,6 +84,9 @@ fn record(case: &Case, workload: &Workload, transactions: u32) -> PathBuf {
     for n in 0..transactions {
         must(session.batch_execute(&format!("BEGIN; {}; COMMIT", (workload.transaction)(n))));
     }
+    // The publisher sends what it has flushed. This commit flushes everything before it; a transaction that
+    // wrote nothing would not.
+    must(session.batch_execute("SET synchronous_commit = on; CREATE TEMPORARY TABLE flushed ()"));
     recording.end(case)
 }
 
