@@ -3,6 +3,10 @@
 //! Replication needs only a key. But applications that move to the subscriber need the indexes, and
 //! without a unique index the subscriber accepts rows that would conflict. Indexes are compared by
 //! what they index, not by name. The key by which rows are found is checked with its table.
+//!
+//! The servers can only print expressions and conditions of an index while they hold a lock on its
+//! table. So this waits briefly, and says that it could not compare rather than hold up the report
+//! behind a user's ALTER TABLE.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,12 +14,15 @@ use wire::Session;
 
 use crate::check::report::{Reporter, Side};
 use crate::check::{failed, listed};
-use crate::error::Result;
+use crate::error::{Failure, Result};
 use crate::publisher::publication::PublishedTable;
+use crate::sqlstate;
 use crate::subscriber::catalogue::field;
 use crate::subscriber::state::name_array;
 
 const TOPIC: &str = "indexes";
+
+const LOCK_TIMEOUT: &str = "2s";
 
 /// Ordinal of the table, what the index holds, name, whether it is unique or excludes, and the SQL
 /// that creates it. Indexes of partitions come with the index of their parent.
@@ -61,8 +68,10 @@ pub(super) fn check(
     published: &[PublishedTable],
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
-    let there = read(publisher_session, Side::Publisher, published)?;
-    let here = read(subscriber_session, Side::Subscriber, published)?;
+    let there = read(publisher_session, Side::Publisher, published);
+    let Some(there) = unless_locked(there, Side::Publisher, reporter)? else { return Ok(()) };
+    let here = read(subscriber_session, Side::Subscriber, published);
+    let Some(here) = unless_locked(here, Side::Subscriber, reporter)? else { return Ok(()) };
     let existing = existing(subscriber_session, published)?;
     let known: HashSet<_> = here.iter().map(|index| (index.table, index.holds.as_str())).collect();
     let missing: Vec<_> = there
@@ -103,11 +112,36 @@ pub(super) fn check(
     Ok(())
 }
 
+/// Returns nothing, and notes it, if a lock on one of the tables was not to be had.
+fn unless_locked(
+    indexes: Result<Vec<Index>>,
+    side: Side,
+    reporter: &mut Reporter<'_>,
+) -> Result<Option<Vec<Index>>> {
+    let locked = |f: &Failure| f.sqlstate.as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE);
+    match indexes {
+        Err(failure) if locked(&failure) => {
+            reporter.note(
+                TOPIC,
+                format!(
+                    "indexes are not compared: a session holds or waits for an exclusive lock on \
+                     a published table of the {side}. Check again later"
+                ),
+            );
+            Ok(None)
+        }
+        all => all.map(Some),
+    }
+}
+
 fn read(session: &mut Session, side: Side, published: &[PublishedTable]) -> Result<Vec<Index>> {
     let (schemas, tables) = names(published);
-    let rows = session
-        .query(SQL, &[Some(&schemas), Some(&tables)])
-        .map_err(|e| failed(side, &e, "reading its indexes"))?;
+    let doing = |e: &wire::Error| failed(side, e, "reading its indexes");
+    session.simple(&format!("SET lock_timeout = '{LOCK_TIMEOUT}'")).map_err(|e| doing(&e))?;
+    let rows = session.query(SQL, &[Some(&schemas), Some(&tables)]);
+    // Back to the value that the session started with, also after an error.
+    session.simple("RESET lock_timeout").map_err(|e| doing(&e))?;
+    let rows = rows.map_err(|e| doing(&e))?;
     let index = |row: wire::Row<'_>| {
         Ok(Index {
             table: field::<usize>(&row, 0)? - 1,

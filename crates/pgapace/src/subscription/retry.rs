@@ -4,6 +4,7 @@
 //! |---|---|---|---|
 //! | a server refuses connections, starts, or recovers | again for `--connect-timeout`, 10 s by default | again for `--connect-timeout`, an hour by default | again, for ever unless `--connect-timeout` says otherwise |
 //! | a lost connection, a server without room | the end | the same | the same |
+//! | anything else that may pass, while pgapace waits for a server | the same | the same | the same |
 //! | anything else that may pass | the end | the end | again, for ever |
 //! | anything else | the end | the end | the end |
 //!
@@ -97,7 +98,9 @@ impl Retry {
 
     /// What follows a failure, by its kind.
     pub(super) fn next(&mut self, failure: &Failure, known: Known, now: Instant) -> Next {
-        let waits = failure.away || known >= Known::HasRun && failure.connection_lost;
+        // A server that has just started may still be a standby, or without room, for a moment.
+        let back_soon = self.away_since.is_some() && failure.transient;
+        let waits = failure.away || back_soon || known >= Known::HasRun && failure.connection_lost;
         if !waits {
             self.away_since = None;
             let again = failure.transient && known == Known::Begun;
@@ -125,7 +128,7 @@ impl Retry {
 
     /// Another run, after a pause.
     pub(super) fn again(&mut self, failure: &Failure, now: Instant) -> Next {
-        let pause = if failure.away {
+        let pause = if failure.away || self.away_since.is_some() && !failure.connection_lost {
             let away = self.away_since.map_or(Duration::ZERO, |since| now.duration_since(since));
             (away / PART_OF_AWAY).clamp(SHORTEST_AWAY, LONGEST_AWAY)
         } else {
@@ -204,6 +207,19 @@ mod tests {
         assert!(matches!(retry.next(&lost, Known::HasRun, now), Next::Again { .. }));
         assert!(matches!(retry.next(&full, Known::Begun, now), Next::Again { .. }));
         assert_eq!(retry.next(&wrong, Known::Begun, now), Next::End);
+    }
+
+    /// A server that ends its recovery accepts read-only sessions first.
+    #[test]
+    fn what_may_pass_is_waited_for_like_the_server_before_it() {
+        let (mut retry, now) = (Retry::new(None), Instant::now());
+        let (starts, read_only) = (failure(true, true, true), failure(true, false, false));
+        assert_eq!(retry.next(&read_only, Known::New, now), Next::End);
+        assert!(matches!(retry.next(&starts, Known::New, now), Next::Again { .. }));
+        assert!(matches!(retry.next(&read_only, Known::New, now), Next::Again { .. }));
+        let later = now + FIRST_TIMEOUT;
+        assert_eq!(retry.next(&read_only, Known::New, later), Next::Waited(FIRST_TIMEOUT));
+        assert_eq!(retry.next(&failure(false, false, false), Known::New, now), Next::End);
     }
 
     #[test]

@@ -206,7 +206,17 @@ impl Load {
 /// transactions.
 pub(crate) struct Reader {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<std::result::Result<u64, ledger::Violation>>,
+    thread: Option<JoinHandle<std::result::Result<u64, ledger::Violation>>>,
+}
+
+/// The thread ends with its test, also when the test fails.
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
 }
 
 impl Reader {
@@ -233,13 +243,14 @@ impl Reader {
             }
             Ok(sound)
         });
-        Self { stop, thread }
+        Self { stop, thread: Some(thread) }
     }
 
     /// Stops and returns how often the ledger was consistent.
-    pub(crate) fn stop(self) -> Result<u64> {
+    pub(crate) fn stop(mut self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().map_err(|_| Error::other("the reader panicked"))?.map_err(|violation| {
+        let Some(thread) = self.thread.take() else { return Ok(0) };
+        thread.join().map_err(|_| Error::other("the reader panicked"))?.map_err(|violation| {
             Error::other(format!("a reader of the subscriber saw: {violation}"))
         })
     }

@@ -75,8 +75,9 @@ fn tables_of_a_backlog_are_read_together() {
             case.subscriber.name
         ));
         let reads = executions(&case, "catalogue_tables") - before;
-        // 300 tables are changed. How many chunks bring them depends on the network.
-        assert!((1..=30).contains(&reads), "the catalogue was read {reads} times");
+        // 60 transactions change 300 tables. In how many pieces they arrive depends on the network
+        // and on the machine, but the tables of one transaction come together.
+        assert!((1..=100).contains(&reads), "the catalogue was read {reads} times");
         expect_all_equal(&case);
         let hooked = each("EXECUTE format('INSERT INTO found SELECT v FROM hooked%s', i);");
         case.subscriber.sql("CREATE TABLE found (v text)");

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use testbed::postgres::Client;
 use testbed::program::Process;
@@ -25,6 +25,7 @@ impl Drop for EndsLoad<'_> {
 /// Changes that go on until the end.
 fn load(client: &mut Client, ended: &AtomicBool) -> u32 {
     let mut rounds = 0;
+    let mut truncated = Instant::now();
     while !ended.load(Ordering::Acquire) {
         let sql = format!(
             "UPDATE keyed SET v = 'r{rounds}' WHERE id % 97 = {n}; DELETE FROM keyed WHERE id % 101 = {n}; \
@@ -36,8 +37,9 @@ fn load(client: &mut Client, ended: &AtomicBool) -> u32 {
         );
         must(client.batch_execute(&sql));
         // A table that is truncated several times a second cannot be verified.
-        if rounds % 100 == 99 {
+        if truncated.elapsed() > Duration::from_secs(4) {
             must(client.batch_execute("TRUNCATE truncated"));
+            truncated = Instant::now();
         }
         rounds += 1;
     }
