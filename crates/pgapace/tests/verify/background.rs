@@ -18,7 +18,8 @@ fn with(case: &mut Case, args: &[&str]) {
 
 #[track_caller]
 fn wait_for(case: &Case, process: &mut Process, what: &str, condition: &str) {
-    let waited = wait_until(PATIENCE, what, || {
+    // Each table is compared at its own barrier, and on a busy machine each barrier takes seconds.
+    let waited = wait_until(3 * PATIENCE, what, || {
         Ok(!process.is_running() || case.subscriber.value(&format!("SELECT {condition}")) == "t")
     });
     let verifications = "SELECT table_name, kind, verification, scope, lsn, chunks, rows, missing, extra, different, result \
