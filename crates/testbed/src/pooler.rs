@@ -54,10 +54,26 @@ impl Pooler {
     /// Starts PgBouncer for all databases of a cluster. `settings` are additional lines of the
     /// section `[pgbouncer]`.
     pub fn start(cluster: &Cluster, mode: PoolMode, settings: &[(&str, &str)]) -> Result<Self> {
+        Self::start_for(cluster, mode, &format!("* = {}", Self::entry(cluster)), settings)
+    }
+
+    /// What leads to a cluster in the section `[databases]`.
+    pub fn entry(cluster: &Cluster) -> String {
+        let (socket_dir, port) = (Path::display(cluster.socket_dir()), cluster.port());
+        format!("host={socket_dir} port={port} user=postgres")
+    }
+
+    /// The same with this section `[databases]`. The files of PgBouncer are among those of the cluster.
+    pub fn start_for(
+        cluster: &Cluster,
+        mode: PoolMode,
+        databases: &str,
+        settings: &[(&str, &str)],
+    ) -> Result<Self> {
         let program = Self::find().ok_or_else(|| Error::other("PgBouncer is not installed"))?;
         let port = Port::take()?;
         let file = cluster.socket_dir().join(format!("pgbouncer-{}.ini", port.number()));
-        fs::write(&file, Self::ini(cluster, mode, port.number(), settings))
+        fs::write(&file, Self::ini(databases, mode, port.number(), settings))
             .context(|| format!("write {}", file.display()))?;
         cluster.own(&file)?;
         let mut shell = cluster
@@ -79,15 +95,13 @@ impl Pooler {
         Ok(pooler)
     }
 
-    fn ini(cluster: &Cluster, mode: PoolMode, port: u16, settings: &[(&str, &str)]) -> String {
+    fn ini(databases: &str, mode: PoolMode, port: u16, settings: &[(&str, &str)]) -> String {
         let mode = match mode {
             PoolMode::Session => "session",
             PoolMode::Transaction => "transaction",
         };
-        let socket_dir = Path::display(cluster.socket_dir());
-        let server_port = cluster.port();
         let mut text = format!(
-            "[databases]\n* = host={socket_dir} port={server_port} user=postgres\n\
+            "[databases]\n{databases}\n\
              [pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\
              auth_type = any\npool_mode = {mode}\n"
         );

@@ -29,3 +29,56 @@ pub(crate) fn subscription(old: &mut Session, back: &WayBack) -> Result<Option<S
     let ended = record::read(old, row.id)?.filter(|record| record.step.has_ended());
     Ok(ended.is_none_or(|record| record.generation > back.generation).then_some(row))
 }
+
+/// A way back that has ended: writes were moved back, or nearly so.
+#[derive(Debug)]
+pub(crate) struct Returned {
+    pub(crate) back: WayBack,
+    /// Whether the old side takes writes. If not, the last steps of a `--back` were interrupted.
+    pub(crate) opened: bool,
+}
+
+/// Whether the way back of subscription `name` has ended on the old side. The process that applies may have
+/// turned round since. Then it has forgotten the record of `name`, which [`way_back`] reads.
+pub(crate) fn returned(old: &mut Session, name: &str) -> Result<Option<Returned>> {
+    if schema::version(old)? < schema::newest() {
+        return Ok(None);
+    }
+    let Some((back, generation, opened)) = record::ended_before(old, name)? else {
+        return Ok(None);
+    };
+    let Some(row) = state::find(old, &back)? else { return Ok(None) };
+    let back = WayBack {
+        name: back,
+        publications: row.publications,
+        // Nothing is applied any more.
+        origin_none: false,
+        generation: generation - 1,
+    };
+    Ok(Some(Returned { back, opened }))
+}
+
+/// Refuses to switch `name` over while a `--back` before that is not complete.
+pub(crate) fn check_complete(
+    control: &mut Session,
+    name: &str,
+    returned: Option<&Returned>,
+) -> Result<()> {
+    let Some(Returned { back, opened }) = returned else { return Ok(()) };
+    if !opened {
+        return Err(Failure::new(
+            Class::Config,
+            format!("{} has ended, but the publisher was not opened", back.name),
+        )
+        .hint("Run the interrupted command again: pgapace switchover --back."));
+    }
+    let ended = record::ended_generation(control, name)?;
+    if ended == 0 || ended > back.generation {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Class::NotRunning,
+        format!("writes were moved back, and nobody has applied {name} since"),
+    )
+    .hint("Start pgapace run with the same settings as before."))
+}

@@ -23,18 +23,22 @@
 //! the way back ([`way_back`]). So does any later `pgapace run` of the subscription.
 
 pub(crate) mod back;
+mod command;
 mod display;
 mod fence_verify;
+mod finish;
 mod plan;
 mod procedure;
 mod publisher;
 mod record;
 mod roles;
+mod undo;
 pub(crate) mod way_back;
 
 pub(crate) use plan::plan;
-pub(crate) use procedure::{Request, Sides, abort, go, lock};
+pub(crate) use procedure::{Request, Sides, go, lock};
 pub(crate) use record::{check_not_ended, ended_sql};
+pub(crate) use undo::abort;
 
 /// How far a switchover has come. A step is recorded before it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,16 +6,17 @@ use engine::sequence::Rules;
 use pgoutput::Lsn;
 use wire::{Session, quote_literal};
 
+use super::Step;
 use super::display::Display;
 use super::fence_verify;
+use super::finish::{drop_slot, finish};
 use super::plan::{plan, slot_possible, tables_ready};
 use super::publisher::{
-    allow_writes, database_setting, end_sessions, fence, has_more, resume, set_database, shell,
-    stop, wait_for_writers,
+    allow_writes, database_setting, end_sessions, fence, has_more, stop, wait_for_writers,
 };
 use super::record::{self, Record, Stopped};
+use super::undo::{Settled, settle, undo};
 use super::way_back::WayBack;
-use super::{Step, Undo};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::hand_over;
@@ -88,12 +89,13 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
     allow_writes(sides.source)?;
     match record::read(sides.control, row.id)? {
         Some(Record { step: Step::Opened, fence, .. }) => {
+            drop_slot(sides, request);
             return Ok(Outcome { fence: fence.unwrap_or(Lsn::INVALID), outage: None });
         }
         Some(Record { step: Step::Ended, fence, .. }) => {
             // Only the last steps were interrupted; each can be repeated.
-            let outage = finish(sides, request, &display)?;
             let fence = fence.unwrap_or(Lsn::INVALID);
+            let outage = finish(sides, request, fence, &display)?;
             return Ok(Outcome { fence, outage: Some(outage) });
         }
         Some(begun) => undo(sides, &begun)?,
@@ -120,17 +122,24 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
         generation,
         fence: None,
     };
-    record::begin(sides.control, row.id, &begun)?;
     display.writes_stop();
-    let ended = up_to_end(sides, request, &display);
+    let deadline = Deadline(Instant::now() + request.deadline);
+    let ended = record::begin(sides.control, row.id, &begun)
+        .and_then(|()| up_to_end(sides, request, deadline, &display));
     let fence = match ended {
         Ok(fence) => fence,
-        Err(failure) => {
-            let failure = undone(sides, failure);
-            display.step("undone");
-            display.end();
-            return Err(failure);
-        }
+        Err(failure) => match settle(sides, failure, deadline.0) {
+            Settled::Ended(fence) => fence,
+            Settled::Undone(failure) => {
+                display.step("undone");
+                display.end();
+                return Err(failure);
+            }
+            Settled::Open(failure) => {
+                display.end();
+                return Err(failure);
+            }
+        },
     };
     tracing::info!(
         event = "subscription_switched_over",
@@ -138,7 +147,7 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
         lsn = %fence,
         "subscription has ended; the subscriber takes writes"
     );
-    finish(sides, request, &display)?;
+    finish(sides, request, fence, &display)?;
     let outage = display.outage();
     display.end();
     Ok(Outcome { fence, outage })
@@ -162,11 +171,15 @@ impl Deadline {
 }
 
 /// The steps up to the end of the subscription.
-fn up_to_end(sides: &mut Sides<'_>, request: &Request<'_>, display: &Display) -> Result<Lsn> {
+fn up_to_end(
+    sides: &mut Sides<'_>,
+    request: &Request<'_>,
+    deadline: Deadline,
+    display: &Display,
+) -> Result<Lsn> {
     let row = sides.row;
-    let deadline = Deadline(Instant::now() + request.deadline);
     display.step("stopping writes on the publisher");
-    let since = stop(sides.source, request.stop_writes)?;
+    let since = stop(sides.source, request.stop_writes, deadline.0)?;
     if request.stop_writes.is_none() {
         end_sessions(sides.source, &since, deadline.0)?;
     }
@@ -292,104 +305,4 @@ fn create_slot(control: &mut Session, name: &str, patience: Duration) -> Result<
         .simple(&sql)
         .map_err(|e| Failure::subscriber(&e, "creating the slot of the way back"))?;
     Ok(())
-}
-
-/// Opens the new side. Each action can be repeated. Returns for how long nobody could write.
-fn finish(sides: &mut Sides<'_>, request: &Request<'_>, display: &Display) -> Result<Duration> {
-    let Sides { control, source, row, .. } = sides;
-    display.step("opening the new side");
-    // It is read-only if it was the publisher of an earlier switchover.
-    set_database(control, None)?;
-    if let Some(command) = request.open {
-        shell(command, "--open").map_err(|failure| {
-            failure.hint("The switchover is done. The same command again runs --open again.")
-        })?;
-    }
-    let outage = record::since_stop(control, row.id)?;
-    display.step("the new side takes writes");
-    record::advance(control, row.id, Step::Opened, None)?;
-    // Nothing will ever read from it again, and it would hold WAL. The slot of a way back was created by the
-    // switchover before this one.
-    let generation = record::read(control, row.id)?.map_or(1, |record| record.generation);
-    if (row.owns_slot || request.returns || generation > 1)
-        && let Err(error) = source.simple(&format!(
-            "SELECT pg_catalog.pg_drop_replication_slot(slot_name) \
-             FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
-            quote_literal(&row.slot_name)
-        ))
-    {
-        tracing::warn!(
-            event = "ended_slot_left",
-            slot = row.slot_name,
-            %error,
-            "replication slot of the ended subscription could not be dropped"
-        );
-    }
-    Ok(outage)
-}
-
-/// Undoes everything after a failure.
-fn undone(sides: &mut Sides<'_>, failure: Failure) -> Failure {
-    let result = record::read(sides.control, sides.row.id).and_then(|begun| match begun {
-        Some(begun) => undo(sides, &begun),
-        None => Ok(()),
-    });
-    match result {
-        Ok(()) => {
-            let said = "Everything was undone: the publisher takes writes, and the process that applies \
-                        continues.";
-            let detail =
-                failure.detail.clone().map_or(said.to_owned(), |d| format!("{d}\n         {said}"));
-            failure.detail(detail)
-        }
-        Err(second) => {
-            let detail = format!("The switchover could not be undone: {}", second.message);
-            failure.detail(detail).hint("pgapace switchover --abort undoes it.")
-        }
-    }
-}
-
-fn undo(sides: &mut Sides<'_>, begun: &Record) -> Result<()> {
-    let Sides { control, source, row, .. } = sides;
-    let Some(actions) = begun.step.undo() else {
-        return Err(Failure::new(
-            Class::Config,
-            format!("{} is switched over: nothing can be undone", row.name),
-        )
-        .hint("Move writes back: pgapace switchover --back."));
-    };
-    for action in actions {
-        match action {
-            Undo::DropSlot => {
-                if let Some(back) = &begun.back {
-                    let sql = format!(
-                        "SELECT pg_catalog.pg_drop_replication_slot(slot_name) \
-                         FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
-                        quote_literal(&back.name)
-                    );
-                    control.simple(&sql).map_err(|e| {
-                        Failure::subscriber(&e, "dropping the slot of the way back")
-                    })?;
-                }
-            }
-            Undo::ResumeWrites => resume(source, &begun.stopped)?,
-        }
-    }
-    record::forget(control, row.id)?;
-    tracing::info!(
-        event = "switchover_undone",
-        subscription = row.name,
-        "switchover was undone; the publisher takes writes"
-    );
-    Ok(())
-}
-
-/// Undoes an interrupted switchover. Returns whether there was one.
-pub(crate) fn abort(sides: &mut Sides<'_>) -> Result<bool> {
-    lock(sides.control, sides.row)?;
-    allow_writes(sides.source)?;
-    match record::read(sides.control, sides.row.id)? {
-        Some(begun) => undo(sides, &begun).map(|()| true),
-        None => Ok(false),
-    }
 }

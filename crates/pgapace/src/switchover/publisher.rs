@@ -1,11 +1,11 @@
 //! What a switchover does on the publisher: stopping and resuming writes, and looking for late ones.
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use pgoutput::Lsn;
 use wire::{Session, quote_ident, quote_literal};
 
+use super::command;
 use super::record::Stopped;
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::catalogue::{boolean, field, first_row};
@@ -18,10 +18,15 @@ fn failed(error: &wire::Error, doing: &str) -> Failure {
     Failure::publisher(error, doing)
 }
 
-/// Lets this session write although the database is read-only by default.
+/// Lets this session write although the database is read-only by default. What it writes is durable: after
+/// a crash of the publisher, applications must not find a database that takes writes again.
 pub(super) fn allow_writes(source: &mut Session) -> Result<()> {
     source
-        .simple("SET default_transaction_read_only = off")
+        .simple(
+            "SET default_transaction_read_only = off; \
+             SELECT pg_catalog.set_config('synchronous_commit', 'on', false) \
+             WHERE pg_catalog.current_setting('synchronous_commit') = 'off'",
+        )
         .map_err(|e| failed(&e, "preparing the session"))?;
     Ok(())
 }
@@ -62,9 +67,13 @@ pub(super) fn missing_privileges(source: &mut Session) -> Result<Option<String>>
 }
 
 /// Stops writes. Returns when the setting took effect, by the publisher's clock.
-pub(super) fn stop(source: &mut Session, command: Option<&str>) -> Result<String> {
+pub(super) fn stop(
+    source: &mut Session,
+    command: Option<&str>,
+    deadline: Instant,
+) -> Result<String> {
     match command {
-        Some(command) => shell(command, "--stop-writes")?,
+        Some(command) => command::run(command, "--stop-writes", Some(deadline))?,
         None => {
             let (database, _) = database_setting(source)?;
             source
@@ -161,7 +170,7 @@ pub(super) fn has_more(source: &mut Session, row: &Subscription, applied: Lsn) -
 pub(super) fn resume(source: &mut Session, stopped: &Stopped) -> Result<()> {
     match stopped {
         Stopped::Command(None) => Ok(()),
-        Stopped::Command(Some(command)) => shell(command, "--resume-writes"),
+        Stopped::Command(Some(command)) => command::run(command, "--resume-writes", None),
         Stopped::Database(before) => set_database(source, before.as_deref()),
     }
 }
@@ -181,16 +190,4 @@ pub(super) fn set_database(session: &mut Session, value: Option<&str>) -> Result
     };
     session.simple(&sql).map_err(|e| failed(&e, "allowing writes"))?;
     Ok(())
-}
-
-/// Runs a command of the user.
-pub(super) fn shell(command: &str, flag: &str) -> Result<()> {
-    let status = Command::new("sh").arg("-c").arg(command).status();
-    let status = status.map_err(|e| {
-        Failure::new(Class::Config, format!("cannot run the command of {flag}: {e}"))
-    })?;
-    if status.success() {
-        return Ok(());
-    }
-    Err(Failure::new(Class::Config, format!("the command of {flag} failed: {status}")))
 }

@@ -153,6 +153,23 @@ pub(super) fn ended_generation(session: &mut Session, name: &str) -> Result<i64>
     rows.first().map_or(Ok(0), |row| field(&row, 0))
 }
 
+/// The subscription whose end leads on to subscription `name`: its name, generation, and whether the side
+/// that takes writes then is open.
+pub(super) fn ended_before(
+    session: &mut Session,
+    name: &str,
+) -> Result<Option<(String, i64, bool)>> {
+    let rows = session
+        .query(
+            "SELECT s.name, w.generation, w.step = 'opened' FROM pgapace.switchover w \
+             JOIN pgapace.subscription s ON s.id = w.subscription \
+             WHERE w.slot_name = $1 AND w.step IN ('ended', 'opened')",
+            &[Some(name)],
+        )
+        .map_err(|e| failed(&e))?;
+    rows.first().map(|row| Ok((field(&row, 0)?, field(&row, 1)?, boolean(&row, 2)?))).transpose()
+}
+
 /// The query for [`check_not_ended`].
 pub(crate) fn ended_sql(id: SubscriptionId) -> String {
     format!(

@@ -410,7 +410,7 @@ pub(crate) fn must<T, E: Display>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn explain(error: &testbed::postgres::Error) -> String {
+pub(crate) fn explain(error: &testbed::postgres::Error) -> String {
     match error.as_db_error() {
         Some(said) => {
             format!("{} ({}) {}", said.message(), said.code().code(), said.detail().unwrap_or(""))

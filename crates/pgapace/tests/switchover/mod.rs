@@ -2,6 +2,8 @@
 //! failure leaves the state before or after.
 
 mod failures;
+mod faults;
+mod pooled;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,7 +16,7 @@ use testbed::postgres::{Client, NoTls};
 use testbed::program::Process;
 use testbed::{Cluster, wait_until};
 
-use crate::support::{Case, Finished, PATIENCE, Tool, VERSIONS, must};
+use crate::support::{Case, Finished, PATIENCE, Tool, VERSIONS, explain, must};
 
 const DDL: &str = "CREATE TABLE orders (id bigserial PRIMARY KEY, client int, n int)";
 
@@ -43,6 +45,8 @@ type Acknowledged = Arc<Mutex<BTreeSet<(i32, i32)>>>;
 struct Clients {
     stop: Arc<AtomicBool>,
     acknowledged: Acknowledged,
+    /// What clients were told instead.
+    errors: Arc<Mutex<Vec<String>>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -50,8 +54,10 @@ impl Clients {
     fn start(number: i32, (old, new): (String, String), moved: &Path, round: i32) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let acknowledged = Acknowledged::default();
+        let errors = Arc::<Mutex<Vec<String>>>::default();
         let client = |client: i32| {
             let (stop, acknowledged) = (Arc::clone(&stop), Arc::clone(&acknowledged));
+            let errors = Arc::clone(&errors);
             let (old, new, moved) = (old.clone(), new.clone(), PathBuf::from(moved));
             std::thread::spawn(move || {
                 let mut n = 0;
@@ -63,8 +69,11 @@ impl Clients {
                     };
                     while !stop.load(Ordering::Relaxed) {
                         n += 1;
-                        let sql = "INSERT INTO orders (client, n) VALUES ($1, $2)";
-                        if session.execute(sql, &[&client, &n]).is_err() {
+                        let sql = format!("INSERT INTO orders (client, n) VALUES ({client}, {n})");
+                        if let Err(error) = session.batch_execute(&sql) {
+                            let mut errors = errors.lock().unwrap_or_else(PoisonError::into_inner);
+                            errors.push(explain(&error));
+                            drop(errors);
                             std::thread::sleep(Duration::from_millis(5));
                             break;
                         }
@@ -77,7 +86,7 @@ impl Clients {
             })
         };
         let threads = (0..number).map(|one| client(round * 1000 + one)).collect();
-        Self { stop, acknowledged, threads }
+        Self { stop, acknowledged, errors, threads }
     }
 
     fn count(&self) -> usize {
@@ -89,13 +98,25 @@ impl Clients {
         must(wait_until(PATIENCE, "acknowledged rows", || Ok(self.count() >= enough)));
     }
 
-    fn stop(self) -> BTreeSet<(i32, i32)> {
+    /// What is acknowledged up to now.
+    fn known(&self) -> BTreeSet<(i32, i32)> {
+        self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn errors(&self) -> Vec<String> {
+        self.errors.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Ends them. None may have got a value of the sequence that another one has got.
+    fn stop(mut self) -> BTreeSet<(i32, i32)> {
         self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads {
+        for thread in self.threads.drain(..) {
             thread.join().expect("a client");
         }
-        let known = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
-        known.clone()
+        let twice: Vec<_> =
+            self.errors().into_iter().filter(|error| error.contains("duplicate")).collect();
+        assert!(twice.is_empty(), "{twice:?}");
+        self.known()
     }
 }
 
@@ -139,8 +160,8 @@ fn expect_equal_soon(case: &Case, process: &mut Process) {
 }
 
 /// Everything that clients know to be committed is on the side to which they moved.
-fn expect_there(cluster: &Cluster, case: &Case, acknowledged: &BTreeSet<(i32, i32)>) {
-    let there: BTreeSet<_> = rows(cluster, &case.publisher.name).into_iter().collect();
+fn expect_there(cluster: &Cluster, database: &str, acknowledged: &BTreeSet<(i32, i32)>) {
+    let there: BTreeSet<_> = rows(cluster, database).into_iter().collect();
     let missing: Vec<_> = acknowledged.difference(&there).take(5).collect();
     assert!(missing.is_empty(), "lost: {missing:?}");
 }
@@ -182,7 +203,7 @@ fn clients_move_over_and_back() {
             assert_eq!(done.stdout.contains("rows are equal"), round == 0, "{}", done.stdout);
             assert!(outage(&done) < 20_000, "{}", done.stdout);
             clients.wait_for_more();
-            expect_there(new, &case, &clients.stop());
+            expect_there(new, database, &clients.stop());
             turns += 1;
             assert_eq!(process.events("applies_way_back"), turns, "{}", process.log());
             assert_eq!(value(old, database, read_only), "on");
@@ -208,7 +229,7 @@ fn clients_move_over_and_back() {
             let done = switchover(&case.tool, &["--back", "--open", &open]);
             done.expect(0, &[]);
             clients.wait_for_more();
-            expect_there(old, &case, &clients.stop());
+            expect_there(old, database, &clients.stop());
             turns += 1;
             assert_eq!(process.events("applies_way_back"), turns, "{}", process.log());
             expect_equal_soon(&case, &mut process);

@@ -114,6 +114,8 @@ fn age(text: &str) -> std::result::Result<Duration, String> {
 
 /// How long the process that stood aside may take to apply the way back.
 const WAY_BACK_WITHIN: Duration = Duration::from_secs(10);
+/// Between two looks for it.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Sessions on both servers, for one direction.
 struct Direction {
@@ -180,12 +182,17 @@ impl Direction {
 }
 
 pub(crate) fn run(args: &SwitchoverArgs) -> Result<()> {
-    let forward = Direction::given(args)?;
+    let mut forward = Direction::given(args)?;
+    let returned = back::returned(&mut forward.source, &forward.row.name)?;
+    if args.plan || args.go {
+        back::check_complete(&mut forward.control, &forward.row.name, returned.as_ref())?;
+    }
+    let unfinished = returned.filter(|returned| !returned.opened).map(|returned| returned.back);
     if args.abort {
-        return abort(forward);
+        return abort(forward, unfinished.as_ref());
     }
     if args.back {
-        return go_back(args, forward);
+        return go_back(args, forward, unfinished);
     }
     let name = args.back_name.clone().unwrap_or_else(|| format!("{}_back", forward.row.name));
     check_name(&name, "back-name")?;
@@ -199,9 +206,16 @@ pub(crate) fn run(args: &SwitchoverArgs) -> Result<()> {
 }
 
 /// Moves writes back. The first subscription begins anew, as the way back of the way back.
-fn go_back(args: &SwitchoverArgs, mut forward: Direction) -> Result<()> {
+fn go_back(
+    args: &SwitchoverArgs,
+    mut forward: Direction,
+    unfinished: Option<WayBack>,
+) -> Result<()> {
     switchover::lock(&mut forward.control, &forward.row)?;
-    let back = back::way_back(&mut forward.control, &forward.row)?;
+    let back = match unfinished {
+        Some(back) => back,
+        None => back::way_back(&mut forward.control, &forward.row)?,
+    };
     let turned = forward.turned(&back)?.ok_or_else(|| {
         Failure::new(
             Class::NotRunning,
@@ -275,33 +289,47 @@ fn switch(
     Ok(())
 }
 
-/// Who applies the way back.
+/// Who applies the way back. The switchover is done, so an old side that is away is no error.
 fn way_back_owner(config: &Config) -> Result<Option<Owner>> {
     let subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
-    let mut session = subscriber.connect(Purpose::Look)?;
     let deadline = Instant::now() + WAY_BACK_WITHIN;
     loop {
-        let row = match state::schema::version(&mut session)? {
+        let owner = subscriber
+            .connect(Purpose::Look)
+            .and_then(|mut session| wait_for_owner(&mut session, &config.name, deadline));
+        match owner {
+            Err(failure) if failure.transient && Instant::now() < deadline => {}
+            Err(failure) if failure.transient => return Ok(None),
+            result => return result,
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+fn wait_for_owner(session: &mut Session, name: &str, deadline: Instant) -> Result<Option<Owner>> {
+    loop {
+        let row = match state::schema::version(session)? {
             0 => None,
-            _ => state::find(&mut session, &config.name)?,
+            _ => state::find(session, name)?,
         };
         if let Some(row) = row
             && row.phase == state::Phase::Streaming
-            && let Some(owner) = ownership::owner(&mut session, row.id)?
+            && let Some(owner) = ownership::owner(session, row.id)?
         {
             return Ok(Some(owner));
         }
         if Instant::now() >= deadline {
             return Ok(None);
         }
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(LOOK_EVERY);
     }
 }
 
-fn abort(mut forward: Direction) -> Result<()> {
-    let turned = match back::way_back(&mut forward.control, &forward.row) {
-        Ok(back) => forward.turned(&back)?,
-        Err(_) => None,
+fn abort(mut forward: Direction, unfinished: Option<&WayBack>) -> Result<()> {
+    let turned = match (unfinished, back::way_back(&mut forward.control, &forward.row)) {
+        (Some(back), _) => forward.turned(back)?,
+        (None, Ok(back)) => forward.turned(&back)?,
+        (None, Err(_)) => None,
     };
     let aborted = match turned {
         Some(mut turned) => {

@@ -1,0 +1,110 @@
+//! Commands of the user: `--stop-writes`, `--resume-writes`, `--open`.
+//!
+//! A command must not outlive the verb. If somebody kills the verb, and `--abort` then resumes writes, a
+//! command that is left over would stop them again. So a command runs in a process group of its own, which
+//! a shell kills as soon as the pipe from this process ends, for any reason.
+
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::error::{Class, Failure, Result};
+
+/// Runs its argument. What the command itself leaves in the background goes on after its end.
+const SCRIPT: &str = r#"
+exec 3<&0 </dev/null
+sh -c "$1" 3<&- &
+command=$!
+{ cat <&3 >/dev/null; kill -KILL 0; } &
+watcher=$!
+exec 3<&-
+wait $command
+status=$?
+exec 2>/dev/null
+kill -KILL $watcher
+exit $status
+"#;
+/// Between two looks whether the command has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Runs a command, until `deadline` if there is one.
+pub(super) fn run(command: &str, flag: &str, deadline: Option<Instant>) -> Result<()> {
+    let failed = |error: &std::io::Error| {
+        Failure::new(Class::Config, format!("cannot run the command of {flag}: {error}"))
+    };
+    let mut child = Command::new("sh")
+        .args(["-c", SCRIPT, "pgapace", command])
+        .stdin(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .map_err(|e| failed(&e))?;
+    let pipe = child.stdin.take();
+    let status = loop {
+        if let Some(status) = child.try_wait().map_err(|e| failed(&e))? {
+            break status;
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            drop(pipe);
+            child.wait().map_err(|e| failed(&e))?;
+            return Err(Failure::new(
+                Class::Behind,
+                format!("the command of {flag} did not end within --deadline, and was killed"),
+            ));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    };
+    expect_success(status, flag)
+}
+
+fn expect_success(status: ExitStatus, flag: &str) -> Result<()> {
+    if status.success() {
+        return Ok(());
+    }
+    Err(Failure::new(Class::Config, format!("the command of {flag} failed: {status}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::run;
+    use crate::error::Class;
+
+    fn after(millis: u64) -> Option<Instant> {
+        Some(Instant::now() + Duration::from_millis(millis))
+    }
+
+    #[test]
+    fn the_status_of_the_command_counts() {
+        assert!(run("true", "--open", after(60_000)).is_ok());
+        assert!(run("test -z \"$(cat)\"", "--open", after(60_000)).is_ok(), "no input");
+        let failure = run("exit 7", "--open", None).expect_err("it fails");
+        assert!(failure.message.contains("--open failed: exit status: 7"), "{}", failure.message);
+    }
+
+    #[test]
+    fn a_command_is_killed_at_the_deadline_with_what_it_started() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (begun, late) = (directory.path().join("begun"), directory.path().join("late"));
+        let command =
+            format!("touch {}; (sleep 2; touch {}) & wait", begun.display(), late.display());
+        let failure = run(&command, "--stop-writes", after(1000)).expect_err("it is late");
+        assert_eq!(failure.class, Class::Behind);
+        assert!(begun.exists());
+        std::thread::sleep(Duration::from_millis(1500));
+        assert!(!late.exists());
+    }
+
+    #[test]
+    fn what_a_command_leaves_behind_goes_on() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let late = directory.path().join("late");
+        let command = format!("(sleep 0.3; touch {}) >/dev/null 2>&1 &", late.display());
+        run(&command, "--open", None).expect("it succeeds");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !late.exists() {
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The steps behind the end of the subscription. Each can be repeated.
+
+use std::time::{Duration, Instant};
+
+use pgoutput::Lsn;
+use wire::quote_literal;
+
+use super::display::Display;
+use super::procedure::{Request, Sides};
+use super::publisher::set_database;
+use super::record;
+use super::undo::{reconnect_control, reconnect_source};
+use super::{Step, command};
+use crate::error::{Failure, Result};
+
+/// How long to wait for a server that is away.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two attempts.
+const RETRY_EVERY: Duration = Duration::from_millis(200);
+
+/// Opens the new side. Returns for how long nobody could write.
+pub(super) fn finish(
+    sides: &mut Sides<'_>,
+    request: &Request<'_>,
+    fence: Lsn,
+    display: &Display,
+) -> Result<Duration> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut opened = false;
+    let outage = loop {
+        match open(sides, request, &mut opened, display, deadline) {
+            Ok(outage) => break outage,
+            Err(failure) if failure.connection_lost && Instant::now() < deadline => {
+                std::thread::sleep(RETRY_EVERY);
+            }
+            Err(failure) => {
+                return Err(failure.hint(format!(
+                    "The switchover is done: subscription {} has ended at {fence}. The same command \
+                     again opens the new side.",
+                    sides.row.name
+                )));
+            }
+        }
+    };
+    drop_slot(sides, request);
+    Ok(outage)
+}
+
+/// `opened` tells whether `--open` has succeeded.
+fn open(
+    sides: &mut Sides<'_>,
+    request: &Request<'_>,
+    opened: &mut bool,
+    display: &Display,
+    deadline: Instant,
+) -> Result<Duration> {
+    display.step("opening the new side");
+    reconnect_control(sides, deadline)?;
+    // It is read-only if it was the publisher of an earlier switchover.
+    set_database(sides.control, None)?;
+    if let Some(command) = request.open
+        && !*opened
+    {
+        command::run(command, "--open", None)?;
+        *opened = true;
+    }
+    let outage = record::since_stop(sides.control, sides.row.id)?;
+    display.step("the new side takes writes");
+    record::advance(sides.control, sides.row.id, Step::Opened, None)?;
+    Ok(outage)
+}
+
+/// Nothing will ever read from the old slot again, and it would hold WAL. The slot of a way back was created
+/// by the switchover before this one.
+pub(super) fn drop_slot(sides: &mut Sides<'_>, request: &Request<'_>) {
+    let row = sides.row;
+    let dropped = record::read(sides.control, row.id).and_then(|record| {
+        let generation = record.map_or(1, |record| record.generation);
+        if !(row.owns_slot || request.returns || generation > 1) {
+            return Ok(());
+        }
+        reconnect_source(sides, Instant::now() + PATIENCE)?;
+        let sql = format!(
+            "SELECT pg_catalog.pg_drop_replication_slot(slot_name) \
+             FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
+            quote_literal(&row.slot_name)
+        );
+        let done = sides.source.simple(&sql);
+        done.map(drop).map_err(|e| Failure::publisher(&e, "dropping the slot"))
+    });
+    if let Err(failure) = dropped {
+        tracing::warn!(
+            event = "ended_slot_left",
+            slot = row.slot_name,
+            error = failure.message,
+            "replication slot of the ended subscription could not be dropped"
+        );
+    }
+}

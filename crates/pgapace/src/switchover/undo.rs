@@ -1,0 +1,157 @@
+//! The way back from each step before the end, and what became of a switchover that failed.
+
+use std::time::{Duration, Instant};
+
+use pgoutput::Lsn;
+use wire::{Session, quote_literal};
+
+use super::procedure::{Sides, lock};
+use super::publisher::{allow_writes, resume};
+use super::record::{self, Record};
+use super::{Step, Undo};
+use crate::error::{Class, Failure, Result};
+use crate::subscriber::session::Purpose;
+
+/// Between two attempts to connect.
+const RETRY_EVERY: Duration = Duration::from_millis(200);
+
+/// How a switchover that failed has ended.
+pub(super) enum Settled {
+    /// Everything was undone.
+    Undone(Failure),
+    /// The subscription has ended nevertheless: only the answer was lost. With the fence.
+    Ended(Lsn),
+    /// Neither could be brought about.
+    Open(Failure),
+}
+
+/// Undoes everything after a failure. Servers that are away are waited for until `deadline`, because nobody
+/// can write meanwhile.
+pub(super) fn settle(sides: &mut Sides<'_>, failure: Failure, deadline: Instant) -> Settled {
+    loop {
+        match try_to_settle(sides, deadline) {
+            Ok(Some(fence)) => return Settled::Ended(fence),
+            Ok(None) => {
+                let said = "Everything was undone: the publisher takes writes, and the process that \
+                            applies continues.";
+                let detail = failure
+                    .detail
+                    .clone()
+                    .map_or(said.to_owned(), |d| format!("{d}\n         {said}"));
+                return Settled::Undone(failure.detail(detail));
+            }
+            Err(second) if second.connection_lost && Instant::now() < deadline => {}
+            Err(second) => {
+                let detail = format!("The switchover could not be undone: {second}");
+                return Settled::Open(failure.detail(detail).hint(
+                    "pgapace switchover --abort undoes it, as soon as both servers answer.",
+                ));
+            }
+        }
+        std::thread::sleep(RETRY_EVERY);
+    }
+}
+
+fn try_to_settle(sides: &mut Sides<'_>, deadline: Instant) -> Result<Option<Lsn>> {
+    reconnect(sides, deadline)?;
+    match record::read(sides.control, sides.row.id)? {
+        Some(begun) if begun.step.has_ended() => Ok(Some(begun.fence.unwrap_or(Lsn::INVALID))),
+        Some(begun) => undo(sides, &begun).map(|()| None),
+        None => Ok(None),
+    }
+}
+
+/// Opens sessions again that were lost.
+fn reconnect(sides: &mut Sides<'_>, deadline: Instant) -> Result<()> {
+    reconnect_control(sides, deadline)?;
+    reconnect_source(sides, deadline)
+}
+
+/// The session on the subscriber, with its lock. The server may not have ended the former session yet.
+pub(super) fn reconnect_control(sides: &mut Sides<'_>, deadline: Instant) -> Result<()> {
+    if answers(sides.control) {
+        return Ok(());
+    }
+    *sides.control = until(deadline, || sides.subscriber.connect(Purpose::Control))?;
+    until(deadline, || {
+        lock(sides.control, sides.row).map_err(|failure| match failure.class {
+            Class::Busy => failure.transient(true),
+            _ => failure,
+        })
+    })
+}
+
+pub(super) fn reconnect_source(sides: &mut Sides<'_>, deadline: Instant) -> Result<()> {
+    if answers(sides.source) {
+        return Ok(());
+    }
+    *sides.source = until(deadline, || sides.publisher.connect_to_look())?;
+    allow_writes(sides.source)
+}
+
+fn answers(session: &mut Session) -> bool {
+    !session.is_broken() && session.simple("SELECT 1").is_ok()
+}
+
+/// Repeats what fails for a reason that may pass.
+fn until<T>(deadline: Instant, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    loop {
+        match attempt() {
+            Err(failure) if failure.transient && Instant::now() < deadline => {
+                std::thread::sleep(RETRY_EVERY);
+            }
+            result => return result,
+        }
+    }
+}
+
+pub(super) fn undo(sides: &mut Sides<'_>, begun: &Record) -> Result<()> {
+    let Sides { control, source, row, .. } = sides;
+    let Some(actions) = begun.step.undo() else {
+        let hint = match begun.step {
+            Step::Ended => {
+                "Run the interrupted command again, --go or --back: it opens the new side."
+            }
+            _ => "Move writes the other way: pgapace switchover --back, or --go.",
+        };
+        return Err(Failure::new(
+            Class::Config,
+            format!("{} is switched over: nothing can be undone", row.name),
+        )
+        .hint(hint));
+    };
+    for action in actions {
+        match action {
+            Undo::DropSlot => {
+                if let Some(back) = &begun.back {
+                    let sql = format!(
+                        "SELECT pg_catalog.pg_drop_replication_slot(slot_name) \
+                         FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
+                        quote_literal(&back.name)
+                    );
+                    control.simple(&sql).map_err(|e| {
+                        Failure::subscriber(&e, "dropping the slot of the way back")
+                    })?;
+                }
+            }
+            Undo::ResumeWrites => resume(source, &begun.stopped)?,
+        }
+    }
+    record::forget(control, row.id)?;
+    tracing::info!(
+        event = "switchover_undone",
+        subscription = row.name,
+        "switchover was undone; the publisher takes writes"
+    );
+    Ok(())
+}
+
+/// Undoes an interrupted switchover. Returns whether there was one.
+pub(crate) fn abort(sides: &mut Sides<'_>) -> Result<bool> {
+    lock(sides.control, sides.row)?;
+    allow_writes(sides.source)?;
+    match record::read(sides.control, sides.row.id)? {
+        Some(begun) => undo(sides, &begun).map(|()| true),
+        None => Ok(false),
+    }
+}

@@ -1,0 +1,405 @@
+//! Somebody or something ends a party in each step, in both directions: the switchover ends in the state
+//! before or after, what the verb says is true, and running it again or `--abort` finishes it.
+//!
+//! A trigger on `pgapace.switchover` holds the verb while it records a step: all steps before are done then.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use testbed::postgres::Client;
+use testbed::program::Process;
+use testbed::{Cluster, Pair, Stop, wait_until};
+
+use super::{Clients, DDL, expect_there, rows, value};
+use crate::faults::site::long;
+use crate::support::{Finished, PATIENCE, Tool, must};
+
+const DB: &str = "postgres";
+
+/// The side that takes writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Old,
+    New,
+}
+
+impl Side {
+    fn other(self) -> Self {
+        match self {
+            Self::Old => Self::New,
+            Self::New => Self::Old,
+        }
+    }
+}
+
+/// What happens while the verb records a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// The verb is killed; what it has sent has no effect.
+    VerbKilled,
+    /// The verb is killed; what it has sent takes effect.
+    VerbKilledAfterSending,
+    /// The process that applies is killed.
+    ProcessKilled,
+    /// The server from which writes move stops at once, and starts again.
+    SourceStops,
+    /// The server to which writes move does so.
+    TargetStops,
+    /// The same, but they stay away until the verb has given up.
+    SourceStaysAway,
+    TargetStaysAway,
+}
+
+const FAULTS: [Fault; 7] = [
+    Fault::VerbKilled,
+    Fault::VerbKilledAfterSending,
+    Fault::ProcessKilled,
+    Fault::SourceStops,
+    Fault::TargetStops,
+    Fault::SourceStaysAway,
+    Fault::TargetStaysAway,
+];
+
+const STEPS: [&str; 8] =
+    ["stopping", "draining", "aside", "verifying", "sequences", "slot", "ended", "opened"];
+
+/// What the verb says: exit codes and a text. No code is that of a verb that was killed.
+struct Said {
+    codes: &'static [i32],
+    text: &'static str,
+}
+
+/// What is true after this fault in this step.
+fn expected(fault: Fault, step: &str) -> Option<Said> {
+    let place = STEPS.iter().position(|one| *one == step).expect("a step");
+    let before = |name: &str| place < STEPS.iter().position(|one| *one == name).expect("a step");
+    const UNDONE: &str = "Everything was undone";
+    const DONE: &str = "event=\"subscription_switched_over\"";
+    Some(match fault {
+        Fault::VerbKilled | Fault::VerbKilledAfterSending => return None,
+        // Behind the hand-over nobody needs the process.
+        Fault::ProcessKilled if before("verifying") => Said { codes: &[8, 14, 16], text: UNDONE },
+        // Behind the look for late changes nobody needs the server from which writes move.
+        Fault::SourceStops if before("slot") => Said { codes: &[4], text: UNDONE },
+        Fault::ProcessKilled | Fault::SourceStops => Said { codes: &[0], text: DONE },
+        Fault::TargetStops if before("opened") => Said { codes: &[5], text: UNDONE },
+        Fault::TargetStops => Said { codes: &[0], text: DONE },
+        Fault::SourceStaysAway if before("slot") => {
+            Said { codes: &[4], text: "could not be undone" }
+        }
+        Fault::SourceStaysAway => Said { codes: &[0], text: "event=\"ended_slot_left\"" },
+        Fault::TargetStaysAway if before("opened") => {
+            Said { codes: &[5], text: "could not be undone" }
+        }
+        Fault::TargetStaysAway => {
+            Said { codes: &[5], text: "The same command again opens the new side" }
+        }
+    })
+}
+
+/// Two servers, clients that write to the side that is open, and the process that applies.
+struct Arena {
+    pair: Pair,
+    tool: Tool,
+    directory: tempfile::TempDir,
+    process: Process,
+    side: Side,
+    number: u32,
+}
+
+impl Arena {
+    fn start(publisher: u16, subscriber: u16) -> Self {
+        let pair = must(Pair::start(publisher, subscriber));
+        for cluster in [&pair.publisher, &pair.subscriber] {
+            must(cluster.sql(DB, DDL));
+        }
+        must(pair.publisher.sql(DB, "CREATE PUBLICATION pub FOR TABLE orders"));
+        must(pair.subscriber.sql(DB, "CREATE PUBLICATION pgapace_back FOR TABLE orders"));
+        let (there, here) = (pair.publisher.conninfo(DB), pair.subscriber.conninfo(DB));
+        let tool = Tool::new(there, here, "shop");
+        let directory = must(tempfile::tempdir());
+        let process = tool.start(directory.path().join("run-0.log"));
+        let arena = Self { pair, tool, directory, process, side: Side::Old, number: 0 };
+        must(wait_until(PATIENCE, "pgapace to stream", || {
+            Ok(arena.process.events("streaming") > 0)
+        }));
+        arena
+    }
+
+    fn cluster(&self, side: Side) -> &Cluster {
+        match side {
+            Side::Old => &self.pair.publisher,
+            Side::New => &self.pair.subscriber,
+        }
+    }
+
+    fn cluster_mut(&mut self, side: Side) -> &mut Cluster {
+        match side {
+            Side::Old => &mut self.pair.publisher,
+            Side::New => &mut self.pair.subscriber,
+        }
+    }
+
+    /// The file that leads clients to the new side.
+    fn moved(&self) -> PathBuf {
+        self.directory.path().join("moved")
+    }
+
+    fn log(&mut self, name: &str) -> PathBuf {
+        self.number += 1;
+        self.directory.path().join(format!("{name}-{}.log", self.number))
+    }
+
+    /// The command that moves writes to the other side.
+    fn arguments(&self) -> Vec<String> {
+        let moved = self.moved();
+        let (action, open) = match self.side {
+            Side::Old => ("--go", format!("touch {}", moved.display())),
+            Side::New => ("--back", format!("rm -f {}", moved.display())),
+        };
+        [action, "--open", &open, "--verify", "all"].map(str::to_owned).to_vec()
+    }
+
+    fn verb(&self, args: &[&str]) -> Finished {
+        self.tool.finish("switchover", args)
+    }
+
+    /// The same, as soon as sessions of a killed verb have ended and the process applies again.
+    fn verb_when_free(&self, args: &[&str]) -> Finished {
+        let mut last = None;
+        let free = wait_until(PATIENCE, "the verb", || {
+            let finished = self.verb(args);
+            let busy = ["another process switches", "no process applies", "has no subscription"];
+            let free = !busy.iter().any(|text| finished.log.contains(text));
+            last = Some(finished);
+            Ok(free)
+        });
+        let last = last.expect("it was run");
+        free.unwrap_or_else(|error| panic!("{error}: {last:?}\n{}", self.process.log()));
+        last
+    }
+
+    fn switch(&self) -> Finished {
+        let arguments = self.arguments();
+        self.verb_when_free(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// The recorded step, or nothing.
+    fn recorded(&self, to: Side) -> String {
+        let name = if to == Side::New { "shop" } else { "shop_back" };
+        let sql = format!(
+            "SELECT coalesce((SELECT w.step FROM pgapace.switchover w \
+               JOIN pgapace.subscription s ON s.id = w.subscription WHERE s.name = '{name}'), '')"
+        );
+        value(self.cluster(to), DB, &sql)
+    }
+
+    fn ensure_process(&mut self) {
+        if !self.process.is_running() {
+            let log = self.log("run");
+            self.process = self.tool.start(log);
+        }
+    }
+
+    /// Moves writes to this side, without a fault.
+    fn go_to(&mut self, side: Side) {
+        if self.side != side {
+            let done = self.switch();
+            done.expect(0, &[]);
+            self.side = side;
+        }
+    }
+
+    /// Writes work on this side, and arrive at the other one.
+    fn expect_alive(&mut self, what: &str) {
+        self.ensure_process();
+        self.number += 1;
+        let (here, there) = (self.cluster(self.side), self.cluster(self.side.other()));
+        let read_only = "SELECT current_setting('default_transaction_read_only')";
+        assert_eq!(value(here, DB, read_only), "off", "{what}");
+        let mark = -i64::from(self.number);
+        let insert = format!("INSERT INTO orders (client, n) VALUES (-1, {mark})");
+        must(here.sql(DB, &insert));
+        let arrived = format!("SELECT count(*) FROM orders WHERE client = -1 AND n = {mark}");
+        let waited =
+            wait_until(PATIENCE, "a row to arrive", || Ok(value(there, DB, &arrived) == "1"));
+        waited.unwrap_or_else(|error| panic!("{what}: {error}\n{}", self.process.log()));
+    }
+}
+
+/// Keeps a verb in the statement that records a step.
+struct Hold {
+    holder: Option<Client>,
+}
+
+impl Hold {
+    const INSTALL: &'static str = "CREATE OR REPLACE FUNCTION pgapace.hold() RETURNS trigger \
+         LANGUAGE plpgsql AS $$ BEGIN \
+             IF EXISTS (SELECT FROM public.held_step h WHERE h.step = NEW.step) \
+           THEN PERFORM pg_catalog.pg_advisory_xact_lock(7, 7); END IF; RETURN NEW; END $$; \
+         CREATE TABLE IF NOT EXISTS public.held_step (step text); TRUNCATE public.held_step; \
+         DROP TRIGGER IF EXISTS hold ON pgapace.switchover; \
+         CREATE TRIGGER hold BEFORE INSERT OR UPDATE ON pgapace.switchover \
+           FOR EACH ROW EXECUTE FUNCTION pgapace.hold(); \
+         ALTER TABLE pgapace.switchover ENABLE ALWAYS TRIGGER hold; \
+         SELECT pg_advisory_lock(7, 7);";
+
+    fn install(cluster: &Cluster, step: &str) -> Self {
+        let mut holder = must(cluster.connect(DB));
+        must(holder.batch_execute("SET default_transaction_read_only = off"));
+        must(holder.batch_execute(Self::INSTALL));
+        must(holder.batch_execute(&format!("INSERT INTO public.held_step VALUES ('{step}')")));
+        Self { holder: Some(holder) }
+    }
+
+    /// Waits until the verb is held.
+    fn wait(cluster: &Cluster, verb: &mut Process) {
+        let sql = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted \
+                   AND classid = 7 AND objid = 7";
+        let held = wait_until(PATIENCE, "the verb to be held", || {
+            assert!(verb.is_running(), "the verb ended:\n{}", verb.log());
+            Ok(value(cluster, DB, sql) == "1")
+        });
+        held.unwrap_or_else(|error| panic!("{error}\n{}", verb.log()));
+    }
+
+    /// The verb goes on, and is held no more.
+    fn release(&mut self) {
+        self.holder = None;
+    }
+
+    /// After the server has started again.
+    fn remove(cluster: &Cluster) {
+        let mut client = must(cluster.connect(DB));
+        must(client.batch_execute("SET default_transaction_read_only = off"));
+        must(client.batch_execute("TRUNCATE public.held_step"));
+    }
+}
+
+/// One fault in one step of one direction.
+fn try_one(arena: &mut Arena, fault: Fault, step: &str, round: usize) {
+    let what = format!("{fault:?} in {step} from {:?}", arena.side);
+    println!("{what}");
+    let (from, to) = (arena.side, arena.side.other());
+    let mut hold = Hold::install(arena.cluster(to), step);
+    // In this time servers that are away do not come back.
+    let short = matches!(fault, Fault::SourceStaysAway | Fault::TargetStaysAway);
+    let deadline = if short { "8" } else { "60" };
+    let log = arena.log("switchover");
+    let program = arena.tool.program("switchover").args(arena.arguments());
+    let mut verb = must(program.args(["--deadline", deadline]).spawn_logged(log));
+    Hold::wait(arena.cluster(to), &mut verb);
+    match fault {
+        Fault::VerbKilled => {
+            must(verb.kill9());
+            let left = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+                        AND application_name LIKE 'pgapace % control'";
+            must(wait_until(PATIENCE, "the verb's session to end", || {
+                Ok(value(arena.cluster(to), DB, left) == "0")
+            }));
+        }
+        Fault::VerbKilledAfterSending => must(verb.kill9()),
+        Fault::ProcessKilled => must(arena.process.kill9()),
+        Fault::SourceStops => must(arena.cluster_mut(from).restart(Stop::Immediate)),
+        Fault::SourceStaysAway => must(arena.cluster_mut(from).stop(Stop::Immediate)),
+        Fault::TargetStops => {
+            must(arena.cluster_mut(to).stop(Stop::Immediate));
+            must(arena.cluster_mut(to).start());
+        }
+        Fault::TargetStaysAway => must(arena.cluster_mut(to).stop(Stop::Immediate)),
+    }
+    hold.release();
+    if let Some(Said { codes, text }) = expected(fault, step) {
+        let ended = verb.wait(PATIENCE);
+        let log = verb.log();
+        ended.unwrap_or_else(|error| panic!("{what}: {error}\n{log}"));
+        assert!(codes.contains(&verb.exit_code().unwrap_or(-1)), "{what}: {log}");
+        assert!(log.contains(text), "{what}: no {text:?} in {log}");
+        // It must not say two things.
+        let undone = log.contains("Everything was undone");
+        assert!(!undone || !log.contains("could not be undone"), "{what}: {log}");
+    }
+    for side in [from, to] {
+        if !arena.cluster(side).is_running() {
+            must(arena.cluster_mut(side).start());
+        }
+    }
+    arena.ensure_process();
+    settle(arena, &what, round);
+    Hold::remove(arena.cluster(to));
+    arena.expect_alive(&what);
+}
+
+/// Ends what was interrupted: with `--abort`, or with the same command again.
+fn settle(arena: &mut Arena, what: &str, round: usize) {
+    let to = arena.side.other();
+    // A statement of a killed verb may be under way still.
+    std::thread::sleep(Duration::from_millis(200));
+    if round.is_multiple_of(2) || arena.recorded(to).is_empty() {
+        let aborted = arena.verb_when_free(&["--abort"]);
+        let after = ["ended", "opened"].contains(&arena.recorded(to).as_str());
+        let returned = aborted.log.contains("nothing can be undone");
+        assert_eq!(aborted.code, Some(if returned { 3 } else { 0 }), "{what}: {aborted:?}");
+        assert!(returned || !after, "{what}: {aborted:?}");
+        if !returned {
+            return;
+        }
+    }
+    let done = arena.switch();
+    assert_eq!(done.code, Some(0), "{what}: {done:?}\n{}", arena.process.log());
+    arena.side = to;
+}
+
+fn run(publisher: u16, subscriber: u16, faults: &[(Fault, &str)]) {
+    let mut arena = Arena::start(publisher, subscriber);
+    // The schema of pgapace is on both sides then.
+    arena.go_to(Side::New);
+    arena.go_to(Side::Old);
+    let (old, new) = (arena.cluster(Side::Old).conninfo(DB), arena.cluster(Side::New).conninfo(DB));
+    let clients = Clients::start(3, (old, new), &arena.moved(), 0);
+    clients.wait_for_more();
+    let directions = if long() { vec![Side::Old, Side::New] } else { vec![] };
+    for (number, (fault, step)) in faults.iter().enumerate() {
+        if directions.is_empty() {
+            // Whichever side has writes.
+            try_one(&mut arena, *fault, step, number);
+        }
+        for side in &directions {
+            arena.go_to(*side);
+            try_one(&mut arena, *fault, step, number);
+        }
+        expect_there(arena.cluster(arena.side), DB, &clients.known());
+    }
+    clients.wait_for_more();
+    let acknowledged = clients.stop();
+    expect_there(arena.cluster(arena.side), DB, &acknowledged);
+    arena.expect_alive("the end");
+    let here = rows(arena.cluster(Side::Old), DB);
+    assert_eq!(here, rows(arena.cluster(Side::New), DB));
+    let mut once = here.clone();
+    once.sort_unstable();
+    once.dedup();
+    assert_eq!(once.len(), here.len(), "a row twice");
+    must(arena.process.terminate());
+    must(arena.process.wait(PATIENCE));
+}
+
+#[test]
+fn a_fault_in_any_step_ends_before_or_after() {
+    if !long() {
+        let faults = [
+            (Fault::VerbKilledAfterSending, "ended"),
+            (Fault::TargetStops, "slot"),
+            (Fault::SourceStops, "draining"),
+            (Fault::ProcessKilled, "aside"),
+            (Fault::VerbKilled, "opened"),
+            (Fault::TargetStaysAway, "opened"),
+        ];
+        return run(15, 18, &faults);
+    }
+    for (publisher, subscriber) in crate::support::VERSIONS {
+        let all: Vec<_> =
+            STEPS.iter().flat_map(|step| FAULTS.iter().map(move |fault| (*fault, *step))).collect();
+        run(publisher, subscriber, &all);
+    }
+}
