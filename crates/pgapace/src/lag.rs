@@ -60,6 +60,15 @@ pub(crate) fn end_of_wal(source: &mut Session) -> Result<Lsn> {
     one_lsn(source, sql, "reading its current LSN")
 }
 
+/// Up to where the publisher's WAL can be sent. WAL of an open transaction behind it may stay unflushed until
+/// somebody commits: nobody can wait for that.
+pub(crate) fn end_of_flushed_wal(source: &mut Session) -> Result<Lsn> {
+    let sql = "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() \
+               THEN pg_catalog.pg_last_wal_replay_lsn() \
+               ELSE pg_catalog.pg_current_wal_flush_lsn() END";
+    one_lsn(source, sql, "reading its flushed LSN")
+}
+
 /// Waits until everything that had committed on the publisher before `end` is applied, by all tables.
 /// Returns what is missing when `patience` is over, or nobody is there to apply it.
 pub(crate) fn wait(

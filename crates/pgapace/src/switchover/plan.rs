@@ -67,7 +67,8 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Vec<S
     let report = sequences::set(sides.control, &found, &options)?;
     problems
         .extend(report.sequences.iter().filter(|one| one.failed()).filter_map(|one| one.reason()));
-    let end = lag::end_of_wal(sides.source)?;
+    // What is not flushed yet is awaited at the fence.
+    let end = lag::end_of_flushed_wal(sides.source)?;
     let lag = lag::wait(sides.control, sides.source, sides.row, end, request.deadline)?;
     if let Some(lag) = lag {
         problems.push(format!("the subscriber does not catch up within --deadline: {lag}"));

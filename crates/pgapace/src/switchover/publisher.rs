@@ -144,7 +144,8 @@ pub(super) fn fence(source: &mut Session) -> Result<Lsn> {
     source
         .simple("SELECT pg_catalog.pg_logical_emit_message(true, 'pgapace', 'switchover')")
         .map_err(|e| failed(&e, doing))?;
-    crate::lag::end_of_wal(source)
+    // The commit of the message is flushed, and so is all that had committed before.
+    crate::lag::end_of_flushed_wal(source)
 }
 
 /// Whether the slot has a transaction with published changes that ends after `applied`.
