@@ -8,6 +8,7 @@ mod conflicts;
 mod documentation;
 pub(crate) mod faults;
 mod hand_over;
+mod package;
 mod parallel;
 mod publications;
 mod recording;

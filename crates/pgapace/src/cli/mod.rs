@@ -3,6 +3,7 @@
 pub(crate) mod adopt;
 pub(crate) mod check;
 pub(crate) mod completions;
+pub(crate) mod demo;
 pub(crate) mod drop;
 pub(crate) mod enable;
 pub(crate) mod hand_over;
@@ -42,8 +43,6 @@ use crate::config::{
 };
 use crate::error::{Class, Failure, Result};
 use crate::observe::logging::{self, LogFormat};
-#[cfg(feature = "demo")]
-use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state;
 
@@ -78,8 +77,7 @@ Examples:
   pgapace run   --publisher postgresql://repl@a/shop --subscriber postgresql://b/shop \\
                 --publication shop --name shop
   pgapace run   --config /etc/pgapace.toml --until current
-  pgapace status --subscriber postgresql://b/shop
-  pgapace demo";
+  pgapace status --subscriber postgresql://b/shop";
 
 const RUN_HELP: &str = r#"Example:
   pgapace run --publisher postgresql://repl@a/shop --subscriber postgresql://b/shop \
@@ -220,10 +218,6 @@ const ENABLE_HELP: &str = r#"It needs --subscriber and --name.
 Example:
   pgapace enable --subscriber postgresql://b/shop --name shop"#;
 
-#[cfg(feature = "demo")]
-const DEMO_HELP: &str = r#"Example:
-  pgapace demo --duration 30 --clients 8 --publisher-version 15 --subscriber-version 18"#;
-
 const COMPLETIONS_HELP: &str = r#"Example:
   pgapace completions bash > /etc/bash_completion.d/pgapace"#;
 
@@ -239,7 +233,7 @@ const SETTINGS_HELP: &str = r#"Example:
 /// subscriber database. Nothing is installed in either server. All state is in schema pgapace of the
 /// subscriber.
 #[derive(Debug, Parser)]
-#[command(name = "pgapace", version, after_help = EXIT_CODES, after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
+#[command(name = "pgapace", version, long_version = env!("PGAPACE_VERSION"), after_help = EXIT_CODES, after_long_help = format!("{EXAMPLES}{}\n\n{EXIT_CODES}", demo::EXAMPLE))]
 pub(crate) struct Cli {
     /// Form of log lines
     #[arg(long, global = true, value_enum, env = "PGAPACE_LOG_FORMAT", default_value = "human")]
@@ -324,8 +318,7 @@ enum Command {
     #[command(after_help = DROP_HELP)]
     Drop(drop::DropArgs),
     /// Start two servers in a temporary directory, replicate a live load and compare
-    #[cfg(feature = "demo")]
-    #[command(after_help = DEMO_HELP)]
+    #[command(after_help = demo::HELP, hide = cfg!(not(feature = "demo")))]
     Demo(demo::DemoArgs),
     /// Write the completion script of a shell to standard output
     #[command(after_help = COMPLETIONS_HELP)]
@@ -485,8 +478,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Prepared(args) => prepared::run(&args),
         Command::Enable(args) => enable::run(&args),
         Command::Drop(args) => drop::run(&args),
-        #[cfg(feature = "demo")]
-        Command::Demo(args) => run_demo(&args),
+        Command::Demo(args) => demo::run(&args),
         Command::Completions(args) => {
             completions::run(&args);
             Ok(())
@@ -505,18 +497,4 @@ pub(crate) fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => output::fail(&failure),
     }
-}
-
-#[cfg(feature = "demo")]
-fn run_demo(args: &demo::DemoArgs) -> Result<()> {
-    let shutdown = Shutdown::on_signals()?;
-    let program = std::env::current_exe()
-        .map_err(|e| Failure::internal(format!("cannot find the program itself: {e}")))?;
-    demo::run(args, &program, &|| shutdown.requested()).map_err(|error| {
-        let class = match error {
-            demo::DemoError::TablesDiffer | demo::DemoError::Stuck { .. } => Class::Apply,
-            _ => Class::Internal,
-        };
-        Failure::new(class, error.to_string())
-    })
 }

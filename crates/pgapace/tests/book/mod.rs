@@ -11,6 +11,8 @@
 //!
 //! The shell has `$PGAPACE_PUBLISHER` and `$PGAPACE_SUBSCRIBER`, as the first page tells the reader to set them:
 //! database `shop` of PostgreSQL 15, and of PostgreSQL 18.
+//!
+//! `package::` runs some pages a second time, in a fresh Debian root with the package.
 
 mod page;
 mod shell;
@@ -20,14 +22,16 @@ use std::path::PathBuf;
 
 use testbed::Pair;
 
+use crate::package::Root;
 use crate::support::{must, skipped};
 use page::{Page, Step};
 use shell::Shell;
 
-/// Below docs/. Each has a test below, of the same name.
-const PAGES: [&str; 6] = [
+/// Below docs/. Each has a test of the same name: here, or in `package` what needs a root.
+const PAGES: [&str; 7] = [
     "adopt.md",
     "first-hour.md",
+    "install.md",
     "runbooks/lost-slot.md",
     "runbooks/monitoring.md",
     "runbooks/upgrade.md",
@@ -40,19 +44,34 @@ fn docs() -> PathBuf {
 
 fn run(name: &str) {
     assert!(PAGES.contains(&name));
-    let file = docs().join(name);
-    let text = must(std::fs::read_to_string(&file));
-    let page = Page::parse(&text);
-    let pair = must(Pair::start(15, 18));
+    let pair = servers();
     let binaries = pair.publisher.binaries();
     let Some(clients) = shell::clients(binaries) else {
         skipped(&format!("book::{name}"), "psql, pg_dump, pgbench and curl are not all installed");
         return;
     };
+    run_in(Shell::start(&clients, binaries, &pair), name);
+}
+
+/// What the pages expect: database `shop` on both.
+pub(crate) fn servers() -> Pair {
+    let pair = must(Pair::start(15, 18));
     for cluster in [&pair.publisher, &pair.subscriber] {
         must(cluster.create_database("shop"));
     }
-    let mut shell = Shell::start(&clients, binaries, &pair);
+    pair
+}
+
+/// Runs a page with what is installed in a root, for a user or for root, who has a home.
+pub(crate) fn run_within(root: &Root, user: Option<&str>, home: &str, pair: &Pair, name: &str) {
+    assert!(PAGES.contains(&name));
+    run_in(Shell::within(root, user, home, pair), name);
+}
+
+fn run_in(mut shell: Shell, name: &str) {
+    let file = docs().join(name);
+    let text = must(std::fs::read_to_string(&file));
+    let page = Page::parse(&text);
     let bless = std::env::var_os("PGAPACE_BLESS").is_some();
     let mut written = Vec::new();
     for step in &page.steps {
@@ -79,7 +98,6 @@ fn run(name: &str) {
     if bless {
         must(std::fs::write(&file, page.with(&text, &written)));
     }
-    drop(shell);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use testbed::Pair;
 use testbed::servers::ServerBinaries;
 
+use crate::package::Root;
 use crate::support::{PATIENCE, must};
 
 const END: &str = "@@end";
@@ -27,7 +28,7 @@ pub(super) struct Shell {
     port: u16,
     /// Texts that the page does not show, and what it shows instead.
     secrets: Vec<(String, &'static str)>,
-    _home: TempDir,
+    _home: Option<TempDir>,
 }
 
 /// The directory of client programs that suit the publisher, the older server. Pages also use curl.
@@ -44,6 +45,7 @@ pub(super) fn clients(binaries: &ServerBinaries) -> Option<PathBuf> {
 }
 
 impl Shell {
+    /// With the program of this build and the client programs of a directory.
     pub(super) fn start(clients: &Path, binaries: &ServerBinaries, pair: &Pair) -> Self {
         let home = must(TempDir::new());
         let program = PathBuf::from(env!("CARGO_BIN_EXE_pgapace"));
@@ -52,13 +54,23 @@ impl Shell {
         let mut command = Command::new("bash");
         command
             .args(["--noprofile", "--norc"])
+            .current_dir(home.path())
             .env_clear()
             .env("PATH", format!("{own}:{}:{path}", clients.display()))
             .env("HOME", home.path())
-            .env("LC_ALL", "C.UTF-8")
-            .env("PAGER", "cat")
-            .env("PSQLRC", "/dev/null")
             .envs(binaries.environment());
+        Self::spawn(command, Some(home), pair)
+    }
+
+    /// With what is installed in a root, for a user or for root.
+    pub(super) fn within(root: &Root, user: Option<&str>, home: &str, pair: &Pair) -> Self {
+        let mut command = root.command(user, home, &["bash", "--noprofile", "--norc"]);
+        command.env("HOME", home);
+        Self::spawn(command, None, pair)
+    }
+
+    fn spawn(mut command: Command, home: Option<TempDir>, pair: &Pair) -> Self {
+        command.env("LC_ALL", "C.UTF-8").env("PAGER", "cat").env("PSQLRC", "/dev/null");
         let mut secrets = Vec::new();
         for (name, cluster) in [("PUBLISHER", &pair.publisher), ("SUBSCRIBER", &pair.subscriber)] {
             let info = cluster.conninfo("shop");
@@ -69,7 +81,6 @@ impl Shell {
         }
         let mut child = must(
             command
-                .current_dir(home.path())
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::null())
