@@ -7,6 +7,7 @@ use crate::cli::{Selection, output};
 use crate::config::{Site, check_name};
 use crate::error::{Class, Failure, Result};
 use crate::native::adopt::{self, Plan, Request};
+use crate::native::interrupted::{self, Servers};
 use crate::native::options;
 use crate::native::subscription::conninfo;
 use crate::publisher::session::Publisher;
@@ -58,11 +59,13 @@ pub(crate) fn run(args: &AdoptArgs) -> Result<()> {
     // First what needs no publisher, so that all privileges are named at once.
     let found = adopt::sound(&mut control, &request)?;
     let info = publisher(&mut control, &site, found.subscription.oid)?;
-    let mut source = Publisher::new(info, &name, subscriber.encoding()).connect()?;
+    let publisher = Publisher::new(info, &name, subscriber.encoding());
+    let mut source = publisher.connect()?;
     let plan = if args.dry_run {
         adopt::plan(&mut control, &mut source, &found, &request)?
     } else {
-        adopt::adopt(&mut control, &mut source, &request, &shutdown)?
+        let servers = Servers { subscriber: &subscriber, publisher: &publisher };
+        interrupted::adopt(&servers, (&mut control, &mut source), &request, &shutdown)?
     };
     print(&plan, &name, args.dry_run);
     Ok(())

@@ -5,6 +5,7 @@ use wire::quote_ident;
 
 use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
+use crate::native::interrupted::{self, Servers};
 use crate::native::release::{self, Request};
 use crate::native::subscription::conninfo;
 use crate::publisher::session::Publisher;
@@ -40,7 +41,8 @@ pub(crate) fn run(args: &ReleaseArgs) -> Result<()> {
         (None, None) => None,
     };
     let info = info.ok_or_else(|| Failure::new(Class::Config, "--publisher is not given"))?;
-    let mut source = Publisher::new(info, &name, subscriber.encoding()).connect()?;
+    let publisher = Publisher::new(info, &name, subscriber.encoding());
+    let mut source = publisher.connect()?;
     let request = Request {
         name: &name,
         native: args.subscription.as_deref(),
@@ -48,7 +50,9 @@ pub(crate) fn run(args: &ReleaseArgs) -> Result<()> {
         patience: site.busy_timeout,
         dry_run: args.dry_run,
     };
-    let done = release::release(&mut control, &mut source, (&row, adopted), &request)?;
+    let servers = Servers { subscriber: &subscriber, publisher: &publisher };
+    let sessions = (&mut control, &mut source);
+    let done = interrupted::release(&servers, sessions, (row, adopted), &request)?;
     let native = quote_ident(&done.native);
     let (handed, created) = if args.dry_run {
         ("can be handed", "would be created")

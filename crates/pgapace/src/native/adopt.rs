@@ -41,7 +41,7 @@ pub(crate) struct Request<'a> {
 }
 
 /// What an adoption will do, or has done.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) native: NativeSubscription,
     pub(crate) role: String,
@@ -221,16 +221,27 @@ fn check_in_use(
     }
 }
 
-/// Adopts the native subscription. After an error, the native subscription runs again as before, or the
-/// error says that it does not.
-pub(crate) fn adopt(
+/// Adopts the native subscription, or goes on where an earlier attempt was interrupted. After an error, the
+/// native subscription runs again as before, or the error says that it does not, or the session on the
+/// subscriber is broken.
+///
+/// `handed` is the plan of an attempt whose last COMMIT may have taken effect although its answer was lost.
+pub(super) fn attempt(
     control: &mut Session,
     source: &mut Session,
     request: &Request<'_>,
     shutdown: &Shutdown,
+    handed: &mut Option<Plan>,
 ) -> Result<Plan> {
     let version = schema::version(control)?;
     schema::upgrade(control, version)?;
+    if let Some(plan) = handed.take()
+        && adoption::all(control)?.iter().any(|one| {
+            one.native == plan.native.oid && one.name == request.name && one.step == Step::Adopted
+        })
+    {
+        return Ok(plan);
+    }
     let found = sound(control, request)?;
     let native = found.subscription.clone();
     lock(control, &native)?;
@@ -243,13 +254,18 @@ pub(crate) fn adopt(
         native_name: native.name.clone(),
         slot: slot_name(&native, request)?,
         origin_none: options::origin_none(&native, source.server_version().major()),
-        enabled: native.enabled,
+        // An earlier attempt may have disabled it.
+        enabled: native.enabled || begun.iter().any(|one| one.native == native.oid && one.enabled),
         step: Step::Disabled,
     };
     disable(control, &adoption)?;
     let done = wait_for_end(control, source, &adoption, request.patience, shutdown)
-        .and_then(|()| hand_over(control, source, &adoption));
-    done.map_err(|failure| undone(control, failure, &adoption))
+        .and_then(|()| hand_over(control, source, &adoption, handed));
+    done.map_err(
+        |failure| {
+            if control.is_broken() { failure } else { undone(control, failure, &adoption) }
+        },
+    )
 }
 
 /// Refuses names that others use. An adoption that was begun goes on under its name.
@@ -387,16 +403,26 @@ fn wait_for_end(
 }
 
 /// Takes the slot from the native subscription and records its position, in one transaction.
-fn hand_over(control: &mut Session, source: &mut Session, adoption: &Adoption) -> Result<Plan> {
-    let handed = try_hand_over(control, source, adoption);
-    if handed.is_err() && !control.is_broken() {
+fn hand_over(
+    control: &mut Session,
+    source: &mut Session,
+    adoption: &Adoption,
+    handed: &mut Option<Plan>,
+) -> Result<Plan> {
+    let done = try_hand_over(control, source, adoption, handed);
+    if done.is_err() && !control.is_broken() {
         let doing = "rolling back the adoption";
         control.simple("ROLLBACK").map_err(|e| Failure::subscriber(&e, doing))?;
     }
-    handed
+    done
 }
 
-fn try_hand_over(control: &mut Session, source: &mut Session, adoption: &Adoption) -> Result<Plan> {
+fn try_hand_over(
+    control: &mut Session,
+    source: &mut Session,
+    adoption: &Adoption,
+    handed: &mut Option<Plan>,
+) -> Result<Plan> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "taking the native subscription over");
     // It locks the subscription: from here on nobody else can alter it.
     let begin = format!("BEGIN; {} SET (slot_name = NONE)", alter(&adoption.native_name));
@@ -457,6 +483,7 @@ fn try_hand_over(control: &mut Session, source: &mut Session, adoption: &Adoptio
     );
     control.simple(&streaming).map_err(|e| failed(&e))?;
     record_tables(control, created.id, &found.tables, &look, plan.start)?;
+    *handed = Some(plan.clone());
     // A synchronous commit: it makes all commits of the native worker durable too, on synchronous
     // standbys as well.
     control.simple("COMMIT").map_err(|e| failed(&e))?;

@@ -22,6 +22,7 @@
 
 pub(crate) mod adopt;
 pub(crate) mod guard;
+pub(crate) mod interrupted;
 pub(crate) mod options;
 pub(crate) mod release;
 pub(crate) mod requirements;

@@ -39,7 +39,7 @@ pub(crate) struct Request<'a> {
 }
 
 /// What was handed back, or would be.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Released {
     pub(crate) native: String,
     pub(crate) created: bool,
@@ -67,12 +67,13 @@ pub(crate) fn own(control: &mut Session, name: &str) -> Result<(Subscription, Op
     Ok((row, adopted))
 }
 
-/// Hands the subscription back.
-pub(crate) fn release(
+/// Hands the subscription back. `handed` is set before the COMMIT whose answer may be lost.
+pub(super) fn attempt(
     control: &mut Session,
     source: &mut Session,
     (row, adopted): (&Subscription, Option<Adoption>),
     request: &Request<'_>,
+    handed: &mut Option<Released>,
 ) -> Result<Released> {
     if row.phase != Phase::Streaming {
         return Err(Failure::new(
@@ -176,6 +177,7 @@ pub(crate) fn release(
     };
     released.native.clone_from(&native.native_name);
     origin::drop_all(control, row.id)?;
+    *handed = Some(released.clone());
     hand_back(control, row, &native, applied.through)?;
     Ok(released)
 }

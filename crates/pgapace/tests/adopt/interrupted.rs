@@ -125,6 +125,9 @@ fn an_error_is_undone() {
         let native = NativeSubscription::ready(&case, "");
         // It creates the schema, whose table then takes no row.
         kill_before_disable(&case, &native);
+        // A second attempt has disabled it already: the third one must know that it was enabled.
+        kill_in_hand_over(&case, &native);
+        assert_eq!(native.state(), format!("f|{}", native.name));
         case.subscriber
             .sql("ALTER TABLE pgapace.relation ADD CONSTRAINT no CHECK (false) NOT VALID");
         native.adopt(&[]).expect(5, &["is as before", "23514"]);

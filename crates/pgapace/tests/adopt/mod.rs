@@ -5,6 +5,7 @@ mod interrupted;
 mod positions;
 mod refused;
 mod released;
+mod rounds;
 mod under_load;
 
 use testbed::wait_until;

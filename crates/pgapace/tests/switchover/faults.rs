@@ -390,10 +390,8 @@ fn run_all(publisher: u16, subscriber: u16) {
     if !long() {
         return;
     }
-    let all: Vec<_> = STEPS
-        .iter()
-        .flat_map(|step| FAULTS.iter().map(move |fault| (*fault, *step)))
-        .collect();
+    let all: Vec<_> =
+        STEPS.iter().flat_map(|step| FAULTS.iter().map(move |fault| (*fault, *step))).collect();
     run(publisher, subscriber, &all);
 }
 

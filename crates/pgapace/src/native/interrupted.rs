@@ -1,0 +1,137 @@
+//! `pgapace adopt` and `pgapace release` when their session on the subscriber is lost: they open another one
+//! and go on, as the same command would if a user repeated it.
+//!
+//! The answer of the last COMMIT may be lost with the session. Then the rows of schema `pgapace`, which the
+//! transaction wrote, tell whether it took effect.
+
+use std::time::{Duration, Instant};
+
+use wire::Session;
+
+use super::{adopt, release};
+use crate::error::{Class, Result};
+use crate::publisher::session::Publisher;
+use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state;
+use crate::subscriber::state::adoption::Adoption;
+
+/// Between two attempts.
+const RETRY_EVERY: Duration = Duration::from_millis(300);
+
+/// Where sessions are opened.
+pub(crate) struct Servers<'a> {
+    pub(crate) subscriber: &'a Subscriber,
+    pub(crate) publisher: &'a Publisher,
+}
+
+/// Adopts a native subscription.
+pub(crate) fn adopt(
+    servers: &Servers<'_>,
+    (control, source): (&mut Session, &mut Session),
+    request: &adopt::Request<'_>,
+    shutdown: &Shutdown,
+) -> Result<adopt::Plan> {
+    let mut handed = None;
+    let stopping = || shutdown.requested();
+    let hint = "The native subscription runs as before, is disabled, or is adopted. pgapace adopt again \
+                goes on, or says that it is adopted; pgapace adopt --abort enables it again.";
+    let again = Again { servers, patience: request.patience, stopping: &stopping, hint };
+    again.repeat((control, source), |control, source| {
+        adopt::attempt(control, source, request, shutdown, &mut handed)
+    })
+}
+
+/// Hands a subscription back. `owned` is what this session owns.
+pub(crate) fn release(
+    servers: &Servers<'_>,
+    (control, source): (&mut Session, &mut Session),
+    owned: (state::Subscription, Option<Adoption>),
+    request: &release::Request<'_>,
+) -> Result<release::Released> {
+    let mut handed = None;
+    let mut owned = Some(owned);
+    let hint = "The subscription is as before, or was handed back. pgapace release again hands it back, or \
+                says that there is no such subscription any more.";
+    let never = || false;
+    let again = Again { servers, patience: request.patience, stopping: &never, hint };
+    again.repeat((control, source), |control, source| {
+        let (row, adopted) = match owned.take() {
+            Some(owned) => owned,
+            None => {
+                if let Some(released) = handed.take()
+                    && state::find_in_any(control, request.name)?.is_none()
+                {
+                    return Ok(released);
+                }
+                release::own(control, request.name)?
+            }
+        };
+        release::attempt(control, source, (&row, adopted), request, &mut handed)
+    })
+}
+
+struct Again<'a> {
+    servers: &'a Servers<'a>,
+    patience: Duration,
+    stopping: &'a dyn Fn() -> bool,
+    /// What is to be done if no other session can be opened.
+    hint: &'static str,
+}
+
+impl Again<'_> {
+    /// Repeats what lost its session on the subscriber. The server may not have ended that session yet, so
+    /// that it still holds its locks.
+    fn repeat<T>(
+        &self,
+        (control, source): (&mut Session, &mut Session),
+        mut attempt: impl FnMut(&mut Session, &mut Session) -> Result<T>,
+    ) -> Result<T> {
+        let deadline = Instant::now() + self.patience;
+        let ended = || Instant::now() >= deadline || (self.stopping)();
+        let mut lost = false;
+        loop {
+            let failure = match attempt(control, source) {
+                Ok(done) => return Ok(done),
+                Err(failure) => failure,
+            };
+            if control.is_broken() {
+                lost = true;
+                tracing::warn!(
+                    event = "native_session_lost",
+                    error = failure.message,
+                    "session on the subscriber was lost; connecting again"
+                );
+                self.reconnect(control, source, &ended).map_err(|second| {
+                    failure.detail(format!("No other session: {second}")).hint(self.hint)
+                })?;
+            } else if !(lost && failure.class == Class::Busy) || ended() {
+                return Err(failure);
+            }
+            std::thread::sleep(RETRY_EVERY);
+        }
+    }
+
+    fn reconnect(
+        &self,
+        control: &mut Session,
+        source: &mut Session,
+        ended: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        *control = until(ended, || self.servers.subscriber.connect(Purpose::Control))?;
+        if source.is_broken() {
+            *source = until(ended, || self.servers.publisher.connect())?;
+        }
+        Ok(())
+    }
+}
+
+/// Repeats what fails for a reason that may pass.
+fn until<T>(ended: &dyn Fn() -> bool, mut connect: impl FnMut() -> Result<T>) -> Result<T> {
+    loop {
+        match connect() {
+            Err(failure) if failure.transient && !ended() => std::thread::sleep(RETRY_EVERY),
+            result => return result,
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! Adopt, run and release in turns under load, while each party is killed in each step: row for row equal in
+//! the end, and what a verb says about the native subscription is true.
+//!
+//! The load has streamed, prepared and rolled back transactions, asynchronous commits, and tables without a
+//! key, in which a transaction that is applied twice leaves rows.
+
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use testbed::postgres::Client;
+use testbed::program::Process;
+use testbed::workload::{ledger, tpcb};
+use testbed::{Pair, Program, Result, wait_until};
+
+use crate::faults::site::{DB, NAME, Site, long, lsn, pgapace};
+use crate::support::PATIENCE;
+
+const RATE: f64 = 60.0;
+
+/// Where a verb is held, and by what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Before the native subscription is disabled.
+    Disabling,
+    /// While its workers end: one waits for a lock.
+    Ending,
+    /// In the transaction that takes the slot.
+    HandingOver,
+    /// In the only transaction of `release`.
+    Releasing,
+}
+
+impl Step {
+    fn lock(self) -> &'static str {
+        match self {
+            Self::Disabling => "LOCK TABLE pgapace.adoption IN SHARE MODE",
+            Self::Ending => "LOCK TABLE pgbench_branches IN SHARE MODE",
+            Self::HandingOver | Self::Releasing => "LOCK TABLE pgapace.relation IN SHARE MODE",
+        }
+    }
+
+    /// Whether the verb is there.
+    fn reached(self) -> &'static str {
+        match self {
+            Self::Ending => {
+                "SELECT count(*) > 0 FROM pgapace.adoption WHERE step = 'disabled' AND EXISTS \
+                   (SELECT FROM pg_stat_subscription WHERE pid IS NOT NULL)"
+            }
+            _ => {
+                "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+                   AND application_name LIKE 'pgapace % control'"
+            }
+        }
+    }
+}
+
+/// What is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Party {
+    /// The verb, and while pgapace runs, that process.
+    Pgapace,
+    Publisher,
+    Subscriber,
+    /// The apply worker of the native subscription. Its server starts anew.
+    NativeWorker,
+}
+
+/// One round: native, adopted, run, released.
+type Round = (Step, Party);
+
+const ROUNDS: [Round; 11] = [
+    (Step::Disabling, Party::Pgapace),
+    (Step::Disabling, Party::Publisher),
+    (Step::Disabling, Party::Subscriber),
+    (Step::Disabling, Party::NativeWorker),
+    (Step::Ending, Party::Pgapace),
+    (Step::Ending, Party::Publisher),
+    (Step::Ending, Party::Subscriber),
+    (Step::Ending, Party::NativeWorker),
+    (Step::HandingOver, Party::Pgapace),
+    (Step::HandingOver, Party::Publisher),
+    (Step::HandingOver, Party::Subscriber),
+];
+
+struct Turns {
+    site: Site,
+    /// Adoptions whose origin was ahead of the slot's confirmed position, and behind it.
+    ahead: u32,
+    behind: u32,
+}
+
+impl Turns {
+    fn start(publisher: u16, subscriber: u16, options: &str) -> Result<Self> {
+        let pair = Pair::start_with(
+            publisher,
+            subscriber,
+            |builder| {
+                builder
+                    .setting("max_prepared_transactions", "20")
+                    .setting("logical_decoding_work_mem", "64kB")
+            },
+            |builder| {
+                builder
+                    .setting("max_prepared_transactions", "20")
+                    .setting("wal_retrieve_retry_interval", "100ms")
+            },
+        )?;
+        let site = Site::of(pair)?;
+        site.load_tables()?;
+        let conninfo = site.publisher.conninfo(DB).replace('\'', "''");
+        let sql = format!(
+            "CREATE SUBSCRIPTION {NAME} CONNECTION '{conninfo}' PUBLICATION pub WITH ({options})"
+        );
+        site.subscriber.sql(DB, &sql)?;
+        let ready = "SELECT count(*) FILTER (WHERE srsubstate <> 'r') = 0 FROM pg_subscription_rel";
+        let turns = Self { site, ahead: 0, behind: 0 };
+        turns.wait("all tables to be ready", ready)?;
+        Ok(turns)
+    }
+
+    /// Waits until a query on the subscriber, which may start, says true.
+    fn wait(&self, what: &str, sql: &str) -> Result<()> {
+        wait_until(PATIENCE, what, || {
+            Ok(self.site.subscriber.query_one_text(DB, sql).is_ok_and(|value| value == "t"))
+        })
+    }
+
+    fn verb(&self, verb: &str) -> Program {
+        let program = pgapace(verb)
+            .args(["--publisher", &self.site.publisher.conninfo(DB)])
+            .args(["--subscriber", &self.site.subscriber.conninfo(DB)])
+            .args(["--name", NAME]);
+        if verb == "adopt" { program.args(["--subscription", NAME]) } else { program }
+    }
+
+    /// Runs a verb to its end: exit code and output.
+    fn finish(&self, program: &Program) -> Result<(i32, String)> {
+        let mut process = self.site.spawn(program)?;
+        process.wait(PATIENCE)?;
+        Ok((process.exit_code().unwrap_or(-1), process.log()))
+    }
+
+    /// Runs a verb until it does not fail because of sessions of a process that was killed, or of
+    /// transactions that are prepared just now.
+    fn finish_when_free(&self, program: &Program) -> Result<(i32, String)> {
+        let mut last = None;
+        wait_until(PATIENCE, "the verb", || {
+            let (code, log) = self.finish(program)?;
+            let passes = code == 8 || code == 3 && log.contains("prepared");
+            last = Some((code, log));
+            Ok(!passes)
+        })
+        .map_err(|error| testbed::Error::other(format!("{error}: {last:?}")))?;
+        Ok(last.unwrap_or_default())
+    }
+
+    /// `t|sub` for a native subscription that runs, `f|` for one that was adopted.
+    fn native(&self) -> Result<String> {
+        let sql = "SELECT CASE WHEN subenabled THEN 't' ELSE 'f' END || '|' || coalesce(subslotname, '') FROM pg_subscription";
+        self.site.subscriber.query_one_text(DB, sql)
+    }
+
+    fn rows(&self) -> u64 {
+        let count = self.site.subscriber.query_one_text(DB, "SELECT count(*) FROM pgbench_history");
+        count.ok().and_then(|count| count.parse().ok()).unwrap_or(0)
+    }
+
+    /// Waits until some of the load more is applied.
+    fn wait_for_more(&self) -> Result<()> {
+        let enough = self.rows() + 30;
+        wait_until(PATIENCE, "more rows", || Ok(self.rows() >= enough))
+    }
+
+    fn kill(&mut self, party: Party, process: &mut Process) -> Result<()> {
+        match party {
+            Party::Pgapace => process.kill9(),
+            Party::Publisher => {
+                self.site.publisher.kill9()?;
+                self.site.publisher.start()
+            }
+            Party::Subscriber => {
+                self.site.subscriber.kill9()?;
+                self.site.subscriber.start()
+            }
+            Party::NativeWorker => {
+                let sql = "SELECT pid FROM pg_stat_subscription \
+                           WHERE pid IS NOT NULL AND relid IS NULL ORDER BY pid LIMIT 1";
+                let pid = self.site.subscriber.query_one_text(DB, sql)?;
+                Command::new("kill").args(["-9", &pid]).status()?;
+                let gone =
+                    format!("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid})");
+                self.wait("the worker's end", &gone)
+            }
+        }
+    }
+
+    /// Runs a verb, and kills a party in a step of it. Returns its log, and its exit code unless it was
+    /// killed.
+    fn interrupted(
+        &mut self,
+        program: &Program,
+        step: Step,
+        party: Party,
+    ) -> Result<(Option<i32>, String)> {
+        let mut blocker: Client = self.site.subscriber.connect(DB)?;
+        blocker.batch_execute(&format!("BEGIN; {}", step.lock()))?;
+        let mut verb = self.site.spawn(program)?;
+        wait_until(PATIENCE, "the step", || {
+            assert!(verb.is_running(), "{step:?}: {}", verb.log());
+            Ok(self.site.subscriber.query_one_text(DB, step.reached())? == "t")
+        })?;
+        self.kill(party, &mut verb)?;
+        // The server may have ended it.
+        let _ = blocker.batch_execute("ROLLBACK");
+        if party == Party::Pgapace {
+            return Ok((None, verb.log()));
+        }
+        verb.wait(PATIENCE)?;
+        Ok((verb.exit_code(), verb.log()))
+    }
+
+    fn adopt(&mut self, (step, party): Round, number: usize) -> Result<()> {
+        let (code, log) = self.interrupted(&self.verb("adopt"), step, party)?;
+        let what = format!("{step:?}, {party:?}: {log}");
+        match code {
+            None => {}
+            Some(0) => assert_eq!(self.native()?, "f|", "{what}"),
+            // It says either that all is as before, or what is to be run.
+            Some(_) if log.contains("is as before") => {
+                assert_eq!(self.native()?, format!("t|{NAME}"), "{what}");
+                let begun = "SELECT count(*) FROM pgapace.adoption";
+                assert_eq!(self.site.subscriber.query_one_text(DB, begun)?, "0", "{what}");
+            }
+            Some(code) => {
+                // A failure of the checks before the first step changes nothing.
+                let untouched = step == Step::Disabling && self.native()? == format!("t|{NAME}");
+                assert!(untouched || log.contains("pgapace adopt"), "{code}: {what}");
+            }
+        }
+        if number.is_multiple_of(2) {
+            let (code, log) = self.finish_when_free(&self.verb("adopt").arg("--abort"))?;
+            let expected = match self.native()?.as_str() {
+                "f|" => "is adopted",
+                _ if code == 0 => "is enabled",
+                _ => "no adoption",
+            };
+            assert!(log.contains(expected) && [0, 3].contains(&code), "{what}\n{code}: {log}");
+        }
+        let (code, log) = self.finish_when_free(&self.verb("adopt"))?;
+        assert!(code == 0 || log.contains("is adopted already"), "{what}\n{code}: {log}");
+        assert_eq!(self.native()?, "f|", "{what}");
+        self.count_positions(&log)
+    }
+
+    /// What an adopter has printed of its positions.
+    fn count_positions(&mut self, log: &str) -> Result<()> {
+        let position = |before: &str| {
+            log.lines().find_map(|line| line.trim().strip_prefix(before)).map(lsn).transpose()
+        };
+        let origin = position("applied by the native subscription: up to ")?;
+        let confirmed = position(&format!("confirmed by slot {NAME}: "))?;
+        self.ahead += u32::from(confirmed.is_some() && origin > confirmed);
+        self.behind += u32::from(origin.is_some() && origin < confirmed);
+        Ok(())
+    }
+
+    /// pgapace applies for a while, in which a party is killed.
+    fn run(&mut self, party: Party) -> Result<()> {
+        let program = self.site.program();
+        let mut process = self.site.spawn_streaming(&program)?;
+        self.wait_for_more()?;
+        self.kill(party, &mut process)?;
+        if party == Party::Pgapace {
+            process = self.site.spawn_streaming(&program)?;
+        }
+        self.wait_for_more()?;
+        process.terminate()?;
+        process.wait(PATIENCE)?;
+        Ok(())
+    }
+
+    fn release(&mut self, party: Party) -> Result<()> {
+        // A transaction may be held as prepared.
+        for _ in 0..20 {
+            let (code, log) = self.finish(&self.verb("release").arg("--dry-run"))?;
+            if code == 0 {
+                break;
+            }
+            assert!(code == 8 || log.contains("prepared"), "{code}: {log}");
+            let current = self.site.program().args(["--until", "current"]);
+            self.finish(&current)?;
+        }
+        let (code, log) = self.interrupted(&self.verb("release"), Step::Releasing, party)?;
+        if code != Some(0) {
+            let (code, again) = self.finish_when_free(&self.verb("release"))?;
+            assert!(code == 0 || again.contains("has no subscription"), "{log}\n{code}: {again}");
+        }
+        assert_eq!(self.native()?, format!("t|{NAME}"), "{log}");
+        Ok(())
+    }
+
+    /// The slot's position is ahead of the origin where nothing published was written.
+    fn adopt_idle(&mut self) -> Result<()> {
+        self.site
+            .publisher
+            .sql(DB, "CREATE TABLE unpublished AS SELECT generate_series(1, 1000)")?;
+        let end = lsn(&self.site.publisher_lsn()?)?;
+        wait_until(PATIENCE, "the slot", || Ok(self.site.confirmed()? >= end))?;
+        let (code, log) = self.finish(&self.verb("adopt"))?;
+        assert_eq!(code, 0, "{log}");
+        self.count_positions(&log)
+    }
+}
+
+fn turns(publisher: u16, subscriber: u16, options: &str, rounds: &[Round]) -> Result<()> {
+    let mut turns = Turns::start(publisher, subscriber, options)?;
+    turns.adopt_idle()?;
+    let conninfo =
+        format!("{} options='-c synchronous_commit=off'", turns.site.publisher.conninfo(DB));
+    let ledger_options = ledger::WriterOptions {
+        seed: 5,
+        rate: Some(RATE),
+        large_every: 40,
+        large_entries: 2000,
+        two_phase_every: 9,
+        ..Default::default()
+    };
+    let ledger = ledger::Writer::start_with(&conninfo, 2, ledger_options)?;
+    let tpcb_options = tpcb::TpcbOptions { seed: 6, rate: Some(RATE), ..Default::default() };
+    let tpcb = tpcb::Load::start(&conninfo, 2, tpcb_options)?;
+    turns.run(Party::Pgapace)?;
+    turns.release(Party::Pgapace)?;
+    let others = [Party::Subscriber, Party::Publisher, Party::Pgapace];
+    for (number, round) in rounds.iter().enumerate() {
+        println!("{publisher} to {subscriber}, {options}: {round:?}");
+        turns.wait_for_more()?;
+        turns.adopt(*round, number)?;
+        turns.run(others[number % 3])?;
+        turns.release(others[(number + 1) % 3])?;
+    }
+    tpcb.stop()?;
+    ledger.stop()?;
+    sleep(Duration::from_millis(200));
+    let end = lsn(&turns.site.publisher_lsn()?)?;
+    wait_until(PATIENCE, "the native subscription", || Ok(turns.site.confirmed()? >= end))?;
+    turns.site.expect_equal_load()?;
+    println!("origin ahead of the slot {} times, behind it {} times", turns.ahead, turns.behind);
+    Ok(())
+}
+
+#[test]
+fn a_kill_of_any_party_in_any_step_loses_nothing() -> Result<()> {
+    if !long() {
+        let rounds = [(Step::HandingOver, Party::Subscriber), (Step::Ending, Party::NativeWorker)];
+        return turns(15, 18, "streaming = parallel", &rounds);
+    }
+    turns(15, 18, "streaming = parallel, two_phase = true", &ROUNDS)?;
+    turns(15, 15, "streaming = on", &ROUNDS)?;
+    turns(18, 18, "streaming = parallel", &ROUNDS)
+}
+
+#[test]
+fn a_kill_of_any_party_with_other_subscribers() -> Result<()> {
+    if long() {
+        for subscriber in [14, 16, 17] {
+            turns(18, subscriber, "streaming = on", &ROUNDS)?;
+        }
+    }
+    Ok(())
+}
