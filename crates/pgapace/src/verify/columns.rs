@@ -1,9 +1,9 @@
 //! How a column is compared: SQL expressions for both servers whose values are equal exactly if
 //! replication would leave the value as it is. Pure.
 //!
-//! The value of a column is its text, as the type's output function writes it under the settings of
+//! A column is compared by its text, as the type's output function writes it under the settings of
 //! [`super::pair`]. Text is what replication carries, so it tells all values apart that replication
-//! can tell apart. Built-in types have an exact text under these settings: floats and geometric types
+//! can tell apart. Some types have a cheaper form that does the same ([`HashedBy`]). Built-in types have an exact text under these settings: floats and geometric types
 //! with `extra_float_digits` = 3, money with `lc_monetary` = C, bytea in hex. Nobody knows whether
 //! the text of a base type of an extension is exact, or which of its settings it depends on. So these
 //! types are compared by their send functions, which COPY BINARY and pg_upgrade rely on, if both
@@ -20,7 +20,6 @@
 use wire::quote_ident;
 
 use crate::subscriber::oid;
-use crate::verify::row_text::is_plain;
 
 /// Oids from here on are not built in.
 pub(crate) const FIRST_USER_OID: u32 = 16384;
@@ -95,21 +94,19 @@ impl SideColumn {
 /// SQL for one column on one server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ColumnSql {
-    /// An expression whose output text is compared.
-    pub(crate) value: String,
-    /// The same text as a value of type text, NULL for NULL.
+    /// What is hashed: an expression of the type that [`ComparedColumn::by`] needs.
+    pub(crate) hashed: String,
+    /// The text by which a value is named, NULL for NULL.
     pub(crate) text: String,
-    /// A string whose length tells where the text ends in that of a row.
-    pub(crate) length: String,
-    /// Whether `value` is the binary form in hex, and `text` the output of the type.
-    pub(crate) sent: bool,
 }
 
-impl ColumnSql {
-    /// What is compared, as a value of type text.
-    pub(crate) fn compared(&self) -> &str {
-        if self.sent { &self.value } else { &self.text }
-    }
+/// Which function hashes a column, on both servers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HashedBy {
+    Int4,
+    Int8,
+    Uuid,
+    Text,
 }
 
 /// How a column is compared.
@@ -118,10 +115,9 @@ pub(crate) struct ComparedColumn {
     pub(crate) name: String,
     pub(crate) publisher: ColumnSql,
     pub(crate) subscriber: ColumnSql,
+    pub(crate) by: HashedBy,
     /// Whether either server may have a NULL.
     pub(crate) nullable: bool,
-    /// Whether its text is never empty and has no separator: [`is_plain`].
-    pub(crate) plain: bool,
     /// Whether it can be a part of the key: its text can be read as a value.
     pub(crate) names_rows: bool,
 }
@@ -159,39 +155,58 @@ fn output_text(expression: &str) -> String {
 }
 
 /// A column as its own type writes it.
-fn plain(column: &SideColumn) -> ColumnSql {
+fn text_of(column: &SideColumn) -> String {
     let value = quote_ident(&column.name);
-    let text = if column.type_oid == XML || !casts_by_output(column.type_oid) {
-        output_text(&value)
-    } else {
-        format!("{value}::pg_catalog.text")
-    };
-    // The length of a string is known without its bytes.
-    let is_string = matches!(column.type_oid, oid::TEXT | oid::VARCHAR | oid::BPCHAR);
-    let length = if is_string { value.clone() } else { text.clone() };
-    ColumnSql { value, text, length, sent: false }
+    match column.type_oid != XML && casts_by_output(column.type_oid) {
+        true => format!("{value}::pg_catalog.text"),
+        false => output_text(&value),
+    }
 }
 
-/// A column in its binary form.
+fn plain(column: &SideColumn) -> ColumnSql {
+    as_text(text_of(column))
+}
+
+/// The binary form of a column in hex.
+fn bytes_of(column: &SideColumn, function: &str) -> String {
+    format!("pg_catalog.encode({function}({}), 'hex')", quote_ident(&column.name))
+}
+
+/// A column that is compared in its binary form, and named by its text.
 fn sent(column: &SideColumn, function: &str) -> ColumnSql {
-    let value = format!("pg_catalog.encode({function}({}), 'hex')", quote_ident(&column.name));
-    ColumnSql { length: value.clone(), value, text: plain(column).text, sent: true }
-}
-
-/// A column of which only the binary form is of use.
-fn as_bytes(column: &SideColumn, function: &str) -> ColumnSql {
-    let ColumnSql { value, .. } = sent(column, function);
-    ColumnSql { text: value.clone(), length: value.clone(), value, sent: true }
+    ColumnSql { hashed: bytes_of(column, function), text: text_of(column) }
 }
 
 /// An expression of type text.
-fn as_text(value: String) -> ColumnSql {
-    ColumnSql { text: value.clone(), length: value.clone(), value, sent: false }
+fn as_text(text: String) -> ColumnSql {
+    ColumnSql { hashed: text.clone(), text }
+}
+
+/// The cheapest exact form of a column whose type is the same on both servers.
+fn exact(column: &SideColumn, other: &SideColumn) -> (HashedBy, ColumnSql) {
+    let value = quote_ident(&column.name);
+    let (by, hashed) = match column.type_oid {
+        oid::INT4 => (HashedBy::Int4, value),
+        oid::INT2 | oid::BOOL => (HashedBy::Int4, format!("{value}::pg_catalog.int4")),
+        oid::INT8 => (HashedBy::Int8, value),
+        oid::UUID => (HashedBy::Uuid, value),
+        // The text is the value.
+        oid::TEXT => (HashedBy::Text, value),
+        // The cast cuts blanks, with which all values are filled up to the same length.
+        oid::BPCHAR if column.modifier > 0 && column.modifier == other.modifier => {
+            (HashedBy::Text, format!("{value}::pg_catalog.text"))
+        }
+        oid::DATE => (HashedBy::Text, bytes_of(column, "pg_catalog.date_send")),
+        oid::TIMESTAMP => (HashedBy::Text, bytes_of(column, "pg_catalog.timestamp_send")),
+        oid::TIMESTAMPTZ => (HashedBy::Text, bytes_of(column, "pg_catalog.timestamptz_send")),
+        _ => (HashedBy::Text, text_of(column)),
+    };
+    (by, ColumnSql { hashed, text: text_of(column) })
 }
 
 /// The text of the publisher's column as the subscriber stores it in a column of another type.
 fn converted(publisher: &SideColumn, subscriber: &SideColumn) -> ColumnSql {
-    let text = plain(publisher).text;
+    let text = text_of(publisher);
     let cast = format!("({text})::{}", subscriber.type_sql);
     // An explicit cast cuts strings that are too long, where replication refuses them. Such a string
     // stays as it is, so that it differs.
@@ -211,10 +226,7 @@ fn converted(publisher: &SideColumn, subscriber: &SideColumn) -> ColumnSql {
                 format!("CASE WHEN {condition} THEN {text} ELSE {} END", output_text(&cast));
             as_text(value)
         }
-        None => {
-            let text = output_text(&cast);
-            ColumnSql { length: text.clone(), text, value: cast, sent: false }
-        }
+        None => as_text(output_text(&cast)),
     }
 }
 
@@ -263,40 +275,45 @@ pub(crate) fn compare(
     subscriber: &SideColumn,
     on_publisher: impl Fn(&str) -> bool,
 ) -> Result<ComparedColumn, String> {
-    let compared = |theirs, ours| {
+    let compared = |by, theirs, ours| {
         Ok(ComparedColumn {
             name: publisher.name.clone(),
             publisher: theirs,
             subscriber: ours,
+            by,
             nullable: !(publisher.not_null && subscriber.not_null),
-            plain: is_plain(subscriber.type_oid),
             names_rows: true,
         })
     };
     if same_type(publisher, subscriber) {
         let functions = (&publisher.send, &subscriber.send);
-        if let Some(functions) = by_record_send(publisher, subscriber)? {
-            let [theirs, ours] = functions;
-            return compared(as_bytes(publisher, theirs), as_bytes(subscriber, ours))
+        if let Some([theirs, ours]) = by_record_send(publisher, subscriber)? {
+            let bytes = |column, function| as_text(bytes_of(column, function));
+            return compared(HashedBy::Text, bytes(publisher, theirs), bytes(subscriber, ours))
                 .map(|column| ComparedColumn { names_rows: false, ..column });
         }
-        return match functions {
-            (Some(theirs), Some(ours)) if publisher.of_extension() => {
-                compared(sent(publisher, theirs), sent(subscriber, ours))
-            }
-            _ => compared(plain(publisher), plain(subscriber)),
-        };
+        if let (Some(theirs), Some(ours)) = functions
+            && publisher.of_extension()
+        {
+            return compared(HashedBy::Text, sent(publisher, theirs), sent(subscriber, ours));
+        }
+        if !publisher.built_in() {
+            return compared(HashedBy::Text, plain(publisher), plain(subscriber));
+        }
+        let ((by, theirs), (_, ours)) =
+            (exact(publisher, subscriber), exact(subscriber, publisher));
+        return compared(by, theirs, ours);
     }
     // The output of an enum is its label. Strings of extensions (citext) are stored as they are.
     if subscriber.kind == 'e' || subscriber.of_extension() && subscriber.category == 'S' {
-        return compared(as_text(plain(publisher).text), as_text(plain(subscriber).text));
+        return compared(HashedBy::Text, plain(publisher), plain(subscriber));
     }
     if subscriber.record != RecordForm::None {
         by_record_send(publisher, subscriber)?;
     }
     let castable = subscriber.built_in() || publisher.bare_name == subscriber.bare_name;
     if castable && on_publisher(subscriber.needed_type()) {
-        return compared(converted(publisher, subscriber), plain(subscriber));
+        return compared(HashedBy::Text, converted(publisher, subscriber), plain(subscriber));
     }
     Err(format!(
         "publisher type {}, subscriber type {}, which the publisher cannot convert to",
@@ -341,28 +358,36 @@ mod tests {
     #[test]
     fn the_same_type_is_compared_as_it_is() {
         let one = compared(&column(oid::INT4, "integer", -1), &column(oid::INT4, "integer", -1));
-        assert_eq!((&one.publisher, one.publisher.value.as_str()), (&one.subscriber, "\"c\""));
+        assert_eq!((&one.publisher, one.by), (&one.subscriber, HashedBy::Int4));
+        assert_eq!(one.publisher.hashed, "\"c\"");
         assert_eq!(one.publisher.text, "\"c\"::pg_catalog.text");
         // A modifier that the publisher's column has not may change the value.
         let other = compared(
             &column(oid::NUMERIC, "numeric", -1),
             &column(oid::NUMERIC, "numeric(10,2)", 655_366),
         );
-        assert!(other.publisher.value.ends_with("::numeric(10,2)"), "{other:?}");
-        assert_eq!(other.subscriber.value, "\"c\"");
+        assert_eq!(other.by, HashedBy::Text);
+        assert!(other.publisher.hashed.contains("::numeric(10,2)"), "{other:?}");
+        assert_eq!(other.subscriber.hashed, "\"c\"::pg_catalog.text");
     }
 
     #[test]
     fn the_output_function_is_not_always_the_cast() {
         let bpchar = column(oid::BPCHAR, "character(5)", 9);
         assert!(compared(&bpchar, &bpchar).publisher.text.contains("format('%s', \"c\")"));
+        // Without a length, blanks at the end are part of the value.
+        let unlimited = column(oid::BPCHAR, "bpchar", -1);
+        for publisher in [&unlimited, &bpchar] {
+            assert!(compared(publisher, &unlimited).publisher.hashed.contains("format('%s'"));
+        }
+        assert_eq!(compared(&bpchar, &bpchar).publisher.hashed, "\"c\"::pg_catalog.text");
     }
 
     #[test]
     fn strings_that_are_too_long_stay_as_they_are() {
         let text = column(oid::TEXT, "text", -1);
         let short = column(oid::VARCHAR, "character varying(3)", 7);
-        let value = compared(&text, &short).publisher.value;
+        let value = compared(&text, &short).publisher.hashed;
         assert!(value.contains("pg_catalog.char_length") && value.contains("> 3"), "{value}");
     }
 
@@ -371,10 +396,10 @@ mod tests {
         let theirs = of_extension("vector", Some("public.vector_send"));
         let ours = of_extension("vector", Some("ext.vector_send"));
         let both = compared(&theirs, &ours);
-        assert_eq!(both.publisher.value, "pg_catalog.encode(public.vector_send(\"c\"), 'hex')");
-        assert_eq!(both.subscriber.value, "pg_catalog.encode(ext.vector_send(\"c\"), 'hex')");
+        assert_eq!(both.publisher.hashed, "pg_catalog.encode(public.vector_send(\"c\"), 'hex')");
+        assert_eq!(both.subscriber.hashed, "pg_catalog.encode(ext.vector_send(\"c\"), 'hex')");
         let without = compared(&of_extension("box3d", None), &of_extension("box3d", None));
-        assert_eq!(without.publisher.value, "\"c\"");
+        assert!(without.publisher.hashed.contains("format('%s', \"c\")"));
     }
 
     #[test]
@@ -384,7 +409,7 @@ mod tests {
         let label = SideColumn { kind: 'e', ..column(20_001, "mood", -1) };
         for subscriber in [&citext, &label] {
             let one = compare(&text, subscriber, |_| false).unwrap();
-            assert_eq!(one.publisher.value, "\"c\"::pg_catalog.text");
+            assert_eq!(one.publisher.hashed, "\"c\"::pg_catalog.text");
         }
     }
 
@@ -400,13 +425,13 @@ mod tests {
         };
         let built_in = || RecordForm::OfBuiltIns(vec![oid::INT4, oid::TEXT]);
         let text = compare(&pair(built_in(), false), &pair(built_in(), false), |_| true).unwrap();
-        assert_eq!((text.publisher.sent, text.names_rows), (false, true));
+        assert!(text.names_rows && !text.publisher.hashed.contains("record_send"));
         let bytes = compare(&pair(built_in(), false), &pair(built_in(), true), |_| true).unwrap();
         assert_eq!(
-            bytes.publisher.value,
+            bytes.publisher.hashed,
             "pg_catalog.encode(pg_catalog.record_send(\"c\"), 'hex')"
         );
-        assert_eq!((bytes.publisher.text, bytes.names_rows), (bytes.publisher.value, false));
+        assert_eq!((bytes.publisher.text, bytes.names_rows), (bytes.publisher.hashed, false));
         let others = [RecordForm::Other, RecordForm::OfBuiltIns(vec![oid::INT4]), RecordForm::None];
         for other in others {
             let refused = compare(&pair(built_in(), true), &pair(other, false), |_| true);

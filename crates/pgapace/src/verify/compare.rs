@@ -21,7 +21,7 @@ const KEYS_AT_ONCE: usize = 500;
 /// Findings of rows without a key are recorded when they take so much memory.
 const FINDINGS_BYTES: usize = 1 << 20;
 
-/// Number of rows, bytes of their text and sums of their hashes.
+/// Number of rows, their bytes and sums of their hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Sums {
     pub(super) rows: u64,

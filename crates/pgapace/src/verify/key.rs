@@ -137,7 +137,7 @@ pub(crate) fn has_ranges(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verify::columns::{ColumnSql, RecordForm};
+    use crate::verify::columns::{ColumnSql, HashedBy, RecordForm};
 
     fn column(name: &str, type_oid: u32) -> SideColumn {
         SideColumn {
@@ -167,14 +167,13 @@ mod tests {
     }
 
     fn compared(names: &[&str]) -> Vec<ComparedColumn> {
-        let [value, text, length] = [const { String::new() }; 3];
-        let sql = ColumnSql { value, text, length, sent: false };
+        let sql = ColumnSql { hashed: String::new(), text: String::new() };
         let one = |name: &&str| ComparedColumn {
             name: (*name).to_owned(),
             publisher: sql.clone(),
             subscriber: sql.clone(),
+            by: HashedBy::Text,
             nullable: false,
-            plain: true,
             names_rows: true,
         };
         names.iter().map(one).collect()

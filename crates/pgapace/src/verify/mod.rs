@@ -26,7 +26,7 @@ pub(crate) mod progress;
 pub(crate) mod range;
 pub(crate) mod rate;
 pub(crate) mod record;
-pub(crate) mod row_text;
+pub(crate) mod row_hash;
 pub(crate) mod run;
 pub(crate) mod sessions;
 pub(crate) mod sql;

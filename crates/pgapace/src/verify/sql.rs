@@ -1,14 +1,14 @@
 //! The queries of a comparison, for one table on one server. Pure.
 //!
-//! A row is hashed twice by `hashtextextended` with two seeds, which gives 128 bits; sums of the
+//! A row is hashed twice with two seeds ([`crate::verify::row_hash`]), which gives 128 bits; sums of the
 //! hashes are numeric and do not overflow. A third hash, of the key or of a row without one, orders
 //! rows and puts them into buckets.
 
 use wire::quote_ident;
 
-use crate::verify::columns::{ColumnSql, ComparedColumn};
+use crate::verify::columns::{ColumnSql, ComparedColumn, HashedBy};
 use crate::verify::range::{KeyColumn, KeyRange, literal_row};
-use crate::verify::row_text::{RowField, row_text};
+use crate::verify::row_hash::{RowField, hash_row, hash_text, hash_value, row_bytes};
 
 /// Seeds of the hash by which rows are ordered and put into buckets, and of the two hashes of a row.
 const ORDER: u8 = 0;
@@ -18,17 +18,15 @@ const SECOND: u8 = 2;
 /// A share is a number of such parts.
 const PARTS: u64 = 1_000_000;
 
-/// Hashes a text byte by byte, whatever the collation of the database.
-pub(crate) fn hash(text: &str, seed: u8) -> String {
-    format!("pg_catalog.hashtextextended(({text}) COLLATE pg_catalog.\"C\", {seed})")
-}
-
 /// Shows whether both servers hash alike: the hash depends on the byte order of the machine.
 pub(crate) fn probe() -> String {
+    let uuid = "'0123abcd-0123-4567-89ab-0123456789ab'::pg_catalog.uuid";
     format!(
-        "SELECT {}, {}",
-        hash("'pgapace verify'", FIRST),
-        hash("'long: ' || pg_catalog.repeat('x', 999)", SECOND)
+        "SELECT {}, {}, {}, {}",
+        hash_text("'pgapace verify'", "1"),
+        hash_text("'long: ' || pg_catalog.repeat('x', 999)", "2"),
+        hash_value(HashedBy::Int8, "(-1234567890123)::pg_catalog.int8", "1234567890123"),
+        hash_value(HashedBy::Uuid, uuid, "2"),
     )
 }
 
@@ -60,7 +58,8 @@ pub(crate) struct TableSql {
     /// `ONLY` and the quoted name.
     pub(crate) relation: String,
     columns: Vec<RowField>,
-    key: Vec<(RowField, KeyColumn)>,
+    /// The columns of the key by their places in `columns`.
+    key: Vec<(usize, KeyColumn)>,
     /// Row filters, combined with OR, and `--where`.
     conditions: Vec<String>,
     /// `--where` as it was given.
@@ -102,11 +101,12 @@ impl TableSql {
         conditions.extend(parts.condition.map(enclosed));
         let field = |column: &ComparedColumn| RowField {
             sql: of(column).clone(),
+            by: column.by,
             nullable: column.nullable,
-            plain: column.plain,
         };
         let key = key.iter().filter_map(|(name, type_sql)| {
-            let column = columns.iter().find(|column| column.name == *name)?;
+            let place = columns.iter().position(|column| column.name == *name)?;
+            let column = &columns[place];
             let literal = match type_sql {
                 Some(type_sql) => KeyColumn { name: quote_ident(name), type_sql: type_sql.clone() },
                 None => KeyColumn {
@@ -114,7 +114,7 @@ impl TableSql {
                     type_sql: "pg_catalog.text".to_owned(),
                 },
             };
-            Some((field(column), literal))
+            Some((place, literal))
         });
         Self {
             oid: parts.oid,
@@ -136,42 +136,35 @@ impl TableSql {
         self.key.iter().map(|(_, column)| column.clone()).collect()
     }
 
-    /// Rows, text bytes and the sums of both hashes of the selected rows.
+    /// Rows, bytes and the sums of both hashes of the selected rows.
     pub(crate) fn sums(&self, selection: &Selection) -> String {
-        let rows = self.read(selection, &format!("{} AS t", self.row()));
-        format!("SELECT {} FROM {rows}", sums_of("t"))
+        let rows = self.read(selection, &self.hashed_columns());
+        format!("SELECT {} FROM {rows}", self.sums_of_rows())
     }
 
     /// The same for each bucket, of `buckets`.
     pub(crate) fn bucket_sums(&self, selection: &Selection, buckets: u64) -> String {
-        let order = self.order_text();
-        let rows = match self.keyed() {
-            true => self.read(selection, &format!("{order} AS k, {} AS t", self.row())),
-            false => self.read(selection, &format!("{order} AS t")),
-        };
-        let order = hash(if self.keyed() { "k" } else { "t" }, ORDER);
+        let rows = self.read(selection, &self.hashed_columns());
         let sample = self.sample("o").map(|c| format!(" WHERE {c}")).unwrap_or_default();
         format!(
-            "SELECT o & {mask}, {sums} FROM (SELECT {order} AS o, t FROM {rows}) hashed{sample} GROUP BY 1",
+            "SELECT o & {mask}, {sums} FROM (SELECT {order} AS o, * FROM {rows} OFFSET 0) hashed{sample} \
+             GROUP BY 1",
             mask = buckets - 1,
-            sums = sums_of("t")
+            order = self.order(),
+            sums = self.sums_of_rows()
         )
     }
 
     /// The selected rows in the order of their hash: for [`crate::verify::merge::RowEntry`].
     pub(crate) fn rows(&self, selection: &Selection) -> String {
-        let fields: Vec<_> = match self.keyed() {
-            true => self.key.iter().map(|(column, _)| column.sql.text.clone()).collect(),
+        let texts: Vec<_> = match self.keyed() {
+            true => self.key_texts().map(str::to_owned).collect(),
             false => self.columns.iter().map(|column| column.sql.text.clone()).collect(),
         };
-        let named: Vec<_> =
-            fields.iter().enumerate().map(|(index, text)| format!("{text} AS f{index}")).collect();
-        let names: Vec<_> = (0..fields.len()).map(|index| format!("f{index}")).collect();
-        let rows = self.read(
-            selection,
-            &format!("{} AS k, {} AS t, {}", self.order_text(), self.row(), named.join(", ")),
-        );
-        let order = hash("k", ORDER);
+        let names: Vec<_> = (0..texts.len()).map(|index| format!("f{index}")).collect();
+        let named = texts.iter().zip(&names).map(|(text, name)| format!("{text} AS {name}"));
+        let columns: Vec<_> = self.hashed_columns().into_iter().chain(named).collect();
+        let rows = self.read(selection, &columns);
         let mut conditions: Vec<_> = self.sample("o").into_iter().collect();
         if let Some((wanted, buckets)) = &selection.buckets {
             let wanted: Vec<_> = wanted.iter().map(u64::to_string).collect();
@@ -186,11 +179,12 @@ impl TableSql {
             false => format!(" WHERE {}", conditions.join(" AND ")),
         };
         format!(
-            "COPY (SELECT o, {}, {}, {names} FROM (SELECT {order} AS o, * FROM {rows}) hashed{filter} \
+            "COPY (SELECT o, {}, {}{} FROM (SELECT {} AS o, * FROM {rows} OFFSET 0) hashed{filter} \
              ORDER BY o) TO STDOUT",
-            hash("t", FIRST),
-            hash("t", SECOND),
-            names = names.join(", ")
+            self.hash(FIRST),
+            self.hash(SECOND),
+            names.iter().map(|name| format!(", {name}")).collect::<String>(),
+            self.order(),
         )
     }
 
@@ -206,10 +200,10 @@ impl TableSql {
             }
             _ => (format!("ROW({})", names.join(", ")), keys),
         };
-        let texts = self.key.iter().map(|(column, _)| column.sql.text.clone());
+        let seed = FIRST.to_string();
         let hashes =
-            self.columns.iter().map(|column| hash(&self.encoded(column.sql.compared()), FIRST));
-        let fields: Vec<_> = texts.chain(hashes).collect();
+            self.columns.iter().map(|column| hash_value(column.by, &self.hashed(column), &seed));
+        let fields: Vec<_> = self.key_texts().map(str::to_owned).chain(hashes).collect();
         let mut conditions = self.conditions.clone();
         conditions.push(format!("{row} IN ({})", rows.join(", ")));
         format!(
@@ -226,7 +220,7 @@ impl TableSql {
         let key = self.key_columns();
         let names: Vec<_> = key.iter().map(|column| column.name.as_str()).collect();
         let names = names.join(", ");
-        let texts: Vec<_> = self.key.iter().map(|(column, _)| column.sql.text.as_str()).collect();
+        let texts: Vec<_> = self.key_texts().collect();
         let range = KeyRange { after: after.cloned(), through: None };
         let conditions = range.conditions(&key);
         let filter = match conditions.is_empty() {
@@ -259,8 +253,8 @@ impl TableSql {
         )
     }
 
-    /// Reads from the table, each expression once per row.
-    fn read(&self, selection: &Selection, expressions: &str) -> String {
+    /// Reads these expressions, each with its name, from the table.
+    fn read(&self, selection: &Selection, expressions: &[String]) -> String {
         let mut conditions = self.conditions.clone();
         let mut relation = self.relation.clone();
         if let Some(range) = &selection.range {
@@ -280,7 +274,8 @@ impl TableSql {
             false => format!(" WHERE {}", conditions.join(" AND ")),
         };
         // OFFSET 0 keeps the planner from evaluating an expression once per use.
-        format!("(SELECT {expressions} FROM {relation}{filter} OFFSET 0) rows")
+        let once = if self.columns.iter().all(|c| self.is_stored(c)) { "" } else { " OFFSET 0" };
+        format!("(SELECT {} FROM {relation}{filter}{once}) rows", expressions.join(", "))
     }
 
     fn sample(&self, order: &str) -> Option<String> {
@@ -288,40 +283,65 @@ impl TableSql {
         Some(format!("({order} & {}) % {PARTS} < {parts}", i64::MAX))
     }
 
-    /// The text of a row.
-    fn row(&self) -> String {
-        self.encoded(&row_text(&self.columns, self.converts))
+    /// What is hashed of each column, by the name that it has in the queries around.
+    fn hashed_columns(&self) -> Vec<String> {
+        let columns = self.columns.iter().enumerate();
+        columns.map(|(place, column)| format!("{} AS c{place}", self.hashed(column))).collect()
     }
 
-    /// The text whose hash orders rows.
-    fn order_text(&self) -> String {
+    fn named(&self) -> Vec<(String, &RowField)> {
+        let columns = self.columns.iter().enumerate();
+        columns.map(|(place, column)| (format!("c{place}"), column)).collect()
+    }
+
+    fn hash(&self, seed: u8) -> String {
+        hash_row(&self.named(), seed)
+    }
+
+    /// The hash by which rows are ordered: of the key, or of the row.
+    fn order(&self) -> String {
         if self.key.is_empty() {
-            return self.row();
+            return self.hash(ORDER);
         }
-        let key: Vec<_> = self.key.iter().map(|(field, _)| field.clone()).collect();
-        self.encoded(&row_text(&key, self.converts))
+        let named = self.named();
+        let key: Vec<_> = self.key.iter().map(|(place, _)| named[*place].clone()).collect();
+        hash_row(&key, ORDER)
     }
 
-    fn encoded(&self, text: &str) -> String {
-        if !self.converts {
-            return text.to_owned();
+    fn key_texts(&self) -> impl Iterator<Item = &str> {
+        self.key.iter().map(|(place, _)| self.columns[*place].sql.text.as_str())
+    }
+
+    fn sums_of_rows(&self) -> String {
+        format!(
+            "pg_catalog.count(*), coalesce(pg_catalog.sum({}), 0), \
+             coalesce(pg_catalog.sum({}), 0), coalesce(pg_catalog.sum({}), 0)",
+            row_bytes(&self.named()),
+            self.hash(FIRST),
+            self.hash(SECOND)
+        )
+    }
+
+    /// What is hashed of a column. Texts are hashed in UTF8 if the encodings of the servers differ.
+    fn hashed(&self, column: &RowField) -> String {
+        let value = &column.sql.hashed;
+        match self.converts && column.by == HashedBy::Text {
+            true => format!("pg_catalog.encode(pg_catalog.convert_to({value}, 'UTF8'), 'hex')"),
+            false => value.clone(),
         }
-        format!("pg_catalog.encode(pg_catalog.convert_to({text}, 'UTF8'), 'hex')")
+    }
+
+    /// Whether a column is hashed as it is stored, without an expression.
+    fn is_stored(&self, column: &RowField) -> bool {
+        // Only names begin with a quote, and an expression that does has a cast.
+        let value = self.hashed(column);
+        value.starts_with('"') && value.ends_with('"')
     }
 }
 
 /// A condition of the user. The line break ends a comment.
 fn enclosed(condition: &str) -> String {
     format!("({condition}\n)")
-}
-
-fn sums_of(text: &str) -> String {
-    format!(
-        "pg_catalog.count(*), coalesce(pg_catalog.sum(pg_catalog.octet_length({text})), 0), \
-         coalesce(pg_catalog.sum({}), 0), coalesce(pg_catalog.sum({}), 0)",
-        hash(text, FIRST),
-        hash(text, SECOND)
-    )
 }
 
 /// Whether the files of a table or its partitions are others than the snapshot shows. TRUNCATE and

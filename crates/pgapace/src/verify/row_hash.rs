@@ -1,0 +1,154 @@
+//! The hash of a row, which each server computes. Pure.
+//!
+//! The hash of a column is the seed of the next one's. So it depends on which column has which value, and
+//! no text of the whole row is made: `concat_ws` alone costs more than COPY of the row.
+//!
+//! A value is hashed by its type's hash function where that tells all values apart that replication
+//! tells apart, and by its text otherwise. `hashint8extended` and `timestamp_hash_extended` fold a value to 32
+//! bits, so an int8 is hashed in two halves, and `hash_numeric_extended` takes 1.0 for 1.00. These functions
+//! return the same on all versions, because hash partitions depend on them.
+
+use crate::verify::columns::{ColumnSql, HashedBy};
+
+/// Calls are nested this deep at most. Hashes of so many columns each are joined as text.
+const DEEPEST: usize = 40;
+
+/// A column of a row that is hashed, which the query around it gives a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RowField {
+    pub(crate) sql: ColumnSql,
+    pub(crate) by: HashedBy,
+    /// Whether either server may have a NULL.
+    pub(crate) nullable: bool,
+}
+
+/// Hashes a text byte by byte, whatever the collation of the database.
+pub(crate) fn hash_text(text: &str, seed: &str) -> String {
+    format!("pg_catalog.hashtextextended(({text}) COLLATE pg_catalog.\"C\", {seed})")
+}
+
+fn hash_int4(value: &str, seed: &str) -> String {
+    format!("pg_catalog.hashint4extended({value}, {seed})")
+}
+
+/// The hash of a value; NULL for NULL.
+pub(crate) fn hash_value(by: HashedBy, value: &str, seed: &str) -> String {
+    match by {
+        HashedBy::Int4 => hash_int4(value, seed),
+        HashedBy::Int8 => {
+            let low = format!("(({value} & 4294967295) - 2147483648)::pg_catalog.int4");
+            let high = format!("({value} >> 32)::pg_catalog.int4");
+            hash_int4(&high, &hash_int4(&low, seed))
+        }
+        HashedBy::Uuid => format!("pg_catalog.uuid_hash_extended({value}, {seed})"),
+        HashedBy::Text => hash_text(value, seed),
+    }
+}
+
+/// A value in the place of NULL.
+fn anything(by: HashedBy) -> &'static str {
+    match by {
+        HashedBy::Int4 | HashedBy::Int8 => "0",
+        HashedBy::Uuid => "'00000000-0000-0000-0000-000000000000'",
+        HashedBy::Text => "''",
+    }
+}
+
+/// The hash of a row of these columns, each with its name.
+pub(crate) fn hash_row(fields: &[(String, &RowField)], seed: u8) -> String {
+    let seed = format!("{seed}::pg_catalog.int8");
+    let chain = |fields: &[(String, &RowField)]| {
+        fields.iter().fold(seed.clone(), |seed, (name, field)| match field.nullable {
+            false => hash_value(field.by, name, &seed),
+            true => {
+                let is_null = format!("({name} IS NULL)::pg_catalog.int4");
+                let value = format!("coalesce({name}, {})", anything(field.by));
+                hash_value(field.by, &value, &hash_int4(&is_null, &seed))
+            }
+        })
+    };
+    if fields.len() <= DEEPEST {
+        return chain(fields);
+    }
+    let chains: Vec<_> = fields.chunks(DEEPEST).map(chain).collect();
+    hash_text(&format!("pg_catalog.concat_ws(',', {})", chains.join(", ")), &seed)
+}
+
+/// The size of such a row: bytes of texts, and of values as they are stored.
+pub(crate) fn row_bytes(fields: &[(String, &RowField)]) -> String {
+    let mut fixed = 0;
+    let mut terms = Vec::new();
+    for (name, field) in fields {
+        let length = format!("pg_catalog.octet_length({name})");
+        match field.by {
+            HashedBy::Int4 => fixed += 4,
+            HashedBy::Int8 => fixed += 8,
+            HashedBy::Uuid => fixed += 16,
+            HashedBy::Text if field.nullable => terms.push(format!("coalesce({length}, 0)")),
+            HashedBy::Text => terms.push(length),
+        }
+    }
+    terms.insert(0, format!("{fixed}::pg_catalog.int8"));
+    terms.join(" + ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn field(by: HashedBy, nullable: bool) -> RowField {
+        let sql = ColumnSql { hashed: "c".to_owned(), text: "c::text".to_owned() };
+        RowField { sql, by, nullable }
+    }
+
+    fn hashed(fields: &[RowField]) -> String {
+        let named = |(number, field)| (format!("c{number}"), field);
+        hash_row(&fields.iter().enumerate().map(named).collect::<Vec<_>>(), 1)
+    }
+
+    #[test]
+    fn a_column_is_the_seed_of_the_next() {
+        assert_eq!(hashed(&[]), "1::pg_catalog.int8");
+        assert_eq!(
+            hashed(&[field(HashedBy::Int4, false), field(HashedBy::Text, false)]),
+            "pg_catalog.hashtextextended((c1) COLLATE pg_catalog.\"C\", \
+             pg_catalog.hashint4extended(c0, 1::pg_catalog.int8))"
+        );
+    }
+
+    #[test]
+    fn null_is_no_value() {
+        assert_eq!(
+            hashed(&[field(HashedBy::Text, true)]),
+            "pg_catalog.hashtextextended((coalesce(c0, '')) COLLATE pg_catalog.\"C\", \
+             pg_catalog.hashint4extended((c0 IS NULL)::pg_catalog.int4, 1::pg_catalog.int8))"
+        );
+    }
+
+    #[test]
+    fn wide_rows_are_not_nested_deeper() {
+        let fields = vec![field(HashedBy::Int8, true); 1600];
+        let sql = hashed(&fields);
+        let (mut depth, mut deepest) = (0_usize, 0);
+        for c in sql.chars() {
+            match c {
+                '(' => depth += 1,
+                ')' => depth -= 1,
+                _ => {}
+            }
+            deepest = deepest.max(depth);
+        }
+        assert!(deepest <= 3 * DEEPEST + 10, "{deepest}");
+        assert_eq!(depth, 0);
+    }
+
+    #[test]
+    fn sizes() {
+        let fields = [field(HashedBy::Uuid, true), field(HashedBy::Text, true)];
+        let named: Vec<_> = fields.iter().map(|field| ("c".to_owned(), field)).collect();
+        assert_eq!(
+            row_bytes(&named),
+            "16::pg_catalog.int8 + coalesce(pg_catalog.octet_length(c), 0)"
+        );
+    }
+}
