@@ -94,11 +94,12 @@ pub(crate) fn with_given(mut costs: Costs, given: &[GivenCost]) -> Costs {
     costs
 }
 
-/// How far factors are searched.
-const FACTORS: (f64, f64) = (1e-3, 1e3);
+/// How far factors are searched. A row may wait seconds for a trigger's work or a disk, where it
+/// typically takes microseconds.
+const FACTORS: (f64, f64) = (1e-4, 1e6);
 /// So close is close enough.
 const ENOUGH: f64 = 0.005;
-const ATTEMPTS: usize = 12;
+const ATTEMPTS: usize = 20;
 
 /// Scales the costs of `scenario` to a replay: of the program so that it needs the same processor time, of
 /// the subscriber so that all of it takes as long. Costs that are given stay as they are. The scenario must
