@@ -455,7 +455,7 @@ struct World {
     reports: VecDeque<(usize, Answered)>,
     /// A flush that is done, and not yet known to be.
     flushed: bool,
-    found: Option<(GroupSeq, Vec<GroupSeq>)>,
+    found: Option<(GroupSeq, bool, Vec<GroupSeq>)>,
     /// Since the run began.
     now: Duration,
     /// Something has happened since the leader tried to hand something over; when to try again if
@@ -1028,20 +1028,25 @@ impl World {
             groups.push((self.subscriber.sessions[self.workers.len() + slot].pid, number));
         }
         groups.sort_by_key(|(_, group)| *group);
-        let mut victims = blocking(&self.subscriber.waits(), &groups).victims;
+        let all_waits = self.subscriber.waits();
+        let mut victims = blocking(&all_waits, &groups).victims;
+        let first = groups.first().map(|(pid, _)| *pid);
+        let waits = all_waits.iter().any(|(who, _)| Some(*who) == first);
         if self.sabotage == Sabotage::NoGivingWay {
             victims.clear();
         }
         let oldest = groups.first().map_or(GroupSeq::NONE, |(_, group)| *group);
-        self.found = Some((oldest, victims));
+        self.found = Some((oldest, waits, victims));
     }
 
     fn resolve_deadlock(&mut self) {
-        let Some((oldest, victims)) = self.found.take() else { return };
-        let (cancelled, _) = self.run.intake.streams.resolve_deadlock(&victims);
-        self.cancels.extend(cancelled.into_iter().map(|slot| self.workers.len() + slot));
+        let Some((oldest, waits, victims)) = self.found.take() else { return };
+        if self.run.outside.dispatch.stalled() == Some(oldest) {
+            let (cancelled, _) = self.run.intake.streams.resolve_deadlock(&victims);
+            self.cancels.extend(cancelled.into_iter().map(|slot| self.workers.len() + slot));
+        }
         let (victims, turned) =
-            self.run.outside.dispatch.resolve_deadlock(oldest, &victims, self.now);
+            self.run.outside.dispatch.resolve_deadlock(oldest, (waits, &victims), self.now);
         self.victims += victims.len();
         if !turned.roots.is_empty() && self.victims < self.setting.dispatch.pacing.victims {
             self.hasty = true;

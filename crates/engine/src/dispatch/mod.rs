@@ -514,18 +514,21 @@ impl<T: Dispatchable> Dispatch<T> {
         self.stalls.oldest()
     }
 
-    /// The monitor found that these later groups hold locks of the oldest group. Returns the
-    /// workers that are to roll them back, and the tables that are serialized for it.
+    /// The monitor has looked at the group that was the oldest: whether it waited for a lock, and which
+    /// later groups hold locks that it needs. Returns the workers that are to roll them back, and the
+    /// tables that are serialized for it: none if that group has ended meanwhile.
     pub fn resolve_deadlock(
         &mut self,
         oldest: GroupSeq,
-        victims: &[GroupSeq],
+        (waits, victims): (bool, &[GroupSeq]),
         now: Duration,
     ) -> (Vec<(usize, GroupSeq)>, Turned) {
-        self.stalls.found();
+        let mut turned = Turned { roots: Vec::new(), turn: Turn::ForLocks };
+        if !self.stalls.found(oldest, waits) {
+            return (Vec::new(), turned);
+        }
         let running: Vec<_> =
             self.workers.running().filter(|(_, group)| victims.contains(group)).collect();
-        let mut turned = Turned { roots: Vec::new(), turn: Turn::ForLocks };
         for victim in victims {
             if running.iter().any(|(_, group)| group == victim) {
                 turned.roots.extend(self.blame.gave_way(oldest, *victim, now));

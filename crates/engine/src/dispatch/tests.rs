@@ -430,11 +430,13 @@ fn tables_of_groups_that_give_way_often_are_serialized_for_a_while() {
         }
         let (oldest, victim) = (GroupSeq(round * 2 + 1), GroupSeq(round * 2 + 2));
         let now = at(round * 100 + 90);
-        let (rolled_back, turned) = dispatch.resolve_deadlock(oldest, &[victim], now);
+        dispatch.look_at_stalls(None, now);
+        let found = (true, &[victim][..]);
+        let (rolled_back, turned) = dispatch.resolve_deadlock(oldest, found, now);
         assert_eq!(rolled_back, [(1, victim)]);
         serialized.extend(turned.roots);
         // However often it is found.
-        assert!(dispatch.resolve_deadlock(oldest, &[victim], now).1.roots.is_empty());
+        assert!(dispatch.resolve_deadlock(oldest, found, now).1.roots.is_empty());
         dispatch.answered(0, 1, &[oldest], now);
         dispatch.answered(1, 1, &[victim], now);
     }

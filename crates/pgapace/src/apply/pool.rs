@@ -252,14 +252,20 @@ impl Pool {
         &self.blockers.events
     }
 
+    /// Whether this group is the oldest still.
+    pub(crate) fn is_stalled(&self, group: GroupSeq) -> bool {
+        self.dispatch.stalled() == Some(group)
+    }
+
     /// Rolls back later groups that hold locks for which the oldest group waits. Returns the tables that
     /// are serialized from now on because of it.
     pub(crate) fn resolve_deadlock(&mut self, found: &Detection) -> Turned {
-        if self.dispatch.stalled() == Some(found.oldest) {
+        if self.is_stalled(found.oldest) {
             self.lock_waits.set(found.waits.then_some(Reason::SubscriberLock));
         }
         let now = self.now();
-        let (victims, turned) = self.dispatch.resolve_deadlock(found.oldest, &found.victims, now);
+        let seen = (found.waits, &found.victims[..]);
+        let (victims, turned) = self.dispatch.resolve_deadlock(found.oldest, seen, now);
         for (worker, group) in victims {
             if let Some(worker) = self.slots.worker(worker) {
                 worker.give_way(group);

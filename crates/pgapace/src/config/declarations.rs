@@ -265,6 +265,7 @@ settings! {
         }
         "deadlock-timeout" deadlock_timeout: Duration {
             help: "Delay before pgapace looks for locks that block the oldest transaction",
+            more: "At least four times as long as transactions took lately, up to a second.",
             default: "50ms",
             unit: Unit::Milliseconds,
             range: Some(1..=MOST),

@@ -38,6 +38,14 @@ impl Blocker {
     }
 }
 
+/// Kinds of locks that a session holds inside one step of a statement, and never while it waits for anything
+/// else (`LockTagType` in the server's `lock.h`): no cycle goes through them. Many sessions that
+/// insert into one table wait for each other's extension of its file.
+const BRIEF: &str = "('extend', 'page', 'frozenid')";
+
+/// For a second look at a server that was too busy for the first one.
+const PATIENT: &str = "15s";
+
 /// Waits between backends of the coordinator on any server. A global process id holds the node in its upper
 /// digits (`backend_data.c` of Citus).
 const CITUS_WAITS: &str = "distributed (waiting, blocking) AS MATERIALIZED ( \
@@ -55,7 +63,8 @@ const CITUS_NEXT: &str = " UNION ALL SELECT c.blocking FROM distributed c WHERE 
 /// for its turn to commit behind any other session of that subscription, which the server does not know.
 /// So these waits are added; the sessions of a subscription share a lock (see `ownership`).
 ///
-/// The statement may see different instants. Then a group is rolled back without need.
+/// The statement may see different instants. Then a group is rolled back without need. Waits for [`BRIEF`]
+/// locks are left out.
 ///
 /// With Citus, statements wait on other servers too, for which Citus has a view.
 pub(super) fn look(
@@ -90,13 +99,28 @@ pub(super) fn look(
            ) n WHERE w.pid <> 0 \
          ) \
          SELECT w.waiting, w.pid, a.usename, a.application_name, a.state, a.query_start, \
-           pg_catalog.left(a.query, 1000) \
-         FROM wait w LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = w.pid",
+           pg_catalog.left(a.query, 1000), \
+           coalesce(v.wait_event_type = 'Lock' AND v.wait_event IN {BRIEF}, false) \
+         FROM wait w LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = w.pid \
+         LEFT JOIN pg_catalog.pg_stat_activity v ON v.pid = w.waiting",
         id = id.0
     );
-    match session.query(&sql, &[]) {
+    let rows = match session.query(&sql, &[]) {
+        // The server is too busy to answer in time (see `Purpose::Monitor`). Nobody else looks: a group may
+        // wait for ever.
+        Err(error) if is_cancelled(&error) => {
+            tracing::debug!(%error, "could not read which sessions block; reading again");
+            let patient = session.simple(&format!("SET statement_timeout = '{PATIENT}'"));
+            let rows = patient.and_then(|_| session.query(&sql, &[]));
+            session.simple("RESET statement_timeout").map_err(|e| doing(&e))?;
+            rows
+        }
+        all => all,
+    };
+    match rows {
         Ok(rows) => rows
             .iter()
+            .filter(|row| row.get(7) != Some("t"))
             .map(|row| {
                 let text = |column| row.get(column).map(str::to_owned);
                 Ok(Blocker {
@@ -110,11 +134,19 @@ pub(super) fn look(
                 })
             })
             .collect(),
-        // The server is too busy to answer in time (see `Purpose::Monitor`); the next request may succeed.
-        Err(error) if error.sqlstate() == Some(sqlstate::QUERY_CANCELED) => {
+        // The next request may succeed.
+        Err(error) if is_cancelled(&error) => {
             tracing::debug!(%error, "could not read which sessions block");
             Ok(Vec::new())
         }
-        Err(error) => Err(Failure::subscriber(&error, "reading which sessions block")),
+        Err(error) => Err(doing(&error)),
     }
+}
+
+fn is_cancelled(error: &wire::Error) -> bool {
+    error.sqlstate() == Some(sqlstate::QUERY_CANCELED)
+}
+
+fn doing(error: &wire::Error) -> Failure {
+    Failure::subscriber(error, "reading which sessions block")
 }

@@ -49,10 +49,13 @@ impl Leader<'_> {
         self.around.pool.look_at_stalls(streams.first(), backends)
     }
 
-    /// Rolls back later transactions that hold locks for which the oldest waits.
+    /// Rolls back later transactions that hold locks for which the oldest waits, if it is the oldest still.
     pub(super) fn resolve_deadlock(&mut self, seen: &Detection) {
         let turned = self.around.pool.resolve_deadlock(seen);
         self.serialized(&turned);
+        if !self.around.pool.is_stalled(seen.oldest) {
+            return;
+        }
         let (sessions, abandoned) = self.intake.streams.resolve_deadlock(&seen.victims);
         self.streams.cancel(&sessions);
         self.around.counters.victims += abandoned as u64;
