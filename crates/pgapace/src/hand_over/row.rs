@@ -28,12 +28,31 @@ impl Request {
     }
 }
 
+/// Key of the lock that a session holds while it asks for anything. Its process id alone would not do:
+/// after a restart of the server another session may have the same.
+const ASKS: &str = "pg_catalog.hashtext('pgapace.hand_over')";
+
+/// SQL: whether the session that made the request `h` exists.
+fn asks(id: SubscriptionId) -> String {
+    format!(
+        "EXISTS (SELECT FROM pg_catalog.pg_locks l WHERE l.pid = h.requester \
+           AND l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 \
+           AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d \
+             WHERE d.datname = pg_catalog.current_database()) \
+           AND l.classid::pg_catalog.int8 = {ASKS}::pg_catalog.int8 & 4294967295 \
+           AND l.objid::pg_catalog.int8 = {})",
+        id.0
+    )
+}
+
 /// Records a request to the present owner, in place of one whose session is gone. Returns whether it is
 /// recorded.
 ///
 /// The lock keeps the epoch from changing. So a process that starts at the same time finds the request
 /// after it has incremented the epoch, or the request has the new epoch.
 pub(super) fn insert(session: &mut Session, id: SubscriptionId, request: Request) -> Result<bool> {
+    let lock = format!("SELECT pg_catalog.pg_advisory_lock_shared({ASKS}, {})", id.0);
+    session.simple(&lock).map_err(|e| writing(&e))?;
     let sql = format!(
         "WITH s AS (SELECT id, epoch FROM pgapace.subscription WHERE id = {} FOR SHARE) \
          INSERT INTO pgapace.hand_over AS h (subscription, epoch, stands_aside) \
@@ -41,11 +60,11 @@ pub(super) fn insert(session: &mut Session, id: SubscriptionId, request: Request
          ON CONFLICT (subscription) DO UPDATE SET epoch = excluded.epoch, \
              stands_aside = excluded.stands_aside, requester = excluded.requester, \
              requested_at = excluded.requested_at, lsn = NULL, done_at = NULL \
-           WHERE h.requester = excluded.requester OR NOT EXISTS \
-             (SELECT FROM pg_catalog.pg_stat_activity a WHERE a.pid = h.requester) \
+           WHERE h.requester = excluded.requester OR NOT {} \
          RETURNING h.subscription",
         id.0,
         request == Request::StandAside,
+        asks(id),
     );
     let rows = session.query(&sql, &[]).map_err(|e| writing(&e))?;
     Ok(!rows.is_empty())
@@ -85,8 +104,10 @@ pub(super) fn answer(session: &mut Session, id: SubscriptionId) -> Result<Option
 
 pub(super) fn delete(session: &mut Session, id: SubscriptionId) -> Result<()> {
     let sql = format!(
-        "DELETE FROM pgapace.hand_over WHERE subscription = {} AND requester = pg_catalog.pg_backend_pid()",
-        id.0
+        "DELETE FROM pgapace.hand_over WHERE subscription = {id} \
+           AND requester = pg_catalog.pg_backend_pid(); \
+         SELECT pg_catalog.pg_advisory_unlock_shared({ASKS}, {id})",
+        id = id.0
     );
     session.simple(&sql).map(drop).map_err(|e| writing(&e))
 }
@@ -94,9 +115,9 @@ pub(super) fn delete(session: &mut Session, id: SubscriptionId) -> Result<()> {
 /// The query for [`asked`]: requests of sessions that exist.
 pub(crate) fn started_sql(id: SubscriptionId) -> String {
     format!(
-        "SELECT epoch, stands_aside FROM pgapace.hand_over h WHERE subscription = {} AND EXISTS \
-           (SELECT FROM pg_catalog.pg_stat_activity a WHERE a.pid = h.requester)",
-        id.0
+        "SELECT epoch, stands_aside FROM pgapace.hand_over h WHERE subscription = {} AND {}",
+        id.0,
+        asks(id)
     )
 }
 

@@ -1,7 +1,8 @@
 //! The file of a recording: blocks with checksums. See [`super`] for their order.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -51,7 +52,10 @@ impl Writer {
             let exists = io::Error::from(io::ErrorKind::AlreadyExists);
             return Err(unwritable(path, &exists).hint("Remove it, or name another file."));
         }
-        let file = File::create(&partial).map_err(|e| unwritable(&partial, &e))?;
+        // It has rows of the publisher, which others may not read.
+        let file =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial);
+        let file = file.map_err(|e| unwritable(&partial, &e))?;
         let mut writer = Self {
             file: BufWriter::new(file),
             path: path.to_owned(),
@@ -92,7 +96,10 @@ impl Writer {
         let Self { file, path, partial, written, .. } = self;
         let file = file.into_inner().map_err(|e| unwritable(&partial, e.error()))?;
         let renamed = file.sync_all().and_then(|()| std::fs::rename(&partial, &path));
-        renamed.map_err(|e| unwritable(&path, &e))?;
+        // Until its folder is written, a crash could take the file away again.
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let kept = || File::open(folder.unwrap_or(Path::new(".")))?.sync_all();
+        renamed.and_then(|()| kept()).map_err(|e| unwritable(&path, &e))?;
         Ok(written)
     }
 

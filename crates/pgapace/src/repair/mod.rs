@@ -166,13 +166,15 @@ impl Repairer<'_> {
             Failure::subscriber(e, &format!("repairing {}", plan.display_name()))
                 .hint("The batch is rolled back. If a value is in use by a row that only the subscriber has, repair with --delete-extra.")
         };
-        let held =
-            ours.simple(&format!("BEGIN; {}", taken.write_sql())).map_err(|e| writing(&e))?;
+        let held = ours
+            .simple(&format!("BEGIN; {BRIEFLY}; {}", taken.write_sql()))
+            .map_err(|e| writing(&e))?;
         if held.last().is_none_or(wire::Rows::is_empty) {
             return Ok(None);
         }
         check_ready(&mut ours, self.taker.row, &[(plan.schema.clone(), plan.name.clone())])?;
-        let found = batch::read(&mut theirs, &mut ours, plan, batch, true)?;
+        let found =
+            batch::read(&mut theirs, &mut ours, plan, batch, true).map_err(|e| locked(e, plan))?;
         let repaired =
             found.write(&mut ours, self.options.delete_extra).map_err(|e| writing(&e))?;
         let ids: Vec<_> =
@@ -185,6 +187,29 @@ impl Repairer<'_> {
         log_batch(plan, taken.lsn, repaired);
         Ok(Some(repaired))
     }
+}
+
+/// While a batch is written the stream is held. So it does not wait for a lock: the holder may be an open
+/// transaction of the publisher, which cannot end before the stream goes on. Nor does a repair that is
+/// suspended hold the stream for longer than a barrier may.
+const BRIEFLY: &str = "SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '60s'; \
+     SET LOCAL idle_in_transaction_session_timeout = '60s'";
+
+/// Says who may hold a lock that a repair needs.
+fn locked(failure: Failure, plan: &TablePlan) -> Failure {
+    if failure.sqlstate.as_deref() != Some(sqlstate::LOCK_NOT_AVAILABLE) {
+        return failure;
+    }
+    Failure::new(
+        Class::Busy,
+        format!("a row of {} that is to be repaired is locked", plan.display_name()),
+    )
+    .detail(failure.to_string())
+    .hint(
+        "A long transaction of the publisher that is applied while it is open, a prepared transaction, or \
+         another session of the subscriber holds it. Repair again when that has ended; the batches before \
+         this one are repaired.",
+    )
 }
 
 /// The next recorded differences of a table.

@@ -137,6 +137,28 @@ fn two_requests_exclude_each_other_and_a_dead_one_is_replaced() {
     });
 }
 
+/// After a restart of the server another session may have the process id of the one that asked.
+#[test]
+fn a_request_left_behind_is_not_obeyed_because_a_process_id_is_in_use_again() {
+    on_versions(&[(18, 18)], |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY)");
+        case.publish("FOR TABLE t");
+        case.run_until_current();
+        let mut other = case.subscriber.connect();
+        must(other.batch_execute(
+            "INSERT INTO pgapace.hand_over (subscription, epoch, stands_aside, requester) \
+             SELECT id, epoch, true, pg_backend_pid() FROM pgapace.subscription",
+        ));
+        case.publisher.sql("INSERT INTO t VALUES (1)");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+        let mut process = case.start();
+        hand_over(&case, &["--wait", "0"]).expect(0, &[]);
+        must(process.wait(PATIENCE));
+        assert_eq!(process.exit_code(), Some(19), "{}", process.log());
+    });
+}
+
 /// One of two subscriptions of a process leaves it; the other one goes on.
 #[test]
 fn only_the_named_subscription_leaves_a_process() {
