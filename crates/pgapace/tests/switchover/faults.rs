@@ -339,16 +339,71 @@ fn settle(arena: &mut Arena, what: &str, round: usize) {
     if round.is_multiple_of(2) || arena.recorded(to).is_empty() {
         let aborted = arena.verb_when_free(&["--abort"]);
         let after = ["ended", "opened"].contains(&arena.recorded(to).as_str());
-        let returned = aborted.log.contains("nothing can be undone");
-        assert_eq!(aborted.code, Some(if returned { 3 } else { 0 }), "{what}: {aborted:?}");
-        assert!(returned || !after, "{what}: {aborted:?}");
-        if !returned {
+        // It names what has ended last: this switchover, or the one before, which led here.
+        let last = if after { to } else { arena.side };
+        let name = if last == Side::New { "shop" } else { "shop_back" };
+        let complete =
+            aborted.log.contains(&format!("{name} is switched over: nothing can be undone"));
+        assert_eq!(aborted.code, Some(if complete { 3 } else { 0 }), "{what}: {aborted:?}");
+        assert!(complete || !after, "{what}: {aborted:?}");
+        if !after {
             return;
         }
     }
     let done = arena.switch();
-    assert_eq!(done.code, Some(0), "{what}: {done:?}\n{}", arena.process.log());
+    // Only the end of the verb was interrupted, and the process has turned round.
+    let is_back = arena.side == Side::New && done.log.contains("Writes are on the publisher");
+    assert!(done.code == Some(0) || is_back, "{what}: {done:?}\n{}", arena.process.log());
     arena.side = to;
+}
+
+/// One fault at any moment: before the first step, in a step, while the process turns round.
+fn try_any_moment(arena: &mut Arena, random: &mut fastrand::Rng, round: usize) {
+    let fault = random.choice(FAULTS).expect("a fault");
+    let delay = Duration::from_millis(random.u64(0..3500));
+    let what = format!("{fault:?} after {delay:?} from {:?}", arena.side);
+    println!("{what}");
+    let (from, to) = (arena.side, arena.side.other());
+    let log = arena.log("switchover");
+    let program = arena.tool.program("switchover").args(arena.arguments());
+    let mut verb = must(program.args(["--deadline", "20"]).spawn_logged(log));
+    std::thread::sleep(delay);
+    match fault {
+        Fault::VerbKilled | Fault::VerbKilledAfterSending if verb.is_running() => {
+            must(verb.kill9());
+        }
+        Fault::VerbKilled | Fault::VerbKilledAfterSending => {}
+        Fault::ProcessKilled => must(arena.process.kill9()),
+        Fault::SourceStops | Fault::SourceStaysAway => {
+            must(arena.cluster_mut(from).restart(Stop::Immediate));
+        }
+        Fault::TargetStops | Fault::TargetStaysAway => {
+            must(arena.cluster_mut(to).restart(Stop::Immediate));
+        }
+    }
+    let ended = verb.wait(PATIENCE);
+    let log = verb.log();
+    ended.unwrap_or_else(|error| panic!("{what}: {error}\n{log}"));
+    arena.ensure_process();
+    let recorded = arena.recorded(to);
+    let after = ["ended", "opened"].contains(&recorded.as_str());
+    match verb.exit_code() {
+        Some(0) => {
+            assert!(after, "{what}: {recorded:?}: {log}");
+            arena.side = to;
+        }
+        code => {
+            let undone = log.contains("Everything was undone");
+            assert!(!undone || recorded.is_empty(), "{what}: {recorded:?}: {log}");
+            let again = log.contains("The same command again opens the new side");
+            assert!(!again || recorded == "ended", "{what}: {recorded:?}: {log}");
+            // It has said something of this kind, or had not begun.
+            let said = undone || again || log.contains("could not be undone");
+            assert!(code.is_none() || said || recorded.is_empty(), "{what}: {recorded:?}: {log}");
+            settle(arena, &what, round);
+        }
+    }
+    arena.expect_alive(&what);
 }
 
 fn run(publisher: u16, subscriber: u16, faults: &[(Fault, &str)]) {
@@ -369,6 +424,11 @@ fn run(publisher: u16, subscriber: u16, faults: &[(Fault, &str)]) {
             arena.go_to(*side);
             try_one(&mut arena, *fault, step, number);
         }
+        expect_there(arena.cluster(arena.side), DB, &clients.known());
+    }
+    let mut random = fastrand::Rng::with_seed(u64::from(publisher * 100 + subscriber));
+    for round in 0..if long() { 60 } else { 1 } {
+        try_any_moment(&mut arena, &mut random, round);
         expect_there(arena.cluster(arena.side), DB, &clients.known());
     }
     clients.wait_for_more();

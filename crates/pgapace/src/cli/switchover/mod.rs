@@ -16,8 +16,9 @@ use crate::publisher::session::Publisher;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::ownership::{self, Owner};
 use crate::subscriber::state::{self, Subscription};
+use crate::switchover::back::{self, Returned};
 use crate::switchover::way_back::WayBack;
-use crate::switchover::{self, Request, Sides, back};
+use crate::switchover::{self, Request, Sides};
 use lag::LagBound;
 
 #[derive(Debug, Args)]
@@ -187,10 +188,10 @@ pub(crate) fn run(args: &SwitchoverArgs) -> Result<()> {
     if args.plan || args.go {
         back::check_complete(&mut forward.control, &forward.row.name, returned.as_ref())?;
     }
-    let unfinished = returned.filter(|returned| !returned.opened).map(|returned| returned.back);
     if args.abort {
-        return abort(forward, unfinished.as_ref());
+        return abort(forward, returned);
     }
+    let unfinished = returned.filter(|returned| !returned.opened).map(|returned| returned.back);
     if args.back {
         return go_back(args, forward, unfinished);
     }
@@ -325,11 +326,14 @@ fn wait_for_owner(session: &mut Session, name: &str, deadline: Instant) -> Resul
     }
 }
 
-fn abort(mut forward: Direction, unfinished: Option<&WayBack>) -> Result<()> {
-    let turned = match (unfinished, back::way_back(&mut forward.control, &forward.row)) {
-        (Some(back), _) => forward.turned(back)?,
-        (None, Ok(back)) => forward.turned(&back)?,
-        (None, Err(_)) => None,
+fn abort(mut forward: Direction, returned: Option<Returned>) -> Result<()> {
+    let back = match &returned {
+        Some(returned) if !returned.opened => Some(returned.back.clone()),
+        _ => back::way_back(&mut forward.control, &forward.row).ok(),
+    };
+    let turned = match back {
+        Some(back) => forward.turned(&back)?,
+        None => None,
     };
     let aborted = match turned {
         Some(mut turned) => {
@@ -337,6 +341,15 @@ fn abort(mut forward: Direction, unfinished: Option<&WayBack>) -> Result<()> {
         }
         None => switchover::abort(&mut forward.sides())?,
     };
+    if let Some(Returned { back, .. }) = returned
+        && !aborted
+    {
+        return Err(Failure::new(
+            Class::Config,
+            format!("{} is switched over: nothing can be undone", back.name),
+        )
+        .hint("Writes are on the publisher. pgapace switchover --go moves them."));
+    }
     output::line(if aborted {
         "the switchover was undone: writes stay where they were"
     } else {
