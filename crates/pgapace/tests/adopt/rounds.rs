@@ -83,6 +83,12 @@ const ROUNDS: [Round; 11] = [
     (Step::HandingOver, Party::Subscriber),
 ];
 
+/// Whether a verb failed because of sessions of a process that has just ended, or of transactions that are
+/// prepared just now.
+fn passes(code: i32, log: &str) -> bool {
+    code == 8 || code == 3 && log.contains("prepared")
+}
+
 struct Turns {
     site: Site,
     /// Adoptions whose origin was ahead of the slot's confirmed position, and behind it.
@@ -141,15 +147,14 @@ impl Turns {
         Ok((process.exit_code().unwrap_or(-1), process.log()))
     }
 
-    /// Runs a verb until it does not fail because of sessions of a process that was killed, or of
-    /// transactions that are prepared just now.
+    /// Runs a verb until it does not fail for a reason that passes.
     fn finish_when_free(&self, program: &Program) -> Result<(i32, String)> {
         let mut last = None;
         wait_until(PATIENCE, "the verb", || {
             let (code, log) = self.finish(program)?;
-            let passes = code == 8 || code == 3 && log.contains("prepared");
+            let done = !passes(code, &log);
             last = Some((code, log));
-            Ok(!passes)
+            Ok(done)
         })
         .map_err(|error| testbed::Error::other(format!("{error}: {last:?}")))?;
         Ok(last.unwrap_or_default())
@@ -208,8 +213,8 @@ impl Turns {
         let mut verb = self.site.spawn(program)?;
         wait_until(PATIENCE, "the step", || {
             if !verb.is_running() {
-                // The verb before it may have left a session for a moment.
-                assert_eq!(verb.exit_code(), Some(8), "{step:?}: {}", verb.log());
+                let (code, log) = (verb.exit_code().unwrap_or(-1), verb.log());
+                assert!(passes(code, &log), "{step:?}: {code}: {log}");
                 verb = self.site.spawn(program)?;
             }
             Ok(self.site.subscriber.query_one_text(DB, step.reached())? == "t")
@@ -313,7 +318,9 @@ impl Turns {
         wait_until(PATIENCE, "the slot", || Ok(self.site.confirmed()? >= end))?;
         let (code, log) = self.finish(&self.verb("adopt"))?;
         assert_eq!(code, 0, "{log}");
-        self.count_positions(&log)
+        self.count_positions(&log)?;
+        assert_eq!(self.behind, 1, "{log}");
+        Ok(())
     }
 }
 
