@@ -311,6 +311,10 @@ impl Turns {
 
     /// The slot's position is ahead of the origin where nothing published was written.
     fn adopt_idle(&mut self) -> Result<()> {
+        self.site.publisher.sql(DB, "UPDATE pgbench_branches SET filler = 'idle'")?;
+        let origin = "SELECT pg_replication_origin_progress('pg_' || oid, false) > '0/0' \
+                      FROM pg_subscription";
+        self.wait("the origin", origin)?;
         self.site
             .publisher
             .sql(DB, "CREATE TABLE unpublished AS SELECT generate_series(1, 1000)")?;
@@ -354,7 +358,12 @@ fn turns(publisher: u16, subscriber: u16, options: &str, rounds: &[Round]) -> Re
     ledger.stop()?;
     sleep(Duration::from_millis(200));
     let end = lsn(&turns.site.publisher_lsn()?)?;
-    wait_until(PATIENCE, "the native subscription", || Ok(turns.site.confirmed()? >= end))?;
+    let applied =
+        wait_until(PATIENCE, "the native subscription", || Ok(turns.site.confirmed()? >= end));
+    applied.map_err(|error| {
+        let (confirmed, log) = (turns.site.confirmed(), turns.site.subscriber.log_tail());
+        testbed::Error::other(format!("{error}: {confirmed:X?} instead of {end:X}\n{log}"))
+    })?;
     turns.site.expect_equal_load()?;
     println!("origin ahead of the slot {} times, behind it {} times", turns.ahead, turns.behind);
     Ok(())

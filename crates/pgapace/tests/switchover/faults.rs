@@ -182,7 +182,8 @@ impl Arena {
 
     fn switch(&self) -> Finished {
         let arguments = self.arguments();
-        self.verb_when_free(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+        let arguments = arguments.iter().map(String::as_str);
+        self.verb_when_free(&arguments.chain(["--deadline", "300"]).collect::<Vec<_>>())
     }
 
     /// The recorded step, or nothing.
@@ -285,7 +286,7 @@ fn try_one(arena: &mut Arena, fault: Fault, step: &str, round: usize) {
     let mut hold = Hold::install(arena.cluster(to), step);
     // In this time servers that are away do not come back.
     let short = matches!(fault, Fault::SourceStaysAway | Fault::TargetStaysAway);
-    let deadline = if short { "8" } else { "60" };
+    let deadline = if short { "8" } else { "300" };
     let log = arena.log("switchover");
     let program = arena.tool.program("switchover").args(arena.arguments());
     let mut verb = must(program.args(["--deadline", deadline]).spawn_logged(log));
@@ -366,7 +367,7 @@ fn try_any_moment(arena: &mut Arena, random: &mut fastrand::Rng, round: usize) {
     let (from, to) = (arena.side, arena.side.other());
     let log = arena.log("switchover");
     let program = arena.tool.program("switchover").args(arena.arguments());
-    let mut verb = must(program.args(["--deadline", "20"]).spawn_logged(log));
+    let mut verb = must(program.args(["--deadline", "60"]).spawn_logged(log));
     std::thread::sleep(delay);
     match fault {
         Fault::VerbKilled | Fault::VerbKilledAfterSending if verb.is_running() => {
@@ -412,7 +413,7 @@ fn run(publisher: u16, subscriber: u16, faults: &[(Fault, &str)]) {
     arena.go_to(Side::New);
     arena.go_to(Side::Old);
     let (old, new) = (arena.cluster(Side::Old).conninfo(DB), arena.cluster(Side::New).conninfo(DB));
-    let clients = Clients::start(3, (old, new), &arena.moved(), 0);
+    let clients = Clients::start(2, (old, new), &arena.moved(), 0);
     clients.wait_for_more();
     let directions = if long() { vec![Side::Old, Side::New] } else { vec![] };
     for (number, (fault, step)) in faults.iter().enumerate() {
