@@ -58,6 +58,7 @@ pub mod relation;
 pub mod sequence;
 pub mod serialized;
 pub mod share;
+pub mod spread;
 pub mod stream_start;
 pub mod streaming;
 pub mod sync_lsn;
