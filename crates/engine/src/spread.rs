@@ -3,136 +3,123 @@
 //! Each process computes this for itself, from rows that all of them see: there is no leader among them.
 //! So it depends on nothing but its input, and on no order of it. Two processes may see different rows for
 //! a moment, and disagree. That costs time and nothing else: an advisory lock and an epoch decide who
-//! commits, and nobody takes a subscription from a process that works.
+//! commits, and a subscription moves only if both processes agree.
 //!
-//! The result moves little. What has an owner stays there, unless its owner has so much more than another
-//! process that a move makes the difference smaller.
+//! The result moves little. What has an owner stays there, unless a move makes the sum of the squares of
+//! the loads smaller: the receiver then has less than the giver had. So moves end, and none is reversed.
+//! A member takes part in one move at a time, as giver or as receiver. Else each move of several might
+//! help only together with the others, and processes that carry them out one by one could go round in a
+//! circle. It also bounds how much moves at once.
 
-use std::cmp::Ordering;
-
-/// A process that takes a share.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
-    /// Distinguishes it from all others.
-    pub id: String,
-    /// How much it takes, compared to the others; 0 takes only what nobody else can run.
-    pub weight: u32,
-}
+use rustc_hash::FxHashSet;
 
 /// A subscription, and who could run it, by index of the members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedSubscription {
     /// Distinguishes it from all others, on all subscribers.
     pub name: String,
+    /// Its share of the load of a process, compared to the others.
+    pub weight: u32,
     /// Indexes of members.
     pub candidates: Vec<usize>,
     /// Who runs it now.
     pub owner: Option<usize>,
+    /// It stays with its owner, whatever that has: for example while tables are copied.
+    pub stays: bool,
 }
 
-/// The member that should run each subscription; `None` if it has no candidate.
+/// The member that should run each subscription next; `None` if it has no candidate. Members are
+/// distinguished by their ids.
 #[must_use]
-pub fn spread(members: &[Member], subscriptions: &[SharedSubscription]) -> Vec<Option<usize>> {
+pub fn spread(members: &[String], subscriptions: &[SharedSubscription]) -> Vec<Option<usize>> {
     let mut spread = Spread { members, loads: vec![0; members.len()] };
     let mut result: Vec<Option<usize>> = subscriptions
         .iter()
-        .map(|one| one.owner.filter(|owner| one.candidates.contains(owner)))
+        .map(|one| one.owner.filter(|owner| one.stays || one.candidates.contains(owner)))
         .collect();
-    result.iter().flatten().for_each(|owner| spread.loads[*owner] += 1);
+    for (one, owner) in subscriptions.iter().zip(&result) {
+        if let Some(owner) = *owner {
+            spread.loads[owner] += u64::from(one.weight);
+        }
+    }
     let mut order: Vec<usize> = (0..subscriptions.len()).collect();
-    order.sort_by(|a, b| subscriptions[*a].name.cmp(&subscriptions[*b].name));
-    // Those with few candidates first: the others can make room.
-    order.sort_by_key(|index| subscriptions[*index].candidates.len());
+    // Those with few candidates first, because the others can make room; then the heavy ones.
+    order.sort_by(|a, b| {
+        let (a, b) = (&subscriptions[*a], &subscriptions[*b]);
+        let by_candidates = a.candidates.len().cmp(&b.candidates.len());
+        by_candidates.then(b.weight.cmp(&a.weight)).then_with(|| a.name.cmp(&b.name))
+    });
     for &index in &order {
         if result[index].is_none() {
             result[index] = spread.least(&subscriptions[index].candidates);
             if let Some(owner) = result[index] {
-                spread.loads[owner] += 1;
+                spread.loads[owner] += u64::from(subscriptions[index].weight);
             }
         }
     }
-    // Each move makes the loads more equal, so this ends.
-    while let Some((index, to)) = spread.best_move(subscriptions, &order, &result) {
-        if let Some(from) = result[index].replace(to) {
-            spread.loads[from] -= 1;
-        }
-        spread.loads[to] += 1;
+    let mut busy = FxHashSet::default();
+    while let Some((index, from, to)) = spread.best_move(subscriptions, &result, &busy) {
+        result[index] = Some(to);
+        busy.extend([from, to]);
     }
     result
 }
 
 struct Spread<'a> {
-    members: &'a [Member],
-    /// Number of subscriptions of each member.
-    loads: Vec<u32>,
+    members: &'a [String],
+    /// Sum of the weights of each member's subscriptions.
+    loads: Vec<u64>,
 }
 
 impl Spread<'_> {
-    /// The candidate that has least for its weight, with one more.
-    fn least(&self, candidates: &[usize]) -> Option<usize> {
-        candidates.iter().copied().min_by(|a, b| self.compare(*a, 1, *b, 1))
+    /// The candidate that has least.
+    fn least<'c>(&self, candidates: impl IntoIterator<Item = &'c usize>) -> Option<usize> {
+        candidates.into_iter().copied().min_by_key(|one| (self.loads[*one], &self.members[*one]))
     }
 
-    /// The move that makes the loads most equal, if there is one: from the fullest member that can
-    /// give, to the emptiest candidate.
+    /// The move that makes the loads most equal, if one does, between members that are not busy:
+    /// subscription, giver, receiver.
     fn best_move(
         &self,
         subscriptions: &[SharedSubscription],
-        order: &[usize],
         result: &[Option<usize>],
-    ) -> Option<(usize, usize)> {
-        let moves = order.iter().filter_map(|&index| {
-            let from = result[index]?;
-            let to = self.least(&subscriptions[index].candidates)?;
-            (to != from && self.ratio(from, 0, to, 1) == Ordering::Greater)
-                .then_some((index, from, to))
+        busy: &FxHashSet<usize>,
+    ) -> Option<(usize, usize, usize)> {
+        let moves = subscriptions.iter().zip(result).enumerate().filter_map(|(index, (one, from))| {
+            let from = (*from).filter(|from| !one.stays && !busy.contains(from))?;
+            let to = self.least(one.candidates.iter().filter(|to| !busy.contains(to)))?;
+            let weight = u64::from(one.weight);
+            // Half of what the sum of the squares becomes smaller.
+            let less = self.loads[from].checked_sub(self.loads[to] + weight)?;
+            (weight * less > 0).then_some((weight * less, index, from, to))
         });
-        moves
-            .max_by(|(a, a_from, _), (b, b_from, _)| {
-                self.compare(*a_from, 0, *b_from, 0)
-                    // Among those of one member, rather what nobody runs yet, then by name.
-                    .then(subscriptions[*b].owner.is_some().cmp(&subscriptions[*a].owner.is_some()))
-                    .then_with(|| subscriptions[*a].name.cmp(&subscriptions[*b].name))
-            })
-            .map(|(index, _, to)| (index, to))
-    }
-
-    /// Compares loads by weight, with so many more each, and decides ties by id.
-    fn compare(&self, a: usize, more_a: u32, b: usize, more_b: u32) -> Ordering {
-        self.ratio(a, more_a, b, more_b).then_with(|| self.members[a].id.cmp(&self.members[b].id))
-    }
-
-    fn ratio(&self, a: usize, more_a: u32, b: usize, more_b: u32) -> Ordering {
-        let (weight_a, weight_b) = (self.members[a].weight, self.members[b].weight);
-        let (load_a, load_b) = (self.loads[a] + more_a, self.loads[b] + more_b);
-        match (weight_a, weight_b) {
-            // Anything is too much for one that takes nothing.
-            (0, 0) => load_a.cmp(&load_b),
-            (0, _) if load_a > 0 => Ordering::Greater,
-            (_, 0) if load_b > 0 => Ordering::Less,
-            _ => (u64::from(load_a) * u64::from(weight_b))
-                .cmp(&(u64::from(load_b) * u64::from(weight_a))),
-        }
+        let best = moves.max_by(|(gain_a, a, ..), (gain_b, b, ..)| {
+            let (one, other) = (&subscriptions[*a], &subscriptions[*b]);
+            // Rather what nobody runs yet, then by name.
+            let idle = other.owner.is_some().cmp(&one.owner.is_some());
+            gain_a.cmp(gain_b).then(idle).then_with(|| other.name.cmp(&one.name))
+        });
+        best.map(|(_, index, from, to)| (index, from, to))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Member, SharedSubscription, spread};
+    use super::{SharedSubscription, spread};
     use proptest::prelude::*;
 
-    fn members(weights: &[u32]) -> Vec<Member> {
-        let member =
-            |(number, weight): (usize, &u32)| Member { id: format!("m{number}"), weight: *weight };
-        weights.iter().enumerate().map(member).collect()
+    fn members(count: usize) -> Vec<String> {
+        (0..count).map(|number| format!("m{number}")).collect()
     }
 
     fn subscriptions(count: usize, members: usize) -> Vec<SharedSubscription> {
         (0..count)
             .map(|number| SharedSubscription {
                 name: format!("s{number:03}"),
+                weight: 1,
                 candidates: (0..members).collect(),
                 owner: None,
+                stays: false,
             })
             .collect()
     }
@@ -147,22 +134,42 @@ mod tests {
         after
     }
 
-    fn loads(result: &[Option<usize>], members: usize) -> Vec<usize> {
-        (0..members).map(|m| result.iter().filter(|owner| **owner == Some(m)).count()).collect()
+    /// As it is when no move is left.
+    fn settled(members: &[String], all: &[SharedSubscription]) -> Vec<Option<usize>> {
+        let mut all = all.to_vec();
+        loop {
+            let result = spread(members, &all);
+            let after = carried_out(&all, &result);
+            if after == all {
+                return result;
+            }
+            all = after;
+        }
+    }
+
+    fn loads(all: &[SharedSubscription], result: &[Option<usize>], members: usize) -> Vec<u64> {
+        let mut loads = vec![0; members];
+        for (one, owner) in all.iter().zip(result) {
+            if let Some(owner) = owner {
+                loads[*owner] += u64::from(one.weight);
+            }
+        }
+        loads
     }
 
     #[test]
     fn twelve_over_three_are_four_each() {
-        let result = spread(&members(&[1, 1, 1]), &subscriptions(12, 3));
-        assert_eq!(loads(&result, 3), [4, 4, 4]);
+        let all = subscriptions(12, 3);
+        assert_eq!(loads(&all, &spread(&members(3), &all), 3), [4, 4, 4]);
     }
 
     #[test]
-    fn weights_are_proportions() {
-        let result = spread(&members(&[1, 2, 3]), &subscriptions(12, 3));
-        assert_eq!(loads(&result, 3), [2, 4, 6]);
-        let result = spread(&members(&[0, 1]), &subscriptions(5, 2));
-        assert_eq!(loads(&result, 2), [0, 5]);
+    fn a_heavy_one_counts_as_much_as_many() {
+        let mut all = subscriptions(7, 2);
+        all[3].weight = 6;
+        let result = settled(&members(2), &all);
+        assert_eq!(loads(&all, &result, 2), [6, 6]);
+        assert_eq!(result.iter().filter(|owner| **owner == result[3]).count(), 1);
     }
 
     #[test]
@@ -172,95 +179,109 @@ mod tests {
             .iter()
             .map(|one| SharedSubscription { candidates: vec![0, 1], ..one.clone() })
             .collect();
-        let owned = carried_out(&before, &spread(&members(&[1, 1, 1]), &two));
-        let result = spread(&members(&[1, 1, 1]), &owned);
+        let owned = carried_out(&before, &spread(&members(3), &two));
+        let result = settled(&members(3), &owned);
         let moved = owned.iter().zip(&result).filter(|(one, now)| one.owner != **now).count();
-        assert_eq!((loads(&result, 3), moved), (vec![4, 4, 4], 4));
+        assert_eq!((loads(&owned, &result, 3), moved), (vec![4, 4, 4], 4));
     }
 
     #[test]
-    fn one_that_goes_leaves_only_its_own() {
-        let all = subscriptions(12, 3);
-        let mut owned = carried_out(&all, &spread(&members(&[1, 1, 1]), &all));
-        for one in &mut owned {
-            one.candidates = vec![0, 1];
-            one.owner = one.owner.filter(|owner| *owner < 2);
+    fn one_that_stays_counts_and_does_not_move() {
+        let mut all = subscriptions(4, 2);
+        for one in &mut all {
+            (one.owner, one.stays) = (Some(0), true);
         }
-        let result = spread(&members(&[1, 1, 1]), &owned);
-        assert_eq!(loads(&result, 3), [6, 6, 0]);
-        assert!(
-            owned.iter().zip(&result).all(|(one, now)| one.owner.is_none() || one.owner == *now)
-        );
+        all[3].stays = false;
+        let result = settled(&members(2), &all);
+        assert_eq!(result, [Some(0), Some(0), Some(0), Some(1)]);
     }
 
-    fn scene() -> impl Strategy<Value = (Vec<Member>, Vec<SharedSubscription>)> {
-        prop::collection::vec(0..5u32, 1..6).prop_flat_map(|weights| {
-            let count = weights.len();
-            let one = (prop::collection::vec(any::<bool>(), count), prop::option::of(0..count));
-            (Just(weights), prop::collection::vec(one, 0..20)).prop_map(|(weights, all)| {
-                let subscription = |(number, (can, owner)): (usize, (Vec<bool>, Option<usize>))| {
+    fn scene() -> impl Strategy<Value = (usize, Vec<SharedSubscription>)> {
+        (1..6usize).prop_flat_map(|count| {
+            let can = prop::collection::vec(any::<bool>(), count);
+            let one = (1..5u32, can, prop::option::of(0..count), any::<bool>());
+            (Just(count), prop::collection::vec(one, 0..20)).prop_map(|(count, all)| {
+                let subscription = |(number, (weight, can, owner, stays)): (usize, (_, Vec<bool>, _, bool))| {
                     SharedSubscription {
                         name: format!("s{number}"),
+                        weight,
                         candidates: (0..can.len()).filter(|member| can[*member]).collect(),
                         owner,
+                        stays: stays && owner.is_some(),
                     }
                 };
-                (members(&weights), all.into_iter().enumerate().map(subscription).collect())
+                (count, all.into_iter().enumerate().map(subscription).collect())
             })
         })
     }
 
     proptest! {
         #[test]
-        fn every_subscription_has_one_candidate_that_runs_it((members, all) in scene()) {
-            for (one, owner) in all.iter().zip(spread(&members, &all)) {
+        fn every_subscription_has_one_candidate_that_runs_it((count, all) in scene()) {
+            for (one, owner) in all.iter().zip(spread(&members(count), &all)) {
                 match owner {
+                    _ if one.stays => prop_assert_eq!(owner, one.owner),
                     Some(owner) => prop_assert!(one.candidates.contains(&owner)),
                     None => prop_assert!(one.candidates.is_empty()),
                 }
             }
         }
 
-        /// No single move makes the loads more equal.
+        /// In the end, no single move makes the loads more equal.
         #[test]
-        fn it_is_balanced((members, all) in scene()) {
-            let result = spread(&members, &all);
-            let loads = loads(&result, members.len());
+        fn it_becomes_balanced((count, all) in scene()) {
+            let result = settled(&members(count), &all);
+            let loads = loads(&all, &result, count);
             for (one, owner) in all.iter().zip(&result) {
-                let Some(owner) = *owner else { continue };
-                for &other in &one.candidates {
-                    let (from, to) = (u64::from(members[owner].weight), u64::from(members[other].weight));
-                    let (has, would) = (loads[owner] as u64, loads[other] as u64 + 1);
-                    if from == 0 && to > 0 {
-                        prop_assert!(false, "one without weight has what another can run");
-                    }
-                    if other != owner && from > 0 && to > 0 {
-                        prop_assert!(has * to <= would * from);
-                    }
+                let Some(owner) = owner.filter(|_| !one.stays) else { continue };
+                for &other in one.candidates.iter().filter(|other| **other != owner) {
+                    prop_assert!(loads[owner] <= loads[other] + u64::from(one.weight));
                 }
             }
         }
 
-        /// Once carried out, it stays. So two processes do not send a subscription to and fro.
+        /// No member gives or receives two at once.
         #[test]
-        fn it_is_stable((members, all) in scene()) {
-            let result = spread(&members, &all);
-            prop_assert_eq!(&spread(&members, &carried_out(&all, &result)), &result);
+        fn a_member_takes_part_in_one_move((count, all) in scene()) {
+            let mut busy = vec![0; count];
+            for (one, now) in all.iter().zip(spread(&members(count), &all)) {
+                if let (Some(from), Some(to)) = (one.owner, now)
+                    && from != to
+                    && one.candidates.contains(&from)
+                {
+                    busy[from] += 1;
+                    busy[to] += 1;
+                }
+            }
+            prop_assert!(busy.iter().all(|moves| *moves <= 1), "{busy:?}");
+        }
+
+        /// Moves are carried out one by one, and each process computes again meanwhile: that ends.
+        #[test]
+        fn one_move_at_a_time_leads_to_a_result_that_stays((count, mut all) in scene()) {
+            for _ in 0..200 {
+                let result = spread(&members(count), &all);
+                let Some(moved) = (0..all.len()).find(|one| all[*one].owner != result[*one]) else {
+                    return Ok(());
+                };
+                all[moved].owner = result[moved];
+            }
+            prop_assert!(false, "200 moves were not enough");
         }
 
         /// All processes come to the same result, in whatever order they read the rows.
         #[test]
-        fn the_order_of_its_input_is_irrelevant((members, all) in scene()) {
-            let result = spread(&members, &all);
-            let last = members.len() - 1;
-            let turned_members: Vec<_> = members.iter().rev().cloned().collect();
+        fn the_order_of_its_input_is_irrelevant((count, all) in scene()) {
+            let result = spread(&members(count), &all);
+            let last = count - 1;
+            let turned_members: Vec<_> = members(count).into_iter().rev().collect();
             let turned: Vec<_> = all
                 .iter()
                 .rev()
                 .map(|one| SharedSubscription {
-                    name: one.name.clone(),
                     candidates: one.candidates.iter().map(|member| last - member).collect(),
                     owner: one.owner.map(|owner| last - owner),
+                    ..one.clone()
                 })
                 .collect();
             let mut other: Vec<_> =
@@ -269,21 +290,17 @@ mod tests {
             prop_assert_eq!(other, result);
         }
 
-        /// What has an owner moves only to a member that has less for its weight.
+        /// What a process leaves goes to others, and nothing else moves, if all weigh the same.
         #[test]
-        fn one_that_has_no_more_than_its_share_keeps_what_it_has(
-            count in 1..20usize, weights in prop::collection::vec(1..4u32, 2..5)
-        ) {
-            let members = members(&weights);
-            let all = subscriptions(count, members.len());
-            let mut owned = carried_out(&all, &spread(&members, &all));
-            // The last one goes.
-            let gone = members.len() - 1;
+        fn one_that_goes_leaves_only_its_own(count in 1..20usize, processes in 2..5usize) {
+            let all = subscriptions(count, processes);
+            let mut owned = carried_out(&all, &spread(&members(processes), &all));
+            let gone = processes - 1;
             for one in &mut owned {
                 one.candidates.retain(|member| *member != gone);
                 one.owner = one.owner.filter(|owner| *owner != gone);
             }
-            for (one, now) in owned.iter().zip(spread(&members, &owned)) {
+            for (one, now) in owned.iter().zip(spread(&members(processes), &owned)) {
                 prop_assert!(one.owner.is_none() || one.owner == now);
             }
         }
