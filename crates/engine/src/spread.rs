@@ -85,14 +85,15 @@ impl Spread<'_> {
         result: &[Option<usize>],
         busy: &FxHashSet<usize>,
     ) -> Option<(usize, usize, usize)> {
-        let moves = subscriptions.iter().zip(result).enumerate().filter_map(|(index, (one, from))| {
-            let from = (*from).filter(|from| !one.stays && !busy.contains(from))?;
-            let to = self.least(one.candidates.iter().filter(|to| !busy.contains(to)))?;
-            let weight = u64::from(one.weight);
-            // Half of what the sum of the squares becomes smaller.
-            let less = self.loads[from].checked_sub(self.loads[to] + weight)?;
-            (weight * less > 0).then_some((weight * less, index, from, to))
-        });
+        let moves =
+            subscriptions.iter().zip(result).enumerate().filter_map(|(index, (one, from))| {
+                let from = (*from).filter(|from| !one.stays && !busy.contains(from))?;
+                let to = self.least(one.candidates.iter().filter(|to| !busy.contains(to)))?;
+                let weight = u64::from(one.weight);
+                // Half of what the sum of the squares becomes smaller.
+                let less = self.loads[from].checked_sub(self.loads[to] + weight)?;
+                (weight * less > 0).then_some((weight * less, index, from, to))
+            });
         let best = moves.max_by(|(gain_a, a, ..), (gain_b, b, ..)| {
             let (one, other) = (&subscriptions[*a], &subscriptions[*b]);
             // Rather what nobody runs yet, then by name.
@@ -201,15 +202,16 @@ mod tests {
             let can = prop::collection::vec(any::<bool>(), count);
             let one = (1..5u32, can, prop::option::of(0..count), any::<bool>());
             (Just(count), prop::collection::vec(one, 0..20)).prop_map(|(count, all)| {
-                let subscription = |(number, (weight, can, owner, stays)): (usize, (_, Vec<bool>, _, bool))| {
-                    SharedSubscription {
-                        name: format!("s{number}"),
-                        weight,
-                        candidates: (0..can.len()).filter(|member| can[*member]).collect(),
-                        owner,
-                        stays: stays && owner.is_some(),
-                    }
-                };
+                let subscription =
+                    |(number, (weight, can, owner, stays)): (usize, (_, Vec<bool>, _, bool))| {
+                        SharedSubscription {
+                            name: format!("s{number}"),
+                            weight,
+                            candidates: (0..can.len()).filter(|member| can[*member]).collect(),
+                            owner,
+                            stays: stays && owner.is_some(),
+                        }
+                    };
                 (count, all.into_iter().enumerate().map(subscription).collect())
             })
         })

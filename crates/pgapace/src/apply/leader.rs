@@ -30,6 +30,7 @@ use crate::apply::worker::{Answered, FromWorker};
 use crate::barrier::keeper::KeeperContext;
 use crate::config::live::SettingsWatch;
 use crate::error::{Class, Failure, Result};
+use crate::membership::MoveOrder;
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::publisher::feedback::Feedback;
 use crate::publisher::receiver::{FromPublisher, Receiver};
@@ -76,6 +77,8 @@ pub(crate) struct LeaderParts<'a> {
     pub(crate) idle_interval: Duration,
     /// Tells when the configuration was reloaded.
     pub(crate) newer: SettingsWatch,
+    /// Tells when another process is to have the subscription.
+    pub(crate) move_order: MoveOrder,
     /// For barriers that verbs request.
     pub(crate) keeper: KeeperContext,
     /// This process, as verbs address their requests to it.
@@ -124,6 +127,7 @@ pub(crate) struct Leader<'a> {
     all_busy: bool,
     watched: Watched,
     newer: SettingsWatch,
+    move_order: MoveOrder,
     schema_watch: SchemaWatch,
     /// When old conflicts are removed next; `None` while that goes on.
     remove_conflicts: Option<Instant>,
@@ -162,6 +166,7 @@ impl<'a> Leader<'a> {
             all_busy: false,
             watched: parts.watched,
             newer: parts.newer,
+            move_order: parts.move_order,
             schema_watch: SchemaWatch::new(),
             remove_conflicts: Some(now),
         }
@@ -465,15 +470,23 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// Ends the run, so that the next one takes other settings over. Neither a copy nor a barrier has to
-    /// begin again for that.
+    /// Ends the run, so that the next one takes other settings over, or another process the subscription.
+    /// Neither a copy nor a barrier has to begin again for that.
     fn look_for_settings(&mut self) {
-        if self.newer.are_newer()
+        let moves = self.move_order.is_given();
+        if (moves || self.newer.are_newer())
             && self.intake.closing().is_none()
             && !self.barrier.is_asked_for()
             && self.around.table_sync.is_done(&self.intake.deferred)
         {
-            self.intake.close(Outcome::Changed);
+            if moves {
+                tracing::info!(
+                    event = "subscription_moves",
+                    "another process is to have the subscription; stopping after the current transaction"
+                );
+                self.stopping_since.get_or_insert_with(Instant::now);
+            }
+            self.intake.close(if moves { Outcome::HandedOver } else { Outcome::Changed });
         }
     }
 

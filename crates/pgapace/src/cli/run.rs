@@ -134,7 +134,8 @@ pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
         supersedes: None,
     };
     let memberships = if args.standby {
-        Membership::of(&subscriptions, &options.process)?.into_iter().map(Some).collect()
+        let all = Membership::of(&subscriptions, &options.process, &shutdown)?;
+        all.into_iter().map(Some).collect()
     } else {
         vec![None; subscriptions.len()]
     };

@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::cli::{Selection, output};
-use crate::error::Result;
+use crate::error::{Failure, Result};
 use crate::stopping::shutdown::Shutdown;
 use collect::StatusReader;
 use health::MaxLag;
@@ -23,6 +23,10 @@ pub(crate) struct StatusArgs {
     /// Print a JSON array with one object per subscription
     #[arg(long)]
     json: bool,
+
+    /// Print one line per subscription: who runs it, how many processes wait for it, and its lag
+    #[arg(long, conflicts_with = "json")]
+    brief: bool,
 
     /// Say by the exit code whether all subscriptions are healthy, for monitoring
     #[arg(long)]
@@ -62,12 +66,17 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
 
 fn once(args: &StatusArgs, readers: &mut [StatusReader]) -> Result<()> {
     let mut all = Vec::new();
-    let mut absent = false;
+    let (mut absent, mut failed) = (false, None::<Failure>);
     for reader in readers {
-        match reader.read()? {
-            Some(statuses) => all.extend(statuses),
-            None => absent = true,
+        match reader.read() {
+            Ok(Some(statuses)) => all.extend(statuses),
+            Ok(None) => absent = true,
+            // Those on other subscribers are shown.
+            Err(failure) => failed = Some(first(failed, failure)),
         }
+    }
+    if let Some(failure) = failed.take_if(|_| all.is_empty()) {
+        return Err(failure);
     }
     if args.json {
         output::json(&all)?;
@@ -77,6 +86,8 @@ fn once(args: &StatusArgs, readers: &mut [StatusReader]) -> Result<()> {
         } else {
             "no subscription on the subscriber"
         });
+    } else if args.brief {
+        text::brief(&all).iter().for_each(|line| output::line(line));
     } else {
         for (index, status) in all.iter().enumerate() {
             if index > 0 {
@@ -85,5 +96,15 @@ fn once(args: &StatusArgs, readers: &mut [StatusReader]) -> Result<()> {
             text::print(status);
         }
     }
+    if let Some(failure) = failed {
+        return Err(failure);
+    }
     if args.check || args.max_lag.is_some() { health::check(&all, args.max_lag) } else { Ok(()) }
+}
+
+/// The failure that ends the verb: the first one. A later one is only logged.
+fn first(before: Option<Failure>, failure: Failure) -> Failure {
+    let Some(before) = before else { return failure };
+    tracing::debug!(%failure, "another subscriber cannot be read either");
+    before
 }

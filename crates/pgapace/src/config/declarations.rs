@@ -342,6 +342,16 @@ settings! {
             unit: Unit::Seconds,
             range: Some(2..=3600),
         }
+        "weight" weight: usize {
+            help: "Load of the subscription, compared to others, when processes share them (run --standby)",
+            more: "Processes with the same configuration file spread its subscriptions so that the sums of \
+                   the weights are as equal as they can be. If processes have different weights for one, the \
+                   largest counts.",
+            default: "1",
+            range: Some(1..=1000),
+            reload: Reload::Restart,
+            verbs: &["run"],
+        }
         "connect-timeout" connect_timeout: Option<Duration> {
             help: "Time to wait for a server that refuses connections, starts or recovers",
             default_is: "10s for a new subscription, 1h for one that has run before, no limit once it \

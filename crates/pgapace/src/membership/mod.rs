@@ -15,7 +15,11 @@
 //!
 //! What is decided here is only when to try. That two processes never commit for one subscription is the
 //! work of [`crate::subscriber::state::ownership`]: whatever a standby believes, and however wrong it is.
+//!
+//! A process with several subscriptions shares them with the others ([`sharing`]): then its threads look all
+//! the time.
 
+mod sharing;
 mod thread;
 
 use std::collections::BTreeMap;
@@ -28,9 +32,15 @@ use engine::heartbeat::{Heartbeats, patience};
 use crate::config::Subscription;
 use crate::error::Result;
 use crate::process::Process;
+use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::state::heartbeat::OwnerStage;
-use crate::subscriber::state::membership::{BeatingOwner, HeldSubscription, OwnerBeat};
+use crate::subscriber::state::membership::{
+    BeatingOwner, HeldSubscription, Look, OwnerBeat, SeenMember,
+};
 use crate::subscriber::state::ownership::SessionId;
+pub(crate) use sharing::MoveOrder;
+use sharing::{DatabaseView, SeenRun, SeenSubscription, Sharing};
+use thread::Watcher;
 
 /// An owner that resumes its stream has no heartbeat: it may take so many times longer.
 const STARTING: u32 = 3;
@@ -56,6 +66,10 @@ pub(crate) enum Place {
 #[derive(Debug)]
 pub(crate) struct Membership {
     shared: Arc<Shared>,
+    /// Number of the database in this process.
+    database: usize,
+    /// If the process has several subscriptions.
+    sharing: Option<Arc<Sharing>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -74,6 +88,9 @@ struct SeenSubscriber {
     /// Raised with each look.
     looks: u64,
     beats: Heartbeats<String, OwnerBeat>,
+    /// The processes that share subscriptions, and their beats.
+    members: Vec<SeenMember>,
+    member_beats: Heartbeats<String, i64>,
     ended: bool,
 }
 
@@ -88,24 +105,55 @@ enum Standing {
 
 impl Membership {
     /// One for each subscriber database of these subscriptions, in their order.
-    pub(crate) fn of(subscriptions: &[Subscription], process: &Process) -> Result<Vec<Arc<Self>>> {
-        let mut by_database = BTreeMap::new();
-        let mut all = Vec::new();
-        for subscription in subscriptions {
-            let database = subscription.subscriber.redacted();
-            let membership = match by_database.get(&database) {
-                Some(known) => Arc::clone(known),
-                None => {
-                    let shared = Arc::<Shared>::default();
-                    let thread = thread::spawn(subscription, process.clone(), Arc::clone(&shared))?;
-                    let membership = Arc::new(Self { shared, thread: Some(thread) });
-                    by_database.insert(database, Arc::clone(&membership));
-                    membership
-                }
-            };
-            all.push(membership);
+    pub(crate) fn of(
+        subscriptions: &[Subscription],
+        process: &Process,
+        shutdown: &Shutdown,
+    ) -> Result<Vec<Arc<Self>>> {
+        let mut numbers = BTreeMap::new();
+        let databases: Vec<usize> = subscriptions
+            .iter()
+            .map(|one| {
+                let next = numbers.len();
+                *numbers.entry(one.subscriber.redacted()).or_insert(next)
+            })
+            .collect();
+        let own = databases.iter().zip(subscriptions);
+        let own = own.map(|(database, one)| {
+            let weight = u32::try_from(one.weight).unwrap_or(u32::MAX);
+            ((*database, one.name.clone()), weight)
+        });
+        let sharing =
+            (subscriptions.len() > 1).then(|| Arc::new(Sharing::new(process.id.clone(), own)));
+        let mut memberships: Vec<Arc<Self>> = Vec::new();
+        for (database, of) in databases.iter().zip(subscriptions) {
+            if *database == memberships.len() {
+                let shared = Arc::<Shared>::default();
+                let watcher = Watcher::new(of, process, shutdown, &shared, (*database, &sharing));
+                let thread = Some(watcher.spawn()?);
+                let sharing = sharing.clone();
+                memberships.push(Arc::new(Self { shared, database: *database, sharing, thread }));
+            }
         }
-        Ok(all)
+        Ok(databases.into_iter().map(|database| Arc::clone(&memberships[database])).collect())
+    }
+
+    /// What tells the leader of a subscription that another process is to have it.
+    pub(crate) fn move_order(&self, name: &str) -> MoveOrder {
+        let sharing = self.sharing.as_ref();
+        sharing.map(|sharing| sharing.order(&self.key(name))).unwrap_or_default()
+    }
+
+    /// This process could not run a subscription, or was asked to leave it to others.
+    /// `passes`: because of a server or the network.
+    pub(crate) fn failed(&self, name: &str, passes: bool) {
+        if let Some(sharing) = &self.sharing {
+            sharing.failed(&self.key(name), passes, Instant::now());
+        }
+    }
+
+    fn key(&self, name: &str) -> (usize, String) {
+        (self.database, name.to_owned())
     }
 
     /// Waits for a subscription until the answer is dropped.
@@ -161,6 +209,12 @@ impl Waiting<'_> {
         seen.place(self.name, rounds)
     }
 
+    /// Whether another process is to have it, and this one only if that does not take it.
+    pub(crate) fn is_for_another(&self) -> bool {
+        let Membership { sharing, .. } = self.membership;
+        sharing.as_ref().is_some_and(|one| one.is_for_another(&self.membership.key(self.name)))
+    }
+
     /// Sleeps until something was seen, at most for `most`.
     pub(crate) fn sleep(&self, most: Duration) {
         drop(self.membership.shared.wait(self.membership.shared.lock(), most));
@@ -202,7 +256,10 @@ impl SeenSubscriber {
             Standing::Refused => return Place::Absent,
             Standing::Known(all) => all.iter().find(|held| held.name == name),
         };
-        let Some(held) = held else { return Place::Absent };
+        held.map_or(Place::Absent, |held| self.place_of(held, rounds))
+    }
+
+    fn place_of(&self, held: &HeldSubscription, rounds: u32) -> Place {
         let Some(holder) = held.holder.clone() else { return Place::Free };
         let Some(owner) = held.owner.clone() else { return Place::Held(holder, None) };
         let most = patience(rounds, owner.stalls);
@@ -218,17 +275,45 @@ impl SeenSubscriber {
         }
     }
 
+    /// What processes that share subscriptions must know of it. A beat has stopped after `rounds`.
+    fn view(&self, me: &str, rounds: u32) -> DatabaseView {
+        let is_there = |id: &String| id != me && self.member_beats.unchanged(id) < rounds;
+        let members = self.members.iter().filter(|one| one.connected && is_there(&one.id));
+        // A beat is not what they tell.
+        let members = members.map(|one| SeenMember { beat: 0, ..one.clone() });
+        let held: &[HeldSubscription] = match &self.standing {
+            Standing::Known(held) => held,
+            Standing::Unknown | Standing::Refused => &[],
+        };
+        let subscriptions = held.iter().map(|held| {
+            let run = match self.place_of(held, rounds) {
+                Place::Held(_, Some(BeatingOwner { member: Some(id), stage, .. })) => {
+                    SeenRun::Member(id, stage)
+                }
+                Place::Held(..) => SeenRun::Somebody,
+                _ => SeenRun::Nobody,
+            };
+            SeenSubscription { name: held.name.clone(), run }
+        });
+        DatabaseView { members: members.collect(), subscriptions: subscriptions.collect() }
+    }
+
     /// Takes what was seen; `counts` if it was seen after a commit of our own.
-    fn saw(&mut self, held: Vec<HeldSubscription>, counts: bool) {
+    fn saw(&mut self, look: Look, counts: bool) {
+        let Look { held, members } = look;
         let beats = held
             .iter()
             .filter_map(|one| Some((one.name.clone(), one.owner.as_ref()?.beat.clone())));
+        let of_members = members.iter().map(|one| (one.id.clone(), one.beat));
         if counts {
             self.beats.round(beats);
+            self.member_beats.round(of_members);
         } else {
             self.beats.look(beats);
+            self.member_beats.look(of_members);
         }
         self.standing = Standing::Known(held);
+        self.members = members;
         self.looks += 1;
     }
 
@@ -237,5 +322,7 @@ impl SeenSubscriber {
         self.standing = standing;
         self.looks += 1;
         self.beats = Heartbeats::default();
+        self.members.clear();
+        self.member_beats = Heartbeats::default();
     }
 }

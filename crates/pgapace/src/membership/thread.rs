@@ -1,4 +1,4 @@
-//! The thread that looks who holds the subscriptions of one subscriber database.
+//! The thread that looks who holds the subscriptions of one subscriber database, and who shares them.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -6,56 +6,81 @@ use std::time::{Duration, Instant};
 
 use wire::{ConnInfo, Session};
 
+use super::sharing::Sharing;
 use super::{Shared, Standing};
 use crate::apply::thread;
 use crate::config::Subscription;
 use crate::error::{Failure, Result};
 use crate::process::Process;
+use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
-use crate::subscriber::state::{membership, schema};
+use crate::subscriber::state::membership::{self, MemberRow};
+use crate::subscriber::state::schema;
 
 /// Time between two looks: how long a released lock stays free.
 const LOOK: Duration = Duration::from_millis(150);
+/// The same while this process runs all its subscriptions of the database.
+const IDLE_LOOK: Duration = Duration::from_millis(500);
 /// Time between two beats of our own. Owners beat as often.
 const BEAT: Duration = Duration::from_secs(1);
 /// Pause after a failed attempt to reach the subscriber.
 const AWAY: Duration = Duration::from_millis(500);
+/// Pause while nobody waits and the subscriber has no schema of this version.
+const REFUSED: Duration = Duration::from_secs(2);
+/// The end of the process is seen as fast as this: others wait until its row is gone.
+const STEP: Duration = Duration::from_millis(50);
 
-/// Starts the thread. It ends when the last [`super::Membership`] of `shared` is dropped.
-pub(super) fn spawn(
-    of: &Subscription,
-    process: Process,
-    shared: Arc<Shared>,
-) -> Result<JoinHandle<()>> {
-    let watcher = Watcher {
-        subscriber: of.subscriber.clone(),
-        name: of.name.clone(),
-        process,
-        shared,
-        session: None,
-        cut_off: false,
-        beaten: None,
-    };
-    thread::spawn("standby".to_owned(), move || watcher.run())
-}
-
-struct Watcher {
+pub(super) struct Watcher {
     subscriber: ConnInfo,
     /// One of the subscriptions, which names the session.
     name: String,
     process: Process,
+    shutdown: Shutdown,
     shared: Arc<Shared>,
+    /// Number of the database in `sharing`.
+    database: usize,
+    sharing: Option<Arc<Sharing>>,
+    /// After how many rounds the beat of another process has stopped.
+    rounds: u32,
     session: Option<Session>,
     /// The subscriber cannot be reached, which was logged.
     cut_off: bool,
-    beaten: Option<Instant>,
+    /// When the row was written last, and with what.
+    beaten: Option<(Instant, MemberRow)>,
 }
 
 impl Watcher {
+    pub(super) fn new(
+        of: &Subscription,
+        process: &Process,
+        shutdown: &Shutdown,
+        shared: &Arc<Shared>,
+        (database, sharing): (usize, &Option<Arc<Sharing>>),
+    ) -> Self {
+        Self {
+            subscriber: of.subscriber.clone(),
+            name: of.name.clone(),
+            process: process.clone(),
+            shutdown: shutdown.clone(),
+            shared: Arc::clone(shared),
+            database,
+            sharing: sharing.clone(),
+            rounds: u32::try_from(of.takeover_timeout.as_secs()).unwrap_or(u32::MAX),
+            session: None,
+            cut_off: false,
+            beaten: None,
+        }
+    }
+
+    /// Starts the thread. It ends when the last [`super::Membership`] of `shared` is dropped.
+    pub(super) fn spawn(self) -> Result<JoinHandle<()>> {
+        thread::spawn("standby".to_owned(), move || self.run())
+    }
+
     fn run(mut self) {
         loop {
             let mut seen = self.shared.lock();
-            while seen.waiting.is_empty() && !seen.ended {
+            while !seen.ended && !self.is_needed(!seen.waiting.is_empty()) {
                 if self.session.is_some() {
                     drop(seen);
                     self.leave();
@@ -70,48 +95,98 @@ impl Watcher {
             }
             let waits_for: Vec<_> = seen.waiting.keys().cloned().collect();
             drop(seen);
-            let pause = match self.look(&waits_for) {
+            let waits = !waits_for.is_empty();
+            let pause = match self.look(waits_for) {
                 Ok(pause) => pause,
                 Err(failure) => self.failed(&failure),
             };
             self.shared.news.notify_all();
-            // Somebody who begins to wait is not kept waiting, and nobody is looked for more often.
-            std::thread::sleep(pause);
+            self.pause(pause, waits);
+        }
+    }
+
+    /// Somebody waits, or the subscriptions are shared. A process that ends is no longer there for others.
+    fn is_needed(&self, waits: bool) -> bool {
+        waits && self.sharing.is_none() || self.sharing.is_some() && !self.shutdown.requested()
+    }
+
+    /// Sleeps. Nobody is looked for more often; but somebody who begins to wait is not kept waiting, unless
+    /// others wait already.
+    fn pause(&self, pause: Duration, waits: bool) {
+        let ended = Instant::now() + pause;
+        while !self.shutdown.requested() {
+            let left = ended.saturating_duration_since(Instant::now());
+            let begins = !waits && !self.shared.lock().waiting.is_empty();
+            if left.is_zero() || begins {
+                return;
+            }
+            std::thread::sleep(left.min(STEP));
         }
     }
 
     /// One look. Returns the pause after it.
-    fn look(&mut self, waits_for: &[String]) -> Result<Duration> {
+    fn look(&mut self, waits_for: Vec<String>) -> Result<Duration> {
+        let waits = !waits_for.is_empty();
+        let row = self.row(waits_for);
         let session = match &mut self.session {
             Some(session) => session,
             None => {
                 let subscriber = Subscriber::new(self.subscriber.clone(), &self.name);
                 let mut session = subscriber.connect(Purpose::Standby)?;
                 if schema::version(&mut session)? != schema::newest() {
-                    self.shared.lock().lost(Standing::Refused);
-                    return Ok(AWAY);
+                    self.lost(Standing::Refused);
+                    return Ok(if waits { AWAY } else { REFUSED });
                 }
                 self.beaten = None;
                 self.session.insert(session)
             }
         };
-        let due = self.beaten.is_none_or(|beaten| beaten.elapsed() >= BEAT);
-        let held = if due {
-            let held = membership::round(session, &self.process, waits_for)?;
-            self.beaten = Some(Instant::now());
-            held
+        // Without others nothing is written: an idle subscriber stays idle.
+        let others = self.sharing.as_ref().is_some_and(|one| one.has_others(self.database));
+        let due = match &self.beaten {
+            None => true,
+            Some((at, told)) => at.elapsed() >= BEAT && (waits || others || *told != row),
+        };
+        let look = if due {
+            let look = membership::round(session, &self.process, &row)?;
+            self.beaten = Some((Instant::now(), row));
+            look
         } else {
             membership::look(session)?
         };
         self.cut_off = false;
-        self.shared.lock().saw(held, due);
-        Ok(LOOK)
+        let view = {
+            let mut seen = self.shared.lock();
+            seen.saw(look, due);
+            self.sharing.is_some().then(|| seen.view(&self.process.id, self.rounds))
+        };
+        if let (Some(sharing), Some(view)) = (&self.sharing, view) {
+            sharing.saw(self.database, view, Instant::now());
+        }
+        Ok(if waits { LOOK } else { IDLE_LOOK })
+    }
+
+    /// What this process tells others.
+    fn row(&self, waits_for: Vec<String>) -> MemberRow {
+        let Some(sharing) = &self.sharing else {
+            return MemberRow { waits_for, ..MemberRow::default() };
+        };
+        let (runs, failed, claims) = sharing.row(self.database, Instant::now());
+        MemberRow { waits_for, runs, failed, claims }
+    }
+
+    /// Nothing is known any more.
+    fn lost(&self, standing: Standing) {
+        self.shared.lock().lost(standing);
+        if let Some(sharing) = &self.sharing {
+            sharing.lost(self.database, Instant::now());
+        }
     }
 
     fn failed(&mut self, failure: &Failure) -> Duration {
         self.session = None;
         let passes = failure.transient || failure.away || failure.connection_lost;
-        self.shared.lock().lost(if passes { Standing::Unknown } else { Standing::Refused });
+        self.lost(if passes { Standing::Unknown } else { Standing::Refused });
         if passes && !std::mem::replace(&mut self.cut_off, true) {
             tracing::warn!(
                 event = "standby_cut_off",
@@ -129,6 +204,6 @@ impl Watcher {
         {
             tracing::debug!(%failure, "cannot remove this process from pgapace.member");
         }
-        self.shared.lock().lost(Standing::Unknown);
+        self.lost(Standing::Unknown);
     }
 }

@@ -120,7 +120,10 @@ pub(crate) fn follow<B>(
         let config = config.turned(&back);
         let standby = match options.standby {
             // Processes with --standby wait on the other server now.
-            Some(_) => Membership::of(std::slice::from_ref(&config), &options.process)?.pop(),
+            Some(_) => {
+                let config = std::slice::from_ref(&config);
+                Membership::of(config, &options.process, shutdown)?.pop()
+            }
             None => None,
         };
         options = RunOptions {
@@ -217,7 +220,7 @@ fn run_from(
                 continue;
             }
             Ok(Outcome::HandedOver) if supervisor.standby.is_some() => {
-                supervisor.gave_up = Some(Instant::now());
+                supervisor.gave_up();
                 continue;
             }
             Ok(Outcome::HandedOver) => {
@@ -253,6 +256,10 @@ fn run_from(
             Err(failure) if failure.way_back.is_some() => return Err(failure),
             Err(failure) => failure,
         };
+        if let Some(standby) = &supervisor.standby {
+            let passes = failure.transient || failure.away || failure.connection_lost;
+            standby.failed(&supervisor.config.name, passes);
+        }
         let next = supervisor.next(&failure, &mut retry);
         let passes = matches!(next, Next::Again { .. });
         // Without SQLSTATE: a server was not asked, or its answer does not fit the settings.

@@ -200,6 +200,7 @@ impl Supervisor<'_> {
             watched: Watched::new(&config, self.board.clone(), ledger, resumed),
             idle_interval: if waits { Duration::ZERO } else { config.status_interval },
             newer: self.newer.clone(),
+            move_order: self.move_order(),
             keeper: KeeperContext {
                 publisher: context.publisher.clone(),
                 subscriber: context.subscriber.clone(),

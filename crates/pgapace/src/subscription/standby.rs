@@ -1,11 +1,11 @@
-//! Waiting while another process runs the subscription (`--standby`).
+//! Waiting while another process runs the subscription, or is to run it (`--standby`).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Supervisor;
 use super::retry::Known;
 use crate::error::{Class, Failure};
-use crate::membership::{Place, Waiting};
+use crate::membership::{MoveOrder, Place, Waiting};
 use crate::observe::board::RunPhase;
 use crate::subscriber::state::membership::BeatingOwner;
 
@@ -14,6 +14,9 @@ const SLEEP: Duration = Duration::from_millis(100);
 /// For how long a process leaves a subscription to others that was handed over. If none takes it, none is
 /// there.
 const GIVEN_UP: Duration = Duration::from_secs(5);
+/// For so long a subscription that nobody runs is left to the process that is to have it
+/// ([`crate::membership`]). It may be gone without anybody having noticed.
+const LEFT_TO_ANOTHER: Duration = Duration::from_secs(2);
 /// How long another look at the subscriber may take.
 const LOOK_PATIENCE: Duration = Duration::from_secs(3);
 
@@ -24,17 +27,32 @@ impl Supervisor<'_> {
         let Some(membership) = self.standby.clone() else { return true };
         let name = self.config.name.clone();
         let waiting = membership.wait_for(&name);
-        let mut announced = None;
+        let (mut announced, mut is_to_be_had) = (None, None::<Instant>);
         while !self.shutdown.requested() {
-            match waiting.place(self.rounds()) {
+            let place = waiting.place(self.rounds());
+            let left = match place {
+                Place::Free | Place::Stopped(..) => {
+                    let since = is_to_be_had.get_or_insert_with(Instant::now);
+                    waiting.is_for_another() && since.elapsed() < LEFT_TO_ANOTHER
+                }
+                _ => {
+                    is_to_be_had = None;
+                    false
+                }
+            };
+            match place {
                 Place::Unknown => {}
+                _ if left => {}
                 Place::Absent => return true,
                 // It was asked to leave the subscription to another process.
-                Place::Free if self.gave_up.is_some_and(|at| at.elapsed() < GIVEN_UP) => {}
+                Place::Free if self.leaves() => {}
                 Place::Free => {
                     self.known = Known::Begun;
                     return true;
                 }
+                // Its own session, which has ended since that look.
+                Place::Held(session, _)
+                    if self.owner.as_ref() == Some(&session) && self.leaves() => {}
                 // An earlier session of this process: the network was interrupted.
                 Place::Held(session, _) if self.owner.as_ref() == Some(&session) => return true,
                 Place::Held(_, owner) => {
@@ -57,6 +75,28 @@ impl Supervisor<'_> {
             waiting.sleep(SLEEP);
         }
         false
+    }
+
+    /// Whether it has just left the subscription to others.
+    fn leaves(&self) -> bool {
+        self.gave_up.is_some_and(|at| at.elapsed() < GIVEN_UP)
+    }
+
+    /// The run ended because another process is to have the subscription.
+    pub(super) fn gave_up(&mut self) {
+        self.gave_up = Some(Instant::now());
+        // A user's request counts more than an even share.
+        if !self.move_order().is_given()
+            && let Some(standby) = &self.standby
+        {
+            standby.failed(&self.config.name, true);
+        }
+    }
+
+    /// What tells the leader that another process is to have the subscription.
+    pub(super) fn move_order(&self) -> MoveOrder {
+        let standby = self.standby.as_ref();
+        standby.map(|standby| standby.move_order(&self.config.name)).unwrap_or_default()
     }
 
     /// Whether a run failed only because another process became the owner before it.

@@ -1,7 +1,7 @@
-//! Three processes on machines of their own, several subscriptions on two subscribers, and random faults
-//! under load.
+//! Three processes on machines of their own share several subscriptions on two subscribers, under load and
+//! random faults.
 //!
-//! After each fault, every subscription must go on within the bound; the reader of each ledger sees a
+//! Before and after the faults each process runs as many subscriptions as the others. After each fault, every subscription must go on within the bound; the reader of each ledger sees a
 //! prefix of whole transactions all the time; and at the end nothing is missing and nothing is there twice.
 
 use std::sync::Arc;
@@ -12,12 +12,11 @@ use std::time::{Duration, Instant};
 use testbed::compare::expect_equal;
 use testbed::network::Network;
 use testbed::postgres::{Client, NoTls};
-use testbed::program::Process;
-use testbed::servers::find_or_fetch;
 use testbed::workload::ledger;
-use testbed::{Cluster, Error, Program, Result, wait_until};
+use testbed::{Cluster, Error, Result, wait_until};
 
-use crate::faults::site::{PATIENCE, long, pgapace};
+use super::fleet::{Fleet, database};
+use crate::faults::site::{PATIENCE, long};
 use crate::support::skipped;
 
 const MACHINES: usize = 3;
@@ -31,134 +30,42 @@ enum Fault {
     Suspend,
     Unplug,
     PowerLoss,
+    ClockJump,
 }
 
-const FAULTS: [Fault; 4] = [Fault::Suspend, Fault::PowerLoss, Fault::Kill, Fault::Unplug];
+const FAULTS: [Fault; 5] =
+    [Fault::Suspend, Fault::PowerLoss, Fault::Kill, Fault::Unplug, Fault::ClockJump];
 
-struct Fleet {
-    network: Network,
-    publisher: Cluster,
-    subscribers: [Cluster; 2],
-    subscriptions: usize,
-    program: Program,
-    processes: Vec<Process>,
-    directory: tempfile::TempDir,
-    started: usize,
-}
+/// Hours that the clocks of the subscribers jump.
+const JUMPS: [i32; 4] = [-25, 25, 1, -1];
 
-impl Fleet {
-    fn start(network: Network, subscriptions: usize) -> Result<Self> {
-        let binaries = find_or_fetch(18)?;
-        let cluster = |name: &str| {
-            Cluster::builder(&binaries)
-                .name(name)
-                .wal_level_logical(true)
-                .setting("max_wal_senders", "60")
-                .setting("max_replication_slots", "60")
-                .setting("max_connections", "300")
-                .listen_tcp("*")
-                .hba([network.hba()])
-                .start()
-        };
-        let publisher = cluster("publisher")?;
-        let subscribers = [cluster("subscriber 0")?, cluster("subscriber 1")?];
-        let directory = tempfile::tempdir()?;
-        let mut config = "status-interval = \"1s\"\nworkers = 2\n".to_owned();
-        for number in 0..subscriptions {
-            let (name, subscriber) = (database(number), &subscribers[number % 2]);
-            publisher.sql("postgres", &format!("CREATE DATABASE {name}"))?;
-            subscriber.sql("postgres", &format!("CREATE DATABASE {name}"))?;
-            ledger::create(&mut publisher.connect(&name)?, 1)?;
-            ledger::create_schema(&mut subscriber.connect(&name)?, 1)?;
-            publisher.sql(&name, "CREATE PUBLICATION pub FOR ALL TABLES")?;
-            let at = |cluster: &Cluster| cluster.conninfo_at(&network.server_address(), &name);
-            config.push_str(&format!(
-                "[[subscription]]\nname = \"{name}\"\npublication = \"pub\"\npublisher = \"{}\"\n\
-                 subscriber = \"{}\"\n",
-                at(&publisher),
-                at(subscriber)
-            ));
+fn strike(
+    fleet: &mut Fleet,
+    machine: usize,
+    fault: Fault,
+    random: &mut fastrand::Rng,
+) -> Result<()> {
+    match fault {
+        Fault::Kill => fleet.processes[machine].kill9(),
+        Fault::Suspend => fleet.processes[machine].freeze(),
+        Fault::Unplug => fleet.unplug(machine),
+        Fault::PowerLoss => {
+            fleet.unplug(machine)?;
+            fleet.processes[machine].kill9()
         }
-        let file = directory.path().join("pgapace.toml");
-        std::fs::write(&file, config)?;
-        let file = file.to_string_lossy().into_owned();
-        let program = pgapace("run").args(["--standby", "--config", &file]);
-        let mut fleet = Self {
-            network,
-            publisher,
-            subscribers,
-            subscriptions,
-            program,
-            processes: Vec::new(),
-            directory,
-            started: 0,
-        };
-        for machine in 0..MACHINES {
-            let process = fleet.spawn(machine)?;
-            fleet.processes.push(process);
-        }
-        Ok(fleet)
-    }
-
-    fn spawn(&mut self, machine: usize) -> Result<Process> {
-        self.started += 1;
-        let log = self.directory.path().join(format!("run-{}-{machine}.log", self.started));
-        self.network.on(machine, &self.program).spawn_logged(log)
-    }
-
-    fn subscriber(&self, number: usize) -> &Cluster {
-        &self.subscribers[number % 2]
-    }
-
-    fn strike(&mut self, machine: usize, fault: Fault) -> Result<()> {
-        match fault {
-            Fault::Kill => self.processes[machine].kill9(),
-            Fault::Suspend => self.processes[machine].freeze(),
-            Fault::Unplug => self.network.unplug(machine),
-            Fault::PowerLoss => {
-                self.network.unplug(machine)?;
-                self.processes[machine].kill9()
-            }
-        }
-    }
-
-    fn mend(&mut self, machine: usize, fault: Fault) -> Result<()> {
-        match fault {
-            Fault::Suspend => return self.processes[machine].thaw(),
-            Fault::Unplug => return self.network.plug(machine),
-            Fault::PowerLoss => self.network.plug(machine)?,
-            Fault::Kill => {}
-        }
-        self.processes[machine] = self.spawn(machine)?;
-        Ok(())
-    }
-
-    /// Waits until each subscription is run by one process and waited for by all others.
-    fn settle(&mut self) -> Result<()> {
-        let sql = format!(
-            "SELECT (SELECT count(*) FROM pgapace.member \
-               WHERE beat_at > clock_timestamp() - interval '3 seconds') = {} \
-             AND EXISTS (SELECT FROM pgapace.owner WHERE stage = 'streaming')",
-            MACHINES - 1
-        );
-        for number in 0..self.subscriptions {
-            let name = database(number);
-            wait_until(PATIENCE, format!("all processes to wait for {name}"), || {
-                for process in &mut self.processes {
-                    if !process.is_running() {
-                        return Err(Error::other(format!("a process ended:\n{}", process.log())));
-                    }
-                }
-                let settled = self.subscribers[number % 2].query_one_text(&name, &sql);
-                Ok(settled.is_ok_and(|settled| settled == "t"))
-            })?;
-        }
-        Ok(())
+        Fault::ClockJump => fleet.jump(JUMPS[random.usize(..JUMPS.len())]),
     }
 }
 
-fn database(number: usize) -> String {
-    format!("shop{number}")
+fn mend(fleet: &mut Fleet, machine: usize, fault: Fault) -> Result<()> {
+    match fault {
+        Fault::Suspend => return fleet.processes[machine].thaw(),
+        Fault::Unplug => return fleet.plug(machine),
+        Fault::ClockJump => return Ok(()),
+        Fault::PowerLoss => fleet.plug(machine)?,
+        Fault::Kill => {}
+    }
+    fleet.restart(machine)
 }
 
 /// Reads a ledger of a subscriber all the time.
@@ -186,7 +93,8 @@ impl Watch {
                 if late > 0 {
                     return Err(format!("{conninfo}: {late} commits under an earlier epoch"));
                 }
-                std::thread::sleep(Duration::from_millis(100));
+                // A check reads the whole ledger.
+                std::thread::sleep(Duration::from_millis(if long() { 300 } else { 100 }));
             }
             Ok(())
         });
@@ -225,32 +133,44 @@ fn subscriptions_go_on_after_random_faults_of_their_processes() -> Result<()> {
         skipped("subscriptions_go_on_after_random_faults_of_their_processes", reason);
         return Ok(());
     };
-    let (subscriptions, faults) = if long() { (12, 100) } else { (3, 4) };
+    let (subscriptions, faults, even) =
+        if long() { (12, 100, [4, 4, 4]) } else { (3, 5, [1, 1, 1]) };
     let mut random = fastrand::Rng::with_seed(23);
-    let mut fleet = Fleet::start(network, subscriptions)?;
+    let mut fleet = Fleet::start(Some(network), &vec![1; subscriptions])?;
+    (0..MACHINES).try_for_each(|_| fleet.join())?;
     let mut writers = Vec::new();
     let mut watches = Vec::new();
     fleet.settle()?;
     for number in 0..subscriptions {
-        let options = ledger::WriterOptions { seed: 7, rate: Some(20.0), ..Default::default() };
+        let rate = if long() { 5.0 } else { 20.0 };
+        let options = ledger::WriterOptions { seed: 7, rate: Some(rate), ..Default::default() };
         let conninfo = fleet.publisher.conninfo(&database(number));
         writers.push(ledger::Writer::start_with(&conninfo, 1, options)?);
         watches.push(Watch::start(fleet.subscriber(number), &database(number)));
     }
+    fleet.wait_for_loads(&even)?;
     all_go_on(&watches)?;
-    let mut took: Vec<(Fault, Duration)> = Vec::new();
+    let mut took: Vec<(Fault, usize, Duration)> = Vec::new();
     for round in 0..faults {
-        let fault = FAULTS.get(round).copied().unwrap_or_else(|| FAULTS[random.usize(..4)]);
+        let fault =
+            FAULTS.get(round).copied().unwrap_or_else(|| FAULTS[random.usize(..FAULTS.len())]);
         // Those that run something, if the fault is to be felt. Now and then two of three at once.
         let first = busiest(&fleet)?;
         let second = (round % 4 == 1).then_some((first + 1) % MACHINES);
         let struck: Vec<usize> = [Some(first), second].into_iter().flatten().collect();
-        struck.iter().try_for_each(|machine| fleet.strike(*machine, fault))?;
-        took.push((fault, all_go_on(&watches)?));
+        for machine in &struck {
+            strike(&mut fleet, *machine, fault, &mut random)?;
+        }
+        let went_on = all_go_on(&watches).map_err(|error| fleet.with_logs(&error))?;
+        eprintln!("{round}: {fault:?} of {struck:?}, {} ms", went_on.as_millis());
+        took.push((fault, struck.len(), went_on));
         std::thread::sleep(Duration::from_millis(random.u64(..1000)));
-        struck.iter().try_for_each(|machine| fleet.mend(*machine, fault))?;
+        for machine in &struck {
+            mend(&mut fleet, *machine, fault)?;
+        }
         fleet.settle()?;
     }
+    fleet.wait_for_loads(&even).map_err(|error| fleet.with_logs(&error))?;
     report(&took);
     for (number, writer) in writers.into_iter().enumerate() {
         let (name, committed) = (database(number), writer.stop()?);
@@ -266,25 +186,20 @@ fn subscriptions_go_on_after_random_faults_of_their_processes() -> Result<()> {
 
 /// The machine whose process runs most subscriptions.
 fn busiest(fleet: &Fleet) -> Result<usize> {
-    let mut runs = [0; MACHINES];
-    for number in 0..fleet.subscriptions {
-        let owner = "SELECT process FROM pgapace.owner";
-        let pid = fleet.subscriber(number).query_one_text(&database(number), owner)?;
-        let machine = fleet.processes.iter().position(|one| one.pid().to_string() == pid);
-        if let Some(machine) = machine {
-            runs[machine] += 1;
-        }
-    }
-    Ok((0..MACHINES).max_by_key(|machine| runs[*machine]).unwrap_or_default())
+    let loads = fleet.loads()?;
+    Ok((0..MACHINES).max_by_key(|machine| loads[*machine]).unwrap_or_default())
 }
 
-fn report(took: &[(Fault, Duration)]) {
-    for fault in FAULTS {
-        let mut all: Vec<_> =
-            took.iter().filter(|(of, _)| *of == fault).map(|(_, took)| took.as_millis()).collect();
+fn report(took: &[(Fault, usize, Duration)]) {
+    for (fault, machines) in FAULTS.into_iter().flat_map(|fault| [(fault, 1), (fault, 2)]) {
+        let of_kind = took.iter().filter(|(of, struck, _)| (*of, *struck) == (fault, machines));
+        let mut all: Vec<_> = of_kind.map(|(.., took)| took.as_millis()).collect();
         all.sort_unstable();
         if let (Some(median), Some(worst)) = (all.get(all.len() / 2), all.last()) {
-            eprintln!("{fault:?}: {} faults, median {median} ms, worst {worst} ms", all.len());
+            let count = all.len();
+            eprintln!(
+                "{fault:?} of {machines}: {count} faults, median {median} ms, worst {worst} ms"
+            );
         }
     }
 }

@@ -1,8 +1,10 @@
 //! Several processes for one subscription (`run --standby`).
 
 mod chaos;
+mod fleet;
 mod machines;
 mod processes;
+mod spread;
 
 use std::time::{Duration, Instant};
 

@@ -19,6 +19,31 @@ pub(super) fn print(status: &Status) {
     lines(status).iter().for_each(|line| output::line(line));
 }
 
+/// One line per subscription: who runs it, who waits, and the lag.
+pub(super) fn brief(all: &[Status]) -> Vec<String> {
+    let rows: Vec<[String; 5]> = all
+        .iter()
+        .map(|status| {
+            let process = match status.owner.as_ref().map(|owner| (&owner.host, owner.process)) {
+                Some((Some(host), Some(process))) => format!("process {process} on {host}"),
+                Some(_) => "a process".to_owned(),
+                None => "-".to_owned(),
+            };
+            let waits = format!("{} waiting", status.standbys.len());
+            let (name, state) =
+                (status.name.clone(), format!("{}, {}", status.phase, status.state));
+            [name, state, process, waits, format!("lag {}", lag_line(status))]
+        })
+        .collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let widths: Vec<usize> = (0..4).filter_map(width).collect();
+    let line = |row: &[String; 5]| {
+        let cells = row.iter().zip(widths.iter().chain([&0]));
+        cells.map(|(cell, width)| format!("{cell:<width$}")).collect::<Vec<_>>().join("  ")
+    };
+    rows.iter().map(line).collect()
+}
+
 /// The lines of a subscription.
 pub(crate) fn lines(status: &Status) -> Vec<String> {
     let lines = RefCell::new(Vec::new());

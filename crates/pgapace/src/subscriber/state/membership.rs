@@ -1,11 +1,11 @@
-//! `pgapace.member`: the processes that wait for subscriptions, and who holds these.
+//! `pgapace.member`: the processes that wait for subscriptions or share them, and who holds these.
 
 use serde::Serialize;
 use wire::{Rows, Session};
 
 use crate::error::{Failure, Result};
 use crate::process::Process;
-use crate::subscriber::catalogue::field;
+use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::heartbeat::OwnerStage;
 use crate::subscriber::state::name_array;
 use crate::subscriber::state::ownership::{OWNER_LOCK, SessionId};
@@ -24,6 +24,8 @@ pub(crate) struct HeldSubscription {
 /// A recorded owner that holds its subscription.
 #[derive(Debug, Clone)]
 pub(crate) struct BeatingOwner {
+    /// Its id in `pgapace.member`; `None` without --standby.
+    pub(crate) member: Option<String>,
     pub(crate) host: String,
     pub(crate) process: i32,
     pub(crate) stage: OwnerStage,
@@ -39,33 +41,80 @@ pub(crate) struct OwnerBeat {
     beat: i64,
 }
 
-/// Registers this process, or raises its beat. Then reads who holds the subscriptions. The first part
-/// is committed when this returns.
-pub(crate) fn round(
-    session: &mut Session,
-    process: &Process,
-    waits_for: &[String],
-) -> Result<Vec<HeldSubscription>> {
+/// What this process tells of itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct MemberRow {
+    pub(crate) waits_for: Vec<String>,
+    /// What it can run, with weights; empty if it shares nothing.
+    pub(crate) runs: Vec<(String, u32)>,
+    pub(crate) failed: Vec<String>,
+    pub(crate) claims: Vec<String>,
+}
+
+/// A process that shares subscriptions, as its row tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SeenMember {
+    pub(crate) id: String,
+    pub(crate) beat: i64,
+    /// Whether its session exists. Of a machine that is gone, it may for a while.
+    pub(crate) connected: bool,
+    pub(crate) runs: Vec<MemberSubscription>,
+}
+
+/// A subscription that a process can run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MemberSubscription {
+    pub(crate) name: String,
+    pub(crate) weight: u32,
+    /// It failed to run it lately.
+    pub(crate) failed: bool,
+    /// It is to have it, as it has computed.
+    pub(crate) claimed: bool,
+}
+
+/// What one look at a subscriber database shows.
+#[derive(Debug)]
+pub(crate) struct Look {
+    pub(crate) held: Vec<HeldSubscription>,
+    pub(crate) members: Vec<SeenMember>,
+}
+
+/// Registers this process, or raises its beat. Then looks. The first part is committed when this
+/// returns.
+pub(crate) fn round(session: &mut Session, process: &Process, row: &MemberRow) -> Result<Look> {
+    let (names, weights): (Vec<_>, Vec<_>) =
+        row.runs.iter().map(|(name, weight)| (name.clone(), weight.to_string())).unzip();
+    let array = |names: &[String]| wire::quote_literal(&name_array(names));
     let beat = format!(
-        "INSERT INTO pgapace.member AS m (id, host, process, waits_for) VALUES ({}, {}, {}, {}) \
-         ON CONFLICT (id) DO UPDATE SET beat = m.beat + 1, waits_for = excluded.waits_for, \
-           beat_at = excluded.beat_at",
+        "INSERT INTO pgapace.member AS m \
+           (id, host, process, backend, waits_for, runs, weights, failed, claims) \
+         VALUES ({}, {}, {}, pg_catalog.pg_backend_pid(), {}, {}, {}, {}, {}) \
+         ON CONFLICT (id) DO UPDATE SET beat = m.beat + 1, backend = excluded.backend, \
+           waits_for = excluded.waits_for, runs = excluded.runs, weights = excluded.weights, \
+           failed = excluded.failed, claims = excluded.claims, beat_at = excluded.beat_at",
         wire::quote_literal(&process.id),
         wire::quote_literal(&process.host),
         process.pid,
-        wire::quote_literal(&name_array(waits_for)),
+        array(&row.waits_for),
+        array(&names),
+        array(&weights),
+        array(&row.failed),
+        array(&row.claims),
     );
-    let [_, held] =
-        session.simple_each([&beat, &held_sql()]).map_err(|e| Failure::subscriber(&e, WAITING))?;
-    held_in(&held)
+    let [_, held, members] = session
+        .simple_each([&beat, &held_sql(), MEMBERS_SQL])
+        .map_err(|e| Failure::subscriber(&e, WAITING))?;
+    Ok(Look { held: held_in(&held)?, members: members_in(&members)? })
 }
 
 const WAITING: &str = "waiting as a standby";
 
-/// Reads who holds the subscriptions.
-pub(crate) fn look(session: &mut Session) -> Result<Vec<HeldSubscription>> {
-    let held = session.simple(&held_sql()).map_err(|e| Failure::subscriber(&e, WAITING))?;
-    held_in(&held)
+/// Reads who holds the subscriptions, and who shares them.
+pub(crate) fn look(session: &mut Session) -> Result<Look> {
+    let [held, members] = session
+        .simple_each([&held_sql(), MEMBERS_SQL])
+        .map_err(|e| Failure::subscriber(&e, WAITING))?;
+    Ok(Look { held: held_in(&held)?, members: members_in(&members)? })
 }
 
 /// Removes this process, and those whose last beat is so old that they cannot have left in an orderly way.
@@ -81,7 +130,8 @@ pub(crate) fn leave(session: &mut Session, process: &Process) -> Result<()> {
 
 fn held_sql() -> String {
     format!(
-        "SELECT s.name, l.pid, a.backend_start, o.host, o.process, o.stage, o.stalls, o.epoch, o.beat \
+        "SELECT s.name, l.pid, a.backend_start, o.host, o.process, o.stage, o.stalls, o.epoch, o.beat, \
+           o.member \
          FROM pgapace.subscription s \
          LEFT JOIN pg_catalog.pg_locks l ON l.locktype = 'advisory' AND l.granted \
            AND l.objsubid = 2 AND l.classid::pg_catalog.int8 = {OWNER_LOCK} \
@@ -98,6 +148,7 @@ fn held_in(results: &[Rows]) -> Result<Vec<HeldSubscription>> {
     let read = |row: wire::Row<'_>| {
         let owner = match row.get(5).and_then(OwnerStage::from_name) {
             Some(stage) => Some(BeatingOwner {
+                member: row.get(9).map(str::to_owned),
                 host: field(&row, 3)?,
                 process: field(&row, 4)?,
                 stage,
@@ -121,6 +172,34 @@ fn held_in(results: &[Rows]) -> Result<Vec<HeldSubscription>> {
         Ok(HeldSubscription { name: field(&row, 0)?, holder, owner })
     };
     rows.iter().map(read).collect()
+}
+
+/// A row for each subscription that a process can run, in a fixed order.
+const MEMBERS_SQL: &str = "\
+    SELECT m.id, m.beat, EXISTS (SELECT FROM pg_catalog.pg_stat_activity a WHERE a.pid = m.backend), \
+      r.name, r.weight, r.name = ANY (m.failed), r.name = ANY (m.claims) \
+    FROM pgapace.member m, ROWS FROM (pg_catalog.unnest(m.runs), pg_catalog.unnest(m.weights)) \
+      AS r (name, weight) \
+    WHERE r.name IS NOT NULL AND r.weight > 0 ORDER BY m.id, r.name";
+
+fn members_in(results: &[Rows]) -> Result<Vec<SeenMember>> {
+    let mut members: Vec<SeenMember> = Vec::new();
+    for row in results.iter().flat_map(Rows::iter) {
+        let id: String = field(&row, 0)?;
+        if members.last().is_none_or(|last| last.id != id) {
+            let (beat, connected) = (field(&row, 1)?, boolean(&row, 2)?);
+            members.push(SeenMember { id, beat, connected, runs: Vec::new() });
+        }
+        if let Some(member) = members.last_mut() {
+            member.runs.push(MemberSubscription {
+                name: field(&row, 3)?,
+                weight: field(&row, 4)?,
+                failed: boolean(&row, 5)?,
+                claimed: boolean(&row, 6)?,
+            });
+        }
+    }
+    Ok(members)
 }
 
 /// A process that waits for a subscription, for `status`.

@@ -616,6 +616,14 @@ ALTER TABLE pgapace.switchover DROP CONSTRAINT switchover_step_check,
   ADD generation bigint NOT NULL DEFAULT 1,
   ADD back_publications text[],
   ADD back_origin_none boolean NOT NULL DEFAULT false",
+    "\
+-- processes that share subscriptions (membership/sharing.rs). backend: the session that writes the row. runs:
+-- which subscriptions of this database the process can run, with the weight of each; failed: those that it
+-- failed to run lately; claims: those of other processes that it is to have
+ALTER TABLE pgapace.member ADD backend integer, ADD runs text[] NOT NULL DEFAULT '{}',
+  ADD weights integer[] NOT NULL DEFAULT '{}', ADD failed text[] NOT NULL DEFAULT '{}',
+  ADD claims text[] NOT NULL DEFAULT '{}';
+COMMENT ON TABLE pgapace.member IS 'processes that wait for subscriptions, or share them: pgapace run --standby'",
 ];
 
 /// The schema version that this program creates.
