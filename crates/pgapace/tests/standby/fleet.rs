@@ -138,7 +138,8 @@ impl Fleet {
     pub(super) fn settle(&mut self) -> Result<()> {
         let sql = format!(
             "SELECT (SELECT count(*) FROM pgapace.member WHERE runs <> '{{}}' \
-               AND beat_at > clock_timestamp() - interval '3 seconds') = {} \
+               AND beat_at BETWEEN clock_timestamp() - interval '3 seconds' \
+                 AND clock_timestamp() + interval '3 seconds') = {} \
              AND EXISTS (SELECT FROM pgapace.owner WHERE stage = 'streaming')",
             self.processes.len()
         );
