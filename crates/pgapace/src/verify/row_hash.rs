@@ -74,22 +74,30 @@ pub(crate) fn hash_row(fields: &[(String, &RowField)], seed: u8) -> String {
     hash_text(&format!("pg_catalog.concat_ws(',', {})", chains.join(", ")), &seed)
 }
 
-/// The size of such a row: bytes of texts, and of values as they are stored.
-pub(crate) fn row_bytes(fields: &[(String, &RowField)]) -> String {
+/// The size of such rows together: bytes of texts, and of values as they are stored.
+pub(crate) fn sum_of_bytes(fields: &[(String, &RowField)]) -> String {
     let mut fixed = 0;
-    let mut terms = Vec::new();
+    let mut lengths = Vec::new();
     for (name, field) in fields {
         let length = format!("pg_catalog.octet_length({name})");
         match field.by {
             HashedBy::Int4 => fixed += 4,
             HashedBy::Int8 => fixed += 8,
             HashedBy::Uuid => fixed += 16,
-            HashedBy::Text if field.nullable => terms.push(format!("coalesce({length}, 0)")),
-            HashedBy::Text => terms.push(length),
+            HashedBy::Text if field.nullable => lengths.push(format!("coalesce({length}, 0)")),
+            HashedBy::Text => lengths.push(length),
         }
     }
-    terms.insert(0, format!("{fixed}::pg_catalog.int8"));
-    terms.join(" + ")
+    let fixed = format!("pg_catalog.count(*) * {fixed}");
+    match lengths.as_slice() {
+        [] => fixed,
+        [one] => format!("{fixed} + coalesce(pg_catalog.sum({one}), 0)"),
+        // Two texts can be longer than an int4 counts.
+        more => format!(
+            "{fixed} + coalesce(pg_catalog.sum(0::pg_catalog.int8 + {}), 0)",
+            more.join(" + ")
+        ),
+    }
 }
 
 #[cfg(test)]
@@ -144,11 +152,15 @@ mod tests {
 
     #[test]
     fn sizes() {
-        let fields = [field(HashedBy::Uuid, true), field(HashedBy::Text, true)];
-        let named: Vec<_> = fields.iter().map(|field| ("c".to_owned(), field)).collect();
+        let size = |fields: &[RowField]| {
+            sum_of_bytes(&fields.iter().map(|field| ("c".to_owned(), field)).collect::<Vec<_>>())
+        };
+        let uuid = field(HashedBy::Uuid, true);
+        assert_eq!(size(&[uuid.clone(), field(HashedBy::Int4, false)]), "pg_catalog.count(*) * 20");
         assert_eq!(
-            row_bytes(&named),
-            "16::pg_catalog.int8 + coalesce(pg_catalog.octet_length(c), 0)"
+            size(&[uuid, field(HashedBy::Text, true)]),
+            "pg_catalog.count(*) * 16 + \
+             coalesce(pg_catalog.sum(coalesce(pg_catalog.octet_length(c), 0)), 0)"
         );
     }
 }
