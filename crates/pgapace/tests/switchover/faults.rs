@@ -254,15 +254,15 @@ impl Hold {
         Self { holder: Some(holder) }
     }
 
-    /// Waits until the verb is held.
-    fn wait(cluster: &Cluster, verb: &mut Process) {
+    /// Waits until the verb is held. Returns whether it is, and has not ended before.
+    fn wait(cluster: &Cluster, verb: &mut Process) -> bool {
         let sql = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted \
                    AND classid = 7 AND objid = 7";
-        let held = wait_until(PATIENCE, "the verb to be held", || {
-            assert!(verb.is_running(), "the verb ended:\n{}", verb.log());
-            Ok(value(cluster, DB, sql) == "1")
-        });
-        held.unwrap_or_else(|error| panic!("{error}\n{}", verb.log()));
+        let held = || value(cluster, DB, sql) == "1";
+        let waited =
+            wait_until(PATIENCE, "the verb to be held", || Ok(!verb.is_running() || held()));
+        waited.unwrap_or_else(|error| panic!("{error}\n{}", verb.log()));
+        verb.is_running()
     }
 
     /// The verb goes on, and is held no more.
@@ -278,19 +278,31 @@ impl Hold {
     }
 }
 
+/// Starts the verb, and waits until it is held. Servers that stay away are waited for until its deadline, which
+/// is short for that: on a busy machine it may be over before the step.
+fn start_held(arena: &mut Arena, fault: Fault, to: Side) -> Process {
+    let short = matches!(fault, Fault::SourceStaysAway | Fault::TargetStaysAway);
+    let mut deadlines = if short { vec!["8", "30", "120"] } else { vec!["300"] }.into_iter();
+    loop {
+        let deadline = deadlines.next().expect("another deadline");
+        let log = arena.log("switchover");
+        let program = arena.tool.program("switchover").args(arena.arguments());
+        let mut verb = must(program.args(["--deadline", deadline]).spawn_logged(log));
+        if Hold::wait(arena.cluster(to), &mut verb) {
+            return verb;
+        }
+        let log = verb.log();
+        assert!(log.contains("--deadline") && deadlines.len() > 0, "the verb ended:\n{log}");
+    }
+}
+
 /// One fault in one step of one direction.
 fn try_one(arena: &mut Arena, fault: Fault, step: &str, round: usize) {
     let what = format!("{fault:?} in {step} from {:?}", arena.side);
     println!("{what}");
     let (from, to) = (arena.side, arena.side.other());
     let mut hold = Hold::install(arena.cluster(to), step);
-    // In this time servers that are away do not come back.
-    let short = matches!(fault, Fault::SourceStaysAway | Fault::TargetStaysAway);
-    let deadline = if short { "8" } else { "300" };
-    let log = arena.log("switchover");
-    let program = arena.tool.program("switchover").args(arena.arguments());
-    let mut verb = must(program.args(["--deadline", deadline]).spawn_logged(log));
-    Hold::wait(arena.cluster(to), &mut verb);
+    let mut verb = start_held(arena, fault, to);
     match fault {
         Fault::VerbKilled => {
             must(verb.kill9());
