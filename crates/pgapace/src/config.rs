@@ -23,6 +23,7 @@ use self::file::Entries;
 use self::given::Given;
 use self::setting::{Setting, Value};
 use crate::error::{Class, Failure, Result};
+use crate::subscriber::writer_tag::TagRules;
 
 /// Most sessions for streamed transactions where the number of workers is not fixed. Few transactions
 /// of that size are open at the same time.
@@ -32,6 +33,8 @@ const AUTO_STREAM_SESSIONS: usize = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CopyOptions {
     pub(crate) workers: usize,
+    /// Whether the sessions tag what they write.
+    pub(crate) tags: TagRules,
     /// Bytes of a part; larger tables have several.
     pub(crate) split_size: u64,
     pub(crate) if_not_empty: IfNotEmpty,
@@ -94,6 +97,7 @@ impl Subscription {
     pub(crate) fn copy(&self) -> CopyOptions {
         CopyOptions {
             workers: self.copy_workers,
+            tags: TagRules::of(self),
             split_size: match self.copy_split_size {
                 0 => u64::MAX,
                 bytes => bytes,

@@ -32,7 +32,7 @@ pub(super) fn check(
     // An origin occupies a slot from its first use until it is dropped. The subscription's own
     // origins already have slots.
     let own = known.row.as_ref().map(|row| origin::prefix(session, row.id)).transpose()?;
-    let tagging = Tagging::read(session, config, own.as_deref())?;
+    let tagging = Tagging::read(session, config.tag_commits, own.as_deref())?;
     let name = setting(session.server_version().major());
     if !tagging.tagged {
         reporter.ok(
@@ -100,7 +100,8 @@ fn refused_functions(session: &mut Session) -> Result<String> {
              FROM pg_catalog.pg_proc p \
              WHERE p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace \
                AND p.proname IN ('pg_replication_origin_create', 'pg_replication_origin_drop', \
-                 'pg_replication_origin_oid', 'pg_replication_origin_session_setup', \
+                 'pg_replication_origin_oid', 'pg_replication_origin_session_reset', \
+                 'pg_replication_origin_session_setup', \
                  'pg_replication_origin_xact_reset', 'pg_replication_origin_xact_setup') \
                AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')",
             &[],

@@ -15,6 +15,7 @@ use crate::repair::{RepairOptions, Repaired, Repairer, tables_with_differences};
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state;
+use crate::subscriber::writer_tag::TagRules;
 use crate::verify::exclusive;
 use crate::verify::prepare::{Scope, prepare};
 
@@ -138,6 +139,7 @@ fn one(args: &RepairArgs, config: &Config, shutdown: &Shutdown) -> Result<Outcom
         id: row.id,
         options: RepairOptions {
             dry_run: args.dry_run,
+            tags: TagRules::of(config),
             delete_extra: args.delete_extra,
             batch: args.batch as usize,
         },

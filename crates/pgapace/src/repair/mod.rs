@@ -27,6 +27,7 @@ use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, parse_name_array};
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::{SubscriptionId, ownership};
+use crate::subscriber::writer_tag::{TagRules, Writer, WriterTag};
 use crate::verify::plan::TablePlan;
 use crate::verify::prepare::check_ready;
 
@@ -38,6 +39,8 @@ const ATTEMPTS: usize = 5;
 pub(crate) struct RepairOptions {
     /// Only print the statements.
     pub(crate) dry_run: bool,
+    /// Whether the sessions tag what they write.
+    pub(crate) tags: TagRules,
     /// Delete rows that only the subscriber has.
     pub(crate) delete_extra: bool,
     /// Recorded differences that are repaired at once.
@@ -161,6 +164,7 @@ impl Repairer<'_> {
         let mut ours = self.subscriber.connect(Purpose::DurableApply)?;
         // A later run of the subscription terminates this session before it applies anything.
         ownership::join(&mut ours, self.id)?;
+        let tag = WriterTag::attach(&mut ours, self.id, self.options.tags, Writer::Repair)?;
         taken.writes_from(ours.backend_pid())?;
         let writing = |e: &wire::Error| {
             Failure::subscriber(e, &format!("repairing {}", plan.display_name()))
@@ -184,6 +188,9 @@ impl Repairer<'_> {
             ids.join(",")
         );
         ours.simple(&sql).map_err(|e| writing(&e))?;
+        if let Some(tag) = tag {
+            tag.release(&mut ours);
+        }
         log_batch(plan, taken.lsn, repaired);
         Ok(Some(repaired))
     }

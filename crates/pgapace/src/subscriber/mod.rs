@@ -18,3 +18,4 @@ pub(crate) mod statement;
 pub(crate) mod storage;
 pub(crate) mod tagging;
 pub(crate) mod unique;
+pub(crate) mod writer_tag;

@@ -1,4 +1,4 @@
-//! Replication origins of the apply workers. They only tag commits.
+//! Replication origins of the sessions that write replicated tables. They only tag commits.
 //!
 //! Another subscription can filter tagged commits with `origin = none`, and a tagged commit carries
 //! the publisher's commit time. Progress is never read from an origin: since PostgreSQL 16 an
@@ -48,7 +48,7 @@ pub(crate) fn ask_sql(
     session: &Session,
     database: u32,
     id: SubscriptionId,
-    worker: usize,
+    worker: impl Display,
 ) -> String {
     let setting = tagging::setting(session.server_version().major());
     ASK_SQL.replace("{NAME}", &name(database, id, worker)).replace("{SETTING}", setting)
@@ -65,7 +65,7 @@ pub(crate) fn attach(
     session: &mut Session,
     database: u32,
     id: SubscriptionId,
-    worker: usize,
+    worker: impl Display,
     reserve: Option<i64>,
     asked: &[Rows],
 ) -> Result<std::result::Result<(), String>> {
@@ -98,7 +98,7 @@ pub(crate) fn attach(
 }
 
 /// The name of the origin of worker `worker`, as a literal.
-fn name(database: u32, id: SubscriptionId, worker: usize) -> String {
+fn name(database: u32, id: SubscriptionId, worker: impl Display) -> String {
     wire::quote_literal(&format!("{}{worker}", prefix_in(database, id)))
 }
 
@@ -110,7 +110,8 @@ SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_replication_origin o WHERE o.roname =
         FROM pg_catalog.pg_proc p
         WHERE p.pronamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n
                                 WHERE n.nspname = 'pg_catalog')
-          AND p.proname IN ('pg_replication_origin_create', 'pg_replication_origin_session_setup',
+          AND p.proname IN ('pg_replication_origin_create', 'pg_replication_origin_session_reset',
+            'pg_replication_origin_session_setup',
             'pg_replication_origin_xact_reset', 'pg_replication_origin_xact_setup')
           AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')),
        pg_catalog.current_setting('{SETTING}')::pg_catalog.int8
@@ -148,7 +149,12 @@ WHERE p.pronamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspn
   AND pg_catalog.has_function_privilege(p.oid, 'EXECUTE')";
 
 /// Drops the origin of a session that ends: others may have the place. If it cannot be dropped, it stays.
-pub(crate) fn release(session: &mut Session, database: u32, id: SubscriptionId, worker: usize) {
+pub(crate) fn release(
+    session: &mut Session,
+    database: u32,
+    id: SubscriptionId,
+    worker: impl Display,
+) {
     let name = name(database, id, worker);
     // Asked first, because a failed call would log an error on the server.
     let may = session.query(MAY_DROP_SQL, &[]).ok().and_then(|rows| {
@@ -164,6 +170,14 @@ pub(crate) fn release(session: &mut Session, database: u32, id: SubscriptionId, 
     ));
     if let Err(error) = released {
         tracing::debug!(name, %error, "a replication origin was left");
+    }
+}
+
+/// Detaches a session from its origin, which stays.
+pub(crate) fn detach(session: &mut Session) {
+    let sql = "SELECT pg_catalog.pg_replication_origin_session_reset()";
+    if let Err(error) = session.simple(sql) {
+        tracing::debug!(%error, "a session keeps its replication origin");
     }
 }
 

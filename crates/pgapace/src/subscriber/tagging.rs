@@ -76,18 +76,18 @@ impl Tagging {
     /// Reads what decides. `prefix`: of the names of the subscription's origins, if it exists.
     pub(crate) fn read(
         session: &mut Session,
-        config: &Config,
+        tag_commits: TagCommits,
         prefix: Option<&str>,
     ) -> Result<Self> {
         let rows = session
-            .query(&Self::sql(session, config), &[])
+            .query(&Self::sql(session, tag_commits), &[])
             .map_err(|e| Failure::subscriber(&e, "reading its replication origins"))?;
-        Self::of(&rows, config, prefix)
+        Self::of(&rows, tag_commits, prefix)
     }
 
     /// The query for [`Self::of`].
-    pub(crate) fn sql(session: &Session, config: &Config) -> String {
-        if config.tag_commits == TagCommits::Never {
+    pub(crate) fn sql(session: &Session, tag_commits: TagCommits) -> String {
+        if tag_commits == TagCommits::Never {
             return "SELECT WHERE false".to_owned();
         }
         let setting = setting(session.server_version().major());
@@ -104,8 +104,8 @@ impl Tagging {
     }
 
     /// What follows from the row of [`Self::sql`].
-    pub(crate) fn of(rows: &Rows, config: &Config, prefix: Option<&str>) -> Result<Self> {
-        if config.tag_commits == TagCommits::Never {
+    pub(crate) fn of(rows: &Rows, tag_commits: TagCommits, prefix: Option<&str>) -> Result<Self> {
+        if tag_commits == TagCommits::Never {
             return Ok(Self::default());
         }
         let none = || Failure::internal("the query for replication origins returned no row");
@@ -121,7 +121,7 @@ impl Tagging {
             others: all - i64::try_from(own.len()).unwrap_or(all),
             reserve: 1 + sync_workers,
         };
-        let always = config.tag_commits == TagCommits::Always;
+        let always = tag_commits == TagCommits::Always;
         Ok(Self {
             tagged: always || logical || tracked,
             origins,
@@ -142,6 +142,29 @@ impl Tagging {
         self.room().map_or(wanted, |room| room.sessions(wanted))
     }
 
+    /// How many sessions may copy; `None` if origins do not limit them. Origins that stay, or that apply
+    /// workers need meanwhile (`beside`), are left to the sessions that apply, of which `wanted` may run.
+    pub(crate) fn copy_sessions(&self, wanted: RunSessions, beside: bool) -> Option<usize> {
+        let room = self.room().filter(|_| self.tagged)?;
+        let applying = if beside || !self.may_drop {
+            let sessions = room.sessions(wanted);
+            sessions.workers + sessions.streams
+        } else {
+            0
+        };
+        Some(room.free().saturating_sub(applying).max(1))
+    }
+
+    /// Origins that sessions of an earlier run or verb left, which wrote beside its apply workers.
+    pub(crate) fn left_by_writers(&self, prefix: &str) -> Vec<&str> {
+        if !self.may_drop {
+            return Vec::new();
+        }
+        let own = self.own.iter().map(String::as_str);
+        let is_worker = |name: &str| name.strip_prefix(prefix)?.parse::<usize>().ok();
+        own.filter(|name| is_worker(name).is_none()).collect()
+    }
+
     /// Origins of the subscription that no session of the run opens at its start.
     pub(crate) fn unused(&self, config: &Config, prefix: &str) -> Vec<&str> {
         if !self.may_drop {
@@ -160,7 +183,7 @@ impl Tagging {
 
 #[cfg(test)]
 mod tests {
-    use super::{OriginRoom, RunSessions};
+    use super::{OriginRoom, RunSessions, Tagging};
 
     #[test]
     fn some_origins_are_left_to_others() {
@@ -178,5 +201,20 @@ mod tests {
         }
         assert_eq!(sessions(1000, 20, 16, 3), (16, 3));
         assert_eq!(sessions(1000, 20, 1, 0), (1, 0));
+    }
+
+    #[test]
+    fn copies_leave_origins_to_apply_workers() {
+        let copies = |others, beside, may_drop| {
+            let origins = OriginRoom { most: 10, others, reserve: 3 };
+            let tagging =
+                Tagging { tagged: true, origins, leaves_room: true, may_drop, own: Vec::new() };
+            tagging.copy_sessions(RunSessions { workers: 16, streams: 3 }, beside)
+        };
+        assert_eq!(copies(0, false, true), Some(7));
+        assert_eq!(copies(0, true, true), Some(1));
+        // Origins of copies stay, and would lack later.
+        assert_eq!(copies(0, false, false), Some(1));
+        assert_eq!(copies(12, false, true), Some(1));
     }
 }

@@ -71,7 +71,7 @@ impl Supervisor<'_> {
         std::thread::scope(|scope| {
             let mut opening = None;
             if let Some(tagging) = tagging.filter(|_| streams) {
-                let tagging = Tagging::of(&tagging, &self.config, Some(&prefix))?;
+                let tagging = Tagging::of(&tagging, self.config.tag_commits, Some(&prefix))?;
                 let begun =
                     self.begin_to_open(scope, &mut control, owned, context, (waits, tagging))?;
                 opening = Some(begun);
@@ -148,6 +148,7 @@ impl Supervisor<'_> {
         context: SyncContext<'s>,
         (waits, tagging): (bool, Tagging),
     ) -> Result<Opening<'s>> {
+        self.drop_left_origins(control, &origin::prefix_in(database, row.id), &tagging)?;
         let durable_commits = waits && durability::is_quick(control, row.id)?;
         let citus = context.subscriber.has_citus();
         let applying = self.applying(control, *database, row, &tagging, citus);
@@ -170,7 +171,7 @@ impl Supervisor<'_> {
         let (waits, tagging) = beside(
             "reading synchronous_standby_names",
             || watch::look_once(source, &self.config.name),
-            || Tagging::read(control, &self.config, Some(prefix)),
+            || Tagging::read(control, self.config.tag_commits, Some(prefix)),
         );
         let tagging = tagging?;
         Ok((waits?, tagging))

@@ -202,7 +202,7 @@ impl Supervisor<'_> {
     ) -> Result<Opened> {
         let (row, head) = (ready.row, &replay.recording.head);
         let (prefix, subscriber) = (origin::prefix_in(database, row.id), ready.context.subscriber);
-        let tagging = Tagging::read(&mut control, &self.config, Some(&prefix))?;
+        let tagging = Tagging::read(&mut control, self.config.tag_commits, Some(&prefix))?;
         self.drop_unused_origins(&mut control, &prefix, &tagging)?;
         let mut applying = self.applying(&control, database, row, &tagging, subscriber.has_citus());
         applying.identity.round_trip = control

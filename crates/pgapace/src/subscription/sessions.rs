@@ -61,6 +61,17 @@ impl Supervisor<'_> {
         if unused.is_empty() { Ok(()) } else { origin::drop_unused(control, &unused) }
     }
 
+    /// Drops replication origins that copies or a repair left, before apply workers need their places.
+    pub(super) fn drop_left_origins(
+        &self,
+        control: &mut Session,
+        prefix: &str,
+        tagging: &Tagging,
+    ) -> Result<()> {
+        let left = tagging.left_by_writers(prefix);
+        if left.is_empty() { Ok(()) } else { origin::drop_unused(control, &left) }
+    }
+
     /// How many sessions apply, and how many execute streamed transactions.
     pub(super) fn run_sessions(&self, tagging: &Tagging) -> RunSessions {
         let (sessions, config) = (tagging.sessions(&self.config), &self.config);

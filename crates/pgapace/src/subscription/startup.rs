@@ -142,7 +142,7 @@ impl Supervisor<'_> {
             },
             || {
                 schema::upgrade(control, version)?;
-                state::find_and(control, &config.name, &Tagging::sql(control, &config))
+                state::find_and(control, &config.name, &Tagging::sql(control, config.tag_commits))
             },
         );
         let ((mut found, tagging), (waits, mut looked)) = (found?, looked?);

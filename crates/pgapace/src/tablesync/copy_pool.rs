@@ -83,6 +83,7 @@ pub(super) fn copy(
         }
     }
     let workers = context.options.workers.clamp(1, jobs.len());
+    let workers = context.options.tags.copy_workers(control, owner.id, context.joins, workers)?;
     let tables = items.len() - empty.len();
     let scaling = CopyScaling::new(workers);
     let bytes = items.iter().map(|item| item.bytes).sum();
@@ -294,7 +295,7 @@ impl Pool<'_> {
             let Some(job) = self.take(number) else { break };
             let opened = match sessions.as_mut() {
                 Some(opened) => opened,
-                None => match CopySessions::open(self.context, self.snapshot) {
+                None => match CopySessions::open(self.context, self.snapshot, number) {
                     Ok(opened) => {
                         lock_of(&self.handles)[number] = Some(opened.cancel_handles());
                         sessions.insert(opened)
@@ -309,6 +310,10 @@ impl Pool<'_> {
                 lock_of(&self.handles)[number] = None;
                 sessions = None;
             }
+        }
+        if let Some(sessions) = sessions {
+            lock_of(&self.handles)[number] = None;
+            sessions.close();
         }
     }
 

@@ -11,6 +11,7 @@ use crate::subscriber::format::{MISREAD_HINT, MisreadColumn, Search, has_infinit
 use crate::subscriber::session::Purpose;
 use crate::subscriber::state::name_array;
 use crate::subscriber::state::ownership;
+use crate::subscriber::writer_tag::{Writer, WriterTag};
 use crate::tablesync::SyncContext;
 use crate::tablesync::indexes;
 use crate::tablesync::plan::{Item, Part};
@@ -66,6 +67,7 @@ pub(super) enum JobFailure {
 pub(super) struct CopySessions {
     publisher: Session,
     subscriber: Session,
+    tag: Option<WriterTag>,
     /// Number of tables that the publisher's transaction has locked.
     touched: usize,
 }
@@ -78,13 +80,26 @@ pub(super) struct Transferred {
 }
 
 impl CopySessions {
-    pub(super) fn open(context: SyncContext<'_>, snapshot: &Snapshot) -> Result<Self> {
+    pub(super) fn open(
+        context: SyncContext<'_>,
+        snapshot: &Snapshot,
+        number: usize,
+    ) -> Result<Self> {
         let publisher = snapshot.open(context.publisher)?;
         let mut subscriber = context.subscriber.connect(Purpose::Copy)?;
         // A later run terminates this session, or waits for its end, before it reads the tables'
         // state.
         ownership::join(&mut subscriber, context.id)?;
-        Ok(Self { publisher, subscriber, touched: 0 })
+        let (tags, writer) = (context.options.tags, Writer::Copy(number));
+        let tag = WriterTag::attach(&mut subscriber, context.id, tags, writer)?;
+        Ok(Self { publisher, subscriber, tag, touched: 0 })
+    }
+
+    /// Ends the sessions of a worker that has no more jobs.
+    pub(super) fn close(mut self) {
+        if let Some(tag) = self.tag.take() {
+            tag.release(&mut self.subscriber);
+        }
     }
 
     pub(super) fn cancel_handles(&self) -> [wire::CancelHandle; 2] {

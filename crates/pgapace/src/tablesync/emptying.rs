@@ -16,6 +16,8 @@ use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::citus;
 use crate::subscriber::state::RelationState;
+use crate::subscriber::writer_tag::{Writer, WriterTag};
+use crate::tablesync::SyncContext;
 use crate::tablesync::subscriber_tables::{self, SubscriberTable};
 use crate::tablesync::table_state::{Owner, reset_sql};
 
@@ -186,6 +188,21 @@ fn expect_unwritten(session: &mut Session, tables: &[(&SubscriberTable, &str)]) 
 /// Empties tables, and resets the state of their copy: tables in which an earlier copy left rows,
 /// and tables that the user decided to empty.
 pub(crate) fn empty(
+    control: &mut Session,
+    context: SyncContext<'_>,
+    tables: &[(&SubscriberTable, Option<&RelationState>)],
+) -> Result<()> {
+    // The first copy worker has the same origin afterwards.
+    let (tags, writer) = (context.options.tags, Writer::Copy(0));
+    let tag = WriterTag::attach(control, context.id, tags, writer)?;
+    let emptied = empty_tagged(control, context.owner(), tables);
+    if let Some(tag) = tag {
+        tag.release(control);
+    }
+    emptied
+}
+
+fn empty_tagged(
     control: &mut Session,
     owner: Owner,
     tables: &[(&SubscriberTable, Option<&RelationState>)],

@@ -302,7 +302,7 @@ fn all(
     if !left.is_empty() {
         let tables: Vec<_> =
             left.iter().map(|index| (&subscribers[*index], states[*index].as_ref())).collect();
-        emptying::empty(control, context.owner(), &tables)?;
+        emptying::empty(control, context, &tables)?;
     }
     if context.options.if_not_empty.refuses() {
         refuse_filled(control, &subscribers)?;
@@ -332,7 +332,7 @@ fn only_possible(
         let subscriber = match (found, emptied.get(&table.key())) {
             (Err(obstacle), _) => Err(obstacle.failure(&table)),
             (Ok(subscriber), Some(state)) => {
-                match emptying::empty(control, owner, &[(&subscriber, Some(state))]) {
+                match emptying::empty(control, context, &[(&subscriber, Some(state))]) {
                     Err(failure) if failure.transient => return Err(failure),
                     emptied => emptied.map(|()| subscriber),
                 }

@@ -22,6 +22,7 @@ use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::session::Purpose;
 use crate::subscriber::state::ownership;
 use crate::subscriber::state::verification::{self, VerificationKind};
+use crate::subscriber::writer_tag::{Writer, WriterTag};
 use crate::tablesync::table_state::{Begun, Complete};
 use crate::verify::pair::{Held, PairSource, SnapshotPair};
 use crate::verify::plan::TablePlan;
@@ -184,11 +185,14 @@ fn make_equal(
     let mut theirs = snapshot.open(context.publisher)?;
     let mut ours = context.subscriber.connect(Purpose::Copy)?;
     ownership::join(&mut ours, owner.id)?;
+    // The first copy worker has the same origin afterwards.
+    let tags = context.options.tags;
+    let tag = WriterTag::attach(&mut ours, owner.id, tags, Writer::Copy(0))?;
     let sessions = [theirs.cancel_handle(), ours.cancel_handle()];
     let writing = |e: &wire::Error| {
         Failure::subscriber(e, &format!("making table {} equal", plan.display_name()))
     };
-    interruptible(context.shutdown, &sessions, "table sync", || {
+    let repaired = interruptible(context.shutdown, &sessions, "table sync", || {
         let mut write = |ours: &mut Session, way| -> Result<repair::Repaired> {
             let mut sum = repair::Repaired::default();
             let mut after = 0;
@@ -222,5 +226,9 @@ fn make_equal(
         complete.record(&mut ours, owner, snapshot.lsn)?;
         ours.simple("COMMIT").map_err(|e| writing(&e))?;
         Ok(repaired)
-    })
+    })?;
+    if let Some(tag) = tag {
+        tag.release(&mut ours);
+    }
+    Ok(repaired)
 }

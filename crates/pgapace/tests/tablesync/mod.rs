@@ -12,4 +12,5 @@ mod resume;
 mod schema;
 mod slot;
 mod truncate;
+mod two_way;
 pub(crate) mod while_streaming;

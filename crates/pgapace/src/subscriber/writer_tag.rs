@@ -1,0 +1,185 @@
+//! Replication origins of sessions that write replicated tables beside the apply workers: those that
+//! empty, copy, rebase and repair tables.
+//!
+//! An untagged TRUNCATE or COPY among tagged commits would be sent back by a subscription in the opposite
+//! direction, and would remove or overwrite what was written on the publisher since. So these sessions tag
+//! wherever the apply workers do, and they fail before they write where a tag is needed and cannot be had.
+
+use std::fmt::{self, Display, Formatter};
+
+use wire::{Session, quote_literal};
+
+use crate::config::{Subscription as Config, TagCommits};
+use crate::error::{Class, Failure, Result};
+use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::origin;
+use crate::subscriber::state::SubscriptionId;
+use crate::subscriber::tagging::{RunSessions, Tagging};
+
+/// What decides about tags of these sessions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TagRules {
+    tag_commits: TagCommits,
+    origin_none: bool,
+    /// The sessions that apply, at most.
+    wanted: RunSessions,
+}
+
+/// Such a session. Apply workers have numbers, so the names of their origins differ from these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Writer {
+    /// Copy worker of this number. The first one's origin also serves what happens before: emptying and
+    /// rebasing tables.
+    Copy(usize),
+    /// A verb that runs beside the subscription.
+    Repair,
+}
+
+impl Display for Writer {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Copy(number) => write!(f, "copy{number}"),
+            Self::Repair => f.write_str("repair"),
+        }
+    }
+}
+
+impl TagRules {
+    pub(crate) fn of(config: &Config) -> Self {
+        Self {
+            tag_commits: config.tag_commits,
+            origin_none: config.origin_none(),
+            wanted: RunSessions::of(config),
+        }
+    }
+
+    /// How many copy workers there may be, because each needs an origin. `beside`: apply workers run
+    /// meanwhile, so theirs are left to them.
+    pub(crate) fn copy_workers(
+        self,
+        session: &mut Session,
+        id: SubscriptionId,
+        beside: bool,
+        workers: usize,
+    ) -> Result<usize> {
+        if self.tag_commits == TagCommits::Never {
+            return Ok(workers);
+        }
+        let prefix = origin::prefix(session, id)?;
+        let tagging = Tagging::read(session, self.tag_commits, Some(&prefix))?;
+        let most = tagging.copy_sessions(self.wanted, beside).unwrap_or(workers);
+        if most < workers {
+            tracing::info!(
+                event = "origins_limit_copy_workers",
+                workers = most,
+                configured = workers,
+                "fewer workers than configured copy, because each needs a replication origin"
+            );
+        }
+        Ok(workers.min(most))
+    }
+}
+
+/// The origin of a session, until [`Self::release`].
+#[derive(Debug)]
+pub(crate) struct WriterTag {
+    id: SubscriptionId,
+    database: u32,
+    writer: Writer,
+    /// Whether nobody asks later who made a commit.
+    may_drop: bool,
+}
+
+impl WriterTag {
+    /// Tags what the session commits from here on. `None` if nobody can see tags, or if neither the apply
+    /// workers nor these sessions can have them and the subscription does without.
+    pub(crate) fn attach(
+        session: &mut Session,
+        id: SubscriptionId,
+        rules: TagRules,
+        writer: Writer,
+    ) -> Result<Option<Self>> {
+        if rules.tag_commits == TagCommits::Never {
+            return Ok(None);
+        }
+        let tagging = Tagging::read(session, rules.tag_commits, None)?;
+        if !tagging.tagged {
+            return Ok(None);
+        }
+        let database = database(session)?;
+        let failed = |e: &wire::Error| Failure::subscriber(e, "setting the replication origin");
+        let ask = origin::ask_sql(session, database, id, writer);
+        let asked = session.simple(&ask).map_err(|e| failed(&e))?;
+        // One of each kind may have what is left to others.
+        let reserve = match writer {
+            Writer::Copy(0) | Writer::Repair => None,
+            Writer::Copy(_) => tagging.room().map(|room| room.reserve),
+        };
+        match origin::attach(session, database, id, writer, reserve, &asked)? {
+            Ok(()) => Ok(Some(Self { id, database, writer, may_drop: tagging.may_drop })),
+            Err(reason) if rules.origin_none || has_origins(session, database, id)? => {
+                Err(refusal(&reason))
+            }
+            Err(reason) => {
+                tracing::info!(
+                    event = "commits_not_tagged",
+                    reason,
+                    "commits are not tagged with a replication origin"
+                );
+                Ok(None)
+            }
+        }
+    }
+
+    /// Ends the tag. What the session commits later is untagged.
+    pub(crate) fn release(self, session: &mut Session) {
+        let Self { id, database, writer, may_drop } = self;
+        if session.is_broken() {
+            return;
+        }
+        if may_drop {
+            origin::release(session, database, id, writer);
+        } else {
+            origin::detach(session);
+        }
+    }
+}
+
+/// Whether sessions of the subscription tag: then another direction may rely on it.
+fn has_origins(session: &mut Session, database: u32, id: SubscriptionId) -> Result<bool> {
+    let prefix = quote_literal(&origin::prefix_in(database, id));
+    let sql = format!(
+        "SELECT EXISTS (SELECT FROM pg_catalog.pg_replication_origin \
+         WHERE pg_catalog.starts_with(roname, {prefix}))"
+    );
+    let rows = session
+        .query(&sql, &[])
+        .map_err(|e| Failure::subscriber(&e, "reading its replication origins"))?;
+    let row = rows.first().ok_or_else(|| Failure::internal("EXISTS returned no row"))?;
+    boolean(&row, 0)
+}
+
+fn database(session: &mut Session) -> Result<u32> {
+    let sql = "SELECT d.oid FROM pg_catalog.pg_database d \
+               WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()";
+    let rows = session
+        .query(sql, &[])
+        .map_err(|e| Failure::subscriber(&e, "naming the replication origin"))?;
+    let row = rows.first().ok_or_else(|| Failure::internal("the database has no row"))?;
+    field(&row, 0)
+}
+
+fn refusal(reason: &str) -> Failure {
+    Failure::new(
+        Class::Subscriber,
+        format!(
+            "cannot write to replicated tables: the writes cannot be tagged with a replication \
+             origin: {reason}"
+        ),
+    )
+    .hint(
+        "A subscription in the opposite direction would send untagged writes back. Grant the role the \
+         origin functions (see README), raise max_replication_slots (max_active_replication_origins \
+         from 18 on), or pass --tag-commits=false if there is no other direction.",
+    )
+}
