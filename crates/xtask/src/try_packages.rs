@@ -10,6 +10,7 @@ use crate::Places;
 use crate::command::{self, cargo, exists, output};
 use crate::packages;
 use crate::program::Program;
+use crate::stage;
 
 /// Version of the package that is upgraded, if no other one is given.
 const BEFORE: &str = "0.0.1";
@@ -21,7 +22,11 @@ pub(crate) fn run(places: &Places, program: &Program, before: Option<&Path>) -> 
     let deb = packages::deb_file(places, program, &program.version);
     let before = match before {
         Some(before) => before.to_owned(),
-        None => packages::deb(places, program, Some(BEFORE))?,
+        None => {
+            // The folder may have the files of another architecture's package, which was made last.
+            stage::fill(places, program)?;
+            packages::deb(places, program, Some(BEFORE))?
+        }
     };
     let folder = places.dist.join("try");
     if folder.exists() {
