@@ -43,7 +43,7 @@ pub(crate) fn run(args: &DrainArgs) -> Result<()> {
         .setting("max_wal_size", "8GB")
         .setting("synchronous_commit", "off")
         .start()?;
-    let end = prepare(&publisher, args.transactions)?;
+    let end = prepare(&publisher, args.transactions, "")?;
     let recvlogical = tool_with_recvlogical(&binaries);
     if recvlogical.is_none() {
         eprintln!("no pg_recvlogical found: install PostgreSQL's client tools to compare with it");
@@ -108,12 +108,14 @@ pub(crate) fn run(args: &DrainArgs) -> Result<()> {
     Ok(())
 }
 
-/// Writes the backlog and returns its end position.
-pub(crate) fn prepare(publisher: &Cluster, transactions: u32) -> Result<Lsn> {
+/// Writes the backlog and returns its end position. `publications`: SQL that makes others than that of all
+/// tables. A walsender sees the catalogue of the time of a change, so they must exist before it.
+pub(crate) fn prepare(publisher: &Cluster, transactions: u32, publications: &str) -> Result<Lsn> {
     publisher.create_database(DATABASE)?;
     let mut client = publisher.connect(DATABASE)?;
     tpcb::create_tables(&mut client, 10)?;
     client.batch_execute(&format!("CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES"))?;
+    client.batch_execute(publications)?;
     client.query_one("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", &[&SLOT])?;
     // A procedure runs the TPC-B transactions in the server, because only the backlog matters.
     client.batch_execute(

@@ -66,7 +66,9 @@ pub(crate) fn run(args: &WalsendersArgs) -> Result<()> {
         .setting("max_wal_senders", "80")
         .setting("max_replication_slots", "80")
         .start()?;
-    let end = prepare(&publisher, args.transactions)?;
+    let publications: String =
+        args.walsenders.iter().map(|count| publications_of(*count)).collect();
+    let end = prepare(&publisher, args.transactions, &publications)?;
     println!("PostgreSQL {}, {} transactions, TCP", binaries.version(), args.transactions);
     println!(
         "{:>10} {:>14} {:>16} {:>16} {:>18}",
@@ -74,7 +76,6 @@ pub(crate) fn run(args: &WalsendersArgs) -> Result<()> {
     );
     let mut one: Option<Measured> = None;
     for walsenders in args.walsenders.iter().copied() {
-        publish(&publisher, walsenders)?;
         let mut rounds = Vec::new();
         for _ in 0..args.rounds {
             rounds.push(measure(&publisher, walsenders, end)?);
@@ -83,6 +84,11 @@ pub(crate) fn run(args: &WalsendersArgs) -> Result<()> {
             .into_iter()
             .min_by(|a, b| a.seconds.total_cmp(&b.seconds))
             .context("no round was measured")?;
+        ensure!(
+            measured.transactions == u64::from(args.transactions),
+            "{walsenders} walsenders have sent {} transactions",
+            measured.transactions
+        );
         let first = one.get_or_insert(Measured { ..measured });
         ensure!(
             (measured.hash, measured.transactions) == (first.hash, first.transactions),
@@ -107,24 +113,23 @@ fn publication(walsenders: usize, part: usize) -> String {
     format!("part_{walsenders}_{part}")
 }
 
-/// Publishes the tables in parts, by the remainder of a column that every row has.
-fn publish(publisher: &Cluster, walsenders: usize) -> Result<()> {
-    let mut client = publisher.connect(DATABASE)?;
-    for part in 0..walsenders {
+/// SQL that publishes the tables in parts, by the remainder of a column that every row has.
+fn publications_of(walsenders: usize) -> String {
+    let one = |part: usize| {
         let filter = |table: &str, column: &str| match walsenders {
             1 => format!("TABLE {table}"),
             _ => format!("TABLE {table} WHERE ({column} % {walsenders} = {part})"),
         };
-        client.batch_execute(&format!(
-            "CREATE PUBLICATION {} FOR {}, {}, {}, {}",
+        format!(
+            "CREATE PUBLICATION {} FOR {}, {}, {}, {};",
             publication(walsenders, part),
             filter("pgbench_accounts", "aid"),
             filter("pgbench_tellers", "tid"),
             filter("pgbench_branches", "bid"),
             filter("pgbench_history", "aid"),
-        ))?;
-    }
-    Ok(())
+        )
+    };
+    (0..walsenders).map(one).collect()
 }
 
 /// Reads the backlog once, with so many walsenders at the same time.
