@@ -210,6 +210,12 @@ impl Turns {
     ) -> Result<(Option<i32>, String)> {
         let mut blocker: Client = self.site.subscriber.connect(DB)?;
         blocker.batch_execute(&format!("BEGIN; {}", step.lock()))?;
+        if step == Step::Ending {
+            // A worker that is idle when the subscription is disabled ends at once.
+            let waits = "SELECT count(*) > 0 FROM pg_stat_activity \
+                         WHERE wait_event_type = 'Lock' AND backend_type LIKE 'logical replication%'";
+            self.wait("a worker to wait for the lock", waits)?;
+        }
         let mut verb = self.site.spawn(program)?;
         wait_until(PATIENCE, "the step", || {
             if !verb.is_running() {
