@@ -185,7 +185,13 @@ impl Watcher {
 
     fn failed(&mut self, failure: &Failure) -> Duration {
         self.session = None;
-        let passes = failure.transient || failure.away || failure.connection_lost;
+        // A process that may no longer log in sees nothing, which does not mean that nobody owns a
+        // subscription: a new password may have been read for the runs alone.
+        let refused = failure.sqlstate.as_deref().is_some_and(|code| code.starts_with("28"));
+        let passes = failure.transient
+            || failure.away
+            || failure.connection_lost
+            || refused && self.beaten.is_some();
         self.lost(if passes { Standing::Unknown } else { Standing::Refused });
         if passes && !std::mem::replace(&mut self.cut_off, true) {
             tracing::warn!(

@@ -23,6 +23,12 @@ pub(super) fn pair_of_processes(site: &Site) -> Result<(Process, Process)> {
     let first = site.spawn_streaming(&program)?;
     let mut second = site.spawn(&program)?;
     wait_for(&mut second, "standby_waiting")?;
+    // Until its first heartbeat the first process counts as one that sets up, for which nobody can tell
+    // how long that takes.
+    wait_until(PATIENCE, "the first heartbeat", || {
+        let stage = "SELECT stage FROM pgapace.owner";
+        Ok(site.subscriber.query_one_text(DB, stage)? == "streaming")
+    })?;
     Ok((first, second))
 }
 

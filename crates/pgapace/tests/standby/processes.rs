@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use testbed::compare::TableName;
-use testbed::{Result, wait_until};
+use testbed::{Error, Result, wait_until};
 
 use super::{BOUND, first_commit, pair_of_processes, wait_for, within};
 use crate::faults::site::{DB, Load, NAME, PATIENCE, Reader, Site, long, pgapace};
@@ -65,7 +65,9 @@ fn a_suspended_process_loses_its_subscription_and_commits_nothing_more() -> Resu
     for round in 0..if long() { 10 } else { 2 } {
         // In the middle of its work: with open transactions, and statements on their way.
         first.freeze()?;
-        within("SIGSTOP to commit", first_commit(&site, round)?, BOUND)?;
+        let took = first_commit(&site, round)
+            .map_err(|e| Error::other(format!("{e}\n{}\n{}", first.log(), second.log())))?;
+        within("SIGSTOP to commit", took, BOUND)?;
         let epoch = site.subscriber.query_one_text(DB, "SELECT epoch FROM pgapace.subscription")?;
         let waited = first.events("standby_waiting");
         first.thaw()?;

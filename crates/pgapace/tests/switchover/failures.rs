@@ -126,12 +126,16 @@ const BREAKAGES: &[Breakage] = &[
         args: &[],
         breaks: |case| {
             case.subscriber.sql(
-                "DELETE FROM pgapace.hand_over; \
+                "SELECT pg_advisory_lock_shared(hashtext('pgapace.hand_over'), id) \
+                   FROM pgapace.subscription; \
+                 DELETE FROM pgapace.hand_over; \
                  INSERT INTO pgapace.hand_over (subscription, epoch, stands_aside) \
                  SELECT id, 0, false FROM pgapace.subscription",
             );
         },
-        mends: |case| case.subscriber.sql("DELETE FROM pgapace.hand_over"),
+        mends: |case| {
+            case.subscriber.sql("DELETE FROM pgapace.hand_over; SELECT pg_advisory_unlock_all()");
+        },
         expected: (8, "asks for subscription"),
     },
     Breakage {
