@@ -2,10 +2,10 @@
 //!
 //! Each process computes this for itself, from rows that all of them see: there is no leader among them.
 //! So it depends on nothing but its input, and on no order of it. Two processes may see different rows for
-//! a moment, and disagree. That costs time and nothing else: an advisory lock and an epoch decide who
-//! commits, and a subscription moves only if both processes agree.
+//! a moment, and disagree. That only costs time: an advisory lock and an epoch decide which process may
+//! commit, and a subscription moves only if both processes agree.
 //!
-//! The result moves little. What has an owner stays there, unless a move makes the sum of the squares of
+//! The result moves little. A subscription stays with its owner, unless a move makes the sum of the squares of
 //! the loads smaller: the receiver then has less than the giver had. So moves end, and none is reversed.
 //! A member takes part in one move at a time, as giver or as receiver. Else each move of several might
 //! help only together with the others, and processes that carry them out one by one could go round in a
@@ -18,11 +18,11 @@ use rustc_hash::FxHashSet;
 pub struct SharedSubscription {
     /// Distinguishes it from all others, on all subscribers.
     pub name: String,
-    /// Its share of the load of a process, compared to the others.
+    /// Its load, compared to the others.
     pub weight: u32,
     /// Indexes of members.
     pub candidates: Vec<usize>,
-    /// Who runs it now.
+    /// Index of the member that runs it now.
     pub owner: Option<usize>,
     /// It stays with its owner, whatever that has: for example while tables are copied.
     pub stays: bool,
@@ -292,7 +292,7 @@ mod tests {
             prop_assert_eq!(other, result);
         }
 
-        /// What a process leaves goes to others, and nothing else moves, if all weigh the same.
+        /// Subscriptions of a process that ends go to others. Nothing else moves if all weigh the same.
         #[test]
         fn one_that_goes_leaves_only_its_own(count in 1..20usize, processes in 2..5usize) {
             let all = subscriptions(count, processes);

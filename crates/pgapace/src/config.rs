@@ -94,6 +94,11 @@ impl Subscription {
         self.copy_data.unwrap_or(true)
     }
 
+    /// After how many rounds, which take a second, a heartbeat has stopped.
+    pub(crate) fn takeover_rounds(&self) -> u32 {
+        u32::try_from(self.takeover_timeout.as_secs()).unwrap_or(u32::MAX)
+    }
+
     pub(crate) fn copy(&self) -> CopyOptions {
         CopyOptions {
             workers: self.copy_workers,

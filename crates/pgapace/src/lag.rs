@@ -61,7 +61,7 @@ pub(crate) fn end_of_wal(source: &mut Session) -> Result<Lsn> {
 }
 
 /// Up to where the publisher's WAL can be sent. WAL of an open transaction behind it may stay unflushed until
-/// somebody commits: nobody can wait for that.
+/// another transaction commits, so waiting for it may never end.
 pub(crate) fn end_of_flushed_wal(source: &mut Session) -> Result<Lsn> {
     let sql = "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() \
                THEN pg_catalog.pg_last_wal_replay_lsn() \

@@ -24,6 +24,7 @@ mod publisher;
 mod recording;
 mod repair;
 mod report;
+mod retried;
 mod sequences;
 mod spool;
 mod sqlstate;

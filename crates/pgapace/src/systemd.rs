@@ -1,4 +1,4 @@
-//! What the service manager is told (sd_notify): that the subscriptions are under way, how they do, and
+//! Notifications to the service manager (sd_notify): the subscriptions are under way, their state and lag, and
 //! that their leaders are alive.
 //!
 //! ```text
@@ -78,7 +78,7 @@ impl ServiceManager {
     }
 }
 
-/// What was told last.
+/// Tells the service manager what has changed since the last notification.
 struct Informer {
     manager: ServiceManager,
     watchdog: Option<Duration>,

@@ -21,9 +21,9 @@ pub enum Look {
     In(Duration),
 }
 
-/// So many times as long as is usual is long.
+/// A group is slow that takes this many times the usual time.
 const LONG: u32 = 4;
-/// How much the latest group counts for what is usual (1 in n).
+/// Weight of the latest group in the usual time (1 in n).
 const LATEST: u32 = 8;
 
 /// The oldest group.
@@ -143,7 +143,7 @@ mod tests {
         let later = first_look(at(100), false);
         assert!(later > at(350) && later <= at(400), "{later:?}");
         assert_eq!(first_look(at(5000), false), at(1000));
-        // What they waited for a lock does not count: the next one is blocked as well.
+        // Groups that waited for a lock do not count: the next one is probably blocked as well.
         assert_eq!(first_look(at(400), true), at(50));
     }
 }

@@ -459,7 +459,7 @@ impl Encoder {
     }
 }
 
-/// What follows the COMMIT of a subscriber transaction.
+/// The message that is sent after the COMMIT of a subscriber transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Then {
     /// A Sync, at which the subscriber answers.

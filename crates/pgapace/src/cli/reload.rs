@@ -1,8 +1,8 @@
 //! SIGHUP: `pgapace run` reads its configuration again, as a PostgreSQL server does.
 //!
 //! An invalid configuration changes nothing. A subscription with other settings ends its run in order, and
-//! begins another one with them; nothing that is applied is done again. What only a start can change keeps
-//! its value, and an event names it.
+//! begins another one with them; no applied transaction is applied again. A setting that only a start can
+//! change keeps its value, and an event names it.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub(crate) struct Member {
     pub(crate) live: Arc<LiveSettings>,
 }
 
-/// What a reload reads, and whom it tells.
+/// Reads the configuration again, and hands new settings to the subscriptions.
 pub(crate) struct Reloader {
     pub(crate) selection: Selection,
     /// Whether the level of log lines was given by flag or environment.
@@ -103,13 +103,13 @@ impl Reloader {
     }
 }
 
-/// Which subscription it is: another server or database has another state.
+/// Identifies a subscription: its state is in one database of one server.
 fn identity(config: &Subscription) -> (&str, [Option<&str>; 4]) {
     let keys = ["host", "hostaddr", "port", "dbname"];
     (&config.name, keys.map(|key| config.subscriber.get(key)))
 }
 
-/// What a reload does to a subscription.
+/// The changed settings of a subscription.
 struct Change {
     given: Given,
     settings: Subscription,

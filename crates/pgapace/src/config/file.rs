@@ -9,7 +9,7 @@ use super::secret_file::SecretFile;
 use super::wrong;
 use crate::error::{Failure, Result};
 
-/// What is given for the subscriptions that are chosen, from all sources.
+/// The given settings of the chosen subscriptions, from all sources.
 #[derive(Debug)]
 pub(crate) struct Entries {
     pub(super) given: Vec<Given>,

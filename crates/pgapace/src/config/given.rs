@@ -76,7 +76,7 @@ impl Given {
         Ok(())
     }
 
-    /// What was given for a setting, for messages; not for one that may have a password.
+    /// The given value of a setting, for messages; not for one that may have a password.
     pub(crate) fn shown(&self, setting: &Setting) -> String {
         let secret = SETTINGS.iter().any(|other| other.from_file == Some(setting.name));
         let texts = self.get(setting.name).ok().flatten();

@@ -14,7 +14,7 @@ use crate::error::Result;
 pub(super) struct SecretFile {
     pub(super) text: String,
     metadata: Metadata,
-    /// What the file is, and its path.
+    /// The file's role and path.
     shown: String,
     path: String,
 }

@@ -7,7 +7,7 @@ use wire::{Rows, Session};
 
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::{boolean, field};
-use crate::subscriber::state::SubscriptionId;
+use crate::subscriber::state::{SubscriptionId, advisory_lock};
 use crate::tablesync::table_state::Owner;
 
 /// How often a process that stands aside looks whether it may run again.
@@ -35,12 +35,9 @@ const ASKS: &str = "pg_catalog.hashtext('pgapace.hand_over')";
 /// SQL: whether the session that made the request `h` exists.
 fn asks(id: SubscriptionId) -> String {
     format!(
-        "EXISTS (SELECT FROM pg_catalog.pg_locks l WHERE l.pid = h.requester \
-           AND l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 \
-           AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d \
-             WHERE d.datname = pg_catalog.current_database()) \
-           AND l.classid::pg_catalog.int8 = {ASKS}::pg_catalog.int8 & 4294967295 \
-           AND l.objid::pg_catalog.int8 = {})",
+        "EXISTS (SELECT FROM pg_catalog.pg_locks l WHERE {} \
+           AND l.objid::pg_catalog.int8 = {} AND l.pid = h.requester)",
+        advisory_lock::is_held(ASKS),
         id.0
     )
 }

@@ -138,7 +138,7 @@ impl Membership {
         Ok(databases.into_iter().map(|database| Arc::clone(&memberships[database])).collect())
     }
 
-    /// What tells the leader of a subscription that another process is to have it.
+    /// The order by which the leader of a subscription learns that another process is to have it.
     pub(crate) fn move_order(&self, name: &str) -> MoveOrder {
         let sharing = self.sharing.as_ref();
         sharing.map(|sharing| sharing.order(&self.key(name))).unwrap_or_default()
@@ -275,7 +275,7 @@ impl SeenSubscriber {
         }
     }
 
-    /// What processes that share subscriptions must know of it. A beat has stopped after `rounds`.
+    /// The part of it by which processes share subscriptions. A beat has stopped after `rounds`.
     fn view(&self, me: &str, rounds: u32) -> DatabaseView {
         let is_there = |id: &String| id != me && self.member_beats.unchanged(id) < rounds;
         let members = self.members.iter().filter(|one| one.connected && is_there(&one.id));

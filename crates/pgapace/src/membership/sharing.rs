@@ -18,7 +18,7 @@
 //! it cannot reach a subscriber, may compute something else: nothing comes of it. Whether a process is there
 //! is judged by its beat, as for owners, and by its session, which ends with it.
 //!
-//! What keeps moves rare: a move must make the loads more equal; a process gives or receives one at a time;
+//! Moves are rare: a move must make the loads more equal; a process gives or receives one at a time;
 //! one that has just come, or has come back, claims nothing for a while; one that failed to run a
 //! subscription leaves it to others for a while.
 

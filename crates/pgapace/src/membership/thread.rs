@@ -65,7 +65,7 @@ impl Watcher {
             shared: Arc::clone(shared),
             database,
             sharing: sharing.clone(),
-            rounds: u32::try_from(of.takeover_timeout.as_secs()).unwrap_or(u32::MAX),
+            rounds: of.takeover_rounds(),
             session: None,
             cut_off: false,
             beaten: None,
@@ -166,7 +166,7 @@ impl Watcher {
         Ok(if waits { LOOK } else { IDLE_LOOK })
     }
 
-    /// What this process tells others.
+    /// The row by which other processes see this one.
     fn row(&self, waits_for: Vec<String>) -> MemberRow {
         let Some(sharing) = &self.sharing else {
             return MemberRow { waits_for, ..MemberRow::default() };

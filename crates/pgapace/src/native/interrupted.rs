@@ -11,6 +11,7 @@ use wire::Session;
 use super::{adopt, release};
 use crate::error::{Class, Result};
 use crate::publisher::session::Publisher;
+use crate::retried::until;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state;
@@ -118,20 +119,11 @@ impl Again<'_> {
         source: &mut Session,
         ended: &dyn Fn() -> bool,
     ) -> Result<()> {
-        *control = until(ended, || self.servers.subscriber.connect(Purpose::Control))?;
+        let Servers { subscriber, publisher } = self.servers;
+        *control = until(ended, RETRY_EVERY, || subscriber.connect(Purpose::Control))?;
         if source.is_broken() {
-            *source = until(ended, || self.servers.publisher.connect())?;
+            *source = until(ended, RETRY_EVERY, || publisher.connect())?;
         }
         Ok(())
-    }
-}
-
-/// Repeats what fails for a reason that may pass.
-fn until<T>(ended: &dyn Fn() -> bool, mut connect: impl FnMut() -> Result<T>) -> Result<T> {
-    loop {
-        match connect() {
-            Err(failure) if failure.transient && !ended() => std::thread::sleep(RETRY_EVERY),
-            result => return result,
-        }
     }
 }

@@ -448,6 +448,15 @@ pub(crate) fn drop(session: &mut Session, name: &str) -> Result<bool> {
     }
 }
 
+/// SQL that drops a slot, if it exists, in a session without a walsender.
+pub(crate) fn drop_existing_sql(name: &str) -> String {
+    format!(
+        "SELECT pg_catalog.pg_drop_replication_slot(slot_name) \
+         FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
+        quote_literal(name)
+    )
+}
+
 /// Options of START_REPLICATION other than the protocol version.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct StreamOptions {

@@ -24,6 +24,11 @@ pub(crate) const PREFIX: &str = "pgapace_";
 /// The prefix of the names of a subscription's origins. Origins belong to the whole cluster and
 /// subscription ids to one database, so the name contains the oid of the database.
 pub(crate) fn prefix(session: &mut Session, id: SubscriptionId) -> Result<String> {
+    Ok(prefix_in(database(session)?, id))
+}
+
+/// The oid of the session's database.
+pub(crate) fn database(session: &mut Session) -> Result<u32> {
     let rows = session
         .query(
             "SELECT d.oid FROM pg_catalog.pg_database d \
@@ -34,8 +39,7 @@ pub(crate) fn prefix(session: &mut Session, id: SubscriptionId) -> Result<String
     let row = rows
         .first()
         .ok_or_else(|| Failure::internal("the current database has no row in pg_database"))?;
-    let database: u32 = field(&row, 0)?;
-    Ok(prefix_in(database, id))
+    field(&row, 0)
 }
 
 /// The same, for a known oid of the database.

@@ -11,7 +11,7 @@ use wire::{Session, quote_literal};
 
 use crate::config::{Subscription as Config, TagCommits};
 use crate::error::{Class, Failure, Result};
-use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::catalogue::boolean;
 use crate::subscriber::origin;
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::tagging::{RunSessions, Tagging};
@@ -106,7 +106,7 @@ impl WriterTag {
         if !tagging.tagged {
             return Ok(None);
         }
-        let database = database(session)?;
+        let database = origin::database(session)?;
         let failed = |e: &wire::Error| Failure::subscriber(e, "setting the replication origin");
         let ask = origin::ask_sql(session, database, id, writer);
         let asked = session.simple(&ask).map_err(|e| failed(&e))?;
@@ -157,16 +157,6 @@ fn has_origins(session: &mut Session, database: u32, id: SubscriptionId) -> Resu
         .map_err(|e| Failure::subscriber(&e, "reading its replication origins"))?;
     let row = rows.first().ok_or_else(|| Failure::internal("EXISTS returned no row"))?;
     boolean(&row, 0)
-}
-
-fn database(session: &mut Session) -> Result<u32> {
-    let sql = "SELECT d.oid FROM pg_catalog.pg_database d \
-               WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()";
-    let rows = session
-        .query(sql, &[])
-        .map_err(|e| Failure::subscriber(&e, "naming the replication origin"))?;
-    let row = rows.first().ok_or_else(|| Failure::internal("the database has no row"))?;
-    field(&row, 0)
 }
 
 fn refusal(reason: &str) -> Failure {

@@ -29,7 +29,7 @@ impl Supervisor<'_> {
         let waiting = membership.wait_for(&name);
         let (mut announced, mut is_to_be_had) = (None, None::<Instant>);
         while !self.shutdown.requested() {
-            let place = waiting.place(self.rounds());
+            let place = waiting.place(self.config.takeover_rounds());
             let left = match place {
                 Place::Free | Place::Stopped(..) => {
                     let since = is_to_be_had.get_or_insert_with(Instant::now);
@@ -107,15 +107,10 @@ impl Supervisor<'_> {
         let Some(membership) = &self.standby else { return false };
         // Several processes may begin the first start. The failure of one may be what another did.
         let waiting: Waiting<'_> = membership.wait_for(&self.config.name);
-        let place = waiting.next_place(self.rounds(), LOOK_PATIENCE);
+        let place = waiting.next_place(self.config.takeover_rounds(), LOOK_PATIENCE);
         let held = matches!(place, Place::Held(..) | Place::Stopped(..));
         // The other one may have ended meanwhile.
         held || failure.class == Class::Busy
-    }
-
-    /// After how many rounds, which take a second, a heartbeat has stopped.
-    fn rounds(&self) -> u32 {
-        u32::try_from(self.config.takeover_timeout.as_secs()).unwrap_or(u32::MAX)
     }
 
     fn announce_waiting(&self, owner: Option<&(String, i32)>) {

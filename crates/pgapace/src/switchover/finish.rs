@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use pgoutput::Lsn;
-use wire::quote_literal;
 
 use super::display::Display;
 use super::procedure::{Request, Sides};
@@ -12,6 +11,7 @@ use super::record;
 use super::undo::{reconnect_control, reconnect_source};
 use super::{Step, command};
 use crate::error::{Failure, Result};
+use crate::publisher::slot;
 
 /// How long to wait for a server that is away.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -80,12 +80,7 @@ pub(super) fn drop_slot(sides: &mut Sides<'_>, request: &Request<'_>) {
             return Ok(());
         }
         reconnect_source(sides, Instant::now() + PATIENCE)?;
-        let sql = format!(
-            "SELECT pg_catalog.pg_drop_replication_slot(slot_name) \
-             FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
-            quote_literal(&row.slot_name)
-        );
-        let done = sides.source.simple(&sql);
+        let done = sides.source.simple(&slot::drop_existing_sql(&row.slot_name));
         done.map(drop).map_err(|e| Failure::publisher(&e, "dropping the slot"))
     });
     if let Err(failure) = dropped {

@@ -3,13 +3,15 @@
 use std::time::{Duration, Instant};
 
 use pgoutput::Lsn;
-use wire::{Session, quote_literal};
+use wire::Session;
 
 use super::procedure::{Sides, lock};
 use super::publisher::{allow_writes, resume};
 use super::record::{self, Record};
 use super::{Step, Undo};
 use crate::error::{Class, Failure, Result};
+use crate::publisher::slot;
+use crate::retried::until;
 use crate::subscriber::session::Purpose;
 
 /// Between two attempts to connect.
@@ -72,8 +74,9 @@ pub(super) fn reconnect_control(sides: &mut Sides<'_>, deadline: Instant) -> Res
     if answers(sides.control) {
         return Ok(());
     }
-    *sides.control = until(deadline, || sides.subscriber.connect(Purpose::Control))?;
-    until(deadline, || {
+    let ended = || Instant::now() >= deadline;
+    *sides.control = until(ended, RETRY_EVERY, || sides.subscriber.connect(Purpose::Control))?;
+    until(ended, RETRY_EVERY, || {
         lock(sides.control, sides.row).map_err(|failure| match failure.class {
             Class::Busy => failure.transient(true),
             _ => failure,
@@ -85,24 +88,13 @@ pub(super) fn reconnect_source(sides: &mut Sides<'_>, deadline: Instant) -> Resu
     if answers(sides.source) {
         return Ok(());
     }
-    *sides.source = until(deadline, || sides.publisher.connect_to_look())?;
+    let ended = || Instant::now() >= deadline;
+    *sides.source = until(ended, RETRY_EVERY, || sides.publisher.connect_to_look())?;
     allow_writes(sides.source)
 }
 
 fn answers(session: &mut Session) -> bool {
     !session.is_broken() && session.simple("SELECT 1").is_ok()
-}
-
-/// Repeats what fails for a reason that may pass.
-fn until<T>(deadline: Instant, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
-    loop {
-        match attempt() {
-            Err(failure) if failure.transient && Instant::now() < deadline => {
-                std::thread::sleep(RETRY_EVERY);
-            }
-            result => return result,
-        }
-    }
 }
 
 pub(super) fn undo(sides: &mut Sides<'_>, begun: &Record) -> Result<()> {
@@ -124,12 +116,7 @@ pub(super) fn undo(sides: &mut Sides<'_>, begun: &Record) -> Result<()> {
         match action {
             Undo::DropSlot => {
                 if let Some(back) = &begun.back {
-                    let sql = format!(
-                        "SELECT pg_catalog.pg_drop_replication_slot(slot_name) \
-                         FROM pg_catalog.pg_replication_slots WHERE slot_name = {}",
-                        quote_literal(&back.name)
-                    );
-                    control.simple(&sql).map_err(|e| {
+                    control.simple(&slot::drop_existing_sql(&back.name)).map_err(|e| {
                         Failure::subscriber(&e, "dropping the slot of the way back")
                     })?;
                 }

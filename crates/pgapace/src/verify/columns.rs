@@ -96,6 +96,8 @@ impl SideColumn {
 pub(crate) struct ColumnSql {
     /// What is hashed: an expression of the type that [`ComparedColumn::by`] needs.
     pub(crate) hashed: String,
+    /// Whether that is the column itself, so that nothing is computed.
+    pub(crate) stored: bool,
     /// The text by which a value is named, NULL for NULL.
     pub(crate) text: String,
 }
@@ -174,12 +176,12 @@ fn bytes_of(column: &SideColumn, function: &str) -> String {
 
 /// A column that is compared in its binary form, and named by its text.
 fn sent(column: &SideColumn, function: &str) -> ColumnSql {
-    ColumnSql { hashed: bytes_of(column, function), text: text_of(column) }
+    ColumnSql { hashed: bytes_of(column, function), stored: false, text: text_of(column) }
 }
 
 /// An expression of type text.
 fn as_text(text: String) -> ColumnSql {
-    ColumnSql { hashed: text.clone(), text }
+    ColumnSql { hashed: text.clone(), stored: false, text }
 }
 
 /// The cheapest exact form of a column whose type is the same on both servers.
@@ -201,7 +203,8 @@ fn exact(column: &SideColumn, other: &SideColumn) -> (HashedBy, ColumnSql) {
         oid::TIMESTAMPTZ => (HashedBy::Text, bytes_of(column, "pg_catalog.timestamptz_send")),
         _ => (HashedBy::Text, text_of(column)),
     };
-    (by, ColumnSql { hashed, text: text_of(column) })
+    let stored = hashed == quote_ident(&column.name);
+    (by, ColumnSql { hashed, stored, text: text_of(column) })
 }
 
 /// The text of the publisher's column as the subscriber stores it in a column of another type.

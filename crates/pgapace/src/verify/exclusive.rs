@@ -10,7 +10,7 @@ use wire::Session;
 
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::catalogue::{boolean, first_row};
-use crate::subscriber::state::SubscriptionId;
+use crate::subscriber::state::{SubscriptionId, advisory_lock};
 
 /// How long a process that was killed may still hold its lock, and the background goes on.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -45,11 +45,9 @@ pub(crate) fn begin_background(control: &mut Session, id: SubscriptionId) -> Res
 /// Whether a verb verifies or repairs, or waits for that.
 pub(crate) fn is_wanted_by_verb(session: &mut Session, id: SubscriptionId) -> Result<bool> {
     let sql = format!(
-        "SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l WHERE l.locktype = 'advisory' \
-           AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d \
-             WHERE d.datname = pg_catalog.current_database()) \
-           AND l.classid::pg_catalog.int8 = {WANTED}::pg_catalog.int8 & 4294967295 \
-           AND l.objid = {} AND l.objsubid = 2)",
+        "SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l \
+           WHERE {} AND l.objid::pg_catalog.int8 = {})",
+        advisory_lock::is_held(WANTED),
         id.0
     );
     let results = session.simple(&sql).map_err(|e| locking(&e))?;

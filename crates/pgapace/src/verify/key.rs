@@ -167,7 +167,7 @@ mod tests {
     }
 
     fn compared(names: &[&str]) -> Vec<ComparedColumn> {
-        let sql = ColumnSql { hashed: String::new(), text: String::new() };
+        let sql = ColumnSql { hashed: String::new(), stored: true, text: String::new() };
         let one = |name: &&str| ComparedColumn {
             name: (*name).to_owned(),
             publisher: sql.clone(),

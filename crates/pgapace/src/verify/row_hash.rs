@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     fn field(by: HashedBy, nullable: bool) -> RowField {
-        let sql = ColumnSql { hashed: "c".to_owned(), text: "c::text".to_owned() };
+        let sql = ColumnSql { hashed: "c".to_owned(), stored: true, text: "c::text".to_owned() };
         RowField { sql, by, nullable }
     }
 

@@ -274,7 +274,8 @@ impl TableSql {
             false => format!(" WHERE {}", conditions.join(" AND ")),
         };
         // OFFSET 0 keeps the planner from evaluating an expression once per use.
-        let once = if self.columns.iter().all(|c| self.is_stored(c)) { "" } else { " OFFSET 0" };
+        let stored = |column: &RowField| column.sql.stored && !self.converts_column(column);
+        let once = if self.columns.iter().all(stored) { "" } else { " OFFSET 0" };
         format!("(SELECT {} FROM {relation}{filter}{once}) rows", expressions.join(", "))
     }
 
@@ -322,20 +323,17 @@ impl TableSql {
         )
     }
 
+    fn converts_column(&self, column: &RowField) -> bool {
+        self.converts && column.by == HashedBy::Text
+    }
+
     /// What is hashed of a column. Texts are hashed in UTF8 if the encodings of the servers differ.
     fn hashed(&self, column: &RowField) -> String {
         let value = &column.sql.hashed;
-        match self.converts && column.by == HashedBy::Text {
+        match self.converts_column(column) {
             true => format!("pg_catalog.encode(pg_catalog.convert_to({value}, 'UTF8'), 'hex')"),
             false => value.clone(),
         }
-    }
-
-    /// Whether a column is hashed as it is stored, without an expression.
-    fn is_stored(&self, column: &RowField) -> bool {
-        // Only names begin with a quote, and an expression that does has a cast.
-        let value = self.hashed(column);
-        value.starts_with('"') && value.ends_with('"')
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use testbed::{Pair, Program, Result};
+use testbed::{Program, Result};
 
 use super::site::{DB, NAME, Site, expect_exit, pgapace};
 
@@ -10,12 +10,7 @@ const SECRET: &str = "hunter2-Zaphod";
 const WRONG: &str = "wrong-Trillian";
 
 fn site() -> Result<Site> {
-    let hba = ["host all secretive 127.0.0.1/32 scram-sha-256"];
-    let site = Site::of(Pair::start_with(18, 18, |b| b.hba(hba), |b| b.hba(hba))?)?;
-    let role = format!("CREATE ROLE secretive LOGIN SUPERUSER PASSWORD '{SECRET}'");
-    site.publisher.sql(DB, &role)?;
-    site.subscriber.sql(DB, &role)?;
-    site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    let site = Site::with_password(SECRET)?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
     Ok(site)
 }

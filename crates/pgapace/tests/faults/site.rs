@@ -58,6 +58,18 @@ impl Site {
         self.publisher.sql(DB, "CREATE PUBLICATION pub FOR ALL TABLES")
     }
 
+    /// Two servers of 18 with a published table `t`, to which the role `secretive` connects by TCP with a
+    /// password.
+    pub(crate) fn with_password(password: &str) -> Result<Self> {
+        let hba = ["host all secretive 127.0.0.1/32 scram-sha-256"];
+        let site = Self::of(Pair::start_with(18, 18, |b| b.hba(hba), |b| b.hba(hba))?)?;
+        let role = format!("CREATE ROLE secretive LOGIN SUPERUSER PASSWORD '{password}'");
+        site.publisher.sql(DB, &role)?;
+        site.subscriber.sql(DB, &role)?;
+        site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+        Ok(site)
+    }
+
     /// Runs DDL on both sides and publishes these tables too.
     pub(crate) fn tables_beside(&self, ddl: &str, names: &str) -> Result<()> {
         self.publisher.sql(DB, ddl)?;

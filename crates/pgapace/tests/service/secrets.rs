@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 use testbed::program::Process;
-use testbed::{Pair, Program, Result, wait_until};
+use testbed::{Program, Result, wait_until};
 
 use crate::faults::site::{DB, NAME, PATIENCE, Site, expect_exit, pgapace};
 
@@ -20,12 +20,7 @@ struct Secrets {
 
 impl Secrets {
     fn new() -> Result<Self> {
-        let hba = ["host all secretive 127.0.0.1/32 scram-sha-256"];
-        let site = Site::of(Pair::start_with(18, 18, |b| b.hba(hba), |b| b.hba(hba))?)?;
-        let role = format!("CREATE ROLE secretive LOGIN SUPERUSER PASSWORD '{SECRET}'");
-        site.publisher.sql(DB, &role)?;
-        site.subscriber.sql(DB, &role)?;
-        site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+        let site = Site::with_password(SECRET)?;
         Ok(Self { site, directory: tempfile::tempdir()? })
     }
 

@@ -6,8 +6,8 @@ use crate::error::{Failure, Result};
 use crate::observe::figures::BlockerNow;
 use crate::sqlstate;
 use crate::subscriber::catalogue::field;
-use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::ownership::SESSION_LOCK;
+use crate::subscriber::state::{SubscriptionId, advisory_lock};
 
 /// One wait, and the session that blocks. The server hides state and times of other roles' sessions from
 /// roles without pg_read_all_stats.
@@ -79,11 +79,7 @@ pub(super) fn look(
     let sql = format!(
         "WITH RECURSIVE {waits} member AS MATERIALIZED ( \
            SELECT l.pid, l.objid FROM pg_catalog.pg_locks l \
-           WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 \
-             AND l.classid::pg_catalog.int8 = {SESSION_LOCK} \
-             AND l.objid::pg_catalog.int8 <> {id} \
-             AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d \
-                               WHERE d.datname = pg_catalog.current_database()) \
+           WHERE {sessions} AND l.objid::pg_catalog.int8 <> {id} \
          ), wait (waiting, pid) AS ( \
            (SELECT {pid}, b.pid \
             FROM pg_catalog.unnest(pg_catalog.pg_blocking_pids({pid})) b (pid){first}) \
@@ -103,6 +99,7 @@ pub(super) fn look(
            coalesce(v.wait_event_type = 'Lock' AND v.wait_event IN {BRIEF}, false) \
          FROM wait w LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = w.pid \
          LEFT JOIN pg_catalog.pg_stat_activity v ON v.pid = w.waiting",
+        sessions = advisory_lock::is_held(SESSION_LOCK),
         id = id.0
     );
     let rows = match session.query(&sql, &[]) {

@@ -290,7 +290,7 @@ fn switch(
     Ok(())
 }
 
-/// Who applies the way back. The switchover is done, so an old side that is away is no error.
+/// Returns the session that applies the way back. The switchover is done, so an old side that is away is no error.
 fn way_back_owner(config: &Config) -> Result<Option<Owner>> {
     let subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
     let deadline = Instant::now() + WAY_BACK_WITHIN;

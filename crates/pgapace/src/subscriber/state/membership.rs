@@ -7,8 +7,8 @@ use crate::error::{Failure, Result};
 use crate::process::Process;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::heartbeat::OwnerStage;
-use crate::subscriber::state::name_array;
 use crate::subscriber::state::ownership::{OWNER_LOCK, SessionId};
+use crate::subscriber::state::{advisory_lock, name_array};
 
 /// A subscription of the subscriber, and who holds it.
 #[derive(Debug, Clone)]
@@ -41,7 +41,7 @@ pub(crate) struct OwnerBeat {
     beat: i64,
 }
 
-/// What this process tells of itself.
+/// This process, as others see it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct MemberRow {
     pub(crate) waits_for: Vec<String>,
@@ -133,13 +133,11 @@ fn held_sql() -> String {
         "SELECT s.name, l.pid, a.backend_start, o.host, o.process, o.stage, o.stalls, o.epoch, o.beat, \
            o.member \
          FROM pgapace.subscription s \
-         LEFT JOIN pg_catalog.pg_locks l ON l.locktype = 'advisory' AND l.granted \
-           AND l.objsubid = 2 AND l.classid::pg_catalog.int8 = {OWNER_LOCK} \
-           AND l.objid::pg_catalog.int8 = s.id AND l.database = (SELECT d.oid \
-             FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()) \
+         LEFT JOIN pg_catalog.pg_locks l ON {owner} AND l.objid::pg_catalog.int8 = s.id \
          LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid \
          LEFT JOIN pgapace.owner o ON o.subscription = s.id AND o.epoch = s.epoch \
-           AND o.backend = l.pid"
+           AND o.backend = l.pid",
+        owner = advisory_lock::is_held(OWNER_LOCK)
     )
 }
 

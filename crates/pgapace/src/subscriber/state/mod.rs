@@ -2,6 +2,7 @@
 //! progress.
 
 pub(crate) mod adoption;
+pub(crate) mod advisory_lock;
 pub(crate) mod conflicts;
 pub(crate) mod events;
 pub(crate) mod figures;

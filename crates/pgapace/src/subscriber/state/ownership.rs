@@ -22,7 +22,9 @@ use crate::error::{Class, Failure, Result};
 use crate::pooler;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
-use crate::subscriber::state::{COLUMNS, Subscription, SubscriptionId, subscription};
+use crate::subscriber::state::{
+    COLUMNS, Subscription, SubscriptionId, advisory_lock, subscription,
+};
 
 /// First key of the owner lock ("pgao"); the second key is the subscription id.
 pub(super) const OWNER_LOCK: i32 = 0x7067_616f;
@@ -137,11 +139,9 @@ fn lock_sql(id: SubscriptionId) -> String {
 fn fence_sql(id: SubscriptionId, pid: i32) -> String {
     let owns = format!(
         "EXISTS (SELECT 1 FROM pg_catalog.pg_locks l \
-           WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 \
-             AND l.classid::pg_catalog.int8 = {OWNER_LOCK} AND l.objid::pg_catalog.int8 = {id} \
-             AND l.pid = {pid} AND l.pid = pg_catalog.pg_backend_pid() \
-             AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d \
-                               WHERE d.datname = pg_catalog.current_database()))",
+           WHERE {owner} AND l.objid::pg_catalog.int8 = {id} \
+             AND l.pid = {pid} AND l.pid = pg_catalog.pg_backend_pid())",
+        owner = advisory_lock::is_held(OWNER_LOCK),
         id = id.0
     );
     format!(
@@ -291,11 +291,8 @@ fn holders(session: &mut Session, class: i32, id: SubscriptionId) -> Result<Rows
     let sql = format!(
         "SELECT a.pid, a.application_name, a.client_addr, a.backend_start \
          FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid \
-         WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 \
-           AND l.classid::pg_catalog.int8 = {class} AND l.objid::pg_catalog.int8 = {} \
-           AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d \
-                             WHERE d.datname = pg_catalog.current_database()) \
-           AND l.pid <> pg_catalog.pg_backend_pid()",
+         WHERE {} AND l.objid::pg_catalog.int8 = {} AND l.pid <> pg_catalog.pg_backend_pid()",
+        advisory_lock::is_held(class),
         id.0
     );
     session
