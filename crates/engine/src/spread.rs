@@ -7,6 +7,7 @@
 //!
 //! The result moves little. A subscription stays with its owner, unless a move makes the sum of the squares of
 //! the loads smaller: the receiver then has less than the giver had. So moves end, and none is reversed.
+//! The load of subscriptions that have no owner yet justifies no move of one that has.
 //! A member takes part in one move at a time, as giver or as receiver. Else each move of several might
 //! help only together with the others, and processes that carry them out one by one could go round in a
 //! circle. It also bounds how much moves at once.
@@ -32,7 +33,7 @@ pub struct SharedSubscription {
 /// distinguished by their ids.
 #[must_use]
 pub fn spread(members: &[String], subscriptions: &[SharedSubscription]) -> Vec<Option<usize>> {
-    let mut spread = Spread { members, loads: vec![0; members.len()] };
+    let mut spread = Spread { members, loads: vec![0; members.len()], run: Vec::new() };
     let mut result: Vec<Option<usize>> = subscriptions
         .iter()
         .map(|one| one.owner.filter(|owner| one.stays || one.candidates.contains(owner)))
@@ -42,6 +43,7 @@ pub fn spread(members: &[String], subscriptions: &[SharedSubscription]) -> Vec<O
             spread.loads[owner] += u64::from(one.weight);
         }
     }
+    spread.run.clone_from(&spread.loads);
     let mut order: Vec<usize> = (0..subscriptions.len()).collect();
     // Those with few candidates first, because the others can make room; then the heavy ones.
     order.sort_by(|a, b| {
@@ -67,8 +69,10 @@ pub fn spread(members: &[String], subscriptions: &[SharedSubscription]) -> Vec<O
 
 struct Spread<'a> {
     members: &'a [String],
-    /// Sum of the weights of each member's subscriptions.
+    /// Sum of the weights of the subscriptions that each member is to have.
     loads: Vec<u64>,
+    /// Sum of the weights of those that it runs now.
+    run: Vec<u64>,
 }
 
 impl Spread<'_> {
@@ -91,8 +95,16 @@ impl Spread<'_> {
                 let to = self.least(one.candidates.iter().filter(|to| !busy.contains(to)))?;
                 let weight = u64::from(one.weight);
                 // Half of what the sum of the squares becomes smaller.
-                let less = self.loads[from].checked_sub(self.loads[to] + weight)?;
-                (weight * less > 0).then_some((weight * less, index, from, to))
+                let less = |loads: &[u64]| {
+                    let less = loads[from].checked_sub(loads[to] + weight)?;
+                    (weight * less > 0).then_some(weight * less)
+                };
+                // What nobody runs yet may come to be elsewhere. So a subscription that runs moves
+                // only if that helps without it too: else it could go round in a circle.
+                if one.owner == Some(from) {
+                    less(&self.run)?;
+                }
+                Some((less(&self.loads)?, index, from, to))
             });
         let best = moves.max_by(|(gain_a, a, ..), (gain_b, b, ..)| {
             let (one, other) = (&subscriptions[*a], &subscriptions[*b]);
