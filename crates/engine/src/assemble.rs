@@ -449,6 +449,7 @@ impl Assembler {
         Ok(())
     }
 
+    #[inline]
     fn change(
         &mut self,
         at: Location<'_>,

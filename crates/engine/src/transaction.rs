@@ -228,6 +228,7 @@ impl TransactionPart {
         &chunk[at.offset as usize..(at.offset + at.length) as usize]
     }
 
+    #[inline]
     pub(crate) fn push(&mut self, at: Location<'_>, relation: &Arc<RemoteRelation>) {
         let relation = self.relation_index(relation);
         let operation = match at.payload().first() {
@@ -245,6 +246,7 @@ impl TransactionPart {
         self.push_ref(at, index, Operation::Truncate);
     }
 
+    #[inline]
     fn push_ref(&mut self, at: Location<'_>, relation: u32, operation: Operation) {
         // Changes arrive chunk by chunk, so only the last chunk can be the same one.
         let same = self

@@ -133,6 +133,7 @@ impl<M: Table, P> GroupMember for Work<M, P> {
 }
 
 impl<M: Table, P> Dispatchable for Work<M, P> {
+    #[inline]
     fn size(&self) -> Size {
         Size {
             changes: self.part.len(),

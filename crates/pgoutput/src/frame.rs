@@ -47,6 +47,7 @@ pub enum Frame<'a> {
 
 impl<'a> Frame<'a> {
     /// Decodes the contents of one CopyData packet.
+    #[inline]
     pub fn decode(copy_data: &'a [u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(copy_data);
         let frame = match reader.u8()? {

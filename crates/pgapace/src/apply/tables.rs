@@ -119,6 +119,7 @@ impl Tables {
 
     /// Whether it is known what to do with changes of a transaction with this commit LSN; if not,
     /// the table was added to the publication later.
+    #[inline]
     pub(crate) fn knows(&self, remote: &Arc<RemoteRelation>, commit_lsn: Lsn) -> bool {
         self.has_resolved(remote)
             || remote.schema == OWN_SCHEMA
@@ -147,6 +148,7 @@ impl Tables {
 
     /// Whether this is another table of the publisher than the one that had the name before in this
     /// run: what is copied here is not of it.
+    #[inline]
     pub(crate) fn is_another(&mut self, remote: &Arc<RemoteRelation>) -> bool {
         if self.has_resolved(remote) {
             return false;
@@ -270,6 +272,7 @@ impl Tables {
     }
 
     /// Whether [`Self::resolve`] needs no query.
+    #[inline]
     pub(crate) fn is_read(&self, remote: &Arc<RemoteRelation>) -> bool {
         self.has_resolved(remote) || self.read.contains_key(&key(remote))
     }
