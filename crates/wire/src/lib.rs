@@ -40,4 +40,5 @@ pub use session::{
     Column, CopyData, CopyIn, CopyOut, DataRow, Param, Queued, Reply, Row, RowIter, Rows, Session,
     TransactionStatus, affected_rows,
 };
+pub use stream::Activity;
 pub use version::ServerVersion;

@@ -55,7 +55,8 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
         ));
     };
     let nobody = ownership::Former::default();
-    let owning = ownership::become_owner(&mut control, row.id, std::time::Duration::ZERO, &nobody)?;
+    let owning =
+        ownership::become_owner(&mut control, row.id, std::time::Duration::ZERO, &nobody, None)?;
     ownership::fence(&mut control, row.id, &owning)?
         .ok_or_else(|| Failure::internal("the subscription is gone"))?;
     let mut slot_dropped = false;

@@ -57,7 +57,7 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
             )
     })?;
     let nobody = ownership::Former::default();
-    let owning = ownership::become_owner(&mut control, row.id, Duration::ZERO, &nobody)?;
+    let owning = ownership::become_owner(&mut control, row.id, Duration::ZERO, &nobody, None)?;
     let row = ownership::fence(&mut control, row.id, &owning)?
         .ok_or_else(|| Failure::internal("the subscription is gone"))?;
     if row.rebasing {

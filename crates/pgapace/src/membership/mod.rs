@@ -42,8 +42,9 @@ pub(crate) use sharing::MoveOrder;
 use sharing::{DatabaseView, SeenRun, SeenSubscription, Sharing};
 use thread::Watcher;
 
-/// An owner that resumes its stream has no heartbeat: it may take so many times longer.
-const STARTING: u32 = 3;
+/// An owner that does not stream yet may be silent so many times longer: it also computes on its own, for
+/// example from a large catalogue.
+const BEFORE_STREAM: u32 = 3;
 /// How long the end of the process waits until its rows are removed.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -264,11 +265,10 @@ impl SeenSubscriber {
         let Some(owner) = held.owner.clone() else { return Place::Held(holder, None) };
         let most = patience(rounds, owner.stalls);
         let most = match owner.stage {
-            OwnerStage::Setup => None,
-            OwnerStage::Starting => Some(most.saturating_mul(STARTING)),
-            OwnerStage::Copying | OwnerStage::Streaming => Some(most),
+            OwnerStage::Setup | OwnerStage::Starting => most.saturating_mul(BEFORE_STREAM),
+            OwnerStage::Copying | OwnerStage::Streaming => most,
         };
-        if most.is_some_and(|most| self.beats.unchanged(&held.name) >= most) {
+        if self.beats.unchanged(&held.name) >= most {
             Place::Stopped(holder, owner)
         } else {
             Place::Held(holder, Some(owner))

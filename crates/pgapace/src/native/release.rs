@@ -55,8 +55,13 @@ pub(crate) fn own(control: &mut Session, name: &str) -> Result<(Subscription, Op
         Failure::new(Class::Config, format!("the subscriber has no subscription {name:?}"))
             .hint("pgapace status lists the subscriptions of a subscriber.")
     })?;
-    let owning =
-        ownership::become_owner(control, row.id, Duration::ZERO, &ownership::Former::default())?;
+    let owning = ownership::become_owner(
+        control,
+        row.id,
+        Duration::ZERO,
+        &ownership::Former::default(),
+        None,
+    )?;
     let row = ownership::fence(control, row.id, &owning)?
         .ok_or_else(|| Failure::new(Class::Config, "the subscription was dropped meanwhile"))?;
     let ended = control

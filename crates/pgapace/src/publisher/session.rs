@@ -1,7 +1,7 @@
 //! Sessions on the publisher: their settings, and the publisher's identity.
 
 use pgoutput::Lsn;
-use wire::{ConnInfo, Rows, Session, Startup};
+use wire::{Activity, ConnInfo, Rows, Session, Startup};
 
 use crate::connecting;
 use crate::error::{Class, Failure, Result};
@@ -20,6 +20,7 @@ pub(crate) struct Publisher {
     info: Option<ConnInfo>,
     application_name: String,
     encoding: &'static str,
+    activity: Activity,
 }
 
 /// The publisher's identity, as `IDENTIFY_SYSTEM` returns it.
@@ -33,12 +34,27 @@ pub(crate) struct SystemIdentity {
 impl Publisher {
     /// `encoding` is the `client_encoding` of all sessions, on both servers.
     pub(crate) fn new(info: ConnInfo, subscription: &str, encoding: &'static str) -> Self {
-        Self { info: Some(info), application_name: subscription.to_owned(), encoding }
+        Self {
+            info: Some(info),
+            application_name: subscription.to_owned(),
+            encoding,
+            activity: Activity::default(),
+        }
     }
 
     /// Stands in for the publisher of a recording, which nobody may ask anything.
     pub(crate) fn absent() -> Self {
-        Self { info: None, application_name: String::new(), encoding: "UTF8" }
+        Self {
+            info: None,
+            application_name: String::new(),
+            encoding: "UTF8",
+            activity: Activity::default(),
+        }
+    }
+
+    /// What the sessions do that were opened here.
+    pub(crate) fn activity(&self) -> &Activity {
+        &self.activity
     }
 
     pub(crate) fn is_absent(&self) -> bool {
@@ -108,6 +124,7 @@ impl Publisher {
             let failure = Failure::publisher(&e, "connecting");
             connecting::explain(pooler::Side::Publisher, failure, &e, info, replication)
         })?;
+        session.set_activity(self.activity.clone());
         check_direct(&mut session, start)?;
         Ok(session)
     }

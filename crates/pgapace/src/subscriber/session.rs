@@ -1,6 +1,6 @@
 //! Sessions on the subscriber: their settings, with the reasons, and how they are opened.
 
-use wire::{ConnInfo, ServerVersion, Session, Startup};
+use wire::{Activity, ConnInfo, ServerVersion, Session, Startup};
 
 use crate::connecting;
 use crate::error::{Class, Failure, Result};
@@ -82,6 +82,8 @@ pub(crate) enum Purpose {
     Verify,
     /// Looks whether another process still runs a subscription, and writes its own beat.
     Standby,
+    /// Writes the heartbeat of a run that does not stream yet.
+    Heartbeat,
 }
 
 impl Purpose {
@@ -96,12 +98,21 @@ impl Purpose {
             Self::ReadAhead => "read ahead",
             Self::Verify => "verify",
             Self::Standby => "standby",
+            Self::Heartbeat => "heartbeat",
         }
     }
 
     /// Whether the session may write to replicated tables.
     fn writes(self) -> bool {
-        !matches!(self, Self::Monitor | Self::Look | Self::ReadAhead | Self::Verify | Self::Standby)
+        !matches!(
+            self,
+            Self::Monitor
+                | Self::Look
+                | Self::ReadAhead
+                | Self::Verify
+                | Self::Standby
+                | Self::Heartbeat
+        )
     }
 
     /// Results of these sessions are of no use after one second.
@@ -116,7 +127,7 @@ impl Purpose {
     /// fails, and ends the run, rather than wait, because others depend on it.
     fn lock_timeout(self) -> &'static str {
         match self {
-            Self::Look | Self::Standby => "5s",
+            Self::Look | Self::Standby | Self::Heartbeat => "5s",
             Self::Durability => LEADER_PATIENCE,
             _ => "0",
         }
@@ -135,7 +146,8 @@ impl Purpose {
             | Self::Look
             | Self::ReadAhead
             | Self::Verify
-            | Self::Standby => "on",
+            | Self::Standby
+            | Self::Heartbeat => "on",
         }
     }
 }
@@ -148,13 +160,30 @@ pub(crate) struct Subscriber {
     encoding: &'static str,
     /// Whether the database has the extension Citus.
     citus: bool,
+    activity: Activity,
 }
 
 impl Subscriber {
     /// Starts with encoding `UTF8` and without Citus; [`Self::connect_first`] finds out what the database
     /// has.
     pub(crate) fn new(info: ConnInfo, subscription: &str) -> Self {
-        Self { info, subscription: subscription.to_owned(), encoding: "UTF8", citus: false }
+        Self {
+            info,
+            subscription: subscription.to_owned(),
+            encoding: "UTF8",
+            citus: false,
+            activity: Activity::default(),
+        }
+    }
+
+    /// What the sessions do that were opened here.
+    pub(crate) fn activity(&self) -> &Activity {
+        &self.activity
+    }
+
+    /// The same subscriber; what its sessions do is counted separately.
+    pub(crate) fn observer(&self) -> Self {
+        Self { activity: Activity::default(), ..self.clone() }
     }
 
     pub(crate) fn encoding(&self) -> &'static str {
@@ -217,6 +246,7 @@ impl Subscriber {
             let failure = Failure::subscriber(&e, "connecting");
             connecting::explain(pooler::Side::Subscriber, failure, &e, &self.info, false)
         })?;
+        session.set_activity(self.activity.clone());
         check_version(session.server_version())?;
         let settings = settings(purpose, session.server_version().major(), self.citus);
         let version = if purpose == Purpose::Control { schema::VERSION_SQL } else { "NULL" };

@@ -49,14 +49,14 @@ impl Supervisor<'_> {
     ) -> Result<Vec<PublishedTable>> {
         let sessions = [control.cancel_handle(), source.cancel_handle()];
         interruptible(self.shutdown, &sessions, "table sync", || {
-            self.make_tables(control, source, row)?;
+            self.make_tables(control, source, context, row)?;
             let published = match row.phase {
                 Phase::Creating => self.set_up(control, source, row, context)?,
                 Phase::Copying | Phase::Streaming => {
                     self.go_on(control, source, row, context, read)?
                 }
             };
-            self.make_indexes(control, row)?;
+            self.make_indexes(control, context, row)?;
             if row.phase != Phase::Streaming {
                 state::set_streaming(control, row.id)?;
             }
@@ -107,7 +107,9 @@ impl Supervisor<'_> {
             emptied = check_first_subscribers(control, tables, copies, filled, &self.truncate)?;
         }
         let failed = |e: &wire::Error| Failure::subscriber(e, "recording the subscription");
-        control.simple("BEGIN").map_err(|e| failed(&e))?;
+        // Other processes wait for the row: one that is suspended here may not keep it.
+        let begin = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '10s'";
+        control.simple(begin).map_err(|e| failed(&e))?;
         let created = state::create(
             control,
             &NewSubscription {
@@ -127,13 +129,14 @@ impl Supervisor<'_> {
         Ok(created)
     }
 
-    fn schema_copier(&self, row: &Subscription) -> SchemaCopier<'_> {
+    fn schema_copier<'s>(&'s self, context: SyncContext<'s>) -> SchemaCopier<'s> {
         SchemaCopier {
             publisher: &self.config.publisher,
             subscriber: &self.config.subscriber,
-            id: row.id,
+            id: context.id,
             jobs: self.config.copy_workers,
             shutdown: self.shutdown,
+            activity: context.subscriber.activity(),
         }
     }
 
@@ -142,21 +145,27 @@ impl Supervisor<'_> {
         &self,
         control: &mut Session,
         source: &mut Session,
+        context: SyncContext<'_>,
         row: &Subscription,
     ) -> Result<()> {
         if row.schema_copy != Some(SchemaCopy::Before) {
             return Ok(());
         }
-        self.schema_copier(row).before()?;
+        self.schema_copier(context).before()?;
         let tables = publication::tables(source, &self.config.publications)?;
         check_subscribers(control, &tables, row.copy_data, self.config.if_not_empty)
     }
 
     /// Creates what a copy does not need: indexes, constraints, triggers.
-    fn make_indexes(&self, control: &mut Session, row: &Subscription) -> Result<()> {
+    fn make_indexes(
+        &self,
+        control: &mut Session,
+        context: SyncContext<'_>,
+        row: &Subscription,
+    ) -> Result<()> {
         match row.schema_copy {
             None => Ok(()),
-            Some(left) => self.schema_copier(row).after(control, left == SchemaCopy::Begun),
+            Some(left) => self.schema_copier(context).after(control, left == SchemaCopy::Begun),
         }
     }
 

@@ -23,6 +23,7 @@ mod resume;
 mod retry;
 mod sessions;
 mod standby;
+mod start_beat;
 mod startup;
 
 use std::sync::Arc;
@@ -508,7 +509,8 @@ impl Supervisor<'_> {
             servers;
         let found = self.find_or_create(&mut control, &mut source, schema_version)?;
         let FoundSubscription { row, waits, tagging } = found;
-        let owned = self.take_ownership(&mut control, Some(&mut source), row)?;
+        let servers = (&subscriber, &publisher);
+        let (owned, beat) = self.take_ownership(&mut control, Some(&mut source), servers, row)?;
         if subscriber.has_citus() {
             citus::prepare(&mut control)?;
         }
@@ -532,6 +534,7 @@ impl Supervisor<'_> {
             Readiness::GivenUp(outcome) => Ok(outcome),
             Readiness::Ready(ready, opened) => {
                 self.known = Known::Begun;
+                drop(beat);
                 self.lead(ready, *opened, record)
             }
         }

@@ -99,7 +99,9 @@ impl Supervisor<'_> {
         self.reached = true;
         let row = self.find_or_create_replay(&mut control, &replay.recording)?;
         check_alone(&mut control, &config.name, &head.tables)?;
-        let owned = self.take_ownership(&mut control, None, row)?;
+        let publisher = Publisher::absent();
+        let (owned, beat) =
+            self.take_ownership(&mut control, None, (&subscriber, &publisher), row)?;
         if subscriber.has_citus() {
             citus::prepare(&mut control)?;
         }
@@ -108,7 +110,6 @@ impl Supervisor<'_> {
         }
         let OwnedSubscription { row, database, .. } = &owned;
         self.begin_replay(&mut control, row, &replay.recording)?;
-        let publisher = Publisher::absent();
         let mut options = config.copy();
         options.refresh_interval = None;
         let context = SyncContext {
@@ -129,6 +130,7 @@ impl Supervisor<'_> {
         let ready = ReadyToStream { row, context, published };
         let opened = self.open_replay(&ready, *database, control, replay)?;
         self.known = Known::Begun;
+        drop(beat);
         let begun = Instant::now();
         let outcome = self.lead(ready, opened, record);
         let micros = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);

@@ -17,12 +17,13 @@ use crate::publisher::session::Publisher;
 use crate::publisher::slot;
 use crate::publisher::watch;
 use crate::subscriber::session::Subscriber;
-use crate::subscriber::state::heartbeat::{self, OwnerStage};
+use crate::subscriber::state::heartbeat::OwnerRecord;
 use crate::subscriber::state::ownership::Former;
 use crate::subscriber::state::{self, Phase, Subscription};
 use crate::subscriber::state::{ownership, schema, statistics};
 use crate::subscriber::tagging::Tagging;
 use crate::subscription::beside::beside;
+use crate::subscription::start_beat::StartBeat;
 use crate::switchover::{self, way_back};
 use crate::tablesync::table_state::{self, Owner};
 
@@ -57,8 +58,6 @@ pub(super) struct OwnedSubscription {
     pub(super) database: u32,
     /// The epoch of this process before.
     last_epoch: Option<i64>,
-    /// The statement that records this process as the owner, if it is still to be executed.
-    beat: Option<String>,
 }
 
 impl Supervisor<'_> {
@@ -181,13 +180,15 @@ impl Supervisor<'_> {
 
     /// Makes this process the owner: it increments the epoch and terminates sessions of earlier epochs.
     /// [`Self::record_start`] must follow.
-    /// A recording has no `source` whose walsender could be in the way.
+    /// A recording has no `source` whose walsender could be in the way. The heartbeat is to end when the
+    /// leader begins.
     pub(super) fn take_ownership(
         &mut self,
         control: &mut Session,
         source: Option<&mut Session>,
+        (subscriber, publisher): (&Subscriber, &Publisher),
         mut row: Subscription,
-    ) -> Result<OwnedSubscription> {
+    ) -> Result<(OwnedSubscription, StartBeat)> {
         let config = Arc::clone(&self.config);
         if std::mem::take(&mut self.stands_aside) {
             hand_over::wait_aside(control, row.id, &|| self.shutdown.requested())?;
@@ -200,7 +201,9 @@ impl Supervisor<'_> {
         let former = Former { any: self.take_over, own: self.owner.clone(), stopped };
         // A standby that is not the first goes on waiting.
         let patience = if self.standby.is_some() { STANDBY_PATIENCE } else { config.busy_timeout };
-        let owning = ownership::become_owner(control, row.id, patience, &former)?;
+        let member = self.standby.is_some();
+        let record = OwnerRecord { process: self.process, member, judged };
+        let owning = ownership::become_owner(control, row.id, patience, &former, Some(record))?;
         self.owner = Some(owning.session.clone());
         self.owns = true;
         // Another process may have changed the row while this one waited for the lock.
@@ -209,17 +212,8 @@ impl Supervisor<'_> {
         })?;
         check_enabled(&row)?;
         let owner = Owner { id: row.id, epoch: row.epoch };
-        let stage = match row.phase {
-            Phase::Streaming if !row.rebasing => OwnerStage::Starting,
-            _ => OwnerStage::Setup,
-        };
-        let member = self.standby.is_some();
-        let mut beat = Some(heartbeat::own_sql(owner, self.process, member, stage, judged));
+        let beat = StartBeat::spawn(subscriber, publisher, owner)?;
         if std::mem::take(&mut self.take_over) || member {
-            // What follows may take long: others must see who owns the subscription.
-            if let Some(own) = beat.take() {
-                control.simple(&own).map_err(|e| recording(&e))?;
-            }
             ownership::end_leftovers(control, &config.name)?;
             if let Some(source) = source {
                 slot::end_user(source, &row.slot_name, &config.name, config.busy_timeout)?;
@@ -227,7 +221,7 @@ impl Supervisor<'_> {
         }
         self.block_failed(control, &row)?;
         let last_epoch = self.epoch.replace(row.epoch);
-        Ok(OwnedSubscription { row, database: owning.database, last_epoch, beat })
+        Ok((OwnedSubscription { row, database: owning.database, last_epoch }, beat))
     }
 
     /// Records the start of a run, and refuses it if a switchover has ended the subscription or its
@@ -239,10 +233,8 @@ impl Supervisor<'_> {
     ) -> Result<Option<Outcome>> {
         let OwnedSubscription { row, last_epoch, .. } = owned;
         let owner = Owner { id: row.id, epoch: row.epoch };
-        let beat = owned.beat.as_deref().unwrap_or_default();
-        let [_, ended, asked, _, _, _, adopted] = control
+        let [ended, asked, _, _, _, adopted] = control
             .simple_each([
-                beat,
                 &switchover::ended_sql(row.id),
                 &hand_over::started_sql(row.id),
                 &statistics::started_sql(row.id),

@@ -247,7 +247,7 @@ fn take_over(sides: &mut Sides<'_>, deadline: Deadline) -> Result<()> {
     let Sides { control, source, row, .. } = sides;
     hand_over::ask_to_stand_aside(control, row, deadline.left())?;
     let nobody = ownership::Former::default();
-    let owning = ownership::become_owner(control, row.id, deadline.left(), &nobody)?;
+    let owning = ownership::become_owner(control, row.id, deadline.left(), &nobody, None)?;
     ownership::fence(control, row.id, &owning)?
         .ok_or_else(|| Failure::new(Class::Config, "the subscription was dropped meanwhile"))?;
     slot::end_user(source, &row.slot_name, &row.name, deadline.left())?;

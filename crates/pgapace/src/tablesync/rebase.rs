@@ -120,7 +120,9 @@ pub(super) fn tables(
         rate: None,
         lifetime: Duration::from_secs(u64::MAX >> 1),
     };
-    let recorder = context.subscriber.connect(Purpose::Control)?;
+    let mut recorder = context.subscriber.connect(Purpose::Control)?;
+    // It ends if another process becomes the owner, whose differences these are not.
+    ownership::join(&mut recorder, owner.id)?;
     let compared = Verification {
         plans,
         manner: &manner,

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use wire::{ConnInfo, Session};
+use wire::{Activity, ConnInfo, Session};
 
 use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
@@ -56,6 +56,8 @@ pub(crate) struct SchemaCopier<'a> {
     /// Number of indexes that are built at the same time.
     pub(crate) jobs: usize,
     pub(crate) shutdown: &'a Shutdown,
+    /// Shows that a tool is waited for.
+    pub(crate) activity: &'a Activity,
 }
 
 impl SchemaCopier<'_> {
@@ -181,6 +183,7 @@ impl SchemaCopier<'_> {
                 child.wait().map_err(failed)?;
                 return Err(Failure::new(Class::Stopped, "stopped while copying the schema"));
             }
+            self.activity.note();
             std::thread::sleep(POLL);
         }
     }

@@ -1,5 +1,6 @@
 //! Several processes for one subscription (`run --standby`).
 
+mod before_stream;
 mod chaos;
 mod fleet;
 mod machines;

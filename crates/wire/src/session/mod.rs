@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use crate::connect::CancelHandle;
 use crate::error::{Error, Result, ServerError};
 use crate::protection::Protection;
-use crate::stream::Buffered;
+use crate::stream::{Activity, Buffered};
 use crate::version::ServerVersion;
 
 /// Exchanges from which the round trip is known well enough; see [`Session::measure_round_trip`].
@@ -127,6 +127,11 @@ impl Session {
     /// make the session unusable.
     pub fn set_read_timeout(&mut self, timeout: Option<Duration>) {
         self.read_timeout = timeout;
+    }
+
+    /// Counts waits for the server there from now on.
+    pub fn set_activity(&mut self, activity: Activity) {
+        self.channel.set_activity(activity);
     }
 
     /// True after an error that makes the connection unusable: the session can only be dropped.

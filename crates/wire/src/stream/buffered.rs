@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 
-use super::{Stream, Want, after};
+use super::{Activity, Ready, Stream, Want, after};
 use crate::error::{Error, Result, ServerError};
 
 /// Largest message that is sent, in bytes, including its length word. A server accepts slightly
@@ -44,6 +44,7 @@ pub(crate) struct Buffered {
     parameters: Vec<(String, String)>,
     /// A cell, because a reply that borrows the input may prove to be malformed.
     broken: Cell<bool>,
+    activity: Option<Activity>,
 }
 
 impl Buffered {
@@ -57,6 +58,7 @@ impl Buffered {
             written: 0,
             parameters: Vec::new(),
             broken: Cell::new(false),
+            activity: None,
         }
     }
 
@@ -72,6 +74,16 @@ impl Buffered {
 
     pub(crate) fn stream_mut(&mut self) -> &mut Stream {
         &mut self.stream
+    }
+
+    /// Counts waits for the server there from now on.
+    pub(crate) fn set_activity(&mut self, activity: Activity) {
+        self.activity = Some(activity);
+    }
+
+    fn wait(&self, want: Want, deadline: Option<Instant>) -> io::Result<Option<Ready>> {
+        let _wait = self.activity.as_ref().map(Activity::wait);
+        self.stream.wait(want, None, deadline)
     }
 
     pub(crate) fn is_broken(&self) -> bool {
@@ -145,7 +157,7 @@ impl Buffered {
                 return Ok(());
             }
             let want = Want { read: true, write: self.stream.has_unsent() };
-            match self.stream.wait(want, None, deadline) {
+            match self.wait(want, deadline) {
                 Ok(Some(ready)) if ready.writable => self.push()?,
                 Ok(Some(_)) => {}
                 Ok(None) => return Err(Error::Timeout),
@@ -252,7 +264,7 @@ impl Buffered {
     fn wait_to_write(&mut self, timeout: Option<Duration>) -> Result<()> {
         let deadline = timeout.and_then(after);
         let want = Want { read: true, write: true };
-        match self.stream.wait(want, None, deadline) {
+        match self.wait(want, deadline) {
             Ok(Some(ready)) if ready.readable => match self.try_fill() {
                 Ok(_) => Ok(()),
                 Err(error) => Err(self.explain(error)),

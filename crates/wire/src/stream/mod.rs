@@ -1,11 +1,13 @@
 //! Byte streams to a server: a non-blocking socket with poll(2), with or without TLS.
 
+mod activity;
 mod buffered;
 pub(crate) mod certificate;
 mod channel_binding;
 mod socket;
 mod tls;
 
+pub use activity::Activity;
 pub(crate) use buffered::{Buffered, MAX_MESSAGE, Message, from_io, header, log_notice};
 pub(crate) use socket::{Address, SocketOptions, peer_uid};
 

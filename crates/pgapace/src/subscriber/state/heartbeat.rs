@@ -1,7 +1,8 @@
 //! `pgapace.owner`: the process that runs a subscription, and its heartbeat.
 //!
 //! The heartbeat is written by the work itself: by the leader in its event loop, through the durability
-//! session, and by the coordinator of a copy. A process that is stuck, suspended or cut off from the
+//! session, and by the coordinator of a copy. Before and after a copy, a thread of its own writes it as
+//! long as the run works ([`crate::subscription`]). A process that is stuck, suspended or cut off from the
 //! subscriber does not write it. Without a process that waits for the subscription nothing is written.
 
 use wire::Session;
@@ -12,13 +13,12 @@ use crate::subscriber::catalogue::field;
 use crate::subscriber::state::SubscriptionId;
 use crate::tablesync::table_state::Owner;
 
-/// What the owner does. Only some of it has a heartbeat.
+/// What the owner does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OwnerStage {
-    /// Creates slot and schema, or compares tables. It has no heartbeat: nobody can tell how long that
-    /// takes.
+    /// Creates slot and schema, or compares tables. That may take days.
     Setup,
-    /// Resumes the stream. It has no heartbeat, and takes moments.
+    /// Resumes the stream, which takes moments.
     Starting,
     Copying,
     Streaming,
@@ -40,47 +40,67 @@ impl OwnerStage {
     }
 }
 
-/// SQL that records this process as the owner, for its control session. `member`: whether other processes may see it by its id.
-/// `judged`: whether it took the subscription from a process whose heartbeat had stopped.
-pub(crate) fn own_sql(
-    owner: Owner,
-    process: &Process,
-    member: bool,
-    stage: OwnerStage,
-    judged: bool,
-) -> String {
-    format!(
-        "INSERT INTO pgapace.owner AS o \
-           (subscription, epoch, member, host, process, backend, stage) \
-         VALUES ({}, {}, {}, {}, {}, pg_catalog.pg_backend_pid(), '{}') \
-         ON CONFLICT (subscription) DO UPDATE SET \
-           stalls = CASE WHEN {judged} AND NOT EXISTS (SELECT FROM pgapace.progress p \
-               WHERE p.subscription = o.subscription AND p.epoch = o.epoch) \
-             THEN o.stalls + 1 ELSE 0 END, \
-           epoch = excluded.epoch, member = excluded.member, host = excluded.host, \
-           process = excluded.process, backend = excluded.backend, \
-           stage = excluded.stage, beat = 0, since = excluded.since, \
-           beat_at = excluded.beat_at",
-        owner.id.0,
-        owner.epoch,
-        if member { wire::quote_literal(&process.id) } else { "NULL".to_owned() },
-        wire::quote_literal(&process.host),
-        process.pid,
-        stage.name(),
-    )
+/// How a process is recorded as the owner.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OwnerRecord<'a> {
+    pub(crate) process: &'a Process,
+    /// Whether other processes may see it by its id.
+    pub(crate) member: bool,
+    /// Whether it took the subscription from a process whose heartbeat had stopped.
+    pub(crate) judged: bool,
+}
+
+impl OwnerRecord<'_> {
+    /// SQL for the transaction that increments the epoch. It does nothing unless `condition` holds.
+    pub(super) fn sql(&self, id: SubscriptionId, condition: &str) -> String {
+        let Self { process, member, judged } = self;
+        format!(
+            "INSERT INTO pgapace.owner AS o \
+               (subscription, epoch, member, host, process, backend, stage) \
+             SELECT s.id, s.epoch, {}, {}, {}, pg_catalog.pg_backend_pid(), \
+               CASE WHEN s.phase = 'streaming' AND NOT s.rebasing THEN '{}' ELSE '{}' END \
+             FROM pgapace.subscription s WHERE s.id = {} AND {condition} \
+             ON CONFLICT (subscription) DO UPDATE SET \
+               stalls = CASE WHEN {judged} AND NOT EXISTS (SELECT FROM pgapace.progress p \
+                   WHERE p.subscription = o.subscription AND p.epoch = o.epoch) \
+                 THEN o.stalls + 1 ELSE 0 END, \
+               epoch = excluded.epoch, member = excluded.member, host = excluded.host, \
+               process = excluded.process, backend = excluded.backend, \
+               stage = excluded.stage, beat = 0, since = excluded.since, \
+               beat_at = excluded.beat_at",
+            if *member { wire::quote_literal(&process.id) } else { "NULL".to_owned() },
+            wire::quote_literal(&process.host),
+            process.pid,
+            OwnerStage::Starting.name(),
+            OwnerStage::Setup.name(),
+            id.0,
+        )
+    }
+}
+
+/// Beats once before the stream, if a process waits for the subscription. It changes no stage, so it may
+/// come late.
+pub(crate) fn beat_before_stream(session: &mut Session, owner: Owner) -> Result<()> {
+    let (setup, starting) = (OwnerStage::Setup.name(), OwnerStage::Starting.name());
+    write(session, owner, "", &format!("o.stage IN ('{setup}', '{starting}') AND {SOMEBODY_WAITS}"))
 }
 
 /// Beats once, if a process waits for the subscription, or if the stage is another one.
 pub(crate) fn beat(session: &mut Session, owner: Owner, stage: OwnerStage) -> Result<()> {
     let stage = stage.name();
+    let condition = format!("(o.stage <> '{stage}' OR {SOMEBODY_WAITS})");
+    write(session, owner, &format!("stage = '{stage}', "), &condition)
+}
+
+const SOMEBODY_WAITS: &str = "EXISTS (SELECT FROM pgapace.member m WHERE s.name = ANY (m.waits_for) \
+    AND m.beat_at > pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => 60))";
+
+fn write(session: &mut Session, owner: Owner, set: &str, condition: &str) -> Result<()> {
     let sql = format!(
-        "UPDATE pgapace.owner o SET beat = o.beat + 1, stage = '{stage}', \
+        "UPDATE pgapace.owner o SET {set}beat = o.beat + 1, \
            beat_at = pg_catalog.clock_timestamp() \
          FROM pgapace.subscription s \
-         WHERE s.id = o.subscription AND o.subscription = {} AND o.epoch = {} \
-           AND (o.stage <> '{stage}' OR EXISTS (SELECT FROM pgapace.member m \
-             WHERE s.name = ANY (m.waits_for) \
-               AND m.beat_at > pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => 60)))",
+         WHERE s.id = o.subscription AND o.subscription = {} AND o.epoch = {} AND {condition}",
         owner.id.0, owner.epoch,
     );
     session.simple(&sql).map_err(|e| Failure::subscriber(&e, "writing the heartbeat"))?;

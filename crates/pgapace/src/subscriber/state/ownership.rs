@@ -22,6 +22,7 @@ use crate::error::{Class, Failure, Result};
 use crate::pooler;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::state::heartbeat::OwnerRecord;
 use crate::subscriber::state::{
     COLUMNS, Subscription, SubscriptionId, advisory_lock, subscription,
 };
@@ -75,17 +76,19 @@ impl Former {
 
 /// Takes the owner lock, and waits up to `patience` for another owner to release it. Owners
 /// included in `former` are terminated. [`fence`] must follow: what it needs first comes in the same
-/// round trip.
+/// round trip. So does the `record` of the owner, which a verb does not have: whoever holds the lock is
+/// recorded with it.
 pub(crate) fn become_owner(
     session: &mut Session,
     id: SubscriptionId,
     patience: Duration,
     former: &Former,
+    record: Option<OwnerRecord<'_>>,
 ) -> Result<Owning> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "taking ownership of the subscription");
     let ends_others = former.any || former.own.is_some() || former.stopped.is_some();
     let deadline = Instant::now() + patience;
-    let (lock, fence) = (lock_sql(id), fence_sql(id, session.backend_pid()));
+    let (lock, fence) = (lock_sql(id), fence_sql(id, session.backend_pid(), record));
     loop {
         let [asked, fenced] = session.simple_each([&lock, &fence]).map_err(|e| failed(&e))?;
         let row = asked
@@ -132,11 +135,12 @@ fn lock_sql(id: SubscriptionId) -> String {
 }
 
 /// Increments the epoch, and looks whether a session of an earlier epoch can still commit. It does
-/// neither without the owner lock, or if another backend than `pid` executes it.
+/// neither without the owner lock, or if another backend than `pid` executes it. The owner is recorded with
+/// the epoch.
 ///
 /// The epoch is committed before the session lock is asked for, so a session that joins later sees the
 /// new epoch.
-fn fence_sql(id: SubscriptionId, pid: i32) -> String {
+fn fence_sql(id: SubscriptionId, pid: i32, record: Option<OwnerRecord<'_>>) -> String {
     let owns = format!(
         "EXISTS (SELECT 1 FROM pg_catalog.pg_locks l \
            WHERE {owner} AND l.objid::pg_catalog.int8 = {id} \
@@ -149,11 +153,13 @@ fn fence_sql(id: SubscriptionId, pid: i32) -> String {
          UPDATE pgapace.subscription SET epoch = epoch + 1 WHERE id = {id} AND {owns} \
            AND pg_catalog.current_setting('session_replication_role') = 'replica' \
          RETURNING {COLUMNS}; \
+         {record}; \
          COMMIT; \
          SELECT CASE WHEN NOT {owns} THEN NULL \
            WHEN pg_catalog.pg_try_advisory_lock({SESSION_LOCK}, {id}) \
            THEN pg_catalog.pg_advisory_unlock({SESSION_LOCK}, {id}) END",
-        id = id.0
+        id = id.0,
+        record = record.map_or_else(|| "SELECT".to_owned(), |record| record.sql(id, &owns)),
     )
 }
 
@@ -168,7 +174,7 @@ pub(crate) fn fence(
     let results = &owning.fenced;
     let Some(row) = results.get(1).and_then(Rows::first) else { return Ok(None) };
     let row = subscription(&row)?;
-    let nobody = results.get(3).and_then(Rows::first);
+    let nobody = results.get(4).and_then(Rows::first);
     if nobody.is_some_and(|row| row.get(0) == Some("t")) {
         return Ok(Some(row));
     }
@@ -211,7 +217,7 @@ pub(crate) fn end_leftovers(session: &mut Session, subscription: &str) -> Result
                WHERE a.datname = pg_catalog.current_database() AND a.usename = current_user \
                  AND a.pid <> pg_catalog.pg_backend_pid() AND a.application_name = ANY ( \
                    SELECT 'pgapace ' || $1 || ' ' || purpose FROM pg_catalog.unnest( \
-                     '{durability,monitor,read ahead,apply,copy}'::pg_catalog.text[]) purpose)";
+                     '{durability,monitor,read ahead,apply,copy,heartbeat}'::pg_catalog.text[]) purpose)";
     session
         .query(sql, &[Some(subscription)])
         .map_err(|e| Failure::subscriber(&e, "terminating sessions of an earlier run"))?;

@@ -661,12 +661,13 @@ pub(crate) fn upgrade(session: &mut Session, current: usize) -> Result<()> {
     };
     // All statements go in two messages, because each round trip to a remote server takes time. Citus would
     // create the tables on its workers too, and warn of the views.
+    // Other processes wait for the lock, so one that is suspended between the messages may not keep it.
     //
     // `to_regclass` is not used: after a wait for the lock, it may still answer from this session's
     // catalogue cache that the schema does not exist. A query on pg_class sees committed changes.
     let begun = session
         .simple(
-            "BEGIN; \
+            "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '30s'; \
              SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('pgapace.schema')); \
              SELECT pg_catalog.set_config('citus.enable_ddl_propagation', 'off', true) \
              WHERE pg_catalog.current_setting('citus.version', true) IS NOT NULL; \

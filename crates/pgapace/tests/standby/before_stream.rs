@@ -1,0 +1,84 @@
+//! A process that does not stream yet: if it is suspended, it is replaced; however long it works, it is not.
+
+use std::time::Duration;
+
+use testbed::compare::TableName;
+use testbed::postgres::{Client, NoTls};
+use testbed::program::Process;
+use testbed::{Cluster, Program, Result, wait_until};
+
+use super::{first_commit, wait_for};
+use crate::faults::site::{DB, PATIENCE, Site};
+
+/// The shortest time that can be set: before the stream, a process may be silent three times as long.
+const TAKEOVER: &str = "2";
+/// Longer than that.
+const LONG: Duration = Duration::from_secs(8);
+
+fn site() -> Result<Site> {
+    let site = Site::start(&[], &[])?;
+    site.tables("CREATE TABLE log (v int)")?;
+    site.publisher.sql(DB, "INSERT INTO log SELECT -i FROM generate_series(1, 1000) i")?;
+    Ok(site)
+}
+
+fn program(site: &Site) -> Program {
+    site.program().args(["--standby", "--takeover-timeout", TAKEOVER])
+}
+
+fn stage(site: &Site) -> String {
+    let stage = site.subscriber.query_one_text(DB, "SELECT stage FROM pgapace.owner");
+    stage.unwrap_or_default()
+}
+
+/// Starts two processes; the first one stays in `at`.
+fn two_processes(site: &Site, at: &str) -> Result<(Process, Process)> {
+    let first = site.spawn(&program(site))?;
+    wait_until(PATIENCE, at, || Ok(stage(site) == at))?;
+    let mut second = site.spawn(&program(site))?;
+    wait_for(&mut second, "standby_waiting")?;
+    Ok((first, second))
+}
+
+fn session(cluster: &Cluster) -> Result<Client> {
+    Ok(Client::connect(&cluster.conninfo(DB), NoTls)?)
+}
+
+/// The standby has the subscription, and the first process waits once it goes on.
+fn expect_takeover(site: &Site, first: &mut Process, second: &mut Process) -> Result<()> {
+    wait_for(second, "streaming")?;
+    first.thaw()?;
+    wait_for(first, "standby_waiting")?;
+    first_commit(site, 1)?;
+    assert_eq!(second.events("standby_takes_over"), 1, "{}", second.log());
+    site.expect_equal(&[TableName::from("log")])
+}
+
+#[test]
+fn a_setup_that_is_suspended_is_replaced_and_one_that_waits_is_not() -> Result<()> {
+    let site = site()?;
+    // No slot is created before this transaction ends.
+    let mut open = session(&site.publisher)?;
+    open.batch_execute("BEGIN; SELECT pg_current_xact_id()")?;
+    let (mut first, mut second) = two_processes(&site, "setup")?;
+    std::thread::sleep(LONG);
+    assert_eq!(second.events("standby_takes_over"), 0, "{}", second.log());
+    first.freeze()?;
+    wait_for(&mut second, "standby_takes_over")?;
+    open.batch_execute("COMMIT")?;
+    expect_takeover(&site, &mut first, &mut second)
+}
+
+#[test]
+fn a_copy_that_is_suspended_is_replaced_and_one_that_takes_long_is_not() -> Result<()> {
+    let site = site()?;
+    let mut locks = session(&site.subscriber)?;
+    locks.batch_execute("BEGIN; LOCK TABLE log IN SHARE ROW EXCLUSIVE MODE")?;
+    let (mut first, mut second) = two_processes(&site, "copying")?;
+    std::thread::sleep(LONG);
+    assert_eq!(second.events("standby_takes_over"), 0, "{}", second.log());
+    first.freeze()?;
+    wait_for(&mut second, "standby_takes_over")?;
+    locks.batch_execute("COMMIT")?;
+    expect_takeover(&site, &mut first, &mut second)
+}
