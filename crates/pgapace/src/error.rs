@@ -122,6 +122,9 @@ pub(crate) struct Failure {
     pub(crate) connection_lost: bool,
     /// The server accepts no connections now: it is down, starts, stops or recovers.
     pub(crate) away: bool,
+    /// The publisher could not decode its WAL or could not write a change. A bug of the server may be
+    /// the cause, and its caches may differ the next time.
+    pub(crate) in_decoding: bool,
     /// Whether another run succeeds if values are sent as text.
     pub(crate) needs_text: bool,
     /// The subscription was switched over: what is to be applied instead.
@@ -141,6 +144,7 @@ impl Failure {
             transient: false,
             connection_lost: false,
             away: false,
+            in_decoding: false,
             needs_text: false,
             way_back: None,
         }

@@ -133,12 +133,6 @@ pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
         standby: None,
         supersedes: None,
     };
-    let memberships = if args.standby {
-        let all = Membership::of(&subscriptions, &options.process, &shutdown)?;
-        all.into_iter().map(Some).collect()
-    } else {
-        vec![None; subscriptions.len()]
-    };
     let several = subscriptions.len() > 1;
     let shares = Share::of(&subscriptions);
     let boards = Boards::default();
@@ -150,6 +144,12 @@ pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
     }
     let _http = serve(args, &boards)?;
     let lives: Vec<_> = subscriptions.into_iter().map(LiveSettings::new).collect();
+    let memberships = if args.standby {
+        let all = Membership::of(&lives, &options.process, &shutdown)?;
+        all.into_iter().map(Some).collect()
+    } else {
+        vec![None; lives.len()]
+    };
     let members = givens.into_iter().zip(&lives);
     let members = members.map(|(given, live)| Member { given, live: Arc::clone(live) }).collect();
     let selection = args.selection.clone();
@@ -175,7 +175,7 @@ pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
             .spawn(move || {
                 let result = catch_unwind(AssertUnwindSafe(|| {
                     // A goal is reached before a table is due.
-                    let verification = |of: &Subscription| match options.until {
+                    let verification = |of: &Arc<LiveSettings>| match options.until {
                         None => BackgroundVerification::start(of, &board),
                         Some(_) => Ok(None),
                     };

@@ -4,10 +4,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Subscription;
+use crate::switchover::way_back::WayBack;
 
 /// The newest settings of a subscription.
 #[derive(Debug)]
 pub(crate) struct LiveSettings {
+    configured: Arc<NewestSettings>,
+    /// The way back that is applied instead, of the way back before it and so on: from the first one
+    /// on. Settings are always configured for the subscription itself.
+    turns: Vec<WayBack>,
+}
+
+#[derive(Debug)]
+struct NewestSettings {
     /// They are replaced first, and counted then: who sees the count finds them.
     newest: Mutex<Arc<Subscription>>,
     replaced: AtomicU64,
@@ -17,36 +26,54 @@ pub(crate) struct LiveSettings {
 
 impl LiveSettings {
     pub(crate) fn new(settings: Subscription) -> Arc<Self> {
-        Arc::new(Self {
+        let configured = NewestSettings {
             newest: Mutex::new(Arc::new(settings)),
             replaced: AtomicU64::new(0),
             rejected: AtomicBool::new(false),
-        })
+        };
+        Arc::new(Self { configured: Arc::new(configured), turns: Vec::new() })
+    }
+
+    /// The settings of the way back of this subscription. They are replaced with those of the
+    /// subscription: a new password is one for both directions.
+    pub(crate) fn turned(&self, back: WayBack) -> Arc<Self> {
+        let mut turns = self.turns.clone();
+        turns.push(back);
+        Arc::new(Self { configured: Arc::clone(&self.configured), turns })
     }
 
     pub(crate) fn newest(&self) -> Arc<Subscription> {
-        Arc::clone(&self.newest.lock().unwrap_or_else(PoisonError::into_inner))
+        let newest = self.configured.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        let configured = Arc::clone(&newest);
+        drop(newest);
+        self.turns.iter().fold(configured, |settings, back| Arc::new(settings.turned(back)))
     }
 
     pub(crate) fn replace(&self, settings: Subscription) {
-        *self.newest.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
-        self.replaced.fetch_add(1, Ordering::AcqRel);
+        let mut newest = self.configured.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        *newest = Arc::new(settings);
+        drop(newest);
+        self.configured.replaced.fetch_add(1, Ordering::AcqRel);
     }
 
     /// A run could not begin with the newest settings, and others are in use.
     pub(crate) fn reject(&self) {
-        self.rejected.store(true, Ordering::Release);
+        self.configured.rejected.store(true, Ordering::Release);
     }
 
     /// Whether [`Self::reject`] was said since the last time.
     pub(crate) fn were_rejected(&self) -> bool {
-        self.rejected.swap(false, Ordering::AcqRel)
+        self.configured.rejected.swap(false, Ordering::AcqRel)
     }
 
     /// The newest settings, and what tells when there are newer ones.
     pub(crate) fn take(self: &Arc<Self>) -> (Arc<Subscription>, SettingsWatch) {
-        let replaced = self.replaced.load(Ordering::Acquire);
+        let replaced = self.replaced();
         (self.newest(), SettingsWatch { live: Arc::clone(self), replaced })
+    }
+
+    fn replaced(&self) -> u64 {
+        self.configured.replaced.load(Ordering::Acquire)
     }
 }
 
@@ -59,7 +86,7 @@ pub(crate) struct SettingsWatch {
 
 impl SettingsWatch {
     pub(crate) fn are_newer(&self) -> bool {
-        self.live.replaced.load(Ordering::Acquire) != self.replaced
+        self.live.replaced() != self.replaced
     }
 
     /// See [`LiveSettings::reject`].

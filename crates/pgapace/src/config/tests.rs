@@ -6,8 +6,10 @@ use clap::{Args, Command, FromArgMatches};
 
 use super::declarations::{GroupTransactions, IfNotEmpty, SETTINGS, Streaming};
 use super::given::Given;
+use super::live::LiveSettings;
 use super::setting::{Group, Setting};
 use super::{ApplyWorkers, Subscription, TagCommits, subscriptions};
+use crate::switchover::way_back::WayBack;
 
 fn flags(flags: &[&str]) -> Given {
     let command = Given::augment_args(Command::new("test"));
@@ -256,4 +258,30 @@ fn every_declaration_is_complete() {
         let sentences = setting.more;
         assert!(sentences.is_empty() || sentences.ends_with('.'), "{name}: {sentences}");
     }
+}
+
+#[test]
+fn settings_that_are_replaced_reach_the_way_back() {
+    let live = LiveSettings::new(one(""));
+    let back = |name: &str| WayBack {
+        name: name.to_owned(),
+        publications: vec!["q".to_owned()],
+        origin_none: true,
+        generation: 1,
+    };
+    let turned = live.turned(back("a_back"));
+    let (_, watch) = turned.take();
+    let again = turned.turned(back("a"));
+    assert!(!watch.are_newer());
+    live.replace(one("workers=7\n"));
+    assert!(watch.are_newer());
+    let (ahead, turned, again) = (live.newest(), turned.newest(), again.newest());
+    assert_eq!(turned.workers, ahead.workers);
+    assert_eq!(
+        (turned.name.as_str(), turned.publications.as_slice()),
+        ("a_back", &["q".to_owned()][..])
+    );
+    assert_eq!(turned.publisher.redacted(), ahead.subscriber.redacted());
+    assert_eq!(again.publisher.redacted(), ahead.publisher.redacted());
+    assert!(turned.copy_data == Some(false) && ahead.copy_data.is_none());
 }

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use engine::heartbeat::{Heartbeats, patience};
 
-use crate::config::Subscription;
+use crate::config::live::LiveSettings;
 use crate::error::Result;
 use crate::process::Process;
 use crate::stopping::shutdown::Shutdown;
@@ -107,10 +107,11 @@ enum Standing {
 impl Membership {
     /// One for each subscriber database of these subscriptions, in their order.
     pub(crate) fn of(
-        subscriptions: &[Subscription],
+        settings: &[Arc<LiveSettings>],
         process: &Process,
         shutdown: &Shutdown,
     ) -> Result<Vec<Arc<Self>>> {
+        let subscriptions: Vec<_> = settings.iter().map(|one| one.newest()).collect();
         let mut numbers = BTreeMap::new();
         let databases: Vec<usize> = subscriptions
             .iter()
@@ -119,7 +120,7 @@ impl Membership {
                 *numbers.entry(one.subscriber.redacted()).or_insert(next)
             })
             .collect();
-        let own = databases.iter().zip(subscriptions);
+        let own = databases.iter().zip(&subscriptions);
         let own = own.map(|(database, one)| {
             let weight = u32::try_from(one.weight).unwrap_or(u32::MAX);
             ((*database, one.name.clone()), weight)
@@ -127,7 +128,7 @@ impl Membership {
         let sharing =
             (subscriptions.len() > 1).then(|| Arc::new(Sharing::new(process.id.clone(), own)));
         let mut memberships: Vec<Arc<Self>> = Vec::new();
-        for (database, of) in databases.iter().zip(subscriptions) {
+        for (database, of) in databases.iter().zip(settings) {
             if *database == memberships.len() {
                 let shared = Arc::<Shared>::default();
                 let watcher = Watcher::new(of, process, shutdown, &shared, (*database, &sharing));

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use wire::{ConnInfo, Session};
+use wire::Session;
 
 use super::sharing::Sharing;
 use super::{Shared, Standing};
 use crate::apply::thread;
-use crate::config::Subscription;
+use crate::config::live::LiveSettings;
 use crate::error::{Failure, Result};
 use crate::process::Process;
 use crate::stopping::shutdown::Shutdown;
@@ -31,7 +31,7 @@ const REFUSED: Duration = Duration::from_secs(2);
 const STEP: Duration = Duration::from_millis(50);
 
 pub(super) struct Watcher {
-    subscriber: ConnInfo,
+    settings: Arc<LiveSettings>,
     /// One of the subscriptions, which names the session.
     name: String,
     process: Process,
@@ -51,14 +51,15 @@ pub(super) struct Watcher {
 
 impl Watcher {
     pub(super) fn new(
-        of: &Subscription,
+        settings: &Arc<LiveSettings>,
         process: &Process,
         shutdown: &Shutdown,
         shared: &Arc<Shared>,
         (database, sharing): (usize, &Option<Arc<Sharing>>),
     ) -> Self {
+        let of = settings.newest();
         Self {
-            subscriber: of.subscriber.clone(),
+            settings: Arc::clone(settings),
             name: of.name.clone(),
             process: process.clone(),
             shutdown: shutdown.clone(),
@@ -131,7 +132,8 @@ impl Watcher {
         let session = match &mut self.session {
             Some(session) => session,
             None => {
-                let subscriber = Subscriber::new(self.subscriber.clone(), &self.name);
+                let subscriber =
+                    Subscriber::new(self.settings.newest().subscriber.clone(), &self.name);
                 let mut session = subscriber.connect(Purpose::Standby)?;
                 if schema::version(&mut session)? != schema::newest() {
                     self.lost(Standing::Refused);

@@ -399,6 +399,15 @@ pub(crate) fn explain(mut failure: Failure) -> Failure {
                  do: copy the tables again, with pgapace drop and then pgapace run.",
             );
         }
+        _ if !failure.transient => {
+            failure.in_decoding = true;
+            failure.hint.get_or_insert_with(|| {
+                "The publisher failed while it decoded its WAL; a native subscription would meet the \
+                 same error. If it comes back each time, pgapace rebase makes a new slot behind it, \
+                 and mends the rows that differ."
+                    .to_owned()
+            });
+        }
         _ => {}
     }
     failure

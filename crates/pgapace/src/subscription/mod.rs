@@ -100,12 +100,12 @@ pub(crate) fn follow<B>(
     shutdown: &Shutdown,
     share: &Arc<Share>,
     board: &Board,
-    beside: impl Fn(&Config) -> Result<B>,
+    beside: impl Fn(&Arc<LiveSettings>) -> Result<B>,
 ) -> Result<Outcome> {
     let (mut settings, mut options) = (Arc::clone(settings), options.clone());
     loop {
         let config = settings.newest();
-        let _beside = beside(&config)?;
+        let _beside = beside(&settings)?;
         let mut failure = match run(&settings, &options, shutdown, Arc::clone(share), board) {
             Err(failure) if options.until.is_none() && !shutdown.requested() => failure,
             result => return result,
@@ -117,24 +117,23 @@ pub(crate) fn follow<B>(
             way_back = back.name,
             "subscription was switched over; its way back is applied"
         );
-        // A configuration that is read again is about the former direction.
-        let config = config.turned(&back);
+        let generation = back.generation;
+        settings = settings.turned(*back);
         let standby = match options.standby {
             // Processes with --standby wait on the other server now.
             Some(_) => {
-                let config = std::slice::from_ref(&config);
-                Membership::of(config, &options.process, shutdown)?.pop()
+                let settings = std::slice::from_ref(&settings);
+                Membership::of(settings, &options.process, shutdown)?.pop()
             }
             None => None,
         };
         options = RunOptions {
             truncate: Vec::new(),
             take_over: false,
-            supersedes: Some(back.generation),
+            supersedes: Some(generation),
             standby,
             ..options
         };
-        settings = LiveSettings::new(config);
     }
 }
 

@@ -6,6 +6,7 @@
 //! | a lost connection, a server without room | the end | the same | the same |
 //! | anything else that may pass, while pgapace waits for a server | the same | the same | the same |
 //! | anything else that may pass | the end | the end | again, for ever |
+//! | the publisher fails while it decodes WAL | again, 20 times unless something is applied | the same | the same |
 //! | anything else | the end | the end | the end |
 //!
 //! Where the end of one subscription is not the end of the process, because others run in it, that
@@ -31,6 +32,10 @@ const GOOD_RUN: Duration = Duration::from_secs(30);
 /// How long pgapace waits for a server by default: while a user watches, and during a crash recovery.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(10);
 const LATER_TIMEOUT: Duration = Duration::from_secs(3600);
+/// How often a publisher may fail to decode the same changes: for more than a minute. A native
+/// subscription tries for ever. Some such errors are bugs of the server that depend on its caches, but
+/// others come back each time, and a user should then learn of it.
+const DECODING_ATTEMPTS: u32 = 20;
 /// How often the same reason to wait is logged.
 const NAME_AGAIN: Duration = Duration::from_secs(30);
 
@@ -65,6 +70,8 @@ pub(super) struct Retry {
     failed_pause: Duration,
     /// When pgapace began to wait for a server.
     away_since: Option<Instant>,
+    /// Failures of the publisher in decoding since something was applied.
+    in_decoding: u32,
     named: Option<(String, Instant)>,
 }
 
@@ -75,6 +82,7 @@ impl Retry {
             pause: FIRST_PAUSE,
             failed_pause: FIRST_FAILED,
             away_since: None,
+            in_decoding: 0,
             named: None,
         }
     }
@@ -87,7 +95,9 @@ impl Retry {
     /// A run that began at `started` has applied something, or not, and has failed `now`.
     pub(super) fn after_run(&mut self, started: Instant, now: Instant, advanced: bool) {
         if advanced || now.duration_since(started) >= GOOD_RUN {
-            *self = Self::new(self.timeout);
+            // Decoding the same changes may take long each time.
+            let in_decoding = if advanced { 0 } else { self.in_decoding };
+            *self = Self { in_decoding, ..Self::new(self.timeout) };
         }
     }
 
@@ -103,7 +113,9 @@ impl Retry {
         let waits = failure.away || back_soon || known >= Known::HasRun && failure.connection_lost;
         if !waits {
             self.away_since = None;
-            let again = failure.transient && known == Known::Begun;
+            self.in_decoding += u32::from(failure.in_decoding);
+            let again = failure.transient && known == Known::Begun
+                || failure.in_decoding && self.in_decoding <= DECODING_ATTEMPTS;
             return if again { self.again(failure, now) } else { Next::End };
         }
         let since = *self.away_since.get_or_insert(now);
@@ -149,8 +161,8 @@ impl Retry {
 #[cfg(test)]
 mod tests {
     use super::{
-        FIRST_FAILED, FIRST_PAUSE, FIRST_TIMEOUT, Known, LATER_TIMEOUT, LONGEST_FAILED,
-        LONGEST_PAUSE, Next, Retry,
+        DECODING_ATTEMPTS, FIRST_FAILED, FIRST_PAUSE, FIRST_TIMEOUT, GOOD_RUN, Known,
+        LATER_TIMEOUT, LONGEST_FAILED, LONGEST_PAUSE, Next, Retry,
     };
     use crate::error::{Class, Failure};
     use std::time::{Duration, Instant};
@@ -207,6 +219,23 @@ mod tests {
         assert!(matches!(retry.next(&lost, Known::HasRun, now), Next::Again { .. }));
         assert!(matches!(retry.next(&full, Known::Begun, now), Next::Again { .. }));
         assert_eq!(retry.next(&wrong, Known::Begun, now), Next::End);
+    }
+
+    #[test]
+    fn a_publisher_that_cannot_decode_is_asked_again_but_not_for_ever() {
+        let (mut retry, now) = (Retry::new(None), Instant::now());
+        let error = Failure { in_decoding: true, ..failure(false, false, false) };
+        let attempts = |retry: &mut Retry| {
+            let again = |_: &u32| {
+                retry.after_run(now, now + GOOD_RUN, false);
+                retry.next(&error, Known::Begun, now) != Next::End
+            };
+            (0..1000).take_while(again).count()
+        };
+        assert_eq!(attempts(&mut retry), DECODING_ATTEMPTS as usize);
+        assert_eq!(attempts(&mut retry), 0);
+        retry.after_run(now, now, true);
+        assert_eq!(attempts(&mut retry), DECODING_ATTEMPTS as usize);
     }
 
     /// A server that ends its recovery accepts read-only sessions first.

@@ -30,3 +30,27 @@ fn a_dropped_publication_is_waited_for() {
         must(process.kill9());
     });
 }
+
+/// A row filter that fails for a row ends the walsender, each time that it decodes the change.
+/// pgapace asks again for a while, because other errors in decoding pass.
+#[test]
+fn a_change_that_the_publisher_cannot_decode_is_asked_for_again_and_left_behind_by_rebase() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY)");
+        case.publish("FOR TABLE t WHERE (1 / id >= 0)");
+        case.run_until_current();
+        let mut process = case.start();
+        case.publisher.sql("INSERT INTO t VALUES (1); INSERT INTO t VALUES (0)");
+        let again = || Ok(process.events("streaming") > 2);
+        must(wait_until(PATIENCE, "another attempt", again));
+        assert!(process.is_running(), "{}", process.log());
+        let shown = &json(&case.tool.finish("status", &["--json"]))[0];
+        assert!(shown["last_error"].to_string().contains("22012"), "{shown:#}");
+        must(process.kill9());
+        case.publisher.sql("ALTER PUBLICATION pub SET TABLE t; INSERT INTO t VALUES (2)");
+        case.tool.finish("rebase", &[]).expect(0, &[]);
+        case.publisher.sql("INSERT INTO t VALUES (3)");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}

@@ -1,6 +1,7 @@
 //! Semantics of changes: the subscriber has the same rows as the publisher in every case that SQL
 //! and the native apply worker treat differently.
 
+mod administered;
 mod coercion;
 mod column_lists;
 mod equal_rows;

@@ -22,6 +22,7 @@ mod left_out;
 mod pass;
 mod watch;
 
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -31,6 +32,7 @@ use self::left_out::LeftOut;
 use self::pass::Pass;
 use crate::apply::thread;
 use crate::config::Subscription as Config;
+use crate::config::live::LiveSettings;
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::Board;
 use crate::publisher::session::Publisher;
@@ -57,13 +59,15 @@ pub(crate) struct BackgroundVerification {
 
 impl BackgroundVerification {
     /// Starts it, if the subscription wants it.
-    pub(crate) fn start(config: &Config, board: &Board) -> Result<Option<Self>> {
+    pub(crate) fn start(settings: &Arc<LiveSettings>, board: &Board) -> Result<Option<Self>> {
+        let config = settings.newest();
         if config.verify_interval.is_zero() {
             return Ok(None);
         }
         let ended = Shutdown::default();
         let background = Background {
-            config: config.clone(),
+            settings: Arc::clone(settings),
+            config,
             board: board.clone(),
             ended: ended.clone(),
             left_out: LeftOut::default(),
@@ -90,7 +94,9 @@ impl Drop for BackgroundVerification {
 }
 
 struct Background {
-    config: Config,
+    settings: Arc<LiveSettings>,
+    /// The newest ones at the last look.
+    config: Arc<Config>,
     board: Board,
     ended: Shutdown,
     left_out: LeftOut,
@@ -144,6 +150,7 @@ impl Background {
 
     /// Looks for tables that are due, and compares them.
     fn look(&mut self) -> Result<Looked> {
+        self.config = self.settings.newest();
         let mut subscriber = Subscriber::new(self.config.subscriber.clone(), &self.config.name);
         let mut control = subscriber.connect_first()?;
         let Some(row) = self.running(&mut control)? else { return Ok(Looked::Nothing(LOOK)) };
