@@ -204,7 +204,7 @@ fn up_to_end(
         end_sessions(sides.source, &since, deadline.0)?;
     }
     wait_for_writers(sides.source, deadline.0)?;
-    set_sequences(sides, request.margin)?;
+    set_sequences(sides, fence, request.margin)?;
     if let Some(back) = &request.back {
         // The undo of the next step drops this slot: it must not be another one's.
         let mut problems = Vec::new();
@@ -232,13 +232,22 @@ fn drain(sides: &mut Sides<'_>, fence: Lsn, deadline: Deadline) -> Result<()> {
         ));
     }
     deadline.check()?;
-    // Late changes that are applied already: found before the other process is disturbed.
+    // Before the other process is disturbed.
+    nothing_applied_behind(control, row, fence).map(|_| ())
+}
+
+/// Refuses late changes that are applied already. Returns what is applied.
+fn nothing_applied_behind(
+    control: &mut Session,
+    row: &Subscription,
+    fence: Lsn,
+) -> Result<progress::Applied> {
     let applied = progress::read(control, row.id)?.unwrap_or_default();
     let newest = applied.newest_memory().and_then(|memory| memory.last);
     if newest.is_some_and(|last| last.commit_lsn >= fence) {
         return Err(somebody_writes());
     }
-    Ok(())
+    Ok(applied)
 }
 
 /// Becomes the owner. From here on nothing is applied any more. If all is undone, the other process
@@ -256,7 +265,7 @@ fn take_over(sides: &mut Sides<'_>, deadline: Deadline) -> Result<()> {
 }
 
 /// Both sides are quiet: nothing is left in the slot, all tables take part, sequences are set.
-fn set_sequences(sides: &mut Sides<'_>, margin: u64) -> Result<()> {
+fn set_sequences(sides: &mut Sides<'_>, fence: Lsn, margin: u64) -> Result<()> {
     let row = sides.row;
     let tables = publication::tables(sides.source, &row.publications)?;
     let mut problems = Vec::new();
@@ -265,7 +274,8 @@ fn set_sequences(sides: &mut Sides<'_>, margin: u64) -> Result<()> {
         return Err(Failure::new(Class::Mismatch, problem));
     }
     let found = sequences::read(sides.source, &row.publications, &tables, Chosen::All)?;
-    let applied = progress::read(sides.control, row.id)?.unwrap_or_default();
+    // The process that stood aside may have applied late changes until then.
+    let applied = nothing_applied_behind(sides.control, row, fence)?;
     if applied.highest() != applied.through || has_more(sides.source, row, applied.through)? {
         return Err(somebody_writes());
     }

@@ -148,17 +148,21 @@ pub(super) fn fence(source: &mut Session) -> Result<Lsn> {
     crate::lag::end_of_flushed_wal(source)
 }
 
-/// Whether the slot has a transaction with published changes that ends after `applied`.
+/// Whether the slot has a transaction with published changes that ends after `applied`. One that is prepared
+/// and not rolled back counts too.
 pub(super) fn has_more(source: &mut Session, row: &Subscription, applied: Lsn) -> Result<bool> {
     let names: Vec<_> = row.publications.iter().map(|name| quote_ident(name)).collect();
-    // The LSN of a Commit message (C) is the end of its transaction. Others are Begin, Origin, Relation,
-    // Type.
+    // The LSN of Commit (C), Prepare (P) and Commit Prepared (K) is the end of the transaction. A two-phase
+    // slot has no Commit of a transaction that was prepared. Others are Begin, Origin, Relation, Type, Begin
+    // Prepare (b), Rollback Prepared (r).
     let sql = format!(
         "WITH sent AS MATERIALIZED (SELECT lsn, xid::text, pg_catalog.chr(pg_catalog.get_byte(data, 0)) AS kind \
            FROM pg_catalog.pg_logical_slot_peek_binary_changes({}, NULL, NULL, \
              'proto_version', '1', 'publication_names', {})) \
-         SELECT EXISTS (SELECT FROM sent c WHERE c.kind = 'C' AND c.lsn > '{applied}' \
-           AND EXISTS (SELECT FROM sent o WHERE o.xid = c.xid AND o.kind NOT IN ('B', 'C', 'O', 'R', 'Y')))",
+         SELECT EXISTS (SELECT FROM sent c WHERE c.kind IN ('C', 'P', 'K') AND c.lsn > '{applied}' \
+           AND EXISTS (SELECT FROM sent o WHERE o.xid = c.xid \
+             AND o.kind NOT IN ('B', 'b', 'C', 'P', 'K', 'r', 'O', 'R', 'Y')) \
+           AND NOT EXISTS (SELECT FROM sent r WHERE r.xid = c.xid AND r.kind = 'r'))",
         quote_literal(&row.slot_name),
         quote_literal(&names.join(","))
     );

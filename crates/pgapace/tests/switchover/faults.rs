@@ -4,7 +4,7 @@
 //! A trigger on `pgapace.switchover` holds the verb while it records a step: all steps before are done then.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use testbed::postgres::Client;
 use testbed::program::Process;
@@ -106,10 +106,12 @@ struct Arena {
     process: Process,
     side: Side,
     number: u32,
+    begun: Instant,
 }
 
 impl Arena {
     fn start(publisher: u16, subscriber: u16) -> Self {
+        let begun = Instant::now();
         let pair = must(Pair::start(publisher, subscriber));
         for cluster in [&pair.publisher, &pair.subscriber] {
             must(cluster.sql(DB, DDL));
@@ -120,7 +122,7 @@ impl Arena {
         let tool = Tool::new(there, here, "shop");
         let directory = must(tempfile::tempdir());
         let process = tool.start(directory.path().join("run-0.log"));
-        let arena = Self { pair, tool, directory, process, side: Side::Old, number: 0 };
+        let arena = Self { pair, tool, directory, process, side: Side::Old, number: 0, begun };
         must(wait_until(PATIENCE, "pgapace to stream", || {
             Ok(arena.process.events("streaming") > 0)
         }));
@@ -299,7 +301,7 @@ fn start_held(arena: &mut Arena, fault: Fault, to: Side) -> Process {
 /// One fault in one step of one direction.
 fn try_one(arena: &mut Arena, fault: Fault, step: &str, round: usize) {
     let what = format!("{fault:?} in {step} from {:?}", arena.side);
-    println!("{what}");
+    println!("{what}, after {:?}", arena.begun.elapsed());
     let (from, to) = (arena.side, arena.side.other());
     let mut hold = Hold::install(arena.cluster(to), step);
     let mut verb = start_held(arena, fault, to);
@@ -375,7 +377,7 @@ fn try_any_moment(arena: &mut Arena, random: &mut fastrand::Rng, round: usize) {
     let fault = random.choice(FAULTS).expect("a fault");
     let delay = Duration::from_millis(random.u64(0..3500));
     let what = format!("{fault:?} after {delay:?} from {:?}", arena.side);
-    println!("{what}");
+    println!("{what}, after {:?}", arena.begun.elapsed());
     let (from, to) = (arena.side, arena.side.other());
     let log = arena.log("switchover");
     let program = arena.tool.program("switchover").args(arena.arguments());
@@ -456,6 +458,7 @@ fn run(publisher: u16, subscriber: u16, faults: &[(Fault, &str)]) {
     assert_eq!(once.len(), here.len(), "a row twice");
     must(arena.process.terminate());
     must(arena.process.wait(PATIENCE));
+    println!("{publisher} to {subscriber}: all faults took {:?}", arena.begun.elapsed());
 }
 
 /// All faults in all steps, in the long form only.

@@ -3,6 +3,7 @@
 
 mod failures;
 mod faults;
+mod late;
 mod pooled;
 
 use std::collections::BTreeSet;

@@ -1,0 +1,134 @@
+//! Somebody writes behind the fence, although writes are stopped: everything is undone, and the late changes are
+//! applied.
+
+use testbed::postgres::Client;
+use testbed::program::Process;
+use testbed::wait_until;
+
+use super::{Slots, expect_equal_soon, two_way_case, value};
+use crate::support::{Case, PATIENCE, must};
+
+/// How a late change is committed.
+#[derive(Clone, Copy, Debug)]
+enum Late {
+    Plain,
+    /// A two-phase slot has no Commit of it.
+    Prepared,
+    /// It stays prepared.
+    OnlyPrepared,
+}
+
+impl Late {
+    fn write(self, case: &Case) {
+        let insert = "INSERT INTO orders (client, n) SELECT -1, count(*) FROM orders";
+        let prepare = format!("BEGIN; {insert}; PREPARE TRANSACTION '{}'", case.tool.name);
+        match self {
+            Self::Plain => case.publisher.sql(insert),
+            Self::Prepared => {
+                case.publisher.sql(&prepare);
+                self.commit(case);
+            }
+            Self::OnlyPrepared => case.publisher.sql(&prepare),
+        }
+    }
+
+    fn commit(self, case: &Case) {
+        case.publisher.sql(&format!("COMMIT PREPARED '{}'", case.tool.name));
+    }
+}
+
+/// Where the verb is held while the late change is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// The process that applies is about to stand aside: it applies the change.
+    Aside,
+    /// Nothing is applied any more: the change is in the slot.
+    Quiet,
+}
+
+/// Starts the verb, and waits until it waits for the lock that `blocker` has.
+fn held(case: &Case, blocker: &mut Client) -> Process {
+    must(blocker.batch_execute("BEGIN; LOCK TABLE pgapace.hand_over IN SHARE ROW EXCLUSIVE MODE"));
+    let commands = ["--stop-writes", "true", "--resume-writes", "true"];
+    let program = case.tool.program("switchover").arg("--go").args(commands);
+    let mut verb = must(program.spawn_logged(case.log_file("late")));
+    wait_in(case, &mut verb, "aside");
+    verb
+}
+
+/// Waits until the verb waits for a lock, with this step recorded.
+fn wait_in(case: &Case, verb: &mut Process, step: &str) {
+    let sql = format!(
+        "SELECT count(*) > 0 FROM pgapace.switchover WHERE step = '{step}' AND EXISTS \
+           (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+              AND datname = current_database() AND application_name LIKE 'pgapace % control')"
+    );
+    let held = wait_until(PATIENCE, "the verb to wait", || {
+        assert!(verb.is_running(), "{}", verb.log());
+        Ok(value(case.subscriber.cluster, &case.subscriber.name, &sql) == "t")
+    });
+    held.unwrap_or_else(|error| panic!("{error}\n{}", verb.log()));
+}
+
+fn try_one(case: &Case, process: &mut Process, late: Late, at: At) {
+    let what = format!("{late:?}, {at:?}");
+    let mut blocker = case.subscriber.connect();
+    let mut verb = held(case, &mut blocker);
+    let mut second = case.subscriber.connect();
+    if at == At::Quiet {
+        // The next step cannot be recorded. What is recorded stays.
+        must(second.batch_execute("BEGIN; SELECT FROM pgapace.switchover FOR UPDATE"));
+        must(blocker.batch_execute("ROLLBACK"));
+        let lock = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+                    AND datname = current_database() AND query LIKE '%pgapace.switchover%' \
+                    AND application_name LIKE 'pgapace % control'";
+        let waits = wait_until(PATIENCE, "the verb to record a step", || {
+            assert!(verb.is_running(), "{what}: {}", verb.log());
+            Ok(value(case.subscriber.cluster, &case.subscriber.name, lock) == "t")
+        });
+        waits.unwrap_or_else(|error| panic!("{what}: {error}\n{}", verb.log()));
+    }
+    late.write(case);
+    if at == At::Aside {
+        expect_equal_soon(case, process);
+    }
+    must(blocker.batch_execute("ROLLBACK"));
+    must(second.batch_execute("ROLLBACK"));
+    must(verb.wait(PATIENCE));
+    let log = verb.log();
+    assert_eq!(verb.exit_code(), Some(8), "{what}: {log}");
+    let why = match late {
+        Late::OnlyPrepared => "1 prepared transactions",
+        _ => "somebody still writes",
+    };
+    assert!(log.contains(why) && log.contains("Everything was undone"), "{what}: {log}");
+    if let Late::OnlyPrepared = late {
+        late.commit(case);
+    }
+    expect_equal_soon(case, process);
+}
+
+#[test]
+fn a_late_change_undoes_everything_however_it_is_committed() {
+    for (publisher, subscriber) in [(15, 15), (18, 18)] {
+        for (two_phase, lates) in [
+            (false, &[Late::Plain, Late::Prepared][..]),
+            (true, &[Late::Plain, Late::Prepared, Late::OnlyPrepared]),
+        ] {
+            let mut case = two_way_case(publisher, subscriber);
+            if two_phase {
+                case.tool.args.push("--two-phase".to_owned());
+            }
+            let mut process = case.start();
+            case.tool.args.clear();
+            let _slots = Slots(&case);
+            for late in lates {
+                try_one(&case, &mut process, *late, At::Quiet);
+                if !matches!(late, Late::OnlyPrepared) {
+                    try_one(&case, &mut process, *late, At::Aside);
+                }
+            }
+            case.stop(process);
+        }
+    }
+}
