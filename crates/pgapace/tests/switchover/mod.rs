@@ -195,7 +195,8 @@ fn clients_move_over_and_back() {
             let clients = Clients::start(20, sides.clone(), &moved, 2 * round);
             clients.wait_for_more();
             let args = ["--go", "--open", &open, "--max-lag", "10s", "--lag-for", "1"];
-            let all: &[&str] = if round == 0 { &["--verify", "all"] } else { &[] };
+            let all: &[&str] =
+                if round == 0 { &["--verify", "all", "--margin", "1000"] } else { &[] };
             let done = switchover(&case.tool, &[&args[..], all].concat());
             done.expect(0, &["event=\"subscription_switched_over\""]);
             for step in ["stopping writes", "stands aside", "takes writes", "is applied (backend"] {
@@ -204,6 +205,13 @@ fn clients_move_over_and_back() {
             assert_eq!(done.stdout.contains("rows are equal"), round == 0, "{}", done.stdout);
             assert!(outage(&done) < 20_000, "{}", done.stdout);
             clients.wait_for_more();
+            if round == 0 {
+                let last: i64 =
+                    must(value(old, database, "SELECT last_value FROM orders_id_seq").parse());
+                let first = format!("SELECT min(id) FROM orders WHERE id > {last}");
+                let first: i64 = must(value(new, database, &first).parse());
+                assert!(first > last + 1000, "{first} after {last}");
+            }
             expect_there(new, database, &clients.stop());
             turns += 1;
             assert_eq!(process.events("applies_way_back"), turns, "{}", process.log());
