@@ -70,6 +70,17 @@ fn open(
     Ok(outage)
 }
 
+/// Drops the slot that a switchover before could not drop, because its server was away. The slot of the way back
+/// has its name.
+pub(super) fn drop_left_slot(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<()> {
+    let Some(back) = &request.back else { return Ok(()) };
+    if !record::is_left_slot(sides.source, &back.name)? {
+        return Ok(());
+    }
+    let dropped = sides.control.simple(&slot::drop_existing_sql(&back.name));
+    dropped.map(drop).map_err(|e| Failure::subscriber(&e, "dropping a slot that was left"))
+}
+
 /// Nothing will ever read from the old slot again, and it would hold WAL. The slot of a way back was created
 /// by the switchover before this one.
 pub(super) fn drop_slot(sides: &mut Sides<'_>, request: &Request<'_>) {

@@ -7,7 +7,7 @@ use wire::{Session, quote_ident, quote_literal};
 
 use super::procedure::{Request, Sides};
 use super::publisher::missing_privileges;
-use super::record::ended_generation;
+use super::record::{self, ended_generation};
 use super::roles;
 use super::way_back::WayBack;
 use crate::check;
@@ -53,7 +53,8 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Vec<S
         verified(sides, &tables, age, &mut problems)?;
     }
     if let Some(back) = &request.back {
-        slot_possible(sides.control, back, &mut problems)?;
+        let left = record::is_left_slot(sides.source, &back.name)?;
+        slot_possible(sides.control, back, left, &mut problems)?;
         if publications_exist(sides.control, back, &mut problems)? {
             unpublished(sides.control, &tables, back, &mut problems)?;
             // Else it worked before, and what is left of it says that its slot is gone.
@@ -159,10 +160,11 @@ fn verified(
     Ok(())
 }
 
-/// Whether the subscriber can have the slot of the way back.
+/// Whether the subscriber can have the slot of the way back. With `left`, a slot of that name is dropped before.
 pub(super) fn slot_possible(
     control: &mut Session,
     back: &WayBack,
+    left: bool,
     problems: &mut Vec<String>,
 ) -> Result<()> {
     let sql = format!(
@@ -183,9 +185,10 @@ pub(super) fn slot_possible(
                 .to_owned(),
         );
     }
-    if row.get(1) == Some("t") {
+    if row.get(1) == Some("t") && !left {
         problems.push(format!(
-            "the subscriber has a slot {} already: choose another --back-name",
+            "the subscriber has a slot {0} already: SELECT pg_drop_replication_slot('{0}') if nobody needs it, \
+             or choose another --back-name",
             back.name
         ));
     }

@@ -9,7 +9,7 @@ use wire::{Session, quote_literal};
 use super::Step;
 use super::display::Display;
 use super::fence_verify;
-use super::finish::{drop_slot, finish};
+use super::finish::{drop_left_slot, drop_slot, finish};
 use super::plan::{plan, slot_possible, tables_ready};
 use super::publisher::{
     allow_writes, database_setting, end_sessions, fence, has_more, stop, wait_for_writers,
@@ -102,6 +102,7 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
         None => {}
     }
     display.step("checking both sides");
+    drop_left_slot(sides, request)?;
     let problems = plan(sides, request)?;
     if !problems.is_empty() {
         return Err(Failure::new(Class::Config, format!("{} cannot be switched over", row.name))
@@ -208,7 +209,7 @@ fn up_to_end(
     if let Some(back) = &request.back {
         // The undo of the next step drops this slot: it must not be another one's.
         let mut problems = Vec::new();
-        slot_possible(sides.control, back, &mut problems)?;
+        slot_possible(sides.control, back, false, &mut problems)?;
         if let Some(problem) = problems.pop() {
             return Err(Failure::new(Class::Config, problem));
         }

@@ -153,6 +153,23 @@ pub(super) fn ended_generation(session: &mut Session, name: &str) -> Result<i64>
     rows.first().map_or(Ok(0), |row| field(&row, 0))
 }
 
+/// Whether slot `name` belonged to a subscription of that name that a switchover has ended, whose `record` is on
+/// this server. Its other server was away then, so that the slot could not be dropped.
+pub(super) fn is_left_slot(session: &mut Session, name: &str) -> Result<bool> {
+    if schema::version(session)? < schema::newest() {
+        return Ok(false);
+    }
+    let rows = session
+        .query(
+            "SELECT FROM pgapace.switchover w JOIN pgapace.subscription s ON s.id = w.subscription \
+             WHERE s.name = $1 AND s.slot_name = $1 AND w.step = 'opened' \
+               AND (s.owns_slot OR w.generation > 1)",
+            &[Some(name)],
+        )
+        .map_err(|e| failed(&e))?;
+    Ok(!rows.is_empty())
+}
+
 /// The subscription whose end leads on to subscription `name`: its name, generation, and whether the side
 /// that takes writes then is open.
 pub(super) fn ended_before(
