@@ -17,7 +17,9 @@ use crate::raw::{Drained, End, Source, by_receiver, by_recvlogical, tool_with_re
 pub(crate) const DATABASE: &str = "bench";
 /// Copied for every round; never read itself.
 const SLOT: &str = "backlog";
-const PUBLICATION: &str = "bench";
+pub(crate) const PUBLICATION: &str = "bench";
+/// Of the pgbench tables. The procedure knows their numbers of rows.
+pub(crate) const SCALE: u32 = 10;
 
 #[derive(Debug, Args)]
 pub(crate) struct DrainArgs {
@@ -113,7 +115,7 @@ pub(crate) fn run(args: &DrainArgs) -> Result<()> {
 pub(crate) fn prepare(publisher: &Cluster, transactions: u32, publications: &str) -> Result<Lsn> {
     publisher.create_database(DATABASE)?;
     let mut client = publisher.connect(DATABASE)?;
-    tpcb::create_tables(&mut client, 10)?;
+    tpcb::create_tables(&mut client, SCALE)?;
     client.batch_execute(&format!("CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES"))?;
     client.batch_execute(publications)?;
     client.query_one("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", &[&SLOT])?;

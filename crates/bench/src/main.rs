@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod citus;
 mod clock;
 mod drain;
 mod elsewhere;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Some(Command::Drain(args)) => drain::run(&args),
         Some(Command::Walsenders(args)) => walsenders::run(&args),
+        Some(Command::Citus(args)) => citus::run(&args),
         None => measure(&cli.measure),
     };
     match result {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use clap::{Args, Parser, Subcommand};
 
+use crate::citus;
 use crate::drain;
 use crate::regime::Regime;
 use crate::walsenders;
@@ -30,6 +31,9 @@ pub(crate) enum Command {
     /// Measure what several walsenders for parts of one publication would give: their streams are
     /// merged into the same transactions again
     Walsenders(walsenders::WalsendersArgs),
+    /// Measure how fast a Citus coordinator is fed, by the number of apply workers; needs
+    /// PGAPACE_CITUS_BIN, the directory of a server with Citus
+    Citus(citus::CitusArgs),
 }
 
 #[derive(Debug, Args)]

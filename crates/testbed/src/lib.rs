@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod citus;
 pub mod cluster;
 pub mod compare;
 mod error;

@@ -35,8 +35,10 @@ fn kills_of_coordinator_workers_and_pgapace_lose_and_double_nothing() -> Result<
         site.subscriber.sql(DB, statement)?;
     }
     let load = Load::start(&site.publisher, RATE)?;
-    let program = site.program().args(["--workers", "4"]);
-    let mut run = site.spawn_streaming(&program)?;
+    // In row mode, many transactions write on one worker alone.
+    let program = |mode: &str| site.program().args(["--workers", "4", "--apply-mode", mode]);
+    let programs = [program("auto"), program("row")];
+    let mut run = site.spawn_streaming(&programs[0])?;
     let mut random = fastrand::Rng::with_seed(23);
     for round in 0..if long() { 50 } else { 6 } {
         sleep(Duration::from_millis(random.u64(200..1200)));
@@ -45,12 +47,15 @@ fn kills_of_coordinator_workers_and_pgapace_lose_and_double_nothing() -> Result<
             1 => restart(&mut workers[random.usize(0..2)])?,
             _ => {
                 run.kill9()?;
-                run = site.spawn(&program)?;
+                run = site.spawn(&programs[round / 3 % 2])?;
             }
         }
     }
     let written = load.stop()?;
     assert!(written > 50, "{written} transactions");
+    // Rows one by one take long.
+    run.kill9()?;
+    run = site.spawn(&programs[0])?;
     site.catch_up(&mut run)?;
     // Citus ends the transactions that a crash left prepared.
     wait_until(Duration::from_secs(60), "the recovery of Citus", || {
@@ -65,6 +70,13 @@ fn kills_of_coordinator_workers_and_pgapace_lose_and_double_nothing() -> Result<
 /// may not stay there without its progress.
 #[test]
 fn a_commit_on_one_worker_is_nothing_without_the_progress() -> Result<()> {
+    // A statement with the values of one row goes to one shard. COPY, and sets of rows, commit in two phases
+    // by themselves.
+    expect_nothing_without_the_progress("row")?;
+    expect_nothing_without_the_progress("auto")
+}
+
+fn expect_nothing_without_the_progress(mode: &str) -> Result<()> {
     let Some(binaries) = binaries("a crash between two commits of Citus")? else { return Ok(()) };
     let settings = [("citus.recover_2pc_interval", "1s"), ("fsync", "on")];
     let CitusCluster { coordinator, workers } = CitusCluster::start(&binaries, &settings)?;
@@ -73,7 +85,7 @@ fn a_commit_on_one_worker_is_nothing_without_the_progress() -> Result<()> {
     site.tables("CREATE TABLE log (id int NOT NULL, v text)")?;
     let distribute = "SELECT create_distributed_table('log', 'id', shard_count := 4)";
     site.subscriber.sql(DB, distribute)?;
-    let mut run = site.spawn_streaming(&site.program())?;
+    let mut run = site.spawn_streaming(&site.program().args(["--apply-mode", mode]))?;
     for worker in &workers {
         worker.sql(DB, &format!("{BY_HAND}; {SLOW_COMMITS}"))?;
     }
