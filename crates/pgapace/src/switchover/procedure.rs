@@ -312,8 +312,15 @@ fn create_slot(control: &mut Session, name: &str, patience: Duration) -> Result<
         quote_literal(name)
     );
     // One message is one transaction, and a slot cannot be created in one that has written: it has not.
-    control
-        .simple(&sql)
-        .map_err(|e| Failure::subscriber(&e, "creating the slot of the way back"))?;
+    control.simple(&sql).map_err(|e| {
+        let failure = Failure::subscriber(&e, "creating the slot of the way back");
+        if e.sqlstate() != Some("57014") {
+            return failure;
+        }
+        failure.hint(
+            "It waited until --deadline for open transactions of the subscriber: SELECT pid, datname, xact_start, \
+             query FROM pg_stat_activity WHERE backend_xid IS NOT NULL; SELECT * FROM pg_prepared_xacts.",
+        )
+    })?;
     Ok(())
 }
