@@ -1,19 +1,23 @@
 //! A Citus coordinator as subscriber: how fast one backlog of TPC-B transactions is applied, by numbers of apply
 //! workers.
 //!
+//! The walsender is not measured: a lock keeps the changes from the tables until all of them are received.
+//!
 //! Servers and processors are shared, so only the ratio counts. Each measurement begins with the same rows, and
 //! fails unless all tables are equal to the publisher's at its end.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
+use pgoutput::Lsn;
 use testbed::citus::{self, CitusCluster};
 use testbed::compare::expect_equal;
+use testbed::program::Process;
 use testbed::servers::find_or_fetch;
 use testbed::workload::tpcb;
-use testbed::{Cluster, Program};
+use testbed::{Cluster, Program, wait_until};
 
 use crate::bench::find_program;
 use crate::drain::{DATABASE, PUBLICATION, SCALE, copy_slot, prepare};
@@ -55,7 +59,7 @@ pub(crate) fn run(args: &CitusArgs) -> Result<()> {
         .setting("max_wal_size", "8GB")
         .setting("synchronous_commit", "off")
         .start()?;
-    prepare(&publisher, args.transactions, "")?;
+    let end = prepare(&publisher, args.transactions, "")?;
     let settings = [("shared_buffers", "256MB"), ("max_wal_size", "4GB")];
     let cluster = CitusCluster::start(&with_citus, &settings)?;
     println!(
@@ -75,7 +79,7 @@ pub(crate) fn run(args: &CitusArgs) -> Result<()> {
             let workers = args.workers[index];
             // A subscription of its own, with the progress of the slot.
             let name = format!("citus_{round}_{workers}");
-            let seconds = measure(&publisher, &cluster, &program, (&name, workers))?;
+            let seconds = measure((&publisher, end), &cluster, &program, (&name, workers))?;
             let rate = f64::from(args.transactions) / seconds;
             println!("round {}: {workers} workers, {rate:.0} tx/s", round + 1);
             rates[index].push(rate);
@@ -94,9 +98,12 @@ fn median(mut rates: Vec<f64>) -> f64 {
     rates[rates.len() / 2]
 }
 
-/// Applies the backlog once. Returns the seconds from the start of the program to its end.
+/// How long the publisher may take to send the backlog, and a program to apply it.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Applies the backlog once. Returns the seconds from the moment when all of it is received to the end.
 fn measure(
-    publisher: &Cluster,
+    (publisher, end): (&Cluster, Lsn),
     CitusCluster { coordinator, .. }: &CitusCluster,
     program: &Program,
     (name, workers): (&str, u32),
@@ -114,12 +121,31 @@ fn measure(
         .clone()
         .args(["run", "--publisher", &from, "--subscriber", &to, "--publication", PUBLICATION])
         .args(["--name", name, "--slot", name, "--create-slot=false", "--copy-data=false"])
-        .args(["--workers", &workers.to_string(), "--until", "current"]);
+        .args(["--workers", &workers.to_string(), "--until", "current"])
+        .args(["--memory-limit", "1GB", "--status-interval", "1s"]);
+    let mut holder = coordinator.connect(citus::DATABASE)?;
+    holder.batch_execute("BEGIN; LOCK TABLE pgbench_accounts IN SHARE ROW EXCLUSIVE MODE")?;
+    let log = std::env::temp_dir().join(format!("bench-{name}-{}.log", std::process::id()));
+    let mut run = program.spawn_logged(&log)?;
+    let received = format!(
+        "SELECT count(*) FROM pg_stat_replication \
+         WHERE application_name = '{name}' AND write_lsn >= '{end}'"
+    );
+    wait_until(PATIENCE, "all changes to be received", || {
+        ensure_runs(&mut run)?;
+        Ok(publisher.query_one_text(DATABASE, &received)? == "1")
+    })?;
     let started = Instant::now();
-    let output = program.output()?;
+    holder.batch_execute("COMMIT")?;
+    let status = run.wait(PATIENCE)?;
     let seconds = started.elapsed().as_secs_f64();
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    ensure!(status.success(), "{}", run.log());
+    std::fs::remove_file(&log)?;
     expect_equal(&mut publisher.connect(DATABASE)?, &mut subscriber, &tpcb::tables())
         .with_context(|| format!("with {workers} workers"))?;
     Ok(seconds)
+}
+
+fn ensure_runs(run: &mut Process) -> testbed::Result<()> {
+    if run.is_running() { Ok(()) } else { Err(testbed::Error::other(run.log())) }
 }
