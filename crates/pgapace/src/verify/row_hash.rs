@@ -7,6 +7,10 @@
 //! tells apart, and by its text otherwise. `hashint8extended` and `timestamp_hash_extended` fold a value to 32
 //! bits, so an int8 is hashed in two halves, and `hash_numeric_extended` takes 1.0 for 1.00. These functions
 //! return the same on all versions, because hash partitions depend on them.
+//!
+//! NULL is cheap in the two hashes that are summed: a value stands in its place, another one in each of
+//! them. A row with NULL and a row with one of these values have one hash in common, and never both. The
+//! hash by which rows are ordered is alone, so there NULL is hashed as a column of its own.
 
 use crate::verify::columns::{ColumnSql, HashedBy};
 
@@ -45,26 +49,53 @@ pub(crate) fn hash_value(by: HashedBy, value: &str, seed: &str) -> String {
     }
 }
 
-/// A value in the place of NULL.
-fn anything(by: HashedBy) -> &'static str {
-    match by {
-        HashedBy::Int4 | HashedBy::Int8 => "0",
-        HashedBy::Uuid => "'00000000-0000-0000-0000-000000000000'",
-        HashedBy::Text => "''",
+/// The hashes of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RowHash {
+    /// The hash by which rows are ordered.
+    Order,
+    /// The two hashes that are summed.
+    First,
+    Second,
+}
+
+impl RowHash {
+    pub(crate) fn seed(self) -> String {
+        let seed = match self {
+            Self::Order => 0,
+            Self::First => 1,
+            Self::Second => 2,
+        };
+        format!("{seed}::pg_catalog.int8")
+    }
+
+    /// The value in the place of NULL. It differs between the first and the second hash.
+    fn in_place_of_null(self, by: HashedBy) -> &'static str {
+        match (by, self) {
+            (HashedBy::Int4 | HashedBy::Int8, Self::Second) => "1",
+            (HashedBy::Int4 | HashedBy::Int8, _) => "0",
+            (HashedBy::Uuid, Self::Second) => "'00000000-0000-0000-0000-000000000001'",
+            (HashedBy::Uuid, _) => "'00000000-0000-0000-0000-000000000000'",
+            (HashedBy::Text, Self::Second) => "'1'",
+            (HashedBy::Text, _) => "''",
+        }
     }
 }
 
 /// The hash of a row of these columns, each with its name.
-pub(crate) fn hash_row(fields: &[(String, &RowField)], seed: u8) -> String {
-    let seed = format!("{seed}::pg_catalog.int8");
+pub(crate) fn hash_row(fields: &[(String, &RowField)], hash: RowHash) -> String {
+    let seed = hash.seed();
     let chain = |fields: &[(String, &RowField)]| {
-        fields.iter().fold(seed.clone(), |seed, (name, field)| match field.nullable {
-            false => hash_value(field.by, name, &seed),
-            true => {
-                let is_null = format!("({name} IS NULL)::pg_catalog.int4");
-                let value = format!("coalesce({name}, {})", anything(field.by));
-                hash_value(field.by, &value, &hash_int4(&is_null, &seed))
+        fields.iter().fold(seed.clone(), |seed, (name, field)| {
+            if !field.nullable {
+                return hash_value(field.by, name, &seed);
             }
+            let value = format!("coalesce({name}, {})", hash.in_place_of_null(field.by));
+            if hash != RowHash::Order {
+                return hash_value(field.by, &value, &seed);
+            }
+            let is_null = format!("({name} IS NULL)::pg_catalog.int4");
+            hash_value(field.by, &value, &hash_int4(&is_null, &seed))
         })
     };
     if fields.len() <= DEEPEST {
@@ -109,16 +140,16 @@ mod tests {
         RowField { sql, by, nullable }
     }
 
-    fn hashed(fields: &[RowField]) -> String {
+    fn hashed(fields: &[RowField], hash: RowHash) -> String {
         let named = |(number, field)| (format!("c{number}"), field);
-        hash_row(&fields.iter().enumerate().map(named).collect::<Vec<_>>(), 1)
+        hash_row(&fields.iter().enumerate().map(named).collect::<Vec<_>>(), hash)
     }
 
     #[test]
     fn a_column_is_the_seed_of_the_next() {
-        assert_eq!(hashed(&[]), "1::pg_catalog.int8");
+        assert_eq!(hashed(&[], RowHash::First), "1::pg_catalog.int8");
         assert_eq!(
-            hashed(&[field(HashedBy::Int4, false), field(HashedBy::Text, false)]),
+            hashed(&[field(HashedBy::Int4, false), field(HashedBy::Text, false)], RowHash::First),
             "pg_catalog.hashtextextended((c1) COLLATE pg_catalog.\"C\", \
              pg_catalog.hashint4extended(c0, 1::pg_catalog.int8))"
         );
@@ -126,17 +157,30 @@ mod tests {
 
     #[test]
     fn null_is_no_value() {
+        let one = [field(HashedBy::Text, true)];
         assert_eq!(
-            hashed(&[field(HashedBy::Text, true)]),
+            hashed(&one, RowHash::Order),
             "pg_catalog.hashtextextended((coalesce(c0, '')) COLLATE pg_catalog.\"C\", \
-             pg_catalog.hashint4extended((c0 IS NULL)::pg_catalog.int4, 1::pg_catalog.int8))"
+             pg_catalog.hashint4extended((c0 IS NULL)::pg_catalog.int4, 0::pg_catalog.int8))"
         );
+        let summed = |value: &str, seed: &str| {
+            format!(
+                "pg_catalog.hashtextextended((coalesce(c0, {value})) COLLATE pg_catalog.\"C\", \
+                 {seed}::pg_catalog.int8)"
+            )
+        };
+        assert_eq!(hashed(&one, RowHash::First), summed("''", "1"));
+        assert_eq!(hashed(&one, RowHash::Second), summed("'1'", "2"));
+        for by in [HashedBy::Int4, HashedBy::Int8, HashedBy::Uuid, HashedBy::Text] {
+            let (first, second) = (RowHash::First, RowHash::Second);
+            assert_ne!(first.in_place_of_null(by), second.in_place_of_null(by));
+        }
     }
 
     #[test]
     fn wide_rows_are_not_nested_deeper() {
         let fields = vec![field(HashedBy::Int8, true); 1600];
-        let sql = hashed(&fields);
+        let sql = hashed(&fields, RowHash::Order);
         let (mut depth, mut deepest) = (0_usize, 0);
         for c in sql.chars() {
             match c {

@@ -8,12 +8,7 @@ use wire::quote_ident;
 
 use crate::verify::columns::{ColumnSql, ComparedColumn, HashedBy};
 use crate::verify::range::{KeyColumn, KeyRange, literal_row};
-use crate::verify::row_hash::{RowField, hash_row, hash_text, hash_value, sum_of_bytes};
-
-/// Seeds of the hash by which rows are ordered and put into buckets, and of the two hashes of a row.
-const ORDER: u8 = 0;
-const FIRST: u8 = 1;
-const SECOND: u8 = 2;
+use crate::verify::row_hash::{RowField, RowHash, hash_row, hash_text, hash_value, sum_of_bytes};
 
 /// A share is a number of such parts.
 const PARTS: u64 = 1_000_000;
@@ -181,8 +176,8 @@ impl TableSql {
         format!(
             "COPY (SELECT o, {}, {}{} FROM (SELECT {} AS o, * FROM {rows} OFFSET 0) hashed{filter} \
              ORDER BY o) TO STDOUT",
-            self.hash(FIRST),
-            self.hash(SECOND),
+            self.hash(RowHash::First),
+            self.hash(RowHash::Second),
             names.iter().map(|name| format!(", {name}")).collect::<String>(),
             self.order(),
         )
@@ -200,7 +195,7 @@ impl TableSql {
             }
             _ => (format!("ROW({})", names.join(", ")), keys),
         };
-        let seed = FIRST.to_string();
+        let seed = RowHash::First.seed();
         let hashes =
             self.columns.iter().map(|column| hash_value(column.by, &self.hashed(column), &seed));
         let fields: Vec<_> = self.key_texts().map(str::to_owned).chain(hashes).collect();
@@ -295,18 +290,18 @@ impl TableSql {
         columns.map(|(place, column)| (format!("c{place}"), column)).collect()
     }
 
-    fn hash(&self, seed: u8) -> String {
-        hash_row(&self.named(), seed)
+    fn hash(&self, hash: RowHash) -> String {
+        hash_row(&self.named(), hash)
     }
 
     /// The hash by which rows are ordered: of the key, or of the row.
     fn order(&self) -> String {
         if self.key.is_empty() {
-            return self.hash(ORDER);
+            return self.hash(RowHash::Order);
         }
         let named = self.named();
         let key: Vec<_> = self.key.iter().map(|(place, _)| named[*place].clone()).collect();
-        hash_row(&key, ORDER)
+        hash_row(&key, RowHash::Order)
     }
 
     fn key_texts(&self) -> impl Iterator<Item = &str> {
@@ -318,8 +313,8 @@ impl TableSql {
             "pg_catalog.count(*), {}, coalesce(pg_catalog.sum({}), 0), \
              coalesce(pg_catalog.sum({}), 0)",
             sum_of_bytes(&self.named()),
-            self.hash(FIRST),
-            self.hash(SECOND)
+            self.hash(RowHash::First),
+            self.hash(RowHash::Second)
         )
     }
 

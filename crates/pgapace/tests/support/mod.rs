@@ -404,6 +404,13 @@ pub(crate) fn skipped(test: &str, reason: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {reason}");
 }
 
+/// The seeds of `PGAPACE_TEST_SEEDS` (`10..20`) instead of these.
+pub(crate) fn seeds(usual: std::ops::Range<u64>) -> std::ops::Range<u64> {
+    let Ok(text) = std::env::var("PGAPACE_TEST_SEEDS") else { return usual };
+    let (first, last) = text.split_once("..").expect("FIRST..LAST");
+    first.parse().expect("a number")..last.parse().expect("a number")
+}
+
 /// The value, or a panic with the error's text.
 #[track_caller]
 pub(crate) fn must<T, E: Display>(result: Result<T, E>) -> T {

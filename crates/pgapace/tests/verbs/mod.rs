@@ -1,5 +1,6 @@
 //! The verbs beside `run`, and the command line itself.
 
+mod at_once;
 mod beyond;
 mod check;
 mod command_line;
