@@ -79,9 +79,9 @@ pub enum AssembleError {
     /// Commit names another commit record than Begin did.
     #[error("Commit names LSN {commit}, its Begin named {begin}")]
     CommitMismatch {
-        /// What Begin announced.
+        /// The commit LSN that Begin announced.
         begin: Lsn,
-        /// What Commit says.
+        /// The commit LSN in Commit.
         commit: Lsn,
     },
     /// A commit at or before the one before it: order is what everything rests on.
@@ -120,7 +120,7 @@ pub enum AssembleError {
     SecondBeginning(Xid),
 }
 
-/// What a message completes.
+/// The result of one message: the transaction, or part of one, that it completes.
 #[derive(Debug)]
 pub enum Assembled {
     /// Nothing yet.
@@ -215,7 +215,8 @@ impl Assembler {
         self.spooler.footprint()
     }
 
-    /// What the spool has to do now, in this order: to be taken after every message.
+    /// The commands that the spool has not executed yet, in order. The caller takes them after every
+    /// message.
     pub fn spool_commands(&mut self) -> &mut Vec<SpoolCommand> {
         self.spooler.commands()
     }

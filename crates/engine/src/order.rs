@@ -52,14 +52,14 @@ pub trait Ended {
 pub struct CommitOrder {
     /// This one and everything before it has ended.
     through: GroupSeq,
-    /// What has ended beyond.
+    /// Groups beyond `through` that have ended.
     above: BTreeSet<GroupSeq>,
-    /// What each worker waits for, by its number. Any of these wakes it.
+    /// The conditions that each worker waits for, by its number. Any of these wakes it.
     waiting: Vec<Vec<Waits>>,
 }
 
 impl CommitOrder {
-    /// Nothing has ended, and nobody waits.
+    /// Nothing has ended, and no worker waits.
     #[must_use]
     pub fn new(workers: usize) -> Self {
         Self { through: GroupSeq::NONE, above: BTreeSet::new(), waiting: vec![Vec::new(); workers] }

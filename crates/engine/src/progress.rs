@@ -35,7 +35,7 @@ impl FlushTicket {
     }
 }
 
-/// What one progress row says: transactions that end after `after`, up to the one that ends at
+/// The content of one progress row: transactions that end after `after`, up to the one that ends at
 /// `through`, are committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
@@ -238,7 +238,7 @@ impl Progress {
         self.outstanding.is_empty() && self.durable >= self.committed
     }
 
-    /// What may be reported to the publisher now.
+    /// The positions that may be reported to the publisher now.
     #[must_use]
     pub fn positions(&self) -> Positions {
         // With nothing outstanding, all that was received is visible: it held nothing for us.

@@ -47,7 +47,7 @@ pub struct Rules {
     pub allow_backwards: bool,
 }
 
-/// What to do with the subscriber's sequence.
+/// The change of the subscriber's sequence that its position on the publisher requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
     /// Set it.

@@ -6,9 +6,9 @@
 //! returns an idle session as soon as another one asks. Of busy sessions, a subscription with more
 //! than an equal share returns one, so a long backlog does not block the others.
 //!
-//! What moves between subscriptions is the lease, not the session: a session has its fence lock,
-//! its replication origin and its prepared statements. A lease is free only when the server has
-//! closed the connection, so the bound holds on the server too.
+//! Subscriptions pass the lease on, not the session: a session has its fence lock, its replication
+//! origin and its prepared statements. A lease is free only when the server has closed the
+//! connection, so the bound holds on the server too.
 
 /// How many sessions each subscription has.
 #[derive(Debug)]
@@ -115,7 +115,7 @@ impl Shares {
         self.members[member].ended = true;
     }
 
-    /// Sessions that nobody has, and that are nobody's own.
+    /// Leases that no subscription holds, beyond the one that each subscription always owns.
     fn free(&self) -> usize {
         let own = self.members.iter().filter(|member| !member.ended).count();
         let held: usize = self.members.iter().map(|member| member.held).sum();

@@ -99,8 +99,9 @@ impl Spread<'_> {
                     let less = loads[from].checked_sub(loads[to] + weight)?;
                     (weight * less > 0).then_some(weight * less)
                 };
-                // What nobody runs yet may come to be elsewhere. So a subscription that runs moves
-                // only if that helps without it too: else it could go round in a circle.
+                // A subscription that no member runs yet may still be assigned elsewhere. So a running
+                // subscription moves only if that also helps without those: otherwise moves could go round
+                // in a circle.
                 if one.owner == Some(from) {
                     less(&self.run)?;
                 }
@@ -108,7 +109,7 @@ impl Spread<'_> {
             });
         let best = moves.max_by(|(gain_a, a, ..), (gain_b, b, ..)| {
             let (one, other) = (&subscriptions[*a], &subscriptions[*b]);
-            // Rather what nobody runs yet, then by name.
+            // Prefer a subscription that no member runs yet, then the first by name.
             let idle = other.owner.is_some().cmp(&one.owner.is_some());
             gain_a.cmp(gain_b).then(idle).then_with(|| other.name.cmp(&one.name))
         });

@@ -46,7 +46,7 @@ const NUMBERS: u64 = u64::MAX - (1 << 20);
 /// Numbers streams, so that what is said of one is not taken for another.
 pub type Ticket = u64;
 
-/// What a session is told to do for a stream.
+/// An order of the leader to the session that applies a stream.
 #[derive(Debug)]
 pub enum Order<W> {
     /// Its next changes, after this savepoint.
@@ -58,7 +58,7 @@ pub enum Order<W> {
         /// The savepoint, by number.
         savepoint: Option<usize>,
     },
-    /// What was done after this savepoint is undone.
+    /// Roll back to this savepoint, which stays.
     RollBackTo(usize),
     /// All of it is undone; it begins again.
     RollBack,
@@ -68,7 +68,7 @@ pub enum Order<W> {
     Abandon,
 }
 
-/// What a session says of a stream.
+/// The answer of a session to an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Said {
     /// An order is carried out: all but the last two are answered so.
@@ -348,7 +348,7 @@ impl<W> Streams<W> {
         }
     }
 
-    /// What is to be handed over now, when all that ends up to here is `committed`.
+    /// The next changes to hand over, when everything that ends at or before `committed` is committed.
     pub fn next<'a>(
         &mut self,
         committed: Lsn,

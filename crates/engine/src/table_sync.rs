@@ -42,7 +42,7 @@ pub enum TableSyncState {
     Blocked,
 }
 
-/// What happens to a table.
+/// An event in the synchronization of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TableSyncEvent {
     /// It is to be copied, and no copy of it runs.
@@ -74,7 +74,7 @@ pub enum TableSyncEvent {
 pub struct Refused {
     /// The state that stays.
     pub state: TableSyncState,
-    /// What cannot happen in it.
+    /// The event that cannot happen in this state.
     pub event: TableSyncEvent,
 }
 
@@ -166,7 +166,7 @@ mod tests {
         content: Vec<u32>,
         /// The copy that goes on, by its generation: its workers, which a crash ends.
         running: Option<u32>,
-        /// What a resync of this moment must be followed by: a copy of a later generation.
+        /// The generation of the copy that was running at a resync. A later copy must follow it.
         damaged: Option<u32>,
     }
 

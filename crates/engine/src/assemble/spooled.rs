@@ -22,7 +22,7 @@ use crate::transaction::TransactionHead;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SpoolId(pub u64);
 
-/// What the spool is to do, in the order of the commands.
+/// A command to the spool. The spool executes commands in the order in which it gets them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SpoolCommand {
     /// Add these bytes behind all that the transaction has. They are read again as they are, or
@@ -47,7 +47,7 @@ pub enum SpoolCommand {
     },
 }
 
-/// What a subtransaction costs beside its changes.
+/// Memory that each subtransaction takes beside its changes, in bytes.
 const SUBTRANSACTION_COST: usize = 48;
 
 /// The payload of a change and who made it.
@@ -80,7 +80,7 @@ pub(super) struct SpooledTransaction {
     spooled: u64,
     /// The others.
     blocks: VecDeque<Vec<u8>>,
-    /// What `blocks` takes of memory.
+    /// Memory that `blocks` takes, in bytes.
     allocated: usize,
     /// Whether the spool knows the transaction.
     in_spool: bool,
@@ -203,7 +203,8 @@ impl SpooledTransaction {
         &self.subtransactions
     }
 
-    /// What the spool has to do when the transaction did not happen.
+    /// The command that removes a rolled-back transaction from the spool; `None` if the spool has no
+    /// block of it.
     pub(super) fn discard(&self) -> Option<SpoolCommand> {
         self.in_spool.then_some(SpoolCommand::Discard { id: self.id })
     }

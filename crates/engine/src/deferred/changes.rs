@@ -276,7 +276,7 @@ impl DeferredChanges {
         self.block.get(self.offset + at..)?.first_chunk().copied()
     }
 
-    /// What the spool has to do when the rest is not wanted.
+    /// The commands that remove the remaining changes from the spool, when they are not needed any more.
     pub fn discard(self) -> impl Iterator<Item = SpoolCommand> {
         self.files.into_iter().map(|file| SpoolCommand::Discard { id: file.id })
     }

@@ -205,8 +205,9 @@ impl<C> DeferredTables<C> {
         self.tables.iter().map(|table| table.hold).min().filter(|_| self.holds)
     }
 
-    /// What may be reported to the publisher: deferred changes are not visible. What has to be received
-    /// again counts as not received, so that an idle publisher reports how far it has come.
+    /// The positions that may be reported to the publisher. Deferred changes are not visible yet.
+    /// Changes that the publisher has to send again count as not received, so that an idle publisher
+    /// reports how far it has come.
     #[must_use]
     pub fn limit(&self, positions: Positions) -> Positions {
         let visible = self.tables.iter().map(|table| table.visible).min();

@@ -1,5 +1,5 @@
-//! What groups in flight have changed: which tables of a group that gives way are to blame, and whether
-//! rows are known by another topmost relation than before.
+//! Changes of the groups in flight, by table: which tables of a group that gives way are to blame, and
+//! whether rows are known by another topmost relation than before.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -63,7 +63,7 @@ use crate::writeset::{LockRules, Verdict, Writeset, WritesetLimits};
 
 /// A part of a transaction, as far as dispatch decides by it.
 pub trait Dispatchable: GroupMember {
-    /// What it counts for in a group.
+    /// Its size, and the conditions that it sets for its group.
     fn size(&self) -> Size;
 
     /// Whether it ends a transaction that is prepared on the subscriber.
@@ -101,9 +101,9 @@ pub struct DispatchSettings {
     pub scaled: bool,
     /// Whether commits keep the publisher's order.
     pub ordered: bool,
-    /// What a round trip to the subscriber takes at most.
+    /// The longest round trip to the subscriber that is expected.
     pub round_trip: Duration,
-    /// What a group may have at most.
+    /// The limits of one group.
     pub group: GroupLimits,
     /// How many locks are remembered.
     pub writeset: WritesetLimits,
@@ -115,7 +115,7 @@ pub struct DispatchSettings {
     pub pacing: Pacing,
 }
 
-/// What to do with what waits.
+/// The next action of the leader for the transactions that wait in [`Dispatch`].
 #[derive(Debug)]
 pub enum Step<T> {
     /// Nothing waits.
@@ -156,7 +156,7 @@ pub struct Dispatch<T> {
     settings: DispatchSettings,
     waiting: Batcher<T>,
     workers: Workers,
-    /// What the groups in flight have locked; a single worker needs to know nothing of it.
+    /// Locks of the groups in flight. `None` with a single worker, whose groups never overlap.
     writeset: Option<Writeset>,
     /// The last group that locked nothing there, because its worker was alone.
     unlocked: Option<GroupSeq>,
@@ -274,7 +274,7 @@ impl<T: Dispatchable> Dispatch<T> {
         self.workers.running().map(|(_, group)| group).min()
     }
 
-    /// What to do with what waits. `reading`: whether more is being received.
+    /// The next action for the transactions that wait. `reading`: whether more is being received.
     ///
     /// # Errors
     /// When the locks of a change are not known; then the run must end.
@@ -389,9 +389,9 @@ impl<T: Dispatchable> Dispatch<T> {
         let (mode, attempts) = (self.mode(&works), 0);
         let mut group = Group { seq, works, mode, dependent, attempts, more: false };
         if group.is_prepared_at_once() {
-            // Those of one run of them were all prepared on the publisher at the same time, so none
-            // is in the way of another; and they need no turn, since nobody sees them. Together
-            // they share the subscriber's writes to disk.
+            // Those of one run of them were all prepared on the publisher at the same time, so none is
+            // in the way of another. They need no turn, since a prepared transaction is not visible.
+            // Together they share the subscriber's writes to disk.
             group.dependent.waits = Waits::through(self.last_ordinary);
         } else {
             self.last_ordinary = seq;

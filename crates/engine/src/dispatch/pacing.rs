@@ -30,8 +30,8 @@ use std::time::Duration;
 pub struct Pacing {
     /// Age of a transaction when the publisher sends it, from which on there is a backlog.
     ///
-    /// More transactions come at once then, so waiting for them costs nobody anything. Both times are
-    /// the publisher's. A walsender without a backlog sends within a few milliseconds of the commit.
+    /// More transactions come at once then, so waiting for them adds no latency. Both times are the
+    /// publisher's. A walsender without a backlog sends within a few milliseconds of the commit.
     pub backlog: Duration,
     /// Part of the age of a backlog for which an idle worker waits for a larger group (1 in n).
     ///
@@ -46,8 +46,8 @@ pub struct Pacing {
     pub longest_gathering: Duration,
     /// How long an idle worker waits for half of the concurrent committers, without a backlog.
     ///
-    /// With 40 clients that wait for the subscriber, apply and pgapace went from 110 to 70 µs of CPU
-    /// for each transaction (`sync`). A session that commits alone waits for nobody.
+    /// With 40 clients that wait for the subscriber, apply and pgapace went from 110 to 70 µs of CPU for each
+    /// transaction (`sync`). If only one session commits, the worker does not wait.
     pub committers_wait: Duration,
     /// Number of concurrent committers from which on the reader takes naps.
     ///
@@ -146,7 +146,7 @@ pub struct Pacing {
     pub want_within: Duration,
     /// How long a worker has had nothing, so that its session is closed.
     ///
-    /// An idle session costs the subscriber some megabytes. Opening it again delays nobody.
+    /// An idle session costs the subscriber some megabytes. Opening it again delays no transaction.
     pub unused: Duration,
     /// Workers that may be in use without a backlog, if the number is not fixed.
     ///
@@ -176,7 +176,7 @@ pub struct Pacing {
 }
 
 impl Pacing {
-    /// What the program runs with.
+    /// The values that the program runs with. They were measured.
     pub const MEASURED: Self = Self {
         backlog: Duration::from_millis(100),
         gathered_part: 10,

@@ -12,14 +12,14 @@ use crate::group::{GroupSeq, Size};
 use crate::order::{CommitOrder, Ended, Waits};
 use crate::worker::{Group, GroupMember, GroupMode};
 
-/// What is forecast.
+/// Parameters of one forecast.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
     /// As the program would have them.
     pub dispatch: DispatchSettings,
-    /// What operations take.
+    /// The costs of operations.
     pub costs: Costs,
-    /// Who shares processors.
+    /// The machines whose processors the threads and sessions share.
     pub machines: Machines,
     /// Whether chunks arrive when the publisher sent them, or as soon as they are wanted.
     pub recorded_pace: bool,
@@ -36,7 +36,7 @@ pub struct Point {
     pub lag: f64,
 }
 
-/// What would happen.
+/// The result of one forecast.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Forecast {
     /// Until everything is committed.
@@ -49,7 +49,7 @@ pub struct Forecast {
     pub dependent_changes: u64,
     /// Transactions of the subscriber.
     pub groups: u64,
-    /// What the subscriber executes.
+    /// The statements that the subscriber executes.
     pub statements: Statements,
     /// Groups in the longest chain of groups in flight that depended on each other.
     pub longest_chain: u64,
@@ -83,7 +83,7 @@ pub enum ForecastError<E> {
 /// Most points of the lag that are kept. Beyond it, every second one is dropped.
 const POINTS: usize = 4096;
 
-/// What happens at a time.
+/// An event of the simulation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     /// The leader looks again.
@@ -149,7 +149,7 @@ struct Run<T: Dispatchable> {
     /// Transactions that are received and not committed: when each was sent, and its bytes.
     outstanding: VecDeque<(f64, usize)>,
     bytes: usize,
-    /// What workers have answered and the leader has not seen: worker, groups, ended.
+    /// Answers of workers that the leader has not handled: worker, group, whether it has ended.
     answers: Vec<(usize, GroupSeq, bool)>,
     look_at: Option<f64>,
     found: Forecast,
@@ -224,7 +224,7 @@ impl<T: Dispatchable> Run<T> {
         Duration::from_secs_f64(self.now)
     }
 
-    /// What the leader does whenever it has nothing to decode.
+    /// One pass of the leader, whenever it has nothing to decode.
     fn lead<R: Recorded<Work = T>>(
         &mut self,
         recorded: &mut R,
@@ -534,7 +534,7 @@ impl<T: Dispatchable> Run<T> {
         self.send(worker, seconds, true);
     }
 
-    /// What the end of a group takes.
+    /// Seconds that the COMMITs of a group take; none if it does not end a transaction.
     fn end_of(&self, group: &GroupRun) -> f64 {
         let commits = match (group.ends, group.by_rows) {
             (false, _) => 0,

@@ -1,7 +1,7 @@
 //! From messages to parts of transactions; those of spooled transactions are read back from the spool.
 //!
 //! Parts of a transaction that has left memory are read one at a time, when a worker can take them.
-//! What the publisher sent after its commit waits until the last part is taken.
+//! Changes that the publisher sent after its commit wait until the last part is taken.
 //!
 //! A prepared transaction that is held for too long, or that the publisher waits for, is prepared on
 //! the subscriber. Its parts are taken like those of a committed transaction, and its COMMIT PREPARED
@@ -50,7 +50,7 @@ pub trait PreparedTransaction {
     fn gid(&self) -> &str;
 }
 
-/// What the subscriber knows of a prepared transaction when a run starts.
+/// The state of a prepared transaction on the subscriber when a run starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KnownPrepared {
     /// It is prepared there, or its end is.
@@ -59,7 +59,7 @@ pub enum KnownPrepared {
     Absent,
 }
 
-/// What a run starts from.
+/// The positions and limits with which a run starts.
 #[derive(Debug, Clone, Copy)]
 pub struct IncomingSettings {
     /// How parts and blocks are cut.
@@ -187,9 +187,9 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
                 self.note_ended_elsewhere(message, false);
                 return Ok(None);
             }
-            // Before their July 2026 minors, publishers do not send the PREPARE of a transaction
-            // that only locked rows. Any other PREPARE would be here: nobody else has moved the
-            // slot, and pgapace never acknowledges one before its end is durable.
+            // Before their July 2026 minors, publishers do not send the PREPARE of a transaction that
+            // only locked rows. Any other PREPARE would be here: no other client has moved the slot, and
+            // pgapace never acknowledges one before its end is durable.
             Err(AssembleError::UnknownPrepared { gid, xid, lsn })
                 if self.settings.only_reader && !self.absent.contains_key(&xid) =>
             {
@@ -292,7 +292,8 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
                 let end = rollback.rollback_end_lsn;
                 let Some(here) = take(&mut self.here, rollback.xid, end) else { return Ok(None) };
                 self.note_end(message);
-                // Where its record begins is not sent: somewhere before its end.
+                // The publisher does not send where the record begins. Any position before its end will
+                // do.
                 let commit_lsn = Lsn(end.as_u64() - 1);
                 let head = TransactionHead { commit_lsn, commit_time: Timestamp(0), xid: Xid(0) };
                 Ok(Some((TransactionPart::empty(head, end), TwoPhase::Rollback(here))))

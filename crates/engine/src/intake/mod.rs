@@ -66,7 +66,7 @@ pub trait Surroundings {
     /// Where to stop, once that is known.
     fn goal(&self) -> Option<Lsn>;
 
-    /// Whether this is a table of pgapace, whose changes nobody applies.
+    /// Whether this is a table of pgapace, whose changes are not applied.
     fn is_own(&self, relation: &RemoteRelation) -> bool;
 
     /// Whether the table is part of the subscription, for transactions that commit here.

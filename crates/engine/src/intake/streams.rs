@@ -1,4 +1,4 @@
-//! What of a streamed transaction is executed while it is open.
+//! Execution of streamed transactions while they are open: the parts that can be executed now.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::transaction::TransactionPart;
 use crate::work::{Table, Work};
 use crate::worker::GroupMode;
 
-/// What streams may build on.
+/// The state of the subscriber that decides which changes of open streams may be executed.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamReadiness {
     /// Everything that ends up to here is committed.
@@ -62,7 +62,7 @@ impl<E: Surroundings> Intake<E> {
         }
     }
 
-    /// What streams may build on now.
+    /// The present state of the subscriber, as far as streams depend on it.
     pub fn stream_readiness(&self, env: &E) -> StreamReadiness {
         let applied = env.is_idle() && env.is_drained();
         let quiet = applied && self.progress.outstanding() == 0;

@@ -69,7 +69,7 @@ impl Dependent {
 pub struct Group<T> {
     /// The parts of one transaction share a number.
     pub seq: GroupSeq,
-    /// What it consists of.
+    /// The transactions, or parts of one, that make up the group.
     pub works: Vec<T>,
     /// How it is executed.
     pub mode: GroupMode,

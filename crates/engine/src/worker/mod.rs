@@ -1,5 +1,5 @@
-//! What an apply worker decides about its groups: when it encodes one, when it sends more of it, what a
-//! reply or an error means for it, and how a group that was rolled back is executed again.
+//! Decisions of an apply worker about its groups: when it encodes one, when it sends more of it, the
+//! meaning of a reply or an error, and how a group that was rolled back is executed again.
 //!
 //! [`WorkerGroups`] holds the groups of one worker. Its caller owns the session: it asks for the next
 //! step, takes it, and reports the outcome. The caller also defines what statements, replies and
@@ -27,7 +27,7 @@ use crate::dispatch::Pacing;
 use crate::group::GroupSeq;
 use crate::order::{Ended, Waits};
 
-/// What the owner of the session encodes groups to.
+/// The types that the owner of the session defines: statements, replies and endings.
 pub trait WorkerTypes {
     /// A group consists of these.
     type Member: GroupMember;
@@ -105,7 +105,7 @@ pub struct Start<M> {
     pub counted: bool,
 }
 
-/// What is to be sent.
+/// The next statements or ending to send for the groups in flight.
 pub enum Further<T: WorkerTypes> {
     /// Statements, whose replies are expected from now on.
     Statements(T::Statements),
@@ -152,7 +152,8 @@ impl<T: WorkerTypes> WorkerGroups<T> {
         self.queue.push_front(group);
     }
 
-    /// What can be sent now. The caller sends it in the order in which it is given.
+    /// The next statements or ending that can be sent now. The caller sends them in the order in which
+    /// it gets them.
     pub fn further(&mut self, order: &impl Ended) -> Option<Further<T>> {
         let sent = self.sent_groups();
         if self.last().is_none_or(ActiveGroup::is_completely_sent) {
@@ -265,7 +266,7 @@ impl<T: WorkerTypes> WorkerGroups<T> {
         group.previous() <= follow(self.ended_through, self.active.iter())
     }
 
-    /// What must have ended before more of the last group in flight can be sent.
+    /// The groups that must have ended before more of the last group in flight can be sent.
     fn waits_to_advance(&self) -> Option<Waits> {
         let last = self.last()?;
         match last.state {

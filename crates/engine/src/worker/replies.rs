@@ -1,4 +1,4 @@
-//! What replies mean for the groups in flight, and how a group is executed again.
+//! The consequences of replies for the groups in flight, and how a group is executed again.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -32,16 +32,16 @@ pub enum Retry {
     Never,
 }
 
-/// What a statement of the first group in flight did.
+/// The effect of a statement of the first group in flight, compared with the expected one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// What it must do.
+    /// The expected effect.
     AsExpected,
     /// Net changes affected another number of rows.
     OtherRows,
     /// A single change found no row.
     Missing,
-    /// What no statement may do.
+    /// An effect that the run cannot accept: it ends.
     Refused,
 }
 
@@ -58,7 +58,7 @@ pub enum ErrorKind {
     Lasting,
 }
 
-/// What follows for the first group in flight.
+/// The actions that follow for the first group in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It goes on.

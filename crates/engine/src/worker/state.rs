@@ -53,7 +53,7 @@ pub(super) enum GroupState<T: WorkerTypes> {
     RollingBack(Retry),
 }
 
-/// What of a group is sent after its first statements.
+/// The part of a group that is sent after its first statements.
 pub enum Rest<T: WorkerTypes> {
     /// Nothing: they end it, or this part of a large transaction.
     Nothing,
@@ -73,7 +73,7 @@ pub struct EncodedGroup<T: WorkerTypes> {
     pub ahead: bool,
     /// The replies to its first statements.
     pub replies: VecDeque<T::Expected>,
-    /// What is sent after them.
+    /// The part that is sent after them.
     pub rest: Rest<T>,
 }
 
