@@ -12,7 +12,7 @@ use crate::apply::expected::{Committing, Expected};
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::statement::row::Expect;
 
-/// What the subscriber has replied.
+/// A reply of the subscriber, matched to the statement that it answers.
 #[derive(Debug)]
 pub(crate) enum Interpreted {
     Completed(Completed),

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::sqlstate;
 use crate::subscriber::state::{SubscriptionId, ownership};
 
-/// What the commits of a session belong to.
+/// The subscription and epoch that the commits of a session belong to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Identity {
     pub(crate) id: SubscriptionId,

@@ -1,10 +1,10 @@
 //! From the publisher's relations to the subscriber's tables: mapped once per version.
 //!
-//! What the subscriber's catalogue says of a table is read when the first change of a version comes,
-//! together with the tables of the transaction and of the chunk whose first changes follow
-//! (`announced.rs`). It is not read earlier, for all tables: a definition that was read before the
-//! publisher described the table may be older than that description. And a subscription with very
-//! many tables starts as quickly as one with few.
+//! The subscriber's catalogue is read for a table when the first change of a version comes, together
+//! with the tables of the transaction and of the chunk whose first changes follow (`announced.rs`). It
+//! is not read earlier, for all tables: a definition that was read before the publisher described the
+//! table may be older than that description. And a subscription with very many tables starts as quickly
+//! as one with few.
 
 use std::sync::Arc;
 
@@ -66,8 +66,8 @@ pub(crate) struct Tables {
     sync_lsns: FxHashMap<(String, String), SyncLsn>,
     /// By the address of the version, which the value keeps alive.
     resolved: FxHashMap<usize, (Arc<RemoteRelation>, Resolved)>,
-    /// Tables that were not published any more at this point: changes that commit before it are of
-    /// no use to anybody.
+    /// Tables that were not published any more at this point. Changes of them that commit before it are
+    /// ignored.
     gone: FxHashMap<(String, String), Lsn>,
     /// Tables of which nothing is applied.
     blocked: FxHashSet<(String, String)>,
@@ -86,7 +86,7 @@ pub(crate) struct Tables {
     read: FxHashMap<TableKey, ReadTable>,
 }
 
-/// What is read of a table to resolve its relation.
+/// Facts from the subscriber that are needed to resolve the relation of a table.
 #[derive(Debug)]
 struct ReadTable {
     facts: TableFacts,
@@ -112,7 +112,7 @@ impl Tables {
         Self { sync_lsns, blocked, types, locks_ordered, ..Self::default() }
     }
 
-    /// What is done about conflicts.
+    /// Sets the policy for conflicts.
     pub(crate) fn with_policy(self, policy: Policy, subscription: SubscriptionId) -> Self {
         Self { policy, subscription: Some(subscription), ..self }
     }

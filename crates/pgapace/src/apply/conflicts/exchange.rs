@@ -13,7 +13,7 @@ use crate::subscriber::statement::row::Expect;
 /// The values of one row.
 pub(super) type TextRow = Vec<Option<String>>;
 
-/// What the subscriber replied.
+/// The subscriber's replies to one batch of statements.
 #[derive(Debug, Default)]
 pub(super) struct Exchange {
     /// Each statement that was executed, and the last row that it returned.

@@ -66,7 +66,7 @@ impl StreamBarrier {
         self.delayed.is_empty() || self.state.delayed().is_some()
     }
 
-    /// What is to be taken now, or how long until there is something.
+    /// The next chunk to take, or how long until there is one.
     fn next(&mut self) -> std::result::Result<Bytes, Duration> {
         let Some((arrived, _)) = self.delayed.front() else { return Err(TICK) };
         if self.state.has_stopped() {

@@ -65,7 +65,7 @@ impl Leader<'_> {
         self.around.announced.end();
         self.around.tables.forget_unused();
         self.intake.look_at_block();
-        // For the rest of an open transaction nobody waits by the millisecond either.
+        // The rest of an open transaction is not urgent to the millisecond either.
         streamed |= self.intake.incoming.in_transaction();
         let dispatch = self.around.pool.dispatch();
         let (unhurried, many) = (dispatch.is_backlog() || streamed, dispatch.has_many_committers());

@@ -1,5 +1,5 @@
-//! What the leader does for streamed transactions that are executed while they are open, and for the
-//! oldest transaction when it waits.
+//! The leader's part in streamed transactions that are executed while they are open, and in the detection
+//! of lock waits of the oldest transaction.
 
 use std::time::{Duration, Instant};
 

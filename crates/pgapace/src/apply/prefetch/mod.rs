@@ -53,7 +53,7 @@ impl Prefetch {
         for number in 0..readers {
             let (queue, subscriber) = (Arc::clone(&queue), subscriber.clone());
             let subscription = subscription.to_owned();
-            // Nobody waits for its end: it holds nothing but a session that reads.
+            // The thread is not joined: it holds nothing but a session that reads.
             let work = move || reader::run(&queue, &subscriber, &subscription);
             spawn(format!("read ahead {number}"), work)?;
         }

@@ -15,7 +15,7 @@ use worker::StreamWorker;
 
 pub(crate) use worker::StreamReport;
 
-/// What a session reported about a stream: its number, the stream, the report.
+/// A report of a session about a stream: the number of the session, the stream, the report.
 pub(crate) type Event = (usize, Ticket, StreamReport);
 
 /// The sessions on which open streams are executed.

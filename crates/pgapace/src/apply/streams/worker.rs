@@ -41,7 +41,7 @@ const CANCEL_AT_LEAST: Duration = Duration::from_secs(1);
 /// An order of the leader to the session of a stream.
 pub(super) type Order = engine::streaming::Order<Box<Work>>;
 
-/// What a session reports about a stream.
+/// The report of a session about a stream.
 #[derive(Debug)]
 pub(crate) enum StreamReport {
     /// An order is executed. All orders but Commit and Abandon are answered so.
@@ -347,8 +347,8 @@ impl StreamThread {
 }
 
 impl StreamSession {
-    /// What a failure means for the session. A COMMIT that is sent is in doubt, unless the server reports
-    /// an error.
+    /// The consequence of a failure for the session. A COMMIT that was sent is in doubt, unless the
+    /// server reports an error.
     fn stop(&self, failure: Failure) -> Stop {
         let doubt = self.committing && failure.sqlstate.is_none();
         if doubt || self.session.is_broken() {

@@ -89,7 +89,7 @@ pub(crate) enum Moved {
     Left,
 }
 
-/// What was answered since the last report.
+/// The replies since the last report, counted.
 #[derive(Debug, Default)]
 pub(crate) struct Answered {
     /// The committed ranges.
@@ -127,7 +127,7 @@ pub(crate) struct Worker {
     thread: SessionThread,
 }
 
-/// What all workers of a subscription share.
+/// The context that all workers of a subscription share.
 #[derive(Debug)]
 pub(crate) struct WorkerContext {
     pub(crate) turns: Arc<Turns>,
