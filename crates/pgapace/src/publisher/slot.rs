@@ -257,7 +257,7 @@ pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Slot>> {
     found(&results)
 }
 
-/// What is known of the publisher before the stream starts.
+/// Facts about the publisher that are read before the stream starts.
 pub(crate) struct PublisherNow {
     pub(crate) system: SystemIdentity,
     pub(crate) slot: Option<Slot>,

@@ -176,12 +176,12 @@ impl Subscriber {
         }
     }
 
-    /// What the sessions do that were opened here.
+    /// Waits of the sessions that were opened from here. Another thread sees by them whether they go on.
     pub(crate) fn activity(&self) -> &Activity {
         &self.activity
     }
 
-    /// The same subscriber; what its sessions do is counted separately.
+    /// The same subscriber, with a separate [`Activity`] for its sessions.
     pub(crate) fn observer(&self) -> Self {
         Self { activity: Activity::default(), ..self.clone() }
     }

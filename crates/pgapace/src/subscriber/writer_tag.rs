@@ -16,7 +16,7 @@ use crate::subscriber::origin;
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::tagging::{RunSessions, Tagging};
 
-/// What decides about tags of these sessions.
+/// The rules that decide whether these sessions have replication origins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TagRules {
     tag_commits: TagCommits,
@@ -86,13 +86,13 @@ pub(crate) struct WriterTag {
     id: SubscriptionId,
     database: u32,
     writer: Writer,
-    /// Whether nobody asks later who made a commit.
+    /// Whether the origin may be dropped when it is not used any more.
     may_drop: bool,
 }
 
 impl WriterTag {
-    /// Tags what the session commits from here on. `None` if nobody can see tags, or if neither the apply
-    /// workers nor these sessions can have them and the subscription does without.
+    /// Tags what the session commits from here on. `None` if tags are not wanted or not visible, or if
+    /// neither the apply workers nor these sessions can have them and the subscription does without.
     pub(crate) fn attach(
         session: &mut Session,
         id: SubscriptionId,

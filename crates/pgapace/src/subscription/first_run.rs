@@ -29,7 +29,7 @@ use crate::tablesync::{
     forget_unpublished,
 };
 
-/// What is published, and what the subscriber has recorded of it.
+/// The publications on the publisher, and the state of their tables that the subscriber has recorded.
 pub(super) struct PublicationsRead {
     look: Look,
     states: RelationsByName,

@@ -1,4 +1,4 @@
-//! What only a look at both servers can add to a failure.
+//! Hints for a failure that need a look at both servers: the privileges that are missing.
 
 use crate::check;
 use crate::check::report::{Fix, Severity, Side};

@@ -73,7 +73,8 @@ pub(crate) struct RunOptions {
     pub(crate) process: Process,
     /// Wait while another process runs the subscription.
     pub(crate) standby: Option<Arc<Membership>>,
-    /// What a switchover of an earlier generation has ended on the subscriber is forgotten.
+    /// Generation of the way back that is run. A subscription that a switchover of an earlier generation has
+    /// ended on the subscriber is removed.
     pub(crate) supersedes: Option<i64>,
 }
 
@@ -330,7 +331,7 @@ struct Supervisor<'a> {
     /// Settings of before a reload, until a run streams with those that followed.
     previous: Option<Arc<Config>>,
     share: Arc<Share>,
-    /// What other threads see of it.
+    /// The state of the subscription that other threads read.
     board: Board,
     shutdown: &'a Shutdown,
     /// See [`RunOptions`].

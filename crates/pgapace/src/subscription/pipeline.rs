@@ -51,7 +51,7 @@ use crate::tablesync::{Adder, SyncContext};
 const GROUP_TRANSACTIONS: usize = 8192;
 const GROUP_CHANGES: usize = 32_768;
 
-/// What a run knows of its subscription before it streams.
+/// The state of a subscription that is read before it streams.
 pub(super) struct ReadyToStream<'r> {
     pub(super) row: &'r Subscription,
     pub(super) context: SyncContext<'r>,
@@ -350,7 +350,7 @@ impl Supervisor<'_> {
     }
 }
 
-/// What a group may have at most.
+/// The limits of one group.
 pub(crate) fn group_limits(config: &Config) -> GroupLimits {
     GroupLimits {
         transactions: group_transactions(config),

@@ -205,7 +205,7 @@ impl Supervisor<'_> {
         Ok((stream, states))
     }
 
-    /// What the publisher is asked to do with large transactions.
+    /// The value of the `streaming` option, for large transactions.
     fn streaming(&self, source: &Session) -> Streaming {
         match self.config.streaming {
             config::Streaming::Off => Streaming::Off,

@@ -1,5 +1,5 @@
-//! Where a run resumes: the progress, the slot's position, and what nobody may have lost between them.
-//! Where the stream begins follows from them ([`engine::stream_start`]).
+//! The point where a run resumes: the progress, the slot's position, and checks that no change between
+//! them was lost. [`engine::stream_start`] computes from them where the stream begins.
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ pub(super) struct Preparing {
     pub(super) hold: Option<Duration>,
     /// How many the subscriber can have.
     pub(super) limit: usize,
-    /// What their names begin with.
+    /// The prefix of their gids.
     pub(super) prefix: String,
 }
 
@@ -74,7 +74,7 @@ impl Resumption {
     }
 }
 
-/// What the subscriber has recorded of the subscription's position.
+/// The position of the subscription that the subscriber has recorded.
 pub(super) struct RecordedPosition {
     pub(super) applied: Option<progress::Applied>,
     catching_up: Vec<CatchUp>,
@@ -123,8 +123,8 @@ impl Supervisor<'_> {
         published: &[PublishedTable],
     ) -> Result<Resumption> {
         let config = Arc::clone(&self.config);
-        // Nobody else can apply anything, or acknowledge more than is applied: the servers may be read
-        // at the same time.
+        // No other process can apply anything, or acknowledge more than is applied: the servers may be
+        // read at the same time.
         let (looked, read) = beside(
             "looking at the slot",
             || slot::look(source, &row.slot_name),

@@ -48,7 +48,7 @@ pub(crate) type Name = (String, String);
 /// The result of a copy that runs while other tables stream: the published tables among its tables.
 pub(crate) type Copying = Receiver<Result<Vec<PublishedTable>>>;
 
-/// What to do with a table whose changes arrive before it is part of the subscription.
+/// The consequence for a table whose changes arrive before it is part of the subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Added {
     /// The table must be copied.

@@ -94,7 +94,7 @@ impl Pause {
     }
 }
 
-/// What the leader lends.
+/// The leader's session, tables and spool, which a table sync borrows.
 pub(crate) struct LeaderAccess<'a> {
     pub(crate) control: &'a mut Session,
     pub(crate) tables: &'a mut Tables,

@@ -283,7 +283,8 @@ pub(crate) struct CatchUp {
     pub(crate) through: Lsn,
 }
 
-/// What a table is that is blocked, after its state: nothing of a copy counts any more.
+/// Columns of the row of a table that becomes blocked, beside its state: an earlier copy does not count
+/// any more.
 const BLOCKED: &str = "sync_lsn = NULL, catch_up = NULL, \
                        empty_first = r.empty_first OR r.parts_done > 0, \
                        blocked_since = coalesce(r.blocked_since, pg_catalog.now())";
@@ -355,7 +356,7 @@ pub(crate) fn block_member(
     Ok(changed > 0)
 }
 
-/// What keeps a table from being copied is gone: it is to be copied.
+/// Sets a blocked table to be copied, when the reason for which it was blocked is gone.
 pub(crate) fn unblock(
     session: &mut Session,
     owner: Owner,

@@ -24,7 +24,7 @@ const STATEMENTS: [(&str, &str); 6] = [
     ("catalogue_constraints", constraints::SQL),
 ];
 
-/// What is read of one table.
+/// Facts from the catalogue about one table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TableFacts {
     pub(crate) table: Table,

@@ -33,7 +33,7 @@ pub(crate) struct BeatingOwner {
     pub(crate) beat: OwnerBeat,
 }
 
-/// What changes while an owner works.
+/// The columns of `pgapace.owner` of which at least one changes while the owner works.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OwnerBeat {
     epoch: i64,
@@ -45,7 +45,7 @@ pub(crate) struct OwnerBeat {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct MemberRow {
     pub(crate) waits_for: Vec<String>,
-    /// What it can run, with weights; empty if it shares nothing.
+    /// Subscriptions that it can run, with weights; empty if it does not share its subscriptions.
     pub(crate) runs: Vec<(String, u32)>,
     pub(crate) failed: Vec<String>,
     pub(crate) claims: Vec<String>,
@@ -72,7 +72,7 @@ pub(crate) struct MemberSubscription {
     pub(crate) claimed: bool,
 }
 
-/// What one look at a subscriber database shows.
+/// The owners and members that one look at a subscriber database finds.
 #[derive(Debug)]
 pub(crate) struct Look {
     pub(crate) held: Vec<HeldSubscription>,

@@ -13,7 +13,7 @@ use crate::subscriber::statement::set::sql::{self, SetOperation};
 /// Maximum number of statements per session. Each plan takes about 20 kB of the backend's memory.
 const LIMIT: usize = 4096;
 
-/// What a prepared statement does.
+/// The kind of a prepared statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A change of one row.

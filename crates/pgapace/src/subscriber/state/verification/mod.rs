@@ -1,4 +1,4 @@
-//! What is recorded of verifications: the last one of each table, and its differences.
+//! Records of verifications: the last one of each table, and its differences.
 //!
 //! A table has up to three rows in `pgapace.verification`:
 //!
@@ -53,7 +53,7 @@ impl Counts {
     }
 }
 
-/// Who verifies. See the head of the module.
+/// The kind of a verification, and of its row. See the head of the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum VerificationKind {
@@ -91,7 +91,7 @@ pub(crate) struct TableVerification {
     pub(crate) name: String,
     pub(crate) kind: VerificationKind,
     pub(crate) number: VerificationNumber,
-    /// What was compared: all rows, or which.
+    /// The rows that were compared: all, or a part.
     pub(crate) scope: String,
     pub(crate) started_at: Option<String>,
     /// Null if it was interrupted, or still runs.
