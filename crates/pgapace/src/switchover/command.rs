@@ -1,6 +1,6 @@
 //! Commands of the user: `--stop-writes`, `--resume-writes`, `--open`.
 //!
-//! A command must not outlive the verb. If somebody kills the verb, and `--abort` then resumes writes, a
+//! A command must not outlive the verb. If a user kills the verb, and `--abort` then resumes writes, a
 //! command that is left over would stop them again. So a command runs in a process group of its own, which
 //! a shell kills as soon as the pipe from this process ends, for any reason.
 

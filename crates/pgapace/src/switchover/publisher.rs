@@ -1,4 +1,4 @@
-//! What a switchover does on the publisher: stopping and resuming writes, and looking for late ones.
+//! Actions of a switchover on the publisher: stopping and resuming writes, and looking for late ones.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What a comparison needs to know of the tables of one server, read with the same queries on both.
+//! Facts about the tables of one server that a comparison needs, read with the same queries on both.
 
 use rustc_hash::FxHashMap;
 use wire::{Row, Rows, Session, quote_literal};

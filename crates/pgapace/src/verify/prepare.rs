@@ -22,7 +22,7 @@ use crate::verify::key::{self, Side};
 use crate::verify::plan::{Method, TablePlan};
 use crate::verify::sql::{Parts, TableSql, probe};
 
-/// What the user asked for.
+/// The tables, columns and rows that the user wants to compare.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Scope {
     /// Schema and name of the tables; all if empty.

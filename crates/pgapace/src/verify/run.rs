@@ -99,7 +99,7 @@ impl Keeper<'_> {
     }
 }
 
-/// What all session pairs share.
+/// The plan, limits and results that all session pairs share.
 pub(crate) struct Verification<'a> {
     pub(crate) plans: &'a [TablePlan],
     pub(crate) manner: &'a Manner,

@@ -7,7 +7,7 @@ use crate::subscriber::state::verification::Counts;
 use crate::verify::plan::Method;
 use crate::verify::range::{KeyRange, KeyText, is_sampled};
 
-/// What a session pair compares next.
+/// A table, or a chunk of one, that a session pair compares next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Task {
     /// Index of the table.

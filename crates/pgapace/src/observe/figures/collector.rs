@@ -82,7 +82,8 @@ impl Collector {
         self.lag.committed(lsn, seconds);
     }
 
-    /// What was committed: what was observed, and these counters that were not.
+    /// Transactions and changes that were committed until now: those that were observed, and these
+    /// counters since.
     pub(crate) fn committed(&self, since: &Counters) -> Counted {
         Counted {
             transactions: self.totals.transactions + since.transactions,
