@@ -187,7 +187,7 @@ impl Site {
     }
 }
 
-/// What `pgapace record` needs: a publisher, and a subscriber only to know which values it reads in
+/// The settings of `pgapace record`: a publisher, and a subscriber only to know which values it reads in
 /// binary.
 #[derive(Debug, Clone)]
 pub(crate) struct RecordSettings {
@@ -232,7 +232,7 @@ pub(crate) fn replayed(
     given.set("slot", slot)?;
     given.set("create-slot", "false")?;
     given.set("copy-data", "false")?;
-    // Nobody connects to it: see `Publisher::absent`.
+    // pgapace never connects to it: see `Publisher::absent`.
     given.set("publisher", "host=recording.invalid")?;
     if given.get("name")?.is_none() {
         given.set("name", "replay")?;

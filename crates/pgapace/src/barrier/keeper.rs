@@ -39,7 +39,7 @@ const HOLD_TERM: Duration = Duration::from_secs(60);
 /// How long the stream waits for the end of what a verb writes, after that.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
-/// What the keeper orders.
+/// An order of the keeper to the leader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeeperOrder {
     /// Take transactions so much later than they arrive.
@@ -50,7 +50,7 @@ pub(crate) enum KeeperOrder {
     Release,
 }
 
-/// What the leader answers to [`KeeperOrder::Hold`].
+/// The answer of the leader to [`KeeperOrder::Hold`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeeperAnswer {
     /// Everything before the LSN is committed, and nothing else.
@@ -59,7 +59,7 @@ pub(crate) enum KeeperAnswer {
     Passed,
 }
 
-/// What the keeper needs.
+/// The servers and the subscription of a keeper.
 #[derive(Debug, Clone)]
 pub(crate) struct KeeperContext {
     pub(crate) publisher: Publisher,

@@ -31,7 +31,7 @@ pub(crate) fn variable(name: &str) -> String {
     format!("PGAPACE_{}", name.to_uppercase().replace('-', "_"))
 }
 
-/// What a value of an old name is called now.
+/// The present name of a value that was given under an old name of the setting.
 fn renamed(setting: &Setting, old: &Renamed, text: &str) -> std::result::Result<String, String> {
     let Some((no, yes)) = old.values else { return Ok(text.to_owned()) };
     let value = bool::parse(text, setting).map_err(|reason| format!("--{}: {reason}", old.name))?;

@@ -5,7 +5,7 @@
 //! same as the others do ([`engine::spread`]):
 //!
 //! ```text
-//!  nobody runs it ──► the process that is to have it takes it at once; others leave it to that one for
+//!  it has no owner ─► the process that is to have it takes it at once; others leave it to that one for
 //!                     two seconds, and then take it themselves
 //!
 //!  another runs it ─► the process that is to have it claims it, in its row, once it has been so for two

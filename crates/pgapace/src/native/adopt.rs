@@ -29,7 +29,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What is to be adopted, and by what name.
+/// The native subscription to adopt, and the name that pgapace gives it.
 pub(crate) struct Request<'a> {
     pub(crate) native: &'a str,
     /// The name of pgapace's subscription.
@@ -40,7 +40,7 @@ pub(crate) struct Request<'a> {
     pub(crate) patience: Duration,
 }
 
-/// What an adoption will do, or has done.
+/// The facts and the steps of an adoption, before it or after it.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) native: NativeSubscription,
@@ -424,7 +424,7 @@ fn try_hand_over(
     handed: &mut Option<Plan>,
 ) -> Result<Plan> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "taking the native subscription over");
-    // It locks the subscription: from here on nobody else can alter it.
+    // It locks the subscription: from here on no other session can alter it.
     let begin = format!("BEGIN; {} SET (slot_name = NONE)", alter(&adoption.native_name));
     control.simple(&begin).map_err(|e| failed(&e))?;
     let found = look(control, Wanted::Oid(adoption.native))?.ok_or_else(|| {

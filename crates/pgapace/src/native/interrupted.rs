@@ -76,7 +76,7 @@ struct Again<'a> {
     servers: &'a Servers<'a>,
     patience: Duration,
     stopping: &'a dyn Fn() -> bool,
-    /// What is to be done if no other session can be opened.
+    /// The hint if no other session can be opened.
     hint: &'static str,
 }
 

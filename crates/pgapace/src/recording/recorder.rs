@@ -36,7 +36,7 @@ pub(crate) struct End {
     pub(crate) until: Option<Until>,
 }
 
-/// What was recorded.
+/// The result of a recording.
 #[derive(Debug)]
 pub(crate) struct Recorded {
     pub(crate) start: Lsn,
@@ -160,7 +160,7 @@ fn head(
     })
 }
 
-/// What ends a recording.
+/// The conditions that end a recording.
 struct Ends<'a> {
     at: Instant,
     until: Option<Lsn>,

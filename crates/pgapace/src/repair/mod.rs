@@ -47,7 +47,7 @@ pub(crate) struct RepairOptions {
     pub(crate) batch: usize,
 }
 
-/// What was written, or would be.
+/// Counts of the rows that were written, or would be.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Repaired {
     pub(crate) inserted: u64,

@@ -1,7 +1,7 @@
 //! The subscription of the way back: from the new side to the old one.
 //!
 //! ```text
-//!  A ──── shop ────► B          generation 0: nobody has switched over
+//!  A ──── shop ────► B          generation 0: before the first switchover
 //!  A ◄─ shop_back ── B          B records that shop has ended, generation 1
 //!  A ──── shop ────► B          A records that shop_back has ended, generation 2: shop begins anew
 //! ```

@@ -28,10 +28,10 @@ const KEYS_EVERY: Duration = Duration::from_millis(100);
 
 /// Subscriptions, each with its curves.
 type Subscriptions = Vec<(Status, Vec<Point>)>;
-/// What a look found, or why it failed.
+/// The result of one look, or the reason of its failure.
 type News = std::result::Result<Subscriptions, String>;
 
-/// What was read at one time.
+/// The status of all subscriptions at one time.
 #[derive(Debug, Default)]
 struct Seen {
     subscriptions: Subscriptions,
@@ -111,7 +111,7 @@ fn read(readers: &mut [StatusReader]) -> Result<Subscriptions> {
     Ok(all)
 }
 
-/// Reads whenever it is told to, until nobody wants it any more.
+/// Reads whenever it is told to, until the receiver is gone.
 fn read_again(readers: &mut [StatusReader], inbox: &Receiver<()>, sender: &Sender<News>) {
     while inbox.recv().is_ok() {
         let read = read(readers).map_err(|failure| failure.message);

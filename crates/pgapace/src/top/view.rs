@@ -162,7 +162,7 @@ fn slot(figures: &Figures) -> Line<'static> {
     Line::from(spans)
 }
 
-/// What a curve shows of a point.
+/// The value of a point that a curve shows.
 type Value = fn(&Point) -> f64;
 
 /// Three curves beside each other, each with its last value.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{Forecaster, Scenario, Speed};
 use crate::error::{Class, Failure, Result};
 
-/// What `pgapace replay --json` says of itself.
+/// The fields of the output of `pgapace replay --json` to which costs are scaled.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measured {
     pub(crate) workers: usize,

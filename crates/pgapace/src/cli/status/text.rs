@@ -343,7 +343,7 @@ fn lag_line(status: &Status) -> String {
     }
 }
 
-/// What happens now. `item` writes a line with a label.
+/// Writes the present figures. `item` writes a line with a label.
 fn figure_lines(figures: &Figures, item: impl Fn(&str, &str)) {
     let size = |bytes: f64| output::size(whole(bytes));
     for stage in &figures.stages {

@@ -6,7 +6,7 @@
 //! its barriers only.
 //!
 //! ```text
-//!            nothing is due                 a verb wants the lock, somebody waits for a lock,
+//!            nothing is due                 a verb wants the lock, a session waits for a lock,
 //!          ┌───────────────┐                a server is away, the process ends
 //!          ▼               │              ┌────────────────────────────────────────┐
 //!       asleep ──► look for tables ──► a pass over the tables that are due ──► what is compared
