@@ -18,7 +18,7 @@ pub enum Error {
     /// A server did not start, stop or respond. The end of its log shows the reason.
     #[error("{what}\n--- end of the server log ---\n{log_tail}")]
     Server {
-        /// What failed.
+        /// The action that failed.
         what: String,
         /// The last lines of the server's log.
         log_tail: String,

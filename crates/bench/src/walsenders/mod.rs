@@ -41,7 +41,7 @@ pub(crate) struct WalsendersArgs {
     rounds: usize,
 }
 
-/// What one number of walsenders took.
+/// The measured costs of one number of walsenders.
 struct Measured {
     walsenders: usize,
     seconds: f64,

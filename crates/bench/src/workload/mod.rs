@@ -114,7 +114,7 @@ impl Backlog {
         if self.unit == SECONDS { Direction::LessIsBetter } else { Direction::MoreIsBetter }
     }
 
-    /// What `units` counts, in the singular.
+    /// The name of the things that `units` counts, in the singular.
     pub(crate) fn unit_name(&self) -> &'static str {
         match self.unit {
             TRANSACTIONS => "transaction",

@@ -19,7 +19,7 @@ pub struct ReplayServer {
     shared: Arc<Shared>,
 }
 
-/// What the sessions share.
+/// The state that all sessions share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) publisher: SocketAddr,
@@ -31,7 +31,7 @@ pub(super) struct Shared {
     connections: Mutex<Vec<TcpStream>>,
 }
 
-/// What clients have done with a slot.
+/// The use of a slot by clients.
 #[derive(Debug, Default)]
 struct SlotProgress {
     in_use: bool,
