@@ -89,7 +89,7 @@ pub enum AssembleError {
     CommitOrder {
         /// The publisher's transaction id.
         xid: Xid,
-        /// Its commit LSN.
+        /// The commit LSN of the transaction.
         commit: Lsn,
         /// End of the previous commit on this connection.
         previous: Lsn,
@@ -135,7 +135,7 @@ pub enum Assembled {
 /// A kept transaction that has committed.
 #[derive(Debug)]
 pub struct Committed {
-    /// Its changes.
+    /// The transaction's changes, read part by part.
     pub replay: Replay,
     /// Where it was prepared, if it was. Nothing from there on may be acknowledged before the
     /// transaction is durable.

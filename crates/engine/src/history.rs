@@ -277,11 +277,11 @@ pub const COMPARABLE: u64 = 4 << 31;
 pub enum Fate {
     /// No evidence: the transaction is too old, or its backend still waits for a standby.
     Unknown,
-    /// Its xid is not assigned yet.
+    /// The xid is not assigned yet.
     Unassigned,
-    /// It was rolled back.
+    /// The transaction was rolled back.
     Aborted,
-    /// It was committed then.
+    /// The transaction was committed then.
     CommittedAt(Timestamp),
 }
 

@@ -27,9 +27,9 @@ struct Member {
     most: usize,
     /// Those that it has.
     held: usize,
-    /// It asks for one more; when it began to.
+    /// The subscription asks for one more session; when it began to.
     asks: Option<u64>,
-    /// It has ended for good, and its own session is free.
+    /// The subscription has ended for good, and its own session is free.
     ended: bool,
 }
 

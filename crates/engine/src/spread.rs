@@ -14,18 +14,18 @@
 
 use rustc_hash::FxHashSet;
 
-/// A subscription, and who could run it, by index of the members.
+/// A subscription, and the members that could run it, by index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedSubscription {
     /// Distinguishes it from all others, on all subscribers.
     pub name: String,
-    /// Its load, compared to the others.
+    /// The subscription's load, compared to the others.
     pub weight: u32,
     /// Indexes of members.
     pub candidates: Vec<usize>,
     /// Index of the member that runs it now.
     pub owner: Option<usize>,
-    /// It stays with its owner, whatever that has: for example while tables are copied.
+    /// The subscription stays with its owner, whatever that has: for example while tables are copied.
     pub stays: bool,
 }
 

@@ -43,13 +43,13 @@ use crate::worker::GroupMode;
 /// The number that stands for an open stream among group numbers when waits are compared: after all groups.
 const NUMBERS: u64 = u64::MAX - (1 << 20);
 
-/// Numbers streams, so that what is said of one is not taken for another.
+/// Number of a stream, so that an answer about one stream is not taken for another.
 pub type Ticket = u64;
 
 /// An order of the leader to the session that applies a stream.
 #[derive(Debug)]
 pub enum Order<W> {
-    /// Its next changes, after this savepoint.
+    /// Execute the next changes, after this savepoint.
     Part {
         /// The changes.
         work: W,
@@ -60,11 +60,11 @@ pub enum Order<W> {
     },
     /// Roll back to this savepoint, which stays.
     RollBackTo(usize),
-    /// All of it is undone; it begins again.
+    /// Roll back all of the stream; it begins again.
     RollBack,
-    /// Everything before it is committed; the work says where it ends.
+    /// Commit: everything before the stream is committed. The work says where the stream ends.
     Commit(W),
-    /// It is not applied here: it is rolled back, unless its COMMIT is on its way.
+    /// Do not apply the stream: roll it back, unless its COMMIT is on its way.
     Abandon,
 }
 
@@ -73,9 +73,9 @@ pub enum Order<W> {
 pub enum Said {
     /// An order is carried out: all but the last two are answered so.
     Done,
-    /// It is committed.
+    /// The stream is committed.
     Committed,
-    /// It is rolled back, and the session is free.
+    /// The stream is rolled back, and the session is free.
     Abandoned,
     /// Whether it is committed is not known: the run must end.
     Failed,
@@ -102,13 +102,13 @@ struct Stream {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StreamState {
-    /// It waits for the publisher to come beyond what was applied before.
+    /// The stream waits for the publisher to come beyond what was applied before.
     Behind,
-    /// It waits for a session.
+    /// The stream waits for a session.
     Waiting,
-    /// It has this one.
+    /// The stream has this session.
     Active(usize),
-    /// It is applied when it has committed.
+    /// The stream is applied when it has committed.
     Kept,
 }
 
@@ -306,8 +306,8 @@ impl<W> Streams<W> {
         self.open.remove(&xid);
     }
 
-    /// It has committed: whether all of it is to be applied here, which [`Self::committing`] tells
-    /// until it is done.
+    /// The stream has committed. Returns whether all of it is to be applied here; [`Self::committing`]
+    /// tells that until it is done.
     pub fn begin_commit(&mut self, xid: Xid) -> bool {
         // A stream that changed nothing, or was not begun, needs no session of its own.
         let begun = self.open.get(&xid).is_some_and(|stream| {

@@ -70,7 +70,7 @@ impl ServiceManager {
         }
     }
 
-    /// It was read. Before the start is complete, this must not complete it.
+    /// The configuration was read again. Before the start is complete, this must not complete it.
     pub(crate) fn reloaded(&self) {
         if self.ready.load(Ordering::Acquire) {
             tell(&[NotifyState::Ready]);

@@ -149,9 +149,8 @@ fn acknowledge(servers: &Environment) -> Result<Client> {
     let publisher = &servers.publisher;
     let mut open = publisher.connect(DATABASE)?;
     open.batch_execute("BEGIN; SELECT pg_current_xact_id()")?;
-    // Each checkpoint tells the slot's reader which transactions run. What the reader has learned
-    // from it, the slot saves with the next acknowledgement; from then on nothing moves. A commit
-    // is acknowledged at once.
+    // Each checkpoint tells the slot's reader which transactions run. The slot saves this with the
+    // next acknowledgement; from then on nothing moves. A commit is acknowledged at once.
     for _ in 0..2 {
         publisher.sql(DATABASE, "CHECKPOINT")?;
         publisher.sql(DATABASE, "INSERT INTO t (body) VALUES ('')")?;

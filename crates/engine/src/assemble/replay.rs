@@ -111,13 +111,13 @@ impl Replay {
         self.blocks.iter().map(Vec::capacity).sum()
     }
 
-    /// Its name in the spool, to be discarded when it is read or not wanted.
+    /// The transaction's name in the spool, to be discarded when it is read or not wanted.
     #[must_use]
     pub fn id(&self) -> SpoolId {
         self.id
     }
 
-    /// Its records, as long as no part was taken.
+    /// The transaction's records, as long as no part was taken.
     #[must_use]
     pub fn records(&self) -> Option<Records<'_>> {
         self.first.then(|| Records {

@@ -209,7 +209,7 @@ impl SpooledTransaction {
         self.in_spool.then_some(SpoolCommand::Discard { id: self.id })
     }
 
-    /// It has committed: its changes can be read from the beginning.
+    /// The transaction has committed: its changes can be read from the beginning.
     pub(super) fn replay(self, head: TransactionHead, end: Lsn, limits: PartLimits) -> Replay {
         Replay::new(head, end, limits, self.id, self.relations.all, self.spooled, self.blocks)
     }

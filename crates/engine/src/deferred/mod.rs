@@ -46,14 +46,14 @@ pub enum DeferredStage<C> {
     Init,
     /// The present copy has it.
     DataSync,
-    /// It is copied, and its deferred changes are applied.
+    /// The copy is complete, and the deferred changes are applied.
     CatchUp(C),
 }
 
 /// A table whose changes are deferred.
 #[derive(Debug)]
 pub struct DeferredTable<C> {
-    /// Its schema and name.
+    /// Schema and name of the table.
     pub name: (String, String),
     /// How far its sync has come.
     pub stage: DeferredStage<C>,
@@ -181,8 +181,8 @@ impl<C> DeferredTables<C> {
         Ok(())
     }
 
-    /// The next part of what is deferred of a table, by its place. What commits before `sync_lsn` is in
-    /// the copy, and comes as nothing.
+    /// The next part of the deferred changes of a table, by its place. Transactions that commit before
+    /// `sync_lsn` are in the copy: their parts are empty.
     ///
     /// # Errors
     /// When the spool cannot be read.

@@ -23,10 +23,10 @@ pub struct Turned {
 /// Why transactions of a table are applied one after the other, or not any more.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Turn {
-    /// They are applied side by side again.
+    /// Transactions of the table are applied side by side again.
     #[default]
     Released,
-    /// They have often held locks that an earlier group needed.
+    /// Transactions of the table have often held locks that an earlier group needed.
     ForLocks,
     /// Unique values move between rows.
     ForUniqueValues,
@@ -35,7 +35,7 @@ pub enum Turn {
 /// A table of the subscriber that a change touches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableId {
-    /// Its oid.
+    /// The table's oid.
     pub oid: u32,
     /// The oid of its topmost relation, which may be its own.
     pub root: u32,
@@ -47,7 +47,7 @@ struct InFlight {
     seq: GroupSeq,
     /// The topmost relations that it changes.
     roots: Vec<u32>,
-    /// It counts once as a victim, however often the monitor finds it.
+    /// The group counts once as a victim, however often the monitor finds it.
     gave_way: bool,
 }
 

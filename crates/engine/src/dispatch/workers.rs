@@ -26,10 +26,10 @@ use crate::group::GroupSeq;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Vacant,
-    /// Its session is being opened.
+    /// The worker's session is being opened.
     Opening,
     Open,
-    /// It gets no more groups, and goes when those that it has have ended.
+    /// The worker gets no more groups, and goes when those that it has have ended.
     Leaving,
 }
 

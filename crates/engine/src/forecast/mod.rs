@@ -2,8 +2,8 @@
 //! with a model of everything around it, in virtual time.
 //!
 //! [`crate::dispatch`] and [`crate::writeset`] decide as they do in the program: which transactions make a
-//! group, which changes of it depend on groups in flight, which worker gets it. What takes time is
-//! modelled, and nothing waits for a clock:
+//! group, which changes of it depend on groups in flight, which worker gets it. Everything that takes time
+//! is modelled, and nothing waits for a clock:
 //!
 //! ```text
 //!            leader's thread          worker's thread        the network         subscriber's session
@@ -12,8 +12,8 @@
 //!                 └──── ended ◄── COMMIT in its turn ◄── half a round trip ◄─── replies ◄────┘
 //! ```
 //!
-//! * A thread and a session do one thing at a time. What runs at once shares the processors of its machine
-//!   in equal parts; a machine may be both ([`Machines::shared`]).
+//! * A thread and a session do one thing at a time. Those that run at once share the processors of their
+//!   machine in equal parts; a machine may be both ([`Machines::shared`]).
 //! * Independent changes of a group are sent at once, dependent ones when the groups have ended that they
 //!   wait for. The COMMIT waits until all earlier groups have ended, or were sent on the same session. Far
 //!   from the subscriber, the COMMIT of a small group whose turn it is goes with its statements.

@@ -43,7 +43,7 @@ pub struct Forecast {
     pub seconds: f64,
     /// Source transactions.
     pub transactions: u64,
-    /// Their changes.
+    /// Changes of the source transactions.
     pub changes: u64,
     /// Changes that depended on groups in flight.
     pub dependent_changes: u64,

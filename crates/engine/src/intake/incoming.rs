@@ -40,22 +40,22 @@ pub trait Spool: BlockSource {
 
 /// A transaction of the publisher that is prepared on the subscriber, or is about to be.
 pub trait PreparedTransaction {
-    /// Its id on the publisher.
+    /// The transaction's xid on the publisher.
     fn xid(&self) -> Xid;
 
     /// Where its PREPARE begins.
     fn prepare_lsn(&self) -> Lsn;
 
-    /// Its name on the publisher.
+    /// The transaction's gid on the publisher.
     fn gid(&self) -> &str;
 }
 
 /// The state of a prepared transaction on the subscriber when a run starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KnownPrepared {
-    /// It is prepared there, or its end is.
+    /// The transaction is prepared there, or its end is.
     There,
-    /// It was to be prepared there, and is not.
+    /// The transaction was to be prepared there, and is not.
     Absent,
 }
 
@@ -80,7 +80,7 @@ struct Unresolved {
     gid: String,
     /// When this run heard of it.
     since: Duration,
-    /// It was reported as overdue.
+    /// The transaction was reported as overdue.
     reported: bool,
 }
 
@@ -374,7 +374,7 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         self.absent.insert(here.xid(), here);
     }
 
-    /// It is prepared on the subscriber, durably: it need not be sent again.
+    /// The transaction is prepared on the subscriber, durably: it need not be sent again.
     pub fn prepared(&mut self, xid: Xid) {
         self.preparing.remove(&xid);
     }

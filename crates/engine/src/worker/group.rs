@@ -77,7 +77,7 @@ pub struct Group<T> {
     pub dependent: Dependent,
     /// How often it was rolled back. After the first time it runs only as the oldest.
     pub attempts: u32,
-    /// It is a piece of a group that was halved, and another one follows it on the same worker.
+    /// The group is a piece of one that was halved, and another piece follows it on the same worker.
     pub more: bool,
 }
 

@@ -100,8 +100,8 @@ pub struct Start<M> {
     pub ahead: bool,
     /// A group before it is not completely sent on this session.
     pub behind: bool,
-    /// Its statements count their rows themselves, and fail if they find others. If all of them can,
-    /// its end is sent with them.
+    /// The statements of the group count their rows themselves, and fail if they find others. If all of
+    /// them can, the end of the group is sent with them.
     pub counted: bool,
 }
 
@@ -118,7 +118,7 @@ pub enum Further<T: WorkerTypes> {
 pub enum WaitReason {
     /// Groups that its group depends on have not ended.
     Dependency,
-    /// It is not its group's turn to commit.
+    /// Other groups commit before the worker's group.
     CommitOrder,
 }
 
@@ -249,8 +249,8 @@ impl<T: WorkerTypes> WorkerGroups<T> {
         }
     }
 
-    /// Whether all of this has ended. What this session was told to commit counts, because it comes
-    /// before everything that is sent now.
+    /// Whether all of this has ended. Groups whose COMMIT was sent on this session count, because they
+    /// come before everything that is sent now.
     fn is_met(&mut self, waits: &Waits, order: &impl Ended) -> bool {
         let committing = self.active.iter().take_while(|group| group.is_completely_sent());
         let through = follow(self.ended_through, committing);

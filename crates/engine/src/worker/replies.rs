@@ -54,18 +54,18 @@ pub enum ErrorKind {
     Transient,
     /// The group is encoded in another way from now on.
     Anew,
-    /// It does not pass.
+    /// The error stays.
     Lasting,
 }
 
 /// The actions that follow for the first group in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It goes on.
+    /// The group goes on.
     Counts,
-    /// It is executed again: see [`WorkerGroups::start_recovery`].
+    /// The group is executed again: see [`WorkerGroups::start_recovery`].
     Retry(Retry),
-    /// It is executed again after a pause, in the same way.
+    /// The group is executed again after a pause, in the same way.
     After(Duration),
     /// The run ends.
     Stops,

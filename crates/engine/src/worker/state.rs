@@ -33,9 +33,10 @@ use crate::worker::{Dependent, Further, Group, GroupMember, GroupMode, Retry, Wo
 
 /// The state of a group whose statements are encoded.
 pub(super) enum GroupState<T: WorkerTypes> {
-    /// Its statements are set aside until the group before it on the session is completely sent.
+    /// The statements of the group are set aside until the group before it on the session is completely
+    /// sent.
     Encoded { statements: T::Statements, rest: Rest<T> },
-    /// Its independent changes are sent. Its dependent ones wait until other groups have ended.
+    /// The independent changes are sent. The dependent ones wait until other groups have ended.
     WaitingForDependencies {
         statements: T::Statements,
         replies: VecDeque<T::Expected>,
@@ -57,9 +58,9 @@ pub(super) enum GroupState<T: WorkerTypes> {
 pub enum Rest<T: WorkerTypes> {
     /// Nothing: they end it, or this part of a large transaction.
     Nothing,
-    /// Its end.
+    /// The end of the group.
     Ending(T::Ending),
-    /// Its dependent changes, the replies that they get, and its end.
+    /// The dependent changes, the replies that they get, and the end of the group.
     Dependent(T::Statements, VecDeque<T::Expected>, T::Ending),
 }
 
@@ -93,12 +94,12 @@ pub struct ActiveGroup<T: WorkerTypes> {
 }
 
 impl<T: WorkerTypes> ActiveGroup<T> {
-    /// Its first statements are sent.
+    /// A group whose first statements are sent.
     pub(super) fn sent(encoded: EncodedGroup<T>) -> Self {
         Self::new(encoded, GroupState::sent)
     }
 
-    /// Its first statements are set aside.
+    /// A group whose first statements are set aside.
     pub(super) fn set_aside(encoded: EncodedGroup<T>, statements: T::Statements) -> Self {
         Self::new(encoded, |rest| GroupState::Encoded { statements, rest })
     }
@@ -113,7 +114,7 @@ impl<T: WorkerTypes> ActiveGroup<T> {
         Self { group, position, ahead, replies, committed: 0, state: state(rest) }
     }
 
-    /// Takes what is sent next. What it waits for has ended.
+    /// Takes the part that is sent next. The groups that it waits for have ended.
     pub(super) fn advance(&mut self) -> Option<Further<T>> {
         let (further, state) = match self.take_state() {
             GroupState::Encoded { statements, rest } => {
@@ -145,7 +146,7 @@ impl<T: WorkerTypes> ActiveGroup<T> {
         }
     }
 
-    /// It failed, or a group did that was sent before it.
+    /// The group failed, or one that was sent before it.
     pub(super) fn roll_back(&mut self, retry: Retry) {
         self.state = GroupState::RollingBack(retry);
     }

@@ -475,7 +475,7 @@ enum Then {
 pub(crate) struct Ending {
     /// The last part, for messages.
     part: u32,
-    /// Its predecessor is sent right before it in the same pipeline, and is not answered.
+    /// The predecessor is sent right before this transaction in the same pipeline, and is not answered.
     behind: bool,
     /// The commit time on the publisher.
     time: Option<Timestamp>,

@@ -73,6 +73,6 @@ pub(crate) struct Committing {
     pub(crate) end: Lsn,
     /// The number of its changes, by kind. Missing rows are counted when the replies come.
     pub(crate) changes: Changes,
-    /// It is not committed but prepared, as this transaction of the publisher.
+    /// The transaction is not committed but prepared, as this transaction of the publisher.
     pub(crate) prepared: Option<Xid>,
 }

@@ -1,8 +1,8 @@
 //! Interprets the replies of the subscriber: which statement each one belongs to, and whether that
 //! statement did what it must.
 //!
-//! Apply workers, streaming apply and conflict rules differ in what they do about a statement that did
-//! something else. What that is, is decided here for all of them.
+//! Apply workers, streaming apply and conflict rules differ in their reaction to a statement with an
+//! unexpected effect. Which effects are unexpected is decided here for all of them.
 
 use engine::worker::Outcome;
 use wire::{Reply, TransactionStatus, affected_rows};
@@ -31,7 +31,7 @@ pub(crate) struct Completed {
     pub(crate) expected: Expected,
     /// The rows that it affected.
     pub(crate) rows: u64,
-    /// It ended the transaction by ROLLBACK.
+    /// The statement ended the transaction by ROLLBACK.
     pub(crate) rolled_back: bool,
 }
 

@@ -50,7 +50,7 @@ impl Identity {
 /// A session that was lost.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lost {
-    /// Its backend.
+    /// The process id of its backend.
     pub(crate) backend: i32,
     /// Whether it had a replication origin.
     pub(crate) tagged: bool,

@@ -52,7 +52,7 @@ impl Share {
         found.into_iter().flatten().collect()
     }
 
-    /// Its subscription may have another number of sessions, its own one included.
+    /// The subscription may have another number of sessions, its own one included.
     pub(crate) fn set_most(&self, most: usize) {
         lock(&self.shares).set_most(self.member, most);
     }

@@ -33,7 +33,7 @@ pub(super) enum BarrierState {
     Creating { walsender: Option<i32>, lsn: Option<Lsn> },
     /// The snapshots can be imported.
     Ready { lsn: Lsn, publisher: String, subscriber: String },
-    /// It cannot be done.
+    /// The barrier cannot be made.
     Failed { message: String, hint: Option<String> },
 }
 

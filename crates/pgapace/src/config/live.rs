@@ -17,7 +17,7 @@ pub(crate) struct LiveSettings {
 
 #[derive(Debug)]
 struct NewestSettings {
-    /// They are replaced first, and counted then: who sees the count finds them.
+    /// Settings are replaced first, and counted then: a reader that sees the count finds them.
     newest: Mutex<Arc<Subscription>>,
     replaced: AtomicU64,
     /// A run could not begin with the newest ones.

@@ -209,7 +209,8 @@ impl Setting {
         Some((format!("{}{unit}", range.start()), high))
     }
 
-    /// Its value from the texts that were given. The only place where ranges are checked.
+    /// The value of the setting from the texts that were given. The only place where ranges are
+    /// checked.
     pub(crate) fn read<T: Value>(&self, texts: &[String]) -> Result<T, String> {
         let colon = |reason| format!(": {reason}");
         if let Some(range) = self.range() {
@@ -248,7 +249,7 @@ pub(crate) trait Value: Sized {
         Self::parse(text, setting).map(drop)
     }
 
-    /// Its value if nothing is given and there is no default.
+    /// The value if nothing is given and there is no default.
     fn absent() -> Option<Self> {
         None
     }

@@ -121,7 +121,7 @@ pub(crate) fn started_sql(id: SubscriptionId) -> String {
 /// The meaning of a request for a process that has just become the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AtStart {
-    /// It must give the subscription up again.
+    /// The process must give the subscription up again.
     Obey(Request),
     /// The process that was asked is gone, and this one is the next.
     Fulfilled,

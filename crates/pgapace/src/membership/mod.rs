@@ -59,7 +59,7 @@ pub(crate) enum Place {
     Free,
     /// A session holds its lock. A verb is no owner.
     Held(SessionId, Option<BeatingOwner>),
-    /// Its owner holds it, and its heartbeat has stopped.
+    /// The owner holds the lock, and its heartbeat has stopped.
     Stopped(SessionId, BeatingOwner),
 }
 

@@ -35,7 +35,7 @@ pub(crate) enum RunPhase {
     Standby,
     /// A run has failed, and another follows.
     Retrying,
-    /// It does not run any more.
+    /// The subscription does not run any more.
     Stopped,
 }
 

@@ -61,7 +61,7 @@ pub(crate) struct CurrentGroup {
     pub(crate) seq: GroupSeq,
     /// When it was encoded first.
     pub(crate) since: Instant,
-    /// Its last transaction.
+    /// The commit LSN of the group's last transaction.
     pub(crate) commit_lsn: Lsn,
     pub(crate) xid: Xid,
     pub(crate) transactions: usize,

@@ -131,7 +131,7 @@ impl WriterTag {
         }
     }
 
-    /// Ends the tag. What the session commits later is untagged.
+    /// Ends the tag. Later commits of the session are untagged.
     pub(crate) fn release(self, session: &mut Session) {
         let Self { id, database, writer, may_drop } = self;
         if session.is_broken() {

@@ -94,7 +94,8 @@ impl RunOptions {
 }
 
 /// Runs one subscription as [`run`] does. If it was switched over, or is meanwhile, the way back is applied
-/// instead: from the former subscriber to the former publisher. What `beside` starts ends with each of them.
+/// instead: from the former subscriber to the former publisher. The threads that `beside` starts end with
+/// each of them.
 pub(crate) fn follow<B>(
     settings: &Arc<LiveSettings>,
     options: &RunOptions,

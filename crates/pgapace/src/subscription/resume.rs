@@ -30,7 +30,7 @@ pub(super) struct Resumption {
     pub(super) applied: progress::Applied,
     /// The slot's position.
     pub(super) acknowledged: Lsn,
-    /// Where the stream starts. What commits before is not sent.
+    /// The LSN where the stream starts. Transactions that commit before are not sent.
     pub(super) start: Lsn,
     /// Nothing before it is lacking: neither by tables that catch up nor by the others.
     pub(super) needed_from: Lsn,

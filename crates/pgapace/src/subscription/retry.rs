@@ -44,7 +44,7 @@ const NAME_AGAIN: Duration = Duration::from_secs(30);
 pub(super) enum Known {
     /// Nothing: this may be its first start.
     New,
-    /// It has run before: its state or its slot is there.
+    /// The subscription has run before: its state or its slot is there.
     HasRun,
     /// This process has copied tables for it, or streamed.
     Begun,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Class, Failure, Result};
 
-/// Runs its argument. What the command itself leaves in the background goes on after its end.
+/// Runs its argument. Processes that the command itself leaves in the background go on after its end.
 const SCRIPT: &str = r#"
 exec 3<&0 </dev/null
 sh -c "$1" 3<&- &

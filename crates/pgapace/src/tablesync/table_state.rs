@@ -275,11 +275,11 @@ pub(crate) fn reset_sql(owner: Owner, tables: &[(&str, &str)]) -> String {
 pub(crate) struct CatchUp {
     pub(crate) schema: String,
     pub(crate) name: String,
-    /// Under which its own progress is recorded.
+    /// The number under which the table's own progress is recorded.
     pub(crate) number: SubscriptionId,
-    /// The LSN of its snapshot.
+    /// The LSN of the table's snapshot.
     pub(crate) sync_lsn: SyncLsn,
-    /// Its changes up to here are in it.
+    /// The table has all of its changes up to here.
     pub(crate) through: Lsn,
 }
 

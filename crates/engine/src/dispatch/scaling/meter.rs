@@ -45,7 +45,7 @@ struct Cycles {
     until: Duration,
     count: usize,
     work: f64,
-    /// It had nothing more to do then.
+    /// The worker had nothing more to do then.
     idle: bool,
 }
 

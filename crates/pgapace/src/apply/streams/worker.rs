@@ -50,9 +50,9 @@ pub(crate) enum StreamReport {
         range: Range,
         counters: Box<Counters>,
     },
-    /// It is rolled back, and the session is free.
+    /// The stream is rolled back, and the session is free.
     Abandoned,
-    /// Its commit is in doubt: the run must end.
+    /// The commit of the stream is in doubt: the run must end.
     Failed(Failure),
 }
 

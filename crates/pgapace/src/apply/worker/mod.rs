@@ -73,7 +73,7 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) enum FromWorker {
     Answered(Box<Answered>),
-    /// The worker has ended. What it had not reported is not committed, or in doubt.
+    /// The worker has ended. Groups that it had not reported are not committed, or in doubt.
     Failed(Failure),
     Moved(Moved),
 }
@@ -81,11 +81,11 @@ pub(crate) enum FromWorker {
 /// A worker starts or ends while others go on.
 #[derive(Debug)]
 pub(crate) enum Moved {
-    /// Its session is open.
+    /// The worker's session is open.
     Came,
-    /// Its session could not be opened, and the thread has ended.
+    /// The worker's session could not be opened, and the thread has ended.
     NotOpened(Failure),
-    /// It was told to end; its session is closed.
+    /// The worker was told to end; its session is closed.
     Left,
 }
 

@@ -10,8 +10,8 @@ const MOST: usize = 1024;
 /// Remembers which time belongs to which position of the stream.
 ///
 /// Two kinds of times are known. A transaction up to a position committed at a time of the publisher's
-/// clock. And at some time the publisher's WAL ended at a position. What lies behind a position is younger
-/// than either, so the younger of both is the lag.
+/// clock. And at some time the publisher's WAL ended at a position. WAL behind a position is younger than
+/// either, so the younger of both is the lag.
 #[derive(Debug, Default)]
 pub(crate) struct LagClock {
     commits: Times,

@@ -24,7 +24,7 @@ pub(crate) struct HeldSubscription {
 /// A recorded owner that holds its subscription.
 #[derive(Debug, Clone)]
 pub(crate) struct BeatingOwner {
-    /// Its id in `pgapace.member`; `None` without --standby.
+    /// The owner's id in `pgapace.member`; `None` without --standby.
     pub(crate) member: Option<String>,
     pub(crate) host: String,
     pub(crate) process: i32,
@@ -66,9 +66,9 @@ pub(crate) struct SeenMember {
 pub(crate) struct MemberSubscription {
     pub(crate) name: String,
     pub(crate) weight: u32,
-    /// It failed to run it lately.
+    /// The process failed to run the subscription lately.
     pub(crate) failed: bool,
-    /// It is to have it, as it has computed.
+    /// The process claims the subscription: it is to have it, as it has computed.
     pub(crate) claimed: bool,
 }
 

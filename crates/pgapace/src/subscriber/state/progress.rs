@@ -23,10 +23,9 @@
 //! session holds an old snapshot. The durability session deletes old rows; that DELETE is its
 //! synchronous commit.
 //!
-//! With `--preserve-commit-order=false`, a row need not find its predecessor, unless the
-//! transactions were sent in one pipeline. The rows that follow the oldest one without a gap are
-//! the low watermark. What lies beyond it is skipped after a restart, and the gap ends exactly
-//! where the next row begins.
+//! With `--preserve-commit-order=false`, a row need not find its predecessor, unless the transactions
+//! were sent in one pipeline. The rows that follow the oldest one without a gap are the low watermark.
+//! Ranges beyond it are skipped after a restart, and the gap ends exactly where the next row begins.
 
 use engine::history::{self, Identity, Memory};
 use engine::progress::Range;
@@ -40,7 +39,7 @@ use crate::subscriber::state::SubscriptionId;
 /// The conditions of a progress row. In any case, no two rows have the same predecessor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RecordCheck {
-    /// Its predecessor is committed and the epoch is current: this enforces the commit order.
+    /// The predecessor is committed and the epoch is current: this enforces the commit order.
     Ordered,
     /// The epoch is current. The row only records the range of source transactions that its
     /// transaction applied. pgapace makes a commit wait only for the transactions that it depends on.

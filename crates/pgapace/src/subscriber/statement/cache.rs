@@ -60,7 +60,7 @@ pub(crate) struct Prepared {
     /// Statements are numbered in the order in which they are parsed. The number is part of the
     /// name.
     number: u64,
-    /// Its name on the server.
+    /// The statement's name on the server.
     pub(crate) name: String,
     /// The sources of the parameters.
     pub(crate) sources: Vec<Source>,
