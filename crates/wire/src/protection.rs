@@ -23,7 +23,7 @@ pub enum Protection {
 pub enum Verified {
     /// Nothing: another server in its place would not be noticed.
     Nothing,
-    /// Its certificate is signed by a trusted root. Any other server with such a certificate would
+    /// The certificate is signed by a trusted root. Any other server with such a certificate would
     /// not be noticed.
     Chain,
     /// The certificate is also for the host of the connection string.

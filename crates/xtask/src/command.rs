@@ -15,7 +15,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Its standard output.
+/// Runs a command, and returns its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>> {
     let output = command.output().with_context(|| format!("run {command:?}"))?;
     if !output.status.success() {

@@ -118,7 +118,7 @@ pub enum Further<T: WorkerTypes> {
 pub enum WaitReason {
     /// Groups that its group depends on have not ended.
     Dependency,
-    /// Other groups commit before the worker's group.
+    /// The worker's group waits for its turn to commit.
     CommitOrder,
 }
 

@@ -54,7 +54,7 @@ pub enum ErrorKind {
     Transient,
     /// The group is encoded in another way from now on.
     Anew,
-    /// The error stays.
+    /// Every attempt fails in the same way.
     Lasting,
 }
 

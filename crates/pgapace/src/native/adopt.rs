@@ -40,7 +40,7 @@ pub(crate) struct Request<'a> {
     pub(crate) patience: Duration,
 }
 
-/// The facts and the steps of an adoption, before it or after it.
+/// The facts of an adoption that is planned, or complete.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) native: NativeSubscription,

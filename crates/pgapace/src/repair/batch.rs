@@ -14,7 +14,7 @@ use crate::verify::plan::TablePlan;
 /// The values by which rows of both servers are matched.
 type Identity = Vec<Option<String>>;
 
-/// The rows of a batch, as both servers have them.
+/// The rows of a batch that were read again from both servers, with their repairs.
 pub(super) struct FoundRows {
     columns: RepairColumns,
     /// The recorded differences of each row, and what makes it equal.

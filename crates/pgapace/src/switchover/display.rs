@@ -31,7 +31,7 @@ impl Display {
         Self { begun: Instant::now(), stopped: None, bar }
     }
 
-    /// Writes are stopped on both sides from here on.
+    /// Neither side takes writes from here on.
     pub(super) fn writes_stop(&mut self) {
         self.stopped = Some(Instant::now());
     }

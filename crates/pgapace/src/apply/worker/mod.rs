@@ -89,7 +89,7 @@ pub(crate) enum Moved {
     Left,
 }
 
-/// The replies since the last report, counted.
+/// The results of a worker since its last report.
 #[derive(Debug, Default)]
 pub(crate) struct Answered {
     /// The committed ranges.
