@@ -84,7 +84,7 @@ pub enum AssembleError {
         /// The commit LSN in Commit.
         commit: Lsn,
     },
-    /// A commit at or before the one before it: order is what everything rests on.
+    /// A commit at or before the one before it. All of pgapace relies on this order.
     #[error("transaction {xid} commits at {commit}, before {previous}, which was already sent")]
     CommitOrder {
         /// The publisher's transaction id.

@@ -37,7 +37,8 @@ impl<K: Eq + Hash + Clone, B: PartialEq> Heartbeats<K, B> {
         self.seen.values_mut().for_each(|seen| seen.unchanged = seen.unchanged.saturating_add(1));
     }
 
-    /// A look between rounds: what has changed has not stopped, but nothing counts as unchanged.
+    /// A look between rounds: a heartbeat that has changed has not stopped, but none counts as
+    /// unchanged.
     pub fn look(&mut self, now: impl IntoIterator<Item = (K, B)>) {
         let mut before = std::mem::take(&mut self.seen);
         for (key, beat) in now {

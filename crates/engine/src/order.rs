@@ -71,7 +71,7 @@ impl CommitOrder {
         self.above.len()
     }
 
-    /// A worker looks again when any of these is met; what it waited for before is forgotten.
+    /// A worker looks again when any of these is met. Its earlier conditions are forgotten.
     pub fn wait(&mut self, worker: usize, waits: impl IntoIterator<Item = Waits>) {
         let waiting = &mut self.waiting[worker];
         waiting.clear();

@@ -74,7 +74,7 @@ pub enum Decision {
     OppositeDirections,
 }
 
-/// Decides what to do with the subscriber's sequence.
+/// Decides whether, and to which position, the subscriber's sequence is set.
 #[must_use]
 pub fn decide(publisher: Sequence, subscriber: Sequence, rules: Rules) -> Decision {
     let bounds = subscriber.definition;

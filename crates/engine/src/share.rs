@@ -204,8 +204,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens, the bound holds with everybody's own session counted; and when
-        /// everybody who is left asks for more, they come to have equal shares, and nothing is left.
+        /// Whatever happens, the bound holds with every member's own session counted; and when every
+        /// remaining member asks for more, they come to have equal shares, and nothing is left.
         #[test]
         fn bounded_and_fair(
             most in prop::collection::vec(1usize..8, 1..6),

@@ -94,7 +94,7 @@ impl Spread<'_> {
                 let from = (*from).filter(|from| !one.stays && !busy.contains(from))?;
                 let to = self.least(one.candidates.iter().filter(|to| !busy.contains(to)))?;
                 let weight = u64::from(one.weight);
-                // Half of what the sum of the squares becomes smaller.
+                // Half of the decrease of the sum of the squares.
                 let less = |loads: &[u64]| {
                     let less = loads[from].checked_sub(loads[to] + weight)?;
                     (weight * less > 0).then_some(weight * less)

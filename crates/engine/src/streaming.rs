@@ -1,5 +1,5 @@
-//! Streaming apply: streamed transactions that are applied before their commit. This module decides
-//! which of them has a session, and what that session does next.
+//! Streaming apply: streamed transactions that are applied before their commit. This module decides which
+//! of them has a session, and the next step of that session.
 //!
 //! ```text
 //!  first block ──► Behind ──► Waiting ──► Active ──► committing ──► committed
@@ -7,11 +7,10 @@
 //!                    └───────────┴──────────┴────────────┴──► abandoned: applied from the spool
 //! ```
 //!
-//! Every stream is spooled as well, and what is executed is read from the spool, so a slow
-//! subscriber delays nothing else. A stream is *abandoned* after any error, any unexpected number
-//! of rows, a lost session, or when it holds a lock that a committed transaction needs. Its session
-//! rolls back, and the stream is applied from the spool after its commit. So no decision here
-//! changes the result.
+//! Every stream is spooled as well, and its changes are read from the spool for execution, so a slow
+//! subscriber delays nothing else. A stream is *abandoned* after any error, any unexpected number of rows,
+//! a lost session, or when it holds a lock that a committed transaction needs. Its session rolls back, and
+//! the stream is applied from the spool after its commit. So no decision here changes the result.
 //!
 //! The publisher sends a change of an open transaction after everything that had committed before
 //! the change was made. So a change may be executed once all of that is committed on the
@@ -24,7 +23,7 @@
 //! one. An open stream holds back no acknowledgement: its commit lies ahead, so the publisher would
 //! send all of it again.
 //!
-//! See [`executable`] for what may be executed when.
+//! See [`executable`] for the changes that may be executed, and when.
 
 pub mod executable;
 
@@ -102,7 +101,7 @@ struct Stream {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StreamState {
-    /// The stream waits for the publisher to come beyond what was applied before.
+    /// The stream waits for the publisher to pass everything that was applied before.
     Behind,
     /// The stream waits for a session.
     Waiting,
@@ -245,7 +244,7 @@ impl<W> Streams<W> {
         }
     }
 
-    /// Takes note of what came of the block that is being received: a block may be large, and no
+    /// Takes note of the changes of the block that is being received: a block may be large, and no
     /// transaction ends inside of one.
     pub fn received(&mut self, length: impl Fn(Xid) -> Option<u64>, dispatched: Lsn) {
         if let Some(xid) = self.block
@@ -430,7 +429,7 @@ impl<W> Streams<W> {
             .map(|(x, _)| *x)
     }
 
-    /// Takes note of what a session said. Of which stream, if what it said has come to something.
+    /// Takes note of the answer of a session. Returns the stream that the answer brings to an end, if any.
     pub fn said(&mut self, slot: usize, ticket: Ticket, said: Said) -> Option<Xid> {
         let slot = &mut self.slots[slot];
         if slot.ticket != ticket {
@@ -475,9 +474,8 @@ impl<W> Streams<W> {
         self.committing.map(|_| GroupSeq(NUMBERS))
     }
 
-    /// Those among the victims that are streams are abandoned: they hold what a transaction needs that
-    /// has committed. Returns the sessions whose statements are to be cancelled, and how many streams
-    /// that were.
+    /// Abandons the streams among the victims: they hold locks that a committed transaction needs. Returns
+    /// the sessions whose statements are to be cancelled, and how many streams that were.
     pub fn resolve_deadlock(&mut self, victims: &[GroupSeq]) -> (Vec<usize>, usize) {
         let (mut sessions, mut abandoned) = (Vec::new(), 0);
         for victim in victims.iter().filter(|victim| victim.0 >= NUMBERS) {

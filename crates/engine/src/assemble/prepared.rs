@@ -19,7 +19,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Copies what a Prepare or a Stream Prepare message says.
+    /// Copies the fields of a Prepare or a Stream Prepare message.
     #[must_use]
     pub fn of(message: &Prepare<'_>) -> Self {
         Self {

@@ -105,7 +105,7 @@ impl Replay {
         self.end
     }
 
-    /// Memory of what is still to be returned.
+    /// Memory of the changes that are still to be returned.
     #[must_use]
     pub fn in_memory(&self) -> usize {
         self.blocks.iter().map(Vec::capacity).sum()
@@ -129,7 +129,7 @@ impl Replay {
         })
     }
 
-    /// Whether the next part has to be read from the spool: what is in memory waits for nothing.
+    /// Whether the next part has to be read from the spool: changes in memory wait for nothing.
     #[must_use]
     pub fn reads_spool(&self) -> bool {
         self.unread > 0

@@ -50,7 +50,7 @@ pub enum SpoolCommand {
 /// Memory that each subtransaction takes beside its changes, in bytes.
 const SUBTRANSACTION_COST: usize = 48;
 
-/// The payload of a change and who made it.
+/// The payload of a change, and the transaction that made it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Change<'a> {
     /// As it arrived.
@@ -60,7 +60,7 @@ pub(super) struct Change<'a> {
 }
 
 impl<'a> Change<'a> {
-    /// The payload without the transaction's number: what it is outside of streams.
+    /// The payload without the xid, as it is outside of streams.
     fn plain(&self) -> (&'a [u8], &'a [u8]) {
         let (tag, rest) = self.payload.split_at(1);
         (tag, if self.xid.is_some() { &rest[4..] } else { rest })

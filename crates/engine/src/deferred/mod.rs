@@ -38,8 +38,8 @@ impl Default for BlockLimits {
     }
 }
 
-/// How far the sync of a table has come, by the names of [`crate::table_sync::TableSyncState`]. `C` is
-/// what is known of a complete copy.
+/// How far the sync of a table has come, by the names of [`crate::table_sync::TableSyncState`]. `C`
+/// describes a complete copy.
 #[derive(Debug)]
 pub enum DeferredStage<C> {
     /// The next copy has it.
@@ -98,7 +98,7 @@ pub struct DeferredTables<C> {
 }
 
 impl<C> DeferredTables<C> {
-    /// No table. The publisher sends what commits from `sent_from` on.
+    /// No table. The publisher sends transactions that commit from `sent_from` on.
     #[must_use]
     pub fn new(sent_from: Lsn, holds: bool, blocks: BlockLimits) -> Self {
         let (tables, commands) = (Vec::new(), Vec::new());

@@ -80,9 +80,9 @@ impl Blame {
         }
     }
 
-    /// Notes what a group changes, or a part of one. Whether a table among them has another topmost
-    /// relation than before (ATTACH or DETACH PARTITION on the subscriber), so that its rows are locked
-    /// by other names than those that groups in flight have.
+    /// Notes the tables of a group, or of a part of one. Returns whether a table among them has another
+    /// topmost relation than before (ATTACH or DETACH PARTITION on the subscriber), so that its rows
+    /// are locked by other names than those that groups in flight have.
     pub(super) fn note(&mut self, group: GroupSeq, tables: impl Iterator<Item = TableId>) -> bool {
         if self.groups.back().is_none_or(|last| last.seq != group) {
             self.groups.push_back(InFlight { seq: group, roots: Vec::new(), gave_way: false });

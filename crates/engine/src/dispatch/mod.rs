@@ -1,7 +1,7 @@
 //! Which group goes to which worker, and when.
 //!
-//! Transactions come in commit order, and wait. Whenever something happens, the leader asks what to do
-//! with what waits ([`Dispatch::next`]), and does it:
+//! Transactions come in commit order, and wait. After every event the leader asks for the next step
+//! ([`Dispatch::next`]), and takes it:
 //!
 //! ```text
 //!  push() ──► waiting ──► next() ──► hand over ──► queue of a worker ──► answered()
@@ -10,10 +10,10 @@
 //!                           └──► busy: until a worker has answered, or another one comes
 //! ```
 //!
-//! A group is handed over with what it must wait for: the [writeset](crate::writeset) says which of its
-//! changes conflict with groups in flight. These are the rules. The simulation breaks each but the fifth
-//! on purpose, to see that it notices (`crates/engine/simulation`); without the fifth, locks of the
-//! subscriber make most wait that have to:
+//! A group is handed over with the groups that it must wait for: the [writeset](crate::writeset) says
+//! which of its changes conflict with groups in flight. These are the rules. The simulation breaks each
+//! but the fifth on purpose, to see that it notices (`crates/engine/simulation`); without the fifth,
+//! locks of the subscriber make most wait that have to:
 //!
 //! 1. The parts of one transaction go to one worker, under one number.
 //! 2. While the writeset is full, nothing new is handed over: its memory is bounded.
@@ -97,7 +97,7 @@ pub struct DispatchSettings {
     pub workers: usize,
     /// Whether other subscriptions share their sessions.
     pub shared: bool,
-    /// Whether the number of workers in use follows from what they gain. See [`scaling`].
+    /// Whether the number of workers in use follows from the measured rate. See [`scaling`].
     pub scaled: bool,
     /// Whether commits keep the publisher's order.
     pub ordered: bool,
@@ -165,7 +165,7 @@ pub struct Dispatch<T> {
     /// If their number is not fixed.
     scaling: Option<Scaling>,
     sizes: in_use::GroupSizes,
-    /// By worker, when its groups were handed over, and what they have to do.
+    /// By worker, when its groups were handed over, and their work.
     given: Vec<VecDeque<(Duration, GroupWork)>>,
     /// When all workers were busy and enough waited for a group.
     pressed_at: Option<Duration>,
@@ -258,7 +258,7 @@ impl<T: Dispatchable> Dispatch<T> {
         self.workers.is_idle()
     }
 
-    /// The workers, and what they have.
+    /// The workers, with their groups.
     #[must_use]
     pub fn workers(&self) -> &Workers {
         &self.workers
@@ -404,7 +404,7 @@ impl<T: Dispatchable> Dispatch<T> {
         Ok(Step::HandOver { worker, beside_others, group })
     }
 
-    /// Takes the locks of all changes of a group: what of it must wait for which groups.
+    /// Takes the locks of all changes of a group. Returns which changes must wait for which groups.
     fn lock(
         &mut self,
         worker: usize,
@@ -501,8 +501,8 @@ impl<T: Dispatchable> Dispatch<T> {
         self.workers.not_opened(worker, now);
     }
 
-    /// Whether it is time to look what blocks the oldest group; `next` is the oldest if no worker has
-    /// one. See [`Stalls::look`].
+    /// Whether it is time to look for sessions that block the oldest group; `next` is the oldest if no
+    /// worker has one. See [`Stalls::look`].
     pub fn look_at_stalls(&mut self, next: Option<GroupSeq>, now: Duration) -> Look {
         let oldest = self.oldest().or(next);
         self.stalls.look(oldest, now)

@@ -53,7 +53,7 @@ pub struct Pacing {
     ///
     /// Below it, a nap delays more transactions than it brings together.
     pub many_committers: usize,
-    /// Part of the group limits (1 in n) from which on what waits is worth a group of its own.
+    /// Part of the group limits (1 in n) from which on waiting transactions are worth a group of their own.
     ///
     /// A worker that is busy gets such a group in advance, and a free one does not wait for more.
     pub worth_part: usize,
@@ -99,7 +99,7 @@ pub struct Pacing {
     ///
     /// One keeps the subscriber busy; more is memory beside the budget.
     pub ready_groups: usize,
-    /// How long what came of an open streamed transaction is gathered.
+    /// How long the changes of an open streamed transaction are gathered.
     ///
     /// At 20 MB/s this is a COPY of some ten thousand rows. The subscriber prepares a thousand row slots
     /// for each COPY, and small ones take turns with the publisher on processors that are short: a
@@ -112,20 +112,19 @@ pub struct Pacing {
     pub stream_worth: u64,
     /// Bytes between two savepoints of an open streamed transaction, at least.
     ///
-    /// A savepoint is a round trip less than a statement, and what lies between two of them is executed
-    /// again when a subtransaction is aborted.
+    /// A savepoint is a round trip less than a statement, and changes between two of them are executed again
+    /// when a subtransaction is aborted.
     pub savepoint_spacing: u64,
     /// The most savepoints of a transaction: the subscriber remembers all of them until the end.
     pub savepoints: usize,
-    /// Bytes that may be executed again, beside twice what the transaction holds, before it is
-    /// abandoned.
+    /// Bytes that may be executed again, beside twice the size of the transaction, before it is abandoned.
     pub redone: u64,
     /// Transactions received and not committed, above which nothing more is received.
     ///
-    /// The memory budget bounds their bytes; this bounds what each costs beside them, some 200 bytes.
+    /// The memory budget bounds their bytes; this bounds the cost of each beside them, some 200 bytes.
     pub outstanding: usize,
-    /// The longest time between two looks at what blocks the oldest group. The first look comes after
-    /// `--deadlock-timeout`, each later one after twice the time.
+    /// The longest time between two looks for sessions that block the oldest group. The first look comes
+    /// after `--deadlock-timeout`, each later one after twice the time.
     pub longest_deadlock_check: Duration,
     /// Groups that gave way within [`Self::victim_window`] and serialize a table.
     ///
@@ -154,7 +153,7 @@ pub struct Pacing {
     pub light_workers: usize,
     /// How long a load counts as heavy after all workers were busy and enough waited for a group.
     pub heavy_for: Duration,
-    /// A time without work that ends a measurement of what the workers apply.
+    /// A time without work that ends a measurement of the rate of the workers.
     pub interruption: Duration,
     /// How long a group takes at most while the best number of workers is searched.
     ///

@@ -1,4 +1,4 @@
-//! The apply workers of one subscription: which of them are there, and what each has to do.
+//! The apply workers of one subscription: which of them are open, and the groups that each has.
 //!
 //! ```text
 //!             want()                came()

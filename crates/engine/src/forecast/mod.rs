@@ -160,7 +160,7 @@ pub struct Chunk<T> {
     pub age: Duration,
 }
 
-/// Where transactions come from, and what they are.
+/// Recorded transactions, and the work of their groups.
 pub trait Recorded {
     /// A part of a transaction.
     type Work: crate::dispatch::Dispatchable;

@@ -197,7 +197,7 @@ impl<T: Dispatchable> Run<T> {
             && self.dispatch.is_idle()
     }
 
-    /// Time passes, and counts for what workers do meanwhile.
+    /// Time passes: running tasks advance, and the waits of the workers add up.
     fn pass(&mut self, at: f64) {
         let seconds = (at - self.now).max(0.0);
         self.running.pass(seconds);
@@ -387,7 +387,7 @@ impl<T: Dispatchable> Run<T> {
         }
     }
 
-    /// The session takes up what has arrived.
+    /// The session begins the next job that has arrived.
     fn execute(&mut self, worker: usize) {
         let session = &mut self.sessions[worker];
         if session.executing.is_some() || session.arrived == 0 {
@@ -445,7 +445,7 @@ impl<T: Dispatchable> Run<T> {
         self.advance(worker);
     }
 
-    /// Does what a worker can do now.
+    /// Takes all steps that a worker can take now.
     fn advance(&mut self, worker: usize) {
         while self.advance_once(worker) {}
         self.encode(worker);
@@ -477,7 +477,7 @@ impl<T: Dispatchable> Run<T> {
         self.is_met(&group.to_start, follow)
     }
 
-    /// Whether groups have ended, or come before what is sent now on the same session.
+    /// Whether groups have ended, or come before the next statements on the same session.
     fn is_met(&self, waits: &Waits, follow: GroupSeq) -> bool {
         waits.through <= follow && waits.groups.is_empty() || self.order.is_met(waits)
     }
@@ -544,7 +544,7 @@ impl<T: Dispatchable> Run<T> {
         commits as f64 * self.settings.costs.commit
     }
 
-    /// The replies of what a worker sent first, of all that is not answered, have come.
+    /// The replies to the oldest unanswered statements of a worker have come.
     fn replied(&mut self, worker: usize) {
         let session = &mut self.sessions[worker];
         let Some(group) = session.groups.front_mut() else { return };

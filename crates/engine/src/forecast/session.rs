@@ -89,7 +89,7 @@ impl Session {
         self.last_sent().is_none_or(|last| self.groups[last].state == State::Ending)
     }
 
-    /// Everything up to this group has ended, or comes before what is sent now on this session.
+    /// Everything up to this group has ended, or comes before the next statements on this session.
     pub(super) fn follow(&self, mut through: GroupSeq) -> GroupSeq {
         for group in self.groups.iter().take_while(|group| group.state == State::Ending) {
             if group.ends && group.seq.previous() <= through {

@@ -133,7 +133,7 @@ pub struct Incoming<P, S> {
 type IncomingResult<T, E> = Result<T, IntakeError<E>>;
 
 impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
-    /// Nothing has come in. `known` is what the subscriber knows of prepared transactions.
+    /// Nothing has come in. `known`: the prepared transactions that the subscriber has recorded.
     pub fn new(
         settings: IncomingSettings,
         spool: S,
@@ -254,7 +254,7 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         let new = || Unresolved::new(prepare.gid, now);
         self.unresolved.entry(prepare.xid).or_insert_with(new);
         match self.here.get(&prepare.xid) {
-            // Sent again: what was acknowledged is before what is prepared.
+            // The PREPARE is sent again: the acknowledged position is before it.
             Some(here) if here.prepare_lsn() == prepare.prepare_lsn => {
                 self.assembler.forget_prepared(prepare.xid);
             }
@@ -489,7 +489,7 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         preparing.chain(resolving).chain(self.assembler.oldest_held()).min()
     }
 
-    /// Memory that is taken beside what was received.
+    /// Memory that is taken beside the received chunk.
     pub fn memory(&self) -> usize {
         let replay = self.replay.as_ref().map_or(0, |(replay, _)| replay.in_memory());
         self.assembler.spooled_bytes() + replay

@@ -41,7 +41,7 @@ impl<E: Surroundings> Intake<E> {
         }
     }
 
-    /// Takes note of what came of a block that has not ended.
+    /// Takes note of the changes of a block that has not ended.
     pub fn look_at_block(&mut self) {
         let Self { streams, incoming, progress, .. } = self;
         streams.received(|xid| incoming.spooled_length(xid), progress.last_dispatched());
@@ -69,7 +69,8 @@ impl<E: Surroundings> Intake<E> {
         StreamReadiness { committed: self.progress.committed(), quiet }
     }
 
-    /// Hands over what may be executed now, and ends the stream that has committed when it is next.
+    /// Hands over the changes that may be executed now, and ends the stream that has committed when it
+    /// is next.
     ///
     /// # Errors
     /// When the spool cannot be read, or the publisher has another history.
@@ -149,8 +150,8 @@ impl<E: Surroundings> Intake<E> {
         Ok(())
     }
 
-    /// A stream's session has said something; `committed` is what it has committed. Returns the stream
-    /// that has come to an end on its session.
+    /// Takes the answer of a stream's session; `committed` is the range that it has committed. Returns
+    /// the stream that has come to an end on its session.
     ///
     /// # Errors
     /// When the spool cannot be written.

@@ -7,10 +7,10 @@
 //! on the publisher after this transaction has ended, or after the subtransaction was undone
 //! that changed them. So nothing has to be known about keys here.
 //!
-//! Changes are places in what is kept of the transaction. An abort cuts off everything from a place
-//! on; what was executed beyond it is undone up to a savepoint at or before it, and what lies
-//! between the two is executed again. Savepoints are made only where subtransactions begin, and not
-//! for each of many small ones.
+//! Changes are places in the spooled transaction. An abort cuts off everything from a place on. Changes
+//! that were executed beyond it are undone up to a savepoint at or before it, and those between the two
+//! are executed again. Savepoints are made only where subtransactions begin, and not for each of many
+//! small ones.
 //!
 //! An open transaction keeps no client of the subscriber waiting, so its changes are gathered for a
 //! moment. A statement has a high cost beside its rows, and changes that are undone soon were then never
@@ -57,7 +57,7 @@ pub struct Step {
 /// Why changes are, or are not, to be handed out now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pressure {
-    /// More is to come, and what came has just come: only if there is enough of it.
+    /// More changes will come, and the last ones have just come: only if there are enough of them.
     Gathering,
     /// The changes that came have waited for a while.
     Waited,

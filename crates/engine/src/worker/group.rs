@@ -1,11 +1,11 @@
-//! An apply group, and what must have ended before a worker begins it.
+//! An apply group, and the groups that must have ended before a worker begins it.
 
 use pgoutput::Lsn;
 
 use crate::group::GroupSeq;
 use crate::order::Waits;
 
-/// A transaction or a part of one: what a worker decides by.
+/// A transaction or a part of one, with the properties by which a worker decides.
 pub trait GroupMember {
     /// The end of the transaction; `None` in the middle of a large one.
     fn end(&self) -> Option<Lsn>;

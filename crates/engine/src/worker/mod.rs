@@ -185,7 +185,7 @@ impl<T: WorkerTypes> WorkerGroups<T> {
 
     fn start(&mut self, group: Group<T::Member>, order: &impl Ended) -> Start<T::Member> {
         self.ended_through = self.ended_through.max(order.ended_through());
-        // No group can be in the way of one that is prepared at once: what goes wrong is its own.
+        // No group can be in the way of one that is prepared at once: its errors are its own.
         let ahead = !group.is_prepared_at_once() && !self.is_next(group.seq);
         let behind = self.active.back().is_some_and(|last| !last.is_completely_sent());
         let at_once = !ahead && (self.active.is_empty() || self.ordered);

@@ -82,7 +82,7 @@ pub enum AfterReply<T: WorkerTypes> {
 }
 
 impl<T: WorkerTypes> WorkerGroups<T> {
-    /// The replies to what is sent of each group in flight.
+    /// The expected replies of each group in flight.
     fn replies(&self) -> impl Iterator<Item = &VecDeque<T::Expected>> {
         self.active.iter().take_while(|group| group.is_sent()).map(|group| &group.replies)
     }
@@ -263,7 +263,7 @@ impl<T: WorkerTypes> WorkerGroups<T> {
         }
     }
 
-    /// The first group in flight is rolled back: it is executed again, and what came behind it in the
+    /// The first group in flight is rolled back: it is executed again, and the groups behind it in the
     /// same way as before.
     pub fn rolled_back(&mut self) {
         if let Some(&ActiveGroup { state: GroupState::RollingBack(retry), .. }) =

@@ -44,7 +44,8 @@ pub(super) enum GroupState<T: WorkerTypes> {
     },
     /// All of its changes are sent, and not all of them are answered.
     Executing { ending: T::Ending },
-    /// All of its changes did what they must. Its COMMIT waits until every group before it has ended.
+    /// All of its statements had the expected effect. Its COMMIT waits until every group before it has
+    /// ended.
     WaitingForTurn { ending: T::Ending },
     /// Everything is sent: its COMMIT too, unless it is a part in the middle of a large transaction.
     Committing,
@@ -86,7 +87,7 @@ pub struct ActiveGroup<T: WorkerTypes> {
     pub position: T::EncoderPosition,
     /// Groups before it were in flight on other sessions: they may be why it fails.
     pub ahead: bool,
-    /// The replies that are still to come to what is sent, or set aside, of it.
+    /// The replies that are still to come to statements of it that are sent, or set aside.
     pub replies: VecDeque<T::Expected>,
     /// How many of its transactions are committed already (when it is applied by rows).
     committed: usize,
@@ -190,7 +191,7 @@ impl<T: WorkerTypes> ActiveGroup<T> {
         self.committed == self.group.works.len()
     }
 
-    /// Whether rules may decide about conflicts of what is sent as net changes.
+    /// Whether rules may decide about conflicts of its net changes.
     pub(super) fn has_rules(&self) -> bool {
         self.group.mode == GroupMode::Net
             && self.group.works.iter().any(GroupMember::is_under_rules)

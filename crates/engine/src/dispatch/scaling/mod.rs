@@ -226,7 +226,7 @@ impl Scaling {
         self.meter.ended(worker, handed_over, work, idle, now);
     }
 
-    /// Looks what to do. `in_use`: how many workers get groups.
+    /// Decides about the number of workers. `in_use`: how many workers get groups.
     pub fn look(&mut self, load: Load, in_use: usize, now: Duration) {
         if load == Load::Light {
             self.phase = Phase::Holding;
