@@ -52,7 +52,7 @@ pub(crate) enum DurabilityJob {
     Remove(Lsn),
     /// Add to the counters in `pgapace.stat_subscription`.
     Statistics(Box<Statistics>),
-    /// Show on the board how many tables there are by state, and what verifications say of them.
+    /// Show on the board how many tables there are by state, and the summary of their verifications.
     TableStates(Board),
     /// Record conflicts.
     Conflicts(Vec<Conflict>),

@@ -69,7 +69,7 @@ pub(crate) struct LeaderParts<'a> {
     pub(crate) pulse: Pulse,
     /// For how long conflicts are kept; `None` for ever.
     pub(crate) conflict_retention: Option<Duration>,
-    /// Whether what a worker reports as committed is durable.
+    /// Whether transactions that a worker reports as committed are durable.
     pub(crate) durable_commits: bool,
     /// Figures of the run for `status`, `top` and metrics.
     pub(crate) watched: Watched,
@@ -123,7 +123,7 @@ pub(crate) struct Leader<'a> {
     conflicts: Vec<Conflict>,
     /// How long it has waited itself.
     waits: Stopwatch,
-    /// No worker takes what waits.
+    /// No worker takes the waiting work.
     all_busy: bool,
     watched: Watched,
     newer: SettingsWatch,
@@ -366,8 +366,8 @@ impl<'a> Leader<'a> {
             && !self.around.table_sync.is_full(deferred, incoming.spool())
     }
 
-    /// Whether nothing more is to be received for a moment. Before a copy begins what is prepared on
-    /// the subscriber must have ended, and its end is still to be received.
+    /// Whether nothing more is to be received for a moment. Before a copy begins, transactions that are
+    /// prepared on the subscriber must have ended, and their end is still to be received.
     fn pauses(&self) -> bool {
         let may_copy = self.intake.incoming.prepared_here() == 0;
         self.around.table_sync.waits_for_quiet(may_copy)

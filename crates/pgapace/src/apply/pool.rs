@@ -111,7 +111,7 @@ impl Pool {
         &mut self.dispatch
     }
 
-    /// Hands over what may be handed over now. `reading`: whether more is being received.
+    /// Hands over all work that may be handed over now. `reading`: whether more is being received.
     pub(crate) fn hand_over(&mut self, reading: bool) -> Result<HandedOver> {
         let mut short = false;
         let handed_over = loop {

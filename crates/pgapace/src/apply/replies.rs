@@ -1,5 +1,5 @@
 //! Interprets the replies of the subscriber: which statement each one belongs to, and whether that
-//! statement did what it must.
+//! statement had the expected effect.
 //!
 //! Apply workers, streaming apply and conflict rules differ in their reaction to a statement with an
 //! unexpected effect. Which effects are unexpected is decided here for all of them.
@@ -79,7 +79,7 @@ impl RowCount {
 }
 
 impl Completed {
-    /// Whether the statement did what it must.
+    /// Whether the statement had the expected effect.
     pub(crate) fn outcome(&self) -> Outcome {
         match self.expected {
             Expected::Control | Expected::Look { .. } | Expected::Truncate { .. } => {

@@ -1,4 +1,4 @@
-//! The sessions that apply changes: what they commit under, how they are opened and rolled back.
+//! The sessions that apply changes: the identity of their commits, how they are opened and rolled back.
 
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ pub(crate) fn roll_back(session: &mut Session) -> wire::Result<()> {
     Ok(())
 }
 
-/// Rolls back what came behind the savepoint before the present part of a transaction.
+/// Rolls back the changes behind the savepoint before the present part of a transaction.
 pub(crate) fn roll_back_part(session: &mut Session) -> wire::Result<()> {
     while !undo(session, "ROLLBACK TO SAVEPOINT pgapace_part")? {}
     Ok(())

@@ -117,8 +117,8 @@ impl Tables {
         Self { policy, subscription: Some(subscription), ..self }
     }
 
-    /// Whether it is known what to do with changes of a transaction with this commit LSN; if not,
-    /// the table was added to the publication later.
+    /// Whether the treatment of the table's changes in a transaction with this commit LSN is known; if
+    /// not, the table was added to the publication later.
     #[inline]
     pub(crate) fn knows(&self, remote: &Arc<RemoteRelation>, commit_lsn: Lsn) -> bool {
         self.has_resolved(remote)
@@ -147,7 +147,7 @@ impl Tables {
     }
 
     /// Whether this is another table of the publisher than the one that had the name before in this
-    /// run: what is copied here is not of it.
+    /// run: the rows that are copied here are not of it.
     #[inline]
     pub(crate) fn is_another(&mut self, remote: &Arc<RemoteRelation>) -> bool {
         if self.has_resolved(remote) {
@@ -363,7 +363,7 @@ impl Tables {
         }
     }
 
-    /// Forgets what was read for nothing: when it is needed, it may be out of date.
+    /// Forgets tables that were read and not used: when they are needed, they may be out of date.
     pub(crate) fn forget_unused(&mut self) {
         self.read = FxHashMap::default();
     }

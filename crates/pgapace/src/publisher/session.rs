@@ -16,7 +16,7 @@ pub(crate) const OLDEST_MAJOR: u32 = 14;
 /// Opens sessions on the publisher for one subscription.
 #[derive(Debug, Clone)]
 pub(crate) struct Publisher {
-    /// `None` if there is no publisher: what is applied was recorded.
+    /// `None` if there is no publisher: a recording is replayed.
     info: Option<ConnInfo>,
     application_name: String,
     encoding: &'static str,

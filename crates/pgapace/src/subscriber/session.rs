@@ -164,8 +164,8 @@ pub(crate) struct Subscriber {
 }
 
 impl Subscriber {
-    /// Starts with encoding `UTF8` and without Citus; [`Self::connect_first`] finds out what the database
-    /// has.
+    /// Starts with encoding `UTF8` and without Citus; [`Self::connect_first`] finds out the encoding of
+    /// the database, and whether it has Citus.
     pub(crate) fn new(info: ConnInfo, subscription: &str) -> Self {
         Self {
             info,

@@ -74,7 +74,7 @@ pub(crate) fn setting(major: u32) -> &'static str {
 }
 
 impl Tagging {
-    /// Reads what decides. `prefix`: of the names of the subscription's origins, if it exists.
+    /// Reads the facts that decide. `prefix`: of the names of the subscription's origins, if it exists.
     pub(crate) fn read(
         session: &mut Session,
         tag_commits: TagCommits,

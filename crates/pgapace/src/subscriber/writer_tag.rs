@@ -2,8 +2,9 @@
 //! empty, copy, rebase and repair tables.
 //!
 //! An untagged TRUNCATE or COPY among tagged commits would be sent back by a subscription in the opposite
-//! direction, and would remove or overwrite what was written on the publisher since. So these sessions tag
-//! wherever the apply workers do, and they fail before they write where a tag is needed and cannot be had.
+//! direction, and would remove or overwrite rows that were written on the publisher since. So these
+//! sessions tag wherever the apply workers do, and they fail before they write where a tag is needed and
+//! cannot be had.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -91,7 +92,7 @@ pub(crate) struct WriterTag {
 }
 
 impl WriterTag {
-    /// Tags what the session commits from here on. `None` if tags are not wanted or not visible, or if
+    /// Tags the commits of the session from here on. `None` if tags are not wanted or not visible, or if
     /// neither the apply workers nor these sessions can have them and the subscription does without.
     pub(crate) fn attach(
         session: &mut Session,
@@ -110,7 +111,7 @@ impl WriterTag {
         let failed = |e: &wire::Error| Failure::subscriber(e, "setting the replication origin");
         let ask = origin::ask_sql(session, database, id, writer);
         let asked = session.simple(&ask).map_err(|e| failed(&e))?;
-        // One of each kind may have what is left to others.
+        // One of each kind may have the origins that are left to others.
         let reserve = match writer {
             Writer::Copy(0) | Writer::Repair => None,
             Writer::Copy(_) => tagging.room().map(|room| room.reserve),

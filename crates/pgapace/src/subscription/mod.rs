@@ -419,7 +419,8 @@ impl Supervisor<'_> {
         true
     }
 
-    /// Waits before another attempt. Other settings may have mended what failed: then it comes at once.
+    /// Waits before another attempt. Other settings may have mended the cause of the failure: then it comes
+    /// at once.
     fn pause(&self, pause: Duration) {
         self.shutdown.sleep_until(pause, || self.newer.are_newer());
     }

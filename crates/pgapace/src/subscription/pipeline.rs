@@ -98,7 +98,8 @@ pub(super) fn purpose(durable_commits: bool) -> Purpose {
 }
 
 impl Supervisor<'_> {
-    /// How many sessions apply, and what they commit under. The round trip is measured later.
+    /// How many sessions apply, and the identity of their commits. The round trip is measured
+    /// later.
     pub(super) fn applying(
         &self,
         control: &Session,

@@ -59,7 +59,7 @@ impl Resumption {
         Progress::resume(self.applied.through, self.acknowledged, self.applied.highest())
     }
 
-    /// Compares what the stream brings again with what was applied and prepared.
+    /// Compares the transactions that the stream sends again with those applied and prepared.
     pub(super) fn witness(&self) -> Witness {
         // Where the publisher sends other transactions than before, nothing is remembered.
         let known = self.prepared.iter().filter(|_| self.applied.newest_memory().is_some());

@@ -105,7 +105,7 @@ impl Supervisor<'_> {
             return false;
         }
         let Some(membership) = &self.standby else { return false };
-        // Several processes may begin the first start. The failure of one may be what another did.
+        // Several processes may begin the first start. The failure of one may be caused by another.
         let waiting: Waiting<'_> = membership.wait_for(&self.config.name);
         let place = waiting.next_place(self.config.takeover_rounds(), LOOK_PATIENCE);
         let held = matches!(place, Place::Held(..) | Place::Stopped(..));

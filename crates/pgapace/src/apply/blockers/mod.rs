@@ -186,7 +186,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Replaces what is shown of these waiting sessions.
+    /// Replaces the blockers that are shown of these waiting sessions.
     fn show(&self, replaces: impl Fn(&str) -> bool, found: Vec<BlockerNow>) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.retain(|blocker| !replaces(&blocker.waiting));

@@ -36,7 +36,7 @@ impl Exchange {
     }
 }
 
-/// Sends what is queued, with a Sync unless it ends with one, and takes all replies.
+/// Sends the queued statements, with a Sync unless they end with one, and takes all replies.
 pub(super) fn exchange(
     session: &mut Session,
     expected: &mut VecDeque<Expected>,

@@ -72,7 +72,7 @@ impl Leader<'_> {
         self.around.durability.submit(DurabilityJob::Statistics(Box::new(statistics)));
     }
 
-    /// Takes what was counted and waited since the last call, and shows it on the board.
+    /// Takes the counts and waits since the last call, and shows them on the board.
     fn observe(&mut self, goes_on: bool) -> (Figures, Delta) {
         self.watched.observed = Some(Instant::now());
         let threads = self.take_waits();

@@ -67,8 +67,8 @@ pub(crate) struct Decoded {
 }
 
 impl Surroundings<'_> {
-    /// Does `work` on the tables. Before that, what the subscriber's catalogue says of these relations
-    /// is read, and of others that the chunk announces.
+    /// Does `work` on the tables. Before that, the subscriber's catalogue is read for these relations,
+    /// and for others that the chunk announces.
     fn with_tables_read<T>(
         &mut self,
         relations: &[Arc<RemoteRelation>],

@@ -83,7 +83,7 @@ impl Watched {
         }
     }
 
-    /// A flush begins. `counters`: what was committed since the last observation.
+    /// A flush begins. `counters`: of transactions committed since the last observation.
     pub(super) fn flush_begins(&mut self, counters: &Counters) {
         self.flushing = self.collector.committed(counters);
     }

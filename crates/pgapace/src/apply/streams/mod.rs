@@ -60,7 +60,7 @@ impl StreamSessions {
         sessions.filter_map(backend).collect()
     }
 
-    /// Cancels what these sessions execute.
+    /// Cancels the statements that these sessions execute.
     pub(crate) fn cancel(&self, sessions: &[usize]) {
         sessions
             .iter()

@@ -107,7 +107,7 @@ impl StreamWorker {
         self.thread.session().pid()
     }
 
-    /// Cancels what the session executes.
+    /// Cancels the statement that the session executes.
     pub(super) fn cancel(&self) {
         self.thread.session().cancel();
     }
@@ -125,7 +125,7 @@ impl Drop for StreamWorker {
     }
 }
 
-/// A session, and what it has to answer.
+/// A session, and the stream and replies that it works on.
 struct StreamSession {
     session: Session,
     encoder: Encoder,
@@ -324,7 +324,7 @@ impl StreamThread {
         }
     }
 
-    /// Rolls the stream back, or gives the session up: what is reported.
+    /// Rolls the stream back, or gives the session up. Returns the report.
     fn stopped(&mut self, found: Stop) -> StreamReport {
         let failure = match found {
             Stop::Stream(failure) => {

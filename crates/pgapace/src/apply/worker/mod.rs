@@ -96,7 +96,7 @@ pub(crate) struct Answered {
     pub(crate) committed: Vec<Range>,
     /// Transactions of the publisher that are prepared on the subscriber, durably.
     pub(crate) prepared: Vec<Xid>,
-    /// The counters of what was committed.
+    /// The counters of the committed transactions.
     pub(crate) counters: Counters,
     /// How many groups are completely answered. A part of a large transaction counts as one.
     pub(crate) groups: usize,
@@ -137,8 +137,8 @@ pub(crate) struct WorkerContext {
 }
 
 impl Worker {
-    /// Starts the thread of worker `number` on a session that `connect` has opened. `meter` measures what it
-    /// does and what it waits for.
+    /// Starts the thread of worker `number` on a session that `connect` has opened. `meter` measures its
+    /// work and its waits.
     pub(crate) fn spawn(
         number: usize,
         connect: Connect,

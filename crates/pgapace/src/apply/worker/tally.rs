@@ -109,7 +109,8 @@ impl Tally {
         }
     }
 
-    /// A part in the middle of a transaction did what it must. It stays, whatever becomes of the next one.
+    /// The statements of a part in the middle of a transaction had the expected effect. Its counts stay,
+    /// whatever becomes of the next part.
     pub(super) fn part_answered(&mut self) {
         self.part = PartStart {
             counters: self.current,
@@ -163,7 +164,7 @@ impl Tally {
         }
     }
 
-    /// The transaction is rolled back and executed again: forgets what it did.
+    /// The transaction is rolled back and executed again: forgets its counts.
     pub(super) fn roll_back(&mut self) {
         self.part = PartStart::default();
         self.changes.clear();

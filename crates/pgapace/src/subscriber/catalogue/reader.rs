@@ -177,7 +177,7 @@ fn queue(session: &mut Session, statement: &str, params: &[&str]) -> Result<()> 
     Ok(())
 }
 
-/// Runs what is queued: `N` statements.
+/// Runs the queued statements: `N` of them.
 fn run<const N: usize>(session: &mut Session) -> Result<[Rows; N]> {
     let results = session.run_queued().map_err(|e| failed(&e))?;
     results

@@ -1,4 +1,4 @@
-//! `pgapace.member`: the processes that wait for subscriptions or share them, and who holds these.
+//! `pgapace.member`: the processes that wait for subscriptions or share them, and the owners of these.
 
 use serde::Serialize;
 use wire::{Rows, Session};
@@ -10,7 +10,7 @@ use crate::subscriber::state::heartbeat::OwnerStage;
 use crate::subscriber::state::ownership::{OWNER_LOCK, SessionId};
 use crate::subscriber::state::{advisory_lock, name_array};
 
-/// A subscription of the subscriber, and who holds it.
+/// A subscription of the subscriber, and the session that holds it.
 #[derive(Debug, Clone)]
 pub(crate) struct HeldSubscription {
     pub(crate) name: String,
@@ -109,7 +109,7 @@ pub(crate) fn round(session: &mut Session, process: &Process, row: &MemberRow) -
 
 const WAITING: &str = "waiting as a standby";
 
-/// Reads who holds the subscriptions, and who shares them.
+/// Reads the sessions that hold the subscriptions, and the processes that share them.
 pub(crate) fn look(session: &mut Session) -> Result<Look> {
     let [held, members] = session
         .simple_each([&held_sql(), MEMBERS_SQL])

@@ -263,7 +263,7 @@ pub(crate) fn started_sql(id: SubscriptionId) -> String {
     )
 }
 
-/// Adds what happened since the last call.
+/// Adds the counts since the last call.
 pub(crate) fn add_sql(id: SubscriptionId, delta: &Delta) -> String {
     let mut set = String::new();
     for (column, value) in COUNTERS.iter().zip(delta.counters.values()) {

@@ -89,7 +89,8 @@ pub(crate) struct StatementCache {
 }
 
 impl StatementCache {
-    /// Returns the statement of a shape, and what must be queued before it can be bound.
+    /// Returns the statement of a shape, and the messages that must be queued before it can be
+    /// bound.
     pub(crate) fn get(&mut self, map: &TableMap, shape: &Shape<'_>) -> (&Prepared, Housekeeping) {
         self.clock += 1;
         let mut housekeeping = Housekeeping::default();

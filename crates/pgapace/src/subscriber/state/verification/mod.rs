@@ -8,7 +8,7 @@
 //!  background  the last complete one in the background  ◄───────────────┘
 //! ```
 //!
-//! A verb forgets all recorded differences of its tables, and so restarts what goes on in the background.
+//! A verb forgets all recorded differences of its tables, and so restarts verification in the background.
 //! In the background, the differences of earlier verifications stay until the table is complete.
 
 pub(crate) mod differences;
@@ -26,7 +26,7 @@ use crate::subscriber::state::{SubscriptionId, name_array, reading, writing};
 /// The scope of a verification that compares everything.
 pub(crate) const ALL_ROWS: &str = "all rows";
 
-/// Counts of what was compared.
+/// Counts of the compared rows and bytes, and of the differences.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Counts {
     /// Rows and their text on the publisher.
