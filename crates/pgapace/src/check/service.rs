@@ -1,4 +1,4 @@
-//! Managed services, and their words for what a superuser does on a server of one's own.
+//! Managed services, and their words for actions of a superuser on a server of one's own.
 //!
 //! No service gives its users a superuser, so `ALTER SYSTEM` and, on some, `ALTER ROLE …
 //! REPLICATION` fail there. Each has parameters and roles of its own instead. They are documented

@@ -66,7 +66,7 @@ impl LiveSettings {
         self.configured.rejected.swap(false, Ordering::AcqRel)
     }
 
-    /// The newest settings, and what tells when there are newer ones.
+    /// The newest settings, and a watch that tells when there are newer ones.
     pub(crate) fn take(self: &Arc<Self>) -> (Arc<Subscription>, SettingsWatch) {
         let replaced = self.replaced();
         (self.newest(), SettingsWatch { live: Arc::clone(self), replaced })

@@ -77,8 +77,8 @@ pub(crate) fn request_sql(owner: Owner) -> String {
     )
 }
 
-/// Records that the owner has given the subscription up, with what is durable; no LSN if a transaction was
-/// rolled back.
+/// Records that the owner has given the subscription up, and up to which LSN transactions are durable; no
+/// LSN if a transaction was rolled back.
 pub(crate) fn done(session: &mut Session, id: SubscriptionId, lsn: Option<Lsn>) -> Result<()> {
     let lsn = lsn.map(|lsn| lsn.to_string());
     let sql = format!(
@@ -89,7 +89,7 @@ pub(crate) fn done(session: &mut Session, id: SubscriptionId, lsn: Option<Lsn>) 
     session.query(&sql, &[lsn.as_deref()]).map(drop).map_err(|e| writing(&e))
 }
 
-/// An answer: what is durable, unless a transaction was rolled back.
+/// Reads the answer: the LSN up to which transactions are durable, unless one was rolled back.
 pub(super) fn answer(session: &mut Session, id: SubscriptionId) -> Result<Option<Option<Lsn>>> {
     let sql = format!(
         "SELECT lsn FROM pgapace.hand_over WHERE subscription = {} AND done_at IS NOT NULL",

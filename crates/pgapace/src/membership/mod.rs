@@ -280,7 +280,7 @@ impl SeenSubscriber {
     fn view(&self, me: &str, rounds: u32) -> DatabaseView {
         let is_there = |id: &String| id != me && self.member_beats.unchanged(id) < rounds;
         let members = self.members.iter().filter(|one| one.connected && is_there(&one.id));
-        // A beat is not what they tell.
+        // The beat of a member is not part of its lists.
         let members = members.map(|one| SeenMember { beat: 0, ..one.clone() });
         let held: &[HeldSubscription] = match &self.standing {
             Standing::Known(held) => held,
@@ -299,7 +299,7 @@ impl SeenSubscriber {
         DatabaseView { members: members.collect(), subscriptions: subscriptions.collect() }
     }
 
-    /// Takes what was seen; `counts` if it was seen after a commit of our own.
+    /// Takes the result of a look; `counts` if the look came after a commit of our own.
     fn saw(&mut self, look: Look, counts: bool) {
         let Look { held, members } = look;
         let beats = held

@@ -1,4 +1,4 @@
-//! The thread that looks who holds the subscriptions of one subscriber database, and who shares them.
+//! The thread that reads the owners and the members of one subscriber database.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;

@@ -188,7 +188,7 @@ fn slot_name(native: &NativeSubscription, request: &Request<'_>) -> Result<Strin
 /// The slot, if pgapace can stream from it.
 fn usable_slot(source: &mut Session, name: &str) -> Result<Slot> {
     let found = slot::find(source, name)?;
-    // A position behind everything: only what makes the slot unusable is refused.
+    // A position behind everything: only a slot that cannot be used is refused.
     slot::check_resume(name, found.as_ref(), Lsn(u64::MAX))?;
     found.ok_or_else(|| Failure::internal("the slot is gone"))
 }
@@ -562,8 +562,8 @@ fn undone(control: &mut Session, failure: Failure, adoption: &Adoption) -> Failu
     }
 }
 
-/// Gives the native subscription back what it had, and forgets the adoption. Returns whether it was
-/// enabled; `None` if it no longer exists.
+/// Gives the native subscription its slot back, enables it if it was enabled, and forgets the adoption.
+/// Returns whether it was enabled; `None` if it no longer exists.
 fn undo(control: &mut Session, adoption: &Adoption) -> Result<Option<bool>> {
     let Some(native) = find(control, Wanted::Oid(adoption.native))? else {
         run(control, &adoption::forget_sql(adoption.native), "forgetting the adoption")?;

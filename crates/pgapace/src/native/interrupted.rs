@@ -43,7 +43,7 @@ pub(crate) fn adopt(
     })
 }
 
-/// Hands a subscription back. `owned` is what this session owns.
+/// Hands a subscription back. `owned`: the subscription and the adoption that this session owns.
 pub(crate) fn release(
     servers: &Servers<'_>,
     (control, source): (&mut Session, &mut Session),
@@ -81,8 +81,8 @@ struct Again<'a> {
 }
 
 impl Again<'_> {
-    /// Repeats what lost its session on the subscriber. The server may not have ended that session yet, so
-    /// that it still holds its locks.
+    /// Repeats an action that has lost its session on the subscriber. The server may not have ended that
+    /// session yet, so that it still holds its locks.
     fn repeat<T>(
         &self,
         (control, source): (&mut Session, &mut Session),

@@ -276,7 +276,7 @@ impl Board {
         shown.verified_bytes += bytes;
     }
 
-    /// A copy of what is shown.
+    /// A copy of the board.
     pub(crate) fn shown(&self) -> Shown {
         self.lock().clone()
     }

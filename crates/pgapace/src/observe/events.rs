@@ -88,7 +88,7 @@ pub(crate) fn take_pending(subscription: &str) -> Vec<LogEvent> {
     kept().take_pending(subscription)
 }
 
-/// Keeps what is logged.
+/// Keeps logged events until they are taken.
 pub(crate) struct EventLayer;
 
 impl<S: tracing::Subscriber> Layer<S> for EventLayer {

@@ -1,8 +1,9 @@
 //! Recordings: the stream of a publisher in a file, to be applied to a clone as often as needed.
 //!
 //! A recording has the messages exactly as the publisher sent them, with the publisher's time of
-//! sending, and what a replay needs to read them: published tables with their types, options of the
-//! stream, versions. `pgapace record` reads them through a temporary slot and applies nothing.
+//! sending, and the facts that a replay needs to read them: published tables with their types,
+//! options of the stream, versions. `pgapace record` reads them through a temporary slot and applies
+//! nothing.
 //!
 //! ```text
 //!  "PGAPACE" version │ head (JSON) │ messages │ messages │ … │ end (JSON)

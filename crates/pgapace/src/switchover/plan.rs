@@ -56,7 +56,7 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Vec<S
         slot_possible(sides.control, back, &mut problems)?;
         if publications_exist(sides.control, back, &mut problems)? {
             unpublished(sides.control, &tables, back, &mut problems)?;
-            // Else it worked before, and what is left of it says that its slot is gone.
+            // Else it worked before, and its remains say that its slot is gone.
             if ended_generation(sides.source, &back.name)? == 0 {
                 way_back(sides, back, &mut problems);
             }

@@ -153,7 +153,7 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
     Ok(Outcome { fence, outage })
 }
 
-/// The deadline, and what is left until it.
+/// The deadline, and the time left until it.
 #[derive(Clone, Copy)]
 struct Deadline(Instant);
 

@@ -1,4 +1,4 @@
-//! The way back from each step before the end, and what became of a switchover that failed.
+//! The way back from each step before the end, and the outcome of a switchover that failed.
 
 use std::time::{Duration, Instant};
 

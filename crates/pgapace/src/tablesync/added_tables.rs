@@ -367,7 +367,7 @@ impl<'a> Adder<'a> {
         state::forget_relation(control, self.context.id, schema, name)
     }
 
-    /// Looks up an added table on both servers, and decides what to do with it.
+    /// Looks up an added table on both servers, and decides whether it is copied.
     pub(crate) fn add(
         &self,
         control: &mut Session,

@@ -255,7 +255,7 @@ pub(crate) fn part_done(
     }
 }
 
-/// Takes back what is recorded of tables that are emptied: to be sent with what empties them.
+/// Takes back the records of tables that are emptied: to be sent with the statements that empty them.
 pub(crate) fn reset_sql(owner: Owner, tables: &[(&str, &str)]) -> String {
     let names: Vec<_> = tables
         .iter()
@@ -294,7 +294,7 @@ const NOT_COPIED: &str = "its changes were not applied while it was blocked, and
                           copied (--copy-data=false)";
 
 /// Blocks a table that cannot be copied, or renews the reason. `lacks_from`: no copy follows, so it
-/// lacks what commits from there on.
+/// lacks transactions that commit from there on.
 pub(crate) fn block(
     session: &mut Session,
     owner: Owner,
@@ -326,8 +326,8 @@ pub(crate) fn block(
     session.execute(&sql, &arguments).map(|_| ()).map_err(|e| writing(&e))
 }
 
-/// Blocks a table of which a change could not be applied: it lacks what commits from there on, until
-/// it is copied again. Returns whether it was one like the others.
+/// Blocks a table of which a change could not be applied: it lacks transactions that commit from there
+/// on, until it is copied again. Returns whether it was one like the others.
 pub(crate) fn block_member(
     session: &mut Session,
     owner: Owner,

@@ -1,7 +1,7 @@
-//! `pgapace top`: what a subscription does now, on a terminal. It reads the subscriber only.
+//! `pgapace top`: the present activity of subscriptions, on a terminal. It reads the subscriber only.
 //!
 //! A thread reads every few seconds, so a subscriber that does not answer delays no key. The view is a
-//! function of what was read and of the keys ([`view`], [`keys`]); `--once` draws it into a buffer.
+//! function of the last reading and of the keys ([`view`], [`keys`]); `--once` draws it into a buffer.
 
 mod keys;
 mod panes;

@@ -17,7 +17,7 @@ use crate::top::{Seen, panes};
 /// Rows of workers that are always there, so that little moves.
 const WORKERS: u16 = 4;
 
-/// A style for what is good, doubtful or bad.
+/// A style for values that are good, doubtful or bad.
 pub(super) fn coloured(color: Color) -> Style {
     Style::new().fg(color).add_modifier(Modifier::BOLD)
 }

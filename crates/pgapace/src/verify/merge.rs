@@ -92,7 +92,7 @@ impl Group {
         Ok(())
     }
 
-    /// Removes what both sides have, pairs the rest by key, and empties the group.
+    /// Removes the rows that both sides have, pairs the rest by key, and empties the group.
     fn resolve(
         &mut self,
         keyed: bool,

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The limit of a verification (`--rate`), in rows or bytes per second.
+/// The limit of `--max-rate`, in rows or bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rate {
     RowsPerSecond(u64),

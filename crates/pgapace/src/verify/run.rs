@@ -307,7 +307,7 @@ impl Verification<'_> {
         })
     }
 
-    /// Notes and records what a task found.
+    /// Notes and records the findings of a task.
     fn done(&self, task: &Task, counts: Counts, lsn: Lsn) -> Result<()> {
         let plan = &self.plans[task.table];
         let mut work = lock(&self.work);

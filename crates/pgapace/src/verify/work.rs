@@ -141,7 +141,7 @@ impl Work {
             .any(|work| work.method == Method::Buckets && work.handed_out && !work.is_done())
     }
 
-    /// Notes what was found by a task.
+    /// Notes the findings of a task.
     pub(crate) fn done(&mut self, task: &Task, counts: Counts) {
         let work = &mut self.tables[task.table];
         let end = task.range.as_ref().and_then(|range| range.through.clone());

@@ -19,7 +19,7 @@ pub(super) fn print(status: &Status) {
     lines(status).iter().for_each(|line| output::line(line));
 }
 
-/// One line per subscription: who runs it, who waits, and the lag.
+/// One line per subscription: its owner, the number of standbys, and the lag.
 pub(super) fn brief(all: &[Status]) -> Vec<String> {
     let rows: Vec<[String; 5]> = all
         .iter()

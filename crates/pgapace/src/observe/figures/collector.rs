@@ -91,7 +91,7 @@ impl Collector {
         }
     }
 
-    /// Takes what is seen at `at`, the time since the start of the run.
+    /// Takes the observation of `at`, the time since the start of the run.
     pub(crate) fn observe(&mut self, at: Duration, seen: &Observation) -> Figures {
         if let Some(publisher) = &seen.publisher
             && self.publisher.as_ref().is_none_or(|known| *known != *publisher)

@@ -1,4 +1,5 @@
-//! The figures of a running subscription: what happens at each stage, how fast, and what waits for what.
+//! The figures of a running subscription: the positions and the speed of each stage, and the reasons of
+//! waiting.
 //!
 //! The leader makes an [`Observation`] about once per second, from counters that it and the workers own
 //! anyway. [`Collector`] turns observations into [`Figures`]. It is pure. The figures go to
@@ -33,7 +34,7 @@ pub(crate) struct Observation {
     pub(crate) committed: Lsn,
     pub(crate) durable: Lsn,
     pub(crate) durable_counts: Counted,
-    /// Counters of what was committed since the last observation.
+    /// Counters of the transactions committed since the last observation.
     pub(crate) counters: Counters,
     pub(crate) publisher: Option<PublisherSeen>,
     /// Time since the last observation by thread. The sum of a thread's waits is at most that.
