@@ -1,8 +1,9 @@
 //! The first new change after a crash of the publisher.
 //!
 //! A slot is saved at checkpoints and when its restart position moves. After a crash it falls back
-//! to what was saved, although the subscriber had acknowledged more. A transaction that stays open
-//! keeps the restart position where it is, so the slot falls back by the same WAL in every run.
+//! to its saved position, although the subscriber had acknowledged more. A transaction that stays
+//! open keeps the restart position where it is, so the slot falls back by the same WAL in every
+//! run.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! Several walsenders for one publication: what a publisher could gain that writes faster than one walsender decodes.
+//! Several walsenders for one publication: the possible gain where a publisher writes faster than one
+//! walsender decodes.
 //!
 //! The backlog is published in K parts by row filters, each with a slot of its own. The streams are read
 //! at the same time and merged into whole transactions, which must be the same for every K. Every

@@ -1,4 +1,4 @@
-//! The replay of a stream: one thread sends the recording, another one reads what the client says.
+//! The replay of a stream: one thread sends the recording, another one reads the client's messages.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
