@@ -1,4 +1,4 @@
-//! Regime `elsewhere`: recordings of the backlog, and what a run costs without the publisher.
+//! Regime `elsewhere`: recordings of the backlog, and the cost of a run without the publisher.
 
 use std::time::{Duration, Instant};
 
@@ -16,8 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Interval of checks whether it has asked.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Records the stream that each of these runners asks for. A runner shows what it asks for by
-/// starting, which is refused as long as there is no recording. Returns a note for the report.
+/// Records the stream that each of these runners asks for. A runner shows its request by starting,
+/// which is refused as long as there is no recording. Returns a note for the report.
 pub(crate) fn record(
     replay: &Replay<'_>,
     server: &ReplayServer,

@@ -11,7 +11,7 @@ use crate::report::terminal::figure;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Runner {
-    /// pgapace's receiver, which discards what it reads: values as text.
+    /// pgapace's receiver, which discards all messages: values as text.
     Receiver,
     /// pgapace's receiver with binary values.
     ReceiverBinary,

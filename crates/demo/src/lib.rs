@@ -35,7 +35,7 @@ pub enum DemoError {
     Stuck {
         /// WAL that the subscriber has not confirmed, in bytes.
         left: i64,
-        /// What pgapace logged.
+        /// The log of pgapace.
         log: String,
     },
     /// pgapace exited.

@@ -79,17 +79,17 @@ pub enum AssembleError {
     /// Commit names another commit record than Begin did.
     #[error("Commit names LSN {commit}, its Begin named {begin}")]
     CommitMismatch {
-        /// What Begin announced.
+        /// The commit LSN that Begin announced.
         begin: Lsn,
-        /// What Commit says.
+        /// The commit LSN in Commit.
         commit: Lsn,
     },
-    /// A commit at or before the one before it: order is what everything rests on.
+    /// A commit at or before the one before it. All of pgapace relies on this order.
     #[error("transaction {xid} commits at {commit}, before {previous}, which was already sent")]
     CommitOrder {
         /// The publisher's transaction id.
         xid: Xid,
-        /// Its commit LSN.
+        /// The commit LSN of the transaction.
         commit: Lsn,
         /// End of the previous commit on this connection.
         previous: Lsn,
@@ -120,7 +120,7 @@ pub enum AssembleError {
     SecondBeginning(Xid),
 }
 
-/// What a message completes.
+/// The result of one message: the transaction, or part of one, that it completes.
 #[derive(Debug)]
 pub enum Assembled {
     /// Nothing yet.
@@ -135,7 +135,7 @@ pub enum Assembled {
 /// A kept transaction that has committed.
 #[derive(Debug)]
 pub struct Committed {
-    /// Its changes.
+    /// The transaction's changes, read part by part.
     pub replay: Replay,
     /// Where it was prepared, if it was. Nothing from there on may be acknowledged before the
     /// transaction is durable.
@@ -215,7 +215,8 @@ impl Assembler {
         self.spooler.footprint()
     }
 
-    /// What the spool has to do now, in this order: to be taken after every message.
+    /// The commands that the spool has not executed yet, in order. The caller takes them after every
+    /// message.
     pub fn spool_commands(&mut self) -> &mut Vec<SpoolCommand> {
         self.spooler.commands()
     }

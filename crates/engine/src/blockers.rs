@@ -14,7 +14,7 @@ use crate::group::GroupSeq;
 /// Process id by which `pg_blocking_pids` reports a prepared transaction.
 pub const PREPARED: i32 = 0;
 
-/// What blocks the oldest group.
+/// The sessions and transactions that block the oldest group.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Blocking {
     /// Later groups to roll back and apply again after the oldest group, in commit order.

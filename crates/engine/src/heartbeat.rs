@@ -2,7 +2,7 @@
 //!
 //! No two clocks are compared. The observer looks in rounds, and begins a round only after a commit of
 //! its own in the database that holds the heartbeats. So while that database accepts no commits, no
-//! round passes and nobody is judged; and an observer that was itself suspended has seen one round
+//! round passes and no heartbeat is judged. An observer that was itself suspended has seen one round
 //! when it continues, however long that took. A heartbeat has stopped when it stays the same for a
 //! number of rounds.
 
@@ -10,7 +10,8 @@ use std::hash::Hash;
 
 use rustc_hash::FxHashMap;
 
-/// What one observer has seen of heartbeats. `K` names who beats, `B` is what changes with each beat.
+/// The heartbeats that one observer has seen. `K` names the process, `B` is the value that changes
+/// with each beat.
 #[derive(Debug)]
 pub struct Heartbeats<K, B> {
     seen: FxHashMap<K, Seen<B>>,
@@ -36,7 +37,8 @@ impl<K: Eq + Hash + Clone, B: PartialEq> Heartbeats<K, B> {
         self.seen.values_mut().for_each(|seen| seen.unchanged = seen.unchanged.saturating_add(1));
     }
 
-    /// A look between rounds: what has changed has not stopped, but nothing counts as unchanged.
+    /// A look between rounds: a heartbeat that has changed has not stopped, but none counts as
+    /// unchanged.
     pub fn look(&mut self, now: impl IntoIterator<Item = (K, B)>) {
         let mut before = std::mem::take(&mut self.seen);
         for (key, beat) in now {

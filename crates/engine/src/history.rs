@@ -277,11 +277,11 @@ pub const COMPARABLE: u64 = 4 << 31;
 pub enum Fate {
     /// No evidence: the transaction is too old, or its backend still waits for a standby.
     Unknown,
-    /// Its xid is not assigned yet.
+    /// The xid is not assigned yet.
     Unassigned,
-    /// It was rolled back.
+    /// The transaction was rolled back.
     Aborted,
-    /// It was committed then.
+    /// The transaction was committed then.
     CommittedAt(Timestamp),
 }
 
@@ -333,7 +333,7 @@ impl Standpoint {
     }
 }
 
-/// A range of applied transactions, and what is remembered of the last of them.
+/// A range of applied transactions, and the memory of the last of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Applied {
     /// The range of LSNs.
@@ -354,13 +354,13 @@ impl Applied {
     }
 }
 
-/// Checks what a stream sends again of the transactions applied before it started.
+/// Compares transactions that a stream sends again with those applied before it started.
 ///
 /// The caller reports the end of every transaction in stream order, before it skips or applies the
 /// transaction.
 #[derive(Debug)]
 pub struct Witness {
-    /// The publisher does not send what commits before this position.
+    /// The publisher does not send transactions that commit before this position.
     sent_from: Lsn,
     /// The applied ranges that the stream has not passed yet, in order.
     applied: VecDeque<Applied>,
@@ -371,8 +371,8 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// A witness for a stream that starts with what commits at or after `sent_from`. The ranges in
-    /// `applied` are in order and do not overlap.
+    /// A witness for a stream that starts with transactions that commit at or after `sent_from`. The
+    /// ranges in `applied` are in order and do not overlap.
     #[must_use]
     pub fn new(sent_from: Lsn, applied: impl IntoIterator<Item = Applied>) -> Self {
         let applied = applied.into_iter().collect();

@@ -52,14 +52,14 @@ pub trait Ended {
 pub struct CommitOrder {
     /// This one and everything before it has ended.
     through: GroupSeq,
-    /// What has ended beyond.
+    /// Groups beyond `through` that have ended.
     above: BTreeSet<GroupSeq>,
-    /// What each worker waits for, by its number. Any of these wakes it.
+    /// The conditions that each worker waits for, by its number. Any of these wakes it.
     waiting: Vec<Vec<Waits>>,
 }
 
 impl CommitOrder {
-    /// Nothing has ended, and nobody waits.
+    /// Nothing has ended, and no worker waits.
     #[must_use]
     pub fn new(workers: usize) -> Self {
         Self { through: GroupSeq::NONE, above: BTreeSet::new(), waiting: vec![Vec::new(); workers] }
@@ -71,7 +71,7 @@ impl CommitOrder {
         self.above.len()
     }
 
-    /// A worker looks again when any of these is met; what it waited for before is forgotten.
+    /// A worker looks again when any of these is met. Its earlier conditions are forgotten.
     pub fn wait(&mut self, worker: usize, waits: impl IntoIterator<Item = Waits>) {
         let waiting = &mut self.waiting[worker];
         waiting.clear();

@@ -1,9 +1,10 @@
-//! Progress arithmetic: what is received, applied and durable, and what may be acknowledged.
+//! Progress arithmetic: the received, applied and durable positions, and those that may be
+//! acknowledged.
 //!
-//! The caller reports what happened, in any order in which the parts of the program can report it.
-//! [`Progress::positions`] returns the positions for the publisher. The flush position never passes
-//! a transaction that is not durable on the subscriber (promise P4 in ARCHITECTURE.md), nor one
-//! that is held.
+//! The caller reports events, in any order in which the parts of the program can report them.
+//! [`Progress::positions`] returns the positions for the publisher. The flush position never passes a
+//! transaction that is not durable on the subscriber (promise P4 in ARCHITECTURE.md), nor one that is
+//! held.
 //!
 //! Nothing here reads a replication origin: see `subscriber/origin.rs` in the program.
 
@@ -22,7 +23,7 @@ pub struct Positions {
     pub apply: Lsn,
 }
 
-/// A flush that is on its way: what will be durable when it returns.
+/// A flush that is on its way: the positions that are durable when it returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a flush that is not reported as finished blocks all later ones"]
 pub struct FlushTicket(Lsn);
@@ -35,7 +36,7 @@ impl FlushTicket {
     }
 }
 
-/// What one progress row says: transactions that end after `after`, up to the one that ends at
+/// The content of one progress row: transactions that end after `after`, up to the one that ends at
 /// `through`, are committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
@@ -119,13 +120,13 @@ impl Progress {
         }
     }
 
-    /// Whether what the run before this one applied may still be received again.
+    /// Whether transactions that an earlier run applied may still be received again.
     #[must_use]
     pub fn is_catching_up(&self) -> bool {
         self.catching_up.is_some()
     }
 
-    /// The last LSN that has a progress row, or will have one once what is dispatched commits:
+    /// The last LSN that has a progress row, or will have one once all dispatched transactions commit:
     /// the predecessor of the next transaction.
     #[must_use]
     pub fn last_dispatched(&self) -> Lsn {
@@ -144,7 +145,7 @@ impl Progress {
         self.durable
     }
 
-    /// Transactions dispatched and not committed, and what is committed beyond the first of them.
+    /// Transactions dispatched and not committed, and those committed beyond the first of them.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.outstanding.len()
@@ -201,7 +202,7 @@ impl Progress {
         }
     }
 
-    /// Every commit was flushed before it was reported, so what is committed is durable.
+    /// Every commit was flushed before it was reported, so all committed transactions are durable.
     pub fn committed_is_durable(&mut self) {
         self.durable = self.committed;
     }
@@ -215,7 +216,7 @@ impl Progress {
         Some(FlushTicket(self.committed))
     }
 
-    /// A flush returned: what was committed when it started is durable now.
+    /// A flush returned: transactions that had committed when it started are durable now.
     ///
     /// # Panics
     /// When the ticket is not of the flush that is on its way.
@@ -224,8 +225,8 @@ impl Progress {
         self.durable = self.durable.max(ticket.0);
     }
 
-    /// The position that idle progress should record now: nothing is outstanding, and only
-    /// filtered or empty work lies between the last progress and what was received.
+    /// The position that idle progress should record now: nothing is outstanding, and only filtered or
+    /// empty work lies between the last progress and the received position.
     #[must_use]
     pub fn idle_candidate(&self) -> Option<Lsn> {
         (self.outstanding.is_empty() && self.received > self.last_dispatched)
@@ -238,7 +239,7 @@ impl Progress {
         self.outstanding.is_empty() && self.durable >= self.committed
     }
 
-    /// What may be reported to the publisher now.
+    /// The positions that may be reported to the publisher now.
     #[must_use]
     pub fn positions(&self) -> Positions {
         // With nothing outstanding, all that was received is visible: it held nothing for us.

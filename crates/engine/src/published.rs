@@ -1,4 +1,4 @@
-//! What publishes a table, and whether it was published without a gap.
+//! The publications of a table, and whether it was published without a gap.
 //!
 //! The walsender decodes each change with the publications as they were at that time. A table that
 //! was removed from a publication and added again lost the changes in between, and the stream does

@@ -47,7 +47,7 @@ pub struct Rules {
     pub allow_backwards: bool,
 }
 
-/// What to do with the subscriber's sequence.
+/// The change of the subscriber's sequence that its position on the publisher requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
     /// Set it.
@@ -74,7 +74,7 @@ pub enum Decision {
     OppositeDirections,
 }
 
-/// Decides what to do with the subscriber's sequence.
+/// Decides whether, and to which position, the subscriber's sequence is set.
 #[must_use]
 pub fn decide(publisher: Sequence, subscriber: Sequence, rules: Rules) -> Decision {
     let bounds = subscriber.definition;

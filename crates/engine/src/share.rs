@@ -6,9 +6,9 @@
 //! returns an idle session as soon as another one asks. Of busy sessions, a subscription with more
 //! than an equal share returns one, so a long backlog does not block the others.
 //!
-//! What moves between subscriptions is the lease, not the session: a session has its fence lock,
-//! its replication origin and its prepared statements. A lease is free only when the server has
-//! closed the connection, so the bound holds on the server too.
+//! Subscriptions pass the lease on, not the session: a session has its fence lock, its replication
+//! origin and its prepared statements. A lease is free only when the server has closed the
+//! connection, so the bound holds on the server too.
 
 /// How many sessions each subscription has.
 #[derive(Debug)]
@@ -27,9 +27,9 @@ struct Member {
     most: usize,
     /// Those that it has.
     held: usize,
-    /// It asks for one more; when it began to.
+    /// The subscription asks for one more session; when it began to.
     asks: Option<u64>,
-    /// It has ended for good, and its own session is free.
+    /// The subscription has ended for good, and its own session is free.
     ended: bool,
 }
 
@@ -115,7 +115,7 @@ impl Shares {
         self.members[member].ended = true;
     }
 
-    /// Sessions that nobody has, and that are nobody's own.
+    /// Leases that no subscription holds, beyond the one that each subscription always owns.
     fn free(&self) -> usize {
         let own = self.members.iter().filter(|member| !member.ended).count();
         let held: usize = self.members.iter().map(|member| member.held).sum();
@@ -204,8 +204,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens, the bound holds with everybody's own session counted; and when
-        /// everybody who is left asks for more, they come to have equal shares, and nothing is left.
+        /// Whatever happens, the bound holds with every member's own session counted; and when every
+        /// remaining member asks for more, they come to have equal shares, and nothing is left.
         #[test]
         fn bounded_and_fair(
             most in prop::collection::vec(1usize..8, 1..6),

@@ -14,18 +14,18 @@
 
 use rustc_hash::FxHashSet;
 
-/// A subscription, and who could run it, by index of the members.
+/// A subscription, and the members that could run it, by index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedSubscription {
     /// Distinguishes it from all others, on all subscribers.
     pub name: String,
-    /// Its load, compared to the others.
+    /// The subscription's load, compared to the others.
     pub weight: u32,
     /// Indexes of members.
     pub candidates: Vec<usize>,
     /// Index of the member that runs it now.
     pub owner: Option<usize>,
-    /// It stays with its owner, whatever that has: for example while tables are copied.
+    /// The subscription stays with its owner, whatever that has: for example while tables are copied.
     pub stays: bool,
 }
 
@@ -94,13 +94,14 @@ impl Spread<'_> {
                 let from = (*from).filter(|from| !one.stays && !busy.contains(from))?;
                 let to = self.least(one.candidates.iter().filter(|to| !busy.contains(to)))?;
                 let weight = u64::from(one.weight);
-                // Half of what the sum of the squares becomes smaller.
+                // Half of the decrease of the sum of the squares.
                 let less = |loads: &[u64]| {
                     let less = loads[from].checked_sub(loads[to] + weight)?;
                     (weight * less > 0).then_some(weight * less)
                 };
-                // What nobody runs yet may come to be elsewhere. So a subscription that runs moves
-                // only if that helps without it too: else it could go round in a circle.
+                // A subscription that no member runs yet may still be assigned elsewhere. So a running
+                // subscription moves only if that also helps without those: otherwise moves could go round
+                // in a circle.
                 if one.owner == Some(from) {
                     less(&self.run)?;
                 }
@@ -108,7 +109,7 @@ impl Spread<'_> {
             });
         let best = moves.max_by(|(gain_a, a, ..), (gain_b, b, ..)| {
             let (one, other) = (&subscriptions[*a], &subscriptions[*b]);
-            // Rather what nobody runs yet, then by name.
+            // Prefer a subscription that no member runs yet, then the first by name.
             let idle = other.owner.is_some().cmp(&one.owner.is_some());
             gain_a.cmp(gain_b).then(idle).then_with(|| other.name.cmp(&one.name))
         });

@@ -21,7 +21,7 @@ use pgoutput::Lsn;
 use crate::history::Memory;
 
 /// Returns the position to ask for. The slot has confirmed `confirmed`. Nothing before `needed_from` is
-/// lacking, and `memory` is what is remembered of the history at the progress.
+/// lacking, and `memory` is the remembered history at the progress.
 #[must_use]
 pub fn stream_start(
     confirmed: Lsn,

@@ -1,5 +1,5 @@
-//! Streaming apply: streamed transactions that are applied before their commit. This module decides
-//! which of them has a session, and what that session does next.
+//! Streaming apply: streamed transactions that are applied before their commit. This module decides which
+//! of them has a session, and the next step of that session.
 //!
 //! ```text
 //!  first block ──► Behind ──► Waiting ──► Active ──► committing ──► committed
@@ -7,11 +7,10 @@
 //!                    └───────────┴──────────┴────────────┴──► abandoned: applied from the spool
 //! ```
 //!
-//! Every stream is spooled as well, and what is executed is read from the spool, so a slow
-//! subscriber delays nothing else. A stream is *abandoned* after any error, any unexpected number
-//! of rows, a lost session, or when it holds a lock that a committed transaction needs. Its session
-//! rolls back, and the stream is applied from the spool after its commit. So no decision here
-//! changes the result.
+//! Every stream is spooled as well, and its changes are read from the spool for execution, so a slow
+//! subscriber delays nothing else. A stream is *abandoned* after any error, any unexpected number of rows,
+//! a lost session, or when it holds a lock that a committed transaction needs. Its session rolls back, and
+//! the stream is applied from the spool after its commit. So no decision here changes the result.
 //!
 //! The publisher sends a change of an open transaction after everything that had committed before
 //! the change was made. So a change may be executed once all of that is committed on the
@@ -24,7 +23,7 @@
 //! one. An open stream holds back no acknowledgement: its commit lies ahead, so the publisher would
 //! send all of it again.
 //!
-//! See [`executable`] for what may be executed when.
+//! See [`executable`] for the changes that may be executed, and when.
 
 pub mod executable;
 
@@ -43,13 +42,13 @@ use crate::worker::GroupMode;
 /// The number that stands for an open stream among group numbers when waits are compared: after all groups.
 const NUMBERS: u64 = u64::MAX - (1 << 20);
 
-/// Numbers streams, so that what is said of one is not taken for another.
+/// Number of a stream, so that an answer about one stream is not taken for another.
 pub type Ticket = u64;
 
-/// What a session is told to do for a stream.
+/// An order of the leader to the session that applies a stream.
 #[derive(Debug)]
 pub enum Order<W> {
-    /// Its next changes, after this savepoint.
+    /// Execute the next changes, after this savepoint.
     Part {
         /// The changes.
         work: W,
@@ -58,24 +57,24 @@ pub enum Order<W> {
         /// The savepoint, by number.
         savepoint: Option<usize>,
     },
-    /// What was done after this savepoint is undone.
+    /// Roll back to this savepoint, which stays.
     RollBackTo(usize),
-    /// All of it is undone; it begins again.
+    /// Roll back all of the stream; it begins again.
     RollBack,
-    /// Everything before it is committed; the work says where it ends.
+    /// Commit: everything before the stream is committed. The work says where the stream ends.
     Commit(W),
-    /// It is not applied here: it is rolled back, unless its COMMIT is on its way.
+    /// Do not apply the stream: roll it back, unless its COMMIT is on its way.
     Abandon,
 }
 
-/// What a session says of a stream.
+/// The answer of a session to an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Said {
     /// An order is carried out: all but the last two are answered so.
     Done,
-    /// It is committed.
+    /// The stream is committed.
     Committed,
-    /// It is rolled back, and the session is free.
+    /// The stream is rolled back, and the session is free.
     Abandoned,
     /// Whether it is committed is not known: the run must end.
     Failed,
@@ -102,13 +101,13 @@ struct Stream {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StreamState {
-    /// It waits for the publisher to come beyond what was applied before.
+    /// The stream waits for the publisher to pass everything that was applied before.
     Behind,
-    /// It waits for a session.
+    /// The stream waits for a session.
     Waiting,
-    /// It has this one.
+    /// The stream has this session.
     Active(usize),
-    /// It is applied when it has committed.
+    /// The stream is applied when it has committed.
     Kept,
 }
 
@@ -245,7 +244,7 @@ impl<W> Streams<W> {
         }
     }
 
-    /// Takes note of what came of the block that is being received: a block may be large, and no
+    /// Takes note of the changes of the block that is being received: a block may be large, and no
     /// transaction ends inside of one.
     pub fn received(&mut self, length: impl Fn(Xid) -> Option<u64>, dispatched: Lsn) {
         if let Some(xid) = self.block
@@ -306,8 +305,8 @@ impl<W> Streams<W> {
         self.open.remove(&xid);
     }
 
-    /// It has committed: whether all of it is to be applied here, which [`Self::committing`] tells
-    /// until it is done.
+    /// The stream has committed. Returns whether all of it is to be applied here; [`Self::committing`]
+    /// tells that until it is done.
     pub fn begin_commit(&mut self, xid: Xid) -> bool {
         // A stream that changed nothing, or was not begun, needs no session of its own.
         let begun = self.open.get(&xid).is_some_and(|stream| {
@@ -348,7 +347,7 @@ impl<W> Streams<W> {
         }
     }
 
-    /// What is to be handed over now, when all that ends up to here is `committed`.
+    /// The next changes to hand over, when everything that ends at or before `committed` is committed.
     pub fn next<'a>(
         &mut self,
         committed: Lsn,
@@ -430,7 +429,7 @@ impl<W> Streams<W> {
             .map(|(x, _)| *x)
     }
 
-    /// Takes note of what a session said. Of which stream, if what it said has come to something.
+    /// Takes note of the answer of a session. Returns the stream that the answer brings to an end, if any.
     pub fn said(&mut self, slot: usize, ticket: Ticket, said: Said) -> Option<Xid> {
         let slot = &mut self.slots[slot];
         if slot.ticket != ticket {
@@ -475,9 +474,8 @@ impl<W> Streams<W> {
         self.committing.map(|_| GroupSeq(NUMBERS))
     }
 
-    /// Those among the victims that are streams are abandoned: they hold what a transaction needs that
-    /// has committed. Returns the sessions whose statements are to be cancelled, and how many streams
-    /// that were.
+    /// Abandons the streams among the victims: they hold locks that a committed transaction needs. Returns
+    /// the sessions whose statements are to be cancelled, and how many streams that were.
     pub fn resolve_deadlock(&mut self, victims: &[GroupSeq]) -> (Vec<usize>, usize) {
         let (mut sessions, mut abandoned) = (Vec::new(), 0);
         for victim in victims.iter().filter(|victim| victim.0 >= NUMBERS) {

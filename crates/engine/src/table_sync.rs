@@ -27,25 +27,26 @@
 
 use thiserror::Error;
 
-/// Where a table stands. The names are those of PostgreSQL's `srsubstate`.
+/// The sync state of a table. The names are those of PostgreSQL's `srsubstate`, except for `blocked`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TableSyncState {
-    /// It is to be copied.
+    /// The table is to be copied.
     Init,
-    /// It is being copied, or such a copy was interrupted.
+    /// The table is being copied, or such a copy was interrupted.
     DataSync,
-    /// It is copied, and its deferred changes are applied.
+    /// The table is copied, and its deferred changes are applied.
     CatchUp,
-    /// Its changes are applied with those of all others.
+    /// The changes of the table are applied with those of all others.
     Ready,
-    /// It cannot be copied, or a change of it could not be applied. Nothing of it is applied or kept.
+    /// The table cannot be copied, or a change of it could not be applied. Its changes are neither
+    /// applied nor kept.
     Blocked,
 }
 
-/// What happens to a table.
+/// An event in the synchronization of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TableSyncEvent {
-    /// It is to be copied, and no copy of it runs.
+    /// The table is to be copied, and no copy of it runs.
     CopyWanted,
     /// A snapshot was taken, and the table holds no rows but those that are to be kept.
     CopyBegun,
@@ -58,11 +59,11 @@ pub enum TableSyncEvent {
     },
     /// The user wants no copy: all changes from now on are applied.
     NoCopyWanted,
-    /// It has all that the others have.
+    /// The table has all changes that the others have.
     CaughtUp,
-    /// The publisher does not send the changes any more that it lacks.
+    /// The publisher does not send the changes any more that the table lacks.
     ChangesLost,
-    /// It is missing on the subscriber, does not fit, is not empty, or its copy failed.
+    /// The table is missing on the subscriber, does not fit, is not empty, or its copy failed.
     CannotCopy,
     /// A change could not be applied.
     CannotApply,
@@ -74,7 +75,7 @@ pub enum TableSyncEvent {
 pub struct Refused {
     /// The state that stays.
     pub state: TableSyncState,
-    /// What cannot happen in it.
+    /// The event that cannot happen in this state.
     pub event: TableSyncEvent,
 }
 
@@ -166,7 +167,7 @@ mod tests {
         content: Vec<u32>,
         /// The copy that goes on, by its generation: its workers, which a crash ends.
         running: Option<u32>,
-        /// What a resync of this moment must be followed by: a copy of a later generation.
+        /// The generation of the copy that was running at a resync. A later copy must follow it.
         damaged: Option<u32>,
     }
 

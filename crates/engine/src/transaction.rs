@@ -23,7 +23,7 @@ struct ChangeRef {
     operation: Operation,
 }
 
-/// What a change does.
+/// The kind of a change, by which changes are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Operation {
     Insert,

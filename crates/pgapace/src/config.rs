@@ -33,7 +33,7 @@ const AUTO_STREAM_SESSIONS: usize = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CopyOptions {
     pub(crate) workers: usize,
-    /// Whether the sessions tag what they write.
+    /// Whether the sessions tag their commits.
     pub(crate) tags: TagRules,
     /// Bytes of a part; larger tables have several.
     pub(crate) split_size: u64,
@@ -61,7 +61,7 @@ impl CopyOptions {
 }
 
 impl Subscription {
-    /// Fills in the defaults that depend on others, and checks what can be checked without a server.
+    /// Fills in the defaults that depend on others, and makes the checks that need no server.
     pub(crate) fn resolve(mut given: Given) -> Result<Self> {
         let name: String = given.value("name")?;
         check_name(&name, "name")?;
@@ -149,8 +149,8 @@ fn unless_zero(duration: Duration) -> Option<Duration> {
     Some(duration).filter(|duration| !duration.is_zero())
 }
 
-/// The default in megabytes: a quarter of what the system allows, because stacks, buffers and other
-/// processes need memory too.
+/// The default in megabytes: a quarter of the memory that the system allows, because stacks, buffers and
+/// other processes need memory too.
 fn default_memory_limit() -> usize {
     const USUAL: usize = 256;
     const LEAST: usize = 16;
@@ -187,7 +187,7 @@ impl Site {
     }
 }
 
-/// What `pgapace record` needs: a publisher, and a subscriber only to know which values it reads in
+/// The settings of `pgapace record`: a publisher, and a subscriber only to know which values it reads in
 /// binary.
 #[derive(Debug, Clone)]
 pub(crate) struct RecordSettings {
@@ -232,7 +232,7 @@ pub(crate) fn replayed(
     given.set("slot", slot)?;
     given.set("create-slot", "false")?;
     given.set("copy-data", "false")?;
-    // Nobody connects to it: see `Publisher::absent`.
+    // pgapace never connects to it: see `Publisher::absent`.
     given.set("publisher", "host=recording.invalid")?;
     if given.get("name")?.is_none() {
         given.set("name", "replay")?;
@@ -280,7 +280,7 @@ pub(crate) fn sites(file: Option<&Path>, given: &Given) -> Result<Vec<Site>> {
 /// Everything that `pgapace run` takes from its configuration.
 #[derive(Debug)]
 pub(crate) struct Configured {
-    /// With what was given for each.
+    /// With the settings that were given for each.
     pub(crate) subscriptions: Vec<(Given, Subscription)>,
     /// `log-level` of the file.
     pub(crate) log_level: Option<String>,

@@ -1,4 +1,4 @@
-//! Hints for failed connection attempts: why the server refused, and what the user can do.
+//! Hints for failed connection attempts: the server's reason, and the user's next step.
 //!
 //! One SQLSTATE has several causes, and messages may be in any language. The name of the server
 //! routine that raised the error tells the causes apart.

@@ -127,7 +127,7 @@ pub(crate) struct Failure {
     pub(crate) in_decoding: bool,
     /// Whether another run succeeds if values are sent as text.
     pub(crate) needs_text: bool,
-    /// The subscription was switched over: what is to be applied instead.
+    /// The subscription was switched over: the way back that is to be applied instead.
     pub(crate) way_back: Option<Box<WayBack>>,
 }
 

@@ -23,7 +23,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How long the process that applies may be absent between two of its runs.
 const ABSENCE: Duration = Duration::from_secs(3);
 
-/// What the subscriber lacks.
+/// The WAL and tables that the subscriber lacks.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Lag {
     /// Of the publisher's WAL; `None` where only tables are behind.
@@ -69,8 +69,8 @@ pub(crate) fn end_of_flushed_wal(source: &mut Session) -> Result<Lsn> {
     one_lsn(source, sql, "reading its flushed LSN")
 }
 
-/// Waits until everything that had committed on the publisher before `end` is applied, by all tables.
-/// Returns what is missing when `patience` is over, or nobody is there to apply it.
+/// Waits until everything that had committed on the publisher before `end` is applied, by all tables. Returns
+/// the lag when `patience` is over, or no process applies the subscription.
 pub(crate) fn wait(
     control: &mut Session,
     source: &mut Session,
@@ -144,8 +144,7 @@ fn stream_lag(
     Ok(Some(applied))
 }
 
-/// Whether a slot that nobody uses holds a change for the subscription before `end`. The slot stays as
-/// it is.
+/// Whether an unused slot holds a change for the subscription before `end`. The slot stays as it is.
 ///
 /// Before 15 transactions without changes are in the stream too: Begin, Origin, Commit.
 fn slot_has_changes(source: &mut Session, row: &Subscription, end: Lsn) -> Result<bool> {

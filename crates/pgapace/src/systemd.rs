@@ -25,7 +25,7 @@ const STATUS_EVERY: Duration = Duration::from_secs(5);
 /// Subscriptions that a status names.
 const NAMED: usize = 5;
 
-/// The service manager, if one has started the process; clones share what it was told.
+/// The service manager, if one has started the process; clones share the record of its notifications.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ServiceManager {
     ready: Arc<AtomicBool>,
@@ -70,7 +70,7 @@ impl ServiceManager {
         }
     }
 
-    /// It was read. Before the start is complete, this must not complete it.
+    /// The configuration was read again. Before the start is complete, this must not complete it.
     pub(crate) fn reloaded(&self) {
         if self.ready.load(Ordering::Acquire) {
             tell(&[NotifyState::Ready]);

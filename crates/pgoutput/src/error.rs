@@ -12,7 +12,7 @@ use crate::tuple::MAX_COLUMNS;
 pub struct DecodeError {
     /// Offset of the error in bytes from the start of the decoded slice.
     pub offset: usize,
-    /// What is wrong there.
+    /// The kind of the error.
     pub kind: DecodeErrorKind,
     /// Type of the message (its first byte), if that was read. `None` for a frame.
     pub message: Option<u8>,
@@ -31,7 +31,7 @@ impl DecodeError {
     }
 }
 
-/// What is wrong at the offset.
+/// The kind of a decoding error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeErrorKind {

@@ -12,13 +12,13 @@ pub enum Error {
     NoServer {
         /// The requested major version.
         major: u16,
-        /// The places that were searched, and what to install or set.
+        /// The places that were searched, and the programs or variables that would help.
         reason: String,
     },
     /// A server did not start, stop or respond. The end of its log shows the reason.
     #[error("{what}\n--- end of the server log ---\n{log_tail}")]
     Server {
-        /// What failed.
+        /// The action that failed.
         what: String,
         /// The last lines of the server's log.
         log_tail: String,

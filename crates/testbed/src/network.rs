@@ -12,7 +12,7 @@ use crate::program::Program;
 /// The network. Dropping it removes it.
 #[derive(Debug)]
 pub struct Network {
-    /// What the names of its devices begin with.
+    /// The prefix of the names of its devices.
     name: String,
     /// The first three numbers of its addresses.
     subnet: String,
@@ -87,7 +87,7 @@ impl Network {
         program.clone().in_namespace(&self.machine(machine))
     }
 
-    /// Cuts a machine off: packets are lost, and nobody is told.
+    /// Cuts a machine off: packets are lost, and neither end gets an error.
     pub fn unplug(&self, machine: usize) -> Result<()> {
         run(&["link", "set", &self.port(machine), "down"])
     }

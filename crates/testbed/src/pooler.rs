@@ -57,7 +57,7 @@ impl Pooler {
         Self::start_for(cluster, mode, &format!("* = {}", Self::entry(cluster)), settings)
     }
 
-    /// What leads to a cluster in the section `[databases]`.
+    /// The connection string of a cluster, for the section `[databases]`.
     pub fn entry(cluster: &Cluster) -> String {
         let (socket_dir, port) = (Path::display(cluster.socket_dir()), cluster.port());
         format!("host={socket_dir} port={port} user=postgres")

@@ -177,7 +177,7 @@ impl Process {
         &self.log
     }
 
-    /// Its output so far.
+    /// The program's output so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }

@@ -164,8 +164,8 @@ impl Proxy {
     }
 
     /// For each connection so far, in the order in which they were opened: how often the client has
-    /// sent something after an answer of the server. What it sends without an answer in between counts
-    /// once.
+    /// sent something after an answer of the server. Several messages without an answer in between
+    /// count once.
     pub fn round_trips(&self) -> Vec<u64> {
         let counts = self.shared.round_trips.lock().unwrap_or_else(PoisonError::into_inner);
         counts.iter().map(|count| count.load(Ordering::Relaxed)).collect()

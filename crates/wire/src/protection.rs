@@ -1,6 +1,6 @@
-//! What protects a session from others between client and server.
+//! Protection of a session from attackers between client and server.
 
-/// What others on the way can do.
+/// Capabilities of an attacker between client and server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protection {
     /// Nothing: the session uses a Unix socket, and does not leave the machine.
@@ -13,17 +13,17 @@ pub enum Protection {
     Tls {
         /// As PostgreSQL names it in `pg_stat_ssl`, such as `TLSv1.3`.
         version: &'static str,
-        /// What was verified of the server.
+        /// The properties of the server that TLS has verified.
         verified: Verified,
     },
 }
 
-/// What TLS has verified of the server.
+/// The properties of the server that TLS has verified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verified {
     /// Nothing: another server in its place would not be noticed.
     Nothing,
-    /// Its certificate is signed by a trusted root. Any other server with such a certificate would
+    /// The certificate is signed by a trusted root. Any other server with such a certificate would
     /// not be noticed.
     Chain,
     /// The certificate is also for the host of the connection string.

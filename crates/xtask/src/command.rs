@@ -15,7 +15,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Its standard output.
+/// Runs a command, and returns its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>> {
     let output = command.output().with_context(|| format!("run {command:?}"))?;
     if !output.status.success() {
@@ -25,8 +25,8 @@ pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// The cargo that runs this, without what it tells about this package: build scripts that look at it
-/// would run again.
+/// The cargo that runs this, without its environment variables about this package: build scripts
+/// that look at them would run again.
 pub(crate) fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let about_this = |name: &str| {

@@ -60,7 +60,7 @@ enum Format {
 struct Places {
     /// The repository.
     root: PathBuf,
-    /// What is made.
+    /// The directory of the packages that are made.
     dist: PathBuf,
 }
 

@@ -1,4 +1,4 @@
-//! The program that is packaged: static, stripped, without the demo and what it brings.
+//! The program that is packaged: static, stripped, without the demo and its dependencies.
 
 use std::fs;
 use std::path::PathBuf;
@@ -139,7 +139,7 @@ fn compilers(target: &str) -> Vec<(String, String)> {
     variables
 }
 
-/// Checks what the packages promise.
+/// Checks the promises of the packages.
 fn check(program: &Program) -> Result<()> {
     let bytes = fs::read(&program.file)?;
     let size = bytes.len() as u64;

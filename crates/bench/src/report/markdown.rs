@@ -137,7 +137,7 @@ fn is_shown(workload: &str) -> bool {
     !one_of_many && !workload.ends_with("-visible") && !workload.ends_with("-p95")
 }
 
-/// What a workload does, in words.
+/// The description of a workload; empty if it is not known.
 fn about(name: &str) -> String {
     let exact = workload::ALL.iter().find(|workload| workload.name == name);
     let variant = || workload::ALL.iter().find(|workload| name.starts_with(workload.name));

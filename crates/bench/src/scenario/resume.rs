@@ -1,8 +1,9 @@
 //! The first new change after a crash of the publisher.
 //!
 //! A slot is saved at checkpoints and when its restart position moves. After a crash it falls back
-//! to what was saved, although the subscriber had acknowledged more. A transaction that stays open
-//! keeps the restart position where it is, so the slot falls back by the same WAL in every run.
+//! to its saved position, although the subscriber had acknowledged more. A transaction that stays
+//! open keeps the restart position where it is, so the slot falls back by the same WAL in every
+//! run.
 
 use std::time::{Duration, Instant};
 
@@ -149,9 +150,8 @@ fn acknowledge(servers: &Environment) -> Result<Client> {
     let publisher = &servers.publisher;
     let mut open = publisher.connect(DATABASE)?;
     open.batch_execute("BEGIN; SELECT pg_current_xact_id()")?;
-    // Each checkpoint tells the slot's reader which transactions run. What the reader has learned
-    // from it, the slot saves with the next acknowledgement; from then on nothing moves. A commit
-    // is acknowledged at once.
+    // Each checkpoint tells the slot's reader which transactions run. The slot saves this with the
+    // next acknowledgement; from then on nothing moves. A commit is acknowledged at once.
     for _ in 0..2 {
         publisher.sql(DATABASE, "CHECKPOINT")?;
         publisher.sql(DATABASE, "INSERT INTO t (body) VALUES ('')")?;

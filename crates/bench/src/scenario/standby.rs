@@ -10,7 +10,7 @@ use testbed::{Cluster, Stop, wait_until};
 
 use crate::environment::Environment;
 
-/// Its name in `synchronous_standby_names` and of its slot.
+/// Name of the standby in `synchronous_standby_names`, and of its slot.
 pub(crate) const STANDBY: &str = "bench_standby";
 /// Files that are not copied from the publisher: directories, settings, slots.
 const KEPT: [&str; 4] = ["postgresql.conf", "postgresql.auto.conf", "pg_hba.conf", "pg_replslot"];

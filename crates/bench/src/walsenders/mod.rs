@@ -1,8 +1,10 @@
-//! Several walsenders for one publication: what a publisher could gain that writes faster than one walsender decodes.
+//! Several walsenders for one publication: the possible gain where a publisher writes faster than one
+//! walsender decodes.
 //!
-//! The backlog is published in K parts by row filters, each with a slot of its own. The streams are read at the same time
-//! and merged into whole transactions, which must be the same for every K. Every walsender reads the whole WAL, so the sum of their
-//! CPU time grows with K. What each of them takes bounds the rate on a machine with a processor for each.
+//! The backlog is published in K parts by row filters, each with a slot of its own. The streams are read
+//! at the same time and merged into whole transactions, which must be the same for every K. Every
+//! walsender reads the whole WAL, so the sum of their CPU time grows with K. The CPU time of each
+//! walsender bounds the rate on a machine with a processor for each.
 
 mod merge;
 
@@ -41,7 +43,7 @@ pub(crate) struct WalsendersArgs {
     rounds: usize,
 }
 
-/// What one number of walsenders took.
+/// The measured costs of one number of walsenders.
 struct Measured {
     walsenders: usize,
     seconds: f64,

@@ -1,4 +1,4 @@
-//! One insert into each of many tables: what the first change of a table costs after a start.
+//! One insert into each of many tables: the cost of the first change of a table after a start.
 
 use std::fmt::Write as _;
 

@@ -92,8 +92,8 @@ pub(crate) struct Backlog {
     pub(crate) publication: Option<&'static str>,
     /// Additional arguments of `pgapace run`.
     pub(crate) pgapace: &'static [&'static str],
-    /// A query on the subscriber after each run: true if what the comparison of the tables cannot
-    /// see is as it must be.
+    /// A query on the subscriber after each run: true if the state that the comparison of the
+    /// tables cannot see is as it must be.
     pub(crate) check: Option<String>,
     /// A session keeps a snapshot on the subscriber during each run. The rate of the last tenth of
     /// the backlog is then compared to the rate of the first.
@@ -114,7 +114,7 @@ impl Backlog {
         if self.unit == SECONDS { Direction::LessIsBetter } else { Direction::MoreIsBetter }
     }
 
-    /// What `units` counts, in the singular.
+    /// The name of the things that `units` counts, in the singular.
     pub(crate) fn unit_name(&self) -> &'static str {
         match self.unit {
             TRANSACTIONS => "transaction",

@@ -8,8 +8,8 @@ pub(super) fn tpcb(scale: Scale) -> Backlog {
     Backlog { old_snapshot: true, ..tpcb::tpcb(scale) }
 }
 
-/// Without rows that many transactions update, only what a subscriber records about its progress
-/// piles up.
+/// Without rows that many transactions update, only the subscriber's records of its progress pile
+/// up.
 pub(super) fn simple_update(scale: Scale) -> Backlog {
     Backlog { old_snapshot: true, ..tpcb::simple_update(scale) }
 }

@@ -1,13 +1,14 @@
-//! How a prepared transaction is named, and where it stands in the stream.
+//! The names of a prepared transaction, and its place in the stream.
 
 use pgoutput::{Lsn, Prepare, Timestamp, Xid};
 
 /// A prepared transaction of the publisher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prepared {
-    /// Its number on the publisher: no other transaction has it before this one is resolved.
+    /// The transaction's xid on the publisher: no other transaction has it before this one is
+    /// resolved.
     pub xid: Xid,
-    /// Its name on the publisher.
+    /// The transaction's gid on the publisher.
     pub gid: String,
     /// Where its prepare record begins.
     pub prepare_lsn: Lsn,
@@ -18,7 +19,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Copies what a Prepare or a Stream Prepare message says.
+    /// Copies the fields of a Prepare or a Stream Prepare message.
     #[must_use]
     pub fn of(message: &Prepare<'_>) -> Self {
         Self {

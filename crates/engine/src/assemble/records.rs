@@ -45,7 +45,7 @@ impl RelationVersions {
     }
 }
 
-/// What a record changes.
+/// The relations that one record of a spooled transaction changes.
 #[derive(Clone, Copy)]
 pub(crate) enum Changed<'a> {
     /// A row of this relation.

@@ -105,19 +105,19 @@ impl Replay {
         self.end
     }
 
-    /// Memory of what is still to be returned.
+    /// Memory of the changes that are still to be returned.
     #[must_use]
     pub fn in_memory(&self) -> usize {
         self.blocks.iter().map(Vec::capacity).sum()
     }
 
-    /// Its name in the spool, to be discarded when it is read or not wanted.
+    /// The transaction's name in the spool, to be discarded when it is read or not wanted.
     #[must_use]
     pub fn id(&self) -> SpoolId {
         self.id
     }
 
-    /// Its records, as long as no part was taken.
+    /// The transaction's records, as long as no part was taken.
     #[must_use]
     pub fn records(&self) -> Option<Records<'_>> {
         self.first.then(|| Records {
@@ -129,7 +129,7 @@ impl Replay {
         })
     }
 
-    /// Whether the next part has to be read from the spool: what is in memory waits for nothing.
+    /// Whether the next part has to be read from the spool: changes in memory wait for nothing.
     #[must_use]
     pub fn reads_spool(&self) -> bool {
         self.unread > 0

@@ -22,7 +22,7 @@ use crate::transaction::TransactionHead;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SpoolId(pub u64);
 
-/// What the spool is to do, in the order of the commands.
+/// A command to the spool. The spool executes commands in the order in which it gets them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SpoolCommand {
     /// Add these bytes behind all that the transaction has. They are read again as they are, or
@@ -47,10 +47,10 @@ pub enum SpoolCommand {
     },
 }
 
-/// What a subtransaction costs beside its changes.
+/// Memory that each subtransaction takes beside its changes, in bytes.
 const SUBTRANSACTION_COST: usize = 48;
 
-/// The payload of a change and who made it.
+/// The payload of a change, and the transaction that made it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Change<'a> {
     /// As it arrived.
@@ -60,7 +60,7 @@ pub(super) struct Change<'a> {
 }
 
 impl<'a> Change<'a> {
-    /// The payload without the transaction's number: what it is outside of streams.
+    /// The payload without the xid, as it is outside of streams.
     fn plain(&self) -> (&'a [u8], &'a [u8]) {
         let (tag, rest) = self.payload.split_at(1);
         (tag, if self.xid.is_some() { &rest[4..] } else { rest })
@@ -80,7 +80,7 @@ pub(super) struct SpooledTransaction {
     spooled: u64,
     /// The others.
     blocks: VecDeque<Vec<u8>>,
-    /// What `blocks` takes of memory.
+    /// Memory that `blocks` takes, in bytes.
     allocated: usize,
     /// Whether the spool knows the transaction.
     in_spool: bool,
@@ -203,12 +203,13 @@ impl SpooledTransaction {
         &self.subtransactions
     }
 
-    /// What the spool has to do when the transaction did not happen.
+    /// The command that removes a rolled-back transaction from the spool; `None` if the spool has no
+    /// block of it.
     pub(super) fn discard(&self) -> Option<SpoolCommand> {
         self.in_spool.then_some(SpoolCommand::Discard { id: self.id })
     }
 
-    /// It has committed: its changes can be read from the beginning.
+    /// The transaction has committed: its changes can be read from the beginning.
     pub(super) fn replay(self, head: TransactionHead, end: Lsn, limits: PartLimits) -> Replay {
         Replay::new(head, end, limits, self.id, self.relations.all, self.spooled, self.blocks)
     }

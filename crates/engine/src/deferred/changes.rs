@@ -20,7 +20,7 @@ use crate::transaction::{Touched, TransactionHead, TransactionPart};
 
 /// Names in the spool that no spooled transaction has.
 const FIRST_ID: u64 = 1 << 63;
-/// Bytes of a file: what is given back to the spool at once.
+/// Bytes of a file, which is given back to the spool as a whole.
 const FILE_BYTES: u64 = 32 << 20;
 
 /// In the place of the length of a record: a transaction begins, and ends.
@@ -177,8 +177,8 @@ impl DeferredChanges {
         }
     }
 
-    /// The next part of what is deferred; none if there is no whole transaction. `commands` gets
-    /// what the spool has to do then.
+    /// The next part of the deferred changes; none if there is no whole transaction. `commands` gets the
+    /// commands that the spool must execute then.
     ///
     /// # Errors
     /// When the spool cannot be read, or returns something else than what was appended. Of a
@@ -276,7 +276,7 @@ impl DeferredChanges {
         self.block.get(self.offset + at..)?.first_chunk().copied()
     }
 
-    /// What the spool has to do when the rest is not wanted.
+    /// The commands that remove the remaining changes from the spool, when they are not needed any more.
     pub fn discard(self) -> impl Iterator<Item = SpoolCommand> {
         self.files.into_iter().map(|file| SpoolCommand::Discard { id: file.id })
     }

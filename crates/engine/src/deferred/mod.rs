@@ -38,22 +38,22 @@ impl Default for BlockLimits {
     }
 }
 
-/// How far the sync of a table has come, by the names of [`crate::table_sync::TableSyncState`]. `C` is
-/// what is known of a complete copy.
+/// How far the sync of a table has come, by the names of [`crate::table_sync::TableSyncState`]. `C`
+/// describes a complete copy.
 #[derive(Debug)]
 pub enum DeferredStage<C> {
     /// The next copy has it.
     Init,
     /// The present copy has it.
     DataSync,
-    /// It is copied, and its deferred changes are applied.
+    /// The copy is complete, and the deferred changes are applied.
     CatchUp(C),
 }
 
 /// A table whose changes are deferred.
 #[derive(Debug)]
 pub struct DeferredTable<C> {
-    /// Its schema and name.
+    /// Schema and name of the table.
     pub name: (String, String),
     /// How far its sync has come.
     pub stage: DeferredStage<C>,
@@ -98,7 +98,7 @@ pub struct DeferredTables<C> {
 }
 
 impl<C> DeferredTables<C> {
-    /// No table. The publisher sends what commits from `sent_from` on.
+    /// No table. The publisher sends transactions that commit from `sent_from` on.
     #[must_use]
     pub fn new(sent_from: Lsn, holds: bool, blocks: BlockLimits) -> Self {
         let (tables, commands) = (Vec::new(), Vec::new());
@@ -181,8 +181,8 @@ impl<C> DeferredTables<C> {
         Ok(())
     }
 
-    /// The next part of what is deferred of a table, by its place. What commits before `sync_lsn` is in
-    /// the copy, and comes as nothing.
+    /// The next part of the deferred changes of a table, by its place. Transactions that commit before
+    /// `sync_lsn` are in the copy: their parts are empty.
     ///
     /// # Errors
     /// When the spool cannot be read.
@@ -205,8 +205,9 @@ impl<C> DeferredTables<C> {
         self.tables.iter().map(|table| table.hold).min().filter(|_| self.holds)
     }
 
-    /// What may be reported to the publisher: deferred changes are not visible. What has to be received
-    /// again counts as not received, so that an idle publisher reports how far it has come.
+    /// The positions that may be reported to the publisher. Deferred changes are not visible yet.
+    /// Changes that the publisher has to send again count as not received, so that an idle publisher
+    /// reports how far it has come.
     #[must_use]
     pub fn limit(&self, positions: Positions) -> Positions {
         let visible = self.tables.iter().map(|table| table.visible).min();

@@ -1,5 +1,5 @@
-//! What groups in flight have changed: which tables of a group that gives way are to blame, and whether
-//! rows are known by another topmost relation than before.
+//! Changes of the groups in flight, by table: which tables of a group that gives way are to blame, and
+//! whether rows are known by another topmost relation than before.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -23,10 +23,10 @@ pub struct Turned {
 /// Why transactions of a table are applied one after the other, or not any more.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Turn {
-    /// They are applied side by side again.
+    /// Transactions of the table are applied side by side again.
     #[default]
     Released,
-    /// They have often held locks that an earlier group needed.
+    /// Transactions of the table have often held locks that an earlier group needed.
     ForLocks,
     /// Unique values move between rows.
     ForUniqueValues,
@@ -35,7 +35,7 @@ pub enum Turn {
 /// A table of the subscriber that a change touches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableId {
-    /// Its oid.
+    /// The table's oid.
     pub oid: u32,
     /// The oid of its topmost relation, which may be its own.
     pub root: u32,
@@ -47,7 +47,7 @@ struct InFlight {
     seq: GroupSeq,
     /// The topmost relations that it changes.
     roots: Vec<u32>,
-    /// It counts once as a victim, however often the monitor finds it.
+    /// The group counts once as a victim, however often the monitor finds it.
     gave_way: bool,
 }
 
@@ -80,9 +80,9 @@ impl Blame {
         }
     }
 
-    /// Notes what a group changes, or a part of one. Whether a table among them has another topmost
-    /// relation than before (ATTACH or DETACH PARTITION on the subscriber), so that its rows are locked
-    /// by other names than those that groups in flight have.
+    /// Notes the tables of a group, or of a part of one. Returns whether a table among them has another
+    /// topmost relation than before (ATTACH or DETACH PARTITION on the subscriber), so that its rows
+    /// are locked by other names than those that groups in flight have.
     pub(super) fn note(&mut self, group: GroupSeq, tables: impl Iterator<Item = TableId>) -> bool {
         if self.groups.back().is_none_or(|last| last.seq != group) {
             self.groups.push_back(InFlight { seq: group, roots: Vec::new(), gave_way: false });

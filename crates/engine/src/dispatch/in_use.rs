@@ -23,7 +23,7 @@ impl<T: Dispatchable> Dispatch<T> {
         self.workers.limit(workers, eager);
     }
 
-    /// Whether workers are what limits the rate.
+    /// Whether the number of workers limits the rate.
     fn load(&self, now: Duration) -> Load {
         let heavy_for = self.settings.pacing.heavy_for;
         let pressed = self.pressed_at.is_some_and(|at| now.saturating_sub(at) < heavy_for);
@@ -43,7 +43,7 @@ impl<T: Dispatchable> Dispatch<T> {
         }
     }
 
-    /// For the measurement of what the workers apply. A transaction in parts has one worker, so it says
+    /// For the measurement of the rate of the workers. A transaction in parts has one worker, so it says
     /// nothing about more of them; and if nothing came for a while, nothing limited the rate.
     pub(super) fn note_work(&mut self, worker: usize, group: &Group<T>, now: Duration) {
         let Some(scaling) = &mut self.scaling else { return };
@@ -59,8 +59,8 @@ impl<T: Dispatchable> Dispatch<T> {
         self.given[worker].push_back((now, all));
     }
 
-    /// Whether a group needs no locks: nothing is in flight beside what its worker has, nor will be before
-    /// it has ended.
+    /// Whether a group needs no locks: no other worker has a group in flight, nor will have one before
+    /// this group has ended.
     pub(super) fn is_alone(&mut self, seq: GroupSeq, continued: bool) -> bool {
         if continued {
             return self.unlocked == Some(seq);
@@ -72,7 +72,7 @@ impl<T: Dispatchable> Dispatch<T> {
         alone
     }
 
-    /// A worker is through with its first groups: measures what they applied.
+    /// A worker has completed its first groups: measures their work.
     pub(super) fn measure(&mut self, worker: usize, groups: usize, now: Duration) {
         let load = self.load(now);
         let Some(scaling) = &mut self.scaling else { return };

@@ -1,7 +1,7 @@
 //! Which group goes to which worker, and when.
 //!
-//! Transactions come in commit order, and wait. Whenever something happens, the leader asks what to do
-//! with what waits ([`Dispatch::next`]), and does it:
+//! Transactions come in commit order, and wait. After every event the leader asks for the next step
+//! ([`Dispatch::next`]), and takes it:
 //!
 //! ```text
 //!  push() ──► waiting ──► next() ──► hand over ──► queue of a worker ──► answered()
@@ -10,10 +10,10 @@
 //!                           └──► busy: until a worker has answered, or another one comes
 //! ```
 //!
-//! A group is handed over with what it must wait for: the [writeset](crate::writeset) says which of its
-//! changes conflict with groups in flight. These are the rules. The simulation breaks each but the fifth
-//! on purpose, to see that it notices (`crates/engine/simulation`); without the fifth, locks of the
-//! subscriber make most wait that have to:
+//! A group is handed over with the groups that it must wait for: the [writeset](crate::writeset) says
+//! which of its changes conflict with groups in flight. These are the rules. The simulation breaks each
+//! but the fifth on purpose, to see that it notices (`crates/engine/simulation`); without the fifth,
+//! locks of the subscriber make most wait that have to:
 //!
 //! 1. The parts of one transaction go to one worker, under one number.
 //! 2. While the writeset is full, nothing new is handed over: its memory is bounded.
@@ -27,8 +27,8 @@
 //!    that they run side by side.
 //! 8. Transactions that must be committed alone (user code, rules by time) and steps of two-phase
 //!    transactions are applied change by change.
-//! 9. What waits is handed over at once when no worker is busy, unless there is a backlog or concurrent
-//!    committers; then after a bounded time (promise P9).
+//! 9. Transactions that wait are handed over at once when no worker is busy, unless there is a backlog or
+//!    concurrent committers; then after a bounded time (promise P9).
 //! 10. A table is serialized between groups only: when groups with it have often given way, or when a
 //!     unique value was found to move between its rows.
 //! 11. A worker that is alone locks nothing. While groups without locks are in flight, only their worker
@@ -63,7 +63,7 @@ use crate::writeset::{LockRules, Verdict, Writeset, WritesetLimits};
 
 /// A part of a transaction, as far as dispatch decides by it.
 pub trait Dispatchable: GroupMember {
-    /// What it counts for in a group.
+    /// Its size, and the conditions that it sets for its group.
     fn size(&self) -> Size;
 
     /// Whether it ends a transaction that is prepared on the subscriber.
@@ -97,13 +97,13 @@ pub struct DispatchSettings {
     pub workers: usize,
     /// Whether other subscriptions share their sessions.
     pub shared: bool,
-    /// Whether the number of workers in use follows from what they gain. See [`scaling`].
+    /// Whether the number of workers in use follows from the measured rate. See [`scaling`].
     pub scaled: bool,
     /// Whether commits keep the publisher's order.
     pub ordered: bool,
-    /// What a round trip to the subscriber takes at most.
+    /// The longest round trip to the subscriber that is expected.
     pub round_trip: Duration,
-    /// What a group may have at most.
+    /// The limits of one group.
     pub group: GroupLimits,
     /// How many locks are remembered.
     pub writeset: WritesetLimits,
@@ -115,7 +115,7 @@ pub struct DispatchSettings {
     pub pacing: Pacing,
 }
 
-/// What to do with what waits.
+/// The next action of the leader for the transactions that wait in [`Dispatch`].
 #[derive(Debug)]
 pub enum Step<T> {
     /// Nothing waits.
@@ -156,7 +156,7 @@ pub struct Dispatch<T> {
     settings: DispatchSettings,
     waiting: Batcher<T>,
     workers: Workers,
-    /// What the groups in flight have locked; a single worker needs to know nothing of it.
+    /// Locks of the groups in flight. `None` with a single worker, whose groups never overlap.
     writeset: Option<Writeset>,
     /// The last group that locked nothing there, because its worker was alone.
     unlocked: Option<GroupSeq>,
@@ -165,7 +165,7 @@ pub struct Dispatch<T> {
     /// If their number is not fixed.
     scaling: Option<Scaling>,
     sizes: in_use::GroupSizes,
-    /// By worker, when its groups were handed over, and what they have to do.
+    /// By worker, when its groups were handed over, and their work.
     given: Vec<VecDeque<(Duration, GroupWork)>>,
     /// When all workers were busy and enough waited for a group.
     pressed_at: Option<Duration>,
@@ -258,7 +258,7 @@ impl<T: Dispatchable> Dispatch<T> {
         self.workers.is_idle()
     }
 
-    /// The workers, and what they have.
+    /// The workers, with their groups.
     #[must_use]
     pub fn workers(&self) -> &Workers {
         &self.workers
@@ -274,7 +274,7 @@ impl<T: Dispatchable> Dispatch<T> {
         self.workers.running().map(|(_, group)| group).min()
     }
 
-    /// What to do with what waits. `reading`: whether more is being received.
+    /// The next action for the transactions that wait. `reading`: whether more is being received.
     ///
     /// # Errors
     /// When the locks of a change are not known; then the run must end.
@@ -389,9 +389,9 @@ impl<T: Dispatchable> Dispatch<T> {
         let (mode, attempts) = (self.mode(&works), 0);
         let mut group = Group { seq, works, mode, dependent, attempts, more: false };
         if group.is_prepared_at_once() {
-            // Those of one run of them were all prepared on the publisher at the same time, so none
-            // is in the way of another; and they need no turn, since nobody sees them. Together
-            // they share the subscriber's writes to disk.
+            // Those of one run of them were all prepared on the publisher at the same time, so none is
+            // in the way of another. They need no turn, since a prepared transaction is not visible.
+            // Together they share the subscriber's writes to disk.
             group.dependent.waits = Waits::through(self.last_ordinary);
         } else {
             self.last_ordinary = seq;
@@ -404,7 +404,7 @@ impl<T: Dispatchable> Dispatch<T> {
         Ok(Step::HandOver { worker, beside_others, group })
     }
 
-    /// Takes the locks of all changes of a group: what of it must wait for which groups.
+    /// Takes the locks of all changes of a group. Returns which changes must wait for which groups.
     fn lock(
         &mut self,
         worker: usize,
@@ -501,8 +501,8 @@ impl<T: Dispatchable> Dispatch<T> {
         self.workers.not_opened(worker, now);
     }
 
-    /// Whether it is time to look what blocks the oldest group; `next` is the oldest if no worker has
-    /// one. See [`Stalls::look`].
+    /// Whether it is time to look for sessions that block the oldest group; `next` is the oldest if no
+    /// worker has one. See [`Stalls::look`].
     pub fn look_at_stalls(&mut self, next: Option<GroupSeq>, now: Duration) -> Look {
         let oldest = self.oldest().or(next);
         self.stalls.look(oldest, now)

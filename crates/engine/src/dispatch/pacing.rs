@@ -30,8 +30,8 @@ use std::time::Duration;
 pub struct Pacing {
     /// Age of a transaction when the publisher sends it, from which on there is a backlog.
     ///
-    /// More transactions come at once then, so waiting for them costs nobody anything. Both times are
-    /// the publisher's. A walsender without a backlog sends within a few milliseconds of the commit.
+    /// More transactions come at once then, so waiting for them adds no latency. Both times are the
+    /// publisher's. A walsender without a backlog sends within a few milliseconds of the commit.
     pub backlog: Duration,
     /// Part of the age of a backlog for which an idle worker waits for a larger group (1 in n).
     ///
@@ -46,14 +46,14 @@ pub struct Pacing {
     pub longest_gathering: Duration,
     /// How long an idle worker waits for half of the concurrent committers, without a backlog.
     ///
-    /// With 40 clients that wait for the subscriber, apply and pgapace went from 110 to 70 µs of CPU
-    /// for each transaction (`sync`). A session that commits alone waits for nobody.
+    /// With 40 clients that wait for the subscriber, apply and pgapace went from 110 to 70 µs of CPU for each
+    /// transaction (`sync`). If only one session commits, the worker does not wait.
     pub committers_wait: Duration,
     /// Number of concurrent committers from which on the reader takes naps.
     ///
     /// Below it, a nap delays more transactions than it brings together.
     pub many_committers: usize,
-    /// Part of the group limits (1 in n) from which on what waits is worth a group of its own.
+    /// Part of the group limits (1 in n) from which on waiting transactions are worth a group of their own.
     ///
     /// A worker that is busy gets such a group in advance, and a free one does not wait for more.
     pub worth_part: usize,
@@ -99,7 +99,7 @@ pub struct Pacing {
     ///
     /// One keeps the subscriber busy; more is memory beside the budget.
     pub ready_groups: usize,
-    /// How long what came of an open streamed transaction is gathered.
+    /// How long the changes of an open streamed transaction are gathered.
     ///
     /// At 20 MB/s this is a COPY of some ten thousand rows. The subscriber prepares a thousand row slots
     /// for each COPY, and small ones take turns with the publisher on processors that are short: a
@@ -112,20 +112,19 @@ pub struct Pacing {
     pub stream_worth: u64,
     /// Bytes between two savepoints of an open streamed transaction, at least.
     ///
-    /// A savepoint is a round trip less than a statement, and what lies between two of them is executed
-    /// again when a subtransaction is aborted.
+    /// A savepoint is a round trip less than a statement, and changes between two of them are executed again
+    /// when a subtransaction is aborted.
     pub savepoint_spacing: u64,
     /// The most savepoints of a transaction: the subscriber remembers all of them until the end.
     pub savepoints: usize,
-    /// Bytes that may be executed again, beside twice what the transaction holds, before it is
-    /// abandoned.
+    /// Bytes that may be executed again, beside twice the size of the transaction, before it is abandoned.
     pub redone: u64,
     /// Transactions received and not committed, above which nothing more is received.
     ///
-    /// The memory budget bounds their bytes; this bounds what each costs beside them, some 200 bytes.
+    /// The memory budget bounds their bytes; this bounds the cost of each beside them, some 200 bytes.
     pub outstanding: usize,
-    /// The longest time between two looks at what blocks the oldest group. The first look comes after
-    /// `--deadlock-timeout`, each later one after twice the time.
+    /// The longest time between two looks for sessions that block the oldest group. The first look comes
+    /// after `--deadlock-timeout`, each later one after twice the time.
     pub longest_deadlock_check: Duration,
     /// Groups that gave way within [`Self::victim_window`] and serialize a table.
     ///
@@ -146,7 +145,7 @@ pub struct Pacing {
     pub want_within: Duration,
     /// How long a worker has had nothing, so that its session is closed.
     ///
-    /// An idle session costs the subscriber some megabytes. Opening it again delays nobody.
+    /// An idle session costs the subscriber some megabytes. Opening it again delays no transaction.
     pub unused: Duration,
     /// Workers that may be in use without a backlog, if the number is not fixed.
     ///
@@ -154,7 +153,7 @@ pub struct Pacing {
     pub light_workers: usize,
     /// How long a load counts as heavy after all workers were busy and enough waited for a group.
     pub heavy_for: Duration,
-    /// A time without work that ends a measurement of what the workers apply.
+    /// A time without work that ends a measurement of the rate of the workers.
     pub interruption: Duration,
     /// How long a group takes at most while the best number of workers is searched.
     ///
@@ -176,7 +175,7 @@ pub struct Pacing {
 }
 
 impl Pacing {
-    /// What the program runs with.
+    /// The values that the program runs with. They were measured.
     pub const MEASURED: Self = Self {
         backlog: Duration::from_millis(100),
         gathered_part: 10,

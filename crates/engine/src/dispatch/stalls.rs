@@ -1,4 +1,4 @@
-//! How long the oldest group has been the oldest, and when to look what blocks it.
+//! The time for which the oldest group has been the oldest, and when to look for sessions that block it.
 //!
 //! A group that holds a lock may wait for its turn to commit, and the group whose turn it is may wait
 //! for that lock: the subscriber cannot see such a wait ([`crate::blockers`]). So pgapace
@@ -66,7 +66,7 @@ impl Stalls {
         self.oldest
     }
 
-    /// Whether it is time to look what blocks the oldest group.
+    /// Whether it is time to look for sessions that block the oldest group.
     pub fn look(&mut self, oldest: Option<GroupSeq>, now: Duration) -> Look {
         if self.oldest != oldest {
             if self.oldest.is_some() && !self.waits {

@@ -158,7 +158,7 @@ fn handed(dispatch: &mut Dispatch<Insertion>, now: Duration) -> Option<(usize, G
     }
 }
 
-/// What is not handed over.
+/// The next step of the dispatcher, in a state in which it hands no group over.
 fn kept(dispatch: &mut Dispatch<Insertion>, now: Duration) -> Step<Insertion> {
     dispatch.next(now, true).expect("locks are known")
 }
@@ -331,7 +331,7 @@ fn far_away_small_groups_follow_each_other_on_one_session() {
         assert_eq!(worker, 0);
         dispatch.push(row(key + 100));
         assert!(matches!(kept(&mut dispatch, at(key)), Step::Wait(_) | Step::Busy { .. }));
-        // What is left over goes with the next.
+        // The remaining transactions go with the next.
     }
     assert!(matches!(kept(&mut dispatch, at(900)), Step::Busy { short: true }));
     assert_eq!(dispatch.remembered().queued, 64);
@@ -406,7 +406,7 @@ fn a_backlog_is_applied_by_as_many_workers_as_gain_something() {
         }
     }
     assert_eq!((used, dispatch.decision().workers), (16, 16), "{:?}", dispatch.decision());
-    // Without a backlog, sessions that nobody needs are closed.
+    // Without a backlog, sessions that have had no group for a while are closed.
     dispatch.sent_after(at(0));
     for (worker, seq, _) in busy {
         dispatch.answered(worker, 1, &[seq], at(21_000));

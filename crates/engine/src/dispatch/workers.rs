@@ -1,4 +1,4 @@
-//! The apply workers of one subscription: which of them are there, and what each has to do.
+//! The apply workers of one subscription: which of them are open, and the groups that each has.
 //!
 //! ```text
 //!             want()                came()
@@ -12,8 +12,8 @@
 //!
 //! The first worker is the subscription's own, and stays. The others come and go, if the number of
 //! workers is not fixed or their sessions are shared with other subscriptions of the process. One comes
-//! when there is more to do than those that are here take. It goes when another subscription asks for
-//! its session, or when it was not used for long, after what it has is done. Nobody waits for either.
+//! when there is more to do than the open workers take. It goes when another subscription asks for its
+//! session, or when it was idle for long; its groups are completed first. The leader waits for neither.
 //!
 //! Only the first workers get groups, as many as [`Workers::limit`] says. The others stay for a while.
 
@@ -26,10 +26,10 @@ use crate::group::GroupSeq;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Vacant,
-    /// Its session is being opened.
+    /// The worker's session is being opened.
     Opening,
     Open,
-    /// It gets no more groups, and goes when those that it has have ended.
+    /// The worker gets no more groups, and goes when those that it has have ended.
     Leaving,
 }
 
@@ -51,7 +51,7 @@ impl WorkerSlot {
     }
 }
 
-/// What to do about work that all workers are too busy for.
+/// The answer to work that all open workers are too busy for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Want {
     /// Nothing.
@@ -145,7 +145,7 @@ impl Workers {
         self.slots[1..].iter().all(|slot| slot.queue.is_empty())
     }
 
-    /// What each worker has to do first.
+    /// The group that each busy worker executes, or executes next: the first of its queue.
     pub fn running(&self) -> impl Iterator<Item = (usize, GroupSeq)> {
         let slots = self.slots.iter().enumerate();
         slots.filter_map(|(number, slot)| Some((number, *slot.queue.front()?)))

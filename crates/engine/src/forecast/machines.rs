@@ -11,7 +11,7 @@ pub struct Machines {
     pub shared: bool,
 }
 
-/// Who uses a processor.
+/// The thread or session that uses a processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Task {
     Leader,

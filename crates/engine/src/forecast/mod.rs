@@ -1,9 +1,9 @@
-//! What a number of workers would make of a stream: the real dispatcher over recorded transactions, with
-//! a model of everything around it, in virtual time.
+//! Forecast of a stream with another number of workers: the real dispatcher over recorded transactions,
+//! with a model of everything around it, in virtual time.
 //!
 //! [`crate::dispatch`] and [`crate::writeset`] decide as they do in the program: which transactions make a
-//! group, which changes of it depend on groups in flight, which worker gets it. What takes time is
-//! modelled, and nothing waits for a clock:
+//! group, which changes of it depend on groups in flight, which worker gets it. Everything that takes time
+//! is modelled, and nothing waits for a clock:
 //!
 //! ```text
 //!            leader's thread          worker's thread        the network         subscriber's session
@@ -12,8 +12,8 @@
 //!                 └──── ended ◄── COMMIT in its turn ◄── half a round trip ◄─── replies ◄────┘
 //! ```
 //!
-//! * A thread and a session do one thing at a time. What runs at once shares the processors of its machine
-//!   in equal parts; a machine may be both ([`Machines::shared`]).
+//! * A thread and a session do one thing at a time. Those that run at once share the processors of their
+//!   machine in equal parts; a machine may be both ([`Machines::shared`]).
 //! * Independent changes of a group are sent at once, dependent ones when the groups have ended that they
 //!   wait for. The COMMIT waits until all earlier groups have ended, or were sent on the same session. Far
 //!   from the subscriber, the COMMIT of a small group whose turn it is goes with its statements.
@@ -35,7 +35,7 @@ use std::time::Duration;
 pub use machines::Machines;
 pub use run::{Forecast, ForecastError, Point, Settings, forecast};
 
-/// What one operation takes, in seconds of a processor, or of a session that waits.
+/// Costs of one operation, in seconds of processor time, or of a session that waits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Costs {
     /// The leader's thread: one transaction.
@@ -59,8 +59,8 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// What a server of 2025 needs whose data is in memory, for rows of some hundred bytes and one index.
-    /// Their proportions matter where they are scaled to what was measured.
+    /// Costs on a server of 2025 whose data is in memory, for rows of some hundred bytes and one index.
+    /// Only their proportions matter when they are scaled to measured times.
     pub const TYPICAL: Self = Self {
         transaction: 2e-6,
         change: 1.5e-6,
@@ -132,7 +132,7 @@ impl Statements {
     }
 }
 
-/// What a group has to do.
+/// The work of one group, in changes and statements.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GroupWork {
     /// Source transactions that end in it.
@@ -160,7 +160,7 @@ pub struct Chunk<T> {
     pub age: Duration,
 }
 
-/// Where transactions come from, and what they are.
+/// Recorded transactions, and the work of their groups.
 pub trait Recorded {
     /// A part of a transaction.
     type Work: crate::dispatch::Dispatchable;
@@ -173,7 +173,7 @@ pub trait Recorded {
     /// When the recording cannot be read.
     fn next(&mut self) -> Result<Option<Chunk<Self::Work>>, Self::Error>;
 
-    /// What a group has to do.
+    /// The work of a group, from the changes that were recorded.
     ///
     /// # Errors
     /// When its changes cannot be read.

@@ -12,14 +12,14 @@ use crate::group::{GroupSeq, Size};
 use crate::order::{CommitOrder, Ended, Waits};
 use crate::worker::{Group, GroupMember, GroupMode};
 
-/// What is forecast.
+/// Parameters of one forecast.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
     /// As the program would have them.
     pub dispatch: DispatchSettings,
-    /// What operations take.
+    /// The costs of operations.
     pub costs: Costs,
-    /// Who shares processors.
+    /// The machines whose processors the threads and sessions share.
     pub machines: Machines,
     /// Whether chunks arrive when the publisher sent them, or as soon as they are wanted.
     pub recorded_pace: bool,
@@ -36,20 +36,20 @@ pub struct Point {
     pub lag: f64,
 }
 
-/// What would happen.
+/// The result of one forecast.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Forecast {
     /// Until everything is committed.
     pub seconds: f64,
     /// Source transactions.
     pub transactions: u64,
-    /// Their changes.
+    /// Changes of the source transactions.
     pub changes: u64,
     /// Changes that depended on groups in flight.
     pub dependent_changes: u64,
     /// Transactions of the subscriber.
     pub groups: u64,
-    /// What the subscriber executes.
+    /// The statements that the subscriber executes.
     pub statements: Statements,
     /// Groups in the longest chain of groups in flight that depended on each other.
     pub longest_chain: u64,
@@ -83,7 +83,7 @@ pub enum ForecastError<E> {
 /// Most points of the lag that are kept. Beyond it, every second one is dropped.
 const POINTS: usize = 4096;
 
-/// What happens at a time.
+/// An event of the simulation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     /// The leader looks again.
@@ -149,7 +149,7 @@ struct Run<T: Dispatchable> {
     /// Transactions that are received and not committed: when each was sent, and its bytes.
     outstanding: VecDeque<(f64, usize)>,
     bytes: usize,
-    /// What workers have answered and the leader has not seen: worker, groups, ended.
+    /// Answers of workers that the leader has not handled: worker, group, whether it has ended.
     answers: Vec<(usize, GroupSeq, bool)>,
     look_at: Option<f64>,
     found: Forecast,
@@ -197,7 +197,7 @@ impl<T: Dispatchable> Run<T> {
             && self.dispatch.is_idle()
     }
 
-    /// Time passes, and counts for what workers do meanwhile.
+    /// Time passes: running tasks advance, and the waits of the workers add up.
     fn pass(&mut self, at: f64) {
         let seconds = (at - self.now).max(0.0);
         self.running.pass(seconds);
@@ -224,7 +224,7 @@ impl<T: Dispatchable> Run<T> {
         Duration::from_secs_f64(self.now)
     }
 
-    /// What the leader does whenever it has nothing to decode.
+    /// One pass of the leader, whenever it has nothing to decode.
     fn lead<R: Recorded<Work = T>>(
         &mut self,
         recorded: &mut R,
@@ -387,7 +387,7 @@ impl<T: Dispatchable> Run<T> {
         }
     }
 
-    /// The session takes up what has arrived.
+    /// The session begins the next job that has arrived.
     fn execute(&mut self, worker: usize) {
         let session = &mut self.sessions[worker];
         if session.executing.is_some() || session.arrived == 0 {
@@ -445,7 +445,7 @@ impl<T: Dispatchable> Run<T> {
         self.advance(worker);
     }
 
-    /// Does what a worker can do now.
+    /// Takes all steps that a worker can take now.
     fn advance(&mut self, worker: usize) {
         while self.advance_once(worker) {}
         self.encode(worker);
@@ -477,7 +477,7 @@ impl<T: Dispatchable> Run<T> {
         self.is_met(&group.to_start, follow)
     }
 
-    /// Whether groups have ended, or come before what is sent now on the same session.
+    /// Whether groups have ended, or come before the next statements on the same session.
     fn is_met(&self, waits: &Waits, follow: GroupSeq) -> bool {
         waits.through <= follow && waits.groups.is_empty() || self.order.is_met(waits)
     }
@@ -534,7 +534,7 @@ impl<T: Dispatchable> Run<T> {
         self.send(worker, seconds, true);
     }
 
-    /// What the end of a group takes.
+    /// Seconds that the COMMITs of a group take; none if it does not end a transaction.
     fn end_of(&self, group: &GroupRun) -> f64 {
         let commits = match (group.ends, group.by_rows) {
             (false, _) => 0,
@@ -544,7 +544,7 @@ impl<T: Dispatchable> Run<T> {
         commits as f64 * self.settings.costs.commit
     }
 
-    /// The replies of what a worker sent first, of all that is not answered, have come.
+    /// The replies to the oldest unanswered statements of a worker have come.
     fn replied(&mut self, worker: usize) {
         let session = &mut self.sessions[worker];
         let Some(group) = session.groups.front_mut() else { return };

@@ -11,9 +11,9 @@ use crate::order::Waits;
 pub(super) struct GroupRun {
     pub(super) seq: GroupSeq,
     pub(super) work: GroupWork,
-    /// What must have ended before it begins.
+    /// The groups that must have ended before this one begins.
     pub(super) to_start: Waits,
-    /// What must have ended before its dependent changes are sent.
+    /// The groups that must have ended before its dependent changes are sent.
     pub(super) dependencies: Waits,
     /// Applied by rows: the subscriber commits each transaction.
     pub(super) by_rows: bool,
@@ -55,7 +55,7 @@ pub(super) enum State {
     Ending,
 }
 
-/// What a session executes.
+/// One piece of work of the server's session.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Job {
     pub(super) seconds: f64,
@@ -70,7 +70,7 @@ pub(super) struct Session {
     pub(super) groups: VecDeque<GroupRun>,
     /// The worker's thread encodes a group.
     pub(super) encoding: bool,
-    /// What the server's session has to do.
+    /// The jobs of the server's session, the next one first. Some may not have arrived yet.
     pub(super) jobs: VecDeque<Job>,
     /// How much of it has arrived.
     pub(super) arrived: usize,
@@ -89,7 +89,7 @@ impl Session {
         self.last_sent().is_none_or(|last| self.groups[last].state == State::Ending)
     }
 
-    /// Everything up to this group has ended, or comes before what is sent now on this session.
+    /// Everything up to this group has ended, or comes before the next statements on this session.
     pub(super) fn follow(&self, mut through: GroupSeq) -> GroupSeq {
         for group in self.groups.iter().take_while(|group| group.state == State::Ending) {
             if group.ends && group.seq.previous() <= through {

@@ -1,7 +1,7 @@
 //! From messages to parts of transactions; those of spooled transactions are read back from the spool.
 //!
 //! Parts of a transaction that has left memory are read one at a time, when a worker can take them.
-//! What the publisher sent after its commit waits until the last part is taken.
+//! Changes that the publisher sent after its commit wait until the last part is taken.
 //!
 //! A prepared transaction that is held for too long, or that the publisher waits for, is prepared on
 //! the subscriber. Its parts are taken like those of a committed transaction, and its COMMIT PREPARED
@@ -40,26 +40,26 @@ pub trait Spool: BlockSource {
 
 /// A transaction of the publisher that is prepared on the subscriber, or is about to be.
 pub trait PreparedTransaction {
-    /// Its id on the publisher.
+    /// The transaction's xid on the publisher.
     fn xid(&self) -> Xid;
 
     /// Where its PREPARE begins.
     fn prepare_lsn(&self) -> Lsn;
 
-    /// Its name on the publisher.
+    /// The transaction's gid on the publisher.
     fn gid(&self) -> &str;
 }
 
-/// What the subscriber knows of a prepared transaction when a run starts.
+/// The state of a prepared transaction on the subscriber when a run starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KnownPrepared {
-    /// It is prepared there, or its end is.
+    /// The transaction is prepared there, or its end is.
     There,
-    /// It was to be prepared there, and is not.
+    /// The transaction was to be prepared there, and is not.
     Absent,
 }
 
-/// What a run starts from.
+/// The positions and limits with which a run starts.
 #[derive(Debug, Clone, Copy)]
 pub struct IncomingSettings {
     /// How parts and blocks are cut.
@@ -80,7 +80,7 @@ struct Unresolved {
     gid: String,
     /// When this run heard of it.
     since: Duration,
-    /// It was reported as overdue.
+    /// The transaction was reported as overdue.
     reported: bool,
 }
 
@@ -133,7 +133,7 @@ pub struct Incoming<P, S> {
 type IncomingResult<T, E> = Result<T, IntakeError<E>>;
 
 impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
-    /// Nothing has come in. `known` is what the subscriber knows of prepared transactions.
+    /// Nothing has come in. `known`: the prepared transactions that the subscriber has recorded.
     pub fn new(
         settings: IncomingSettings,
         spool: S,
@@ -187,9 +187,9 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
                 self.note_ended_elsewhere(message, false);
                 return Ok(None);
             }
-            // Before their July 2026 minors, publishers do not send the PREPARE of a transaction
-            // that only locked rows. Any other PREPARE would be here: nobody else has moved the
-            // slot, and pgapace never acknowledges one before its end is durable.
+            // Before their July 2026 minors, publishers do not send the PREPARE of a transaction that
+            // only locked rows. Any other PREPARE would be here: no other client has moved the slot, and
+            // pgapace never acknowledges one before its end is durable.
             Err(AssembleError::UnknownPrepared { gid, xid, lsn })
                 if self.settings.only_reader && !self.absent.contains_key(&xid) =>
             {
@@ -254,7 +254,7 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         let new = || Unresolved::new(prepare.gid, now);
         self.unresolved.entry(prepare.xid).or_insert_with(new);
         match self.here.get(&prepare.xid) {
-            // Sent again: what was acknowledged is before what is prepared.
+            // The PREPARE is sent again: the acknowledged position is before it.
             Some(here) if here.prepare_lsn() == prepare.prepare_lsn => {
                 self.assembler.forget_prepared(prepare.xid);
             }
@@ -292,7 +292,8 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
                 let end = rollback.rollback_end_lsn;
                 let Some(here) = take(&mut self.here, rollback.xid, end) else { return Ok(None) };
                 self.note_end(message);
-                // Where its record begins is not sent: somewhere before its end.
+                // The publisher does not send where the record begins. Any position before its end will
+                // do.
                 let commit_lsn = Lsn(end.as_u64() - 1);
                 let head = TransactionHead { commit_lsn, commit_time: Timestamp(0), xid: Xid(0) };
                 Ok(Some((TransactionPart::empty(head, end), TwoPhase::Rollback(here))))
@@ -373,7 +374,7 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         self.absent.insert(here.xid(), here);
     }
 
-    /// It is prepared on the subscriber, durably: it need not be sent again.
+    /// The transaction is prepared on the subscriber, durably: it need not be sent again.
     pub fn prepared(&mut self, xid: Xid) {
         self.preparing.remove(&xid);
     }
@@ -488,7 +489,7 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         preparing.chain(resolving).chain(self.assembler.oldest_held()).min()
     }
 
-    /// Memory that is taken beside what was received.
+    /// Memory that is taken beside the received chunk.
     pub fn memory(&self) -> usize {
         let replay = self.replay.as_ref().map_or(0, |(replay, _)| replay.in_memory());
         self.assembler.spooled_bytes() + replay

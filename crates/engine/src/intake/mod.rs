@@ -11,9 +11,9 @@
 //! ```
 //!
 //! The [`Intake`] is the leader's state machine. It alone owns the progress arithmetic, so one place
-//! decides what is dispatched and what is acknowledged. It does no I/O and reads no clock: time is an
-//! argument, and [`Surroundings`] stand between it and the servers. The simulation
-//! (`crates/engine/simulation`) drives the same code between models of both.
+//! decides about dispatch and acknowledgement. It does no I/O and reads no clock: time is an argument,
+//! and [`Surroundings`] stand between it and the servers. The simulation (`crates/engine/simulation`)
+//! drives the same code between models of both.
 
 mod incoming;
 mod streams;
@@ -66,7 +66,7 @@ pub trait Surroundings {
     /// Where to stop, once that is known.
     fn goal(&self) -> Option<Lsn>;
 
-    /// Whether this is a table of pgapace, whose changes nobody applies.
+    /// Whether this is a table of pgapace, whose changes are not applied.
     fn is_own(&self, relation: &RemoteRelation) -> bool;
 
     /// Whether the table is part of the subscription, for transactions that commit here.
@@ -131,7 +131,7 @@ pub trait Surroundings {
 /// Why the stream cannot be followed further.
 #[derive(Debug)]
 pub enum IntakeError<E> {
-    /// The publisher sent what cannot be a stream.
+    /// The messages of the publisher cannot be a stream.
     Assemble(AssembleError),
     /// The publisher has another history.
     History(HistoryError),
@@ -299,7 +299,7 @@ impl<E: Surroundings> Intake<E> {
     /// # Errors
     /// When the publisher has another history.
     pub fn take_keepalive(&mut self, position: Lsn) -> IntakeResult<(), E> {
-        // Inside a transaction it does not tell what is complete.
+        // Inside a transaction the position does not tell which transactions are complete.
         if !self.incoming.in_transaction() {
             self.passed(position)?;
             self.progress.received(position);
@@ -308,7 +308,7 @@ impl<E: Surroundings> Intake<E> {
         Ok(())
     }
 
-    /// Compares what has just ended with what was applied before this run, before it is skipped.
+    /// Compares the transaction that has just ended with the applied one, before it is skipped.
     fn compare_history(&mut self) -> IntakeResult<(), E> {
         match self.incoming.take_ended() {
             Some(EndedTransaction { transaction, changes }) => {
@@ -325,8 +325,8 @@ impl<E: Surroundings> Intake<E> {
         Ok(())
     }
 
-    /// Takes parts of a spooled transaction that has committed or is to be prepared: what is in memory
-    /// at once, and what is in the spool when nothing else waits.
+    /// Takes parts of a spooled transaction that has committed or is to be prepared: those in memory at
+    /// once, and those in the spool when nothing else waits.
     ///
     /// # Errors
     /// When the stream cannot be followed further.
@@ -443,14 +443,14 @@ impl<E: Surroundings> Intake<E> {
         self.deferred.defer(part, self.incoming.spool_mut()).map_err(IntakeError::Outside)
     }
 
-    /// A transaction that ends here must lie in the gap before what was applied beyond it.
+    /// A transaction that ends here must lie in the gap before the ranges that were applied beyond it.
     fn expect_before_applied(&self, end: Lsn) -> IntakeResult<(), E> {
         let first = self.applied_beyond.front();
         first.map_or(Ok(()), |applied| applied.expect_before(end)).map_err(IntakeError::History)
     }
 
-    /// Takes what was applied beyond a gap, and begins before `lsn`, into the progress. The gap ends
-    /// where it begins.
+    /// Takes the range that was applied beyond a gap, and begins before `lsn`, into the progress. The gap
+    /// ends where the range begins.
     fn pass_applied(&mut self, lsn: Lsn, env: &mut E) {
         while let Some(Applied { range, memory }) = self.applied_beyond.front().copied()
             && range.after <= lsn
@@ -504,7 +504,7 @@ impl<E: Surroundings> Intake<E> {
     }
 
     /// Nothing is acknowledged from a PREPARE on, or from a deferred change on, that may have to be sent
-    /// again after a crash that leaves what is `durable`.
+    /// again after a crash, when only transactions up to `durable` are left.
     pub fn hold(&mut self, durable: Lsn) {
         let deferred = self.deferred.hold();
         let durable = deferred.map_or(durable, |deferred| deferred.min(durable));
@@ -518,7 +518,7 @@ impl<E: Surroundings> Intake<E> {
         self.reported()
     }
 
-    /// The same, without a look at what is held.
+    /// The same, without a new computation of the position from which on nothing is acknowledged.
     pub fn reported(&self) -> Positions {
         self.deferred.limit(self.progress.positions())
     }
@@ -578,8 +578,8 @@ impl<E: Surroundings> Intake<E> {
             && !self.incoming.has_parts()
     }
 
-    /// Whether everything that was dispatched is durable, and idle progress takes the slot to what was
-    /// received.
+    /// Whether all dispatched transactions are durable, and idle progress takes the slot to the received
+    /// position.
     pub fn is_settled(&self) -> bool {
         !self.incoming.is_preparing()
             && !self.partly_dispatched

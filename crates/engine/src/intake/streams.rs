@@ -1,4 +1,4 @@
-//! What of a streamed transaction is executed while it is open.
+//! Execution of streamed transactions while they are open: the parts that can be executed now.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::transaction::TransactionPart;
 use crate::work::{Table, Work};
 use crate::worker::GroupMode;
 
-/// What streams may build on.
+/// The state of the subscriber that decides which changes of open streams may be executed.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamReadiness {
     /// Everything that ends up to here is committed.
@@ -41,7 +41,7 @@ impl<E: Surroundings> Intake<E> {
         }
     }
 
-    /// Takes note of what came of a block that has not ended.
+    /// Takes note of the changes of a block that has not ended.
     pub fn look_at_block(&mut self) {
         let Self { streams, incoming, progress, .. } = self;
         streams.received(|xid| incoming.spooled_length(xid), progress.last_dispatched());
@@ -62,14 +62,15 @@ impl<E: Surroundings> Intake<E> {
         }
     }
 
-    /// What streams may build on now.
+    /// The present state of the subscriber, as far as streams depend on it.
     pub fn stream_readiness(&self, env: &E) -> StreamReadiness {
         let applied = env.is_idle() && env.is_drained();
         let quiet = applied && self.progress.outstanding() == 0;
         StreamReadiness { committed: self.progress.committed(), quiet }
     }
 
-    /// Hands over what may be executed now, and ends the stream that has committed when it is next.
+    /// Hands over the changes that may be executed now, and ends the stream that has committed when it
+    /// is next.
     ///
     /// # Errors
     /// When the spool cannot be read, or the publisher has another history.
@@ -149,8 +150,8 @@ impl<E: Surroundings> Intake<E> {
         Ok(())
     }
 
-    /// A stream's session has said something; `committed` is what it has committed. Returns the stream
-    /// that has come to an end on its session.
+    /// Takes the answer of a stream's session; `committed` is the range that it has committed. Returns
+    /// the stream that has come to an end on its session.
     ///
     /// # Errors
     /// When the spool cannot be written.

@@ -1,4 +1,4 @@
-//! Transactions that are prepared on the subscriber: when, and what becomes of their end.
+//! Transactions that are prepared on the subscriber: when they are prepared, and how they end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,7 +69,7 @@ impl<E: Surroundings> Intake<E> {
     }
 
     /// Whether held transactions may be prepared on the subscriber now. Not while the publisher sends
-    /// again what was applied before: their end may be among that.
+    /// again transactions that were applied before: their end may be among those.
     pub fn may_prepare(&self) -> bool {
         self.settings.prepares
             && self.closing.is_none()

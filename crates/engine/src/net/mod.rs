@@ -120,7 +120,7 @@ impl Segment<'_> {
 /// The old row that a delete or update must find.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Old<'a> {
-    /// Its columns.
+    /// The columns of the old row.
     pub row: Row<'a>,
     /// Under [`TableFolding::WholeRow`], the number of its class of equal rows, counted from 0 over the
     /// deletes and updates of the segment. Otherwise 0.

@@ -1,5 +1,5 @@
-//! What of a streamed transaction may be applied while it is still open, and how much is undone when
-//! a part of it did not happen.
+//! Changes of a streamed transaction that may be applied while it is still open, and how much is undone
+//! when a part of it was rolled back.
 //!
 //! The publisher sends a change of an open transaction after everything that had committed when it
 //! was made, so a change may be executed when all that was received before it is committed on the
@@ -7,14 +7,15 @@
 //! on the publisher after this transaction has ended, or after the subtransaction was undone
 //! that changed them. So nothing has to be known about keys here.
 //!
-//! Changes are places in what is kept of the transaction. An abort cuts off everything from a place
-//! on; what was executed beyond it is undone up to a savepoint at or before it, and what lies
-//! between the two is executed again. Savepoints are made only where subtransactions begin, and not
-//! for each of many small ones.
+//! Changes are places in the spooled transaction. An abort cuts off everything from a place on. Changes
+//! that were executed beyond it are undone up to a savepoint at or before it, and those between the two
+//! are executed again. Savepoints are made only where subtransactions begin, and not for each of many
+//! small ones.
 //!
-//! Nobody waits for a transaction that is open, so what came of it is gathered for a moment: a
-//! statement costs the subscriber much beside its rows, and of what is undone soon nothing was executed.
-//! What the newest subtransaction did comes after all the rest, because it is the next to be undone.
+//! An open transaction keeps no client of the subscriber waiting, so its changes are gathered for a
+//! moment. A statement has a high cost beside its rows, and changes that are undone soon were then never
+//! executed. Changes of the newest subtransaction come after all the rest, because it is the next that can
+//! be undone.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -56,7 +57,7 @@ pub struct Step {
 /// Why changes are, or are not, to be handed out now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pressure {
-    /// More is to come, and what came has just come: only if there is enough of it.
+    /// More changes will come, and the last ones have just come: only if there are enough of them.
     Gathering,
     /// The changes that came have waited for a while.
     Waited,
@@ -82,7 +83,7 @@ impl<B: Beginnings> Beginnings for Option<&B> {
     }
 }
 
-/// What is to be undone.
+/// The extent of a rollback among the changes that were handed out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Undo {
     /// Nothing that was handed out.
@@ -149,7 +150,7 @@ impl Executable {
         }
     }
 
-    /// What is to be handed out now.
+    /// The next changes to hand out; `None` if there are none, or too few at this pressure.
     #[must_use]
     pub fn step(&self, begin: &impl Beginnings, pressure: Pressure) -> Option<Step> {
         if !self.has_more() {

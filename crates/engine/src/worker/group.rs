@@ -1,11 +1,11 @@
-//! An apply group, and what must have ended before a worker begins it.
+//! An apply group, and the groups that must have ended before a worker begins it.
 
 use pgoutput::Lsn;
 
 use crate::group::GroupSeq;
 use crate::order::Waits;
 
-/// A transaction or a part of one: what a worker decides by.
+/// A transaction or a part of one, with the properties by which a worker decides.
 pub trait GroupMember {
     /// The end of the transaction; `None` in the middle of a large one.
     fn end(&self) -> Option<Lsn>;
@@ -69,7 +69,7 @@ impl Dependent {
 pub struct Group<T> {
     /// The parts of one transaction share a number.
     pub seq: GroupSeq,
-    /// What it consists of.
+    /// The transactions, or parts of one, that make up the group.
     pub works: Vec<T>,
     /// How it is executed.
     pub mode: GroupMode,
@@ -77,7 +77,7 @@ pub struct Group<T> {
     pub dependent: Dependent,
     /// How often it was rolled back. After the first time it runs only as the oldest.
     pub attempts: u32,
-    /// It is a piece of a group that was halved, and another one follows it on the same worker.
+    /// The group is a piece of one that was halved, and another piece follows it on the same worker.
     pub more: bool,
 }
 

@@ -1,5 +1,5 @@
-//! What an apply worker decides about its groups: when it encodes one, when it sends more of it, what a
-//! reply or an error means for it, and how a group that was rolled back is executed again.
+//! Decisions of an apply worker about its groups: when it encodes one, when it sends more of it, the
+//! meaning of a reply or an error, and how a group that was rolled back is executed again.
 //!
 //! [`WorkerGroups`] holds the groups of one worker. Its caller owns the session: it asks for the next
 //! step, takes it, and reports the outcome. The caller also defines what statements, replies and
@@ -27,7 +27,7 @@ use crate::dispatch::Pacing;
 use crate::group::GroupSeq;
 use crate::order::{Ended, Waits};
 
-/// What the owner of the session encodes groups to.
+/// The types that the owner of the session defines: statements, replies and endings.
 pub trait WorkerTypes {
     /// A group consists of these.
     type Member: GroupMember;
@@ -100,12 +100,12 @@ pub struct Start<M> {
     pub ahead: bool,
     /// A group before it is not completely sent on this session.
     pub behind: bool,
-    /// Its statements count their rows themselves, and fail if they find others. If all of them can,
-    /// its end is sent with them.
+    /// The statements of the group count their rows themselves, and fail if they find others. If all of
+    /// them can, the end of the group is sent with them.
     pub counted: bool,
 }
 
-/// What is to be sent.
+/// The next statements or ending to send for the groups in flight.
 pub enum Further<T: WorkerTypes> {
     /// Statements, whose replies are expected from now on.
     Statements(T::Statements),
@@ -118,7 +118,7 @@ pub enum Further<T: WorkerTypes> {
 pub enum WaitReason {
     /// Groups that its group depends on have not ended.
     Dependency,
-    /// It is not its group's turn to commit.
+    /// The worker's group waits for its turn to commit.
     CommitOrder,
 }
 
@@ -152,7 +152,8 @@ impl<T: WorkerTypes> WorkerGroups<T> {
         self.queue.push_front(group);
     }
 
-    /// What can be sent now. The caller sends it in the order in which it is given.
+    /// The next statements or ending that can be sent now. The caller sends them in the order in which
+    /// it gets them.
     pub fn further(&mut self, order: &impl Ended) -> Option<Further<T>> {
         let sent = self.sent_groups();
         if self.last().is_none_or(ActiveGroup::is_completely_sent) {
@@ -184,7 +185,7 @@ impl<T: WorkerTypes> WorkerGroups<T> {
 
     fn start(&mut self, group: Group<T::Member>, order: &impl Ended) -> Start<T::Member> {
         self.ended_through = self.ended_through.max(order.ended_through());
-        // No group can be in the way of one that is prepared at once: what goes wrong is its own.
+        // No group can be in the way of one that is prepared at once: its errors are its own.
         let ahead = !group.is_prepared_at_once() && !self.is_next(group.seq);
         let behind = self.active.back().is_some_and(|last| !last.is_completely_sent());
         let at_once = !ahead && (self.active.is_empty() || self.ordered);
@@ -248,8 +249,8 @@ impl<T: WorkerTypes> WorkerGroups<T> {
         }
     }
 
-    /// Whether all of this has ended. What this session was told to commit counts, because it comes
-    /// before everything that is sent now.
+    /// Whether all of this has ended. Groups whose COMMIT was sent on this session count, because they
+    /// come before everything that is sent now.
     fn is_met(&mut self, waits: &Waits, order: &impl Ended) -> bool {
         let committing = self.active.iter().take_while(|group| group.is_completely_sent());
         let through = follow(self.ended_through, committing);
@@ -265,7 +266,7 @@ impl<T: WorkerTypes> WorkerGroups<T> {
         group.previous() <= follow(self.ended_through, self.active.iter())
     }
 
-    /// What must have ended before more of the last group in flight can be sent.
+    /// The groups that must have ended before more of the last group in flight can be sent.
     fn waits_to_advance(&self) -> Option<Waits> {
         let last = self.last()?;
         match last.state {

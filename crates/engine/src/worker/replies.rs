@@ -1,4 +1,4 @@
-//! What replies mean for the groups in flight, and how a group is executed again.
+//! The consequences of replies for the groups in flight, and how a group is executed again.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -32,16 +32,16 @@ pub enum Retry {
     Never,
 }
 
-/// What a statement of the first group in flight did.
+/// The effect of a statement of the first group in flight, compared with the expected one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// What it must do.
+    /// The expected effect.
     AsExpected,
     /// Net changes affected another number of rows.
     OtherRows,
     /// A single change found no row.
     Missing,
-    /// What no statement may do.
+    /// An effect that the run cannot accept: it ends.
     Refused,
 }
 
@@ -54,18 +54,18 @@ pub enum ErrorKind {
     Transient,
     /// The group is encoded in another way from now on.
     Anew,
-    /// It does not pass.
+    /// Every attempt fails in the same way.
     Lasting,
 }
 
-/// What follows for the first group in flight.
+/// The actions that follow for the first group in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It goes on.
+    /// The group goes on.
     Counts,
-    /// It is executed again: see [`WorkerGroups::start_recovery`].
+    /// The group is executed again: see [`WorkerGroups::start_recovery`].
     Retry(Retry),
-    /// It is executed again after a pause, in the same way.
+    /// The group is executed again after a pause, in the same way.
     After(Duration),
     /// The run ends.
     Stops,
@@ -82,7 +82,7 @@ pub enum AfterReply<T: WorkerTypes> {
 }
 
 impl<T: WorkerTypes> WorkerGroups<T> {
-    /// The replies to what is sent of each group in flight.
+    /// The expected replies of each group in flight.
     fn replies(&self) -> impl Iterator<Item = &VecDeque<T::Expected>> {
         self.active.iter().take_while(|group| group.is_sent()).map(|group| &group.replies)
     }
@@ -263,7 +263,7 @@ impl<T: WorkerTypes> WorkerGroups<T> {
         }
     }
 
-    /// The first group in flight is rolled back: it is executed again, and what came behind it in the
+    /// The first group in flight is rolled back: it is executed again, and the groups behind it in the
     /// same way as before.
     pub fn rolled_back(&mut self) {
         if let Some(&ActiveGroup { state: GroupState::RollingBack(retry), .. }) =

@@ -33,9 +33,10 @@ use crate::worker::{Dependent, Further, Group, GroupMember, GroupMode, Retry, Wo
 
 /// The state of a group whose statements are encoded.
 pub(super) enum GroupState<T: WorkerTypes> {
-    /// Its statements are set aside until the group before it on the session is completely sent.
+    /// The statements of the group are set aside until the group before it on the session is completely
+    /// sent.
     Encoded { statements: T::Statements, rest: Rest<T> },
-    /// Its independent changes are sent. Its dependent ones wait until other groups have ended.
+    /// The independent changes are sent. The dependent ones wait until other groups have ended.
     WaitingForDependencies {
         statements: T::Statements,
         replies: VecDeque<T::Expected>,
@@ -43,7 +44,8 @@ pub(super) enum GroupState<T: WorkerTypes> {
     },
     /// All of its changes are sent, and not all of them are answered.
     Executing { ending: T::Ending },
-    /// All of its changes did what they must. Its COMMIT waits until every group before it has ended.
+    /// All of its statements had the expected effect. Its COMMIT waits until every group before it has
+    /// ended.
     WaitingForTurn { ending: T::Ending },
     /// Everything is sent: its COMMIT too, unless it is a part in the middle of a large transaction.
     Committing,
@@ -53,13 +55,13 @@ pub(super) enum GroupState<T: WorkerTypes> {
     RollingBack(Retry),
 }
 
-/// What of a group is sent after its first statements.
+/// The part of a group that is sent after its first statements.
 pub enum Rest<T: WorkerTypes> {
     /// Nothing: they end it, or this part of a large transaction.
     Nothing,
-    /// Its end.
+    /// The end of the group.
     Ending(T::Ending),
-    /// Its dependent changes, the replies that they get, and its end.
+    /// The dependent changes, the replies that they get, and the end of the group.
     Dependent(T::Statements, VecDeque<T::Expected>, T::Ending),
 }
 
@@ -73,7 +75,7 @@ pub struct EncodedGroup<T: WorkerTypes> {
     pub ahead: bool,
     /// The replies to its first statements.
     pub replies: VecDeque<T::Expected>,
-    /// What is sent after them.
+    /// The part that is sent after them.
     pub rest: Rest<T>,
 }
 
@@ -85,7 +87,7 @@ pub struct ActiveGroup<T: WorkerTypes> {
     pub position: T::EncoderPosition,
     /// Groups before it were in flight on other sessions: they may be why it fails.
     pub ahead: bool,
-    /// The replies that are still to come to what is sent, or set aside, of it.
+    /// The replies that are still to come to statements of it that are sent, or set aside.
     pub replies: VecDeque<T::Expected>,
     /// How many of its transactions are committed already (when it is applied by rows).
     committed: usize,
@@ -93,12 +95,12 @@ pub struct ActiveGroup<T: WorkerTypes> {
 }
 
 impl<T: WorkerTypes> ActiveGroup<T> {
-    /// Its first statements are sent.
+    /// A group whose first statements are sent.
     pub(super) fn sent(encoded: EncodedGroup<T>) -> Self {
         Self::new(encoded, GroupState::sent)
     }
 
-    /// Its first statements are set aside.
+    /// A group whose first statements are set aside.
     pub(super) fn set_aside(encoded: EncodedGroup<T>, statements: T::Statements) -> Self {
         Self::new(encoded, |rest| GroupState::Encoded { statements, rest })
     }
@@ -113,7 +115,7 @@ impl<T: WorkerTypes> ActiveGroup<T> {
         Self { group, position, ahead, replies, committed: 0, state: state(rest) }
     }
 
-    /// Takes what is sent next. What it waits for has ended.
+    /// Takes the part that is sent next. The groups that it waits for have ended.
     pub(super) fn advance(&mut self) -> Option<Further<T>> {
         let (further, state) = match self.take_state() {
             GroupState::Encoded { statements, rest } => {
@@ -145,7 +147,7 @@ impl<T: WorkerTypes> ActiveGroup<T> {
         }
     }
 
-    /// It failed, or a group did that was sent before it.
+    /// The group failed, or one that was sent before it.
     pub(super) fn roll_back(&mut self, retry: Retry) {
         self.state = GroupState::RollingBack(retry);
     }
@@ -189,7 +191,7 @@ impl<T: WorkerTypes> ActiveGroup<T> {
         self.committed == self.group.works.len()
     }
 
-    /// Whether rules may decide about conflicts of what is sent as net changes.
+    /// Whether rules may decide about conflicts of its net changes.
     pub(super) fn has_rules(&self) -> bool {
         self.group.mode == GroupMode::Net
             && self.group.works.iter().any(GroupMember::is_under_rules)

@@ -25,7 +25,8 @@ pub(super) enum Key {
     Unknown,
 }
 
-/// What a NULL in a key equals.
+/// Whether a NULL in a key equals another NULL, as it does in `NULLS NOT DISTINCT` constraints and
+/// in whole rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Nulls {
     /// Nothing.

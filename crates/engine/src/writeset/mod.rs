@@ -185,7 +185,7 @@ impl Writeset {
         self.roots.at(place).serialized = serialized;
     }
 
-    /// Closes the open group and returns what its dependent changes wait for.
+    /// Closes the open group and returns the groups that its dependent changes wait for.
     ///
     /// # Panics
     ///

@@ -66,8 +66,8 @@ pub struct LockColumn {
 pub struct UniqueLock {
     /// Identifies the constraint within its root.
     pub id: u32,
-    /// Its columns. If there are none, and the constraint is not certain, every update may change
-    /// the key.
+    /// The columns of the constraint. If there are none, and the constraint is not certain, every
+    /// update may change the key.
     pub columns: Vec<LockColumn>,
     /// Whether the forms are certain. If not, the constraint is a single lock, which inserts share.
     pub certain: bool,

@@ -1,4 +1,4 @@
-//! Logs conflicts: rows that an UPDATE or DELETE did not find, and what conflict rules have decided.
+//! Logs conflicts: rows that an UPDATE or DELETE did not find, and decisions of conflict rules.
 
 use std::time::{Duration, Instant};
 

@@ -52,7 +52,7 @@ pub(crate) enum DurabilityJob {
     Remove(Lsn),
     /// Add to the counters in `pgapace.stat_subscription`.
     Statistics(Box<Statistics>),
-    /// Show on the board how many tables there are by state, and what verifications say of them.
+    /// Show on the board how many tables there are by state, and the summary of their verifications.
     TableStates(Board),
     /// Record conflicts.
     Conflicts(Vec<Conflict>),
@@ -70,7 +70,7 @@ pub(crate) enum DurabilityJob {
     Beat(Owner),
 }
 
-/// What is written about once per second.
+/// Statistics that the durability session writes about once per second.
 #[derive(Debug)]
 pub(crate) struct Statistics {
     pub(crate) delta: Delta,
@@ -104,9 +104,10 @@ pub(crate) enum FromDurability {
     RemovedConflicts(bool),
     /// By oid; `None` for a table that does not exist any more.
     Fingerprints(FxHashMap<u32, Option<String>>),
-    /// What verbs have requested.
+    /// The requests of verbs that are recorded now.
     Requests(Requests),
-    /// The leader's heartbeat is written, or nobody waits for it.
+    /// The heartbeat job has ended. It writes only if a process waits for the subscription, or if the stage
+    /// has changed.
     Beaten,
     Failed(Failure),
 }

@@ -71,8 +71,8 @@ pub(crate) struct EncoderPosition {
     changes: Changes,
 }
 
-/// Queues statements on one session, on which [`prepare_control`] has run. It keeps track of what it
-/// prepared there itself.
+/// Queues statements on one session, on which [`prepare_control`] has run. It keeps track of the
+/// statements that it prepared there itself.
 pub(crate) struct Encoder {
     identity: Identity,
     statements: StatementCache,
@@ -96,7 +96,7 @@ impl Encoder {
         }
     }
 
-    /// The same for a session that sets savepoints of its own, and keeps what it has sent.
+    /// The same for a session that sets savepoints of its own, and keeps the changes that it has sent.
     pub(crate) fn without_savepoints(self) -> Self {
         Self { savepoints: false, ..self }
     }
@@ -475,7 +475,7 @@ enum Then {
 pub(crate) struct Ending {
     /// The last part, for messages.
     part: u32,
-    /// Its predecessor is sent right before it in the same pipeline, and is not answered.
+    /// The predecessor is sent right before this transaction in the same pipeline, and is not answered.
     behind: bool,
     /// The commit time on the publisher.
     time: Option<Timestamp>,

@@ -36,7 +36,7 @@ pub(crate) enum Expected {
     },
     Commit {
         part: u32,
-        /// What it commits, if no Sync follows it.
+        /// The source transactions that it commits, if no Sync follows it.
         commits: Option<Committing>,
     },
     /// The end of a subscriber transaction; `None` after one that failed.
@@ -64,15 +64,15 @@ impl ExpectedReply for Expected {
     }
 }
 
-/// What a subscriber transaction commits.
+/// The source transactions that one subscriber transaction commits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Committing {
     /// The end of the source transaction before its first.
     pub(crate) after: Lsn,
     /// The end of its last source transaction.
     pub(crate) end: Lsn,
-    /// What it counts for. Missing rows are counted when the replies come.
+    /// The number of its changes, by kind. Missing rows are counted when the replies come.
     pub(crate) changes: Changes,
-    /// It is not committed but prepared, as this transaction of the publisher.
+    /// The transaction is not committed but prepared, as this transaction of the publisher.
     pub(crate) prepared: Option<Xid>,
 }

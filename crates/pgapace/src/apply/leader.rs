@@ -1,7 +1,7 @@
 //! The leader: one thread that turns received bytes into work, and answers into progress.
 //!
-//! What becomes of a message is decided in [`engine::intake`], which worker gets it in
-//! [`engine::dispatch`]. Here stand the event loop and what it waits for.
+//! [`engine::intake`] decides what becomes of a message, and [`engine::dispatch`] which worker gets it.
+//! This module has the event loop and its channels.
 
 mod barrier;
 mod ending;
@@ -52,7 +52,7 @@ const TICK: Duration = Duration::from_millis(100);
 const BETWEEN_REMOVALS: Duration = Duration::from_secs(3600);
 const BETWEEN_BATCHES: Duration = Duration::from_millis(500);
 
-/// What the leader is made of.
+/// Everything that [`Leader`] needs to start.
 pub(crate) struct LeaderParts<'a> {
     pub(crate) run: ResumedRun<Surroundings<'a>>,
     pub(crate) around: Surroundings<'a>,
@@ -69,9 +69,9 @@ pub(crate) struct LeaderParts<'a> {
     pub(crate) pulse: Pulse,
     /// For how long conflicts are kept; `None` for ever.
     pub(crate) conflict_retention: Option<Duration>,
-    /// Whether what a worker reports as committed is durable.
+    /// Whether transactions that a worker reports as committed are durable.
     pub(crate) durable_commits: bool,
-    /// What is shown of the run.
+    /// Figures of the run for `status`, `top` and metrics.
     pub(crate) watched: Watched,
     /// Longest time between two idle progress rows.
     pub(crate) idle_interval: Duration,
@@ -101,7 +101,7 @@ pub(crate) struct Leader<'a> {
     decoder: Decoder,
     /// Zero of the times that the engine knows.
     started: Instant,
-    /// What the publisher sent behind the transaction whose parts are being taken.
+    /// Messages behind the transaction whose parts are being taken.
     rest: Bytes,
     barrier: StreamBarrier,
     owner: Owner,
@@ -123,7 +123,7 @@ pub(crate) struct Leader<'a> {
     conflicts: Vec<Conflict>,
     /// How long it has waited itself.
     waits: Stopwatch,
-    /// No worker takes what waits.
+    /// No worker takes the waiting work.
     all_busy: bool,
     watched: Watched,
     newer: SettingsWatch,
@@ -187,7 +187,7 @@ impl<'a> Leader<'a> {
                 }
             }
             Err(failure) => {
-                // What was committed since the last time counts.
+                // Transactions that were committed since the last report still count.
                 for answered in self.around.pool.end() {
                     self.around.counters.add(&answered.counters);
                     self.conflicts.extend(answered.conflicts);
@@ -305,7 +305,7 @@ impl<'a> Leader<'a> {
         self.waits.set(None);
         self.around.pool.give_back();
         self.note_decoded();
-        // What was received counts even while nothing commits.
+        // The positions are reported even while no transaction commits.
         self.publish_positions();
         let turned = self.around.pool.release();
         self.around.tables.turned(&turned);
@@ -345,7 +345,7 @@ impl<'a> Leader<'a> {
         Ok(())
     }
 
-    /// What keeps it from going on when it goes to sleep.
+    /// The reason for which the leader waits when it goes to sleep.
     fn waits_for(&self) -> Option<Reason> {
         let dispatch = self.around.pool.dispatch();
         let nothing = dispatch.is_drained() && dispatch.is_idle();
@@ -366,8 +366,8 @@ impl<'a> Leader<'a> {
             && !self.around.table_sync.is_full(deferred, incoming.spool())
     }
 
-    /// Whether nothing more is to be received for a moment. Before a copy begins what is prepared on
-    /// the subscriber must have ended, and its end is still to be received.
+    /// Whether nothing more is to be received for a moment. Before a copy begins, transactions that are
+    /// prepared on the subscriber must have ended, and their end is still to be received.
     fn pauses(&self) -> bool {
         let may_copy = self.intake.incoming.prepared_here() == 0;
         self.around.table_sync.waits_for_quiet(may_copy)

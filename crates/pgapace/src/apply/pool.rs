@@ -28,7 +28,7 @@ pub(crate) use slots::{Connector, OpenedWorkers, Slots, WorkerNumber};
 /// How groups are made and handed over.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PoolSettings {
-    /// What a group may have at most.
+    /// The limits of one group.
     pub(crate) group_limits: GroupLimits,
     /// Whether everything is applied change by change.
     pub(crate) by_rows: bool,
@@ -36,7 +36,7 @@ pub(crate) struct PoolSettings {
     pub(crate) deadlock_timeout: Duration,
 }
 
-/// What became of the work that waits.
+/// The result of handing work over to the workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HandedOver {
     /// All of it is handed over.
@@ -101,7 +101,7 @@ impl Pool {
         self.started.elapsed()
     }
 
-    /// What waits for a worker, and which worker has what.
+    /// The work that waits for a worker, and the groups of each worker.
     pub(crate) fn dispatch(&self) -> &Dispatch<Work> {
         &self.dispatch
     }
@@ -111,7 +111,7 @@ impl Pool {
         &mut self.dispatch
     }
 
-    /// Hands over what may be handed over now. `reading`: whether more is being received.
+    /// Hands over all work that may be handed over now. `reading`: whether more is being received.
     pub(crate) fn hand_over(&mut self, reading: bool) -> Result<HandedOver> {
         let mut short = false;
         let handed_over = loop {
@@ -308,7 +308,7 @@ impl Pool {
         self.slots.take_waits()
     }
 
-    /// What workers have counted since the last call.
+    /// The counts of all workers since the last call.
     pub(crate) fn take_counts(&self) -> Counts {
         self.slots.take_counts()
     }
@@ -318,7 +318,7 @@ impl Pool {
         self.slots.take_slowest()
     }
 
-    /// What each worker does.
+    /// The present activity of each worker, for `status`.
     pub(crate) fn workers_now(&self) -> Vec<WorkerNow> {
         self.slots.now()
     }

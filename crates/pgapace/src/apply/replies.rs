@@ -1,8 +1,8 @@
 //! Interprets the replies of the subscriber: which statement each one belongs to, and whether that
-//! statement did what it must.
+//! statement had the expected effect.
 //!
-//! Apply workers, streaming apply and conflict rules differ in what they do about a statement that did
-//! something else. What that is, is decided here for all of them.
+//! Apply workers, streaming apply and conflict rules differ in their reaction to a statement with an
+//! unexpected effect. Which effects are unexpected is decided here for all of them.
 
 use engine::worker::Outcome;
 use wire::{Reply, TransactionStatus, affected_rows};
@@ -12,7 +12,7 @@ use crate::apply::expected::{Committing, Expected};
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::statement::row::Expect;
 
-/// What the subscriber has replied.
+/// A reply of the subscriber, matched to the statement that it answers.
 #[derive(Debug)]
 pub(crate) enum Interpreted {
     Completed(Completed),
@@ -31,7 +31,7 @@ pub(crate) struct Completed {
     pub(crate) expected: Expected,
     /// The rows that it affected.
     pub(crate) rows: u64,
-    /// It ended the transaction by ROLLBACK.
+    /// The statement ended the transaction by ROLLBACK.
     pub(crate) rolled_back: bool,
 }
 
@@ -79,7 +79,7 @@ impl RowCount {
 }
 
 impl Completed {
-    /// Whether the statement did what it must.
+    /// Whether the statement had the expected effect.
     pub(crate) fn outcome(&self) -> Outcome {
         match self.expected {
             Expected::Control | Expected::Look { .. } | Expected::Truncate { .. } => {

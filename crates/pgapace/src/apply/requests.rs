@@ -1,4 +1,4 @@
-//! What verbs ask the process that runs a subscription for, by rows of schema `pgapace`.
+//! Requests of verbs to the process that runs a subscription, as rows of schema `pgapace`.
 
 use wire::Session;
 
@@ -7,7 +7,7 @@ use crate::hand_over;
 use crate::subscriber::catalogue::{boolean, first_row};
 use crate::tablesync::table_state::Owner;
 
-/// What is requested now.
+/// The requests for a subscription that are recorded now.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Requests {
     /// A barrier ([`crate::barrier`]). One whose slot is being created counts: its keeper may have failed.

@@ -1,4 +1,4 @@
-//! When to look whether the subscriber's tables are still what they were.
+//! The times at which pgapace looks whether the subscriber's tables have changed.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! The sessions that apply changes: what they commit under, how they are opened and rolled back.
+//! The sessions that apply changes: the identity of their commits, how they are opened and rolled back.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::sqlstate;
 use crate::subscriber::state::{SubscriptionId, ownership};
 
-/// What the commits of a session belong to.
+/// The subscription and epoch that the commits of a session belong to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Identity {
     pub(crate) id: SubscriptionId,
@@ -50,7 +50,7 @@ impl Identity {
 /// A session that was lost.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lost {
-    /// Its backend.
+    /// The process id of its backend.
     pub(crate) backend: i32,
     /// Whether it had a replication origin.
     pub(crate) tagged: bool,
@@ -66,7 +66,7 @@ pub(crate) fn roll_back(session: &mut Session) -> wire::Result<()> {
     Ok(())
 }
 
-/// Rolls back what came behind the savepoint before the present part of a transaction.
+/// Rolls back the changes behind the savepoint before the present part of a transaction.
 pub(crate) fn roll_back_part(session: &mut Session) -> wire::Result<()> {
     while !undo(session, "ROLLBACK TO SAVEPOINT pgapace_part")? {}
     Ok(())

@@ -10,7 +10,7 @@ use engine::share::Shares;
 
 use crate::config::Subscription as Config;
 
-/// What one subscription has of the sessions of a subscriber; returned for good when it is dropped.
+/// The session leases of one subscription on a subscriber server. Dropping it returns them for good.
 #[derive(Debug)]
 pub(crate) struct Share {
     shares: Arc<Mutex<Shares>>,
@@ -52,12 +52,12 @@ impl Share {
         found.into_iter().flatten().collect()
     }
 
-    /// Its subscription may have another number of sessions, its own one included.
+    /// The subscription may have another number of sessions, its own one included.
     pub(crate) fn set_most(&self, most: usize) {
         lock(&self.shares).set_most(self.member, most);
     }
 
-    /// Whether nobody else has a share.
+    /// Whether no other subscription shares the sessions of this server.
     pub(crate) fn is_alone(&self) -> bool {
         self.alone
     }

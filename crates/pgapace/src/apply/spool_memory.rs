@@ -9,7 +9,7 @@ use crate::error::{Failure, Result};
 use crate::publisher::receiver::Memory;
 use crate::spool::Spool;
 
-/// The spool of a run. What is read back counts as memory until the last part of it is dropped.
+/// The spool of a run. Records that are read back count as memory until their last part is dropped.
 pub(crate) struct AccountedSpool {
     pub(crate) spool: Spool,
     pub(crate) memory: Arc<Memory>,

@@ -1,10 +1,10 @@
 //! From the publisher's relations to the subscriber's tables: mapped once per version.
 //!
-//! What the subscriber's catalogue says of a table is read when the first change of a version comes,
-//! together with the tables of the transaction and of the chunk whose first changes follow
-//! (`announced.rs`). It is not read earlier, for all tables: a definition that was read before the
-//! publisher described the table may be older than that description. And a subscription with very
-//! many tables starts as quickly as one with few.
+//! The subscriber's catalogue is read for a table when the first change of a version comes, together
+//! with the tables of the transaction and of the chunk whose first changes follow (`announced.rs`). It
+//! is not read earlier, for all tables: a definition that was read before the publisher described the
+//! table may be older than that description. And a subscription with very many tables starts as quickly
+//! as one with few.
 
 use std::sync::Arc;
 
@@ -66,8 +66,8 @@ pub(crate) struct Tables {
     sync_lsns: FxHashMap<(String, String), SyncLsn>,
     /// By the address of the version, which the value keeps alive.
     resolved: FxHashMap<usize, (Arc<RemoteRelation>, Resolved)>,
-    /// Tables that were not published any more at this point: changes that commit before it are of
-    /// no use to anybody.
+    /// Tables that were not published any more at this point. Changes of them that commit before it are
+    /// ignored.
     gone: FxHashMap<(String, String), Lsn>,
     /// Tables of which nothing is applied.
     blocked: FxHashSet<(String, String)>,
@@ -86,7 +86,7 @@ pub(crate) struct Tables {
     read: FxHashMap<TableKey, ReadTable>,
 }
 
-/// What is read of a table to resolve its relation.
+/// Facts from the subscriber that are needed to resolve the relation of a table.
 #[derive(Debug)]
 struct ReadTable {
     facts: TableFacts,
@@ -112,13 +112,13 @@ impl Tables {
         Self { sync_lsns, blocked, types, locks_ordered, ..Self::default() }
     }
 
-    /// What is done about conflicts.
+    /// Sets the policy for conflicts.
     pub(crate) fn with_policy(self, policy: Policy, subscription: SubscriptionId) -> Self {
         Self { policy, subscription: Some(subscription), ..self }
     }
 
-    /// Whether it is known what to do with changes of a transaction with this commit LSN; if not,
-    /// the table was added to the publication later.
+    /// Whether the treatment of the table's changes in a transaction with this commit LSN is known; if
+    /// not, the table was added to the publication later.
     #[inline]
     pub(crate) fn knows(&self, remote: &Arc<RemoteRelation>, commit_lsn: Lsn) -> bool {
         self.has_resolved(remote)
@@ -147,7 +147,7 @@ impl Tables {
     }
 
     /// Whether this is another table of the publisher than the one that had the name before in this
-    /// run: what is copied here is not of it.
+    /// run: the rows that are copied here are not of it.
     #[inline]
     pub(crate) fn is_another(&mut self, remote: &Arc<RemoteRelation>) -> bool {
         if self.has_resolved(remote) {
@@ -363,7 +363,7 @@ impl Tables {
         }
     }
 
-    /// Forgets what was read for nothing: when it is needed, it may be out of date.
+    /// Forgets tables that were read and not used: when they are needed, they may be out of date.
     pub(crate) fn forget_unused(&mut self) {
         self.read = FxHashMap::default();
     }

@@ -38,7 +38,7 @@ impl SessionHandle {
         self.get().map(|handle| handle.pid())
     }
 
-    /// Cancels what the session executes.
+    /// Cancels the statement that the session executes.
     pub(crate) fn cancel(&self) {
         if let Some(handle) = self.get() {
             cancel(&handle);
@@ -92,7 +92,7 @@ pub(crate) fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> Resul
         .map_err(|e| Failure::internal(format!("{failed}: {e}")))
 }
 
-/// Waits for the thread. After `patience` it cancels what the session executes, which may wait for a
+/// Waits for the thread. After `patience` it cancels the session's statement, which may wait for a
 /// lock. A thread that does not end even so is left behind; the fence keeps its session from
 /// committing.
 fn join_or_cancel(thread: JoinHandle<()>, session: &CancelHandle, patience: Duration) {

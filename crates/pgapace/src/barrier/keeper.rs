@@ -22,7 +22,7 @@ use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::SubscriptionId;
 use crate::tablesync::Snapshot;
 
-/// By how much the first attempt delays what arrives. It has to last from the moment in which the
+/// By how much the first attempt delays chunks that arrive. It has to last from the moment in which the
 /// publisher fixes the LSN until the leader knows it.
 const FIRST_DELAY: Duration = Duration::from_millis(15);
 /// How often the keeper looks for the next request, and whether the present one is still wanted.
@@ -36,10 +36,10 @@ const IMPORT_TERM: Duration = Duration::from_secs(60);
 /// How long a request may hold the stream. Usually that takes milliseconds. A table without a key is read
 /// meanwhile, on both sides.
 const HOLD_TERM: Duration = Duration::from_secs(60);
-/// How long the stream waits for the end of what a verb writes, after that.
+/// How long the stream waits for the end of the verb's transaction, after that.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
-/// What the keeper orders.
+/// An order of the keeper to the leader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeeperOrder {
     /// Take transactions so much later than they arrive.
@@ -50,7 +50,7 @@ pub(crate) enum KeeperOrder {
     Release,
 }
 
-/// What the leader answers to [`KeeperOrder::Hold`].
+/// The answer of the leader to [`KeeperOrder::Hold`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeeperAnswer {
     /// Everything before the LSN is committed, and nothing else.
@@ -59,7 +59,7 @@ pub(crate) enum KeeperAnswer {
     Passed,
 }
 
-/// What the keeper needs.
+/// The servers and the subscription of a keeper.
 #[derive(Debug, Clone)]
 pub(crate) struct KeeperContext {
     pub(crate) publisher: Publisher,
@@ -185,9 +185,9 @@ impl Keeping {
         .hint("Run the verb again when the machine of pgapace is less busy."))
     }
 
-    /// Deletes the row of a barrier that is ready, after what the verb writes has ended. The stream must not
-    /// go on before: a keeper whose session is lost tries again with another one, until the run ends. The
-    /// next run deletes the row before it applies anything.
+    /// Deletes the row of a barrier that is ready, after the verb's transaction has ended. The stream must
+    /// not go on before: a keeper whose session is lost tries again with another one, until the run ends.
+    /// The next run deletes the row before it applies anything.
     fn end(&self, control: &mut Session, id: BarrierId) -> Result<()> {
         loop {
             let failure = match row::delete(control, id, END_PATIENCE) {

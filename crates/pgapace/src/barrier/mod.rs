@@ -17,8 +17,8 @@
 //!
 //! The row is the only link between the two processes, so either may die at any time. The next run of the
 //! subscription deletes the rows of a process that died, before it applies anything. The keeper deletes the
-//! row of a verb that died. What a verb writes while the stream is held, it writes in a transaction that
-//! deletes the row (`row::take_sql`). So the stream cannot go on before that transaction has ended.
+//! row of a verb that died. While the stream is held, a verb writes only in a transaction that also deletes
+//! the row (`row::take_sql`). So the stream cannot go on before that transaction has ended.
 //!
 //! See [`engine::barrier`] for why the leader delays.
 

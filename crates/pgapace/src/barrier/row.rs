@@ -14,7 +14,7 @@ use crate::tablesync::table_state::Owner;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BarrierId(i64);
 
-/// What a verb asks for.
+/// The request of a verb for a barrier.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BarrierRequest {
     pub(super) id: BarrierId,
@@ -24,7 +24,7 @@ pub(crate) struct BarrierRequest {
     pub(super) attempts: u32,
 }
 
-/// What has become of a request.
+/// The state of a request.
 #[derive(Debug, Clone)]
 pub(super) enum BarrierState {
     /// No process has seen it.
@@ -33,7 +33,7 @@ pub(super) enum BarrierState {
     Creating { walsender: Option<i32>, lsn: Option<Lsn> },
     /// The snapshots can be imported.
     Ready { lsn: Lsn, publisher: String, subscriber: String },
-    /// It cannot be done.
+    /// The barrier cannot be made.
     Failed { message: String, hint: Option<String> },
 }
 
@@ -54,8 +54,8 @@ pub(super) fn insert(
     Ok(BarrierId(field(&row, 0)?))
 }
 
-/// The oldest request that nobody serves. The keeper is the only one that serves requests, so those that it
-/// finds at its start were begun by one that failed.
+/// The oldest request that is not served yet. The keeper is the only one that serves requests, so those
+/// that it finds at its start were begun by one that failed.
 pub(super) fn find_request(
     session: &mut Session,
     subscription: SubscriptionId,
@@ -76,7 +76,7 @@ pub(super) fn find_request(
     rows.first().map(request).transpose()
 }
 
-/// What has become of a request; `None` if its row was deleted.
+/// Reads the state of a request; `None` if its row was deleted.
 pub(super) fn state(session: &mut Session, id: BarrierId) -> Result<Option<BarrierState>> {
     let sql = format!(
         "SELECT state, walsender, lsn, publisher_snapshot, subscriber_snapshot, message, hint \

@@ -24,7 +24,7 @@ use crate::verify::pair::{Held, PairSource, SnapshotPair};
 use crate::verify::prepare::check_ready;
 
 const POLL: Duration = Duration::from_millis(20);
-/// After how long a user is told what the barrier waits for, and how often.
+/// The time after which a user is told why the barrier waits, and how often that is repeated.
 const TELL_AFTER: Duration = Duration::from_secs(5);
 /// How long a running process may take to see the request.
 const SEEN_WITHIN: Duration = Duration::from_secs(30);
@@ -91,9 +91,9 @@ impl TakenBarrier {
         }
     }
 
-    /// SQL that begins what is written while the stream is held: it locks the row, so that the stream
-    /// waits for the end of the transaction, and deletes it, so that the commit lets the stream go on.
-    /// It deletes no row if the stream has gone on already.
+    /// SQL that begins the transaction of a verb while the stream is held: it locks the row, so that the
+    /// stream waits for the end of the transaction, and deletes it, so that the commit lets the stream go
+    /// on. It deletes no row if the stream has gone on already.
     pub(crate) fn write_sql(&self) -> String {
         row::take_sql(self.request.id)
     }

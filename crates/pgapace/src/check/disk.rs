@@ -1,4 +1,5 @@
-//! Disk: WAL that slots of others retain on the publisher, and the size of what is copied.
+//! Disk: WAL that slots of others retain on the publisher, and the size of the tables that are
+//! copied.
 //!
 //! No function of PostgreSQL tells how much of a server's disk is free, so sizes are all that can
 //! be said. The disk where pgapace runs is checked with its spool directory.

@@ -2,7 +2,8 @@
 //!
 //! Replication needs only a key. But applications that move to the subscriber need the indexes, and
 //! without a unique index the subscriber accepts rows that would conflict. Indexes are compared by
-//! what they index, not by name. The key by which rows are found is checked with its table.
+//! their columns and expressions, not by name. The key by which rows are found is checked with its
+//! table.
 //!
 //! The servers can only print expressions and conditions of an index while they hold a lock on its
 //! table. So this waits briefly, and says that it could not compare rather than hold up the report
@@ -24,8 +25,9 @@ const TOPIC: &str = "indexes";
 
 const LOCK_TIMEOUT: &str = "2s";
 
-/// Ordinal of the table, what the index holds, name, whether it is unique or excludes, and the SQL
-/// that creates it. Indexes of partitions come with the index of their parent.
+/// Ordinal of the table, the columns and expressions of the index, name, whether it is unique or
+/// excludes, and the SQL that creates it. Indexes of partitions come with the index of their
+/// parent.
 const SQL: &str = "\
 SELECT w.ord, pg_catalog.concat_ws(' ', a.amname, i.indisunique, i.indisexclusion,
          i.indnkeyatts, (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ',

@@ -41,7 +41,7 @@ use service::Service;
 struct SubscriptionState {
     /// The quoted name of the subscriber session's role.
     role: String,
-    /// Who runs the subscriber.
+    /// The managed service that runs the subscriber, if any.
     service: Service,
     row: Option<Subscription>,
     relations: Vec<RelationState>,

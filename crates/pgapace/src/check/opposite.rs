@@ -70,7 +70,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// What comes back, if anything does.
+/// The warning about changes that return to their origin; `None` if none do.
 fn echo(origin_none: bool, opposite: &Opposite, common: usize) -> Option<String> {
     if common == 0 || (origin_none && opposite.origin_none) {
         return None;

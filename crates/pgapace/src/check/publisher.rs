@@ -1,4 +1,4 @@
-//! Checks of the publisher: what a slot and its stream need.
+//! Checks of the publisher: the requirements of a slot and its stream.
 
 use pgoutput::Lsn;
 use wire::{Session, quote_ident, quote_literal};
@@ -142,7 +142,7 @@ fn settings(
     let new = known.row.as_ref().is_none_or(|row| row.phase != Phase::Streaming);
     let running = known.owner.is_some();
     let copies = config.copies_data() && !running;
-    // `later` is what tables need in addition that are copied later, or again.
+    // `later`: the need of tables that are copied later, or again, in addition.
     let mut room = |name: &'static str, (used, most): (i64, i64), needed: i64, later: i64| {
         let what = format!("{name}: {used} of {most} are in use");
         let fix = service.set(SIDE, name, most.max(used + needed + later + 8));

@@ -58,7 +58,7 @@ pub(crate) enum Fix {
     Sql(String),
     /// A shell command.
     Command(String),
-    /// What to do in the console, or with the tools, of a managed service.
+    /// An instruction for the console, or the tools, of a managed service.
     Service { service: &'static str, text: String },
 }
 

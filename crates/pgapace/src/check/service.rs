@@ -1,4 +1,4 @@
-//! Managed services, and their words for what a superuser does on a server of one's own.
+//! Managed services, and their words for actions of a superuser on a server of one's own.
 //!
 //! No service gives its users a superuser, so `ALTER SYSTEM` and, on some, `ALTER ROLE …
 //! REPLICATION` fail there. Each has parameters and roles of its own instead. They are documented
@@ -11,10 +11,10 @@ use crate::check::report::{Fix, Side};
 use crate::error::Result;
 use crate::subscriber::catalogue::field;
 
-/// Who runs the server.
+/// The managed service that runs a server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Service {
-    /// Nobody that is known: its users may have a superuser.
+    /// No known service: the administrator of the server may have a superuser.
     #[default]
     Own,
     Rds,
@@ -26,7 +26,7 @@ pub(crate) enum Service {
     Neon,
 }
 
-/// What shows that a service runs a server.
+/// The settings and the role by which a service is recognized.
 struct Marks {
     service: Service,
     /// A setting that every role may read. `current_setting` also finds those that no module has
@@ -259,7 +259,7 @@ impl Service {
     }
 }
 
-/// What to use instead of a host name that is known to be a service's pooler.
+/// The endpoint to use instead of a host name that is known to be a service's pooler.
 pub(super) fn direct_endpoint(host: &str) -> Option<Fix> {
     let (service, text) = if host.contains("-pooler.") && host.ends_with(".neon.tech") {
         (Service::Neon, format!("use the direct endpoint, {}", host.replace("-pooler.", ".")))

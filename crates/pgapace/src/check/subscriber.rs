@@ -1,4 +1,4 @@
-//! Checks of the subscriber: what sessions, state and tagged commits need.
+//! Checks of the subscriber: the requirements of sessions, state and tagged commits.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,5 @@
-//! What logical replication does not carry: large objects, materialized views, sequences that no
-//! publication leads to.
+//! Objects that logical replication does not carry: large objects, materialized views, sequences
+//! that no publication leads to.
 
 use wire::Session;
 

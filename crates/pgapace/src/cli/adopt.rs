@@ -56,7 +56,7 @@ pub(crate) fn run(args: &AdoptArgs) -> Result<()> {
     let mut control = subscriber.connect_first()?;
     let request =
         Request { native, name: &name, slot: site.slot.as_deref(), patience: site.busy_timeout };
-    // First what needs no publisher, so that all privileges are named at once.
+    // First the checks that need no publisher, so that all privileges are named at once.
     let found = adopt::sound(&mut control, &request)?;
     let info = publisher(&mut control, &site, found.subscription.oid)?;
     let publisher = Publisher::new(info, &name, subscriber.encoding());

@@ -1,4 +1,4 @@
-//! `pgapace check`: prints all blockers, warnings and notes, and what removes them.
+//! `pgapace check`: prints all blockers, warnings and notes, and the fixes that remove them.
 
 use clap::Args;
 use serde::Serialize;

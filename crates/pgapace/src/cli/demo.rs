@@ -1,4 +1,5 @@
-//! `pgapace demo`. Packages have neither test servers nor a downloader, so there it only says what to do.
+//! `pgapace demo`. Packages have neither test servers nor a downloader, so there it only prints the next
+//! steps.
 
 pub(crate) use verb::{DemoArgs, EXAMPLE, HELP, run};
 

@@ -373,12 +373,12 @@ impl Selection {
         subscriptions(self.config.as_deref(), &self.settings)
     }
 
-    /// With what a reload compares.
+    /// The settings with which a reload compares.
     fn configured(&self) -> Result<Configured> {
         Configured::read(self.config.as_deref(), &self.settings)
     }
 
-    /// Warns of flags that show a password to everybody who can list processes.
+    /// Warns of flags that show a password to every user who can list processes.
     fn warn_of_passwords(&self) -> Result<()> {
         for setting in SETTINGS.iter().filter_map(|setting| setting.from_file) {
             let texts = self.settings.get(setting)?.unwrap_or_default();
@@ -434,7 +434,7 @@ impl Selection {
         published(self.config.as_deref(), &self.settings, publications)
     }
 
-    /// For verbs that change what is recorded of one subscription.
+    /// For verbs that change the records of one subscription.
     fn existing(&self) -> Result<(Session, state::Subscription)> {
         let (name, site) = self.one_by_name()?;
         let mut control = Subscriber::new(site.subscriber.clone(), &name).connect_first()?;

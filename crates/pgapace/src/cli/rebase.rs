@@ -27,7 +27,7 @@ pub(crate) struct RebaseArgs {
 /// How long a walsender of an earlier run may use the slot.
 const FREE_WITHIN: Duration = Duration::from_secs(60);
 
-/// Rebases one subscription, and runs it until it has what the publisher has now.
+/// Rebases one subscription, and runs it until it has everything that the publisher has now.
 pub(crate) fn run(args: &RebaseArgs) -> Result<()> {
     let mut subscriptions = args.selection.subscriptions()?;
     let config = subscriptions.pop().filter(|_| subscriptions.is_empty()).ok_or_else(|| {
@@ -81,7 +81,7 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
         }
         slot::drop(&mut source, &row.slot_name)?;
     }
-    // A slot that is gone without this record is what rebase is for.
+    // A slot that is gone without this record is the reason for rebase.
     state::set_rebasing(&mut control, row.id)?;
     tracing::info!(
         event = "rebase_started",

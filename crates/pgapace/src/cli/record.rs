@@ -48,7 +48,7 @@ fn minutes(text: &str) -> std::result::Result<Duration, String> {
         .ok_or_else(|| "must be more than 0, and no more than a week (10080)".to_owned())
 }
 
-/// What is printed.
+/// The output of the verb.
 #[derive(Debug, Serialize)]
 struct Summary {
     start_lsn: String,

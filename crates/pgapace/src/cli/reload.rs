@@ -142,7 +142,7 @@ impl Change {
         if !self.restart.is_empty() {
             not_now(subscription, &self.restart.join("; "));
         }
-        // Rejected ones are tried again: what was wrong may be outside of the file.
+        // Rejected settings are tried again: the cause may be outside of the file.
         if member.live.were_rejected() || !self.next_run.is_empty() {
             tracing::info!(
                 event = "settings_changed",

@@ -49,7 +49,7 @@ pub(crate) struct RepairArgs {
     json: bool,
 }
 
-/// What was repaired in one table.
+/// The repaired rows of one table.
 #[derive(Debug, Serialize)]
 struct TableReport {
     schema: String,

@@ -38,7 +38,7 @@ pub(crate) struct ReplayArgs {
     json: bool,
 }
 
-/// What was applied. A replay that resumes applies less than what was recorded.
+/// The applied part of the recording. A replay that resumes applies less than was recorded.
 #[derive(Debug, Serialize)]
 struct Summary {
     subscription: String,
@@ -47,7 +47,7 @@ struct Summary {
     changes: i64,
     conflicts: i64,
     seconds: f64,
-    /// What `pgapace whatif --measured` needs beside that.
+    /// The other values that `pgapace whatif --measured` needs.
     #[serde(flatten)]
     manner: Manner,
 }
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     Ok(())
 }
 
-/// What the subscription has counted so far: transactions, changes, conflicts.
+/// The counts of the subscription so far: transactions, changes, conflicts.
 type Applied = [i64; 3];
 
 const APPLIED: &str = "\

@@ -1,4 +1,4 @@
-//! `pgapace top`: what subscriptions do now, on a terminal.
+//! `pgapace top`: the present activity of subscriptions, on a terminal.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! `pgapace whatif`: what a recording would need with other numbers of workers.
+//! `pgapace whatif`: forecasts for a recording with other numbers of workers.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -138,7 +138,7 @@ pub(crate) fn run(args: &WhatifArgs) -> Result<()> {
     Ok(())
 }
 
-/// A subscription to this subscriber with what is asked for, and the defaults of `run` beside it.
+/// A subscription to this subscriber with the given options, and the defaults of `run` beside them.
 fn config(args: &WhatifArgs, recording: &Recording) -> Result<Config> {
     let mut given = Given::default();
     given.set("subscriber", &args.looked_at)?;

@@ -451,7 +451,7 @@ impl Value for ApplyWorkers {
 /// Whether commits are tagged with a replication origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TagCommits {
-    /// Where somebody can see it.
+    /// Only if tags are of use: see [`crate::subscriber::tagging`].
     Auto,
     Always,
     Never,
@@ -514,7 +514,7 @@ pub(crate) enum Binary {
     Off,
 }
 
-/// What to do with subscriber tables that hold rows before they are copied.
+/// The treatment of subscriber tables that hold rows before they are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum IfNotEmpty {
     /// The start fails, and nothing is changed.
@@ -534,7 +534,7 @@ impl IfNotEmpty {
     }
 }
 
-/// What happens to a table that may lack changes, because it was not published all the time.
+/// The consequence for a table that may lack changes, because it was not published all the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnMissedChanges {
     /// The table is copied again at once.
@@ -545,7 +545,7 @@ pub(crate) enum OnMissedChanges {
     Ignore,
 }
 
-/// What happens if a change of a table cannot be applied.
+/// The consequence for a table of which a change cannot be applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnTableError {
     /// The subscription stops.
@@ -577,7 +577,7 @@ pub(crate) enum Streaming {
 }
 
 impl Streaming {
-    /// What a publisher of this major version is asked for.
+    /// The value of the `streaming` option for a publisher of this major version.
     pub(crate) fn of_publisher(self, major: u32) -> pgoutput::Streaming {
         match self {
             Self::Off => pgoutput::Streaming::Off,

@@ -91,8 +91,8 @@ fn chosen(path: &Path, given: Given) -> Result<(Vec<Given>, Option<String>)> {
     Ok((chosen, log_level))
 }
 
-/// Reads what is given by the name of a file. Without that and without the setting itself, it is in
-/// the credential that systemd passes under its name, if there is one.
+/// Reads the values that are given by the name of a file. Without that and without the setting
+/// itself, the value is in the credential that systemd passes under its name, if there is one.
 fn with_files(mut given: Given) -> Result<Given> {
     let credentials = std::env::var_os("CREDENTIALS_DIRECTORY");
     for setting in SETTINGS {

@@ -31,7 +31,7 @@ pub(crate) fn variable(name: &str) -> String {
     format!("PGAPACE_{}", name.to_uppercase().replace('-', "_"))
 }
 
-/// What a value of an old name is called now.
+/// The present name of a value that was given under an old name of the setting.
 fn renamed(setting: &Setting, old: &Renamed, text: &str) -> std::result::Result<String, String> {
     let Some((no, yes)) = old.values else { return Ok(text.to_owned()) };
     let value = bool::parse(text, setting).map_err(|reason| format!("--{}: {reason}", old.name))?;
@@ -39,8 +39,8 @@ fn renamed(setting: &Setting, old: &Renamed, text: &str) -> std::result::Result<
 }
 
 impl Given {
-    /// Fills what is not given from weaker settings. A setting and the file that has its value are
-    /// one thing: what gives one of them overrides both.
+    /// Takes settings that are not given from weaker ones. A setting and the file that has its value
+    /// are one thing: if one of them is given, it overrides both.
     pub(crate) fn or(self, weaker: &Self) -> Self {
         let given = |name: &str| {
             SETTINGS
@@ -172,7 +172,7 @@ impl Given {
         Ok(given)
     }
 
-    /// Adds what the environment has and flags have not.
+    /// Adds the settings that the environment has and flags have not.
     pub(crate) fn or_environment(self) -> Result<Self> {
         let mut environment = Self::default();
         let lookup =

@@ -17,7 +17,7 @@ pub(crate) struct LiveSettings {
 
 #[derive(Debug)]
 struct NewestSettings {
-    /// They are replaced first, and counted then: who sees the count finds them.
+    /// Settings are replaced first, and counted then: a reader that sees the count finds them.
     newest: Mutex<Arc<Subscription>>,
     replaced: AtomicU64,
     /// A run could not begin with the newest ones.
@@ -66,7 +66,7 @@ impl LiveSettings {
         self.configured.rejected.swap(false, Ordering::AcqRel)
     }
 
-    /// The newest settings, and what tells when there are newer ones.
+    /// The newest settings, and a watch that tells when there are newer ones.
     pub(crate) fn take(self: &Arc<Self>) -> (Arc<Subscription>, SettingsWatch) {
         let replaced = self.replaced();
         (self.newest(), SettingsWatch { live: Arc::clone(self), replaced })

@@ -48,8 +48,8 @@ pub(super) fn usual(mut info: ConnInfo) -> std::result::Result<ConnInfo, ConnInf
     Ok(info)
 }
 
-/// Changes the settings of both servers for a process with a standby. What a connection string says
-/// otherwise stays.
+/// Changes the settings of both servers for a process with a standby. Values that a connection string
+/// gives otherwise stay.
 pub(crate) fn for_standby(subscription: &mut Subscription) -> Result<()> {
     let wrong = |error: ConnInfoError| Failure::new(Class::Config, error.to_string());
     subscription.subscriber = quick(subscription.subscriber.clone(), &OF_SERVER).map_err(wrong)?;

@@ -51,7 +51,7 @@ impl SecretFile {
 }
 
 /// The rule of libpq's password file, and for files of root that of its private keys: the group of
-/// a service may read what root has written for it (and systemd passes credentials so).
+/// a service may read files that root has written for it (and systemd passes credentials so).
 fn others_may_read(mode: u32, owner: u32, own: u32) -> bool {
     let forbidden = if owner == 0 && own != 0 { 0o037 } else { 0o077 };
     mode & forbidden != 0

@@ -1,4 +1,4 @@
-//! What a declaration of a setting says, and how its text becomes a value.
+//! The parts of a declaration of a setting, and how its text becomes a value.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ pub(crate) enum Group {
     Copy,
     Apply,
     Errors,
-    /// What few subscriptions need.
+    /// Settings that few subscriptions need.
     Advanced,
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct Setting {
     /// Stands for its value in help texts, if its type does not say it.
     pub(crate) value: &'static str,
     pub(crate) help: &'static str,
-    /// What `--help` and the documentation say besides, in sentences.
+    /// More text in `--help` and the documentation, in sentences.
     pub(crate) more: &'static str,
     pub(crate) group: Group,
     /// As it would be given; empty if there is none.
@@ -209,7 +209,8 @@ impl Setting {
         Some((format!("{}{unit}", range.start()), high))
     }
 
-    /// Its value from the texts that were given. The only place where ranges are checked.
+    /// The value of the setting from the texts that were given. The only place where ranges are
+    /// checked.
     pub(crate) fn read<T: Value>(&self, texts: &[String]) -> Result<T, String> {
         let colon = |reason| format!(": {reason}");
         if let Some(range) = self.range() {
@@ -232,7 +233,7 @@ impl Setting {
 pub(crate) trait Value: Sized {
     const SHAPE: Shape = Shape::One;
 
-    /// What there is to choose from.
+    /// The values to choose from; empty if the type has no fixed list.
     fn choices() -> Vec<PossibleValue> {
         Vec::new()
     }
@@ -248,7 +249,7 @@ pub(crate) trait Value: Sized {
         Self::parse(text, setting).map(drop)
     }
 
-    /// Its value if nothing is given and there is no default.
+    /// The value if nothing is given and there is no default.
     fn absent() -> Option<Self> {
         None
     }

@@ -16,7 +16,8 @@ const RETRIES_WITHIN: Duration = Duration::from_secs(6);
 /// A subscription was given up.
 #[derive(Debug)]
 pub(crate) struct Asked {
-    /// What is durable on the subscriber; `None` if a transaction in hand was rolled back.
+    /// The LSN up to which transactions are durable on the subscriber; `None` if a transaction in
+    /// hand was rolled back.
     pub(crate) lsn: Option<Lsn>,
     pub(crate) took: Duration,
 }

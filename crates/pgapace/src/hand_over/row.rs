@@ -13,7 +13,7 @@ use crate::tablesync::table_state::Owner;
 /// How often a process that stands aside looks whether it may run again.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
-/// What the process that runs a subscription is asked for.
+/// A request to the process that runs a subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Request {
     /// To give it up, and to end unless other subscriptions run in the process.
@@ -67,8 +67,8 @@ pub(super) fn insert(session: &mut Session, id: SubscriptionId, request: Request
     Ok(!rows.is_empty())
 }
 
-/// SQL for the request to the process with this epoch, or to any process, that nobody has answered:
-/// stands_aside for [`Request::of`], or no row.
+/// SQL for the unanswered request to the process with this epoch, or to any process: stands_aside for
+/// [`Request::of`], or no row.
 pub(crate) fn request_sql(owner: Owner) -> String {
     format!(
         "SELECT stands_aside FROM pgapace.hand_over \
@@ -77,8 +77,8 @@ pub(crate) fn request_sql(owner: Owner) -> String {
     )
 }
 
-/// Records that the owner has given the subscription up, with what is durable; no LSN if a transaction was
-/// rolled back.
+/// Records that the owner has given the subscription up, and up to which LSN transactions are durable; no
+/// LSN if a transaction was rolled back.
 pub(crate) fn done(session: &mut Session, id: SubscriptionId, lsn: Option<Lsn>) -> Result<()> {
     let lsn = lsn.map(|lsn| lsn.to_string());
     let sql = format!(
@@ -89,7 +89,7 @@ pub(crate) fn done(session: &mut Session, id: SubscriptionId, lsn: Option<Lsn>) 
     session.query(&sql, &[lsn.as_deref()]).map(drop).map_err(|e| writing(&e))
 }
 
-/// An answer: what is durable, unless a transaction was rolled back.
+/// Reads the answer: the LSN up to which transactions are durable, unless one was rolled back.
 pub(super) fn answer(session: &mut Session, id: SubscriptionId) -> Result<Option<Option<Lsn>>> {
     let sql = format!(
         "SELECT lsn FROM pgapace.hand_over WHERE subscription = {} AND done_at IS NOT NULL",
@@ -118,10 +118,10 @@ pub(crate) fn started_sql(id: SubscriptionId) -> String {
     )
 }
 
-/// What a request means for a process that has just become the owner.
+/// The meaning of a request for a process that has just become the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AtStart {
-    /// It must give the subscription up again.
+    /// The process must give the subscription up again.
     Obey(Request),
     /// The process that was asked is gone, and this one is the next.
     Fulfilled,

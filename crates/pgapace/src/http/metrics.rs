@@ -194,7 +194,8 @@ fn servers(writer: &mut Writer, all: &[(String, Shown)]) {
     });
 }
 
-/// What `pgapace verify` and verifications in the background say: of the last complete one of each table.
+/// Metrics of `pgapace verify` and of verifications in the background: of the last complete one of each
+/// table.
 fn verified(writer: &mut Writer, all: &[(String, Shown)]) {
     let summary = |shown: &Shown| shown.verified.clone();
     let lsn =

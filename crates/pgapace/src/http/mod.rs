@@ -1,8 +1,8 @@
 //! The HTTP server of `pgapace run --http`: metrics, probes, status, and one page.
 //!
-//! It runs on a thread of its own. It only copies what is on the boards ([`crate::observe::board`]), so a
-//! scrape or a slow reader holds up nothing but itself: a connection has one request and ten seconds, and
-//! there are at most [`MOST_CONNECTIONS`].
+//! It runs on a thread of its own. It only copies the boards ([`crate::observe::board`]), so a scrape or
+//! a slow reader holds up nothing but itself: a connection has one request and ten seconds, and there are
+//! at most [`MOST_CONNECTIONS`].
 
 pub(crate) mod access;
 mod metrics;

@@ -26,7 +26,7 @@ impl Page {
     }
 }
 
-/// What stands in the only element of this name.
+/// The text inside the only element of this name.
 fn content(element: &str) -> &'static str {
     let (open, close) = (format!("<{element}>"), format!("</{element}>"));
     let inside = HTML.split_once(&open).and_then(|(_, rest)| rest.split_once(&close));

@@ -23,7 +23,7 @@ const STUCK: f64 = 300.0;
 
 type Answer = Response<Full<Bytes>>;
 
-/// What is answered from.
+/// The state from which requests are answered.
 pub(crate) struct Routes {
     access: Access,
     boards: Boards,

@@ -1,10 +1,10 @@
 //! Waiting for subscriptions that other processes run (`pgapace run --standby`).
 //!
-//! PostgreSQL is the only coordination service: the advisory locks and rows of each subscriber
-//! database. For each such database one thread of the process looks who holds the subscriptions there.
-//! It looks a few times per second, which finds a lock that was released. Once a second it also commits
-//! a beat of its own, which begins a round of [`engine::heartbeat`]: that finds an owner that holds its
-//! lock and does nothing. While nobody of this process waits, it has no session.
+//! PostgreSQL is the only coordination service: the advisory locks and rows of each subscriber database. For
+//! each such database one thread of the process looks who holds the subscriptions there. It looks a few
+//! times per second, which finds a lock that was released. Once a second it also commits a beat of its own,
+//! which begins a round of [`engine::heartbeat`]: that finds an owner that holds its lock and does nothing.
+//! While no subscription of this process waits, the thread has no session.
 //!
 //! ```text
 //!                 lock is free ──────────────────────────────┐
@@ -13,8 +13,8 @@
 //!                 (its session is terminated)                       └─► waiting
 //! ```
 //!
-//! What is decided here is only when to try. That two processes never commit for one subscription is the
-//! work of [`crate::subscriber::state::ownership`]: whatever a standby believes, and however wrong it is.
+//! This module decides only when to try. That two processes never commit for one subscription is the work of
+//! [`crate::subscriber::state::ownership`]: whatever a standby believes, and however wrong it is.
 //!
 //! A process with several subscriptions shares them with the others ([`sharing`]): then its threads look all
 //! the time.
@@ -55,15 +55,15 @@ pub(crate) enum Place {
     Unknown,
     /// There is no such subscription, or the subscriber refuses to say: a start finds out why.
     Absent,
-    /// Nobody holds it.
+    /// No session holds its lock.
     Free,
-    /// Somebody holds it. A verb is no owner.
+    /// A session holds its lock. A verb is no owner.
     Held(SessionId, Option<BeatingOwner>),
-    /// Its owner holds it, and its heartbeat has stopped.
+    /// The owner holds the lock, and its heartbeat has stopped.
     Stopped(SessionId, BeatingOwner),
 }
 
-/// What this process knows of one subscriber database, and the thread that finds it out.
+/// The view of one subscriber database that this process has, and the thread that keeps it up to date.
 #[derive(Debug)]
 pub(crate) struct Membership {
     shared: Arc<Shared>,
@@ -77,7 +77,7 @@ pub(crate) struct Membership {
 #[derive(Debug, Default)]
 struct Shared {
     seen: Mutex<SeenSubscriber>,
-    /// Something was seen, or somebody waits or ceases to.
+    /// There was a new look, or a subscription of this process began or ceased to wait.
     news: Condvar,
 }
 
@@ -182,7 +182,7 @@ impl Drop for Membership {
     }
 }
 
-/// Somebody waits for a subscription.
+/// A wait of this process for a subscription; dropping it ends the wait.
 #[derive(Debug)]
 pub(crate) struct Waiting<'m> {
     membership: &'m Membership,
@@ -280,7 +280,7 @@ impl SeenSubscriber {
     fn view(&self, me: &str, rounds: u32) -> DatabaseView {
         let is_there = |id: &String| id != me && self.member_beats.unchanged(id) < rounds;
         let members = self.members.iter().filter(|one| one.connected && is_there(&one.id));
-        // A beat is not what they tell.
+        // The beat of a member is not part of its lists.
         let members = members.map(|one| SeenMember { beat: 0, ..one.clone() });
         let held: &[HeldSubscription] = match &self.standing {
             Standing::Known(held) => held,
@@ -299,7 +299,7 @@ impl SeenSubscriber {
         DatabaseView { members: members.collect(), subscriptions: subscriptions.collect() }
     }
 
-    /// Takes what was seen; `counts` if it was seen after a commit of our own.
+    /// Takes the result of a look; `counts` if the look came after a commit of our own.
     fn saw(&mut self, look: Look, counts: bool) {
         let Look { held, members } = look;
         let beats = held

@@ -5,7 +5,7 @@
 //! same as the others do ([`engine::spread`]):
 //!
 //! ```text
-//!  nobody runs it ──► the process that is to have it takes it at once; others leave it to that one for
+//!  it has no owner ─► the process that is to have it takes it at once; others leave it to that one for
 //!                     two seconds, and then take it themselves
 //!
 //!  another runs it ─► the process that is to have it claims it, in its row, once it has been so for two
@@ -62,10 +62,10 @@ pub(super) struct SeenSubscription {
     pub(super) run: SeenRun,
 }
 
-/// Who runs a subscription.
+/// The process that runs a subscription, as far as its row and lock tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum SeenRun {
-    /// Nobody, or a process that has stopped.
+    /// No process, or one that has stopped.
     Nobody,
     /// A verb, a process that has not recorded itself yet, or one without --standby.
     Somebody,
@@ -73,7 +73,7 @@ pub(super) enum SeenRun {
     Member(String, OwnerStage),
 }
 
-/// What is seen of one subscriber database.
+/// The members and subscriptions of one subscriber database, as this process saw them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DatabaseView {
     /// The other processes that are there.
@@ -99,9 +99,9 @@ struct OwnSubscription {
 struct SharingState {
     /// With the time of the first look since the database could not be seen.
     views: BTreeMap<usize, (DatabaseView, Instant)>,
-    /// What was computed last: the ids of members.
+    /// The ids of the members that are to have the subscriptions, as computed last.
     assigned: BTreeMap<Key, String>,
-    /// What another process runs and this one is to have, and since when.
+    /// The subscriptions that another process runs and this one is to have, and since when.
     justified: BTreeMap<Key, Instant>,
     failures: BTreeMap<Key, RunFailures>,
     /// Those of the failures that counted when it was computed.
@@ -139,7 +139,7 @@ impl Sharing {
         self.own.get(key).map(|own| own.order.clone()).unwrap_or_default()
     }
 
-    /// What was seen of a database.
+    /// Takes a new view of a database, and computes the assignment again if the view has changed.
     pub(super) fn saw(&self, database: usize, view: DatabaseView, now: Instant) {
         let mut state = self.lock();
         let barred = state.barred_at(now);
@@ -167,7 +167,7 @@ impl Sharing {
         self.lock().views.get(&database).is_some_and(|(view, _)| !view.members.is_empty())
     }
 
-    /// What the row of this process tells in a database: runs, failed, claims.
+    /// The lists in the row of this process in a database: runs, failed, claims.
     pub(super) fn row(
         &self,
         database: usize,

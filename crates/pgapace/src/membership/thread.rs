@@ -1,4 +1,4 @@
-//! The thread that looks who holds the subscriptions of one subscriber database, and who shares them.
+//! The thread that reads the owners and the members of one subscriber database.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -25,7 +25,7 @@ const IDLE_LOOK: Duration = Duration::from_millis(500);
 const BEAT: Duration = Duration::from_secs(1);
 /// Pause after a failed attempt to reach the subscriber.
 const AWAY: Duration = Duration::from_millis(500);
-/// Pause while nobody waits and the subscriber has no schema of this version.
+/// Pause while no subscription of this process waits and the subscriber has no schema of this version.
 const REFUSED: Duration = Duration::from_secs(2);
 /// The end of the process is seen as fast as this: others wait until its row is gone.
 const STEP: Duration = Duration::from_millis(50);
@@ -106,13 +106,14 @@ impl Watcher {
         }
     }
 
-    /// Somebody waits, or the subscriptions are shared. A process that ends is no longer there for others.
+    /// Whether the thread needs a session: a subscription waits, or the subscriptions are shared. A process
+    /// that ends is no longer there for others.
     fn is_needed(&self, waits: bool) -> bool {
         waits && self.sharing.is_none() || self.sharing.is_some() && !self.shutdown.requested()
     }
 
-    /// Sleeps. Nobody is looked for more often; but somebody who begins to wait is not kept waiting, unless
-    /// others wait already.
+    /// Sleeps between two looks. A subscription that begins to wait ends the pause, unless others wait
+    /// already.
     fn pause(&self, pause: Duration, waits: bool) {
         let ended = Instant::now() + pause;
         while !self.shutdown.requested() {
@@ -187,7 +188,7 @@ impl Watcher {
 
     fn failed(&mut self, failure: &Failure) -> Duration {
         self.session = None;
-        // A process that may no longer log in sees nothing, which does not mean that nobody owns a
+        // A process that may no longer log in sees nothing, which does not mean that no process owns a
         // subscription: a new password may have been read for the runs alone.
         let refused = failure.sqlstate.as_deref().is_some_and(|code| code.starts_with("28"));
         let passes = failure.transient
@@ -205,7 +206,7 @@ impl Watcher {
         AWAY
     }
 
-    /// Nobody of this process waits any more.
+    /// No subscription of this process waits any more: closes the session.
     fn leave(&mut self) {
         if let Some(mut session) = self.session.take()
             && let Err(failure) = membership::leave(&mut session, &self.process)

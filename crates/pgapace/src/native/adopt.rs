@@ -29,7 +29,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What is to be adopted, and by what name.
+/// The native subscription to adopt, and the name that pgapace gives it.
 pub(crate) struct Request<'a> {
     pub(crate) native: &'a str,
     /// The name of pgapace's subscription.
@@ -40,7 +40,7 @@ pub(crate) struct Request<'a> {
     pub(crate) patience: Duration,
 }
 
-/// What an adoption will do, or has done.
+/// The facts of an adoption that is planned, or complete.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) native: NativeSubscription,
@@ -188,7 +188,7 @@ fn slot_name(native: &NativeSubscription, request: &Request<'_>) -> Result<Strin
 /// The slot, if pgapace can stream from it.
 fn usable_slot(source: &mut Session, name: &str) -> Result<Slot> {
     let found = slot::find(source, name)?;
-    // A position behind everything: only what makes the slot unusable is refused.
+    // A position behind everything: only a slot that cannot be used is refused.
     slot::check_resume(name, found.as_ref(), Lsn(u64::MAX))?;
     found.ok_or_else(|| Failure::internal("the slot is gone"))
 }
@@ -424,7 +424,7 @@ fn try_hand_over(
     handed: &mut Option<Plan>,
 ) -> Result<Plan> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "taking the native subscription over");
-    // It locks the subscription: from here on nobody else can alter it.
+    // It locks the subscription: from here on no other session can alter it.
     let begin = format!("BEGIN; {} SET (slot_name = NONE)", alter(&adoption.native_name));
     control.simple(&begin).map_err(|e| failed(&e))?;
     let found = look(control, Wanted::Oid(adoption.native))?.ok_or_else(|| {
@@ -562,8 +562,8 @@ fn undone(control: &mut Session, failure: Failure, adoption: &Adoption) -> Failu
     }
 }
 
-/// Gives the native subscription back what it had, and forgets the adoption. Returns whether it was
-/// enabled; `None` if it no longer exists.
+/// Gives the native subscription its slot back, enables it if it was enabled, and forgets the adoption.
+/// Returns whether it was enabled; `None` if it no longer exists.
 fn undo(control: &mut Session, adoption: &Adoption) -> Result<Option<bool>> {
     let Some(native) = find(control, Wanted::Oid(adoption.native))? else {
         run(control, &adoption::forget_sql(adoption.native), "forgetting the adoption")?;

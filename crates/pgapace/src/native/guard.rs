@@ -1,4 +1,4 @@
-//! What keeps `pgapace run` from using a slot that a native subscription uses.
+//! Guard that keeps `pgapace run` from using a slot that a native subscription uses.
 
 use wire::{Rows, Session, quote_ident, quote_literal};
 

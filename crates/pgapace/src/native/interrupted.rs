@@ -43,7 +43,7 @@ pub(crate) fn adopt(
     })
 }
 
-/// Hands a subscription back. `owned` is what this session owns.
+/// Hands a subscription back. `owned`: the subscription and the adoption that this session owns.
 pub(crate) fn release(
     servers: &Servers<'_>,
     (control, source): (&mut Session, &mut Session),
@@ -76,13 +76,13 @@ struct Again<'a> {
     servers: &'a Servers<'a>,
     patience: Duration,
     stopping: &'a dyn Fn() -> bool,
-    /// What is to be done if no other session can be opened.
+    /// The hint if no other session can be opened.
     hint: &'static str,
 }
 
 impl Again<'_> {
-    /// Repeats what lost its session on the subscriber. The server may not have ended that session yet, so
-    /// that it still holds its locks.
+    /// Repeats an action that has lost its session on the subscriber. The server may not have ended that
+    /// session yet, so that it still holds its locks.
     fn repeat<T>(
         &self,
         (control, source): (&mut Session, &mut Session),

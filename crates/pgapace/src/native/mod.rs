@@ -2,8 +2,8 @@
 //!
 //! A native subscription keeps its position in its replication origin, which each of its commits
 //! advances. The slot's confirmed position lags behind it: native commits asynchronously, and confirms
-//! what is durable. So the slot alone does not tell where to start: transactions between the two
-//! positions would be applied a second time.
+//! only durable transactions. So the slot alone does not tell where to start: transactions between the
+//! two positions would be applied a second time.
 //!
 //! ```text
 //! native runs ──disable──► disabled ──hand over──► adopted ──release──► native runs

@@ -38,7 +38,7 @@ fn shell(text: &str) -> String {
     }
 }
 
-/// What pgapace does otherwise than the native subscription.
+/// Differences between the native subscription and pgapace, as sentences.
 pub(crate) fn differences(native: &NativeSubscription, role: &str) -> Vec<String> {
     let streaming = match native.streaming.as_str() {
         "f" => "off",

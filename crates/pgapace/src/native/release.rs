@@ -5,7 +5,7 @@
 //! before it is sent.
 //!
 //! One transaction gives the slot back, forgets pgapace's state and enables the native subscription.
-//! Advancing the origin is not transactional, but nobody uses the origin before that transaction has
+//! Advancing the origin is not transactional, but no session uses the origin before that transaction has
 //! committed. So an interruption at any point leaves pgapace as the owner, and the next attempt advances
 //! the origin to the position that counts then.
 
@@ -27,7 +27,7 @@ use crate::subscriber::state::adoption::{self, Adoption, Step};
 use crate::subscriber::state::{self, Phase, Subscription, ownership, prepared, progress};
 use crate::switchover;
 
-/// What is to be handed back.
+/// The subscription to release, and the native subscription that continues it.
 pub(crate) struct Request<'a> {
     pub(crate) name: &'a str,
     /// The name of a native subscription that is to be created.
@@ -38,7 +38,7 @@ pub(crate) struct Request<'a> {
     pub(crate) dry_run: bool,
 }
 
-/// What was handed back, or would be.
+/// The result of a release, or of its dry run.
 #[derive(Debug, Clone)]
 pub(crate) struct Released {
     pub(crate) native: String,

@@ -1,4 +1,5 @@
-//! What must hold before a native subscription is adopted. Pure: facts in, problems out.
+//! Conditions for adopting a native subscription, and for releasing one. Pure: facts in, problems
+//! out.
 
 use pgoutput::Lsn;
 use wire::quote_ident;
@@ -22,7 +23,7 @@ impl Problem {
 /// Most tables that a message names.
 const NAMED: usize = 5;
 
-/// What keeps the subscription from being adopted.
+/// The problems that prevent an adoption.
 pub(crate) fn problems(found: &Found) -> Vec<Problem> {
     let Found { subscription: native, tables, prepared, refused_functions, role, .. } = found;
     let name = quote_ident(&native.name);
@@ -129,7 +130,7 @@ pub(crate) fn failure(what: &str, problems: &[Problem]) -> Option<Failure> {
     )
 }
 
-/// What decides whether a subscription can be handed back to a native one.
+/// The facts that decide whether a subscription can be released to a native one.
 #[derive(Debug, Default)]
 pub(crate) struct Releasing {
     /// Tables that are not ready, that may lack changes, or whose copy was asked for.
@@ -152,7 +153,7 @@ pub(crate) struct Releasing {
     pub(crate) confirmed: Lsn,
 }
 
-/// What keeps the subscription from being handed back.
+/// The problems that prevent a release.
 pub(crate) fn release_problems(found: &Releasing) -> Vec<Problem> {
     let run = "Run pgapace run --until current, and stop it.";
     let names = |tables: &[String]| list(tables.iter().cloned());

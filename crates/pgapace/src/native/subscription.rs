@@ -1,4 +1,4 @@
-//! What the catalogue of the subscriber says of a native subscription.
+//! Native subscriptions in the catalogue of the subscriber.
 
 use pgoutput::Lsn;
 use wire::{Row, Session, quote_ident, quote_literal};

@@ -1,4 +1,4 @@
-//! What this process knows of its subscriptions, for the HTTP server.
+//! State and figures of the subscriptions of this process, for the HTTP server.
 //!
 //! A subscription replaces a pointer about once per second, and a reader copies it. Both hold the mutex
 //! for that only, so no reader can hold up a leader, however slow it is.
@@ -22,7 +22,7 @@ pub(crate) const POINT_EVERY: Duration = Duration::from_secs(10);
 /// A run that streams for so many seconds has gone beyond an error that is not of a transaction.
 const PROVEN: f64 = 10.0;
 
-/// What a subscription of this process does.
+/// The present phase of a subscription of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum RunPhase {
@@ -35,7 +35,7 @@ pub(crate) enum RunPhase {
     Standby,
     /// A run has failed, and another follows.
     Retrying,
-    /// It does not run any more.
+    /// The subscription does not run any more.
     Stopped,
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct Shown {
     pub(crate) history: Arc<VecDeque<Point>>,
     /// While tables are copied, before the stream begins or beside it.
     pub(crate) copy: Option<Arc<CopyShown>>,
-    /// What verifications say of its tables; `None` until the subscriber was asked.
+    /// Summary of the verifications of its tables; `None` until the subscriber was asked.
     pub(crate) verified: Option<Arc<VerificationSummary>>,
     /// Rows and bytes that the process has compared in the background.
     pub(crate) verified_rows: u64,
@@ -174,7 +174,7 @@ impl Default for Board {
     }
 }
 
-/// What the leader adds to the board at a tick.
+/// The figures that the leader adds to the board at a tick.
 #[derive(Debug)]
 pub(crate) struct Posted {
     pub(crate) figures: Figures,
@@ -264,7 +264,7 @@ impl Board {
         self.lock().tables = Arc::new(tables);
     }
 
-    /// What verifications say of its tables.
+    /// Sets the summary of the verifications of its tables.
     pub(crate) fn set_verified(&self, summary: VerificationSummary) {
         self.lock().verified = Some(Arc::new(summary));
     }
@@ -276,7 +276,7 @@ impl Board {
         shown.verified_bytes += bytes;
     }
 
-    /// A copy of what is shown.
+    /// A copy of the board.
     pub(crate) fn shown(&self) -> Shown {
         self.lock().clone()
     }

@@ -83,12 +83,12 @@ pub(crate) fn last() -> Vec<LogEvent> {
     kept().last.iter().cloned().collect()
 }
 
-/// Warnings and errors of a subscription, or of the whole process, that nobody has taken yet.
+/// Takes the warnings and errors of a subscription, or of the whole process, since the last call.
 pub(crate) fn take_pending(subscription: &str) -> Vec<LogEvent> {
     kept().take_pending(subscription)
 }
 
-/// Keeps what is logged.
+/// Keeps logged events until they are taken.
 pub(crate) struct EventLayer;
 
 impl<S: tracing::Subscriber> Layer<S> for EventLayer {

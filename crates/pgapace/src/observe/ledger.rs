@@ -1,4 +1,4 @@
-//! What the session of one apply worker did, by table, conflict and SQLSTATE.
+//! Counts of the session of one apply worker, by table, conflict and SQLSTATE.
 //!
 //! The worker adds to it once per group, and the leader takes it about once per second. Both hold the
 //! mutex for some additions only.
@@ -20,7 +20,7 @@ use crate::subscriber::conflict::ConflictType;
 /// Schema and name of a table.
 pub(crate) type TableKey = (String, String);
 
-/// What is measured in the session of a worker.
+/// The stopwatch and the counts of a worker's session.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Meter {
     pub(crate) waits: Stopwatch,
@@ -61,7 +61,7 @@ pub(crate) struct CurrentGroup {
     pub(crate) seq: GroupSeq,
     /// When it was encoded first.
     pub(crate) since: Instant,
-    /// Its last transaction.
+    /// The commit LSN of the group's last transaction.
     pub(crate) commit_lsn: Lsn,
     pub(crate) xid: Xid,
     pub(crate) transactions: usize,
@@ -168,7 +168,7 @@ impl Ledger {
         std::mem::take(&mut self.pages().slowest)
     }
 
-    /// What was counted since the last call.
+    /// Takes the counts since the last call.
     pub(crate) fn take(&self) -> Counts {
         let mut pages = self.pages();
         let (tables, mut counts) =

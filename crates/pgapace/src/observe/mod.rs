@@ -1,4 +1,4 @@
-//! What can be seen of a running process: log, wait times, figures.
+//! Observation of a running process: log, wait times, figures.
 
 pub(crate) mod board;
 pub(crate) mod events;

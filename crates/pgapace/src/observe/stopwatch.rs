@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use crate::subscriber::state::statistics::Waits;
 
-/// What a thread waits for. See [`Waits`].
+/// The reasons for which a thread waits. See [`Waits`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reason {
     Dependency,
@@ -58,12 +58,12 @@ impl Stopwatch {
         }
     }
 
-    /// What the thread waits for now.
+    /// The reason for which the thread waits now; `None` while it does not wait.
     pub(crate) fn reason(&self) -> Option<Reason> {
         self.state().running.map(|(reason, _)| reason)
     }
 
-    /// What was waited since the last call.
+    /// Takes the time waited since the last call, by reason.
     pub(crate) fn take(&self) -> Waits {
         self.state().take(Instant::now())
     }

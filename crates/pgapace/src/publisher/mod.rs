@@ -1,5 +1,5 @@
-//! Everything about the publisher: sessions, publications, the replication slot, the receiver
-//! of the stream, and what it receives from.
+//! Everything about the publisher: sessions, publications, the replication slot, the receiver of
+//! the stream, and the source that it receives from.
 
 pub(crate) mod feedback;
 pub(crate) mod history;

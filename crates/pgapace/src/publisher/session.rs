@@ -16,7 +16,7 @@ pub(crate) const OLDEST_MAJOR: u32 = 14;
 /// Opens sessions on the publisher for one subscription.
 #[derive(Debug, Clone)]
 pub(crate) struct Publisher {
-    /// `None` if there is no publisher: what is applied was recorded.
+    /// `None` if there is no publisher: a recording is replayed.
     info: Option<ConnInfo>,
     application_name: String,
     encoding: &'static str,
@@ -42,7 +42,7 @@ impl Publisher {
         }
     }
 
-    /// Stands in for the publisher of a recording, which nobody may ask anything.
+    /// Takes the place of a publisher in a replay. It cannot be queried.
     pub(crate) fn absent() -> Self {
         Self {
             info: None,
@@ -52,7 +52,8 @@ impl Publisher {
         }
     }
 
-    /// What the sessions do that were opened here.
+    /// Waits of the sessions that were opened from here. Another thread sees by them whether they
+    /// go on.
     pub(crate) fn activity(&self) -> &Activity {
         &self.activity
     }

@@ -8,10 +8,10 @@
 //! ([`is_ours`]).
 //!
 //! START_REPLICATION asks for the oldest position that is still needed ([`engine::stream_start`]), or
-//! the slot's own if that is later. What is sent again is skipped by commit LSN. A slot that is ahead
-//! of the progress is a gap, and is refused. Nothing is acknowledged before the stream has passed the
-//! progress again. A walsender acts on an acknowledgement by what it noted while it sent to an earlier
-//! run, and could remove the WAL that it still has to read.
+//! the slot's own if that is later. Transactions that are sent again are skipped by commit LSN. A slot
+//! that is ahead of the progress is a gap, and is refused. Nothing is acknowledged before the stream
+//! has passed the progress again. A walsender acts on an acknowledgement by what it noted while it
+//! sent to an earlier run, and could remove the WAL that it still has to read.
 
 use std::time::{Duration, Instant};
 
@@ -257,7 +257,7 @@ pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Slot>> {
     found(&results)
 }
 
-/// What is known of the publisher before the stream starts.
+/// Facts about the publisher that are read before the stream starts.
 pub(crate) struct PublisherNow {
     pub(crate) system: SystemIdentity,
     pub(crate) slot: Option<Slot>,

@@ -7,7 +7,7 @@ use wire::{Haste, Received, ReplicationStream, Waker};
 use crate::error::{Failure, Result};
 use crate::recording::player::Player;
 
-/// A stream of changes. What is said to a recording is lost: nobody listens.
+/// A stream of changes. A recording ignores the messages that are sent to it.
 pub(crate) enum ChangeSource {
     Publisher(ReplicationStream),
     Recording(Player),
@@ -48,7 +48,7 @@ impl ChangeSource {
         }
     }
 
-    /// When somebody was last known to be there. A recording is never silent too long.
+    /// When the last data of the server arrived. A recording is never silent too long.
     pub(super) fn last_data(&self) -> Option<Instant> {
         match self {
             Self::Publisher(stream) => stream.last_data(),

@@ -92,14 +92,14 @@ impl Watch {
         Self { changed: never(), seen: Arc::default(), _ends: bounded(0).0 }
     }
 
-    /// What the publisher said last about its WAL and the slot.
+    /// The publisher's last answer about its WAL and the slot.
     pub(crate) fn seen(&self) -> Option<PublisherSeen> {
         let (at, seen) = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
         Some(PublisherSeen { age: at.elapsed().as_secs_f64(), ..seen })
     }
 }
 
-/// What the thread asks, and where it leaves the answer.
+/// The query of the thread, and the place of its answer.
 struct Asked {
     publisher: Publisher,
     subscription: String,

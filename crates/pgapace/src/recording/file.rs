@@ -208,7 +208,7 @@ impl Messages {
     }
 }
 
-/// What a block holds.
+/// The content of a block.
 enum Content {
     Messages(Bytes),
     End(Tail),

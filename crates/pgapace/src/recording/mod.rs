@@ -1,8 +1,9 @@
 //! Recordings: the stream of a publisher in a file, to be applied to a clone as often as needed.
 //!
 //! A recording has the messages exactly as the publisher sent them, with the publisher's time of
-//! sending, and what a replay needs to read them: published tables with their types, options of the
-//! stream, versions. `pgapace record` reads them through a temporary slot and applies nothing.
+//! sending, and the facts that a replay needs to read them: published tables with their types,
+//! options of the stream, versions. `pgapace record` reads them through a temporary slot and applies
+//! nothing.
 //!
 //! ```text
 //!  "PGAPACE" version │ head (JSON) │ messages │ messages │ … │ end (JSON)
@@ -31,7 +32,7 @@ use crate::error::{Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::publisher::session::SystemIdentity;
 
-/// What a replay must know before the first message.
+/// The facts that a replay must know before the first message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Head {
     /// Version of the program that recorded it.
@@ -43,11 +44,11 @@ pub(crate) struct Head {
     /// Every transaction that commits at or behind this LSN is in it.
     pub(crate) start: u64,
     pub(crate) options: StreamFacts,
-    /// What was published when it began.
+    /// The tables that were published when it began.
     pub(crate) tables: Vec<PublishedTable>,
 }
 
-/// What is known of the publisher.
+/// Facts about the publisher.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PublisherFacts {
     pub(crate) system_identifier: String,
@@ -67,7 +68,7 @@ pub(crate) struct StreamFacts {
     pub(crate) origin_none: bool,
 }
 
-/// What is known only at the end.
+/// The facts that are known only at the end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Tail {
     /// Bytes of messages before the last moment without a transaction.
@@ -93,7 +94,7 @@ impl Head {
         }
     }
 
-    /// What stands in place of a slot's name in the state of a replay.
+    /// The value in place of a slot's name in the state of a replay.
     pub(crate) fn slot(&self) -> String {
         format!("recording_{}", self.publisher.system_identifier)
     }

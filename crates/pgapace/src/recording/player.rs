@@ -62,7 +62,8 @@ impl Player {
         self.waker.clone()
     }
 
-    /// What comes next, if that is within `timeout`.
+    /// The next messages that are due, if any become due within `timeout`. The end of the recording
+    /// is a keepalive.
     pub(crate) fn receive(&mut self, timeout: Duration) -> Result<Received> {
         if self.waker.take() {
             return Ok(Received::Woken);

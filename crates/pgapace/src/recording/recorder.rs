@@ -22,7 +22,7 @@ use crate::subscriber::format;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscription::Until;
 
-/// How often the publisher hears what is in the file.
+/// How often the publisher hears up to where messages are in the file.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the recorder waits for messages before it looks at the time.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -36,7 +36,7 @@ pub(crate) struct End {
     pub(crate) until: Option<Until>,
 }
 
-/// What was recorded.
+/// The result of a recording.
 #[derive(Debug)]
 pub(crate) struct Recorded {
     pub(crate) start: Lsn,
@@ -160,7 +160,7 @@ fn head(
     })
 }
 
-/// What ends a recording.
+/// The conditions that end a recording.
 struct Ends<'a> {
     at: Instant,
     until: Option<Lsn>,
@@ -175,7 +175,8 @@ struct Recorder<'a> {
 
 impl Recorder<'_> {
     fn read(mut self, ends: &Ends<'_>) -> Result<()> {
-        // The file can take what the publisher sends; larger chunks save work on both sides.
+        // The file can take messages as fast as the publisher sends; larger chunks save work on both
+        // sides.
         self.stream.set_haste(Haste::None);
         let mut told = Instant::now();
         loop {
@@ -218,7 +219,8 @@ impl Recorder<'_> {
         Ok(answer)
     }
 
-    /// Tells the publisher what is in the file, so that it keeps no WAL for the recording.
+    /// Tells the publisher up to where messages are in the file, so that it keeps no WAL for the
+    /// recording.
     fn answer(&mut self) -> Result<()> {
         let recorded = Lsn(self.so_far.tail().end);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -14,10 +14,10 @@ use crate::verify::plan::TablePlan;
 /// The values by which rows of both servers are matched.
 type Identity = Vec<Option<String>>;
 
-/// What a batch found.
+/// The rows of a batch that were read again from both servers, with their repairs.
 pub(super) struct FoundRows {
     columns: RepairColumns,
-    /// The recorded differences of each row, and what makes it equal.
+    /// The recorded differences of each row, and the repairs that make it equal.
     rows: Vec<(Vec<i64>, Vec<RowRepair>)>,
 }
 
@@ -104,7 +104,7 @@ impl FoundRows {
         all.filter(move |repair| delete_extra || !matches!(repair, RowRepair::Delete(_)))
     }
 
-    /// The statements, and what they do.
+    /// The statements, and the number of rows that they change.
     pub(super) fn statements(&self, delete_extra: bool) -> (Vec<String>, Repaired) {
         let mut repaired = Repaired::default();
         let mut statements = Vec::new();

@@ -39,7 +39,7 @@ const ATTEMPTS: usize = 5;
 pub(crate) struct RepairOptions {
     /// Only print the statements.
     pub(crate) dry_run: bool,
-    /// Whether the sessions tag what they write.
+    /// Whether the sessions tag their commits.
     pub(crate) tags: TagRules,
     /// Delete rows that only the subscriber has.
     pub(crate) delete_extra: bool,
@@ -47,7 +47,7 @@ pub(crate) struct RepairOptions {
     pub(crate) batch: usize,
 }
 
-/// What was written, or would be.
+/// Counts of the rows that were written, or would be.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Repaired {
     pub(crate) inserted: u64,
@@ -202,7 +202,7 @@ impl Repairer<'_> {
 const BRIEFLY: &str = "SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '60s'; \
      SET LOCAL idle_in_transaction_session_timeout = '60s'";
 
-/// Says who may hold a lock that a repair needs.
+/// Names the sessions that may hold a lock that a repair needs.
 fn locked(failure: Failure, plan: &TablePlan) -> Failure {
     if failure.sqlstate.as_deref() != Some(sqlstate::LOCK_NOT_AVAILABLE) {
         return failure;

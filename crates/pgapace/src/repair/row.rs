@@ -1,4 +1,4 @@
-//! What makes the rows of one key equal on both servers, as SQL for the subscriber. Pure.
+//! Repair of the rows of one key, as SQL for the subscriber. Pure.
 
 use wire::quote_literal;
 
@@ -18,9 +18,9 @@ pub(super) struct RepairColumns {
 /// A row of the publisher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PublisherRow {
-    /// What is compared, by column.
+    /// The compared values, by column.
     pub(super) compared: Vec<Option<String>>,
-    /// What replication would carry, by column.
+    /// The values that replication would carry, by column.
     pub(super) values: Vec<Option<String>>,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct SubscriberRow {
     pub(super) ctid: String,
 }
 
-/// What makes one row equal.
+/// The statement that makes one row equal on both servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RowRepair {
     Insert(PublisherRow),

@@ -16,7 +16,7 @@ pub(crate) enum SequenceState {
     },
     /// The sequence already had that value.
     Unchanged { at: Value },
-    /// It keeps its value, because it is ahead of the publisher's.
+    /// The sequence keeps its value, because it is ahead of the publisher's.
     Ahead { at: Value, publisher: Value, cycles: bool },
     /// The sequence keeps its value, because it cannot be set or is excluded.
     LeftOut {

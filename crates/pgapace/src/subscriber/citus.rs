@@ -1,4 +1,4 @@
-//! Tables of a Citus coordinator: where their rows are, and what that asks of a transaction.
+//! Tables of a Citus coordinator: where their rows are, and the requirements of Citus for a transaction.
 //!
 //! Citus keeps the rows of a distributed table in shards on several servers. It sends each statement to the
 //! shards. A session with `session_replication_role = replica` does not run the triggers with which Citus

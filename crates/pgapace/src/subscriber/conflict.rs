@@ -248,8 +248,8 @@ impl TablePolicy {
         self.actions[conflict as usize].unwrap_or(conflict.default_action())
     }
 
-    /// Whether pgapace must read who wrote a row before it changes that row. The number of affected
-    /// rows does not show a different origin.
+    /// Whether pgapace must read the origin of a row before it changes that row. The number of
+    /// affected rows does not show a different origin.
     pub(crate) fn looks_before(&self, conflict: ConflictType) -> bool {
         conflict.is_origin_differs() && self.actions[conflict as usize].is_some()
     }

@@ -102,7 +102,7 @@ const INFINITE_INTERVALS: [&[u8; 20]; 2] = [
     b"\0\0\0\x10\x80\0\0\0\0\0\0\0\x80\0\0\0\x80\0\0\0",
 ];
 
-/// What to do about a value that would be misread.
+/// Hint for a value that the subscriber would misread.
 pub(crate) const MISREAD_HINT: &str = "Change the value, or remove its column from the publication. \
     Bytes of \"char\" and names are read exactly in binary: leave --binary at auto, and give all \
     published columns the same types on both sides.";
@@ -168,8 +168,8 @@ pub(crate) fn has_infinite_interval(row: &[u8], binary: bool) -> bool {
     INFINITE_INTERVALS.into_iter().any(|bytes| holds(bytes))
 }
 
-/// What the stream does not tell about the publisher's types: base types of domains, and which
-/// types are enums. Also holds the properties of both servers.
+/// Facts that the stream does not tell about the publisher's types: base types of domains, and
+/// which types are enums. Also holds the properties of both servers.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PublisherTypes {
     base_types: FxHashMap<u32, ValueType>,

@@ -106,8 +106,8 @@ impl TableMap {
         })
     }
 
-    /// Adds what the subscriber's constraints say: unique values and, for several apply workers, the lock
-    /// rules. For these `ordered` says whether commits keep the publisher's order.
+    /// Adds the subscriber's constraints: unique values and, for several apply workers, the lock rules.
+    /// For these `ordered` says whether commits keep the publisher's order.
     pub(crate) fn with_constraints(
         self,
         constraints: &Constraints,

@@ -18,7 +18,7 @@ use crate::subscriber::tagging;
 /// How long a session that is ending may still hold an origin.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// What the names of all origins of pgapace begin with.
+/// Prefix of the names of all replication origins of pgapace.
 pub(crate) const PREFIX: &str = "pgapace_";
 
 /// The prefix of the names of a subscription's origins. Origins belong to the whole cluster and

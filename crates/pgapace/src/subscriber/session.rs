@@ -164,8 +164,8 @@ pub(crate) struct Subscriber {
 }
 
 impl Subscriber {
-    /// Starts with encoding `UTF8` and without Citus; [`Self::connect_first`] finds out what the database
-    /// has.
+    /// Starts with encoding `UTF8` and without Citus; [`Self::connect_first`] finds out the encoding of
+    /// the database, and whether it has Citus.
     pub(crate) fn new(info: ConnInfo, subscription: &str) -> Self {
         Self {
             info,
@@ -176,12 +176,12 @@ impl Subscriber {
         }
     }
 
-    /// What the sessions do that were opened here.
+    /// Waits of the sessions that were opened from here. Another thread sees by them whether they go on.
     pub(crate) fn activity(&self) -> &Activity {
         &self.activity
     }
 
-    /// The same subscriber; what its sessions do is counted separately.
+    /// The same subscriber, with a separate [`Activity`] for its sessions.
     pub(crate) fn observer(&self) -> Self {
         Self { activity: Activity::default(), ..self.clone() }
     }

@@ -22,7 +22,8 @@ pub(crate) struct Tagging {
     pub(crate) origins: OriginRoom,
     /// Whether sessions leave origins to others. Otherwise the server may refuse some of them.
     leaves_room: bool,
-    /// Whether origins that are not used may be dropped: nobody asks who made a commit.
+    /// Whether unused origins may be dropped: the server does not record commit timestamps, so no query
+    /// asks for the origin of a commit later.
     pub(crate) may_drop: bool,
     /// Names of the subscription's origins.
     own: Vec<String>,
@@ -73,7 +74,7 @@ pub(crate) fn setting(major: u32) -> &'static str {
 }
 
 impl Tagging {
-    /// Reads what decides. `prefix`: of the names of the subscription's origins, if it exists.
+    /// Reads the facts that decide. `prefix`: of the names of the subscription's origins, if it exists.
     pub(crate) fn read(
         session: &mut Session,
         tag_commits: TagCommits,
@@ -103,7 +104,7 @@ impl Tagging {
         )
     }
 
-    /// What follows from the row of [`Self::sql`].
+    /// Decides from the row of [`Self::sql`].
     pub(crate) fn of(rows: &Rows, tag_commits: TagCommits, prefix: Option<&str>) -> Result<Self> {
         if tag_commits == TagCommits::Never {
             return Ok(Self::default());

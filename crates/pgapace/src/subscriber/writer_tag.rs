@@ -2,8 +2,9 @@
 //! empty, copy, rebase and repair tables.
 //!
 //! An untagged TRUNCATE or COPY among tagged commits would be sent back by a subscription in the opposite
-//! direction, and would remove or overwrite what was written on the publisher since. So these sessions tag
-//! wherever the apply workers do, and they fail before they write where a tag is needed and cannot be had.
+//! direction, and would remove or overwrite rows that were written on the publisher since. So these
+//! sessions tag wherever the apply workers do, and they fail before they write where a tag is needed and
+//! cannot be had.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -16,7 +17,7 @@ use crate::subscriber::origin;
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::tagging::{RunSessions, Tagging};
 
-/// What decides about tags of these sessions.
+/// The rules that decide whether these sessions have replication origins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TagRules {
     tag_commits: TagCommits,
@@ -86,13 +87,13 @@ pub(crate) struct WriterTag {
     id: SubscriptionId,
     database: u32,
     writer: Writer,
-    /// Whether nobody asks later who made a commit.
+    /// Whether the origin may be dropped when it is not used any more.
     may_drop: bool,
 }
 
 impl WriterTag {
-    /// Tags what the session commits from here on. `None` if nobody can see tags, or if neither the apply
-    /// workers nor these sessions can have them and the subscription does without.
+    /// Tags the commits of the session from here on. `None` if tags are not wanted or not visible, or if
+    /// neither the apply workers nor these sessions can have them and the subscription does without.
     pub(crate) fn attach(
         session: &mut Session,
         id: SubscriptionId,
@@ -110,7 +111,7 @@ impl WriterTag {
         let failed = |e: &wire::Error| Failure::subscriber(e, "setting the replication origin");
         let ask = origin::ask_sql(session, database, id, writer);
         let asked = session.simple(&ask).map_err(|e| failed(&e))?;
-        // One of each kind may have what is left to others.
+        // One of each kind may have the origins that are left to others.
         let reserve = match writer {
             Writer::Copy(0) | Writer::Repair => None,
             Writer::Copy(_) => tagging.room().map(|room| room.reserve),
@@ -131,7 +132,7 @@ impl WriterTag {
         }
     }
 
-    /// Ends the tag. What the session commits later is untagged.
+    /// Ends the tag. Later commits of the session are untagged.
     pub(crate) fn release(self, session: &mut Session) {
         let Self { id, database, writer, may_drop } = self;
         if session.is_broken() {

@@ -2,8 +2,8 @@
 
 use crate::error::{Failure, Result};
 
-/// Asks the publisher on a thread of its own, and the subscriber on this one. `doing` says what the
-/// publisher is asked for, if that thread panics.
+/// Asks the publisher on a thread of its own, and the subscriber on this one. `doing` names the
+/// request to the publisher, if that thread panics.
 pub(super) fn beside<P: Send, S>(
     doing: &str,
     publisher: impl FnOnce() -> Result<P> + Send,

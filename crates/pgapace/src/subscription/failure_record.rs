@@ -1,4 +1,5 @@
-//! What `status` reads while nothing runs: the failure, and when the next attempt comes.
+//! Records of a subscription that does not run, for `status`: the failure, and when the next
+//! attempt comes.
 //!
 //! All of it is best effort: the same failure stops the subscription at its next start again.
 

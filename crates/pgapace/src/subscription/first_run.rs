@@ -29,7 +29,7 @@ use crate::tablesync::{
     forget_unpublished,
 };
 
-/// What is published, and what the subscriber has recorded of it.
+/// The publications on the publisher, and the state of their tables that the subscriber has recorded.
 pub(super) struct PublicationsRead {
     look: Look,
     states: RelationsByName,
@@ -37,8 +37,8 @@ pub(super) struct PublicationsRead {
 }
 
 impl Supervisor<'_> {
-    /// Copies what is to be copied before the stream. Returns what is published. `read` is passed if the
-    /// publications were just read.
+    /// Copies the tables that are to be copied before the stream. Returns the published tables. `read`
+    /// is passed if the publications were just read.
     pub(super) fn sync_tables(
         &mut self,
         control: &mut Session,
@@ -140,7 +140,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Creates the tables, if --copy-schema wants that: what a copy needs.
+    /// Creates the tables that a copy needs, if --copy-schema wants that.
     fn make_tables(
         &self,
         control: &mut Session,
@@ -156,7 +156,7 @@ impl Supervisor<'_> {
         check_subscribers(control, &tables, row.copy_data, self.config.if_not_empty)
     }
 
-    /// Creates what a copy does not need: indexes, constraints, triggers.
+    /// Creates the objects that a copy does not need: indexes, constraints, triggers.
     fn make_indexes(
         &self,
         control: &mut Session,
@@ -169,7 +169,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// The first run: slot, start of the progress, tables. Returns what is published.
+    /// The first run: slot, start of the progress, tables. Returns the published tables.
     fn set_up(
         &mut self,
         control: &mut Session,
@@ -274,7 +274,7 @@ impl Supervisor<'_> {
         })
     }
 
-    /// Copies the tables that an earlier run has not finished. Returns what is published.
+    /// Copies the tables that an earlier run has not finished. Returns the published tables.
     fn go_on(
         &mut self,
         control: &mut Session,

@@ -1,4 +1,4 @@
-//! What only a look at both servers can add to a failure.
+//! Hints for a failure that need a look at both servers: the privileges that are missing.
 
 use crate::check;
 use crate::check::report::{Fix, Severity, Side};
@@ -11,7 +11,7 @@ const INSUFFICIENT_PRIVILEGE: &str = sqlstate::INSUFFICIENT_PRIVILEGE;
 /// Most statements of a hint.
 const SHOWN: usize = 10;
 
-/// Adds the statements that grant what is missing, as `pgapace check` finds them.
+/// Adds the statements that grant missing privileges, as `pgapace check` finds them.
 pub(super) fn with_grants(config: &Config, failure: Failure) -> Failure {
     let hint = failure.hint.as_deref().unwrap_or_default();
     let complete = grants_something(hint) && !hint.contains('…');

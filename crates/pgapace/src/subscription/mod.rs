@@ -73,7 +73,8 @@ pub(crate) struct RunOptions {
     pub(crate) process: Process,
     /// Wait while another process runs the subscription.
     pub(crate) standby: Option<Arc<Membership>>,
-    /// What a switchover of an earlier generation has ended on the subscriber is forgotten.
+    /// Generation of the way back that is run. A subscription that a switchover of an earlier generation has
+    /// ended on the subscriber is removed.
     pub(crate) supersedes: Option<i64>,
 }
 
@@ -93,7 +94,8 @@ impl RunOptions {
 }
 
 /// Runs one subscription as [`run`] does. If it was switched over, or is meanwhile, the way back is applied
-/// instead: from the former subscriber to the former publisher. What `beside` starts ends with each of them.
+/// instead: from the former subscriber to the former publisher. The threads that `beside` starts end with
+/// each of them.
 pub(crate) fn follow<B>(
     settings: &Arc<LiveSettings>,
     options: &RunOptions,
@@ -330,7 +332,7 @@ struct Supervisor<'a> {
     /// Settings of before a reload, until a run streams with those that followed.
     previous: Option<Arc<Config>>,
     share: Arc<Share>,
-    /// What other threads see of it.
+    /// The state of the subscription that other threads read.
     board: Board,
     shutdown: &'a Shutdown,
     /// See [`RunOptions`].
@@ -417,7 +419,8 @@ impl Supervisor<'_> {
         true
     }
 
-    /// Waits before another attempt. Other settings may have mended what failed: then it comes at once.
+    /// Waits before another attempt. Other settings may have mended the cause of the failure: then it comes
+    /// at once.
     fn pause(&self, pause: Duration) {
         self.shutdown.sleep_until(pause, || self.newer.are_newer());
     }

@@ -51,7 +51,7 @@ use crate::tablesync::{Adder, SyncContext};
 const GROUP_TRANSACTIONS: usize = 8192;
 const GROUP_CHANGES: usize = 32_768;
 
-/// What a run knows of its subscription before it streams.
+/// The state of a subscription that is read before it streams.
 pub(super) struct ReadyToStream<'r> {
     pub(super) row: &'r Subscription,
     pub(super) context: SyncContext<'r>,
@@ -98,7 +98,8 @@ pub(super) fn purpose(durable_commits: bool) -> Purpose {
 }
 
 impl Supervisor<'_> {
-    /// How many sessions apply, and what they commit under. The round trip is measured later.
+    /// How many sessions apply, and the identity of their commits. The round trip is measured
+    /// later.
     pub(super) fn applying(
         &self,
         control: &Session,
@@ -350,7 +351,7 @@ impl Supervisor<'_> {
     }
 }
 
-/// What a group may have at most.
+/// The limits of one group.
 pub(crate) fn group_limits(config: &Config) -> GroupLimits {
     GroupLimits {
         transactions: group_transactions(config),

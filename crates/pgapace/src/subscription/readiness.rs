@@ -1,4 +1,4 @@
-//! From ownership to the stream: what a run reads, checks and opens before its leader starts.
+//! From ownership to the stream: everything that a run reads, checks and opens before its leader starts.
 //!
 //! To a distant server each round trip counts. So the sessions that apply connect as soon as this
 //! process owns the subscription, and both servers are read meanwhile. While tables are copied, the
@@ -54,9 +54,9 @@ struct Opening<'s> {
 }
 
 impl Supervisor<'_> {
-    /// Copies what is to be copied, checks that the stream can resume, starts it, and opens the sessions
-    /// that apply it. `read`: whether commits of the publisher wait for the subscription, and the row of
-    /// [`Tagging::sql`], as read before.
+    /// Copies the tables that are to be copied, checks that the stream can resume, starts it, and opens
+    /// the sessions that apply it. `read`: whether commits of the publisher wait for the subscription,
+    /// and the row of [`Tagging::sql`], as read before.
     pub(super) fn get_ready<'r>(
         &mut self,
         owned: &'r OwnedSubscription,
@@ -205,7 +205,7 @@ impl Supervisor<'_> {
         Ok((stream, states))
     }
 
-    /// What the publisher is asked to do with large transactions.
+    /// The value of the `streaming` option, for large transactions.
     fn streaming(&self, source: &Session) -> Streaming {
         match self.config.streaming {
             config::Streaming::Off => Streaming::Off,

@@ -1,8 +1,8 @@
 //! A run whose changes come from a recording instead of a publisher.
 //!
 //! The subscription of a replay is like others: with its row, its tables, its progress. So a replay that
-//! was interrupted resumes, whatever ended it. In place of a slot's name its row has that of the
-//! recorded system (`recording_…`), so that no `run` takes it for its own. Nobody else may apply changes
+//! was interrupted resumes, whatever ended it. In place of a slot's name its row has that of the recorded
+//! system (`recording_…`), so that no `run` takes it for its own. No other subscription may apply changes
 //! to its tables: a replay refuses a subscriber where another subscription has one of them.
 
 use std::sync::Arc;
@@ -42,7 +42,7 @@ use crate::subscription::beside::beside;
 use crate::tablesync::table_state::{Owner, set_sync_lsns};
 use crate::tablesync::{SyncContext, check_first_subscribers};
 
-/// What is replayed, and how.
+/// A recording that is replayed, and the pace.
 #[derive(Debug)]
 pub(crate) struct Replay {
     pub(crate) recording: Recording,
@@ -316,8 +316,8 @@ impl Supervisor<'_> {
     }
 }
 
-/// Checks that nobody else applies changes to the tables, as the subscription of which the subscriber is a
-/// clone would.
+/// Checks that no other subscription applies changes to the tables. The subscription of which the
+/// subscriber is a clone would.
 fn check_alone(control: &mut Session, name: &str, tables: &[PublishedTable]) -> Result<()> {
     let (schemas, names): (Vec<_>, Vec<_>) = tables.iter().map(PublishedTable::key).unzip();
     let rows = control

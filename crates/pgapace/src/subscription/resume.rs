@@ -1,5 +1,5 @@
-//! Where a run resumes: the progress, the slot's position, and what nobody may have lost between them.
-//! Where the stream begins follows from them ([`engine::stream_start`]).
+//! The point where a run resumes: the progress, the slot's position, and checks that no change between
+//! them was lost. [`engine::stream_start`] computes from them where the stream begins.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub(super) struct Resumption {
     pub(super) applied: progress::Applied,
     /// The slot's position.
     pub(super) acknowledged: Lsn,
-    /// Where the stream starts. What commits before is not sent.
+    /// The LSN where the stream starts. Transactions that commit before are not sent.
     pub(super) start: Lsn,
     /// Nothing before it is lacking: neither by tables that catch up nor by the others.
     pub(super) needed_from: Lsn,
@@ -49,7 +49,7 @@ pub(super) struct Preparing {
     pub(super) hold: Option<Duration>,
     /// How many the subscriber can have.
     pub(super) limit: usize,
-    /// What their names begin with.
+    /// The prefix of their gids.
     pub(super) prefix: String,
 }
 
@@ -59,7 +59,7 @@ impl Resumption {
         Progress::resume(self.applied.through, self.acknowledged, self.applied.highest())
     }
 
-    /// Compares what the stream brings again with what was applied and prepared.
+    /// Compares the transactions that the stream sends again with those applied and prepared.
     pub(super) fn witness(&self) -> Witness {
         // Where the publisher sends other transactions than before, nothing is remembered.
         let known = self.prepared.iter().filter(|_| self.applied.newest_memory().is_some());
@@ -74,7 +74,7 @@ impl Resumption {
     }
 }
 
-/// What the subscriber has recorded of the subscription's position.
+/// The position of the subscription that the subscriber has recorded.
 pub(super) struct RecordedPosition {
     pub(super) applied: Option<progress::Applied>,
     catching_up: Vec<CatchUp>,
@@ -123,8 +123,8 @@ impl Supervisor<'_> {
         published: &[PublishedTable],
     ) -> Result<Resumption> {
         let config = Arc::clone(&self.config);
-        // Nobody else can apply anything, or acknowledge more than is applied: the servers may be read
-        // at the same time.
+        // No other process can apply anything, or acknowledge more than is applied: the servers may be
+        // read at the same time.
         let (looked, read) = beside(
             "looking at the slot",
             || slot::look(source, &row.slot_name),

@@ -44,13 +44,13 @@ const NAME_AGAIN: Duration = Duration::from_secs(30);
 pub(super) enum Known {
     /// Nothing: this may be its first start.
     New,
-    /// It has run before: its state or its slot is there.
+    /// The subscription has run before: its state or its slot is there.
     HasRun,
     /// This process has copied tables for it, or streamed.
     Begun,
 }
 
-/// What follows a failure.
+/// The action after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
     /// Another run after this pause; `named` if the reason is to be logged.
@@ -64,7 +64,7 @@ pub(super) enum Next {
 /// The pauses of one subscription.
 #[derive(Debug)]
 pub(super) struct Retry {
-    /// What `--connect-timeout` says.
+    /// The value of `--connect-timeout`.
     timeout: Option<Duration>,
     pause: Duration,
     failed_pause: Duration,
@@ -87,7 +87,7 @@ impl Retry {
         }
     }
 
-    /// What `--connect-timeout` says from now on.
+    /// Sets the value of `--connect-timeout` for failures from now on.
     pub(super) fn set_timeout(&mut self, timeout: Option<Duration>) {
         self.timeout = timeout;
     }
@@ -106,7 +106,7 @@ impl Retry {
         self.away_since = None;
     }
 
-    /// What follows a failure, by its kind.
+    /// The action after a failure, by its kind.
     pub(super) fn next(&mut self, failure: &Failure, known: Known, now: Instant) -> Next {
         // A server that has just started may still be a standby, or without room, for a moment.
         let back_soon = self.away_since.is_some() && failure.transient;

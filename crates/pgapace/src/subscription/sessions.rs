@@ -185,7 +185,7 @@ fn open_apply(
     }
     let ask = origin::ask_sql(&session, database, id, number);
     let asked = ownership::join_and(&mut session, id, &ask)?;
-    // The first worker, and one in place of another, may have what is left to others.
+    // The first worker, and one in place of another, may have an origin that is left to others.
     let reserve = identity.origin_reserve.filter(|_| number > 0 && lost.is_none() && !catches_up);
     let attached = origin::attach(&mut session, database, id, number, reserve, &asked)?;
     match &attached {

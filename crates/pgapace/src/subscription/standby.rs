@@ -14,15 +14,15 @@ const SLEEP: Duration = Duration::from_millis(100);
 /// For how long a process leaves a subscription to others that was handed over. If none takes it, none is
 /// there.
 const GIVEN_UP: Duration = Duration::from_secs(5);
-/// For so long a subscription that nobody runs is left to the process that is to have it
-/// ([`crate::membership`]). It may be gone without anybody having noticed.
+/// Longest time for which a subscription without an owner is left to the process that is to have it
+/// ([`crate::membership`]). That process may be gone, and no other one has noticed yet.
 const LEFT_TO_ANOTHER: Duration = Duration::from_secs(2);
 /// How long another look at the subscriber may take.
 const LOOK_PATIENCE: Duration = Duration::from_secs(3);
 
 impl Supervisor<'_> {
-    /// Waits until nobody runs the subscription. Returns false if it was asked to stop meanwhile.
-    /// Without `--standby` it does not wait.
+    /// Waits until the subscription has no owner, or one whose heartbeat has stopped. Returns false if it
+    /// was asked to stop meanwhile. Without `--standby` it does not wait.
     pub(super) fn stand_by(&mut self) -> bool {
         let Some(membership) = self.standby.clone() else { return true };
         let name = self.config.name.clone();
@@ -93,7 +93,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// What tells the leader that another process is to have the subscription.
+    /// The order by which the leader learns that another process is to have the subscription.
     pub(super) fn move_order(&self) -> MoveOrder {
         let standby = self.standby.as_ref();
         standby.map(|standby| standby.move_order(&self.config.name)).unwrap_or_default()
@@ -105,7 +105,7 @@ impl Supervisor<'_> {
             return false;
         }
         let Some(membership) = &self.standby else { return false };
-        // Several processes may begin the first start. The failure of one may be what another did.
+        // Several processes may begin the first start. The failure of one may be caused by another.
         let waiting: Waiting<'_> = membership.wait_for(&self.config.name);
         let place = waiting.next_place(self.config.takeover_rounds(), LOOK_PATIENCE);
         let held = matches!(place, Place::Held(..) | Place::Stopped(..));

@@ -1,7 +1,7 @@
 //! The heartbeat of a run that does not stream yet.
 //!
 //! Each step of a start waits for a server: for transactions of the publisher before a slot exists, for
-//! locks, for a comparison, for an index. Nobody can tell how long that takes, so the time of a step says
+//! locks, for a comparison, for an index. Such a wait has no known limit, so the time of a step says
 //! nothing. The thread here beats while a session of the run waits for its server, and as long as such waits
 //! end. If the run is stuck in itself, neither is so. If the process is suspended or cut off from the
 //! subscriber, this thread is too. A server that is gone ends the wait (TCP keepalives).
@@ -67,7 +67,7 @@ fn beat(session: &mut Option<Session>, subscriber: &Subscriber, owner: Owner) ->
     heartbeat::beat_before_stream(session, owner)
 }
 
-/// What the run does on both servers.
+/// The activity of the run on both servers, by which the thread sees whether it goes on.
 struct Work {
     sessions: [Activity; 2],
     /// Waits that had ended at the last look.

@@ -42,7 +42,7 @@ pub(super) struct ConnectedServers {
     pub(super) schema_version: Option<usize>,
 }
 
-/// A subscription that was found, and what was read beside it.
+/// A subscription that was found, and the facts that were read with it.
 pub(super) struct FoundSubscription {
     pub(super) row: Subscription,
     /// Whether commits of the publisher wait for the subscription.

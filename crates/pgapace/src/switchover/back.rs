@@ -25,7 +25,7 @@ pub(crate) fn subscription(old: &mut Session, back: &WayBack) -> Result<Option<S
         return Ok(None);
     }
     let Some(row) = state::find(old, &back.name)? else { return Ok(None) };
-    // What an earlier switchover has ended is not this way back.
+    // A subscription that an earlier switchover has ended is not this way back.
     let ended = record::read(old, row.id)?.filter(|record| record.step.has_ended());
     Ok(ended.is_none_or(|record| record.generation > back.generation).then_some(row))
 }

@@ -1,6 +1,6 @@
 //! Commands of the user: `--stop-writes`, `--resume-writes`, `--open`.
 //!
-//! A command must not outlive the verb. If somebody kills the verb, and `--abort` then resumes writes, a
+//! A command must not outlive the verb. If a user kills the verb, and `--abort` then resumes writes, a
 //! command that is left over would stop them again. So a command runs in a process group of its own, which
 //! a shell kills as soon as the pipe from this process ends, for any reason.
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Class, Failure, Result};
 
-/// Runs its argument. What the command itself leaves in the background goes on after its end.
+/// Runs its argument. Processes that the command itself leaves in the background go on after its end.
 const SCRIPT: &str = r#"
 exec 3<&0 </dev/null
 sh -c "$1" 3<&- &

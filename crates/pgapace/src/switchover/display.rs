@@ -1,4 +1,4 @@
-//! What a user sees of a switchover: a line for each step, with the time, and with how long nobody can write.
+//! Output of a switchover for the user: a line for each step, with the time and the outage of writes so far.
 //! On a terminal the last line counts.
 
 use std::fmt::Write;
@@ -16,7 +16,7 @@ const DRAW_EVERY: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct Display {
     begun: Instant,
-    /// Since when nobody can write.
+    /// When writes were stopped.
     stopped: Option<Instant>,
     bar: ProgressBar,
 }
@@ -31,12 +31,12 @@ impl Display {
         Self { begun: Instant::now(), stopped: None, bar }
     }
 
-    /// Nobody can write from here on.
+    /// Neither side takes writes from here on.
     pub(super) fn writes_stop(&mut self) {
         self.stopped = Some(Instant::now());
     }
 
-    /// For how long nobody can write.
+    /// How long writes have been stopped.
     pub(super) fn outage(&self) -> Option<Duration> {
         self.stopped.map(|stopped| stopped.elapsed())
     }

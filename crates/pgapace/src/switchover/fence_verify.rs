@@ -31,7 +31,7 @@ const JOBS: usize = 4;
 /// Differences of a table that are recorded; all are counted.
 const RECORDED: u64 = 10_000;
 
-/// Snapshots of servers on which nobody writes: any two show the same state.
+/// Snapshots of servers without writes: any two show the same state.
 struct Quiet<'a> {
     publisher: &'a Publisher,
     subscriber: &'a Subscriber,

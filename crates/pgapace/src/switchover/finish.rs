@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two attempts.
 const RETRY_EVERY: Duration = Duration::from_millis(200);
 
-/// Opens the new side. Returns for how long nobody could write.
+/// Opens the new side. Returns how long writes were stopped.
 pub(super) fn finish(
     sides: &mut Sides<'_>,
     request: &Request<'_>,

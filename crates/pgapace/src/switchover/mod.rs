@@ -15,8 +15,8 @@
 //! procedure with the sides swapped leads back ([`back`]).
 //!
 //! Before `ended` is recorded, this process owns the subscription and no apply session is left. Then it
-//! looks into the slot: a transaction with published changes that is not applied means that somebody
-//! still writes, and everything is undone.
+//! looks into the slot: a transaction with published changes that is not applied means that a session
+//! still writes on the publisher, and everything is undone.
 //!
 //! The process that applied the subscription stands aside meanwhile ([`crate::hand_over`]). Afterwards it
 //! finds what became of the subscription: undone, it applies it further; ended, it turns round and applies
@@ -45,7 +45,7 @@ pub(crate) use undo::abort;
 pub(crate) enum Step {
     /// Writes on the publisher are, or are about to be, stopped.
     Stopping,
-    /// What was written before is being applied.
+    /// The subscriber applies the changes from before writes were stopped.
     Draining,
     /// The process that applies gives the subscription up for a while.
     Aside,
@@ -61,7 +61,7 @@ pub(crate) enum Step {
     Opened,
 }
 
-/// What takes a step back.
+/// An action that undoes a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Undo {
     DropSlot,
@@ -97,8 +97,8 @@ impl Step {
         Self::ALL.into_iter().find(|step| step.name() == name)
     }
 
-    /// What has to be undone if the procedure ends in this step, the latest first; `None` if nothing may
-    /// be undone any more.
+    /// The actions that undo everything if the procedure ends in this step, the latest first; `None` if
+    /// nothing may be undone any more.
     pub(crate) fn undo(self) -> Option<&'static [Undo]> {
         match self {
             Self::Stopping | Self::Draining | Self::Aside | Self::Verifying | Self::Sequences => {

@@ -1,4 +1,4 @@
-//! What can be checked before writes are stopped.
+//! Checks that are made before writes are stopped.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Vec<S
         slot_possible(sides.control, back, left, &mut problems)?;
         if publications_exist(sides.control, back, &mut problems)? {
             unpublished(sides.control, &tables, back, &mut problems)?;
-            // Else it worked before, and what is left of it says that its slot is gone.
+            // Else it worked before, and its remains say that its slot is gone.
             if ended_generation(sides.source, &back.name)? == 0 {
                 way_back(sides, back, &mut problems);
             }
@@ -68,7 +68,7 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Vec<S
     let report = sequences::set(sides.control, &found, &options)?;
     problems
         .extend(report.sequences.iter().filter(|one| one.failed()).filter_map(|one| one.reason()));
-    // What is not flushed yet is awaited at the fence.
+    // WAL that is not flushed yet is awaited at the fence.
     let end = lag::end_of_flushed_wal(sides.source)?;
     let lag = lag::wait(sides.control, sides.source, sides.row, end, request.deadline)?;
     if let Some(lag) = lag {
@@ -272,7 +272,7 @@ fn unpublished(
     Ok(())
 }
 
-/// What `pgapace check` says about the way back: identities, roles, tables of the old side.
+/// Problems of the way back that `pgapace check` finds: identities, roles, tables of the old side.
 fn way_back(sides: &Sides<'_>, back: &WayBack, problems: &mut Vec<String>) {
     let mut config = sides.config.turned(back);
     // The slot is created by the switchover.

@@ -43,14 +43,14 @@ pub(crate) struct Sides<'a> {
     pub(crate) subscriber: &'a Subscriber,
 }
 
-/// What the user wants.
+/// The options of the verb.
 pub(crate) struct Request<'a> {
     pub(crate) stop_writes: Option<&'a str>,
     pub(crate) resume_writes: Option<&'a str>,
     pub(crate) open: Option<&'a str>,
     /// `None` for no way back. Its generation is found out.
     pub(crate) back: Option<WayBack>,
-    /// The longest time for which nobody can write.
+    /// The longest outage of writes that is accepted.
     pub(crate) deadline: Duration,
     pub(crate) margin: u64,
     /// Tables to compare at the fence: none, or all if the list is empty.
@@ -63,11 +63,11 @@ pub(crate) struct Request<'a> {
     pub(crate) returns: bool,
 }
 
-/// What a switchover came to.
+/// The result of a switchover.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) fence: Lsn,
-    /// For how long nobody could write; `None` if that was reported before.
+    /// How long writes were stopped; `None` if that was reported before.
     pub(crate) outage: Option<Duration>,
 }
 
@@ -154,7 +154,7 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
     Ok(Outcome { fence, outage })
 }
 
-/// The deadline, and what is left until it.
+/// The deadline, and the time left until it.
 #[derive(Clone, Copy)]
 struct Deadline(Instant);
 

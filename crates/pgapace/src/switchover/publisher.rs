@@ -1,4 +1,4 @@
-//! What a switchover does on the publisher: stopping and resuming writes, and looking for late ones.
+//! Actions of a switchover on the publisher: stopping and resuming writes, and looking for late ones.
 
 use std::time::{Duration, Instant};
 
@@ -18,8 +18,8 @@ fn failed(error: &wire::Error, doing: &str) -> Failure {
     Failure::publisher(error, doing)
 }
 
-/// Lets this session write although the database is read-only by default. What it writes is durable: after
-/// a crash of the publisher, applications must not find a database that takes writes again.
+/// Lets this session write although the database is read-only by default. Its writes are durable: after a
+/// crash of the publisher, applications must not find a database that takes writes again.
 pub(super) fn allow_writes(source: &mut Session) -> Result<()> {
     source
         .simple(

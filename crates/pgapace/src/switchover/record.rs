@@ -118,7 +118,7 @@ pub(super) fn advance(
     Ok(())
 }
 
-/// For how long nobody can write, by the subscriber's clock: since the first step was recorded.
+/// How long writes have been stopped, by the subscriber's clock: since the first step was recorded.
 pub(super) fn since_stop(control: &mut Session, id: SubscriptionId) -> Result<Duration> {
     let sql = format!(
         "SELECT greatest(0, extract(epoch FROM pg_catalog.clock_timestamp() - begun_at))::float8 \

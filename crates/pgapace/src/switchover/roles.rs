@@ -50,8 +50,8 @@ impl Side {
     }
 }
 
-/// What applications can do on the publisher, and cannot on the subscriber: roles that are missing there,
-/// and privileges that were granted. Each with the SQL that gives it.
+/// Roles and privileges of applications that are missing on the subscriber and exist on the publisher.
+/// Each with the SQL that creates or grants it.
 pub(super) fn missing(
     source: &mut Session,
     control: &mut Session,

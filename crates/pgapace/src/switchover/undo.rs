@@ -1,4 +1,4 @@
-//! The way back from each step before the end, and what became of a switchover that failed.
+//! The way back from each step before the end, and the outcome of a switchover that failed.
 
 use std::time::{Duration, Instant};
 
@@ -27,8 +27,8 @@ pub(super) enum Settled {
     Open(Failure),
 }
 
-/// Undoes everything after a failure. Servers that are away are waited for until `deadline`, because nobody
-/// can write meanwhile.
+/// Undoes everything after a failure. Servers that are away are waited for until `deadline`, because writes
+/// stay stopped meanwhile.
 pub(super) fn settle(sides: &mut Sides<'_>, failure: Failure, deadline: Instant) -> Settled {
     loop {
         match try_to_settle(sides, deadline) {

@@ -1,7 +1,7 @@
 //! The subscription of the way back: from the new side to the old one.
 //!
 //! ```text
-//!  A ──── shop ────► B          generation 0: nobody has switched over
+//!  A ──── shop ────► B          generation 0: before the first switchover
 //!  A ◄─ shop_back ── B          B records that shop has ended, generation 1
 //!  A ──── shop ────► B          A records that shop_back has ended, generation 2: shop begins anew
 //! ```
@@ -19,14 +19,14 @@ use crate::config::declarations::OriginFilter;
 use crate::error::Result;
 use crate::subscriber::state::{self, Subscription};
 
-/// The subscription that applies on the old side what is written on the new side.
+/// The subscription that applies changes of the new side on the old side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct WayBack {
     /// Of the subscription and of its slot, which exists.
     pub(crate) name: String,
     /// On the new side.
     pub(crate) publications: Vec<String>,
-    /// Whether the new side sends only what is written there.
+    /// Whether the new side sends only its own changes (origin = none).
     pub(crate) origin_none: bool,
     /// The number of switchovers up to the one that it belongs to.
     pub(crate) generation: i64,

@@ -48,7 +48,7 @@ pub(crate) type Name = (String, String);
 /// The result of a copy that runs while other tables stream: the published tables among its tables.
 pub(crate) type Copying = Receiver<Result<Vec<PublishedTable>>>;
 
-/// What to do with a table whose changes arrive before it is part of the subscription.
+/// The consequence for a table whose changes arrive before it is part of the subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Added {
     /// The table must be copied.
@@ -367,7 +367,7 @@ impl<'a> Adder<'a> {
         state::forget_relation(control, self.context.id, schema, name)
     }
 
-    /// Looks up an added table on both servers, and decides what to do with it.
+    /// Looks up an added table on both servers, and decides whether it is copied.
     pub(crate) fn add(
         &self,
         control: &mut Session,

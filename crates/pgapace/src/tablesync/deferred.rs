@@ -94,7 +94,7 @@ impl Pause {
     }
 }
 
-/// What the leader lends.
+/// The leader's session, tables and spool, which a table sync borrows.
 pub(crate) struct LeaderAccess<'a> {
     pub(crate) control: &'a mut Session,
     pub(crate) tables: &'a mut Tables,
@@ -118,7 +118,8 @@ pub(crate) fn resume(deferred: &mut DeferredTables<CatchUp>, tables: Vec<CatchUp
     }
 }
 
-/// Table sync beside the stream: who copies the tables, and who applies their deferred changes.
+/// Table sync beside the stream: the threads that copy the tables, and those that apply their deferred
+/// changes.
 pub(crate) struct StreamedTableSync<'a> {
     adder: Adder<'a>,
     options: CatchUpOptions<'a>,
@@ -342,7 +343,7 @@ impl<'a> StreamedTableSync<'a> {
         }
     }
 
-    /// A worker has answered. Returns what its commits count, and the conflicts to be recorded.
+    /// A worker has answered. Returns the counters of its commits, and the conflicts to be recorded.
     pub(crate) fn answered(&mut self, event: FromWorker) -> Result<(Counters, Vec<Conflict>)> {
         match event {
             FromWorker::Failed(failure) => Err(failure),

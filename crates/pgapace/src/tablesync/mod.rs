@@ -1,9 +1,9 @@
 //! Table sync: copying the initial content of tables from the snapshot of a slot.
 //!
-//! A table is copied together with its sync LSN, the LSN of the snapshot. Changes in the stream
-//! apply to the table from that LSN on. All workers import the same snapshot. What an interrupted
-//! copy left over is copied under another snapshot, with sync LSNs of its own. So the stream can
-//! start at the slot's own position, whatever happened during the copy.
+//! A table is copied together with its sync LSN, the LSN of the snapshot. Changes in the stream apply to
+//! the table from that LSN on. All workers import the same snapshot. Tables that an interrupted copy
+//! left over are copied under another snapshot, with sync LSNs of their own. So the stream can start at
+//! the slot's own position, whatever happened during the copy.
 
 mod added_tables;
 mod copy_pool;

@@ -1,8 +1,8 @@
 //! Tables that hold rows already, which are compared with the publisher's instead of copied: after a lost
 //! slot, or on a subscriber that was restored from a backup.
 //!
-//! Nothing is applied to these tables meanwhile, so what is compared stays as it is. The publisher's rows
-//! are those of the snapshot, whose LSN becomes the table's sync LSN. All rows of a table that differ are
+//! Nothing is applied to these tables meanwhile, so their rows stay as they are. The publisher's rows are
+//! those of the snapshot, whose LSN becomes the table's sync LSN. All rows of a table that differ are
 //! written in one transaction, which also records that the table is copied. An interruption leaves a table
 //! as it was, or equal; the next run compares it again under another snapshot.
 

@@ -1,6 +1,6 @@
 //! Copying the publisher's schema to the subscriber with `pg_dump`, `psql` and `pg_restore` from
-//! the PATH. Tables, and what they need, are created before the table copy; indexes, constraints
-//! and triggers after it.
+//! the PATH. Tables, and the objects that they need, are created before the table copy; indexes,
+//! constraints and triggers after it.
 //!
 //! The progress is recorded. The first section is one transaction together with its record. The
 //! second section cannot be one transaction; if it was interrupted, it is repeated, and existing

@@ -27,7 +27,7 @@ pub(crate) struct SubscriberTable {
     permitted: bool,
     /// Why the rows of the table are stored elsewhere, if they are.
     elsewhere: Option<String>,
-    /// What Citus says of the table.
+    /// The placement of the table according to Citus; `None` if Citus does not manage it.
     by_citus: Option<FoundPlacement>,
     /// Whether the files of the table or its partitions are not empty, so that it may hold rows.
     has_storage: bool,

@@ -255,7 +255,7 @@ pub(crate) fn part_done(
     }
 }
 
-/// Takes back what is recorded of tables that are emptied: to be sent with what empties them.
+/// Takes back the records of tables that are emptied: to be sent with the statements that empty them.
 pub(crate) fn reset_sql(owner: Owner, tables: &[(&str, &str)]) -> String {
     let names: Vec<_> = tables
         .iter()
@@ -275,15 +275,16 @@ pub(crate) fn reset_sql(owner: Owner, tables: &[(&str, &str)]) -> String {
 pub(crate) struct CatchUp {
     pub(crate) schema: String,
     pub(crate) name: String,
-    /// Under which its own progress is recorded.
+    /// The number under which the table's own progress is recorded.
     pub(crate) number: SubscriptionId,
-    /// The LSN of its snapshot.
+    /// The LSN of the table's snapshot.
     pub(crate) sync_lsn: SyncLsn,
-    /// Its changes up to here are in it.
+    /// The table has all of its changes up to here.
     pub(crate) through: Lsn,
 }
 
-/// What a table is that is blocked, after its state: nothing of a copy counts any more.
+/// Columns of the row of a table that becomes blocked, beside its state: an earlier copy does not count
+/// any more.
 const BLOCKED: &str = "sync_lsn = NULL, catch_up = NULL, \
                        empty_first = r.empty_first OR r.parts_done > 0, \
                        blocked_since = coalesce(r.blocked_since, pg_catalog.now())";
@@ -293,7 +294,7 @@ const NOT_COPIED: &str = "its changes were not applied while it was blocked, and
                           copied (--copy-data=false)";
 
 /// Blocks a table that cannot be copied, or renews the reason. `lacks_from`: no copy follows, so it
-/// lacks what commits from there on.
+/// lacks transactions that commit from there on.
 pub(crate) fn block(
     session: &mut Session,
     owner: Owner,
@@ -325,8 +326,8 @@ pub(crate) fn block(
     session.execute(&sql, &arguments).map(|_| ()).map_err(|e| writing(&e))
 }
 
-/// Blocks a table of which a change could not be applied: it lacks what commits from there on, until
-/// it is copied again. Returns whether it was one like the others.
+/// Blocks a table of which a change could not be applied: it lacks transactions that commit from there
+/// on, until it is copied again. Returns whether it was one like the others.
 pub(crate) fn block_member(
     session: &mut Session,
     owner: Owner,
@@ -355,7 +356,7 @@ pub(crate) fn block_member(
     Ok(changed > 0)
 }
 
-/// What keeps a table from being copied is gone: it is to be copied.
+/// Sets a blocked table to be copied, when the reason for which it was blocked is gone.
 pub(crate) fn unblock(
     session: &mut Session,
     owner: Owner,

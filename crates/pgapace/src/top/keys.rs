@@ -1,4 +1,4 @@
-//! What keys do: those of top, htop and pg_activity.
+//! Actions of keys: those of top, htop and pg_activity.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 /// Intervals that + and - choose from, in seconds.
 const INTERVALS: [u64; 6] = [1, 2, 3, 5, 10, 30];
 
-/// What is shown in the lower half.
+/// The content of the lower half of the screen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Pane {
     /// Tables on the left, conflicts and events on the right.
@@ -18,7 +18,7 @@ pub(super) enum Pane {
     Help,
 }
 
-/// What a key asks for.
+/// The command of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Command {
     Nothing,

@@ -1,7 +1,7 @@
-//! `pgapace top`: what a subscription does now, on a terminal. It reads the subscriber only.
+//! `pgapace top`: the present activity of subscriptions, on a terminal. It reads the subscriber only.
 //!
 //! A thread reads every few seconds, so a subscriber that does not answer delays no key. The view is a
-//! function of what was read and of the keys ([`view`], [`keys`]); `--once` draws it into a buffer.
+//! function of the last reading and of the keys ([`view`], [`keys`]); `--once` draws it into a buffer.
 
 mod keys;
 mod panes;
@@ -28,10 +28,10 @@ const KEYS_EVERY: Duration = Duration::from_millis(100);
 
 /// Subscriptions, each with its curves.
 type Subscriptions = Vec<(Status, Vec<Point>)>;
-/// What a look found, or why it failed.
+/// The result of one look, or the reason of its failure.
 type News = std::result::Result<Subscriptions, String>;
 
-/// What was read at one time.
+/// The status of all subscriptions at one time.
 #[derive(Debug, Default)]
 struct Seen {
     subscriptions: Subscriptions,
@@ -111,7 +111,7 @@ fn read(readers: &mut [StatusReader]) -> Result<Subscriptions> {
     Ok(all)
 }
 
-/// Reads whenever it is told to, until nobody wants it any more.
+/// Reads whenever it is told to, until the receiver is gone.
 fn read_again(readers: &mut [StatusReader], inbox: &Receiver<()>, sender: &Sender<News>) {
     while inbox.recv().is_ok() {
         let read = read(readers).map_err(|failure| failure.message);

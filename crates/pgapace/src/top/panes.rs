@@ -33,7 +33,7 @@ pub(super) fn stages(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
     frame.render_widget(table, area);
 }
 
-/// What the apply workers spend their time on, as bars.
+/// Bars of the time of the apply workers, by reason of waiting.
 pub(super) fn waits(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
     let mut shares = worker_shares(figures);
     shares.sort_by(|(_, a), (_, b)| b.total_cmp(a));
@@ -176,7 +176,7 @@ pub(super) fn copy(frame: &mut Frame<'_>, area: Rect, status: &Status) {
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-/// What the keys do, and what the words mean.
+/// Help: the keys, and the meaning of the words.
 pub(super) fn help(frame: &mut Frame<'_>, area: Rect) {
     let lines = [
         "q, Esc quit   h this   p pause   space refresh   + - interval   tab next subscription",

@@ -17,7 +17,7 @@ use crate::top::{Seen, panes};
 /// Rows of workers that are always there, so that little moves.
 const WORKERS: u16 = 4;
 
-/// A style for what is good, doubtful or bad.
+/// A style for values that are good, doubtful or bad.
 pub(super) fn coloured(color: Color) -> Style {
     Style::new().fg(color).add_modifier(Modifier::BOLD)
 }
@@ -162,7 +162,7 @@ fn slot(figures: &Figures) -> Line<'static> {
     Line::from(spans)
 }
 
-/// What a curve shows of a point.
+/// The value of a point that a curve shows.
 type Value = fn(&Point) -> f64;
 
 /// Three curves beside each other, each with its last value.

@@ -2,12 +2,13 @@
 //! replication would leave the value as it is. Pure.
 //!
 //! A column is compared by its text, as the type's output function writes it under the settings of
-//! [`super::pair`]. Text is what replication carries, so it tells all values apart that replication
-//! can tell apart. Some types have a cheaper form that does the same ([`HashedBy`]). Built-in types have an exact text under these settings: floats and geometric types
-//! with `extra_float_digits` = 3, money with `lc_monetary` = C, bytea in hex. Nobody knows whether
-//! the text of a base type of an extension is exact, or which of its settings it depends on. So these
-//! types are compared by their send functions, which COPY BINARY and pg_upgrade rely on, if both
-//! servers have the type. Arrays, ranges, composites and domains of them are compared as text.
+//! [`super::pair`]. Text is what replication carries, so it tells all values apart that replication can tell
+//! apart. Some types have a cheaper form that does the same ([`HashedBy`]). Built-in types have an exact
+//! text under these settings: floats and geometric types with `extra_float_digits` = 3, money with
+//! `lc_monetary` = C, bytea in hex. For a base type of an extension, it is not known whether the text is
+//! exact, or which of its settings it depends on. So these types are compared by their send functions, which
+//! COPY BINARY and pg_upgrade rely on, if both servers have the type. Arrays, ranges, composites and domains
+//! of them are compared as text.
 //!
 //! The text of a composite, and of a range of a user, is exact in UTF8 only. `record_out` and `range_out` quote
 //! by `isspace`, which depends on LC_CTYPE for the bytes of other encodings: equal values could have
@@ -94,7 +95,7 @@ impl SideColumn {
 /// SQL for one column on one server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ColumnSql {
-    /// What is hashed: an expression of the type that [`ComparedColumn::by`] needs.
+    /// The expression that is hashed, of the type that [`ComparedColumn::by`] needs.
     pub(crate) hashed: String,
     /// Whether that is the column itself, so that nothing is computed.
     pub(crate) stored: bool,

@@ -1,6 +1,7 @@
-//! Who may verify or repair a subscription: one session at a time, because results of two would mix.
+//! Exclusion of other verifications and repairs of a subscription: only one session at a time, because
+//! results of two would mix.
 //!
-//! The session holds an advisory lock on the subscriber, which ends with it. Verbs come before what goes on
+//! The session holds an advisory lock on the subscriber, which ends with it. Verbs come before verification
 //! in the background (--verify-interval): a verb announces itself with a second lock, which it shares with
 //! other verbs. The background ends when it sees that, and begins again when no verb is left.
 

@@ -1,4 +1,4 @@
-//! What a comparison needs to know of the tables of one server, read with the same queries on both.
+//! Facts about the tables of one server that a comparison needs, read with the same queries on both.
 
 use rustc_hash::FxHashMap;
 use wire::{Row, Rows, Session, quote_literal};
@@ -16,7 +16,7 @@ pub(crate) struct SideTable {
     pub(crate) row_security: bool,
     /// As the server estimates.
     pub(crate) rows: u64,
-    /// Whether the table is larger than a quarter of what the server caches.
+    /// Whether the table is larger than a quarter of the server's cache.
     pub(crate) exceeds_cache: bool,
     pub(crate) columns: Vec<SideColumn>,
     pub(crate) indexes: Vec<SideIndex>,

@@ -120,7 +120,7 @@ pub(crate) fn has_ranges(
             return false;
         };
         let (a, b) = (theirs.type_oid, ours.type_oid);
-        // A conversion to another modifier can change the order, and makes equal what differs.
+        // A conversion to another modifier can change the order, and make different values equal.
         let same = a == b && (is_string(a) || theirs.modifier == ours.modifier)
             || is_integer(a) && is_integer(b)
             || is_string(a) && is_string(b);

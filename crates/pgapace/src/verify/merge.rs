@@ -92,7 +92,7 @@ impl Group {
         Ok(())
     }
 
-    /// Removes what both sides have, pairs the rest by key, and empties the group.
+    /// Removes the rows that both sides have, pairs the rest by key, and empties the group.
     fn resolve(
         &mut self,
         keyed: bool,
@@ -291,7 +291,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is found explains the difference between the two multisets of rows.
+        /// The findings explain the difference between the two multisets of rows.
         #[test]
         fn findings_explain_the_difference(
             publisher in proptest::collection::vec((0i64..4, 0i64..3, 0u8..3), 0..40),

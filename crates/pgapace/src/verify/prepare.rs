@@ -22,7 +22,7 @@ use crate::verify::key::{self, Side};
 use crate::verify::plan::{Method, TablePlan};
 use crate::verify::sql::{Parts, TableSql, probe};
 
-/// What the user asked for.
+/// The tables, columns and rows that the user wants to compare.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Scope {
     /// Schema and name of the tables; all if empty.
@@ -34,7 +34,7 @@ pub(crate) struct Scope {
 }
 
 impl Scope {
-    /// For the record: what was compared.
+    /// The scope as text, for the record.
     pub(crate) fn text(&self) -> String {
         let mut parts = Vec::new();
         if let Some(share) = self.share {
@@ -56,7 +56,7 @@ pub(crate) struct Prepared {
     pub(crate) rows: u64,
 }
 
-/// Definitions of the tables on both servers, and what publishes them.
+/// Definitions of the tables on both servers, and their publications.
 #[derive(Debug)]
 pub(crate) struct Definitions {
     pub(crate) published: Vec<PublishedTable>,

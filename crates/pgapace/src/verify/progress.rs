@@ -16,7 +16,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// `rows` is what the publisher estimates.
+    /// `rows`: the publisher's estimate.
     pub(crate) fn new(rows: u64) -> Self {
         let bar = ProgressBar::with_draw_target(Some(rows), ProgressDrawTarget::stderr());
         if !std::io::stderr().is_terminal() {

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What is limited.
+/// The limit of `--max-rate`, in rows or bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rate {
     RowsPerSecond(u64),
@@ -33,7 +33,7 @@ impl FromStr for Rate {
     }
 }
 
-/// What was compared so far, against the limit.
+/// Work that was compared so far, against the limit.
 #[derive(Debug)]
 pub(crate) struct Pace {
     rate: Option<Rate>,

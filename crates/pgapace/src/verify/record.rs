@@ -27,8 +27,8 @@ impl TableRecord {
     }
 }
 
-/// The record of a table that goes on where it was interrupted. Differences of what is compared again are
-/// forgotten.
+/// The record of a table that goes on where it was interrupted. Differences in chunks that are compared
+/// again are forgotten.
 pub(crate) fn resumed_record(
     control: &mut Session,
     id: SubscriptionId,
@@ -48,7 +48,7 @@ pub(crate) struct Recorder {
     id: SubscriptionId,
     most: u64,
     tables: Vec<TableRecord>,
-    /// The subscription of a verification in the background, which logs what it finds.
+    /// The subscription of a verification in the background, which logs its findings.
     background: Option<String>,
 }
 
@@ -144,7 +144,7 @@ impl ChunkRecord<'_> {
         self.recorder.with(|session| differences::record(session, of, chunk, lsn, rows))
     }
 
-    /// Forgets what was recorded of a chunk that is compared again.
+    /// Forgets the records of a chunk that is compared again.
     pub(crate) fn forget(&self) -> Result<()> {
         self.recorder.with(|session| differences::forget_chunk(session, self.of, self.chunk))
     }

@@ -99,7 +99,7 @@ impl Keeper<'_> {
     }
 }
 
-/// What all session pairs share.
+/// The plan, limits and results that all session pairs share.
 pub(crate) struct Verification<'a> {
     pub(crate) plans: &'a [TablePlan],
     pub(crate) manner: &'a Manner,
@@ -307,7 +307,7 @@ impl Verification<'_> {
         })
     }
 
-    /// Notes and records what a task found.
+    /// Notes and records the findings of a task.
     fn done(&self, task: &Task, counts: Counts, lsn: Lsn) -> Result<()> {
         let plan = &self.plans[task.table];
         let mut work = lock(&self.work);

@@ -51,7 +51,7 @@ impl Access {
     }
 }
 
-/// What a server is asked.
+/// A query to one of the servers.
 #[derive(Debug, Clone)]
 pub(crate) struct Query {
     pub(crate) sql: String,
@@ -228,7 +228,7 @@ fn copy_lines(session: &mut Session, sql: &str) -> wire::Result<Lines> {
 
 type Batch = Vec<RowEntry>;
 
-/// Reads rows in a subtransaction and sends them in batches. Ends early if nobody takes them.
+/// Reads rows in a subtransaction and sends them in batches. Ends early if the receiver is gone.
 fn send(
     session: &mut Session,
     query: &Query,

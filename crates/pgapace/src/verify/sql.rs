@@ -65,7 +65,7 @@ pub(crate) struct TableSql {
     converts: bool,
 }
 
-/// What [`TableSql`] is made of.
+/// The arguments for [`TableSql`].
 pub(crate) struct Parts<'a> {
     pub(crate) oid: u32,
     pub(crate) name: (&'a str, &'a str),
@@ -279,7 +279,7 @@ impl TableSql {
         Some(format!("({order} & {}) % {PARTS} < {parts}", i64::MAX))
     }
 
-    /// What is hashed of each column, by the name that it has in the queries around.
+    /// The expressions that are hashed, each with the column name that the enclosing queries use.
     fn hashed_columns(&self) -> Vec<String> {
         let columns = self.columns.iter().enumerate();
         columns.map(|(place, column)| format!("{} AS c{place}", self.hashed(column))).collect()
@@ -322,7 +322,8 @@ impl TableSql {
         self.converts && column.by == HashedBy::Text
     }
 
-    /// What is hashed of a column. Texts are hashed in UTF8 if the encodings of the servers differ.
+    /// The expression of a column that is hashed. Texts are hashed in UTF8 if the encodings of the
+    /// servers differ.
     fn hashed(&self, column: &RowField) -> String {
         let value = &column.sql.hashed;
         match self.converts_column(column) {

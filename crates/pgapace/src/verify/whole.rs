@@ -54,7 +54,7 @@ impl Pass {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether pieces are left that nobody has read.
+    /// Whether there are pieces that no session pair has begun to read.
     pub(crate) fn needs_help(&self) -> bool {
         let state = self.state();
         !state.void && state.next < self.pieces()
@@ -202,7 +202,7 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// Waits until nobody reads a piece of the pass.
+    /// Waits until no session pair reads a piece of the pass.
     fn wait_for_helpers(&self, pass: &Pass) -> Result<()> {
         while pass.state().readers > 0 {
             if self.shutdown.requested() {

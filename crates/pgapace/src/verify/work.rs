@@ -7,7 +7,7 @@ use crate::subscriber::state::verification::Counts;
 use crate::verify::plan::Method;
 use crate::verify::range::{KeyRange, KeyText, is_sampled};
 
-/// What a session pair compares next.
+/// A table, or a chunk of one, that a session pair compares next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Task {
     /// Index of the table.
@@ -141,7 +141,7 @@ impl Work {
             .any(|work| work.method == Method::Buckets && work.handed_out && !work.is_done())
     }
 
-    /// Notes what was found by a task.
+    /// Notes the findings of a task.
     pub(crate) fn done(&mut self, task: &Task, counts: Counts) {
         let work = &mut self.tables[task.table];
         let end = task.range.as_ref().and_then(|range| range.through.clone());

@@ -1,4 +1,4 @@
-//! What `pgapace whatif` answers, as text and as JSON.
+//! The answer of `pgapace whatif`, as text and as JSON.
 
 use engine::forecast::{Costs, Forecast, Point};
 use serde::Serialize;
@@ -29,7 +29,7 @@ pub(crate) struct Answer {
     pub(crate) limiting_keys: Vec<LimitingKey>,
 }
 
-/// What was recorded.
+/// The size and the duration of the recording.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct RecordedFacts {
     pub(crate) transactions: u64,

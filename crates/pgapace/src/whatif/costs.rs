@@ -1,4 +1,4 @@
-//! Costs: as given, or scaled to what a replay measured.
+//! Costs: as given, or scaled to the measurements of a replay.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{Forecaster, Scenario, Speed};
 use crate::error::{Class, Failure, Result};
 
-/// What `pgapace replay --json` says of itself.
+/// The fields of the output of `pgapace replay --json` to which costs are scaled.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measured {
     pub(crate) workers: usize,
@@ -86,7 +86,7 @@ pub(crate) fn cost<'c>(costs: &'c mut Costs, name: &str) -> &'c mut f64 {
     }
 }
 
-/// Takes what is given in place of what was known.
+/// Replaces costs by those that were given.
 pub(crate) fn with_given(mut costs: Costs, given: &[GivenCost]) -> Costs {
     for GivenCost { name, seconds } in given {
         *cost(&mut costs, name) = *seconds;

@@ -1,4 +1,4 @@
-//! What a recording would need with other numbers of workers: [`engine::forecast`] with the subscriber's
+//! Forecasts for a recording with other numbers of workers: [`engine::forecast`] with the subscriber's
 //! tables, its distance, and costs that were measured or given.
 
 pub(crate) mod answer;
@@ -20,7 +20,7 @@ use crate::recording::file::Recording;
 use crate::whatif::limits::Limits;
 use crate::whatif::stream::Transactions;
 
-/// What is asked, beside the number of workers.
+/// The parameters of a forecast, beside the number of workers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scenario {
     pub(crate) costs: Costs,
@@ -29,7 +29,7 @@ pub(crate) struct Scenario {
     pub(crate) group: GroupLimits,
 }
 
-/// Who forecasts: a recording, and the subscriber whose tables are looked at.
+/// A recording, and the subscriber whose tables are looked at.
 pub(crate) struct Forecaster<'a> {
     pub(crate) recording: &'a Recording,
     pub(crate) config: &'a Config,
@@ -46,7 +46,7 @@ pub(crate) enum Speed {
 }
 
 impl Forecaster<'_> {
-    /// What so many workers would make of it.
+    /// Forecasts the recording with so many workers.
     pub(crate) fn forecast(
         &mut self,
         scenario: Scenario,

@@ -108,7 +108,7 @@ impl<'a> Transactions<'a> {
         self.limits.unwrap_or_default()
     }
 
-    /// Decodes what is pending, up to a chunk or to the commit of a spooled transaction.
+    /// Decodes the pending messages, up to a chunk or to the commit of a spooled transaction.
     fn decode(&mut self, works: &mut Vec<Work>) -> Result<()> {
         let bytes = self.pending.clone();
         let mut taken = 0;

@@ -6,15 +6,15 @@ use crate::{DecodeError, Lsn, Timestamp, Xid, writer};
 /// The begin of a transaction whose changes follow, up to its [`Commit`](crate::Commit)
 /// (`logicalrep_write_begin` in `proto.c`).
 ///
-/// It is sent before the first published change, so a transaction without published changes is not
-/// sent at all.
+/// The publisher sends it before the first published change, so a transaction without published
+/// changes is not sent at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Begin {
     /// Start of the commit record, equal to the `commit_lsn` of its commit. Never 0/0.
     pub final_lsn: Lsn,
     /// Commit time on the publisher.
     pub commit_time: Timestamp,
-    /// Its xid on the publisher.
+    /// The transaction's xid on the publisher.
     pub xid: Xid,
 }
 

@@ -12,7 +12,7 @@ pub struct LogicalMessage<'a> {
     /// Whether the message is part of its transaction. A non-transactional message is sent at once,
     /// outside of any transaction, even if its transaction is rolled back.
     pub transactional: bool,
-    /// Its LSN.
+    /// LSN of the message.
     pub lsn: Lsn,
     /// The prefix, which names the application that it is for.
     pub prefix: &'a str,

@@ -5,8 +5,8 @@ use crate::{DecodeError, Lsn, writer};
 
 /// The replication origin of the transaction (`logicalrep_write_origin` in `proto.c`).
 ///
-/// It follows the message that begins a transaction. In a streamed transaction it is in the first
-/// block. It never has an xid.
+/// The message follows the one that begins a transaction. In a streamed transaction it is in the
+/// first block. It never has an xid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Origin<'a> {
     /// LSN of the commit on the server of origin. It is 0/0 in a streamed transaction, which has

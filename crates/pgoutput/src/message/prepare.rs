@@ -17,9 +17,9 @@ pub struct BeginPrepare<'a> {
     pub end_lsn: Lsn,
     /// Prepare time on the publisher.
     pub prepare_time: Timestamp,
-    /// Its xid on the publisher.
+    /// The transaction's xid on the publisher.
     pub xid: Xid,
-    /// Its global identifier.
+    /// The transaction's global identifier.
     pub gid: &'a str,
 }
 
@@ -55,9 +55,9 @@ pub struct Prepare<'a> {
     pub end_lsn: Lsn,
     /// Prepare time on the publisher.
     pub prepare_time: Timestamp,
-    /// Its xid on the publisher.
+    /// The transaction's xid on the publisher.
     pub xid: Xid,
-    /// Its global identifier.
+    /// The transaction's global identifier.
     pub gid: &'a str,
 }
 
@@ -94,9 +94,9 @@ pub struct CommitPrepared<'a> {
     pub end_lsn: Lsn,
     /// Commit time on the publisher.
     pub commit_time: Timestamp,
-    /// Its xid on the publisher.
+    /// The transaction's xid on the publisher.
     pub xid: Xid,
-    /// Its global identifier.
+    /// The transaction's global identifier.
     pub gid: &'a str,
 }
 
@@ -136,9 +136,9 @@ pub struct RollbackPrepared<'a> {
     pub prepare_time: Timestamp,
     /// Rollback time on the publisher.
     pub rollback_time: Timestamp,
-    /// Its xid on the publisher.
+    /// The transaction's xid on the publisher.
     pub xid: Xid,
-    /// Its global identifier.
+    /// The transaction's global identifier.
     pub gid: &'a str,
 }
 

@@ -8,8 +8,8 @@ use crate::{DecodeError, DecodeErrorKind, RelId, TypeOid, Xid, writer};
 
 /// The columns of a table, as of the changes that follow (`logicalrep_write_rel` in `proto.c`).
 ///
-/// It is sent before the first change of a table, and again whenever the table may have changed,
-/// even within a transaction. It lists only published columns.
+/// The publisher sends it before the first change of a table, and again whenever the table may have
+/// changed, even within a transaction. It lists only published columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Relation<'a> {
     /// The xid of its transaction; only inside a stream block.

@@ -66,8 +66,8 @@ impl StreamCommit {
 /// `A`: the abort of a streamed transaction or of one of its subtransactions
 /// (`logicalrep_write_stream_abort` in `proto.c`).
 ///
-/// It may name a transaction of which nothing was sent. PostgreSQL 18 before the minor releases of
-/// August 2026 sends such a message even if streaming was not requested.
+/// The message may name a transaction of which nothing was sent. PostgreSQL 18 before the minor
+/// releases of August 2026 sends such a message even if streaming was not requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamAbort {
     /// The xid of the transaction.

@@ -6,8 +6,8 @@ use crate::{DecodeError, TypeOid, Xid, writer};
 /// The name of a type, sent before the [`Relation`](crate::Relation) that uses it
 /// (`logicalrep_write_typ` in `proto.c`).
 ///
-/// It is sent only for types with an OID of at least 10000. Other OIDs are the same on every
-/// server.
+/// The publisher sends it only for types with an OID of at least 10000. Other OIDs are the same on
+/// every server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TypeInfo<'a> {
     /// The xid of its transaction; only inside a stream block.

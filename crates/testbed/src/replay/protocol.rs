@@ -1,4 +1,4 @@
-//! What the replay server must understand of the frontend/backend protocol.
+//! The part of the frontend/backend protocol that the replay server understands.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -11,8 +11,8 @@ const GSSAPI: u32 = 80_877_104;
 /// No message of a test is longer.
 const LENGTH_MAX: usize = 1 << 30;
 
-/// What a stream depends on: the session's parameters, except for its name, and the options of
-/// START_REPLICATION.
+/// The parameters that a stream depends on: those of the session, except for its name, and the
+/// options of START_REPLICATION.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Parameters of the startup packet.

@@ -1,4 +1,4 @@
-//! The listening side of the replay server, and what its sessions share.
+//! The listening side of the replay server, and the state that its sessions share.
 
 use std::collections::HashMap;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -19,7 +19,7 @@ pub struct ReplayServer {
     shared: Arc<Shared>,
 }
 
-/// What the sessions share.
+/// The state that all sessions share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) publisher: SocketAddr,
@@ -31,7 +31,7 @@ pub(super) struct Shared {
     connections: Mutex<Vec<TcpStream>>,
 }
 
-/// What clients have done with a slot.
+/// The use of a slot by clients.
 #[derive(Debug, Default)]
 struct SlotProgress {
     in_use: bool,
@@ -88,7 +88,7 @@ impl ReplayServer {
         self.shared.streams.load(Ordering::Relaxed)
     }
 
-    /// Forgets what clients have acknowledged: the slots of the publisher are new.
+    /// Forgets the acknowledgements of clients: the slots of the publisher are new.
     pub fn forget_slots(&self) {
         for slot in lock(&self.shared.slots).values_mut() {
             slot.flushed = 0;

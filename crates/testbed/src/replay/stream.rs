@@ -1,4 +1,4 @@
-//! The replay of a stream: one thread sends the recording, another one reads what the client says.
+//! The replay of a stream: one thread sends the recording, another one reads the client's messages.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -15,7 +15,7 @@ const CHUNK: usize = 64 << 10;
 /// Seconds from 1970 to 2000, where PostgreSQL's time begins.
 const EPOCH_SECONDS: u64 = 946_684_800;
 
-/// What the client wants.
+/// The wishes of the client that the stream has not fulfilled.
 #[derive(Debug, Default)]
 struct Wanted {
     /// Whether it waits for a keepalive.
@@ -40,7 +40,7 @@ impl Wishes {
         self.changed.notify_all();
     }
 
-    /// What the client wants now; its wish for an answer is then fulfilled.
+    /// Takes the wishes of the client; its wish for an answer is then fulfilled.
     fn take(&self) -> Wanted {
         let mut wanted = self.wanted();
         Wanted { answer: std::mem::take(&mut wanted.answer), end: wanted.end }

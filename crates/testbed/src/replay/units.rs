@@ -1,9 +1,9 @@
-//! What a recorded stream consists of, so that it can continue at a position.
+//! The units of a recorded stream, so that it can continue at a position.
 //!
 //! A walsender that starts at a position sends the transactions that commit there or later, each as
-//! a whole. So the units are what belongs to one decision: a transaction from BEGIN to COMMIT, a
-//! block of a streamed transaction, or a message outside of both. The position of a streamed block
-//! is known only when the transaction ends.
+//! a whole. So a unit is everything that belongs to one decision: a transaction from BEGIN to
+//! COMMIT, a block of a streamed transaction, or a message outside of both. The position of a
+//! streamed block is known only when the transaction ends.
 
 use std::collections::{HashMap, HashSet};
 use std::io;

@@ -345,7 +345,7 @@ pub enum Violation {
     },
     /// Only some rows of a transaction are visible, or too many.
     Torn {
-        /// Its number.
+        /// The number of the transaction.
         id: i64,
         /// Number of rows that it wrote.
         expected: i64,

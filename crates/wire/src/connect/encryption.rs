@@ -16,8 +16,8 @@ use crate::stream::{Stream, Want, from_io};
 /// SSLRequest: its length, and 1234.5679 in place of a protocol version.
 const SSL_REQUEST: [u8; 8] = [0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f];
 
-/// Starts TLS on a new connection, and returns what was verified. `None` means that the server does
-/// not offer TLS and `sslmode` permits that.
+/// Starts TLS on a new connection, and returns the verified properties of the server. `None` means
+/// that the server does not offer TLS and `sslmode` permits that.
 pub(super) fn start_tls(
     stream: &mut Stream,
     info: &ConnInfo,

@@ -106,7 +106,7 @@ impl Session {
         self.host.clone()
     }
 
-    /// What protects the session from others on its way to the server.
+    /// The protection of the session from attackers between client and server.
     pub fn protection(&self) -> Protection {
         self.protection
     }

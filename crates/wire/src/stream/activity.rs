@@ -1,4 +1,4 @@
-//! What several sessions do, as another thread sees it.
+//! Waits of several sessions, as another thread sees them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

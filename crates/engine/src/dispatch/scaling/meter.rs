@@ -29,7 +29,7 @@ impl GroupWork {
 pub(super) struct Measurement {
     /// Work per second.
     pub(super) rate: f64,
-    /// Bytes per change: what kind of load it was.
+    /// Bytes per change: the kind of the load.
     pub(super) width: f64,
     /// Part of the time in which work waited for a worker.
     pub(super) saturated: f64,
@@ -45,7 +45,7 @@ struct Cycles {
     until: Duration,
     count: usize,
     work: f64,
-    /// It had nothing more to do then.
+    /// The worker had nothing more to do then.
     idle: bool,
 }
 

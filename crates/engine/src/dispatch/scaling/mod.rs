@@ -66,7 +66,7 @@ const SATURATED: f64 = 0.5;
 /// Whether the number of workers limits the rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Load {
-    /// It does not: any number does.
+    /// The number of workers does not limit the rate: any number does.
     Light,
     /// The publisher is behind, or all workers are busy and enough waits for a group.
     Heavy,
@@ -75,11 +75,11 @@ pub enum Load {
 /// Why this number of workers is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// It was set.
+    /// The number was set.
     Fixed,
     /// There was no backlog yet.
     Unmeasured,
-    /// It is compared with another number.
+    /// The number is compared with another one.
     Trial {
         /// The number that is in use otherwise.
         than: u16,
@@ -98,7 +98,7 @@ pub enum Reason {
 pub struct Tried {
     /// The number.
     pub workers: u16,
-    /// Its rate above that of the number in use, in percent.
+    /// The rate with this number above that with the number in use, in percent.
     pub percent: i16,
 }
 
@@ -226,7 +226,7 @@ impl Scaling {
         self.meter.ended(worker, handed_over, work, idle, now);
     }
 
-    /// Looks what to do. `in_use`: how many workers get groups.
+    /// Decides about the number of workers. `in_use`: how many workers get groups.
     pub fn look(&mut self, load: Load, in_use: usize, now: Duration) {
         if load == Load::Light {
             self.phase = Phase::Holding;

@@ -26,7 +26,7 @@ struct Model {
     now: f64,
     /// By worker, when its group was handed over, and when it ends.
     groups: Vec<Option<(f64, f64)>>,
-    /// What was applied, and what could have been.
+    /// Work that was applied, and work that the best number of workers could have applied.
     applied: f64,
     possible: f64,
 }

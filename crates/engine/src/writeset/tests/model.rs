@@ -185,7 +185,7 @@ pub(super) fn locks(
             take(root, 'r', 0, columns, op.new, true);
         }
     }
-    // What the stream reveals: old values, and which columns did not change.
+    // Whether the stream reveals old values, and which columns did not change.
     let knows = |columns: &[LockColumn]| full || columns.iter().all(|column| column.in_identity);
     let same = |columns: &[LockColumn]| {
         op.kind == Kind::Update

@@ -103,8 +103,8 @@ pub(super) fn look(
         id = id.0
     );
     let rows = match session.query(&sql, &[]) {
-        // The server is too busy to answer in time (see `Purpose::Monitor`). Nobody else looks: a group may
-        // wait for ever.
+        // The server is too busy to answer in time (see `Purpose::Monitor`). No other session detects these
+        // waits: a group may wait for ever.
         Err(error) if is_cancelled(&error) => {
             tracing::debug!(%error, "could not read which sessions block; reading again");
             let patient = session.simple(&format!("SET statement_timeout = '{PATIENT}'"));

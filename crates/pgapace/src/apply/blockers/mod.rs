@@ -36,7 +36,7 @@ const WATCH: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(crate) struct DetectionRequest(pub(crate) Vec<(i32, GroupSeq)>);
 
-/// What the monitor saw. By now it may be over.
+/// The lock waits that the monitor saw. They may have ended by the time the leader reads this.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Detection {
     /// The group that was the oldest.
@@ -186,7 +186,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Replaces what is shown of these waiting sessions.
+    /// Replaces the blockers that are shown of these waiting sessions.
     fn show(&self, replaces: impl Fn(&str) -> bool, found: Vec<BlockerNow>) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.retain(|blocker| !replaces(&blocker.waiting));

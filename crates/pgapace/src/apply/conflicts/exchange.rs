@@ -13,7 +13,7 @@ use crate::subscriber::statement::row::Expect;
 /// The values of one row.
 pub(super) type TextRow = Vec<Option<String>>;
 
-/// What the subscriber replied.
+/// The subscriber's replies to one batch of statements.
 #[derive(Debug, Default)]
 pub(super) struct Exchange {
     /// Each statement that was executed, and the last row that it returned.
@@ -36,7 +36,7 @@ impl Exchange {
     }
 }
 
-/// Sends what is queued, with a Sync unless it ends with one, and takes all replies.
+/// Sends the queued statements, with a Sync unless they end with one, and takes all replies.
 pub(super) fn exchange(
     session: &mut Session,
     expected: &mut VecDeque<Expected>,

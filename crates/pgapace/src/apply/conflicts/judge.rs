@@ -1,4 +1,4 @@
-//! One transaction on one session: what is queued, sent and answered.
+//! One transaction on one session: its statements are queued, sent and answered.
 
 use std::collections::VecDeque;
 
@@ -29,7 +29,8 @@ pub(super) struct Judge<'a> {
     pub(super) context: Context<'a>,
     pub(super) work: &'a Work,
     part: u32,
-    /// The replies to what is queued. If the session is lost, the commits in it are in doubt.
+    /// The replies to the queued statements. If the session is lost, the commits in it are in
+    /// doubt.
     expected: &'a mut VecDeque<Expected>,
     /// Whether there is a savepoint that can be released.
     savepoint: bool,
@@ -127,7 +128,7 @@ impl<'a> Judge<'a> {
         Ok(())
     }
 
-    /// Releases the savepoint: what was done since then stays.
+    /// Releases the savepoint: changes since then stay.
     pub(super) fn release(&mut self) -> Result<()> {
         if std::mem::take(&mut self.savepoint) {
             self.control("RELEASE SAVEPOINT pgapace")?;

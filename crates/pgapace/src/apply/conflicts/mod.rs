@@ -1,9 +1,9 @@
 //! Applies conflict rules of the user: to one source transaction, change by change.
 //!
-//! If a group with a table under rules fails as sets, its transactions come here one after the other,
-//! and only as the oldest group (see `worker`). Each is first executed as it was sent, in one round trip,
-//! and committed if every change did what it must. Otherwise it is rolled back and executed again with a
-//! savepoint before each change. Each change is judged before the next is sent, so a rule acts on that
+//! If a group with a table under rules fails as sets, its transactions come here one after the other, and
+//! only as the oldest group (see `worker`). Each is first executed as it was sent, in one round trip, and
+//! committed if every change had the expected effect. Otherwise it is rolled back and executed again with
+//! a savepoint before each change. Each change is judged before the next is sent, so a rule acts on that
 //! change alone. The decisions are written to `pgapace.conflict` in the same subscriber transaction, as
 //! progress is. So they are there exactly if the transaction is, and the same at every group size.
 //!

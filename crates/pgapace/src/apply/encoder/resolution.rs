@@ -1,4 +1,5 @@
-//! Encodes one change at a time for `apply::conflicts`: as it was sent, or as what resolves a conflict.
+//! Encodes one change at a time for `apply::conflicts`: as it was sent, or as the change that resolves
+//! a conflict.
 
 use std::collections::VecDeque;
 

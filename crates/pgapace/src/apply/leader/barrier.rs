@@ -1,4 +1,5 @@
-//! The leader's side of a barrier ([`crate::barrier`]): what arrives is taken later, or not at all.
+//! The leader's side of a barrier ([`crate::barrier`]): chunks that arrive are taken later, or not at
+//! all.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use super::{Leader, TICK};
 use crate::barrier::keeper::{Keeper, KeeperAnswer, KeeperContext, KeeperOrder};
 use crate::error::Result;
 
-/// A barrier in the stream, and what has arrived and is not taken because of it.
+/// A barrier in the stream, and the chunks that have arrived and are not taken because of it.
 pub(super) struct StreamBarrier {
     context: KeeperContext,
     keeper: Option<Keeper>,
@@ -55,7 +56,7 @@ impl StreamBarrier {
         admits
     }
 
-    /// Keeps what begins with a transaction that is not taken now.
+    /// Keeps bytes that begin with a transaction that is not taken now.
     pub(super) fn keep(&mut self, bytes: Bytes) {
         self.delayed.push_front((Instant::now(), bytes));
     }
@@ -66,7 +67,7 @@ impl StreamBarrier {
         self.delayed.is_empty() || self.state.delayed().is_some()
     }
 
-    /// What is to be taken now, or how long until there is something.
+    /// The next chunk to take, or how long until there is one.
     fn next(&mut self) -> std::result::Result<Bytes, Duration> {
         let Some((arrived, _)) = self.delayed.front() else { return Err(TICK) };
         if self.state.has_stopped() {
@@ -141,7 +142,7 @@ impl Leader<'_> {
         self.take_chunk(bytes)
     }
 
-    /// Takes what was delayed long enough. Returns how long there is nothing more.
+    /// Takes the chunks that were delayed long enough. Returns how long there are no more.
     pub(super) fn take_delayed(&mut self) -> Result<Duration> {
         if self.barrier.keeper.is_none() && self.barrier.delayed.is_empty() {
             return Ok(TICK);

@@ -8,7 +8,8 @@ use crate::apply::requests::Requests;
 use crate::error::{Class, Failure, Result};
 use crate::hand_over;
 
-/// How long a stop waits for what is being applied: a large transaction, a lock on the subscriber.
+/// How long a stop waits for transactions that are being applied: a large one, or one that waits for a
+/// lock on the subscriber.
 const STOP_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How often the leader has the subscriber asked for requests of verbs. A hand-over is to take less than a
@@ -16,7 +17,7 @@ const STOP_PATIENCE: Duration = Duration::from_secs(30);
 const REQUESTS_EVERY: Duration = Duration::from_millis(200);
 
 impl Leader<'_> {
-    /// Has the subscriber asked what verbs request.
+    /// Has the subscriber asked for requests of verbs.
     pub(super) fn look_for_requests(&mut self) {
         let due = self.looked_for_requests.is_none_or(|at| at.elapsed() >= REQUESTS_EVERY);
         if due && !self.looking_for_requests {
@@ -89,7 +90,7 @@ impl Leader<'_> {
             ?outcome,
             "stopped; all applied transactions are durable and acknowledged"
         );
-        // Last: who waits for the answer takes the slot and the owner's lock.
+        // Last: the process that waits for the answer takes the slot and the owner's lock.
         if matches!(outcome, Outcome::HandedOver | Outcome::StoodAside)
             && let Err(failure) = hand_over::done(&mut control, owner.id, Some(at))
         {

@@ -65,7 +65,7 @@ impl Leader<'_> {
         self.around.announced.end();
         self.around.tables.forget_unused();
         self.intake.look_at_block();
-        // For the rest of an open transaction nobody waits by the millisecond either.
+        // The rest of an open transaction is not urgent to the millisecond either.
         streamed |= self.intake.incoming.in_transaction();
         let dispatch = self.around.pool.dispatch();
         let (unhurried, many) = (dispatch.is_backlog() || streamed, dispatch.has_many_committers());
@@ -82,7 +82,7 @@ impl Leader<'_> {
         self.around.pool.dispatch_mut().sent_after(age(committed, sent));
     }
 
-    /// Goes on with a spooled transaction that has committed, and then with what came behind it.
+    /// Goes on with a spooled transaction that has committed, and then with the messages behind it.
     pub(super) fn take_rest(&mut self) -> Result<()> {
         self.intake.take_parts(&mut self.around)?;
         if self.intake.incoming.has_parts() || self.rest.is_empty() {
@@ -112,7 +112,7 @@ fn age(committed: Timestamp, sent: Timestamp) -> Duration {
     Duration::from_micros(u64::try_from(sent.0.saturating_sub(committed.0)).unwrap_or(0))
 }
 
-/// Length of what stands before the payload in a frame: the payload is the frame's tail.
+/// Length of the header before the payload in a frame: the payload is the frame's tail.
 fn frame_header(frame: &[u8], payload: &[u8]) -> usize {
     payload.as_ptr() as usize - frame.as_ptr() as usize
 }

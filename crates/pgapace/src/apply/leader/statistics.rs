@@ -1,4 +1,4 @@
-//! What the leader records now and then: statistics, and what is out of date.
+//! Periodic work of the leader: it writes statistics, and removes rows that are out of date.
 
 use std::time::{Duration, Instant};
 
@@ -72,7 +72,7 @@ impl Leader<'_> {
         self.around.durability.submit(DurabilityJob::Statistics(Box::new(statistics)));
     }
 
-    /// Takes what was counted and waited since the last call, and shows it on the board.
+    /// Takes the counts and waits since the last call, and shows them on the board.
     fn observe(&mut self, goes_on: bool) -> (Figures, Delta) {
         self.watched.observed = Some(Instant::now());
         let threads = self.take_waits();
@@ -142,7 +142,7 @@ impl Leader<'_> {
         (figures, delta)
     }
 
-    /// What each thread waited for. The sums over all of them go to the counters.
+    /// The time that each thread waited, by reason. The sums over all threads go to the counters.
     fn take_waits(&mut self) -> Vec<ThreadWaits> {
         let (leader, receiver) = (self.waits.take(), self.receiver.waits.take());
         let workers = self.around.pool.take_waits();

@@ -1,5 +1,5 @@
-//! What the leader does for streamed transactions that are executed while they are open, and for the
-//! oldest transaction when it waits.
+//! The leader's part in streamed transactions that are executed while they are open, and in the detection
+//! of lock waits of the oldest transaction.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use crate::apply::leader::Leader;
 use crate::apply::streams::{Event, StreamReport};
 use crate::error::Result;
 
-/// How long memory may be full while streams are executed: what they hold of it may be what keeps the
-/// rest of them from being received.
+/// How long memory may be full while streams are executed: their changes in memory may keep the rest of
+/// them from being received.
 const FULL: Duration = Duration::from_secs(1);
 
 impl Leader<'_> {
@@ -67,11 +67,11 @@ impl Leader<'_> {
         self.around.tables.turned(turned);
     }
 
-    /// Streams wait for each other's locks, and what they hold of memory keeps the rest of them from
-    /// being received: then none is executed before its commit.
+    /// Streams wait for each other's locks, and their changes in memory keep the rest of them from being
+    /// received: then none is executed before its commit.
     pub(super) fn free_memory(&mut self) {
         let streams = &mut self.intake.streams;
-        // While one is ended, nothing is taken of what was received; the monitor looks after it.
+        // While one is ended, no received chunk is taken; the monitor looks after it.
         let open = !streams.is_idle() && streams.committing().is_none();
         let full = self.receiver.memory.is_full() && open;
         match self.full_since {

@@ -1,4 +1,4 @@
-//! What stands around the intake: the subscriber, its tables, and the workers.
+//! The surroundings of the intake: the subscriber, its tables, and the workers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +37,7 @@ const CATALOGUE_PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) struct PrepareNames {
     pub(crate) subscription: SubscriptionId,
     pub(crate) epoch: i64,
-    /// What their names begin with.
+    /// The prefix of the gids of prepared transactions on the subscriber.
     pub(crate) prefix: String,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) shutdown: &'a Shutdown,
     pub(crate) until: Option<Lsn>,
     pub(crate) counters: Counters,
-    /// What was assembled and handed to the dispatcher.
+    /// The transactions and changes that were assembled and handed to the dispatcher.
     pub(crate) decoded: Decoded,
 }
 
@@ -67,8 +67,8 @@ pub(crate) struct Decoded {
 }
 
 impl Surroundings<'_> {
-    /// Does `work` on the tables. Before that, what the subscriber's catalogue says of these relations
-    /// is read, and of others that the chunk announces.
+    /// Does `work` on the tables. Before that, the subscriber's catalogue is read for these relations,
+    /// and for others that the chunk announces.
     fn with_tables_read<T>(
         &mut self,
         relations: &[Arc<RemoteRelation>],

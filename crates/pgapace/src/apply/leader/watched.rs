@@ -1,4 +1,4 @@
-//! What the leader keeps to show of a run: see [`crate::observe`].
+//! Observations of a run that the leader keeps and shows: see [`crate::observe`].
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::subscriber::state::statistics::{Counters, Delta};
 /// Seconds between 1970 and 2000, where the times of the protocol begin.
 const EPOCH: f64 = 946_684_800.0;
 
-/// What is shown of a run, and when it was written.
+/// Figures and counters of a run that are shown, and when they were written.
 #[derive(Debug)]
 pub(crate) struct Watched {
     pub(super) collector: Collector,
@@ -25,7 +25,7 @@ pub(crate) struct Watched {
     /// `received_bytes` when the board was told last.
     pub(super) posted_bytes: u64,
     pub(super) last_commit: Option<Timestamp>,
-    /// What was committed when the flush began that is on its way, and what is durable.
+    /// Transactions that the running flush makes durable, and those that are durable.
     flushing: Counted,
     pub(super) durable: Counted,
     /// `None` before the first observation, with which the next is compared.
@@ -83,7 +83,7 @@ impl Watched {
         }
     }
 
-    /// A flush begins. `counters`: what was committed since the last observation.
+    /// A flush begins. `counters`: of transactions committed since the last observation.
     pub(super) fn flush_begins(&mut self, counters: &Counters) {
         self.flushing = self.collector.committed(counters);
     }

@@ -186,7 +186,7 @@ impl Slots {
         there.map(|(number, slot)| (number, slot.meter.waits.take())).collect()
     }
 
-    /// What workers have counted since the last call.
+    /// The counts of all workers since the last call.
     pub(super) fn take_counts(&self) -> Counts {
         let mut counts = Counts::default();
         self.slots.iter().for_each(|slot| counts.add(slot.meter.ledger.take()));
@@ -198,7 +198,7 @@ impl Slots {
         self.slots.iter().flat_map(|slot| slot.meter.ledger.take_slowest()).collect()
     }
 
-    /// What each worker does.
+    /// The present activity of each worker, for `status`.
     pub(super) fn now(&self) -> Vec<WorkerNow> {
         let there = self.slots.iter().enumerate();
         let there = there.filter_map(|(number, slot)| Some((number, slot, slot.worker.as_ref()?)));

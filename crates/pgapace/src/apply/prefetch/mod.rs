@@ -2,8 +2,8 @@
 //! than one read in progress for each worker.
 //!
 //! This is only a hint: nothing waits for it. A few threads have their own read-only sessions, and each
-//! statement may take a second. What cannot be read in that time, for example because a user has locked
-//! the table, is left out. A table with an error is left out from then on.
+//! statement may take a second. Rows that cannot be read in that time, for example because a user has
+//! locked the table, are left out. A table with an error is left out from then on.
 
 mod queue;
 mod reader;
@@ -53,7 +53,7 @@ impl Prefetch {
         for number in 0..readers {
             let (queue, subscriber) = (Arc::clone(&queue), subscriber.clone());
             let subscription = subscription.to_owned();
-            // Nobody waits for its end: it holds nothing but a session that reads.
+            // The thread is not joined: it holds nothing but a session that reads.
             let work = move || reader::run(&queue, &subscriber, &subscription);
             spawn(format!("read ahead {number}"), work)?;
         }

@@ -15,7 +15,7 @@ use worker::StreamWorker;
 
 pub(crate) use worker::StreamReport;
 
-/// What a session reported about a stream: its number, the stream, the report.
+/// A report of a session about a stream: the number of the session, the stream, the report.
 pub(crate) type Event = (usize, Ticket, StreamReport);
 
 /// The sessions on which open streams are executed.
@@ -60,7 +60,7 @@ impl StreamSessions {
         sessions.filter_map(backend).collect()
     }
 
-    /// Cancels what these sessions execute.
+    /// Cancels the statements that these sessions execute.
     pub(crate) fn cancel(&self, sessions: &[usize]) {
         sessions
             .iter()

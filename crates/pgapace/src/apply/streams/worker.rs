@@ -41,7 +41,7 @@ const CANCEL_AT_LEAST: Duration = Duration::from_secs(1);
 /// An order of the leader to the session of a stream.
 pub(super) type Order = engine::streaming::Order<Box<Work>>;
 
-/// What a session reports about a stream.
+/// The report of a session about a stream.
 #[derive(Debug)]
 pub(crate) enum StreamReport {
     /// An order is executed. All orders but Commit and Abandon are answered so.
@@ -50,9 +50,9 @@ pub(crate) enum StreamReport {
         range: Range,
         counters: Box<Counters>,
     },
-    /// It is rolled back, and the session is free.
+    /// The stream is rolled back, and the session is free.
     Abandoned,
-    /// Its commit is in doubt: the run must end.
+    /// The commit of the stream is in doubt: the run must end.
     Failed(Failure),
 }
 
@@ -107,7 +107,7 @@ impl StreamWorker {
         self.thread.session().pid()
     }
 
-    /// Cancels what the session executes.
+    /// Cancels the statement that the session executes.
     pub(super) fn cancel(&self) {
         self.thread.session().cancel();
     }
@@ -125,7 +125,7 @@ impl Drop for StreamWorker {
     }
 }
 
-/// A session, and what it has to answer.
+/// A session, and the stream and replies that it works on.
 struct StreamSession {
     session: Session,
     encoder: Encoder,
@@ -324,7 +324,7 @@ impl StreamThread {
         }
     }
 
-    /// Rolls the stream back, or gives the session up: what is reported.
+    /// Rolls the stream back, or gives the session up. Returns the report.
     fn stopped(&mut self, found: Stop) -> StreamReport {
         let failure = match found {
             Stop::Stream(failure) => {
@@ -347,8 +347,8 @@ impl StreamThread {
 }
 
 impl StreamSession {
-    /// What a failure means for the session. A COMMIT that is sent is in doubt, unless the server reports
-    /// an error.
+    /// The consequence of a failure for the session. A COMMIT that was sent is in doubt, unless the
+    /// server reports an error.
     fn stop(&self, failure: Failure) -> Stop {
         let doubt = self.committing && failure.sqlstate.is_none();
         if doubt || self.session.is_broken() {

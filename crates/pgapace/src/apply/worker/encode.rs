@@ -1,4 +1,4 @@
-//! Encodes a group, and sends what may be sent of it.
+//! Encodes a group, and sends the parts of it that may be sent.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -126,7 +126,7 @@ impl ApplyThread {
         let mut to_dependent = VecDeque::new();
         encoder.net(session, group, Which::Dependent, false, &mut to_dependent)?;
         if to_dependent.is_empty() {
-            // They fold to nothing, but depend on what other groups do all the same.
+            // The changes fold to nothing, but depend on other groups all the same.
             encoder.nothing(session, &mut to_dependent)?;
         }
         let dependent = session.set_aside(before);
@@ -135,7 +135,8 @@ impl ApplyThread {
         Ok((independent, Rest::Dependent(dependent, to_dependent, ending)))
     }
 
-    /// Queues what the last group in flight may send now, and then the groups that are set aside.
+    /// Queues the part of the last group in flight that may be sent now, and then the groups that are
+    /// set aside.
     pub(super) fn advance(&mut self) -> Result<()> {
         while let Some(further) = self.groups.further(&*self.turns) {
             match further {

@@ -1,4 +1,4 @@
-//! Takes the replies of the subscriber, and does what they mean for the first group in flight.
+//! Takes the replies of the subscriber, and acts on them for the first group in flight.
 
 use engine::worker::{ActiveGroup, AfterReply, ErrorKind, Outcome, Retry, Verdict};
 
@@ -12,7 +12,7 @@ use crate::error::{Failure, Result, is_transient, passes_soon};
 use crate::sqlstate;
 
 impl ApplyThread {
-    /// Takes every reply that is there, then reports what was committed.
+    /// Takes every reply that is there, then reports the committed transactions.
     pub(super) fn take_replies(&mut self) -> Result<()> {
         loop {
             let reply = self.session.try_reply();

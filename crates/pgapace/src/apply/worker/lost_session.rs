@@ -42,7 +42,7 @@ impl ApplyThread {
             self.tally.abandon();
             return Err(lost);
         };
-        // What was committed without a reply counts. Everything else is executed again.
+        // Transactions that committed without a reply count. Everything else is executed again.
         for reply in self.groups.lost(through) {
             if let Expected::Sync { commits: Some(commits) }
             | Expected::Commit { commits: Some(commits), .. } = reply

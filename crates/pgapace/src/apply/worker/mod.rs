@@ -73,7 +73,7 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) enum FromWorker {
     Answered(Box<Answered>),
-    /// The worker has ended. What it had not reported is not committed, or in doubt.
+    /// The worker has ended. Groups that it had not reported are not committed, or in doubt.
     Failed(Failure),
     Moved(Moved),
 }
@@ -81,22 +81,22 @@ pub(crate) enum FromWorker {
 /// A worker starts or ends while others go on.
 #[derive(Debug)]
 pub(crate) enum Moved {
-    /// Its session is open.
+    /// The worker's session is open.
     Came,
-    /// Its session could not be opened, and the thread has ended.
+    /// The worker's session could not be opened, and the thread has ended.
     NotOpened(Failure),
-    /// It was told to end; its session is closed.
+    /// The worker was told to end; its session is closed.
     Left,
 }
 
-/// What was answered since the last report.
+/// The results of a worker since its last report.
 #[derive(Debug, Default)]
 pub(crate) struct Answered {
     /// The committed ranges.
     pub(crate) committed: Vec<Range>,
     /// Transactions of the publisher that are prepared on the subscriber, durably.
     pub(crate) prepared: Vec<Xid>,
-    /// The counters of what was committed.
+    /// The counters of the committed transactions.
     pub(crate) counters: Counters,
     /// How many groups are completely answered. A part of a large transaction counts as one.
     pub(crate) groups: usize,
@@ -127,7 +127,7 @@ pub(crate) struct Worker {
     thread: SessionThread,
 }
 
-/// What all workers of a subscription share.
+/// The context that all workers of a subscription share.
 #[derive(Debug)]
 pub(crate) struct WorkerContext {
     pub(crate) turns: Arc<Turns>,
@@ -137,8 +137,8 @@ pub(crate) struct WorkerContext {
 }
 
 impl Worker {
-    /// Starts the thread of worker `number` on a session that `connect` has opened. `meter` measures what it
-    /// does and what it waits for.
+    /// Starts the thread of worker `number` on a session that `connect` has opened. `meter` measures its
+    /// work and its waits.
     pub(crate) fn spawn(
         number: usize,
         connect: Connect,

@@ -1,4 +1,5 @@
-//! Rolls the first group in flight back, and what was sent behind it, to be executed again.
+//! Rolls the first group in flight back, with the groups that were sent behind it, to be executed
+//! again.
 
 use engine::group::GroupSeq;
 use engine::worker::Retry;

@@ -16,8 +16,8 @@ use crate::error::{Failure, Result};
 use crate::subscriber::conflict::ConflictType;
 
 impl ApplyThread {
-    /// Executes a group, one transaction after the other. It is in flight meanwhile, so that a lost
-    /// session leads to the question what was committed.
+    /// Executes a group, one transaction after the other. It is in flight meanwhile, so that after a
+    /// lost session the worker looks which transactions have committed.
     pub(super) fn by_rules(&mut self, group: Group) -> Result<()> {
         let (position, works) = (self.encoder.position(), group.works.len());
         let (replies, rest) = (VecDeque::new(), Rest::Nothing);

@@ -1,4 +1,4 @@
-//! What the transactions of a worker's session did: counted when they commit. Missing rows are kept until
+//! Counts of the transactions of a worker's session, added when they commit. Missing rows are kept until
 //! their transaction has committed.
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::subscriber::state::statistics::Counters;
 /// Missing rows of one transaction that are kept to be named in the log; the rest are counted.
 const KEPT_MISSING: usize = 100;
 
-/// What the replies have said so far.
+/// The counts from the replies so far.
 #[derive(Debug)]
 pub(super) struct Tally {
     log: ConflictLog,
@@ -66,7 +66,7 @@ impl TableConflicts {
     }
 }
 
-/// What the parts of a transaction before the present one did.
+/// The counts at the end of the part before the present one, in a transaction of several parts.
 #[derive(Debug, Clone, Copy, Default)]
 struct PartStart {
     counters: Counters,
@@ -109,7 +109,8 @@ impl Tally {
         }
     }
 
-    /// A part in the middle of a transaction did what it must. It stays, whatever becomes of the next one.
+    /// The statements of a part in the middle of a transaction had the expected effect. Its counts stay,
+    /// whatever becomes of the next part.
     pub(super) fn part_answered(&mut self) {
         self.part = PartStart {
             counters: self.current,
@@ -163,7 +164,7 @@ impl Tally {
         }
     }
 
-    /// The transaction is rolled back and executed again: forgets what it did.
+    /// The transaction is rolled back and executed again: forgets its counts.
     pub(super) fn roll_back(&mut self) {
         self.part = PartStart::default();
         self.changes.clear();
@@ -190,7 +191,7 @@ impl Tally {
         self.changes.extend(changes);
     }
 
-    /// What was applied is committed.
+    /// The changes that were applied are committed: adds them to the ledger.
     pub(super) fn count_tables(&mut self) {
         if !self.changes.is_empty() {
             self.ledger.committed(self.changes.drain(..));
@@ -223,7 +224,7 @@ impl Tally {
         self.missing.len() > self.part.missing || self.more_missing > self.part.more_missing
     }
 
-    /// What was committed since the last call, and its counters.
+    /// The ranges that were committed since the last call, and their counters.
     pub(super) fn take_committed(&mut self) -> (Vec<Range>, Counters) {
         let ranges = std::mem::take(&mut self.ranges);
         // Counters are reported only with a commit.

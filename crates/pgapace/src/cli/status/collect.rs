@@ -1,4 +1,4 @@
-//! What is known of subscriptions: their state on the subscriber, and what the publisher adds to it.
+//! Status of subscriptions: their state on the subscriber, and the facts that the publisher adds.
 
 use std::collections::HashMap;
 
@@ -73,7 +73,7 @@ pub(crate) struct Status {
     /// Transactions that are prepared on the subscriber, oldest first.
     pub(crate) prepared: Vec<Shown>,
     pub(crate) tables: Vec<Table>,
-    /// What the last complete verifications say of all ready tables.
+    /// Summary of the last complete verifications of all ready tables.
     pub(crate) verified: VerificationSummary,
     /// The verifications of each table: the last one of pgapace verify, and those in the background.
     pub(crate) verifications: Vec<TableVerification>,

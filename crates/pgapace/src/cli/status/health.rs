@@ -43,7 +43,7 @@ impl FromStr for MaxLag {
     }
 }
 
-/// What is wrong with a subscription, the worst first.
+/// A problem of a subscription, the worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Trouble {
     Stopped,

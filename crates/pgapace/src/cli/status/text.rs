@@ -19,7 +19,7 @@ pub(super) fn print(status: &Status) {
     lines(status).iter().for_each(|line| output::line(line));
 }
 
-/// One line per subscription: who runs it, who waits, and the lag.
+/// One line per subscription: its owner, the number of standbys, and the lag.
 pub(super) fn brief(all: &[Status]) -> Vec<String> {
     let rows: Vec<[String; 5]> = all
         .iter()
@@ -343,7 +343,7 @@ fn lag_line(status: &Status) -> String {
     }
 }
 
-/// What happens now. `item` writes a line with a label.
+/// Writes the present figures. `item` writes a line with a label.
 fn figure_lines(figures: &Figures, item: impl Fn(&str, &str)) {
     let size = |bytes: f64| output::size(whole(bytes));
     for stage in &figures.stages {

@@ -82,7 +82,8 @@ impl Collector {
         self.lag.committed(lsn, seconds);
     }
 
-    /// What was committed: what was observed, and these counters that were not.
+    /// Transactions and changes that were committed until now: those that were observed, and these
+    /// counters since.
     pub(crate) fn committed(&self, since: &Counters) -> Counted {
         Counted {
             transactions: self.totals.transactions + since.transactions,
@@ -90,7 +91,7 @@ impl Collector {
         }
     }
 
-    /// Takes what is seen at `at`, the time since the start of the run.
+    /// Takes the observation of `at`, the time since the start of the run.
     pub(crate) fn observe(&mut self, at: Duration, seen: &Observation) -> Figures {
         if let Some(publisher) = &seen.publisher
             && self.publisher.as_ref().is_none_or(|known| *known != *publisher)

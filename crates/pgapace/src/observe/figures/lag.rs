@@ -10,8 +10,8 @@ const MOST: usize = 1024;
 /// Remembers which time belongs to which position of the stream.
 ///
 /// Two kinds of times are known. A transaction up to a position committed at a time of the publisher's
-/// clock. And at some time the publisher's WAL ended at a position. What lies behind a position is younger
-/// than either, so the younger of both is the lag.
+/// clock. And at some time the publisher's WAL ended at a position. WAL behind a position is younger than
+/// either, so the younger of both is the lag.
 #[derive(Debug, Default)]
 pub(crate) struct LagClock {
     commits: Times,
@@ -29,15 +29,15 @@ impl LagClock {
         self.ends.push(lsn, seconds);
     }
 
-    /// For how long what follows `position` has been waiting, `now` being a time of the publisher's clock
-    /// and `end` the end of its WAL. `None` if nothing is known of that.
+    /// For how long the changes behind `position` have been waiting, `now` being a time of the
+    /// publisher's clock and `end` the end of its WAL. `None` if nothing is known of that.
     pub(crate) fn seconds(&self, position: Lsn, end: Lsn, now: f64) -> Option<f64> {
         if position >= end {
             return Some(0.0);
         }
         let known = [self.commits.before(position), self.ends.before(position)];
         let youngest = known.into_iter().flatten().max_by(f64::total_cmp);
-        // Before anything was applied, the first transaction behind the position is what waits.
+        // Before anything was applied, the first transaction behind the position waits longest.
         let since = youngest.or_else(|| self.commits.after(position))?;
         Some((now - since).max(0.0))
     }

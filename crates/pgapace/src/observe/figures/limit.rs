@@ -1,4 +1,4 @@
-//! What limits the speed: the publisher, pgapace itself, or the subscriber.
+//! The limit of the speed: the publisher, pgapace itself, or the subscriber.
 
 use crate::observe::figures::ThreadShares;
 

@@ -1,4 +1,5 @@
-//! The figures of a running subscription: what happens at each stage, how fast, and what waits for what.
+//! The figures of a running subscription: the positions and the speed of each stage, and the reasons of
+//! waiting.
 //!
 //! The leader makes an [`Observation`] about once per second, from counters that it and the workers own
 //! anyway. [`Collector`] turns observations into [`Figures`]. It is pure. The figures go to
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::subscriber::state::statistics::{Counters, Spooled, Waits};
 pub(crate) use collector::Collector;
 
-/// What the leader sees at a tick. Counters count from the start of the run.
+/// Positions and counters that the leader reads at a tick. Counters count from the start of the run.
 #[derive(Debug, Clone)]
 pub(crate) struct Observation {
     /// Wall clock, in seconds since 1970.
@@ -33,7 +34,7 @@ pub(crate) struct Observation {
     pub(crate) committed: Lsn,
     pub(crate) durable: Lsn,
     pub(crate) durable_counts: Counted,
-    /// Counters of what was committed since the last observation.
+    /// Counters of the transactions committed since the last observation.
     pub(crate) counters: Counters,
     pub(crate) publisher: Option<PublisherSeen>,
     /// Time since the last observation by thread. The sum of a thread's waits is at most that.
@@ -71,7 +72,7 @@ pub(crate) struct TableDelta {
     pub(crate) changes: u64,
 }
 
-/// What the publisher said about itself and the slot.
+/// The publisher's last answer about itself and the slot.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct PublisherSeen {
     /// How far the publisher's clock is ahead of this one, in seconds.
@@ -95,7 +96,7 @@ pub(crate) struct Figures {
     pub(crate) stages: Vec<Stage>,
     /// Estimate until the lag is zero at the present rates; null if it grows, or is not known.
     pub(crate) seconds_to_zero: Option<f64>,
-    /// What limits the speed now: `publisher`, `pgapace`, `subscriber`, `subscriber_lock`, `none`.
+    /// The part that limits the speed now: `publisher`, `pgapace`, `subscriber`, `subscriber_lock`, `none`.
     pub(crate) limited_by: String,
     /// Committed rows per second by operation.
     pub(crate) rows_10s: OperationRates,
@@ -172,7 +173,7 @@ impl OperationRates {
     }
 }
 
-/// What a thread spent its time on. The shares of each window add up to 100 %.
+/// The time of a thread, by reason of waiting. The shares of each window add up to 100 %.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct ThreadShares {
@@ -188,7 +189,7 @@ pub(crate) struct ThreadShares {
 pub(crate) struct WorkerNow {
     pub(crate) worker: usize,
     pub(crate) pid: Option<i32>,
-    /// What it waits for, as in [`Waits`]; null while it is busy.
+    /// The reason of its wait, as in [`Waits`]; null while it is busy.
     pub(crate) waits_for: Option<String>,
     /// The last transaction of the group; null without one.
     pub(crate) xid: Option<u32>,

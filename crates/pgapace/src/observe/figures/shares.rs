@@ -1,4 +1,4 @@
-//! What threads spent their time on, in shares that add up to 100 %.
+//! Shares of the time of threads, by reason of waiting. They add up to 100 %.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(crate) fn shares(waits: &Waits, elapsed: Duration) -> Vec<(&'static str, f64
     let exact = parts.iter().map(|(_, time)| time.as_secs_f64() / elapsed.as_secs_f64() * 1000.0);
     let exact: Vec<f64> = exact.collect();
     let mut tenths: Vec<u32> = exact.iter().map(|share| whole(*share)).collect();
-    // What rounding down left over goes to the largest remainders.
+    // The tenths that rounding down has left over go to the largest remainders.
     let left = 1000_u32.saturating_sub(tenths.iter().sum());
     let mut order: Vec<usize> = (0..exact.len()).collect();
     order.sort_by(|a, b| exact[*b].fract().total_cmp(&exact[*a].fract()));

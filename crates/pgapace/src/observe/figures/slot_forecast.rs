@@ -22,7 +22,7 @@ impl SlotForecast {
         Self { retained: Window::new(GROWTH), last: None }
     }
 
-    /// What the publisher said at `at`. The same answer may come several times.
+    /// Takes the publisher's answer of `at`. The same answer may come several times.
     pub(super) fn seen(&mut self, at: Duration, seen: &PublisherSeen) {
         if let Some(retained) = seen.retained_bytes {
             self.retained.push(at, retained);
@@ -79,7 +79,7 @@ mod tests {
         let unlimited = forecast.figures().unwrap_or_default();
         assert_eq!(unlimited.lost_in_seconds, None);
         assert_eq!(unlimited.retained_bytes_per_second, Some(100.0));
-        // What is acknowledged frees it.
+        // The acknowledged WAL is removed.
         forecast.seen(Duration::from_secs(60), &seen(100, Some(9900)));
         assert_eq!(forecast.figures().unwrap_or_default().lost_in_seconds, None);
     }

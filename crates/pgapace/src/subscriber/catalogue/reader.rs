@@ -24,7 +24,7 @@ const STATEMENTS: [(&str, &str); 6] = [
     ("catalogue_constraints", constraints::SQL),
 ];
 
-/// What is read of one table.
+/// Facts from the catalogue about one table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TableFacts {
     pub(crate) table: Table,
@@ -177,7 +177,7 @@ fn queue(session: &mut Session, statement: &str, params: &[&str]) -> Result<()> 
     Ok(())
 }
 
-/// Runs what is queued: `N` statements.
+/// Runs the queued statements: `N` of them.
 fn run<const N: usize>(session: &mut Session) -> Result<[Rows; N]> {
     let results = session.run_queued().map_err(|e| failed(&e))?;
     results

@@ -23,7 +23,7 @@ pub(crate) struct Adoption {
     pub(crate) name: String,
     /// OID of the native one.
     pub(crate) native: u32,
-    /// Its name when it was adopted.
+    /// Name of the native subscription when it was adopted.
     pub(crate) native_name: String,
     pub(crate) slot: String,
     /// Whether only changes without origin are applied.

@@ -13,7 +13,7 @@ use crate::subscriber::catalogue::field;
 use crate::subscriber::state::SubscriptionId;
 use crate::tablesync::table_state::Owner;
 
-/// What the owner does.
+/// The stage that the owner of a subscription records with its heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OwnerStage {
     /// Creates slot and schema, or compares tables. That may take days.
@@ -116,7 +116,7 @@ pub(crate) struct RecordedOwner {
     pub(crate) backend: i32,
 }
 
-/// Who is recorded as the owner under the current epoch.
+/// Reads the owner that is recorded under the current epoch.
 pub(crate) fn recorded(session: &mut Session, id: SubscriptionId) -> Result<Option<RecordedOwner>> {
     let sql = format!(
         "SELECT o.host, o.process, o.backend FROM pgapace.owner o JOIN pgapace.subscription s \

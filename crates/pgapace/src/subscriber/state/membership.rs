@@ -1,4 +1,4 @@
-//! `pgapace.member`: the processes that wait for subscriptions or share them, and who holds these.
+//! `pgapace.member`: the processes that wait for subscriptions or share them, and the owners of these.
 
 use serde::Serialize;
 use wire::{Rows, Session};
@@ -10,7 +10,7 @@ use crate::subscriber::state::heartbeat::OwnerStage;
 use crate::subscriber::state::ownership::{OWNER_LOCK, SessionId};
 use crate::subscriber::state::{advisory_lock, name_array};
 
-/// A subscription of the subscriber, and who holds it.
+/// A subscription of the subscriber, and the session that holds it.
 #[derive(Debug, Clone)]
 pub(crate) struct HeldSubscription {
     pub(crate) name: String,
@@ -24,7 +24,7 @@ pub(crate) struct HeldSubscription {
 /// A recorded owner that holds its subscription.
 #[derive(Debug, Clone)]
 pub(crate) struct BeatingOwner {
-    /// Its id in `pgapace.member`; `None` without --standby.
+    /// The owner's id in `pgapace.member`; `None` without --standby.
     pub(crate) member: Option<String>,
     pub(crate) host: String,
     pub(crate) process: i32,
@@ -33,7 +33,7 @@ pub(crate) struct BeatingOwner {
     pub(crate) beat: OwnerBeat,
 }
 
-/// What changes while an owner works.
+/// The columns of `pgapace.owner` of which at least one changes while the owner works.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OwnerBeat {
     epoch: i64,
@@ -45,7 +45,7 @@ pub(crate) struct OwnerBeat {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct MemberRow {
     pub(crate) waits_for: Vec<String>,
-    /// What it can run, with weights; empty if it shares nothing.
+    /// Subscriptions that it can run, with weights; empty if it does not share its subscriptions.
     pub(crate) runs: Vec<(String, u32)>,
     pub(crate) failed: Vec<String>,
     pub(crate) claims: Vec<String>,
@@ -66,13 +66,13 @@ pub(crate) struct SeenMember {
 pub(crate) struct MemberSubscription {
     pub(crate) name: String,
     pub(crate) weight: u32,
-    /// It failed to run it lately.
+    /// The process failed to run the subscription lately.
     pub(crate) failed: bool,
-    /// It is to have it, as it has computed.
+    /// The process claims the subscription: it is to have it, as it has computed.
     pub(crate) claimed: bool,
 }
 
-/// What one look at a subscriber database shows.
+/// The owners and members that one look at a subscriber database finds.
 #[derive(Debug)]
 pub(crate) struct Look {
     pub(crate) held: Vec<HeldSubscription>,
@@ -109,7 +109,7 @@ pub(crate) fn round(session: &mut Session, process: &Process, row: &MemberRow) -
 
 const WAITING: &str = "waiting as a standby";
 
-/// Reads who holds the subscriptions, and who shares them.
+/// Reads the sessions that hold the subscriptions, and the processes that share them.
 pub(crate) fn look(session: &mut Session) -> Result<Look> {
     let [held, members] = session
         .simple_each([&held_sql(), MEMBERS_SQL])

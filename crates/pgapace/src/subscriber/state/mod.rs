@@ -234,7 +234,7 @@ pub(crate) fn set_slot_made_at(
 }
 
 /// Records in one transaction that the slot exists. After that, pgapace never drops it to create
-/// another. `sent_as` identifies what the publisher is asked to send.
+/// another. `sent_as` identifies the changes that the publisher is asked to send.
 pub(crate) fn set_copying(
     session: &mut Session,
     id: SubscriptionId,
@@ -344,7 +344,7 @@ pub(crate) struct Manner<'a> {
 }
 
 /// Records which publisher and timeline the progress belongs to, and how the run applies changes. `row`
-/// is what the owner of the subscription has read: where it has all of that, nothing is written.
+/// is the row that the owner of the subscription has read: if it has all of that, nothing is written.
 pub(crate) fn set_run(
     session: &mut Session,
     row: &Subscription,

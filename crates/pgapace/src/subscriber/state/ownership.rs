@@ -272,7 +272,7 @@ pub(crate) fn end_session(session: &mut Session, id: SubscriptionId, pid: i32) -
 pub(crate) struct Owner {
     /// Process id of the backend of its control session.
     pub(crate) pid: i32,
-    /// Its client address; `None` for a Unix socket, or without the privilege to see it.
+    /// Client address of that session; `None` for a Unix socket, or without the privilege to see it.
     pub(crate) client: Option<String>,
     pub(crate) since: Option<String>,
     /// Host and process id as the process recorded them; `None` for a verb.

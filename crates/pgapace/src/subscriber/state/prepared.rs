@@ -40,9 +40,9 @@ pub(crate) struct PreparedHere {
     pub(crate) subscription: SubscriptionId,
     pub(crate) xid: Xid,
     pub(crate) prepare_lsn: Lsn,
-    /// Its identifier (gid) on the subscriber.
+    /// The transaction's gid on the subscriber.
     pub(crate) name: String,
-    /// Its gid on the publisher; empty if its first row is missing.
+    /// The transaction's gid on the publisher; empty if its first row is missing.
     pub(crate) gid: String,
     /// When it was prepared on the publisher.
     pub(crate) time: Timestamp,
@@ -178,11 +178,11 @@ impl PreparedHere {
 /// The state of a transaction that was to be prepared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// It is prepared.
+    /// The transaction is prepared.
     Prepared,
-    /// It has committed; its progress is not recorded.
+    /// The transaction has committed; its progress is not recorded.
     Committed,
-    /// It does not exist: it was never prepared, or a user has rolled it back.
+    /// The transaction does not exist: it was never prepared, or a user has rolled it back.
     Absent,
 }
 

@@ -10,9 +10,9 @@
 //! Transactions that follow each other in one pipeline, without a Sync between them, need less: their
 //! rows are [`RecordCheck::InPipeline`]. PostgreSQL skips everything after an error up to the Sync, so
 //! such a transaction cannot commit unless its predecessor did. A session of an earlier epoch that is
-//! in the middle of a pipeline is terminated before anybody reads the progress. If it goes on all the
-//! same, it appends to the chain in order, and the unique predecessor lets only one session do that.
-//! Without the two look-ups the row costs the subscriber about half.
+//! in the middle of a pipeline is terminated before the new owner reads the progress. If it goes on
+//! all the same, it appends to the chain in order, and the unique predecessor lets only one session do
+//! that. Without the two look-ups the row costs the subscriber about half.
 //!
 //! The look-up of the predecessor is a range of one value, in order. Both unique indexes begin with
 //! the subscription, and for a table with few rows the planner sees no difference between them. Of
@@ -23,10 +23,9 @@
 //! session holds an old snapshot. The durability session deletes old rows; that DELETE is its
 //! synchronous commit.
 //!
-//! With `--preserve-commit-order=false`, a row need not find its predecessor, unless the
-//! transactions were sent in one pipeline. The rows that follow the oldest one without a gap are
-//! the low watermark. What lies beyond it is skipped after a restart, and the gap ends exactly
-//! where the next row begins.
+//! With `--preserve-commit-order=false`, a row need not find its predecessor, unless the transactions
+//! were sent in one pipeline. The rows that follow the oldest one without a gap are the low watermark.
+//! Ranges beyond it are skipped after a restart, and the gap ends exactly where the next row begins.
 
 use engine::history::{self, Identity, Memory};
 use engine::progress::Range;
@@ -37,11 +36,10 @@ use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::field;
 use crate::subscriber::state::SubscriptionId;
 
-/// What the progress row of a transaction requires. Nothing else may have the same predecessor in any
-/// case.
+/// The conditions of a progress row. In any case, no two rows have the same predecessor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RecordCheck {
-    /// Its predecessor is committed and the epoch is current: this enforces the commit order.
+    /// The predecessor is committed and the epoch is current: this enforces the commit order.
     Ordered,
     /// The epoch is current. The row only records the range of source transactions that its
     /// transaction applied. pgapace makes a commit wait only for the transactions that it depends on.

@@ -25,7 +25,7 @@ struct StaleTable {
     name: String,
     gap: Gap,
     from: Lsn,
-    /// The reading that found the gap: what commits from there on is sent.
+    /// The LSN of the reading that found the gap: transactions that commit from there on are sent.
     through: Lsn,
     state: TableSyncState,
 }

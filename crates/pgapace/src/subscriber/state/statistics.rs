@@ -18,7 +18,8 @@ use crate::subscriber::state::{SubscriptionId, conflicts, figures};
 /// Declares each counter once. Each is a column with the same name.
 macro_rules! counters {
     ($($(#[doc = $doc:literal])* $name:ident,)*) => {
-        /// What was applied, by kind. A transaction is counted when it has committed.
+        /// Counts of applied transactions, changes and conflicts. A transaction is counted when it
+        /// has committed.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
         pub(crate) struct Counters {
             $($(#[doc = $doc])* pub(crate) $name: u64,)*
@@ -158,7 +159,7 @@ macro_rules! waits {
                 $(self.$name += other.$name;)*
             }
 
-            /// What came after `before`.
+            /// The time that was added since `before`.
             pub(crate) fn since(&self, before: &Self) -> Self {
                 Self { $($name: self.$name.saturating_sub(before.$name)),* }
             }
@@ -262,7 +263,7 @@ pub(crate) fn started_sql(id: SubscriptionId) -> String {
     )
 }
 
-/// Adds what happened since the last call.
+/// Adds the counts since the last call.
 pub(crate) fn add_sql(id: SubscriptionId, delta: &Delta) -> String {
     let mut set = String::new();
     for (column, value) in COUNTERS.iter().zip(delta.counters.values()) {

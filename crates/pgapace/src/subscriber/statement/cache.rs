@@ -13,7 +13,7 @@ use crate::subscriber::statement::set::sql::{self, SetOperation};
 /// Maximum number of statements per session. Each plan takes about 20 kB of the backend's memory.
 const LIMIT: usize = 4096;
 
-/// What a prepared statement does.
+/// The kind of a prepared statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A change of one row.
@@ -60,7 +60,7 @@ pub(crate) struct Prepared {
     /// Statements are numbered in the order in which they are parsed. The number is part of the
     /// name.
     number: u64,
-    /// Its name on the server.
+    /// The statement's name on the server.
     pub(crate) name: String,
     /// The sources of the parameters.
     pub(crate) sources: Vec<Source>,
@@ -89,7 +89,8 @@ pub(crate) struct StatementCache {
 }
 
 impl StatementCache {
-    /// Returns the statement of a shape, and what must be queued before it can be bound.
+    /// Returns the statement of a shape, and the messages that must be queued before it can be
+    /// bound.
     pub(crate) fn get(&mut self, map: &TableMap, shape: &Shape<'_>) -> (&Prepared, Housekeeping) {
         self.clock += 1;
         let mut housekeeping = Housekeeping::default();

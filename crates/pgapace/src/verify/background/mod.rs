@@ -6,7 +6,7 @@
 //! its barriers only.
 //!
 //! ```text
-//!            nothing is due                 a verb wants the lock, somebody waits for a lock,
+//!            nothing is due                 a verb wants the lock, a session waits for a lock,
 //!          ┌───────────────┐                a server is away, the process ends
 //!          ▼               │              ┌────────────────────────────────────────┐
 //!       asleep ──► look for tables ──► a pass over the tables that are due ──► what is compared
@@ -104,13 +104,13 @@ struct Background {
     alone: usize,
 }
 
-/// What a look for work came to.
+/// The result of one look for work.
 enum Looked {
     /// Nothing is to be done for so long.
     Nothing(Duration),
     /// Tables were compared.
     Compared,
-    /// A verb or somebody who waits for a lock comes first.
+    /// A verb, or a session that waits for a lock of the pass, comes first.
     Yielded,
 }
 
@@ -179,8 +179,8 @@ impl Background {
         compared
     }
 
-    /// What a pass came to. If several tables failed together, those that are left are compared alone, so that
-    /// the one that cannot be compared is found.
+    /// The result of a pass. If several tables failed together, those that are left are compared alone, so
+    /// that the one that cannot be compared is found.
     fn judge(&mut self, tables: &[(String, String)], compared: Result<bool>) -> Result<Looked> {
         let failure = match compared {
             Ok(true) => {

@@ -30,7 +30,7 @@ const LIFETIME: Duration = Duration::from_secs(600);
 /// Differences of each table that are recorded.
 const MOST_DIFFERENCES: u64 = 10_000;
 
-/// What all passes share.
+/// The configuration and servers that all passes share.
 pub(super) struct Pass<'a> {
     pub(super) config: &'a Config,
     pub(super) board: &'a Board,
@@ -42,7 +42,8 @@ pub(super) struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// Compares these tables. Returns false if somebody else came first.
+    /// Compares these tables. Returns false if a verb or a session that waits for a lock came
+    /// first.
     pub(super) fn tables(&self, mut control: Session, tables: &[(String, String)]) -> Result<bool> {
         let (config, row) = (self.config, self.row);
         if !exclusive::begin_background(&mut control, row.id)? {

@@ -1,4 +1,4 @@
-//! Ends a pass when somebody comes first: a verb, or a session that waits for a lock of the pass.
+//! Ends a pass when another session comes first: a verb, or a session that waits for a lock of the pass.
 
 use std::thread::JoinHandle;
 use std::time::Duration;

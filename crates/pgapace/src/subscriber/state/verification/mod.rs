@@ -1,4 +1,4 @@
-//! What is recorded of verifications: the last one of each table, and its differences.
+//! Records of verifications: the last one of each table, and its differences.
 //!
 //! A table has up to three rows in `pgapace.verification`:
 //!
@@ -8,7 +8,7 @@
 //!  background  the last complete one in the background  ◄───────────────┘
 //! ```
 //!
-//! A verb forgets all recorded differences of its tables, and so restarts what goes on in the background.
+//! A verb forgets all recorded differences of its tables, and so restarts verification in the background.
 //! In the background, the differences of earlier verifications stay until the table is complete.
 
 pub(crate) mod differences;
@@ -26,7 +26,7 @@ use crate::subscriber::state::{SubscriptionId, name_array, reading, writing};
 /// The scope of a verification that compares everything.
 pub(crate) const ALL_ROWS: &str = "all rows";
 
-/// Counts of what was compared.
+/// Counts of the compared rows and bytes, and of the differences.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Counts {
     /// Rows and their text on the publisher.
@@ -53,7 +53,7 @@ impl Counts {
     }
 }
 
-/// Who verifies. See the head of the module.
+/// The kind of a verification, and of its row. See the head of the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum VerificationKind {
@@ -91,7 +91,7 @@ pub(crate) struct TableVerification {
     pub(crate) name: String,
     pub(crate) kind: VerificationKind,
     pub(crate) number: VerificationNumber,
-    /// What was compared: all rows, or which.
+    /// The rows that were compared: all, or a part.
     pub(crate) scope: String,
     pub(crate) started_at: Option<String>,
     /// Null if it was interrupted, or still runs.

@@ -1,4 +1,4 @@
-//! What the last complete verifications of all tables say together.
+//! Summary of the last complete verifications of all tables.
 
 use pgoutput::Lsn;
 use serde::{Serialize, Serializer};
