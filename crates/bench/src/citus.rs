@@ -24,7 +24,8 @@ use crate::drain::{DATABASE, PUBLICATION, SCALE, copy_slot, prepare};
 
 #[derive(Debug, Args)]
 pub(crate) struct CitusArgs {
-    /// TPC-B transactions of the backlog
+    /// TPC-B transactions of the backlog, at most 60 000: pgapace must receive all of them while none
+    /// can be applied
     #[arg(long, default_value_t = 50_000)]
     transactions: u32,
 
@@ -51,6 +52,7 @@ const DISTRIBUTE: [&str; 4] = [
 
 pub(crate) fn run(args: &CitusArgs) -> Result<()> {
     ensure!(args.rounds > 0, "--rounds must be at least 1");
+    ensure!(args.transactions <= MOST_TRANSACTIONS, "--transactions: {MOST_TRANSACTIONS} at most");
     let (program, version) = find_program(args.program.as_deref())?;
     let with_citus = citus::binaries()?;
     let publisher = Cluster::builder(&find_or_fetch(18)?)
@@ -98,6 +100,8 @@ fn median(mut rates: Vec<f64>) -> f64 {
     rates[rates.len() / 2]
 }
 
+/// With 100 000, pgapace stops reading before the end.
+const MOST_TRANSACTIONS: u32 = 60_000;
 /// How long the publisher may take to send the backlog, and a program to apply it.
 const PATIENCE: Duration = Duration::from_secs(600);
 
