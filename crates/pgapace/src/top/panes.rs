@@ -30,19 +30,21 @@ fn head(cells: &[&str], first: usize) -> Row<'static> {
 /// Position, lag and rates of each stage.
 pub(super) fn stages(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
     let number = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.0}"));
+    // The terminal may have 80 columns.
+    let short = |bytes: f64| size(whole(bytes)).replace("bytes", "B");
     let rows = figures.stages.iter().map(|stage| {
         let cells = vec![
             stage.stage.clone(),
-            stage.lag_bytes.map_or_else(|| "?".to_owned(), |b| size(whole(b as f64))),
+            stage.lag_bytes.map_or_else(|| "?".to_owned(), |bytes| short(bytes as f64)),
             stage.lag_seconds.map_or_else(|| "?".to_owned(), |seconds| format!("{seconds:.1} s")),
-            format!("{}/s", size(whole(stage.wal_bytes_per_second_10s))),
+            format!("{}/s", short(stage.wal_bytes_per_second_10s)),
             number(stage.transactions_per_second_10s),
             number(stage.changes_per_second_10s),
         ];
         row(cells, 1)
     });
     let head = head(&["stage", "behind", "age", "WAL", "tx/s", "rows/s"], 1);
-    let widths = [9, 11, 8, 11, 6, 6].map(Constraint::Length);
+    let widths = [9, 10, 9, 11, 6, 7].map(Constraint::Length);
     let table = Table::new(rows, widths).header(head).column_spacing(0);
     frame.render_widget(table, area);
 }

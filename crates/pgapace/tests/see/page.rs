@@ -8,10 +8,8 @@ use super::pictures::{self, OfPage};
 use crate::support::{Case, PATIENCE, must, skipped};
 
 /// Pictures of each situation.
-const LOAD: [OfPage; 2] =
-    [("page-load", "1200,1180", false), ("page-load-dark", "1200,1180", true)];
-const BLOCKED: [OfPage; 2] =
-    [("page-blocked-phone", "390,844", true), ("page-blocked", "390,1700", false)];
+const LOAD: [OfPage; 1] = [("page-load", "1200,1180", false)];
+const BLOCKED: [OfPage; 1] = [("page-blocked-phone", "390,844", true)];
 const COPYING: [OfPage; 1] = [("page-copying", "1200,380", false)];
 
 /// The address of the page.
