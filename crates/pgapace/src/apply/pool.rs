@@ -2,7 +2,9 @@
 
 mod in_use;
 mod slots;
+mod span;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
@@ -24,6 +26,7 @@ use crate::subscriber::state::workers_in_use::WorkersInUse;
 
 use in_use::ReportedWorkers;
 pub(crate) use slots::{Connector, OpenedWorkers, Slots, WorkerNumber};
+pub(crate) use span::ApplySpan;
 
 /// How groups are made and handed over.
 #[derive(Debug, Clone, Copy)]
@@ -59,6 +62,7 @@ pub(crate) struct Pool {
     /// How long the oldest groups have waited for locks.
     lock_waits: Stopwatch,
     reported: ReportedWorkers,
+    span: Option<Arc<ApplySpan>>,
 }
 
 impl Pool {
@@ -88,7 +92,14 @@ impl Pool {
             started: Instant::now(),
             lock_waits: Stopwatch::default(),
             reported: ReportedWorkers::default(),
+            span: None,
         }
+    }
+
+    /// Measures how long changes are applied.
+    pub(crate) fn with_span(mut self, span: Arc<ApplySpan>) -> Self {
+        self.span = Some(span);
+        self
     }
 
     /// Reads rows of the groups ahead.
@@ -135,6 +146,9 @@ impl Pool {
     fn submit(&mut self, worker: usize, beside_others: bool, group: Group) -> Result<()> {
         if let Some(prefetch) = &mut self.prefetch {
             prefetch.offer(group.seq, &group.works, group.mode, beside_others);
+        }
+        if let Some(span) = &self.span {
+            span.begins();
         }
         let worker = self.slots.worker(worker);
         worker
@@ -346,6 +360,9 @@ impl Pool {
     /// A worker has answered its first `groups` groups; those of `ended` have ended.
     pub(crate) fn answered(&mut self, worker: usize, groups: usize, ended: &[GroupSeq]) {
         let now = self.now();
+        if let Some(span) = self.span.as_ref().filter(|_| !ended.is_empty()) {
+            span.ends();
+        }
         if self.dispatch.answered(worker, groups, ended, now) {
             self.slots.dismiss(worker);
         }

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use wire::Session;
 
@@ -46,6 +45,7 @@ struct Summary {
     transactions: i64,
     changes: i64,
     conflicts: i64,
+    /// From the first group that was handed to a worker to the last commit.
     seconds: f64,
     /// The other values that `pgapace whatif --measured` needs.
     #[serde(flatten)]
@@ -57,7 +57,7 @@ struct Summary {
 struct Manner {
     /// 0 for `auto`.
     workers: usize,
-    /// Of all threads of pgapace.
+    /// Of all threads of pgapace, in the same time.
     cpu_seconds: f64,
     round_trip_ms: f64,
 }
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     let share = Share::of(std::slice::from_ref(&config)).pop();
     let share = share.ok_or_else(|| Failure::internal("a subscription has no share"))?;
     let before = applied(&config)?;
-    let (cpu, round_trip) = (cpu_seconds(), look(&config).and_then(|mut s| round_trip(&mut s))?);
+    let round_trip = look(&config).and_then(|mut session| round_trip(&mut session))?;
     let replay = Replay::new(recording, args.pace);
     subscription::replay(&config, &replay, &shutdown, share)?;
     let after = applied(&config)?;
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
             ApplyWorkers::Fixed(workers) => workers,
             ApplyWorkers::Auto => 0,
         },
-        cpu_seconds: cpu_seconds() - cpu,
+        cpu_seconds: replay.applied_for().1.as_secs_f64(),
         round_trip_ms: round_trip.as_secs_f64() * 1000.0,
     };
     let summary = Summary::between(&config, &replay, (before, after), manner);
@@ -99,12 +99,6 @@ FROM pgapace.stat_subscription t JOIN pgapace.subscription s ON s.id = t.subscri
 
 fn look(config: &Config) -> Result<Session> {
     Subscriber::new(config.subscriber.clone(), &config.name).connect(Purpose::Look)
-}
-
-/// Processor time of this process so far.
-fn cpu_seconds() -> f64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 fn applied(config: &Config) -> Result<Applied> {
@@ -133,7 +127,7 @@ impl Summary {
             transactions,
             changes,
             conflicts,
-            seconds: replay.streamed().as_secs_f64(),
+            seconds: replay.applied_for().0.as_secs_f64(),
             manner,
         }
     }

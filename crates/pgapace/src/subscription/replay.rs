@@ -6,8 +6,7 @@
 //! to its tables: a replay refuses a subscriber where another subscription has one of them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use engine::dispatch::Pacing;
 use pgoutput::Lsn;
@@ -21,6 +20,7 @@ use super::sessions::OpenedSessions;
 use super::startup::OwnedSubscription;
 use super::{Outcome, Supervisor};
 use crate::apply::blockers::Pulse;
+use crate::apply::pool::ApplySpan;
 use crate::config::Binary;
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::RunPhase;
@@ -47,22 +47,21 @@ use crate::tablesync::{SyncContext, check_first_subscribers};
 pub(crate) struct Replay {
     pub(crate) recording: Recording,
     pub(crate) pace: Pace,
-    /// How long it has streamed, in microseconds.
-    streamed: AtomicU64,
+    span: Arc<ApplySpan>,
 }
 
 impl Replay {
     pub(crate) fn new(recording: Recording, pace: Pace) -> Self {
-        Self { recording, pace, streamed: AtomicU64::new(0) }
+        Self { recording, pace, span: Arc::default() }
     }
 
     pub(crate) fn end(&self) -> Lsn {
         Lsn(self.recording.tail.end)
     }
 
-    /// How long changes were applied, in all runs of this process.
-    pub(crate) fn streamed(&self) -> Duration {
-        Duration::from_micros(self.streamed.load(Ordering::Acquire))
+    /// How long changes were applied, in all runs of this process, and the processor time of that.
+    pub(crate) fn applied_for(&self) -> (Duration, Duration) {
+        self.span.elapsed()
     }
 }
 
@@ -131,11 +130,7 @@ impl Supervisor<'_> {
         let opened = self.open_replay(&ready, *database, control, replay)?;
         self.known = Known::Begun;
         drop(beat);
-        let begun = Instant::now();
-        let outcome = self.lead(ready, opened, record);
-        let micros = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
-        replay.streamed.fetch_add(micros, Ordering::AcqRel);
-        outcome
+        self.lead(ready, opened, record)
     }
 
     fn find_or_create_replay(
@@ -228,6 +223,7 @@ impl Supervisor<'_> {
         let pulse = Pulse::default();
         let (pool, durability) =
             self.pool(subscriber, &applying, Purpose::Apply, opened?, &pulse)?;
+        let pool = pool.with_span(Arc::clone(&replay.span));
         Ok(Opened {
             control,
             source: ChangeSource::Recording(Player::new(&replay.recording, replay.pace)?),

@@ -4,7 +4,7 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Rect};
 use ratatui::style::{Color, Style};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Paragraph, Row, Table};
+use ratatui::widgets::{Cell, Paragraph, Row, Table};
 
 use crate::cli::output::size;
 use crate::cli::status::collect::Status;
@@ -14,21 +14,37 @@ use crate::observe::figures::Figures;
 use crate::observe::history::worker_shares;
 use crate::top::view::{coloured, dim};
 
+/// A row whose cells from `first` on are numbers, which end at the same place.
+fn row(cells: Vec<String>, first: usize) -> Row<'static> {
+    Row::new(cells.into_iter().enumerate().map(|(index, text)| {
+        let line = Line::from(text);
+        Cell::from(if index < first { line } else { line.right_aligned() })
+    }))
+}
+
+/// The head of such rows.
+fn head(cells: &[&str], first: usize) -> Row<'static> {
+    row(cells.iter().map(|cell| (*cell).to_owned()).collect(), first).style(dim())
+}
+
 /// Position, lag and rates of each stage.
 pub(super) fn stages(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
     let number = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.0}"));
+    // The terminal may have 80 columns.
+    let short = |bytes: f64| size(whole(bytes)).replace("bytes", "B");
     let rows = figures.stages.iter().map(|stage| {
-        Row::new([
+        let cells = vec![
             stage.stage.clone(),
-            stage.lag_bytes.map_or_else(|| "?".to_owned(), |b| size(whole(b as f64))),
+            stage.lag_bytes.map_or_else(|| "?".to_owned(), |bytes| short(bytes as f64)),
             stage.lag_seconds.map_or_else(|| "?".to_owned(), |seconds| format!("{seconds:.1} s")),
-            format!("{}/s", size(whole(stage.wal_bytes_per_second_10s))),
+            format!("{}/s", short(stage.wal_bytes_per_second_10s)),
             number(stage.transactions_per_second_10s),
             number(stage.changes_per_second_10s),
-        ])
+        ];
+        row(cells, 1)
     });
-    let head = Row::new(["stage", "behind", "age", "WAL", "tx/s", "rows/s"]).style(dim());
-    let widths = [10, 11, 8, 10, 6, 6].map(Constraint::Length);
+    let head = head(&["stage", "behind", "age", "WAL", "tx/s", "rows/s"], 1);
+    let widths = [9, 10, 9, 11, 6, 7].map(Constraint::Length);
     let table = Table::new(rows, widths).header(head).column_spacing(0);
     frame.render_widget(table, area);
 }
@@ -45,7 +61,7 @@ pub(super) fn waits(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
     let line = |(reason, share): &(String, f64)| {
         let color = match reason.as_str() {
             "busy" | "subscriber" => Color::Green,
-            "idle" => Color::Reset,
+            "idle" => Color::DarkGray,
             _ => Color::Yellow,
         };
         Line::from(vec![
@@ -64,7 +80,7 @@ pub(super) fn workers(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
     workers.sort_by_key(|worker| (worker.xid.is_none(), worker.worker));
     let shown = usize::from(area.height.saturating_sub(1));
     let rows = workers.into_iter().take(shown).map(|worker| {
-        Row::new([
+        let cells = vec![
             format!("apply {}", worker.worker),
             worker.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string()),
             worker.waits_for.as_deref().unwrap_or("busy").replace('_', " "),
@@ -72,9 +88,10 @@ pub(super) fn workers(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
             worker.table.clone().unwrap_or_default(),
             if worker.xid.is_some() { worker.changes.to_string() } else { String::new() },
             worker.age_seconds.map_or_else(String::new, |age| format!("{age:.1} s")),
-        ])
+        ];
+        row(cells, 5)
     });
-    let head = Row::new(["worker", "process", "does", "xid", "table", "rows", "age"]).style(dim());
+    let head = head(&["worker", "process", "does", "xid", "table", "rows", "age"], 5);
     let widths = [
         Constraint::Length(9),
         Constraint::Length(9),
@@ -105,16 +122,16 @@ pub(super) fn blockers(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
 pub(super) fn tables(frame: &mut Frame<'_>, area: Rect, status: &Status, scrolled: usize) {
     let rates = status.figures.iter().flat_map(|figures| &figures.tables).map(|table| {
         let name = format!("{}.{}", table.schema, table.name);
-        Row::new([name, format!("{:.0}", table.changes_per_second_10s)])
+        row(vec![name, format!("{:.0}", table.changes_per_second_10s)], 1)
     });
     let others = status.tables.iter().filter(|table| table.state != "ready");
     let others = others.map(|table| {
         let style = if table.reason.is_some() { coloured(Color::Red) } else { Style::new() };
         let name = format!("{}.{}", table.schema, table.name);
-        Row::new([name, table.state.to_owned()]).style(style)
+        row(vec![name, table.state.to_owned()], 1).style(style)
     });
     let rows: Vec<_> = rates.chain(others).skip(scrolled).collect();
-    let head = Row::new(["table", "rows/s"]).style(dim());
+    let head = head(&["table", "rows/s"], 1);
     let widths = [Constraint::Min(12), Constraint::Length(11)];
     frame.render_widget(Table::new(rows, widths).header(head), area);
 }

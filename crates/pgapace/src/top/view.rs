@@ -57,7 +57,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, seen: &Seen, keys: &Keys) {
     } else {
         self::curves(frame, curves, history, figures);
         let [left, right] =
-            Layout::horizontal([Constraint::Length(52), Constraint::Min(20)]).areas(middle);
+            Layout::horizontal([Constraint::Length(53), Constraint::Min(20)]).areas(middle);
         if let Some(figures) = figures {
             panes::stages(frame, left, figures);
             panes::waits(frame, right, figures);
@@ -73,7 +73,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, seen: &Seen, keys: &Keys) {
     match keys.pane() {
         Pane::Both => {
             let halves = [Constraint::Percentage(45), Constraint::Percentage(55)];
-            let [left, right] = Layout::horizontal(halves).areas(lower);
+            let [left, right] = Layout::horizontal(halves).spacing(2).areas(lower);
             panes::tables(frame, left, status, keys.scrolled());
             panes::events(frame, right, status, keys.scrolled());
         }

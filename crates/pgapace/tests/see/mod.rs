@@ -1,12 +1,15 @@
 //! What can be seen of a subscription: figures on the subscriber, `status`, `top`, the HTTP server.
 
+mod browser;
 mod events;
 mod figures;
 mod health;
 pub(crate) mod http;
 mod page;
+mod pictures;
 mod questions;
 mod report;
+mod terminal;
 mod top;
 
 use testbed::program::Process;

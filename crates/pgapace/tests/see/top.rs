@@ -1,9 +1,8 @@
 //! `pgapace top` shows figures that SQL knows, as text and in a real terminal.
 
-use std::process::{Command, Output};
-
 use testbed::wait_until;
 
+use super::terminal::Terminal;
 use crate::support::{Case, PATIENCE, must, skipped};
 
 /// One frame, 80 columns wide and 24 rows high.
@@ -92,54 +91,34 @@ fn a_frame_shows_table_sync() {
     case.stop(process);
 }
 
-/// Runs tmux with a server of its own.
-fn tmux(server: &str, args: &[&str]) -> std::io::Result<Output> {
-    Command::new("tmux").args(["-L", server, "-f", "/dev/null"]).args(args).output()
-}
-
 #[test]
 fn it_is_driven_in_a_terminal() {
-    if Command::new("tmux").arg("-V").output().is_err() {
+    if !Terminal::is_there() {
         skipped("see::top::it_is_driven_in_a_terminal", "there is no tmux");
         return;
     }
     let case = Case::new(18, 18);
     let (mut process, mut user, pid) = blocked(&case);
-    let server = format!("pgapace-{}-{}", std::process::id(), case.tool.name);
-    let command = format!(
-        "{} top --interval 1 --subscriber '{}' --name {}",
-        env!("CARGO_BIN_EXE_pgapace"),
-        case.tool.subscriber,
-        case.tool.name
-    );
-    let started = must(tmux(&server, &["new-session", "-d", "-x", "80", "-y", "24", &command]));
-    assert!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));
-    let screen = || {
-        let seen = must(tmux(&server, &["capture-pane", "-p"]));
-        String::from_utf8_lossy(&seen.stdout).into_owned()
-    };
-    let keys = |key: &str| drop(must(tmux(&server, &["send-keys", key])));
+    let terminal = Terminal::top(&case, (80, 24));
+    let screen = || terminal.screen();
     wait_for_frame(
         screen,
         &[&format!("blocked by {pid} (postgres)"), "limited by subscriber lock"],
     );
-    keys("h");
+    terminal.press("h");
     wait_for_frame(screen, &["busy: pgapace itself"]);
-    keys("Escape");
+    terminal.press("Escape");
     wait_for_frame(screen, &["q quit", "conflicts none"]);
-    keys("+");
+    terminal.press("+");
     wait_for_frame(screen, &["+/- 2 s"]);
-    keys("-");
+    terminal.press("-");
     // It goes on by itself.
     must(user.batch_execute("ROLLBACK"));
     case.wait_until_applied(&mut process);
     let gone =
         wait_until(PATIENCE, "the blocker to be gone", || Ok(!screen().contains("blocked by")));
     must(gone);
-    keys("q");
-    let ended = wait_until(PATIENCE, "top to end", || {
-        Ok(!must(tmux(&server, &["has-session"])).status.success())
-    });
-    must(ended);
+    terminal.press("q");
+    must(wait_until(PATIENCE, "top to end", || Ok(terminal.has_ended())));
     case.stop(process);
 }

@@ -33,7 +33,7 @@ fn systemd_finds_no_fault_and_little_exposure() {
     }
 }
 
-/// Exit codes of docs/operation.md that a restart may mend; the unit restarts after all others but 0.
+/// Exit codes of docs/running.md that a restart may mend; the unit restarts after all others but 0.
 #[test]
 fn no_restart_after_what_it_cannot_mend() {
     let text = must(fs::read_to_string(unit()));
@@ -45,7 +45,7 @@ fn no_restart_after_what_it_cannot_mend() {
     // Of --until and of verbs that are no services.
     let others = [11, 14, 15, 16, 17, 18, 20];
     let documented = must(fs::read_to_string(
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operation.md"),
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/running.md"),
     ));
     let codes = documented.lines().filter_map(|line| line.strip_prefix("| ")?.split(' ').next());
     for code in codes.filter_map(|code| code.parse::<u8>().ok()).filter(|code| *code != 0) {
