@@ -20,7 +20,7 @@ use testbed::workload::tpcb;
 use testbed::{Cluster, Program, wait_until};
 
 use crate::bench::find_program;
-use crate::drain::{DATABASE, PUBLICATION, SCALE, copy_slot, prepare};
+use crate::drain::{DATABASE, PUBLICATION, SCALE, copy_slot, prepare, publisher};
 
 #[derive(Debug, Args)]
 pub(crate) struct CitusArgs {
@@ -55,12 +55,7 @@ pub(crate) fn run(args: &CitusArgs) -> Result<()> {
     ensure!(args.transactions <= MOST_TRANSACTIONS, "--transactions: {MOST_TRANSACTIONS} at most");
     let (program, version) = find_program(args.program.as_deref())?;
     let with_citus = citus::binaries()?;
-    let publisher = Cluster::builder(&find_or_fetch(18)?)
-        .name("publisher")
-        .setting("shared_buffers", "512MB")
-        .setting("max_wal_size", "8GB")
-        .setting("synchronous_commit", "off")
-        .start()?;
+    let publisher = publisher(&find_or_fetch(18)?).start()?;
     let end = prepare(&publisher, args.transactions, "")?;
     let settings = [("shared_buffers", "256MB"), ("max_wal_size", "4GB")];
     let cluster = CitusCluster::start(&with_citus, &settings)?;
@@ -118,7 +113,8 @@ fn measure(
     for statement in DISTRIBUTE {
         subscriber.batch_execute(statement)?;
     }
-    // What was moved to the shards is still in the coordinator's tables, and statistics are none.
+    // create_distributed_table leaves the rows that it copied to the shards in the table itself, and no table
+    // has statistics.
     subscriber.batch_execute("VACUUM ANALYZE")?;
     let (from, to) = (publisher.conninfo(DATABASE), coordinator.conninfo(citus::DATABASE));
     let program = program

@@ -9,7 +9,7 @@ use clap::Args;
 use pgoutput::{Column, Decoder, Frame, Lsn, Message, Streaming};
 use testbed::servers::find_or_fetch;
 use testbed::workload::tpcb;
-use testbed::{Cluster, postgres};
+use testbed::{Cluster, ClusterBuilder, ServerBinaries, postgres};
 use wire::CopyChunk;
 
 use crate::raw::{Drained, End, Source, by_receiver, by_recvlogical, tool_with_recvlogical};
@@ -39,12 +39,7 @@ pub(crate) struct DrainArgs {
 pub(crate) fn run(args: &DrainArgs) -> Result<()> {
     ensure!(args.rounds > 0, "--rounds must be at least 1");
     let binaries = find_or_fetch(args.server)?;
-    let publisher = Cluster::builder(&binaries)
-        .name("publisher")
-        .setting("shared_buffers", "512MB")
-        .setting("max_wal_size", "8GB")
-        .setting("synchronous_commit", "off")
-        .start()?;
+    let publisher = publisher(&binaries).start()?;
     let end = prepare(&publisher, args.transactions, "")?;
     let recvlogical = tool_with_recvlogical(&binaries);
     if recvlogical.is_none() {
@@ -108,6 +103,15 @@ pub(crate) fn run(args: &DrainArgs) -> Result<()> {
     let faster = received.messages_per_second().max(base.messages_per_second());
     println!("decode / raw drain: {:.1}", decoded.messages_per_second() / faster);
     Ok(())
+}
+
+/// A publisher of TPC-B transactions, not started.
+pub(crate) fn publisher(binaries: &ServerBinaries) -> ClusterBuilder {
+    Cluster::builder(binaries)
+        .name("publisher")
+        .setting("shared_buffers", "512MB")
+        .setting("max_wal_size", "8GB")
+        .setting("synchronous_commit", "off")
 }
 
 /// Writes the backlog and returns its end position. `publications`: SQL that makes others than that of all

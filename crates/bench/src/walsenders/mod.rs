@@ -20,7 +20,7 @@ use testbed::Cluster;
 use testbed::servers::find_or_fetch;
 use wire::CopyChunk;
 
-use crate::drain::{DATABASE, copy_slot, prepare};
+use crate::drain::{DATABASE, copy_slot, prepare, publisher};
 use crate::raw::{Drained, End, Source, by_receiver};
 use crate::walsenders::merge::{Change, Merge, Transaction};
 
@@ -60,11 +60,7 @@ pub(crate) fn run(args: &WalsendersArgs) -> Result<()> {
     ensure!(args.server >= 15, "row filters exist since PostgreSQL 15");
     ensure!(args.walsenders.iter().all(|count| (1..=64).contains(count)), "--walsenders: 1 to 64");
     let binaries = find_or_fetch(args.server)?;
-    let publisher = Cluster::builder(&binaries)
-        .name("publisher")
-        .setting("shared_buffers", "512MB")
-        .setting("max_wal_size", "8GB")
-        .setting("synchronous_commit", "off")
+    let publisher = publisher(&binaries)
         .setting("max_wal_senders", "80")
         .setting("max_replication_slots", "80")
         .start()?;

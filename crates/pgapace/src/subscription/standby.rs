@@ -15,7 +15,7 @@ const SLEEP: Duration = Duration::from_millis(100);
 /// there.
 const GIVEN_UP: Duration = Duration::from_secs(5);
 /// Longest time for which a subscription without an owner is left to the process that is to have it
-/// ([`crate::membership`]). That process may be gone, and no other one has noticed yet.
+/// ([`crate::membership`]). That process may have ended since its heartbeat was read.
 const LEFT_TO_ANOTHER: Duration = Duration::from_secs(2);
 /// How long another look at the subscriber may take.
 const LOOK_PATIENCE: Duration = Duration::from_secs(3);

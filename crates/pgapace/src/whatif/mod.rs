@@ -29,7 +29,7 @@ pub(crate) struct Scenario {
     pub(crate) group: GroupLimits,
 }
 
-/// A recording, and the subscriber whose tables are looked at.
+/// A recording, and the subscriber on which definitions of tables are read.
 pub(crate) struct Forecaster<'a> {
     pub(crate) recording: &'a Recording,
     pub(crate) config: &'a Config,

@@ -352,7 +352,7 @@ impl Turns {
         }
     }
 
-    /// What explains a native subscription that does not arrive at `end`.
+    /// Slots, workers, blockers and prepared transactions, to find out why a native subscription does not reach `end`.
     fn what_waits(&self, end: u64) -> String {
         let rows = |cluster: &Cluster, sql: &str| {
             let text = format!("SELECT string_agg(r::text, E'\\n') FROM ({sql}) r");

@@ -140,7 +140,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// What takes time.
+/// The resource that bounds a workload.
 #[derive(Debug, Clone, Copy)]
 enum Regime {
     /// Processors, which both servers and pgapace share.
@@ -207,9 +207,9 @@ fn compare(
     let args = ["--workers", "1,2,4", "--measured", &costs];
     let processors = std::thread::available_parallelism().map_or(2, usize::from).to_string();
     let of_regime = match regime {
-        // What is far away is on this machine, too.
+        // The subscriber shares this machine, however long a round trip to it takes.
         Regime::Local | Regime::Far(_) => vec!["--shared", "--processors", &processors],
-        // What a row takes is not what a statement and a COMMIT take.
+        // The measured time is that of rows, and says nothing of statements and COMMITs.
         Regime::SlowRows(_) => vec!["--cost", "commit=0.2ms,statement=0.2ms"],
     };
     let forecast = rates(&answer(&case, &file, &[&args[..], &of_regime, &group].concat()));

@@ -36,7 +36,7 @@ impl Terminal {
         must(Command::new("tmux").args(["-L", &self.server, "-f", "/dev/null"]).args(args).output())
     }
 
-    /// What is on the screen.
+    /// The text of the screen.
     pub(super) fn screen(&self) -> String {
         String::from_utf8_lossy(&self.tmux(&["capture-pane", "-p"]).stdout).into_owned()
     }

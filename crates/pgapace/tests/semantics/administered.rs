@@ -1,8 +1,6 @@
 //! Random changes, while an administrator works on both servers: changes tables, rewrites and locks
 //! them, ends and cancels sessions, and kills the program.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -11,13 +9,13 @@ use testbed::TableName;
 use testbed::compare::expect_equal;
 use testbed::postgres::Client;
 use testbed::program::Process;
-use testbed::workload::random_dml::{Options, RandomSchema, run_sessions};
+use testbed::workload::random_dml::{Options, RandomSchema};
 
-use crate::support::{Case, explain, must, seeds};
+use crate::support::{Case, explain, must, random_load, seeds};
 
 const SESSIONS: u64 = 3;
 
-/// What the administrator may have changed in a table.
+/// A table, and the changes that the administrator has made to it.
 struct Administered {
     table: String,
     /// Added columns that exist on both sides.
@@ -233,31 +231,16 @@ fn survives(publisher_major: u16, subscriber_major: u16, seed: u64, actions: u32
     // TRUNCATE is not MVCC-safe: see `random.rs`.
     let options = Options { two_phase: streamed, truncate: false, ..Options::default() };
     let schema = RandomSchema::generate(seed, &options);
-    case.publisher.sql(&schema.publisher_ddl);
-    case.subscriber.sql(&schema.subscriber_ddl);
-    case.publisher.sql(&schema.publication_ddl("pub"));
-    let conninfo = case.publisher.conninfo();
+    case.publish_random(&schema);
     let mut process = case.start();
-    let stop = AtomicBool::new(false);
-    let done = thread::scope(|scope| {
-        let writers = scope.spawn(|| {
-            let mut round = 0;
-            while !stop.load(Ordering::Relaxed) {
-                must(run_sessions(&conninfo, &schema, seed * 1000 + round, SESSIONS, 20));
-                round += SESSIONS;
-            }
-        });
+    let done = random_load::beside(&case, &schema, seed, SESSIONS, |is_written| {
         let mut administrator = Administrator::new(&case, &schema, seed);
         for _ in 0..actions {
-            // The writers end in any case.
-            let acted = catch_unwind(AssertUnwindSafe(|| administrator.act(&mut process)));
-            if acted.is_err() || !process.is_running() || writers.is_finished() {
-                stop.store(true, Ordering::Relaxed);
+            administrator.act(&mut process);
+            if !process.is_running() || !is_written() {
                 panic!("seed {seed}: {:#?}\n{}", administrator.done, process.log());
             }
         }
-        stop.store(true, Ordering::Relaxed);
-        writers.join().expect("the writers end");
         administrator.done
     });
     case.wait_until_applied(&mut process);

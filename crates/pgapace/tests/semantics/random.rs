@@ -20,9 +20,7 @@ fn replicates(publisher_major: u16, subscriber_major: u16, seed: u64) {
     let truncate = seed.is_multiple_of(2);
     let options = Options { two_phase: seed.is_multiple_of(3), truncate, ..Options::default() };
     let schema = RandomSchema::generate(seed, &options);
-    case.publisher.sql(&schema.publisher_ddl);
-    case.subscriber.sql(&schema.subscriber_ddl);
-    case.publisher.sql(&schema.publication_ddl("pub"));
+    case.publish_random(&schema);
     must(RandomDml::new(&schema, seed).run(&mut case.publisher.connect(), 40));
     let conninfo = case.publisher.conninfo();
     let running = thread::scope(|scope| {
@@ -72,9 +70,7 @@ fn random_changes_15_to_18() {
 /// Streams the changes of a schema whose rows on the subscriber are compared by the caller, and
 /// checks that no row was missing.
 fn streamed(case: &Case, schema: &RandomSchema, seed: u64, wait: impl Fn()) {
-    case.publisher.sql(&schema.publisher_ddl);
-    case.subscriber.sql(&schema.subscriber_ddl);
-    case.publisher.sql(&schema.publication_ddl("pub"));
+    case.publish_random(schema);
     must(RandomDml::new(schema, seed).run(&mut case.publisher.connect(), 40));
     case.run_until_current();
     wait();

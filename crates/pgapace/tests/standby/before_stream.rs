@@ -54,19 +54,24 @@ fn expect_takeover(site: &Site, first: &mut Process, second: &mut Process) -> Re
     site.expect_equal(&[TableName::from("log")])
 }
 
+/// While `blocked`, an open transaction, keeps the first process in `at`: it is not replaced, until it is suspended.
+fn is_replaced_only_if_suspended(site: &Site, at: &str, mut blocked: Client) -> Result<()> {
+    let (mut first, mut second) = two_processes(site, at)?;
+    std::thread::sleep(LONG);
+    assert_eq!(second.events("standby_takes_over"), 0, "{}", second.log());
+    first.freeze()?;
+    wait_for(&mut second, "standby_takes_over")?;
+    blocked.batch_execute("COMMIT")?;
+    expect_takeover(site, &mut first, &mut second)
+}
+
 #[test]
 fn a_setup_that_is_suspended_is_replaced_and_one_that_waits_is_not() -> Result<()> {
     let site = site()?;
     // No slot is created before this transaction ends.
     let mut open = session(&site.publisher)?;
     open.batch_execute("BEGIN; SELECT pg_current_xact_id()")?;
-    let (mut first, mut second) = two_processes(&site, "setup")?;
-    std::thread::sleep(LONG);
-    assert_eq!(second.events("standby_takes_over"), 0, "{}", second.log());
-    first.freeze()?;
-    wait_for(&mut second, "standby_takes_over")?;
-    open.batch_execute("COMMIT")?;
-    expect_takeover(&site, &mut first, &mut second)
+    is_replaced_only_if_suspended(&site, "setup", open)
 }
 
 #[test]
@@ -74,11 +79,5 @@ fn a_copy_that_is_suspended_is_replaced_and_one_that_takes_long_is_not() -> Resu
     let site = site()?;
     let mut locks = session(&site.subscriber)?;
     locks.batch_execute("BEGIN; LOCK TABLE log IN SHARE ROW EXCLUSIVE MODE")?;
-    let (mut first, mut second) = two_processes(&site, "copying")?;
-    std::thread::sleep(LONG);
-    assert_eq!(second.events("standby_takes_over"), 0, "{}", second.log());
-    first.freeze()?;
-    wait_for(&mut second, "standby_takes_over")?;
-    locks.batch_execute("COMMIT")?;
-    expect_takeover(&site, &mut first, &mut second)
+    is_replaced_only_if_suspended(&site, "copying", locks)
 }

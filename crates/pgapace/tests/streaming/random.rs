@@ -18,9 +18,7 @@ fn replicates(major: u16, trigger: Trigger, seed: u64) -> bool {
     // TRUNCATE is not MVCC-safe: see `semantics/random.rs`.
     let options = Options { two_phase: true, truncate: false, ..Options::default() };
     let schema = RandomSchema::generate(seed, &options);
-    case.publisher.sql(&schema.publisher_ddl);
-    case.subscriber.sql(&schema.subscriber_ddl);
-    case.publisher.sql(&schema.publication_ddl("pub"));
+    case.publish_random(&schema);
     let conninfo = case.publisher.conninfo();
     let mut process = case.start();
     let mut rows = 0;

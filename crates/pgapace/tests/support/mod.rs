@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub(crate) mod native;
+pub(crate) mod random_load;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -18,6 +19,7 @@ use tempfile::TempDir;
 use testbed::postgres::{Client, SimpleQueryMessage};
 use testbed::program::Process;
 use testbed::servers::find_or_fetch;
+use testbed::workload::random_dml::RandomSchema;
 use testbed::{Cluster, Program, TableName, compare, wait_until};
 
 /// Time limit for actions that take only moments on a healthy system.
@@ -280,6 +282,14 @@ impl Case {
         self.both(ddl);
         self.publish("FOR ALL TABLES");
         self.run_until_current();
+    }
+
+    /// Creates a random schema, which may differ between the sides, and publishes its tables.
+    #[track_caller]
+    pub(crate) fn publish_random(&self, schema: &RandomSchema) {
+        self.publisher.sql(&schema.publisher_ddl);
+        self.subscriber.sql(&schema.subscriber_ddl);
+        self.publisher.sql(&schema.publication_ddl("pub"));
     }
 
     /// `run --until current` with any result.

@@ -76,7 +76,7 @@ fn try_one(case: &Case, process: &mut Process, late: Late, at: At) {
     let mut verb = held(case, &mut blocker);
     let mut second = case.subscriber.connect();
     if at == At::Quiet {
-        // The next step cannot be recorded. What is recorded stays.
+        // The next step cannot be recorded, so the record stays at the step before.
         must(second.batch_execute("BEGIN; SELECT FROM pgapace.switchover FOR UPDATE"));
         must(blocker.batch_execute("ROLLBACK"));
         let lock = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' \

@@ -1,16 +1,15 @@
 //! Several verbs at the same moment, beside a process that applies a random load.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use testbed::compare::expect_equal;
-use testbed::workload::random_dml::{Options, RandomSchema, run_sessions};
+use testbed::workload::random_dml::{Options, RandomSchema};
 
 use crate::faults::site::long;
-use crate::support::{Case, Finished, Tool, must, seeds};
+use crate::support::{Case, Finished, Tool, random_load, seeds};
 
 const USERS: u64 = 3;
 /// No verb has a reason to take longer beside others on a small database.
@@ -33,7 +32,8 @@ fn random_verb(rng: &mut Rng, tables: &[String]) -> (&'static str, Vec<String>) 
         11 => ("status", texts(&["--json"])),
         12 => ("check", Vec::new()),
         13 => ("switchover", texts(&["--plan"])),
-        14 => ("run", texts(&["--until", "current"])),
+        // By default it waits for more than a minute for the process that runs.
+        14 => ("run", texts(&["--until", "current", "--busy-timeout", "2"])),
         _ => ("rebase", Vec::new()),
     }
 }
@@ -66,30 +66,18 @@ fn survives(publisher_major: u16, subscriber_major: u16, seed: u64, verbs: u32) 
     // TRUNCATE is not MVCC-safe: see `semantics/random.rs`.
     let options = Options { truncate: false, odd_names: false, ..Options::default() };
     let schema = RandomSchema::generate(seed, &options);
-    case.publisher.sql(&schema.publisher_ddl);
-    case.subscriber.sql(&schema.subscriber_ddl);
-    case.publisher.sql(&schema.publication_ddl("pub"));
+    case.publish_random(&schema);
     let tables: Vec<String> =
         schema.tables.iter().map(|table| format!("{}.{}", table.schema, table.name)).collect();
-    let conninfo = case.publisher.conninfo();
     let mut process = case.start();
-    let stop = AtomicBool::new(false);
-    let ended = thread::scope(|scope| {
-        let writers = scope.spawn(|| {
-            let mut round = 0;
-            while !stop.load(Ordering::Relaxed) {
-                must(run_sessions(&conninfo, &schema, seed * 1000 + round, 2, 20));
-                round += 2;
-            }
-        });
-        let (tool, tables) = (&case.tool, &tables);
-        let users: Vec<_> = (0..USERS)
-            .map(|number| scope.spawn(move || user(tool, tables, seed * 10 + number, verbs)))
-            .collect();
-        let ended: Vec<_> = users.into_iter().map(thread::ScopedJoinHandle::join).collect();
-        stop.store(true, Ordering::Relaxed);
-        writers.join().expect("the writers end");
-        ended
+    let ended = random_load::beside(&case, &schema, seed, 2, |_| {
+        thread::scope(|scope| {
+            let (tool, tables) = (&case.tool, &tables);
+            let users: Vec<_> = (0..USERS)
+                .map(|number| scope.spawn(move || user(tool, tables, seed * 10 + number, verbs)))
+                .collect();
+            users.into_iter().map(thread::ScopedJoinHandle::join).collect::<Vec<_>>()
+        })
     });
     let log = process.log();
     let ended: Vec<_> = ended
@@ -98,7 +86,7 @@ fn survives(publisher_major: u16, subscriber_major: u16, seed: u64, verbs: u32) 
         .collect();
     case.wait_until_applied(&mut process);
     let log = case.stop(process);
-    // What resync asked for last.
+    // Copies the tables that the last resync asked for.
     case.run_until_current();
     let equal =
         expect_equal(&mut case.publisher.connect(), &mut case.subscriber.connect(), &schema.tables);

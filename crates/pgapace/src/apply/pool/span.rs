@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// From the first group that was handed over to the last one that has ended, in all runs of a process. What a
-/// run needs before and after that, such as reading the catalogue and becoming durable, does not count.
+/// The time from the first group that was handed over to the last one that has ended, in all runs of a process.
+/// The start and the end of a run, such as reading the catalogue and becoming durable, are not part of it.
 ///
 /// Only a replay measures it. The mutex is taken by the leader, once for each group, and read at the end.
 #[derive(Debug, Default)]
