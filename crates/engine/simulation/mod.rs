@@ -983,12 +983,15 @@ impl World {
 
     /// Checks a group that is handed over, while so many workers are `open`.
     fn check_hand_over(&mut self, worker: usize, open: usize, group: &Group) -> Result<(), String> {
-        let DispatchSettings { group: limits, writeset, pacing, .. } = self.setting.dispatch;
+        let DispatchSettings { group: limits, writeset, pacing, by_rows, .. } =
+            self.setting.dispatch;
         if !self.present.contains(&worker) {
             return Err(format!("a group is handed to worker {worker}, which has left"));
         }
         let queue = self.run.outside.dispatch.workers().queue(worker).len();
-        let depth = pacing.queue_depth(limits.transactions, open).max(pacing.far_depth);
+        // Side by side, transactions that are committed one by one are groups of one.
+        let transactions = if by_rows { 1 } else { limits.transactions };
+        let depth = pacing.queue_depth(transactions, open).max(pacing.far_depth);
         if queue > depth {
             return Err(format!("P6: worker {worker} has {queue} groups, of {depth}"));
         }

@@ -64,6 +64,7 @@ pub(crate) struct Setting {
 impl Setting {
     pub(crate) fn random(rng: &mut Rng, ordered: bool, history: &History) -> Self {
         let speed = |rng: &mut Rng| (rng.one_of(&[1, 4, 16]), rng.one_of(&[1, 4, 16]));
+        let at_last = Duration::from_secs(10);
         let pacing = Pacing {
             depth: 2 + rng.below(3),
             window: rng.one_of(&[1, 16]),
@@ -82,6 +83,11 @@ impl Setting {
             savepoint_spacing: rng.one_of(&[1, 80]),
             savepoints: rng.one_of(&[1, 512]),
             redone: rng.one_of(&[0, 1000]),
+            // Mostly, transactions that are committed one by one soon go side by side.
+            turn: if rng.chance(1, 8) { Duration::from_micros(200) } else { Duration::ZERO },
+            run: rng.one_of(&[1, 4, 256]),
+            run_time: if rng.chance(1, 8) { Duration::from_millis(20) } else { Duration::ZERO },
+            side_by_side: rng.one_of(&[Duration::ZERO, at_last, at_last]),
             ..Pacing::MEASURED
         };
         let dispatch = DispatchSettings {

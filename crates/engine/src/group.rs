@@ -78,6 +78,8 @@ pub struct Batcher<T> {
     limits: GroupLimits,
     /// The limit of changes, whatever [`Self::close_at`] says.
     most_changes: usize,
+    /// Most transactions of a group whose transactions are committed alone.
+    run: usize,
     pacing: Pacing,
     waiting: VecDeque<(Size, T)>,
     /// Recent maximum of transactions that were in flight at once.
@@ -95,6 +97,7 @@ impl<T> Batcher<T> {
         Self {
             limits,
             most_changes: limits.changes,
+            run: limits.transactions,
             pacing,
             waiting: VecDeque::new(),
             recent_in_flight: 0,
@@ -106,6 +109,21 @@ impl<T> Batcher<T> {
     /// Closes groups at so many changes from now on, or at the limit if that is less.
     pub fn close_at(&mut self, changes: usize) {
         self.limits.changes = self.most_changes.min(changes);
+    }
+
+    /// Closes groups whose transactions are committed alone at so many of them from now on.
+    pub fn close_run_at(&mut self, transactions: usize) {
+        self.run = transactions.max(1);
+    }
+
+    /// See [`Self::close_run_at`].
+    #[must_use]
+    pub fn run(&self) -> usize {
+        self.run
+    }
+
+    fn most_transactions(&self, first: &Size) -> usize {
+        if first.by_rows { self.run } else { self.limits.transactions }
     }
 
     /// Adds the next part in commit order.
@@ -132,10 +150,11 @@ impl<T> Batcher<T> {
     #[must_use]
     pub fn is_worth_a_group(&self) -> bool {
         let part = self.pacing.worth_part;
-        self.waiting.len() * part >= self.limits.transactions
+        let Some((first, _)) = self.waiting.front() else { return false };
+        self.waiting.len() * part >= self.most_transactions(first)
             || self.changes * part >= self.limits.changes
             || self.bytes * part >= self.limits.bytes
-            || self.waiting.front().is_some_and(|(size, _)| !size.whole)
+            || !first.whole
     }
 
     /// How much longer a free worker waits for a larger group; zero if it does not wait.
@@ -174,10 +193,11 @@ impl<T> Batcher<T> {
     pub fn take(&mut self) -> Option<Vec<T>> {
         let (first, part) = self.waiting.pop_front()?;
         self.recent_in_flight -= self.recent_in_flight.div_ceil(8);
+        let most = self.most_transactions(&first);
         let mut group = vec![part];
         let (mut changes, mut bytes) = (first.changes, first.bytes);
         while first.whole
-            && group.len() < self.limits.transactions
+            && group.len() < most
             && let Some((next, _)) = self.waiting.front()
             && next.whole
             && !next.starts_group

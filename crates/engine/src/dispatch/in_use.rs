@@ -3,16 +3,29 @@
 
 use std::time::Duration;
 
+use super::one_by_one::OneByOne;
 use super::pacing::Pacing;
-use super::scaling::{Decision, GroupWork, Load, Scaling};
+use super::scaling::{Decision, GroupWork, Load, Reason, Scaling};
 use super::{Dispatch, Dispatchable};
 use crate::group::{GroupSeq, Size};
 use crate::worker::Group;
+
+/// A group that a worker has not answered.
+#[derive(Debug, Clone)]
+pub(super) struct Given {
+    /// When it was handed over.
+    at: Duration,
+    work: GroupWork,
+    transactions: usize,
+}
 
 impl<T: Dispatchable> Dispatch<T> {
     /// How many workers are in use, and why.
     #[must_use]
     pub fn decision(&self) -> Decision {
+        if self.is_in_pipeline() && self.settings.workers > 1 {
+            return Decision { workers: 1, reason: Reason::OneByOne };
+        }
         let workers = self.settings.workers;
         self.scaling.as_ref().map_or_else(|| Decision::fixed(workers), Scaling::decision)
     }
@@ -32,7 +45,9 @@ impl<T: Dispatchable> Dispatch<T> {
 
     pub(super) fn limit_to_load(&mut self, now: Duration) {
         let load = self.load(now);
-        if let Some(scaling) = &self.scaling {
+        if self.is_in_pipeline() {
+            self.workers.limit(1, false);
+        } else if let Some(scaling) = &self.scaling {
             match load {
                 Load::Heavy => self.workers.limit(scaling.workers(), true),
                 Load::Light => {
@@ -40,23 +55,31 @@ impl<T: Dispatchable> Dispatch<T> {
                     self.workers.limit(scaling.workers().max(least), false);
                 }
             }
+        } else if self.one_by_one.is_some() {
+            self.workers.limit(self.settings.workers, false);
         }
     }
 
     /// For the measurement of the rate of the workers. A transaction in parts has one worker, so it says
     /// nothing about more of them; and if nothing came for a while, nothing limited the rate.
     pub(super) fn note_work(&mut self, worker: usize, group: &Group<T>, now: Duration) {
-        let Some(scaling) = &mut self.scaling else { return };
+        if self.scaling.is_none() && self.one_by_one.is_none() {
+            return;
+        }
         let nothing_for = now.saturating_sub(self.idle_since);
         let interrupted = self.workers.is_idle() && nothing_for > self.settings.pacing.interruption;
-        if interrupted || group.works.iter().any(|work| !work.size().whole) {
+        let in_parts = group.works.iter().any(|work| !work.size().whole);
+        if (interrupted || in_parts || self.is_in_pipeline())
+            && let Some(scaling) = &mut self.scaling
+        {
             scaling.interrupted(now);
         }
         let mut all = GroupWork::default();
         for Size { changes, bytes, .. } in group.works.iter().map(Dispatchable::size) {
             (all.changes, all.bytes) = (all.changes + changes, all.bytes + bytes);
         }
-        self.given[worker].push_back((now, all));
+        let transactions = group.works.iter().filter(|work| work.end().is_some()).count();
+        self.given[worker].push_back(Given { at: now, work: all, transactions });
     }
 
     /// Whether a group needs no locks: no other worker has a group in flight, nor will have one before
@@ -74,15 +97,29 @@ impl<T: Dispatchable> Dispatch<T> {
 
     /// A worker has completed its first groups: measures their work.
     pub(super) fn measure(&mut self, worker: usize, groups: usize, now: Duration) {
+        if let Some(one_by_one) = &mut self.one_by_one {
+            for Given { at, transactions, .. } in self.given[worker].iter().take(groups) {
+                one_by_one.ended(*at, *transactions, now);
+            }
+            self.waiting.close_run_at(one_by_one.run());
+        }
         let load = self.load(now);
-        let Some(scaling) = &mut self.scaling else { return };
+        let Some(scaling) = &mut self.scaling else {
+            if self.one_by_one.is_some() {
+                self.given[worker].drain(..groups);
+            }
+            return self.limit_to_load(now);
+        };
         let idle = self.workers.queue(worker).is_empty();
         let given = self.given[worker].iter().take(groups);
-        let begun = given.clone().map(|(handed_over, _)| *handed_over).next().unwrap_or(now);
-        let changes = given.map(|(_, work)| work.changes).sum();
+        let begun = given.clone().map(|given| given.at).next().unwrap_or(now);
+        let changes = given.map(|given| given.work.changes).sum();
         self.sizes.ended(worker, begun, changes, now);
-        for (handed_over, work) in self.given[worker].drain(..groups) {
-            scaling.ended(worker, handed_over, work, idle, now);
+        for Given { at, work, .. } in self.given[worker].drain(..groups) {
+            scaling.ended(worker, at, work, idle, now);
+        }
+        if self.one_by_one.as_ref().is_some_and(OneByOne::is_pipeline) {
+            return self.limit_to_load(now);
         }
         scaling.look(load, self.workers.open().count(), now);
         let searching = scaling.is_searching();

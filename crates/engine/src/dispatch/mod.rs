@@ -38,6 +38,7 @@
 
 mod blame;
 mod in_use;
+mod one_by_one;
 pub mod pacing;
 pub mod scaling;
 mod stalls;
@@ -50,9 +51,10 @@ use std::time::Duration;
 
 use blame::Blame;
 pub use blame::{TableId, Turn, Turned};
+use one_by_one::OneByOne;
 pub use pacing::Pacing;
 use pgoutput::{DecodeError, Message};
-use scaling::{GroupWork, Scaling};
+use scaling::Scaling;
 pub use stalls::{Look, Stalls};
 pub use workers::{Leaves, Want, Workers};
 
@@ -165,8 +167,10 @@ pub struct Dispatch<T> {
     /// If their number is not fixed.
     scaling: Option<Scaling>,
     sizes: in_use::GroupSizes,
-    /// By worker, when its groups were handed over, and their work.
-    given: Vec<VecDeque<(Duration, GroupWork)>>,
+    /// If transactions are committed one by one.
+    one_by_one: Option<OneByOne>,
+    /// By worker, the groups that it has.
+    given: Vec<VecDeque<in_use::Given>>,
     /// When all workers were busy and enough waited for a group.
     pressed_at: Option<Duration>,
     /// The group that was handed over last.
@@ -182,14 +186,26 @@ pub struct Dispatch<T> {
     behind: Duration,
 }
 
+impl DispatchSettings {
+    /// Whether every transaction is committed alone.
+    fn is_one_by_one(&self) -> bool {
+        self.by_rows || self.group.transactions == 1
+    }
+}
+
 impl<T: Dispatchable> Dispatch<T> {
     /// Nothing waits.
     #[must_use]
     pub fn new(settings: DispatchSettings) -> Self {
         let DispatchSettings { workers, shared, scaled, ordered, group, writeset, pacing, .. } =
             settings;
+        // Unordered transactions need no turn.
+        let in_turn = ordered || workers == 1;
+        let one_by_one = (in_turn && settings.is_one_by_one())
+            .then(|| OneByOne::new(workers, settings.round_trip, pacing));
         Self {
             waiting: Batcher::new(group, pacing),
+            one_by_one,
             workers: Workers::new(workers, shared || scaled, pacing),
             writeset: (workers > 1).then(|| Writeset::new(writeset, ordered)),
             unlocked: None,
@@ -214,12 +230,37 @@ impl<T: Dispatchable> Dispatch<T> {
         if self.scaling.is_some() {
             self.waiting.close_at(self.settings.pacing.first_group_changes);
         }
+        if let Some(one_by_one) = &self.one_by_one {
+            self.waiting.close_run_at(one_by_one.run());
+        } else if self.settings.by_rows && self.settings.workers > 1 {
+            self.waiting.close_run_at(1);
+        }
         self
     }
 
     /// The next part in commit order.
     pub fn push(&mut self, part: T) {
-        self.waiting.push(part.size(), part);
+        let by_rows = self.is_by_rows(&part);
+        self.waiting.push(Size { by_rows, ..part.size() }, part);
+    }
+
+    /// Whether a part is applied change by change, in a transaction of its own: because it must be, or
+    /// because that is as fast where every transaction is committed alone.
+    fn is_by_rows(&self, part: &T) -> bool {
+        let size = part.size();
+        let small = size.whole && size.changes <= self.settings.pacing.lone_changes;
+        let alone = self.one_by_one.is_some() && small && !part.is_under_rules();
+        size.by_rows || self.settings.by_rows || alone
+    }
+
+    fn is_in_pipeline(&self) -> bool {
+        self.one_by_one.as_ref().is_some_and(OneByOne::is_pipeline)
+    }
+
+    /// Transactions of a group, at most.
+    fn most_transactions(&self) -> usize {
+        let one_by_one = self.one_by_one.is_some() || self.settings.by_rows;
+        if one_by_one { self.waiting.run() } else { self.settings.group.transactions }
     }
 
     /// A transaction was this old when the publisher sent it, by the publisher's own clock.
@@ -288,6 +329,9 @@ impl<T: Dispatchable> Dispatch<T> {
         if let Some(scaling) = &mut self.scaling {
             scaling.waits(busy, now);
         }
+        if let Some(one_by_one) = &mut self.one_by_one {
+            one_by_one.waits(busy, now);
+        }
         step
     }
 
@@ -301,7 +345,8 @@ impl<T: Dispatchable> Dispatch<T> {
             Room::Busy => return Ok(Step::Busy { short: true }),
             Room::Full => return Ok(Step::Busy { short: false }),
         };
-        if self.is_idle() && reading {
+        // A run of transactions that are committed one by one gains nothing from its length.
+        if self.is_idle() && reading && !self.is_in_pipeline() {
             let waited = now.saturating_sub(self.idle_since);
             let gathering = self.waiting.gathering(self.behind, waited);
             if !gathering.is_zero() {
@@ -322,7 +367,7 @@ impl<T: Dispatchable> Dispatch<T> {
 
     /// Groups that each of so many workers has at most.
     fn depth(&self, workers: usize) -> usize {
-        self.settings.pacing.queue_depth(self.settings.group.transactions, workers)
+        self.settings.pacing.queue_depth(self.most_transactions(), workers)
     }
 
     fn room(&self, now: Duration, reading: bool) -> Room {
@@ -335,9 +380,16 @@ impl<T: Dispatchable> Dispatch<T> {
         if self.writeset.as_ref().is_some_and(Writeset::is_full) {
             return Room::Full;
         }
+        if self.is_in_pipeline()
+            && let Some((worker, queue)) = self.open().next()
+        {
+            let DispatchSettings { round_trip, pacing, .. } = &self.settings;
+            let has_room = queue.len() < pacing.pipeline_depth(*round_trip);
+            return if has_room { Room::At(worker) } else { Room::Full };
+        }
         let worth = self.waiting.is_worth_a_group();
         let backlog = self.is_backlog() && reading;
-        let one_by_one = self.settings.group.transactions == 1;
+        let one_by_one = self.most_transactions() == 1;
         if let Some(room) = self.room_far_away(worth && !one_by_one || backlog, now) {
             return room;
         }
@@ -442,9 +494,7 @@ impl<T: Dispatchable> Dispatch<T> {
     }
 
     fn mode(&self, works: &[T]) -> GroupMode {
-        let by_rows = works
-            .first()
-            .is_some_and(|work| self.settings.by_rows || work.size().by_rows || work.is_step());
+        let by_rows = works.first().is_some_and(|work| self.is_by_rows(work) || work.is_step());
         if by_rows { GroupMode::Rows } else { GroupMode::Net }
     }
 

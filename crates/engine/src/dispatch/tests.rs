@@ -309,6 +309,41 @@ fn user_code_is_applied_change_by_change_and_everything_if_wanted() {
     assert_eq!(modes(true), [GroupMode::Rows, GroupMode::Rows]);
 }
 
+/// Short transactions that are committed one by one share the pipeline of one worker. Slow ones go side
+/// by side.
+#[test]
+fn transactions_that_are_committed_one_by_one_go_through_one_pipeline_while_they_are_short() {
+    let group = GroupLimits { transactions: 1, ..settings(4).group };
+    for (slow, settings) in [
+        (false, DispatchSettings { by_rows: true, ..settings(4) }),
+        (false, DispatchSettings { group, ..settings(4) }),
+        (true, DispatchSettings { group, ..settings(4) }),
+    ] {
+        let mut dispatch = dispatch(settings);
+        let (mut largest, mut workers, mut handed_over) = (0, [0; 4], Vec::new());
+        for round in 0..400 {
+            let now = at(round * 10);
+            for key in 0..200 {
+                dispatch.push(row(1000 * round + key));
+            }
+            while let Some((worker, group)) = handed(&mut dispatch, now) {
+                assert_eq!(group.mode, GroupMode::Rows);
+                largest = largest.max(group.works.len());
+                workers[worker] += 1;
+                handed_over.push((worker, group.seq));
+            }
+            assert!(dispatch.remembered().queued <= 64 * 4);
+            let through = if slow { 1 } else { handed_over.len() };
+            for (worker, seq) in handed_over.drain(..through.min(handed_over.len())) {
+                dispatch.answered(worker, 1, &[seq], now + at(9));
+            }
+        }
+        let spread = workers[1..].iter().all(|groups| *groups > 100);
+        assert_eq!(spread, slow, "{workers:?}");
+        assert!(largest > 1 && largest <= Pacing::MEASURED.run, "{largest}");
+    }
+}
+
 #[test]
 fn a_backlog_is_gathered_for_a_bounded_time() {
     let mut dispatch = dispatch(settings(2));

@@ -1,5 +1,6 @@
 //! The pipeline of a run: the stream, the sessions that apply, and the leader between them.
 
+use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -354,7 +355,7 @@ impl Supervisor<'_> {
 /// The limits of one group.
 pub(crate) fn group_limits(config: &Config) -> GroupLimits {
     GroupLimits {
-        transactions: group_transactions(config),
+        transactions: config.group_transactions.0.map_or(GROUP_TRANSACTIONS, NonZero::get),
         changes: GROUP_CHANGES,
         bytes: part_bytes(config),
     }
@@ -363,16 +364,6 @@ pub(crate) fn group_limits(config: &Config) -> GroupLimits {
 /// Payload bytes of a part of a transaction, and of a group.
 fn part_bytes(config: &Config) -> usize {
     (config.memory_limit / 16).min(PartLimits::default().bytes)
-}
-
-/// Most source transactions of a group.
-fn group_transactions(config: &Config) -> usize {
-    match (config.apply_mode, config.group_transactions.0) {
-        (_, Some(number)) => number.get(),
-        // A transaction that is applied by rows ends its group. Groups of one spread over workers.
-        (ApplyModeSetting::Row, None) if config.workers.most() > 1 => 1,
-        (_, None) => GROUP_TRANSACTIONS,
-    }
 }
 
 /// Published tables that are not part of the subscription yet, or could not be copied.

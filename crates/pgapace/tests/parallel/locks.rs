@@ -9,13 +9,22 @@ use crate::support::{Case, PATIENCE, must, on_versions};
 const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
 fn start(case: &mut Case) -> testbed::program::Process {
-    case.tool.args = ["--workers", "4", "--group-transactions", "1"].map(str::to_owned).into();
+    case.tool.args = ["--workers", "4", "--group-transactions", "2"].map(str::to_owned).into();
     case.both(
         "CREATE TABLE brake (id int PRIMARY KEY, v int); CREATE TABLE t (id int PRIMARY KEY, v int)",
     );
     case.publisher.sql("INSERT INTO brake VALUES (1, 0); INSERT INTO t VALUES (1, 0), (2, 0)");
     case.publish("FOR ALL TABLES");
     case.start()
+}
+
+/// Waits until the oldest transaction waits for the brake: what follows goes to another worker.
+fn wait_until_braked(case: &Case) {
+    let sql = "SELECT count(*) > 0 FROM pg_stat_activity \
+               WHERE application_name LIKE 'pgapace %' AND wait_event_type = 'Lock'";
+    must(testbed::wait_until(PATIENCE, "a session to wait for the brake", || {
+        Ok(case.subscriber.value(sql) == "t")
+    }));
 }
 
 /// The oldest transaction waits for a user's lock on a table, the user waits for a later
@@ -28,6 +37,7 @@ fn a_deadlock_through_a_lock_of_a_user_is_resolved() {
         must(brake.batch_execute("BEGIN; SELECT FROM brake FOR UPDATE"));
         case.publisher
             .sql("BEGIN; UPDATE brake SET v = 1; UPDATE t SET v = 1 WHERE id = 1; COMMIT");
+        wait_until_braked(&case);
         case.publisher.sql("UPDATE t SET v = 1 WHERE id = 2");
         let waiting = |mode: &str, granted: bool| {
             let sql = format!(
@@ -127,6 +137,7 @@ fn a_table_with_repeated_deadlocks_is_serialized_for_a_while() {
                 "BEGIN; UPDATE brake SET v = {rounds}; UPDATE t SET v = {rounds} WHERE id = 1; \
                  COMMIT"
             ));
+            wait_until_braked(&case);
             case.publisher.sql(&format!("UPDATE t SET v = {rounds} WHERE id = 2"));
             // Once the table is serialized, which the statistics may show later, the second
             // transaction waits for the first.

@@ -292,7 +292,7 @@ fn dependent_transactions_by_row_without_commit_order() {
 
 #[test]
 fn dependent_transactions_in_groups() {
-    in_every_scenario(&["--workers", "2", "--group-transactions", "2"]);
+    in_every_scenario(&["--workers", "4", "--group-transactions", "2"]);
 }
 
 /// An independent transaction does not wait for dependent ones: it is visible while the first is

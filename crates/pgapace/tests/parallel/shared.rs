@@ -29,7 +29,7 @@ impl Pair {
     fn of(case: Case, workers: usize) -> Self {
         let Case { tool, .. } = &case;
         let mut config = format!(
-            "publisher = \"{}\"\ntarget = \"{}\"\nworkers = {workers}\ngroup-transactions = 1\n",
+            "publisher = \"{}\"\ntarget = \"{}\"\nworkers = {workers}\ngroup-transactions = 2\n",
             tool.publisher, tool.subscriber
         );
         for name in NAMES {

@@ -20,7 +20,7 @@ fn waited(case: &Case, reason: &str) -> f64 {
 #[test]
 fn a_lock_of_a_user_is_reported_as_wait_by_reason() {
     on_versions(&VERSIONS, |mut case| {
-        let args = ["--workers", "4", "--group-transactions", "1", "--memory-limit", "16"];
+        let args = ["--workers", "4", "--group-transactions", "2", "--memory-limit", "16"];
         case.tool.args = args.map(str::to_owned).into();
         case.both(
             "CREATE TABLE t (id int PRIMARY KEY, v int); \

@@ -77,6 +77,8 @@ pub enum Load {
 pub enum Reason {
     /// The number was set.
     Fixed,
+    /// Transactions are committed one by one, and one worker does that faster than several.
+    OneByOne,
     /// There was no backlog yet.
     Unmeasured,
     /// The number is compared with another one.

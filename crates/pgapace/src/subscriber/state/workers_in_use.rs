@@ -19,6 +19,9 @@ impl Display for WorkersInUse {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self.decision.reason {
             Reason::Fixed => write!(f, "set by --workers")?,
+            Reason::OneByOne => {
+                write!(f, "transactions are committed one by one, in one pipeline")?;
+            }
             Reason::Unmeasured => write!(f, "no backlog was measured yet")?,
             Reason::Trial { than } => write!(f, "measuring whether they apply more than {than}")?,
             Reason::Measured { more, fewer } => {

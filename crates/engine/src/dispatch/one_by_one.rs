@@ -1,0 +1,255 @@
+//! Transactions that are committed one by one (`--group-transactions 1`, `--apply-mode row`): one after
+//! the other in the pipeline of one session, or side by side on several sessions.
+//!
+//! In a pipeline, the changes and COMMITs of many transactions are sent without waiting for an answer:
+//! each costs only what the subscriber does for it. Side by side, the changes of several transactions
+//! are executed at once. But COMMITs keep their order, so each waits for the answer to the one before on
+//! another session, and for the worker which that wakes: [`Pacing::turn`], and a round trip more where
+//! the subscriber is far away. Measured with `simple-update`: 25 000 transactions a second in a
+//! pipeline, 4800 side by side on two sessions or on four.
+//!
+//! So they go side by side only where one takes longer than a turn, because it reads from a disk or has
+//! many changes, and only while that is faster:
+//!
+//! ```text
+//!              one takes longer than a turn
+//!   Pipeline ────────────────────────────────► SideBySide
+//!      ▲                                          │
+//!      └──────────────────────────────────────────┘
+//!         after a while, to measure the pipeline again; it stays if it is faster
+//! ```
+
+use std::time::Duration;
+
+use super::Pacing;
+
+/// Transactions in a measurement, at least.
+const MEASURED: usize = 8;
+/// Transactions of the first runs, before it is known how long one takes.
+const FIRST_RUN: usize = 16;
+const SHORTEST_RUN: usize = 4;
+/// The longest time side by side, and the times for which the pipeline stays where it was faster.
+const LONGEST: Duration = Duration::from_secs(30);
+const FIRST_STAY: Duration = Duration::from_secs(5);
+const LONGEST_STAY: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Pipeline,
+    SideBySide { since: Duration },
+}
+
+/// Decides which way transactions go that are committed one by one.
+#[derive(Debug)]
+pub(super) struct OneByOne {
+    way: Way,
+    /// How many workers there may be.
+    workers: usize,
+    pacing: Pacing,
+    /// The time that a COMMIT takes to follow the one before on another session.
+    turn: Duration,
+    /// Seconds of a transaction in the pipeline, and side by side, when that was measured last.
+    pipeline: Option<f64>,
+    side_by_side: Option<f64>,
+    /// The measurement under way.
+    time: Duration,
+    transactions: usize,
+    /// When the last group ended.
+    ended_at: Duration,
+    /// Since when work waits for a worker, and for how long it did before.
+    waits_since: Option<Duration>,
+    waited: Duration,
+    /// How long transactions go side by side, the next time.
+    length: Duration,
+    /// The pipeline stays until then, and the next time for so long.
+    stays_until: Duration,
+    stay: Duration,
+}
+
+impl OneByOne {
+    pub(super) fn new(workers: usize, round_trip: Duration, pacing: Pacing) -> Self {
+        Self {
+            way: Way::Pipeline,
+            workers,
+            pacing,
+            turn: pacing.turn + round_trip,
+            pipeline: None,
+            side_by_side: None,
+            time: Duration::ZERO,
+            transactions: 0,
+            ended_at: Duration::ZERO,
+            waits_since: None,
+            waited: Duration::ZERO,
+            length: pacing.side_by_side,
+            stays_until: Duration::ZERO,
+            stay: FIRST_STAY,
+        }
+    }
+
+    pub(super) fn is_pipeline(&self) -> bool {
+        self.way == Way::Pipeline
+    }
+
+    /// How many transactions the next group may have.
+    pub(super) fn run(&self) -> usize {
+        if !self.is_pipeline() {
+            return 1;
+        }
+        let Some(one) = self.pipeline else { return FIRST_RUN.min(self.pacing.run) };
+        let run = self.pacing.run_time.as_secs_f64() / one.max(1e-9);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "it is between these bounds"
+        )]
+        let run = run.clamp(1.0, 1e9) as usize;
+        run.max(SHORTEST_RUN).min(self.pacing.run)
+    }
+
+    /// Whether work waits for a worker from now on.
+    pub(super) fn waits(&mut self, waits: bool, now: Duration) {
+        match (self.waits_since, waits) {
+            (None, true) => self.waits_since = Some(now),
+            (Some(since), false) => {
+                self.waited += now.saturating_sub(since);
+                self.waits_since = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// A group of so many transactions has ended.
+    pub(super) fn ended(&mut self, handed_over: Duration, transactions: usize, now: Duration) {
+        let before = std::mem::replace(&mut self.ended_at, now);
+        match self.way {
+            Way::Pipeline => {
+                // One that was handed over later has waited for the publisher, and for the answer.
+                if handed_over <= before {
+                    self.time += now.saturating_sub(before);
+                    self.transactions += transactions;
+                }
+                let enough = self.time >= self.pacing.run_time || self.pacing.run_time.is_zero();
+                if enough && self.transactions >= MEASURED.min(self.pacing.run) {
+                    self.measured_pipeline(now);
+                }
+            }
+            Way::SideBySide { since } => {
+                self.transactions += transactions;
+                if now.saturating_sub(since) >= self.length {
+                    self.measured_side_by_side(now.saturating_sub(since), now);
+                }
+            }
+        }
+    }
+
+    fn measured_pipeline(&mut self, now: Duration) {
+        let one = self.time.as_secs_f64() / self.transactions as f64;
+        self.pipeline = Some(one);
+        if self.workers > 1 && one > self.turn.as_secs_f64() {
+            if self.side_by_side.is_none_or(|side_by_side| one > side_by_side) {
+                if self.side_by_side.is_some() {
+                    (self.length, self.stay) = ((self.length * 2).min(LONGEST), FIRST_STAY);
+                } else {
+                    self.length = self.pacing.side_by_side;
+                }
+                self.way = Way::SideBySide { since: now };
+            } else if self.stays_until == Duration::ZERO {
+                self.stays_until = now + self.stay;
+                self.stay = (self.stay * 2).min(LONGEST_STAY);
+            } else if now >= self.stays_until {
+                (self.stays_until, self.side_by_side) = (Duration::ZERO, None);
+            }
+        }
+        self.begin(now);
+    }
+
+    /// The pipeline is measured again. Side by side counts as fast as it was, if it had enough to do.
+    fn measured_side_by_side(&mut self, took: Duration, now: Duration) {
+        let waits = self.waits_since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
+        let was_busy = (self.waited + waits) * 2 >= took;
+        let one = took.as_secs_f64() / self.transactions.max(1) as f64;
+        self.side_by_side = was_busy.then_some(one);
+        self.way = Way::Pipeline;
+        self.stays_until = Duration::ZERO;
+        self.begin(now);
+    }
+
+    fn begin(&mut self, now: Duration) {
+        (self.time, self.transactions, self.waited) = (Duration::ZERO, 0, Duration::ZERO);
+        if let Some(since) = &mut self.waits_since {
+            *since = now;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Duration, OneByOne, Pacing};
+
+    /// Applies as fast as this subscriber does: microseconds of a transaction in the pipeline, and side by
+    /// side. Returns the part of the time that was spent side by side.
+    fn part_side_by_side(
+        one: &mut OneByOne,
+        [pipeline, side_by_side]: [u64; 2],
+        seconds: u64,
+    ) -> f64 {
+        let (begun, mut spread) = (one.ended_at, Duration::ZERO);
+        one.waits(true, begun);
+        while one.ended_at < begun + Duration::from_secs(seconds) {
+            let (at, beside) = (one.ended_at, !one.is_pipeline());
+            let run = one.run() as u64;
+            let took = Duration::from_micros(if beside { side_by_side } else { run * pipeline });
+            one.ended(at, one.run(), at + took);
+            if beside {
+                spread += took;
+            }
+        }
+        spread.as_secs_f64() / (one.ended_at - begun).as_secs_f64()
+    }
+
+    fn new(workers: usize, round_trip: u64) -> OneByOne {
+        OneByOne::new(workers, Duration::from_millis(round_trip), Pacing::MEASURED)
+    }
+
+    #[test]
+    fn short_transactions_stay_in_the_pipeline() {
+        let mut one = new(4, 0);
+        assert_eq!(part_side_by_side(&mut one, [40, 210], 60), 0.0);
+        assert_eq!(one.run(), Pacing::MEASURED.run);
+        // A turn takes a round trip, so longer ones stay where the subscriber is far away.
+        assert_eq!(part_side_by_side(&mut new(4, 5), [3000, 5000], 60), 0.0);
+        assert_eq!(
+            part_side_by_side(&mut new(1, 0), [3000, 3000], 60),
+            0.0,
+            "there is no other worker"
+        );
+    }
+
+    #[test]
+    fn long_transactions_go_side_by_side_where_that_is_faster() {
+        let part = part_side_by_side(&mut new(4, 0), [2000, 500], 60);
+        assert!(part > 0.95, "{part}");
+        let part = part_side_by_side(&mut new(4, 0), [2000, 2100], 120);
+        assert!(part < 0.25, "{part}");
+    }
+
+    #[test]
+    fn another_load_is_noticed() {
+        let mut one = new(4, 0);
+        part_side_by_side(&mut one, [40, 210], 20);
+        assert!(part_side_by_side(&mut one, [2000, 500], 30) > 0.9);
+        part_side_by_side(&mut one, [40, 210], 31);
+        assert_eq!(part_side_by_side(&mut one, [40, 210], 30), 0.0);
+    }
+
+    #[test]
+    fn the_time_for_which_the_publisher_sends_nothing_does_not_count() {
+        let mut one = new(4, 0);
+        for second in 1..100 {
+            let at = Duration::from_secs(second);
+            one.ended(at - Duration::from_millis(5), 1, at);
+        }
+        assert!(one.is_pipeline());
+        assert_eq!(one.pipeline, None);
+    }
+}
