@@ -6,7 +6,7 @@ mod barrier;
 mod book;
 mod conflicts;
 mod documentation;
-pub(crate) mod faults;
+mod faults;
 mod hand_over;
 mod package;
 mod parallel;

@@ -298,16 +298,23 @@ impl Drop for Watcher {
     }
 }
 
-fn watcher() -> Result<(Child, ChildStdin)> {
-    let mut process = Command::new("sh")
-        .args(["-c", WATCHER, "pgapace-watcher"])
+/// Starts a shell script that reads from a pipe until this process ends. It has a process group of its
+/// own, so that a signal to the terminal's does not end it.
+pub(crate) fn watching_shell(script: &str, name: &str, args: &[&Path]) -> Result<Child> {
+    Command::new("sh")
+        .args(["-c", script, name])
+        .args(args)
         .current_dir("/")
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .process_group(0)
         .spawn()
-        .context(|| "start the watcher shell".to_string())?;
+        .context(|| format!("start the shell {name}"))
+}
+
+fn watcher() -> Result<(Child, ChildStdin)> {
+    let mut process = watching_shell(WATCHER, "pgapace-watcher", &[])?;
     let leash = process.stdin.take().ok_or_else(|| Error::other("the watcher has no input"))?;
     Ok((process, leash))
 }

@@ -181,6 +181,7 @@ fn the_proxy_delays_freezes_cuts_and_refuses() {
     std::thread::scope(|scope| {
         proxy.freeze();
         let held = scope.spawn(time_of_one);
+        // Nothing passes the proxy for so long.
         std::thread::sleep(Duration::from_millis(200));
         assert!(!held.is_finished());
         proxy.unfreeze();

@@ -2,10 +2,13 @@
 
 mod echo;
 mod interrupted;
+mod native_progress;
 mod positions;
 mod refused;
 mod released;
 mod rounds;
+mod steps;
+mod turns;
 mod under_load;
 
 use testbed::wait_until;

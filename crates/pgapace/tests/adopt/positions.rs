@@ -3,8 +3,7 @@
 use testbed::{Pair, Result, wait_until};
 
 use super::NativeSubscription;
-use crate::faults::site::{DB, NAME, PATIENCE, Site, expect_exit, pgapace};
-use crate::support::{VERSIONS, on_versions};
+use crate::support::{DB, NAME, PATIENCE, Site, VERSIONS, expect_exit, lsn, on_versions, pgapace};
 
 /// The origin is ahead: the publisher has lost the newest position of its slot in a crash. From the
 /// slot's position, rows without a key would be inserted twice.
@@ -19,7 +18,7 @@ fn an_origin_ahead_of_the_slot_counts() -> Result<()> {
             |builder| builder,
         )?;
         let mut site = Site::of(pair)?;
-        site.tables("CREATE TABLE log (v int)")?;
+        site.publish_tables("CREATE TABLE log (v int)")?;
         let conninfo = site.publisher.conninfo(DB).replace('\'', "''");
         site.subscriber.sql(
             DB,
@@ -46,7 +45,7 @@ fn an_origin_ahead_of_the_slot_counts() -> Result<()> {
              FROM pg_subscription WHERE subname = '{NAME}'"
         );
         let origin = site.subscriber.query_one_text(DB, &origin)?;
-        assert!(crate::faults::site::lsn(&origin)? > site.confirmed()?, "{origin}");
+        assert!(lsn(&origin)? > site.confirmed()?, "{origin}");
 
         let verb = |verb: &str| {
             pgapace(verb)

@@ -53,7 +53,7 @@ fn a_skip_lsn_and_prepared_transactions_are_refused() {
 }
 
 #[test]
-fn what_a_role_lacks_is_printed_as_sql() {
+fn missing_privileges_are_printed_as_sql() {
     on_versions(&[(15, 15), (18, 18)], |case| {
         case.both(TABLES);
         case.publish("FOR ALL TABLES");

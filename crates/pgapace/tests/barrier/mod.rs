@@ -7,7 +7,7 @@ use testbed::postgres::Client;
 use testbed::program::Process;
 use testbed::{Cluster, Pair, Result, wait_until};
 
-use crate::faults::site::{DB, Load, PATIENCE, Site, load_tables, long};
+use crate::support::{DB, Load, PATIENCE, Site, holds_for, load_tables, long};
 
 const RATE: f64 = 300.0;
 
@@ -71,6 +71,7 @@ fn snapshots_show_one_state(publisher: u16, subscriber: u16) -> Result<()> {
     let tables = load_tables();
     let mut seen = Vec::new();
     for _ in 0..if long() { 200 } else { 15 } {
+        // The load goes on between two barriers.
         std::thread::sleep(Duration::from_millis(50));
         let (mut on_publisher, mut on_subscriber) = take(&site, &mut run)?;
         let expected = state_of(&mut on_publisher, &tables)?;
@@ -84,7 +85,7 @@ fn snapshots_show_one_state(publisher: u16, subscriber: u16) -> Result<()> {
     let (mut on_publisher, mut on_subscriber) = take(&site, &mut run)?;
     assert_eq!(state_of(&mut on_subscriber, &tables)?, state_of(&mut on_publisher, &tables)?);
     site.publisher.sql(DB, "INSERT INTO pgbench_history VALUES (1, 1, 1, 0, now(), 'after')")?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     site.expect_equal_load()
 }
 
@@ -98,11 +99,11 @@ fn snapshots_show_one_state_under_load() -> Result<()> {
 
 /// A verb that died leaves its request; the next run deletes it.
 #[test]
-fn a_request_that_nobody_serves_does_not_last() -> Result<()> {
+fn a_request_without_a_process_does_not_last() -> Result<()> {
     let site = Site::start(&[], &[])?;
     site.load_tables()?;
     let mut run = site.spawn_streaming(&site.program())?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     run.kill9()?;
     let sql = "INSERT INTO pgapace.barrier (subscription, holds) \
                SELECT id, true FROM pgapace.subscription";
@@ -111,7 +112,7 @@ fn a_request_that_nobody_serves_does_not_last() -> Result<()> {
     let count = "SELECT count(*) FROM pgapace.barrier";
     assert_eq!(site.subscriber.query_one_text(DB, count)?, "0");
     site.publisher.sql(DB, "INSERT INTO pgbench_history VALUES (1, 1, 1, 0, now(), 'after')")?;
-    site.catch_up(&mut run)
+    site.wait_until_applied(&mut run)
 }
 
 /// While a verb writes, the stream waits for it, also when the session that keeps the barrier is lost.
@@ -120,7 +121,7 @@ fn a_lost_session_of_the_keeper_does_not_let_the_stream_go_on() -> Result<()> {
     let site = Site::start(&[], &[])?;
     site.load_tables()?;
     let mut run = site.spawn_streaming(&site.program())?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     let mut verb = site.subscriber.connect(DB)?;
     let sql = "INSERT INTO pgapace.barrier (subscription, holds) \
                SELECT id, true FROM pgapace.subscription RETURNING id";
@@ -135,12 +136,14 @@ fn a_lost_session_of_the_keeper_does_not_let_the_stream_go_on() -> Result<()> {
         Ok(site.subscriber.query_one_text(DB, keeper)? == "1")
     })?;
     site.publisher.sql(DB, "INSERT INTO pgbench_history VALUES (1, 1, 1, 0, now(), 'after')")?;
-    // Longer than the keeper waits for a transaction of a verb before it asks for its backend.
-    std::thread::sleep(Duration::from_secs(3));
     let applied = "SELECT count(*) FROM pgbench_history WHERE filler = 'after'";
-    assert_eq!(site.subscriber.query_one_text(DB, applied)?, "0", "{}", run.log());
+    // Longer than the keeper waits for a transaction of a verb before it asks for its backend.
+    let time = Duration::from_secs(3);
+    holds_for(time, "held before the transaction", || {
+        Ok(site.subscriber.query_one_text(DB, applied)? == "0")
+    })?;
     verb.batch_execute("COMMIT")?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     assert_eq!(site.subscriber.query_one_text(DB, applied)?, "1");
     // The next barrier is taken as before.
     drop(take(&site, &mut run)?);
@@ -154,7 +157,7 @@ fn a_request_of_a_keeper_that_failed_is_taken_up() -> Result<()> {
     let site = Site::start(&[], &[])?;
     site.load_tables()?;
     let mut run = site.spawn_streaming(&site.program())?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     // The slot waits for this transaction.
     let mut writer = site.publisher.connect(DB)?;
     writer
@@ -176,5 +179,5 @@ fn a_request_of_a_keeper_that_failed_is_taken_up() -> Result<()> {
     let ready = "SELECT EXISTS (SELECT FROM pgapace.barrier WHERE state = 'ready')";
     wait_until(PATIENCE, "the barrier", || Ok(site.subscriber.query_one_text(DB, ready)? == "t"))?;
     control.batch_execute("DELETE FROM pgapace.barrier")?;
-    site.catch_up(&mut run)
+    site.wait_until_applied(&mut run)
 }

@@ -140,6 +140,7 @@ impl Shell {
             if !retry || wanted(&printed) || Instant::now() > deadline {
                 return printed;
             }
+            // A reader would not repeat it faster.
             std::thread::sleep(Duration::from_millis(200));
         }
     }

@@ -1,5 +1,6 @@
 //! Conflicts: resolution by rules, stops, and how a run continues.
 
+mod apply;
 mod counted;
 mod origins;
 mod rules;

@@ -1,15 +1,17 @@
 //! Conflict rules give the same result for every size of apply groups.
 
-use std::fmt::Write;
+use std::fmt::Write as _;
 
 use crate::support::{Case, on_versions};
 
 /// The apply settings with which each test runs.
-const MODES: [&[&str]; 3] = [&[], &["--group-transactions", "1"], &["--apply-mode", "row"]];
-const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
+pub(super) const MODES: [&[&str]; 3] =
+    [&[], &["--group-transactions", "1"], &["--apply-mode", "row"]];
+
+pub(super) const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
 /// Runs a body on each pair of versions with each setting.
-fn in_every_mode(rules: &[&str], body: impl Fn(&Case)) {
+pub(super) fn in_every_mode(rules: &[&str], body: impl Fn(&Case)) {
     for mode in MODES {
         on_versions(&BOTH, |mut case| {
             case.tool.args = mode.iter().map(|arg| (*arg).to_owned()).collect();
@@ -22,7 +24,7 @@ fn in_every_mode(rules: &[&str], body: impl Fn(&Case)) {
 }
 
 /// Runs each statement as a separate transaction.
-fn transactions(case: &Case, statements: &[&str]) {
+pub(super) fn transactions(case: &Case, statements: &[&str]) {
     let mut sql = String::new();
     for statement in statements {
         write!(sql, "BEGIN; {statement}; COMMIT; ").expect("a string");
@@ -32,7 +34,7 @@ fn transactions(case: &Case, statements: &[&str]) {
 
 /// Rows 1 to 20 exist on both sides, except that the subscriber lacks 5 to 8. It has 31 to 33 in
 /// addition.
-fn diverge(case: &Case) {
+pub(super) fn diverge(case: &Case) {
     case.replicate("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v text)");
     case.publisher.sql("INSERT INTO t SELECT g, 10 * g, 'p' FROM generate_series(1, 20) g");
     case.run_until_current();
@@ -42,7 +44,7 @@ fn diverge(case: &Case) {
     );
 }
 
-fn conflicts(case: &Case) -> Vec<String> {
+pub(super) fn conflicts(case: &Case) -> Vec<String> {
     case.subscriber.rows(
         "SELECT concat_ws(' ', c.conflict, c.action, c.applied, c.operation, c.key, c.sqlstate) \
          FROM pgapace.conflict c JOIN pgapace.subscription s ON s.id = c.subscription \
@@ -50,7 +52,7 @@ fn conflicts(case: &Case) -> Vec<String> {
     )
 }
 
-fn subscriber_rows(case: &Case, condition: &str) -> Vec<String> {
+pub(super) fn subscriber_rows(case: &Case, condition: &str) -> Vec<String> {
     case.subscriber.rows(&format!("SELECT id, u, v FROM t WHERE {condition} ORDER BY id"))
 }
 
@@ -112,70 +114,6 @@ fn skip_affects_only_the_conflicting_changes() {
         // Nothing is applied twice.
         case.run_until_current();
         assert_eq!(conflicts(case).len(), 6);
-    });
-}
-
-#[test]
-fn apply_overwrites_the_existing_row() {
-    in_every_mode(&["public.t:insert_exists=apply", "update_missing=apply"], |case| {
-        diverge(case);
-        transactions(
-            case,
-            &[
-                "INSERT INTO t VALUES (31, 311, 'p')",
-                "UPDATE t SET v = 'x5' WHERE id = 5",
-                "UPDATE t SET id = 50, v = 'x6' WHERE id = 6",
-                "DELETE FROM t WHERE id = 7",
-                "INSERT INTO t VALUES (32, 321, 'p'); UPDATE t SET u = 322 WHERE id = 32",
-            ],
-        );
-        let log = case.run_until_current();
-        assert_eq!(
-            conflicts(case),
-            [
-                "insert_exists apply t INSERT (id)=(31) 23505",
-                "update_missing apply t UPDATE (id)=(5)",
-                "update_missing apply t UPDATE (id)=(6)",
-                "delete_missing skip f DELETE (id)=(7)",
-                "insert_exists apply t INSERT (id)=(32) 23505",
-            ],
-            "{log}"
-        );
-        case.subscriber.sql("DELETE FROM t WHERE id = 33; INSERT INTO t VALUES (8, 80, 'p')");
-        case.expect_equal(&["t"]);
-        case.publisher.sql("UPDATE t SET v = v || '!'");
-        case.run_until_current();
-        case.expect_equal(&["t"]);
-    });
-}
-
-/// The conflicting row has another key, so it is unclear which row is meant. Another change
-/// conflicts with two rows.
-#[test]
-fn conflicts_with_a_row_of_another_key_stop() {
-    in_every_mode(&["insert_exists=apply"], |case| {
-        diverge(case);
-        transactions(
-            case,
-            &["UPDATE t SET v = 'x' WHERE id = 1", "INSERT INTO t VALUES (41, 310, 'p')"],
-        );
-        case.run()
-            .expect(9, &["conflict=insert_exists", "INSERT on public.t", "(id)=(41)", "23505"]);
-        assert_eq!(subscriber_rows(case, "id IN (1, 41)"), ["1|10|x"]);
-        case.subscriber.sql("DELETE FROM t WHERE id = 31");
-        transactions(case, &["INSERT INTO t VALUES (32, 330, 'p')"]);
-        case.run().expect(9, &["conflict=multiple_unique_conflicts", "(id)=(32)"]);
-        assert_eq!(subscriber_rows(case, "id > 30"), ["32|320|t", "33|330|t", "41|310|p"]);
-    });
-    in_every_mode(&["insert_exists=apply", "multiple_unique_conflicts=skip"], |case| {
-        diverge(case);
-        transactions(case, &["INSERT INTO t VALUES (32, 330, 'p'), (43, 430, 'p')"]);
-        case.run_until_current();
-        assert_eq!(conflicts(case), ["multiple_unique_conflicts skip f INSERT (id)=(32) 23505"]);
-        assert_eq!(
-            subscriber_rows(case, "id > 30"),
-            ["31|310|t", "32|320|t", "33|330|t", "43|430|p"]
-        );
     });
 }
 
@@ -320,42 +258,5 @@ fn rules_apply_to_large_transactions() {
             .sql("INSERT INTO t SELECT g, 10 * g, 'p' FROM generate_series(20001, 20300) g");
         case.run_until_current();
         assert_eq!(conflicts(&case).len(), 309);
-    });
-}
-
-/// Columns that UPDATE cannot set, equal keys with different text, tables with another key than the
-/// publisher's, and partitions.
-#[test]
-fn apply_handles_all_kinds_of_rows() {
-    in_every_mode(&["insert_exists=apply"], |case| {
-        case.both(
-            "CREATE TABLE ident (id int PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY, v text); \
-             CREATE TABLE number (id numeric PRIMARY KEY, v text); \
-             CREATE TABLE only_key (id int PRIMARY KEY); \
-             CREATE TABLE part (id int, k int, v text, PRIMARY KEY (id, k)) PARTITION BY RANGE (id); \
-             CREATE TABLE part1 PARTITION OF part FOR VALUES FROM (0) TO (10)",
-        );
-        case.publisher.sql("CREATE TABLE t (a int, b int, v text, PRIMARY KEY (a, b))");
-        case.subscriber.sql("CREATE TABLE t (v text, b int, a int PRIMARY KEY)");
-        case.publish("FOR ALL TABLES");
-        case.run_until_current();
-        case.subscriber.sql(
-            "INSERT INTO ident OVERRIDING SYSTEM VALUE VALUES (1, 77, 't'); \
-             INSERT INTO number VALUES (1.0, 't'); INSERT INTO only_key VALUES (1); \
-             INSERT INTO part VALUES (1, 1, 't'); INSERT INTO t (a, b, v) VALUES (1, 5, 't')",
-        );
-        transactions(
-            case,
-            &[
-                "INSERT INTO ident (id, v) VALUES (1, 'p')",
-                "INSERT INTO number VALUES (1.00, 'p')",
-                "INSERT INTO only_key VALUES (1)",
-                "INSERT INTO part VALUES (1, 1, 'p'), (2, 2, 'p')",
-                "INSERT INTO t VALUES (1, 6, 'p')",
-            ],
-        );
-        case.run_until_current();
-        case.expect_equal(&["ident", "number", "only_key", "part", "t"]);
-        assert_eq!(case.statistic("insert_exists"), "5");
     });
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use testbed::{Proxy, Result, Stop, wait_until};
 
-use super::site::{DB, Load, NAME, Reader, Site, long, lsn};
+use crate::support::{DB, Load, NAME, Reader, Site, long, lsn, random_pause};
 
 const RATE: f64 = 150.0;
 
@@ -20,14 +20,14 @@ fn kill_9_of_pgapace_under_load() -> Result<()> {
     let reader = Reader::start(&site.subscriber);
     let mut random = fastrand::Rng::with_seed(20);
     for round in 0..if long() { 200 } else { 20 } {
-        sleep(Duration::from_millis(random.u64(20..700)));
+        random_pause(&mut random, 20..700);
         run.kill9()?;
         // Every other process is killed at an arbitrary moment; on a busy machine that is before it
         // streams.
         run = if round % 2 == 0 { site.spawn_streaming(&program)? } else { site.spawn(&program)? };
     }
     let written = load.stop()?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     let checks = reader.stop()?;
     assert!(checks >= 20 && written >= 200, "{checks} checks, {written} transactions");
     site.expect_equal_load()
@@ -58,11 +58,12 @@ fn immediate_restarts_of_the_subscriber_under_load() -> Result<()> {
         wait_until(Duration::from_secs(60), "progress after the restart", || {
             Ok(site.progress()? > at_start)
         })?;
-        sleep(Duration::from_millis(random.u64(50..400)));
+        random_pause(&mut random, 50..400);
         let mut observer = site.subscriber.connect(DB)?;
         if round % 2 == 0 {
             // Locked rows block only the durability session.
             observer.batch_execute("BEGIN; SELECT FROM pgapace.progress FOR SHARE")?;
+            // Workers commit meanwhile, and no commit is durable.
             sleep(Duration::from_millis(300));
         }
         let sql = "SELECT max(lsn)::text FROM pgapace.progress";
@@ -82,7 +83,7 @@ fn immediate_restarts_of_the_subscriber_under_load() -> Result<()> {
     }
     assert!(lost >= 3, "only {lost} restarts lost commits: the test has no effect");
     load.stop()?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     assert!(reader.stop()? >= 10);
     site.expect_equal_load()
 }
@@ -100,7 +101,7 @@ fn restarts_of_the_publisher_under_load() -> Result<()> {
         wait_until(Duration::from_secs(60), "progress after the restart", || {
             Ok(site.progress()? > before)
         })?;
-        sleep(Duration::from_millis(random.u64(50..500)));
+        random_pause(&mut random, 50..500);
         let started = Instant::now();
         site.publisher.stop(if round % 2 == 0 { Stop::Fast } else { Stop::Immediate })?;
         assert!(
@@ -112,7 +113,7 @@ fn restarts_of_the_publisher_under_load() -> Result<()> {
         assert!(run.is_running(), "pgapace ended:\n{}", run.log());
     }
     load.stop()?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     assert!(reader.stop()? >= 10);
     let active = format!("SELECT active FROM pg_replication_slots WHERE slot_name = '{NAME}'");
     assert_eq!(site.publisher.query_one_text(DB, &active)?, "t");

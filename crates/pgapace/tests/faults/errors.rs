@@ -3,8 +3,7 @@
 use testbed::{Pair, Result};
 
 use super::privileges::{SHOP, arguments, part};
-use super::site::{DB, Site, expect_exit, pgapace};
-use crate::support::{Case, Finished, on_versions};
+use crate::support::{Case, DB, Finished, Site, expect_exit, on_versions, pgapace};
 
 const MAJORS: [u16; 2] = [15, 18];
 const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
@@ -115,7 +114,7 @@ fn missing_roles_and_databases_are_named() {
 #[test]
 fn roles_without_permission_are_named_with_the_grant() -> Result<()> {
     for major in MAJORS {
-        let site = Site::of(Pair::start(major, major)?)?;
+        let site = Site::new(major, major)?;
         for cluster in [&site.publisher, &site.subscriber] {
             let hba = cluster.data_dir().join("pg_hba.conf");
             let rules = std::fs::read_to_string(&hba)?;
@@ -159,7 +158,7 @@ fn settings_that_prevent_slots_are_named() -> Result<()> {
         ] {
             let settings = |builder: testbed::ClusterBuilder| builder.setting(setting, value);
             let site = Site::of(Pair::start_with(major, major, settings, |builder| builder)?)?;
-            site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+            site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
             let mut run = site.spawn(&site.program())?;
             expect_exit(&mut run, 4, &["HINT:", hint])?;
             assert!(!run.log().contains(not), "{}", run.log());
@@ -172,7 +171,7 @@ fn settings_that_prevent_slots_are_named() -> Result<()> {
 #[test]
 fn revoked_privileges_are_named_with_the_grant() -> Result<()> {
     for major in MAJORS {
-        let site = Site::of(Pair::start(major, major)?)?;
+        let site = Site::new(major, major)?;
         for cluster in [&site.publisher, &site.subscriber] {
             cluster.create_database(SHOP)?;
             cluster.sql(SHOP, "CREATE TABLE t (id int PRIMARY KEY, v text)")?;
@@ -213,7 +212,7 @@ fn revoked_privileges_are_named_with_the_grant() -> Result<()> {
         site.publisher.sql(SHOP, "INSERT INTO t VALUES (3, 'x')")?;
         let grant = "GRANT USAGE ON SCHEMA \"public\" TO pgapace_subscriber;";
         let mut failed = run()?;
-        failed.wait(super::site::PATIENCE)?;
+        failed.wait(crate::support::PATIENCE)?;
         assert!(failed.log().contains(grant), "{}", failed.log());
         site.subscriber.sql(SHOP, grant)?;
         expect_exit(&mut run()?, 0, &[])?;

@@ -8,7 +8,7 @@ use testbed::compare::TableName;
 use testbed::program::Process;
 use testbed::{Cluster, Error, Program, Result, Stop, servers, wait_until};
 
-use super::site::{DB, NAME, PATIENCE, Site, expect_exit, pgapace, wait_while_running};
+use crate::support::{DB, NAME, PATIENCE, Site, Tool, expect_exit, wait_while_running};
 
 /// Creates a running standby from the files of the publisher, which is stopped meanwhile.
 fn standby(site: &mut Site, settings: &str) -> Result<Cluster> {
@@ -72,7 +72,7 @@ fn promote(standby: &Cluster) -> Result<()> {
 
 fn site() -> Result<Site> {
     let site = Site::start(&[], &[])?;
-    site.tables("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE log (v int)")?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE log (v int)")?;
     Ok(site)
 }
 
@@ -81,7 +81,7 @@ fn a_promoted_standby_that_lacks_applied_transactions_is_refused() -> Result<()>
     let mut site = site()?;
     let mut run = site.spawn_streaming(&site.program())?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (1, 'both')")?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     run.kill9()?;
     let standby = standby(&mut site, "")?;
     // The standby stops replaying, while the publisher and the subscriber continue.
@@ -92,17 +92,12 @@ fn a_promoted_standby_that_lacks_applied_transactions_is_refused() -> Result<()>
     })?;
     let mut run = site.spawn_streaming(&site.program())?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (2, 'lost by the standby')")?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     run.terminate()?;
     expect_exit(&mut run, 0, &[])?;
     // A verification needs an LSN, which only a slot on a primary has.
-    let refused = pgapace("verify")
-        .args(["--publisher", &standby.conninfo(DB), "--subscriber", &site.subscriber.conninfo(DB)])
-        .args(["--publication", "pub", "--name", NAME])
-        .output()?;
-    let log = String::from_utf8_lossy(&refused.stderr);
-    assert_eq!(refused.status.code(), Some(4), "{log}");
-    assert!(log.contains("the publisher is a standby"), "{log}");
+    let follower = Tool { publisher: standby.conninfo(DB), ..site.tool() };
+    follower.finish("verify", &[]).expect(4, &["the publisher is a standby"]);
     promote(&standby)?;
     let create = format!("SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput')");
     standby.sql(DB, &create)?;
@@ -159,7 +154,7 @@ fn a_promoted_standby_with_a_synchronised_slot_is_followed() -> Result<()> {
             ),
         )?;
     }
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     wait_until_synchronised(&standby, "failover")?;
     // A fast shutdown waits until the standby and the subscriber have all WAL.
     site.publisher.sql(DB, "INSERT INTO log VALUES (21)")?;
@@ -194,7 +189,7 @@ fn prepared_transactions_outlive_a_promotion() -> Result<()> {
         let (standby, program) = followed(&mut site, &["--two-phase", "--two-phase-hold", hold])?;
         let mut run = site.spawn_streaming(&program)?;
         site.publisher.sql(DB, "INSERT INTO t SELECT i, 'old' FROM generate_series(1, 9) i")?;
-        site.catch_up(&mut run)?;
+        site.wait_until_applied(&mut run)?;
         // Synchronisation requires that the slot advances, which it does not while a transaction is
         // held.
         wait_until_synchronised(&standby, "failover AND two_phase")?;
@@ -209,7 +204,7 @@ fn prepared_transactions_outlive_a_promotion() -> Result<()> {
         prepare(&site.publisher, "goes", "DELETE FROM t WHERE id = 3; INSERT INTO log VALUES (1)")?;
         site.publisher.sql(DB, "INSERT INTO log VALUES (2)")?;
         resolve(&site.publisher, "COMMIT", "ended")?;
-        site.catch_up(&mut run)?;
+        site.wait_until_applied(&mut run)?;
         let here = "SELECT (SELECT count(*) FROM pg_prepared_xacts) || ' ' \
                       || (SELECT count(*) FROM pgapace.prepared)";
         let expected = if hold == "0" { "2 2" } else { "0 0" };

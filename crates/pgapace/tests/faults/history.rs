@@ -7,13 +7,17 @@ use testbed::program::Process;
 use testbed::{Pair, Program, Result, Stop};
 
 use super::privileges::{SHOP, arguments, part};
-use super::site::{NAME, PATIENCE, Site, expect_exit, pgapace, wait_for_event, wait_while_running};
+use crate::support::{
+    NAME, PATIENCE, Site, expect_exit, pgapace, wait_for_event, wait_while_running,
+};
 
-const MAJORS: [u16; 2] = [15, 18];
+pub(super) const MAJORS: [u16; 2] = [15, 18];
+
 /// The second table is not published.
-const DDL: &str = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE other (v text)";
+pub(super) const DDL: &str =
+    "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE other (v text)";
 
-fn site(major: u16, publisher: &[(&str, &str)]) -> Result<Site> {
+pub(super) fn site(major: u16, publisher: &[(&str, &str)]) -> Result<Site> {
     let settings = |builder| publisher.iter().fold(builder, add);
     let site = Site::of(Pair::start_with(major, major, settings, |builder| builder)?)?;
     for cluster in [&site.publisher, &site.subscriber] {
@@ -27,22 +31,25 @@ fn site(major: u16, publisher: &[(&str, &str)]) -> Result<Site> {
     Ok(site)
 }
 
-fn add(builder: testbed::ClusterBuilder, setting: &(&str, &str)) -> testbed::ClusterBuilder {
+pub(super) fn add(
+    builder: testbed::ClusterBuilder,
+    setting: &(&str, &str),
+) -> testbed::ClusterBuilder {
     builder.setting(setting.0, setting.1)
 }
 
-fn program(site: &Site) -> Program {
+pub(super) fn program(site: &Site) -> Program {
     pgapace("run").args(arguments(site)).env("PGAPACE_STATUS_INTERVAL", "1")
 }
 
 /// Runs until all changes are applied.
-fn follow(site: &Site) -> Result<()> {
+pub(super) fn follow(site: &Site) -> Result<()> {
     let mut run = site.spawn(&program(site).args(["--until", "current"]))?;
     expect_exit(&mut run, 0, &[])
 }
 
 /// A site in which the subscriber has caught up; then the publisher's storage is saved.
-fn saved(major: u16, settings: &[(&str, &str)]) -> Result<Site> {
+pub(super) fn saved(major: u16, settings: &[(&str, &str)]) -> Result<Site> {
     let mut site = site(major, settings)?;
     insert(&site, "1, 9", "both")?;
     follow(&site)?;
@@ -53,29 +60,29 @@ fn saved(major: u16, settings: &[(&str, &str)]) -> Result<Site> {
 }
 
 /// Restores the publisher's storage.
-fn go_back(site: &mut Site) -> Result<()> {
+pub(super) fn go_back(site: &mut Site) -> Result<()> {
     site.publisher.stop(Stop::Fast)?;
     site.publisher.restore_storage()?;
     site.publisher.start()
 }
 
-fn insert(site: &Site, range: &str, v: &str) -> Result<()> {
+pub(super) fn insert(site: &Site, range: &str, v: &str) -> Result<()> {
     let sql = format!("INSERT INTO t SELECT i, '{v}' FROM generate_series({range}) i");
     site.publisher.sql(SHOP, &sql)
 }
 
 /// Writes WAL without changes of published tables.
-fn write_other(site: &Site, rows: u32) -> Result<()> {
+pub(super) fn write_other(site: &Site, rows: u32) -> Result<()> {
     let sql = format!("INSERT INTO other SELECT repeat('x', 100) FROM generate_series(1, {rows})");
     site.publisher.sql(SHOP, &sql)
 }
 
-fn rows(site: &Site) -> Result<Vec<Vec<Option<String>>>> {
+pub(super) fn rows(site: &Site) -> Result<Vec<Vec<Option<String>>>> {
     site.subscriber.query_texts(SHOP, "SELECT id, v FROM t ORDER BY id")
 }
 
 /// Every start fails with these messages and changes no row.
-fn expect_refused(site: &Site, messages: &[&str]) -> Result<()> {
+pub(super) fn expect_refused(site: &Site, messages: &[&str]) -> Result<()> {
     let before = rows(site)?;
     for _ in 0..2 {
         let mut run = site.spawn(&program(site).args(["--until", "current"]))?;
@@ -85,7 +92,7 @@ fn expect_refused(site: &Site, messages: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn expect_equal_rows(site: &Site) -> Result<()> {
+pub(super) fn expect_equal_rows(site: &Site) -> Result<()> {
     let (mut publisher, mut subscriber) =
         (site.publisher.connect(SHOP)?, site.subscriber.connect(SHOP)?);
     expect_equal(&mut publisher, &mut subscriber, &[TableName::from("t")])
@@ -142,32 +149,6 @@ fn a_transaction_where_there_was_none_is_another_history() -> Result<()> {
         insert(&site, "10, 10", "new")?;
         write_other(&site, 40_000)?;
         expect_refused(&site, &["another history", "HINT:", "pgapace drop"])?;
-    }
-    Ok(())
-}
-
-/// The publisher returns to a state before the received position, but no published transaction was
-/// lost.
-#[test]
-fn a_publisher_that_lost_nothing_published_is_followed() -> Result<()> {
-    for major in MAJORS {
-        let mut site = saved(major, &[])?;
-        write_other(&site, 100)?;
-        follow(&site)?;
-        go_back(&mut site)?;
-        write_other(&site, 20_000)?;
-        insert(&site, "10, 10", "new")?;
-        follow(&site)?;
-        expect_equal_rows(&site)?;
-        // Neither is it an error if the publisher returns exactly to the subscriber's position.
-        site.publisher.stop(Stop::Fast)?;
-        site.publisher.save_storage()?;
-        site.publisher.start()?;
-        insert(&site, "11, 19", "never sent")?;
-        go_back(&mut site)?;
-        insert(&site, "11, 12", "new")?;
-        follow(&site)?;
-        expect_equal_rows(&site)?;
     }
     Ok(())
 }
@@ -261,64 +242,6 @@ fn a_running_process_detects_a_restored_publisher() -> Result<()> {
             site.subscriber.query_one_text(SHOP, "SELECT count(*) FROM t WHERE v = 'new'")?,
             "0"
         );
-    }
-    Ok(())
-}
-
-/// Crashes of the publisher move the slot back, and another list of publications changes which
-/// transactions are sent. Neither is another history.
-#[test]
-fn crashes_and_other_publications_are_no_other_history() -> Result<()> {
-    for major in MAJORS {
-        let mut site = site(major, &[])?;
-        follow(&site)?;
-        for order in ["true", "false"] {
-            for i in 0..3 {
-                site.publisher.sql(SHOP, &format!("UPDATE t SET v = '{order}{i}'"))?;
-                write_other(&site, 10)?;
-                let mut run = site.spawn(&program(&site).args([
-                    "--until",
-                    "current",
-                    "--preserve-commit-order",
-                    order,
-                ]))?;
-                expect_exit(&mut run, 0, &[])?;
-                site.publisher.kill9()?;
-                site.publisher.start()?;
-            }
-        }
-        expect_equal_rows(&site)?;
-        site.publisher.sql(SHOP, "CREATE PUBLICATION second FOR TABLE other")?;
-        insert(&site, "1, 1", "x")?;
-        follow(&site)?;
-        write_other(&site, 10)?;
-        follow(&site)?;
-        site.publisher.kill9()?;
-        site.publisher.start()?;
-        let both = ["--publication", "second", "--until", "current"];
-        let mut run = site.spawn(&program(&site).args(both))?;
-        expect_exit(&mut run, 0, &[])?;
-        expect_equal_rows(&site)?;
-    }
-    Ok(())
-}
-
-/// From the other perspective, the slot is ahead.
-#[test]
-fn a_restored_subscriber_is_refused() -> Result<()> {
-    for major in MAJORS {
-        let mut site = site(major, &[])?;
-        follow(&site)?;
-        site.subscriber.stop(Stop::Fast)?;
-        site.subscriber.save_storage()?;
-        site.subscriber.start()?;
-        insert(&site, "10, 19", "lost")?;
-        follow(&site)?;
-        site.subscriber.stop(Stop::Fast)?;
-        site.subscriber.restore_storage()?;
-        site.subscriber.start()?;
-        let mut run = site.spawn(&program(&site).args(["--until", "current"]))?;
-        expect_exit(&mut run, 7, &["has moved to", "restored from a", "pgapace rebase"])?;
     }
     Ok(())
 }

@@ -1,12 +1,10 @@
 //! Transactions and values that are larger than the memory limit.
 
-use std::time::Duration;
-
 use testbed::compare::TableName;
 use testbed::program::Process;
 use testbed::{Error, Result};
 
-use super::site::{DB, PATIENCE, Site, wait_while_running};
+use crate::support::{DB, PATIENCE, Site, wait_while_running};
 
 const LIMIT_MB: u64 = 16;
 const VALUE_MB: u64 = 60;
@@ -18,7 +16,7 @@ const COPIES: u64 = 2;
 
 fn site() -> Result<Site> {
     let site = Site::start(&[], &[])?;
-    site.tables(
+    site.publish_tables(
         "CREATE TABLE big (id int PRIMARY KEY, v text); CREATE TABLE log (v int); \
          CREATE TABLE value (id int PRIMARY KEY, v text)",
     )?;
@@ -49,7 +47,7 @@ fn memory_is_bounded_by_the_limit_not_by_the_transaction() -> Result<()> {
     let program = site.program().args(["--memory-limit", "16"]);
     let mut run = site.spawn_streaming(&program)?;
     site.publisher.sql(DB, TRANSACTION)?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     let peak = peak_mb(&run)?;
     eprintln!("peak after a transaction of 300 MB: {peak} MB");
     assert!(peak <= LIMIT_MB + FIXED_MB, "{peak} MB");
@@ -58,7 +56,7 @@ fn memory_is_bounded_by_the_limit_not_by_the_transaction() -> Result<()> {
     let units = VALUE_MB * 65536;
     let value = format!("INSERT INTO value VALUES (1, repeat('0123456789abcdef', {units}))");
     site.publisher.sql(DB, &value)?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     let peak = peak_mb(&run)?;
     eprintln!("peak after a value of {VALUE_MB} MB: {peak} MB");
     assert!(peak <= LIMIT_MB + COPIES * VALUE_MB + FIXED_MB, "{peak} MB");
@@ -69,7 +67,7 @@ fn memory_is_bounded_by_the_limit_not_by_the_transaction() -> Result<()> {
          FROM generate_series(2, 4) i"
     );
     site.publisher.sql(DB, &values)?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     let peak = peak_mb(&run)?;
     eprintln!("peak after 3 values of half the size: {peak} MB");
     assert!(peak <= LIMIT_MB + COPIES * VALUE_MB + FIXED_MB, "{peak} MB");
@@ -94,7 +92,6 @@ fn a_kill_inside_a_large_transaction_rolls_it_back() -> Result<()> {
         run = site.spawn_streaming(&program)?;
     }
     assert!(inside > 0, "the transaction had ended each time: the test has no effect");
-    std::thread::sleep(Duration::from_millis(100));
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     site.expect_equal(&tables())
 }

@@ -4,9 +4,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use testbed::compare::TableName;
-use testbed::{Pair, Proxy, Result};
+use testbed::{Proxy, Result};
 
-use super::site::{DB, Load, PATIENCE, Reader, Site, long, wait_while_running};
+use crate::support::{DB, Load, PATIENCE, Reader, Site, long, random_pause, wait_while_running};
 
 #[test]
 fn cuts_refusals_and_silence_on_either_side() -> Result<()> {
@@ -23,30 +23,31 @@ fn cuts_refusals_and_silence_on_either_side() -> Result<()> {
     let mut random = fastrand::Rng::with_seed(8);
     for round in 0..if long() { 40 } else { 4 } {
         for proxy in [&publisher, &subscriber] {
-            sleep(Duration::from_millis(random.u64(50..300)));
+            random_pause(&mut random, 50..300);
             proxy.cut_all();
-            sleep(Duration::from_millis(random.u64(50..300)));
+            random_pause(&mut random, 50..300);
             proxy.refuse(true);
             proxy.cut_all();
-            sleep(Duration::from_millis(random.u64(100..800)));
+            random_pause(&mut random, 100..800);
             proxy.refuse(false);
             assert!(run.is_running(), "round {round}:\n{}", run.log());
         }
-        site.catch_up(&mut run)?;
+        site.wait_until_applied(&mut run)?;
     }
     for proxies in [&[&publisher][..], &[&subscriber], &[&publisher, &subscriber]] {
         for proxy in proxies {
             proxy.freeze();
         }
+        // Longer than wal_sender_timeout.
         sleep(Duration::from_secs(4));
         for proxy in proxies {
             proxy.unfreeze();
         }
-        site.catch_up(&mut run)?;
+        site.wait_until_applied(&mut run)?;
     }
     assert!(run.log().contains("the publisher has been silent for 2 s"), "{}", run.log());
     load.stop()?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     assert!(reader.stop()? >= 10);
     site.expect_equal_load()
 }
@@ -56,7 +57,7 @@ fn cuts_refusals_and_silence_on_either_side() -> Result<()> {
 #[test]
 fn a_half_open_connection_does_not_prevent_the_next_attempt() -> Result<()> {
     let site = Site::start(&[("wal_sender_timeout", "3s")], &[])?;
-    site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
     let publisher = [Proxy::in_front_of(&site.publisher)?, Proxy::in_front_of(&site.publisher)?];
     let subscriber = [Proxy::in_front_of(&site.subscriber)?, Proxy::in_front_of(&site.subscriber)?];
     let through = |proxies: &[Proxy; 2]| {
@@ -74,11 +75,11 @@ fn a_half_open_connection_does_not_prevent_the_next_attempt() -> Result<()> {
     ]);
     let mut run = site.spawn_streaming(&program)?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     publisher[0].freeze();
     subscriber[0].freeze();
     site.publisher.sql(DB, "INSERT INTO t VALUES (2)")?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     site.expect_equal(&[TableName::from("t")])?;
     let owners =
         "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgapace sub control'";
@@ -91,8 +92,8 @@ fn a_half_open_connection_does_not_prevent_the_next_attempt() -> Result<()> {
 #[test]
 fn a_session_is_lost_between_parts_under_rules() -> Result<()> {
     for major in [15, 18] {
-        let site = Site::of(Pair::start(major, major)?)?;
-        site.tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
+        let site = Site::new(major, major)?;
+        site.publish_tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
         let publisher = Proxy::in_front_of(&site.publisher)?;
         let program = site
             .program_between(&publisher.conninfo(DB), &site.subscriber.conninfo(DB))
@@ -121,7 +122,7 @@ fn a_session_is_lost_between_parts_under_rules() -> Result<()> {
             Ok(site.subscriber.query_one_text(DB, &writes)? == "0")
         })?;
         publisher.hold_streams(false);
-        site.catch_up(&mut run)?;
+        site.wait_until_applied(&mut run)?;
         let sums = "SELECT count(*) || ' ' || sum(id) || ' ' || sum(length(v)) FROM t WHERE id > 1";
         assert_eq!(
             site.subscriber.query_one_text(DB, sums)?,

@@ -3,7 +3,7 @@
 use testbed::compare::{TableName, expect_equal};
 use testbed::{Program, Result};
 
-use super::site::{NAME, Site, expect_exit, pgapace, wait_while_running};
+use crate::support::{NAME, Site, expect_exit, pgapace, wait_while_running};
 
 const SQL: &str = include_str!("../../../../docs/privileges.sql");
 /// The database that this file names.
@@ -101,7 +101,7 @@ fn the_documented_privileges_are_enough() -> Result<()> {
     let mut second = site.spawn_streaming(&endless.clone().arg("--take-over"))?;
     expect_exit(&mut first, 8, &["run by another process"])?;
     change(&site)?;
-    wait_while_running(&mut second, "the change", super::site::PATIENCE, || {
+    wait_while_running(&mut second, "the change", crate::support::PATIENCE, || {
         Ok(expect_equal_tables(&site).is_ok())
     })?;
     second.terminate()?;

@@ -2,27 +2,24 @@
 //! applied is not sent again.
 
 use testbed::compare::TableName;
-use testbed::{Pair, Proxy, Result, Stop};
+use testbed::{Proxy, Result, Stop};
 
-use super::site::{DB, NAME, Site, expect_exit};
+use crate::support::{DB, NAME, Site, Tool};
 
 /// Bytes of all transactions that were applied, and of what a start may transfer.
 const APPLIED: u64 = 20_000_000;
 const START: u64 = 1_000_000;
 
 fn site(major: u16) -> Result<Site> {
-    let site = Site::of(Pair::start_with(major, major, |b| b, |b| b)?)?;
-    site.tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
+    let site = Site::new(major, major)?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
     Ok(site)
 }
 
 /// Runs until all changes are applied. Returns how many bytes were exchanged with the publisher.
 fn follow(site: &Site) -> Result<u64> {
     let proxy = Proxy::in_front_of(&site.publisher)?;
-    let program = super::site::pgapace("run")
-        .args(["--publisher", &proxy.conninfo(DB), "--subscriber", &site.subscriber.conninfo(DB)])
-        .args(["--publication", "pub", "--name", NAME, "--until", "current"]);
-    expect_exit(&mut site.spawn(&program)?, 0, &[])?;
+    Tool { publisher: proxy.conninfo(DB), ..site.tool() }.run_until_current();
     Ok(proxy.forwarded_bytes())
 }
 
@@ -39,7 +36,7 @@ fn insert(site: &Site, from: u32) -> Result<()> {
 }
 
 #[test]
-fn what_is_applied_is_not_sent_again_by_a_slot_that_fell_back() -> Result<()> {
+fn applied_transactions_are_not_sent_again_by_a_slot_that_fell_back() -> Result<()> {
     for major in [15, 18] {
         let site = site(major)?;
         follow(&site)?;

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use testbed::{Pair, Proxy, Result};
+use testbed::{Proxy, Result};
 
-use super::site::{DB, NAME, PATIENCE, Site, expect_exit, wait_for_event};
+use crate::support::{DB, NAME, PATIENCE, Site, Tool, wait_for_event};
 
 /// Most round trips of one session, on either server, in a run that has nothing to apply. Without those
 /// of TCP, and with two to spare for what depends on time: status messages, statistics.
@@ -25,15 +25,11 @@ fn proxies(site: &Site) -> Result<[Proxy; 2]> {
 #[test]
 fn a_start_needs_few_round_trips() -> Result<()> {
     for major in [15, 18] {
-        let site = Site::of(Pair::start_with(major, major, |b| b, |b| b)?)?;
-        site.tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
+        let site = Site::new(major, major)?;
+        site.publish_tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
         let start = || -> Result<[Vec<u64>; 2]> {
             let [publisher, subscriber] = proxies(&site)?;
-            let program = super::site::pgapace("run")
-                .args(["--publisher", &publisher.conninfo(DB)])
-                .args(["--subscriber", &subscriber.conninfo(DB)])
-                .args(["--publication", "pub", "--name", NAME, "--until", "current"]);
-            expect_exit(&mut site.spawn(&program)?, 0, &[])?;
+            Tool::new(publisher.conninfo(DB), subscriber.conninfo(DB), NAME).run_until_current();
             Ok([publisher.round_trips(), subscriber.round_trips()])
         };
         start()?;

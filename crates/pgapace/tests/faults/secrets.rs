@@ -4,7 +4,7 @@ use std::process::Command;
 
 use testbed::{Program, Result};
 
-use super::site::{DB, NAME, Site, expect_exit, pgapace};
+use crate::support::{DB, NAME, Site, expect_exit, finish, pgapace};
 
 const SECRET: &str = "hunter2-Zaphod";
 const WRONG: &str = "wrong-Trillian";
@@ -62,18 +62,14 @@ fn no_password_in_any_output() -> Result<()> {
         }
     }
     // Passwords from the environment and from a file, and the output of --help.
-    let help = pgapace("run").arg("--help").env("PGAPACE_PUBLISHER", good(from)).output()?;
-    expect_silence(&String::from_utf8_lossy(&help.stdout));
+    let help = finish(&pgapace("run").arg("--help").env("PGAPACE_PUBLISHER", good(from)));
+    expect_silence(&help.stdout);
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("pgapace.toml");
     std::fs::write(&file, format!("publisher = \"{}\"\ntarget = 7\n", good(from)))?;
-    let file_run = pgapace("run").arg("--config").arg(&file).output()?;
-    assert_eq!(file_run.status.code(), Some(3));
-    expect_silence(&String::from_utf8_lossy(&file_run.stderr));
+    expect_silence(&finish(&pgapace("run").arg("--config").arg(&file)).expect(3, &[]).log);
     std::fs::write(&file, format!("publisher = \"{}\"\nnonsense\n", good(from)))?;
-    let file_run = pgapace("run").arg("--config").arg(&file).output()?;
-    assert_eq!(file_run.status.code(), Some(3));
-    expect_silence(&String::from_utf8_lossy(&file_run.stderr));
+    expect_silence(&finish(&pgapace("run").arg("--config").arg(&file)).expect(3, &[]).log);
     // The state on the subscriber does not contain the password.
     let state = "SELECT string_agg(s::text, ' ') FROM pgapace.subscription s";
     expect_silence(&site.subscriber.query_one_text(DB, state)?);

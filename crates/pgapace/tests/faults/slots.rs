@@ -1,16 +1,18 @@
 //! Slots and publishers that pgapace cannot follow: each is rejected with its own exit code.
 
+use std::time::Duration;
+
 use testbed::compare::TableName;
 use testbed::program::Process;
 use testbed::{Cluster, ClusterBuilder, Pair, Result, servers, wait_until};
 
-use super::site::{DB, NAME, PATIENCE, Site, expect_exit};
+use crate::support::{DB, NAME, PATIENCE, Site, expect_exit, holds_for};
 
 const DDL: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
 
 fn site(settings: &[(&str, &str)]) -> Result<Site> {
     let site = Site::start(settings, &[])?;
-    site.tables(DDL)?;
+    site.publish_tables(DDL)?;
     Ok(site)
 }
 
@@ -54,7 +56,7 @@ fn a_single_free_slot_is_enough() -> Result<()> {
     for major in [15, 18] {
         let settings = |builder: ClusterBuilder| builder.setting("max_replication_slots", "1");
         let site = Site::of(Pair::start_with(major, major, settings, |builder| builder)?)?;
-        site.tables(DDL)?;
+        site.publish_tables(DDL)?;
         insert(&site, 1)?;
         follow_and_stop(&site)?;
         insert(&site, 2)?;
@@ -67,10 +69,7 @@ fn a_single_free_slot_is_enough() -> Result<()> {
 }
 
 fn drop_program(site: &Site) -> testbed::Program {
-    super::site::pgapace("drop")
-        .args(["--publisher", &site.publisher.conninfo(DB)])
-        .args(["--subscriber", &site.subscriber.conninfo(DB)])
-        .args(["--publication", "pub", "--name", NAME])
+    site.tool().program("drop")
 }
 
 #[test]
@@ -123,12 +122,13 @@ fn a_slot_in_use_is_waited_for() -> Result<()> {
     expect_exit(&mut run, 8, &["slot \"sub\" is in use by walsender", "pg_stat_replication"])?;
     // It streams only when the slot is free, and then continues without a gap.
     let mut run = site.spawn(&site.program())?;
-    std::thread::sleep(std::time::Duration::from_millis(700));
-    assert!(run.is_running() && run.events("streaming") == 0, "{}", run.log());
+    holds_for(Duration::from_millis(700), "waiting for the slot", || {
+        Ok(run.is_running() && run.events("streaming") == 0)
+    })?;
     other.kill9()?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     insert(&site, 1)?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     site.expect_equal(&[TableName::from("t")])
 }
 

@@ -1,20 +1,19 @@
 //! Positions and keepalives that the publisher receives.
 
 use std::collections::HashSet;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use testbed::compare::TableName;
 use testbed::program::Program;
-use testbed::{Pair, Result, Stop, wait_until};
+use testbed::{Result, Stop, wait_until};
 
-use super::site::{DB, NAME, PATIENCE, Site, lsn, wait_while_running};
+use crate::support::{DB, NAME, PATIENCE, Site, holds_for, lsn, wait_while_running};
 
 const DDL: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
 
 fn site(settings: &[(&str, &str)]) -> Result<Site> {
     let site = Site::start(settings, &[])?;
-    site.tables(DDL)?;
+    site.publish_tables(DDL)?;
     // A publication FOR ALL TABLES would include this table, so it is created before the
     // publication.
     site.publisher.sql(
@@ -42,7 +41,7 @@ fn positions_and_keepalives_while_apply_waits_for_a_lock() -> Result<()> {
     let site = site(&[("wal_sender_timeout", "2s")])?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (1, 'a'), (2, 'b')")?;
     let mut run = site.spawn_streaming(&site.program())?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     wait_until(PATIENCE, "the walsender to appear", || Ok(walsender(&site)?.is_some()))?;
     let (pid, _) = walsender(&site)?.unwrap_or_default();
 
@@ -53,9 +52,8 @@ fn positions_and_keepalives_while_apply_waits_for_a_lock() -> Result<()> {
     let blocked = lsn(&site.publisher_lsn()?)?;
     site.publisher.sql(DB, "UPDATE t SET v = 'behind it' WHERE id = 2")?;
     let end = lsn(&site.publisher_lsn()?)?;
-    let started = Instant::now();
     let mut written = 0;
-    while started.elapsed() < Duration::from_secs(10) {
+    holds_for(Duration::from_secs(10), "acknowledged up to the blocked transaction", || {
         let (now, [write, flush, apply]) =
             walsender(&site)?.expect("the walsender is always present");
         assert_eq!(now, pid, "the walsender was replaced: a keepalive was not answered in time");
@@ -63,11 +61,11 @@ fn positions_and_keepalives_while_apply_waits_for_a_lock() -> Result<()> {
         assert!(apply < blocked, "apply {apply:X} is beyond what is visible");
         assert!(site.confirmed()? < blocked);
         written = write;
-        sleep(Duration::from_millis(200));
-    }
+        Ok(true)
+    })?;
     assert!(written >= end, "received, and said so: {written:X} of {end:X}");
     holder.batch_execute("COMMIT")?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     wait_while_running(&mut run, "flush and apply to follow", PATIENCE, || {
         Ok(walsender(&site)?.is_some_and(|(_, [w, f, a])| w >= end && f >= end && a >= end))
     })?;
@@ -78,7 +76,7 @@ fn positions_and_keepalives_while_apply_waits_for_a_lock() -> Result<()> {
 fn an_idle_slot_advances_while_unpublished_tables_are_written() -> Result<()> {
     let site = site(&[])?;
     let mut run = site.spawn_streaming(&site.program())?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     let rows = "SELECT count(*) FROM pgapace.progress";
     for _ in 0..3 {
         for _ in 0..50 {
@@ -100,7 +98,7 @@ fn an_idle_slot_advances_while_unpublished_tables_are_written() -> Result<()> {
 fn a_synchronous_publisher_gets_acknowledgements_at_once() -> Result<()> {
     let mut site = site(&[])?;
     let mut run = site.spawn_streaming(&site.program())?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     run.kill9()?;
     site.publisher.set("synchronous_standby_names", NAME)?;
     let run = site.spawn_streaming(&site.program().args(["--status-interval", "10"]))?;
@@ -142,10 +140,10 @@ fn a_synchronous_publisher_gets_acknowledgements_at_once() -> Result<()> {
 #[test]
 fn nothing_is_acknowledged_ahead_of_the_stream() -> Result<()> {
     for major in [15, 18] {
-        let site = Site::of(Pair::start(major, major)?)?;
-        site.tables(DDL)?;
+        let site = Site::new(major, major)?;
+        site.publish_tables(DDL)?;
         let mut run = site.spawn_streaming(&site.program())?;
-        site.catch_up(&mut run)?;
+        site.wait_until_applied(&mut run)?;
         // While changes of a table are deferred, no later position is acknowledged.
         let late = "CREATE TABLE late (id int PRIMARY KEY)";
         site.subscriber.sql(DB, late)?;
@@ -163,7 +161,7 @@ fn nothing_is_acknowledged_ahead_of_the_stream() -> Result<()> {
             site.publisher.sql(DB, "CHECKPOINT")?;
         }
         let end = lsn(&site.publisher_lsn()?)?;
-        site.catch_up(&mut run)?;
+        site.wait_until_applied(&mut run)?;
         run.kill9()?;
         assert!(site.confirmed()? < end, "all of it is acknowledged: the test has no effect");
         copying.batch_execute("COMMIT")?;
@@ -178,12 +176,12 @@ fn nothing_is_acknowledged_ahead_of_the_stream() -> Result<()> {
 #[test]
 fn nothing_beyond_a_gap_is_acknowledged_ahead_of_the_stream() -> Result<()> {
     for major in [15, 18] {
-        let site = Site::of(Pair::start(major, major)?)?;
-        site.tables(DDL)?;
+        let site = Site::new(major, major)?;
+        site.publish_tables(DDL)?;
         site.publisher.sql(DB, "INSERT INTO t VALUES (-1, 'a')")?;
         let program = site.program().args(["--workers", "4", "--preserve-commit-order=false"]);
         let mut run = site.spawn_streaming(&program)?;
-        site.catch_up(&mut run)?;
+        site.wait_until_applied(&mut run)?;
         let mut holder = site.subscriber.connect(DB)?;
         holder.batch_execute("BEGIN; SELECT FROM t WHERE id = -1 FOR UPDATE")?;
         site.publisher.sql(DB, "UPDATE t SET v = 'blocked' WHERE id = -1")?;
@@ -245,9 +243,9 @@ fn acknowledged_commits_of_a_synchronous_publisher_survive_a_crash() -> Result<(
             lazy.extend([("commit_delay", "5000"), ("commit_siblings", "0"), ("fsync", "on")]);
         }
         let mut site = Site::start(&[], &lazy)?;
-        site.tables(DDL)?;
+        site.publish_tables(DDL)?;
         let mut run = site.spawn_streaming(&site.program())?;
-        site.catch_up(&mut run)?;
+        site.wait_until_applied(&mut run)?;
         run.kill9()?;
         site.publisher.set("synchronous_standby_names", NAME)?;
         let mut told = 0;

@@ -6,7 +6,9 @@ use testbed::compare::TableName;
 use testbed::program::Process;
 use testbed::{Result, Stop, wait_until};
 
-use super::site::{DB, Load, PATIENCE, Site, expect_exit, lsn, wait_for_event, wait_while_running};
+use crate::support::{
+    DB, Load, PATIENCE, Site, expect_exit, lsn, random_pause, wait_for_event, wait_while_running,
+};
 
 /// Checks that everything that is applied is acknowledged: slot and progress are equal.
 fn expect_acknowledged(site: &Site) -> Result<()> {
@@ -22,7 +24,11 @@ fn signals_stop_the_run_under_load() -> Result<()> {
     let load = Load::start(&site.publisher, 300.0)?;
     for round in 0..4 {
         let mut run = site.spawn_streaming(&site.program())?;
-        std::thread::sleep(Duration::from_millis(700));
+        // The load has begun to be applied, or is applied again.
+        let before = site.progress().unwrap_or_default();
+        wait_while_running(&mut run, "more to be applied", PATIENCE, || {
+            Ok(site.progress()? > before)
+        })?;
         let started = Instant::now();
         if round % 2 == 0 {
             run.terminate()?;
@@ -59,7 +65,7 @@ fn signals_stop_the_run_under_load() -> Result<()> {
 fn until_is_reached_only_when_changes_are_durable() -> Result<()> {
     let lazy = [("wal_writer_delay", "10s"), ("wal_writer_flush_after", "2GB")];
     let mut site = Site::start(&[], &lazy)?;
-    site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
     let mut next = 0;
     for _ in 0..4 {
         next += 100;
@@ -128,7 +134,7 @@ fn stops_during_the_first_copy_leave_no_slot() -> Result<()> {
     let mut random = fastrand::Rng::with_seed(7);
     for _ in 0..5 {
         let mut run = spawn_copying(&site)?;
-        std::thread::sleep(Duration::from_millis(random.u64(0..400)));
+        random_pause(&mut random, 0..400);
         run.kill9()?;
     }
     let mut run = spawn_copying(&site)?;
@@ -141,7 +147,7 @@ fn stops_during_the_first_copy_leave_no_slot() -> Result<()> {
     let mut run = site.spawn(&site.program())?;
     wait_for_event(&mut run, "streaming", PATIENCE)?;
     load.stop()?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     site.expect_equal(&[TableName::from("wide")])?;
     site.expect_equal_load()?;
     // No slot of the attempts remains on the publisher.
@@ -154,7 +160,7 @@ fn stops_during_the_first_copy_leave_no_slot() -> Result<()> {
 #[test]
 fn a_stop_does_not_wait_for_a_lock() -> Result<()> {
     let site = Site::start(&[], &[])?;
-    site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
     let mut holder = site.subscriber.connect(DB)?;
     let waiting = "SELECT count(*) FROM pg_stat_activity \
@@ -174,7 +180,7 @@ fn a_stop_does_not_wait_for_a_lock() -> Result<()> {
     holder.batch_execute("COMMIT")?;
     // During apply: running statements get some time, unless the user repeats the signal.
     let mut run = site.spawn_streaming(&site.program())?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     holder.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE")?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (2)")?;
     wait_for_lock(&mut run)?;

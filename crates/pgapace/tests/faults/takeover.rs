@@ -9,12 +9,12 @@ use testbed::postgres::Client;
 use testbed::program::Process;
 use testbed::{Result, wait_until};
 
-use super::site::{DB, PATIENCE, Site, expect_exit, wait_while_running};
+use crate::support::{DB, PATIENCE, Site, expect_exit, wait_while_running};
 
 /// One table with a key, and one without, which shows changes that were applied twice.
 fn site() -> Result<Site> {
     let site = Site::start(&[], &[])?;
-    site.tables("CREATE TABLE t (id int PRIMARY KEY, v int); CREATE TABLE log (v int)")?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY, v int); CREATE TABLE log (v int)")?;
     site.publisher.sql(DB, "INSERT INTO t SELECT i, 0 FROM generate_series(1, 10) i")?;
     Ok(site)
 }
@@ -65,7 +65,7 @@ fn a_run_killed_while_its_commit_waits_cannot_commit_later() -> Result<()> {
     let mut second = site.spawn_streaming(&site.program())?;
     wait_for_block(&site, &mut second)?;
     holder.batch_execute("COMMIT")?;
-    site.catch_up(&mut second)?;
+    site.wait_until_applied(&mut second)?;
     site.expect_equal(&tables())?;
     Ok(())
 }
@@ -83,7 +83,7 @@ fn a_lock_released_while_the_next_run_starts_lets_nothing_commit_twice() -> Resu
         // From before the new run's first connection until after it has fenced the old one.
         sleep(Duration::from_millis(round * 15));
         holder.batch_execute("COMMIT")?;
-        site.catch_up(&mut run)?;
+        site.wait_until_applied(&mut run)?;
         site.expect_equal(&tables())?;
     }
     Ok(())
@@ -101,12 +101,12 @@ fn a_second_process_is_refused_unless_it_takes_over() -> Result<()> {
     )?;
     assert!(first.is_running(), "{}", first.log());
     write(&site, 3)?;
-    site.catch_up(&mut first)?;
+    site.wait_until_applied(&mut first)?;
 
     let mut third = site.spawn_streaming(&site.program().arg("--take-over"))?;
     // The first process tries to reconnect until its time limit expires.
     write(&site, 3)?;
-    site.catch_up(&mut third)?;
+    site.wait_until_applied(&mut third)?;
     assert!(third.is_running());
     site.expect_equal(&tables())
 }
@@ -131,7 +131,7 @@ fn a_frozen_process_commits_nothing_after_a_take_over() -> Result<()> {
     expect_exit(&mut frozen, 8, &["run by another process"])?;
     assert_eq!(site.progress()?, before);
     holder.batch_execute("COMMIT")?;
-    site.catch_up(&mut next)?;
+    site.wait_until_applied(&mut next)?;
     site.expect_equal(&tables())?;
     assert!(next.is_running());
     let count = "SELECT count(*) FROM log";

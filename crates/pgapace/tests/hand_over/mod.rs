@@ -4,7 +4,9 @@ use testbed::program::Process;
 use testbed::workload::tpcb;
 use testbed::{Program, wait_until};
 
-use crate::support::{Case, Finished, PATIENCE, VERSIONS, must, on_versions};
+use crate::support::{
+    Case, Finished, PATIENCE, VERSIONS, must, on_versions, pgapace, wait_for_event, wait_for_events,
+};
 
 const TABLES: [&str; 4] =
     ["pgbench_accounts", "pgbench_branches", "pgbench_history", "pgbench_tellers"];
@@ -78,7 +80,7 @@ fn processes_take_turns_under_load() {
 }
 
 #[test]
-fn nobody_waits_or_nobody_runs() {
+fn without_a_waiting_or_a_running_process() {
     on_versions(&[(18, 18)], |case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY)");
         case.publish("FOR TABLE t");
@@ -177,17 +179,13 @@ fn only_the_named_subscription_leaves_a_process() {
         }
         let file = case.log_file("config");
         must(std::fs::write(&file, config));
-        let program =
-            Program::new(env!("CARGO_BIN_EXE_pgapace")).args(["run", "--config"]).arg(&file);
+        let program = pgapace("run").arg("--config").arg(&file);
         let mut process = must(program.spawn_logged(case.log_file("both")));
-        must(wait_until(PATIENCE, "both to stream", || {
-            assert!(process.is_running(), "{}", process.log());
-            Ok(process.events("streaming") == 2)
-        }));
+        must(wait_for_events(&mut process, "streaming", 2, PATIENCE));
         let mut tool = case.tool.clone();
         tool.name.clone_from(&names[0]);
         tool.finish("hand-over", &["--wait", "0"]).expect(0, &[]);
-        must(wait_until(PATIENCE, "the end of one", || Ok(process.events("handed_over") == 1)));
+        must(wait_for_event(&mut process, "handed_over", PATIENCE));
         case.publisher.sql("INSERT INTO left_one VALUES (1); INSERT INTO kept_one VALUES (1)");
         let kept = "SELECT count(*) FROM kept_one";
         must(wait_until(PATIENCE, "the other one", || Ok(case.subscriber.value(kept) == "1")));

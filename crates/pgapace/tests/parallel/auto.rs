@@ -1,10 +1,8 @@
 //! `--workers auto`: the number of workers in use follows from what they gain.
 
-use std::time::Duration;
-
 use testbed::{Cluster, wait_until};
 
-use crate::support::{Case, Database, PATIENCE, must, on_versions, servers};
+use crate::support::{Case, Database, PATIENCE, must, on_versions, random_pause, servers};
 use crate::verbs::json;
 
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
@@ -85,7 +83,7 @@ fn sessions_are_terminated_and_the_program_is_killed_while_the_number_changes() 
         for _ in 0..3 {
             let mut process = case.start();
             for _ in 0..6 {
-                std::thread::sleep(Duration::from_millis(random.u64(50..300)));
+                random_pause(&mut random, 50..300);
                 case.subscriber.value(&terminate);
             }
             must(process.kill9());
@@ -171,7 +169,7 @@ fn origins_are_left_to_native_subscriptions() {
 }
 
 #[test]
-fn commits_are_not_tagged_where_nobody_can_see_it() {
+fn commits_are_not_tagged_where_no_tag_can_be_seen() {
     for major in [15, 18] {
         let cluster = few_origins(major, &[("wal_level", "replica")]);
         let mut case = Case::new(major, major);

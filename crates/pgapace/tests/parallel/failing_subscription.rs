@@ -1,9 +1,8 @@
 //! Two subscriptions of one process, of which one fails.
 
 use testbed::program::{Process, events};
-use testbed::{Program, wait_until};
 
-use crate::support::{Case, PATIENCE, must, on_versions};
+use crate::support::{Case, PATIENCE, must, on_versions, pgapace, wait_until_log};
 use crate::verbs::json;
 
 const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
@@ -39,9 +38,7 @@ impl Two {
 
     fn start(&self, args: &[&str]) -> Process {
         let config = self.directory.path().join("two.toml").display().to_string();
-        let program = Program::new(env!("CARGO_BIN_EXE_pgapace"))
-            .args(["run", "--config", &config])
-            .args(args);
+        let program = pgapace("run").args(["--config", &config]).args(args);
         let log = self.directory.path().join("log");
         let _ = std::fs::remove_file(&log);
         must(program.spawn_logged(log))
@@ -59,11 +56,7 @@ impl Two {
     }
 
     fn wait_for(&self, process: &mut Process, what: &str, condition: impl Fn(&str) -> bool) {
-        let waited = wait_until(PATIENCE, what, || {
-            assert!(process.is_running(), "{what}: it ended\n{}", process.log());
-            Ok(condition(&process.log()))
-        });
-        waited.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
+        must(wait_until_log(process, what, PATIENCE, condition));
     }
 
     fn rows(&self, table: &str) -> String {

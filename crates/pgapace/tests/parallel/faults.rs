@@ -9,7 +9,7 @@ use testbed::program::events;
 use testbed::workload::ledger;
 use testbed::{Error, Result};
 
-use crate::faults::site::{DB, Load, Reader, Site, long};
+use crate::support::{DB, Load, Reader, Site, long, random_pause};
 
 const RATE: f64 = 150.0;
 
@@ -25,13 +25,13 @@ fn sessions_of_workers_are_terminated_under_load() -> Result<()> {
     let mut random = fastrand::Rng::with_seed(5);
     let mut ended = 0;
     for _ in 0..if long() { 300 } else { 30 } {
-        sleep(Duration::from_millis(random.u64(20..250)));
+        random_pause(&mut random, 20..250);
         let sql = "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity \
                    WHERE application_name LIKE 'pgapace % apply' ORDER BY random() LIMIT 1) s";
         ended += site.subscriber.query_one_text(DB, sql)?.parse::<u32>().unwrap_or(0);
     }
     load.stop()?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     assert!(reader.stop()? >= 10);
     let log = run.log();
     let reconnects = events(&log, "session_lost");
@@ -76,6 +76,7 @@ fn restarts_with_other_workers_and_orders() -> Result<()> {
                     Err(ledger::Violation::Unreadable(_)) => {}
                     Err(violation) => return Err(Error::other(violation.to_string())),
                 }
+                // The pace of the reader.
                 sleep(Duration::from_millis(10));
             }
             Ok(sound)
@@ -83,12 +84,12 @@ fn restarts_with_other_workers_and_orders() -> Result<()> {
     };
     let mut pauses = fastrand::Rng::with_seed(7);
     for _ in 0..if long() { 150 } else { 15 } {
-        sleep(Duration::from_millis(pauses.u64(100..900)));
+        random_pause(&mut pauses, 100..900);
         run.kill9()?;
         run = site.spawn(&program(None))?;
     }
     load.stop()?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     stop.store(true, Ordering::Relaxed);
     let checks = reader.join().map_err(|_| Error::other("the reader panicked"))??;
     assert!(checks >= 10, "{checks} checks");

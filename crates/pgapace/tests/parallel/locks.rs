@@ -4,7 +4,7 @@
 use std::time::Duration;
 use testbed::program::events;
 
-use crate::support::{Case, PATIENCE, must, on_versions};
+use crate::support::{Case, PATIENCE, must, on_versions, wait_for_event};
 
 const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
@@ -52,6 +52,7 @@ fn a_deadlock_through_a_lock_of_a_user_is_resolved() {
         let mut user = case.subscriber.connect();
         let user = std::thread::spawn(move || {
             must(user.batch_execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE"));
+            // Apply waits for this lock meanwhile.
             std::thread::sleep(Duration::from_millis(200));
             must(user.batch_execute("COMMIT"));
         });
@@ -109,7 +110,7 @@ fn a_row_lock_of_a_user_delays_apply() {
         must(user.batch_execute("BEGIN; UPDATE t SET v = 77 WHERE id = 1"));
         case.publisher.sql("UPDATE t SET v = 1 WHERE id = 1");
         case.publisher.sql("UPDATE t SET v = 1 WHERE id = 2");
-        std::thread::sleep(Duration::from_millis(700));
+        must(wait_for_event(&mut process, "lock_wait", PATIENCE));
         // In commit order: the second transaction does not overtake the first.
         assert_eq!(case.subscriber.rows("SELECT v FROM t ORDER BY id"), ["0", "0"]);
         must(user.batch_execute("ROLLBACK"));

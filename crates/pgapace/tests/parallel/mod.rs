@@ -2,6 +2,7 @@
 //! lost sessions.
 
 mod auto;
+mod dependent_scenarios;
 mod failing_subscription;
 mod faults;
 mod high_latency;

@@ -60,6 +60,7 @@ fn terminated_or_blocked_prefetch_sessions_do_not_stop_apply() {
                      WHERE application_name LIKE 'pgapace % read ahead' \
                        AND datname = current_database()",
                 ));
+                // Some commands of a session get through.
                 std::thread::sleep(Duration::from_millis(3));
             }
         });

@@ -71,6 +71,7 @@ fn an_idle_subscription_waits_for_the_publisher() {
         case.both("CREATE TABLE t (id int PRIMARY KEY)");
         case.publish("FOR ALL TABLES");
         let mut process = case.start();
+        // The time that the statistic must show.
         std::thread::sleep(Duration::from_secs(2));
         // The waits are written with the next progress.
         case.publisher.sql("INSERT INTO t VALUES (1)");
@@ -80,7 +81,7 @@ fn an_idle_subscription_waits_for_the_publisher() {
             let seconds = waited(&case, reason);
             assert!(seconds < SECONDS, "{reason}: {seconds} s with one transaction");
         }
-        // Waits at the end are written at the end.
+        // More of it: the waits until the end are written at the end.
         std::thread::sleep(Duration::from_secs(3));
         case.stop(process);
         assert!(must(case.statistic("wait_publisher").parse::<f64>()) >= 3.0);

@@ -2,3 +2,4 @@
 
 mod dropped;
 mod gaps;
+mod other_tables;

@@ -6,10 +6,13 @@ mod whatif;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use testbed::Program;
 use testbed::program::Process;
-use testbed::{Program, wait_until};
 
-use crate::support::{Case, Finished, PATIENCE, must, on_versions};
+use crate::support::{
+    Case, Finished, PATIENCE, finish, must, on_versions, pgapace, wait_for_event,
+    wait_while_running,
+};
 use crate::verbs::json;
 
 /// A recording of a case's publication.
@@ -24,17 +27,12 @@ impl Recording {
     fn start(case: &Case, name: &str, args: &[&str]) -> Self {
         let file = case.log_file(&format!("{name}.recording"));
         let log = case.log_file(name);
-        let program = Program::new(env!("CARGO_BIN_EXE_pgapace"))
-            .arg("record")
+        let program = pgapace("record")
             .arg(&file)
             .args(["--publisher", &case.tool.publisher, "--publication", "pub", "--minutes", "30"])
             .args(args);
         let mut process = must(program.spawn_logged(log));
-        let started = wait_until(PATIENCE, "the recording to start", || {
-            assert!(process.is_running(), "pgapace ended:\n{}", process.log());
-            Ok(process.events("recording_started") > 0)
-        });
-        started.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
+        must(wait_for_event(&mut process, "recording_started", PATIENCE));
         Self { file, process }
     }
 
@@ -47,11 +45,9 @@ impl Recording {
                ON r.active_pid = s.pid AND r.database = current_database() \
              WHERE s.application_name = 'pgapace_record' AND s.flush_lsn >= '{end}'"
         );
-        let recorded = wait_until(PATIENCE, "the changes to be recorded", || {
-            assert!(self.process.is_running(), "pgapace ended:\n{}", self.process.log());
+        must(wait_while_running(&mut self.process, "changes to be recorded", PATIENCE, || {
             Ok(case.publisher.value(&sql) == "1")
-        });
-        recorded.unwrap_or_else(|error| panic!("{error}\n{}", self.process.log()));
+        }));
         must(self.process.terminate());
         let status = must(self.process.wait(PATIENCE));
         assert!(status.success(), "{status}:\n{}", self.process.log());
@@ -60,20 +56,20 @@ impl Recording {
 }
 
 fn replay_program(case: &Case, file: &Path, args: &[&str]) -> Program {
-    Program::new(env!("CARGO_BIN_EXE_pgapace"))
-        .arg("replay")
-        .arg(file)
-        .args(["--subscriber", &case.tool.subscriber])
-        .args(args)
+    pgapace("replay").arg(file).args(["--subscriber", &case.tool.subscriber]).args(args)
 }
 
 fn replay(case: &Case, file: &Path, args: &[&str]) -> Finished {
-    let output = must(replay_program(case, file, args).output());
-    Finished {
-        code: output.status.code(),
-        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-        log: String::from_utf8_lossy(&output.stderr).into_owned(),
-    }
+    finish(&replay_program(case, file, args))
+}
+
+/// Drops the subscription of a replay, so that another one may have its tables.
+#[track_caller]
+fn drop_replayed(case: &Case, name: &str) {
+    let program = pgapace("drop")
+        .args(["--keep-slot", "--subscriber", &case.tool.subscriber])
+        .args(["--name", name]);
+    finish(&program).expect(0, &[]);
 }
 
 /// Tables with the same rows on both sides, as a clone has.
@@ -152,11 +148,9 @@ fn a_replay_that_is_killed_resumes_at_the_recorded_pace_too() {
     for kill_at in [1, 500, 1000] {
         let log = case.log_file("killed");
         let mut process = must(replay_program(&case, &file, &small).spawn_logged(log));
-        let half = wait_until(PATIENCE, "some transactions to be applied", || {
-            assert!(process.is_running(), "pgapace ended:\n{}", process.log());
+        must(wait_while_running(&mut process, "rows to be applied", PATIENCE, || {
             Ok(case.subscriber.value(applied).parse::<u32>().is_ok_and(|rows| rows >= kill_at))
-        });
-        half.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
+        }));
         must(process.kill9());
     }
     replay(&case, &file, &[]).expect(0, &["format=\"binary\""]);
@@ -169,22 +163,14 @@ fn the_recorded_pace_keeps_the_times_between_transactions() {
     prepare(&case);
     let recording = Recording::start(&case, "paced", &[]);
     case.publisher.sql("UPDATE a SET v = 1 WHERE id = 1");
+    // The time that a replay at the recorded pace keeps.
     std::thread::sleep(Duration::from_secs(4));
     case.publisher.sql("UPDATE a SET v = 2 WHERE id = 1");
     let file = recording.end(&case);
     let seconds = |pace: &str, name: &str| {
         let done = replay(&case, &file, &["--json", "--pace", pace, "--name", name]);
         done.expect(0, &[]);
-        // Another subscription may have the tables then.
-        let dropped = Program::new(env!("CARGO_BIN_EXE_pgapace")).args([
-            "drop",
-            "--keep-slot",
-            "--subscriber",
-            &case.tool.subscriber,
-            "--name",
-            name,
-        ]);
-        assert!(must(dropped.output()).status.success());
+        drop_replayed(&case, name);
         json(&done)["seconds"].as_f64().unwrap_or_default()
     };
     let (recorded, full) = (seconds("recorded", "slow"), seconds("full", "fast"));

@@ -1,9 +1,7 @@
 //! Files and clones that `replay` refuses, before anything is applied.
 
-use testbed::Program;
-
-use super::{Recording, prepare, replay};
-use crate::support::{Case, must};
+use super::{Recording, drop_replayed, prepare, replay};
+use crate::support::{Case, finish, must, pgapace};
 
 #[test]
 fn damaged_files_are_refused_before_anything_is_written() {
@@ -30,16 +28,11 @@ fn damaged_files_are_refused_before_anything_is_written() {
     replay(&case, &case.log_file("missing"), &[]).expect(20, &["cannot read recording"]);
     assert_eq!(case.subscriber.value("SELECT to_regnamespace('pgapace') IS NULL"), "t");
     // A recording is never written over.
-    let again = Program::new(env!("CARGO_BIN_EXE_pgapace")).arg("record").arg(&file).args([
-        "--publisher",
-        &case.tool.publisher,
-        "--publication",
-        "pub",
-        "--until",
-        "current",
-    ]);
-    let again = must(again.output());
-    assert_eq!(again.status.code(), Some(20), "{}", String::from_utf8_lossy(&again.stderr));
+    let again = pgapace("record")
+        .arg(&file)
+        .args(["--publisher", &case.tool.publisher, "--publication", "pub"])
+        .args(["--until", "current"]);
+    finish(&again).expect(20, &[]);
     assert_eq!(std::fs::read(&file).expect("the recording"), whole);
 }
 
@@ -58,15 +51,7 @@ fn a_subscriber_in_use_and_a_recording_that_begins_later_are_refused() {
 
     // A subscription of pgapace, under any name.
     replay(&case, &second, &["--name", "another"]).expect(20, &["subscription replay of pgapace"]);
-    let dropped = Program::new(env!("CARGO_BIN_EXE_pgapace")).args([
-        "drop",
-        "--keep-slot",
-        "--subscriber",
-        &case.tool.subscriber,
-        "--name",
-        "replay",
-    ]);
-    assert!(must(dropped.output()).status.success());
+    drop_replayed(&case, "replay");
     case.subscriber.sql(
         "CREATE SUBSCRIPTION native CONNECTION 'host=recording.invalid' PUBLICATION pub \
          WITH (connect = false)",

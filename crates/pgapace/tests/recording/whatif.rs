@@ -3,24 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use testbed::{Program, Proxy};
+use testbed::Proxy;
 
 use super::{Recording, replay};
-use crate::support::{Case, Finished, must};
+use crate::support::{Case, Finished, finish, must, pgapace};
 use crate::verbs::json;
 
 fn whatif(case: &Case, file: &Path, args: &[&str]) -> Finished {
-    let program = Program::new(env!("CARGO_BIN_EXE_pgapace"))
-        .arg("whatif")
-        .arg(file)
-        .args(["--subscriber", &case.tool.subscriber])
-        .args(args);
-    let output = must(program.output());
-    Finished {
-        code: output.status.code(),
-        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-        log: String::from_utf8_lossy(&output.stderr).into_owned(),
-    }
+    let program = pgapace("whatif").arg(file).args(["--subscriber", &case.tool.subscriber]);
+    finish(&program.args(args))
 }
 
 fn answer(case: &Case, file: &Path, args: &[&str]) -> Value {

@@ -2,14 +2,10 @@
 
 mod rebase;
 
-use std::thread::sleep;
-use std::time::Duration;
-
+use testbed::Result;
 use testbed::program::Process;
-use testbed::{Pair, Result};
 
-use crate::faults::site::{DB, Load, NAME, Site, long, pgapace};
-use crate::support::{Case, on_versions};
+use crate::support::{Case, DB, Load, Site, long, on_versions, random_pause};
 
 /// The versions that differ most, alone and combined in both directions.
 const VERSIONS: [(u16, u16); 4] = [(15, 15), (18, 18), (15, 18), (18, 15)];
@@ -87,24 +83,9 @@ fn differences_of_all_kinds_are_repaired() {
     });
 }
 
-/// A verb beside the running process.
-fn finish(site: &Site, verb: &str, args: &[&str]) -> Result<(Option<i32>, String)> {
-    let output = pgapace(verb)
-        .args([
-            "--publisher",
-            &site.publisher.conninfo(DB),
-            "--subscriber",
-            &site.subscriber.conninfo(DB),
-        ])
-        .args(["--publication", "pub", "--name", NAME])
-        .args(args)
-        .output()?;
-    Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
-}
-
 /// Everything under load: no false difference, and repairs of rows that nobody changes meanwhile.
 fn under_load(publisher: u16, subscriber: u16, rounds: usize) -> Result<()> {
-    let site = Site::of(Pair::start(publisher, subscriber)?)?;
+    let site = Site::new(publisher, subscriber)?;
     site.load_tables()?;
     let load = Load::start(&site.publisher, RATE)?;
     let mut run = site.spawn_streaming(&site.program())?;
@@ -114,28 +95,26 @@ fn under_load(publisher: u16, subscriber: u16, rounds: usize) -> Result<()> {
             run.kill9()?;
             run = site.spawn(&site.program())?;
         }
-        sleep(Duration::from_millis(random.u64(0..300)));
-        let (code, log) = finish(&site, "verify", &[])?;
-        assert_eq!(code, Some(0), "round {round}\n{log}\n{}", run.log());
+        random_pause(&mut random, 0..300);
+        let verified = site.tool().finish("verify", &[]);
+        assert_eq!(verified.code, Some(0), "round {round}\n{}\n{}", verified.log, run.log());
     }
     for _ in 0..2 {
         let corrupt = "UPDATE pgbench_accounts SET filler = 'wrong' WHERE aid % 10000 = 1; \
              DELETE FROM pgbench_history WHERE ctid IN (SELECT ctid FROM pgbench_history LIMIT 3); \
              INSERT INTO pgbench_history VALUES (1, 1, 1, 0, NULL, 'extra')";
         site.subscriber.sql(DB, corrupt)?;
-        let (code, log) = finish(&site, "verify", &[])?;
-        assert_eq!(code, Some(18), "{log}");
-        let (code, log) = finish(&site, "repair", &["--delete-extra", "--batch", "4"])?;
-        assert_eq!(code, Some(0), "{log}");
-        let (code, log) = finish(&site, "verify", &[])?;
-        assert_eq!(code, Some(0), "{log}");
+        let tool = site.tool();
+        tool.finish("verify", &[]).expect(18, &[]);
+        tool.finish("repair", &["--delete-extra", "--batch", "4"]).expect(0, &[]);
+        tool.finish("verify", &[]).expect(0, &[]);
     }
     load.stop()?;
     catch_up_and_compare(&site, &mut run)
 }
 
 fn catch_up_and_compare(site: &Site, run: &mut Process) -> Result<()> {
-    site.catch_up(run)?;
+    site.wait_until_applied(run)?;
     site.expect_equal_load()
 }
 
@@ -154,22 +133,15 @@ fn a_killed_repair_leaves_whole_batches() -> Result<()> {
     let site = Site::start(&[], &[])?;
     site.load_tables()?;
     let mut run = site.spawn_streaming(&site.program())?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     site.subscriber.sql(DB, "UPDATE pgbench_accounts SET filler = 'wrong' WHERE aid <= 2000")?;
-    assert_eq!(finish(&site, "verify", &[])?.0, Some(18));
+    site.tool().finish("verify", &[]).expect(18, &[]);
     let load = Load::start(&site.publisher, RATE)?;
-    let repair = pgapace("repair")
-        .args([
-            "--publisher",
-            &site.publisher.conninfo(DB),
-            "--subscriber",
-            &site.subscriber.conninfo(DB),
-        ])
-        .args(["--publication", "pub", "--name", NAME, "--batch", "100"]);
+    let repair = site.tool().program("repair").args(["--batch", "100"]);
     let mut random = fastrand::Rng::with_seed(5);
     for _ in 0..if long() { 30 } else { 6 } {
         let mut process = site.spawn(&repair)?;
-        sleep(Duration::from_millis(random.u64(100..900)));
+        random_pause(&mut random, 100..900);
         process.kill9()?;
         let count = |sql: &str| site.subscriber.query_one_text(DB, sql);
         // The load may repair rows too: an UPDATE brings all columns.
@@ -177,8 +149,7 @@ fn a_killed_repair_leaves_whole_batches() -> Result<()> {
                      (SELECT FROM pgapace.difference d WHERE d.key ->> 'aid' = a.aid::text)";
         assert_eq!(count(sql)?, "0", "differences and rows change together");
     }
-    let (code, log) = finish(&site, "repair", &[])?;
-    assert_eq!(code, Some(0), "{log}");
+    site.tool().finish("repair", &[]).expect(0, &[]);
     load.stop()?;
     catch_up_and_compare(&site, &mut run)
 }

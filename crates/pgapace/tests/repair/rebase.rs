@@ -4,12 +4,12 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use testbed::program::Process;
-use testbed::{Pair, Result, wait_until};
+use testbed::{Result, wait_until};
 
-use crate::faults::site::{
-    DB, Load, NAME, PATIENCE, Site, long, pgapace, wait_for_event, wait_while_running,
+use crate::support::{
+    DB, Load, NAME, PATIENCE, Site, finish, long, on_versions, random_pause, wait_for_event,
+    wait_while_running,
 };
-use crate::support::on_versions;
 
 /// A rebase of all tables on a machine that is busy otherwise.
 const REBASE_PATIENCE: Duration = Duration::from_secs(600);
@@ -25,7 +25,7 @@ fn catch_up(site: &Site, run: &mut Process) -> Result<()> {
 }
 
 fn a_lost_slot(publisher: u16, subscriber: u16) -> Result<()> {
-    let site = Site::of(Pair::start(publisher, subscriber)?)?;
+    let site = Site::new(publisher, subscriber)?;
     site.load_tables()?;
     let load = Load::start(&site.publisher, 100.0)?;
     let mut run = site.spawn_streaming(&site.program())?;
@@ -37,25 +37,17 @@ fn a_lost_slot(publisher: u16, subscriber: u16) -> Result<()> {
         wait_until(PATIENCE, "the slot to be dropped", || {
             Ok(site.publisher.sql(DB, &drop).is_ok())
         })?;
-        // Nobody will ever send these changes.
+        // The load goes on: without the slot, these changes are never sent.
         sleep(Duration::from_millis(300));
         site.publisher
             .sql(DB, "UPDATE pgbench_accounts SET filler = 'lost' WHERE aid % 3000 = 2")?;
         site.subscriber
             .sql(DB, "UPDATE pgbench_accounts SET filler = 'wrong' WHERE aid % 5000 = 1")?;
-        let output = site.program().args(["--until", "current"]).output()?;
-        assert_eq!(output.status.code(), Some(7), "{}", String::from_utf8_lossy(&output.stderr));
-        let rebase = pgapace("rebase")
-            .args([
-                "--publisher",
-                &site.publisher.conninfo(DB),
-                "--subscriber",
-                &site.subscriber.conninfo(DB),
-            ])
-            .args(["--publication", "pub", "--name", NAME]);
+        finish(&site.program().args(["--until", "current"])).expect(7, &[]);
+        let rebase = site.tool().program("rebase");
         for _ in 0..if long() { 4 } else { 2 } {
             let mut process = site.spawn(&rebase)?;
-            sleep(Duration::from_millis(random.u64(50..2500)));
+            random_pause(&mut random, 50..2500);
             process.kill9()?;
         }
         if round % 2 == 0 {

@@ -1,22 +1,18 @@
 //! `status --check` and `--max-lag`: the exit code says what a monitoring system wants to know.
 
-use testbed::{Program, wait_until};
+use testbed::wait_until;
 
 use crate::see::wait_for;
-use crate::support::{Case, Finished, PATIENCE, must};
+use crate::support::{Case, Finished, PATIENCE, finish, must, pgapace};
 use crate::verbs::json;
 
 /// Without the publisher, as a monitoring system that may only read the subscriber.
 fn look(case: &Case, args: &[&str]) -> Finished {
-    let program = Program::new(env!("CARGO_BIN_EXE_pgapace"))
-        .args(["status", "--subscriber", &case.tool.subscriber, "--name", &case.tool.name])
-        .args(args);
-    let output = must(program.output());
-    Finished {
-        code: output.status.code(),
-        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-        log: String::from_utf8_lossy(&output.stderr).into_owned(),
-    }
+    finish(
+        &pgapace("status")
+            .args(["--subscriber", &case.tool.subscriber, "--name", &case.tool.name])
+            .args(args),
+    )
 }
 
 fn wait_for_code(case: &Case, args: &[&str], code: i32) -> Finished {

@@ -3,7 +3,7 @@
 use testbed::wait_until;
 
 use super::browser::Browser;
-use super::http::free_port;
+use super::http_client::free_port;
 use super::pictures::{self, OfPage};
 use crate::support::{Case, PATIENCE, must, skipped};
 

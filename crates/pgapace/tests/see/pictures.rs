@@ -91,6 +91,7 @@ pub(super) fn under_load(case: &Case, body: impl FnOnce()) {
                         fastrand::u32(1..=5000),
                         fastrand::u32(1..=5000)
                     )));
+                    // The pace of the load.
                     std::thread::sleep(Duration::from_millis(fastrand::u64(4..10)));
                 }
             });

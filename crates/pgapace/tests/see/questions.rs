@@ -8,7 +8,7 @@ use testbed::postgres::Client;
 use testbed::program::Process;
 use testbed::{Error, Result, wait_until};
 
-use crate::faults::site::{DB, NAME, PATIENCE, Site, pgapace};
+use crate::support::{DB, NAME, PATIENCE, Site, finish, pgapace};
 
 /// Writes an answer to where the document is made.
 fn sample(name: &str, text: &str) {
@@ -19,11 +19,10 @@ fn sample(name: &str, text: &str) {
 }
 
 /// Exit code, and standard output with standard error behind it.
-fn ask(site: &Site, verb: &str, args: &[&str]) -> Result<(Option<i32>, String)> {
+fn ask(site: &Site, verb: &str, args: &[&str]) -> (Option<i32>, String) {
     let subscriber = site.subscriber.conninfo(DB);
-    let output = pgapace(verb).args(["--subscriber", &subscriber]).args(args).output()?;
-    let text = [output.stdout, output.stderr].concat();
-    Ok((output.status.code(), String::from_utf8_lossy(&text).into_owned()))
+    let finished = finish(&pgapace(verb).args(["--subscriber", &subscriber]).args(args));
+    (finished.code, finished.stdout + &finished.log)
 }
 
 /// Asks until the exit code and all texts are as expected.
@@ -35,7 +34,7 @@ fn ask_until(
 ) -> Result<String> {
     let mut last = (None, String::new());
     let waited = wait_until(PATIENCE, format!("pgapace {verb} to answer"), || {
-        last = ask(site, verb, args)?;
+        last = ask(site, verb, args);
         Ok(last.0 == Some(code) && texts.iter().all(|text| last.1.contains(text)))
     });
     let missing: Vec<_> = texts.iter().filter(|text| !last.1.contains(**text)).collect();
@@ -65,7 +64,7 @@ fn query_until(site: &Site, sql: &str, texts: &[&str]) -> Result<String> {
 
 fn shop(publisher: &[(&str, &str)], args: &[&str]) -> Result<(Site, Process)> {
     let site = Site::start(publisher, &[])?;
-    site.tables("CREATE TABLE orders (id int PRIMARY KEY, state text); CREATE TABLE items (id int PRIMARY KEY)")?;
+    site.publish_tables("CREATE TABLE orders (id int PRIMARY KEY, state text); CREATE TABLE items (id int PRIMARY KEY)")?;
     site.publisher.sql(DB, "INSERT INTO orders VALUES (1, 'new')")?;
     let run = site.spawn_streaming(&site.program().args(args.iter().copied()))?;
     Ok((site, run))
@@ -83,7 +82,7 @@ fn block(site: &Site) -> Result<Client> {
 fn is_it_alive() -> Result<()> {
     let (site, mut run) = shop(&[], &[])?;
     site.publisher.sql(DB, "INSERT INTO orders SELECT i, 'new' FROM generate_series(2, 500) i")?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     let ask = ("status", &["--max-lag", "30s"][..]);
     let answer = ask_until(&site, ask, 0, &["streaming, running", "limited by     publisher"])?;
     sample("is_it_alive", &answer);
@@ -117,7 +116,7 @@ fn how_far_behind_and_when_done() -> Result<()> {
     let sql = "SELECT thread, reason, percent_10s FROM pgapace.stat_wait ORDER BY thread, percent_10s DESC";
     sample("waits", &query_until(&site, sql, &["apply 0 | subscriber", "leader"])?);
     site.subscriber.sql(DB, "ALTER TABLE items DISABLE TRIGGER slow")?;
-    site.catch_up(&mut run)
+    site.wait_until_applied(&mut run)
 }
 
 #[test]
@@ -136,7 +135,7 @@ fn who_blocks_it() -> Result<()> {
     // What the document advises.
     let end = "SELECT pg_terminate_backend(pid) FROM pgapace.stat_blocker";
     assert_eq!(query(&site, end)?, "t");
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     assert!(user.batch_execute("COMMIT").is_err(), "the blocking session was ended");
     Ok(())
 }
@@ -146,7 +145,7 @@ fn which_table_is_it() -> Result<()> {
     let (site, mut run) = shop(&[], &[])?;
     site.publisher.sql(DB, "INSERT INTO items SELECT generate_series(1, 5000)")?;
     site.publisher.sql(DB, "UPDATE orders SET state = 'sent'")?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     let sql = "SELECT table_name, inserts, updates, deletes FROM pgapace.stat_table \
                ORDER BY inserts + updates + deletes DESC";
     let answer = query_until(&site, sql, &["items | 5000 | 0 | 0\norders | 0 | 1 | 0"])?;
@@ -162,10 +161,9 @@ fn when_does_the_publishers_disk_fill() -> Result<()> {
     let mut writer = site.publisher.connect(DB)?;
     let write = "SELECT pg_logical_emit_message(false, 'wal', repeat('x', 300000))";
     let mut answer = String::new();
-    let ask_status = || ask(&site, "status", &[]);
     let seen = wait_until(PATIENCE, "the slot to be nearly lost", || {
         writer.batch_execute(write)?;
-        answer = ask_status()?.1;
+        answer = ask(&site, "status", &[]).1;
         Ok(answer.contains("slot lost in"))
     });
     seen.map_err(|e| Error::other(format!("{e}\n{answer}")))?;
@@ -175,7 +173,7 @@ fn when_does_the_publishers_disk_fill() -> Result<()> {
                  lost_in_seconds * interval '1 second' FROM pgapace.stat_slot";
     sample("disk_sql", &query_until(&site, sql, &["/s", ":"])?);
     user.batch_execute("ROLLBACK")?;
-    site.catch_up(&mut run)
+    site.wait_until_applied(&mut run)
 }
 
 #[test]
@@ -199,7 +197,7 @@ fn what_failed() -> Result<()> {
     let sql = "SELECT level, event, message FROM pgapace.event ORDER BY at DESC LIMIT 1";
     sample("what_failed_events", &query_until(&site, sql, &["warn | run_failed"])?);
     site.subscriber.sql(DB, "ALTER TABLE items DISABLE TRIGGER full_disk")?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     ask_until(&site, ("status", &["--check"]), 0, &[]).map(drop)
 }
 
@@ -209,7 +207,7 @@ fn was_anything_skipped() -> Result<()> {
     // A row that is missing is skipped by itself.
     site.subscriber.sql(DB, "DELETE FROM orders")?;
     site.publisher.sql(DB, "UPDATE orders SET state = 'paid' WHERE id = 1")?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     run.terminate()?;
     run.wait(PATIENCE)?;
     // A transaction that cannot be applied is skipped by hand.
@@ -218,10 +216,10 @@ fn was_anything_skipped() -> Result<()> {
     let mut stops = site.spawn(&site.program())?;
     stops.wait(PATIENCE)?;
     let lsn = query_until(&site, "SELECT max(commit_lsn) FROM pgapace.conflict", &["/"])?;
-    let skipped = ask(&site, "skip", &["--name", NAME, "--lsn", &lsn])?;
+    let skipped = ask(&site, "skip", &["--name", NAME, "--lsn", &lsn]);
     assert_eq!(skipped.0, Some(0), "{}", skipped.1);
     let mut run = site.spawn_streaming(&site.program())?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     let said = ["1 insert_exists, 1 update_missing", "1 transactions, by pgapace skip"];
     let answer = ask_until(&site, ("status", &[]), 0, &said)?;
     sample("skipped", &answer);

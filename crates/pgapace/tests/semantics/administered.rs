@@ -1,9 +1,6 @@
 //! Random changes, while an administrator works on both servers: changes tables, rewrites and locks
 //! them, ends and cancels sessions, and kills the program.
 
-use std::thread;
-use std::time::Duration;
-
 use fastrand::Rng;
 use testbed::TableName;
 use testbed::compare::expect_equal;
@@ -11,7 +8,7 @@ use testbed::postgres::Client;
 use testbed::program::Process;
 use testbed::workload::random_dml::{Options, RandomSchema};
 
-use crate::support::{Case, explain, must, random_load, seeds};
+use crate::support::{Case, explain, must, random_load, random_pause, seeds};
 
 const SESSIONS: u64 = 3;
 
@@ -175,9 +172,8 @@ impl<'a> Administrator<'a> {
                 self.tables[index].has_trigger ^= done;
             }
             _ => {
-                let pause = self.rng.u64(10..700);
                 must(process.freeze());
-                thread::sleep(Duration::from_millis(pause));
+                random_pause(&mut self.rng, 10..700);
                 must(process.thaw());
             }
         }

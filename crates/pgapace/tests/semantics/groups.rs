@@ -1,12 +1,12 @@
 //! Apply groups and their net changes: rows, conflicts and counters are the same as when each
 //! transaction is applied individually.
 
-use std::fmt::Write;
+use std::fmt::Write as _;
 
 use crate::support::{Case, VERSIONS, must, on_versions};
 
 /// Runs each statement as a separate transaction, in one round trip.
-fn transactions(case: &Case, statements: impl IntoIterator<Item = String>) {
+pub(super) fn transactions(case: &Case, statements: impl IntoIterator<Item = String>) {
     let mut sql = String::new();
     for statement in statements {
         write!(sql, "BEGIN; {statement}; COMMIT; ").expect("a string");
@@ -15,7 +15,7 @@ fn transactions(case: &Case, statements: impl IntoIterator<Item = String>) {
 }
 
 /// A table of ten rows, of which row `missing` does not exist on the subscriber, before a backlog.
-fn ten_rows(case: &Case, missing: &str) {
+pub(super) fn ten_rows(case: &Case, missing: &str) {
     case.replicate("CREATE TABLE t (id int PRIMARY KEY, v int, w text)");
     case.publisher.sql("INSERT INTO t SELECT g, 0, 'w' FROM generate_series(1, 10) g");
     case.run_until_current();
@@ -23,7 +23,7 @@ fn ten_rows(case: &Case, missing: &str) {
 }
 
 /// The number of subscriber transactions for a backlog of 200 transactions of the publisher.
-fn subscriber_transactions(case: &mut Case, args: &[&str]) -> u64 {
+pub(super) fn subscriber_transactions(case: &mut Case, args: &[&str]) -> u64 {
     case.tool.args = args.iter().map(|arg| (*arg).to_owned()).collect();
     transactions(case, (0..200).map(|n| format!("UPDATE t SET v = {n} WHERE id = {}", n % 7)));
     let count = "SELECT count(DISTINCT xmin::text) FROM h";
@@ -230,97 +230,6 @@ fn unchanged_toast_values_keep_their_value_in_a_group() {
         );
         case.run_until_current();
         case.expect_equal(&["t"]);
-    });
-}
-
-/// A transaction of several parts is no longer completely in memory, so the publisher sends it
-/// again.
-#[test]
-fn a_conflict_inside_a_large_transaction_rolls_it_back() {
-    on_versions(&VERSIONS, |mut case| {
-        case.tool.args = vec!["--memory-limit".to_owned(), "16".to_owned()];
-        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
-        case.subscriber.sql("INSERT INTO t VALUES (70000, 'in the way')");
-        case.publisher.sql("INSERT INTO t VALUES (0, 'before')");
-        case.publisher
-            .sql("INSERT INTO t SELECT g, repeat('v', 50) FROM generate_series(1, 90000) g");
-        case.publisher.sql("INSERT INTO t VALUES (-1, 'after')");
-        case.run().expect(9, &["23505", "INSERT on public.t", "key (id)=(70000)"]);
-        assert_eq!(case.subscriber.rows("SELECT id FROM t ORDER BY id").join(","), "0,70000");
-        case.subscriber.sql("DELETE FROM t WHERE id = 70000");
-        case.run_until_current();
-        case.expect_equal(&["t"]);
-    });
-}
-
-/// Large transactions in parts. The last part may be empty or of another kind than the first. No
-/// part is committed before all parts are checked.
-#[test]
-fn missing_rows_of_large_transactions_are_counted() {
-    on_versions(&[(15, 18)], |mut case| {
-        case.tool.args = vec!["--memory-limit".to_owned(), "16".to_owned()];
-        case.replicate(
-            "CREATE TABLE t (id int PRIMARY KEY, v text); \
-             CREATE TABLE h (id int PRIMARY KEY); \
-             CREATE TABLE f (a int, tags int[]); ALTER TABLE f REPLICA IDENTITY FULL",
-        );
-        case.subscriber.sql(
-            "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; \
-             CREATE TRIGGER after AFTER INSERT ON h FOR EACH ROW EXECUTE FUNCTION nothing(); \
-             ALTER TABLE h ENABLE ALWAYS TRIGGER after",
-        );
-        case.publisher.sql(
-            "INSERT INTO t SELECT g, 'v' FROM generate_series(1, 32768) g; \
-             INSERT INTO f SELECT g, ARRAY[g] FROM generate_series(1, 3) g",
-        );
-        case.run_until_current();
-        case.subscriber.sql("DELETE FROM t WHERE id = 100");
-        let missing =
-            |case: &Case| -> u64 { case.statistic("update_missing").parse().expect("a number") };
-        let transactions = [
-            // Exactly one part, followed by an empty one.
-            "UPDATE t SET v = 'one'",
-            // A single change that fills a part.
-            "UPDATE t SET v = repeat('x', 5000000) WHERE id = 100",
-            // First changes that can be set-based, then a table whose triggers run code.
-            "UPDATE t SET v = 'two'; UPDATE t SET v = 'three'; INSERT INTO h VALUES (1)",
-        ];
-        let mut expected = 0;
-        for (sql, added) in transactions.into_iter().zip([1, 1, 2]) {
-            case.publisher.sql(sql);
-            let log = case.run_until_current();
-            expected += added;
-            assert_eq!(missing(&case), expected, "{sql}: {log}");
-            assert!(log.contains("(id)=(100)"), "{sql}: {log}");
-        }
-        case.publisher.sql("DELETE FROM t WHERE id = 100");
-        case.run_until_current();
-        case.expect_equal(&["t", "h", "f"]);
-    });
-}
-
-/// Parts of a transaction without changes to apply, and updates that cannot be set-based.
-#[test]
-fn large_transactions_that_cannot_be_set_based() {
-    on_versions(&[(15, 18)], |case| {
-        case.replicate("CREATE TABLE kept (id int PRIMARY KEY)");
-        case.both(
-            "CREATE TABLE late (id int PRIMARY KEY, v text); \
-             CREATE TABLE f (a int, tags int[]); ALTER TABLE f REPLICA IDENTITY FULL",
-        );
-        // The table is copied at its first change, and the copy contains all changes.
-        case.publisher.sql(
-            "INSERT INTO late SELECT g, 'late' FROM generate_series(1, 150000) g; \
-             INSERT INTO f SELECT 1, ARRAY[g] FROM generate_series(1, 20) g",
-        );
-        case.run_until_current();
-        case.expect_equal(&["late", "f"]);
-        case.publisher.sql(
-            "DO $$ BEGIN FOR i IN 1..1700 LOOP UPDATE f SET a = i; END LOOP; \
-             INSERT INTO kept VALUES (1); END $$",
-        );
-        case.run_until_current();
-        case.expect_equal(&["late", "f", "kept"]);
     });
 }
 

@@ -1,6 +1,7 @@
 //! Semantics of changes: the subscriber has the same rows as the publisher in every case that SQL
 //! and the native apply worker treat differently.
 
+mod added_tables;
 mod administered;
 mod coercion;
 mod column_lists;
@@ -10,7 +11,10 @@ mod format;
 mod groups;
 mod hooks;
 mod identity;
+mod keys;
+mod large_transactions;
 mod limits;
+mod modified_values;
 mod modifiers;
 mod moving_values;
 mod partitions;
@@ -20,4 +24,6 @@ mod random;
 mod rows;
 mod schema;
 mod subscriber;
+mod type_values;
 mod types;
+mod unportable;

@@ -1,6 +1,6 @@
 //! Properties of the subscriber's server, database and role.
 
-use crate::support::{Case, VERSIONS, must, on_versions};
+use crate::support::{Case, Database, Tool, VERSIONS, must, on_versions};
 
 /// Replication origins are shared by all databases of a server: subscriptions in two databases must
 /// not use the same one.
@@ -220,9 +220,9 @@ fn state_of_a_subscriber_that_is_a_publisher_is_never_applied() {
         case.run_until_current();
 
         let name = format!("{}_next", case.subscriber.name);
-        let next = crate::support::Database::create(case.subscriber.cluster, &name, "");
+        let next = Database::create(case.subscriber.cluster, &name, "");
         next.sql(ddl);
-        let onward = crate::support::Tool::new(case.subscriber.conninfo(), next.conninfo(), &name);
+        let onward = Tool::new(case.subscriber.conninfo(), next.conninfo(), &name);
         onward.run_until_current();
         case.publisher
             .sql("INSERT INTO t VALUES (2, 'streamed'); UPDATE t SET v = 'x' WHERE id = 1");

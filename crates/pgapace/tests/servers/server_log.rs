@@ -4,7 +4,7 @@
 use testbed::program::Process;
 use testbed::{Cluster, Pair, Program, Result};
 
-use crate::faults::site::{DB, PATIENCE, Site, expect_exit, pgapace, wait_while_running};
+use crate::support::{DB, PATIENCE, Site, expect_exit, pgapace, wait_while_running};
 
 const DDL: &str = "CREATE TABLE t (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v text); \
     CREATE TABLE keyless (v int); ALTER TABLE keyless REPLICA IDENTITY FULL; \
@@ -45,7 +45,7 @@ impl Watched {
         };
         let subscriber = |b: testbed::ClusterBuilder| b.setting("autovacuum", "off");
         let site = Site::of(Pair::start_with(major, major, publisher, subscriber)?)?;
-        site.tables(DDL)?;
+        site.publish_tables(DDL)?;
         site.publisher.sql(
             DB,
             "INSERT INTO t (v) SELECT 'x' FROM generate_series(1, 1000); \
@@ -134,7 +134,7 @@ fn normal_operation(major: u16, plain_roles: bool) -> Result<()> {
 
     let mut run = watched.site.spawn_streaming(&watched.verb("run"))?;
     watched.change()?;
-    watched.site.catch_up(&mut run)?;
+    watched.site.wait_until_applied(&mut run)?;
     watched.look("changes");
     watched.site.subscriber.sql(DB, "CREATE TABLE later (id int PRIMARY KEY)")?;
     watched.site.publisher.sql(DB, "CREATE TABLE later (id int PRIMARY KEY)")?;
@@ -145,7 +145,7 @@ fn normal_operation(major: u16, plain_roles: bool) -> Result<()> {
     watched.finish("refresh", &[], 0)?;
     watched.finish("status", &[], 0)?;
     watched.finish("check", &[], 0)?;
-    watched.site.catch_up(&mut run)?;
+    watched.site.wait_until_applied(&mut run)?;
     run.terminate()?;
     expect_exit(&mut run, 0, &[])?;
     watched.look("the end of a run");

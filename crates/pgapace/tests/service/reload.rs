@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::PathBuf;
 
-use testbed::program::Process;
-use testbed::{Program, wait_until};
+use testbed::program::{Process, events};
+use testbed::wait_until;
 
-use crate::support::{Case, PATIENCE, must};
+use crate::support::{Case, PATIENCE, must, pgapace, wait_for_events, wait_until_log};
 
 /// A subscription with a configuration file.
 struct Reloaded {
@@ -40,36 +40,28 @@ impl Reloaded {
     }
 
     fn start(&self) -> Process {
-        let program = Program::new(env!("CARGO_BIN_EXE_pgapace"));
-        let program = program.args(["run", "--config", &self.file.display().to_string()]);
+        let program = pgapace("run").arg("--config").arg(&self.file);
         must(program.spawn_logged(self.case.log_file("run")))
     }
 }
 
-/// Waits until the log has the event so often.
+/// Waits until the log has the event so many times.
 #[track_caller]
 fn wait_for(run: &mut Process, event: &str, count: usize) {
-    let waited = wait_until(PATIENCE, event, || {
-        assert!(run.is_running(), "pgapace ended:\n{}", run.log());
-        Ok(run.events(event) >= count)
-    });
-    waited.unwrap_or_else(|error| panic!("{error}\n{}", run.log()));
+    must(wait_for_events(run, event, count, PATIENCE));
 }
 
 #[track_caller]
 fn reload(run: &mut Process) {
-    let before = run.events("configuration_reloaded") + run.events("configuration_invalid");
+    let reloads =
+        |log: &str| events(log, "configuration_reloaded") + events(log, "configuration_invalid");
+    let before = reloads(&run.log());
     must(run.hang_up());
-    let waited = wait_until(PATIENCE, "the reload", || {
-        assert!(run.is_running(), "pgapace ended:\n{}", run.log());
-        let now = run.events("configuration_reloaded") + run.events("configuration_invalid");
-        Ok(now > before)
-    });
-    waited.unwrap_or_else(|error| panic!("{error}\n{}", run.log()));
+    must(wait_until_log(run, "the reload", PATIENCE, |log| reloads(log) > before));
 }
 
 #[test]
-fn what_can_change_changes_and_the_rest_is_named() {
+fn settings_that_can_change_change_and_the_others_are_named() {
     let reloaded = Reloaded::new();
     let case = &reloaded.case;
     reloaded.write_one("workers = 1\nmemory-limit = \"64MB\"");

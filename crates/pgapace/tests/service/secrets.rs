@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use testbed::program::Process;
 use testbed::{Program, Result, wait_until};
 
-use crate::faults::site::{DB, NAME, PATIENCE, Site, expect_exit, pgapace};
+use crate::support::{DB, NAME, PATIENCE, Site, expect_exit, finish, pgapace};
 
 const SECRET: &str = "hunter2-Trillian";
 
@@ -130,21 +130,16 @@ fn a_file_that_others_can_read_is_refused_if_it_has_a_password() -> Result<()> {
 }
 
 #[test]
-fn a_password_on_the_command_line_is_warned_of_and_files_exclude_the_string() -> Result<()> {
+fn a_password_on_the_command_line_is_warned_of_and_files_exclude_the_string() {
     let nowhere = format!("host=127.0.0.1 port=1 password={SECRET}");
     let flags = run().args(["--publisher", &nowhere, "--subscriber", "host=127.0.0.1 port=1"]);
-    let said = flags.args(["--connect-timeout", "0"]).output()?;
-    let log = String::from_utf8_lossy(&said.stderr).into_owned();
+    let log = finish(&flags.args(["--connect-timeout", "0"])).log;
     assert_eq!(testbed::program::events(&log, "password_on_command_line"), 1, "{log}");
     assert!(log.contains("--publisher-file") && !log.contains(SECRET), "{log}");
 
-    let both = run().args(["--publisher", &nowhere, "--publisher-file", "/none"]).output()?;
-    assert_eq!(both.status.code(), Some(2));
-    let missing = run().args(["--publisher-file", "/none", "--subscriber", "host=x"]).output()?;
-    let log = String::from_utf8_lossy(&missing.stderr).into_owned();
-    assert_eq!(missing.status.code(), Some(3), "{log}");
-    assert!(log.contains("cannot read --publisher-file /none"), "{log}");
-    Ok(())
+    finish(&run().args(["--publisher", &nowhere, "--publisher-file", "/none"])).expect(2, &[]);
+    finish(&run().args(["--publisher-file", "/none", "--subscriber", "host=x"]))
+        .expect(3, &["cannot read --publisher-file /none"]);
 }
 
 #[test]
@@ -153,8 +148,7 @@ fn check_says_how_each_connection_is_protected() -> Result<()> {
     let (site, tcp) = (&secrets.site, secrets.publisher());
     let check = pgapace("check").args(["--publisher", &tcp, "--publication", "pub"]);
     let check = check.args(["--subscriber", &site.subscriber.conninfo(DB), "--name", NAME]);
-    let said = check.env("PGPASSWORD", SECRET).output()?;
-    let report = String::from_utf8_lossy(&said.stdout).into_owned();
+    let report = finish(&check.env("PGPASSWORD", SECRET)).stdout;
     let line = |side: &str, text: &str| {
         let found = report.lines().any(|line| line.contains(side) && line.contains(text));
         assert!(found, "{report}");

@@ -8,7 +8,7 @@ use testbed::program::Process;
 use testbed::{Cluster, Program, Result, wait_until};
 
 use super::{first_commit, wait_for};
-use crate::faults::site::{DB, PATIENCE, Site};
+use crate::support::{DB, PATIENCE, Site, holds_for};
 
 /// The shortest time that can be set: before the stream, a process may be silent three times as long.
 const TAKEOVER: &str = "2";
@@ -17,7 +17,7 @@ const LONG: Duration = Duration::from_secs(8);
 
 fn site() -> Result<Site> {
     let site = Site::start(&[], &[])?;
-    site.tables("CREATE TABLE log (v int)")?;
+    site.publish_tables("CREATE TABLE log (v int)")?;
     site.publisher.sql(DB, "INSERT INTO log SELECT -i FROM generate_series(1, 1000) i")?;
     Ok(site)
 }
@@ -57,8 +57,7 @@ fn expect_takeover(site: &Site, first: &mut Process, second: &mut Process) -> Re
 /// While `blocked`, an open transaction, keeps the first process in `at`: it is not replaced, until it is suspended.
 fn is_replaced_only_if_suspended(site: &Site, at: &str, mut blocked: Client) -> Result<()> {
     let (mut first, mut second) = two_processes(site, at)?;
-    std::thread::sleep(LONG);
-    assert_eq!(second.events("standby_takes_over"), 0, "{}", second.log());
+    holds_for(LONG, "left to the first process", || Ok(second.events("standby_takes_over") == 0))?;
     first.freeze()?;
     wait_for(&mut second, "standby_takes_over")?;
     blocked.batch_execute("COMMIT")?;

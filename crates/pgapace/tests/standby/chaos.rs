@@ -16,8 +16,7 @@ use testbed::workload::ledger;
 use testbed::{Cluster, Error, Result, wait_until};
 
 use super::fleet::{Fleet, database};
-use crate::faults::site::{PATIENCE, long};
-use crate::support::skipped;
+use crate::support::{PATIENCE, long, random_pause, skipped};
 
 const MACHINES: usize = 3;
 /// The promised bound is 10 seconds. A test machine may be busy.
@@ -93,7 +92,7 @@ impl Watch {
                 if late > 0 {
                     return Err(format!("{conninfo}: {late} commits under an earlier epoch"));
                 }
-                // A check reads the whole ledger.
+                // The pace of the checks: each reads the whole ledger.
                 std::thread::sleep(Duration::from_millis(if long() { 300 } else { 100 }));
             }
             Ok(())
@@ -115,6 +114,7 @@ impl Watch {
 /// count: several transactions must follow.
 fn all_go_on(watches: &[Watch]) -> Result<Duration> {
     let started = Instant::now();
+    // Time for the watches to see it.
     std::thread::sleep(Duration::from_millis(300));
     let before: Vec<i64> = watches.iter().map(Watch::last).collect();
     wait_until(TEST_BOUND, "all subscriptions to go on", || {
@@ -168,7 +168,7 @@ fn subscriptions_go_on_after_random_faults_of_their_processes() -> Result<()> {
         let (at, took_ms) = (started.elapsed().as_secs(), went_on.as_millis());
         eprintln!("{at} s: {round}: {fault:?} of {struck:?}, {took_ms} ms");
         took.push((fault, struck.len(), went_on));
-        std::thread::sleep(Duration::from_millis(random.u64(..1000)));
+        random_pause(&mut random, 0..1000);
         for machine in &struck {
             mend(&mut fleet, *machine, fault)?;
         }

@@ -7,7 +7,7 @@ use testbed::servers::find_or_fetch;
 use testbed::workload::ledger;
 use testbed::{Cluster, Error, Program, Result, wait_until};
 
-use crate::faults::site::{PATIENCE, pgapace};
+use crate::support::{PATIENCE, pgapace};
 
 pub(super) struct Fleet {
     /// Without one, all processes are on this machine.

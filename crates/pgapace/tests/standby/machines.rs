@@ -6,8 +6,7 @@ use testbed::program::Process;
 use testbed::{Pair, Result, wait_until};
 
 use super::{BOUND, first_commit, wait_for, within};
-use crate::faults::site::{DB, PATIENCE, Site};
-use crate::support::skipped;
+use crate::support::{DB, PATIENCE, Site, skipped};
 
 /// A site whose servers are reached over a network, and a process with `--standby` on each of two
 /// machines. The first streams.
@@ -19,7 +18,7 @@ fn start(network: &Network) -> Result<(Site, [Process; 2])> {
         |builder| builder.listen_tcp("*").hba([network.hba()]),
     )?;
     let site = Site::of(pair)?;
-    site.tables("CREATE TABLE log (v int)")?;
+    site.publish_tables("CREATE TABLE log (v int)")?;
     let at = |cluster: &testbed::Cluster| cluster.conninfo_at(&network.server_address(), DB);
     let program =
         site.program_between(&at(&site.publisher), &at(&site.subscriber)).arg("--standby");

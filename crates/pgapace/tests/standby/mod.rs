@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use testbed::program::Process;
 use testbed::{Error, Result, wait_until};
 
-use crate::faults::site::{DB, PATIENCE, Site};
+use crate::support::{DB, PATIENCE, Site};
 
 /// The longest time from the death of a process to the next commit. docs/high-availability.md
 /// promises 10 s; a machine that runs several tests with servers of their own may need more.
@@ -35,7 +35,7 @@ pub(super) fn pair_of_processes(site: &Site) -> Result<(Process, Process)> {
 
 /// Waits until the log of a running process has this event.
 pub(super) fn wait_for(process: &mut Process, event: &str) -> Result<()> {
-    crate::faults::site::wait_for_event(process, event, PATIENCE)
+    crate::support::wait_for_event(process, event, PATIENCE)
 }
 
 /// The time until a row that is inserted now on the publisher is on the subscriber.

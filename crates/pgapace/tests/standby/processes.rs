@@ -6,11 +6,11 @@ use testbed::compare::TableName;
 use testbed::{Error, Result, wait_until};
 
 use super::{BOUND, first_commit, pair_of_processes, wait_for, within};
-use crate::faults::site::{DB, Load, NAME, PATIENCE, Reader, Site, long, pgapace};
+use crate::support::{DB, Load, NAME, PATIENCE, Reader, Site, finish, holds_for, long, pgapace};
 
 fn site() -> Result<Site> {
     let site = Site::start(&[], &[])?;
-    site.tables("CREATE TABLE log (v int)")?;
+    site.publish_tables("CREATE TABLE log (v int)")?;
     Ok(site)
 }
 
@@ -24,18 +24,13 @@ fn a_standby_takes_over_when_the_first_process_is_killed_or_stopped() -> Result<
 
     let mut third = site.spawn(&site.program().arg("--standby"))?;
     wait_for(&mut third, "standby_waiting")?;
-    let status = pgapace("status")
-        .args(["--subscriber", &site.subscriber.conninfo(DB), "--json"])
-        .output()?;
-    let status = String::from_utf8_lossy(&status.stdout).into_owned();
+    let subscriber = site.subscriber.conninfo(DB);
+    let status = finish(&pgapace("status").args(["--subscriber", &subscriber, "--json"])).stdout;
     let waits = format!("\"process\": {}", third.pid());
     assert!(status.contains(&waits) && status.contains("\"standbys\""), "{status}");
 
-    let hand_over = pgapace("hand-over")
-        .args(["--subscriber", &site.subscriber.conninfo(DB), "--name", NAME])
-        .output()?;
-    let said = String::from_utf8_lossy(&hand_over.stderr).into_owned();
-    assert!(hand_over.status.success(), "{said}");
+    finish(&pgapace("hand-over").args(["--subscriber", &subscriber, "--name", NAME]))
+        .expect(0, &[]);
     within("hand-over to commit", first_commit(&site, 3)?, BOUND)?;
     assert!(third.events("streaming") > 0, "{}", third.log());
     // The process that gave it up is the standby now.
@@ -58,7 +53,7 @@ fn a_standby_takes_over_when_the_first_process_is_killed_or_stopped() -> Result<
 fn a_suspended_process_loses_its_subscription_and_commits_nothing_more() -> Result<()> {
     let site = Site::start(&[], &[])?;
     site.load_tables()?;
-    site.tables_beside("CREATE TABLE log (v int)", "log")?;
+    site.publish_more_tables("CREATE TABLE log (v int)", "log")?;
     let (mut first, mut second) = pair_of_processes(&site)?;
     let load = Load::start(&site.publisher, 50.0)?;
     let reader = Reader::start(&site.subscriber);
@@ -82,7 +77,7 @@ fn a_suspended_process_loses_its_subscription_and_commits_nothing_more() -> Resu
         std::mem::swap(&mut first, &mut second);
     }
     load.stop()?;
-    site.catch_up(&mut first)?;
+    site.wait_until_applied(&mut first)?;
     assert!(reader.stop()? > 0);
     site.expect_equal_load()?;
     site.expect_equal(&[TableName::from("log")])
@@ -113,13 +108,12 @@ fn the_heartbeat_is_written_only_for_a_standby() -> Result<()> {
         Ok(beat.parse().unwrap_or_default())
     };
     wait_until(PATIENCE, "the first beat", || Ok(beat()? > 0))?;
-    std::thread::sleep(Duration::from_millis(2500));
-    assert_eq!(beat()?, 1, "nobody waits");
+    holds_for(Duration::from_millis(2500), "silent while no process waits", || Ok(beat()? == 1))?;
     let mut second = site.spawn(&program)?;
     wait_for(&mut second, "standby_waiting")?;
     wait_until(PATIENCE, "more beats", || Ok(beat()? > 3))?;
-    // Nobody takes a subscription from a process that works, however long it waits.
-    std::thread::sleep(Duration::from_secs(8));
-    assert_eq!(second.events("standby_takes_over"), 0, "{}", second.log());
-    Ok(())
+    // A standby does not take a subscription from a process that works, however long it waits.
+    holds_for(Duration::from_secs(8), "left to the process that works", || {
+        Ok(second.events("standby_takes_over") == 0)
+    })
 }

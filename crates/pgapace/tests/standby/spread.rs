@@ -6,7 +6,7 @@ use testbed::Result;
 
 use super::fleet::{Fleet, database};
 use super::wait_for;
-use crate::faults::site::{PATIENCE, pgapace};
+use crate::support::{PATIENCE, Tool, finish, holds_for, pgapace};
 
 #[test]
 fn subscriptions_are_spread_by_weight_and_move_only_if_that_helps() -> Result<()> {
@@ -17,14 +17,12 @@ fn subscriptions_are_spread_by_weight_and_move_only_if_that_helps() -> Result<()
     fleet.join()?;
     fleet.wait_for_loads(&[3, 3])?;
     assert_eq!(fleet.owners()?, [Some(0), Some(0), Some(1), Some(0)]);
-    std::thread::sleep(Duration::from_secs(6));
     let moves = |fleet: &Fleet| -> Vec<usize> {
         fleet.processes.iter().map(|one| one.events("subscription_moves")).collect()
     };
-    assert_eq!(moves(&fleet), [1, 0]);
+    holds_for(Duration::from_secs(6), "one move", || Ok(moves(&fleet) == [1, 0]))?;
 
-    let shown = pgapace("status").args(["--brief", "--config", &fleet.config]).output()?;
-    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    let shown = finish(&pgapace("status").args(["--brief", "--config", &fleet.config])).stdout;
     let lines: Vec<&str> = shown.lines().collect();
     assert_eq!(lines.len(), 4, "{shown}");
     for (number, owner) in [0, 0, 1, 0].into_iter().enumerate() {
@@ -38,9 +36,8 @@ fn subscriptions_are_spread_by_weight_and_move_only_if_that_helps() -> Result<()
     }
 
     // A user asks for one: then it moves back, since that is even.
-    let hand_over =
-        pgapace("hand-over").args(["--config", &fleet.config, "--name", &database(2)]).output()?;
-    assert!(hand_over.status.success(), "{}", String::from_utf8_lossy(&hand_over.stderr));
+    finish(&pgapace("hand-over").args(["--config", &fleet.config, "--name", &database(2)]))
+        .expect(0, &[]);
     assert_eq!(fleet.owners()?.iter().filter(|owner| **owner == Some(1)).count(), 0);
 
     // What a process leaves is run by the other at once.
@@ -54,21 +51,11 @@ fn subscriptions_are_spread_by_weight_and_move_only_if_that_helps() -> Result<()
 }
 
 #[test]
-fn a_weight_is_a_number_from_1_to_1000() -> Result<()> {
+fn a_weight_is_a_number_from_1_to_1000() {
     for weight in ["0", "1001", "-1", "heavy", ""] {
-        let args = [
-            "--publisher",
-            "host=x",
-            "--subscriber",
-            "host=x",
-            "--publication",
-            "p",
-            "--name",
-            "s",
-        ];
-        let output = pgapace("run").args(args).arg(format!("--weight={weight}")).output()?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && said.contains("weight"), "{weight}: {said}");
+        let tool = Tool::new("host=x".to_owned(), "host=x".to_owned(), "s");
+        let finished = tool.finish("run", &[&format!("--weight={weight}")]);
+        let said = &finished.log;
+        assert!(finished.code != Some(0) && said.contains("weight"), "{weight}: {said}");
     }
-    Ok(())
 }

@@ -1,13 +1,10 @@
 //! Crashes while transactions are open, while they are applied from the spool, and under load.
 
-use std::thread::sleep;
-use std::time::Duration;
-
 use testbed::compare::TableName;
 use testbed::{Result, Stop};
 
-use crate::faults::site::{
-    DB, Load, PATIENCE, Reader, Site, expect_exit, long, wait_while_running,
+use crate::support::{
+    DB, Load, PATIENCE, Reader, Site, expect_exit, long, random_pause, wait_while_running,
 };
 
 const WORK_MEM: (&str, &str) = ("logical_decoding_work_mem", "64kB");
@@ -23,12 +20,12 @@ fn kill_9_under_load() -> Result<()> {
     let reader = Reader::start(&site.subscriber);
     let mut random = fastrand::Rng::with_seed(31);
     for _ in 0..if long() { 100 } else { 12 } {
-        sleep(Duration::from_millis(random.u64(50..900)));
+        random_pause(&mut random, 50..900);
         run.kill9()?;
         run = site.spawn(&program)?;
     }
     let written = load.stop()?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     let checks = reader.stop()?;
     assert!(checks >= 20 && written >= 100, "{checks} checks, {written} transactions");
     expect_streamed(&site)?;
@@ -52,12 +49,12 @@ fn kill_9_under_load_when_all_is_streamed() -> Result<()> {
     let reader = Reader::start(&site.subscriber);
     let mut random = fastrand::Rng::with_seed(32);
     for _ in 0..if long() { 60 } else { 6 } {
-        sleep(Duration::from_millis(random.u64(50..900)));
+        random_pause(&mut random, 50..900);
         run.kill9()?;
         run = site.spawn(&site.program())?;
     }
     load.stop()?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     assert!(reader.stop()? > 0);
     expect_streamed(&site)?;
     site.expect_equal_load()
@@ -80,7 +77,7 @@ fn restarts_with_other_workers_and_orders() -> Result<()> {
     let mut run = site.spawn_streaming(&program())?;
     let mut pauses = fastrand::Rng::with_seed(34);
     for _ in 0..if long() { 60 } else { 10 } {
-        sleep(Duration::from_millis(pauses.u64(100..900)));
+        random_pause(&mut pauses, 100..900);
         run.kill9()?;
         run = site.spawn(&program())?;
     }
@@ -97,7 +94,7 @@ fn restarts_with_other_workers_and_orders() -> Result<()> {
 #[test]
 fn a_kill_inside_a_streamed_transaction() -> Result<()> {
     let mut site = Site::start(&[WORK_MEM], &[])?;
-    site.tables("CREATE TABLE big (id int PRIMARY KEY, v text); CREATE TABLE log (v int)")?;
+    site.publish_tables("CREATE TABLE big (id int PRIMARY KEY, v text); CREATE TABLE log (v int)")?;
     let program = site.program().args(["--memory-limit", "16"]);
     let mut run = site.spawn_streaming(&program)?;
     let rows = |from: u32| {

@@ -9,7 +9,7 @@ use testbed::postgres::Client;
 use testbed::program::Process;
 use testbed::{Error, Result};
 
-use crate::faults::site::{DB, NAME, PATIENCE, Site, expect_exit, wait_while_running};
+use crate::support::{DB, NAME, PATIENCE, Site, expect_exit, holds_for, wait_while_running};
 
 /// Memory limit of the program, in megabytes.
 const LIMIT: u64 = 16;
@@ -21,7 +21,9 @@ fn site(settings: &[(&str, &str)]) -> Result<Site> {
     let work_mem = ("logical_decoding_work_mem", "64kB");
     let settings: Vec<_> = settings.iter().copied().chain([work_mem]).collect();
     let site = Site::start(&settings, &[])?;
-    site.tables("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE small (id int)")?;
+    site.publish_tables(
+        "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE small (id int)",
+    )?;
     Ok(site)
 }
 
@@ -81,7 +83,7 @@ fn interleaved_streams_beyond_memory_are_spooled() -> Result<()> {
             session.batch_execute("ROLLBACK TO s")?;
         }
         site.publisher.sql(DB, &format!("INSERT INTO small VALUES ({round})"))?;
-        site.catch_up(&mut run)?;
+        site.wait_until_applied(&mut run)?;
         let (files, bytes) = spooled(&run)?;
         eprintln!("round {round}: {files} files, {} MB, peak {} MB", bytes >> 20, peak(&run)?);
     }
@@ -95,7 +97,7 @@ fn interleaved_streams_beyond_memory_are_spooled() -> Result<()> {
         })?;
         site.publisher.sql(DB, "INSERT INTO small VALUES (-1)")?;
     }
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     let peak = peak(&run)?;
     eprintln!("peak after {STREAMS} streams: {peak} MB");
     assert!(peak <= LIMIT + FIXED, "{peak} MB");
@@ -119,7 +121,7 @@ fn a_value_larger_than_memory_is_streamed() -> Result<()> {
         value(-2),
         rows(2000, 1000)
     ))?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     let peak = peak(&run)?;
     eprintln!("peak after values of {VALUE} MB: {peak} MB");
     // Once as received or read, and once as spooled or sent.
@@ -134,7 +136,7 @@ fn the_publisher_stays_connected(streaming: &str) -> Result<()> {
     let program = site.program().args(["--memory-limit", "16", "--status-interval", "10"]);
     let program = program.args(["--streaming", streaming]);
     let mut run = site.spawn_streaming(&program)?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     let mut holder = site.subscriber.connect(DB)?;
     holder.batch_execute("BEGIN; SELECT FROM t WHERE id = 0 FOR UPDATE")?;
     site.publisher.sql(DB, "UPDATE t SET v = 'blocked' WHERE id = 0")?;
@@ -147,13 +149,12 @@ fn the_publisher_stays_connected(streaming: &str) -> Result<()> {
         site.publisher.sql(DB, &rows(number * 10_000, 1000))?;
     }
     open.batch_execute(&format!("{}; COMMIT", rows(1_100_000, 3000)))?;
-    let started = Instant::now();
-    while started.elapsed() < Duration::from_secs(10) {
-        assert_eq!(site.publisher.query_one_text(DB, pid)?, walsender, "{}", run.log());
-        sleep(Duration::from_millis(250));
-    }
+    let same = holds_for(Duration::from_secs(10), "served by the same walsender", || {
+        Ok(site.publisher.query_one_text(DB, pid)? == walsender)
+    });
+    assert!(same.is_ok(), "{same:?}\n{}", run.log());
     holder.batch_execute("COMMIT")?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     assert_eq!(site.publisher.query_one_text(DB, pid)?, walsender);
     let peak = peak(&run)?;
     assert!(peak <= LIMIT + FIXED, "{peak} MB");
@@ -177,7 +178,7 @@ fn a_stream_that_waits_for_a_lock_delays_no_other_transaction() -> Result<()> {
     let site = site(&[("wal_sender_timeout", "2s")])?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (0, 'locked')")?;
     let mut run = site.spawn_streaming(&site.program().args(["--status-interval", "10"]))?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     let mut holder = site.subscriber.connect(DB)?;
     holder.batch_execute("BEGIN; SELECT FROM t WHERE id = 0 FOR UPDATE")?;
     let mut open = site.publisher.connect(DB)?;
@@ -195,14 +196,15 @@ fn a_stream_that_waits_for_a_lock_delays_no_other_transaction() -> Result<()> {
         number += 1;
         site.publisher.sql(DB, &format!("INSERT INTO small VALUES ({number})"))?;
         site.publisher.sql(DB, &format!("INSERT INTO t VALUES (-{number}, 'small')"))?;
-        site.catch_up(&mut run)?;
+        site.wait_until_applied(&mut run)?;
         assert_eq!(site.publisher.query_one_text(DB, pid)?, walsender, "{}", run.log());
+        // The pace of the small transactions.
         sleep(Duration::from_millis(100));
     }
     assert_eq!(site.subscriber.query_one_text(DB, waits)?, "1", "it still waits");
     open.batch_execute("COMMIT")?;
     holder.batch_execute("COMMIT")?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     assert_eq!(site.publisher.query_one_text(DB, pid)?, walsender);
     site.expect_equal(&[TableName::from("t"), TableName::from("small")])
 }
@@ -218,7 +220,7 @@ fn a_full_spool_stops_with_nothing_lost() -> Result<()> {
     let mut session = site.publisher.connect(DB)?;
     session.batch_execute(&format!("BEGIN; {}", rows(1, 5000)))?;
     site.publisher.sql(DB, "INSERT INTO small VALUES (1)")?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     session.batch_execute(&rows(10_000, 5000))?;
     expect_exit(&mut run, 12, &["--spool-limit", "Nothing is lost"])?;
     // The same before the end of the transaction is received.
@@ -226,7 +228,7 @@ fn a_full_spool_stops_with_nothing_lost() -> Result<()> {
     expect_exit(&mut run, 12, &["--spool-limit"])?;
     session.batch_execute("COMMIT")?;
     let mut run = site.spawn_streaming(&program)?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     site.expect_equal(&[TableName::from("t"), TableName::from("small")])?;
     // A missing spool directory is detected at startup.
     run.terminate()?;
@@ -257,7 +259,7 @@ fn a_full_disk_stops_with_nothing_lost() -> Result<()> {
     site.publisher.sql(DB, &format!("BEGIN; {}; COMMIT", rows(1, 10_000)))?;
     expect_exit(&mut run, 12, &["cannot write to the spool", "Nothing is lost"])?;
     let mut run = site.spawn_streaming(&site.program())?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     site.expect_equal(&[TableName::from("t")])
 }
 
@@ -289,6 +291,6 @@ fn the_slot_advances_past_open_transactions() -> Result<()> {
     run.kill9()?;
     let mut run = site.spawn_streaming(&site.program())?;
     open.batch_execute(&format!("{}; COMMIT", rows(10_000, 2000)))?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     site.expect_equal(&[TableName::from("t"), TableName::from("small")])
 }

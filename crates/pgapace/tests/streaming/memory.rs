@@ -6,7 +6,7 @@ use testbed::compare::TableName;
 use testbed::postgres::Client;
 
 use super::limits::peak;
-use crate::faults::site::{DB, Site, long};
+use crate::support::{DB, Site, long};
 
 /// The memory limit; all sizes are in megabytes.
 const LIMIT: u64 = 64;
@@ -18,7 +18,7 @@ const MODES: [&str; 3] = ["parallel", "on", "off"];
 fn site() -> Result<Site> {
     let settings = [("logical_decoding_work_mem", "64kB"), ("max_connections", "260")];
     let site = Site::start(&settings, &[])?;
-    site.tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
     Ok(site)
 }
 
@@ -40,7 +40,7 @@ fn stays_below(additional: u64, load: impl Fn(&Site, u64) -> Result<()>) -> Resu
         let program = site.program().args(["--memory-limit", "64", "--streaming", mode]);
         let mut run = site.spawn_streaming(&program)?;
         load(&site, round)?;
-        site.catch_up(&mut run)?;
+        site.wait_until_applied(&mut run)?;
         let peak = peak(&run)?;
         eprintln!("streaming {mode}: peak {peak} MB");
         assert!(peak <= LIMIT + FIXED + additional, "streaming {mode}: {peak} MB");

@@ -3,7 +3,7 @@
 use testbed::compare::TableName;
 use testbed::{Pair, Result, Stop};
 
-use crate::faults::site::{DB, NAME, PATIENCE, Site, wait_while_running};
+use crate::support::{DB, NAME, PATIENCE, Site, wait_while_running};
 
 fn rows(from: u32, count: u32) -> String {
     format!(
@@ -28,9 +28,9 @@ fn a_streamed_commit_that_has_returned_survives_a_crash() -> Result<()> {
             |builder| builder.setting("logical_decoding_work_mem", "64kB"),
             |builder| lazy.iter().fold(builder, |b, (name, value)| b.setting(*name, *value)),
         )?)?;
-        site.tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
+        site.publish_tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
         let mut run = site.spawn_streaming(&site.program())?;
-        site.catch_up(&mut run)?;
+        site.wait_until_applied(&mut run)?;
         run.kill9()?;
         site.publisher.set("synchronous_standby_names", NAME)?;
         let program = site.program().args(["--workers", "4"]);

@@ -98,7 +98,7 @@ fn a_crash_during_commit_prepared_loses_nothing() {
             case.subscriber.name
         );
         must(wait_until(PATIENCE, "apply to wait", || Ok(case.subscriber.value(&waits) == "1")));
-        // Long enough for the positions to be acknowledged.
+        // Time for an acknowledgement, after which the publisher would not send the transaction again.
         std::thread::sleep(std::time::Duration::from_secs(3));
         must(process.kill9());
         each(&mut holder, &["COMMIT"]);

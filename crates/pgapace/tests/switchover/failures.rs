@@ -1,15 +1,13 @@
 //! A failure at each step ends in the state before.
 
-use std::time::Duration;
-
 use testbed::program::Process;
 use testbed::{Cluster, wait_until};
 
-use super::{Clients, Slots, switchover, two_way_case, value};
+use super::{Slots, switchover, two_way_case, value};
 use crate::support::{Case, Finished, PATIENCE, must};
 
 /// Writes work on the publisher, and arrive.
-fn expect_before(case: &Case, process: &mut Process) {
+pub(super) fn expect_before(case: &Case, process: &mut Process) {
     let database = case.publisher.name.as_str();
     let insert = "INSERT INTO orders (client, n) VALUES (-1, -1)";
     must(case.publisher.cluster.sql(database, insert));
@@ -28,37 +26,15 @@ fn expect_before(case: &Case, process: &mut Process) {
     assert!(process.is_running(), "{}", process.log());
 }
 
-/// Somebody writes on, although the command has stopped writes.
-#[test]
-fn late_writes_undo_everything() {
-    for (publisher, subscriber) in [(15, 15), (18, 18)] {
-        let case = two_way_case(publisher, subscriber);
-        let mut process = case.start();
-        let never = case.log_file("never");
-        let side = case.publisher.conninfo();
-        let clients = Clients::start(3, (side.clone(), side), &never, 0);
-        clients.wait_for_more();
-        let resumed = case.log_file("resumed");
-        let resume = format!("touch {}", resumed.display());
-        let failed =
-            switchover(&case.tool, &["--go", "--stop-writes", "true", "--resume-writes", &resume]);
-        failed.expect(8, &["somebody still writes", "Everything was undone"]);
-        assert!(resumed.exists());
-        clients.stop();
-        expect_before(&case, &mut process);
-        case.stop(process);
-    }
-}
-
 /// A switchover whose `--stop-writes` waits, so that a test can break something after the checks.
-struct Held {
-    process: Process,
-    go_on: std::path::PathBuf,
-    output: std::path::PathBuf,
+pub(super) struct Held {
+    pub(super) process: Process,
+    pub(super) go_on: std::path::PathBuf,
+    pub(super) output: std::path::PathBuf,
 }
 
 impl Held {
-    fn start(case: &Case, name: &str, args: &[&str]) -> Self {
+    pub(super) fn start(case: &Case, name: &str, args: &[&str]) -> Self {
         let (held, go_on) =
             (case.log_file(&format!("{name}-held")), case.log_file(&format!("{name}-go-on")));
         for file in [&held, &go_on] {
@@ -83,11 +59,11 @@ impl Held {
         Self { process, go_on, output }
     }
 
-    fn go_on(&self) {
+    pub(super) fn go_on(&self) {
         must(std::fs::write(&self.go_on, ""));
     }
 
-    fn finish(mut self) -> Finished {
+    pub(super) fn finish(mut self) -> Finished {
         self.go_on();
         must(self.process.wait(PATIENCE));
         let log = must(std::fs::read_to_string(&self.output));
@@ -176,7 +152,7 @@ const BREAKAGES: &[Breakage] = &[
 ];
 
 /// A case with a row, and with a table that is not published.
-fn breakable_case(publisher: u16, subscriber: u16) -> Case {
+pub(super) fn breakable_case(publisher: u16, subscriber: u16) -> Case {
     let case = two_way_case(publisher, subscriber);
     case.both("CREATE TABLE other (v int)");
     case.publisher.sql("INSERT INTO orders (client, n) VALUES (-1, -1)");
@@ -235,95 +211,8 @@ fn a_failure_of_any_step_ends_in_the_state_before() {
     }
 }
 
-/// What keeps a switchover in a step: a transaction of the subscriber.
-struct Blockade {
-    step: &'static str,
-    args: &'static [&'static str],
-    sql: &'static str,
-}
-
-const BLOCKADES: &[Blockade] = &[
-    Blockade { step: "stopping", args: &[], sql: "SELECT 1" },
-    Blockade { step: "draining", args: &[], sql: "LOCK TABLE orders IN SHARE MODE" },
-    Blockade {
-        step: "aside",
-        args: &[],
-        sql: "LOCK TABLE pgapace.hand_over IN SHARE ROW EXCLUSIVE MODE",
-    },
-    Blockade {
-        step: "verifying",
-        args: &["--verify", "orders"],
-        sql: "LOCK TABLE orders IN ACCESS EXCLUSIVE MODE",
-    },
-    Blockade {
-        step: "sequences",
-        args: &[],
-        sql: "ALTER SEQUENCE orders_id_seq OWNED BY orders.id",
-    },
-    Blockade { step: "slot", args: &[], sql: "INSERT INTO other VALUES (1)" },
-];
-
-/// The verb is killed in each step. Then it is undone, or begun again.
-#[test]
-fn a_kill_in_any_step_is_undone_or_resumed() {
-    for (publisher, subscriber) in [(15, 15), (18, 18)] {
-        let case = breakable_case(publisher, subscriber);
-        let _slots = Slots(&case);
-        let mut process = case.start();
-        let database = case.publisher.name.clone();
-        let step = "SELECT coalesce(max(step), '') FROM pgapace.switchover";
-        for (number, blockade) in BLOCKADES.iter().enumerate() {
-            let mut held = Held::start(&case, blockade.step, blockade.args);
-            let mut client = case.subscriber.connect();
-            let mut blocker = must(client.transaction());
-            must(blocker.batch_execute(blockade.sql));
-            if blockade.step == "draining" {
-                case.publisher.sql("INSERT INTO orders (client, n) VALUES (-1, -1)");
-            }
-            if blockade.step != "stopping" {
-                held.go_on();
-            }
-            let reached = wait_until(PATIENCE, "the step", || {
-                assert!(held.process.is_running(), "{}: {}", blockade.step, held.process.log());
-                Ok(value(case.subscriber.cluster, &database, step) == blockade.step)
-            });
-            reached.unwrap_or_else(|error| panic!("{}: {error}", blockade.step));
-            // Until it waits.
-            std::thread::sleep(Duration::from_millis(100));
-            must(held.process.kill9());
-            held.go_on();
-            must(blocker.rollback());
-            drop(client);
-            if number % 2 == 0 {
-                let undone = when_free(&case, &["--abort"]);
-                undone.expect(0, &["event=\"switchover_undone\""]);
-                expect_before(&case, &mut process);
-                switchover(&case.tool, &["--abort"]).expect(0, &[]);
-            } else {
-                // It begins again, and fails in the end.
-                let args = ["--go", "--stop-writes", "exit 7", "--resume-writes", "true"];
-                let failed = when_free(&case, &args);
-                failed.expect(3, &["event=\"switchover_undone\"", "Everything was undone"]);
-                expect_before(&case, &mut process);
-            }
-        }
-        // Killed after the subscription has ended.
-        let program = case.tool.program("switchover").args(["--go", "--open", "sleep 600"]);
-        let mut ended = must(program.spawn_logged(case.log_file("ended")));
-        must(wait_until(PATIENCE, "the end of the subscription", || {
-            assert!(ended.is_running(), "{}", ended.log());
-            Ok(value(case.subscriber.cluster, &database, step) == "ended")
-        }));
-        must(ended.kill9());
-        when_free(&case, &["--abort"]).expect(3, &["nothing can be undone"]);
-        when_free(&case, &["--go", "--open", "true"]).expect(0, &[]);
-        must(wait_until(PATIENCE, "the way back", || Ok(process.events("applies_way_back") == 1)));
-        case.stop(process);
-    }
-}
-
 /// Runs the verb as soon as the session of one that was killed has ended.
-fn when_free(case: &Case, args: &[&str]) -> Finished {
+pub(super) fn when_free(case: &Case, args: &[&str]) -> Finished {
     let mut last = None;
     must(wait_until(PATIENCE, "the session of the killed process to end", || {
         let finished = switchover(&case.tool, args);

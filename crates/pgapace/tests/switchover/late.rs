@@ -5,7 +5,8 @@ use testbed::postgres::Client;
 use testbed::program::Process;
 use testbed::wait_until;
 
-use super::{Slots, expect_equal_soon, two_way_case, value};
+use super::failures::expect_before;
+use super::{Clients, Slots, expect_equal_soon, switchover, two_way_case, value};
 use crate::support::{Case, PATIENCE, must};
 
 /// How a late change is committed.
@@ -99,7 +100,7 @@ fn try_one(case: &Case, process: &mut Process, late: Late, at: At) {
     assert_eq!(verb.exit_code(), Some(8), "{what}: {log}");
     let why = match late {
         Late::OnlyPrepared => "1 prepared transactions",
-        _ => "somebody still writes",
+        _ => "a client still writes",
     };
     assert!(log.contains(why) && log.contains("Everything was undone"), "{what}: {log}");
     if let Late::OnlyPrepared = late {
@@ -130,5 +131,27 @@ fn a_late_change_undoes_everything_however_it_is_committed() {
             }
             case.stop(process);
         }
+    }
+}
+
+/// Somebody writes on, although the command has stopped writes.
+#[test]
+fn late_writes_undo_everything() {
+    for (publisher, subscriber) in [(15, 15), (18, 18)] {
+        let case = two_way_case(publisher, subscriber);
+        let mut process = case.start();
+        let never = case.log_file("never");
+        let side = case.publisher.conninfo();
+        let clients = Clients::start(3, (side.clone(), side), &never, 0);
+        clients.wait_for_more();
+        let resumed = case.log_file("resumed");
+        let resume = format!("touch {}", resumed.display());
+        let failed =
+            switchover(&case.tool, &["--go", "--stop-writes", "true", "--resume-writes", &resume]);
+        failed.expect(8, &["a client still writes", "Everything was undone"]);
+        assert!(resumed.exists());
+        clients.stop();
+        expect_before(&case, &mut process);
+        case.stop(process);
     }
 }

@@ -1,8 +1,11 @@
 //! Writes move from the publisher to the subscriber and back: no acknowledged commit is lost, and a
 //! failure leaves the state before or after.
 
+mod arena;
+mod expected;
 mod failures;
 mod faults;
+mod kills;
 mod late;
 mod pooled;
 
@@ -65,6 +68,7 @@ impl Clients {
                 while !stop.load(Ordering::Relaxed) {
                     let side = if moved.exists() { &new } else { &old };
                     let Ok(mut session) = Client::connect(side, NoTls) else {
+                        // A client tries again.
                         std::thread::sleep(Duration::from_millis(10));
                         continue;
                     };
@@ -75,12 +79,14 @@ impl Clients {
                             let mut errors = errors.lock().unwrap_or_else(PoisonError::into_inner);
                             errors.push(explain(&error));
                             drop(errors);
+                            // A client connects again.
                             std::thread::sleep(Duration::from_millis(5));
                             break;
                         }
                         let mut known = acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
                         known.insert((client, n));
                         drop(known);
+                        // The pace of the load.
                         std::thread::sleep(Duration::from_millis(2));
                     }
                 }

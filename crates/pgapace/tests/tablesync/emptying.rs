@@ -1,8 +1,6 @@
 //! `--truncate` removes only rows that existed when the user decided, and only at one start.
 
-use testbed::Program;
-
-use crate::support::{Case, Finished, PATIENCE, VERSIONS, must, on_versions};
+use crate::support::{Case, Finished, PATIENCE, VERSIONS, finish, must, on_versions};
 use crate::tablesync::while_streaming::{holder, wait_for};
 
 /// The `--truncate` values that the error about non-empty tables suggests.
@@ -67,18 +65,13 @@ fn truncate_names_its_tables() {
     on_versions(&VERSIONS, |case| {
         let decisions = filled_tables(&case);
         let run = |action: &str, decisions: &[String]| {
-            let mut program = case.tool.program("run").args(["--until", "current"]);
-            program = program.args(["--if-not-empty", action]).args(decisions);
-            let output = must(program.output());
-            (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+            let program = case.tool.program("run").args(["--until", "current"]);
+            finish(&program.args(["--if-not-empty", action]).args(decisions))
         };
-        let (code, said) = run("truncate", &[]);
-        assert!(code == Some(6) && said.contains("--truncate 'public.a@"), "{said}");
-        let (code, said) = run("keep", &decisions);
-        assert!(code == Some(3) && said.contains("exclude each other"), "{said}");
+        run("truncate", &[]).expect(6, &["--truncate 'public.a@"]);
+        run("keep", &decisions).expect(3, &["exclude each other"]);
         assert_eq!(rows(&case), "7");
-        let (code, said) = run("truncate", &decisions);
-        assert_eq!(code, Some(0), "{said}");
+        run("truncate", &decisions).expect(0, &[]);
         case.expect_equal(&["a", "b"]);
     });
 }
@@ -138,9 +131,6 @@ fn truncate_is_rejected_in_a_configuration_file() {
     let set = case.tool.program("run").env("PGAPACE_TRUNCATE", "true");
     let variable = case.tool.program("run").env("PGAPACE_IF_NOT_EMPTY", "truncate");
     for program in [named, new, set, variable] {
-        let output = must(Program::output(&program));
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(3), "{said}");
-        assert!(said.contains("a decision for one start"), "{said}");
+        finish(&program).expect(3, &["a decision for one start"]);
     }
 }

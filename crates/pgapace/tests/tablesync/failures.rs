@@ -2,16 +2,15 @@
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 use testbed::program::events;
 
 use testbed::compare::TableName;
 use testbed::{Pair, Result, wait_until};
 
-use crate::faults::site::{
-    DB, PATIENCE as LONG, Site, expect_exit, wait_for_event, wait_for_log, wait_while_running,
+use crate::support::{
+    DB, PATIENCE, Site, VERSIONS, expect_exit, must, on_versions, wait_for_event, wait_for_log,
+    wait_while_running,
 };
-use crate::support::{PATIENCE, VERSIONS, must, on_versions};
 
 /// The subscriber rejects a row: the error names its table and line, and the other tables are
 /// copied.
@@ -109,7 +108,6 @@ fn tables_rewritten_after_the_snapshot_are_copied_again() {
             ));
             must(publisher.batch_execute("VACUUM FULL split"));
             must(publisher.batch_execute("INSERT INTO truncated VALUES (1, 'after')"));
-            std::thread::sleep(Duration::from_millis(100));
             must(holder.batch_execute("COMMIT"));
             let finished = run.join().unwrap_or_else(|_| panic!("the run panicked"));
             finished.expect(0, &["event=\"table_copy_repeated\""]);
@@ -163,14 +161,14 @@ impl Drop for SmallDisk {
 #[test]
 fn a_full_disk_of_the_subscriber_is_retried() -> Result<()> {
     for major in [15, 18] {
-        let site = Site::of(Pair::start(major, major)?)?;
+        let site = Site::new(major, major)?;
         let data = site.subscriber.query_one_text(DB, "SHOW data_directory")?;
         let Some(disk) = SmallDisk::mount(&data) else {
             eprintln!("skipped: no file system can be mounted here");
             return Ok(());
         };
         let ddl = "CREATE TABLE large (id int PRIMARY KEY, v text); CREATE TABLE small (id int PRIMARY KEY, v text)";
-        site.tables(ddl)?;
+        site.publish_tables(ddl)?;
         site.publisher.sql(
             DB,
             "INSERT INTO large SELECT i, repeat('x', 500) FROM generate_series(1, 40000) i; \
@@ -181,20 +179,20 @@ fn a_full_disk_of_the_subscriber_is_retried() -> Result<()> {
         site.subscriber.sql(DB, "ALTER TABLE large SET TABLESPACE tight")?;
         // One worker: the large table is copied first.
         let mut run = site.spawn(&site.program().args(["--copy-workers", "1"]))?;
-        wait_for_log(&mut run, "53100", LONG)?;
+        wait_for_log(&mut run, "53100", PATIENCE)?;
         let copied =
             "SELECT string_agg(table_name, ' ') FROM pgapace.relation WHERE sync_lsn IS NOT NULL";
         let mut look = site.subscriber.connect(DB)?;
-        wait_until(LONG, "the other table to be copied", || {
+        wait_until(PATIENCE, "the other table to be copied", || {
             let copied: Option<String> = look.query_one(copied, &[])?.get(0);
             Ok(copied.as_deref() == Some("small"))
         })?;
         assert!(run.log().contains("public.large"), "{}", run.log());
         assert!(run.log().contains("Make room"), "{}", run.log());
         disk.grow();
-        wait_for_event(&mut run, "streaming", LONG)?;
+        wait_for_event(&mut run, "streaming", PATIENCE)?;
         site.publisher.sql(DB, "UPDATE large SET v = 'y' WHERE id < 100")?;
-        site.catch_up(&mut run)?;
+        site.wait_until_applied(&mut run)?;
         site.expect_equal(&[TableName::from("large"), TableName::from("small")])?;
         run.terminate()?;
         expect_exit(&mut run, 0, &[])?;
@@ -214,14 +212,14 @@ fn a_slot_near_its_wal_limit_is_reported() -> Result<()> {
             builder.setting("max_slot_wal_keep_size", "96MB").setting("max_wal_size", "64MB")
         };
         let site = Site::of(Pair::start_with(major, major, limit, |subscriber| subscriber)?)?;
-        site.tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+        site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
         site.publisher.sql(DB, "INSERT INTO t SELECT generate_series(1, 1000)")?;
         let mut holder = site.subscriber.connect(DB)?;
         holder.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE")?;
         let mut run = site.spawn(&site.program())?;
         let mut look = site.subscriber.connect(DB)?;
         let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'relation'";
-        wait_while_running(&mut run, "the copy to wait", LONG, || {
+        wait_while_running(&mut run, "the copy to wait", PATIENCE, || {
             Ok(look.query_one(waiting, &[])?.get::<_, i64>(0) > 0)
         })?;
         let wal = |megabytes: u32| {
@@ -234,7 +232,7 @@ fn a_slot_near_its_wal_limit_is_reported() -> Result<()> {
             )
         };
         wal(84)?;
-        wait_for_event(&mut run, "slot_near_limit", LONG)?;
+        wait_for_event(&mut run, "slot_near_limit", PATIENCE)?;
         assert!(run.log().contains("lost_after="), "{}", run.log());
         wal(80)?;
         site.publisher.sql(DB, "CHECKPOINT")?;

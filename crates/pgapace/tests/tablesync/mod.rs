@@ -1,10 +1,12 @@
 //! Table sync: all kinds of tables, interrupted copies, and tables that change or do not match.
 
+mod added_under_load;
 mod blocked;
 pub(crate) mod catching_up;
 mod emptying;
 mod failures;
 mod indexes;
+mod indexes_kept;
 mod kinds;
 mod progress;
 pub(crate) mod requests;

@@ -2,14 +2,12 @@
 //! exactly once.
 
 use std::collections::HashMap;
-use std::time::Duration;
-
 use testbed::compare::TableName;
 use testbed::program::Process;
 use testbed::{Result, Stop};
 
-use crate::faults::site::{
-    DB, Load, PATIENCE, Site, expect_exit, wait_for_event, wait_while_running,
+use crate::support::{
+    DB, Load, PATIENCE, Site, expect_exit, random_pause, wait_for_event, wait_while_running,
 };
 
 const TABLES: u32 = 30;
@@ -108,7 +106,7 @@ fn kill_9_during_the_copy_repeats_only_incomplete_tables() -> Result<()> {
         if wait_until_more_are_copied(&site, &mut run, before.len()).is_err() {
             break;
         }
-        std::thread::sleep(Duration::from_millis(random.u64(0..60)));
+        random_pause(&mut random, 0..60);
         run.kill9()?;
         interrupted += u32::from(run.events("streaming") == 0);
         let now = copied(&site)?;
@@ -129,7 +127,7 @@ fn kill_9_during_the_copy_repeats_only_incomplete_tables() -> Result<()> {
     assert!(sync_lsns.len() >= 2, "all tables were copied under one snapshot: {sync_lsns:?}");
     assert!(changes.stop() > 50, "too few changes meanwhile");
     load.stop()?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     let tables: Vec<_> =
         (0..TABLES).map(|number| TableName::from(format!("c{number}").as_str())).collect();
     site.expect_equal(&tables)?;
@@ -154,7 +152,7 @@ fn restarts_of_either_server_during_the_copy_are_waited_for() -> Result<()> {
     site.subscriber.restart(Stop::Immediate)?;
     wait_for_event(&mut run, "streaming", PATIENCE)?;
     site.publisher.sql(DB, "UPDATE c1 SET n = 7; DELETE FROM c2 WHERE id < 100")?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     let tables: Vec<_> =
         (0..TABLES).map(|number| TableName::from(format!("c{number}").as_str())).collect();
     site.expect_equal(&tables)

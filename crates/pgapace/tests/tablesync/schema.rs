@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::support::{must, on_versions};
+use crate::support::{finish, on_versions};
 
 const DDL: &str = "CREATE TYPE mood AS ENUM ('sad', 'happy'); CREATE DOMAIN short AS text CHECK (length(VALUE) < 50); \
     CREATE TABLE parent (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, m mood, s short); \
@@ -35,12 +35,8 @@ fn the_schema_is_created_before_and_after_the_copy() {
         case.publisher.sql(DDL);
         case.publish("FOR ALL TABLES");
         case.tool.args = vec!["--copy-schema".to_owned(), "--copy-split-size=1".to_owned()];
-        let output = must(
-            case.tool.program("run").args(["--until", "current"]).env("PATH", "/nowhere").output(),
-        );
-        assert_eq!(output.status.code(), Some(3));
-        let log = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(log.contains("--copy-schema needs pg_dump"), "{log}");
+        let program = case.tool.program("run").args(["--until", "current"]);
+        finish(&program.env("PATH", "/nowhere")).expect(3, &["--copy-schema needs pg_dump"]);
         if !tools_are_there() {
             return;
         }

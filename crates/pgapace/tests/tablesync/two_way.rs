@@ -94,7 +94,7 @@ fn damage(case: &Case) {
 }
 
 #[test]
-fn what_pgapace_itself_writes_is_not_sent_back() {
+fn changes_by_pgapace_itself_are_not_sent_back() {
     on_versions(&[(16, 17), (18, 18)], |mut case| {
         case.both(
             "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)",

@@ -1,16 +1,17 @@
 //! Crashes between any two steps of a transaction that is prepared on the subscriber. The state of
 //! the subscriber shows which steps were completed.
 
+use std::time::Duration;
+
 use testbed::program::events;
 use testbed::workload::ledger;
-use testbed::{Pair, Result, Stop};
+use testbed::{Result, Stop};
 
 use super::{
     TABLE, expect_nothing_left, holder, is_acknowledged, notes, prepare, prepared, prepared_count,
     release, resolve, wait_until_prepared, wait_until_value,
 };
-use crate::faults::site::{DB, Reader, Site};
-use crate::support::{Case, must, on_versions};
+use crate::support::{Case, DB, Reader, Site, holds_for, must, on_versions, random_pause};
 
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
 /// A lock that blocks the durability session, which deletes these rows, so that nothing becomes
@@ -45,7 +46,9 @@ fn a_crash_before_the_prepare() {
             prepare(&case, "one", "UPDATE t SET v = v || ' one' WHERE id <= 2");
             let lsn = case.publisher.value("SELECT pg_current_wal_lsn()");
             wait_until_value(&case, "SELECT count(*) FROM pgapace.prepared", "1");
-            std::thread::sleep(std::time::Duration::from_millis(300));
+            must(holds_for(Duration::from_millis(300), "not acknowledged", || {
+                Ok(!is_acknowledged(&case, &lsn))
+            }));
             must(process.kill9());
             assert_eq!(prepared_count(&case), "0");
             assert!(!is_acknowledged(&case, &lsn));
@@ -141,7 +144,7 @@ fn a_transaction_that_a_user_rolled_back_stops_the_run() {
 #[test]
 fn crashes_of_all_processes_under_load() -> Result<()> {
     for major in [15, 18] {
-        let mut site = Site::of(Pair::start(major, major)?)?;
+        let mut site = Site::new(major, major)?;
         site.load_tables()?;
         let options = ledger::WriterOptions {
             seed: u64::from(major),
@@ -157,7 +160,7 @@ fn crashes_of_all_processes_under_load() -> Result<()> {
         let reader = Reader::start(&site.subscriber);
         let mut random = fastrand::Rng::with_seed(u64::from(major));
         for round in 0..9 {
-            std::thread::sleep(std::time::Duration::from_millis(random.u64(200..1200)));
+            random_pause(&mut random, 200..1200);
             match round % 3 {
                 0 => {
                     run.kill9()?;
@@ -176,7 +179,7 @@ fn crashes_of_all_processes_under_load() -> Result<()> {
                 site.publisher.sql(DB, sql)?;
             }
         }
-        site.catch_up(&mut run)?;
+        site.wait_until_applied(&mut run)?;
         assert!(written >= 50 && reader.stop()? >= 5);
         site.expect_equal_load()?;
         let rows = "SELECT (SELECT count(*) FROM pg_prepared_xacts) \

@@ -2,20 +2,20 @@
 
 use std::time::{Duration, Instant};
 
-use testbed::{Pair, Result, TableName};
+use testbed::{Result, TableName};
 
-use crate::faults::site::{DB, NAME, Site};
+use crate::support::{DB, NAME, Site};
 
 /// PREPARE returns when the transaction is prepared on the subscriber, and COMMIT PREPARED when it
 /// is committed there. Several connections do this concurrently.
 #[test]
 fn prepare_returns_when_it_is_prepared_on_the_subscriber() -> Result<()> {
     for major in [15, 18] {
-        let mut site = Site::of(Pair::start(major, major)?)?;
-        site.tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
+        let mut site = Site::new(major, major)?;
+        site.publish_tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
         let program = site.program().args(["--two-phase", "--status-interval", "10"]);
         let mut run = site.spawn_streaming(&program)?;
-        site.catch_up(&mut run)?;
+        site.wait_until_applied(&mut run)?;
         run.kill9()?;
         site.publisher.set("synchronous_standby_names", NAME)?;
         let run = site.spawn_streaming(&program)?;

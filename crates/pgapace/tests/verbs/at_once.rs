@@ -8,8 +8,7 @@ use fastrand::Rng;
 use testbed::compare::expect_equal;
 use testbed::workload::random_dml::{Options, RandomSchema};
 
-use crate::faults::site::long;
-use crate::support::{Case, Finished, Tool, random_load, seeds};
+use crate::support::{Case, Finished, Tool, long, random_load, seeds};
 
 const USERS: u64 = 3;
 /// No verb has a reason to take longer beside others on a small database.

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::support::{Case, on_versions};
-use crate::verbs::check::mend;
+use crate::verbs::findings::mend;
 use crate::verbs::json;
 
 const PAIRS: [(u16, u16); 2] = [(15, 15), (18, 18)];
@@ -63,7 +63,7 @@ fn missing_secondary_indexes() {
 }
 
 #[test]
-fn what_replication_does_not_carry() {
+fn objects_that_replication_does_not_carry_are_listed() {
     on_versions(&PAIRS, |case| {
         case.both(
             "CREATE TABLE t (id int PRIMARY KEY);

@@ -4,19 +4,15 @@ use std::io::Write;
 
 use testbed::Program;
 
-use crate::support::{Case, must};
+use crate::support::{self, Case, Finished, executable, must};
 
 const VERBS: [&str; 8] =
     ["run", "check", "status", "drop", "demo", "completions", "man", "settings"];
 
-fn program() -> Program {
-    Program::new(env!("CARGO_BIN_EXE_pgapace"))
-}
-
+/// Exit code, standard output, and standard error.
 fn finish(program: &Program) -> (Option<i32>, String, String) {
-    let output = must(program.output());
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (output.status.code(), text(&output.stdout), text(&output.stderr))
+    let Finished { code, stdout, log } = support::finish(program);
+    (code, stdout, log)
 }
 
 fn file(text: &str) -> tempfile::NamedTempFile {
@@ -27,12 +23,12 @@ fn file(text: &str) -> tempfile::NamedTempFile {
 
 #[test]
 fn every_verb_has_help_with_an_example() {
-    let (code, help, _) = finish(&program().arg("--help"));
+    let (code, help, _) = finish(&executable().arg("--help"));
     assert_eq!(code, Some(0));
     assert!(help.contains("Examples:") && help.contains("Exit codes:"), "{help}");
     for verb in VERBS {
         assert!(help.contains(verb), "{verb} is not in {help}");
-        let (code, help, _) = finish(&program().args([verb, "--help"]));
+        let (code, help, _) = finish(&executable().args([verb, "--help"]));
         assert_eq!(code, Some(0), "{verb}");
         let example = help.split_once("Example:").map_or("", |(_, example)| example);
         assert!(example.contains(&format!("pgapace {verb} ")), "{verb}: {help}");
@@ -42,23 +38,23 @@ fn every_verb_has_help_with_an_example() {
 #[test]
 fn mistakes_have_their_exit_codes() {
     for verb in VERBS {
-        assert_eq!(finish(&program().args([verb, "--no-such-flag"])).0, Some(2), "{verb}");
+        assert_eq!(finish(&executable().args([verb, "--no-such-flag"])).0, Some(2), "{verb}");
     }
-    assert_eq!(finish(&program()).0, Some(2));
+    assert_eq!(finish(&executable()).0, Some(2));
     for verb in ["run", "check", "status", "drop"] {
-        let (code, _, errors) = finish(&program().arg(verb));
+        let (code, _, errors) = finish(&executable().arg(verb));
         assert_eq!(code, Some(3), "{verb}: {errors}");
         assert!(errors.contains("is not given"), "{errors}");
         let bad = file("publishr = 'x'");
         let config = bad.path().display().to_string();
-        let (code, _, errors) = finish(&program().args([verb, "--config", &config]));
+        let (code, _, errors) = finish(&executable().args([verb, "--config", &config]));
         assert_eq!(code, Some(3), "{verb}: {errors}");
         assert!(errors.contains("publishr"), "{errors}");
-        let (code, ..) = finish(&program().args([verb, "--config", "/nonexistent.toml"]));
+        let (code, ..) = finish(&executable().args([verb, "--config", "/nonexistent.toml"]));
         assert_eq!(code, Some(3), "{verb}");
     }
     let (code, _, errors) =
-        finish(&program().args(["status", "--subscriber", "host=h no_such_option=1"]));
+        finish(&executable().args(["status", "--subscriber", "host=h no_such_option=1"]));
     assert_eq!(code, Some(3), "{errors}");
 }
 
@@ -79,7 +75,7 @@ fn a_publisher_that_cannot_filter_origins_is_refused() {
 #[test]
 fn completions_of_every_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let (code, script, _) = finish(&program().args(["completions", shell]));
+        let (code, script, _) = finish(&executable().args(["completions", shell]));
         assert_eq!(code, Some(0));
         assert!(script.contains("--take-over") || script.contains("take-over"), "{shell}");
     }
@@ -87,16 +83,16 @@ fn completions_of_every_shell() {
 
 #[test]
 fn manual_pages() {
-    let (code, page, _) = finish(&program().arg("man"));
+    let (code, page, _) = finish(&executable().arg("man"));
     assert!(code == Some(0) && page.contains(".TH pgapace 1"), "{page}");
-    let (code, page, _) = finish(&program().args(["man", "run"]));
+    let (code, page, _) = finish(&executable().args(["man", "run"]));
     assert!(code == Some(0) && page.contains("\\-\\-copy\\-workers"), "{page}");
-    assert_eq!(finish(&program().args(["man", "nosuch"])).0, Some(3));
+    assert_eq!(finish(&executable().args(["man", "nosuch"])).0, Some(3));
 }
 
 #[test]
 fn a_verb_shows_the_flags_that_it_uses() {
-    let help = |verb: &str, flag: &str| finish(&program().args([verb, flag])).1;
+    let help = |verb: &str, flag: &str| finish(&executable().args([verb, flag])).1;
     for (verb, uses, not) in [
         (
             "run",
@@ -131,7 +127,7 @@ fn a_verb_shows_the_flags_that_it_uses() {
 /// connection.
 fn unreachable() -> Program {
     let nobody = "host=127.0.0.1 port=1 user=u dbname=d";
-    program().args(["run", "--publisher", nobody, "--publication", "p", "--name", "n"]).args([
+    executable().args(["run", "--publisher", nobody, "--publication", "p", "--name", "n"]).args([
         "--subscriber",
         nobody,
         "--connect-timeout",
@@ -179,8 +175,8 @@ fn old_names_keep_working() {
     }
     let nobody = "host=127.0.0.1 port=1 user=u dbname=d";
     for program in [
-        program().arg("status").env("PGAPACE_TARGET", nobody),
-        program().args(["status", "--target", nobody]),
+        executable().arg("status").env("PGAPACE_TARGET", nobody),
+        executable().args(["status", "--target", nobody]),
     ] {
         let (code, _, errors) = finish(&program);
         assert_eq!(code, Some(5), "{errors}");
@@ -204,7 +200,7 @@ fn one_process_runs_two_subscriptions_of_a_file() {
         case.subscriber.conninfo()
     ));
     let config = config.path().display().to_string();
-    let with = |verb| program().args([verb, "--config", &config]);
+    let with = |verb| executable().args([verb, "--config", &config]);
     let (code, found, errors) = finish(&with("check"));
     assert_eq!(code, Some(0), "{found}{errors}");
     assert!(found.contains(&format!("subscription {name}a")), "{found}");
@@ -232,7 +228,7 @@ fn the_environment_is_enough() {
     case.publisher.sql("INSERT INTO t VALUES (1)");
     case.publish("FOR TABLE t");
     let with = |verb| {
-        program()
+        executable()
             .arg(verb)
             .env("PGAPACE_PUBLISHER", case.publisher.conninfo())
             .env("PGAPACE_SUBSCRIBER", case.subscriber.conninfo())
@@ -272,15 +268,16 @@ fn no_password_is_shown() {
                 .env("PGPASSWORD", secret)
                 .env("PGAPACE_LOG", "debug")
         };
-        let mut programs = vec![program().arg("--help"), program().arg("-h")];
+        let mut programs = vec![executable().arg("--help"), executable().arg("-h")];
         for verb in VERBS {
-            programs.extend(["-h", "--help", "--no-such"].map(|flag| program().args([verb, flag])));
+            programs
+                .extend(["-h", "--help", "--no-such"].map(|flag| executable().args([verb, flag])));
         }
         for verb in ["check", "status", "drop"] {
-            programs.push(program().arg(verb));
+            programs.push(executable().arg(verb));
         }
         for verb in ["check", "status"] {
-            programs.push(program().args([verb, "--json"]));
+            programs.push(executable().args([verb, "--json"]));
         }
         for program in programs {
             let (_, output, errors) = finish(&with(program.clone()));
@@ -289,7 +286,7 @@ fn no_password_is_shown() {
         }
     }
     for bad in ["postgresql://u:s3cr3t@h:port/d", "host=h password=s3cr3t nonsense"] {
-        let (code, output, errors) = finish(&program().args(["status", "--subscriber", bad]));
+        let (code, output, errors) = finish(&executable().args(["status", "--subscriber", bad]));
         assert_eq!(code, Some(3), "{errors}");
         assert!(!output.contains(secret) && !errors.contains(secret), "{output}{errors}");
     }

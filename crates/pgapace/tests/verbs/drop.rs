@@ -1,6 +1,6 @@
 //! `drop` leaves tables, and nothing else.
 
-use crate::support::{Case, Tool, must, on_versions};
+use crate::support::{Case, Tool, finish, on_versions, pgapace};
 
 const STATE: &str = "SELECT (SELECT count(*) FROM pgapace.subscription) \
     + (SELECT count(*) FROM pgapace.relation) + (SELECT count(*) FROM pgapace.progress) \
@@ -60,10 +60,9 @@ fn keeps_the_slot_without_the_publisher() {
     case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
     let away = Tool { publisher: "host=/nonexistent user=x dbname=x".into(), ..case.tool.clone() };
     away.finish("drop", &[]).expect(4, &["--keep-slot"]);
-    let program = testbed::Program::new(env!("CARGO_BIN_EXE_pgapace"))
-        .args(["drop", "--keep-slot", "--subscriber", &case.tool.subscriber])
+    let program = pgapace("drop")
+        .args(["--keep-slot", "--subscriber", &case.tool.subscriber])
         .args(["--name", &case.tool.name]);
-    let output = must(program.output());
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    finish(&program).expect(0, &[]);
     assert_eq!((slots(&case).as_str(), case.subscriber.value(STATE).as_str()), ("1", "0"));
 }

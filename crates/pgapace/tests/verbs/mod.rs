@@ -5,7 +5,9 @@ mod beyond;
 mod check;
 mod command_line;
 mod drop;
+mod findings;
 mod sequences;
+mod sequences_behind;
 mod services;
 mod status;
 

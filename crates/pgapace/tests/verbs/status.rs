@@ -2,7 +2,7 @@
 
 use testbed::wait_until;
 
-use crate::support::{Case, PATIENCE, Tool, must};
+use crate::support::{Case, PATIENCE, Tool, finish, must, pgapace};
 use crate::verbs::json;
 
 #[test]
@@ -78,20 +78,12 @@ fn needs_no_more_than_the_subscriber() {
     let other = Tool { name: format!("{}b", case.tool.name), ..case.tool.clone() };
     let copy_nothing = Tool { args: vec!["--copy-data=false".to_owned()], ..other.clone() };
     copy_nothing.run_until_current();
-    let program = || {
-        testbed::Program::new(env!("CARGO_BIN_EXE_pgapace")).args([
-            "status",
-            "--subscriber",
-            &case.tool.subscriber,
-        ])
-    };
-    let output = must(program().arg("--json").output());
-    let all: serde_json::Value = must(serde_json::from_slice(&output.stdout));
+    let program = || pgapace("status").args(["--subscriber", &case.tool.subscriber]);
+    let all = json(&finish(&program().arg("--json")));
     assert_eq!(all.as_array().map(Vec::len), Some(2), "{all:#}");
     assert_eq!(all[0]["lag_bytes"], serde_json::Value::Null);
     assert_eq!(all[0]["lag_unknown"], "--publisher is not given");
-    let human = must(program().output());
-    let human = String::from_utf8_lossy(&human.stdout).into_owned();
+    let human = finish(&program()).stdout;
     assert!(human.contains("unknown: --publisher is not given"), "{human}");
 
     let away = Tool { publisher: "host=/nonexistent user=x dbname=x".into(), ..case.tool.clone() };

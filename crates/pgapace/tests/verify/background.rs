@@ -1,15 +1,12 @@
 //! `--verify-interval`: verification in the background of a running subscription.
 
-use std::time::Duration;
-
 use testbed::cluster::Stop;
 use testbed::program::Process;
-use testbed::{Pair, Result, wait_until};
+use testbed::{Result, wait_until};
 
 use super::BOTH_WAYS;
-use crate::faults::site::{DB, PATIENCE as LONG_PATIENCE, Site, wait_for_event};
-use crate::see::http::{free_port, get};
-use crate::support::{Case, PATIENCE, must, on_versions};
+use crate::see::http_client::{free_port, get};
+use crate::support::{Case, DB, PATIENCE, Site, must, on_versions, wait_for_event};
 use crate::verbs::json;
 
 fn with(case: &mut Case, args: &[&str]) {
@@ -37,7 +34,7 @@ fn all_are(tables: u32, result: &str) -> String {
 
 /// Equal tables, differences, repair beside it, and tables that come, go and change.
 #[test]
-fn what_differs_is_found_and_shown() {
+fn differences_are_found_and_shown() {
     on_versions(&BOTH_WAYS, |mut case| {
         case.both(
             "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE n (a int, v text); CREATE TABLE gone (id int PRIMARY KEY)",
@@ -202,13 +199,13 @@ fn a_truncate_does_not_wait_for_it() {
 /// Both servers go away and come back; the process too.
 #[test]
 fn servers_that_come_back_are_verified_again() -> Result<()> {
-    let mut site = Site::of(Pair::start(15, 18)?)?;
-    site.tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
+    let mut site = Site::new(15, 18)?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
     site.publisher
         .sql(DB, "INSERT INTO t SELECT i, md5(i::text) FROM generate_series(1, 100000) i")?;
     let program = site.program().args(["--verify-interval", "1s", "--verify-max-rate", "100000"]);
     let mut run = site.spawn_streaming(&program)?;
-    wait_for_event(&mut run, "tables_verified", LONG_PATIENCE)?;
+    wait_for_event(&mut run, "tables_verified", PATIENCE)?;
     for round in 0..4 {
         if round % 2 == 0 {
             site.subscriber.restart(Stop::Immediate)?;
@@ -220,18 +217,17 @@ fn servers_that_come_back_are_verified_again() -> Result<()> {
         site.subscriber.sql(DB, &sql)?;
         let found = "SELECT count(*) FROM pgapace.difference d JOIN pgapace.verification v ON v.verification = d.verification \
                      WHERE v.result = 'different'";
-        wait_until(LONG_PATIENCE, "the difference to be found", || {
+        wait_until(PATIENCE, "the difference to be found", || {
             Ok(site.subscriber.query_one_text(DB, found)? == "1")
         })?;
         site.subscriber.sql(DB, "UPDATE t SET v = md5('99999') WHERE id = 99999")?;
-        wait_until(LONG_PATIENCE, "the table to be equal again", || {
+        wait_until(PATIENCE, "the table to be equal again", || {
             let equal = "SELECT count(*) FROM pgapace.verification WHERE kind = 'background' AND result = 'equal'";
             Ok(site.subscriber.query_one_text(DB, equal)? == "1")
         })?;
         assert!(run.is_running(), "{}", run.log());
-        std::thread::sleep(Duration::from_millis(100));
     }
     run.terminate()?;
-    assert!(run.wait(LONG_PATIENCE)?.success(), "{}", run.log());
+    assert!(run.wait(PATIENCE)?.success(), "{}", run.log());
     Ok(())
 }

@@ -63,7 +63,7 @@ fn tables_that_cannot_be_compared() {
 
 /// A part of the changes, and a transaction that keeps a slot from being made.
 #[test]
-fn what_the_publisher_does_not_allow() {
+fn partial_publications_and_slots_that_must_wait() {
     on_versions(&[(18, 15)], |case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY, v text)");
         case.publish("FOR TABLE t WITH (publish = 'insert, update')");

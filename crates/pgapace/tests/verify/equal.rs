@@ -75,7 +75,7 @@ fn types_that_differ() {
 /// Order of columns and more of them on the subscriber, column lists, generated columns, row filters,
 /// inheritance, partitions.
 #[test]
-fn what_is_published() {
+fn only_published_rows_and_columns_are_compared() {
     on_versions(&BOTH_WAYS, |mut case| {
         case.publisher.sql(
             "CREATE TABLE f (id int PRIMARY KEY, v text, secret text, g int GENERATED ALWAYS AS (id * 2) STORED); \

@@ -51,8 +51,10 @@ fn load(client: &mut Client, verifications: &AtomicU32, ended: &AtomicBool) -> u
 fn pause_now_and_then(process: &mut Process, ended: &AtomicBool) {
     while !ended.load(Ordering::Acquire) {
         must(process.freeze());
+        // Suspended for so long.
         sleep(Duration::from_millis(150));
         must(process.thaw());
+        // Running for so long.
         sleep(Duration::from_millis(400));
     }
 }

@@ -6,11 +6,11 @@
 //! its own process group, so that an interrupt from the keyboard does not end it too early.
 
 use std::io::Write;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin};
 
-use crate::error::{Context, Result};
+use crate::error::Result;
+use crate::program::watching_shell;
 
 /// Arguments: the data directory, then the directories to remove.
 const SCRIPT: &str = r#"
@@ -67,19 +67,8 @@ pub(super) struct Guardian {
 impl Guardian {
     /// Starts a guardian for the server in this data directory; `remove` lists its directories.
     pub(super) fn start(data: &Path, remove: &[&Path]) -> Result<Self> {
-        let mut process = Command::new("sh")
-            .arg("-c")
-            .arg(SCRIPT)
-            .arg("pgapace-guardian")
-            .arg(data)
-            .args(remove)
-            .current_dir("/")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .process_group(0)
-            .spawn()
-            .context(|| "start the guardian shell".to_string())?;
+        let args = [&[data], remove].concat();
+        let mut process = watching_shell(SCRIPT, "pgapace-guardian", &args)?;
         let pipe = process.stdin.take();
         Ok(Self { process, pipe })
     }

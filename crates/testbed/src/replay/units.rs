@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_follow_is_refused() {
+    fn messages_that_cannot_follow_each_other_are_refused() {
         let mut stream = Stream::default();
         let begin = [&[b'w'][..], &[0; WAL_HEAD - 1], b"B", &[0; 20]].concat();
         stream.copy_data(&begin).unwrap();

@@ -1,11 +1,9 @@
 //! Loss of the connection: killed and stopped servers.
 
-use std::time::Duration;
-
 use testbed::Stop;
 use wire::{Error, Param};
 
-use super::{MAJORS, connect, start};
+use super::{MAJORS, connect, start, wait_until_it_sleeps};
 
 #[test]
 fn killing_the_server_during_a_statement_is_a_connection_loss() {
@@ -14,9 +12,10 @@ fn killing_the_server_during_a_statement_is_a_connection_loss() {
             let mut server = start(major);
             let info = if tcp { server.tcp("postgres", "sslmode=require") } else { server.local() };
             let mut session = connect(&info).unwrap();
+            let pid = session.backend_pid();
             std::thread::scope(|scope| {
                 let waiting = scope.spawn(|| session.simple("SELECT pg_sleep(60)").unwrap_err());
-                std::thread::sleep(Duration::from_millis(300));
+                wait_until_it_sleeps(&server.local(), pid);
                 server.cluster.kill9().unwrap();
                 let error = waiting.join().unwrap();
                 assert!(error.is_connection_loss(), "{error:?}");
@@ -37,9 +36,10 @@ fn a_server_shutdown_is_reported_with_its_sqlstate() {
         let mut server = start(major);
         let mut idle = server.session();
         let mut busy = server.session();
+        let pid = busy.backend_pid();
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| busy.simple("SELECT pg_sleep(60)").unwrap_err());
-            std::thread::sleep(Duration::from_millis(300));
+            wait_until_it_sleeps(&server.local(), pid);
             server.cluster.stop(Stop::Fast).unwrap();
             let error = waiting.join().unwrap();
             assert_eq!(error.sqlstate(), Some("57P01"));
@@ -68,7 +68,7 @@ fn killing_the_server_during_a_pipeline_is_a_connection_loss() {
     let other = server.local();
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            std::thread::sleep(Duration::from_millis(300));
+            wait_until_it_sleeps(&other, pid);
             let sql = format!("SELECT pg_terminate_backend({pid})");
             connect(&other).unwrap().simple(&sql).unwrap();
         });

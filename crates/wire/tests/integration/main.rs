@@ -12,6 +12,7 @@ mod sql;
 mod tls;
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use testbed::{Cluster, servers};
 use wire::{ConnInfo, Error, Session, Startup};
@@ -103,6 +104,19 @@ pub(crate) fn refused(info: &ConnInfo) -> String {
         Ok(session) => panic!("{info} connected: {session:?}"),
         Err(error) => error.to_string(),
     }
+}
+
+/// Waits until the session with this process ID executes pg_sleep.
+pub(crate) fn wait_until_it_sleeps(observer: &ConnInfo, pid: i32) {
+    let mut observer = connect(observer).unwrap();
+    let sql = format!(
+        "SELECT count(*) FROM pg_stat_activity \
+         WHERE pid = {pid} AND state = 'active' AND query LIKE '%pg_sleep%'"
+    );
+    testbed::wait_until(Duration::from_secs(60), "the session to sleep", || {
+        Ok(value(&mut observer, &sql) == "1")
+    })
+    .unwrap();
 }
 
 /// The first value of a query's result.

@@ -159,6 +159,7 @@ fn waker_and_timeouts() {
     let waking = std::thread::spawn({
         let waker = waker.clone();
         move || {
+            // The stream waits by then; if not, the test shows less, but does not fail.
             std::thread::sleep(Duration::from_millis(200));
             waker.wake();
             waker.wake();

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use wire::{Error, Session, Startup, TransactionStatus};
 
-use super::{MAJORS, server, value};
+use super::{MAJORS, server, value, wait_until_it_sleeps};
 
 #[test]
 fn values_and_errors() {
@@ -84,10 +84,11 @@ fn startup_settings() {
 #[test]
 fn cancel_from_another_thread() {
     for major in MAJORS {
-        let mut session = server(major).session();
-        let handle = session.cancel_handle();
+        let server = server(major);
+        let mut session = server.session();
+        let (handle, pid) = (session.cancel_handle(), session.backend_pid());
         let canceller = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(300));
+            wait_until_it_sleeps(&server.local(), pid);
             handle.cancel().unwrap();
         });
         let start = Instant::now();

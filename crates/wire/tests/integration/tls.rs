@@ -5,7 +5,9 @@ use std::process::Command;
 use wire::{ConnInfo, Protection, Session, Startup, Verified};
 
 use super::certificates::SERVER_NAME;
-use super::{MAJORS, Server, connect, is_encrypted, refused, server, start, value};
+use super::{
+    MAJORS, Server, connect, is_encrypted, refused, server, start, value, wait_until_it_sleeps,
+};
 
 /// TLS to the server under a host name. `hostaddr` prevents a lookup of the name.
 fn tls(server: &Server, host: &str, root: &str, sslmode: &str) -> ConnInfo {
@@ -262,9 +264,9 @@ fn cancel_and_replication_are_encrypted_too() {
     let startup = Startup { replication: true, ..Startup::default() };
     let mut session = Session::connect(&info, &startup).unwrap();
     assert!(is_encrypted_simple(&mut session));
-    let handle = session.cancel_handle();
+    let (handle, pid) = (session.cancel_handle(), session.backend_pid());
     let canceller = std::thread::spawn(move || {
-        std::thread::sleep(std::time::Duration::from_millis(300));
+        wait_until_it_sleeps(&server.local(), pid);
         handle.cancel().unwrap();
     });
     let error = session.simple("SELECT pg_sleep(60)").unwrap_err();

@@ -1,13 +1,12 @@
 //! Crashes of coordinator, workers and pgapace under load: a commit on the workers and the progress on the
 //! coordinator are one.
 
-use std::thread::sleep;
 use std::time::Duration;
 
 use testbed::{Cluster, Pair, Result, wait_until};
 
 use super::{CitusCluster, DB, binaries};
-use crate::faults::site::{Load, Site, long};
+use crate::support::{Load, Site, long, random_pause};
 
 const RATE: f64 = 60.0;
 
@@ -41,7 +40,7 @@ fn kills_of_coordinator_workers_and_pgapace_lose_and_double_nothing() -> Result<
     let mut run = site.spawn_streaming(&programs[0])?;
     let mut random = fastrand::Rng::with_seed(23);
     for round in 0..if long() { 50 } else { 6 } {
-        sleep(Duration::from_millis(random.u64(200..1200)));
+        random_pause(&mut random, 200..1200);
         match round % 3 {
             0 => restart(&mut site.subscriber)?,
             1 => restart(&mut workers[random.usize(0..2)])?,
@@ -56,7 +55,7 @@ fn kills_of_coordinator_workers_and_pgapace_lose_and_double_nothing() -> Result<
     // Rows one by one take long.
     run.kill9()?;
     run = site.spawn(&programs[0])?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     // Citus ends the transactions that a crash left prepared.
     wait_until(Duration::from_secs(60), "the recovery of Citus", || {
         let prepared =
@@ -82,7 +81,7 @@ fn expect_nothing_without_the_progress(mode: &str) -> Result<()> {
     let CitusCluster { coordinator, workers } = CitusCluster::start(&binaries, &settings)?;
     let publisher = Pair::start(18, 18)?.publisher;
     let mut site = Site::of(Pair { publisher, subscriber: coordinator })?;
-    site.tables("CREATE TABLE log (id int NOT NULL, v text)")?;
+    site.publish_tables("CREATE TABLE log (id int NOT NULL, v text)")?;
     let distribute = "SELECT create_distributed_table('log', 'id', shard_count := 4)";
     site.subscriber.sql(DB, distribute)?;
     let mut run = site.spawn_streaming(&site.program().args(["--apply-mode", mode]))?;
@@ -100,7 +99,7 @@ fn expect_nothing_without_the_progress(mode: &str) -> Result<()> {
         worker.sql(DB, &format!("{BY_HAND}; DROP FUNCTION sleep_at_commit CASCADE"))?;
     }
     site.publisher.sql(DB, "INSERT INTO log VALUES (2, 'after')")?;
-    site.catch_up(&mut run)?;
+    site.wait_until_applied(&mut run)?;
     let rows = "SELECT string_agg(id || v, ',' ORDER BY id) FROM log";
     assert_eq!(site.subscriber.query_one_text(DB, rows)?, "1once,2after");
     Ok(())

@@ -6,7 +6,7 @@ use super::{CitusCluster, DB, binaries, server};
 use crate::support::{Case, Tool};
 
 #[test]
-fn what_cannot_be_applied_is_refused() -> Result<()> {
+fn tables_that_cannot_be_applied_are_refused() -> Result<()> {
     let Some(binaries) = binaries("tables of Citus that are refused")? else { return Ok(()) };
     let mut cluster = CitusCluster::start(&binaries, &[])?;
     let case = Case::new(18, 18);

@@ -1,0 +1,134 @@
+//! Tables that were another table for a while, or not published: renamed, replaced, unlogged, detached.
+
+use testbed::wait_until;
+
+use super::gaps::{ALL, BLOCKED, TABLES, one_by_one, replicate, state};
+use crate::support::{PATIENCE, must, on_versions};
+
+/// A change carries the name that the table had when it was written.
+#[test]
+fn a_table_renamed_and_renamed_back_is_stale() {
+    on_versions(&ALL, |mut case| {
+        replicate(&mut case);
+        for meanwhile in [
+            "ALTER TABLE t RENAME TO u; INSERT INTO u SELECT max(id) + 1 FROM u; \
+             ALTER TABLE u RENAME TO t",
+            "ALTER TABLE t SET SCHEMA away; UPDATE away.t SET v = 3; ALTER TABLE away.t SET SCHEMA public",
+            "DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (1, 7); \
+             ALTER PUBLICATION pub ADD TABLE t",
+        ] {
+            case.publisher.sql("CREATE SCHEMA IF NOT EXISTS away");
+            one_by_one(&case, meanwhile);
+            case.run().expect(BLOCKED, &["public.t"]);
+            assert_eq!(state(&case, "t"), "blocked true", "{meanwhile}");
+            case.tool.finish("resync", &["t"]).expect(0, &[]);
+            case.run_until_current();
+            assert_eq!(state(&case, "t"), "ready false");
+            case.expect_equal(&["t", "other"]);
+        }
+    });
+}
+
+/// With FOR ALL TABLES the catalogue has no entry for a single table.
+#[test]
+fn a_table_replaced_by_another_of_its_name_is_stale() {
+    on_versions(&ALL, |case| {
+        case.replicate(TABLES);
+        case.publisher.sql("INSERT INTO t VALUES (1, 1); INSERT INTO other VALUES (1, 1)");
+        case.run_until_current();
+        case.publisher.sql(
+            "BEGIN; CREATE TABLE filled (LIKE t INCLUDING ALL); \
+             INSERT INTO filled SELECT i, i FROM generate_series(1, 10) i; \
+             DROP TABLE t; ALTER TABLE filled RENAME TO t; COMMIT",
+        );
+        case.publisher.sql("INSERT INTO t VALUES (11, 1); INSERT INTO other VALUES (2, 1)");
+        case.run().expect(BLOCKED, &["public.t"]);
+        assert_eq!(state(&case, "t"), "blocked true");
+        case.expect_equal(&["other"]);
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        case.run_until_current();
+        case.expect_equal(&["t", "other"]);
+    });
+}
+
+/// Rows of the old table would conflict with rows of the new one, and the error would also stop the
+/// other tables.
+#[test]
+fn a_table_recreated_during_a_run_is_stale() {
+    on_versions(&ALL, |case| {
+        case.replicate(TABLES);
+        case.publisher.sql("INSERT INTO t VALUES (1, 1)");
+        let mut process = case.start();
+        case.publisher.sql("INSERT INTO t VALUES (2, 1)");
+        case.wait_until_applied(&mut process);
+        case.publisher.sql("DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, v int)");
+        case.publisher.sql("INSERT INTO t VALUES (1, 7); INSERT INTO other VALUES (1, 1)");
+        let blocked = || Ok(state(&case, "t") == "blocked true");
+        must(wait_until(PATIENCE, "the table to be blocked", blocked));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["other"]);
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        let ready = || Ok(state(&case, "t") == "ready false");
+        must(wait_until(PATIENCE, "the table to be ready again", ready));
+        case.publisher.sql("INSERT INTO t VALUES (3, 1)");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["t", "other"]);
+        case.stop(process);
+    });
+}
+
+/// The catalogue entries stay, but no changes are sent.
+#[test]
+fn a_table_unlogged_during_a_run_is_stale() {
+    on_versions(&ALL, |mut case| {
+        case.replicate(TABLES);
+        case.tool.args = vec!["--refresh-interval=1".to_owned()];
+        let process = case.start();
+        case.publisher.sql("ALTER TABLE t SET UNLOGGED");
+        case.publisher.sql("INSERT INTO t VALUES (1, 1)");
+        let seen =
+            "SELECT published_by LIKE '%unpublished%' FROM pgapace.relation WHERE table_name = 't'";
+        must(wait_until(PATIENCE, "a look", || Ok(case.subscriber.value(seen) == "t")));
+        case.publisher.sql("ALTER TABLE t SET LOGGED");
+        case.publisher.sql("INSERT INTO t VALUES (2, 1); INSERT INTO other VALUES (2, 1)");
+        let blocked = || Ok(state(&case, "t") == "blocked true");
+        must(wait_until(PATIENCE, "the table to be blocked", blocked));
+        let there = || Ok(case.subscriber.value("SELECT count(*) FROM other") == "1");
+        must(wait_until(PATIENCE, "the other table to continue", there));
+        case.stop(process);
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        case.run_until_current();
+        case.expect_equal(&["t", "other"]);
+    });
+}
+
+/// Changes of a detached partition are not published by the publication of its former parent.
+#[test]
+fn a_partition_detached_and_attached_again_makes_its_root_stale() {
+    on_versions(&ALL, |case| {
+        let ddl = "CREATE TABLE r (id int PRIMARY KEY, v int) PARTITION BY RANGE (id); \
+                   CREATE TABLE low PARTITION OF r FOR VALUES FROM (0) TO (100); \
+                   CREATE TABLE high PARTITION OF r FOR VALUES FROM (100) TO (200)";
+        let by_root = "CREATE PUBLICATION pub FOR TABLE r WITH (publish_via_partition_root)";
+        for (publish, blocked) in [(by_root, "r"), ("CREATE PUBLICATION pub FOR TABLE r", "low")] {
+            case.both(ddl);
+            case.publisher.sql("INSERT INTO r VALUES (1, 0), (101, 0)");
+            case.publisher.sql(publish);
+            case.run_until_current();
+            one_by_one(
+                &case,
+                "ALTER TABLE r DETACH PARTITION low; UPDATE low SET v = 1; INSERT INTO low VALUES (2, 0); \
+                 ALTER TABLE r ATTACH PARTITION low FOR VALUES FROM (0) TO (100); \
+                 INSERT INTO r VALUES (3, 0), (103, 0)",
+            );
+            case.run().expect(BLOCKED, &[&format!("public.{blocked}")]);
+            assert_eq!(state(&case, blocked), "blocked true");
+            case.tool.finish("resync", &[blocked]).expect(0, &[]);
+            case.run_until_current();
+            case.expect_equal(&["r"]);
+            case.tool.finish("drop", &[]).expect(0, &[]);
+            case.publisher.sql("DROP PUBLICATION pub");
+            case.both("DROP TABLE r");
+        }
+    });
+}

@@ -1,0 +1,247 @@
+//! The columns by which the subscriber finds a row.
+
+use crate::support::{VERSIONS, on_versions};
+
+/// REPLICA IDENTITY FULL with all kinds of subscriber tables: a primary key, a unique index, an
+/// index with NULLs, no index, and additional columns.
+#[test]
+fn replica_identity_full_finds_exactly_one_row() {
+    on_versions(&VERSIONS, |case| {
+        let tables = ["pk", "uniq", "nullable", "partial", "expression", "nothing", "extra"];
+        for table in tables {
+            case.both(&format!("CREATE TABLE {table} (a int, b text, c float8)"));
+            case.publisher.sql(&format!("ALTER TABLE {table} REPLICA IDENTITY FULL"));
+        }
+        case.subscriber.sql(
+            "ALTER TABLE pk ADD PRIMARY KEY (a); \
+             ALTER TABLE uniq ALTER a SET NOT NULL, ALTER b SET NOT NULL; CREATE UNIQUE INDEX ON uniq (a, b); \
+             CREATE UNIQUE INDEX ON nullable (a); \
+             CREATE UNIQUE INDEX ON partial (a) WHERE b IS NOT NULL; \
+             CREATE UNIQUE INDEX ON expression ((a + 0), (coalesce(b, 'null')), c); \
+             ALTER TABLE extra ADD own text DEFAULT 'own'",
+        );
+        case.publish("FOR ALL TABLES");
+        let rows = |from: i32| {
+            let mut sql = String::new();
+            for table in ["pk", "uniq", "nullable", "partial", "expression"] {
+                sql += &format!(
+                    "INSERT INTO {table} SELECT g, 'b' || g, 1 FROM generate_series({from}, {from} + 9) g;"
+                );
+            }
+            // These tables contain several equal rows, with NULL and NaN.
+            for table in ["nothing", "extra"] {
+                sql += &format!(
+                    "INSERT INTO {table} SELECT CASE WHEN g % 2 = 0 THEN {from} END, \
+                       CASE WHEN g % 3 = 0 THEN 'b' END, \
+                       (CASE g % 3 WHEN 0 THEN 'NaN' WHEN 1 THEN NULL ELSE '1' END)::float8 \
+                     FROM generate_series(1, 24) g;"
+                );
+            }
+            sql + &format!(
+                "INSERT INTO nullable VALUES (NULL, 'one', {from}), (NULL, 'one', {from}), (NULL, NULL, {from}); \
+                 INSERT INTO partial VALUES (1, NULL, {from}), (1, NULL, {from});"
+            )
+        };
+        case.publisher.sql(&rows(0));
+        case.run_until_current();
+        case.publisher.sql(&rows(100));
+        for table in tables {
+            for (number, change) in [
+                "UPDATE {} SET b = 'changed', c = 7",
+                "DELETE FROM {}",
+                "UPDATE {} SET a = a + 500, b = b || '!'",
+            ]
+            .iter()
+            .enumerate()
+            {
+                // Change every fifth of these rows in physical order, one at a time.
+                let change = change.replace("{}", table);
+                case.publisher.sql(&format!(
+                    "DO $$ DECLARE row_id tid; BEGIN \
+                       FOR row_id IN SELECT ctid FROM (SELECT ctid, row_number() OVER (ORDER BY ctid) AS n \
+                         FROM {table}) t WHERE n % 7 = {number} LOOP \
+                         {change_at}; END LOOP; END $$",
+                    change_at = format_args!("{change} WHERE ctid = row_id"),
+                ));
+            }
+        }
+        case.publisher.sql(
+            "UPDATE nullable SET b = 'only one' WHERE ctid = (SELECT min(ctid) FROM nullable WHERE b = 'one'); \
+             DELETE FROM nullable WHERE ctid = (SELECT max(ctid) FROM nullable WHERE b = 'one')",
+        );
+        case.run_until_current();
+        case.expect_equal(&tables);
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM extra WHERE own IS NULL"), "0");
+    });
+}
+
+/// Tables with different keys on the two sides.
+#[test]
+fn keys_of_publisher_and_subscriber_may_differ() {
+    on_versions(&[(15, 18)], |case| {
+        case.publisher.sql(
+            "CREATE TABLE wider (a int, b int, v text, PRIMARY KEY (a, b)); \
+             CREATE TABLE by_index (id int PRIMARY KEY, code text NOT NULL UNIQUE, v text); \
+             ALTER TABLE by_index REPLICA IDENTITY USING INDEX by_index_code_key; \
+             CREATE TABLE inserts (id int, v text); \
+             CREATE TABLE including (id int, w int, PRIMARY KEY (id) INCLUDE (w)); \
+             CREATE TABLE other (id int PRIMARY KEY, code text); \
+             CREATE TABLE none (id int PRIMARY KEY, v text)",
+        );
+        case.subscriber.sql(
+            "CREATE TABLE wider (b int, a int PRIMARY KEY, v text); \
+             CREATE TABLE by_index (id int, code text PRIMARY KEY, v text); \
+             CREATE TABLE inserts (id int, v text, own int GENERATED ALWAYS AS IDENTITY PRIMARY KEY); \
+             CREATE TABLE including (id int, w int, PRIMARY KEY (id) INCLUDE (w)); \
+             CREATE TABLE other (id int, code text PRIMARY KEY); \
+             CREATE TABLE none (id int, v text)",
+        );
+        case.publish("FOR TABLE wider, by_index, including");
+        case.publisher.sql(
+            "INSERT INTO wider VALUES (1, 1, 'v'), (2, 1, 'v'); INSERT INTO by_index VALUES (1, 'x', 'v'), (2, 'y', 'v'); \
+             INSERT INTO including VALUES (1, 1), (2, 2); INSERT INTO other VALUES (1, 'x'); \
+             INSERT INTO inserts VALUES (1, 'x'); INSERT INTO none VALUES (1, 'x'), (2, 'x')",
+        );
+        case.run_until_current();
+        case.publisher.sql(
+            "UPDATE wider SET v = 'w' WHERE a = 1; UPDATE wider SET b = 7 WHERE a = 2; \
+             UPDATE by_index SET v = 'w' WHERE id = 1; UPDATE by_index SET code = 'z' WHERE id = 2; \
+             UPDATE by_index SET id = 5 WHERE id = 1; DELETE FROM by_index WHERE id = 2; \
+             UPDATE including SET w = 5 WHERE id = 1; UPDATE including SET id = 7 WHERE id = 2",
+        );
+        case.run_until_current();
+        case.expect_equal(&["wider", "by_index", "including"]);
+
+        // Inserts need no key.
+        case.publisher.sql(
+            "CREATE PUBLICATION ins FOR TABLE inserts, other, none WITH (publish = 'insert'); \
+             ALTER TABLE other REPLICA IDENTITY NOTHING",
+        );
+        let mut inserts = case.tool.clone();
+        inserts.name = format!("{}_ins", case.tool.name);
+        inserts.publications = "ins".to_owned();
+        inserts.run_until_current();
+        case.publisher.sql(
+            "INSERT INTO inserts VALUES (2, 'y'); INSERT INTO other VALUES (2, 'y'); \
+             INSERT INTO none VALUES (3, 'x'); UPDATE inserts SET v = 'not published'",
+        );
+        inserts.run_until_current();
+        case.expect_equal(&["other", "none"]);
+        assert_eq!(
+            case.subscriber.value("SELECT string_agg(v, ',' ORDER BY id) FROM inserts"),
+            "x,y"
+        );
+        case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{}')", inserts.name));
+
+        // Updates are refused, with a hint, if the row cannot be identified.
+        case.publisher.sql("ALTER PUBLICATION pub ADD TABLE none");
+        case.subscriber.sql("TRUNCATE none");
+        case.publisher.sql("INSERT INTO none VALUES (4, 'x')");
+        case.run_until_current();
+        case.publisher.sql("UPDATE none SET v = 'y' WHERE id = 1");
+        let refused = case.run();
+        refused.expect(
+            6,
+            &["public.none", "neither a replica identity index nor a primary key", "UPDATE"],
+        );
+        case.subscriber.sql("ALTER TABLE none ADD PRIMARY KEY (id)");
+        case.run_until_current();
+        case.expect_equal(&["none"]);
+    });
+}
+
+/// A key that is equal but has different bytes finds its row: numeric scale, citext, and
+/// nondeterministic collations.
+#[test]
+fn equal_keys_of_other_bytes_find_their_row() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both(
+            "CREATE EXTENSION citext SCHEMA public; \
+             CREATE TABLE c (k public.citext PRIMARY KEY, n int); \
+             CREATE TABLE cf (k public.citext, n int); ALTER TABLE cf REPLICA IDENTITY FULL; \
+             CREATE TABLE num (k numeric PRIMARY KEY, n int); \
+             CREATE TABLE fl (k float8 PRIMARY KEY, n int); \
+             CREATE TABLE ch (k char(5) PRIMARY KEY, n int)",
+        );
+        let icu = "SELECT count(*) FROM pg_collation WHERE collprovider = 'i'";
+        let has_icu = case.publisher.value(icu) != "0" && case.subscriber.value(icu) != "0";
+        assert!(case.publisher.major() == 15 || has_icu, "the fetched build has lost ICU");
+        if has_icu {
+            case.both(
+                "CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false); \
+                 CREATE TABLE ic (k text COLLATE ci PRIMARY KEY, n int); \
+                 CREATE TABLE icf (k text COLLATE ci, n int); ALTER TABLE icf REPLICA IDENTITY FULL",
+            );
+        }
+        case.publish("FOR ALL TABLES");
+        case.publisher.sql(
+            "INSERT INTO c VALUES ('Abc', 1), ('Del', 2); INSERT INTO cf VALUES ('Abc', 1), ('Del', 2); \
+             INSERT INTO num VALUES (1.0, 1), (2.0, 2); INSERT INTO fl VALUES ('-0', 1), ('NaN', 2); \
+             INSERT INTO ch VALUES ('ab', 1), ('cd', 2)",
+        );
+        if has_icu {
+            case.publisher.sql(
+                "INSERT INTO ic VALUES ('Abc', 1), (U&'\\00e4', 2); INSERT INTO icf VALUES ('Abc', 1), (U&'\\00e4', 2)",
+            );
+        }
+        case.run_until_current();
+        // From here on, the text of the subscriber's keys differs.
+        case.subscriber.sql(
+            "UPDATE c SET k = upper(k::text)::public.citext; UPDATE cf SET k = upper(k::text)::public.citext; \
+             UPDATE num SET k = k::numeric(10,5); UPDATE fl SET k = 0 WHERE n = 1",
+        );
+        if has_icu {
+            case.subscriber.sql(
+                "UPDATE ic SET k = 'ABC' WHERE n = 1; UPDATE ic SET k = U&'a\\0308' WHERE n = 2; \
+                 UPDATE icf SET k = 'ABC' WHERE n = 1; UPDATE icf SET k = U&'a\\0308' WHERE n = 2",
+            );
+        }
+        let mut tables = vec!["c", "cf", "num", "fl", "ch"];
+        if has_icu {
+            tables.extend(["ic", "icf"]);
+        }
+        for table in &tables {
+            case.publisher.sql(&format!(
+                "UPDATE {table} SET n = 10 WHERE n = 1; DELETE FROM {table} WHERE n = 2"
+            ));
+        }
+        // A change to an equal key with different bytes is a key change.
+        case.publisher.sql("UPDATE c SET k = 'aBC'; UPDATE num SET k = 1.00; UPDATE fl SET k = 0");
+        case.run_until_current();
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+        for table in &tables {
+            let rows = format!("SELECT string_agg(n::text, ',') FROM {table}");
+            assert_eq!(case.subscriber.value(&rows), "10", "{table}");
+        }
+        case.expect_equal(&["c", "num", "fl", "ch"]);
+    });
+}
+
+/// A primary key WITHOUT OVERLAPS uses a GiST index.
+#[test]
+fn rows_are_found_by_a_temporal_primary_key() {
+    on_versions(&[(18, 18)], |case| {
+        if !(case.publisher.offers("btree_gist") && case.subscriber.offers("btree_gist")) {
+            return;
+        }
+        case.both("CREATE EXTENSION btree_gist SCHEMA public");
+        case.replicate(
+            "CREATE TABLE stay (room int, during daterange, guest text, \
+               PRIMARY KEY (room, during WITHOUT OVERLAPS)); \
+             CREATE TABLE stay_full (room int, during daterange, guest text, \
+               PRIMARY KEY (room, during WITHOUT OVERLAPS)); ALTER TABLE stay_full REPLICA IDENTITY FULL",
+        );
+        for table in ["stay", "stay_full"] {
+            case.publisher.sql(&format!(
+                "INSERT INTO {table} SELECT r, daterange('2024-01-01'::date + 10 * g, '2024-01-01'::date + 10 * g + 10), 'g' \
+                 FROM generate_series(1, 3) r, generate_series(1, 5) g; \
+                 UPDATE {table} SET guest = 'h' WHERE room = 1; \
+                 UPDATE {table} SET during = daterange(lower(during), upper(during) - 1) WHERE room = 2; \
+                 DELETE FROM {table} WHERE room = 3 AND during @> '2024-01-25'::date"
+            ));
+        }
+        case.run_until_current();
+        case.expect_equal(&["stay", "stay_full"]);
+    });
+}

@@ -1,0 +1,77 @@
+//! A database of a test, on servers that it shares with other tests.
+
+use std::cell::RefCell;
+
+use testbed::Cluster;
+use testbed::postgres::{Client, SimpleQueryMessage};
+
+use super::{explain, must};
+
+/// A database of a cluster, with a session for queries and changes.
+pub(crate) struct Database<'a> {
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) name: String,
+    pub(super) client: RefCell<Client>,
+}
+
+impl<'a> Database<'a> {
+    /// Creates a database. `options` follow the name, for example `ENCODING 'LATIN1'`.
+    pub(crate) fn create(cluster: &'a Cluster, name: &str, options: &str) -> Self {
+        must(cluster.sql("postgres", &format!("CREATE DATABASE {name} {options}")));
+        let client = RefCell::new(must(cluster.connect(name)));
+        Self { cluster, name: name.to_owned(), client }
+    }
+
+    /// Runs statements, as one transaction unless they contain transaction control.
+    #[track_caller]
+    pub(crate) fn sql(&self, sql: &str) {
+        if let Err(error) = self.client.borrow_mut().batch_execute(sql) {
+            panic!("{}: {}\n{sql}", self.cluster.name(), explain(&error));
+        }
+    }
+
+    /// The rows of a query as text, with columns separated by `|` and NULL as `∅`.
+    #[track_caller]
+    pub(crate) fn rows(&self, sql: &str) -> Vec<String> {
+        let messages =
+            self.client.borrow_mut().simple_query(sql).unwrap_or_else(|error| {
+                panic!("{}: {}\n{sql}", self.cluster.name(), explain(&error))
+            });
+        let row_text = |message: &SimpleQueryMessage| match message {
+            SimpleQueryMessage::Row(row) => {
+                let fields: Vec<_> = (0..row.len()).map(|i| row.get(i).unwrap_or("∅")).collect();
+                Some(fields.join("|"))
+            }
+            _ => None,
+        };
+        messages.iter().filter_map(row_text).collect()
+    }
+
+    /// The only row of a query.
+    #[track_caller]
+    pub(crate) fn value(&self, sql: &str) -> String {
+        let mut rows = self.rows(sql);
+        assert_eq!(rows.len(), 1, "{sql}");
+        rows.remove(0)
+    }
+
+    /// Whether this extension is available on the server.
+    pub(crate) fn offers(&self, extension: &str) -> bool {
+        let sql = "SELECT count(*) FROM pg_available_extensions WHERE name = ";
+        self.value(&format!("{sql}'{extension}'")) == "1"
+    }
+
+    /// The server's major version.
+    pub(crate) fn major(&self) -> u16 {
+        self.cluster.binaries().major()
+    }
+
+    pub(crate) fn conninfo(&self) -> String {
+        self.cluster.conninfo(&self.name)
+    }
+
+    /// Opens another session.
+    pub(crate) fn connect(&self) -> Client {
+        must(self.cluster.connect(&self.name))
+    }
+}
