@@ -80,11 +80,11 @@ pub(crate) struct Record {
     pub(crate) at: Lsn,
     pub(crate) end: Lsn,
     pub(crate) xid: Xid,
-    pub(crate) what: What,
+    pub(crate) kind: RecordKind,
 }
 
 #[derive(Debug, Clone)]
-pub(crate) enum What {
+pub(crate) enum RecordKind {
     /// Made by this subtransaction, if by one.
     Change(Change, Option<Xid>),
     /// These subtransactions did not happen, the outermost first.
@@ -329,9 +329,9 @@ fn is_full(table: usize, full_identity: bool) -> bool {
     matches!(table, FULL | UNCERTAIN) || table == UNIQUE && full_identity
 }
 
-/// What a change touches, on the publisher.
+/// A lock of a change on the publisher.
 #[derive(Debug, PartialEq, Eq, Hash, Clone, Copy)]
-enum Thing {
+enum Lock {
     Row(usize, Row),
     Unique(u16),
     Parent(u16),
@@ -344,8 +344,8 @@ enum Thing {
 struct Open {
     xid: Xid,
     changes: Vec<(Change, Undone)>,
-    /// What it holds, and how much of that each change added.
-    locks: Vec<(Thing, bool)>,
+    /// The locks that it holds, and how many of them each change added.
+    locks: Vec<(Lock, bool)>,
     marks: Vec<usize>,
     /// Subtransactions that are not ended, by their place in `subs`.
     stack: Vec<usize>,
@@ -422,7 +422,7 @@ impl Builder {
                 }
             }
             if self.rng.chance(1, 6) {
-                self.record(Xid(0), What::Other);
+                self.record(Xid(0), RecordKind::Other);
             }
         }
         while !self.open.is_empty() {
@@ -438,7 +438,7 @@ impl Builder {
             }
         }
         if self.rng.chance(1, 2) {
-            self.record(Xid(0), What::Other);
+            self.record(Xid(0), RecordKind::Other);
         }
         if let Some((other, _)) = &mut other {
             other.build((count, most, large), None);
@@ -461,21 +461,22 @@ impl Builder {
         }
     }
 
-    fn record(&mut self, xid: Xid, what: What) -> (Lsn, Lsn) {
-        let (at, end) = match what {
-            What::Change(..) => (Lsn(self.lsn), Lsn(self.lsn + self.rng.next() % 2)),
+    fn record(&mut self, xid: Xid, kind: RecordKind) -> (Lsn, Lsn) {
+        let (at, end) = match kind {
+            RecordKind::Change(..) => (Lsn(self.lsn), Lsn(self.lsn + self.rng.next() % 2)),
             _ => {
                 let at = self.lsn + self.rng.next() % 3;
                 (Lsn(at), Lsn(at + 1 + self.rng.next() % 4))
             }
         };
         self.lsn = end.0;
-        self.wal.push(Record { at, end, xid, what });
+        self.wal.push(Record { at, end, xid, kind });
         (at, end)
     }
 
     fn prepared_at(&self, xid: Xid) -> Lsn {
-        let is_it = |record: &&Record| record.xid == xid && matches!(record.what, What::Prepare);
+        let is_it =
+            |record: &&Record| record.xid == xid && matches!(record.kind, RecordKind::Prepare);
         self.wal.iter().find(is_it).map_or(Lsn(0), |record| record.at)
     }
 
@@ -522,7 +523,7 @@ impl Builder {
         let changes = open.changes.split_off(start);
         let xid = open.xid;
         self.take_back(changes);
-        self.record(xid, What::Undo(undone));
+        self.record(xid, RecordKind::Undo(undone));
     }
 
     fn take_back(&mut self, changes: Vec<(Change, Undone)>) {
@@ -540,13 +541,13 @@ impl Builder {
 
     fn prepare(&mut self, at: usize) {
         self.open[at].prepared = true;
-        self.record(self.open[at].xid, What::Prepare);
+        self.record(self.open[at].xid, RecordKind::Prepare);
     }
 
     fn end(&mut self, at: usize, commits: bool) {
         let Open { xid, changes, prepared, .. } = self.open.swap_remove(at);
-        let what = if commits { What::Commit } else { What::Rollback };
-        let (commit_lsn, end_lsn) = self.record(xid, what);
+        let kind = if commits { RecordKind::Commit } else { RecordKind::Rollback };
+        let (commit_lsn, end_lsn) = self.record(xid, kind);
         if prepared {
             let prepare_lsn = self.prepared_at(xid);
             let ended = Some((commit_lsn, end_lsn, commits));
@@ -565,10 +566,10 @@ impl Builder {
     /// A change that the publisher could make now, if chance finds one.
     fn change(&mut self, at: usize) {
         let Some(change) = self.find_change(at) else { return };
-        let things = things(&change);
+        let locks = locks_of(&change);
         let free = |other: &Open| {
             other.locks.iter().all(|(held, write)| {
-                things.iter().all(|(thing, writes)| thing != held || !write && !writes)
+                locks.iter().all(|(lock, writes)| lock != held || !write && !writes)
             })
         };
         let others = self.open.iter().enumerate().filter(|(number, _)| *number != at);
@@ -601,11 +602,11 @@ impl Builder {
             open.subs.push((Xid(next_xid), open.changes.len()));
         }
         open.marks.push(open.locks.len());
-        open.locks.extend(things);
+        open.locks.extend(locks);
         open.changes.push((change, removed));
         let sub = open.stack.last().map(|sub| open.subs[*sub].0);
         let xid = open.xid;
-        self.record(xid, What::Change(change, sub));
+        self.record(xid, RecordKind::Change(change, sub));
     }
 
     fn find_change(&mut self, at: usize) -> Option<Change> {
@@ -711,32 +712,32 @@ impl Builder {
     }
 }
 
-/// What a change holds on the publisher until its transaction ends, and whether for itself alone.
-fn things(change: &Change) -> Vec<(Thing, bool)> {
+/// The locks that a change holds on the publisher until its transaction ends, and whether each excludes others.
+fn locks_of(change: &Change) -> Vec<(Lock, bool)> {
     let Change { kind, table, truncated, old, new, .. } = *change;
     if kind == Kind::Truncate {
         let tables = (0..PUBLISHED).filter(|table| truncated & 1 << table != 0);
-        return tables.map(|table| (Thing::Table(table), true)).collect();
+        return tables.map(|table| (Lock::Table(table), true)).collect();
     }
-    let mut things = vec![(Thing::Table(table), false)];
+    let mut locks = vec![(Lock::Table(table), false)];
     let rows = rows_of(change);
     for row in &rows {
         if is_keyed(table) {
-            things.push((Thing::Row(table, [row[0], 0, 0, 0]), true));
+            locks.push((Lock::Row(table, [row[0], 0, 0, 0]), true));
         } else if table != APPEND {
-            things.push((Thing::Row(table, *row), true));
+            locks.push((Lock::Row(table, *row), true));
         }
         if table == UNIQUE && row[1] != 0 {
-            things.push((Thing::Unique(row[1]), true));
+            locks.push((Lock::Unique(row[1]), true));
         }
         if table == PARENT {
-            things.push((Thing::Parent(row[0]), rows.len() < 2 || old[0] != new[0]));
+            locks.push((Lock::Parent(row[0]), rows.len() < 2 || old[0] != new[0]));
         }
         if table == CHILD && row[2] != 0 {
-            things.push((Thing::Parent(row[2]), false));
+            locks.push((Lock::Parent(row[2]), false));
         }
     }
-    things
+    locks
 }
 
 /// The rows that a change removes and makes.
@@ -752,16 +753,16 @@ fn rows_of(change: &Change) -> Vec<Row> {
 fn spans(wal: &[Record]) -> Vec<Span> {
     let mut spans: BTreeMap<Xid, Span> = BTreeMap::new();
     for record in wal {
-        match record.what {
-            What::Change(..) => {
+        match record.kind {
+            RecordKind::Change(..) => {
                 spans.entry(record.xid).or_insert(Span { first: record.at, end: None });
             }
-            What::Commit | What::Rollback => {
+            RecordKind::Commit | RecordKind::Rollback => {
                 if let Some(span) = spans.get_mut(&record.xid) {
                     span.end = Some(record.end);
                 }
             }
-            What::Undo(_) | What::Prepare | What::Other => {}
+            RecordKind::Undo(_) | RecordKind::Prepare | RecordKind::Other => {}
         }
     }
     spans.into_values().collect()
@@ -868,23 +869,23 @@ fn rules(table: usize) -> TableRules {
 
 /// Which transactions depend on which: not by what the writeset says, but by what they did.
 fn depend(transactions: &mut [Transaction]) {
-    // Who wrote a thing, and who read it.
-    let mut known: HashMap<Thing, (Set, Set)> = HashMap::new();
-    // Who took all children away.
+    // The transactions that wrote and that read what a lock protects.
+    let mut known: HashMap<Lock, (Set, Set)> = HashMap::new();
+    // The transactions that removed all children.
     let mut emptied: Set = 0;
     for (number, transaction) in transactions.iter_mut().enumerate() {
         let own: Set = 1 << number;
         let (mut before, mut removes_parent) = (0, false);
-        let mut touch = |thing, write: bool| {
-            let (writers, readers) = known.entry(thing).or_default();
+        let mut touch = |lock, write: bool| {
+            let (writers, readers) = known.entry(lock).or_default();
             before |= *writers | if write { *readers } else { 0 };
             *if write { writers } else { readers } |= own;
         };
         for change in &transaction.changes {
-            touch(Thing::Everything, change.table == TRIGGERED && change.kind != Kind::Truncate);
+            touch(Lock::Everything, change.table == TRIGGERED && change.kind != Kind::Truncate);
             if change.kind == Kind::Truncate {
                 for table in (0..PUBLISHED).filter(|table| change.truncated & 1 << table != 0) {
-                    touch(Thing::Table(table), true);
+                    touch(Lock::Table(table), true);
                 }
                 if change.truncated & 1 << CHILD != 0 {
                     emptied |= own;
@@ -892,14 +893,14 @@ fn depend(transactions: &mut [Transaction]) {
                 continue;
             }
             let table = change.table;
-            touch(Thing::Table(table), false);
+            touch(Lock::Table(table), false);
             let rows = rows_of(change);
             for row in &rows {
                 if is_keyed(table) {
-                    touch(Thing::Row(table, [row[0], 0, 0, 0]), true);
+                    touch(Lock::Row(table, [row[0], 0, 0, 0]), true);
                 } else if table != APPEND {
                     // Equal rows are interchangeable, but who takes one needs it to be there.
-                    touch(Thing::Row(table, *row), true);
+                    touch(Lock::Row(table, *row), true);
                 }
             }
             let changed = |column: usize| rows.len() < 2 || rows[0][column] != rows[1][column];
@@ -910,10 +911,10 @@ fn depend(transactions: &mut [Transaction]) {
                 // Unique values are the subscriber's to watch over; one that comes and goes within a
                 // group is seen by nobody.
                 if table == PARENT && changed(0) {
-                    touch(Thing::Parent(row[0]), true);
+                    touch(Lock::Parent(row[0]), true);
                 }
                 if table == CHILD && row[2] != 0 && changed(2) {
-                    touch(Thing::Parent(row[2]), false);
+                    touch(Lock::Parent(row[2]), false);
                 }
             }
         }

@@ -1034,7 +1034,7 @@ impl World {
         let all_waits = self.subscriber.waits();
         let mut victims = blocking(&all_waits, &groups).victims;
         let first = groups.first().map(|(pid, _)| *pid);
-        let waits = all_waits.iter().any(|(who, _)| Some(*who) == first);
+        let waits = all_waits.iter().any(|(waiter, _)| Some(*waiter) == first);
         if self.sabotage == Sabotage::NoGivingWay {
             victims.clear();
         }

@@ -14,7 +14,9 @@ use pgoutput::{
     StreamAbort, StreamCommit, StreamStart, Truncate, TupleBuilder, TypeOid, Update, Xid, builder,
 };
 
-use crate::simulation::history::{APPEND, Change, History, Kind, PUBLISHED, Record, Row, What};
+use crate::simulation::history::{
+    APPEND, Change, History, Kind, PUBLISHED, Record, RecordKind, Row,
+};
 use crate::simulation::rng::Rng;
 
 /// What comes over the connection.
@@ -92,17 +94,17 @@ impl<'h> Walsender<'h> {
     }
 
     fn decode(&mut self, record: &'h Record) {
-        let Record { at, end, xid, what } = record;
+        let Record { at, end, xid, kind } = record;
         let (at, end, xid) = (*at, *end, *xid);
         let wanted = at >= self.slot;
-        match what {
-            What::Change(change, sub) => {
+        match kind {
+            RecordKind::Change(change, sub) => {
                 self.open.entry(xid).or_default().changes.push((at, *sub, change));
                 if wanted && self.eager > 0 && self.rng.chance(1, self.eager) {
                     self.block(xid, at);
                 }
             }
-            What::Undo(subs) => {
+            RecordKind::Undo(subs) => {
                 let open = self.open.entry(xid).or_default();
                 open.changes.retain(|(_, sub, _)| sub.is_none_or(|sub| !subs.contains(&sub)));
                 if open.streamed {
@@ -111,13 +113,13 @@ impl<'h> Walsender<'h> {
                     }
                 }
             }
-            What::Prepare if !self.history.two_phase => {}
-            What::Prepare if wanted => self.prepare(at, end, xid),
-            What::Prepare => drop(self.open.remove(&xid)),
-            What::Commit | What::Rollback if !wanted => drop(self.open.remove(&xid)),
-            What::Commit | What::Rollback => self.end(record),
-            What::Other if end >= self.slot => self.keepalive(end),
-            What::Other => {}
+            RecordKind::Prepare if !self.history.two_phase => {}
+            RecordKind::Prepare if wanted => self.prepare(at, end, xid),
+            RecordKind::Prepare => drop(self.open.remove(&xid)),
+            RecordKind::Commit | RecordKind::Rollback if !wanted => drop(self.open.remove(&xid)),
+            RecordKind::Commit | RecordKind::Rollback => self.end(record),
+            RecordKind::Other if end >= self.slot => self.keepalive(end),
+            RecordKind::Other => {}
         }
     }
 
@@ -167,7 +169,7 @@ impl<'h> Walsender<'h> {
 
     fn end(&mut self, record: &Record) {
         let Record { at, end, xid, .. } = *record;
-        let commits = matches!(record.what, What::Commit);
+        let commits = matches!(record.kind, RecordKind::Commit);
         let (flags, commit_lsn, end_lsn, commit_time) = (0, at, end, self.history.time(at));
         let prepared = self.history.preparations.iter().find(|one| one.xid == xid);
         if let Some(prepared) = prepared.filter(|_| self.history.two_phase) {

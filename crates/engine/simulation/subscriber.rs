@@ -374,7 +374,7 @@ impl Database {
             let own = self.sessions[*session].pid;
             let mut at = own;
             for _ in 0..waits.len() {
-                match waits.iter().find(|(who, _)| *who == at) {
+                match waits.iter().find(|(waiter, _)| *waiter == at) {
                     Some((_, holder)) if *holder == own => return true,
                     Some((_, holder)) => at = *holder,
                     None => return false,
@@ -634,7 +634,7 @@ impl Database {
         (session.delta, session.changed, session.truncated) = (to.delta, to.changed, to.truncated);
         session.fired = to.fired;
         let tx = session.tx;
-        let undone = |(who, command): (Tx, u32)| who == tx && command > to.command_id;
+        let undone = |(writer, command): (Tx, u32)| writer == tx && command > to.command_id;
         for version in self.tables.iter_mut().flatten() {
             if undone(version.created) {
                 version.created = (0, 0);
@@ -707,8 +707,8 @@ impl Database {
     fn find(&self, number: usize, table: usize, find: &Find) -> Done<Option<usize>> {
         let Session { tx, command_id, now, .. } = &self.sessions[number];
         let matches = |row: &Row| find.is(*row);
-        let before = |(who, command): (Tx, u32)| {
-            if who == *tx { command < *command_id } else { self.is_in(who, now.snapshot) }
+        let before = |(writer, command): (Tx, u32)| {
+            if writer == *tx { command < *command_id } else { self.is_in(writer, now.snapshot) }
         };
         let versions = &self.tables[table];
         let found = versions.iter().position(|version| {
@@ -720,14 +720,14 @@ impl Database {
         let Some(mut at) = found else { return Ok(None) };
         loop {
             let version = &versions[at];
-            let who = version.deleted.0;
-            if who == *tx {
+            let deleter = version.deleted.0;
+            if deleter == *tx {
                 return Ok(None);
             }
-            if self.is_running(who) {
-                return Err(Stop::Wait(who));
+            if self.is_running(deleter) {
+                return Err(Stop::Wait(deleter));
             }
-            if !self.is_committed(who) {
+            if !self.is_committed(deleter) {
                 return Ok(Some(at));
             }
             match version.next {

@@ -37,7 +37,7 @@ pub fn blocking(waits: &[(i32, i32)], groups: &[(i32, GroupSeq)]) -> Blocking {
     let mut next = 0;
     while let Some(waiting) = met.get(next).copied() {
         next += 1;
-        for (_, blocker) in waits.iter().filter(|(who, _)| *who == waiting) {
+        for (_, blocker) in waits.iter().filter(|(waiter, _)| *waiter == waiting) {
             if met.contains(blocker) {
                 continue;
             }

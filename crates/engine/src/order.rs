@@ -142,9 +142,9 @@ mod tests {
     }
 
     proptest! {
-        /// In whatever order groups end: everybody is woken exactly when one of his waits is met.
+        /// In whatever order groups end, a worker is woken exactly when one of its waits is met.
         #[test]
-        fn nobody_sleeps_while_he_may_go_on(
+        fn a_worker_is_woken_when_its_wait_is_met(
             ends in Just((1u64..30).collect::<Vec<_>>()).prop_shuffle(),
             waits in prop::collection::vec(
                 (0u64..30, prop::collection::vec(1u64..30, 0..3)), 1..8)

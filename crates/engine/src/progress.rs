@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_held_is_held_again_before_anything_is_acknowledged() {
+    fn held_transactions_are_held_again_before_anything_is_acknowledged() {
         let mut progress = Progress::resume(Lsn(500), Lsn(100), Lsn(510));
         let ticket = progress.start_flush().expect("500 may be lost");
         progress.flushed(ticket);

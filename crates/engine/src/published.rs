@@ -483,7 +483,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_recorded_is_read_back(
+        fn a_recorded_publication_is_read_back(
             relation in relations(),
             entries in proptest::collection::vec(entries(), 0..4),
         ) {

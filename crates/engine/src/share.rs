@@ -212,21 +212,21 @@ mod tests {
             steps in prop::collection::vec((any::<prop::sample::Index>(), step()), 0..200),
         ) {
             let mut shares = Shares::new(&most);
-            for (who, step) in steps {
-                let who = who.index(most.len());
-                let ended = shares.members[who].ended;
+            for (member, step) in steps {
+                let member = member.index(most.len());
+                let ended = shares.members[member].ended;
                 match step {
                     Step::Ask if !ended => {
-                        shares.ask(who);
+                        shares.ask(member);
                     }
-                    Step::Content => shares.content(who),
-                    Step::Give { idle } if shares.gives(who, idle) => shares.give(who),
+                    Step::Content => shares.content(member),
+                    Step::Give { idle } if shares.gives(member, idle) => shares.give(member),
                     Step::Closed if shares.closing > 0 => shares.closed(),
                     Step::End => {
-                        while shares.members[who].held > 0 {
-                            shares.give(who);
+                        while shares.members[member].held > 0 {
+                            shares.give(member);
                         }
-                        shares.end(who);
+                        shares.end(member);
                     }
                     _ => {}
                 }

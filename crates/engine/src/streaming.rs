@@ -257,7 +257,7 @@ impl<W> Streams<W> {
         }
     }
 
-    /// Only so much is left of a stream.
+    /// Shortens a stream to its first `length` records, because the publisher has undone the others.
     fn cut(&mut self, xid: Xid, length: u64) {
         let Some(stream) = self.open.get_mut(&xid) else { return };
         let order = match stream.executable.cut(length) {

@@ -195,18 +195,14 @@ fn newcomers_table(text: &mut String, groups: &BTreeMap<(u16, u8, &str), Vec<&Ou
          |---|---|---|--:|--:|--:|"
     );
     for outcome in group {
-        let value = |value: Option<f64>, runner| {
-            let mark = if outcome.is_projected(runner) { "~" } else { "" };
-            value.map_or("-".into(), |value| format!("{mark}{}", figure(value)))
-        };
         let _ = writeln!(
             text,
             "| {} | {} | {} | {} | {} | {} |",
             outcome.workload,
             about(&outcome.workload),
             outcome.unit,
-            value(outcome.native, Runner::Native),
-            value(outcome.pgapace, Runner::Pgapace),
+            result(outcome, outcome.native, Runner::Native),
+            result(outcome, outcome.pgapace, Runner::Pgapace),
             faster(outcome)
         );
     }
@@ -292,6 +288,12 @@ fn slower(text: &mut String, groups: &BTreeMap<(u16, u8, &str), Vec<&Outcome>>) 
     text.push('\n');
 }
 
+/// A result of a runner, with a mark if it is a projection.
+fn result(outcome: &Outcome, value: Option<f64>, runner: Runner) -> String {
+    let mark = if outcome.is_projected(runner) { "~" } else { "" };
+    value.map_or("-".into(), |value| format!("{mark}{}", figure(value)))
+}
+
 fn summary(text: &mut String, group: &[&Outcome]) {
     let _ = writeln!(
         text,
@@ -299,18 +301,14 @@ fn summary(text: &mut String, group: &[&Outcome]) {
          |---|---|--:|--:|--:|--:|--:|--:|---|"
     );
     for outcome in group {
-        let value = |value: Option<f64>, runner| {
-            let mark = if outcome.is_projected(runner) { "~" } else { "" };
-            value.map_or("-".into(), |value| format!("{mark}{}", figure(value)))
-        };
         let _ = writeln!(
             text,
             "| {} | {} | {} | {} | {} | {} | {} | {} | {} |",
             outcome.workload,
             outcome.unit,
-            value(outcome.raw, Runner::Receiver),
-            value(outcome.native, Runner::Native),
-            value(outcome.pgapace, Runner::Pgapace),
+            result(outcome, outcome.raw, Runner::Receiver),
+            result(outcome, outcome.native, Runner::Native),
+            result(outcome, outcome.pgapace, Runner::Pgapace),
             ratio(outcome.ratio_native),
             ratio(outcome.ratio_raw),
             ratio(outcome.client_us_per_change),

@@ -182,7 +182,7 @@ impl Executable {
         self.taken = through;
     }
 
-    /// Only so much of the transaction is left.
+    /// Shortens the transaction to its first `length` records.
     pub fn cut(&mut self, length: u64) -> Undo {
         while self.marks.len() > 1 && self.marks[self.marks.len() - 2].through >= length {
             self.marks.pop_back();
@@ -200,7 +200,7 @@ impl Executable {
         self.savepoints.len().checked_sub(1).map_or(Undo::All, Undo::To)
     }
 
-    /// Whether so much is executed again and again that waiting for the end costs less.
+    /// Whether so many changes are executed repeatedly that waiting for the end costs less.
     #[must_use]
     pub fn is_in_vain(&self) -> bool {
         self.redone > self.pacing.redone + 2 * self.free
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_before_comes_first() {
+    fn changes_wait_for_the_commits_before_them() {
         let mut early = Executable::new(Pacing::MEASURED);
         early.received(10, Lsn(100));
         early.received(20, Lsn(100));
@@ -316,12 +316,12 @@ mod tests {
 
     #[derive(Debug, Clone)]
     enum Event {
-        /// So many records; whether in a new subtransaction.
+        /// A number of records, and whether a new subtransaction begins with them.
         Block(u64, bool),
         /// The innermost subtransactions are undone.
         Abort(usize),
         Commit(u64),
-        /// So many steps of at most so much.
+        /// The number of steps, and the most that one of them takes.
         Take(usize, u64, Pressure),
     }
 

@@ -236,7 +236,7 @@ fn the_oldest_is_tried_again_a_few_times() {
 }
 
 #[test]
-fn what_is_committed_is_not_carried_out_again() {
+fn committed_transactions_of_a_lost_session_are_not_applied_again() {
     let order = ended(0);
     let mut groups: WorkerGroups<Words> = WorkerGroups::new(true, false, &PACING);
     for number in 1..=3 {
@@ -392,7 +392,7 @@ fn where_many_offend_halving_ends_soon() {
 /// The progress of what was applied beyond a gap is there: the subscriber would take the commit of what
 /// follows it, even if the one that fills the gap had failed.
 #[test]
-fn what_follows_something_applied_earlier_waits_for_what_was_sent() {
+fn a_group_behind_an_applied_one_waits_for_the_groups_sent() {
     let order = ended(1);
     let mut behind = group(3, &[90], true);
     behind.works[0].follows_applied = true;

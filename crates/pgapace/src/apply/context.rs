@@ -136,7 +136,7 @@ impl<'a> Context<'a> {
             Some(detail) => format!("{named}: {detail}"),
             None => named,
         };
-        let hint = what_to_do(Some(kind), conflict.offender.commit_lsn);
+        let hint = hint_of_conflict(Some(kind), conflict.offender.commit_lsn);
         let offender = Some(Box::new(conflict.offender.clone()));
         let conflict = Some(Box::new(conflict));
         Failure { class: Class::Apply, offender, conflict, ..failure }.detail(detail).hint(hint)
@@ -180,7 +180,7 @@ impl<'a> Context<'a> {
                 let hint = failure.offender.as_deref().zip(said);
                 let hint = hint.and_then(|(offender, said)| {
                     let table = self.sql_name(expected).or_else(|| offender.table.clone());
-                    what_helps(said, table.as_deref(), offender.commit_lsn)
+                    hint_of_error(said, table.as_deref(), offender.commit_lsn)
                 });
                 Failure { class: Class::Apply, hint: hint.or(failure.hint), ..failure }
             }
@@ -235,7 +235,7 @@ impl<'a> Context<'a> {
 }
 
 /// A hint for an error that is no conflict; `None` if the server's own hint is better.
-fn what_helps(said: &ServerError, table: Option<&str>, commit_lsn: Lsn) -> Option<String> {
+fn hint_of_error(said: &ServerError, table: Option<&str>, commit_lsn: Lsn) -> Option<String> {
     let table = table.unwrap_or("…");
     let quoted = |name: &Option<String>| name.as_deref().map(quote_ident);
     let column = quoted(&said.column);
@@ -260,7 +260,7 @@ fn what_helps(said: &ServerError, table: Option<&str>, commit_lsn: Lsn) -> Optio
             | sqlstate::UNIQUE_VIOLATION
             | sqlstate::EXCLUSION_VIOLATION,
             _,
-        ) => return Some(what_to_do(None, commit_lsn)),
+        ) => return Some(hint_of_conflict(None, commit_lsn)),
         (
             sqlstate::STRING_DATA_RIGHT_TRUNCATION
             | sqlstate::NUMERIC_VALUE_OUT_OF_RANGE
@@ -289,7 +289,7 @@ fn what_helps(said: &ServerError, table: Option<&str>, commit_lsn: Lsn) -> Optio
 }
 
 /// A hint for a change that cannot be applied.
-fn what_to_do(kind: Option<ConflictType>, commit_lsn: Lsn) -> String {
+fn hint_of_conflict(kind: Option<ConflictType>, commit_lsn: Lsn) -> String {
     let choose = kind.map_or(String::new(), |kind| {
         format!(", choose an action for {} (--on-conflict)", kind.name())
     });

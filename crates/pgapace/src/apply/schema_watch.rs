@@ -23,7 +23,7 @@ impl SchemaWatch {
         Self { asked: Instant::now(), pause: INTERVAL, waiting: false, applied: Lsn::INVALID }
     }
 
-    /// Whether to look now; if so, an answer is waited for.
+    /// Whether to look now; if so, an answer follows.
     pub(crate) fn is_due(&mut self, applied: Lsn) -> bool {
         if self.waiting || applied == self.applied || self.asked.elapsed() < self.pause {
             return false;

@@ -42,7 +42,7 @@ const END_PATIENCE: Duration = Duration::from_secs(2);
 /// An order of the keeper to the leader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeeperOrder {
-    /// Take transactions so much later than they arrive.
+    /// Take transactions this much later than they arrive.
     Delay(Duration),
     /// Take nothing that commits at or behind this LSN.
     Hold(Lsn),

@@ -20,7 +20,7 @@ pub(crate) struct BarrierRequest {
     pub(super) id: BarrierId,
     /// Whether the stream waits until the row is deleted.
     pub(super) holds: bool,
-    /// How often it is tried. Each attempt doubles the delay.
+    /// Maximum number of attempts. Each of them doubles the delay.
     pub(super) attempts: u32,
 }
 
@@ -29,7 +29,8 @@ pub(crate) struct BarrierRequest {
 pub(super) enum BarrierState {
     /// No process has seen it.
     Requested,
-    /// A slot is being created by this backend of the publisher, or the subscriber is behind it.
+    /// This backend of the publisher creates a slot. With an `lsn` the slot exists, and the subscriber is
+    /// behind it.
     Creating { walsender: Option<i32>, lsn: Option<Lsn> },
     /// The snapshots can be imported.
     Ready { lsn: Lsn, publisher: String, subscriber: String },
@@ -54,8 +55,8 @@ pub(super) fn insert(
     Ok(BarrierId(field(&row, 0)?))
 }
 
-/// The oldest request that is not served yet. The keeper is the only one that serves requests, so those
-/// that it finds at its start were begun by one that failed.
+/// The oldest request that is not served yet. Only the keeper serves requests, so an earlier keeper has
+/// begun those that it finds at its start, and failed.
 pub(super) fn find_request(
     session: &mut Session,
     subscription: SubscriptionId,
@@ -111,7 +112,7 @@ pub(super) fn is_wanted(session: &mut Session, id: BarrierId) -> Result<bool> {
     boolean(&first_row(&results, "EXISTS")?, 0)
 }
 
-/// The slot of a request is being created by this backend.
+/// Records the backend that creates the slot of a request.
 pub(super) fn creating(session: &mut Session, id: BarrierId, walsender: i32) -> Result<()> {
     let sql = format!(
         "UPDATE pgapace.barrier SET state = 'creating', walsender = {walsender}, lsn = NULL \
@@ -121,13 +122,13 @@ pub(super) fn creating(session: &mut Session, id: BarrierId, walsender: i32) -> 
     session.simple(&sql).map(drop).map_err(|e| writing(&e))
 }
 
-/// The publisher's snapshot exists; the subscriber may be behind it.
+/// Records that the publisher's snapshot exists; the subscriber may be behind it.
 pub(super) fn created(session: &mut Session, id: BarrierId, lsn: Lsn) -> Result<()> {
     let sql = format!("UPDATE pgapace.barrier SET lsn = '{lsn}' WHERE id = {}", id.0);
     session.simple(&sql).map(drop).map_err(|e| writing(&e))
 }
 
-/// The snapshots can be imported.
+/// Records that the snapshots can be imported.
 pub(super) fn ready(
     session: &mut Session,
     id: BarrierId,
@@ -145,7 +146,7 @@ pub(super) fn ready(
     session.query(&sql, &values).map(drop).map_err(|e| writing(&e))
 }
 
-/// The request cannot be fulfilled.
+/// Records that the request cannot be fulfilled.
 pub(super) fn failed(session: &mut Session, id: BarrierId, failure: &Failure) -> Result<()> {
     let sql = format!(
         "UPDATE pgapace.barrier SET state = 'failed', message = $1, hint = $2 WHERE id = {}",

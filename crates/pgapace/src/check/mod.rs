@@ -10,6 +10,7 @@ mod origins;
 mod program;
 mod protection;
 mod publisher;
+mod publisher_settings;
 pub(crate) mod report;
 mod service;
 mod subscriber;
@@ -237,7 +238,7 @@ fn not_the_same(
     // The system identifier alone is not enough, because a physical copy has the same.
     let sql = "SELECT pg_catalog.current_database(), pg_catalog.pg_postmaster_start_time(), \
                (SELECT system_identifier FROM pg_catalog.pg_control_system())";
-    let who = |session: &mut Session, failed: &dyn Fn(&wire::Error) -> Failure| {
+    let identity = |session: &mut Session, failed: &dyn Fn(&wire::Error) -> Failure| {
         let rows = session.query(sql, &[]).map_err(|e| failed(&e))?;
         let row = rows.first().ok_or_else(|| {
             Failure::internal("the query for the current database returned no row")
@@ -245,8 +246,8 @@ fn not_the_same(
         Ok::<_, Failure>([0, 1, 2].map(|column| row.get(column).map(str::to_owned)))
     };
     let doing = "reading the identity of the database";
-    let publisher: [_; 3] = who(publisher_session, &|e| Failure::publisher(e, doing))?;
-    let subscriber = who(subscriber_session, &|e| Failure::subscriber(e, doing))?;
+    let publisher: [_; 3] = identity(publisher_session, &|e| Failure::publisher(e, doing))?;
+    let subscriber = identity(subscriber_session, &|e| Failure::subscriber(e, doing))?;
     if publisher == subscriber {
         reporter.block(
             "database",

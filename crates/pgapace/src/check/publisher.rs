@@ -5,7 +5,7 @@ use wire::{Session, quote_ident, quote_literal};
 
 use crate::check::report::{Reporter, Side};
 use crate::check::service::Service;
-use crate::check::{Settings, SubscriptionState, failed, genuine, one, service};
+use crate::check::{SubscriptionState, failed, genuine, one, publisher_settings, service};
 use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::history;
@@ -13,7 +13,7 @@ use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::{OLDEST_MAJOR, Publisher};
 use crate::publisher::slot;
 use crate::sqlstate;
-use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::catalogue::field;
 use crate::subscriber::state::Phase;
 
 const SIDE: Side = Side::Publisher;
@@ -63,7 +63,9 @@ pub(super) fn check(
     let service = reporter.group("service", |reporter| service(session, SIDE, reporter));
     let service = service.unwrap_or_default();
     let about = (role.as_str(), service);
-    reporter.group("settings", |reporter| settings(session, config, known, about, reporter));
+    reporter.group("settings", |reporter| {
+        publisher_settings::check(session, config, known, about, reporter)
+    });
     reporter.group("replication", |reporter| walsender(publisher, known, about, reporter));
     reporter.group("slot", |reporter| check_slot(session, config, known, reporter));
     reporter.group("publication", |reporter| {
@@ -88,182 +90,6 @@ pub(super) fn check(
         check_tables(session, config, known, about, &tables, reporter)?;
         Ok(tables)
     })
-}
-
-fn settings(
-    session: &mut Session,
-    config: &Config,
-    known: &SubscriptionState,
-    (role, service): (&str, Service),
-    reporter: &mut Reporter<'_>,
-) -> Result<()> {
-    let settings = Settings::read(
-        session,
-        SIDE,
-        &[
-            "wal_level",
-            "max_replication_slots",
-            "max_wal_senders",
-            "max_connections",
-            "superuser_reserved_connections",
-            "reserved_connections",
-            "max_slot_wal_keep_size",
-            "idle_replication_slot_timeout",
-            "logical_decoding_work_mem",
-            "wal_sender_timeout",
-            "server_encoding",
-        ],
-    )?;
-    let major = session.server_version().major();
-    let level = settings.text("wal_level");
-    // Since version 19, creating the first logical slot raises the level from replica to logical.
-    if level == "logical" || (major >= 19 && level == "replica") {
-        reporter.ok("wal_level", format!("wal_level is {level}"));
-    } else {
-        reporter
-            .block("wal_level", format!("wal_level is {level}; it must be logical"))
-            .fix(service.logical_decoding(SIDE));
-    }
-    let counts = session
-        .query(
-            "SELECT (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots), \
-                    (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication), \
-                    (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity \
-                     WHERE backend_type = 'client backend'), \
-                    pg_catalog.pg_is_in_recovery()",
-            &[],
-        )
-        .map_err(|e| failed(SIDE, &e, "counting its slots"))?;
-    let row = counts.first().ok_or_else(|| {
-        crate::error::Failure::internal("the query for its slots returned no row")
-    })?;
-    let (slots, senders, connections): (i64, i64, i64) =
-        (field(&row, 0)?, field(&row, 1)?, field(&row, 2)?);
-    let new = known.row.as_ref().is_none_or(|row| row.phase != Phase::Streaming);
-    let running = known.owner.is_some();
-    let copies = config.copies_data() && !running;
-    // `later`: the need of tables that are copied later, or again, in addition.
-    let mut room = |name: &'static str, (used, most): (i64, i64), needed: i64, later: i64| {
-        let what = format!("{name}: {used} of {most} are in use");
-        let fix = service.set(SIDE, name, most.max(used + needed + later + 8));
-        if most - used < needed {
-            reporter.block(name, format!("{what}; {needed} more are needed")).fix(fix);
-        } else if most - used < needed + later {
-            let needed = needed + later;
-            let message = format!("{what}; {needed} more are needed to copy tables");
-            reporter.warn(name, message).fix(fix);
-        } else {
-            reporter.ok(name, what);
-        }
-    };
-    let limit = |name| settings.number(name).unwrap_or(0);
-    // A copy with a snapshot of its own needs a temporary slot, and a walsender that holds it.
-    let slots_needed = i64::from(new && config.create_slot);
-    let slots = (slots, limit("max_replication_slots"));
-    room("max_replication_slots", slots, slots_needed, i64::from(copies));
-    let senders = (senders, limit("max_wal_senders"));
-    let senders_needed = match (running, new && config.copies_data()) {
-        (true, _) => 0,
-        // The slot's walsender holds the snapshot; a table that changes during the copy needs
-        // another one.
-        (false, true) => 2,
-        (false, false) => 1,
-    };
-    room("max_wal_senders", senders, senders_needed, i64::from(copies && !new));
-    let reserved = limit("superuser_reserved_connections") + limit("reserved_connections");
-    // Sessions that copy, one that reads the publications, and one that watches
-    // `synchronous_standby_names`. The session of this check ends before.
-    let workers = i64::try_from(config.copy_workers).unwrap_or(i64::MAX);
-    let connections = (connections - 1, limit("max_connections") - reserved);
-    let looks = i64::from(copies) + i64::from(!running);
-    room("max_connections", connections, looks, workers * i64::from(copies));
-    if boolean(&row, 3)? {
-        if major < 16 {
-            reporter.block(
-                "standby",
-                "the server is a standby, which can decode only since PostgreSQL 16. Connect to \
-                 its primary, or list both hosts with target_session_attrs=primary",
-            );
-        } else {
-            reporter.note(
-                "standby",
-                "the server is a standby: creating the slot waits for the primary's next \
-                 checkpoint or pg_log_standby_snapshot() on the primary",
-            );
-        }
-    }
-
-    let keep = settings.text("max_slot_wal_keep_size");
-    if settings.number("max_slot_wal_keep_size").is_some_and(|value| value >= 0) {
-        reporter.warn(
-            "max_slot_wal_keep_size",
-            format!(
-                "max_slot_wal_keep_size is {keep}: a subscription that falls further behind loses \
-                 its slot"
-            ),
-        );
-    } else {
-        reporter.note(
-            "max_slot_wal_keep_size",
-            "max_slot_wal_keep_size is not set: a stopped subscription retains WAL until the \
-             publisher's disk is full",
-        );
-    }
-    if settings.number("idle_replication_slot_timeout").is_some_and(|value| value > 0) {
-        let value = settings.text("idle_replication_slot_timeout");
-        reporter.warn(
-            "idle_replication_slot_timeout",
-            format!(
-                "idle_replication_slot_timeout is {value}: a subscription that is stopped for \
-                 longer loses its slot"
-            ),
-        );
-    }
-    if settings.number("logical_decoding_work_mem").is_some_and(|kilobytes| kilobytes < 64 << 10) {
-        let value = settings.text("logical_decoding_work_mem");
-        reporter
-            .note(
-                "logical_decoding_work_mem",
-                format!(
-                    "logical_decoding_work_mem is {value}: large transactions are streamed in \
-                     smaller pieces than with the default of 64MB"
-                ),
-            )
-            .sql(format!("ALTER ROLE {role} SET logical_decoding_work_mem = '64MB';"));
-    }
-    match settings.number("wal_sender_timeout") {
-        Some(0) => {
-            reporter
-                .warn(
-                    "wal_sender_timeout",
-                    "wal_sender_timeout is 0: a lost connection may hold the slot for \
-                     ever",
-                )
-                .sql(format!("ALTER ROLE {role} SET wal_sender_timeout = '60s';"));
-        }
-        Some(timeout)
-            if u128::try_from(timeout).is_ok_and(|t| t > config.busy_timeout.as_millis()) =>
-        {
-            let value = settings.text("wal_sender_timeout");
-            reporter.note(
-                "wal_sender_timeout",
-                format!(
-                    "wal_sender_timeout is {value}, longer than --busy-timeout: a lost connection \
-                     may hold the slot longer than a run waits for it"
-                ),
-            );
-        }
-        _ => {}
-    }
-    let encoding = settings.text("server_encoding");
-    if encoding == "SQL_ASCII" {
-        reporter.note(
-            "encoding",
-            "its encoding is SQL_ASCII: text is sent unchanged, and must be valid in the \
-             subscriber's encoding",
-        );
-    }
-    Ok(())
 }
 
 /// Connects to a walsender, because managed services have rules of their own for the role.

@@ -243,6 +243,16 @@ fn own_schema(
     if version < newest {
         return Ok(());
     }
+    own_subscription(session, config, known, reporter)
+}
+
+/// The subscription as an earlier run has left it.
+fn own_subscription(
+    session: &mut Session,
+    config: &Config,
+    known: &mut SubscriptionState,
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
     known.row = state::find(session, &config.name)?;
     let Some(row) = known.row.clone() else { return Ok(()) };
     known.relations = state::relations(session, row.id)?;

@@ -54,9 +54,9 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
             format!("the subscriber has no subscription {name:?}"),
         ));
     };
-    let nobody = ownership::Former::default();
+    let none = ownership::Former::default();
     let owning =
-        ownership::become_owner(&mut control, row.id, std::time::Duration::ZERO, &nobody, None)?;
+        ownership::become_owner(&mut control, row.id, std::time::Duration::ZERO, &none, None)?;
     ownership::fence(&mut control, row.id, &owning)?
         .ok_or_else(|| Failure::internal("the subscription is gone"))?;
     let mut slot_dropped = false;

@@ -56,8 +56,8 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
                 "A new one compares tables that hold rows with: pgapace run --if-not-empty rebase.",
             )
     })?;
-    let nobody = ownership::Former::default();
-    let owning = ownership::become_owner(&mut control, row.id, Duration::ZERO, &nobody, None)?;
+    let none = ownership::Former::default();
+    let owning = ownership::become_owner(&mut control, row.id, Duration::ZERO, &none, None)?;
     let row = ownership::fence(&mut control, row.id, &owning)?
         .ok_or_else(|| Failure::internal("the subscription is gone"))?;
     if row.rebasing {

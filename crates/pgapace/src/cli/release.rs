@@ -20,7 +20,7 @@ pub(crate) struct ReleaseArgs {
     #[arg(long, value_name = "NAME", help_heading = "Subscription")]
     subscription: Option<String>,
 
-    /// How the subscriber's server reaches the publisher, if a native subscription is created
+    /// Connection string from the subscriber's server to the publisher, if a native subscription is created
     #[arg(long, value_name = "CONNINFO", env = "PGAPACE_CONNECTION", hide_env_values = true)]
     connection: Option<String>,
 

@@ -28,7 +28,7 @@ pub(crate) struct ReplayArgs {
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
-    /// How fast the recording is played
+    /// Pace at which the recording is played
     #[arg(long, value_enum, default_value = "full")]
     pace: Pace,
 

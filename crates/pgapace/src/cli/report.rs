@@ -14,7 +14,7 @@ pub(crate) struct ReportArgs {
     #[command(flatten)]
     selection: Selection,
 
-    /// How far the curves go back
+    /// Time that the curves show
     #[arg(long, value_name = "MINUTES", default_value = "1440",
         value_parser = clap::value_parser!(u64).range(1..=1440))]
     minutes: u64,

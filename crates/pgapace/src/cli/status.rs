@@ -3,6 +3,7 @@
 pub(crate) mod collect;
 pub(crate) mod health;
 pub(crate) mod text;
+pub(crate) mod values;
 
 use std::io::IsTerminal;
 use std::time::Duration;

@@ -58,14 +58,14 @@ pub(crate) struct WhatifArgs {
     #[arg(id = "mode", long = "apply-mode", value_name = "auto|row")]
     mode: Option<String>,
 
-    /// What an operation takes, such as update=9us; repeat it
+    /// Time of an operation, such as update=9us; repeat it
     ///
     /// Operations: transaction, change (leader), encode (worker), commit, statement, insert, update,
     /// delete (rows of sets), row (a change that is a statement of its own).
     #[arg(long, value_name = "OPERATION=TIME", value_delimiter = ',')]
     cost: Vec<GivenCost>,
 
-    /// Scale the costs to a replay of this recording: what pgapace replay --json printed
+    /// Scale the costs to a replay of this recording: the output of pgapace replay --json
     #[arg(long, value_name = "FILE")]
     measured: Option<PathBuf>,
 

@@ -119,10 +119,10 @@ settings! {
             group: Group::Copy,
         }
         "if-not-empty" if_not_empty: IfNotEmpty {
-            help: "What happens if tables hold rows before their copy",
+            help: "Action if tables hold rows before their copy",
             more: "To truncate tables is a decision for one start, not a setting: it is never taken from \
                    the configuration file or the environment, and needs --truncate, which names the \
-                   tables and the time at which somebody looked at them. refuse prints what to give.",
+                   tables and the time at which a user looked at them. refuse prints what to give.",
             default: "refuse",
             environment: false,
             group: Group::Copy,
@@ -142,7 +142,7 @@ settings! {
             verbs: APPLYING,
         }
         "streaming" streaming: Streaming {
-            help: "When transactions larger than logical_decoding_work_mem are sent and applied",
+            help: "Handling of transactions larger than logical_decoding_work_mem",
             default: "parallel",
             default_is: "parallel, or on with one worker",
             group: Group::Apply,
@@ -172,7 +172,7 @@ settings! {
         }
         "on-conflict" on_conflict: Policy {
             value: "[SCHEMA.TABLE:]TYPE=ACTION",
-            help: "How conflicts of a type are resolved, for all tables or for one; repeat it",
+            help: "Resolution of conflicts of a type, for all tables or for one; repeat it",
             more: "Types: insert_exists, update_exists, multiple_unique_conflicts, update_missing, \
                    delete_missing, update_origin_differs, delete_origin_differs, \
                    foreign_key_violation, exclusion_violation. Actions: error, skip, apply, \
@@ -182,12 +182,12 @@ settings! {
             verbs: APPLYING,
         }
         "on-table-error" on_table_error: OnTableError {
-            help: "What happens if a change of a table cannot be applied",
+            help: "Action if a change of a table cannot be applied",
             default: "stop",
             group: Group::Errors,
         }
         "on-missed-changes" on_missed_changes: OnMissedChanges {
-            help: "What happens to a table that may lack changes",
+            help: "Action on a table that may lack changes",
             more: "A table may lack changes if it was not published for a while, or if its row filter or \
                    column list was changed.",
             default: "stop",
@@ -246,7 +246,7 @@ settings! {
         "tag-commits" tag_commits: TagCommits {
             value: "auto|BOOL",
             help: "Tag commits with a replication origin, if the role is allowed to",
-            more: "auto tags them if somebody can see it: wal_level is logical or track_commit_timestamp is \
+            more: "auto tags them if a tag can be seen: wal_level is logical or track_commit_timestamp is \
                    on. It then uses no more workers than there are free replication origins, and leaves \
                    some to native subscriptions.",
             default: "auto",
@@ -288,13 +288,13 @@ settings! {
             verbs: APPLYING,
         }
         "conflict-retention" conflict_retention: Duration {
-            help: "How long rows of pgapace.conflict are kept",
+            help: "Time for which rows of pgapace.conflict are kept",
             more: "0 keeps them for ever.",
             default: "30d",
             unit: Unit::Days,
         }
         "event-retention" event_retention: Duration {
-            help: "How long rows of pgapace.event are kept",
+            help: "Time for which rows of pgapace.event are kept",
             more: "0 keeps them for ever.",
             default: "30d",
             unit: Unit::Days,

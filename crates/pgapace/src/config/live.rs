@@ -10,14 +10,14 @@ use crate::switchover::way_back::WayBack;
 #[derive(Debug)]
 pub(crate) struct LiveSettings {
     configured: Arc<NewestSettings>,
-    /// The way back that is applied instead, of the way back before it and so on: from the first one
-    /// on. Settings are always configured for the subscription itself.
+    /// The ways back that are applied instead, the oldest first: each belongs to the one before it.
+    /// Settings are always configured for the subscription itself.
     turns: Vec<WayBack>,
 }
 
 #[derive(Debug)]
 struct NewestSettings {
-    /// Settings are replaced first, and counted then: a reader that sees the count finds them.
+    /// Replaced before `replaced` is incremented, so that a reader that sees the count finds them.
     newest: Mutex<Arc<Subscription>>,
     replaced: AtomicU64,
     /// A run could not begin with the newest ones.
@@ -34,8 +34,8 @@ impl LiveSettings {
         Arc::new(Self { configured: Arc::new(configured), turns: Vec::new() })
     }
 
-    /// The settings of the way back of this subscription. They are replaced with those of the
-    /// subscription: a new password is one for both directions.
+    /// The settings of the way back of this subscription. A reload replaces them with those of the
+    /// subscription: a new password serves both directions.
     pub(crate) fn turned(&self, back: WayBack) -> Arc<Self> {
         let mut turns = self.turns.clone();
         turns.push(back);
@@ -61,7 +61,7 @@ impl LiveSettings {
         self.configured.rejected.store(true, Ordering::Release);
     }
 
-    /// Whether [`Self::reject`] was said since the last time.
+    /// Whether [`Self::reject`] was called since the last call of this.
     pub(crate) fn were_rejected(&self) -> bool {
         self.configured.rejected.swap(false, Ordering::AcqRel)
     }

@@ -86,7 +86,7 @@ mod tests {
     use super::{OF_SERVER, quick};
 
     #[test]
-    fn what_a_connection_string_says_stays() {
+    fn settings_of_a_connection_string_stay() {
         let text = "host=a keepalives_idle=99 options='-c tcp_user_timeout=1min'";
         let info = quick(super::super::conninfo(text).unwrap(), &OF_SERVER).unwrap();
         assert_eq!(info.get("keepalives_idle"), Some("99"));

@@ -39,10 +39,10 @@ use crate::subscriber::state::membership::{
 };
 use crate::subscriber::state::ownership::SessionId;
 pub(crate) use sharing::MoveOrder;
-use sharing::{DatabaseView, SeenRun, SeenSubscription, Sharing};
+use sharing::{DatabaseView, SeenRunner, SeenSubscription, Sharing};
 use thread::Watcher;
 
-/// An owner that does not stream yet may be silent so many times longer: it also computes on its own, for
+/// Factor by which an owner that does not stream yet may be silent for longer: it also computes on its own, for
 /// example from a large catalogue.
 const BEFORE_STREAM: u32 = 3;
 /// How long the end of the process waits until its rows are removed.
@@ -287,14 +287,14 @@ impl SeenSubscriber {
             Standing::Unknown | Standing::Refused => &[],
         };
         let subscriptions = held.iter().map(|held| {
-            let run = match self.place_of(held, rounds) {
+            let runner = match self.place_of(held, rounds) {
                 Place::Held(_, Some(BeatingOwner { member: Some(id), stage, .. })) => {
-                    SeenRun::Member(id, stage)
+                    SeenRunner::Member(id, stage)
                 }
-                Place::Held(..) => SeenRun::Somebody,
-                _ => SeenRun::Nobody,
+                Place::Held(..) => SeenRunner::NonMember,
+                _ => SeenRunner::NoProcess,
             };
-            SeenSubscription { name: held.name.clone(), run }
+            SeenSubscription { name: held.name.clone(), runner }
         });
         DatabaseView { members: members.collect(), subscriptions: subscriptions.collect() }
     }

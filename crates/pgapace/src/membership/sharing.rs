@@ -59,16 +59,16 @@ impl MoveOrder {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SeenSubscription {
     pub(super) name: String,
-    pub(super) run: SeenRun,
+    pub(super) runner: SeenRunner,
 }
 
 /// The process that runs a subscription, as far as its row and lock tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum SeenRun {
+pub(super) enum SeenRunner {
     /// No process, or one that has stopped.
-    Nobody,
-    /// A verb, a process that has not recorded itself yet, or one without --standby.
-    Somebody,
+    NoProcess,
+    /// A process that is no member: a verb, one without --standby, or one that has not recorded itself yet.
+    NonMember,
     /// The member with this id.
     Member(String, OwnerStage),
 }
@@ -263,12 +263,12 @@ impl Sharing {
             none if none.is_empty() => candidates(true),
             some => some,
         };
-        let (owner, stays) = match &one.run {
-            SeenRun::Nobody => (None, false),
+        let (owner, stays) = match &one.runner {
+            SeenRunner::NoProcess => (None, false),
             // Probably the one that was to have it.
-            SeenRun::Somebody => (Some(index(state.assigned.get(key)?)?), true),
+            SeenRunner::NonMember => (Some(index(state.assigned.get(key)?)?), true),
             // A copy would begin again.
-            SeenRun::Member(id, stage) => (Some(index(id)?), *stage != OwnerStage::Streaming),
+            SeenRunner::Member(id, stage) => (Some(index(id)?), *stage != OwnerStage::Streaming),
         };
         // It runs it, whatever failed before.
         if let Some(owner) = owner
@@ -308,6 +308,6 @@ impl DatabaseView {
 
     fn is_run_by(&self, member: &str, name: &str) -> bool {
         let mut all = self.subscriptions.iter().filter(|one| one.name == name);
-        all.any(|one| matches!(&one.run, SeenRun::Member(id, _) if id == member))
+        all.any(|one| matches!(&one.runner, SeenRunner::Member(id, _) if id == member))
     }
 }

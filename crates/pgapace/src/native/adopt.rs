@@ -343,7 +343,7 @@ pub(super) fn run(control: &mut Session, sql: &str, doing: &str) -> Result<()> {
         let renamed = error.sqlstate() == Some("22012");
         let failure = if renamed {
             let message =
-                "the native subscription was renamed or adopted by somebody else meanwhile";
+                "another session has renamed or adopted the native subscription meanwhile";
             Failure::new(Class::Config, message)
                 .hint("Run pgapace adopt again, with its present name.")
         } else {
@@ -391,7 +391,7 @@ fn wait_for_end(
         if begun.elapsed() >= GRACE {
             let sql =
                 left.iter().map(|pid| format!("SELECT pg_catalog.pg_terminate_backend({pid})"));
-            // Without the privilege, it is waited for them.
+            // Without the privilege, pgapace waits for them.
             if let Err(error) = control.simple(&sql.collect::<Vec<_>>().join("; ")) {
                 tracing::debug!(%error, "cannot terminate workers");
             }

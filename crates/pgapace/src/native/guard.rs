@@ -74,8 +74,8 @@ pub(crate) fn later_start(results: &[Rows], config: &Config) -> Result<()> {
             format!("native subscription {native} has slot \"{}\" again", config.slot),
         )
         .detail(
-            "Somebody has changed the native subscription since pgapace adopted it. If it has run \
-             since, the progress of pgapace is no longer that of the tables.",
+            "The native subscription was changed after pgapace had adopted it. If it has run since, \
+             the progress of pgapace is no longer that of the tables.",
         )
         .hint(format!(
             "If it has not been enabled since: ALTER SUBSCRIPTION {native} SET (slot_name = NONE). If \

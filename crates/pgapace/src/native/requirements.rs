@@ -313,7 +313,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_native_would_apply_twice_or_never_is_not_released() {
+    fn transactions_that_native_would_apply_twice_or_never_are_not_released() {
         let sound = || Releasing {
             native: Some("s".to_owned()),
             applied: Lsn(90),

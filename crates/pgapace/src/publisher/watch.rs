@@ -87,8 +87,8 @@ impl Watch {
         Ok(Self { changed, seen, _ends: ends })
     }
 
-    /// Of a recording, for which no commit waits.
-    pub(crate) fn of_nobody() -> Self {
+    /// For a recording: no commit of a publisher waits for us.
+    pub(crate) fn without_publisher() -> Self {
         Self { changed: never(), seen: Arc::default(), _ends: bounded(0).0 }
     }
 

@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_up_to_the_last_whole_transaction() {
+    fn a_recording_is_read_up_to_its_last_whole_transaction() {
         let directory = tempfile::tempdir().unwrap();
         let (path, messages) = recorded(directory.path());
         let recording = Recording::open(&path).unwrap();

@@ -6,7 +6,8 @@ mod plot;
 
 use crate::cli::output::size;
 use crate::cli::status::collect::{Status, StatusReader};
-use crate::cli::status::text::{self, whole};
+use crate::cli::status::text;
+use crate::cli::status::values::{duration, whole};
 use crate::error::Result;
 use crate::observe::board::wall;
 use crate::observe::history::Point;
@@ -94,7 +95,7 @@ fn subscription(reader: &mut StatusReader, status: &Status, minutes: u64) -> Res
         format!("<h1 id=\"{0}\">{0}</h1>\n", escaped(name)),
         section("Status", &format!("<pre>{}</pre>\n", escaped(&text::lines(status).join("\n")))),
         section("Lag in bytes", &bytes_of(&points, "lag", |point| point.lag_bytes)),
-        section("Lag in seconds", &curve(&points, "lag", &text::duration, |p| p.lag_seconds)),
+        section("Lag in seconds", &curve(&points, "lag", &duration, |p| p.lag_seconds)),
         section("Rates", &rates(&points)),
         section("What the apply workers spent their time on", &waits(&points)),
         section(

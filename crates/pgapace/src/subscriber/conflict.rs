@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn who_needs_commit_times() {
+    fn rules_that_need_commit_times() {
         let needs = |rule: &str| policy(&[rule]).needs_commit_times().is_some();
         assert!(needs("insert_exists=last_update_wins") && needs("update_origin_differs=skip"));
         assert!(needs("delete_origin_differs=apply") && !needs("insert_exists=apply"));

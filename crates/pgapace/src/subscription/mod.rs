@@ -4,7 +4,7 @@
 //! ```text
 //!  standby ──► startup ──► first_run ──► resume ──► pipeline (the leader runs) ──► end
 //!     ▲                                                                             │
-//!     └──────────────── retry: a pause, by the kind of failure ◄────────────────────┘
+//!     └──────────── retry_loop: a pause, by the kind of failure (retry) ◄───────────┘
 //! ```
 //!
 //! Only with `--standby` does a run wait while another process runs the subscription.
@@ -18,39 +18,40 @@ mod first_run;
 mod missing_grants;
 mod pipeline;
 mod readiness;
+mod reloaded;
 pub(crate) mod replay;
 mod resume;
 mod retry;
+mod retry_loop;
 mod sessions;
 mod standby;
 mod start_beat;
 mod startup;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use pgoutput::Lsn;
 
 use crate::apply::leader::Outcome;
 use crate::apply::sessions::Share;
+use crate::config::Subscription as Config;
 use crate::config::live::{LiveSettings, SettingsWatch};
-use crate::config::{OnTableError, Subscription as Config};
-use crate::error::{Class, Failure, Result, is_stale_catalogue};
+use crate::error::{Failure, Result};
 use crate::membership::Membership;
 use crate::observe::board::{Board, RunPhase};
 use crate::process::Process;
 use crate::stopping::shutdown::Shutdown;
-use crate::subscriber::citus;
 use crate::subscriber::state::ownership::SessionId;
-use crate::tablesync::SyncContext;
 use crate::tablesync::emptying::TruncateDecision;
 use failure_record::FailureRecord;
 pub(crate) use pipeline::group_limits;
 use readiness::Readiness;
 use replay::Replay;
-use retry::{Known, Next, Retry};
-use startup::{ConnectedServers, FoundSubscription, OwnedSubscription};
+use retry::Known;
+use retry_loop::run_from;
+use startup::{ConnectedServers, FoundSubscription, OwnedSubscription, sync_context};
 
 /// Where to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,167 +164,6 @@ pub(crate) fn replay(
     run_from(Some(replay), &settings, &options, shutdown, share, &Board::default())
 }
 
-fn run_from(
-    replay: Option<&Replay>,
-    settings: &Arc<LiveSettings>,
-    options: &RunOptions,
-    shutdown: &Shutdown,
-    share: Arc<Share>,
-    board: &Board,
-) -> Result<Outcome> {
-    let (config, newer) = settings.take();
-    let mut retry = Retry::new(config.connect_timeout);
-    let mut record = FailureRecord::new(Arc::clone(&config), board.clone());
-    let mut supervisor = Supervisor {
-        config,
-        newer,
-        previous: None,
-        share,
-        board: board.clone(),
-        shutdown,
-        truncate: options.truncate.clone(),
-        take_over: options.take_over,
-        process: &options.process,
-        standby: options.standby.clone(),
-        stopped: None,
-        owns: false,
-        gave_up: None,
-        until: options.until,
-        known: Known::New,
-        dropped: false,
-        looked_at_storage: false,
-        reached: false,
-        advanced: Arc::default(),
-        owner: None,
-        epoch: None,
-        stands_aside: false,
-        supersedes: options.supersedes,
-        catalogue_error: None,
-        tagging: Arc::default(),
-        text: None,
-        failed_table: None,
-    };
-    loop {
-        supervisor.take_settings(&mut record, &mut retry);
-        let started = Instant::now();
-        let outcome = match replay {
-            None => supervisor.run_once(&mut record),
-            Some(replay) => supervisor.replay_once(replay, &mut record),
-        };
-        retry.after_run(started, Instant::now(), supervisor.advanced.swap(false, Ordering::AcqRel));
-        if std::mem::take(&mut supervisor.reached) {
-            retry.reached();
-        }
-        let failure = match outcome {
-            Ok(Outcome::Stopped) => return supervisor.stopped(),
-            Ok(Outcome::Changed) => continue,
-            Ok(Outcome::StoodAside) => {
-                supervisor.stand_aside();
-                continue;
-            }
-            Ok(Outcome::HandedOver) if supervisor.standby.is_some() => {
-                supervisor.gave_up();
-                continue;
-            }
-            Ok(Outcome::HandedOver) => {
-                record.stopped();
-                return Err(supervisor.handed_over());
-            }
-            Ok(outcome) => return Ok(outcome),
-            Err(failure) if supervisor.another_was_faster(&failure) => {
-                let subscription = &supervisor.config.name;
-                tracing::debug!(subscription, %failure, "another process was faster");
-                continue;
-            }
-            Err(failure) if failure.needs_text => {
-                tracing::info!(
-                    event = "values_as_text",
-                    subscription = supervisor.config.name,
-                    reason = failure.message,
-                    "values are sent as text from now on"
-                );
-                supervisor.text = Some(failure.message);
-                continue;
-            }
-            Err(failure) if failure.class == Class::Stopped && !shutdown.requested() => {
-                // Another process asked for the subscription, and a transaction did not end in time.
-                tracing::warn!(
-                    event = "run_ended",
-                    subscription = supervisor.config.name,
-                    error = %failure,
-                    "run ended with an error after a stop was requested"
-                );
-                continue;
-            }
-            Err(failure) if failure.way_back.is_some() => return Err(failure),
-            Err(failure) => failure,
-        };
-        if let Some(standby) = &supervisor.standby {
-            let passes = failure.transient || failure.away || failure.connection_lost;
-            standby.failed(&supervisor.config.name, passes);
-        }
-        let next = supervisor.next(&failure, &mut retry);
-        let passes = matches!(next, Next::Again { .. });
-        // Without SQLSTATE: a server was not asked, or its answer does not fit the settings.
-        let of_settings = !failure.connection_lost && failure.sqlstate.is_none();
-        if (of_settings || !passes) && supervisor.goes_back(&failure, &mut record, &mut retry) {
-            continue;
-        }
-        if next == Next::End
-            && supervisor.config.on_table_error == OnTableError::Block
-            && is_of_table(&failure)
-        {
-            record.retrying(&failure, Duration::ZERO);
-            supervisor.failed_table = Some(failure);
-            continue;
-        }
-        if shutdown.requested() && (passes || failure.class == Class::Stopped) {
-            // The unfinished rest is rolled back. The publisher sends it again at the next start.
-            tracing::warn!(
-                event = "run_ended",
-                subscription = supervisor.config.name,
-                error = %failure,
-                "run ended with an error after a stop was requested"
-            );
-            record.stopped();
-            return supervisor.stopped();
-        }
-        let (failure, pause) = match next {
-            Next::Again { pause, named } => {
-                supervisor.announce(&failure, pause, named);
-                record.retrying(&failure, pause);
-                supervisor.pause(pause);
-                continue;
-            }
-            Next::Waited(waited) => (waited_for(failure, waited), retry.after_end()),
-            Next::End => (failure, retry.after_end()),
-        };
-        let failure = match replay {
-            None => missing_grants::with_grants(&supervisor.config, failure),
-            // There is no publisher to look at.
-            Some(_) => failure,
-        };
-        let ends = !options.keep_trying || supervisor.dropped;
-        record.failed(&failure, (!ends).then_some(pause));
-        if ends {
-            return Err(failure);
-        }
-        tracing::error!(
-            event = "subscription_failed",
-            subscription = supervisor.config.name,
-            exit_code = failure.class.exit_code(),
-            retry_in_ms = milliseconds(pause),
-            error = %failure,
-            "subscription failed; retrying later"
-        );
-        supervisor.pause(pause);
-        if shutdown.requested() {
-            record.stopped();
-            return Err(failure);
-        }
-    }
-}
-
 struct Supervisor<'a> {
     /// Of this run; see `newer`.
     config: Arc<Config>,
@@ -377,127 +217,48 @@ struct Supervisor<'a> {
     failed_table: Option<Failure>,
 }
 
+impl<'a> Supervisor<'a> {
+    fn new(
+        settings: &Arc<LiveSettings>,
+        options: &'a RunOptions,
+        shutdown: &'a Shutdown,
+        share: Arc<Share>,
+        board: &Board,
+    ) -> Self {
+        let (config, newer) = settings.take();
+        Self {
+            config,
+            newer,
+            previous: None,
+            share,
+            board: board.clone(),
+            shutdown,
+            truncate: options.truncate.clone(),
+            take_over: options.take_over,
+            process: &options.process,
+            standby: options.standby.clone(),
+            stopped: None,
+            owns: false,
+            gave_up: None,
+            until: options.until,
+            known: Known::New,
+            dropped: false,
+            looked_at_storage: false,
+            reached: false,
+            advanced: Arc::default(),
+            owner: None,
+            epoch: None,
+            stands_aside: false,
+            supersedes: options.supersedes,
+            catalogue_error: None,
+            tagging: Arc::default(),
+            text: None,
+            failed_table: None,
+        }
+    }
+}
+
 impl Supervisor<'_> {
-    /// Another run has the settings of a reloaded configuration.
-    fn take_settings(&mut self, record: &mut FailureRecord, retry: &mut Retry) {
-        let Some(config) = self.newer.take() else { return };
-        tracing::info!(
-            event = "settings_taken_over",
-            subscription = config.name,
-            "run begins with the settings of the reloaded configuration"
-        );
-        // Of several reloads in a row, the last settings that have streamed count.
-        let before = Arc::clone(&self.config);
-        self.previous.get_or_insert(before);
-        self.set_config(config, record, retry);
-    }
-
-    fn set_config(&mut self, config: Arc<Config>, record: &mut FailureRecord, retry: &mut Retry) {
-        self.share.set_most(config.workers.most());
-        retry.set_timeout(config.connect_timeout);
-        record.set_config(Arc::clone(&config));
-        self.config = config;
-    }
-
-    /// Whether a failure is due to reloaded settings, as far as one can tell: no run has streamed with
-    /// them yet. Then the next run has those of before.
-    fn goes_back(
-        &mut self,
-        failure: &Failure,
-        record: &mut FailureRecord,
-        retry: &mut Retry,
-    ) -> bool {
-        let Some(previous) = self.previous.take() else { return false };
-        self.newer.reject();
-        tracing::error!(
-            event = "settings_rejected",
-            subscription = previous.name,
-            error = %failure,
-            "no run could begin with the settings of the reloaded configuration; the earlier ones stay"
-        );
-        self.set_config(previous, record, retry);
-        true
-    }
-
-    /// Waits before another attempt. Other settings may have mended the cause of the failure: then it comes
-    /// at once.
-    fn pause(&self, pause: Duration) {
-        self.shutdown.sleep_until(pause, || self.newer.are_newer());
-    }
-
-    fn next(&mut self, failure: &Failure, retry: &mut Retry) -> Next {
-        let now = Instant::now();
-        // The subscriber's schema may have changed under our prepared statements: read it again, once
-        // for each commit LSN.
-        let stale = failure.sqlstate.as_deref().is_some_and(is_stale_catalogue);
-        if stale
-            && !failure.transient
-            && self.known == Known::Begun
-            && let Some(offender) = &failure.offender
-            && self.catalogue_error.replace(offender.commit_lsn) != Some(offender.commit_lsn)
-        {
-            return retry.again(failure, now);
-        }
-        retry.next(failure, self.known, now)
-    }
-
-    /// Logs why another run follows.
-    fn announce(&self, failure: &Failure, pause: Duration, named: bool) {
-        let (subscription, retry_in_ms) = (&self.config.name, milliseconds(pause));
-        if !named {
-            tracing::debug!(subscription, retry_in_ms, "{failure}");
-        } else if failure.away {
-            tracing::warn!(
-                event = "waiting_for_server",
-                subscription,
-                retry_in_ms,
-                error = %failure,
-                "waiting for a server that does not accept connections"
-            );
-        } else {
-            tracing::warn!(
-                event = "run_failed",
-                subscription,
-                retry_in_ms,
-                error = %failure,
-                "run failed; retrying"
-            );
-        }
-    }
-
-    /// The end on request. With a goal, it is a failure.
-    fn stopped(&self) -> Result<Outcome> {
-        match self.until {
-            None => Ok(Outcome::Stopped),
-            Some(_) => {
-                Err(Failure::new(Class::Stopped, "stopped before the goal of --until was reached")
-                    .hint("Nothing is lost: start pgapace again, and it resumes."))
-            }
-        }
-    }
-
-    /// The next run waits until the process that asked for the subscription needs it no more.
-    fn stand_aside(&mut self) {
-        self.stands_aside = true;
-        tracing::info!(
-            event = "stands_aside",
-            subscription = self.config.name,
-            "waiting until the process that asked for the subscription has ended"
-        );
-    }
-
-    /// The end because another process asked for it.
-    fn handed_over(&self) -> Failure {
-        let name = &self.config.name;
-        tracing::info!(
-            event = "handed_over",
-            subscription = name,
-            "subscription was given up for another process"
-        );
-        Failure::new(Class::HandedOver, format!("subscription {name} was handed over"))
-            .hint("Nothing is to be done if another process runs it: see pgapace status.")
-    }
-
     /// Everything from "connect" to the first failure.
     fn run_once(&mut self, record: &mut FailureRecord) -> Result<Outcome> {
         self.owns = false;
@@ -513,25 +274,10 @@ impl Supervisor<'_> {
         let FoundSubscription { row, waits, tagging } = found;
         let servers = (&subscriber, &publisher);
         let (owned, beat) = self.take_ownership(&mut control, Some(&mut source), servers, row)?;
-        if subscriber.has_citus() {
-            citus::prepare(&mut control)?;
-        }
         let (config, board) = (Arc::clone(&self.config), self.board.clone());
         let OwnedSubscription { row, .. } = &owned;
-        let context = SyncContext {
-            publisher: &publisher,
-            subscriber: &subscriber,
-            id: row.id,
-            epoch: row.epoch,
-            publications: &config.publications,
-            slot: &row.slot_name,
-            copy_data: row.copy_data || row.rebasing,
-            options: config.copy().rebasing(row.rebasing),
-            indexes_after: config.indexes_after,
-            joins: false,
-            shutdown: self.shutdown,
-            board: Some(&board),
-        };
+        let sides = (&subscriber, &publisher);
+        let context = sync_context(self.shutdown, (&config, &board), sides, row);
         match self.get_ready(&owned, context, (waits, tagging), control, source)? {
             Readiness::GivenUp(outcome) => Ok(outcome),
             Readiness::Ready(ready, opened) => {
@@ -541,25 +287,4 @@ impl Supervisor<'_> {
             }
         }
     }
-}
-
-/// Whether nothing but a change of one table could not be applied.
-fn is_of_table(failure: &Failure) -> bool {
-    let class = matches!(failure.class, Class::Apply | Class::Mismatch | Class::Subscriber);
-    let relation = failure.offender.as_deref().is_some_and(|offender| offender.relation.is_some());
-    class && relation && !failure.transient
-}
-
-/// The same failure, after pgapace has waited for the server as long as it may.
-fn waited_for(failure: Failure, waited: Duration) -> Failure {
-    let seconds = waited.as_secs();
-    let hint = format!(
-        "It was waited for {seconds} seconds (--connect-timeout). Check that the server runs, and the \
-         host and port of the connection string."
-    );
-    Failure { hint: Some(hint), ..failure }
-}
-
-fn milliseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

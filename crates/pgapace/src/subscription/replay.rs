@@ -17,11 +17,11 @@ use super::pipeline::{Opened, ReadyToStream};
 use super::resume::{Preparing, RecordedPosition, Resumption};
 use super::retry::Known;
 use super::sessions::OpenedSessions;
-use super::startup::OwnedSubscription;
+use super::startup::{OwnedSubscription, sync_context};
 use super::{Outcome, Supervisor};
 use crate::apply::blockers::Pulse;
 use crate::apply::pool::ApplySpan;
-use crate::config::Binary;
+use crate::config::{Binary, CopyOptions};
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::RunPhase;
 use crate::publisher::publication::PublishedTable;
@@ -30,13 +30,10 @@ use crate::publisher::source::ChangeSource;
 use crate::publisher::watch::Watch;
 use crate::recording::file::Recording;
 use crate::recording::player::{Pace, Player};
-use crate::subscriber::citus;
 use crate::subscriber::format::{self, Format, Servers};
 use crate::subscriber::origin;
 use crate::subscriber::session::{self, Purpose, Subscriber};
-use crate::subscriber::state::{
-    self, Manner, NewSubscription, Phase, Subscription, name_array, schema,
-};
+use crate::subscriber::state::{self, NewSubscription, Phase, Subscription, name_array, schema};
 use crate::subscriber::tagging::Tagging;
 use crate::subscription::beside::beside;
 use crate::tablesync::table_state::{Owner, set_sync_lsns};
@@ -101,30 +98,16 @@ impl Supervisor<'_> {
         let publisher = Publisher::absent();
         let (owned, beat) =
             self.take_ownership(&mut control, None, (&subscriber, &publisher), row)?;
-        if subscriber.has_citus() {
-            citus::prepare(&mut control)?;
-        }
         if let Some(outcome) = self.record_start(&mut control, &owned)? {
             return Ok(outcome);
         }
         let OwnedSubscription { row, database, .. } = &owned;
         self.begin_replay(&mut control, row, &replay.recording)?;
-        let mut options = config.copy();
-        options.refresh_interval = None;
-        let context = SyncContext {
-            publisher: &publisher,
-            subscriber: &subscriber,
-            id: row.id,
-            epoch: row.epoch,
-            publications: &config.publications,
-            slot: &row.slot_name,
-            copy_data: false,
-            options,
-            indexes_after: false,
-            joins: false,
-            shutdown: self.shutdown,
-            board: Some(&board),
-        };
+        let context =
+            sync_context(self.shutdown, (&config, &board), (&subscriber, &publisher), row);
+        // No table is copied or added.
+        let options = CopyOptions { refresh_interval: None, ..context.options };
+        let context = SyncContext { copy_data: false, indexes_after: false, options, ..context };
         let published = head.tables.clone();
         let ready = ReadyToStream { row, context, published };
         let opened = self.open_replay(&ready, *database, control, replay)?;
@@ -238,7 +221,7 @@ impl Supervisor<'_> {
             durable_commits: false,
             streaming: head.streaming()?,
             servers,
-            watch: Watch::of_nobody(),
+            watch: Watch::without_publisher(),
         })
     }
 
@@ -268,14 +251,7 @@ impl Supervisor<'_> {
             ));
         }
         let format = self.replay_format(control, replay)?;
-        let (streaming, streaming_reason) = self.streaming_mode();
-        let manner = Manner {
-            format: format.name(),
-            format_reason: &format.reason,
-            streaming,
-            streaming_reason,
-        };
-        state::set_run(control, row, &head.identity(), &manner)?;
+        state::set_run(control, row, &head.identity(), &self.manner(&format))?;
         let prefix = String::new();
         Ok(Resumption {
             acknowledged: head.start(),

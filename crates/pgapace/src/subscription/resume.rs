@@ -192,14 +192,7 @@ impl Supervisor<'_> {
         let limit = if context.subscriber.has_citus() { 0 } else { limit };
         let hold = if two_phase { two_phase::hold(&config, limit, waits)? } else { None };
         let preparing = Preparing { hold, limit, prefix };
-        let (streaming, streaming_reason) = self.streaming_mode();
-        let manner = Manner {
-            format: format.name(),
-            format_reason: &format.reason,
-            streaming,
-            streaming_reason,
-        };
-        state::set_run(control, row, &system, &manner)?;
+        state::set_run(control, row, &system, &self.manner(&format))?;
         Ok(Resumption {
             applied,
             acknowledged,
@@ -229,8 +222,15 @@ impl Supervisor<'_> {
         format!("publications {}, origin {origin}", state::name_array(&config.publications))
     }
 
+    /// How this run applies changes, for its record.
+    pub(super) fn manner<'f>(&self, format: &'f Format) -> Manner<'f> {
+        let (streaming, streaming_reason) = self.streaming_mode();
+        let (format, format_reason) = (format.name(), &format.reason);
+        Manner { format, format_reason, streaming, streaming_reason }
+    }
+
     /// When large transactions are applied, and why then.
-    pub(super) fn streaming_mode(&self) -> (&'static str, &'static str) {
+    fn streaming_mode(&self) -> (&'static str, &'static str) {
         match self.config.streaming {
             config::Streaming::Off => ("off", "they are sent when they have committed"),
             config::Streaming::On => {

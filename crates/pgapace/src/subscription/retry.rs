@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_pass_is_tried_again_once_it_has_begun() {
+    fn temporary_errors_are_retried_once_the_run_has_begun() {
         let (mut retry, now) = (Retry::new(None), Instant::now());
         let full = failure(true, false, false);
         let lost = failure(true, true, false);
@@ -240,7 +240,7 @@ mod tests {
 
     /// A server that ends its recovery accepts read-only sessions first.
     #[test]
-    fn what_may_pass_is_waited_for_like_the_server_before_it() {
+    fn temporary_errors_are_waited_for_like_a_server_before_the_run() {
         let (mut retry, now) = (Retry::new(None), Instant::now());
         let (starts, read_only) = (failure(true, true, true), failure(true, false, false));
         assert_eq!(retry.next(&read_only, Known::New, now), Next::End);

@@ -9,13 +9,17 @@ use super::Supervisor;
 use super::retry::Known;
 use crate::apply::leader::Outcome;
 use crate::barrier;
+use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::hand_over::{self, AtStart, Request};
 use crate::native::guard;
+use crate::observe::board::Board;
 use crate::publisher::publication;
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
 use crate::publisher::watch;
+use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::citus;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::heartbeat::OwnerRecord;
 use crate::subscriber::state::ownership::Former;
@@ -25,6 +29,7 @@ use crate::subscriber::tagging::Tagging;
 use crate::subscription::beside::beside;
 use crate::subscription::start_beat::StartBeat;
 use crate::switchover::{self, way_back};
+use crate::tablesync::SyncContext;
 use crate::tablesync::table_state::{self, Owner};
 
 /// How long a session of an owner whose heartbeat has stopped may take to end.
@@ -58,6 +63,29 @@ pub(super) struct OwnedSubscription {
     pub(super) database: u32,
     /// The epoch of this process before.
     last_epoch: Option<i64>,
+}
+
+/// The parts of a run that copying needs.
+pub(super) fn sync_context<'a>(
+    shutdown: &'a Shutdown,
+    (config, board): (&'a Config, &'a Board),
+    (subscriber, publisher): (&'a Subscriber, &'a Publisher),
+    row: &'a Subscription,
+) -> SyncContext<'a> {
+    SyncContext {
+        publisher,
+        subscriber,
+        id: row.id,
+        epoch: row.epoch,
+        publications: &config.publications,
+        slot: &row.slot_name,
+        copy_data: row.copy_data || row.rebasing,
+        options: config.copy().rebasing(row.rebasing),
+        indexes_after: config.indexes_after,
+        joins: false,
+        shutdown,
+        board: Some(board),
+    }
 }
 
 impl Supervisor<'_> {
@@ -220,6 +248,9 @@ impl Supervisor<'_> {
             }
         }
         self.block_failed(control, &row)?;
+        if subscriber.has_citus() {
+            citus::prepare(control)?;
+        }
         let last_epoch = self.epoch.replace(row.epoch);
         Ok((OwnedSubscription { row, database: owning.database, last_epoch }, beat))
     }

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_command_leaves_behind_goes_on() {
+    fn a_background_process_of_the_command_goes_on() {
         let directory = tempfile::tempdir().expect("a directory");
         let late = directory.path().join("late");
         let command = format!("(sleep 0.3; touch {}) >/dev/null 2>&1 &", late.display());

@@ -246,7 +246,7 @@ fn nothing_applied_behind(
     let applied = progress::read(control, row.id)?.unwrap_or_default();
     let newest = applied.newest_memory().and_then(|memory| memory.last);
     if newest.is_some_and(|last| last.commit_lsn >= fence) {
-        return Err(somebody_writes());
+        return Err(changed_behind_the_fence());
     }
     Ok(applied)
 }
@@ -256,8 +256,8 @@ fn nothing_applied_behind(
 fn take_over(sides: &mut Sides<'_>, deadline: Deadline) -> Result<()> {
     let Sides { control, source, row, .. } = sides;
     hand_over::ask_to_stand_aside(control, row, deadline.left())?;
-    let nobody = ownership::Former::default();
-    let owning = ownership::become_owner(control, row.id, deadline.left(), &nobody, None)?;
+    let none = ownership::Former::default();
+    let owning = ownership::become_owner(control, row.id, deadline.left(), &none, None)?;
     ownership::fence(control, row.id, &owning)?
         .ok_or_else(|| Failure::new(Class::Config, "the subscription was dropped meanwhile"))?;
     slot::end_user(source, &row.slot_name, &row.name, deadline.left())?;
@@ -278,7 +278,7 @@ fn set_sequences(sides: &mut Sides<'_>, fence: Lsn, margin: u64) -> Result<()> {
     // The process that stood aside may have applied late changes until then.
     let applied = nothing_applied_behind(sides.control, row, fence)?;
     if applied.highest() != applied.through || has_more(sides.source, row, applied.through)? {
-        return Err(somebody_writes());
+        return Err(changed_behind_the_fence());
     }
     let options =
         SetOptions { rules: Rules { margin, allow_backwards: false }, ..SetOptions::default() };
@@ -294,10 +294,10 @@ fn set_sequences(sides: &mut Sides<'_>, fence: Lsn, margin: u64) -> Result<()> {
     ))
 }
 
-fn somebody_writes() -> Failure {
+fn changed_behind_the_fence() -> Failure {
     Failure::new(
         Class::Busy,
-        "published tables were changed behind the fence: somebody still writes",
+        "published tables were changed behind the fence: a client still writes",
     )
     .hint("Find out who writes although writes are stopped, or stop them with --stop-writes.")
 }

@@ -27,7 +27,7 @@ pub(super) enum Settled {
     Open(Failure),
 }
 
-/// Undoes everything after a failure. Servers that are away are waited for until `deadline`, because writes
+/// Undoes everything after a failure. It waits for servers that are away until `deadline`, because writes
 /// stay stopped meanwhile.
 pub(super) fn settle(sides: &mut Sides<'_>, failure: Failure, deadline: Instant) -> Settled {
     loop {

@@ -144,8 +144,8 @@ pub(crate) fn refuse(session: &mut Session, filled: &[&SubscriberTable]) -> Resu
     )
     .hint(format!(
         "TRUNCATE them on the subscriber; or let pgapace empty them once, if nothing writes to \
-         them before, with {}; or pass --if-not-empty rebase to compare their rows with the publisher's and make them equal, or keep \
-         to copy into them and keep their rows; or pass \
+         them before, with {}; or pass --if-not-empty rebase to compare their rows with the \
+         publisher's and make them equal, or keep to copy into them and keep their rows; or pass \
          --copy-data=false if they already hold the publisher's rows as of the slot.",
         options.join(" ")
     )))

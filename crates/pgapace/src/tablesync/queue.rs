@@ -36,7 +36,7 @@ impl Queue {
         let own = self.tables[worker].take();
         let others = &self.tables;
         let of_own = |job: &Job| matches!(job, Job::Part(table, _) if own == Some(*table));
-        let of_nobody = |job: &Job| match job {
+        let of_no_other = |job: &Job| match job {
             Job::Part(table, _) => !others.contains(&Some(*table)),
             Job::Batch(_) | Job::Table(_) | Job::Analyze(_) => true,
         };
@@ -44,7 +44,7 @@ impl Queue {
             .jobs
             .iter()
             .position(of_own)
-            .or_else(|| self.jobs.iter().position(of_nobody))
+            .or_else(|| self.jobs.iter().position(of_no_other))
             .unwrap_or(0);
         let job = self.jobs.remove(place)?;
         if let Job::Part(table, _) = &job {

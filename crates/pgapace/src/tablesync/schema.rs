@@ -56,7 +56,7 @@ pub(crate) struct SchemaCopier<'a> {
     /// Number of indexes that are built at the same time.
     pub(crate) jobs: usize,
     pub(crate) shutdown: &'a Shutdown,
-    /// Shows that a tool is waited for.
+    /// Shows that pgapace waits for a tool.
     pub(crate) activity: &'a Activity,
 }
 

@@ -8,7 +8,7 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table};
 
 use crate::cli::output::size;
 use crate::cli::status::collect::Status;
-use crate::cli::status::text::{duration, whole};
+use crate::cli::status::values::{duration, whole};
 use crate::observe::board::wall;
 use crate::observe::figures::Figures;
 use crate::observe::history::worker_shares;
@@ -108,12 +108,12 @@ pub(super) fn workers(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
 pub(super) fn blockers(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
     let lines = figures.blockers.iter().take(usize::from(area.height)).map(|blocker| {
         let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "?".to_owned());
-        let who = match blocker.pid {
+        let session = match blocker.pid {
             Some(pid) => format!("blocked by {pid} ({}): ", shown(&blocker.user)),
             None => "blocked by a prepared transaction ".to_owned(),
         };
         let query = shown(&blocker.query).split_whitespace().collect::<Vec<_>>().join(" ");
-        Line::from(vec![Span::styled(who, coloured(Color::Red)), Span::raw(query)])
+        Line::from(vec![Span::styled(session, coloured(Color::Red)), Span::raw(query)])
     });
     frame.render_widget(Paragraph::new(lines.collect::<Vec<_>>()), area);
 }

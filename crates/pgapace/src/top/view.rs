@@ -8,7 +8,7 @@ use ratatui::widgets::{Paragraph, Sparkline};
 
 use crate::cli::output::size;
 use crate::cli::status::collect::Status;
-use crate::cli::status::text::{duration, whole};
+use crate::cli::status::values::{duration, whole};
 use crate::observe::figures::Figures;
 use crate::observe::history::Point;
 use crate::top::keys::{Keys, Pane};

@@ -18,7 +18,7 @@ use crate::verify::sql::{Selection, TableSql};
 /// Rows that are read at once to name their columns that differ.
 const KEYS_AT_ONCE: usize = 500;
 
-/// Findings of rows without a key are recorded when they take so much memory.
+/// Memory of findings of rows without a key at which they are recorded.
 const FINDINGS_BYTES: usize = 1 << 20;
 
 /// Number of rows, their bytes and sums of their hashes.

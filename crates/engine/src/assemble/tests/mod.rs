@@ -139,7 +139,7 @@ fn a_relation_that_did_not_change_keeps_its_version() {
 }
 
 #[test]
-fn what_cannot_be_a_stream_is_refused() {
+fn impossible_sequences_of_messages_are_refused() {
     let fresh = || announced(PartLimits::default());
     let mut outside = fresh();
     assert!(matches!(insert(&mut outside, "1"), Err(AssembleError::OutOfPlace { .. })));

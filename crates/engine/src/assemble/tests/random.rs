@@ -345,7 +345,7 @@ fn rows(part: &TransactionPart) -> Vec<Row> {
 
 proptest! {
     #[test]
-    fn what_is_read_is_what_finally_happened(
+    fn transactions_are_read_without_their_undone_changes(
         steps in prop::collection::vec((0usize..5, step()), 1..300),
         transactions in 1usize..5,
         spooled_bytes in 0usize..3000,

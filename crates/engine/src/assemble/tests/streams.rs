@@ -119,7 +119,7 @@ fn an_abort_forgets_the_transaction() {
 }
 
 #[test]
-fn what_does_not_fit_into_memory_is_spooled() {
+fn changes_that_do_not_fit_into_memory_are_spooled() {
     let limits = PartLimits { spooled_bytes: 4096, block_bytes: 256, changes: 7, bytes: 1 << 20 };
     let mut assembler = announced(limits);
     let mut spool = Spool::default();

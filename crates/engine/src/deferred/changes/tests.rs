@@ -137,7 +137,7 @@ proptest! {
     /// Transactions of any size, in any number of parts, read while others are written, in parts of
     /// another size, through blocks of any size.
     #[test]
-    fn what_is_put_off_comes_back(
+    fn deferred_changes_come_back_as_they_were(
         transactions in prop::collection::vec(
             (prop::collection::vec(step(), 0..12), 1..5usize, 0..3usize),
             1..30,

@@ -11,7 +11,7 @@ use wire::Frames;
 use crate::apply::leader::Leader;
 use crate::error::{Class, Failure, Result};
 
-/// When pgapace warns of a transaction that is prepared and not resolved.
+/// Age at which pgapace warns of a transaction that is prepared and not resolved.
 const OVERDUE: Duration = Duration::from_secs(60);
 
 impl Leader<'_> {
@@ -65,7 +65,7 @@ impl Leader<'_> {
         self.around.announced.end();
         self.around.tables.forget_unused();
         self.intake.look_at_block();
-        // The rest of an open transaction is not urgent to the millisecond either.
+        // A few milliseconds do not matter for the rest of an open transaction either.
         streamed |= self.intake.incoming.in_transaction();
         let dispatch = self.around.pool.dispatch();
         let (unhurried, many) = (dispatch.is_backlog() || streamed, dispatch.has_many_committers());
@@ -107,7 +107,7 @@ impl Leader<'_> {
     }
 }
 
-/// From one time of the publisher's clock to a later one.
+/// The time between two readings of the publisher's clock.
 fn age(committed: Timestamp, sent: Timestamp) -> Duration {
     Duration::from_micros(u64::try_from(sent.0.saturating_sub(committed.0)).unwrap_or(0))
 }

@@ -208,9 +208,8 @@ impl From<IntakeError<Failure>> for Failure {
             IntakeError::Assemble(error) => {
                 let hint = match error {
                     AssembleError::UnknownPrepared { .. } => {
-                        "Another reader of the slot has passed its PREPARE, or it was prepared on the \
-                         subscriber and somebody has rolled it back there. If the transaction only \
-                         locked rows, publishers before their July 2026 minors do not send its PREPARE."
+                        "Another reader of the slot has passed its PREPARE, or a user has rolled it back \
+                         on the subscriber, where it was prepared. If the transaction only locked rows, publishers before their July 2026 minors do not send its PREPARE."
                     }
                     _ => "This is a bug of the publisher or of pgapace; please report it.",
                 };

@@ -19,7 +19,7 @@ const EPOCH: f64 = 946_684_800.0;
 pub(crate) struct Watched {
     pub(super) collector: Collector,
     pub(crate) board: Board,
-    /// Of the stream workers and the catch-up workers.
+    /// Counts of the stream workers and the catch-up workers.
     pub(super) ledger: Ledger,
     pub(super) received_bytes: u64,
     /// `received_bytes` when the board was told last.
@@ -31,7 +31,7 @@ pub(crate) struct Watched {
     /// `None` before the first observation, with which the next is compared.
     pub(super) observed: Option<Instant>,
     pub(super) written: Instant,
-    /// Counted since it was written.
+    /// Changes since they were written last.
     pub(super) counters: Counters,
     pub(super) counts: Counts,
     pub(super) reported: Option<Delta>,
@@ -99,7 +99,7 @@ impl Watched {
     }
 }
 
-/// How often one line says how it goes.
+/// Interval of the summaries in the log.
 const SUMMARY: Duration = Duration::from_secs(60);
 
 /// One line of the log per minute.
@@ -114,7 +114,7 @@ impl Summaries {
         Self { last: Instant::now(), counters: Counters::default() }
     }
 
-    /// Counts, and logs when a minute has passed.
+    /// Adds these counts, and logs their sum when a minute has passed.
     pub(super) fn add(&mut self, subscription: &str, counters: &Counters, figures: &Figures) {
         self.counters.add(counters);
         if self.last.elapsed() < SUMMARY {

@@ -70,7 +70,7 @@ impl StreamSessions {
 
     /// Ends all sessions.
     pub(crate) fn close(&mut self) {
-        // All are closed before one is waited for, because one may wait for another.
+        // All are closed before the first wait, because one may wait for another.
         self.workers.iter_mut().for_each(StreamWorker::close);
         std::thread::scope(|scope| {
             for worker in self.workers.drain(..) {

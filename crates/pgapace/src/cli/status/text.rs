@@ -1,16 +1,13 @@
 //! Status as text.
 
-use std::cell::RefCell;
-
 use crate::cli::output;
 use crate::cli::status::collect::{Status, Table};
+use crate::cli::status::values::{duration, lag_line, slot_line, verified, verified_tables, whole};
 use crate::observe::board::wall;
 use crate::observe::figures::Figures;
 use crate::observe::history::worker_shares;
 use crate::subscriber::state::membership::WaitingProcess;
 use crate::subscriber::state::statistics::Spooled;
-use crate::subscriber::state::verification::summary::VerificationSummary;
-use crate::subscriber::state::verification::{TableVerification, VerificationKind};
 
 /// How many events are printed.
 const EVENTS: usize = 5;
@@ -44,11 +41,37 @@ pub(super) fn brief(all: &[Status]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
+/// Lines of text, in which labels and values stand below each other.
+#[derive(Default)]
+struct Lines(Vec<String>);
+
+impl Lines {
+    fn put(&mut self, line: String) {
+        self.0.push(line);
+    }
+
+    fn item(&mut self, label: &str, value: &str) {
+        self.put(format!("  {label:<15}{value}"));
+    }
+}
+
 /// The lines of a subscription.
 pub(crate) fn lines(status: &Status) -> Vec<String> {
-    let lines = RefCell::new(Vec::new());
-    let put = |line: String| lines.borrow_mut().push(line);
-    let running = match &status.owner {
+    let mut lines = Lines::default();
+    lines.put(format!("{}: {}, {}", status.name, status.phase, running(status)));
+    setting_lines(status, &mut lines);
+    position_lines(status, &mut lines);
+    counter_lines(status, &mut lines);
+    start_lines(status, &mut lines);
+    table_lines(status, &mut lines);
+    verification_lines(status, &mut lines);
+    event_lines(status, &mut lines);
+    lines.0
+}
+
+/// Whether the subscription runs, and where.
+fn running(status: &Status) -> String {
+    match &status.owner {
         _ if status.state == "retrying" => format!(
             "retrying after an error (next try {})",
             status.next_try_at.as_deref().unwrap_or("now")
@@ -68,43 +91,53 @@ pub(crate) fn lines(status: &Status) -> Vec<String> {
                 owner.since.as_deref().unwrap_or("?")
             )
         }
-    };
-    put(format!("{}: {}, {running}", status.name, status.phase));
-    let item = |label: &str, value: &str| put(format!("  {label:<15}{value}"));
-    let lsn = |lsn: &Option<String>| lsn.clone().unwrap_or_else(|| "-".to_owned());
+    }
+}
+
+/// Waiting processes, and how changes are received and applied.
+fn setting_lines(status: &Status, lines: &mut Lines) {
     for standby in &status.standbys {
         let WaitingProcess { host, process, since, beat_age } = standby;
-        item(
+        lines.item(
             "standby",
             &format!("process {process} on {host} since {since}, seen {beat_age:.0} s ago"),
         );
     }
-    item("publications", &status.publications.join(", "));
-    item("slot", &slot_line(status));
+    lines.item("publications", &status.publications.join(", "));
+    lines.item("slot", &slot_line(status));
     if let (Some(format), Some(reason)) = (&status.format, &status.format_reason) {
-        item("format", &format!("{format}: {reason}"));
+        lines.item("format", &format!("{format}: {reason}"));
     }
     if let (Some(mode), Some(reason)) = (&status.streaming, &status.streaming_reason) {
-        item("streaming", &format!("{mode}: {reason}"));
+        lines.item("streaming", &format!("{mode}: {reason}"));
     }
     if let (Some(workers), Some(reason)) = (status.workers, &status.workers_reason) {
-        item("workers", &format!("{workers}: {reason}"));
+        lines.item("workers", &format!("{workers}: {reason}"));
     }
     let Spooled { files, bytes } = status.spool;
     let bytes = output::size(i64::try_from(bytes).unwrap_or(i64::MAX));
-    item("spool", &format!("{bytes} in {files} files"));
-    item("received", &lsn(&status.received_lsn));
-    item("applied", &lsn(&status.applied_lsn));
-    item("flushed", &lsn(&status.flushed_lsn));
-    item("lag", &lag_line(status));
+    lines.item("spool", &format!("{bytes} in {files} files"));
+}
+
+/// Positions, lag and the present figures.
+fn position_lines(status: &Status, lines: &mut Lines) {
+    let lsn = |lsn: &Option<String>| lsn.clone().unwrap_or_else(|| "-".to_owned());
+    lines.item("received", &lsn(&status.received_lsn));
+    lines.item("applied", &lsn(&status.applied_lsn));
+    lines.item("flushed", &lsn(&status.flushed_lsn));
+    lines.item("lag", &lag_line(status));
     if let Some(figures) = &status.figures {
-        figure_lines(figures, item);
+        figure_lines(figures, lines);
     }
     if let Some(skip) = &status.skip_lsn {
-        item("skips", &format!("the transaction with commit LSN {skip}"));
+        lines.item("skips", &format!("the transaction with commit LSN {skip}"));
     }
+}
+
+/// Counters since the subscription was created.
+fn counter_lines(status: &Status, lines: &mut Lines) {
     let c = &status.counters;
-    item(
+    lines.item(
         "changes",
         &format!(
             "{} transactions: {} inserts, {} updates, {} deletes, {} truncates",
@@ -113,18 +146,21 @@ pub(crate) fn lines(status: &Status) -> Vec<String> {
     );
     let conflicts: Vec<_> =
         c.conflicts().iter().map(|(name, count)| format!("{count} {name}")).collect();
-    item("conflicts", &if conflicts.is_empty() { "none".to_owned() } else { conflicts.join(", ") });
+    lines.item(
+        "conflicts",
+        &if conflicts.is_empty() { "none".to_owned() } else { conflicts.join(", ") },
+    );
     if c.transactions_skipped > 0 {
-        item("skipped", &format!("{} transactions, by pgapace skip", c.transactions_skipped));
+        lines.item("skipped", &format!("{} transactions, by pgapace skip", c.transactions_skipped));
     }
-    item(
+    lines.item(
         "groups",
         &format!(
             "{}, {} of them parallel, {} dependent on others",
             c.groups, c.groups_parallel, c.groups_dependent
         ),
     );
-    item(
+    lines.item(
         "applied again",
         &format!(
             "{} one by one, {} after an error, {} to give way",
@@ -132,7 +168,7 @@ pub(crate) fn lines(status: &Status) -> Vec<String> {
         ),
     );
     if c.tables_serialized > 0 {
-        item(
+        lines.item(
             "stream order",
             &format!("tables were put into it for a while {} times", c.tables_serialized),
         );
@@ -144,14 +180,22 @@ pub(crate) fn lines(status: &Status) -> Vec<String> {
         .filter(|(_, time)| !time.is_zero())
         .map(|(reason, time)| format!("{reason} {:.1}", time.as_secs_f64()))
         .collect();
-    item("waits (s)", &waits.join(", "));
-    item("starts", &format!("epoch {}, {} restarts", status.epoch, status.restarts));
+    lines.item("waits (s)", &waits.join(", "));
+}
+
+/// Starts, and transactions that are prepared.
+fn start_lines(status: &Status, lines: &mut Lines) {
+    lines.item("starts", &format!("epoch {}, {} restarts", status.epoch, status.restarts));
     if !status.prepared.is_empty() {
-        item("prepared", &status.prepared.len().to_string());
+        lines.item("prepared", &status.prepared.len().to_string());
         for one in &status.prepared {
-            put(format!("    {}", one.line()));
+            lines.put(format!("    {}", one.line()));
         }
     }
+}
+
+/// Tables that are not copied, blocked, stale, or applied in another way.
+fn table_lines(status: &Status, lines: &mut Lines) {
     let waiting: Vec<_> = status
         .tables
         .iter()
@@ -174,177 +218,74 @@ pub(crate) fn lines(status: &Status) -> Vec<String> {
     } else {
         format!(", not yet copied: {}", waiting.join(", "))
     };
-    item("tables", &format!("{}{copied}", status.tables.len()));
+    lines.item("tables", &format!("{}{copied}", status.tables.len()));
     if let Some(copy) = &status.copy {
-        let mut lines = copy.lines(output::size).into_iter();
-        item("copied", &lines.next().unwrap_or_default());
-        lines.for_each(|line| put(format!("    {line}")));
+        let mut copied = copy.lines(output::size).into_iter();
+        lines.item("copied", &copied.next().unwrap_or_default());
+        copied.for_each(|line| lines.put(format!("    {line}")));
     }
     let joins = |table: &&Table| table.joins && table.sync_lsn.is_some();
     for table in status.tables.iter().filter(joins) {
-        put(format!("    {}.{}: catches up", table.schema, table.name));
+        lines.put(format!("    {}.{}: catches up", table.schema, table.name));
     }
     for table in &status.tables {
-        let line = |text: String| put(format!("    {}.{}: {text}", table.schema, table.name));
+        let mut line =
+            |text: &str| lines.put(format!("    {}.{}: {text}", table.schema, table.name));
         if let (Some(reason), Some(since)) = (&table.reason, &table.blocked_since) {
-            line(format!("blocked since {since}: {reason}"));
+            line(&format!("blocked since {since}: {reason}"));
         }
         if let Some(lsn) = &table.stale_lsn {
             let reason = table.stale_reason.as_deref().unwrap_or("unknown reason");
-            line(format!(
+            line(&format!(
                 "may lack changes since {lsn}: {reason}; pgapace resync copies it again, and pgapace \
                  verify ends this mark if nothing differs"
             ));
         }
         if let Some(at) = &table.requested_at {
-            line(format!("to be copied again (resync at {at})"));
+            line(&format!("to be copied again (resync at {at})"));
         }
         if let (Some(mode), Some(reason)) = (&table.apply_mode, &table.apply_reason) {
-            put(format!("    {}.{}: {mode}: {reason}", table.schema, table.name));
+            line(&format!("{mode}: {reason}"));
         }
     }
+}
+
+/// Results of verifications.
+fn verification_lines(status: &Status, lines: &mut Lines) {
     if !status.verifications.is_empty() {
-        item("verified", &verified_tables(&status.verified));
+        lines.item("verified", &verified_tables(&status.verified));
         for one in &status.verifications {
-            put(format!("    {}.{}: {}", one.schema, one.name, verified(one)));
+            lines.put(format!("    {}.{}: {}", one.schema, one.name, verified(one)));
         }
     }
+}
+
+/// The last events and the last error.
+fn event_lines(status: &Status, lines: &mut Lines) {
     if !status.events.is_empty() {
-        item("last events", "");
+        lines.item("last events", "");
         for event in status.events.iter().take(EVENTS) {
             let ago = duration((wall() - event.at).max(0.0));
             let line = format!("{ago} ago, {}: {} {}", event.event, event.message, event.fields);
-            put(format!("    {}", line.lines().next().unwrap_or_default()));
+            lines.put(format!("    {}", line.lines().next().unwrap_or_default()));
         }
     }
     if let Some(error) = &status.last_error {
         let at = status.last_error_at.as_deref().unwrap_or("at an unknown time");
         match (&status.error_since, status.error_count) {
             (Some(since), count @ 2..) => {
-                item("last error", &format!("{at}, {count} times since {since}"));
+                lines.item("last error", &format!("{at}, {count} times since {since}"));
             }
-            _ => item("last error", at),
+            _ => lines.item("last error", at),
         }
         for line in error.lines() {
-            put(format!("    {line}"));
-        }
-    }
-    lines.into_inner()
-}
-
-/// All tables together.
-fn verified_tables(summary: &VerificationSummary) -> String {
-    let VerificationSummary { tables_equal, tables_different, tables_unverified, .. } = summary;
-    let found = format!(
-        "{tables_equal} tables equal, {tables_different} different, {tables_unverified} not verified"
-    );
-    match (summary.lsn, summary.oldest_at) {
-        (Some(lsn), Some(at)) => {
-            let ago = duration((wall() - at).max(0.0));
-            format!("{found}; all at {lsn} or later, at most {ago} ago")
-        }
-        _ => found,
-    }
-}
-
-/// A verification of a table.
-fn verified(one: &TableVerification) -> String {
-    let counts = &one.counts;
-    let left = match one.columns_left.as_slice() {
-        [] => String::new(),
-        columns => format!(", without {}", columns.join(", ")),
-    };
-    let found = match counts.differences() {
-        0 => String::new(),
-        _ => format!(
-            " ({} missing, {} extra, {} different)",
-            counts.missing, counts.extra, counts.different
-        ),
-    };
-    let rows = counts.rows;
-    let scope = match one.kind {
-        VerificationKind::Verb => one.scope.clone(),
-        VerificationKind::Begun | VerificationKind::Background => {
-            format!("{}, in the background", one.scope)
-        }
-    };
-    match (&one.result, &one.finished_at) {
-        (Some(result), Some(at)) => {
-            let lsn = one.lsn.as_deref().unwrap_or("-");
-            format!("{result}{found} at {lsn}, {at}: {rows} rows, {scope}{left}")
-        }
-        _ => {
-            let began = one.started_at.as_deref().unwrap_or("not yet");
-            format!("not finished, begun {began}: {rows} rows{found}, {scope}{left}")
+            lines.put(format!("    {line}"));
         }
     }
 }
 
-fn slot_line(status: &Status) -> String {
-    let Some(slot) = &status.slot_state else {
-        let seen = status.figures.as_ref().and_then(|figures| figures.slot.as_ref());
-        if let Some(seen) = seen.filter(|_| status.lag_unknown.is_some()) {
-            let mut line = status.slot.clone();
-            if let Some(state) = &seen.wal_status {
-                line.push_str(&format!(": WAL {state}"));
-            }
-            if let Some(bytes) = seen.retained_bytes {
-                line.push_str(&format!(", keeps {}", output::size(bytes)));
-            }
-            if let Some(bytes) = seen.safe_wal_size {
-                line.push_str(&format!(", lost after {} more", output::size(bytes)));
-            }
-            return line;
-        }
-        let why = if status.lag_unknown.is_some() { "state unknown" } else { "does not exist" };
-        return format!("{}: {why}", status.slot);
-    };
-    let mut line = format!(
-        "{}: {}, WAL {}",
-        status.slot,
-        if slot.active { "active" } else { "not active" },
-        slot.wal_status.as_deref().unwrap_or("unknown"),
-    );
-    if let Some(bytes) = slot.retained_bytes {
-        line.push_str(&format!(", keeps {}", output::size(bytes)));
-    }
-    if let Some(bytes) = slot.safe_wal_size {
-        line.push_str(&format!(", lost after {} more", output::size(bytes)));
-    }
-    if let Some(reason) = &slot.invalid {
-        line.push_str(&format!(", invalidated: {reason}"));
-    }
-    line
-}
-
-fn lag_line(status: &Status) -> String {
-    // The process saw it a moment ago.
-    let committed = status.figures.as_ref().and_then(|figures| figures.stage("committed"));
-    if status.lag_bytes.is_none()
-        && let Some(stage) = committed
-        && let Some(bytes) = stage.lag_bytes
-    {
-        let size = output::size(i64::try_from(bytes).unwrap_or(i64::MAX));
-        return match stage.lag_seconds {
-            _ if bytes == 0 => "none".to_owned(),
-            Some(seconds) => format!("{size}, {seconds:.1} seconds"),
-            None => size,
-        };
-    }
-    if let Some(reason) = &status.lag_unknown {
-        return format!("unknown: {}", reason.lines().next().unwrap_or_default());
-    }
-    let Some(bytes) = status.lag_bytes else { return "unknown: nothing is applied yet".to_owned() };
-    let size = output::size(i64::try_from(bytes).unwrap_or(i64::MAX));
-    match status.lag_seconds {
-        Some(_) if bytes == 0 => "none".to_owned(),
-        Some(seconds) => format!("{size}, {seconds:.1} seconds"),
-        None => size,
-    }
-}
-
-/// Writes the present figures. `item` writes a line with a label.
-fn figure_lines(figures: &Figures, item: impl Fn(&str, &str)) {
+/// The present figures.
+fn figure_lines(figures: &Figures, lines: &mut Lines) {
     let size = |bytes: f64| output::size(whole(bytes));
     for stage in &figures.stages {
         let bytes = stage.lag_bytes.map_or_else(|| "?".to_owned(), |bytes| size(bytes as f64));
@@ -359,52 +300,35 @@ fn figure_lines(figures: &Figures, item: impl Fn(&str, &str)) {
         if let Some(rate) = stage.changes_per_second_10s {
             line.push_str(&format!(", {rate:.0} rows/s"));
         }
-        item(&format!("  {}", stage.stage), &line);
+        lines.item(&format!("  {}", stage.stage), &line);
     }
     let estimate = match figures.seconds_to_zero {
         Some(0.0) => "none to catch up".to_owned(),
         Some(seconds) => format!("caught up in {}", duration(seconds)),
         None => "not shrinking".to_owned(),
     };
-    item("estimate", &estimate);
-    item("limited by", &figures.limited_by.replace('_', " "));
+    lines.item("estimate", &estimate);
+    lines.item("limited by", &figures.limited_by.replace('_', " "));
     let shares: Vec<_> = worker_shares(figures)
         .into_iter()
         .filter(|(_, share)| *share >= 0.5)
         .map(|(reason, share)| format!("{reason} {share:.0} %"))
         .collect();
     if !shares.is_empty() {
-        item("workers' time", &shares.join(", "));
+        lines.item("workers' time", &shares.join(", "));
     }
     for blocker in &figures.blockers {
         let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "?".to_owned());
-        let who = match blocker.pid {
+        let session = match blocker.pid {
             Some(pid) => format!("process {pid} of {}", shown(&blocker.user)),
             None => "a prepared transaction".to_owned(),
         };
         let query = blocker.query.as_ref().map_or(String::new(), |query| format!(": {query}"));
-        item("blocked by", &format!("{who}{query}"));
+        lines.item("blocked by", &format!("{session}{query}"));
     }
     if let Some(slot) = &figures.slot
         && let Some(seconds) = slot.lost_in_seconds
     {
-        item("slot lost in", &format!("{} at the present rate", duration(seconds)));
-    }
-}
-
-pub(crate) fn whole(value: f64) -> i64 {
-    // Sizes and rates are far below the limits of the type.
-    #[allow(clippy::cast_possible_truncation)]
-    let whole = value as i64;
-    whole
-}
-
-/// `90 s`, `25 min`, `7.5 h`, `3.0 d`.
-pub(crate) fn duration(seconds: f64) -> String {
-    match seconds {
-        ..120.0 => format!("{seconds:.0} s"),
-        ..7200.0 => format!("{:.0} min", seconds / 60.0),
-        ..172_800.0 => format!("{:.1} h", seconds / 3600.0),
-        _ => format!("{:.1} d", seconds / 86400.0),
+        lines.item("slot lost in", &format!("{} at the present rate", duration(seconds)));
     }
 }

@@ -43,7 +43,7 @@ pub(crate) struct SwitchoverArgs {
     #[arg(long, group = "action")]
     abort: bool,
 
-    /// Longest time in seconds for which nobody can write. After it everything is undone
+    /// Maximum time in seconds without writes on either side. After it everything is undone
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     deadline: u64,
 
@@ -53,11 +53,11 @@ pub(crate) struct SwitchoverArgs {
     #[arg(long, value_name = "LAG")]
     max_lag: Option<MaxLag>,
 
-    /// For how many seconds the lag must be no more than --max-lag
+    /// Time in seconds during which the lag must be no more than --max-lag
     #[arg(long, value_name = "SECONDS", default_value_t = 10, requires = "max_lag")]
     lag_for: u64,
 
-    /// For how many seconds to wait for that
+    /// Maximum time in seconds to wait for that
     #[arg(long, value_name = "SECONDS", default_value_t = 600, requires = "max_lag")]
     lag_timeout: u64,
 
@@ -73,13 +73,13 @@ pub(crate) struct SwitchoverArgs {
     #[arg(long, value_name = "COMMAND")]
     open: Option<String>,
 
-    /// Compare this table while nobody writes, and undo everything if rows differ; repeat it
+    /// Compare this table while writes are stopped, and undo everything if rows differ; repeat it
     ///
-    /// all stands for all published tables. The time counts: nobody can write meanwhile.
+    /// all stands for all published tables. Clients cannot write during the comparison.
     #[arg(long, value_name = "TABLE|all")]
     verify: Vec<String>,
 
-    /// How long ago pgapace verify may have found all tables equal, such as 1d
+    /// Maximum age of a pgapace verify that found all tables equal, such as 1d
     #[arg(long, value_name = "AGE", value_parser = age)]
     verified_within: Option<Duration>,
 

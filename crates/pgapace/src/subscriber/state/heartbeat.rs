@@ -82,17 +82,18 @@ impl OwnerRecord<'_> {
 /// come late.
 pub(crate) fn beat_before_stream(session: &mut Session, owner: Owner) -> Result<()> {
     let (setup, starting) = (OwnerStage::Setup.name(), OwnerStage::Starting.name());
-    write(session, owner, "", &format!("o.stage IN ('{setup}', '{starting}') AND {SOMEBODY_WAITS}"))
+    write(session, owner, "", &format!("o.stage IN ('{setup}', '{starting}') AND {STANDBY_WAITS}"))
 }
 
 /// Beats once, if a process waits for the subscription, or if the stage is another one.
 pub(crate) fn beat(session: &mut Session, owner: Owner, stage: OwnerStage) -> Result<()> {
     let stage = stage.name();
-    let condition = format!("(o.stage <> '{stage}' OR {SOMEBODY_WAITS})");
+    let condition = format!("(o.stage <> '{stage}' OR {STANDBY_WAITS})");
     write(session, owner, &format!("stage = '{stage}', "), &condition)
 }
 
-const SOMEBODY_WAITS: &str = "EXISTS (SELECT FROM pgapace.member m WHERE s.name = ANY (m.waits_for) \
+/// Whether a process that waits for subscription `s` has sent a heartbeat in the last minute.
+const STANDBY_WAITS: &str = "EXISTS (SELECT FROM pgapace.member m WHERE s.name = ANY (m.waits_for) \
     AND m.beat_at > pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => 60))";
 
 fn write(session: &mut Session, owner: Owner, set: &str, condition: &str) -> Result<()> {

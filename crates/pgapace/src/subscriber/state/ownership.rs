@@ -174,8 +174,8 @@ pub(crate) fn fence(
     let results = &owning.fenced;
     let Some(row) = results.get(1).and_then(Rows::first) else { return Ok(None) };
     let row = subscription(&row)?;
-    let nobody = results.get(4).and_then(Rows::first);
-    if nobody.is_some_and(|row| row.get(0) == Some("t")) {
+    let no_holder = results.get(4).and_then(Rows::first);
+    if no_holder.is_some_and(|row| row.get(0) == Some("t")) {
         return Ok(Some(row));
     }
     let deadline = Instant::now() + FENCE_TIMEOUT;

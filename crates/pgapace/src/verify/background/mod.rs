@@ -106,7 +106,7 @@ struct Background {
 
 /// The result of one look for work.
 enum Looked {
-    /// Nothing is to be done for so long.
+    /// There is nothing to do for this time.
     Nothing(Duration),
     /// Tables were compared.
     Compared,

@@ -1,0 +1,285 @@
+//! The loop of a subscription: a run, and what follows it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::failure_record::FailureRecord;
+use super::missing_grants;
+use super::replay::Replay;
+use super::retry::{Known, Next, Retry};
+use super::{RunOptions, Supervisor};
+use crate::apply::leader::Outcome;
+use crate::apply::sessions::Share;
+use crate::config::OnTableError;
+use crate::config::live::LiveSettings;
+use crate::error::{Class, Failure, Result, is_stale_catalogue};
+use crate::observe::board::Board;
+use crate::stopping::shutdown::Shutdown;
+
+/// What follows a run.
+enum AfterRun {
+    /// Another run.
+    Again,
+    End(Result<Outcome>),
+    /// The end, or another run after this pause if the process keeps trying.
+    Failed(Failure, Duration),
+}
+
+/// Runs a subscription, or replays a recording, until it ends.
+pub(super) fn run_from(
+    replay: Option<&Replay>,
+    settings: &Arc<LiveSettings>,
+    options: &RunOptions,
+    shutdown: &Shutdown,
+    share: Arc<Share>,
+    board: &Board,
+) -> Result<Outcome> {
+    let mut supervisor = Supervisor::new(settings, options, shutdown, share, board);
+    let mut retry = Retry::new(supervisor.config.connect_timeout);
+    let mut record = FailureRecord::new(Arc::clone(&supervisor.config), board.clone());
+    loop {
+        supervisor.take_settings(&mut record, &mut retry);
+        let started = Instant::now();
+        let outcome = match replay {
+            None => supervisor.run_once(&mut record),
+            Some(replay) => supervisor.replay_once(replay, &mut record),
+        };
+        retry.after_run(started, Instant::now(), supervisor.advanced.swap(false, Ordering::AcqRel));
+        if std::mem::take(&mut supervisor.reached) {
+            retry.reached();
+        }
+        let after = match outcome {
+            Ok(outcome) => supervisor.after_outcome(outcome, &mut record),
+            Err(failure) => supervisor.after_failure(failure, &mut record, &mut retry),
+        };
+        let (failure, pause) = match after {
+            AfterRun::Again => continue,
+            AfterRun::End(result) => return result,
+            AfterRun::Failed(failure, pause) => (failure, pause),
+        };
+        let failure = match replay {
+            None => missing_grants::with_grants(&supervisor.config, failure),
+            // There is no publisher to look at.
+            Some(_) => failure,
+        };
+        let ends = !options.keep_trying || supervisor.dropped;
+        record.failed(&failure, (!ends).then_some(pause));
+        if ends {
+            return Err(failure);
+        }
+        tracing::error!(
+            event = "subscription_failed",
+            subscription = supervisor.config.name,
+            exit_code = failure.class.exit_code(),
+            retry_in_ms = milliseconds(pause),
+            error = %failure,
+            "subscription failed; retrying later"
+        );
+        supervisor.pause(pause);
+        if shutdown.requested() {
+            record.stopped();
+            return Err(failure);
+        }
+    }
+}
+
+impl Supervisor<'_> {
+    fn after_outcome(&mut self, outcome: Outcome, record: &mut FailureRecord) -> AfterRun {
+        match outcome {
+            Outcome::Stopped => AfterRun::End(self.stopped()),
+            Outcome::Changed => AfterRun::Again,
+            Outcome::StoodAside => {
+                self.stand_aside();
+                AfterRun::Again
+            }
+            Outcome::HandedOver if self.standby.is_some() => {
+                self.gave_up();
+                AfterRun::Again
+            }
+            Outcome::HandedOver => {
+                record.stopped();
+                AfterRun::End(Err(self.handed_over()))
+            }
+            outcome => AfterRun::End(Ok(outcome)),
+        }
+    }
+
+    fn after_failure(
+        &mut self,
+        failure: Failure,
+        record: &mut FailureRecord,
+        retry: &mut Retry,
+    ) -> AfterRun {
+        let subscription = self.config.name.clone();
+        if self.another_was_faster(&failure) {
+            tracing::debug!(subscription, %failure, "another process was faster");
+            return AfterRun::Again;
+        }
+        if failure.needs_text {
+            tracing::info!(
+                event = "values_as_text",
+                subscription,
+                reason = failure.message,
+                "values are sent as text from now on"
+            );
+            self.text = Some(failure.message);
+            return AfterRun::Again;
+        }
+        if failure.class == Class::Stopped && !self.shutdown.requested() {
+            // Another process asked for the subscription, and a transaction did not end in time.
+            log_end(&subscription, &failure);
+            return AfterRun::Again;
+        }
+        if failure.way_back.is_some() {
+            return AfterRun::End(Err(failure));
+        }
+        if let Some(standby) = &self.standby {
+            let passes = failure.transient || failure.away || failure.connection_lost;
+            standby.failed(&self.config.name, passes);
+        }
+        let next = self.next(&failure, retry);
+        let passes = matches!(next, Next::Again { .. });
+        // Without SQLSTATE: a server was not asked, or its answer does not fit the settings.
+        let of_settings = !failure.connection_lost && failure.sqlstate.is_none();
+        if (of_settings || !passes) && self.goes_back(&failure, record, retry) {
+            return AfterRun::Again;
+        }
+        if next == Next::End
+            && self.config.on_table_error == OnTableError::Block
+            && is_of_table(&failure)
+        {
+            record.retrying(&failure, Duration::ZERO);
+            self.failed_table = Some(failure);
+            return AfterRun::Again;
+        }
+        if self.shutdown.requested() && (passes || failure.class == Class::Stopped) {
+            // The unfinished rest is rolled back. The publisher sends it again at the next start.
+            log_end(&subscription, &failure);
+            record.stopped();
+            return AfterRun::End(self.stopped());
+        }
+        match next {
+            Next::Again { pause, named } => {
+                self.announce(&failure, pause, named);
+                record.retrying(&failure, pause);
+                self.pause(pause);
+                AfterRun::Again
+            }
+            Next::Waited(waited) => {
+                AfterRun::Failed(waited_for(failure, waited), retry.after_end())
+            }
+            Next::End => AfterRun::Failed(failure, retry.after_end()),
+        }
+    }
+
+    /// Waits before another attempt. Other settings may have mended the cause of the failure: then it comes
+    /// at once.
+    fn pause(&self, pause: Duration) {
+        self.shutdown.sleep_until(pause, || self.newer.are_newer());
+    }
+
+    fn next(&mut self, failure: &Failure, retry: &mut Retry) -> Next {
+        let now = Instant::now();
+        // The subscriber's schema may have changed under our prepared statements: read it again, once
+        // for each commit LSN.
+        let stale = failure.sqlstate.as_deref().is_some_and(is_stale_catalogue);
+        if stale
+            && !failure.transient
+            && self.known == Known::Begun
+            && let Some(offender) = &failure.offender
+            && self.catalogue_error.replace(offender.commit_lsn) != Some(offender.commit_lsn)
+        {
+            return retry.again(failure, now);
+        }
+        retry.next(failure, self.known, now)
+    }
+
+    /// Logs why another run follows.
+    fn announce(&self, failure: &Failure, pause: Duration, named: bool) {
+        let (subscription, retry_in_ms) = (&self.config.name, milliseconds(pause));
+        if !named {
+            tracing::debug!(subscription, retry_in_ms, "{failure}");
+        } else if failure.away {
+            tracing::warn!(
+                event = "waiting_for_server",
+                subscription,
+                retry_in_ms,
+                error = %failure,
+                "waiting for a server that does not accept connections"
+            );
+        } else {
+            tracing::warn!(
+                event = "run_failed",
+                subscription,
+                retry_in_ms,
+                error = %failure,
+                "run failed; retrying"
+            );
+        }
+    }
+
+    /// The end on request. With a goal, it is a failure.
+    fn stopped(&self) -> Result<Outcome> {
+        match self.until {
+            None => Ok(Outcome::Stopped),
+            Some(_) => {
+                Err(Failure::new(Class::Stopped, "stopped before the goal of --until was reached")
+                    .hint("Nothing is lost: start pgapace again, and it resumes."))
+            }
+        }
+    }
+
+    /// The next run waits until the process that asked for the subscription needs it no more.
+    fn stand_aside(&mut self) {
+        self.stands_aside = true;
+        tracing::info!(
+            event = "stands_aside",
+            subscription = self.config.name,
+            "waiting until the process that asked for the subscription has ended"
+        );
+    }
+
+    /// The end because another process asked for it.
+    fn handed_over(&self) -> Failure {
+        let name = &self.config.name;
+        tracing::info!(
+            event = "handed_over",
+            subscription = name,
+            "subscription was given up for another process"
+        );
+        Failure::new(Class::HandedOver, format!("subscription {name} was handed over"))
+            .hint("If another process runs it, there is nothing to do: see pgapace status.")
+    }
+}
+
+/// Logs a failure that does not count, because a stop was requested.
+fn log_end(subscription: &str, failure: &Failure) {
+    tracing::warn!(
+        event = "run_ended",
+        subscription,
+        error = %failure,
+        "run ended with an error after a stop was requested"
+    );
+}
+
+/// Whether nothing but a change of one table could not be applied.
+fn is_of_table(failure: &Failure) -> bool {
+    let class = matches!(failure.class, Class::Apply | Class::Mismatch | Class::Subscriber);
+    let relation = failure.offender.as_deref().is_some_and(|offender| offender.relation.is_some());
+    class && relation && !failure.transient
+}
+
+/// The same failure, after pgapace has waited for the server as long as it may.
+fn waited_for(failure: Failure, waited: Duration) -> Failure {
+    let seconds = waited.as_secs();
+    let hint = format!(
+        "pgapace waited for {seconds} seconds (--connect-timeout). Check that the server runs, and the \
+         host and port of the connection string."
+    );
+    Failure { hint: Some(hint), ..failure }
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
