@@ -21,7 +21,7 @@ use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::{Phase, Subscription, ownership};
 use crate::subscription::{self, RunOptions};
 use crate::verify::pair::{Held, PairSource, SnapshotPair};
-use crate::verify::prepare::check_ready;
+use crate::verify::requirements::check_ready;
 
 const POLL: Duration = Duration::from_millis(20);
 /// The time after which a user is told why the barrier waits, and how often that is repeated.

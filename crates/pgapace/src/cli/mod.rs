@@ -19,6 +19,7 @@ pub(crate) mod replay;
 pub(crate) mod report;
 pub(crate) mod resync;
 pub(crate) mod run;
+mod selection;
 pub(crate) mod sequences;
 pub(crate) mod settings;
 pub(crate) mod skip;
@@ -29,22 +30,13 @@ pub(crate) mod verbs;
 pub(crate) mod verify;
 pub(crate) mod whatif;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use wire::{ConnInfo, Session};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::declarations::SETTINGS;
-use crate::config::given::Given;
-use crate::config::{
-    Configured, RecordSettings, Site, Subscription, published, record_settings, replayed, sites,
-    subscriptions,
-};
-use crate::error::{Class, Failure, Result};
 use crate::observe::logging::{self, LogFormat};
-use crate::subscriber::session::Subscriber;
-use crate::subscriber::state;
+pub(crate) use selection::Selection;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -352,97 +344,6 @@ pub(crate) fn command() -> clap::Command {
         });
     }
     command
-}
-
-/// Which subscriptions a verb works on.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct Selection {
-    /// Configuration file (TOML) with one or several subscriptions
-    ///
-    /// Each setting is a flag (--copy-workers), an environment variable (PGAPACE_COPY_WORKERS) and a
-    /// key of this file (copy-workers). A flag overrides the environment, and that the file.
-    #[arg(long, value_name = "FILE", env = "PGAPACE_CONFIG", help_heading = "Subscription")]
-    config: Option<PathBuf>,
-
-    #[command(flatten)]
-    settings: Given,
-}
-
-impl Selection {
-    fn subscriptions(&self) -> Result<Vec<Subscription>> {
-        subscriptions(self.config.as_deref(), &self.settings)
-    }
-
-    /// The settings with which a reload compares.
-    fn configured(&self) -> Result<Configured> {
-        Configured::read(self.config.as_deref(), &self.settings)
-    }
-
-    /// Warns of flags that show a password to every user who can list processes.
-    fn warn_of_passwords(&self) -> Result<()> {
-        for setting in SETTINGS.iter().filter_map(|setting| setting.from_file) {
-            let texts = self.settings.get(setting)?.unwrap_or_default();
-            if texts.iter().any(|text| ConnInfo::text_has_password(text)) {
-                tracing::warn!(
-                    event = "password_on_command_line",
-                    setting,
-                    hint =
-                        format!("use --{setting}-file, a password file, or the configuration file"),
-                    "the list of processes shows the password of a connection string"
-                );
-            }
-        }
-        Ok(())
-    }
-
-    /// For verbs that need no more than the subscriber.
-    fn subscriber_only(&self) -> Result<Vec<Site>> {
-        sites(self.config.as_deref(), &self.settings)
-    }
-
-    /// For `record`.
-    fn recorded(&self) -> Result<RecordSettings> {
-        record_settings(self.config.as_deref(), &self.settings)
-    }
-
-    /// For `replay`: see [`replayed`].
-    fn replayed(&self, publications: &[String], slot: &str) -> Result<Subscription> {
-        replayed(self.config.as_deref(), &self.settings, publications, slot)
-    }
-
-    /// For verbs that work on one subscription, which may not exist yet.
-    fn one_site(&self) -> Result<Site> {
-        let mut all = self.subscriber_only()?;
-        all.pop().filter(|_| all.is_empty()).ok_or_else(|| {
-            Failure::new(Class::Config, "the configuration file has several subscriptions")
-                .hint("Name one with --name.")
-        })
-    }
-
-    /// For verbs that work on one subscription and need no more than the subscriber.
-    fn one_by_name(&self) -> Result<(String, Site)> {
-        let site = self.one_site()?;
-        let name = site.name.clone().ok_or_else(|| {
-            Failure::new(Class::Config, "--name is not given")
-                .hint("pgapace status lists the subscriptions of a subscriber.")
-        })?;
-        Ok((name, site))
-    }
-
-    /// The one subscription, with these publications unless others are given.
-    fn with_publications(&self, publications: &[String]) -> Result<Subscription> {
-        published(self.config.as_deref(), &self.settings, publications)
-    }
-
-    /// For verbs that change the records of one subscription.
-    fn existing(&self) -> Result<(Session, state::Subscription)> {
-        let (name, site) = self.one_by_name()?;
-        let mut control = Subscriber::new(site.subscriber.clone(), &name).connect_first()?;
-        let row = state::find_in_any(&mut control, &name)?.ok_or_else(|| {
-            Failure::new(Class::Config, format!("the subscriber has no subscription {name:?}"))
-        })?;
-        Ok((control, row))
-    }
 }
 
 /// Runs the verb of the command line.

@@ -12,7 +12,7 @@ use crate::publisher::session::Publisher;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::{self, Phase, Subscription, ownership};
 use crate::tablesync::check_subscribers;
-use crate::tablesync::table_state;
+use crate::tablesync::copy_requests;
 
 #[derive(Debug, Args)]
 pub(crate) struct ResyncArgs {
@@ -77,7 +77,7 @@ pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
         chosen.push(found.clone());
     }
     check_subscribers(&mut site.control, &chosen, false, config.if_not_empty)?;
-    table_state::request_again(&mut site.control, site.row.id, &chosen)?;
+    copy_requests::request_again(&mut site.control, site.row.id, &chosen)?;
     tell(&mut site, &chosen)
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn refresh(args: &RefreshArgs) -> Result<()> {
             continue;
         }
         check_subscribers(&mut site.control, &new, site.row.copy_data, config.if_not_empty)?;
-        table_state::request(&mut site.control, site.row.id, &new)?;
+        copy_requests::request(&mut site.control, site.row.id, &new)?;
         tell(&mut site, &new)?;
     }
     Ok(())

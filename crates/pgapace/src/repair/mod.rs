@@ -29,7 +29,7 @@ use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::{SubscriptionId, ownership};
 use crate::subscriber::writer_tag::{TagRules, Writer, WriterTag};
 use crate::verify::plan::TablePlan;
-use crate::verify::prepare::check_ready;
+use crate::verify::requirements::check_ready;
 
 /// How often a batch is tried again when the stream went on before it was written.
 const ATTEMPTS: usize = 5;

@@ -22,8 +22,9 @@ use crate::subscriber::state::{
     self, NewSubscription, Phase, RelationsByName, SchemaCopy, Subscription, progress,
 };
 use crate::subscription::beside::beside;
+use crate::tablesync::copy_requests;
 use crate::tablesync::schema::SchemaCopier;
-use crate::tablesync::table_state::{self, set_sync_lsns};
+use crate::tablesync::table_state::set_sync_lsns;
 use crate::tablesync::{
     Snapshot, SyncContext, check_absent, check_first_subscribers, check_subscribers, copy_tables,
     forget_unpublished,
@@ -123,7 +124,7 @@ impl Supervisor<'_> {
             },
         )?;
         if !emptied.is_empty() {
-            table_state::decide_to_empty(control, created.id, &emptied)?;
+            copy_requests::decide_to_empty(control, created.id, &emptied)?;
         }
         control.simple("COMMIT").map_err(|e| failed(&e))?;
         Ok(created)

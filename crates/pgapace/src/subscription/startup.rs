@@ -29,8 +29,8 @@ use crate::subscriber::tagging::Tagging;
 use crate::subscription::beside::beside;
 use crate::subscription::start_beat::StartBeat;
 use crate::switchover::{self, way_back};
-use crate::tablesync::SyncContext;
 use crate::tablesync::table_state::{self, Owner};
+use crate::tablesync::{SyncContext, copy_requests};
 
 /// How long a session of an owner whose heartbeat has stopped may take to end.
 const STANDBY_PATIENCE: Duration = Duration::from_secs(3);
@@ -269,7 +269,7 @@ impl Supervisor<'_> {
                 &switchover::ended_sql(row.id),
                 &hand_over::started_sql(row.id),
                 &statistics::started_sql(row.id),
-                &table_state::accept_requests_sql(owner),
+                &copy_requests::accept_requests_sql(owner),
                 // Of processes that died.
                 &barrier::clear_sql(owner),
                 &guard::later_start_sql(&row.name),

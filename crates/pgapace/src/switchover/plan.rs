@@ -18,7 +18,7 @@ use crate::publisher::publication::{self, PublishedTable};
 use crate::sequences::{self, Chosen, SetOptions};
 use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::state::{Phase, ownership};
-use crate::verify::prepare;
+use crate::verify::requirements;
 
 /// How long the process that applies may own nothing between two of its runs.
 const ABSENCE: Duration = Duration::from_secs(5);
@@ -116,7 +116,7 @@ pub(super) fn tables_ready(
     problems: &mut Vec<String>,
 ) -> Result<()> {
     let names: Vec<_> = tables.iter().map(PublishedTable::key).collect();
-    if let Err(failure) = prepare::check_ready(sides.control, sides.row, &names) {
+    if let Err(failure) = requirements::check_ready(sides.control, sides.row, &names) {
         problems.push(match failure.hint {
             Some(hint) => format!("{}: {hint}", failure.message),
             None => failure.message,

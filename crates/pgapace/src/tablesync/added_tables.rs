@@ -4,11 +4,11 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
+use crossbeam_channel::{Receiver, TryRecvError, bounded};
 use engine::relation::RemoteRelation;
 use engine::sync_lsn::SyncLsn;
 use pgoutput::Lsn;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use wire::Session;
 
 use crate::apply::tables::Tables;
@@ -17,18 +17,19 @@ use crate::error::{Class, Failure, Result};
 use crate::observe::board::Board;
 use crate::publisher::publication::{self, Look, PublishedTable};
 use crate::publisher::session::{Publisher, current_lsn};
-use crate::sqlstate;
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
-use crate::subscriber::state::{self, RelationState, SubscriptionId, ownership, published};
-use crate::tablesync::subscriber_tables::{self, Obstacle, SubscriberTable};
-use crate::tablesync::table_state;
-use crate::tablesync::table_state::{Owner, Requested};
+use crate::subscriber::state::{self, ownership, published};
+use crate::tablesync::copy_requests::{self, Requested};
+use crate::tablesync::inspection::{InspectedTable, Inspection, InspectionAnswer, may_be_judged};
+use crate::tablesync::subscriber_tables::{self};
+use crate::tablesync::table_state::{self, Owner};
 use crate::tablesync::{self, SyncContext, copy_tables};
 
 /// How long a copy may take to end after a request.
 const END_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Time between two checks for requests.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3);
 
@@ -45,6 +46,7 @@ struct FailedCopy {
 
 /// A table by schema and name.
 pub(crate) type Name = (String, String);
+
 /// The result of a copy that runs while other tables stream: the published tables among its tables.
 pub(crate) type Copying = Receiver<Result<Vec<PublishedTable>>>;
 
@@ -260,7 +262,7 @@ impl<'a> Adder<'a> {
             tables = new.len(),
             "tables were added to the publication"
         );
-        table_state::request(control, context.id, &new)
+        copy_requests::request(control, context.id, &new)
     }
 
     /// Where the changes begin that a blocked table lacks; `None` if a copy will bring them.
@@ -297,7 +299,7 @@ impl<'a> Adder<'a> {
         let due = self.requests_read_at.is_none_or(|read_at| read_at.elapsed() >= CHECK_INTERVAL);
         if self.requested.is_empty() && due {
             self.requests_read_at = Some(Instant::now());
-            self.requested = table_state::requested(control, self.context.id)?;
+            self.requested = copy_requests::requested(control, self.context.id)?;
             self.requested.retain(|requested| !known(&requested.name));
         }
         Ok(())
@@ -443,12 +445,6 @@ impl<'a> Adder<'a> {
     }
 }
 
-/// Whether an inspection may decide about a table: it is new, or it was blocked because it could
-/// not be copied.
-fn may_be_judged(state: Option<&RelationState>) -> bool {
-    state.is_none_or(RelationState::is_tried_again)
-}
-
 fn is(table: &PublishedTable, (schema, name): &Name) -> bool {
     table.schema == *schema && table.name == *name
 }
@@ -463,113 +459,6 @@ impl Drop for Adder<'_> {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
-}
-
-/// A table that is new or blocked, with the result of its inspection.
-#[derive(Debug)]
-struct InspectedTable {
-    table: PublishedTable,
-    /// Why the table cannot be copied.
-    obstacle: Option<Failure>,
-}
-
-impl InspectedTable {
-    fn new(table: PublishedTable, found: std::result::Result<SubscriberTable, Obstacle>) -> Self {
-        let obstacle = found.err().map(|obstacle| obstacle.failure(&table));
-        Self { table, obstacle }
-    }
-}
-
-/// An answer of an inspection.
-enum InspectionAnswer {
-    /// The contents of the publications; sent first.
-    Published(Look),
-    /// The state of the subscriber's tables; sent last.
-    Inspected {
-        found: Vec<InspectedTable>,
-        /// Tables that another session has locked.
-        locked: Vec<PublishedTable>,
-    },
-}
-
-/// An inspection of the publications and of the subscriber's tables. It has its own thread and
-/// sessions, because connecting may take long, and tables may be locked.
-struct Inspection {
-    publisher: Publisher,
-    subscriber: Subscriber,
-    id: SubscriptionId,
-    publications: Vec<String>,
-    /// The published tables, if they are known already.
-    published: Option<Vec<PublishedTable>>,
-    /// Tables whose copy failed recently.
-    not_due: FxHashSet<Name>,
-    must_be_empty: bool,
-}
-
-impl Inspection {
-    fn start(mut self) -> Option<Receiver<InspectionAnswer>> {
-        let (sender, receiver) = bounded(2);
-        let thread = std::thread::Builder::new().name("refresh".to_owned()).spawn(move || {
-            if let Err(failure) = self.inspect(&sender) {
-                tracing::debug!("{failure}");
-            }
-        });
-        match thread {
-            Ok(_) => Some(receiver),
-            Err(error) => {
-                tracing::debug!(%error, "cannot start a thread");
-                None
-            }
-        }
-    }
-
-    fn inspect(&mut self, sender: &Sender<InspectionAnswer>) -> Result<()> {
-        let mut published = match self.published.take() {
-            Some(published) => published,
-            None => {
-                let mut publisher = self.publisher.connect_to_look()?;
-                let look = publication::look(&mut publisher, &self.publications)?;
-                let tables = look.tables.clone();
-                // The leader may have ended.
-                drop(sender.send(InspectionAnswer::Published(look)));
-                tables
-            }
-        };
-        let mut session = self.subscriber.connect(Purpose::Look)?;
-        let states = state::relations_by_name(&mut session, self.id)?;
-        published.retain(|table| {
-            let key = table.key();
-            may_be_judged(states.get(&key)) && !self.not_due.contains(&key)
-        });
-        let must_be_empty = |table: &PublishedTable| {
-            let partly = states.get(&table.key()).is_some_and(RelationState::is_partly_copied);
-            self.must_be_empty && !partly
-        };
-        let (mut found, mut locked) = (Vec::new(), Vec::new());
-        match subscriber_tables::fit(&mut session, &published, must_be_empty) {
-            // A locked table must not prevent the inspection of the others.
-            Err(failure) if is_locked(&failure) => {
-                for table in published {
-                    let one = std::slice::from_ref(&table);
-                    match subscriber_tables::fit(&mut session, one, must_be_empty) {
-                        Err(failure) if is_locked(&failure) => locked.push(table),
-                        one => found.extend(
-                            one?.into_iter().map(|o| InspectedTable::new(table.clone(), o)),
-                        ),
-                    }
-                }
-            }
-            all => found
-                .extend(published.into_iter().zip(all?).map(|(t, o)| InspectedTable::new(t, o))),
-        }
-        drop(sender.send(InspectionAnswer::Inspected { found, locked }));
-        Ok(())
-    }
-}
-
-/// Whether the lock of a table was not granted within the session's lock_timeout.
-fn is_locked(failure: &Failure) -> bool {
-    failure.sqlstate.as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE)
 }
 
 /// The owned parts of a [`SyncContext`], because the thread may outlive the run.

@@ -8,10 +8,12 @@
 mod added_tables;
 mod copy_pool;
 pub(crate) mod copy_progress;
+pub(crate) mod copy_requests;
 mod copy_worker;
 pub(crate) mod deferred;
 pub(crate) mod emptying;
 mod indexes;
+mod inspection;
 mod plan;
 mod progress;
 mod queue;

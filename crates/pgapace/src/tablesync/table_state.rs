@@ -12,7 +12,7 @@ use wire::{Param, Session, quote_literal};
 
 use crate::error::{Failure, Result};
 use crate::publisher::publication::PublishedTable;
-use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::catalogue::field;
 use crate::subscriber::state::{SubscriptionId, name_array};
 
 /// The run that copies: a later run has another epoch.
@@ -34,7 +34,7 @@ impl Owner {
 
 /// The state of relation `r` after an event, as SQL: NULL, which the column does not take, where
 /// [`TableSyncState`] has no such arrow.
-fn after(event: Event) -> String {
+pub(super) fn after(event: Event) -> String {
     let arrow = |state: TableSyncState| {
         let next = state.after(event).ok()?;
         Some(format!("WHEN '{}' THEN '{}' ", state.name(), next.name()))
@@ -283,6 +283,10 @@ pub(crate) struct CatchUp {
     pub(crate) through: Lsn,
 }
 
+/// The columns of a table that is to be copied, after its state.
+pub(super) const WANTED: &str = "sync_lsn = NULL, empty_first = r.empty_first OR r.requested IS NOT NULL, \
+                      requested = NULL, reason = NULL, blocked_since = NULL";
+
 /// Columns of the row of a table that becomes blocked, beside its state: an earlier copy does not count
 /// any more.
 const BLOCKED: &str = "sync_lsn = NULL, catch_up = NULL, \
@@ -370,21 +374,6 @@ pub(crate) fn unblock(
         owner = owner.sql()
     );
     session.execute(&sql, &[Some(schema), Some(name)]).map(|_| ()).map_err(|e| writing(&e))
-}
-
-/// The columns of a table that is to be copied, after its state.
-const WANTED: &str = "sync_lsn = NULL, empty_first = r.empty_first OR r.requested IS NOT NULL, \
-                      requested = NULL, reason = NULL, blocked_since = NULL";
-
-/// Takes up all requests but those for tables that catch up, before anything is applied.
-pub(crate) fn accept_requests_sql(owner: Owner) -> String {
-    format!(
-        "UPDATE pgapace.relation r SET state = {state}, {WANTED} \
-         WHERE subscription = {owner} AND requested IS NOT NULL AND state <> '{catchup}'",
-        state = after(Event::CopyWanted),
-        owner = owner.sql(),
-        catchup = TableSyncState::CatchUp.name()
-    )
 }
 
 /// Records that tables are going to be copied while others stream; that takes up requests for them.
@@ -500,109 +489,11 @@ pub(crate) fn copy_again(session: &mut Session, owner: Owner, table: &CatchUp) -
     session.simple(&sql).map(|_| ()).map_err(|e| writing(&e))
 }
 
-/// Asks for copies of tables that are not part of the subscription yet.
-pub(crate) fn request(
-    session: &mut Session,
-    id: SubscriptionId,
-    tables: &[PublishedTable],
-) -> Result<()> {
-    upsert_request(session, id, tables, "NULL", "NOTHING")
-}
-
-/// Records which tables hold rows that are to be removed before their copy, and under which snapshot of
-/// the subscriber that was decided.
-pub(crate) fn decide_to_empty(
-    session: &mut Session,
-    id: SubscriptionId,
-    tables: &[(PublishedTable, String)],
-) -> Result<()> {
-    let schemas: Vec<_> = tables.iter().map(|(table, _)| table.schema.clone()).collect();
-    let names: Vec<_> = tables.iter().map(|(table, _)| table.name.clone()).collect();
-    let snapshots: Vec<_> = tables.iter().map(|(_, snapshot)| snapshot.clone()).collect();
-    let sql = format!(
-        "INSERT INTO pgapace.relation \
-           (subscription, schema_name, table_name, empty_first, empty_snapshot) \
-         SELECT {}, c.schema_name, c.table_name, true, c.snapshot \
-         FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
-                         pg_catalog.unnest($2::pg_catalog.text[]), \
-                         pg_catalog.unnest($3::pg_catalog.text[])) \
-           AS c (schema_name, table_name, snapshot) \
-         ON CONFLICT (subscription, schema_name, table_name) DO NOTHING",
-        id.0
-    );
-    let arguments = [name_array(&schemas), name_array(&names), name_array(&snapshots)];
-    let arguments: Vec<_> = arguments.iter().map(|text| Some(text.as_str())).collect();
-    session.execute(&sql, &arguments).map_err(|e| writing(&e))?;
-    Ok(())
-}
-
-/// Asks for tables to be emptied and copied again. That is all that a verb says about a table: a
-/// copy may be going on.
-pub(crate) fn request_again(
-    session: &mut Session,
-    id: SubscriptionId,
-    tables: &[PublishedTable],
-) -> Result<()> {
-    let update = "UPDATE SET requested = excluded.requested";
-    upsert_request(session, id, tables, "pg_catalog.now()", update)
-}
-
-fn upsert_request(
-    session: &mut Session,
-    id: SubscriptionId,
-    tables: &[PublishedTable],
-    requested: &str,
-    otherwise: &str,
-) -> Result<()> {
-    let schemas: Vec<_> = tables.iter().map(|table| table.schema.clone()).collect();
-    let names: Vec<_> = tables.iter().map(|table| table.name.clone()).collect();
-    let sql = format!(
-        "INSERT INTO pgapace.relation (subscription, schema_name, table_name, requested) \
-         SELECT {}, c.schema_name, c.table_name, {requested} \
-         FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
-                         pg_catalog.unnest($2::pg_catalog.text[])) \
-           AS c (schema_name, table_name) \
-         ON CONFLICT (subscription, schema_name, table_name) DO {otherwise}",
-        id.0
-    );
-    session
-        .execute(&sql, &[Some(&name_array(&schemas)), Some(&name_array(&names))])
-        .map_err(|e| writing(&e))?;
-    Ok(())
-}
-
-/// A table that is to be copied.
-#[derive(Debug)]
-pub(crate) struct Requested {
-    /// Schema and name.
-    pub(crate) name: (String, String),
-    /// A copy was asked for, or begun: it is made even if added tables are not copied.
-    pub(crate) explicitly: bool,
-}
-
-/// Tables that are to be copied, and those that are being copied.
-pub(crate) fn requested(session: &mut Session, id: SubscriptionId) -> Result<Vec<Requested>> {
-    let sql = "SELECT schema_name, table_name, \
-                 requested IS NOT NULL OR empty_first OR state = 'datasync' \
-               FROM pgapace.relation \
-               WHERE subscription = $1::pg_catalog.int4 AND (state IN ('init', 'datasync') \
-                 OR requested IS NOT NULL AND state <> 'catchup')";
-    let rows = session
-        .query(sql, &[Some(&id.0.to_string())])
-        .map_err(|e| Failure::subscriber(&e, "looking for tables that are to be copied"))?;
-    rows.iter()
-        .map(|row| {
-            let name = (field(&row, 0)?, field(&row, 1)?);
-            Ok(Requested { name, explicitly: boolean(&row, 2)? })
-        })
-        .collect()
-}
-
 fn number_array(numbers: &[u64]) -> String {
     let texts: Vec<_> = numbers.iter().map(u64::to_string).collect();
     format!("{{{}}}", texts.join(","))
 }
 
-fn writing(error: &wire::Error) -> Failure {
+pub(super) fn writing(error: &wire::Error) -> Failure {
     Failure::subscriber(error, "recording the state of table sync in schema pgapace")
 }

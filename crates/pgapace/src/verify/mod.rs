@@ -26,6 +26,7 @@ pub(crate) mod progress;
 pub(crate) mod range;
 pub(crate) mod rate;
 pub(crate) mod record;
+pub(crate) mod requirements;
 pub(crate) mod row_hash;
 pub(crate) mod run;
 pub(crate) mod sessions;

@@ -212,7 +212,7 @@ pub(crate) fn previous(rows: &wire::Rows) -> Result<PreviousReading> {
         tables.push(RecordedTable {
             schema: field(&row, 1)?,
             name: field(&row, 2)?,
-            state: super::state_of(&row, 3)?,
+            state: super::relations::state_of(&row, 3)?,
             sync_lsn: row.get(4).map(|_| field(&row, 4)).transpose()?,
             stale: boolean(&row, 6)?,
             by: by.transpose()?,

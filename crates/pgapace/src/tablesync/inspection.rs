@@ -1,0 +1,129 @@
+//! A look at the publications, in a thread of its own: which tables were added, and which of them can be copied.
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use rustc_hash::FxHashSet;
+
+use crate::error::{Failure, Result};
+use crate::publisher::publication::{self, Look, PublishedTable};
+use crate::publisher::session::Publisher;
+use crate::sqlstate;
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::{self, RelationState, SubscriptionId};
+use crate::tablesync::added_tables::Name;
+use crate::tablesync::subscriber_tables::{self, Obstacle, SubscriberTable};
+
+/// A table that is new or blocked, with the result of its inspection.
+#[derive(Debug)]
+pub(super) struct InspectedTable {
+    pub(super) table: PublishedTable,
+    /// Why the table cannot be copied.
+    pub(super) obstacle: Option<Failure>,
+}
+
+impl InspectedTable {
+    pub(super) fn new(
+        table: PublishedTable,
+        found: std::result::Result<SubscriberTable, Obstacle>,
+    ) -> Self {
+        let obstacle = found.err().map(|obstacle| obstacle.failure(&table));
+        Self { table, obstacle }
+    }
+}
+
+/// An answer of an inspection.
+pub(super) enum InspectionAnswer {
+    /// The contents of the publications; sent first.
+    Published(Look),
+    /// The state of the subscriber's tables; sent last.
+    Inspected {
+        found: Vec<InspectedTable>,
+        /// Tables that another session has locked.
+        locked: Vec<PublishedTable>,
+    },
+}
+
+/// An inspection of the publications and of the subscriber's tables. It has its own thread and
+/// sessions, because connecting may take long, and tables may be locked.
+pub(super) struct Inspection {
+    pub(super) publisher: Publisher,
+    pub(super) subscriber: Subscriber,
+    pub(super) id: SubscriptionId,
+    pub(super) publications: Vec<String>,
+    /// The published tables, if they are known already.
+    pub(super) published: Option<Vec<PublishedTable>>,
+    /// Tables whose copy failed recently.
+    pub(super) not_due: FxHashSet<Name>,
+    pub(super) must_be_empty: bool,
+}
+
+impl Inspection {
+    pub(super) fn start(mut self) -> Option<Receiver<InspectionAnswer>> {
+        let (sender, receiver) = bounded(2);
+        let thread = std::thread::Builder::new().name("refresh".to_owned()).spawn(move || {
+            if let Err(failure) = self.inspect(&sender) {
+                tracing::debug!("{failure}");
+            }
+        });
+        match thread {
+            Ok(_) => Some(receiver),
+            Err(error) => {
+                tracing::debug!(%error, "cannot start a thread");
+                None
+            }
+        }
+    }
+
+    fn inspect(&mut self, sender: &Sender<InspectionAnswer>) -> Result<()> {
+        let mut published = match self.published.take() {
+            Some(published) => published,
+            None => {
+                let mut publisher = self.publisher.connect_to_look()?;
+                let look = publication::look(&mut publisher, &self.publications)?;
+                let tables = look.tables.clone();
+                // The leader may have ended.
+                drop(sender.send(InspectionAnswer::Published(look)));
+                tables
+            }
+        };
+        let mut session = self.subscriber.connect(Purpose::Look)?;
+        let states = state::relations_by_name(&mut session, self.id)?;
+        published.retain(|table| {
+            let key = table.key();
+            may_be_judged(states.get(&key)) && !self.not_due.contains(&key)
+        });
+        let must_be_empty = |table: &PublishedTable| {
+            let partly = states.get(&table.key()).is_some_and(RelationState::is_partly_copied);
+            self.must_be_empty && !partly
+        };
+        let (mut found, mut locked) = (Vec::new(), Vec::new());
+        match subscriber_tables::fit(&mut session, &published, must_be_empty) {
+            // A locked table must not prevent the inspection of the others.
+            Err(failure) if is_locked(&failure) => {
+                for table in published {
+                    let one = std::slice::from_ref(&table);
+                    match subscriber_tables::fit(&mut session, one, must_be_empty) {
+                        Err(failure) if is_locked(&failure) => locked.push(table),
+                        one => found.extend(
+                            one?.into_iter().map(|o| InspectedTable::new(table.clone(), o)),
+                        ),
+                    }
+                }
+            }
+            all => found
+                .extend(published.into_iter().zip(all?).map(|(t, o)| InspectedTable::new(t, o))),
+        }
+        drop(sender.send(InspectionAnswer::Inspected { found, locked }));
+        Ok(())
+    }
+}
+
+/// Whether an inspection may decide about a table: it is new, or it was blocked because it could
+/// not be copied.
+pub(super) fn may_be_judged(state: Option<&RelationState>) -> bool {
+    state.is_none_or(RelationState::is_tried_again)
+}
+
+/// Whether the lock of a table was not granted within the session's lock_timeout.
+fn is_locked(failure: &Failure) -> bool {
+    failure.sqlstate.as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE)
+}

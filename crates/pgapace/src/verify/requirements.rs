@@ -1,0 +1,202 @@
+//! Requirements of a comparison: servers, tables and publications.
+
+use std::collections::HashMap;
+
+use engine::table_sync::TableSyncState;
+use wire::{Session, quote_ident, quote_literal};
+
+use crate::error::{Class, Failure, Result};
+use crate::publisher::publication::PublishedTable;
+use crate::subscriber::catalogue::{boolean, field, first_row};
+use crate::subscriber::citus;
+use crate::subscriber::state::{self, Subscription};
+use crate::verify::facts;
+use crate::verify::plan::TablePlan;
+use crate::verify::prepare::{Problem, Scope};
+use crate::verify::sql::{TableSql, probe};
+
+pub(super) fn check_primary(publisher: &mut Session) -> Result<()> {
+    let theirs = publisher
+        .simple("SELECT pg_catalog.pg_is_in_recovery()")
+        .map_err(|e| Failure::publisher(&e, "asking whether it is a standby"))?;
+    if boolean(&first_row(&theirs, "pg_is_in_recovery")?, 0)? {
+        return Err(Failure::new(Class::Publisher, "the publisher is a standby")
+            .hint("A snapshot with an LSN needs a slot on the primary: connect to that."));
+    }
+    Ok(())
+}
+
+pub(super) fn check_hashes(publisher: &mut Session, subscriber: &mut Session) -> Result<()> {
+    let theirs =
+        publisher.simple(&probe()).map_err(|e| Failure::publisher(&e, "asking for a hash"))?;
+    let ours =
+        subscriber.simple(&probe()).map_err(|e| Failure::subscriber(&e, "asking for a hash"))?;
+    let (theirs, ours) = (first_row(&theirs, "a hash")?, first_row(&ours, "a hash")?);
+    if (0..theirs.len()).any(|column| theirs.get(column) != ours.get(column)) {
+        return Err(Failure::new(
+            Class::Mismatch,
+            "the hash functions return different hashes on the two servers",
+        )
+        .hint("Machines of different byte order cannot be compared by hashes."));
+    }
+    Ok(())
+}
+
+/// Tables whose rows are in shards: no snapshot of the coordinator shows all of them at one LSN.
+pub(super) fn managed_by_citus(
+    subscriber: &mut Session,
+    published: &[PublishedTable],
+) -> Result<Vec<Problem>> {
+    if !citus::is_present(subscriber)? {
+        return Ok(Vec::new());
+    }
+    let placements = citus::placements(subscriber)?;
+    let managed = published.iter().filter(|table| placements.contains_key(&table.key()));
+    let problem = |table: &PublishedTable| {
+        let name = table.display_name();
+        Problem::new(
+            format!("subscriber table {name} is managed by Citus and cannot be compared"),
+            "Name the other tables with --table.",
+        )
+    };
+    Ok(managed.map(problem).collect())
+}
+
+/// Names of the user that mean nothing.
+pub(super) fn check_names(published: &[PublishedTable], scope: &Scope) -> Result<()> {
+    let find = |key: &(String, String)| published.iter().find(|table| table.key() == *key);
+    if let Some((schema, name)) = scope.tables.iter().find(|key| find(key).is_none()) {
+        return Err(Failure::new(
+            Class::Mismatch,
+            format!("the publications have no table {schema}.{name}"),
+        )
+        .hint("A table is published under its own name, or under that of its root."));
+    }
+    for (key, column) in &scope.except {
+        let known =
+            find(key).is_some_and(|table| table.columns.iter().any(|one| one.name == *column));
+        if !known {
+            return Err(Failure::new(
+                Class::Config,
+                format!("--except-column: no published column {}.{}.{column}", key.0, key.1),
+            )
+            .hint("Write TABLE.COLUMN, with the schema before it unless it is public."));
+        }
+    }
+    if published.is_empty() {
+        return Err(Failure::new(Class::Mismatch, "the publications have no tables"));
+    }
+    Ok(())
+}
+
+/// Refuses tables that are not ready, as the session's snapshot shows them.
+pub(crate) fn check_ready(
+    subscriber: &mut Session,
+    row: &Subscription,
+    tables: &[(String, String)],
+) -> Result<()> {
+    let states = state::relations_by_name(subscriber, row.id)?;
+    let ready = |table: &&(String, String)| {
+        states.get(*table).is_some_and(|state| state.state == TableSyncState::Ready)
+    };
+    match tables.iter().find(|table| !ready(table)) {
+        None => Ok(()),
+        Some((schema, name)) => Err(Failure::new(
+            Class::Mismatch,
+            format!("table {schema}.{name} is copied again, or was taken out of the subscription"),
+        )
+        .hint("Wait until pgapace status shows it as ready.")),
+    }
+}
+
+/// Tables whose rows are not yet those of the publisher.
+pub(super) fn not_ready<'t>(
+    subscriber: &mut Session,
+    row: &Subscription,
+    published: impl Iterator<Item = &'t PublishedTable>,
+) -> Result<Vec<Problem>> {
+    let states = state::relations_by_name(subscriber, row.id)?;
+    let problem = |table: &PublishedTable| {
+        let name = table.display_name();
+        let Some(state) = states.get(&table.key()) else {
+            return Some(Problem::new(
+                format!("table {name} is not part of the subscription yet"),
+                "pgapace refresh adds it",
+            ));
+        };
+        let waits = "Wait until pgapace status shows it as ready";
+        let state = match (state.state.name(), &state.requested) {
+            ("ready", None) => return None,
+            ("ready", Some(_)) => "waits for another copy (resync)".to_owned(),
+            (state, _) => format!("is in state {state}"),
+        };
+        Some(Problem::new(format!("table {name} {state}"), waits))
+    };
+    Ok(published.filter_map(problem).collect())
+}
+
+/// Tables of which some changes are not published.
+pub(super) fn not_all_published(
+    publisher: &mut Session,
+    publications: &[String],
+    published: &[PublishedTable],
+) -> Result<Vec<Problem>> {
+    let names: Vec<_> = publications.iter().map(|name| quote_literal(name)).collect();
+    let sql = format!(
+        "SELECT t.schemaname, t.tablename, pg_catalog.bool_or(p.pubinsert), \
+           pg_catalog.bool_or(p.pubupdate), pg_catalog.bool_or(p.pubdelete), \
+           pg_catalog.string_agg(p.pubname, ', ' ORDER BY p.pubname) \
+         FROM pg_catalog.pg_publication p \
+         JOIN pg_catalog.pg_publication_tables t ON t.pubname = p.pubname \
+         WHERE p.pubname IN ({}) GROUP BY 1, 2",
+        names.join(", ")
+    );
+    let results =
+        publisher.simple(&sql).map_err(|e| Failure::publisher(&e, "reading the publications"))?;
+    let mut actions = HashMap::new();
+    for row in results.iter().flatten() {
+        let key: (String, String) = (field(&row, 0)?, field(&row, 1)?);
+        let all = [boolean(&row, 2)?, boolean(&row, 3)?, boolean(&row, 4)?];
+        let lacks: Vec<_> = ["insert", "update", "delete"]
+            .into_iter()
+            .zip(all)
+            .filter_map(|(name, published)| (!published).then_some(name))
+            .collect();
+        actions.insert(key, (lacks.join(", "), field::<String>(&row, 5)?));
+    }
+    let problem = |table: &PublishedTable| {
+        let (lacks, publications) = actions.get(&table.key())?;
+        let first = publications.split(", ").next().unwrap_or_default();
+        (!lacks.is_empty()).then(|| {
+            Problem::new(
+                format!(
+                    "publication {publications} does not publish {lacks} of table {}, so that its rows \
+                     differ",
+                    table.display_name()
+                ),
+                format!(
+                    "ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate'), or leave \
+                     the table out",
+                    quote_ident(first)
+                ),
+            )
+        })
+    };
+    Ok(published.iter().filter_map(problem).collect())
+}
+
+/// The syntax of `--where`, and the columns that it names.
+pub(super) fn check_condition(
+    session: &mut Session,
+    plan: &TablePlan,
+    table: &TableSql,
+    explain: facts::Explain,
+) -> Result<()> {
+    // One statement of the extended protocol: a condition cannot begin another one.
+    session.query(&table.checks_condition(), &[]).map_err(|error| {
+        let mut failure = explain(&error, &format!("checking --where for {}", plan.display_name()));
+        failure.class = Class::Config;
+        failure.hint("The condition must be valid for every compared table on both servers. Name tables with --table.")
+    })?;
+    Ok(())
+}
