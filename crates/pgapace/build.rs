@@ -1,4 +1,4 @@
-//! What `pgapace --version` says: the commit, and the date of the build.
+//! The commit and the date of the build, for `pgapace --version`.
 //!
 //! Nothing is fetched. The commit is that of the repository around the sources, or of
 //! packaging/commit.txt, which `git archive` fills, or unknown. Debug builds have none: each commit

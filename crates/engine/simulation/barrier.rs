@@ -38,7 +38,7 @@ impl Keeper {
         Self { state: KeeperState::Idle, left: rng.one_of(&[0, 0, 1, 6]) }
     }
 
-    /// The run has ended: nobody holds the stream.
+    /// The run has ended: no verb holds the stream.
     pub(crate) fn restart(&mut self) {
         self.state = KeeperState::Idle;
     }

@@ -119,19 +119,19 @@ pub(crate) enum Sabotage {
     UnmetWait,
     /// Later groups never give way.
     NoGivingWay,
-    /// What is committed is acknowledged before it is durable.
+    /// Commits are acknowledged before they are durable.
     EarlyAcknowledgement,
-    /// What an earlier run has applied is acknowledged before the publisher has sent it again.
+    /// Transactions of an earlier run are acknowledged before the publisher has sent them again.
     AcknowledgementAhead,
     /// Woken workers sleep on.
     LostWakeup,
     /// A worker that loses its session takes every COMMIT without an answer for lost.
     ForgottenCommit,
-    /// Or for done.
+    /// It takes it for done.
     AssumedCommit,
     /// After a start, prepared transactions of the subscriber are forgotten.
     ForgottenPrepared,
-    /// It is not noted before it is prepared.
+    /// A transaction is prepared without a row in `pgapace.prepared`.
     UnnotedPrepare,
     /// A transaction that is on its way to be prepared may be acknowledged.
     UnheldPrepare,
@@ -153,7 +153,7 @@ pub(crate) enum Sabotage {
     StillHeld,
     /// The dispatcher does not hear which groups have ended.
     UnheardEnd,
-    /// What the stream brings again is not compared with what was applied.
+    /// Transactions that are sent again are not compared with those that were applied.
     UnwatchedHistory,
     /// The stream begins behind the transaction that is compared.
     LateStart,
@@ -169,11 +169,11 @@ pub(crate) enum Sabotage {
     LeavingWorker,
     /// Nothing waits for a change of a table that has moved to another topmost relation.
     UnbarredMove,
-    /// What is prepared at once does not wait for what came before.
+    /// A transaction that is prepared at once does not wait for those before it.
     HastyPrepare,
     /// Transactions that are to be committed alone are committed together.
     GroupedAlone,
-    /// What waits is handed over late.
+    /// Waiting transactions are handed over late.
     LatePickup,
     /// A table is serialized for the first group that gives way.
     HastySerialization,
@@ -282,14 +282,14 @@ impl Sabotage {
     }
 }
 
-/// What went wrong, and what had happened.
+/// The rule that was broken, and the events before it.
 #[derive(Debug)]
 pub(crate) struct Broken {
     pub(crate) what: String,
     pub(crate) trace: Vec<String>,
 }
 
-/// What happened in a seed, so that one sees what was tried.
+/// The events of a seed, to see which situations it has tried.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Seen {
     pub(crate) steps: usize,
@@ -755,7 +755,7 @@ impl World {
         self.keeper.look(&mut self.run, &self.history, subscriber, self.sabotage, seen)
     }
 
-    /// What is remembered is no more than what is outstanding, and nothing when nothing is.
+    /// No more is remembered than is outstanding, and nothing when nothing is.
     fn check_remembered(&self) -> Result<(), String> {
         let Run { intake, outside, sent, .. } = &self.run;
         let Intake { incoming, streams, progress, .. } = intake;

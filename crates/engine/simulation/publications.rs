@@ -123,7 +123,7 @@ impl Publisher {
     }
 }
 
-/// What the subscriber knows about the table.
+/// The subscriber's knowledge about the table.
 struct Subscriber {
     seen: PublishedBy,
     looked_at: u32,

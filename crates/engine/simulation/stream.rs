@@ -1,7 +1,7 @@
-//! What a walsender makes of the publisher's WAL: messages from a position on, as its documentation and
+//! The messages that a walsender makes of the publisher's WAL from a position on, as its documentation and
 //! its source say.
 //!
-//! * What commits before the position is not sent, nor a PREPARE before it.
+//! * A transaction that commits before the position is not sent, nor a PREPARE before it.
 //! * A transaction that is open may be sent in blocks, from the position on; otherwise all of it comes
 //!   with its end.
 
@@ -19,7 +19,7 @@ use crate::simulation::history::{
 };
 use crate::simulation::rng::Rng;
 
-/// What comes over the connection.
+/// A message of the connection.
 #[derive(Debug, Clone)]
 pub(crate) struct Sent {
     /// Where it stands in the WAL.
@@ -38,7 +38,7 @@ pub(crate) fn table(relation: RelId) -> usize {
     relation.0 as usize - 1
 }
 
-/// What of a transaction was decoded and not sent.
+/// The changes of a transaction that were decoded and not sent.
 #[derive(Default)]
 struct Decoded<'h> {
     changes: Vec<(Lsn, Option<Xid>, &'h Change)>,

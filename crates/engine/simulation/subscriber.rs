@@ -86,7 +86,7 @@ struct PreparedTransaction {
     truncated: u16,
 }
 
-/// What a commit made visible, and what it recorded as progress.
+/// The rows that a commit made visible, and the progress that it recorded.
 #[derive(Debug, Clone, Copy, Default)]
 struct Logged {
     visible: Set,
@@ -111,7 +111,7 @@ impl Find {
     }
 }
 
-/// What is done to one row. An update keeps the columns that have no value.
+/// The change of one row. An update keeps the columns that have no value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowOp {
     Insert(Row),
@@ -832,7 +832,7 @@ impl Database {
         tx
     }
 
-    /// What must hold when these have become visible.
+    /// Checks that must hold when these have become visible.
     fn check_visible(&self, set: Set, through: Lsn, history: &History) -> Result<(), String> {
         if let Some(followed) = self.followed_before {
             // The rows belong to another history. Transactions that a gap in it left out may be applied
@@ -1034,7 +1034,7 @@ impl Database {
         all
     }
 
-    /// What the progress rows say, in order.
+    /// The progress rows, in order.
     pub(crate) fn read_progress(&self) -> Vec<Applied> {
         let there =
             |row: &&ProgressRow| self.is_committed(row.created) && !self.is_committed(row.deleted);

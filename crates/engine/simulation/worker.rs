@@ -125,7 +125,7 @@ pub(crate) enum Pending {
     Sync(Option<Commits>),
 }
 
-/// What a subscriber transaction commits, or prepares as this transaction of the publisher.
+/// The transactions that a subscriber transaction commits, or the one that it prepares.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Commits {
     pub(crate) range: Range,
@@ -177,7 +177,7 @@ pub(crate) enum Mail {
     GiveWay(GroupSeq),
 }
 
-/// What was answered since the last report.
+/// The answers since the last report.
 #[derive(Debug, Default)]
 pub(crate) struct Answered {
     pub(crate) committed: Vec<Range>,

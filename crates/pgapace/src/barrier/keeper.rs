@@ -125,7 +125,7 @@ impl Keeping {
                 continue;
             };
             let served = self.serve(&mut control, request);
-            // Whatever has happened, the stream goes on.
+            // The stream goes on in any case.
             self.order(KeeperOrder::Release);
             if let Err(failure) = served {
                 if self.ended.requested() {

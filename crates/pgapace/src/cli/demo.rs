@@ -37,7 +37,7 @@ mod verb {
     pub(crate) const EXAMPLE: &str = "";
     pub(crate) const HELP: &str = "This build has no demo.";
 
-    /// Whatever the demo of another build takes.
+    /// The arguments of the demo of another build.
     #[derive(Debug, Args)]
     pub(crate) struct DemoArgs {
         #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]

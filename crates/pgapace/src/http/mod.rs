@@ -107,7 +107,7 @@ async fn serve(listener: TcpListener, routes: Arc<Routes>) {
                 .timer(TokioTimer::new())
                 .header_read_timeout(PATIENCE)
                 .serve_connection(TokioIo::new(stream), service);
-            // Whatever the client does wrong concerns the client.
+            // A mistake of the client concerns the client alone.
             let _ = tokio::time::timeout(PATIENCE, connection).await;
             drop(place);
         });

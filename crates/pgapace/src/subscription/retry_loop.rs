@@ -17,7 +17,7 @@ use crate::error::{Class, Failure, Result, is_stale_catalogue};
 use crate::observe::board::Board;
 use crate::stopping::shutdown::Shutdown;
 
-/// What follows a run.
+/// The step after a run.
 enum AfterRun {
     /// Another run.
     Again,

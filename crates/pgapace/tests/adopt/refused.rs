@@ -1,4 +1,4 @@
-//! What cannot be adopted, and what is told then.
+//! Native subscriptions that cannot be adopted, and the messages.
 
 use testbed::wait_until;
 

@@ -37,7 +37,7 @@ impl Step {
     }
 }
 
-/// What is killed.
+/// The party that is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Party {
     /// The verb, and while pgapace runs, that process.

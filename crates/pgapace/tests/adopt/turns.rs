@@ -214,7 +214,7 @@ impl Turns {
         self.count_positions(&log)
     }
 
-    /// What an adopter has printed of its positions.
+    /// Counts by the positions that `adopt` has printed.
     pub(super) fn count_positions(&mut self, log: &str) -> Result<()> {
         let position = |before: &str| {
             log.lines().find_map(|line| line.trim().strip_prefix(before)).map(lsn).transpose()

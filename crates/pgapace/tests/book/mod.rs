@@ -53,7 +53,7 @@ fn run(name: &str) {
     run_in(Shell::start(&clients, binaries, &pair), name);
 }
 
-/// What the pages expect: database `shop` on both.
+/// The servers that the pages expect: database `shop` on both.
 pub(crate) fn servers() -> Pair {
     let pair = must(Pair::start(15, 18));
     for cluster in [&pair.publisher, &pair.subscriber] {

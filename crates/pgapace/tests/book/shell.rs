@@ -145,7 +145,7 @@ impl Shell {
         }
     }
 
-    /// What was printed, as a page shows it.
+    /// The output, as a page shows it.
     pub(super) fn readable(&self, printed: Vec<String>) -> Vec<String> {
         let mut lines = printed;
         for line in &mut lines {

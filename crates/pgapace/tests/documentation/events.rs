@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::support::must;
 
-/// Whatever the program may log with: the last two are of the demo.
+/// The sources that log: the last two are of the demo.
 const SOURCES: [&str; 5] = ["pgapace", "wire", "engine", "demo", "testbed"];
 
 /// Level, and names of the fields of all calls, sorted.

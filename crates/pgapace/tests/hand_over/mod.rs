@@ -89,7 +89,7 @@ fn without_a_waiting_or_a_running_process() {
         hand_over(&case, &["--wait", "1"]).expect(16, &["no other process runs"]);
         must(process.wait(PATIENCE));
         assert_eq!(process.exit_code(), Some(19), "{}", process.log());
-        // What was asked of the first process does not concern the next one.
+        // A request to the first process does not concern the next one.
         case.publisher.sql("INSERT INTO t VALUES (1)");
         let mut process = case.start();
         case.wait_until_applied(&mut process);

@@ -68,7 +68,7 @@ fn used_upgraded_and_removed() {
 
     root.run("dpkg --remove pgapace");
     assert!(!root.path("/usr/bin/pgapace").exists() && root.path(CONFIGURATION).exists());
-    // What the administrator wrote is not the package's.
+    // The administrator's file is not the package's.
     root.run("dpkg --purge pgapace");
     assert!(root.path(CONFIGURATION).exists());
     root.run(&format!("dpkg --install now.deb; rm {CONFIGURATION}; dpkg --purge pgapace"));

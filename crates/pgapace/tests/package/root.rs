@@ -49,7 +49,7 @@ impl Root {
         Some(root)
     }
 
-    /// What the pages of the book expect; the root shows the sockets of the servers.
+    /// The servers that the pages of the book expect; the root shows the sockets of the servers.
     pub(super) fn servers(&mut self) -> Pair {
         let pair = book::servers();
         for server in [&pair.publisher, &pair.subscriber] {

@@ -102,7 +102,7 @@ fn a_clone_gets_what_was_recorded_and_the_publisher_keeps_nothing() {
         must(large.batch_execute("COMMIT; BEGIN; DELETE FROM a WHERE id > 12000"));
         case.publisher.sql("TRUNCATE b; INSERT INTO b VALUES (1, 1.50, now())");
         let file = recording.end(&case);
-        // What did not commit is not replayed.
+        // A transaction that did not commit is not replayed.
         must(large.batch_execute("ROLLBACK"));
         let slots = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()";
         assert_eq!(case.publisher.value(slots), "0");

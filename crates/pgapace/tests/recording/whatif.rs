@@ -110,7 +110,7 @@ fn independent_changes_gain_from_workers_and_a_hot_row_is_named() {
     );
     assert_eq!(hot["limiting_tables"][0]["table"], "public.hot", "{hot:#}");
     assert!(number(&hot["longest_chain"]) >= 2.0, "{hot:#}");
-    // What is given counts.
+    // The given costs count.
     let far = ["--workers", "1", "--cost", "update=10ms,commit=1ms", "--round-trip", "20ms"];
     let far = answer(&case, &file, &far);
     assert!(rates(&far)[0] < rates(&hot)[0], "{far:#}");

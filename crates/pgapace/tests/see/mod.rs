@@ -1,4 +1,4 @@
-//! What can be seen of a subscription: figures on the subscriber, `status`, `top`, the HTTP server.
+//! Everything that shows a subscription: figures on the subscriber, `status`, `top`, the HTTP server.
 
 mod browser;
 mod events;

@@ -132,7 +132,7 @@ fn who_blocks_it() -> Result<()> {
     let sql = "SELECT pid, \"user\", state, query FROM pgapace.stat_blocker";
     let answer = query_until(&site, sql, &["idle in transaction", "checked"])?;
     sample("blocker", &answer);
-    // What the document advises.
+    // The advice of the document.
     let end = "SELECT pg_terminate_backend(pid) FROM pgapace.stat_blocker";
     assert_eq!(query(&site, end)?, "t");
     site.wait_until_applied(&mut run)?;

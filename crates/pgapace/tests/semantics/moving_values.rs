@@ -70,7 +70,7 @@ fn write(case: &Case, transactions: u32, rows: u32) {
         for n in from..(from + 100).min(transactions) {
             let row = |step: u32| (n * 7 + step * 13) % rows + 1;
             let places = (row(0), row(1), row(2));
-            // What is read is the state before the transaction.
+            // The query reads the state before the transaction.
             let _ = write!(
                 sql,
                 "INSERT INTO o SELECT * FROM t WHERE id IN ({0}, {1}, {2}) \

@@ -1,4 +1,4 @@
-//! What a service manager is told, with a notify socket of the test's own.
+//! Messages to a service manager, with a notify socket of the test's own.
 
 use std::cell::RefCell;
 use std::os::unix::net::UnixDatagram;

@@ -22,7 +22,7 @@ const MACHINES: usize = 3;
 /// The promised bound is 10 seconds. A test machine may be busy.
 const TEST_BOUND: Duration = Duration::from_secs(30);
 
-/// What happens to a machine.
+/// A fault of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     Kill,

@@ -121,8 +121,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// What the program sees when the clocks of the subscribers jump: all times in its rows are others by so
-    /// much.
+    /// Moves all times in the rows of the program, as it sees them when the clocks of the subscribers jump.
     pub(super) fn jump(&self, hours: i32) -> Result<()> {
         let sql = format!(
             "UPDATE pgapace.member SET since = since + t, beat_at = beat_at + t \

@@ -40,7 +40,7 @@ fn subscriptions_are_spread_by_weight_and_move_only_if_that_helps() -> Result<()
         .expect(0, &[]);
     assert_eq!(fleet.owners()?.iter().filter(|owner| **owner == Some(1)).count(), 0);
 
-    // What a process leaves is run by the other at once.
+    // The other process runs at once what a process leaves.
     fleet.processes[0].terminate()?;
     fleet.processes[0].wait(PATIENCE)?;
     let stayed = fleet.processes.remove(1);

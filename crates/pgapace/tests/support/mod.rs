@@ -22,7 +22,6 @@
 //!   fail at once, with the log, if the process ends.
 //! * [`expect_exit`] waits for the end of the process.
 //! * [`testbed::wait_until`] waits for a condition without a process.
-//!
 //! * [`holds_for`] checks that something does *not* happen.
 //! * [`random_pause`] comes before a fault that may happen at any moment.
 //!

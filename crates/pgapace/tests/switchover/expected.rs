@@ -1,6 +1,6 @@
-//! What may happen to a switchover, and to what each fault in each step leads.
+//! The faults of a switchover, and the result of each fault in each step.
 
-/// What happens while the verb records a step.
+/// A fault while the verb records a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     /// The verb is killed; what it has sent has no effect.
@@ -31,13 +31,13 @@ pub(super) const FAULTS: [Fault; 7] = [
 pub(super) const STEPS: [&str; 8] =
     ["stopping", "draining", "aside", "verifying", "sequences", "slot", "ended", "opened"];
 
-/// What the verb says: exit codes and a text. No code is that of a verb that was killed.
+/// Exit codes and a text of the verb. No code is that of a verb that was killed.
 pub(super) struct Said {
     pub(super) codes: &'static [i32],
     pub(super) text: &'static str,
 }
 
-/// What is true after this fault in this step.
+/// The result of this fault in this step.
 pub(super) fn expected(fault: Fault, step: &str) -> Option<Said> {
     let place = STEPS.iter().position(|one| *one == step).expect("a step");
     let before = |name: &str| place < STEPS.iter().position(|one| *one == name).expect("a step");

@@ -71,7 +71,7 @@ impl Held {
     }
 }
 
-/// What breaks a step after the checks, and what mends it; exit code and message.
+/// SQL that breaks a step after the checks, and SQL that mends it; exit code and message.
 struct Breakage {
     step: &'static str,
     args: &'static [&'static str],

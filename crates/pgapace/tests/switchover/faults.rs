@@ -1,5 +1,5 @@
-//! Somebody or something ends a party in each step, in both directions: the switchover ends in the state
-//! before or after, what the verb says is true, and running it again or `--abort` finishes it.
+//! A party ends in each step, in both directions: the switchover ends in the state before or after, the
+//! verb tells the truth, and running it again or `--abort` finishes it.
 //!
 //! A trigger on `pgapace.switchover` holds the verb while it records a step: all steps before are done then.
 

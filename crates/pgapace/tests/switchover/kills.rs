@@ -8,7 +8,7 @@ use super::failures::{Held, breakable_case, expect_before, when_free};
 use super::{Slots, switchover, value};
 use crate::support::{PATIENCE, must};
 
-/// What keeps a switchover in a step: a transaction of the subscriber.
+/// A transaction of the subscriber that keeps a switchover in a step.
 struct Blockade {
     step: &'static str,
     args: &'static [&'static str],

@@ -1,5 +1,5 @@
-//! Somebody writes behind the fence, although writes are stopped: everything is undone, and the late changes are
-//! applied.
+//! A client writes behind the fence, although writes are stopped: everything is undone, and the late changes
+//! are applied.
 
 use testbed::postgres::Client;
 use testbed::program::Process;
@@ -134,7 +134,7 @@ fn a_late_change_undoes_everything_however_it_is_committed() {
     }
 }
 
-/// Somebody writes on, although the command has stopped writes.
+/// Clients go on writing, although the command has stopped writes.
 #[test]
 fn late_writes_undo_everything() {
     for (publisher, subscriber) in [(15, 15), (18, 18)] {

@@ -49,7 +49,7 @@ type Acknowledged = Arc<Mutex<BTreeSet<(i32, i32)>>>;
 struct Clients {
     stop: Arc<AtomicBool>,
     acknowledged: Acknowledged,
-    /// What clients were told instead.
+    /// Errors of the clients.
     errors: Arc<Mutex<Vec<String>>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -105,7 +105,7 @@ impl Clients {
         must(wait_until(PATIENCE, "acknowledged rows", || Ok(self.count() >= enough)));
     }
 
-    /// What is acknowledged up to now.
+    /// The rows that are acknowledged up to now.
     fn known(&self) -> BTreeSet<(i32, i32)> {
         self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

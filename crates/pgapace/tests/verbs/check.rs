@@ -91,7 +91,7 @@ fn a_database_is_not_its_own_subscriber() {
     assert!(finished.stdout.contains("are the same database"), "{}", finished.stdout);
 }
 
-/// Whatever holds a lock on a table, `check` ends and says so.
+/// If a session holds a lock on a table, `check` ends and says so.
 #[test]
 fn a_locked_table_does_not_hold_it_up() {
     on_versions(&[(15, 15), (18, 18)], |case| {

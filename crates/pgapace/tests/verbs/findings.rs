@@ -61,7 +61,7 @@ const TARGETED: &str = "
     CREATE ROLE app LOGIN;
     GRANT SELECT ON filled, filled_too TO app;";
 
-/// What must be found: severity, side, topic, object (`*` for any).
+/// The findings: severity, side, topic, object (`*` for any).
 const FOUND: &[(&str, &str, &str, &str)] = &[
     ("blocker", "publisher", "wal_level", "*"),
     ("blocker", "publisher", "max_replication_slots", "*"),

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::json;
 use crate::support::{Case, VERSIONS, on_versions};
 
-/// What `sequences --json` says of each, by `schema.name`.
+/// The output of `sequences --json` about each sequence, by `schema.name`.
 pub(super) struct Said(pub(super) Value);
 
 impl Said {

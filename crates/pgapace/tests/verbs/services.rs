@@ -7,7 +7,7 @@ use testbed::{Cluster, Pair};
 use crate::support::{Tool, must};
 use crate::verbs::json;
 
-/// What a service is recognized by, and what must be said about these topics.
+/// The mark by which a service is recognized, and the texts about these topics.
 struct Imitated {
     marks: &'static str,
     unmark: &'static str,

@@ -1,4 +1,4 @@
-//! What is recorded of a verification, and going on after an interruption.
+//! The record of a verification, and its continuation after an interruption.
 
 use testbed::wait_until;
 

@@ -263,8 +263,8 @@ impl Session {
         refused
     }
 
-    /// Reads every reply up to the next ReadyForQuery, and passes over results. Of errors the first is
-    /// returned, and the session can be used on.
+    /// Reads every reply up to the next ReadyForQuery, and discards results. The first error is
+    /// returned; the session stays usable.
     pub fn read_to_ready(&mut self) -> Result<()> {
         let mut refused = None;
         loop {

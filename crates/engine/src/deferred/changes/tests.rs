@@ -1,4 +1,4 @@
-//! Whatever is deferred comes back, and nothing else.
+//! All deferred changes come back, and no others.
 
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;

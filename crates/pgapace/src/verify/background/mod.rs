@@ -218,7 +218,7 @@ impl Background {
         Ok(runs.then_some(row))
     }
 
-    /// Tables whose turn it is, or how long there is none.
+    /// Tables that are due, or the time until one is.
     fn due(
         &mut self,
         control: &mut Session,
