@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::barrier::taker::{BarrierManner, BarrierTaker};
-use crate::cli::verify::split;
+use crate::cli::table_name::split;
 use crate::cli::{Selection, output};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};

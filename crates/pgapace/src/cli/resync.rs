@@ -4,6 +4,7 @@
 use clap::Args;
 use wire::Session;
 
+use crate::cli::table_name::split;
 use crate::cli::{Selection, output};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
@@ -68,8 +69,8 @@ pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
     }
     let mut chosen = Vec::new();
     for name in &args.tables {
-        let (schema, table) = name.split_once('.').unwrap_or(("public", name));
-        let found = site.published.iter().find(|t| t.schema == schema && t.name == table);
+        let key = split(name);
+        let found = site.published.iter().find(|table| table.key() == key);
         let found = found.ok_or_else(|| {
             Failure::new(Class::Mismatch, format!("the publications have no table {name}"))
                 .hint("A table is published under its own name, or under that of its root.")

@@ -7,12 +7,14 @@ use engine::sequence::Rules;
 use serde::Serialize;
 use wire::Session;
 
+use crate::cli::table_name::split;
 use crate::cli::{Selection, output};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::lag::{self, Lag};
+use crate::publisher::history::check_system;
 use crate::publisher::publication::{self, PublishedTable};
-use crate::publisher::session::{Publisher, system_identifier};
+use crate::publisher::session::Publisher;
 use crate::sequences::{self, Chosen, PublisherSequence, Report, SequenceState, SetOptions};
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::{self, Subscription};
@@ -136,7 +138,7 @@ fn read_level(
     row: &Subscription,
     read: &mut dyn FnMut(&mut Session) -> Result<Vec<PublisherSequence>>,
 ) -> Result<(Vec<PublisherSequence>, Option<Lag>)> {
-    check_publisher(source, row)?;
+    check_system(source, row)?;
     let deadline = Instant::now() + Duration::from_secs(args.wait);
     loop {
         let at = Instant::now();
@@ -160,22 +162,6 @@ fn read_level(
     }
 }
 
-/// Refuses another server: its values and LSNs have nothing to do with this subscription.
-fn check_publisher(source: &mut Session, row: &Subscription) -> Result<()> {
-    match (system_identifier(source), &row.system_identifier) {
-        (Some(now), Some(recorded)) if now != *recorded => Err(Failure::new(
-            Class::History,
-            format!(
-                "the publisher is another database system: its identifier is {now}, subscription {} \
-                 follows {recorded}",
-                row.name
-            ),
-        )
-        .hint("Check --publisher.")),
-        _ => Ok(()),
-    }
-}
-
 /// The tables that the user named, or all.
 fn choose_tables(published: &mut Vec<PublishedTable>, names: &[String]) -> Result<()> {
     let names: Vec<_> = names.iter().map(|name| split(name)).collect();
@@ -192,12 +178,6 @@ fn choose_tables(published: &mut Vec<PublishedTable>, names: &[String]) -> Resul
         published.retain(|table| names.contains(&table.key()));
     }
     Ok(())
-}
-
-/// Schema and name; without a schema it is public.
-fn split(name: &str) -> (String, String) {
-    let (schema, name) = name.split_once('.').unwrap_or(("public", name));
-    (schema.to_owned(), name.to_owned())
 }
 
 fn print(outcome: &Outcome, dry_run: bool) {

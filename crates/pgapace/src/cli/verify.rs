@@ -8,6 +8,7 @@ use serde::Serialize;
 use wire::Session;
 
 use crate::barrier::taker::{BarrierManner, BarrierTaker};
+use crate::cli::table_name::{split, split_column};
 use crate::cli::{Selection, output};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
@@ -21,10 +22,13 @@ use crate::verify::plan::TablePlan;
 use crate::verify::prepare::{Scope, prepare};
 use crate::verify::progress::Progress;
 use crate::verify::rate::{Pace, Rate, share};
-use crate::verify::record::{Recorder, TableRecord, resumed_record};
+use crate::verify::record::{self, Recorder, TableRecord};
 use crate::verify::run::{Manner, Servers, Verification};
 use crate::verify::whole::Passes;
 use crate::verify::work::{TableWork, Work};
+
+/// The next step after an interruption.
+const GO_ON: &str = "pgapace verify --resume goes on from here.";
 
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
@@ -158,20 +162,15 @@ fn judge(outcomes: &[Outcome]) -> Result<()> {
     .hint("Leave them out with --except-column TABLE.COLUMN."))
 }
 
-/// Schema and name; without a schema it is public.
-pub(crate) fn split(name: &str) -> (String, String) {
-    let (schema, name) = name.split_once('.').unwrap_or(("public", name));
-    (schema.to_owned(), name.to_owned())
-}
-
 fn scope(args: &VerifyArgs) -> Result<Scope> {
-    let except = |text: &String| match text.rsplit_once('.') {
-        Some((table, column)) if !column.is_empty() => Ok((split(table), column.to_owned())),
-        _ => Err(Failure::new(
-            Class::Config,
-            format!("--except-column {text:?} does not name a table and a column"),
-        )
-        .hint("Write TABLE.COLUMN, with the schema before it unless it is public.")),
+    let except = |text: &String| {
+        split_column(text).ok_or_else(|| {
+            Failure::new(
+                Class::Config,
+                format!("--except-column {text:?} does not name a table and a column"),
+            )
+            .hint("Write TABLE.COLUMN, with the schema before it unless it is public.")
+        })
     };
     Ok(Scope {
         tables: args.table.iter().map(|name| split(name)).collect(),
@@ -200,6 +199,7 @@ fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -
         jobs: args.jobs.into(),
         rate: args.max_rate,
         lifetime: Duration::from_secs(args.snapshot_lifetime),
+        go_on: Some(GO_ON),
     };
     let verification = Verification {
         plans,
@@ -247,14 +247,10 @@ fn begin(
     plans: &[TablePlan],
     scope: &Scope,
 ) -> Result<(Vec<TableWork>, Vec<TableRecord>)> {
-    let left: Vec<_> = plans.iter().map(TablePlan::columns_left).collect();
     if args.resume {
-        return resume(control, id, plans, scope, &left);
+        return resume(control, id, plans, scope);
     }
-    let rows = plans.iter().zip(&left);
-    let rows: Vec<_> = rows
-        .map(|(plan, left)| (plan.schema.as_str(), plan.name.as_str(), left.as_slice()))
-        .collect();
+    let rows: Vec<_> = plans.iter().map(TablePlan::record).collect();
     let number = verification::begin(control, id, VerificationKind::Verb, &rows, &scope.text())?;
     let tables = plans.iter().map(|plan| TableWork::new(plan.method)).collect();
     Ok((tables, plans.iter().map(|_| TableRecord::new(number, 0)).collect()))
@@ -265,18 +261,17 @@ fn resume(
     id: SubscriptionId,
     plans: &[TablePlan],
     scope: &Scope,
-    left: &[Vec<String>],
 ) -> Result<(Vec<TableWork>, Vec<TableRecord>)> {
     let mut last = verification::read(control, id)?;
     last.retain(|one| one.kind == VerificationKind::Verb);
     let number = last.iter().map(|one| one.number).max();
     let (mut tables, mut records) = (Vec::new(), Vec::new());
-    for (plan, left) in plans.iter().zip(left) {
+    for plan in plans {
         let found = last.iter().find(|one| {
             (one.schema == plan.schema && one.name == plan.name)
                 && Some(one.number) == number
                 && one.scope == scope.text()
-                && one.columns_left == *left
+                && one.columns_left == plan.columns_left()
         });
         let Some(found) = found else {
             return Err(Failure::new(
@@ -288,16 +283,9 @@ fn resume(
             )
             .hint("Start it without --resume."));
         };
-        let work = match &found.result {
-            Some(_) => TableWork::finished(plan.method, found.counts),
-            None => {
-                let position = found.position.clone();
-                let position = position.filter(|key| key.len() == plan.key.len());
-                TableWork::resumed(plan.method, position, found.counts)
-            }
-        };
-        records.push(resumed_record(control, id, plan, found.number, &work)?);
+        let (work, record) = record::resume(control, id, plan, found)?;
         tables.push(work);
+        records.push(record);
     }
     Ok((tables, records))
 }

@@ -8,7 +8,7 @@ use pgoutput::{Lsn, Timestamp};
 use wire::Session;
 
 use crate::error::{Class, Failure, Result};
-use crate::publisher::session::{CURRENT_LSN, SystemIdentity, identify};
+use crate::publisher::session::{CURRENT_LSN, SystemIdentity, identify, system_identifier};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::state::Subscription;
@@ -78,6 +78,23 @@ fn check_identity(
             )
         },
     )
+}
+
+/// Refuses another database system than the one that a subscription follows: its values, snapshots and LSNs
+/// have nothing to do with the subscription.
+pub(crate) fn check_system(session: &mut Session, row: &Subscription) -> Result<()> {
+    match (system_identifier(session), &row.system_identifier) {
+        (Some(now), Some(recorded)) if now != *recorded => Err(Failure::new(
+            Class::History,
+            format!(
+                "the publisher is another database system: its identifier is {now}, subscription {} \
+                 follows {recorded}",
+                row.name
+            ),
+        )
+        .hint("Check --publisher.")),
+        _ => Ok(()),
+    }
 }
 
 /// Checks the position of a publisher with the same timeline. `needed` is the highest LSN that the

@@ -3,13 +3,14 @@
 use rustc_hash::FxHashMap;
 use wire::{Row, Rows, Session, quote_ident, quote_literal};
 
-use super::row::{PublisherRow, RepairColumns, RowRepair, SubscriberRow, by_keys, repairs};
+use super::row::{PublisherRow, RepairColumns, RowRepair, SubscriberRow, repairs};
 use super::{Difference, Repaired};
-use crate::error::{Failure, Result};
+use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
-use crate::verify::columns::ColumnSql;
+use crate::verify::columns::{ColumnSql, ComparedColumn};
 use crate::verify::plan::TablePlan;
+use crate::verify::sql::TableSql;
 
 /// The values by which rows of both servers are matched.
 type Identity = Vec<Option<String>>;
@@ -17,6 +18,8 @@ type Identity = Vec<Option<String>>;
 /// The rows of a batch that were read again from both servers, with their repairs.
 pub(super) struct FoundRows {
     columns: RepairColumns,
+    /// Bytes of the rows of both servers.
+    pub(super) bytes: usize,
     /// The recorded differences of each row, and the repairs that make it equal.
     rows: Vec<(Vec<i64>, Vec<RowRepair>)>,
 }
@@ -40,31 +43,38 @@ pub(super) fn read(
             .0
             .push(difference.id);
     }
-    let identities: Vec<&Identity> = wanted.keys().collect();
-    let compared = |of: fn(&TablePlan, usize) -> &ColumnSql| -> Vec<String> {
-        (0..plan.columns.len()).map(|column| of(plan, column).text.clone()).collect()
+    let identities: Vec<Identity> = wanted.keys().cloned().collect();
+    let compared = |of: fn(&ComparedColumn) -> &ColumnSql| -> Vec<String> {
+        plan.columns.iter().map(|column| of(column).text.clone()).collect()
     };
-    let publisher_texts = compared(|plan, column| &plan.columns[column].publisher);
-    let subscriber_texts = compared(|plan, column| &plan.columns[column].subscriber);
+    let publisher_texts = compared(|column| &column.publisher);
+    let subscriber_texts = compared(|column| &column.subscriber);
+    let width = publisher_texts.len();
 
-    let fields = [publisher_texts.clone(), columns.names.clone()].concat();
+    // A query has 1664 columns at most: a value that is compared as it is sent is read once.
+    let is_read = |place: &usize| !plan.columns.get(*place).is_some_and(|c| c.publisher.own);
+    let read: Vec<usize> = (0..columns.names.len()).filter(is_read).collect();
+    let fields = read.iter().map(|place| columns.names[*place].clone());
+    let fields: Vec<_> = publisher_texts.iter().cloned().chain(fields).collect();
     let sql = format!(
         "SELECT {} FROM {}{}",
         fields.join(", "),
         plan.publisher.relation,
-        plan.publisher.filter(&condition(plan, &publisher_texts, &identities)),
+        plan.publisher.filter(&condition(plan, &plan.publisher, &publisher_texts, &identities)),
     );
-    let width = publisher_texts.len();
+    let mut bytes = 0;
     let reading = format!("reading rows of {}", plan.display_name());
     let mut found: FxHashMap<&Identity, (Vec<PublisherRow>, Vec<SubscriberRow>)> =
         FxHashMap::default();
     let results = theirs.simple(&sql).map_err(|e| Failure::publisher(&e, &reading))?;
-    for row in last(&results).iter() {
+    for row in last(results).iter() {
         let compared = texts(&row, 0, width);
         let identity = identity(plan, &compared);
         let Some((known, _)) = wanted.get_key_value(&identity) else { continue };
-        let values = texts(&row, width, columns.names.len());
-        found.entry(known).or_default().0.push(PublisherRow { compared, values });
+        let sent = texts(&row, width, read.len());
+        bytes += size(&compared) + size(&sent);
+        let sent = read.iter().copied().zip(sent).collect();
+        found.entry(known).or_default().0.push(PublisherRow { compared, sent });
     }
 
     let fields = [subscriber_texts.clone(), columns.local.clone()].concat();
@@ -73,17 +83,18 @@ pub(super) fn read(
         fields.join(", "),
         if fields.is_empty() { "" } else { ", " },
         columns.relation,
-        plan.subscriber.filter(&condition(plan, &subscriber_texts, &identities)),
+        plan.subscriber.filter(&condition(plan, &plan.subscriber, &subscriber_texts, &identities)),
         if locks { " FOR UPDATE" } else { "" },
     );
     let results = ours.simple(&sql).map_err(|e| Failure::subscriber(&e, &reading))?;
-    for row in last(&results).iter() {
+    for row in last(results).iter() {
         let compared = texts(&row, 0, width);
         let identity = identity(plan, &compared);
         let Some((known, _)) = wanted.get_key_value(&identity) else { continue };
         let local = texts(&row, width, columns.local.len());
         let at = width + columns.local.len();
         let (relid, ctid) = (field(&row, at)?, field(&row, at + 1)?);
+        bytes += size(&compared) + size(&local);
         found.entry(known).or_default().1.push(SubscriberRow { compared, local, relid, ctid });
     }
 
@@ -95,7 +106,11 @@ pub(super) fn read(
         })
         .collect();
     rows.sort_by_key(|(place, _)| *place);
-    Ok(FoundRows { columns, rows: rows.into_iter().map(|(_, row)| row).collect() })
+    Ok(FoundRows { columns, bytes, rows: rows.into_iter().map(|(_, row)| row).collect() })
+}
+
+fn size(values: &[Option<String>]) -> usize {
+    values.iter().flatten().map(String::len).sum()
 }
 
 impl FoundRows {
@@ -137,31 +152,46 @@ impl FoundRows {
         settled.flat_map(|(ids, _)| ids.iter().copied())
     }
 
-    /// Executes the statements in the session's transaction.
+    /// Executes the statements in the session's transaction. `explain` makes failures of errors.
     pub(super) fn write(
         &self,
         session: &mut Session,
         delete_extra: bool,
-    ) -> wire::Result<Repaired> {
+        explain: &dyn Fn(&wire::Error) -> Failure,
+    ) -> Result<Repaired> {
         let (statements, repaired) = self.statements(delete_extra);
         if statements.is_empty() {
             return Ok(repaired);
         }
-        session.simple("SAVEPOINT pgapace_repair")?;
+        session.simple("SAVEPOINT pgapace_repair").map_err(|e| explain(&e))?;
         match session.simple(&statements.join("; ")) {
-            Ok(_) => return Ok(repaired),
-            Err(error) if error.sqlstate() == Some(sqlstate::UNIQUE_VIOLATION) => {}
-            Err(error) => return Err(error),
+            Ok(results) => return self.check_written(&results).map(|()| repaired),
+            Err(error) if error.sqlstate().is_some_and(sqlstate::is_taken_value) => {}
+            Err(error) => return Err(explain(&error)),
         }
         // A value moves between rows: all of them are deleted before the first one is inserted.
-        session.simple("ROLLBACK TO SAVEPOINT pgapace_repair")?;
+        session.simple("ROLLBACK TO SAVEPOINT pgapace_repair").map_err(|e| explain(&e))?;
         let all: Vec<_> =
             self.repairs(delete_extra).map(|repair| self.columns.replacement(repair)).collect();
         let deletes = all.iter().filter_map(|(delete, _)| delete.as_deref());
         let inserts = all.iter().filter_map(|(_, insert)| insert.as_deref());
         let statements: Vec<_> = deletes.chain(inserts).collect();
-        session.simple(&statements.join("; "))?;
-        Ok(repaired)
+        let results = session.simple(&statements.join("; ")).map_err(|e| explain(&e))?;
+        self.check_written(&results).map(|()| repaired)
+    }
+
+    /// Each statement writes one row that is there and locked, unless a trigger or a rule intervenes.
+    fn check_written(&self, results: &[Rows]) -> Result<()> {
+        if results.iter().all(|result| result.affected() == 1) {
+            return Ok(());
+        }
+        let table = &self.columns.relation;
+        Err(Failure::new(Class::Apply, format!("a row of {table} was not written"))
+            .detail("A trigger or a rule of the subscriber's table changes or suppresses the statement.")
+            .hint(
+                "On the subscriber: ALTER TABLE … ENABLE TRIGGER makes a trigger fire for local changes only; \
+                 those that are enabled ALWAYS or for REPLICA fire here.",
+            ))
     }
 
     /// Whether the subscriber has columns that are not replicated.
@@ -170,11 +200,16 @@ impl FoundRows {
     }
 
     /// Deletes all rows of the subscriber that differ.
-    pub(super) fn delete(&self, session: &mut Session) -> wire::Result<Repaired> {
+    pub(super) fn delete(
+        &self,
+        session: &mut Session,
+        explain: &dyn Fn(&wire::Error) -> Failure,
+    ) -> Result<Repaired> {
         let statements: Vec<_> =
             self.repairs(true).filter_map(|repair| self.columns.replacement(repair).0).collect();
         if !statements.is_empty() {
-            session.simple(&statements.join("; "))?;
+            let results = session.simple(&statements.join("; ")).map_err(|e| explain(&e))?;
+            self.check_written(&results)?;
         }
         Ok(Repaired { deleted: statements.len() as u64, ..Repaired::default() })
     }
@@ -194,7 +229,7 @@ fn columns(ours: &mut Session, plan: &TablePlan) -> Result<RepairColumns> {
     })?;
     let mut generated = FxHashMap::default();
     let mut local = Vec::new();
-    for row in last(&results).iter() {
+    for row in last(results).iter() {
         let (name, is_generated) = (field::<String>(&row, 0)?, boolean(&row, 1)?);
         if !names.contains(&name) && !is_generated {
             local.push(quote_ident(&name));
@@ -210,21 +245,21 @@ fn columns(ours: &mut Session, plan: &TablePlan) -> Result<RepairColumns> {
 }
 
 /// The condition that finds the rows of the batch, and perhaps others.
-fn condition(plan: &TablePlan, texts: &[String], identities: &[&Identity]) -> String {
+fn condition(
+    plan: &TablePlan,
+    side: &TableSql,
+    texts: &[String],
+    identities: &[Identity],
+) -> String {
     if !plan.key.is_empty() {
-        let names: Vec<_> = plan.key.iter().map(|name| quote_ident(name)).collect();
-        let keys: Vec<Vec<String>> = identities
-            .iter()
-            .map(|values| values.iter().map(|value| value.clone().unwrap_or_default()).collect())
-            .collect();
-        return by_keys(&names, &keys);
+        return side.of_keys(identities);
     }
     // Not every type has an equality operator, and NULL equals NULL here. So the values are joined, without
     // NULLs: other rows may have the same text, and are left out later. The server hashes the list, so that
     // a large table is read with one look-up for each row.
     let row =
         format!("pg_catalog.array_to_string(ARRAY[{}]::pg_catalog.text[], '|')", texts.join(", "));
-    let joined = |values: &&Identity| {
+    let joined = |values: &Identity| {
         let known: Vec<_> = values.iter().flatten().map(String::as_str).collect();
         quote_literal(&known.join("|"))
     };
@@ -248,6 +283,6 @@ fn texts(row: &Row<'_>, from: usize, number: usize) -> Vec<Option<String>> {
     (from..from + number).map(|column| row.get(column).map(str::to_owned)).collect()
 }
 
-fn last(results: &[Rows]) -> Rows {
-    results.last().cloned().unwrap_or_default()
+fn last(results: Vec<Rows>) -> Rows {
+    results.into_iter().next_back().unwrap_or_default()
 }

@@ -13,6 +13,9 @@
 
 mod batch;
 mod row;
+mod size;
+
+pub(crate) use self::size::BatchSize;
 
 use pgoutput::Lsn;
 use serde::Serialize;
@@ -96,23 +99,26 @@ impl Repairer<'_> {
         print: &mut dyn FnMut(&str),
     ) -> Result<Repaired> {
         let mut sum = Repaired::default();
-        let (mut after, mut size) = (0, self.options.batch);
+        let (mut after, mut sizes) = (0, BatchSize::new(self.options.batch));
         loop {
             if self.shutdown.requested() {
                 return Err(Failure::new(Class::Stopped, "stopped; whole batches were repaired"));
             }
+            let size = sizes.next();
             let batch = differences(control, self.id, plan, after, size)?;
             let Some(last) = last_id(&batch) else { return Ok(sum) };
             match self.batch(plan, &batch, print) {
                 // A value is in use by a row of a later batch.
                 Err(failure)
-                    if failure.sqlstate.as_deref() == Some(sqlstate::UNIQUE_VIOLATION)
+                    if failure.sqlstate.as_deref().is_some_and(sqlstate::is_taken_value)
                         && batch.len() == size =>
                 {
-                    size *= 10;
+                    sizes.widen();
                 }
                 repaired => {
-                    sum.add(repaired?);
+                    let (repaired, bytes) = repaired?;
+                    sizes.read(batch.len(), bytes);
+                    sum.add(repaired);
                     after = last;
                 }
             }
@@ -124,7 +130,7 @@ impl Repairer<'_> {
         plan: &TablePlan,
         batch: &[Difference],
         print: &mut dyn FnMut(&str),
-    ) -> Result<Repaired> {
+    ) -> Result<(Repaired, usize)> {
         if self.options.dry_run {
             let taken = self.taker.take_barrier(false)?;
             let (mut theirs, mut ours) = taken.pair().open(self.publisher, self.subscriber)?;
@@ -132,34 +138,39 @@ impl Repairer<'_> {
             let found = batch::read(&mut theirs, &mut ours, plan, batch, false)?;
             let (statements, repaired) = found.statements(self.options.delete_extra);
             statements.iter().for_each(|sql| print(&format!("{sql};")));
-            return Ok(repaired);
+            return Ok((repaired, found.bytes));
         }
+        let mut refused = None;
         for _ in 0..ATTEMPTS {
             let taken = self.taker.take_barrier(true)?;
-            if let Some(repaired) = self.write(plan, batch, taken)? {
-                return Ok(repaired);
+            match self.write(plan, batch, taken)? {
+                Written::Batch(repaired, bytes) => return Ok((repaired, bytes)),
+                Written::StreamWentOn => refused = None,
+                Written::NotImported(error) => refused = Some(error),
             }
         }
-        Err(Failure::new(
-            Class::Busy,
-            "the stream went on before a batch was written, again and again",
-        )
-        .hint("Repair with a smaller --batch. The batches before this one are repaired."))
+        Err(refused.unwrap_or_else(|| {
+            Failure::new(
+                Class::Busy,
+                "the stream went on before a batch was written, again and again",
+            )
+            .hint("Repair with a smaller --batch. The batches before this one are repaired.")
+        }))
     }
 
-    /// Repairs a batch while the stream is held. `None` if the stream has gone on before that.
+    /// Repairs a batch while the stream is held.
     fn write(
         &self,
         plan: &TablePlan,
         batch: &[Difference],
         mut taken: TakenBarrier,
-    ) -> Result<Option<Repaired>> {
+    ) -> Result<Written> {
         let mut theirs = self.publisher.connect_to_look()?;
         let begin = begin_reading(theirs.server_version().major());
         let import =
             format!("{begin}; SET TRANSACTION SNAPSHOT {}", quote_literal(&taken.publisher));
-        if theirs.simple(&import).is_err() {
-            return Ok(None);
+        if let Err(error) = theirs.simple(&import) {
+            return Ok(Written::NotImported(Failure::publisher(&error, "importing the snapshot")));
         }
         let mut ours = self.subscriber.connect(Purpose::DurableApply)?;
         // A later run of the subscription terminates this session before it applies anything.
@@ -174,13 +185,12 @@ impl Repairer<'_> {
             .simple(&format!("BEGIN; {BRIEFLY}; {}", taken.write_sql()))
             .map_err(|e| writing(&e))?;
         if held.last().is_none_or(wire::Rows::is_empty) {
-            return Ok(None);
+            return Ok(Written::StreamWentOn);
         }
         check_ready(&mut ours, self.taker.row, &[(plan.schema.clone(), plan.name.clone())])?;
         let found =
             batch::read(&mut theirs, &mut ours, plan, batch, true).map_err(|e| locked(e, plan))?;
-        let repaired =
-            found.write(&mut ours, self.options.delete_extra).map_err(|e| writing(&e))?;
+        let repaired = found.write(&mut ours, self.options.delete_extra, &writing)?;
         let ids: Vec<_> =
             found.settled(self.options.delete_extra).map(|id| id.to_string()).collect();
         let sql = format!(
@@ -192,8 +202,18 @@ impl Repairer<'_> {
             tag.release(&mut ours);
         }
         log_batch(plan, taken.lsn, repaired);
-        Ok(Some(repaired))
+        Ok(Written::Batch(repaired, found.bytes))
     }
+}
+
+/// The result of an attempt to repair a batch.
+enum Written {
+    /// Its rows, and the bytes that were read.
+    Batch(Repaired, usize),
+    /// The stream has gone on before that.
+    StreamWentOn,
+    /// The publisher's snapshot was gone, or is not one of this publisher.
+    NotImported(Failure),
 }
 
 /// While a batch is written the stream is held. So it does not wait for a lock: the holder may be an open
@@ -275,17 +295,21 @@ pub(crate) enum WriteWay {
     Delete,
 }
 
-/// Reads the rows of a batch from both sessions, and makes them equal in the transaction of `ours`.
+/// Reads the rows of a batch from both sessions, and makes them equal in the transaction of `ours`. Returns
+/// the bytes that were read too.
 pub(crate) fn write_batch(
     theirs: &mut Session,
     ours: &mut Session,
     plan: &TablePlan,
     batch: &[Difference],
     way: WriteWay,
-) -> Result<Repaired> {
+) -> Result<(Repaired, usize)> {
+    let explain = |e: &wire::Error| {
+        Failure::subscriber(e, &format!("making rows of {} equal", plan.display_name()))
+    };
     let found = batch::read(theirs, ours, plan, batch, true)?;
     let written = match way {
-        WriteWay::Update => found.write(ours, true),
+        WriteWay::Update => found.write(ours, true, &explain),
         WriteWay::Delete if found.has_local_columns() => {
             return Err(Failure::new(
                 Class::Mismatch,
@@ -297,11 +321,9 @@ pub(crate) fn write_batch(
             )
             .hint("Drop the unique index on the subscriber, and create it again afterwards."));
         }
-        WriteWay::Delete => found.delete(ours),
+        WriteWay::Delete => found.delete(ours, &explain),
     };
-    written.map_err(|e| {
-        Failure::subscriber(&e, &format!("making rows of {} equal", plan.display_name()))
-    })
+    Ok((written?, found.bytes))
 }
 
 fn log_batch(plan: &TablePlan, lsn: Lsn, repaired: Repaired) {

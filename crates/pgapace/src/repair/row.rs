@@ -20,8 +20,17 @@ pub(super) struct RepairColumns {
 pub(super) struct PublisherRow {
     /// The compared values, by column.
     pub(super) compared: Vec<Option<String>>,
-    /// The values that replication would carry, by column.
-    pub(super) values: Vec<Option<String>>,
+    /// The values that replication would carry of other columns, and of those that are compared otherwise, with
+    /// their places.
+    pub(super) sent: Vec<(usize, Option<String>)>,
+}
+
+impl PublisherRow {
+    /// The value that replication would carry.
+    fn value(&self, place: usize) -> &Option<String> {
+        let sent = self.sent.iter().find(|(other, _)| *other == place);
+        sent.map_or_else(|| &self.compared[place], |(_, value)| value)
+    }
 }
 
 /// A row of the subscriber.
@@ -82,13 +91,13 @@ impl RepairColumns {
     /// The statement of a repair; `None` if only columns differ that the subscriber generates.
     pub(super) fn statement(&self, repair: &RowRepair) -> Option<String> {
         match repair {
-            RowRepair::Insert(row) => Some(self.insert(&row.values, None)),
+            RowRepair::Insert(row) => Some(self.insert(row, None)),
             RowRepair::Delete(row) => Some(self.delete(row)),
             RowRepair::Update { row, to, columns } => {
                 let columns = columns.iter().filter(|column| !self.generated[**column]);
                 let set: Vec<_> = columns
                     .map(|column| {
-                        format!("{} = {}", self.names[*column], literal(&to.values[*column]))
+                        format!("{} = {}", self.names[*column], literal(to.value(*column)))
                     })
                     .collect();
                 (!set.is_empty()).then(|| {
@@ -102,10 +111,10 @@ impl RepairColumns {
     /// unique columns move between rows, an UPDATE would find them in use.
     pub(super) fn replacement(&self, repair: &RowRepair) -> (Option<String>, Option<String>) {
         match repair {
-            RowRepair::Insert(row) => (None, Some(self.insert(&row.values, None))),
+            RowRepair::Insert(row) => (None, Some(self.insert(row, None))),
             RowRepair::Delete(row) => (Some(self.delete(row)), None),
             RowRepair::Update { row, to, .. } => {
-                (Some(self.delete(row)), Some(self.insert(&to.values, Some(&row.local))))
+                (Some(self.delete(row)), Some(self.insert(to, Some(&row.local))))
             }
         }
     }
@@ -114,10 +123,12 @@ impl RepairColumns {
         format!("DELETE FROM {} WHERE {}", self.relation, place(row))
     }
 
-    fn insert(&self, values: &[Option<String>], local: Option<&Vec<Option<String>>>) -> String {
-        let replicated = self.names.iter().zip(values).zip(&self.generated);
-        let mut columns: Vec<_> =
-            replicated.filter(|(_, generated)| !**generated).map(|(pair, _)| pair).collect();
+    fn insert(&self, row: &PublisherRow, local: Option<&Vec<Option<String>>>) -> String {
+        let replicated = self.names.iter().enumerate().zip(&self.generated);
+        let mut columns: Vec<_> = replicated
+            .filter(|(_, generated)| !**generated)
+            .map(|((place, name), _)| (name, row.value(place)))
+            .collect();
         columns.extend(self.local.iter().zip(local.into_iter().flatten()));
         if columns.is_empty() {
             return format!("INSERT INTO {} DEFAULT VALUES", without_only(&self.relation));
@@ -148,20 +159,6 @@ fn literal(value: &Option<String>) -> String {
     value.as_deref().map_or_else(|| "NULL".to_owned(), quote_literal)
 }
 
-/// The condition that finds rows by their keys, on either side: `names` are quoted, and the literals
-/// take the types of the columns.
-pub(super) fn by_keys(names: &[String], keys: &[Vec<String>]) -> String {
-    let tuple = |values: &[String]| {
-        let values: Vec<_> = values.iter().map(|value| quote_literal(value)).collect();
-        format!("({})", values.join(", "))
-    };
-    let keys: Vec<_> = keys.iter().map(|key| tuple(key)).collect();
-    match names {
-        [one] => format!("{one} IN ({})", keys.join(", ")),
-        _ => format!("({}) IN ({})", names.join(", "), keys.join(", ")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,7 +168,7 @@ mod tests {
     }
 
     fn theirs(values: &[&str]) -> PublisherRow {
-        PublisherRow { compared: text(values), values: text(values) }
+        PublisherRow { compared: text(values), sent: Vec::new() }
     }
 
     fn ours(values: &[&str]) -> SubscriberRow {
@@ -214,6 +211,17 @@ mod tests {
     }
 
     #[test]
+    fn values_are_written_as_they_are_sent() {
+        let sent = vec![(1, Some("1.50".to_owned()))];
+        let row = PublisherRow { compared: text(&["1", "1.5"]), sent };
+        let found = repairs(vec![row], vec![]);
+        assert_eq!(
+            columns().statement(&found[0]).as_deref(),
+            Some("INSERT INTO s.t (id, v) OVERRIDING SYSTEM VALUE VALUES ('1', '1.50')")
+        );
+    }
+
+    #[test]
     fn missing_rows_are_inserted_and_extra_rows_deleted() {
         let found =
             repairs(vec![theirs(&["1", "a"]), theirs(&["1", "a"])], vec![ours(&["1", "a"])]);
@@ -234,13 +242,5 @@ mod tests {
         let columns = RepairColumns { generated: vec![false, true], ..columns() };
         let found = repairs(vec![theirs(&["1", "a"])], vec![ours(&["1", "b"])]);
         assert_eq!(columns.statement(&found[0]), None);
-    }
-
-    #[test]
-    fn keys_are_literals_of_the_types_of_their_columns() {
-        let keys = [vec!["1".to_owned()], vec!["it's".to_owned()]];
-        assert_eq!(by_keys(&["k".to_owned()], &keys), "k IN (('1'), ('it''s'))");
-        let keys = [vec!["1".to_owned(), "2".to_owned()]];
-        assert_eq!(by_keys(&["a".to_owned(), "b".to_owned()], &keys), "(a, b) IN (('1', '2'))");
     }
 }

@@ -76,18 +76,14 @@ pub(super) fn verify(
     let prepared = prepare(&mut theirs, &mut ours, config, row, &scope)?;
     drop((theirs, ours));
     let plans = &prepared.plans;
-    let left: Vec<_> = plans.iter().map(TablePlan::columns_left).collect();
-    let rows: Vec<_> = plans
-        .iter()
-        .zip(&left)
-        .map(|(plan, left)| (plan.schema.as_str(), plan.name.as_str(), left.as_slice()))
-        .collect();
+    let rows: Vec<_> = plans.iter().map(TablePlan::record).collect();
     let kind = VerificationKind::Verb;
     let number = verification::begin(&mut control, row.id, kind, &rows, &scope.text())?;
     let records = plans.iter().map(|_| TableRecord::new(number, 0)).collect();
     let work = plans.iter().map(|plan| TableWork::new(plan.method)).collect();
     let shutdown = Shutdown::default();
-    let manner = Manner { jobs: JOBS, rate: None, lifetime: Duration::from_secs(24 * 60 * 60) };
+    let lifetime = Duration::from_secs(24 * 60 * 60);
+    let manner = Manner { jobs: JOBS, rate: None, lifetime, go_on: None };
     let verification = Verification {
         plans,
         manner: &manner,

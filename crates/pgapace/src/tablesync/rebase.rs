@@ -15,7 +15,7 @@ use wire::{Session, quote_literal};
 use super::{Snapshot, SyncContext};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::PublishedTable;
-use crate::repair::{self, WriteWay};
+use crate::repair::{self, BatchSize, WriteWay};
 use crate::sqlstate;
 use crate::stopping::interrupt::interruptible;
 use crate::subscriber::catalogue::{field, first_row};
@@ -34,7 +34,7 @@ use crate::verify::run::{Manner, Servers, Verification};
 use crate::verify::whole::Passes;
 use crate::verify::work::{TableWork, Work};
 
-/// Differences that are read at once.
+/// Differences that are read at once, at most.
 const BATCH: usize = 1000;
 
 /// The snapshot of the publisher, with one of the subscriber.
@@ -109,16 +109,14 @@ pub(super) fn tables(
     let generations = begun.record(control, owner, snapshot.lsn)?;
     let changed = AtomicBool::new(false);
     let mut source = Pairs { context, snapshot, changed: &changed, taken: false };
-    let rows: Vec<_> = plans
-        .iter()
-        .map(|plan| (plan.schema.as_str(), plan.name.as_str(), [].as_slice()))
-        .collect();
+    let rows: Vec<_> = plans.iter().map(TablePlan::record).collect();
     let kind = VerificationKind::Verb;
     let number = verification::begin(control, owner.id, kind, &rows, &scope.text())?;
     let manner = Manner {
         jobs: context.options.workers,
         rate: None,
         lifetime: Duration::from_secs(u64::MAX >> 1),
+        go_on: None,
     };
     let mut recorder = context.subscriber.connect(Purpose::Control)?;
     // It ends if another process becomes the owner, whose differences these are not.
@@ -197,17 +195,19 @@ fn make_equal(
     let repaired = interruptible(context.shutdown, &sessions, "table sync", || {
         let mut write = |ours: &mut Session, way| -> Result<repair::Repaired> {
             let mut sum = repair::Repaired::default();
-            let mut after = 0;
+            let (mut after, mut sizes) = (0, BatchSize::new(BATCH));
             loop {
-                let batch = repair::differences(control, owner.id, plan, after, BATCH)?;
+                let batch = repair::differences(control, owner.id, plan, after, sizes.next())?;
                 let Some(last) = repair::last_id(&batch) else { return Ok(sum) };
                 after = last;
-                sum.add(repair::write_batch(&mut theirs, ours, plan, &batch, way)?);
+                let (repaired, bytes) = repair::write_batch(&mut theirs, ours, plan, &batch, way)?;
+                sizes.read(batch.len(), bytes);
+                sum.add(repaired);
             }
         };
         ours.simple("BEGIN").map_err(|e| writing(&e))?;
         let repaired = match write(&mut ours, WriteWay::Update) {
-            Err(failure) if failure.sqlstate.as_deref() == Some(sqlstate::UNIQUE_VIOLATION) => {
+            Err(failure) if failure.sqlstate.as_deref().is_some_and(sqlstate::is_taken_value) => {
                 // Unique values move between rows of different batches: all of them are deleted before
                 // the first one is inserted.
                 ours.simple("ROLLBACK; BEGIN").map_err(|e| writing(&e))?;

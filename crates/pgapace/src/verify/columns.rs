@@ -90,6 +90,17 @@ impl SideColumn {
     pub(crate) fn needed_type(&self) -> &str {
         &self.type_name
     }
+
+    /// The type of literals that are compared with the column. It has no modifier, which could cut them, and
+    /// its range includes that of the other server's column.
+    pub(crate) fn literal_type(&self) -> String {
+        match self.type_oid {
+            oid::INT2 | oid::INT4 | oid::INT8 => "pg_catalog.int8".to_owned(),
+            // `character` and `bit` would be character(1) and bit(1).
+            _ if self.built_in() => format!("pg_catalog.{}", quote_ident(&self.bare_name)),
+            _ => self.type_name.clone(),
+        }
+    }
 }
 
 /// SQL for one column on one server.
@@ -101,6 +112,8 @@ pub(crate) struct ColumnSql {
     pub(crate) stored: bool,
     /// The text by which a value is named, NULL for NULL.
     pub(crate) text: String,
+    /// Whether that is the text of the column's own type, which can be read as a value of it.
+    pub(crate) own: bool,
 }
 
 /// Which function hashes a column, on both servers.
@@ -167,7 +180,7 @@ fn text_of(column: &SideColumn) -> String {
 }
 
 fn plain(column: &SideColumn) -> ColumnSql {
-    as_text(text_of(column))
+    ColumnSql { own: true, ..as_text(text_of(column)) }
 }
 
 /// The binary form of a column in hex.
@@ -177,12 +190,13 @@ fn bytes_of(column: &SideColumn, function: &str) -> String {
 
 /// A column that is compared in its binary form, and named by its text.
 fn sent(column: &SideColumn, function: &str) -> ColumnSql {
-    ColumnSql { hashed: bytes_of(column, function), stored: false, text: text_of(column) }
+    let (hashed, text) = (bytes_of(column, function), text_of(column));
+    ColumnSql { hashed, stored: false, text, own: true }
 }
 
 /// An expression of type text.
 fn as_text(text: String) -> ColumnSql {
-    ColumnSql { hashed: text.clone(), stored: false, text }
+    ColumnSql { hashed: text.clone(), stored: false, text, own: false }
 }
 
 /// The cheapest exact form of a column whose type is the same on both servers.
@@ -205,7 +219,7 @@ fn exact(column: &SideColumn, other: &SideColumn) -> (HashedBy, ColumnSql) {
         _ => (HashedBy::Text, text_of(column)),
     };
     let stored = hashed == quote_ident(&column.name);
-    (by, ColumnSql { hashed, stored, text: text_of(column) })
+    (by, ColumnSql { hashed, stored, text: text_of(column), own: true })
 }
 
 /// The text of the publisher's column as the subscriber stores it in a column of another type.

@@ -57,7 +57,7 @@ pub(crate) struct Comparison<'a> {
 
 impl Comparison<'_> {
     pub(super) fn query(table: &TableSql, sql: String, access: Access) -> Query {
-        Query { sql, oid: table.oid, access }
+        Query { sql, check: table.is_rewritten(None), access }
     }
 
     /// Compares the rows of a range of the key.
@@ -135,10 +135,10 @@ impl Comparison<'_> {
 
     /// Differences of rows with a key, with the columns that differ.
     fn of_keys(&mut self, findings: &[Finding]) -> Result<Vec<NewDifference>> {
-        let keys: Vec<Vec<String>> = findings
+        let keys: Vec<_> = findings
             .iter()
             .filter(|finding| finding.kind == Kind::Different)
-            .filter_map(|finding| values(&finding.fields).into_iter().collect())
+            .map(|finding| values(&finding.fields))
             .collect();
         let mut columns = FxHashMap::default();
         if !keys.is_empty() {

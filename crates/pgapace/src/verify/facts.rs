@@ -23,14 +23,16 @@ pub(crate) struct SideTable {
 }
 
 impl SideTable {
-    /// Whether nothing changed that a comparison rests on.
-    pub(crate) fn is_as(&self, other: &Self) -> bool {
+    /// Whether nothing changed that a comparison of the published columns rests on. New indexes and other
+    /// columns do not matter.
+    pub(crate) fn is_as(&self, other: &Self, published: impl Fn(&str) -> bool) -> bool {
+        let of = |name: &str| other.columns.iter().find(|column| column.name == name);
+        let mut columns = self.columns.iter().filter(|column| published(&column.name));
         self.oid == other.oid
             && self.kind == other.kind
             && self.row_security == other.row_security
-            && self.columns.len() == other.columns.len()
-            && self.columns.iter().zip(&other.columns).all(|(one, other)| one.is_as(other))
-            && self.indexes == other.indexes
+            && columns.all(|column| of(&column.name).is_some_and(|other| column.is_as(other)))
+            && self.indexes.iter().all(|index| other.indexes.contains(index))
     }
 }
 
@@ -140,7 +142,8 @@ fn queries(names: &[(String, String)]) -> [String; 3] {
                i.indisunique AND i.indimmediate, \
                CASE (SELECT c.relreplident FROM pg_catalog.pg_class c WHERE c.oid = w.relid) \
                  WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END, \
-               (SELECT pg_catalog.bool_and(oc.opcdefault AND i.indcollation[k.ord] = a.attcollation) \
+               (SELECT pg_catalog.bool_and(oc.opcdefault AND i.indcollation[k.ord] = a.attcollation \
+                  AND i.indoption[k.ord] = 0) \
                 FROM pg_catalog.generate_series(0, i.indnkeyatts - 1) AS k (ord) \
                 JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k.ord] \
                 JOIN pg_catalog.pg_opclass oc ON oc.oid = i.indclass[k.ord]) \

@@ -18,7 +18,7 @@ pub(crate) struct SideIndex {
     pub(crate) unique: bool,
     /// Replica identity, or the primary key.
     pub(crate) identity: bool,
-    /// All columns are ordered as their types and collations say.
+    /// All columns are ordered as their types and collations say, upwards.
     pub(crate) default_order: bool,
 }
 
@@ -167,7 +167,8 @@ mod tests {
     }
 
     fn compared(names: &[&str]) -> Vec<ComparedColumn> {
-        let sql = ColumnSql { hashed: String::new(), stored: true, text: String::new() };
+        let (hashed, text) = (String::new(), String::new());
+        let sql = ColumnSql { hashed, stored: true, text, own: true };
         let one = |name: &&str| ComparedColumn {
             name: (*name).to_owned(),
             publisher: sql.clone(),

@@ -16,6 +16,7 @@ use crate::subscriber::session::{Purpose, Subscriber};
 const READING: &str = "SET quote_all_identifiers = off; SET xmlbinary = base64; \
     SET xmloption = content; \
     SET enable_seqscan = on; SET enable_hashjoin = on; SET enable_mergejoin = on; SET jit = off; \
+    SET enable_indexscan = on; SET enable_bitmapscan = on; SET enable_sort = on; \
     SET plan_cache_mode = auto; \
     SET max_parallel_workers_per_gather = 0; SET lock_timeout = '60s'; ";
 

@@ -1,7 +1,10 @@
 //! How each table is compared. Pure.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use crate::subscriber::state::verification::NewTable;
 use crate::verify::columns::ComparedColumn;
-use crate::verify::sql::{Piece, TableSql};
+use crate::verify::sql::{Piece, Selection, TableSql};
 
 /// Rows of a chunk on the publisher.
 pub(crate) const CHUNK_ROWS: u64 = 50_000;
@@ -10,7 +13,7 @@ pub(crate) const CHUNK_ROWS: u64 = 50_000;
 const SAMPLED_CHUNK_ROWS: u64 = 5_000;
 
 /// How the rows of a table are divided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Method {
     /// By ranges of the key: chunk by chunk, by several session pairs.
     Ranges,
@@ -44,6 +47,27 @@ impl TablePlan {
         let not_comparable = self.not_comparable.iter().map(|(name, _)| name.clone());
         not_comparable.chain(self.left_out.iter().cloned()).collect()
     }
+
+    /// A number that differs if the table is compared otherwise. It may also differ in another version of
+    /// pgapace; then the table is compared again from its beginning.
+    pub(crate) fn fingerprint(&self) -> i64 {
+        let mut hasher = DefaultHasher::new();
+        (&self.key, self.method).hash(&mut hasher);
+        for table in [&self.publisher, &self.subscriber] {
+            (table.oid, table.rows(&Selection::default())).hash(&mut hasher);
+        }
+        hasher.finish().cast_signed()
+    }
+
+    /// The record of a verification that begins.
+    pub(crate) fn record(&self) -> NewTable {
+        NewTable {
+            schema: self.schema.clone(),
+            name: self.name.clone(),
+            columns_left: self.columns_left(),
+            plan: self.fingerprint(),
+        }
+    }
 }
 
 /// Rows of a chunk.
@@ -60,6 +84,7 @@ pub(crate) fn buckets(rows: u64) -> u64 {
 /// A plain table or partition on one server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Leaf {
+    pub(crate) oid: u32,
     /// The quoted name.
     pub(crate) relation: String,
     /// Whether it has blocks of its own that a range can select.
@@ -92,8 +117,9 @@ pub(crate) fn pieces(leaves: &[Leaf], rows: u64) -> Option<Vec<Piece>> {
         };
         let step = (rows / per_block).clamp(64, 65_536);
         let count = leaf.blocks.div_ceil(step).max(1);
-        let relation = leaf.relation.clone();
+        let (oid, relation) = (leaf.oid, leaf.relation.clone());
         (0..count).map(move |number| Piece {
+            oid,
             relation: relation.clone(),
             from_block: number * step,
             // The table may have grown since its size was read, though not by rows of the snapshot.
@@ -108,7 +134,7 @@ mod tests {
     use super::*;
 
     fn leaf(blocks: u64, rows: u64) -> Leaf {
-        Leaf { relation: "public.t".to_owned(), has_blocks: true, blocks, rows }
+        Leaf { oid: 7, relation: "public.t".to_owned(), has_blocks: true, blocks, rows }
     }
 
     #[test]

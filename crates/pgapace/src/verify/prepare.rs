@@ -6,6 +6,7 @@ use wire::{Session, quote_ident, quote_literal};
 
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
+use crate::publisher::history::check_system;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, describe_kind, field};
@@ -84,27 +85,32 @@ impl Definitions {
         })
     }
 
-    /// The first table whose definition is another one.
+    /// The first of these tables that is defined otherwise now, in a way that matters to a comparison. Tables
+    /// that were published meanwhile do not matter.
     pub(crate) fn changed(&self, now: &Self) -> Option<String> {
-        let name = |table: &PublishedTable| table.display_name();
-        if self.published.len() != now.published.len() {
-            let missing = self
-                .published
-                .iter()
-                .find(|table| !now.published.iter().any(|other| other.key() == table.key()));
-            return Some(missing.map_or_else(|| "the set of tables".to_owned(), name));
-        }
-        let same = |before: &Option<SideTable>, now: &Option<SideTable>| match (before, now) {
-            (Some(before), Some(now)) => before.is_as(now),
-            (before, now) => before.is_none() && now.is_none(),
+        let known: FxHashMap<_, _> =
+            now.published.iter().enumerate().map(|(place, table)| (table.key(), place)).collect();
+        let same = |place: usize, before: &PublishedTable| {
+            let Some(&other) = known.get(&before.key()) else { return false };
+            let published = |name: &str| before.columns.iter().any(|column| column.name == name);
+            let alike = |one: &Option<SideTable>, other: &Option<SideTable>| match (one, other) {
+                (Some(one), Some(other)) => one.is_as(other, published),
+                (one, other) => one.is_none() && other.is_none(),
+            };
+            is_published_alike(before, &now.published[other])
+                && alike(&self.publisher[place], &now.publisher[other])
+                && alike(&self.subscriber[place], &now.subscriber[other])
         };
-        let place = (0..self.published.len()).find(|&place| {
-            self.published[place] != now.published[place]
-                || !same(&self.publisher[place], &now.publisher[place])
-                || !same(&self.subscriber[place], &now.subscriber[place])
-        });
-        place.map(|place| name(&self.published[place]))
+        let mut tables = self.published.iter().enumerate();
+        tables.find(|(place, table)| !same(*place, table)).map(|(_, table)| table.display_name())
     }
+}
+
+/// Whether the same columns and rows are published.
+fn is_published_alike(one: &PublishedTable, other: &PublishedTable) -> bool {
+    (one.oid, one.partitioned) == (other.oid, other.partitioned)
+        && one.columns == other.columns
+        && one.filters == other.filters
 }
 
 /// One table that cannot be compared.
@@ -150,6 +156,7 @@ pub(crate) fn prepare(
     scope: &Scope,
 ) -> Result<Prepared> {
     check_primary(publisher)?;
+    check_system(publisher, row)?;
     publication::check_exist(publisher, &config.publications)?;
     let published = publication::tables(publisher, &config.publications)?;
     let wanted =
@@ -356,12 +363,15 @@ impl Context<'_> {
         };
         let type_of = |name: &String| {
             let column = table.columns.iter().find(|column| column.name == *name)?;
-            // The search path does not have the operators of an extension.
-            let type_sql = (!column.of_extension()).then(|| column.type_sql.clone());
-            Some((name.clone(), type_sql))
+            let own = compared.iter().find(|one| one.name == *name).is_some_and(|one| of(one).own);
+            // The search path does not have the operators of an extension. The text of a converted value is
+            // one of the other server's type, and several values may have it. Where there are ranges, it is
+            // the same value.
+            let by_value = method == Method::Ranges || own && !column.of_extension();
+            Some((name.clone(), by_value.then(|| column.literal_type())))
         };
         let key: Vec<_> = key.iter().filter_map(type_of).collect();
-        TableSql::new(&parts, compared, of, &key)
+        TableSql::new(&parts, compared, &of, &key)
     }
 
     fn check_privileges(

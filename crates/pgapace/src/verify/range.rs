@@ -36,13 +36,16 @@ impl KeyRange {
     }
 }
 
+impl KeyColumn {
+    pub(crate) fn literal(&self, value: &str) -> String {
+        format!("{}::{}", quote_literal(value), self.type_sql)
+    }
+}
+
 /// `ROW('5'::bigint, …)`.
 pub(crate) fn literal_row(key: &[KeyColumn], values: &[String]) -> String {
-    let values: Vec<_> = key
-        .iter()
-        .zip(values)
-        .map(|(column, value)| format!("{}::{}", quote_literal(value), column.type_sql))
-        .collect();
+    let values: Vec<_> =
+        key.iter().zip(values).map(|(column, value)| column.literal(value)).collect();
     format!("ROW({})", values.join(", "))
 }
 

@@ -9,7 +9,9 @@ use wire::Session;
 use crate::error::Result;
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::verification::differences::{self, NewDifference};
-use crate::subscriber::state::verification::{self, Counts, Standing, TableOf, VerificationNumber};
+use crate::subscriber::state::verification::{
+    self, Counts, Standing, TableOf, TableVerification, VerificationNumber,
+};
 use crate::verify::plan::TablePlan;
 use crate::verify::work::TableWork;
 
@@ -27,18 +29,27 @@ impl TableRecord {
     }
 }
 
-/// The record of a table that goes on where it was interrupted. Differences in chunks that are compared
-/// again are forgotten.
-pub(crate) fn resumed_record(
+/// Goes on with a table where an earlier verification of it was interrupted, or begins again if the table is
+/// compared otherwise now. Differences in chunks that are compared again are forgotten.
+pub(crate) fn resume(
     control: &mut Session,
     id: SubscriptionId,
     plan: &TablePlan,
-    number: VerificationNumber,
-    work: &TableWork,
-) -> Result<TableRecord> {
-    let of = TableOf { id, schema: &plan.schema, name: &plan.name, number };
+    found: &TableVerification,
+) -> Result<(TableWork, TableRecord)> {
+    let of = TableOf { id, schema: &plan.schema, name: &plan.name, number: found.number };
+    let now = plan.fingerprint();
+    let work = if found.plan != Some(now) {
+        verification::begin_again(control, of, now)?;
+        TableWork::new(plan.method)
+    } else if found.result.is_some() {
+        TableWork::finished(plan.method, found.counts)
+    } else {
+        TableWork::resumed(plan.method, found.position.clone(), found.counts)
+    };
     differences::forget_after(control, of, work.compared())?;
-    Ok(TableRecord::new(number, differences::recorded(control, of)?))
+    let recorded = differences::recorded(control, of)?;
+    Ok((work, TableRecord::new(found.number, recorded)))
 }
 
 /// The session that writes, and how many differences of each table are recorded.

@@ -136,7 +136,12 @@ mod tests {
     use super::*;
 
     fn field(by: HashedBy, nullable: bool) -> RowField {
-        let sql = ColumnSql { hashed: "c".to_owned(), stored: true, text: "c::text".to_owned() };
+        let sql = ColumnSql {
+            hashed: "c".to_owned(),
+            stored: true,
+            text: "c::text".to_owned(),
+            own: true,
+        };
         RowField { sql, by, nullable }
     }
 

@@ -27,9 +27,6 @@ const ATTEMPTS: u32 = 5;
 /// How often a session pair without work looks whether another one needs help.
 const HELP_POLL: Duration = Duration::from_millis(20);
 
-/// The next step after an interruption.
-const RESUME: &str = "pgapace verify --resume goes on from here.";
-
 /// How a verification goes about it.
 #[derive(Debug, Clone)]
 pub(crate) struct Manner {
@@ -37,6 +34,8 @@ pub(crate) struct Manner {
     pub(crate) rate: Option<Rate>,
     /// Age at which snapshots are renewed.
     pub(crate) lifetime: Duration,
+    /// How the user goes on after an interruption.
+    pub(crate) go_on: Option<&'static str>,
 }
 
 /// The two servers.
@@ -53,6 +52,7 @@ struct Keeper<'a> {
     scope: &'a Scope,
     definitions: &'a Definitions,
     lifetime: Duration,
+    go_on: Option<&'static str>,
     held: Option<(Held, Instant)>,
 }
 
@@ -94,7 +94,7 @@ impl Keeper<'_> {
                     "a publication or the definition of {table} changed during the verification"
                 ),
             )
-            .hint("Start it again. What was compared before may have been compared otherwise.")),
+            .hint(self.go_on.unwrap_or("Start it again."))),
         }
     }
 }
@@ -125,8 +125,9 @@ impl Verification<'_> {
         source: &mut (dyn PairSource + Send),
         definitions: &Definitions,
     ) -> Result<Vec<Counts>> {
-        let (scope, lifetime) = (self.scope, self.manner.lifetime);
-        let keeper = Keeper { servers, source, scope, definitions, lifetime, held: None };
+        let Manner { lifetime, go_on, .. } = *self.manner;
+        let scope = self.scope;
+        let keeper = Keeper { servers, source, scope, definitions, lifetime, go_on, held: None };
         let keeper = Mutex::new(keeper);
         let failed = Mutex::new(None);
         std::thread::scope(|scope| {
@@ -146,11 +147,27 @@ impl Verification<'_> {
         });
         self.progress.end();
         if let Some(failure) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            return Err(failure);
+            return Err(self.with_next_step(failure));
         }
         lock(&keeper).check_definitions()?;
         let work = lock(&self.work);
         Ok((0..self.plans.len()).map(|table| work.table(table).counts()).collect())
+    }
+
+    /// Tells the user of an interruption how to go on, if something was compared.
+    fn with_next_step(&self, mut failure: Failure) -> Failure {
+        let interrupted =
+            failure.transient || matches!(failure.class, Class::Stopped | Class::Busy);
+        let work = lock(&self.work);
+        let mut tables = (0..self.plans.len()).map(|table| work.table(table));
+        if let Some(go_on) = self.manner.go_on
+            && interrupted
+            && tables.any(|table| table.compared() > 0)
+        {
+            let first = failure.hint.take().map(|hint| format!("{hint} ")).unwrap_or_default();
+            failure.hint = Some(format!("{first}{go_on}"));
+        }
+        failure
     }
 
     /// One session pair.
@@ -158,9 +175,7 @@ impl Verification<'_> {
         let mut pair: Option<SessionPair> = None;
         loop {
             if self.shutdown.requested() {
-                return Err(
-                    Failure::new(Class::Stopped, "stopped during the verification").hint(RESUME)
-                );
+                return Err(Failure::new(Class::Stopped, "stopped during the verification"));
             }
             if lock(failed).is_some() {
                 return Ok(());
@@ -214,7 +229,8 @@ impl Verification<'_> {
         lock(&self.work).next(|table, after| {
             let plan = &self.plans[table];
             let sql = plan.publisher.walk(after, chunk_rows(self.scope.share));
-            let query = Query { sql, oid: plan.publisher.oid, access: Access::Walk };
+            let check = plan.publisher.is_rewritten(None);
+            let query = Query { sql, check, access: Access::Walk };
             for _ in 0..ATTEMPTS {
                 let read = pair.ask(self.shutdown, Some(&query), None);
                 match read.map_err(|failure| in_table(failure, plan))? {
@@ -279,18 +295,16 @@ impl Verification<'_> {
         let plan = &self.plans[table];
         let start = self.progress.started();
         let mut began = start.elapsed();
-        let mut worked =
-            |rows, bytes| {
-                self.progress.add(rows, bytes);
-                let wait = lock(&self.pace).wait_after(began, start.elapsed(), rows, bytes);
-                self.shutdown.sleep(wait);
-                began = start.elapsed();
-                match self.shutdown.requested() {
-                    true => Err(Failure::new(Class::Stopped, "stopped during the verification")
-                        .hint(RESUME)),
-                    false => Ok(()),
-                }
-            };
+        let mut worked = |rows, bytes| {
+            self.progress.add(rows, bytes);
+            let wait = lock(&self.pace).wait_after(began, start.elapsed(), rows, bytes);
+            self.shutdown.sleep(wait);
+            began = start.elapsed();
+            match self.shutdown.requested() {
+                true => Err(Failure::new(Class::Stopped, "stopped during the verification")),
+                false => Ok(()),
+            }
+        };
         let mut comparison = Comparison {
             plan,
             pair,
@@ -298,13 +312,7 @@ impl Verification<'_> {
             record: self.recorder.chunk(plan, table, chunk),
             worked: &mut worked,
         };
-        compare(&mut comparison).map_err(|failure| match failure.class {
-            Class::Stopped => failure.hint(RESUME),
-            _ if failure.transient && failure.hint.is_none() => {
-                in_table(failure.hint(RESUME), plan)
-            }
-            _ => in_table(failure, plan),
-        })
+        compare(&mut comparison).map_err(|failure| in_table(failure, plan))
     }
 
     /// Notes and records the findings of a task.

@@ -12,7 +12,6 @@ use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{boolean, first_row};
 use crate::verify::facts::Explain;
 use crate::verify::merge::RowEntry;
-use crate::verify::sql::is_rewritten;
 
 /// Rows are passed between threads in batches of about this size.
 const BATCH_BYTES: usize = 64 * 1024;
@@ -55,8 +54,9 @@ impl Access {
 #[derive(Debug, Clone)]
 pub(crate) struct Query {
     pub(crate) sql: String,
-    /// The table that it reads.
-    pub(crate) oid: u32,
+    /// A query whether it read other rows than the snapshot should show
+    /// ([`crate::verify::sql::TableSql::is_rewritten`]).
+    pub(crate) check: String,
     pub(crate) access: Access,
 }
 
@@ -192,9 +192,7 @@ fn some<T>(read: Read<T>) -> Read<Option<T>> {
 
 /// One query in a subtransaction.
 fn run(session: &mut Session, query: &Query, explain: Explain) -> Result<Read<Rows>> {
-    let Query { sql, oid, access } = query;
-    let check = is_rewritten(*oid);
-    let texts = [access.begin(), sql, &check, END];
+    let texts = [query.access.begin(), &query.sql, &query.check, END];
     let [_, rows, check, _] = session.simple_each(texts).map_err(|e| explained(&e, explain))?;
     if boolean(&first_row(&check, "the query for rewritten tables")?, 0)? {
         return Ok(Read::Rewritten);
@@ -218,11 +216,14 @@ fn explained(error: &wire::Error, explain: Explain) -> Failure {
 type Lines = Vec<Vec<u8>>;
 
 fn copy_lines(session: &mut Session, sql: &str) -> wire::Result<Lines> {
+    session.simple(BEGIN_SCAN)?;
     let mut lines = Vec::new();
     let mut copy = session.copy_out(sql)?;
     while let Some(line) = copy.next()? {
         lines.push(line.to_vec());
     }
+    drop(copy);
+    session.simple(END)?;
     Ok(lines)
 }
 
@@ -252,8 +253,7 @@ fn send(
         }
     }
     drop(copy);
-    let check = is_rewritten(query.oid);
-    let [check, _] = session.simple_each([&check, END]).map_err(|e| failed(&e))?;
+    let [check, _] = session.simple_each([&query.check, END]).map_err(|e| failed(&e))?;
     if boolean(&first_row(&check, "the query for rewritten tables")?, 0)? {
         return Ok(Read::Rewritten);
     }

@@ -4,7 +4,7 @@
 //! hashes are numeric and do not overflow. A third hash, of the key or of a row without one, orders
 //! rows and puts them into buckets.
 
-use wire::quote_ident;
+use wire::{quote_ident, quote_literal};
 
 use crate::verify::columns::{ColumnSql, ComparedColumn, HashedBy};
 use crate::verify::range::{KeyColumn, KeyRange, literal_row};
@@ -39,6 +39,7 @@ pub(crate) struct Selection {
 /// A range of blocks of a plain table or partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Piece {
+    pub(crate) oid: u32,
     /// The quoted name.
     pub(crate) relation: String,
     pub(crate) from_block: u64,
@@ -50,6 +51,9 @@ pub(crate) struct Piece {
 #[derive(Debug, Clone)]
 pub(crate) struct TableSql {
     pub(crate) oid: u32,
+    /// The quoted name.
+    name: String,
+    partitioned: bool,
     /// `ONLY` and the quoted name.
     pub(crate) relation: String,
     columns: Vec<RowField>,
@@ -111,9 +115,12 @@ impl TableSql {
             };
             Some((place, literal))
         });
+        let name = format!("{}.{}", quote_ident(schema), quote_ident(name));
         Self {
             oid: parts.oid,
-            relation: format!("{only}{}.{}", quote_ident(schema), quote_ident(name)),
+            relation: format!("{only}{name}"),
+            name,
+            partitioned: parts.partitioned,
             columns: columns.iter().map(field).collect(),
             key: key.collect(),
             conditions,
@@ -152,13 +159,22 @@ impl TableSql {
 
     /// The selected rows in the order of their hash: for [`crate::verify::merge::RowEntry`].
     pub(crate) fn rows(&self, selection: &Selection) -> String {
-        let texts: Vec<_> = match self.keyed() {
-            true => self.key_texts().map(str::to_owned).collect(),
-            false => self.columns.iter().map(|column| column.sql.text.clone()).collect(),
+        let places: Vec<usize> = match self.keyed() {
+            true => self.key.iter().map(|(place, _)| *place).collect(),
+            false => (0..self.columns.len()).collect(),
         };
-        let names: Vec<_> = (0..texts.len()).map(|index| format!("f{index}")).collect();
-        let named = texts.iter().zip(&names).map(|(text, name)| format!("{text} AS {name}"));
-        let columns: Vec<_> = self.hashed_columns().into_iter().chain(named).collect();
+        // A query has 1664 columns at most: what is hashed as its text is read once.
+        let (mut columns, mut names) = (self.hashed_columns(), Vec::new());
+        for place in places {
+            let column = &self.columns[place];
+            let is_text = column.sql.stored || column.sql.hashed == column.sql.text;
+            if is_text && !self.converts_column(column) {
+                names.push(format!("c{place}"));
+            } else {
+                columns.push(format!("{} AS f{place}", column.sql.text));
+                names.push(format!("f{place}"));
+            }
+        }
         let rows = self.read(selection, &columns);
         let mut conditions: Vec<_> = self.sample("o").into_iter().collect();
         if let Some((wanted, buckets)) = &selection.buckets {
@@ -184,29 +200,47 @@ impl TableSql {
     }
 
     /// The rows with these keys: the key, and a hash of each column, NULL for NULL.
-    pub(crate) fn column_hashes(&self, keys: &[Vec<String>]) -> String {
-        let key_columns = self.key_columns();
-        let names: Vec<_> = key_columns.iter().map(|column| column.name.as_str()).collect();
-        let keys: Vec<_> = keys.iter().map(|key| literal_row(&key_columns, key)).collect();
-        // Without parentheses around one column the server looks all keys up in one index scan.
-        let (row, rows): (String, Vec<String>) = match names.as_slice() {
-            [one] => {
-                ((*one).to_owned(), keys.iter().map(|key| key["ROW".len()..].to_owned()).collect())
-            }
-            _ => (format!("ROW({})", names.join(", ")), keys),
-        };
+    pub(crate) fn column_hashes(&self, keys: &[Vec<Option<String>>]) -> String {
         let seed = RowHash::First.seed();
         let hashes =
             self.columns.iter().map(|column| hash_value(column.by, &self.hashed(column), &seed));
         let fields: Vec<_> = self.key_texts().map(str::to_owned).chain(hashes).collect();
-        let mut conditions = self.conditions.clone();
-        conditions.push(format!("{row} IN ({})", rows.join(", ")));
         format!(
-            "COPY (SELECT {} FROM {} WHERE {}) TO STDOUT",
+            "COPY (SELECT {} FROM {}{}) TO STDOUT",
             fields.join(", "),
             self.relation,
-            conditions.join(" AND ")
+            self.filter(&self.of_keys(keys))
         )
+    }
+
+    /// The condition that finds the rows with these keys, and perhaps others.
+    pub(crate) fn of_keys(&self, keys: &[Vec<Option<String>>]) -> String {
+        let columns = self.key_columns();
+        let known = |key: &&Vec<Option<String>>| key.iter().all(Option::is_some);
+        let full: Vec<Vec<String>> =
+            keys.iter().filter(known).map(|key| key.iter().flatten().cloned().collect()).collect();
+        let mut conditions = Vec::new();
+        if !full.is_empty() {
+            let names: Vec<_> = columns.iter().map(|column| column.name.as_str()).collect();
+            let rows: Vec<_> = full.iter().map(|key| literal_row(&columns, key)).collect();
+            conditions.push(match names.as_slice() {
+                // Without rows of one column the server looks all keys up in one index scan.
+                [one] => {
+                    let values: Vec<_> = rows.iter().map(|row| &row["ROW".len()..]).collect();
+                    format!("{one} IN ({})", values.join(", "))
+                }
+                _ => format!("ROW({}) IN ({})", names.join(", "), rows.join(", ")),
+            });
+        }
+        // The key's columns may be NULL on the server that has no such index.
+        for key in keys.iter().filter(|key| !known(key)) {
+            let parts = columns.iter().zip(key).map(|(column, value)| match value {
+                None => format!("{} IS NULL", column.name),
+                Some(value) => format!("{} = {}", column.name, column.literal(value)),
+            });
+            conditions.push(format!("({})", parts.collect::<Vec<_>>().join(" AND ")));
+        }
+        format!("({})", conditions.join(" OR "))
     }
 
     /// The last key of the next `rows` rows behind a key, in the order of the key. Row filters do not
@@ -227,6 +261,38 @@ impl TableSql {
             texts.join(", "),
             self.relation,
             rows - 1
+        )
+    }
+
+    /// Whether a query read other rows than the snapshot should show; it must have locked what it read.
+    /// Queries find tables, partitions and files in the newest catalogue, whatever their snapshot:
+    ///
+    /// - TRUNCATE and some forms of ALTER TABLE give a table another file, without rows that the snapshot shows.
+    /// - A partition that was attached or detached since then is read or not read as a part of the table.
+    /// - The name may be that of another table now.
+    pub(crate) fn is_rewritten(&self, piece: Option<&Piece>) -> String {
+        let named = [(self.name.as_str(), self.oid)].into_iter();
+        let named = named.chain(piece.map(|piece| (piece.relation.as_str(), piece.oid)));
+        let mut changes: Vec<_> = named
+            .map(|(name, oid)| {
+                let name = quote_literal(name);
+                format!("pg_catalog.to_regclass({name}) IS DISTINCT FROM {oid}::pg_catalog.oid")
+            })
+            .collect();
+        if self.partitioned {
+            changes.push(format!(
+                "(SELECT pg_catalog.array_agg(relid ORDER BY relid) FROM tree) IS DISTINCT FROM \
+                 (SELECT pg_catalog.array_agg(p.relid::pg_catalog.oid ORDER BY p.relid::pg_catalog.oid) \
+                  FROM pg_catalog.pg_partition_tree({}::pg_catalog.oid::pg_catalog.regclass) p)",
+                self.oid
+            ));
+        }
+        format!(
+            "{} SELECT coalesce(pg_catalog.bool_or(c.relfilenode <> 0 \
+               AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)), true) OR {} \
+             FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.relid",
+            tree(self.oid),
+            changes.join(" OR ")
         )
     }
 
@@ -338,17 +404,12 @@ fn enclosed(condition: &str) -> String {
     format!("({condition}\n)")
 }
 
-/// Whether the files of a table or its partitions are others than the snapshot shows. TRUNCATE and
-/// some forms of ALTER TABLE remove rows that a snapshot should show. A query on the table must have
-/// locked it before.
-pub(crate) fn is_rewritten(oid: u32) -> String {
+/// A table and its partitions of all levels as `tree`, as the snapshot shows them.
+fn tree(oid: u32) -> String {
     format!(
         "WITH RECURSIVE tree AS (SELECT {oid}::pg_catalog.oid AS relid UNION ALL \
            SELECT i.inhrelid FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.relid AND c.relkind = 'p' \
-           JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid) \
-         SELECT coalesce(pg_catalog.bool_or(c.relfilenode <> 0 \
-           AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)), true) \
-         FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.relid"
+           JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid AND NOT i.inhdetachpending)"
     )
 }
 
@@ -357,16 +418,14 @@ pub(crate) fn is_rewritten(oid: u32) -> String {
 /// the column `ctid`.
 pub(crate) fn leaves(oid: u32) -> String {
     format!(
-        "WITH RECURSIVE tree AS (SELECT {oid}::pg_catalog.oid AS relid UNION ALL \
-           SELECT i.inhrelid FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.relid AND c.relkind = 'p' \
-           JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid) \
-         SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(c.relname), \
+        "{} SELECT c.oid, pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(c.relname), \
            c.relkind = 'r' AND pg_catalog.has_table_privilege(c.oid, 'SELECT') \
              AND NOT pg_catalog.row_security_active(c.oid), CASE WHEN c.relkind = 'r' THEN coalesce(pg_catalog.pg_relation_size(c.oid), 0) \
              / pg_catalog.current_setting('block_size')::pg_catalog.int8 ELSE 0 END, \
            greatest(c.reltuples, 0)::pg_catalog.int8 \
          FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.relid \
          JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-         WHERE c.relkind <> 'p'"
+         WHERE c.relkind <> 'p'",
+        tree(oid)
     )
 }

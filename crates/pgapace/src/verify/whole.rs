@@ -167,11 +167,12 @@ impl Comparison<'_> {
                 Some(pieces) => pieces.into_iter().map(of_piece).collect(),
                 None => vec![Selection::default()],
             };
-            let sql = |selection: &Selection| table.bucket_sums(selection, buckets);
-            selections
-                .iter()
-                .map(|selection| Self::query(table, sql(selection), Access::Scan))
-                .collect()
+            let query = |selection: &Selection| Query {
+                sql: table.bucket_sums(selection, buckets),
+                check: table.is_rewritten(selection.piece.as_ref()),
+                access: Access::Scan,
+            };
+            selections.iter().map(query).collect()
         };
         let queries =
             [queries(&self.plan.publisher, &theirs), queries(&self.plan.subscriber, &ours)];
@@ -229,10 +230,11 @@ fn read_leaves(rows: Option<Rows>) -> Result<Vec<Leaf>> {
         .iter()
         .map(|row| {
             Ok(Leaf {
-                relation: field(&row, 0)?,
-                has_blocks: boolean(&row, 1)?,
-                blocks: field(&row, 2)?,
-                rows: field(&row, 3)?,
+                oid: field(&row, 0)?,
+                relation: field(&row, 1)?,
+                has_blocks: boolean(&row, 2)?,
+                blocks: field(&row, 3)?,
+                rows: field(&row, 4)?,
             })
         })
         .collect()
@@ -243,7 +245,7 @@ mod tests {
     use super::*;
 
     fn pass(theirs: usize, ours: usize) -> Pass {
-        let query = Query { sql: String::new(), oid: 0, access: Access::Scan };
+        let query = Query { sql: String::new(), check: String::new(), access: Access::Scan };
         let queries = [vec![query.clone(); theirs], vec![query; ours]];
         Pass { table: 0, taken: Instant::now(), queries, state: Mutex::default() }
     }

@@ -29,7 +29,7 @@ fn site(settings: &[(&str, &str)]) -> Result<Site> {
 
 /// The peak memory of a process in megabytes, without the pages of the program file: how many of those
 /// are in memory depends on the build.
-pub(super) fn peak(run: &Process) -> Result<u64> {
+pub(crate) fn peak(run: &Process) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", run.pid()))?;
     let kilobytes = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));

@@ -28,6 +28,10 @@ fn names_and_options() {
         refused(&case, 3, &["--where", "true THEN true WHEN true"], &["42601"]);
         refused(&case, 3, &["--where", "true; DROP TABLE t"], &["42601"]);
         refused(&case, 3, &["--resume"], &["was not one of table public.t"]);
+        let mut wrong = case.tool.clone();
+        wrong.publisher = wrong.subscriber.clone();
+        let named = ["another database system", "HINT:  Check --publisher"];
+        wrong.finish("verify", &[]).expect(10, &named);
     });
 }
 

@@ -7,12 +7,14 @@ use crate::support::{Case, on_versions};
 const TYPES: &str = "\
 CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy');
 CREATE TYPE pair AS (a int, b text);
-CREATE DOMAIN short AS varchar(10);
+CREATE DOMAIN short AS varchar(10); CREATE DOMAIN pairs AS pair; CREATE DOMAIN moods AS mood[];
+CREATE TYPE nested AS (p pairs, m moods, r int4range); CREATE TYPE span AS RANGE (subtype = float8);
 CREATE TABLE types (id bigint PRIMARY KEY, b bool, i2 smallint, f4 real, f8 double precision, n numeric, n2 numeric(20, 4),
   t text, v varchar(20), c char(10), q \"char\", na name, ba bytea, d date, ti time, tz timestamptz, ts timestamp(3),
   ttz timetz, iv interval, j json, jb jsonb, x xml, u uuid, m money, ip inet, ci cidr, mac macaddr, po point, bx box,
   bi bit(5), vb varbit, tv tsvector, lsn pg_lsn, r int4range, mr int4multirange, tr tstzrange,
-  ia int[], ta text[], na2 numeric[][], e mood, ea mood[], p pair, pa pair[], s short, re regclass)";
+  ia int[], ta text[], na2 numeric[][], e mood, ea mood[], p pair, pa pair[], s short, re regclass,
+  dp pairs, dm moods, ne nested, sp span, ca char(5)[], tq tsquery, iva interval[], jba jsonb[], pth path, mo money[])";
 
 const VALUES: &str = "\
 INSERT INTO types SELECT i, i % 2 = 0, i, i / 3.0, i / 7.0::float8, i / 7.0, i * 1.5, E'tab\\t, \"quote\" \\\\ (x) ' || i,
@@ -20,7 +22,9 @@ INSERT INTO types SELECT i, i % 2 = 0, i, i / 3.0, i / 7.0::float8, i / 7.0, i *
   '12:00:00+02', '1 mon 2 days 03:04:05.6', '{\"b\" :  1, \"a\": null}', '{\"b\": 1.50, \"a\": [1, \"x\"]}', '<a>x</a>',
   md5(i::text)::uuid, 1234.56, '10.0.0.1', '10.0.0.0/8', '08:00:2b:01:02:03', '(1.1,2.2)', '(1,2),(3,4)', '10101', '1100',
   'a fat cat', '16/B374D848', '[1,5)', '{[1,2), [5,7)}', '[2020-01-01, 2021-01-01)', '{1,NULL,3}', '{\"a b\",NULL,\"\"}',
-  '{{1.0,2.00},{3,4}}', 'ok', '{sad,happy}', '(1,\"x y\")', ARRAY['(1,)'::pair, '(,z)'], 'short', 'pg_class'
+  '{{1.0,2.00},{3,4}}', 'ok', '{sad,happy}', '(1,\"x y\")', ARRAY['(1,)'::pair, '(,z)'], 'short', 'pg_class', '(3,\"a,b\")', '{ok,sad}',
+  ROW(ROW(1, 'x')::pair, '{happy}', '[1,3]')::nested, '[0.1,1e300)', '{ab,\"c \",NULL}', 'fat & (rat | !cat:A*)',
+  '[0:1]={1 mon,2 days}', ARRAY['{\"a\": 1.0}'::jsonb, 'null'], '[(0,0),(1.5,1),(2,0)]', '{1.50,-2}'
 FROM generate_series(1, 1000) i;
 INSERT INTO types (id, f8, n, d, tz, t, p) VALUES (-1, 'NaN', 'NaN', 'infinity', '-infinity', NULL, ROW(NULL, NULL)),
   (-2, '-0', 1.00, '-infinity', 'infinity', '', NULL), (-3, 'Infinity', 1e-20, '4713-01-01 BC', '4713-01-01 BC', '∅ü', '(,)')";
@@ -32,12 +36,17 @@ fn types_that_both_servers_have() {
         case.both(TYPES);
         case.publisher.sql(VALUES);
         // The defaults of a role and database must not matter.
-        case.subscriber.sql(&format!(
-            "ALTER DATABASE {} SET datestyle = 'German'; ALTER DATABASE {0} SET timezone = 'Asia/Tokyo'; \
-             ALTER DATABASE {0} SET bytea_output = 'escape'; ALTER DATABASE {0} SET extra_float_digits = -5; \
-             ALTER DATABASE {0} SET intervalstyle = 'iso_8601'; ALTER DATABASE {0} SET quote_all_identifiers = on",
-            case.subscriber.name
-        ));
+        for (side, date, interval, zone) in [
+            (&case.publisher, "SQL, DMY", "sql_standard", "America/St_Johns"),
+            (&case.subscriber, "German", "iso_8601", "Asia/Tokyo"),
+        ] {
+            side.sql(&format!(
+                "ALTER DATABASE {0} SET datestyle = '{date}'; ALTER DATABASE {0} SET timezone = '{zone}'; \
+                 ALTER DATABASE {0} SET intervalstyle = '{interval}'; ALTER DATABASE {0} SET bytea_output = 'escape'; \
+                 ALTER DATABASE {0} SET extra_float_digits = -5; ALTER DATABASE {0} SET quote_all_identifiers = on",
+                side.name
+            ));
+        }
         case.publish("FOR ALL TABLES");
         case.run_until_current();
         let result = expect_equal(&case, &["types"], &[]);

@@ -4,6 +4,7 @@ mod background;
 mod bad_input;
 mod equal;
 mod found;
+mod meanwhile;
 mod progress;
 mod running;
 mod stale;

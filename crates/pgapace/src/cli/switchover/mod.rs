@@ -8,7 +8,7 @@ use clap::Args;
 use wire::Session;
 
 use crate::cli::status::health::MaxLag;
-use crate::cli::verify::split;
+use crate::cli::table_name::split;
 use crate::cli::{Selection, output};
 use crate::config::{Site, Subscription as Config, check_name};
 use crate::error::{Class, Failure, Result};

@@ -624,6 +624,9 @@ ALTER TABLE pgapace.member ADD backend integer, ADD runs text[] NOT NULL DEFAULT
   ADD weights integer[] NOT NULL DEFAULT '{}', ADD failed text[] NOT NULL DEFAULT '{}',
   ADD claims text[] NOT NULL DEFAULT '{}';
 COMMENT ON TABLE pgapace.member IS 'processes that wait for subscriptions, or share them: pgapace run --standby'",
+    "\
+-- plan: differs if the table is compared otherwise, so that the position means nothing
+ALTER TABLE pgapace.verification ADD plan bigint",
 ];
 
 /// The schema version that this program creates.

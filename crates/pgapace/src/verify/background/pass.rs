@@ -20,7 +20,7 @@ use crate::verify::plan::TablePlan;
 use crate::verify::prepare::{Scope, prepare};
 use crate::verify::progress::Progress;
 use crate::verify::rate::Pace;
-use crate::verify::record::{Recorder, TableRecord, resumed_record};
+use crate::verify::record::{self, Recorder, TableRecord};
 use crate::verify::run::{Manner, Servers, Verification};
 use crate::verify::whole::Passes;
 use crate::verify::work::{TableWork, Work};
@@ -57,7 +57,8 @@ impl Pass<'_> {
         drop((look, local));
         let plans = &prepared.plans;
         let (work, records) = self.begin(&mut control, plans)?;
-        let manner = Manner { jobs: 1, rate: Some(config.verify_max_rate), lifetime: LIFETIME };
+        let rate = Some(config.verify_max_rate);
+        let manner = Manner { jobs: 1, rate, lifetime: LIFETIME, go_on: None };
         let over = Shutdown::default();
         let watch = Watch::start(self.subscriber, row.id, self.ended, &over)?;
         let recorder = Recorder::new(control, row.id, MOST_DIFFERENCES, records);
@@ -122,16 +123,14 @@ impl Pass<'_> {
             });
             match found {
                 Some(found) => {
-                    let position = found.position.clone();
-                    let position = position.filter(|key| key.len() == plan.key.len());
-                    let table = TableWork::resumed(plan.method, position, found.counts);
-                    records.push(resumed_record(control, id, plan, found.number, &table)?);
+                    let (table, record) = record::resume(control, id, plan, found)?;
                     work.push(table);
+                    records.push(record);
                 }
                 None => {
-                    let table = (plan.schema.as_str(), plan.name.as_str(), left.as_slice());
                     let kind = VerificationKind::Begun;
-                    let number = verification::begin(control, id, kind, &[table], ALL_ROWS)?;
+                    let number =
+                        verification::begin(control, id, kind, &[plan.record()], ALL_ROWS)?;
                     records.push(TableRecord::new(number, 0));
                     work.push(TableWork::new(plan.method));
                 }

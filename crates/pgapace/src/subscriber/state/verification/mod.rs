@@ -106,6 +106,20 @@ pub(crate) struct TableVerification {
     pub(crate) columns_left: Vec<String>,
     /// The key up to which all rows are compared, if it is compared by ranges.
     pub(crate) position: Option<Vec<String>>,
+    /// [`NewTable::plan`]; `None` of earlier versions of pgapace.
+    #[serde(skip)]
+    pub(crate) plan: Option<i64>,
+}
+
+/// A table whose verification begins.
+#[derive(Debug, Clone)]
+pub(crate) struct NewTable {
+    pub(crate) schema: String,
+    pub(crate) name: String,
+    /// Columns that are not compared.
+    pub(crate) columns_left: Vec<String>,
+    /// A number that differs if the table is compared otherwise.
+    pub(crate) plan: i64,
 }
 
 /// A table of one verification.
@@ -131,7 +145,7 @@ impl TableOf<'_> {
 
 const COLUMNS: &str = "schema_name, table_name, verification, scope, started_at, finished_at, lsn, \
     rows, bytes, chunks, missing, extra, different, result, columns_left, position, \
-    kind";
+    kind, plan";
 
 /// The verifications of all tables of a subscription.
 pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Vec<TableVerification>> {
@@ -163,6 +177,7 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Vec<Tabl
                 result: row.get(13).map(str::to_owned),
                 columns_left: names(row.get(14))?.unwrap_or_default(),
                 position: names(row.get(15))?,
+                plan: row.get(17).map(|_| field(&row, 17)).transpose()?,
             })
         })
         .collect()
@@ -174,17 +189,18 @@ pub(crate) fn begin(
     session: &mut Session,
     id: SubscriptionId,
     kind: VerificationKind,
-    tables: &[(&str, &str, &[String])],
+    tables: &[NewTable],
     scope: &str,
 ) -> Result<VerificationNumber> {
     let values: Vec<_> = tables
         .iter()
-        .map(|(schema, name, left)| {
+        .map(|table| {
             format!(
-                "({}, {}, {}::pg_catalog.text[])",
-                quote_literal(schema),
-                quote_literal(name),
-                quote_literal(&name_array(left))
+                "({}, {}, {}::pg_catalog.text[], {}::pg_catalog.int8)",
+                quote_literal(&table.schema),
+                quote_literal(&table.name),
+                quote_literal(&name_array(&table.columns_left)),
+                quote_literal(&table.plan.to_string()),
             )
         })
         .collect();
@@ -201,16 +217,16 @@ pub(crate) fn begin(
     let results = session
         .simple(&format!(
             "BEGIN; \
-             DELETE FROM pgapace.difference d USING (VALUES {values}) t (schema_name, table_name, l) \
+             DELETE FROM pgapace.difference d USING (VALUES {values}) t (schema_name, table_name, l, p) \
                WHERE d.subscription = {id} AND d.schema_name = t.schema_name \
                  AND d.table_name = t.table_name AND {differences}; \
-             DELETE FROM pgapace.verification v USING (VALUES {values}) t (schema_name, table_name, l) \
+             DELETE FROM pgapace.verification v USING (VALUES {values}) t (schema_name, table_name, l, p) \
                WHERE v.subscription = {id} AND v.schema_name = t.schema_name \
                  AND v.table_name = t.table_name AND {rows}; \
              INSERT INTO pgapace.verification \
-               (subscription, schema_name, table_name, kind, verification, scope, columns_left) \
-             SELECT {id}, t.schema_name, t.table_name, '{kind}', n.number, {scope}, t.columns_left \
-             FROM (VALUES {values}) t (schema_name, table_name, columns_left) \
+               (subscription, schema_name, table_name, kind, verification, scope, columns_left, plan) \
+             SELECT {id}, t.schema_name, t.table_name, '{kind}', n.number, {scope}, t.columns_left, t.plan \
+             FROM (VALUES {values}) t (schema_name, table_name, columns_left, plan) \
              CROSS JOIN (SELECT pg_catalog.nextval('pgapace.verification_number') AS number) n; \
              SELECT pg_catalog.currval('pgapace.verification_number'); \
              COMMIT",
@@ -222,6 +238,16 @@ pub(crate) fn begin(
     let row = results.get(results.len().saturating_sub(2)).and_then(wire::Rows::first);
     let row = row.ok_or_else(|| Failure::internal("no number of a verification"))?;
     field(&row, 0).map(VerificationNumber)
+}
+
+/// Begins again with a table that is compared otherwise than before the interruption.
+pub(crate) fn begin_again(session: &mut Session, table: TableOf<'_>, plan: i64) -> Result<()> {
+    let sql = format!(
+        "UPDATE pgapace.verification SET plan = {plan}, position = NULL, result = NULL, finished_at = NULL, \
+           first_lsn = NULL, rows = 0, bytes = 0, chunks = 0, missing = 0, extra = 0, different = 0 WHERE {}",
+        table.condition()
+    );
+    session.simple(&sql).map(drop).map_err(|e| writing(&e))
 }
 
 /// Where the verification of a table stands.
