@@ -6,9 +6,11 @@ use wire::{ConnInfo, Session, quote_ident};
 use crate::cli::{Selection, output};
 use crate::config::{Site, check_name};
 use crate::error::{Class, Failure, Result};
-use crate::native::adopt::{self, Plan, Request};
+use crate::native::abort;
+use crate::native::adopt::Request;
 use crate::native::interrupted::{self, Servers};
 use crate::native::options;
+use crate::native::plan::{self, Plan};
 use crate::native::subscription::conninfo;
 use crate::publisher::session::Publisher;
 use crate::stopping::shutdown::Shutdown;
@@ -57,12 +59,12 @@ pub(crate) fn run(args: &AdoptArgs) -> Result<()> {
     let request =
         Request { native, name: &name, slot: site.slot.as_deref(), patience: site.busy_timeout };
     // First the checks that need no publisher, so that all privileges are named at once.
-    let found = adopt::sound(&mut control, &request)?;
+    let found = plan::sound(&mut control, &request)?;
     let info = publisher(&mut control, &site, found.subscription.oid)?;
     let publisher = Publisher::new(info, &name, subscriber.encoding());
     let mut source = publisher.connect()?;
     let plan = if args.dry_run {
-        adopt::plan(&mut control, &mut source, &found, &request)?
+        plan::plan(&mut control, &mut source, &found, &request)?
     } else {
         let servers = Servers { subscriber: &subscriber, publisher: &publisher };
         interrupted::adopt(&servers, (&mut control, &mut source), &request, &shutdown)?
@@ -99,7 +101,7 @@ fn abort(args: &AdoptArgs, site: &Site) -> Result<()> {
     }
     let mut subscriber = Subscriber::new(site.subscriber.clone(), name.unwrap_or("adopt"));
     let mut control = subscriber.connect_first()?;
-    output::line(&adopt::abort(&mut control, args.subscription.as_deref(), name)?);
+    output::line(&abort::abort(&mut control, args.subscription.as_deref(), name)?);
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use wire::Session;
 
-use super::{adopt, release};
+use super::{adopt, plan, release};
 use crate::error::{Class, Result};
 use crate::publisher::session::Publisher;
 use crate::retried::until;
@@ -32,7 +32,7 @@ pub(crate) fn adopt(
     (control, source): (&mut Session, &mut Session),
     request: &adopt::Request<'_>,
     shutdown: &Shutdown,
-) -> Result<adopt::Plan> {
+) -> Result<plan::Plan> {
     let mut handed = None;
     let stopping = || shutdown.requested();
     let hint = "The native subscription runs as before, is disabled, or is adopted. pgapace adopt again \

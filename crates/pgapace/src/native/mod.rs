@@ -20,10 +20,12 @@
 //! under this lock, after no worker and no walsender of the subscription is left. They are never taken
 //! from an earlier attempt.
 
+pub(crate) mod abort;
 pub(crate) mod adopt;
 pub(crate) mod guard;
 pub(crate) mod interrupted;
 pub(crate) mod options;
+pub(crate) mod plan;
 pub(crate) mod release;
 pub(crate) mod requirements;
 pub(crate) mod subscription;

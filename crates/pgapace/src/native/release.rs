@@ -15,7 +15,8 @@ use engine::table_sync::TableSyncState;
 use pgoutput::Lsn;
 use wire::{Session, quote_ident, quote_literal};
 
-use super::adopt::{alter, lock, run, same_sql};
+use super::adopt::{alter, run, same_sql};
+use super::plan::lock;
 use super::requirements::{Releasing, failure, release_problems};
 use super::subscription::{Wanted, find, origin_name, tables, workers};
 use crate::error::{Class, Failure, Result};

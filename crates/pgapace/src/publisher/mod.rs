@@ -8,4 +8,5 @@ pub(crate) mod receiver;
 pub(crate) mod session;
 pub(crate) mod slot;
 pub(crate) mod source;
+pub(crate) mod start_replication;
 pub(crate) mod watch;

@@ -15,7 +15,8 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::publication;
 use crate::publisher::receiver::explain;
 use crate::publisher::session::{Publisher, backend_pid, current_lsn, identify};
-use crate::publisher::slot::{self, StreamOptions};
+use crate::publisher::slot;
+use crate::publisher::start_replication::{self, StreamOptions};
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::format;
@@ -89,7 +90,8 @@ pub(crate) fn record(
     let head = head(&mut source, settings, &created, options, tables)?;
     let mut writer = Writer::create(path, &head)?;
     let start = head.start();
-    let command = slot::start_command(major, &name, start, &settings.publications, &options);
+    let command =
+        start_replication::start_command(major, &name, start, &settings.publications, &options);
     let stream = ReplicationStream::start(source, &command)
         .map_err(|e| explain(Failure::publisher(&e, "starting the stream")))?;
     tracing::info!(

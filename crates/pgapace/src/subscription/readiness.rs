@@ -24,8 +24,8 @@ use crate::error::{Failure, Result};
 use crate::observe::board::RunPhase;
 use crate::publisher::publication::PublishedTable;
 use crate::publisher::receiver::explain;
-use crate::publisher::slot;
 use crate::publisher::source::ChangeSource;
+use crate::publisher::start_replication;
 use crate::publisher::watch::{self, Watch};
 use crate::subscriber::format::Servers;
 use crate::subscriber::origin;
@@ -223,12 +223,12 @@ impl Supervisor<'_> {
         resumption: &Resumption,
         streaming: Streaming,
     ) -> Result<ReplicationStream> {
-        let command = slot::start_command(
+        let command = start_replication::start_command(
             source.server_version().major(),
             &row.slot_name,
             resumption.start,
             &self.config.publications,
-            &slot::StreamOptions {
+            &start_replication::StreamOptions {
                 origin_none: self.config.origin_none(),
                 two_phase: resumption.two_phase,
                 binary: resumption.format.binary,

@@ -1,8 +1,10 @@
 //! Workloads that change the publisher in tests, demos and benchmarks.
 
 pub mod ledger;
+mod ledger_check;
 pub mod random_dml;
 pub mod tpcb;
+mod tpcb_tables;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;

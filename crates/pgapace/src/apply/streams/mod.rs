@@ -1,6 +1,7 @@
 //! Streaming apply (`--streaming parallel`): the sessions on which open transactions are applied, as
 //! [`engine::streaming`] decides.
 
+mod session;
 mod worker;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};

@@ -1,0 +1,112 @@
+//! The undoing of an adoption that was interrupted or failed.
+
+use wire::{Session, quote_ident, quote_literal};
+
+use super::adopt::{alter, run, same_sql};
+use super::plan::lock;
+use super::subscription::{Wanted, find};
+use crate::error::{Class, Failure, Result};
+use crate::subscriber::state::adoption::{self, Adoption, Step};
+use crate::subscriber::state::schema;
+
+/// Enables the native subscription again after a failure.
+pub(super) fn undone(control: &mut Session, failure: Failure, adoption: &Adoption) -> Failure {
+    let native = quote_ident(&adoption.native_name);
+    match undo(control, adoption) {
+        Ok(_) => {
+            let detail = failure.detail.clone().unwrap_or_default();
+            let said = format!(
+                "{detail}\n         Nothing was adopted: native subscription {native} is as before."
+            );
+            failure.detail(said.trim_start().to_owned())
+        }
+        Err(second) => {
+            let message =
+                format!("native subscription {native} is still disabled: {}", second.message);
+            failure.detail(message).hint(
+                "pgapace adopt continues the adoption; pgapace adopt --abort enables the native \
+                 subscription.",
+            )
+        }
+    }
+}
+
+/// Gives the native subscription its slot back, enables it if it was enabled, and forgets the adoption.
+/// Returns whether it was enabled; `None` if it no longer exists.
+pub(super) fn undo(control: &mut Session, adoption: &Adoption) -> Result<Option<bool>> {
+    let Some(native) = find(control, Wanted::Oid(adoption.native))? else {
+        run(control, &adoption::forget_sql(adoption.native), "forgetting the adoption")?;
+        return Ok(None);
+    };
+    let now = Adoption { native_name: native.name.clone(), ..adoption.clone() };
+    let mut sql = String::from("BEGIN; ");
+    if native.slot.is_none() {
+        let slot = quote_literal(&adoption.slot);
+        sql.push_str(&format!("{} SET (slot_name = {slot}); ", alter(&native.name)));
+    }
+    if adoption.enabled {
+        sql.push_str(&format!("{} ENABLE; ", alter(&native.name)));
+    }
+    sql.push_str(&format!("{}; {}; COMMIT", same_sql(&now), adoption::undo_sql(adoption.native)));
+    run(control, &sql, "enabling the native subscription")?;
+    tracing::info!(
+        event = "adoption_undone",
+        native = native.name,
+        enabled = adoption.enabled,
+        "adoption was undone"
+    );
+    Ok(Some(adoption.enabled))
+}
+
+/// Goes back to the native subscription, where an adoption was interrupted.
+pub(crate) fn abort(
+    control: &mut Session,
+    native: Option<&str>,
+    name: Option<&str>,
+) -> Result<String> {
+    let nothing = || {
+        Failure::new(Class::Config, "no adoption of that subscription was begun")
+            .hint("pgapace release hands a subscription back that is adopted.")
+    };
+    let version = schema::version(control)?;
+    if version == 0 {
+        return Err(nothing());
+    }
+    schema::upgrade(control, version)?;
+    let current = match native {
+        Some(native) => find(control, Wanted::Name(native))?.map(|found| found.oid),
+        None => None,
+    };
+    let wanted = |one: &Adoption| {
+        Some(one.native) == current
+            || current.is_none() && native == Some(one.native_name.as_str())
+            || native.is_none() && name == Some(one.name.as_str())
+    };
+    let begun = adoption::all(control)?.into_iter().find(wanted).ok_or_else(nothing)?;
+    if let Some(native) = find(control, Wanted::Oid(begun.native))? {
+        lock(control, &native)?;
+    }
+    // It may have ended while this process waited for the lock.
+    let begun = adoption::all(control)?
+        .into_iter()
+        .find(|one| one.native == begun.native)
+        .ok_or_else(nothing)?;
+    if begun.step == Step::Adopted {
+        return Err(Failure::new(Class::Config, format!("subscription {} is adopted", begun.name))
+            .hint(format!("pgapace release --name {} hands it back.", begun.name)));
+    }
+    Ok(match undo(control, &begun)? {
+        Some(true) => format!("native subscription {} is enabled", quote_ident(&begun.native_name)),
+        Some(false) => {
+            format!(
+                "native subscription {} is disabled, as before",
+                quote_ident(&begun.native_name)
+            )
+        }
+        None => format!(
+            "native subscription {} no longer exists; slot \"{}\" was left as it is",
+            quote_ident(&begun.native_name),
+            begun.slot
+        ),
+    })
+}

@@ -1,0 +1,205 @@
+//! The plan of an adoption: the native subscription, its slot, and the reasons against it.
+
+use std::time::{Duration, Instant};
+
+use pgoutput::Lsn;
+use wire::{Session, quote_ident};
+
+use super::adopt::Request;
+use super::requirements::{failure, problems, start};
+use super::subscription::{
+    Found, NativeSubscription, NativeTable, Wanted, durable_position, look, workers,
+};
+use crate::error::{Class, Failure, Result};
+use crate::lag;
+use crate::publisher::publication::{self, Look};
+use crate::publisher::slot::{self, Slot};
+
+/// First key of the advisory lock of an adoption ("pgad"); the second is the OID of the subscription.
+const LOCK: i32 = 0x7067_6164;
+/// How long workers may take to end by themselves. One that applies a large transaction takes longer; it
+/// is terminated, and its transaction is rolled back.
+pub(super) const GRACE: Duration = Duration::from_secs(5);
+/// Between two looks.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// The facts of an adoption that is planned, or complete.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) native: NativeSubscription,
+    pub(crate) role: String,
+    pub(crate) slot: String,
+    pub(crate) confirmed: Lsn,
+    pub(crate) origin: Option<Lsn>,
+    pub(crate) start: Lsn,
+    /// Bytes of WAL between the start and the end.
+    pub(crate) behind: u64,
+    pub(crate) tables: usize,
+    /// Published tables that the native subscription does not have.
+    pub(crate) unknown: Vec<String>,
+    /// Tables of the native subscription that are not published.
+    pub(crate) unpublished: Vec<String>,
+    pub(crate) publisher_major: u32,
+}
+
+/// Takes the lock of the adoption, so that two adopters exclude each other.
+pub(super) fn lock(control: &mut Session, native: &NativeSubscription) -> Result<()> {
+    let sql =
+        format!("SELECT pg_catalog.pg_try_advisory_lock({LOCK}, {})", native.oid.cast_signed());
+    let rows =
+        control.query(&sql, &[]).map_err(|e| Failure::subscriber(&e, "locking the adoption"))?;
+    if rows.first().is_some_and(|row| row.get(0) == Some("t")) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Class::Busy,
+        format!(
+            "another process adopts or releases native subscription {}",
+            quote_ident(&native.name)
+        ),
+    )
+    .hint(
+        "Wait until it has ended: SELECT pid, client_addr FROM pg_stat_activity WHERE \
+         application_name LIKE 'pgapace %'.",
+    ))
+}
+
+/// The native subscription, free of problems.
+pub(crate) fn sound(control: &mut Session, request: &Request<'_>) -> Result<Found> {
+    let wanted = Wanted::Name(request.native);
+    let Some(found) = look(control, wanted)? else {
+        return Err(super::subscription::missing(control, request.native)?);
+    };
+    match failure(&cannot(request.native), &problems(&found)) {
+        Some(failure) => Err(failure),
+        None => Ok(found),
+    }
+}
+
+pub(super) fn cannot(native: &str) -> String {
+    format!("native subscription {} cannot be adopted", quote_ident(native))
+}
+
+/// Looks at both sides and changes nothing.
+pub(crate) fn plan(
+    control: &mut Session,
+    source: &mut Session,
+    found: &Found,
+    request: &Request<'_>,
+) -> Result<Plan> {
+    let slot = slot_name(&found.subscription, request)?;
+    check_in_use(control, source, found, &slot)?;
+    let state = usable_slot(source, &slot)?;
+    let look = publication::look(source, &found.subscription.publications)?;
+    let origin = durable_position(control, found.subscription.oid)?;
+    make_plan(source, found, (slot, &state), &look, origin)
+}
+
+pub(super) fn make_plan(
+    source: &mut Session,
+    found: &Found,
+    (slot, state): (String, &Slot),
+    look: &Look,
+    origin: Option<Lsn>,
+) -> Result<Plan> {
+    let confirmed = state
+        .confirmed_flush
+        .ok_or_else(|| Failure::new(Class::Slot, format!("slot \"{slot}\" has no position")))?;
+    let start = start(origin, confirmed);
+    let end = lag::end_of_wal(source)?;
+    if start > end {
+        return Err(Failure::new(
+            Class::History,
+            format!(
+                "the native subscription has applied up to {start}, but the publisher's WAL ends at \
+                 {end}"
+            ),
+        )
+        .hint("Check --publisher: it is another server, or was restored to an earlier state."));
+    }
+    let native = |key: &(String, String)| {
+        found.tables.iter().any(|table| table.schema == key.0 && table.name == key.1)
+    };
+    let published = |table: &&NativeTable| {
+        look.tables.iter().any(|one| one.schema == table.schema && one.name == table.name)
+    };
+    Ok(Plan {
+        native: found.subscription.clone(),
+        role: found.role.clone(),
+        slot,
+        confirmed,
+        origin,
+        start,
+        behind: end.as_u64() - start.as_u64(),
+        tables: look.tables.iter().filter(|table| native(&table.key())).count(),
+        unknown: look
+            .tables
+            .iter()
+            .filter(|table| !native(&table.key()))
+            .map(publication::PublishedTable::display_name)
+            .collect(),
+        unpublished: found
+            .tables
+            .iter()
+            .filter(|table| !published(table))
+            .map(NativeTable::display_name)
+            .collect(),
+        publisher_major: source.server_version().major(),
+    })
+}
+
+pub(super) fn slot_name(native: &NativeSubscription, request: &Request<'_>) -> Result<String> {
+    match (&native.slot, request.slot) {
+        (Some(slot), None) => Ok(slot.clone()),
+        (Some(slot), Some(given)) if slot == given => Ok(slot.clone()),
+        (Some(slot), Some(given)) => Err(Failure::new(
+            Class::Config,
+            format!("the native subscription uses slot \"{slot}\", not \"{given}\""),
+        )
+        .hint("Leave --slot out.")),
+        (None, Some(given)) => Ok(given.to_owned()),
+        (None, None) => Err(Failure::new(
+            Class::Config,
+            "the native subscription has no slot (slot_name = NONE)",
+        )
+        .hint(
+            "Name the slot that it used with --slot; see pg_replication_slots on the publisher.",
+        )),
+    }
+}
+
+/// The slot, if pgapace can stream from it.
+pub(super) fn usable_slot(source: &mut Session, name: &str) -> Result<Slot> {
+    let found = slot::find(source, name)?;
+    // A position behind everything: only a slot that cannot be used is refused.
+    slot::check_resume(name, found.as_ref(), Lsn(u64::MAX))?;
+    found.ok_or_else(|| Failure::internal("the slot is gone"))
+}
+
+/// Refuses a publisher whose slot of that name is not the one that the native subscription reads from.
+pub(super) fn check_in_use(
+    control: &mut Session,
+    source: &mut Session,
+    found: &Found,
+    slot: &str,
+) -> Result<()> {
+    let deadline = Instant::now() + GRACE;
+    loop {
+        // In this order: a worker that starts now has no slot yet.
+        let active = slot::find(source, slot)?.is_none_or(|slot| slot.active_pid.is_some());
+        if active || workers(control, found.subscription.oid)?.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            return Err(Failure::new(
+                Class::Config,
+                format!(
+                    "a worker of the native subscription runs, but nobody uses slot \"{slot}\" on this \
+                     publisher"
+                ),
+            )
+            .hint("Check --publisher: it is not the server that the native subscription reads from."));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}

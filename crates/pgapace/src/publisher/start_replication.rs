@@ -1,0 +1,84 @@
+//! The START_REPLICATION command of each version.
+
+use pgoutput::{Lsn, Streaming};
+use wire::{quote_ident, quote_literal};
+
+/// Options of START_REPLICATION other than the protocol version.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct StreamOptions {
+    /// Leave out changes that have a replication origin (16 or later).
+    pub(crate) origin_none: bool,
+    /// Send prepared transactions at their PREPARE (15 or later). The slot stores this option, so
+    /// it stays on.
+    pub(crate) two_phase: bool,
+    /// Send values in binary format.
+    pub(crate) binary: bool,
+    /// When large transactions are sent. Every supported version can send them while they are in
+    /// progress.
+    pub(crate) streaming: Streaming,
+}
+
+/// Returns the START_REPLICATION command, with the highest protocol version and the options that
+/// the server supports.
+pub(crate) fn start_command(
+    major: u32,
+    slot: &str,
+    from: Lsn,
+    publications: &[String],
+    options: &StreamOptions,
+) -> String {
+    let protocol = match major {
+        16.. => 4,
+        15 => 3,
+        _ => 2,
+    };
+    let names: Vec<_> = publications.iter().map(|name| quote_ident(name)).collect();
+    let mut sql = format!(
+        "START_REPLICATION SLOT {} LOGICAL {from} (proto_version '{protocol}', \
+         publication_names {}",
+        quote_ident(slot),
+        quote_literal(&names.join(","))
+    );
+    if major >= 16 {
+        sql.push_str(if options.origin_none { ", origin 'none'" } else { ", origin 'any'" });
+    }
+    if options.two_phase {
+        sql.push_str(", two_phase 'on'");
+    }
+    if options.binary {
+        sql.push_str(", binary 'true'");
+    }
+    match options.streaming {
+        Streaming::Off => {}
+        Streaming::On => sql.push_str(", streaming 'on'"),
+        Streaming::Parallel => sql.push_str(", streaming 'parallel'"),
+    }
+    sql.push(')');
+    sql
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Lsn, StreamOptions, Streaming, start_command};
+
+    #[test]
+    fn options_follow_the_version() {
+        let publications = ["p".to_owned(), "it's \"q\"".to_owned()];
+        assert_eq!(
+            start_command(14, "s", Lsn(16), &publications[..1], &StreamOptions::default()),
+            "START_REPLICATION SLOT \"s\" LOGICAL 0/10 (proto_version '2', \
+             publication_names '\"p\"')"
+        );
+        let options = StreamOptions {
+            origin_none: true,
+            two_phase: true,
+            binary: true,
+            streaming: Streaming::On,
+        };
+        let newest = start_command(18, "s", Lsn(16), &publications, &options);
+        assert!(newest.contains("proto_version '4'"), "{newest}");
+        assert!(newest.contains(r#"publication_names '"p","it''s ""q"""'"#), "{newest}");
+        let last = "origin 'none', two_phase 'on', binary 'true', streaming 'on')";
+        assert!(newest.ends_with(last), "{newest}");
+    }
+}
