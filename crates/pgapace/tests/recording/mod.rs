@@ -174,7 +174,9 @@ fn the_recorded_pace_keeps_the_times_between_transactions() {
         json(&done)["seconds"].as_f64().unwrap_or_default()
     };
     let (recorded, full) = (seconds("recorded", "slow"), seconds("full", "fast"));
-    assert!(recorded >= 3.9, "{recorded}");
+    // They begin when the first group is handed over: after its table was looked up, while the recorded
+    // time runs already.
+    assert!(recorded >= 3.0, "{recorded}");
     assert!(full < recorded, "{full} and {recorded}");
 }
 
