@@ -864,7 +864,7 @@ fn rules(table: usize) -> TableRules {
         _ => TableFolding::Key(vec![(0, KeyForm::Integer)]),
     };
     let root = u32::try_from(table).expect("few tables");
-    TableRules { root, storage: None, columns: 4, fold, updates_alone: false }
+    TableRules { root, storage: None, columns: 4, fold, updates_alone: false, seeks: false }
 }
 
 /// Which transactions depend on which: not by what the writeset says, but by what they did.

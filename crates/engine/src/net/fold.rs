@@ -80,7 +80,7 @@ impl<'t, 'a> Folder<'t, 'a> {
                 rules.updates_alone && matches!(message, Message::Update(_))
             }
         };
-        if alone || !self.collect(table, message) {
+        if alone || !self.collect(at, table, message) {
             self.close(self.lane_of[table]);
             self.steps.push(Step::Alone(at));
         }
@@ -113,7 +113,7 @@ impl<'t, 'a> Folder<'t, 'a> {
     /// Adds a change to the open segment of its table. Returns false, and adds nothing, if the
     /// change must be executed alone.
     #[inline]
-    fn collect(&mut self, table: usize, message: &Message<'a>) -> bool {
+    fn collect(&mut self, at: ChangeAt, table: usize, message: &Message<'a>) -> bool {
         let place = self.lane_of[table];
         if self.lanes[place].table != table
             || matches!(self.lanes[place].collector, Collector::None)
@@ -129,7 +129,7 @@ impl<'t, 'a> Folder<'t, 'a> {
             self.opened += 1;
         }
         match &mut lane.collector {
-            Collector::Keyed(keyed) => keyed.push(message),
+            Collector::Keyed(keyed) => keyed.push(at, message),
             Collector::WholeRow(whole_row) => whole_row.push(message),
             Collector::Append(append) => append.push(message),
             Collector::None => false,
@@ -160,7 +160,9 @@ impl<'t, 'a> Folder<'t, 'a> {
 impl<'t, 'a> Collector<'t, 'a> {
     fn new(rules: &'t TableRules) -> Self {
         match &rules.fold {
-            TableFolding::Key(key) => Self::Keyed(Keyed::new(key, rules.columns)),
+            TableFolding::Key(key) => {
+                Self::Keyed(Keyed::new(key, rules.columns).seeking(rules.seeks))
+            }
             TableFolding::WholeRow => Self::WholeRow(WholeRow::new(rules.columns)),
             TableFolding::Append => Self::Append(Append::new(rules.columns)),
             TableFolding::Never { .. } => Self::None,

@@ -10,7 +10,7 @@ use pgoutput::{Column, Message, OldTuple, Tuple};
 use rustc_hash::FxHasher;
 
 use super::merge::{inserted, overwrite};
-use super::{Old, Row, Segment, Update};
+use super::{ChangeAt, Old, Row, Seeks, Segment, Update};
 use crate::key::KeyForm;
 
 /// An open segment under [`TableFolding::Key`](super::TableFolding::Key).
@@ -29,6 +29,9 @@ pub(super) struct Keyed<'t, 'a> {
     inserts: Vec<u32>,
     /// Key columns of the current change, in the order of the key.
     values: Vec<Column<'a>>,
+    /// The changes that must find the row of an entry, and the entry, in stream order; `None` if they are
+    /// not listed.
+    seeks: Option<Vec<(u32, ChangeAt)>>,
 }
 
 /// An entry with 32 bits of its hash: these avoid most key comparisons, and hashing again when the
@@ -91,7 +94,13 @@ impl<'t, 'a> Keyed<'t, 'a> {
             entries: Vec::new(),
             inserts: Vec::new(),
             values: vec![Column::Null; key.len()],
+            seeks: None,
         }
+    }
+
+    /// The same, with [`Segment::seeks`] if `seeks` says so.
+    pub(super) fn seeking(self, seeks: bool) -> Self {
+        Self { seeks: seeks.then(Vec::new), ..self }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -100,14 +109,21 @@ impl<'t, 'a> Keyed<'t, 'a> {
 
     /// Takes a change. Returns false, and changes nothing, if it cannot be folded.
     #[inline]
-    pub(super) fn push(&mut self, message: &Message<'a>) -> bool {
+    pub(super) fn push(&mut self, at: ChangeAt, message: &Message<'a>) -> bool {
         let folded = match message {
             Message::Insert(insert) => self.insert(insert.new),
-            Message::Update(update) => self.update(update.old.as_ref(), update.new),
-            Message::Delete(delete) => self.delete(*delete.old.tuple()),
+            Message::Update(update) => self.update(at, update.old.as_ref(), update.new),
+            Message::Delete(delete) => self.delete(at, *delete.old.tuple()),
             _ => None,
         };
         folded.is_some()
+    }
+
+    #[inline]
+    fn note_seek(&mut self, place: u32, at: ChangeAt) {
+        if let Some(seeks) = &mut self.seeks {
+            seeks.push((place, at));
+        }
     }
 
     fn insert(&mut self, new: Tuple<'a>) -> Option<()> {
@@ -133,7 +149,7 @@ impl<'t, 'a> Keyed<'t, 'a> {
         Some(())
     }
 
-    fn update(&mut self, old: Option<&OldTuple<'a>>, new: Tuple<'a>) -> Option<()> {
+    fn update(&mut self, at: ChangeAt, old: Option<&OldTuple<'a>>, new: Tuple<'a>) -> Option<()> {
         self.read_key(&new)?;
         let filled = match old {
             Some(old) => self.compare_key(old.tuple())?,
@@ -145,27 +161,34 @@ impl<'t, 'a> Keyed<'t, 'a> {
                 if filled {
                     self.fill_key(&mut row);
                 }
-                self.add(key, Net::Update, Tuple::default(), row);
+                let place = self.add(key, Net::Update, Tuple::default(), row);
+                self.note_seek(place, at);
             }
             KeyLookup::Known(place) => {
                 let entry = &mut self.entries[place as usize];
+                let seeks = entry.net == Net::Update;
                 match entry.net {
                     Net::Insert | Net::Update | Net::Replace => overwrite(&mut entry.row, new),
                     Net::Absent | Net::Delete => return None,
+                }
+                if seeks {
+                    self.note_seek(place, at);
                 }
             }
         }
         Some(())
     }
 
-    fn delete(&mut self, old: Tuple<'a>) -> Option<()> {
+    fn delete(&mut self, at: ChangeAt, old: Tuple<'a>) -> Option<()> {
         self.read_key(&old)?;
         match self.find()? {
             KeyLookup::New(key) => {
-                self.add(key, Net::Delete, old, Row::Sent(Tuple::default()));
+                let place = self.add(key, Net::Delete, old, Row::Sent(Tuple::default()));
+                self.note_seek(place, at);
             }
             KeyLookup::Known(place) => {
                 let entry = &mut self.entries[place as usize];
+                let seeks = entry.net == Net::Update;
                 entry.net = match entry.net {
                     Net::Insert => Net::Absent,
                     Net::Update | Net::Replace => Net::Delete,
@@ -173,6 +196,9 @@ impl<'t, 'a> Keyed<'t, 'a> {
                 };
                 entry.deleted = old;
                 entry.row = Row::Sent(Tuple::default());
+                if seeks {
+                    self.note_seek(place, at);
+                }
             }
         }
         Some(())
@@ -292,7 +318,11 @@ impl<'t, 'a> Keyed<'t, 'a> {
             deletes: Vec::with_capacity(counts.deletes),
             updates: Vec::with_capacity(counts.updates),
             inserts: Vec::with_capacity(counts.inserts),
+            seeks: Seeks::default(),
         };
+        let mut seeks = self.take_seeks();
+        let mut seeks_of =
+            |place: u32| seeks.get_mut(place as usize).map(std::mem::take).unwrap_or_default();
         // The inserts are first, because the loop below takes the rows.
         for (at, &place) in self.inserts.iter().enumerate() {
             let entry = &mut self.entries[place as usize];
@@ -309,9 +339,15 @@ impl<'t, 'a> Keyed<'t, 'a> {
                     Net::Delete | Net::Replace => {
                         let row = Row::Sent(entry.deleted);
                         segment.deletes.push(Old { row, class: 0, nth: 0 });
+                        if self.seeks.is_some() {
+                            segment.seeks.deletes.push(seeks_of(place));
+                        }
                     }
                     Net::Update => {
                         segment.updates.push(Update { old: None, new: entry.take_row() });
+                        if self.seeks.is_some() {
+                            segment.seeks.updates.push(seeks_of(place));
+                        }
                     }
                 }
             }
@@ -321,6 +357,16 @@ impl<'t, 'a> Keyed<'t, 'a> {
         self.entries.clear();
         self.inserts.clear();
         segment
+    }
+
+    /// The changes that must find its row, by entry.
+    fn take_seeks(&mut self) -> Vec<Vec<ChangeAt>> {
+        let Some(seeks) = &mut self.seeks else { return Vec::new() };
+        let mut by_entry = vec![Vec::new(); self.entries.len()];
+        for (place, at) in seeks.drain(..) {
+            by_entry[place as usize].push(at);
+        }
+        by_entry
     }
 
     /// The entries that are not plain inserts, sorted by their keys: by length, then by bytes. This

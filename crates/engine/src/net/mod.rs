@@ -54,6 +54,8 @@ pub struct TableRules {
     /// Whether updates are executed one by one. This is so if a published column cannot be set by
     /// UPDATE: only the subscriber can tell whether its value changed.
     pub updates_alone: bool,
+    /// Whether [`Segment::seeks`] is filled, under [`TableFolding::Key`].
+    pub seeks: bool,
 }
 
 /// How the rows of a table are identified.
@@ -104,6 +106,18 @@ pub struct Segment<'a> {
     pub updates: Vec<Update<'a>>,
     /// Rows to insert.
     pub inserts: Vec<Row<'a>>,
+    /// The changes that each delete and update stands for. Empty unless [`TableRules::seeks`] is set.
+    pub seeks: Seeks,
+}
+
+/// For each row that a segment must find: the changes that would not find it one by one, if it is
+/// missing. These are its changes before the first insert of it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Seeks {
+    /// In the order of [`Segment::deletes`].
+    pub deletes: Vec<Vec<ChangeAt>>,
+    /// In the order of [`Segment::updates`].
+    pub updates: Vec<Vec<ChangeAt>>,
 }
 
 impl Segment<'_> {

@@ -39,7 +39,9 @@ pub enum Outcome {
     AsExpected,
     /// Net changes affected another number of rows.
     OtherRows,
-    /// A single change found no row.
+    /// Net changes found too few rows; from now on their statements say which are missing.
+    Anew,
+    /// A single change, or net changes whose statement says so, found no row.
     Missing,
     /// An effect that the run cannot accept: it ends.
     Refused,
@@ -145,9 +147,10 @@ impl<T: WorkerTypes> WorkerGroups<T> {
             (_, Some(first)) if first.ahead => Verdict::Retry(Retry::Later),
             (Outcome::Refused, _) => Verdict::Stops,
             (Outcome::OtherRows, Some(_)) => BY_ROWS,
-            // A single change among sets: a rule may say what to do.
+            (Outcome::Anew, Some(_)) => Verdict::Retry(Retry::Later),
+            // Among sets a rule may say what to do.
             (Outcome::Missing, Some(first)) if first.has_rules() => BY_ROWS,
-            (Outcome::Missing | Outcome::OtherRows, _) => Verdict::Counts,
+            (Outcome::Missing | Outcome::OtherRows | Outcome::Anew, _) => Verdict::Counts,
         }
     }
 

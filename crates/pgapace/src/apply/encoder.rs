@@ -1,6 +1,7 @@
 //! Encodes groups in either mode: queues their statements on a session, and the expected replies.
 
 pub(crate) mod resolution;
+pub(crate) mod sought;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -29,6 +30,7 @@ use crate::subscriber::statement::row::{
 };
 use crate::subscriber::statement::set::{self, SetBuffers, SetError, queue_segment};
 use crate::subscriber::statement::truncate;
+use sought::{SoughtNumber, SoughtRows};
 
 /// Which changes of a group are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +71,8 @@ pub(crate) struct EncoderPosition {
     parsed: u64,
     /// The changes of the subscriber transaction so far.
     changes: Changes,
+    /// The next statement that may miss rows.
+    sought: SoughtNumber,
 }
 
 /// Queues statements on one session, on which [`prepare_control`] has run. It keeps track of the
@@ -82,6 +86,9 @@ pub(crate) struct Encoder {
     changes: Changes,
     /// Whether a part of a transaction can be rolled back alone, to be executed by rows.
     savepoints: bool,
+    /// The rows that statements in flight look for and that may be missing; `None` if statements do not
+    /// say which are.
+    sought: Option<SoughtRows>,
 }
 
 impl Encoder {
@@ -93,23 +100,38 @@ impl Encoder {
             buffers: SetBuffers::default(),
             changes: Changes::default(),
             savepoints: true,
+            sought: Some(SoughtRows::default()),
         }
+    }
+
+    /// Whether statements can say which rows are missing.
+    pub(crate) fn says_which_are_missing(&self) -> bool {
+        self.sought.is_some()
+    }
+
+    /// The rows that statements in flight look for and that may be missing.
+    pub(crate) fn sought(&mut self) -> Option<&mut SoughtRows> {
+        self.sought.as_mut()
     }
 
     /// The same for a session that sets savepoints of its own, and keeps the changes that it has sent.
     pub(crate) fn without_savepoints(self) -> Self {
-        Self { savepoints: false, ..self }
+        Self { savepoints: false, sought: None, ..self }
     }
 
     /// Where it stands now: see [`Self::forget_after`].
     pub(crate) fn position(&self) -> EncoderPosition {
-        EncoderPosition { parsed: self.statements.parsed(), changes: self.changes }
+        let sought = self.sought.as_ref().map(SoughtRows::position).unwrap_or_default();
+        EncoderPosition { parsed: self.statements.parsed(), changes: self.changes, sought }
     }
 
     /// Everything that was queued after this position is rolled back or not sent. The server may have
     /// the statements that were parsed there or not, so they are closed and not used again.
     pub(crate) fn forget_after(&mut self, session: &mut Session, position: EncoderPosition) {
         self.changes = position.changes;
+        if let Some(sought) = &mut self.sought {
+            sought.forget_from(position.sought);
+        }
         for name in self.statements.forget_after(position.parsed) {
             session.queue_close_statement(&name);
         }
@@ -226,7 +248,11 @@ impl Encoder {
             }
             _ => {}
         }
-        let (maps, rules, slots) = table_slots(group);
+        let (maps, mut rules, slots) = table_slots(group);
+        for (map, rules) in maps.iter().zip(&mut rules) {
+            let expected = map.missing.are_expected() && map.can_miss_rows();
+            rules.seeks = expected && self.sought.is_some();
+        }
         let mut folder = Folder::new(&rules);
         let mut truncated = Vec::new();
         let mut dependent = group.dependent.changes.iter();
@@ -273,9 +299,17 @@ impl Encoder {
                 }
                 Step::Segment(segment) => {
                     let table = number(segment.table)?;
-                    let mut expect = |set: set::Expected| {
+                    let sought = &mut self.sought;
+                    let mut expect = |set: set::Expected<'_>| {
                         sure &= set.sure;
-                        expected.push_back(Expected::Net { rows: set.rows, table });
+                        let number = set
+                            .sought
+                            .zip(sought.as_mut())
+                            .map(|(rows, sought)| sought.queued(rows, &segment.seeks));
+                        expected.push_back(match number {
+                            Some(number) => Expected::Sought { number, table },
+                            None => Expected::Net { rows: set.rows, table },
+                        });
                     };
                     let (statements, buffers) = (&mut self.statements, &mut self.buffers);
                     let map = &maps[segment.table];

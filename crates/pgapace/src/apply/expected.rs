@@ -4,6 +4,7 @@ use engine::net::ChangeAt;
 use engine::worker::ExpectedReply;
 use pgoutput::{Lsn, Xid};
 
+use crate::apply::encoder::sought::SoughtNumber;
 use crate::subscriber::state::statistics::Changes;
 use crate::subscriber::statement::row::Expect;
 
@@ -15,6 +16,12 @@ pub(crate) enum Expected {
     /// Net changes, which must affect so many rows.
     Net {
         rows: u64,
+        /// Index of the table version in the group.
+        table: u32,
+    },
+    /// Net changes of rows that may be missing.
+    Sought {
+        number: SoughtNumber,
         /// Index of the table version in the group.
         table: u32,
     },

@@ -86,7 +86,8 @@ impl Completed {
                 Outcome::AsExpected
             }
             Expected::Net { rows, .. } if rows == self.rows => Outcome::AsExpected,
-            Expected::Net { .. } => Outcome::OtherRows,
+            // Where rows may be missing, the worker knows more.
+            Expected::Net { .. } | Expected::Sought { .. } => Outcome::OtherRows,
             Expected::Change { expect: Expect::Any | Expect::OneWithNext, .. } => {
                 Outcome::AsExpected
             }

@@ -15,6 +15,7 @@ use crate::subscriber::conflict::TablePolicy;
 use crate::subscriber::constraints::Constraints;
 use crate::subscriber::format::{Misread, PublisherTypes};
 use crate::subscriber::locks::{self, Sides};
+use crate::subscriber::missing::MissingRows;
 use crate::subscriber::mode::{self, TableApplyMode};
 use crate::subscriber::unique::UniqueValues;
 
@@ -62,6 +63,8 @@ pub(crate) struct TableMap {
     pub(crate) locks: Option<LockRules>,
     /// The unique values beside the key.
     pub(crate) unique: UniqueValues,
+    /// Whether rows are expected to be missing.
+    pub(crate) missing: MissingRows,
     /// The conflict rules of the table, if there are any.
     pub(crate) conflicts: Option<TablePolicy>,
 }
@@ -102,6 +105,7 @@ impl TableMap {
             rules,
             locks: None,
             unique: UniqueValues::default(),
+            missing: MissingRows::default(),
             conflicts: None,
         })
     }
@@ -120,6 +124,13 @@ impl TableMap {
             Sides { remote: &self.remote, table: &self.table, columns: &self.columns, types };
         let locks = locks::rules(&sides, constraints, &self.rules, ordered);
         Self { locks: Some(locks), unique, ..self }
+    }
+
+    /// Whether statements can say which rows are missing, and nothing but a record follows from that.
+    pub(crate) fn can_miss_rows(&self) -> bool {
+        let keyed = matches!(self.search, Search::Key(_));
+        let plain = matches!(self.table.placement, Placement::Plain);
+        keyed && plain && self.conflicts.is_none() && !self.unique.is_moving()
     }
 
     /// The subscriber's column for a published column.

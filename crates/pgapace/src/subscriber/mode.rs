@@ -63,6 +63,7 @@ pub(crate) fn decide(
         storage: (!table.partitioned).then_some(table.oid),
         columns: columns.len(),
         updates_alone: updates_alone(table, columns, &fold),
+        seeks: false,
         fold,
     };
     (mode, rules)

@@ -6,11 +6,11 @@ mod random;
 
 use history::{History, shown};
 
-use super::{TableFolding, TableRules};
+use super::{ChangeAt, Step, TableFolding, TableRules};
 use crate::key::KeyForm;
 
 fn rules(root: u32, columns: usize, fold: TableFolding) -> TableRules {
-    TableRules { root, storage: None, columns, fold, updates_alone: false }
+    TableRules { root, storage: None, columns, fold, updates_alone: false, seeks: false }
 }
 
 fn keyed(lane: u32) -> TableRules {
@@ -140,6 +140,21 @@ fn updates_are_executed_alone_where_a_column_cannot_be_set() {
             &["0 | insert 1 a", "alone 1", "0 | insert 2 c"],
         );
     }
+}
+
+/// One by one, these are the changes that would find nothing if the row is missing.
+#[test]
+fn the_changes_that_look_for_a_row_are_listed_up_to_its_next_insert() {
+    let rules = [TableRules { seeks: true, ..keyed(0) }];
+    let history = "U 2 a; D 1 -; U 3 a; I 1 b; U 3 b; U 1 c; D 3 -; I 4 a; D 4 -; D 1 -; I 1 d";
+    let history = History::new(history);
+    let steps = history.fold(&rules);
+    let [Step::Segment(segment)] = &steps[..] else { panic!("{steps:?}") };
+    let changes = |rows: &[Vec<ChangeAt>]| -> Vec<Vec<u32>> {
+        rows.iter().map(|row| row.iter().map(|at| at.change).collect()).collect()
+    };
+    assert_eq!(changes(&segment.seeks.deletes), [vec![1], vec![2, 4, 6]]);
+    assert_eq!(changes(&segment.seeks.updates), [vec![0]]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use engine::worker::{ActiveGroup, AfterReply, ErrorKind, Outcome, Retry, Verdict};
 
 use crate::apply::context::Context;
+use crate::apply::encoder::sought::{Found, SoughtNumber};
 use crate::apply::encoder::table_of;
 use crate::apply::expected::{Committing, Expected};
 use crate::apply::replies::{Completed, Interpreted, interpret};
@@ -10,6 +11,10 @@ use crate::apply::work::counts_by_table;
 use crate::apply::worker::apply_thread::ApplyThread;
 use crate::error::{Failure, Result, is_transient, passes_soon};
 use crate::sqlstate;
+use wire::Reply;
+
+/// Attempts after which a group that finds too few rows is applied by rows in any case.
+const ATTEMPTS: u32 = 3;
 
 impl ApplyThread {
     /// Takes every reply that is there, then reports the committed transactions.
@@ -20,6 +25,12 @@ impl ApplyThread {
             else {
                 break;
             };
+            if let (Reply::DataRow(row), Some(Expected::Sought { number, .. })) =
+                (&reply, self.groups.expected())
+                && let Some(sought) = self.encoder.sought()
+            {
+                sought.returned(*number, row.get(0))?;
+            }
             match interpret(reply, || self.groups.take_expected())? {
                 Some(Interpreted::Failed(error)) => self.failed(error)?,
                 _ if self.groups.is_rolling_back() => {}
@@ -55,13 +66,24 @@ impl ApplyThread {
 
     /// A statement of the first group in flight is completed.
     fn completed(&mut self, completed: Completed) -> Result<()> {
+        let completed = self.rows.total(completed);
+        let mut outcome = match (completed.outcome(), completed.expected) {
+            (_, Expected::Sought { number, table }) => self.found(number, table, completed.rows)?,
+            (Outcome::OtherRows, Expected::Net { rows: expected, table })
+                if completed.rows < expected && self.expects_missing_rows(table) =>
+            {
+                Outcome::Anew
+            }
+            (outcome, _) => outcome,
+        };
         let first = self.groups.first();
         let context = Context { group: first.map(|first| &first.group) };
-        let completed = self.rows.total(completed);
-        let mut outcome = completed.outcome();
         match (outcome, completed.expected) {
             (Outcome::Missing, Expected::Change { at, .. }) => {
                 self.tally.row_missing(at, &context)?;
+                if let Some(map) = context.map(at) {
+                    map.missing.found();
+                }
             }
             // Once a row was missing, that decides about the whole transaction.
             (Outcome::AsExpected, _) if self.tally.is_missing() => outcome = Outcome::Missing,
@@ -83,6 +105,42 @@ impl ApplyThread {
                 refusal.unwrap_or_else(|| Failure::internal("a verdict without a reason"))
             }),
         }
+    }
+
+    /// The rows that a statement has found of those that it looked for.
+    fn found(&mut self, number: SoughtNumber, table: u32, rows: u64) -> Result<Outcome> {
+        let Some(group) = self.groups.first().map(|first| &first.group) else {
+            return Ok(Outcome::OtherRows);
+        };
+        let found = self.encoder.sought().map(|sought| sought.answered(number, rows));
+        let map = table_of(group, table);
+        let missing = map.as_ref().map(|map| &map.missing);
+        match found {
+            Some(Found::All) => {
+                missing.inspect(|missing| missing.found_none());
+                Ok(Outcome::AsExpected)
+            }
+            Some(Found::AllBut(changes)) => {
+                missing.inspect(|missing| missing.found());
+                let context = Context { group: Some(group) };
+                for at in changes {
+                    self.tally.row_missing(at, &context)?;
+                }
+                Ok(Outcome::Missing)
+            }
+            Some(Found::Others) | None => Ok(Outcome::OtherRows),
+        }
+    }
+
+    /// Whether net changes found too few rows because their statement could not say which are missing.
+    /// From now on the statements of the table can.
+    fn expects_missing_rows(&self, table: u32) -> bool {
+        let Some(first) = self.groups.first() else { return false };
+        let map = table_of(&first.group, table).filter(|map| map.can_miss_rows());
+        let says = self.encoder.says_which_are_missing() && first.group.attempts < ATTEMPTS;
+        let Some(map) = map.filter(|_| says) else { return false };
+        map.missing.found();
+        true
     }
 
     /// Follows a verdict about the first group in flight. `failure`: why the group does not go on.
@@ -164,7 +222,10 @@ impl ApplyThread {
     /// executed as [moves](crate::subscriber::unique) before. From now on they are.
     fn meets_moved_value(&mut self, error: &wire::Error, expected: Option<Expected>) -> bool {
         let is_taken = error.sqlstate().is_some_and(sqlstate::is_taken_value);
-        let (Some(Expected::Net { table, .. }), true) = (expected, is_taken) else { return false };
+        let table = match expected {
+            Some(Expected::Net { table, .. } | Expected::Sought { table, .. }) if is_taken => table,
+            _ => return false,
+        };
         let group = self.groups.first().map(|first| &first.group);
         let Some(map) = group.and_then(|group| table_of(group, table)) else { return false };
         let newly = map.unique.begin_moving();

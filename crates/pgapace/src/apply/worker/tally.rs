@@ -34,7 +34,7 @@ pub(super) struct Tally {
     /// Transactions of the publisher that are prepared on the subscriber.
     prepared: Vec<Xid>,
     /// The first missing rows of the transaction being answered, and how many more there are.
-    missing: Vec<Conflict>,
+    missing: Vec<(ChangeAt, Conflict)>,
     more_missing: u64,
     /// Conflicts that were logged, and are still to be written to `pgapace.conflict`.
     named: Vec<Conflict>,
@@ -112,6 +112,7 @@ impl Tally {
     /// The statements of a part in the middle of a transaction had the expected effect. Its counts stay,
     /// whatever becomes of the next part.
     pub(super) fn part_answered(&mut self) {
+        self.sort_missing();
         self.part = PartStart {
             counters: self.current,
             missing: self.missing.len(),
@@ -129,16 +130,24 @@ impl Tally {
             TableConflicts::count(&mut self.by_table, &map.remote, kind);
         }
         if self.missing.len() < KEPT_MISSING {
-            self.missing.push(context.conflict(at, kind, (Action::Skip, false), None)?);
+            let conflict = context.conflict(at, kind, (Action::Skip, false), None)?;
+            self.missing.push((at, conflict));
         } else {
             self.more_missing += 1;
         }
         Ok(())
     }
 
+    /// Sorts the missing rows of a part by their changes: a set of deletes is executed before the updates
+    /// that precede them on the publisher.
+    fn sort_missing(&mut self) {
+        self.missing[self.part.missing..].sort_by_key(|(at, _)| (at.part, at.change));
+    }
+
     /// The Sync of a transaction is answered: it is committed.
     pub(super) fn transaction_committed(&mut self, committing: &Committing) {
-        for missing in self.missing.drain(..) {
+        self.sort_missing();
+        for (_, missing) in self.missing.drain(..) {
             if self.log.log(&missing) {
                 self.named.push(missing);
             }
@@ -213,7 +222,7 @@ impl Tally {
                 "session was lost during COMMIT: conflicts logged next are reported again if it did not commit"
             );
         }
-        for missing in self.missing.drain(..) {
+        for (_, missing) in self.missing.drain(..) {
             self.log.log(&missing);
         }
         self.log.suppress(std::mem::take(&mut self.more_missing));

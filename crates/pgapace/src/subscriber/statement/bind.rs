@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use wire::{Param, Session};
 
 use crate::subscriber::mapping::TableMap;
-use crate::subscriber::statement::cache::{Kind, Prepared, Shape, StatementCache};
+use crate::subscriber::statement::cache::{Check, Kind, Prepared, Shape, StatementCache};
 use crate::subscriber::statement::column_set::ColumnSet;
 use crate::subscriber::statement::row::{Operation, Source, UpdatePlan, param};
 
@@ -29,7 +29,7 @@ pub(crate) fn prepare<'c>(
 
 pub(crate) type Params<'a> = SmallVec<[Param<'a>; 32]>;
 
-/// The last parameter of a [counted](super::row::Statement::counted) statement.
+/// The last parameter of a statement that [checks](Check) its rows.
 pub(crate) fn count(rows: usize) -> [u8; 8] {
     (rows as u64).to_be_bytes()
 }
@@ -77,7 +77,7 @@ pub(crate) fn queue_row(
             _ => &plan.nulls,
         },
         text: &none,
-        counted: counted.is_some(),
+        check: if counted.is_some() { Check::Counted } else { Check::None },
     };
     let prepared = prepare(session, statements, map, &shape);
     let params = row_params(&prepared.sources, new, search);

@@ -34,8 +34,20 @@ pub(crate) struct Shape<'a> {
     pub(crate) nulls: &'a ColumnSet,
     /// For set statements: parameters in text format, see [`sql::text_of_search`].
     pub(crate) text: &'a ColumnSet,
-    /// Whether the statement fails unless it finds as many rows as its last parameter says.
-    pub(crate) counted: bool,
+    /// How the statement checks that it finds as many rows as its last parameter says.
+    pub(crate) check: Check,
+}
+
+/// How a statement checks the number of rows that it finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Check {
+    /// Not at all.
+    None,
+    /// It fails if it finds another number.
+    Counted,
+    /// It returns the numbers of the rows that it did not find, and then minus the number of those that it
+    /// found. Only statements for many rows do that.
+    Listed,
 }
 
 impl Shape<'_> {
@@ -45,7 +57,11 @@ impl Shape<'_> {
             Kind::Set(operation) => sql::statement(map, operation, self),
             Kind::Copy(format) => copy::statement(map, format),
         };
-        if self.counted { statement.counted() } else { statement }
+        match self.check {
+            Check::None => statement,
+            Check::Counted => statement.counted(),
+            Check::Listed => statement.listed(),
+        }
     }
 }
 
@@ -56,7 +72,7 @@ pub(crate) struct Prepared {
     set: ColumnSet,
     nulls: ColumnSet,
     text: ColumnSet,
-    counted: bool,
+    check: Check,
     /// Statements are numbered in the order in which they are parsed. The number is part of the
     /// name.
     number: u64,
@@ -100,7 +116,7 @@ impl StatementCache {
                     && known.set == *shape.set
                     && known.nulls == *shape.nulls
                     && known.text == *shape.text
-                    && known.counted == shape.counted
+                    && known.check == shape.check
             })
         });
         if known.is_none() && self.count >= LIMIT {
@@ -123,7 +139,7 @@ impl StatementCache {
                         set: shape.set.clone(),
                         nulls: shape.nulls.clone(),
                         text: shape.text.clone(),
-                        counted: shape.counted,
+                        check: shape.check,
                         number: self.named,
                         name: format!("s{}", self.named),
                         sources,

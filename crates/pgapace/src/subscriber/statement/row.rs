@@ -84,6 +84,24 @@ impl Statement {
         );
         self
     }
+
+    /// Adds a parameter, the number of rows that are looked for. The statement, which returns `v.nth` for each
+    /// row found, then returns the other numbers from 1 on, and at last minus the number of rows found.
+    ///
+    /// `NOT (… = ANY (SELECT …))` can be hashed; `<> ALL` cannot.
+    pub(crate) fn listed(mut self) -> Self {
+        self.types.push(INT8);
+        let returning = if self.sql.starts_with("SELECT ") { "" } else { " RETURNING v.nth" };
+        self.sql = format!(
+            "WITH found AS ({}{returning}) SELECT sought.nth \
+             FROM pg_catalog.generate_series(1, ${count}) AS sought(nth) \
+             WHERE NOT (sought.nth OPERATOR(pg_catalog.=) ANY (SELECT found.nth FROM found)) \
+             UNION ALL SELECT OPERATOR(pg_catalog.-) pg_catalog.count(*) FROM found",
+            self.sql,
+            count = self.types.len(),
+        );
+        self
+    }
 }
 
 /// The statements of an update, and the column sets of their shape.

@@ -10,7 +10,7 @@ use super::columns::{BatchUse, Columns, params};
 use super::sql::{SetOperation, text_of_new, text_of_search};
 use crate::subscriber::mapping::{Search, TableMap};
 use crate::subscriber::statement::bind;
-use crate::subscriber::statement::cache::{Kind, Shape, StatementCache};
+use crate::subscriber::statement::cache::{Check, Kind, Shape, StatementCache};
 use crate::subscriber::statement::column_set::ColumnSet;
 
 /// The row that a change searches, or that an insert would conflict with.
@@ -76,7 +76,7 @@ impl Ahead {
         });
         columns.finish(binary);
         let kind = Kind::Set(SetOperation::ReadAhead);
-        let shape = Shape { kind, set: &none, nulls: &none, text: &text, counted: false };
+        let shape = Shape { kind, set: &none, nulls: &none, text: &text, check: Check::None };
         let prepared = bind::prepare(session, statements, map, &shape);
         let params = params(&prepared.sources, columns, columns);
         session.queue_bind(&prepared.name, params.iter().copied())?;

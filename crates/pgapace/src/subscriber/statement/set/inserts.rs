@@ -6,12 +6,12 @@ use super::columns::ROW_BYTES;
 use super::rows::Rows;
 use super::{Expected, FEW, SetError, Subscriber};
 use crate::subscriber::statement::bind;
-use crate::subscriber::statement::cache::{Kind, Shape};
+use crate::subscriber::statement::cache::{Check, Kind, Shape};
 use crate::subscriber::statement::column_set::ColumnSet;
 use crate::subscriber::statement::copy::{BINARY_HEADER, BINARY_TRAILER, Format, write_row};
 
 /// Queues the inserts of a segment.
-pub(super) fn queue<E: FnMut(Expected)>(
+pub(super) fn queue<E: FnMut(Expected<'_>)>(
     subscriber: &mut Subscriber<'_, E>,
     alone: &mut Rows,
     rows: &[Row<'_>],
@@ -28,14 +28,19 @@ pub(super) fn queue<E: FnMut(Expected)>(
 }
 
 /// Queues a COPY of the rows in this format; returns the other rows.
-fn copy<'r, 'a, E: FnMut(Expected)>(
+fn copy<'r, 'a, E: FnMut(Expected<'_>)>(
     subscriber: &mut Subscriber<'_, E>,
     format: Format,
     rows: &'r [Row<'a>],
 ) -> Result<Vec<&'r Row<'a>>, SetError> {
     let none = ColumnSet::default();
-    let shape =
-        Shape { kind: Kind::Copy(format), set: &none, nulls: &none, text: &none, counted: false };
+    let shape = Shape {
+        kind: Kind::Copy(format),
+        set: &none,
+        nulls: &none,
+        text: &none,
+        check: Check::None,
+    };
     let Subscriber { session, statements, map, .. } = subscriber;
     let columns = map.columns.len();
     let prepared = bind::prepare(session, statements, map, &shape);

@@ -4,21 +4,25 @@ use engine::net::{Old, Row, Segment, Update};
 use wire::Param;
 
 use super::columns::{BatchUse, params};
-use super::rows::Rows;
+use super::rows::{Finds, Rows};
 use super::sql::{SetOperation, text_of_new, text_of_search};
-use super::{BYTES, Batch, Expected, FEW, ROWS, SetBuffers, SetError, Subscriber, queue_batches};
+use super::{
+    BYTES, Batch, Expected, FEW, ROWS, SetBuffers, SetError, Sought, SoughtIn, Subscriber,
+    queue_batches,
+};
 use crate::subscriber::statement::bind;
-use crate::subscriber::statement::cache::{Kind, Shape};
+use crate::subscriber::statement::cache::{Check, Kind, Shape};
 
 /// Queues the deletes and updates of a segment.
-pub(super) fn queue<E: FnMut(Expected)>(
+pub(super) fn queue<E: FnMut(Expected<'_>)>(
     subscriber: &mut Subscriber<'_, E>,
     buffers: &mut SetBuffers,
     segment: &Segment<'_>,
 ) -> Result<(), SetError> {
     let Segment { absent, deletes, updates, .. } = segment;
     let moving = subscriber.map.unique.is_moving();
-    let mut batch = Keyed { subscriber, buffers, changes: Changes::Absent(absent), moving: false };
+    let (changes, pushed) = (Changes::Absent(absent), Vec::new());
+    let mut batch = Keyed { subscriber, buffers, changes, moving: false, pushed };
     queue_batches(&mut batch, absent.len())?;
     batch.changes = Changes::Deletes(deletes);
     queue_batches(&mut batch, deletes.len())?;
@@ -39,13 +43,15 @@ struct Keyed<'b, 't, 's, 'a, E> {
     changes: Changes<'s, 'a>,
     /// Whether unique values move between the rows.
     moving: bool,
+    /// The indexes of the changes of the statement, if it says which rows are missing.
+    pushed: Vec<u32>,
 }
 
 /// Rows and bytes of a statement of moves. All updates of a segment must be in one; a group, or a part
 /// of a large transaction, is far smaller than this.
 const MOVING: (usize, usize) = (1 << 24, 256 << 20);
 
-impl<E: FnMut(Expected)> Batch for Keyed<'_, '_, '_, '_, E> {
+impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
     fn few(&self) -> usize {
         if self.moving { 2 } else { FEW }
     }
@@ -61,14 +67,19 @@ impl<E: FnMut(Expected)> Batch for Keyed<'_, '_, '_, '_, E> {
             Changes::Updates(_) => BatchUse::KeysAndNew,
         };
         self.buffers.search.begin(self.subscriber.map, purpose);
+        self.pushed.clear();
     }
 
     fn push(&mut self, index: usize) -> bool {
-        self.buffers.search.push(match self.changes {
+        let fits = self.buffers.search.push(match self.changes {
             Changes::Absent(rows) => &rows[index],
             Changes::Deletes(deletes) => &deletes[index].row,
             Changes::Updates(updates) => &updates[index].new,
-        })
+        });
+        if fits && self.subscriber.seeks {
+            self.pushed.push(number(index));
+        }
+        fits
     }
 
     fn bytes(&self) -> usize {
@@ -105,30 +116,62 @@ impl<E: FnMut(Expected)> Batch for Keyed<'_, '_, '_, '_, E> {
         };
         // The statement of moves counts its rows itself.
         let counts = operation == SetOperation::UpdateMoving;
-        let counted = self.subscriber.counted && !counts;
-        let shape = Shape { kind: Kind::Set(operation), set, nulls, text, counted };
+        let rows_of = self.changes.sought_in().filter(|_| self.subscriber.seeks && !counts);
+        let check = match rows_of {
+            Some(_) => Check::Listed,
+            None if self.subscriber.counted && !counts => Check::Counted,
+            None => Check::None,
+        };
+        let shape = Shape { kind: Kind::Set(operation), set, nulls, text, check };
         let Subscriber { session, statements, .. } = &mut *self.subscriber;
         let prepared = bind::prepare(session, statements, map, &shape);
         let count = bind::count(expected);
         let mut params = params(&prepared.sources, columns, columns);
-        if counted || counts {
+        if check != Check::None || counts {
             params.push(Param::Binary(&count));
         }
         session.queue_bind(&prepared.name, params.iter().copied())?;
         session.queue_execute();
-        self.subscriber.expect(expected, counted || counts);
+        match rows_of {
+            Some(rows_of) => {
+                let sought = Sought { rows_of, rows: &self.pushed, listed: true };
+                self.subscriber.expect_sought(sought);
+            }
+            None => self.subscriber.expect(expected, check == Check::Counted || counts),
+        }
         Ok(true)
     }
 
     fn queue_alone(&mut self, index: usize) -> Result<(), SetError> {
         let rows: &mut Rows = &mut self.buffers.rows;
+        let finds = match self.changes.sought_in() {
+            Some(rows_of) if self.subscriber.seeks => Finds::Sought(rows_of, number(index)),
+            Some(_) => Finds::Rows(1),
+            None => Finds::Rows(0),
+        };
         match self.changes {
-            Changes::Absent(absent) => rows.delete(self.subscriber, &absent[index], 0),
-            Changes::Deletes(deletes) => rows.delete(self.subscriber, &deletes[index].row, 1),
+            Changes::Absent(absent) => rows.delete(self.subscriber, &absent[index], finds),
+            Changes::Deletes(deletes) => rows.delete(self.subscriber, &deletes[index].row, finds),
             Changes::Updates(updates) => {
                 let Update { old, new } = &updates[index];
-                rows.update(self.subscriber, old.as_ref().map(|old| &old.row), new)
+                rows.update(self.subscriber, old.as_ref().map(|old| &old.row), new, finds)
             }
         }
     }
+}
+
+impl Changes<'_, '_> {
+    /// The rows that must be found; `None` if they must not.
+    fn sought_in(&self) -> Option<SoughtIn> {
+        match self {
+            Self::Absent(_) => None,
+            Self::Deletes(_) => Some(SoughtIn::Deletes),
+            Self::Updates(_) => Some(SoughtIn::Updates),
+        }
+    }
+}
+
+/// A group has far fewer than 2^32 changes.
+fn number(index: usize) -> u32 {
+    u32::try_from(index).expect("groups are bounded well below 4 Gi")
 }

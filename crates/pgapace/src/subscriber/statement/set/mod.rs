@@ -2,7 +2,8 @@
 //!
 //! Every statement has a number of rows that it must affect. After another number, or an error, the
 //! group is rolled back and its transactions are applied in row mode. So a set statement must only
-//! be detectably right. It does not report which row was missing.
+//! be detectably right. It says which rows are missing only where some are expected to be: see
+//! [`crate::subscriber::missing`].
 
 pub(crate) mod ahead;
 mod array;
@@ -16,7 +17,7 @@ pub(crate) mod sql;
 mod tests;
 mod whole;
 
-use engine::net::Segment;
+use engine::net::{Seeks, Segment};
 use wire::Session;
 
 use crate::subscriber::mapping::{Search, TableMap};
@@ -38,10 +39,30 @@ const FEW: usize = 4;
 
 /// The number of rows that one queued Execute must affect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Expected {
+pub(crate) struct Expected<'s> {
     pub(crate) rows: u64,
     /// No other number is possible: the statement fails instead.
     pub(crate) sure: bool,
+    /// If rows may be missing, those that it looks for.
+    pub(crate) sought: Option<Sought<'s>>,
+}
+
+/// The rows that a statement looks for, where some may be missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sought<'s> {
+    /// The list of the segment that they are in.
+    pub(crate) rows_of: SoughtIn,
+    /// Their indexes there.
+    pub(crate) rows: &'s [u32],
+    /// The statement returns the numbers of those that it did not find. If not, it looks for one row.
+    pub(crate) listed: bool,
+}
+
+/// The lists of a [`Segment`] whose rows must be found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SoughtIn {
+    Deletes,
+    Updates,
 }
 
 /// Why a segment cannot be queued. The part that is already queued must not be committed.
@@ -99,6 +120,8 @@ pub(crate) struct Subscriber<'t, E> {
     pub(crate) map: &'t TableMap,
     /// Whether statements check their row counts themselves, where possible.
     pub(crate) counted: bool,
+    /// Whether statements say which rows are missing.
+    pub(crate) seeks: bool,
     /// Called once per Execute, in order.
     pub(crate) expect: E,
 }
@@ -114,10 +137,11 @@ pub(crate) fn queue_segment(
     map: &TableMap,
     segment: &Segment<'_>,
     counted: bool,
-    expect: &mut impl FnMut(Expected),
+    expect: &mut impl FnMut(Expected<'_>),
 ) -> Result<(), SetError> {
     refuse_misread(map, segment)?;
-    let mut subscriber = Subscriber { session, statements, map, counted, expect };
+    let seeks = segment.seeks != Seeks::default();
+    let mut subscriber = Subscriber { session, statements, map, counted, seeks, expect };
     if matches!(map.search, Search::WholeRow(_)) && !map.columns.is_empty() {
         whole::queue(&mut subscriber, buffers, segment)?;
     } else {
@@ -139,16 +163,22 @@ fn refuse_misread(map: &TableMap, segment: &Segment<'_>) -> Result<(), PlanError
     rows.try_for_each(|row| row::refuse_misread(map, row.columns()))
 }
 
-impl<E: FnMut(Expected)> Subscriber<'_, E> {
+impl<E: FnMut(Expected<'_>)> Subscriber<'_, E> {
     /// Expects a statement to find this many rows. A `counted` statement then returns one row.
     fn expect(&mut self, rows: usize, counted: bool) {
         let rows = if counted { 1 } else { rows as u64 };
-        (self.expect)(Expected { rows, sure: counted });
+        (self.expect)(Expected { rows, sure: counted, sought: None });
     }
 
     /// Expects a statement that either affects this many rows or fails.
     fn expect_all(&mut self, rows: usize) {
-        (self.expect)(Expected { rows: rows as u64, sure: true });
+        (self.expect)(Expected { rows: rows as u64, sure: true, sought: None });
+    }
+
+    /// Expects a statement to find these rows, or to say which are missing.
+    fn expect_sought(&mut self, sought: Sought<'_>) {
+        let rows = sought.rows.len() as u64;
+        (self.expect)(Expected { rows, sure: false, sought: Some(sought) });
     }
 }
 

@@ -3,10 +3,19 @@
 use engine::net::Row;
 use pgoutput::Column;
 
-use super::{Expected, SetError, Subscriber};
+use super::{Expected, SetError, Sought, SoughtIn, Subscriber};
 use crate::subscriber::mapping::{Search, TableMap};
 use crate::subscriber::statement::bind::{self, RowChange};
 use crate::subscriber::statement::row::{Operation, PlanError, UpdatePlan, Values, plan_search};
+
+/// The rows that a single statement finds.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Finds {
+    /// So many.
+    Rows(usize),
+    /// This one of the segment, which may be missing.
+    Sought(SoughtIn, u32),
+}
 
 /// Buffer for the shape of a statement.
 #[derive(Debug, Default)]
@@ -15,7 +24,7 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    pub(super) fn insert<E: FnMut(Expected)>(
+    pub(super) fn insert<E: FnMut(Expected<'_>)>(
         &mut self,
         subscriber: &mut Subscriber<'_, E>,
         row: &Row<'_>,
@@ -29,24 +38,25 @@ impl Rows {
         Ok(())
     }
 
-    /// Deletes a row; `expected` is the number of rows that must exist.
-    pub(super) fn delete<E: FnMut(Expected)>(
+    /// Deletes a row.
+    pub(super) fn delete<E: FnMut(Expected<'_>)>(
         &mut self,
         subscriber: &mut Subscriber<'_, E>,
         row: &Row<'_>,
-        expected: usize,
+        finds: Finds,
     ) -> Result<(), SetError> {
         let old = values(subscriber.map, row)?;
         plan_search(subscriber.map, &old, &mut self.plan.nulls)?;
-        self.queue(subscriber, Operation::Delete, &old, &old, expected)
+        self.queue(subscriber, Operation::Delete, &old, &old, finds)
     }
 
     /// Updates a row: all columns that were sent, except the key columns that find it.
-    pub(super) fn update<E: FnMut(Expected)>(
+    pub(super) fn update<E: FnMut(Expected<'_>)>(
         &mut self,
         subscriber: &mut Subscriber<'_, E>,
         old: Option<&Row<'_>>,
         row: &Row<'_>,
+        finds: Finds,
     ) -> Result<(), SetError> {
         let map = subscriber.map;
         let new = values(map, row)?;
@@ -70,26 +80,36 @@ impl Rows {
         } else {
             Operation::Update
         };
-        self.queue(subscriber, operation, &new, search, 1)
+        // Such an update may find no row although it is there.
+        let finds = if identity { Finds::Rows(1) } else { finds };
+        self.queue(subscriber, operation, &new, search, finds)
     }
 
-    fn queue<E: FnMut(Expected)>(
+    fn queue<E: FnMut(Expected<'_>)>(
         &mut self,
         subscriber: &mut Subscriber<'_, E>,
         operation: Operation,
         new: &[Column<'_>],
         search: &[Column<'_>],
-        expected: usize,
+        finds: Finds,
     ) -> Result<(), SetError> {
         // The SQL of other operations has a WITH clause or a form that [`Statement::counted`] does
         // not handle.
         let can_count = matches!(subscriber.map.search, Search::Key(_))
             && matches!(operation, Operation::Update | Operation::Delete | Operation::Probe);
-        let counted = (subscriber.counted && can_count).then_some(expected);
+        let counted = match finds {
+            Finds::Rows(rows) if subscriber.counted && can_count => Some(rows),
+            _ => None,
+        };
         let Subscriber { session, statements, map, .. } = subscriber;
         let change = RowChange { operation, plan: &self.plan, new, search, counted };
         bind::queue_row(session, statements, map, &change)?;
-        subscriber.expect(expected, counted.is_some());
+        match finds {
+            Finds::Rows(rows) => subscriber.expect(rows, counted.is_some()),
+            Finds::Sought(rows_of, row) => {
+                subscriber.expect_sought(Sought { rows_of, rows: &[row], listed: false });
+            }
+        }
         Ok(())
     }
 }

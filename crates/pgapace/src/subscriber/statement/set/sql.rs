@@ -14,7 +14,7 @@ use crate::subscriber::catalogue::{Column, Equality};
 use crate::subscriber::citus::Placement;
 use crate::subscriber::mapping::{SearchColumn, TableMap};
 use crate::subscriber::oid::{INT4_ARRAY, TEXT_ARRAY};
-use crate::subscriber::statement::cache::Shape;
+use crate::subscriber::statement::cache::{Check, Shape};
 use crate::subscriber::statement::row::{Source, Statement};
 use crate::subscriber::statement::search::{self, Identical};
 
@@ -229,8 +229,13 @@ impl Builder<'_> {
             "UPDATE {} AS subscriber SET {} FROM {} WHERE {condition}",
             self.map.table.sql_only(),
             set.join(", "),
-            arrays.unnested(None)
+            arrays.unnested(self.nth())
         )
+    }
+
+    /// The name of the numbers of the rows, if the statement returns them.
+    fn nth(&self) -> Option<&'static str> {
+        (self.shape.check == Check::Listed).then_some("nth")
     }
 
     fn delete(&mut self) -> String {
@@ -239,7 +244,7 @@ impl Builder<'_> {
         format!(
             "DELETE FROM {} AS subscriber USING {} WHERE {condition}",
             self.map.table.sql_only(),
-            arrays.unnested(None)
+            arrays.unnested(self.nth())
         )
     }
 
@@ -252,8 +257,9 @@ impl Builder<'_> {
             _ => " FOR NO KEY UPDATE OF subscriber",
         };
         format!(
-            "SELECT 1 FROM {}, {} AS subscriber WHERE {condition}{lock}",
-            arrays.unnested(None),
+            "SELECT {} FROM {}, {} AS subscriber WHERE {condition}{lock}",
+            if self.nth().is_some() { "v.nth" } else { "1" },
+            arrays.unnested(self.nth()),
             self.map.table.sql_only()
         )
     }

@@ -14,11 +14,12 @@ use wire::Param;
 
 use super::array::Array;
 use super::columns::{BatchUse, params};
+use super::rows::Finds;
 use super::sql::{PLANNER_BOUND, PLANNER_FREE, SetOperation, text_of_new, text_of_search};
 use super::{Batch, Expected, SetBuffers, SetError, Subscriber, queue_batches};
 use crate::subscriber::oid::INT4;
 use crate::subscriber::statement::bind::{self, Params};
-use crate::subscriber::statement::cache::{Kind, Shape};
+use crate::subscriber::statement::cache::{Check, Kind, Shape};
 
 /// The classes of equal rows in one statement.
 #[derive(Debug, Default)]
@@ -54,13 +55,13 @@ impl Classes {
 }
 
 /// Queues the deletes and updates of a segment.
-pub(super) fn queue<E: FnMut(Expected)>(
+pub(super) fn queue<E: FnMut(Expected<'_>)>(
     subscriber: &mut Subscriber<'_, E>,
     buffers: &mut SetBuffers,
     segment: &Segment<'_>,
 ) -> Result<(), SetError> {
     for row in &segment.absent {
-        buffers.rows.delete(subscriber, row, 0)?;
+        buffers.rows.delete(subscriber, row, Finds::Rows(0))?;
     }
     let mut whole = Whole { subscriber, buffers, deletes: &segment.deletes, planner_free: false };
     queue_batches(&mut whole, segment.deletes.len())?;
@@ -79,12 +80,12 @@ struct Whole<'b, 't, 's, 'a, E> {
     planner_free: bool,
 }
 
-impl<E: FnMut(Expected)> Whole<'_, '_, '_, '_, E> {
+impl<E: FnMut(Expected<'_>)> Whole<'_, '_, '_, '_, E> {
     /// Queues all updates as one statement: each must find its row before any row is written.
     fn queue_updates(&mut self, updates: &[Update<'_>]) -> Result<(), SetError> {
         if let [Update { old, new }] = updates {
             let old = old.as_ref().map(|old| &old.row);
-            return self.buffers.rows.update(self.subscriber, old, new);
+            return self.buffers.rows.update(self.subscriber, old, new, Finds::Rows(1));
         }
         if updates.is_empty() {
             return Ok(());
@@ -130,7 +131,7 @@ impl<E: FnMut(Expected)> Whole<'_, '_, '_, '_, E> {
             new.note_text(binary, text, |column, _| text_of_new(count, column));
             new.finish(binary);
         }
-        let shape = Shape { kind: Kind::Set(operation), set, nulls, text, counted: false };
+        let shape = Shape { kind: Kind::Set(operation), set, nulls, text, check: Check::None };
         let Subscriber { session, statements, .. } = &mut *self.subscriber;
         let prepared = bind::prepare(session, statements, map, &shape);
         let mut params: Params<'_> = params(&prepared.sources, search, new);
@@ -155,7 +156,7 @@ impl<E: FnMut(Expected)> Whole<'_, '_, '_, '_, E> {
     }
 }
 
-impl<E: FnMut(Expected)> Batch for Whole<'_, '_, '_, '_, E> {
+impl<E: FnMut(Expected<'_>)> Batch for Whole<'_, '_, '_, '_, E> {
     /// Each change by itself would scan the table.
     fn few(&self) -> usize {
         2
@@ -193,6 +194,6 @@ impl<E: FnMut(Expected)> Batch for Whole<'_, '_, '_, '_, E> {
     }
 
     fn queue_alone(&mut self, index: usize) -> Result<(), SetError> {
-        self.buffers.rows.delete(self.subscriber, &self.deletes[index].row, 1)
+        self.buffers.rows.delete(self.subscriber, &self.deletes[index].row, Finds::Rows(1))
     }
 }
