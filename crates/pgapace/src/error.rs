@@ -251,8 +251,10 @@ pub(crate) fn is_stale_catalogue(code: &str) -> bool {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
-        if let Some(sqlstate) = &self.sqlstate {
-            write!(f, " (SQLSTATE {sqlstate})")?;
+        // The text of a refused connection has it.
+        let code = self.sqlstate.as_ref().map(|sqlstate| format!("(SQLSTATE {sqlstate})"));
+        if let Some(code) = code.filter(|code| !self.message.contains(code)) {
+            write!(f, " {code}")?;
         }
         if let Some(offender) = &self.offender {
             write!(f, "\nCONTEXT:  {offender}")?;

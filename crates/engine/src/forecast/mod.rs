@@ -40,8 +40,10 @@ pub use run::{Forecast, ForecastError, Point, Settings, forecast};
 pub struct Costs {
     /// The leader's thread: one transaction.
     pub transaction: f64,
-    /// The leader's thread: one change, with its locks.
+    /// The leader's thread: one change.
     pub change: f64,
+    /// The leader's thread: the locks of one change. A single worker needs none.
+    pub lock: f64,
     /// A worker's thread: one change, folded and encoded.
     pub encode: f64,
     /// The subscriber: BEGIN, progress row and COMMIT of one transaction there.
@@ -64,6 +66,7 @@ impl Costs {
     pub const TYPICAL: Self = Self {
         transaction: 2e-6,
         change: 1.5e-6,
+        lock: 3e-6,
         encode: 1.5e-6,
         commit: 120e-6,
         statement: 80e-6,
@@ -87,13 +90,14 @@ impl Costs {
         }
     }
 
-    /// With another machine of pgapace.
+    /// With another machine of pgapace, for its leader and for its workers.
     #[must_use]
-    pub fn scale_program(self, factor: f64) -> Self {
+    pub fn scale_program(self, leader: f64, workers: f64) -> Self {
         Self {
-            transaction: self.transaction * factor,
-            change: self.change * factor,
-            encode: self.encode * factor,
+            transaction: self.transaction * leader,
+            change: self.change * leader,
+            lock: self.lock * leader,
+            encode: self.encode * workers,
             ..self
         }
     }

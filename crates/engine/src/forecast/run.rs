@@ -337,9 +337,10 @@ impl<T: Dispatchable> Run<T> {
             return;
         }
         let Some(chunk) = self.next.take() else { return };
-        let Costs { transaction, change, .. } = self.settings.costs;
+        let Costs { transaction, change, lock, .. } = self.settings.costs;
+        let lock = if self.settings.dispatch.workers > 1 { lock } else { 0.0 };
         let changes: usize = chunk.works.iter().map(GroupMember::length).sum();
-        let seconds = chunk.works.len() as f64 * transaction + changes as f64 * change;
+        let seconds = chunk.works.len() as f64 * transaction + changes as f64 * (change + lock);
         self.found.leader += seconds;
         self.running.start(Task::Leader, seconds);
         self.decoding = Some(chunk);

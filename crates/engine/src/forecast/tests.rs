@@ -60,6 +60,7 @@ impl Recorded for Rows {
 const FREE: Costs = Costs {
     transaction: 0.0,
     change: 1e-9,
+    lock: 0.0,
     encode: 1e-9,
     commit: 0.0,
     statement: 0.0,

@@ -409,7 +409,7 @@ impl<'a> Leader<'a> {
     }
 
     fn answered(&mut self, worker: usize, answered: Answered) {
-        self.around.pool.answered(worker, answered.groups, &answered.ended);
+        self.around.pool.answered(worker, &answered);
         self.intake.committed(&answered.committed, &answered.prepared);
         // A commit in doubt was not flushed before it was reported. From here on the durability session
         // flushes.

@@ -26,7 +26,7 @@ use crate::subscriber::state::workers_in_use::WorkersInUse;
 
 use in_use::ReportedWorkers;
 pub(crate) use slots::{Connector, OpenedWorkers, Slots, WorkerNumber};
-pub(crate) use span::ApplySpan;
+pub(crate) use span::{ApplySpan, Elapsed};
 
 /// How groups are made and handed over.
 #[derive(Debug, Clone, Copy)]
@@ -334,7 +334,17 @@ impl Pool {
 
     /// The present activity of each worker, for `status`.
     pub(crate) fn workers_now(&self) -> Vec<WorkerNow> {
-        self.slots.now()
+        let mut workers = self.slots.now();
+        // A worker only knows that the subscriber does not answer. The monitor knows why.
+        if let (Some(reason), Some(oldest)) = (self.lock_waits.reason(), self.dispatch.stalled()) {
+            let running = self.dispatch.workers().running();
+            let has_it = running.filter(|(_, group)| *group == oldest).map(|(worker, _)| worker);
+            for number in has_it {
+                let worker = workers.iter_mut().find(|now| now.worker == number);
+                worker.into_iter().for_each(|now| now.waits_for = Some(reason.name().to_owned()));
+            }
+        }
+        workers
     }
 
     /// Sessions of others that the oldest group waits for.
@@ -357,13 +367,13 @@ impl Pool {
         answered.collect()
     }
 
-    /// A worker has answered its first `groups` groups; those of `ended` have ended.
-    pub(crate) fn answered(&mut self, worker: usize, groups: usize, ended: &[GroupSeq]) {
-        let now = self.now();
-        if let Some(span) = self.span.as_ref().filter(|_| !ended.is_empty()) {
-            span.ends();
+    /// A worker has answered its first groups, and some of them have ended.
+    pub(crate) fn answered(&mut self, worker: usize, answered: &Answered) {
+        let (now, Answered { groups, ended, processor, .. }) = (self.now(), answered);
+        if let Some(span) = &self.span {
+            span.answered(*processor, !ended.is_empty());
         }
-        if self.dispatch.answered(worker, groups, ended, now) {
+        if self.dispatch.answered(worker, *groups, ended, now) {
             self.slots.dismiss(worker);
         }
         self.reported.look(self.dispatch.decision(), self.slots.subscription());

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use wire::{CancelHandle, Session};
 
 use crate::error::{Failure, Result};
@@ -90,6 +91,21 @@ pub(crate) fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> Resul
         .name(name)
         .spawn(work)
         .map_err(|e| Failure::internal(format!("{failed}: {e}")))
+}
+
+/// The processor time of the calling thread.
+pub(crate) fn thread_time() -> Duration {
+    duration(clock_gettime(ClockId::ThreadCPUTime))
+}
+
+/// The processor time of all threads of this process.
+pub(crate) fn process_time() -> Duration {
+    duration(clock_gettime(ClockId::ProcessCPUTime))
+}
+
+fn duration(time: Timespec) -> Duration {
+    let part = |number: i64| u64::try_from(number).unwrap_or(0);
+    Duration::from_secs(part(time.tv_sec)) + Duration::from_nanos(part(time.tv_nsec))
 }
 
 /// Waits for the thread. After `patience` it cancels the session's statement, which may wait for a

@@ -19,6 +19,11 @@ pub(crate) fn line(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
+/// Writes lines to standard output. Returns whether its reader is still there.
+pub(crate) fn lines(lines: &[String]) -> bool {
+    lines.iter().all(|line| writeln!(std::io::stdout(), "{line}").is_ok())
+}
+
 /// Writes a line to standard error.
 pub(crate) fn remark(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
@@ -32,10 +37,14 @@ pub(crate) fn text(text: &str) {
 
 /// Writes a value as JSON to standard output.
 pub(crate) fn json(value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string_pretty(value)
-        .map_err(|e| Failure::internal(format!("cannot write JSON: {e}")))?;
-    line(&text);
+    line(&to_json(value)?);
     Ok(())
+}
+
+/// A value as JSON.
+pub(crate) fn to_json(value: &impl Serialize) -> Result<String> {
+    serde_json::to_string_pretty(value)
+        .map_err(|e| Failure::internal(format!("cannot write JSON: {e}")))
 }
 
 /// `1.5 MB` and the like, in powers of 1024 as PostgreSQL's `pg_size_pretty`.

@@ -57,8 +57,12 @@ struct Summary {
 struct Manner {
     /// 0 for `auto`.
     workers: usize,
-    /// Of all threads of pgapace, in the same time.
+    /// Processor time of all threads of pgapace, in the same time.
     cpu_seconds: f64,
+    /// That of the leader's thread.
+    leader_cpu_seconds: f64,
+    /// That of the workers' threads.
+    worker_cpu_seconds: f64,
     round_trip_ms: f64,
 }
 
@@ -73,12 +77,15 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     let replay = Replay::new(recording, args.pace);
     subscription::replay(&config, &replay, &shutdown, share)?;
     let after = applied(&config)?;
+    let elapsed = replay.applied_for();
     let manner = Manner {
         workers: match config.workers {
             ApplyWorkers::Fixed(workers) => workers,
             ApplyWorkers::Auto => 0,
         },
-        cpu_seconds: replay.applied_for().1.as_secs_f64(),
+        cpu_seconds: elapsed.process.as_secs_f64(),
+        leader_cpu_seconds: elapsed.leader.as_secs_f64(),
+        worker_cpu_seconds: elapsed.workers.as_secs_f64(),
         round_trip_ms: round_trip.as_secs_f64() * 1000.0,
     };
     let summary = Summary::between(&config, &replay, (before, after), manner);
@@ -127,7 +134,7 @@ impl Summary {
             transactions,
             changes,
             conflicts,
-            seconds: replay.applied_for().0.as_secs_f64(),
+            seconds: replay.applied_for().time.as_secs_f64(),
             manner,
         }
     }

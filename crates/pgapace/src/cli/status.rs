@@ -9,12 +9,16 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use clap::Args;
+use ratatui::crossterm;
 
 use crate::cli::{Selection, output};
 use crate::error::{Failure, Result};
 use crate::stopping::shutdown::Shutdown;
-use collect::StatusReader;
+use collect::{Status, StatusReader};
 use health::MaxLag;
+
+/// Moves the cursor to the upper left corner, and clears what follows.
+const CLEAR_SCREEN: &str = "\x1b[H\x1b[2J";
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
@@ -49,23 +53,54 @@ pub(crate) struct StatusArgs {
 pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     let sites = args.selection.subscriber_only()?;
     let mut readers: Vec<_> = sites.into_iter().map(StatusReader::new).collect();
-    let Some(seconds) = args.watch else { return once(args, &mut readers) };
+    let Some(seconds) = args.watch else {
+        let (lines, result) = look(args, &mut readers);
+        output::lines(&lines);
+        return result;
+    };
     let shutdown = Shutdown::on_signals()?;
+    let mut first = true;
     while !shutdown.requested() {
-        if std::io::stdout().is_terminal() {
-            // Clears the screen.
-            output::text("\x1b[H\x1b[2J");
+        let (mut lines, result) = look(args, &mut readers);
+        if let Err(failure) = result {
+            // A server that is away may come back.
+            lines.splice(0..0, failure.to_string().lines().map(str::to_owned));
         }
-        // A server that is away may come back.
-        if let Err(failure) = once(args, &mut readers) {
-            output::line(&failure.to_string());
+        if std::io::stdout().is_terminal() {
+            lines = fit(lines, crossterm::terminal::size().unwrap_or((80, 24)));
+            output::text(CLEAR_SCREEN);
+        } else if !std::mem::take(&mut first) {
+            lines.insert(0, String::new());
+        }
+        if !output::lines(&lines) {
+            // Nobody reads it any more.
+            return Ok(());
         }
         shutdown.sleep(Duration::from_secs(seconds));
     }
     Ok(())
 }
 
-fn once(args: &StatusArgs, readers: &mut [StatusReader]) -> Result<()> {
+/// The part of `lines` that a terminal shows at once, from the top.
+fn fit(mut lines: Vec<String>, (columns, rows): (u16, u16)) -> Vec<String> {
+    let (columns, rows) = (usize::from(columns), usize::from(rows));
+    // The cursor is in the row below.
+    let room = rows.saturating_sub(1);
+    if lines.len() > room {
+        let left = lines.len() - room.saturating_sub(1);
+        lines.truncate(room.saturating_sub(1));
+        lines.push(format!("({left} more lines in a larger window; see also pgapace top)"));
+    }
+    for line in &mut lines {
+        if let Some((end, _)) = line.char_indices().nth(columns) {
+            line.truncate(end);
+        }
+    }
+    lines
+}
+
+/// The text of all subscriptions, and what the exit code is to say.
+fn look(args: &StatusArgs, readers: &mut [StatusReader]) -> (Vec<String>, Result<()>) {
     let mut all = Vec::new();
     let (mut absent, mut failed) = (false, None::<Failure>);
     for reader in readers {
@@ -77,30 +112,37 @@ fn once(args: &StatusArgs, readers: &mut [StatusReader]) -> Result<()> {
         }
     }
     if let Some(failure) = failed.take_if(|_| all.is_empty()) {
-        return Err(failure);
+        return (Vec::new(), Err(failure));
     }
+    let lines = match lines_of(args, &all, absent) {
+        Ok(lines) => lines,
+        Err(failure) => return (Vec::new(), Err(failure)),
+    };
+    let result = match failed {
+        Some(failure) => Err(failure),
+        None if args.check || args.max_lag.is_some() => health::check(&all, args.max_lag),
+        None => Ok(()),
+    };
+    (lines, result)
+}
+
+fn lines_of(args: &StatusArgs, all: &[Status], absent: bool) -> Result<Vec<String>> {
     if args.json {
-        output::json(&all)?;
-    } else if all.is_empty() {
-        output::line(if absent {
+        return Ok(vec![output::to_json(&all)?]);
+    }
+    if all.is_empty() {
+        let none = if absent {
             "no subscription: the subscriber has no schema pgapace, so pgapace never ran here"
         } else {
             "no subscription on the subscriber"
-        });
-    } else if args.brief {
-        text::brief(&all).iter().for_each(|line| output::line(line));
-    } else {
-        for (index, status) in all.iter().enumerate() {
-            if index > 0 {
-                output::line("");
-            }
-            text::print(status);
-        }
+        };
+        return Ok(vec![none.to_owned()]);
     }
-    if let Some(failure) = failed {
-        return Err(failure);
+    if args.brief {
+        return Ok(text::brief(all));
     }
-    if args.check || args.max_lag.is_some() { health::check(&all, args.max_lag) } else { Ok(()) }
+    let texts: Vec<_> = all.iter().map(text::lines).collect();
+    Ok(texts.join(&String::new()))
 }
 
 /// The failure that ends the verb: the first one. A later one is only logged.
@@ -108,4 +150,19 @@ fn first(before: Option<Failure>, failure: Failure) -> Failure {
     let Some(before) = before else { return failure };
     tracing::debug!(%failure, "another subscriber cannot be read either");
     before
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fit;
+
+    #[test]
+    fn a_terminal_shows_the_top_and_says_how_much_is_left() {
+        let lines: Vec<String> = (0..30).map(|n| format!("{n:02} äöü and so on")).collect();
+        let shown = fit(lines.clone(), (6, 10));
+        assert_eq!(shown.len(), 9);
+        assert_eq!((shown[0].as_str(), shown[7].as_str()), ("00 äöü", "07 äöü"));
+        assert!(fit(lines.clone(), (80, 10))[8].starts_with("(22 more lines"));
+        assert_eq!(fit(lines.clone(), (80, 31)), lines);
+    }
 }

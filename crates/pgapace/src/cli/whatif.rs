@@ -60,7 +60,7 @@ pub(crate) struct WhatifArgs {
 
     /// Time of an operation, such as update=9us; repeat it
     ///
-    /// Operations: transaction, change (leader), encode (worker), commit, statement, insert, update,
+    /// Operations: transaction, change, lock (leader; lock with several workers), encode (worker), commit, statement, insert, update,
     /// delete (rows of sets), row (a change that is a statement of its own).
     #[arg(long, value_name = "OPERATION=TIME", value_delimiter = ',')]
     cost: Vec<GivenCost>,

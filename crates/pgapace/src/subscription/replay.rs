@@ -6,7 +6,6 @@
 //! to its tables: a replay refuses a subscriber where another subscription has one of them.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use engine::dispatch::Pacing;
 use pgoutput::Lsn;
@@ -20,7 +19,7 @@ use super::sessions::OpenedSessions;
 use super::startup::{OwnedSubscription, sync_context};
 use super::{Outcome, Supervisor};
 use crate::apply::blockers::Pulse;
-use crate::apply::pool::ApplySpan;
+use crate::apply::pool::{ApplySpan, Elapsed};
 use crate::config::{Binary, CopyOptions};
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::RunPhase;
@@ -57,7 +56,7 @@ impl Replay {
     }
 
     /// How long changes were applied, in all runs of this process, and the processor time of that.
-    pub(crate) fn applied_for(&self) -> (Duration, Duration) {
+    pub(crate) fn applied_for(&self) -> Elapsed {
         self.span.elapsed()
     }
 }

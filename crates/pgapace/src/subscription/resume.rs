@@ -232,14 +232,16 @@ impl Supervisor<'_> {
     /// When large transactions are applied, and why then.
     fn streaming_mode(&self) -> (&'static str, &'static str) {
         match self.config.streaming {
-            config::Streaming::Off => ("off", "they are sent when they have committed"),
+            config::Streaming::Off => ("off", "large transactions are sent after their commit"),
             config::Streaming::On => {
-                ("on", "they are sent while they run, and applied when they have committed")
+                ("on", "large transactions are sent while they run, and applied after their commit")
             }
             config::Streaming::Parallel if self.config.stream_sessions() == 0 => {
-                ("on", "there is one worker, so they are applied when they have committed")
+                ("on", "there is one worker, so large transactions are applied after their commit")
             }
-            config::Streaming::Parallel => ("parallel", "they are applied while they run"),
+            config::Streaming::Parallel => {
+                ("parallel", "large transactions are applied while they run")
+            }
         }
     }
 }

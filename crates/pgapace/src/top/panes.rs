@@ -4,7 +4,7 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Rect};
 use ratatui::style::{Color, Style};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Cell, Paragraph, Row, Table};
+use ratatui::widgets::{Cell, Paragraph, Row, Table, Wrap};
 
 use crate::cli::output::size;
 use crate::cli::status::collect::Status;
@@ -47,6 +47,16 @@ pub(super) fn stages(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
     let widths = [9, 10, 9, 11, 6, 7].map(Constraint::Length);
     let table = Table::new(rows, widths).header(head).column_spacing(0);
     frame.render_widget(table, area);
+}
+
+/// The error that keeps a subscription from running.
+pub(super) fn error(frame: &mut Frame<'_>, area: Rect, text: &str) {
+    let lines = text.lines().enumerate().map(|(index, line)| {
+        let style = if index == 0 { coloured(Color::Red) } else { Style::new() };
+        Line::styled(line.to_owned(), style)
+    });
+    let text = Paragraph::new(lines.collect::<Vec<_>>()).wrap(Wrap { trim: true });
+    frame.render_widget(text, area);
 }
 
 /// Bars of the time of the apply workers, by reason of waiting.
@@ -95,7 +105,7 @@ pub(super) fn workers(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
     let widths = [
         Constraint::Length(9),
         Constraint::Length(9),
-        Constraint::Length(14),
+        Constraint::Length(16),
         Constraint::Length(9),
         Constraint::Min(14),
         Constraint::Length(8),

@@ -8,7 +8,7 @@ use ratatui::widgets::{Paragraph, Sparkline};
 
 use crate::cli::output::size;
 use crate::cli::status::collect::Status;
-use crate::cli::status::values::{duration, whole};
+use crate::cli::status::values::{duration, estimate, whole};
 use crate::observe::figures::Figures;
 use crate::observe::history::Point;
 use crate::top::keys::{Keys, Pane};
@@ -61,8 +61,11 @@ pub(super) fn draw(frame: &mut Frame<'_>, seen: &Seen, keys: &Keys) {
         if let Some(figures) = figures {
             panes::stages(frame, left, figures);
             panes::waits(frame, right, figures);
+        } else if let Some(error) = &status.last_error {
+            // The room of the workers is free, too.
+            panes::error(frame, middle.union(work), error);
         } else {
-            let line = "nothing runs, or it has not written for a while";
+            let line = "no process has written figures in the last 90 s";
             frame.render_widget(Paragraph::new(line).style(dim()), left);
         }
     }
@@ -98,7 +101,8 @@ fn head(frame: &mut Frame<'_>, area: Rect, status: &Status, (index, number): (us
     if let Some(next) = status.next_try_at.as_ref().filter(|_| status.state == "retrying") {
         first.push(Span::raw(format!(", next try {next}")));
     }
-    if let Some(error) = &status.last_error {
+    // Without figures there is room for all of it below.
+    if let Some(error) = status.last_error.as_ref().filter(|_| status.figures.is_some()) {
         let error = error.lines().next().unwrap_or_default();
         first.push(Span::styled(format!("  {error}"), coloured(Color::Red)));
     }
@@ -119,11 +123,7 @@ fn lag(figures: &Figures) -> Line<'static> {
         (Some(bytes), None) => size(whole(bytes as f64)),
         (None, _) => "unknown".to_owned(),
     };
-    let estimate = match figures.seconds_to_zero {
-        Some(0.0) => String::new(),
-        Some(seconds) => format!(", caught up in {}", duration(seconds)),
-        None => ", not shrinking".to_owned(),
-    };
+    let estimate = estimate(figures).map_or_else(String::new, |text| format!(", {text}"));
     let limit = figures.limited_by.replace('_', " ");
     let style = if figures.blockers.is_empty() { Style::new() } else { coloured(Color::Red) };
     Line::from(vec![

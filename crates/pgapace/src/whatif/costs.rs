@@ -16,8 +16,10 @@ pub(crate) struct Measured {
     pub(crate) workers: usize,
     pub(crate) transactions: i64,
     pub(crate) seconds: f64,
-    /// Of all threads of pgapace.
+    /// Processor time of all threads of pgapace.
     pub(crate) cpu_seconds: f64,
+    /// That of the leader's thread.
+    pub(crate) leader_cpu_seconds: f64,
     pub(crate) round_trip_ms: f64,
 }
 
@@ -45,8 +47,18 @@ pub(crate) struct GivenCost {
 }
 
 /// The operations, as they are given and printed.
-pub(crate) const OPERATIONS: [&str; 9] =
-    ["transaction", "change", "encode", "commit", "statement", "insert", "update", "delete", "row"];
+pub(crate) const OPERATIONS: [&str; 10] = [
+    "transaction",
+    "change",
+    "lock",
+    "encode",
+    "commit",
+    "statement",
+    "insert",
+    "update",
+    "delete",
+    "row",
+];
 
 impl FromStr for GivenCost {
     type Err = String;
@@ -76,6 +88,7 @@ pub(crate) fn cost<'c>(costs: &'c mut Costs, name: &str) -> &'c mut f64 {
     match name {
         "transaction" => &mut costs.transaction,
         "change" => &mut costs.change,
+        "lock" => &mut costs.lock,
         "encode" => &mut costs.encode,
         "commit" => &mut costs.commit,
         "statement" => &mut costs.statement,
@@ -101,8 +114,8 @@ const FACTORS: (f64, f64) = (1e-4, 1e6);
 const ENOUGH: f64 = 0.005;
 const ATTEMPTS: usize = 20;
 
-/// Scales the costs of `scenario` to a replay: of the program so that it needs the same processor time, of
-/// the subscriber so that all of it takes as long. Costs that are given stay as they are. The scenario must
+/// Scales the costs of `scenario` to a replay: of the program so that its threads need the same processor time,
+/// of the subscriber so that all of it takes as long. Costs that are given stay as they are. The scenario must
 /// have the replay's round trip.
 pub(crate) fn measured(
     forecaster: &mut Forecaster<'_>,
@@ -115,8 +128,11 @@ pub(crate) fn measured(
         forecaster.forecast(scenario, measured.workers, Speed::Backlog)
     };
     let typical = of(scenario.costs)?;
-    let program = measured.cpu_seconds / (typical.leader + typical.encoders).max(1e-9);
-    let costs = scenario.costs.scale_program(program);
+    let leader = measured.leader_cpu_seconds / typical.leader.max(1e-9);
+    // The receiver and others need little. They count as workers, which are not the bottleneck.
+    let others = (measured.cpu_seconds - measured.leader_cpu_seconds).max(0.0);
+    let workers = others / typical.encoders.max(1e-9);
+    let costs = scenario.costs.scale_program(leader, workers);
     // The time grows with the factor, so the factor is enclosed.
     let (mut low, mut high) = FACTORS;
     let mut factor = 1.0;

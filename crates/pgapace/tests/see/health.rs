@@ -1,5 +1,9 @@
 //! `status --check` and `--max-lag`: the exit code says what a monitoring system wants to know.
 
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
 use testbed::wait_until;
 
 use crate::see::wait_for;
@@ -94,6 +98,54 @@ fn a_full_disk_is_a_retry_with_its_sqlstate() {
     case.wait_until_applied(&mut process);
     wait_for_code(&case, &["--check"], 0);
     case.stop(process);
+}
+
+/// The fields that the first column of the section's table names.
+fn documented_fields() -> BTreeSet<String> {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/running.md");
+    let text = must(std::fs::read_to_string(file));
+    let section = text.split("### Status as JSON").nth(1).unwrap_or_default();
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let cells = section.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+    let names = cells.flat_map(|cell| cell.split(", "));
+    names.map(|name| name.trim_matches('`').to_owned()).collect()
+}
+
+#[test]
+fn fields_of_status_as_json_are_documented() {
+    let case = Case::new(18, 18);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+    let status = json(&look(&case, &["--json"]));
+    let printed = status[0].as_object().expect("an object").keys().cloned();
+    // `workers` and others name their reasons beside them.
+    let documented = documented_fields();
+    let reasons = ["format_reason", "streaming_reason", "workers_reason"].map(str::to_owned);
+    let documented: BTreeSet<String> = documented.into_iter().chain(reasons).collect();
+    assert_eq!(printed.collect::<BTreeSet<_>>(), documented);
+}
+
+#[test]
+fn watch_ends_with_its_reader() {
+    let case = Case::new(18, 18);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+    let mut watch = must(
+        Command::new(env!("CARGO_BIN_EXE_pgapace"))
+            .args(["status", "--subscriber", &case.tool.subscriber, "--watch", "1"])
+            .stdout(Stdio::piped())
+            .spawn(),
+    );
+    let reader = watch.stdout.take().expect("a pipe");
+    let mut first = String::new();
+    must(BufReader::new(reader).read_line(&mut first));
+    // No escape codes where no terminal is.
+    assert!(first.starts_with(&case.tool.name) && !first.contains('\x1b'), "{first:?}");
+    let ended =
+        wait_until(PATIENCE, "the end without a reader", || Ok(watch.try_wait()?.is_some()));
+    ended.unwrap_or_else(|error| {
+        let _ = watch.kill();
+        panic!("{error}")
+    });
+    assert!(must(watch.wait()).success());
 }
 
 #[test]

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 
 use testbed::postgres::Client;
 use testbed::program::Process;
-use testbed::{Error, Result, wait_until};
+use testbed::{Error, Result, TableName, wait_until};
 
+use crate::support::small_disk::SmallDisk;
 use crate::support::{DB, NAME, PATIENCE, Site, finish, pgapace};
 
 /// Writes an answer to where the document is made.
@@ -179,15 +180,12 @@ fn when_does_the_publishers_disk_fill() -> Result<()> {
 #[test]
 fn what_failed() -> Result<()> {
     let (site, mut run) = shop(&[], &[])?;
-    site.subscriber.sql(
-        DB,
-        "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
-           RAISE EXCEPTION 'could not extend file \"base/5/16397\": No space left on device' \
-             USING ERRCODE = '53100', HINT = 'Check free disk space.'; END $$; \
-         CREATE TRIGGER full_disk BEFORE INSERT ON items FOR EACH ROW EXECUTE FUNCTION full_disk(); \
-         ALTER TABLE items ENABLE ALWAYS TRIGGER full_disk",
-    )?;
-    site.publisher.sql(DB, "INSERT INTO items VALUES (1)")?;
+    let data = site.subscriber.query_one_text(DB, "SHOW data_directory")?;
+    let Some(disk) = SmallDisk::mount(&data, 1) else { return Ok(()) };
+    let place = format!("CREATE TABLESPACE tight LOCATION '{}'", disk.path().display());
+    site.subscriber.sql(DB, &place)?;
+    site.subscriber.sql(DB, "ALTER TABLE items SET TABLESPACE tight")?;
+    site.publisher.sql(DB, "INSERT INTO items SELECT generate_series(1, 50000)")?;
     let said =
         ["retrying after an error (next try", "53100", "No space left on device", "run_failed"];
     let answer = ask_until(&site, ("status", &["--check"]), 15, &said)?;
@@ -196,9 +194,16 @@ fn what_failed() -> Result<()> {
     query_until(&site, sql, &["53100 | t | t"])?;
     let sql = "SELECT level, event, message FROM pgapace.event ORDER BY at DESC LIMIT 1";
     sample("what_failed_events", &query_until(&site, sql, &["warn | run_failed"])?);
-    site.subscriber.sql(DB, "ALTER TABLE items DISABLE TRIGGER full_disk")?;
+    // What the hint says.
+    disk.grow();
     site.wait_until_applied(&mut run)?;
-    ask_until(&site, ("status", &["--check"]), 0, &[]).map(drop)
+    site.expect_equal(&[TableName::from("items")])?;
+    ask_until(&site, ("status", &["--check"]), 0, &[])?;
+    run.terminate()?;
+    run.wait(PATIENCE)?;
+    // Drop these before the file system is unmounted.
+    site.subscriber.sql(DB, "DROP TABLE items")?;
+    site.subscriber.sql(DB, "DROP TABLESPACE tight")
 }
 
 #[test]
@@ -220,7 +225,7 @@ fn was_anything_skipped() -> Result<()> {
     assert_eq!(skipped.0, Some(0), "{}", skipped.1);
     let mut run = site.spawn_streaming(&site.program())?;
     site.wait_until_applied(&mut run)?;
-    let said = ["1 insert_exists, 1 update_missing", "1 transactions, by pgapace skip"];
+    let said = ["1 insert_exists, 1 update_missing", "1 transaction, by pgapace skip"];
     let answer = ask_until(&site, ("status", &[]), 0, &said)?;
     sample("skipped", &answer);
     let sql = "SELECT table_name, conflict, conflicts FROM pgapace.stat_conflict ORDER BY 1";

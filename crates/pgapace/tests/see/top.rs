@@ -66,7 +66,7 @@ fn a_frame_names_the_blocked_worker_and_who_blocks_it() {
     let seen = wait_for_frame(|| frame(&case), &["lag ", "conflicts 1 update_missing"]);
     assert!(!seen.contains("blocked by"), "{seen}");
     case.stop(process);
-    wait_for_frame(|| frame(&case), &["streaming, stopped", "nothing runs"]);
+    wait_for_frame(|| frame(&case), &["streaming, stopped", "no process has written figures"]);
 }
 
 #[test]

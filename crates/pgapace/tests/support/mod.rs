@@ -41,6 +41,7 @@ pub(crate) mod native;
 pub(crate) mod random_load;
 mod shared_servers;
 mod site;
+pub(crate) mod small_disk;
 mod tool;
 mod wait;
 

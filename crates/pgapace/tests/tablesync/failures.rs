@@ -1,12 +1,11 @@
 //! Tables that cannot be copied, or that change while others are copied.
 
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::process::{Command, Stdio};
 use testbed::program::events;
 
 use testbed::compare::TableName;
 use testbed::{Pair, Result, wait_until};
 
+use crate::support::small_disk::SmallDisk;
 use crate::support::{
     DB, PATIENCE, Site, VERSIONS, expect_exit, must, on_versions, wait_for_event, wait_for_log,
     wait_while_running,
@@ -120,42 +119,6 @@ fn tables_rewritten_after_the_snapshot_are_copied_again() {
     });
 }
 
-/// A file system of a few megabytes for a tablespace; only root can mount it.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    fn mount(owner_of: &str) -> Option<Self> {
-        let directory = tempfile::tempdir().ok()?;
-        let path = directory.path();
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).ok()?;
-        let disk = Self(directory);
-        if !disk.run(&["-t", "tmpfs", "-o", "size=8m,mode=0700", "tmpfs"]) {
-            return None;
-        }
-        let owner = std::fs::metadata(owner_of).ok()?;
-        std::os::unix::fs::chown(disk.0.path(), Some(owner.uid()), Some(owner.gid())).ok()?;
-        Some(disk)
-    }
-
-    fn run(&self, options: &[&str]) -> bool {
-        let status =
-            Command::new("mount").args(options).arg(self.0.path()).stderr(Stdio::null()).status();
-        status.is_ok_and(|status| status.success())
-    }
-
-    /// Adds disk space.
-    fn grow(&self) {
-        assert!(self.run(&["-o", "remount,size=256m"]), "the file system does not grow");
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // Unmount before the directory is removed.
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
-    }
-}
-
 /// The subscriber's disk is full: the error names the table, the other tables are copied, and
 /// pgapace retries until there is space.
 #[test]
@@ -163,10 +126,7 @@ fn a_full_disk_of_the_subscriber_is_retried() -> Result<()> {
     for major in [15, 18] {
         let site = Site::new(major, major)?;
         let data = site.subscriber.query_one_text(DB, "SHOW data_directory")?;
-        let Some(disk) = SmallDisk::mount(&data) else {
-            eprintln!("skipped: no file system can be mounted here");
-            return Ok(());
-        };
+        let Some(disk) = SmallDisk::mount(&data, 8) else { return Ok(()) };
         let ddl = "CREATE TABLE large (id int PRIMARY KEY, v text); CREATE TABLE small (id int PRIMARY KEY, v text)";
         site.publish_tables(ddl)?;
         site.publisher.sql(
@@ -174,7 +134,7 @@ fn a_full_disk_of_the_subscriber_is_retried() -> Result<()> {
             "INSERT INTO large SELECT i, repeat('x', 500) FROM generate_series(1, 40000) i; \
              INSERT INTO small SELECT i, repeat('x', 500) FROM generate_series(1, 1000) i",
         )?;
-        let place = format!("CREATE TABLESPACE tight LOCATION '{}'", disk.0.path().display());
+        let place = format!("CREATE TABLESPACE tight LOCATION '{}'", disk.path().display());
         site.subscriber.sql(DB, &place)?;
         site.subscriber.sql(DB, "ALTER TABLE large SET TABLESPACE tight")?;
         // One worker: the large table is copied first.

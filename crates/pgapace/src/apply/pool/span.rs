@@ -1,31 +1,47 @@
-//! How long changes are applied.
+//! How long changes are applied, and which threads need processors for it.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
+use crate::apply::thread::{process_time, thread_time};
 
 /// The time from the first group that was handed over to the last one that has ended, in all runs of a process.
 /// The start and the end of a run, such as reading the catalogue and becoming durable, are not part of it.
 ///
 /// Only a replay measures it. The mutex is taken by the leader, once for each group, and read at the end.
 #[derive(Debug, Default)]
-pub(crate) struct ApplySpan(Mutex<Option<(Moment, Moment)>>);
+pub(crate) struct ApplySpan(Mutex<Option<Span>>);
 
-/// A time, by the clock and by the processor time of this process.
+#[derive(Debug)]
+struct Span {
+    begin: Moment,
+    end: Moment,
+    workers: Duration,
+}
+
+/// The clocks that the leader's thread reads.
 #[derive(Debug, Clone, Copy)]
 struct Moment {
     at: Instant,
-    cpu: Duration,
+    leader: Duration,
+    process: Duration,
+}
+
+/// The length of a span, and the processor time of threads in it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Elapsed {
+    pub(crate) time: Duration,
+    /// Of all threads of the process.
+    pub(crate) process: Duration,
+    /// Of the leader's thread.
+    pub(crate) leader: Duration,
+    /// Of the threads of apply workers.
+    pub(crate) workers: Duration,
 }
 
 impl Moment {
     fn now() -> Self {
-        let cpu = clock_gettime(ClockId::ProcessCPUTime);
-        let seconds = u64::try_from(cpu.tv_sec).unwrap_or(0);
-        let cpu = Duration::from_secs(seconds)
-            + Duration::from_nanos(u64::try_from(cpu.tv_nsec).unwrap_or(0));
-        Self { at: Instant::now(), cpu }
+        Self { at: Instant::now(), leader: thread_time(), process: process_time() }
     }
 }
 
@@ -34,22 +50,29 @@ impl ApplySpan {
     pub(super) fn begins(&self) {
         let mut span = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if span.is_none() {
-            *span = Some((Moment::now(), Moment::now()));
+            let begin = Moment::now();
+            *span = Some(Span { begin, end: begin, workers: Duration::ZERO });
         }
     }
 
-    /// Groups have ended.
-    pub(super) fn ends(&self) {
-        if let Some((_, end)) = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
-            *end = Moment::now();
+    /// A worker has answered: it needed so much processor time since its last answer. `ended`: groups have ended.
+    pub(super) fn answered(&self, processor: Duration, ended: bool) {
+        let mut span = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(span) = span.as_mut() else { return };
+        span.workers += processor;
+        if ended {
+            span.end = Moment::now();
         }
     }
 
-    /// How long that took, and the processor time of all threads meanwhile.
-    pub(crate) fn elapsed(&self) -> (Duration, Duration) {
+    /// How long that took, and the processor time meanwhile.
+    pub(crate) fn elapsed(&self) -> Elapsed {
         let span = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        span.map_or_else(Default::default, |(begin, end)| {
-            (end.at - begin.at, end.cpu.saturating_sub(begin.cpu))
+        span.as_ref().map_or_else(Default::default, |Span { begin, end, workers }| Elapsed {
+            time: end.at - begin.at,
+            process: end.process.saturating_sub(begin.process),
+            leader: end.leader.saturating_sub(begin.leader),
+            workers: *workers,
         })
     }
 }

@@ -16,7 +16,7 @@ use crate::apply::encoder::{Encoder, EncoderPosition, Ending};
 use crate::apply::expected::Expected;
 use crate::apply::replies::RowCount;
 use crate::apply::session::{Connect, Identity};
-use crate::apply::thread::SessionHandle;
+use crate::apply::thread::{SessionHandle, thread_time};
 use crate::apply::turns::Turns;
 use crate::apply::work::Work;
 use crate::apply::worker::tally::Tally;
@@ -61,6 +61,8 @@ pub(super) struct ApplyThread {
     pub(super) in_doubt: bool,
     waits: Stopwatch,
     pub(super) ledger: Ledger,
+    /// Processor time of the thread up to its last report.
+    reported_time: Duration,
 }
 
 impl ApplyThread {
@@ -89,6 +91,7 @@ impl ApplyThread {
             in_doubt: false,
             waits: meter.waits,
             ledger: meter.ledger,
+            reported_time: Duration::ZERO,
         }
     }
 
@@ -202,6 +205,8 @@ impl ApplyThread {
         if committed.is_empty() && prepared.is_empty() && groups == 0 && moved_values.is_empty() {
             return;
         }
+        let time = thread_time();
+        let processor = time.saturating_sub(std::mem::replace(&mut self.reported_time, time));
         let answered = Answered {
             committed,
             prepared,
@@ -211,6 +216,7 @@ impl ApplyThread {
             in_doubt: std::mem::take(&mut self.in_doubt),
             conflicts: self.tally.take_named(),
             moved_values,
+            processor,
         };
         self.reporter.report(FromWorker::Answered(Box::new(answered)));
         if !ended.is_empty() {

@@ -108,6 +108,8 @@ pub(crate) struct Answered {
     pub(crate) conflicts: Vec<Conflict>,
     /// The topmost relations of tables in which a unique value was found to move between rows.
     pub(crate) moved_values: Vec<u32>,
+    /// Processor time of the worker's thread.
+    pub(crate) processor: Duration,
 }
 
 #[derive(Debug)]

@@ -305,7 +305,8 @@ fn of(
         owner,
         standbys: membership::waiting(session, &row.name)?,
         disabled: row.disabled.clone(),
-        skip_lsn: text(row.skip),
+        // What is applied is behind a transaction that was skipped.
+        skip_lsn: text(row.skip.filter(|skip| applied.is_none_or(|applied| *skip >= applied))),
         epoch: row.epoch,
         slot: row.slot_name.clone(),
         publications: row.publications.clone(),

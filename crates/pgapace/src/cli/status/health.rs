@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use crate::cli::status::collect::Status;
+use crate::cli::status::values::lag_line;
 use crate::error::{Class, Failure, Result};
 
 /// The most lag of a healthy subscription.
@@ -116,7 +117,17 @@ fn failure(trouble: Trouble, status: &Status) -> Failure {
         Trouble::Retrying => of(Class::Retrying, "is retrying after an error"),
         Trouble::Blocked => of(Class::Mismatch, "has tables that are blocked or may lack changes")
             .hint("pgapace status lists them. pgapace resync copies a table again."),
-        Trouble::Behind => of(Class::Behind, "is behind --max-lag"),
+        Trouble::Behind => {
+            let lag = lag_line(status);
+            let failure = of(Class::Behind, &format!("is behind --max-lag: {lag}"));
+            let limit = status.figures.as_ref().map(|figures| figures.limited_by.replace('_', " "));
+            failure.hint(match limit {
+                Some(limit) if limit != "none" => {
+                    format!("It is limited by the {limit}. pgapace top shows more.")
+                }
+                _ => "pgapace top shows what its threads wait for.".to_owned(),
+            })
+        }
         Trouble::Unknown => of(Class::Unknown, "runs, but its lag is not known")
             .hint("Give --publisher, or look again in a minute."),
     }

@@ -2,7 +2,9 @@
 
 use crate::cli::output;
 use crate::cli::status::collect::{Status, Table};
-use crate::cli::status::values::{duration, lag_line, slot_line, verified, verified_tables, whole};
+use crate::cli::status::values::{
+    duration, estimate, lag_line, number, slot_line, verified, verified_tables, whole,
+};
 use crate::observe::board::wall;
 use crate::observe::figures::Figures;
 use crate::observe::history::worker_shares;
@@ -11,10 +13,8 @@ use crate::subscriber::state::statistics::Spooled;
 
 /// How many events are printed.
 const EVENTS: usize = 5;
-
-pub(super) fn print(status: &Status) {
-    lines(status).iter().for_each(|line| output::line(line));
-}
+/// How many tables that wait for their copy are named.
+const TABLES: usize = 10;
 
 /// One line per subscription: its owner, the number of standbys, and the lag.
 pub(super) fn brief(all: &[Status]) -> Vec<String> {
@@ -116,7 +116,7 @@ fn setting_lines(status: &Status, lines: &mut Lines) {
     }
     let Spooled { files, bytes } = status.spool;
     let bytes = output::size(i64::try_from(bytes).unwrap_or(i64::MAX));
-    lines.item("spool", &format!("{bytes} in {files} files"));
+    lines.item("spool", &format!("{bytes} in {}", number(files, "file", "files")));
 }
 
 /// Positions, lag and the present figures.
@@ -140,8 +140,12 @@ fn counter_lines(status: &Status, lines: &mut Lines) {
     lines.item(
         "changes",
         &format!(
-            "{} transactions: {} inserts, {} updates, {} deletes, {} truncates",
-            c.transactions, c.inserts, c.updates, c.deletes, c.truncates
+            "{}: {} inserts, {} updates, {} deletes, {} truncates",
+            number(c.transactions, "transaction", "transactions"),
+            c.inserts,
+            c.updates,
+            c.deletes,
+            c.truncates
         ),
     );
     let conflicts: Vec<_> =
@@ -151,7 +155,8 @@ fn counter_lines(status: &Status, lines: &mut Lines) {
         &if conflicts.is_empty() { "none".to_owned() } else { conflicts.join(", ") },
     );
     if c.transactions_skipped > 0 {
-        lines.item("skipped", &format!("{} transactions, by pgapace skip", c.transactions_skipped));
+        let skipped = number(c.transactions_skipped, "transaction", "transactions");
+        lines.item("skipped", &format!("{skipped}, by pgapace skip"));
     }
     lines.item(
         "groups",
@@ -168,10 +173,9 @@ fn counter_lines(status: &Status, lines: &mut Lines) {
         ),
     );
     if c.tables_serialized > 0 {
-        lines.item(
-            "stream order",
-            &format!("tables were put into it for a while {} times", c.tables_serialized),
-        );
+        let times = c.tables_serialized;
+        let line = format!("{times} times a table whose transactions had deadlocked often");
+        lines.item("serialized", &line);
     }
     let waits: Vec<_> = c
         .waits
@@ -180,12 +184,15 @@ fn counter_lines(status: &Status, lines: &mut Lines) {
         .filter(|(_, time)| !time.is_zero())
         .map(|(reason, time)| format!("{reason} {:.1}", time.as_secs_f64()))
         .collect();
-    lines.item("waits (s)", &waits.join(", "));
+    if !waits.is_empty() {
+        lines.item("waits (s)", &waits.join(", "));
+    }
 }
 
 /// Starts, and transactions that are prepared.
 fn start_lines(status: &Status, lines: &mut Lines) {
-    lines.item("starts", &format!("epoch {}, {} restarts", status.epoch, status.restarts));
+    let restarts = number(status.restarts, "restart", "restarts");
+    lines.item("starts", &format!("epoch {}, {restarts}", status.epoch));
     if !status.prepared.is_empty() {
         lines.item("prepared", &status.prepared.len().to_string());
         for one in &status.prepared {
@@ -203,20 +210,27 @@ fn table_lines(status: &Status, lines: &mut Lines) {
         .map(|table| {
             let name = format!("{}.{}", table.schema, table.name);
             match table.publisher_bytes {
-                Some(bytes) => format!(
+                Some(bytes) if table.copy_parts > 1 => format!(
                     "{name} ({}, {} of {} parts)",
                     output::size(bytes),
                     table.copy_parts_done,
                     table.copy_parts
                 ),
+                Some(bytes) => format!("{name} ({})", output::size(bytes)),
                 None => name,
             }
         })
         .collect();
-    let copied = if waiting.is_empty() {
-        String::new()
-    } else {
-        format!(", not yet copied: {}", waiting.join(", "))
+    let copied = match waiting.len() {
+        0 => String::new(),
+        all => {
+            let more = match all.saturating_sub(TABLES) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            let named = &waiting[..all.min(TABLES)];
+            format!(", not yet copied: {}{more}", named.join(", "))
+        }
     };
     lines.item("tables", &format!("{}{copied}", status.tables.len()));
     if let Some(copy) = &status.copy {
@@ -302,17 +316,13 @@ fn figure_lines(figures: &Figures, lines: &mut Lines) {
         }
         lines.item(&format!("  {}", stage.stage), &line);
     }
-    let estimate = match figures.seconds_to_zero {
-        Some(0.0) => "none to catch up".to_owned(),
-        Some(seconds) => format!("caught up in {}", duration(seconds)),
-        None => "not shrinking".to_owned(),
-    };
-    lines.item("estimate", &estimate);
+    let none = || "none to catch up".to_owned();
+    lines.item("estimate", &estimate(figures).unwrap_or_else(none));
     lines.item("limited by", &figures.limited_by.replace('_', " "));
     let shares: Vec<_> = worker_shares(figures)
         .into_iter()
         .filter(|(_, share)| *share >= 0.5)
-        .map(|(reason, share)| format!("{reason} {share:.0} %"))
+        .map(|(reason, share)| format!("{} {share:.0} %", reason.replace('_', " ")))
         .collect();
     if !shares.is_empty() {
         lines.item("workers' time", &shares.join(", "));

@@ -3,6 +3,7 @@
 use crate::cli::output;
 use crate::cli::status::collect::Status;
 use crate::observe::board::wall;
+use crate::observe::figures::Figures;
 use crate::subscriber::state::verification::summary::VerificationSummary;
 use crate::subscriber::state::verification::{TableVerification, VerificationKind};
 
@@ -132,4 +133,23 @@ pub(crate) fn duration(seconds: f64) -> String {
         ..172_800.0 => format!("{:.1} h", seconds / 3600.0),
         _ => format!("{:.1} d", seconds / 86400.0),
     }
+}
+
+/// The lag of a subscription that keeps up: what comes is committed within this time.
+const KEEPS_UP: f64 = 1.0;
+
+/// When the lag will be zero; `None` if it is.
+pub(crate) fn estimate(figures: &Figures) -> Option<String> {
+    let lag = figures.stage("committed").and_then(|stage| stage.lag_seconds);
+    match figures.seconds_to_zero {
+        Some(0.0) => None,
+        _ if lag.is_some_and(|lag| lag < KEEPS_UP) => Some("keeps up".to_owned()),
+        Some(seconds) => Some(format!("caught up in {}", duration(seconds))),
+        None => Some("not shrinking".to_owned()),
+    }
+}
+
+/// A number with its noun.
+pub(super) fn number(count: u64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
 }

@@ -99,7 +99,8 @@ impl Collector {
             if publisher.age < 1.5 {
                 let then = seen.wall + publisher.clock_ahead - publisher.age;
                 self.lag.ended(publisher.lsn, then);
-                self.slot.seen(at, publisher);
+                let behind = publisher.lsn.as_u64().saturating_sub(seen.durable.as_u64());
+                self.slot.seen(at, publisher, behind);
             }
             self.publisher = Some(publisher.clone());
         }
@@ -154,6 +155,10 @@ impl Collector {
             let bytes = end.as_u64().saturating_sub(position.as_u64());
             (Some(bytes), self.lag.seconds(position, end, now))
         };
+        // WAL without changes becomes durable once in a while. It is no reason for an alarm.
+        let all_durable = seen.durable_counts.transactions >= self.totals.transactions;
+        let (durable_bytes, durable_seconds) = lag(seen.durable);
+        let durable = if all_durable { lag(seen.committed).1 } else { durable_seconds };
         let committed_lag = end.as_u64().saturating_sub(seen.committed.as_u64());
         // Groups commit in steps, so a minute says more than ten seconds; but a burst of the publisher may
         // be over for less than a minute.
@@ -205,7 +210,7 @@ impl Collector {
                     ),
                     changes_per_second_10s: Some(self.rate(SHORT, |s| s.durable_counts.changes)),
                     changes_per_second_1min: Some(self.rate(LONG, |s| s.durable_counts.changes)),
-                    ..self.stage("durable", seen.durable, lag(seen.durable), |s| s.durable)
+                    ..self.stage("durable", seen.durable, (durable_bytes, durable), |s| s.durable)
                 },
             ],
             // While a session blocks the subscription, the rates of the last minute say nothing.

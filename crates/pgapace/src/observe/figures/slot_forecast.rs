@@ -1,29 +1,75 @@
-//! When the slot is lost, if it goes on as in the last minutes.
+//! When the slot is lost at the present rate.
+//!
+//! A slot retains more and more WAL for two reasons. Either pgapace does not acknowledge as fast as the
+//! publisher writes, or a long transaction of the publisher holds the slot's restart position. That position
+//! moves in steps: the publisher looks for a new one every 15 s. So a subscription that keeps up retains more
+//! and more for some seconds, then less. Growth is therefore that of the least values of two halves of a window.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::observe::figures::window::Window;
 use crate::observe::figures::{PublisherSeen, SlotFigures};
 
-/// Over how long growth is measured: the slot's restart position moves in steps.
-const GROWTH: Duration = Duration::from_secs(300);
-/// Growth over less than this says nothing.
-const LEAST: f64 = 10.0;
+/// Over how long the growth of WAL is measured that is not acknowledged, and over how long at least.
+const BEHIND: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(15));
+/// The same for WAL that is retained.
+const RETAINED: (Duration, Duration) = (Duration::from_secs(120), Duration::from_secs(60));
+/// A slot that is lost later than this is not in danger.
+const FAR: f64 = 30.0 * 86_400.0;
 
-/// Retained WAL by time.
+/// Bytes by time, over a window.
+#[derive(Debug)]
+struct Growth {
+    samples: VecDeque<(Duration, i64)>,
+    longest: Duration,
+    least: Duration,
+}
+
+impl Growth {
+    fn new((longest, least): (Duration, Duration)) -> Self {
+        Self { samples: VecDeque::new(), longest, least }
+    }
+
+    fn push(&mut self, at: Duration, bytes: i64) {
+        let first = at.saturating_sub(self.longest);
+        while self.samples.front().is_some_and(|(then, _)| *then < first) {
+            self.samples.pop_front();
+        }
+        self.samples.push_back((at, bytes));
+    }
+
+    /// Bytes per second; `None` if too little was seen.
+    fn rate(&self) -> Option<f64> {
+        let ((first, _), (last, _)) = (self.samples.front()?, self.samples.back()?);
+        let half = last.saturating_sub(*first) / 2;
+        if half < self.least / 2 {
+            return None;
+        }
+        let (mut before, mut after) = (i64::MAX, i64::MAX);
+        for (at, bytes) in &self.samples {
+            let least = if *at < *first + half { &mut before } else { &mut after };
+            *least = (*least).min(*bytes);
+        }
+        Some((after - before) as f64 / half.as_secs_f64())
+    }
+}
+
+/// What the publisher said of the slot.
 #[derive(Debug)]
 pub(super) struct SlotForecast {
-    retained: Window<i64>,
+    behind: Growth,
+    retained: Growth,
     last: Option<PublisherSeen>,
 }
 
 impl SlotForecast {
     pub(super) fn new() -> Self {
-        Self { retained: Window::new(GROWTH), last: None }
+        Self { behind: Growth::new(BEHIND), retained: Growth::new(RETAINED), last: None }
     }
 
-    /// Takes the publisher's answer of `at`. The same answer may come several times.
-    pub(super) fn seen(&mut self, at: Duration, seen: &PublisherSeen) {
+    /// Takes the publisher's answer of `at`. `behind`: bytes of its WAL that are not acknowledged.
+    pub(super) fn seen(&mut self, at: Duration, seen: &PublisherSeen, behind: u64) {
+        self.behind.push(at, i64::try_from(behind).unwrap_or(i64::MAX));
         if let Some(retained) = seen.retained_bytes {
             self.retained.push(at, retained);
         }
@@ -32,8 +78,8 @@ impl SlotForecast {
 
     pub(super) fn figures(&self) -> Option<SlotFigures> {
         let seen = self.last.as_ref()?;
-        let growth = self.retained.pair(GROWTH).filter(|(_, _, seconds)| *seconds >= LEAST);
-        let growth = growth.map(|(then, now, seconds)| (now - then) as f64 / seconds);
+        let rates = [self.behind.rate(), self.retained.rate()].into_iter().flatten();
+        let growth = rates.max_by(f64::total_cmp);
         let lost_in = match (seen.safe_wal_size, growth) {
             (Some(safe), Some(growth)) if growth > 0.0 => Some((safe as f64 / growth).max(0.0)),
             _ => None,
@@ -43,7 +89,7 @@ impl SlotForecast {
             retained_bytes: seen.retained_bytes,
             retained_bytes_per_second: growth,
             safe_wal_size: seen.safe_wal_size,
-            lost_in_seconds: lost_in,
+            lost_in_seconds: lost_in.filter(|seconds| *seconds < FAR),
         })
     }
 }
@@ -53,34 +99,59 @@ mod tests {
     use std::time::Duration;
 
     use super::SlotForecast;
-    use crate::observe::figures::PublisherSeen;
+    use crate::observe::figures::{PublisherSeen, SlotFigures};
 
-    fn seen(retained: i64, safe: Option<i64>) -> PublisherSeen {
-        PublisherSeen {
-            retained_bytes: Some(retained),
-            safe_wal_size: safe,
-            ..PublisherSeen::default()
+    /// The figures after answers of every third second: bytes that are retained, that are safe, and that
+    /// are not acknowledged.
+    fn after(seconds: u64, answer: impl Fn(u64) -> (i64, Option<i64>, u64)) -> SlotFigures {
+        let mut forecast = SlotForecast::new();
+        assert!(forecast.figures().is_none());
+        for second in (0..=seconds).step_by(3) {
+            let (retained, safe_wal_size, behind) = answer(second);
+            let retained_bytes = Some(retained);
+            let seen = PublisherSeen { retained_bytes, safe_wal_size, ..PublisherSeen::default() };
+            forecast.seen(Duration::from_secs(second), &seen, behind);
         }
+        forecast.figures().unwrap_or_default()
+    }
+
+    fn signed(seconds: u64) -> i64 {
+        i64::try_from(seconds).unwrap_or(i64::MAX)
     }
 
     #[test]
     fn a_slot_is_lost_when_what_is_safe_is_used_up() {
-        let mut forecast = SlotForecast::new();
-        assert!(forecast.figures().is_none());
-        forecast.seen(Duration::from_secs(0), &seen(1000, Some(9000)));
-        let first = forecast.figures().unwrap_or_default();
-        assert_eq!((first.retained_bytes, first.lost_in_seconds), (Some(1000), None));
-        forecast.seen(Duration::from_secs(20), &seen(3000, Some(7000)));
-        let later = forecast.figures().unwrap_or_default();
-        assert_eq!(later.retained_bytes_per_second, Some(100.0));
-        assert_eq!(later.lost_in_seconds, Some(70.0));
+        let blocked = |second| (1000 + 100 * signed(second), Some(9000), 100 * second);
+        assert_eq!(after(12, blocked).lost_in_seconds, None, "too little was seen");
+        let found = after(24, blocked);
+        assert_eq!(found.retained_bytes_per_second, Some(100.0));
+        assert_eq!((found.retained_bytes, found.lost_in_seconds), (Some(3400), Some(90.0)));
         // Without a limit it is not lost, and the growth says when a disk is full.
-        forecast.seen(Duration::from_secs(40), &seen(5000, None));
-        let unlimited = forecast.figures().unwrap_or_default();
+        let unlimited = after(24, |second| (0, None, 100 * second));
         assert_eq!(unlimited.lost_in_seconds, None);
         assert_eq!(unlimited.retained_bytes_per_second, Some(100.0));
-        // The acknowledged WAL is removed.
-        forecast.seen(Duration::from_secs(60), &seen(100, Some(9900)));
-        assert_eq!(forecast.figures().unwrap_or_default().lost_in_seconds, None);
+        // Nor is one that takes years.
+        assert_eq!(after(300, |second| (0, Some(1 << 40), second)).lost_in_seconds, None);
+    }
+
+    #[test]
+    fn a_slot_whose_restart_position_moves_in_steps_is_not_lost() {
+        for seconds in (15..300).step_by(3) {
+            let steps = |second| (100_000 * signed(second % 15), Some(1 << 30), 0);
+            assert_eq!(after(seconds, steps).lost_in_seconds, None, "{seconds}");
+        }
+    }
+
+    #[test]
+    fn a_transaction_of_the_publisher_that_holds_the_restart_position_is_seen() {
+        let held = |second| (100 * signed(second), Some(9000), 0);
+        assert_eq!(after(120, held).lost_in_seconds, Some(90.0));
+    }
+
+    #[test]
+    fn growth_that_begins_late_is_seen_within_a_minute() {
+        let late = |second: u64| (0, Some(9000), 100 * second.saturating_sub(300));
+        assert_eq!(after(300, late).lost_in_seconds, None);
+        assert!(after(360, late).lost_in_seconds.is_some());
     }
 }
