@@ -4,7 +4,7 @@
 //! its own in the database that holds the heartbeats. So while that database accepts no commits, no
 //! round passes and no heartbeat is judged. An observer that was itself suspended has seen one round
 //! when it continues, however long that took. A heartbeat has stopped when it stays the same for a
-//! number of rounds.
+//! number of whole rounds.
 
 use std::hash::Hash;
 
@@ -20,8 +20,10 @@ pub struct Heartbeats<K, B> {
 #[derive(Debug)]
 struct Seen<B> {
     beat: B,
-    /// Rounds since it changed.
+    /// Whole rounds since it changed.
     unchanged: u32,
+    /// It changed in the present round, which is no whole one for it.
+    changed: bool,
 }
 
 impl<K, B> Default for Heartbeats<K, B> {
@@ -31,10 +33,15 @@ impl<K, B> Default for Heartbeats<K, B> {
 }
 
 impl<K: Eq + Hash + Clone, B: PartialEq> Heartbeats<K, B> {
-    /// A round: all that beat, as they are now. Others are forgotten.
+    /// The end of a round, and the beginning of the next: all that beat, as they are now. Others are
+    /// forgotten.
     pub fn round(&mut self, now: impl IntoIterator<Item = (K, B)>) {
         self.look(now);
-        self.seen.values_mut().for_each(|seen| seen.unchanged = seen.unchanged.saturating_add(1));
+        for seen in self.seen.values_mut() {
+            if !std::mem::take(&mut seen.changed) {
+                seen.unchanged = seen.unchanged.saturating_add(1);
+            }
+        }
     }
 
     /// A look between rounds: a heartbeat that has changed has not stopped, but none counts as
@@ -42,15 +49,15 @@ impl<K: Eq + Hash + Clone, B: PartialEq> Heartbeats<K, B> {
     pub fn look(&mut self, now: impl IntoIterator<Item = (K, B)>) {
         let mut before = std::mem::take(&mut self.seen);
         for (key, beat) in now {
-            let unchanged = match before.remove(&key) {
-                Some(seen) if seen.beat == beat => seen.unchanged,
-                _ => 0,
+            let seen = match before.remove(&key) {
+                Some(seen) if seen.beat == beat => seen,
+                _ => Seen { beat, unchanged: 0, changed: true },
             };
-            self.seen.insert(key, Seen { beat, unchanged });
+            self.seen.insert(key, seen);
         }
     }
 
-    /// For how many rounds it has not changed; 0 for one that was never seen.
+    /// For how many whole rounds it has not changed; 0 for one that was never seen.
     #[must_use]
     pub fn unchanged(&self, key: &K) -> u32 {
         self.seen.get(key).map_or(0, |seen| seen.unchanged)
@@ -77,9 +84,23 @@ mod tests {
         for beat in 0..3 {
             seen.round([("a", beat), ("b", 7)]);
         }
-        assert_eq!((seen.unchanged(&"a"), seen.unchanged(&"b")), (1, 3));
+        assert_eq!((seen.unchanged(&"a"), seen.unchanged(&"b")), (0, 2));
         seen.look([("a", 2), ("b", 8)]);
-        assert_eq!((seen.unchanged(&"a"), seen.unchanged(&"b")), (1, 0));
+        assert_eq!((seen.unchanged(&"a"), seen.unchanged(&"b")), (0, 0));
+    }
+
+    #[test]
+    fn a_round_in_which_it_changed_does_not_count() {
+        let mut seen = Heartbeats::default();
+        seen.round([("a", 1)]);
+        // Just before the end of the round, and at its end.
+        seen.look([("a", 2)]);
+        seen.round([("a", 2)]);
+        assert_eq!(seen.unchanged(&"a"), 0);
+        seen.round([("a", 3)]);
+        assert_eq!(seen.unchanged(&"a"), 0);
+        seen.round([("a", 3)]);
+        assert_eq!(seen.unchanged(&"a"), 1);
     }
 
     #[test]
@@ -95,7 +116,7 @@ mod tests {
         (0..5).for_each(|_| seen.round([("a", 1)]));
         seen.round([]);
         assert_eq!(seen.unchanged(&"a"), 0);
-        seen.round([("a", 1)]);
+        (0..2).for_each(|_| seen.round([("a", 1)]));
         assert_eq!(seen.unchanged(&"a"), 1);
     }
 

@@ -485,6 +485,7 @@ impl<'a> Leader<'a> {
                     "another process is to have the subscription; stopping after the current transaction"
                 );
                 self.stopping_since.get_or_insert_with(Instant::now);
+                self.move_order.obey();
             }
             self.intake.close(if moves { Outcome::HandedOver } else { Outcome::Changed });
         }

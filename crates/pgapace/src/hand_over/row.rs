@@ -127,13 +127,22 @@ pub(crate) enum AtStart {
     Fulfilled,
 }
 
-/// Whether a process that has just become the owner finds a request. `last` is the epoch that it had
-/// before, if it had one.
-pub(crate) fn asked(results: &[Rows], last: Option<i64>) -> Result<Option<AtStart>> {
+/// Whether a process that has just become the owner finds a request. `now` is its epoch, if it has one, and
+/// `last` the one that it had before.
+pub(crate) fn asked(
+    results: &[Rows],
+    now: Option<i64>,
+    last: Option<i64>,
+) -> Result<Option<AtStart>> {
     let Some(row) = results.first().and_then(Rows::first) else { return Ok(None) };
     let (epoch, request): (i64, _) = (field(&row, 0)?, Request::of(boolean(&row, 1)?));
-    let obeys = request == Request::StandAside || last == Some(epoch);
-    Ok(Some(if obeys { AtStart::Obey(request) } else { AtStart::Fulfilled }))
+    Ok(match request {
+        Request::StandAside => Some(AtStart::Obey(request)),
+        _ if last == Some(epoch) => Some(AtStart::Obey(request)),
+        // It came after the epoch was incremented: the leader finds and obeys it.
+        _ if now == Some(epoch) => None,
+        Request::HandOver => Some(AtStart::Fulfilled),
+    })
 }
 
 fn reading(error: &wire::Error) -> Failure {
@@ -152,7 +161,7 @@ pub(crate) fn wait_aside(
 ) -> Result<()> {
     loop {
         let results = session.simple(&started_sql(id)).map_err(|e| reading(&e))?;
-        let asked = asked(&results, None)?;
+        let asked = asked(&results, None, None)?;
         if asked != Some(AtStart::Obey(Request::StandAside)) || stopping() {
             return Ok(());
         }

@@ -19,32 +19,28 @@
 //! A process with several subscriptions shares them with the others ([`sharing`]): then its threads look all
 //! the time.
 
+mod move_order;
+mod seen;
 mod sharing;
 mod thread;
+mod view;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use engine::heartbeat::{Heartbeats, patience};
-
 use crate::config::live::LiveSettings;
 use crate::error::Result;
 use crate::process::Process;
 use crate::stopping::shutdown::Shutdown;
-use crate::subscriber::state::heartbeat::OwnerStage;
-use crate::subscriber::state::membership::{
-    BeatingOwner, HeldSubscription, Look, OwnerBeat, SeenMember,
-};
+use crate::subscriber::state::membership::BeatingOwner;
 use crate::subscriber::state::ownership::SessionId;
-pub(crate) use sharing::MoveOrder;
-use sharing::{DatabaseView, SeenRunner, SeenSubscription, Sharing};
+pub(crate) use move_order::MoveOrder;
+use seen::{SeenSubscriber, Standing};
+use sharing::Sharing;
 use thread::Watcher;
 
-/// Factor by which an owner that does not stream yet may be silent for longer: it also computes on its own, for
-/// example from a large catalogue.
-const BEFORE_STREAM: u32 = 3;
 /// How long the end of the process waits until its rows are removed.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -79,29 +75,6 @@ struct Shared {
     seen: Mutex<SeenSubscriber>,
     /// There was a new look, or a subscription of this process began or ceased to wait.
     news: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct SeenSubscriber {
-    /// How many of this process wait for each subscription.
-    waiting: BTreeMap<String, usize>,
-    standing: Standing,
-    /// Raised with each look.
-    looks: u64,
-    beats: Heartbeats<String, OwnerBeat>,
-    /// The processes that share subscriptions, and their beats.
-    members: Vec<SeenMember>,
-    member_beats: Heartbeats<String, i64>,
-    ended: bool,
-}
-
-#[derive(Debug, Default)]
-enum Standing {
-    #[default]
-    Unknown,
-    /// Schema pgapace does not exist or is of another version, or the subscriber refuses this role.
-    Refused,
-    Known(Vec<HeldSubscription>),
 }
 
 impl Membership {
@@ -151,6 +124,13 @@ impl Membership {
     pub(crate) fn failed(&self, name: &str, passes: bool) {
         if let Some(sharing) = &self.sharing {
             sharing.failed(&self.key(name), passes, Instant::now());
+        }
+    }
+
+    /// This process will not run a subscription again.
+    pub(crate) fn ended(&self, name: &str) {
+        if let Some(sharing) = &self.sharing {
+            sharing.ended(&self.key(name), Instant::now());
         }
     }
 
@@ -217,6 +197,14 @@ impl Waiting<'_> {
         sharing.as_ref().is_some_and(|one| one.is_for_another(&self.membership.key(self.name)))
     }
 
+    /// Whether the subscription may run, as far as its row was seen: it is not disabled because of an error.
+    pub(crate) fn is_enabled(&self) -> bool {
+        match &self.membership.shared.lock().standing {
+            Standing::Known(all) => all.iter().any(|one| one.name == self.name && !one.disabled),
+            Standing::Unknown | Standing::Refused => false,
+        }
+    }
+
     /// Sleeps until something was seen, at most for `most`.
     pub(crate) fn sleep(&self, most: Duration) {
         drop(self.membership.shared.wait(self.membership.shared.lock(), most));
@@ -248,82 +236,5 @@ impl Shared {
         most: Duration,
     ) -> MutexGuard<'s, SeenSubscriber> {
         self.news.wait_timeout(seen, most).unwrap_or_else(PoisonError::into_inner).0
-    }
-}
-
-impl SeenSubscriber {
-    fn place(&self, name: &str, rounds: u32) -> Place {
-        let held = match &self.standing {
-            Standing::Unknown => return Place::Unknown,
-            Standing::Refused => return Place::Absent,
-            Standing::Known(all) => all.iter().find(|held| held.name == name),
-        };
-        held.map_or(Place::Absent, |held| self.place_of(held, rounds))
-    }
-
-    fn place_of(&self, held: &HeldSubscription, rounds: u32) -> Place {
-        let Some(holder) = held.holder.clone() else { return Place::Free };
-        let Some(owner) = held.owner.clone() else { return Place::Held(holder, None) };
-        let most = patience(rounds, owner.stalls);
-        let most = match owner.stage {
-            OwnerStage::Setup | OwnerStage::Starting => most.saturating_mul(BEFORE_STREAM),
-            OwnerStage::Copying | OwnerStage::Streaming => most,
-        };
-        if self.beats.unchanged(&held.name) >= most {
-            Place::Stopped(holder, owner)
-        } else {
-            Place::Held(holder, Some(owner))
-        }
-    }
-
-    /// The part of it by which processes share subscriptions. A beat has stopped after `rounds`.
-    fn view(&self, me: &str, rounds: u32) -> DatabaseView {
-        let is_there = |id: &String| id != me && self.member_beats.unchanged(id) < rounds;
-        let members = self.members.iter().filter(|one| one.connected && is_there(&one.id));
-        // The beat of a member is not part of its lists.
-        let members = members.map(|one| SeenMember { beat: 0, ..one.clone() });
-        let held: &[HeldSubscription] = match &self.standing {
-            Standing::Known(held) => held,
-            Standing::Unknown | Standing::Refused => &[],
-        };
-        let subscriptions = held.iter().map(|held| {
-            let runner = match self.place_of(held, rounds) {
-                Place::Held(_, Some(BeatingOwner { member: Some(id), stage, .. })) => {
-                    SeenRunner::Member(id, stage)
-                }
-                Place::Held(..) => SeenRunner::NonMember,
-                _ => SeenRunner::NoProcess,
-            };
-            SeenSubscription { name: held.name.clone(), runner }
-        });
-        DatabaseView { members: members.collect(), subscriptions: subscriptions.collect() }
-    }
-
-    /// Takes the result of a look; `counts` if the look came after a commit of our own.
-    fn saw(&mut self, look: Look, counts: bool) {
-        let Look { held, members } = look;
-        let beats = held
-            .iter()
-            .filter_map(|one| Some((one.name.clone(), one.owner.as_ref()?.beat.clone())));
-        let of_members = members.iter().map(|one| (one.id.clone(), one.beat));
-        if counts {
-            self.beats.round(beats);
-            self.member_beats.round(of_members);
-        } else {
-            self.beats.look(beats);
-            self.member_beats.look(of_members);
-        }
-        self.standing = Standing::Known(held);
-        self.members = members;
-        self.looks += 1;
-    }
-
-    /// Nothing is known any more.
-    fn lost(&mut self, standing: Standing) {
-        self.standing = standing;
-        self.looks += 1;
-        self.beats = Heartbeats::default();
-        self.members.clear();
-        self.member_beats = Heartbeats::default();
     }
 }

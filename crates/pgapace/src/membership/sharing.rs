@@ -18,19 +18,19 @@
 //! it cannot reach a subscriber, may compute something else: nothing comes of it. Whether a process is there
 //! is judged by its beat, as for owners, and by its session, which ends with it.
 //!
-//! Moves are rare: a move must make the loads more equal; a process gives or receives one at a time;
+//! Moves are rare: a move must make the loads more equal; a process gives or receives a few at a time;
 //! one that has just come, or has come back, claims nothing for a while; one that failed to run a
 //! subscription leaves it to others for a while.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use engine::spread::{SharedSubscription, spread};
 
+use super::move_order::MoveOrder;
+use super::view::{DatabaseView, SeenRunner, SeenSubscription};
 use crate::subscriber::state::heartbeat::OwnerStage;
-use crate::subscriber::state::membership::SeenMember;
 
 /// For so long a claim must have been justified.
 const STEADY: Duration = Duration::from_secs(2);
@@ -44,42 +44,6 @@ const FAILED_MOST: Duration = Duration::from_secs(600);
 
 /// A subscription: the database, as this process numbers it, and the name.
 type Key = (usize, String);
-
-/// A request to the leader of a subscription to give it up.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct MoveOrder(Arc<AtomicBool>);
-
-impl MoveOrder {
-    pub(crate) fn is_given(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
-}
-
-/// A subscription as it was seen.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct SeenSubscription {
-    pub(super) name: String,
-    pub(super) runner: SeenRunner,
-}
-
-/// The process that runs a subscription, as far as its row and lock tell.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum SeenRunner {
-    /// No process, or one that has stopped.
-    NoProcess,
-    /// A process that is no member: a verb, one without --standby, or one that has not recorded itself yet.
-    NonMember,
-    /// The member with this id.
-    Member(String, OwnerStage),
-}
-
-/// The members and subscriptions of one subscriber database, as this process saw them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct DatabaseView {
-    /// The other processes that are there.
-    pub(super) members: Vec<SeenMember>,
-    pub(super) subscriptions: Vec<SeenSubscription>,
-}
 
 /// The share of this process.
 #[derive(Debug)]
@@ -106,6 +70,8 @@ struct SharingState {
     failures: BTreeMap<Key, RunFailures>,
     /// Those of the failures that counted when it was computed.
     barred: BTreeSet<Key>,
+    /// The subscriptions that this process runs no more: dropped, switched over, or ended by a bug.
+    ended: BTreeSet<Key>,
 }
 
 #[derive(Debug)]
@@ -162,11 +128,6 @@ impl Sharing {
         }
     }
 
-    /// Whether other processes share subscriptions of a database.
-    pub(super) fn has_others(&self, database: usize) -> bool {
-        self.lock().views.get(&database).is_some_and(|(view, _)| !view.members.is_empty())
-    }
-
     /// The lists in the row of this process in a database: runs, failed, claims.
     pub(super) fn row(
         &self,
@@ -176,7 +137,7 @@ impl Sharing {
         let state = self.lock();
         let here = |key: &&Key| key.0 == database;
         let name = |key: &Key| key.1.clone();
-        let runs = self.own.iter().filter(|(key, _)| here(key));
+        let runs = self.own.iter().filter(|(key, _)| here(key) && !state.ended.contains(key));
         let runs = runs.map(|(key, own)| (name(key), own.weight)).collect();
         let failed = state.barred_at(now).iter().filter(here).map(name).collect();
         let settled = state.views.get(&database).is_some_and(|(_, since)| now - *since >= SETTLED);
@@ -203,6 +164,13 @@ impl Sharing {
         // A machine that was cut off has tried often.
         failures.count = if passes { failures.count.max(1) } else { failures.count + 1 };
         failures.last = now;
+    }
+
+    /// This process will not run it again. Else it would claim the subscription, and leave it.
+    pub(super) fn ended(&self, key: &Key, now: Instant) {
+        let mut state = self.lock();
+        state.ended.insert(key.clone());
+        self.compute(&mut state, now);
     }
 
     fn compute(&self, state: &mut SharingState, now: Instant) {
@@ -247,8 +215,8 @@ impl Sharing {
         state: &SharingState,
     ) -> Option<SharedSubscription> {
         let index = |id: &str| members.binary_search_by(|member| member.as_str().cmp(id)).ok();
-        let own =
-            self.own.get(key).map(|own| (self.me.as_str(), own.weight, state.barred.contains(key)));
+        let own = self.own.get(key).filter(|_| !state.ended.contains(key));
+        let own = own.map(|own| (self.me.as_str(), own.weight, state.barred.contains(key)));
         let of_others = view.members.iter().flat_map(|member| {
             let runs = member.runs.iter().filter(|runs| runs.name == one.name);
             runs.map(|runs| (member.id.as_str(), runs.weight, runs.failed))
@@ -264,7 +232,17 @@ impl Sharing {
             some => some,
         };
         let (owner, stays) = match &one.runner {
-            SeenRunner::NoProcess => (None, false),
+            SeenRunner::NoProcess => {
+                // Another process has just given it up for the one that claims it. One that may have died
+                // is not waited for.
+                let claims = |index: &usize| match members[*index].as_str() {
+                    me if me == self.me => state.justified.contains_key(key),
+                    other => view.claims(other, &one.name),
+                };
+                prefer(&mut candidates, |index| !view.late.contains(&members[*index]));
+                prefer(&mut candidates, claims);
+                (None, false)
+            }
             // Probably the one that was to have it.
             SeenRunner::NonMember => (Some(index(state.assigned.get(key)?)?), true),
             // A copy would begin again.
@@ -288,8 +266,15 @@ impl Sharing {
                         view.claims(to, &key.1) && view.is_run_by(&self.me, &key.1)
                     })
             });
-            own.order.0.store(gives, Ordering::Release);
+            own.order.set(gives);
         }
+    }
+}
+
+/// Keeps only the candidates with a property, if there is one.
+fn prefer(candidates: &mut Vec<usize>, which: impl Fn(&usize) -> bool) {
+    if candidates.iter().any(&which) {
+        candidates.retain(which);
     }
 }
 
@@ -300,14 +285,5 @@ impl SharingState {
     }
 }
 
-impl DatabaseView {
-    fn claims(&self, member: &str, name: &str) -> bool {
-        let mut members = self.members.iter().filter(|one| one.id == member);
-        members.any(|one| one.runs.iter().any(|runs| runs.name == name && runs.claimed))
-    }
-
-    fn is_run_by(&self, member: &str, name: &str) -> bool {
-        let mut all = self.subscriptions.iter().filter(|one| one.name == name);
-        all.any(|one| matches!(&one.runner, SeenRunner::Member(id, _) if id == member))
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use wire::Session;
 
+use super::Shared;
+use super::seen::Standing;
 use super::sharing::Sharing;
-use super::{Shared, Standing};
 use crate::apply::thread;
 use crate::config::live::LiveSettings;
 use crate::error::{Failure, Result};
@@ -23,6 +24,8 @@ const LOOK: Duration = Duration::from_millis(150);
 const IDLE_LOOK: Duration = Duration::from_millis(500);
 /// Time between two beats of our own. Owners beat as often.
 const BEAT: Duration = Duration::from_secs(1);
+/// The shortest pause.
+const SHORTEST: Duration = Duration::from_millis(10);
 /// Pause after a failed attempt to reach the subscriber.
 const AWAY: Duration = Duration::from_millis(500);
 /// Pause while no subscription of this process waits and the subscriber has no schema of this version.
@@ -145,7 +148,7 @@ impl Watcher {
             }
         };
         // Without others nothing is written: an idle subscriber stays idle.
-        let others = self.sharing.as_ref().is_some_and(|one| one.has_others(self.database));
+        let others = self.sharing.is_some() && self.shared.lock().has_others(&self.process.id);
         let due = match &self.beaten {
             None => true,
             Some((at, told)) => at.elapsed() >= BEAT && (waits || others || *told != row),
@@ -166,7 +169,11 @@ impl Watcher {
         if let (Some(sharing), Some(view)) = (&self.sharing, view) {
             sharing.saw(self.database, view, Instant::now());
         }
-        Ok(if waits { LOOK } else { IDLE_LOOK })
+        let pause = if waits { LOOK } else { IDLE_LOOK };
+        // A round each second: the time until a takeover is counted in rounds.
+        let next = (waits || others).then_some(self.beaten.as_ref()).flatten();
+        let next = next.map(|(at, _)| BEAT.saturating_sub(at.elapsed()).max(SHORTEST));
+        Ok(next.map_or(pause, |next| pause.min(next)))
     }
 
     /// The row by which other processes see this one.

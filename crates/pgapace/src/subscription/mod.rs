@@ -108,6 +108,7 @@ pub(crate) fn follow<B>(
     let (mut settings, mut options) = (Arc::clone(settings), options.clone());
     loop {
         let config = settings.newest();
+        let _share = SharedRun { standby: options.standby.clone(), name: config.name.clone() };
         let _beside = beside(&settings)?;
         let mut failure = match run(&settings, &options, shutdown, Arc::clone(share), board) {
             Err(failure) if options.until.is_none() && !shutdown.requested() => failure,
@@ -137,6 +138,20 @@ pub(crate) fn follow<B>(
             standby,
             ..options
         };
+    }
+}
+
+/// While it lives, this process may run the subscription.
+struct SharedRun {
+    standby: Option<Arc<Membership>>,
+    name: String,
+}
+
+impl Drop for SharedRun {
+    fn drop(&mut self) {
+        if let Some(standby) = &self.standby {
+            standby.ended(&self.name);
+        }
     }
 }
 

@@ -161,6 +161,12 @@ impl Supervisor<'_> {
         let found = match found {
             Some(slot) if slot.active_pid.is_some() => {
                 let stopping = || self.shutdown.requested();
+                if self.standby.is_some() {
+                    // A process that has lost the subscription meanwhile, and does not know it yet, may have
+                    // started a stream since this one became the owner.
+                    let patience = config.busy_timeout;
+                    slot::end_user(source, &row.slot_name, &config.name, patience)?;
+                }
                 slot::wait_until_free(source, &row.slot_name, config.busy_timeout, &stopping)?
             }
             free => free,

@@ -76,7 +76,7 @@ pub(super) fn run_from(
             error = %failure,
             "subscription failed; retrying later"
         );
-        supervisor.pause(pause);
+        supervisor.pause_failed(&failure, pause);
         if shutdown.requested() {
             record.stopped();
             return Err(failure);
@@ -175,7 +175,7 @@ impl Supervisor<'_> {
 
     /// Waits before another attempt. Other settings may have mended the cause of the failure: then it comes
     /// at once.
-    fn pause(&self, pause: Duration) {
+    pub(super) fn pause(&self, pause: Duration) {
         self.shutdown.sleep_until(pause, || self.newer.are_newer());
     }
 

@@ -1,5 +1,6 @@
 //! Waiting while another process runs the subscription, or is to run it (`--standby`).
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use super::Supervisor;
@@ -7,6 +8,7 @@ use super::retry::Known;
 use crate::error::{Class, Failure};
 use crate::membership::{MoveOrder, Place, Waiting};
 use crate::observe::board::RunPhase;
+use crate::subscriber::state::heartbeat::OwnerStage;
 use crate::subscriber::state::membership::BeatingOwner;
 
 /// How often a request to stop is looked for.
@@ -17,6 +19,10 @@ const GIVEN_UP: Duration = Duration::from_secs(5);
 /// Longest time for which a subscription without an owner is left to the process that is to have it
 /// ([`crate::membership`]). That process may have ended since its heartbeat was read.
 const LEFT_TO_ANOTHER: Duration = Duration::from_secs(2);
+/// A process that has streamed for so long has not met the failure of this one.
+const STREAMED: Duration = Duration::from_secs(5);
+/// After so long, the subscriber was looked at again.
+const SURELY_SEEN: Duration = Duration::from_secs(1);
 /// How long another look at the subscriber may take.
 const LOOK_PATIENCE: Duration = Duration::from_secs(3);
 
@@ -82,11 +88,36 @@ impl Supervisor<'_> {
         self.gave_up.is_some_and(|at| at.elapsed() < GIVEN_UP)
     }
 
+    /// Waits before another attempt, after a failure that a user must repair. With `--standby` the wait may end
+    /// early: another process has streamed meanwhile, and may die; or the subscription was enabled again.
+    pub(super) fn pause_failed(&self, failure: &Failure, pause: Duration) {
+        let Some(membership) = &self.standby else { return self.pause(pause) };
+        let waiting = membership.wait_for(&self.config.name);
+        let (began, streams) = (Instant::now(), Cell::new(None::<Instant>));
+        self.shutdown.sleep_until(pause, || {
+            let place = waiting.place(self.config.takeover_rounds());
+            let streamed = if let Place::Held(_, Some(owner)) = place
+                && owner.stage == OwnerStage::Streaming
+            {
+                let since = streams.get().unwrap_or_else(Instant::now);
+                streams.set(Some(since));
+                since.elapsed() >= STREAMED
+            } else {
+                streams.set(None);
+                false
+            };
+            let enabled = failure.class == Class::Disabled
+                && began.elapsed() >= SURELY_SEEN
+                && waiting.is_enabled();
+            streamed || enabled || self.newer.are_newer()
+        });
+    }
+
     /// The run ended because another process is to have the subscription.
     pub(super) fn gave_up(&mut self) {
         self.gave_up = Some(Instant::now());
         // A user's request counts more than an even share.
-        if !self.move_order().is_given()
+        if !self.move_order().take_obeyed()
             && let Some(standby) = &self.standby
         {
             standby.failed(&self.config.name, true);

@@ -277,7 +277,7 @@ impl Supervisor<'_> {
             .map_err(|e| recording(&e))?;
         switchover::check_not_ended(&ended, &row.name)?;
         guard::later_start(&adopted, &self.config)?;
-        match hand_over::asked(&asked, *last_epoch)? {
+        match hand_over::asked(&asked, Some(row.epoch), *last_epoch)? {
             Some(AtStart::Obey(Request::StandAside)) => {
                 hand_over::done(control, row.id, None)?;
                 return Ok(Some(Outcome::StoodAside));

@@ -161,6 +161,26 @@ fn a_request_left_behind_is_not_obeyed_because_a_process_id_is_in_use_again() {
     });
 }
 
+/// A request to a process that is starting, and has its epoch already, is not one to its predecessor.
+#[test]
+fn a_process_obeys_what_it_is_asked_while_it_starts() {
+    on_versions(&[(15, 18)], |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY)");
+        case.publish("FOR TABLE t");
+        case.run_until_current();
+        let mut asking = case.subscriber.connect();
+        must(asking.batch_execute(
+            "SELECT pg_advisory_lock_shared(hashtext('pgapace.hand_over'), id) \
+               FROM pgapace.subscription; \
+             INSERT INTO pgapace.hand_over (subscription, epoch, stands_aside) \
+               SELECT id, epoch + 1, false FROM pgapace.subscription",
+        ));
+        let mut process = waiting(&case, "asked");
+        must(process.wait(PATIENCE));
+        assert_eq!(process.exit_code(), Some(19), "{}", process.log());
+    });
+}
+
 /// One of two subscriptions of a process leaves it; the other one goes on.
 #[test]
 fn only_the_named_subscription_leaves_a_process() {

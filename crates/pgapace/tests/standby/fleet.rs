@@ -40,17 +40,20 @@ impl Fleet {
                 .setting("max_connections", "300")
                 .start()
         };
-        let publisher = cluster("publisher")?;
-        let subscribers = [cluster("subscriber 0")?, cluster("subscriber 1")?];
+        let start = |name: &'static str| move || cluster(name);
+        let started = at_once([start("publisher"), start("subscriber 0"), start("subscriber 1")])?;
+        let [publisher, first, second] = <[Cluster; 3]>::try_from(started)
+            .map_err(|_| Error::other("not all servers have started"))?;
+        let subscribers = [first, second];
+        let create = |number: usize| {
+            let (publisher, subscriber) = (&publisher, &subscribers[number % 2]);
+            move || create_database(publisher, subscriber, &database(number))
+        };
+        at_once((0..weights.len()).map(create))?;
         let directory = tempfile::tempdir()?;
         let mut config = "status-interval = \"1s\"\nworkers = 2\n".to_owned();
         for (number, weight) in weights.iter().enumerate() {
             let (name, subscriber) = (database(number), &subscribers[number % 2]);
-            publisher.sql("postgres", &format!("CREATE DATABASE {name}"))?;
-            subscriber.sql("postgres", &format!("CREATE DATABASE {name}"))?;
-            ledger::create(&mut publisher.connect(&name)?, 1)?;
-            ledger::create_schema(&mut subscriber.connect(&name)?, 1)?;
-            publisher.sql(&name, "CREATE PUBLICATION pub FOR ALL TABLES")?;
             let at = |cluster: &Cluster| match &network {
                 Some(network) => cluster.conninfo_at(&network.server_address(), &name),
                 None => cluster.conninfo(&name),
@@ -212,6 +215,26 @@ impl Fleet {
         });
         waited.map_err(|error| Error::other(format!("{error}; they are {last:?}")))
     }
+}
+
+/// A ledger to be replicated.
+fn create_database(publisher: &Cluster, subscriber: &Cluster, name: &str) -> Result<()> {
+    publisher.sql("postgres", &format!("CREATE DATABASE {name}"))?;
+    subscriber.sql("postgres", &format!("CREATE DATABASE {name}"))?;
+    ledger::create(&mut publisher.connect(name)?, 1)?;
+    ledger::create_schema(&mut subscriber.connect(name)?, 1)?;
+    publisher.sql(name, "CREATE PUBLICATION pub FOR ALL TABLES")
+}
+
+/// Does all of it at the same time.
+fn at_once<T: Send>(
+    all: impl IntoIterator<Item = impl FnOnce() -> Result<T> + Send>,
+) -> Result<Vec<T>> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = all.into_iter().map(|one| scope.spawn(one)).collect();
+        let panicked = |_| Err(Error::other("a thread of the test panicked"));
+        threads.into_iter().map(|one| one.join().unwrap_or_else(panicked)).collect()
+    })
 }
 
 pub(super) fn database(number: usize) -> String {

@@ -2,8 +2,10 @@
 
 mod before_stream;
 mod chaos;
+mod failing;
 mod fleet;
 mod machines;
+mod odd_moments;
 mod processes;
 mod spread;
 

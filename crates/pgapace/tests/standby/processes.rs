@@ -109,6 +109,14 @@ fn the_heartbeat_is_written_only_for_a_standby() -> Result<()> {
     };
     wait_until(PATIENCE, "the first beat", || Ok(beat()? > 0))?;
     holds_for(Duration::from_millis(2500), "silent while no process waits", || Ok(beat()? == 1))?;
+    // A process that shares the subscription and tries to run it does not wait, but judges the beat.
+    site.subscriber.sql(
+        DB,
+        "INSERT INTO pgapace.member (id, host, process, backend, waits_for, runs, weights) \
+         VALUES ('other', 'app2', 1, 1, '{}', '{sub}', '{1}')",
+    )?;
+    wait_until(PATIENCE, "beats for another process", || Ok(beat()? > 2))?;
+    site.subscriber.sql(DB, "DELETE FROM pgapace.member")?;
     let mut second = site.spawn(&program)?;
     wait_for(&mut second, "standby_waiting")?;
     wait_until(PATIENCE, "more beats", || Ok(beat()? > 3))?;

@@ -3,7 +3,8 @@
 //! The heartbeat is written by the work itself: by the leader in its event loop, through the durability
 //! session, and by the coordinator of a copy. Before and after a copy, a thread of its own writes it as
 //! long as the run works ([`crate::subscription`]). A process that is stuck, suspended or cut off from the
-//! subscriber does not write it. Without a process that waits for the subscription nothing is written.
+//! subscriber does not write it. Without another process that waits for the subscription, or shares it,
+//! nothing is written.
 
 use wire::Session;
 
@@ -63,6 +64,7 @@ impl OwnerRecord<'_> {
              ON CONFLICT (subscription) DO UPDATE SET \
                stalls = CASE WHEN {judged} AND NOT EXISTS (SELECT FROM pgapace.progress p \
                    WHERE p.subscription = o.subscription AND p.epoch = o.epoch) \
+                   AND NOT (o.stage = '{}' AND o.beat >= {LONG_LIFE}) \
                  THEN o.stalls + 1 ELSE 0 END, \
                epoch = excluded.epoch, member = excluded.member, host = excluded.host, \
                process = excluded.process, backend = excluded.backend, \
@@ -74,27 +76,34 @@ impl OwnerRecord<'_> {
             OwnerStage::Starting.name(),
             OwnerStage::Setup.name(),
             id.0,
+            OwnerStage::Streaming.name(),
         )
     }
 }
 
-/// Beats once before the stream, if a process waits for the subscription. It changes no stage, so it may
-/// come late.
+/// An owner that has streamed for so many beats did not stop because its start needs more time, even if it
+/// has applied nothing: there was nothing.
+const LONG_LIFE: u32 = 30;
+
+/// Beats once before the stream, if another process judges the owner. It changes no stage, so it may come
+/// late.
 pub(crate) fn beat_before_stream(session: &mut Session, owner: Owner) -> Result<()> {
     let (setup, starting) = (OwnerStage::Setup.name(), OwnerStage::Starting.name());
-    write(session, owner, "", &format!("o.stage IN ('{setup}', '{starting}') AND {STANDBY_WAITS}"))
+    write(session, owner, "", &format!("o.stage IN ('{setup}', '{starting}') AND {ANOTHER_JUDGES}"))
 }
 
-/// Beats once, if a process waits for the subscription, or if the stage is another one.
+/// Beats once, if another process judges the owner, or if the stage is another one.
 pub(crate) fn beat(session: &mut Session, owner: Owner, stage: OwnerStage) -> Result<()> {
     let stage = stage.name();
-    let condition = format!("(o.stage <> '{stage}' OR {STANDBY_WAITS})");
+    let condition = format!("(o.stage <> '{stage}' OR {ANOTHER_JUDGES})");
     write(session, owner, &format!("stage = '{stage}', "), &condition)
 }
 
-/// Whether a process that waits for subscription `s` has sent a heartbeat in the last minute.
-const STANDBY_WAITS: &str = "EXISTS (SELECT FROM pgapace.member m WHERE s.name = ANY (m.waits_for) \
-    AND m.beat_at > pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => 60))";
+/// SQL: whether another process judges the owner: it waits for the subscription, or shares it with the owner.
+/// One that shares it judges all the time, also while it tries to run it, or pauses after a failure.
+const ANOTHER_JUDGES: &str = "EXISTS (SELECT FROM pgapace.member m \
+    WHERE (s.name = ANY (m.waits_for) OR s.name = ANY (m.runs)) AND m.id IS DISTINCT FROM o.member \
+      AND m.beat_at > pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => 60))";
 
 fn write(session: &mut Session, owner: Owner, set: &str, condition: &str) -> Result<()> {
     let sql = format!(

@@ -14,6 +14,8 @@ use crate::subscriber::state::{advisory_lock, name_array};
 #[derive(Debug, Clone)]
 pub(crate) struct HeldSubscription {
     pub(crate) name: String,
+    /// Because of an error.
+    pub(crate) disabled: bool,
     /// The session with the owner's lock.
     pub(crate) holder: Option<SessionId>,
     /// The process that has this session; `None` for a verb, and for a process that has not recorded
@@ -131,7 +133,7 @@ pub(crate) fn leave(session: &mut Session, process: &Process) -> Result<()> {
 fn held_sql() -> String {
     format!(
         "SELECT s.name, l.pid, a.backend_start, o.host, o.process, o.stage, o.stalls, o.epoch, o.beat, \
-           o.member \
+           o.member, s.disabled_reason IS NOT NULL \
          FROM pgapace.subscription s \
          LEFT JOIN pg_catalog.pg_locks l ON {owner} AND l.objid::pg_catalog.int8 = s.id \
          LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid \
@@ -167,7 +169,8 @@ fn held_in(results: &[Rows]) -> Result<Vec<HeldSubscription>> {
             }),
             None => None,
         };
-        Ok(HeldSubscription { name: field(&row, 0)?, holder, owner })
+        let (name, disabled) = (field(&row, 0)?, boolean(&row, 10)?);
+        Ok(HeldSubscription { name, disabled, holder, owner })
     };
     rows.iter().map(read).collect()
 }

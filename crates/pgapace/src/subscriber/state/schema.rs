@@ -670,7 +670,7 @@ pub(crate) fn upgrade(session: &mut Session, current: usize) -> Result<()> {
     // catalogue cache that the schema does not exist. A query on pg_class sees committed changes.
     let begun = session
         .simple(
-            "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '30s'; \
+            "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '10s'; \
              SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('pgapace.schema')); \
              SELECT pg_catalog.set_config('citus.enable_ddl_propagation', 'off', true) \
              WHERE pg_catalog.current_setting('citus.version', true) IS NOT NULL; \

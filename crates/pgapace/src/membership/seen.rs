@@ -1,0 +1,131 @@
+//! The owners and members of one subscriber database as they were seen last, and their beats.
+
+use std::collections::BTreeMap;
+
+use engine::heartbeat::{Heartbeats, patience};
+
+use super::Place;
+use super::view::{DatabaseView, SeenRunner, SeenSubscription};
+use crate::subscriber::state::heartbeat::OwnerStage;
+use crate::subscriber::state::membership::{
+    BeatingOwner, HeldSubscription, Look, OwnerBeat, SeenMember,
+};
+
+/// Factor by which an owner that does not stream yet may be silent for longer: it also computes on its own, for
+/// example from a large catalogue.
+const BEFORE_STREAM: u32 = 3;
+
+#[derive(Debug, Default)]
+pub(super) struct SeenSubscriber {
+    /// How many of this process wait for each subscription.
+    pub(super) waiting: BTreeMap<String, usize>,
+    pub(super) standing: Standing,
+    /// Raised with each look.
+    pub(super) looks: u64,
+    pub(super) beats: Heartbeats<String, OwnerBeat>,
+    /// The processes that share subscriptions, and their beats.
+    pub(super) members: Vec<SeenMember>,
+    pub(super) member_beats: Heartbeats<String, i64>,
+    pub(super) ended: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) enum Standing {
+    #[default]
+    Unknown,
+    /// Schema pgapace does not exist or is of another version, or the subscriber refuses this role.
+    Refused,
+    Known(Vec<HeldSubscription>),
+}
+
+/// After how many rounds without a beat a process is late: it may be there, but takes no subscription now.
+/// The beat of one that works stays the same for one whole round at most.
+fn late_after(rounds: u32) -> u32 {
+    rounds.div_ceil(2).max(2)
+}
+
+impl SeenSubscriber {
+    pub(super) fn place(&self, name: &str, rounds: u32) -> Place {
+        let held = match &self.standing {
+            Standing::Unknown => return Place::Unknown,
+            Standing::Refused => return Place::Absent,
+            Standing::Known(all) => all.iter().find(|held| held.name == name),
+        };
+        held.map_or(Place::Absent, |held| self.place_of(held, rounds))
+    }
+
+    fn place_of(&self, held: &HeldSubscription, rounds: u32) -> Place {
+        let Some(holder) = held.holder.clone() else { return Place::Free };
+        let Some(owner) = held.owner.clone() else { return Place::Held(holder, None) };
+        let most = patience(rounds, owner.stalls);
+        let most = match owner.stage {
+            OwnerStage::Setup | OwnerStage::Starting => most.saturating_mul(BEFORE_STREAM),
+            OwnerStage::Copying | OwnerStage::Streaming => most,
+        };
+        if self.beats.unchanged(&held.name) >= most {
+            Place::Stopped(holder, owner)
+        } else {
+            Place::Held(holder, Some(owner))
+        }
+    }
+
+    /// The part of it by which processes share subscriptions. A beat has stopped after `rounds`.
+    pub(super) fn view(&self, me: &str, rounds: u32) -> DatabaseView {
+        let is_there = |id: &String| id != me && self.member_beats.unchanged(id) < rounds;
+        let late = |id: &&String| self.member_beats.unchanged(id) >= late_after(rounds);
+        let late = self.members.iter().map(|one| &one.id).filter(late).cloned().collect();
+        let members = self.members.iter().filter(|one| one.connected && is_there(&one.id));
+        // The beat of a member is not part of its lists.
+        let members = members.map(|one| SeenMember { beat: 0, ..one.clone() });
+        let held: &[HeldSubscription] = match &self.standing {
+            Standing::Known(held) => held,
+            Standing::Unknown | Standing::Refused => &[],
+        };
+        let subscriptions = held.iter().map(|held| {
+            let runner = match self.place_of(held, rounds) {
+                Place::Held(_, Some(BeatingOwner { member: Some(id), stage, .. })) => {
+                    SeenRunner::Member(id, stage)
+                }
+                Place::Held(..) => SeenRunner::NonMember,
+                _ => SeenRunner::NoProcess,
+            };
+            SeenSubscription { name: held.name.clone(), runner }
+        });
+        let subscriptions = subscriptions.collect();
+        DatabaseView { members: members.collect(), late, subscriptions }
+    }
+
+    /// Whether other processes share subscriptions here. A beat that has stopped does not count against them:
+    /// two that stopped beating because each takes the other for dead would never begin again.
+    pub(super) fn has_others(&self, me: &str) -> bool {
+        self.members.iter().any(|one| one.id != me && one.connected)
+    }
+
+    /// Takes the result of a look; `counts` if the look came after a commit of our own.
+    pub(super) fn saw(&mut self, look: Look, counts: bool) {
+        let Look { held, members } = look;
+        let beats = held
+            .iter()
+            .filter_map(|one| Some((one.name.clone(), one.owner.as_ref()?.beat.clone())));
+        let of_members = members.iter().map(|one| (one.id.clone(), one.beat));
+        if counts {
+            self.beats.round(beats);
+            self.member_beats.round(of_members);
+        } else {
+            self.beats.look(beats);
+            self.member_beats.look(of_members);
+        }
+        self.standing = Standing::Known(held);
+        self.members = members;
+        self.looks += 1;
+    }
+
+    /// Nothing is known any more.
+    pub(super) fn lost(&mut self, standing: Standing) {
+        self.standing = standing;
+        self.looks += 1;
+        self.beats = Heartbeats::default();
+        self.members.clear();
+        self.member_beats = Heartbeats::default();
+    }
+}

@@ -1,0 +1,55 @@
+//! Subscriptions that fail, while several processes wait for them.
+
+use std::time::Duration;
+
+use testbed::{Result, wait_until};
+
+use super::{first_commit, pair_of_processes, wait_for, within};
+use crate::support::{DB, NAME, PATIENCE, Site, finish, pgapace};
+
+/// The pause of both processes when the subscription is enabled.
+const PAUSE: Duration = Duration::from_secs(10);
+
+#[test]
+fn a_subscription_that_is_enabled_again_goes_on_at_once() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.publish_tables("CREATE TABLE log (v int PRIMARY KEY)")?;
+    let program = site.program().args(["--standby", "--disable-on-error"]);
+    let mut first = site.spawn_streaming(&program)?;
+    let mut second = site.spawn(&program)?;
+    wait_for(&mut second, "standby_waiting")?;
+    site.subscriber.sql(DB, "INSERT INTO log VALUES (1)")?;
+    site.publisher.sql(DB, "INSERT INTO log VALUES (1)")?;
+    for process in [&mut first, &mut second] {
+        wait_until(PATIENCE, "the second failure of each process", || {
+            assert!(process.is_running(), "{}", process.log());
+            Ok(process.events("subscription_failed") >= 2)
+        })?;
+    }
+    site.subscriber.sql(DB, "DELETE FROM log")?;
+    let subscriber = site.subscriber.conninfo(DB);
+    finish(&pgapace("enable").args(["--subscriber", &subscriber, "--name", NAME])).expect(0, &[]);
+    within("enable to commit", first_commit(&site, 2)?, PAUSE.mul_f32(0.8))?;
+    Ok(())
+}
+
+/// A standby that was suspended while the subscription was dropped does not create it again.
+#[test]
+fn a_dropped_subscription_is_not_created_again_by_a_standby() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.publish_tables("CREATE TABLE log (v int)")?;
+    let (mut first, mut second) = pair_of_processes(&site)?;
+    second.freeze()?;
+    first.terminate()?;
+    first.wait(PATIENCE)?;
+    let (publisher, subscriber) = (site.publisher.conninfo(DB), site.subscriber.conninfo(DB));
+    let servers = ["--publisher", &publisher, "--subscriber", &subscriber];
+    finish(&pgapace("drop").args(servers).args(["--name", NAME])).expect(0, &[]);
+    second.thaw()?;
+    second.wait(PATIENCE)?;
+    assert_eq!(second.exit_code(), Some(8), "{}", second.log());
+    assert!(second.log().contains("was dropped"), "{}", second.log());
+    let slots = "SELECT count(*) FROM pg_replication_slots";
+    assert_eq!(site.publisher.query_one_text(DB, slots)?, "0");
+    Ok(())
+}

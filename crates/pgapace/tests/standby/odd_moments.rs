@@ -1,0 +1,77 @@
+//! Processes that die or hang while the subscription passes from one to another.
+
+use testbed::compare::TableName;
+use testbed::program::Process;
+use testbed::{Result, wait_until};
+
+use super::{BOUND, first_commit, pair_of_processes, wait_for, within};
+use crate::support::{DB, NAME, PATIENCE, Site, finish, pgapace};
+
+fn site() -> Result<Site> {
+    let site = Site::start(&[], &[])?;
+    site.publish_tables("CREATE TABLE log (v int)")?;
+    Ok(site)
+}
+
+/// Two standbys race for a subscription whose owner hangs. The faster one dies in the middle.
+#[test]
+fn a_takeover_that_dies_half_way_is_taken_over() -> Result<()> {
+    let site = site()?;
+    let (mut first, second) = pair_of_processes(&site)?;
+    let mut third = site.spawn(&site.program().arg("--standby"))?;
+    wait_for(&mut third, "standby_waiting")?;
+    first.freeze()?;
+    let mut standbys = [second, third];
+    let takes_over = |one: &Process| one.events("standby_takes_over") > 0;
+    wait_until(PATIENCE, "a takeover", || Ok(standbys.iter().any(takes_over)))?;
+    let faster = standbys.iter().position(takes_over).unwrap_or_default();
+    standbys[faster].kill9()?;
+    within("a second death to commit", first_commit(&site, 1)?, BOUND)?;
+    first.thaw()?;
+    wait_for(&mut first, "standby_waiting")?;
+    standbys[1 - faster].terminate()?;
+    standbys[1 - faster].wait(PATIENCE)?;
+    within("SIGTERM to commit", first_commit(&site, 2)?, BOUND)?;
+    site.expect_equal(&[TableName::from("log")])
+}
+
+/// The only standby hangs when it is to have the subscription: the process that gave it up takes it again.
+#[test]
+fn a_hand_over_to_a_standby_that_hangs_is_taken_back() -> Result<()> {
+    let site = site()?;
+    let (mut first, mut second) = pair_of_processes(&site)?;
+    second.freeze()?;
+    let subscriber = site.subscriber.conninfo(DB);
+    finish(&pgapace("hand-over").args(["--subscriber", &subscriber, "--name", NAME]))
+        .expect(0, &[]);
+    within("hand-over to commit", first_commit(&site, 1)?, BOUND)?;
+    assert_eq!(first.events("streaming"), 2, "{}", first.log());
+    second.thaw()?;
+    // It has not seen the first process without the subscription, or was too late.
+    first_commit(&site, 2)?;
+    for process in [&mut first, &mut second] {
+        assert!(process.is_running(), "{}", process.log());
+    }
+    site.expect_equal(&[TableName::from("log")])
+}
+
+/// One that streamed for long without any change to apply has shown that a start takes no long time.
+#[test]
+fn an_idle_owner_that_hangs_makes_its_heirs_no_more_patient() -> Result<()> {
+    let site = site()?;
+    let (mut first, mut second) = pair_of_processes(&site)?;
+    let owner = |column: &str| {
+        site.subscriber.query_one_text(DB, &format!("SELECT {column} FROM pgapace.owner"))
+    };
+    // As after half a minute.
+    site.subscriber.sql(DB, "UPDATE pgapace.owner SET beat = beat + 30")?;
+    let epoch = owner("epoch")?;
+    first.freeze()?;
+    // As if it had applied nothing: the row is that of the first start.
+    site.subscriber.sql(DB, "UPDATE pgapace.progress SET epoch = 0")?;
+    wait_for(&mut second, "standby_takes_over")?;
+    wait_until(PATIENCE, "the next owner", || Ok(owner("epoch")? != epoch))?;
+    assert_eq!(owner("stalls")?, "0");
+    first.thaw()?;
+    wait_for(&mut first, "standby_waiting")
+}
