@@ -68,12 +68,14 @@ pub(super) fn insert(session: &mut Session, id: SubscriptionId, request: Request
 }
 
 /// SQL for the unanswered request to the process with this epoch, or to any process: stands_aside for
-/// [`Request::of`], or no row.
+/// [`Request::of`], or no row. A request whose session is gone is none.
 pub(crate) fn request_sql(owner: Owner) -> String {
     format!(
-        "SELECT stands_aside FROM pgapace.hand_over \
-         WHERE subscription = {} AND (epoch = {} OR stands_aside) AND done_at IS NULL",
-        owner.id.0, owner.epoch
+        "SELECT stands_aside FROM pgapace.hand_over h \
+         WHERE subscription = {} AND (epoch = {} OR stands_aside) AND done_at IS NULL AND {}",
+        owner.id.0,
+        owner.epoch,
+        asks(owner.id)
     )
 }
 

@@ -155,6 +155,11 @@ fn a_request_left_behind_is_not_obeyed_because_a_process_id_is_in_use_again() {
         case.run_until_current();
         case.expect_equal(&["t"]);
         let mut process = case.start();
+        // The process has looked for requests.
+        must(wait_for_event(&mut process, "streaming", PATIENCE));
+        case.publisher.sql("INSERT INTO t VALUES (2)");
+        case.wait_until_applied(&mut process);
+        assert_eq!(process.events("hand_over_requested"), 0, "{}", process.log());
         hand_over(&case, &["--wait", "0"]).expect(0, &[]);
         must(process.wait(PATIENCE));
         assert_eq!(process.exit_code(), Some(19), "{}", process.log());
