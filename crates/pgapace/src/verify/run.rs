@@ -170,6 +170,25 @@ impl Verification<'_> {
         failure
     }
 
+    /// A session pair under snapshots that were taken after `after`. After a failure nobody asks for other
+    /// snapshots: each attempt may wait as long as the one that failed.
+    fn open(
+        &self,
+        keeper: &Mutex<Keeper<'_>>,
+        failed: &Mutex<Option<Failure>>,
+        after: Option<Instant>,
+    ) -> Result<SessionPair> {
+        let mut keeper = lock(keeper);
+        if lock(failed).is_none() {
+            match keeper.open(after) {
+                Ok(pair) => return Ok(pair),
+                // Before another session pair asks the keeper.
+                Err(failure) => *lock(failed) = Some(failure),
+            }
+        }
+        Err(Failure::new(Class::Stopped, "another session pair failed"))
+    }
+
     /// One session pair.
     fn compare(&self, keeper: &Mutex<Keeper<'_>>, failed: &Mutex<Option<Failure>>) -> Result<()> {
         let mut pair: Option<SessionPair> = None;
@@ -185,10 +204,10 @@ impl Verification<'_> {
                 old => {
                     // Its snapshots are released before others are taken.
                     drop(old);
-                    lock(keeper).open(None)?
+                    self.open(keeper, failed, None)?
                 }
             };
-            let Some(task) = self.next(&mut current, keeper)? else {
+            let Some(task) = self.next(&mut current, keeper, failed)? else {
                 if self.help(&mut current, keeper, failed)? {
                     pair = Some(current);
                     continue;
@@ -204,7 +223,7 @@ impl Verification<'_> {
                     Read::Rewritten if attempt < ATTEMPTS => {
                         attempt += 1;
                         let taken = current.taken;
-                        current = lock(keeper).open(Some(taken))?;
+                        current = self.open(keeper, failed, Some(taken))?;
                     }
                     Read::Rewritten => {
                         return Err(Failure::new(
@@ -225,7 +244,12 @@ impl Verification<'_> {
     }
 
     /// The next task. The bounds of its range come from an index of the publisher.
-    fn next(&self, pair: &mut SessionPair, keeper: &Mutex<Keeper<'_>>) -> Result<Option<Task>> {
+    fn next(
+        &self,
+        pair: &mut SessionPair,
+        keeper: &Mutex<Keeper<'_>>,
+        failed: &Mutex<Option<Failure>>,
+    ) -> Result<Option<Task>> {
         lock(&self.work).next(|table, after| {
             let plan = &self.plans[table];
             let sql = plan.publisher.walk(after, chunk_rows(self.scope.share));
@@ -241,7 +265,7 @@ impl Verification<'_> {
                         });
                         return Ok(last);
                     }
-                    Read::Rewritten => *pair = lock(keeper).open(Some(pair.taken))?,
+                    Read::Rewritten => *pair = self.open(keeper, failed, Some(pair.taken))?,
                 }
             }
             Err(Failure::new(
@@ -266,7 +290,7 @@ impl Verification<'_> {
             return Ok(true);
         };
         if pass.taken > pair.taken {
-            *pair = lock(keeper).open(Some(pair.taken))?;
+            *pair = self.open(keeper, failed, Some(pair.taken))?;
             return Ok(true);
         }
         let mut reader = Reader::new(&pass);
