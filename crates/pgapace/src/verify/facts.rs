@@ -66,8 +66,8 @@ fn record_forms() -> String {
     )
 }
 
-/// Tables, columns and indexes, each with the position of the table.
-fn queries(names: &[(String, String)]) -> [String; 3] {
+/// Tables, columns, indexes and correlations, each with the position of the table.
+fn queries(names: &[(String, String)]) -> [String; 4] {
     let wanted: Vec<_> = names
         .iter()
         .enumerate()
@@ -79,12 +79,12 @@ fn queries(names: &[(String, String)]) -> [String; 3] {
             )
         })
         .collect();
+    let names = format!("(VALUES {}) v (place, schema_name, table_name)", wanted.join(", "));
     let wanted = format!(
-        "wanted AS (SELECT v.place, c.* FROM (VALUES {}) v (place, schema_name, table_name) \
+        "wanted AS (SELECT v.place, c.* FROM {names} \
            JOIN pg_catalog.pg_namespace n ON n.nspname = v.schema_name \
            JOIN LATERAL (SELECT c.oid AS relid, c.relkind FROM pg_catalog.pg_class c \
              WHERE c.relnamespace = n.oid AND c.relname = v.table_name) c ON true)",
-        wanted.join(", ")
     );
     // Locales of the builtin provider order strings byte by byte in UTF8.
     let database = "(SELECT CASE coalesce(pg_catalog.to_jsonb(d) ->> 'datlocprovider', 'c') \
@@ -125,10 +125,6 @@ fn queries(names: &[(String, String)]) -> [String; 3] {
                  ELSE coalesce((SELECT co.collname IN ('C', 'POSIX', 'ucs_basic') AND co.collnamespace = 11 \
                    FROM pg_catalog.pg_collation co WHERE co.oid = c.attcollation), false) END, \
                pg_catalog.has_column_privilege(c.relid, c.attnum, 'SELECT'), \
-               (SELECT s.correlation FROM pg_catalog.pg_stats s \
-                JOIN pg_catalog.pg_namespace n ON n.nspname = s.schemaname \
-                JOIN pg_catalog.pg_class r ON r.relnamespace = n.oid AND r.relname = s.tablename \
-                WHERE r.oid = c.relid AND s.attname = c.attname AND NOT s.inherited), \
                {record_forms}, {QUOTES_BY_LOCALE} \
              FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ WHERE t.typtype <> 'd' \
              ORDER BY c.place, c.attnum"
@@ -153,6 +149,12 @@ fn queries(names: &[(String, String)]) -> [String; 3] {
              WHERE am.amname = 'btree' AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL \
              ORDER BY w.place, i.indexrelid"
         ),
+        // A query of its own: looked up for each column, the view costs minutes with thousands of tables.
+        format!(
+            "SELECT v.place, s.attname, s.correlation FROM pg_catalog.pg_stats s \
+             JOIN {names} ON s.schemaname = v.schema_name AND s.tablename = v.table_name \
+             WHERE NOT s.inherited AND s.correlation IS NOT NULL"
+        ),
     ]
 }
 
@@ -169,11 +171,18 @@ pub(crate) fn read(
     let results = session
         .simple_each(queries.each_ref().map(String::as_str))
         .map_err(|e| explain(&e, "reading the definitions of the tables"))?;
-    let [tables, columns, indexes] =
+    let [tables, columns, indexes, correlations] =
         results.map(|rows| rows.into_iter().next().unwrap_or_default());
     let mut found: Vec<Option<SideTable>> = vec![None; names.len()];
     let mut columns = by_place(&columns, column)?;
     let mut indexes = by_place(&indexes, index)?;
+    for row in correlations.iter() {
+        let (place, name): (usize, String) = (field(&row, 0)?, field(&row, 1)?);
+        let of_table = columns.get_mut(&place).into_iter().flatten();
+        for column in of_table.filter(|column| column.name == name) {
+            column.correlation = row.get(2).and_then(|text| text.parse().ok());
+        }
+    }
     for row in tables.iter() {
         let place: usize = field(&row, 0)?;
         found[place] = Some(SideTable {
@@ -216,8 +225,8 @@ fn column(row: &Row<'_>) -> Result<SideColumn> {
         generated: boolean(row, 12)?,
         byte_order: boolean(row, 13)?,
         readable: boolean(row, 14)?,
-        correlation: row.get(15).and_then(|text| text.parse().ok()),
-        record: match (boolean(row, 16)?, row.get(17)) {
+        correlation: None,
+        record: match (boolean(row, 15)?, row.get(16)) {
             (false, _) => RecordForm::None,
             (true, Some(oids)) => {
                 let oids: std::result::Result<_, _> = oids.split(',').map(str::parse).collect();
@@ -227,7 +236,7 @@ fn column(row: &Row<'_>) -> Result<SideColumn> {
             }
             (true, None) => RecordForm::Other,
         },
-        quotes_by_locale: boolean(row, 18)?,
+        quotes_by_locale: boolean(row, 17)?,
     })
 }
 
