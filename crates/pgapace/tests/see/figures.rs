@@ -138,7 +138,7 @@ fn a_blocked_worker_names_who_blocks_it() {
             "SELECT (SELECT limited_by = 'subscriber_lock' FROM pgapace.stat_slot) \
                AND (SELECT lag_seconds > 2 AND lag_bytes > 0 FROM pgapace.stat_stage \
                     WHERE stage = 'committed') \
-               AND (SELECT \"table\" = 'public.t' AND waits_for = 'subscriber' AND age_seconds > 1 \
+               AND (SELECT \"table\" = 'public.t' AND waits_for = 'subscriber_lock' AND age_seconds > 1 \
                       AND pid IS NOT NULL FROM pgapace.stat_worker WHERE xid IS NOT NULL)",
         );
         assert!(process.log().contains("UPDATE t SET v = 77"), "{}", process.log());
