@@ -171,7 +171,7 @@ fn a_table_with_repeated_deadlocks_is_serialized_for_a_while() {
             Ok(case.subscriber.value(reasons) == "1")
         });
         must(shown);
-        assert!(case.tool.finish("status", &[]).stdout.contains("stream order"));
+        assert!(case.tool.finish("status", &[]).stdout.contains("serialized"));
         let promoted = testbed::wait_until(PATIENCE, "the end of it", || {
             Ok(case.subscriber.value(reasons) == "0")
         });
