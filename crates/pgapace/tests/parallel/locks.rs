@@ -20,8 +20,11 @@ fn start(case: &mut Case) -> testbed::program::Process {
 
 /// Waits until the oldest transaction waits for the brake: what follows goes to another worker.
 fn wait_until_braked(case: &Case) {
-    let sql = "SELECT count(*) > 0 FROM pg_stat_activity \
-               WHERE application_name LIKE 'pgapace %' AND wait_event_type = 'Lock'";
+    let sql = "SELECT count(*) > 0 FROM pg_stat_activity a \
+               CROSS JOIN unnest(pg_blocking_pids(a.pid)) blocker \
+               JOIN pg_locks l ON l.pid = blocker AND l.relation = 'brake'::regclass \
+                 AND l.mode = 'RowShareLock' \
+               WHERE a.application_name LIKE 'pgapace %'";
     must(testbed::wait_until(PATIENCE, "a session to wait for the brake", || {
         Ok(case.subscriber.value(sql) == "t")
     }));

@@ -46,14 +46,13 @@ pub(crate) fn wait_for(case: &Case, process: &mut Process, what: &str, sql: &str
     waited.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
 }
 
-/// Waits until a session of this case waits for a lock, according to the state of this run.
-/// Sessions of a killed process do not count.
+/// Waits until a session of this case waits for a lock. The process streams, so it has ended the sessions
+/// of one that was killed before. (Its apply session may begin before the start is recorded.)
 pub(crate) fn wait_for_a_waiter(case: &Case, process: &mut Process, lock: &str) {
     let sql = format!(
         "SELECT count(*) > 0 FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
          WHERE NOT l.granted AND l.locktype = '{lock}' AND a.datname = current_database() \
-           AND a.application_name LIKE 'pgapace%' AND a.backend_start > \
-             (SELECT max(started_at) FROM pgapace.stat_subscription)"
+           AND a.application_name LIKE 'pgapace%'"
     );
     wait_for(case, process, "a session to wait for the lock", &sql);
 }
