@@ -10,7 +10,8 @@ const SOON: Duration = Duration::from_secs(5);
 
 fn pair() -> (Socket, ReplicationStream) {
     let (server, client) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
-    (server, ReplicationStream::new(Stream::on(client), &[], "test".to_owned()).unwrap())
+    let stream = ReplicationStream::new(Stream::on(client), &[], "test".to_owned(), LONGEST_NAP);
+    (server, stream.unwrap())
 }
 
 fn message(tag: u8, body: &[u8]) -> Vec<u8> {
