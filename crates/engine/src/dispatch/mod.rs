@@ -44,6 +44,7 @@ pub mod scaling;
 mod stalls;
 #[cfg(test)]
 pub(crate) mod tests;
+mod waited;
 mod workers;
 
 use std::collections::VecDeque;

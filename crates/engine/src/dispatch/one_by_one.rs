@@ -22,6 +22,7 @@
 use std::time::Duration;
 
 use super::Pacing;
+use super::waited::Waited;
 
 /// Transactions in a measurement, at least.
 const MEASURED: usize = 8;
@@ -56,9 +57,7 @@ pub(super) struct OneByOne {
     transactions: usize,
     /// When the last group ended.
     ended_at: Duration,
-    /// Since when work waits for a worker, and for how long it did before.
-    waits_since: Option<Duration>,
-    waited: Duration,
+    waited: Waited,
     /// How long transactions go side by side, the next time.
     length: Duration,
     /// The pipeline stays until then, and the next time for so long.
@@ -78,8 +77,7 @@ impl OneByOne {
             time: Duration::ZERO,
             transactions: 0,
             ended_at: Duration::ZERO,
-            waits_since: None,
-            waited: Duration::ZERO,
+            waited: Waited::default(),
             length: pacing.side_by_side,
             stays_until: Duration::ZERO,
             stay: FIRST_STAY,
@@ -108,14 +106,7 @@ impl OneByOne {
 
     /// Whether work waits for a worker from now on.
     pub(super) fn waits(&mut self, waits: bool, now: Duration) {
-        match (self.waits_since, waits) {
-            (None, true) => self.waits_since = Some(now),
-            (Some(since), false) => {
-                self.waited += now.saturating_sub(since);
-                self.waits_since = None;
-            }
-            _ => {}
-        }
+        self.waited.note(waits, now);
     }
 
     /// A group of so many transactions has ended.
@@ -165,8 +156,7 @@ impl OneByOne {
 
     /// The pipeline is measured again. Side by side counts as fast as it was, if it had enough to do.
     fn measured_side_by_side(&mut self, took: Duration, now: Duration) {
-        let waits = self.waits_since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
-        let was_busy = (self.waited + waits) * 2 >= took;
+        let was_busy = self.waited.until(now) * 2 >= took;
         let one = took.as_secs_f64() / self.transactions.max(1) as f64;
         self.side_by_side = was_busy.then_some(one);
         self.way = Way::Pipeline;
@@ -175,10 +165,8 @@ impl OneByOne {
     }
 
     fn begin(&mut self, now: Duration) {
-        (self.time, self.transactions, self.waited) = (Duration::ZERO, 0, Duration::ZERO);
-        if let Some(since) = &mut self.waits_since {
-            *since = now;
-        }
+        (self.time, self.transactions) = (Duration::ZERO, 0);
+        self.waited.restart(now);
     }
 }
 

@@ -59,9 +59,9 @@ struct Manner {
     workers: usize,
     /// Processor time of all threads of pgapace, in the same time.
     cpu_seconds: f64,
-    /// That of the leader's thread.
+    /// Processor time of the leader's thread.
     leader_cpu_seconds: f64,
-    /// That of the workers' threads.
+    /// Processor time of the workers' threads.
     worker_cpu_seconds: f64,
     round_trip_ms: f64,
 }

@@ -1,7 +1,7 @@
 //! Names of tables, sequences and columns on the command line.
 
-/// Schema and name; without a schema it is public. What stands in double quotes may contain dots; names are
-/// not folded to lower case.
+/// Schema and name; without a schema it is public. A name in double quotes may contain dots. No name
+/// is folded to lower case.
 pub(crate) fn split(name: &str) -> (String, String) {
     match name.contains('"').then(|| parts(name)).flatten().as_deref() {
         Some([name]) => ("public".to_owned(), name.clone()),

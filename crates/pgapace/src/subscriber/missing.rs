@@ -1,11 +1,11 @@
 //! Rows of a table that are missing on the subscriber, and that changes look for all the same.
 //!
 //! A set statement that finds fewer rows than it must does not say which are missing. Its group would be
-//! halved and then applied by rows to find out, and where rows are missing again and again (somebody
-//! deletes old ones on the subscriber), no group would be applied as sets any more. So what was missing
-//! teaches: for a while, the statements of the table return the numbers of the rows that they did not
-//! find ([`Check::Listed`](crate::subscriber::statement::cache::Check)), and the group goes on. That costs the
-//! subscriber some 2 µs for each row.
+//! halved and then applied by rows to find out. Where a user deletes old rows on the subscriber, rows are
+//! missing again and again, and no group would be applied as sets any more. So after a row was missing, the
+//! statements of its table return the numbers of the rows that they did not find for a while
+//! ([`Check::Listed`](crate::subscriber::statement::cache::Check)), and the group goes on. Such a statement
+//! takes the subscriber some 2 µs more for each row.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

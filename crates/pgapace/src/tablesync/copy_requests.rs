@@ -56,8 +56,8 @@ pub(crate) fn decide_to_empty(
     Ok(())
 }
 
-/// Asks for tables to be emptied and copied again. That is all that a verb says about a table: a
-/// copy may be going on.
+/// Asks for tables to be emptied and copied again. A verb may ask for
+/// no more, because a copy may be going on.
 pub(crate) fn request_again(
     session: &mut Session,
     id: SubscriptionId,

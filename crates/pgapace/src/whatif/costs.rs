@@ -18,7 +18,7 @@ pub(crate) struct Measured {
     pub(crate) seconds: f64,
     /// Processor time of all threads of pgapace.
     pub(crate) cpu_seconds: f64,
-    /// That of the leader's thread.
+    /// Processor time of the leader's thread.
     pub(crate) leader_cpu_seconds: f64,
     pub(crate) round_trip_ms: f64,
 }

@@ -194,7 +194,7 @@ fn what_failed() -> Result<()> {
     query_until(&site, sql, &["53100 | t | t"])?;
     let sql = "SELECT level, event, message FROM pgapace.event ORDER BY at DESC LIMIT 1";
     sample("what_failed_events", &query_until(&site, sql, &["warn | run_failed"])?);
-    // What the hint says.
+    // The hint asks for more room.
     disk.grow();
     site.wait_until_applied(&mut run)?;
     site.expect_equal(&[TableName::from("items")])?;

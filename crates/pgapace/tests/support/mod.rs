@@ -25,7 +25,7 @@
 //! * [`holds_for`] checks that something does *not* happen.
 //! * [`random_pause`] comes before a fault that may happen at any moment.
 //!
-//! The limit is [`PATIENCE`]. What remains of sleeps is the pace of a load and times that a test
+//! The limit is [`PATIENCE`]. The sleeps that remain are the pace of a load, or times that a test
 //! measures. The comment above each says so; a test checks that there is one.
 //!
 //! Beside them: [`load`] (ledger and TPC-B, with a reader that checks every state of the subscriber),

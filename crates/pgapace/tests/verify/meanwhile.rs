@@ -1,4 +1,4 @@
-//! What an administrator does while tables are compared.
+//! An administrator changes tables while they are compared.
 
 use testbed::program::Process;
 use testbed::wait_until;
@@ -121,7 +121,7 @@ fn what_does_not_matter() {
     });
 }
 
-/// What was compared under another definition is compared again.
+/// A table that was compared under another definition is compared again.
 #[test]
 fn a_key_that_changes_before_resume() {
     on_versions(&[(15, 18)], |case| {

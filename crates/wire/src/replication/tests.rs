@@ -210,6 +210,20 @@ fn naps_only_while_data_flows() {
     panic!("every single message was delayed by a nap");
 }
 
+/// The sender of a Unix socket soon has no room for more.
+#[test]
+fn naps_stay_short_on_a_unix_socket() {
+    let (_server, stream) = pair();
+    let mut stream = ReplicationStream { longest_nap: LONGEST_NAP_ON_UNIX_SOCKET, ..stream };
+    for haste in [Haste::Prompt, Haste::ConcurrentCommitters, Haste::None] {
+        stream.set_haste(haste);
+        for _ in 0..20 {
+            stream.adapt(BUFFER_SIZE);
+            assert!(stream.nap <= LONGEST_NAP_ON_UNIX_SOCKET, "{haste:?}");
+        }
+    }
+}
+
 /// Only [`Haste::None`] makes naps longer, and only while much data arrives.
 #[test]
 fn naps_grow_in_a_backlog() {

@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use crate::dispatch::waited::Waited;
+
 /// The size of a group's work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GroupWork {
@@ -57,9 +59,7 @@ pub(super) struct Meter {
     workers: Vec<Cycles>,
     bytes: usize,
     changes: usize,
-    /// Since when work waits for a worker, and for how long it did before.
-    waits_since: Option<Duration>,
-    waited: Duration,
+    waited: Waited,
 }
 
 /// A measurement takes this long at least.
@@ -76,8 +76,7 @@ impl Meter {
             workers: vec![Cycles::default(); workers],
             bytes: 0,
             changes: 0,
-            waits_since: None,
-            waited: Duration::ZERO,
+            waited: Waited::default(),
         }
     }
 
@@ -103,22 +102,12 @@ impl Meter {
             }
         }
         (self.since, self.bytes, self.changes) = (now, 0, 0);
-        self.waited = Duration::ZERO;
-        if let Some(since) = &mut self.waits_since {
-            *since = now;
-        }
+        self.waited.restart(now);
     }
 
     /// Whether work waits for a worker from now on.
     pub(super) fn waits(&mut self, waits: bool, now: Duration) {
-        match (self.waits_since, waits) {
-            (None, true) => self.waits_since = Some(now),
-            (Some(since), false) => {
-                self.waited += now.saturating_sub(since);
-                self.waits_since = None;
-            }
-            _ => {}
-        }
+        self.waited.note(waits, now);
     }
 
     /// A group has ended; `idle`: the worker has nothing more to do.
@@ -162,11 +151,10 @@ impl Meter {
             let time = until.saturating_sub(cycles.from.unwrap_or(until));
             cycles.work / time.as_secs_f64().max(1e-6)
         });
-        let waits = self.waits_since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
         Some(Measurement {
             rate: rate.sum(),
             width: (self.bytes + 1) as f64 / self.changes.max(1) as f64,
-            saturated: (self.waited + waits).as_secs_f64() / took.as_secs_f64(),
+            saturated: self.waited.until(now).as_secs_f64() / took.as_secs_f64(),
             took,
         })
     }

@@ -24,12 +24,12 @@ struct Statement {
     changes: Vec<Vec<ChangeAt>>,
     /// Whether it returns the numbers of the missing rows.
     listed: bool,
-    /// What it has returned: the missing rows, counted from 0, and how many it found.
+    /// The rows that it has named as missing, counted from 0, and the number of those that it found.
     missing: Vec<usize>,
     found: Option<u64>,
 }
 
-/// What a statement has found.
+/// The rows that a statement has found.
 #[derive(Debug)]
 pub(crate) enum Found {
     /// Every row.

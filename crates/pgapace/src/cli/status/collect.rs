@@ -305,7 +305,7 @@ fn of(
         owner,
         standbys: membership::waiting(session, &row.name)?,
         disabled: row.disabled.clone(),
-        // What is applied is behind a transaction that was skipped.
+        // A later position means that the transaction was skipped already.
         skip_lsn: text(row.skip.filter(|skip| applied.is_none_or(|applied| *skip >= applied))),
         epoch: row.epoch,
         slot: row.slot_name.clone(),

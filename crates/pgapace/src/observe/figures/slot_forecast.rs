@@ -54,7 +54,7 @@ impl Growth {
     }
 }
 
-/// What the publisher said of the slot.
+/// The answers of the publisher about the slot.
 #[derive(Debug)]
 pub(super) struct SlotForecast {
     behind: Growth,

@@ -180,7 +180,7 @@ pub(crate) struct RelationMode {
     pub(crate) reason: Option<String>,
 }
 
-/// Records how the changes of tables are applied. That is decided at the first change of a table.
+/// Records how the changes of tables are applied, which the first change of each table decides.
 pub(crate) fn set_modes(
     session: &mut Session,
     id: SubscriptionId,

@@ -85,8 +85,9 @@ impl Statement {
         self
     }
 
-    /// Adds a parameter, the number of rows that are looked for. The statement, which returns `v.nth` for each
-    /// row found, then returns the other numbers from 1 on, and at last minus the number of rows found.
+    /// Makes the statement return the numbers, from 1 on, of the rows that it did not find, and at last minus
+    /// the number of rows that it found. Before, it returns `v.nth` of each row that it finds. Its last parameter
+    /// is the number of rows that it looks for.
     ///
     /// `NOT (… = ANY (SELECT …))` can be hashed; `<> ALL` cannot.
     pub(crate) fn listed(mut self) -> Self {
