@@ -67,7 +67,7 @@ impl<K: Eq + Hash + Clone, B: PartialEq> Heartbeats<K, B> {
 /// How many rounds an owner may stay silent that took the subscription from one which had stopped.
 ///
 /// `stalls` counts how often in a row owners were judged to have stopped without having applied
-/// anything. If a subscription needs more time than `rounds`, for example to read a large catalogue,
+/// anything; it is 0 again once one has. If a subscription needs more time than `rounds`, for example to read a large catalogue,
 /// no process would ever get further without more patience.
 #[must_use]
 pub fn patience(rounds: u32, stalls: u32) -> u32 {

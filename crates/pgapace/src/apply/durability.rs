@@ -66,8 +66,8 @@ pub(crate) enum DurabilityJob {
     Fingerprints(Vec<u32>),
     /// Look whether a verb has requested a barrier, or the subscription of this owner.
     LookForRequests(Owner),
-    /// Beat once for the leader.
-    Beat(Owner),
+    /// Beat once for the leader. `applied`: it has committed something since its start.
+    Beat { owner: Owner, applied: bool },
 }
 
 /// Statistics that the durability session writes about once per second.
@@ -194,8 +194,8 @@ fn run(
                 .map(|found| Some(FromDurability::Fingerprints(found))),
             DurabilityJob::LookForRequests(owner) => requests::find(&mut session, owner)
                 .map(|found| Some(FromDurability::Requests(found))),
-            DurabilityJob::Beat(owner) => {
-                heartbeat::beat(&mut session, owner, OwnerStage::Streaming)
+            DurabilityJob::Beat { owner, applied } => {
+                heartbeat::beat(&mut session, owner, OwnerStage::Streaming, applied)
                     .map(|()| Some(FromDurability::Beaten))
             }
         };

@@ -135,9 +135,9 @@ pub(crate) struct Leader<'a> {
 
 impl<'a> Leader<'a> {
     pub(crate) fn new(parts: LeaderParts<'a>) -> Self {
-        let now = Instant::now();
+        let (now, begun) = (Instant::now(), parts.run.progress.committed());
         Self {
-            removed_before: parts.run.progress.committed(),
+            removed_before: begun,
             intake: Intake::new(parts.run),
             around: parts.around,
             streams: parts.streams,
@@ -156,7 +156,7 @@ impl<'a> Leader<'a> {
             owner: parts.owner,
             looking_for_requests: false,
             looked_for_requests: None,
-            heartbeat: Heartbeat::new(parts.owner),
+            heartbeat: Heartbeat::new(parts.owner, begun),
             stopping_since: None,
             full_since: None,
             last_idle: now,

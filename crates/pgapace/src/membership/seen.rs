@@ -11,9 +11,11 @@ use crate::subscriber::state::membership::{
     BeatingOwner, HeldSubscription, Look, OwnerBeat, SeenMember,
 };
 
-/// Factor by which an owner that does not stream yet may be silent for longer: it also computes on its own, for
-/// example from a large catalogue.
-const BEFORE_STREAM: u32 = 3;
+/// Factor by which an owner that creates its slot and its schema, or compares tables, may be silent for longer: it also
+/// computes on its own.
+const IN_SETUP: u32 = 3;
+/// Rounds for which one that resumes the stream may be silent at least: its first beat needs a session of its own.
+const IN_START: u32 = 5;
 
 #[derive(Debug, Default)]
 pub(super) struct SeenSubscriber {
@@ -44,6 +46,16 @@ fn late_after(rounds: u32) -> u32 {
     rounds.div_ceil(2).max(2)
 }
 
+/// After how many rounds without a beat an owner in this stage has stopped.
+fn stopped_after(rounds: u32, stage: OwnerStage, stalls: u32) -> u32 {
+    let most = patience(rounds, stalls);
+    match stage {
+        OwnerStage::Setup => most.saturating_mul(IN_SETUP),
+        OwnerStage::Starting => most.max(IN_START),
+        OwnerStage::Copying | OwnerStage::Streaming => most,
+    }
+}
+
 impl SeenSubscriber {
     pub(super) fn place(&self, name: &str, rounds: u32) -> Place {
         let held = match &self.standing {
@@ -57,12 +69,7 @@ impl SeenSubscriber {
     fn place_of(&self, held: &HeldSubscription, rounds: u32) -> Place {
         let Some(holder) = held.holder.clone() else { return Place::Free };
         let Some(owner) = held.owner.clone() else { return Place::Held(holder, None) };
-        let most = patience(rounds, owner.stalls);
-        let most = match owner.stage {
-            OwnerStage::Setup | OwnerStage::Starting => most.saturating_mul(BEFORE_STREAM),
-            OwnerStage::Copying | OwnerStage::Streaming => most,
-        };
-        if self.beats.unchanged(&held.name) >= most {
+        if self.beats.unchanged(&held.name) >= stopped_after(rounds, owner.stage, owner.stalls) {
             Place::Stopped(holder, owner)
         } else {
             Place::Held(holder, Some(owner))
@@ -127,5 +134,20 @@ impl SeenSubscriber {
         self.beats = Heartbeats::default();
         self.members.clear();
         self.member_beats = Heartbeats::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{OwnerStage, stopped_after};
+
+    #[test]
+    fn only_a_setup_may_be_silent_for_longer_than_the_stream() {
+        let after = |stage| [2, 5, 9].map(|rounds| stopped_after(rounds, stage, 0));
+        assert_eq!(after(OwnerStage::Streaming), [2, 5, 9]);
+        assert_eq!(after(OwnerStage::Copying), [2, 5, 9]);
+        assert_eq!(after(OwnerStage::Starting), [5, 5, 9]);
+        assert_eq!(after(OwnerStage::Setup), [6, 15, 27]);
+        assert_eq!(stopped_after(5, OwnerStage::Starting, 1), 10);
     }
 }

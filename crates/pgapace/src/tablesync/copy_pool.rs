@@ -220,7 +220,7 @@ impl Pool<'_> {
 
     /// If the session is lost, the next step of the copy fails.
     fn beat(&self, control: &mut Session, stage: OwnerStage) {
-        if let Err(failure) = heartbeat::beat(control, self.context.owner(), stage) {
+        if let Err(failure) = heartbeat::beat(control, self.context.owner(), stage, false) {
             tracing::debug!(%failure, "cannot write the heartbeat of a copy");
         }
     }

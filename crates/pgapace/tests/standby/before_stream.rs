@@ -10,7 +10,7 @@ use testbed::{Cluster, Program, Result, wait_until};
 use super::{first_commit, wait_for};
 use crate::support::{DB, PATIENCE, Site, holds_for};
 
-/// The shortest time that can be set: before the stream, a process may be silent three times as long.
+/// The shortest time that can be set: a setup may be silent three times as long, a start for five seconds.
 const TAKEOVER: &str = "2";
 /// Longer than that.
 const LONG: Duration = Duration::from_secs(8);
@@ -79,4 +79,17 @@ fn a_copy_that_is_suspended_is_replaced_and_one_that_takes_long_is_not() -> Resu
     let mut locks = session(&site.subscriber)?;
     locks.batch_execute("BEGIN; LOCK TABLE log IN SHARE ROW EXCLUSIVE MODE")?;
     is_replaced_only_if_suspended(&site, "copying", locks)
+}
+
+#[test]
+fn a_start_that_is_suspended_is_replaced_and_one_that_waits_is_not() -> Result<()> {
+    let site = site()?;
+    let mut before = site.spawn_streaming(&program(&site))?;
+    first_commit(&site, 0)?;
+    before.terminate()?;
+    before.wait(PATIENCE)?;
+    // A start reads it to find where the stream resumes.
+    let mut locks = session(&site.subscriber)?;
+    locks.batch_execute("BEGIN; LOCK TABLE pgapace.prepared")?;
+    is_replaced_only_if_suspended(&site, "starting", locks)
 }

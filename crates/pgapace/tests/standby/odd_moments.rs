@@ -55,6 +55,17 @@ fn a_hand_over_to_a_standby_that_hangs_is_taken_back() -> Result<()> {
     site.expect_equal(&[TableName::from("log")])
 }
 
+/// After takeovers from processes that applied nothing, the next one has more time, until it has applied something.
+#[test]
+fn an_owner_that_applies_has_no_more_time_than_another() -> Result<()> {
+    let site = site()?;
+    let (_first, _second) = pair_of_processes(&site)?;
+    let stalls = || site.subscriber.query_one_text(DB, "SELECT stalls FROM pgapace.owner");
+    site.subscriber.sql(DB, "UPDATE pgapace.owner SET stalls = 2")?;
+    first_commit(&site, 1)?;
+    wait_until(PATIENCE, "no more patience", || Ok(stalls()? == "0"))
+}
+
 /// One that streamed for long without any change to apply has shown that a start takes no long time.
 #[test]
 fn an_idle_owner_that_hangs_makes_its_heirs_no_more_patient() -> Result<()> {

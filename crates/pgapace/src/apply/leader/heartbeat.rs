@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use pgoutput::Lsn;
+
 use super::Leader;
 use crate::apply::durability::DurabilityJob;
 use crate::tablesync::table_state::Owner;
@@ -14,13 +16,15 @@ const BEAT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Heartbeat {
     owner: Owner,
+    /// Where the run began.
+    begun: Lsn,
     asked: Option<Instant>,
     under_way: bool,
 }
 
 impl Heartbeat {
-    pub(super) fn new(owner: Owner) -> Self {
-        Self { owner, asked: None, under_way: false }
+    pub(super) fn new(owner: Owner, begun: Lsn) -> Self {
+        Self { owner, begun, asked: None, under_way: false }
     }
 
     pub(super) fn beaten(&mut self) {
@@ -35,7 +39,9 @@ impl Leader<'_> {
         if due && !heartbeat.under_way {
             heartbeat.under_way = true;
             heartbeat.asked = Some(Instant::now());
-            self.around.durability.submit(DurabilityJob::Beat(heartbeat.owner));
+            let (owner, applied) =
+                (heartbeat.owner, self.intake.progress.committed() > heartbeat.begun);
+            self.around.durability.submit(DurabilityJob::Beat { owner, applied });
         }
     }
 }

@@ -93,10 +93,20 @@ pub(crate) fn beat_before_stream(session: &mut Session, owner: Owner) -> Result<
 }
 
 /// Beats once, if another process judges the owner, or if the stage is another one.
-pub(crate) fn beat(session: &mut Session, owner: Owner, stage: OwnerStage) -> Result<()> {
+/// `applied`: it has committed something, so that it needs no more patience than another.
+pub(crate) fn beat(
+    session: &mut Session,
+    owner: Owner,
+    stage: OwnerStage,
+    applied: bool,
+) -> Result<()> {
     let stage = stage.name();
     let condition = format!("(o.stage <> '{stage}' OR {ANOTHER_JUDGES})");
-    write(session, owner, &format!("stage = '{stage}', "), &condition)
+    let set = format!(
+        "stage = '{stage}', \
+         stalls = CASE WHEN {applied} OR o.beat >= {LONG_LIFE} THEN 0 ELSE o.stalls END, "
+    );
+    write(session, owner, &set, &condition)
 }
 
 /// SQL: whether another process judges the owner: it waits for the subscription, or shares it with the owner.
