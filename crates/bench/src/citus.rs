@@ -1,7 +1,7 @@
 //! A Citus coordinator as subscriber: how fast one backlog of TPC-B transactions is applied, by numbers of apply
 //! workers.
 //!
-//! The walsender is not measured: a lock keeps the changes from the tables until all of them are received.
+//! The publisher is not measured: a replay server sends the stream that it recorded once.
 //!
 //! Servers and processors are shared, so only the ratio counts. Each measurement begins with the same rows, and
 //! fails unless all tables are equal to the publisher's at its end.
@@ -15,6 +15,7 @@ use pgoutput::Lsn;
 use testbed::citus::{self, CitusCluster};
 use testbed::compare::expect_equal;
 use testbed::program::Process;
+use testbed::replay::{Recording, ReplayServer};
 use testbed::servers::find_or_fetch;
 use testbed::workload::tpcb;
 use testbed::{Cluster, Program, wait_until};
@@ -24,9 +25,8 @@ use crate::drain::{DATABASE, PUBLICATION, SCALE, copy_slot, prepare, publisher};
 
 #[derive(Debug, Args)]
 pub(crate) struct CitusArgs {
-    /// TPC-B transactions of the backlog, at most 60 000: pgapace must receive all of them while none
-    /// can be applied
-    #[arg(long, default_value_t = 50_000)]
+    /// TPC-B transactions of the backlog
+    #[arg(long, default_value_t = 200_000)]
     transactions: u32,
 
     /// Numbers of apply workers, separated by commas
@@ -52,7 +52,6 @@ const DISTRIBUTE: [&str; 4] = [
 
 pub(crate) fn run(args: &CitusArgs) -> Result<()> {
     ensure!(args.rounds > 0, "--rounds must be at least 1");
-    ensure!(args.transactions <= MOST_TRANSACTIONS, "--transactions: {MOST_TRANSACTIONS} at most");
     let (program, version) = find_program(args.program.as_deref())?;
     let with_citus = citus::binaries()?;
     let publisher = publisher(&find_or_fetch(18)?).start()?;
@@ -64,6 +63,9 @@ pub(crate) fn run(args: &CitusArgs) -> Result<()> {
         with_citus.version(),
         args.transactions
     );
+    let server = ReplayServer::in_front_of(&publisher)?;
+    let bench = CitusBench { publisher, end, server, cluster, program: Program::new(&program) };
+    bench.record()?;
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); args.workers.len()];
     for round in 0..args.rounds {
         // Every other round reverses the order, so that drift affects all numbers equally.
@@ -72,11 +74,9 @@ pub(crate) fn run(args: &CitusArgs) -> Result<()> {
             order.reverse();
         }
         for index in order {
-            let program = Program::new(&program);
             let workers = args.workers[index];
             // A subscription of its own, with the progress of the slot.
-            let name = format!("citus_{round}_{workers}");
-            let seconds = measure((&publisher, end), &cluster, &program, (&name, workers))?;
+            let seconds = bench.measure(&format!("citus_{round}_{workers}"), workers)?;
             let rate = f64::from(args.transactions) / seconds;
             println!("round {}: {workers} workers, {rate:.0} tx/s", round + 1);
             rates[index].push(rate);
@@ -95,57 +95,82 @@ fn median(mut rates: Vec<f64>) -> f64 {
     rates[rates.len() / 2]
 }
 
-/// With 100 000, pgapace stops reading before the end.
-const MOST_TRANSACTIONS: u32 = 60_000;
-/// How long the publisher may take to send the backlog, and a program to apply it.
+/// How long a program may take to apply the backlog.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// The slot that is recorded.
+const RECORDED: &str = "recording";
 
-/// Applies the backlog once. Returns the seconds from the moment when all of it is received to the end.
-fn measure(
-    (publisher, end): (&Cluster, Lsn),
-    CitusCluster { coordinator, .. }: &CitusCluster,
-    program: &Program,
-    (name, workers): (&str, u32),
-) -> Result<f64> {
-    copy_slot(publisher, name)?;
-    let mut subscriber = coordinator.connect(citus::DATABASE)?;
-    tpcb::create_tables(&mut subscriber, SCALE)?;
-    for statement in DISTRIBUTE {
-        subscriber.batch_execute(statement)?;
-    }
-    // create_distributed_table leaves the rows that it copied to the shards in the table itself, and no table
-    // has statistics.
-    subscriber.batch_execute("VACUUM ANALYZE")?;
-    let (from, to) = (publisher.conninfo(DATABASE), coordinator.conninfo(citus::DATABASE));
-    let program = program
-        .clone()
-        .args(["run", "--publisher", &from, "--subscriber", &to, "--publication", PUBLICATION])
-        .args(["--name", name, "--slot", name, "--create-slot=false", "--copy-data=false"])
-        .args(["--workers", &workers.to_string(), "--until", "current"])
-        .args(["--memory-limit", "1GB", "--status-interval", "1s"]);
-    let mut holder = coordinator.connect(citus::DATABASE)?;
-    holder.batch_execute("BEGIN; LOCK TABLE pgbench_accounts IN SHARE ROW EXCLUSIVE MODE")?;
-    let log = std::env::temp_dir().join(format!("bench-{name}-{}.log", std::process::id()));
-    let mut run = program.spawn_logged(&log)?;
-    let received = format!(
-        "SELECT count(*) FROM pg_stat_replication \
-         WHERE application_name = '{name}' AND write_lsn >= '{end}'"
-    );
-    wait_until(PATIENCE, "all changes to be received", || {
-        ensure_runs(&mut run)?;
-        Ok(publisher.query_one_text(DATABASE, &received)? == "1")
-    })?;
-    let started = Instant::now();
-    holder.batch_execute("COMMIT")?;
-    let status = run.wait(PATIENCE)?;
-    let seconds = started.elapsed().as_secs_f64();
-    ensure!(status.success(), "{}", run.log());
-    std::fs::remove_file(&log)?;
-    expect_equal(&mut publisher.connect(DATABASE)?, &mut subscriber, &tpcb::tables())
-        .with_context(|| format!("with {workers} workers"))?;
-    Ok(seconds)
+struct CitusBench {
+    publisher: Cluster,
+    /// End of the backlog.
+    end: Lsn,
+    /// In front of the publisher.
+    server: ReplayServer,
+    cluster: CitusCluster,
+    program: Program,
 }
 
-fn ensure_runs(run: &mut Process) -> testbed::Result<()> {
-    if run.is_running() { Ok(()) } else { Err(testbed::Error::other(run.log())) }
+impl CitusBench {
+    /// Starts pgapace with a copy of the slot.
+    fn start(&self, name: &str, workers: u32) -> Result<Process> {
+        copy_slot(&self.publisher, name)?;
+        self.server.forget_slots();
+        let coordinator = &self.cluster.coordinator;
+        let to = coordinator.conninfo(citus::DATABASE);
+        let program = self
+            .program
+            .clone()
+            .args(["run", "--publisher", &self.server.conninfo(DATABASE), "--subscriber", &to])
+            .args(["--publication", PUBLICATION, "--name", name, "--slot", name])
+            .args(["--create-slot=false", "--copy-data=false"])
+            .args(["--workers", &workers.to_string(), "--until", &self.end.to_string()]);
+        let log = std::env::temp_dir().join(format!("bench-{name}-{}.log", std::process::id()));
+        Ok(program.spawn_logged(&log)?)
+    }
+
+    /// Empty tables, which are filled as those of the publisher were before the backlog.
+    fn reset(&self) -> Result<()> {
+        let mut subscriber = self.cluster.coordinator.connect(citus::DATABASE)?;
+        tpcb::create_tables(&mut subscriber, SCALE)?;
+        for statement in DISTRIBUTE {
+            subscriber.batch_execute(statement)?;
+        }
+        // create_distributed_table leaves the rows that it copied to the shards in the table itself, and no table
+        // has statistics.
+        subscriber.batch_execute("VACUUM ANALYZE")?;
+        Ok(())
+    }
+
+    /// Records the stream that pgapace asks for. It shows that by starting, which is refused as long as there is no
+    /// recording.
+    fn record(&self) -> Result<()> {
+        self.reset()?;
+        let mut run = self.start(RECORDED, 1)?;
+        wait_until(PATIENCE, "a request for the stream", || {
+            if self.server.has_refused() || run.is_running() {
+                return Ok(self.server.has_refused());
+            }
+            Err(testbed::Error::other(run.log()))
+        })?;
+        run.kill9()?;
+        let refused = self.server.refused();
+        let request = refused.first().context("the replay server refused no request")?;
+        copy_slot(&self.publisher, RECORDED)?;
+        self.server.add(Recording::record(&self.publisher, RECORDED, request, self.end.0)?);
+        Ok(())
+    }
+
+    /// Applies the backlog once. Returns the seconds from the start of pgapace to its end.
+    fn measure(&self, name: &str, workers: u32) -> Result<f64> {
+        self.reset()?;
+        let started = Instant::now();
+        let mut run = self.start(name, workers)?;
+        let status = run.wait(PATIENCE)?;
+        let seconds = started.elapsed().as_secs_f64();
+        ensure!(status.success(), "{}", run.log());
+        let mut subscriber = self.cluster.coordinator.connect(citus::DATABASE)?;
+        expect_equal(&mut self.publisher.connect(DATABASE)?, &mut subscriber, &tpcb::tables())
+            .with_context(|| format!("with {workers} workers"))?;
+        Ok(seconds)
+    }
 }

@@ -176,6 +176,11 @@ fn open_apply(
     let catches_up = identity.progress_of != identity.id;
     let mut session = subscriber.connect(purpose)?;
     if let Some(lost) = lost {
+        // If another process has the subscription, its sessions hold the origins, and would be waited for.
+        if !identity.still_owns(&mut session)? {
+            let message = "another process owns the subscription";
+            return Err(Failure::new(Class::Busy, message).transient(false));
+        }
         ownership::end_session(&mut session, identity.id, lost.backend)?;
     }
     let Identity { database, id, .. } = identity;

@@ -1,5 +1,7 @@
 //! Processes that die or hang while the subscription passes from one to another.
 
+use std::time::{Duration, Instant};
+
 use testbed::compare::TableName;
 use testbed::program::Process;
 use testbed::{Result, wait_until};
@@ -53,6 +55,25 @@ fn a_hand_over_to_a_standby_that_hangs_is_taken_back() -> Result<()> {
         assert!(process.is_running(), "{}", process.log());
     }
     site.expect_equal(&[TableName::from("log")])
+}
+
+/// The sessions of the new owner hold the replication origins. The old one does not wait for them: it would be of no use
+/// for ten seconds, and the new one may die meanwhile.
+#[test]
+fn a_process_that_lost_its_subscription_waits_again_at_once() -> Result<()> {
+    let site = Site::start(&[], &[("wal_level", "logical")])?;
+    site.publish_tables("CREATE TABLE log (v int)")?;
+    let (mut first, _second) = pair_of_processes(&site)?;
+    first_commit(&site, 1)?;
+    let origins = "SELECT count(*) FROM pg_replication_origin_status";
+    assert_ne!(site.subscriber.query_one_text(DB, origins)?, "0", "commits are not tagged");
+    first.freeze()?;
+    first_commit(&site, 2)?;
+    first.thaw()?;
+    let thawed = Instant::now();
+    wait_for(&mut first, "standby_waiting")?;
+    // Less than the ten seconds, and much more than it needs.
+    within("SIGCONT to wait", thawed.elapsed(), Duration::from_secs(8))
 }
 
 /// After takeovers from processes that applied nothing, the next one has more time, until it has applied something.
