@@ -90,6 +90,8 @@ impl Watcher {
                     self.leave();
                     seen = self.shared.lock();
                 } else {
+                    // A look that failed, or found no schema, says nothing of later.
+                    seen.lost(Standing::Unknown);
                     seen = self.shared.wait(seen, Duration::from_secs(1));
                 }
             }
