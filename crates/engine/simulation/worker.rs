@@ -784,7 +784,7 @@ pub(crate) fn net(
                         relations.iter().filter_map(|one| slot(&work.tables[*one as usize]));
                     let tables: Vec<_> = tables.collect();
                     if !tables.is_empty() {
-                        folder.push_truncate(at, &tables);
+                        folder.push_truncate(at, &tables, &message);
                     }
                 }
             }

@@ -27,9 +27,20 @@ pub struct Folder<'t, 'a> {
 #[derive(Debug)]
 struct Lane<'t, 'a> {
     table: usize,
+    /// Whether several tables share it.
+    shared: bool,
+    /// The last step of the lane is a TRUNCATE of its table.
+    emptied: Option<Emptied>,
     /// Number of segments that were opened before this one.
     opened: usize,
     collector: Collector<'t, 'a>,
+}
+
+/// A TRUNCATE before the open segment.
+#[derive(Debug, Clone, Copy)]
+struct Emptied {
+    /// It has also restarted the table's sequences.
+    restarted: bool,
 }
 
 #[derive(Debug)]
@@ -54,7 +65,9 @@ impl<'t, 'a> Folder<'t, 'a> {
             .map(|rules| {
                 let storage = rules.storage.filter(|_| !shared.contains(&rules.root));
                 *places.entry((rules.root, storage)).or_insert_with(|| {
-                    lanes.push(Lane { table: 0, opened: 0, collector: Collector::None });
+                    let shared = storage.is_none();
+                    let (emptied, collector) = (None, Collector::None);
+                    lanes.push(Lane { table: 0, shared, emptied, opened: 0, collector });
                     lanes.len() - 1
                 })
             })
@@ -73,6 +86,8 @@ impl<'t, 'a> Folder<'t, 'a> {
             TableFolding::Never { barrier } => {
                 if barrier {
                     self.close_all();
+                    // User code may fill any table.
+                    self.lanes.iter_mut().for_each(|lane| lane.emptied = None);
                 }
                 true
             }
@@ -82,25 +97,48 @@ impl<'t, 'a> Folder<'t, 'a> {
         };
         if alone || !self.collect(at, table, message) {
             self.close(self.lane_of[table]);
+            self.lanes[self.lane_of[table]].emptied = None;
             self.steps.push(Step::Alone(at));
         }
     }
 
     /// Takes a truncate of these table versions.
     ///
+    /// A table that was emptied before in the group, and into which rows were only inserted since, is as
+    /// empty without these rows and without this TRUNCATE. That saves files, locks and flushes where a table
+    /// is filled and emptied again and again. Rows before the first TRUNCATE are executed: they may
+    /// conflict with rows of the subscriber. Nobody else can write to the table behind it.
+    ///
     /// # Panics
     /// If there is no such table version.
-    pub fn push_truncate(&mut self, at: ChangeAt, tables: &[usize]) {
-        if tables
-            .iter()
-            .any(|&table| self.tables[table].fold == TableFolding::Never { barrier: true })
-        {
+    pub fn push_truncate(&mut self, at: ChangeAt, tables: &[usize], message: &Message<'a>) {
+        let restarts = matches!(message, Message::Truncate(truncate) if truncate.restart_identity);
+        if tables.iter().all(|&table| self.is_emptied_again(table, restarts)) {
+            for &table in tables {
+                drop(self.lanes[self.lane_of[table]].collector.close(table));
+            }
+            return;
+        }
+        let runs_user_code =
+            |&table: &usize| self.tables[table].fold == TableFolding::Never { barrier: true };
+        let barrier = tables.iter().any(runs_user_code);
+        if barrier {
             self.close_all();
+            self.lanes.iter_mut().for_each(|lane| lane.emptied = None);
         }
         for &table in tables {
             self.close(self.lane_of[table]);
+            let lane = &mut self.lanes[self.lane_of[table]];
+            lane.emptied = (!lane.shared && !barrier).then_some(Emptied { restarted: restarts });
         }
         self.steps.push(Step::Alone(at));
+    }
+
+    /// Whether a TRUNCATE leaves this table as the last one did.
+    fn is_emptied_again(&self, table: usize, restarts: bool) -> bool {
+        let lane = &self.lanes[self.lane_of[table]];
+        lane.emptied.is_some_and(|emptied| emptied.restarted || !restarts)
+            && lane.collector.needs_no_row()
     }
 
     /// Closes every open segment and returns the steps.
@@ -152,6 +190,7 @@ impl<'t, 'a> Folder<'t, 'a> {
         let segment = lane.collector.close(lane.table);
         // A WholeRow segment is empty if all of its rows were inserted and deleted again.
         if !segment.is_empty() {
+            lane.emptied = None;
             self.steps.push(Step::Segment(segment));
         }
     }
@@ -176,6 +215,15 @@ impl<'t, 'a> Collector<'t, 'a> {
             Self::Keyed(keyed) => keyed.is_empty(),
             Self::WholeRow(whole_row) => whole_row.is_empty(),
             Self::Append(append) => append.is_empty(),
+        }
+    }
+
+    /// Whether it can be executed on an empty table.
+    fn needs_no_row(&self) -> bool {
+        match self {
+            Self::None | Self::Append(_) => true,
+            Self::Keyed(keyed) => keyed.needs_no_row(),
+            Self::WholeRow(whole_row) => whole_row.needs_no_row(),
         }
     }
 

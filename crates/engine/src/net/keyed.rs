@@ -107,6 +107,11 @@ impl<'t, 'a> Keyed<'t, 'a> {
         self.entries.is_empty()
     }
 
+    /// Whether no change looks for a row that existed before the segment.
+    pub(super) fn needs_no_row(&self) -> bool {
+        self.entries.iter().all(|entry| matches!(entry.net, Net::Insert | Net::Absent))
+    }
+
     /// Takes a change. Returns false, and changes nothing, if it cannot be folded.
     #[inline]
     pub(super) fn push(&mut self, at: ChangeAt, message: &Message<'a>) -> bool {

@@ -73,6 +73,11 @@ impl<'a> WholeRow<'a> {
         self.lineages.is_empty()
     }
 
+    /// Whether no change looks for a row that existed before the segment.
+    pub(super) fn needs_no_row(&self) -> bool {
+        self.classes.is_empty()
+    }
+
     /// Takes a change. Returns false, and changes nothing, if it cannot be folded.
     pub(super) fn push(&mut self, message: &Message<'a>) -> bool {
         match message {

@@ -280,7 +280,7 @@ impl Encoder {
                             .extend(relations.iter().filter_map(|r| slots[index][*r as usize]));
                         if !truncated.is_empty() {
                             self.count(&message);
-                            folder.push_truncate(at, &truncated);
+                            folder.push_truncate(at, &truncated, &message);
                         }
                     }
                 }

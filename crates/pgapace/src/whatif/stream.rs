@@ -281,7 +281,7 @@ fn fold(group: &Group, which: Option<bool>) -> Result<Statements> {
                     let known = relations.iter().filter_map(|r| slots[index][*r as usize]);
                     let truncated: Vec<_> = known.collect();
                     if !truncated.is_empty() {
-                        folder.push_truncate(at, &truncated);
+                        folder.push_truncate(at, &truncated, &message);
                     }
                 }
             }

@@ -26,11 +26,11 @@ impl History {
     pub(super) fn push(&mut self, text: &str) {
         let (table, change) = text.split_once(':').unwrap_or(("0", text));
         let (kind, columns) = change.split_once(' ').unwrap();
-        if kind == "T" {
+        if kind == "T" || kind == "TR" {
             let tables: Vec<usize> = columns.split(' ').map(|id| id.parse().unwrap()).collect();
             let ids = tables.iter().fold(RelIdsBuilder::new(), |ids, &id| ids.id(rel_id(id)));
             let relations = ids.rel_ids();
-            let (cascade, restart_identity) = (false, false);
+            let (cascade, restart_identity) = (false, change.starts_with("TR"));
             let message = Truncate { xid: None, cascade, restart_identity, relations };
             self.changes.push((tables, builder::encoded(&Message::Truncate(message))));
             return;
@@ -70,7 +70,7 @@ impl History {
         for (change, (tables, message)) in (0..).zip(self.messages()) {
             let at = ChangeAt { part: 0, change };
             match message {
-                Message::Truncate(_) => folder.push_truncate(at, tables),
+                Message::Truncate(_) => folder.push_truncate(at, tables, &message),
                 _ => folder.push(at, tables[0], &message),
             }
         }

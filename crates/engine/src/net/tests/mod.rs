@@ -258,6 +258,41 @@ fn a_truncate_closes_the_lanes_of_its_tables_only() {
 }
 
 #[test]
+fn what_two_truncates_enclose_is_left_out_with_the_second() {
+    let stored = |root| TableRules { storage: Some(root), ..keyed(root) };
+    let tables = [stored(0), stored(1), keyed(2)];
+    // The rows before the first may conflict with the subscriber's; absent rows find nothing.
+    let filled = "I 1 a; 1:I 1 b; T 0; I 1 c; I 2 d; D 2 -; T 0; I 1 e; T 0; T 0; I 3 f";
+    let steps = ["0 | insert 1 a", "alone 2", "1 | insert 1 b", "0 | insert 3 f"];
+    check(&tables, filled, &steps);
+    // It looks for a row: the subscriber says whether it finds it.
+    let sought = "T 0; I 1 a; D 2 -; T 0; I 1 b";
+    let steps = ["alone 0", "0 | delete 2 - | insert 1 a", "alone 3", "0 | insert 1 b"];
+    check(&tables, sought, &steps);
+    // Only all tables of a TRUNCATE together.
+    let both = ["alone 0", "0 | insert 1 a", "alone 2", "0 | insert 2 b", "alone 4"];
+    check(&tables, "T 0; I 1 a; T 0 1; I 2 b; T 0 2", &both);
+    // Its sequences start again.
+    let restart = ["alone 0", "0 | insert 1 a", "alone 2", "0 | insert 2 b"];
+    check(&tables, "T 0; I 1 a; TR 0; I 1 a; T 0; I 1 a; TR 0; I 2 b", &restart);
+    // Lanes of several tables, and changes that were executed meanwhile.
+    check(&tables, "T 2; 2:I 1 a; T 2", &["alone 0", "2 | insert 1 a", "alone 2"]);
+    let alone = TableRules { updates_alone: true, ..stored(0) };
+    let steps = ["alone 0", "0 | insert 1 a", "alone 2", "alone 3"];
+    check(&[alone], "T 0; I 1 a; U 1 b; T 0", &steps);
+}
+
+#[test]
+fn user_code_may_fill_a_table_between_two_truncates() {
+    let stored = TableRules { storage: Some(0), ..keyed(0) };
+    let barrier = rules(9, 2, TableFolding::Never { barrier: true });
+    for code in ["1:I 1 x", "T 1"] {
+        let steps = ["alone 0", "alone 1", "alone 2"];
+        check(&[stored.clone(), barrier.clone()], &format!("T 0; {code}; T 0"), &steps);
+    }
+}
+
+#[test]
 fn a_table_in_row_mode_stops_its_lane_only() {
     let never = rules(0, 2, TableFolding::Never { barrier: false });
     check(
