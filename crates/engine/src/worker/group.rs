@@ -104,6 +104,11 @@ impl<T: GroupMember> Group<T> {
         self.works.first().is_some_and(GroupMember::begins)
     }
 
+    /// Whether it is a part in the middle of a transaction, or the first one, that is executed as sets.
+    pub(super) fn is_part_as_sets(&self) -> bool {
+        self.mode == GroupMode::Net && self.works.last().is_some_and(|work| work.end().is_none())
+    }
+
     /// Whether it is a step of a two-phase transaction.
     #[must_use]
     pub fn is_step(&self) -> bool {

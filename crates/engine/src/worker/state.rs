@@ -17,12 +17,18 @@
 //!           │      │ everything is answered                      │
 //!           │      ▼                                             │
 //!           │    gone                                            │
+//!           │      ▲                                             │
+//!           │      │ every statement is answered                 │
+//!           ├─► ExecutingPart ───────────────────────────────────┤
 //!           └─► Incomplete ──────────────────────────────────────┘
 //! ```
 //!
 //! Groups stand in commit order: those that are sent, then those that are encoded, then those that are
 //! queued. Of those that are sent, only the last one can be in another state than `Committing`. An
 //! unordered worker (without predecessors in progress rows) takes its turn at once.
+//!
+//! A part in the middle of a transaction that is executed as sets holds back the next one, which replaces
+//! its savepoint: a part that finds other rows than it must is rolled back to that savepoint.
 
 use std::collections::VecDeque;
 
@@ -44,10 +50,13 @@ pub(super) enum GroupState<T: WorkerTypes> {
     },
     /// All of its changes are sent, and not all of them are answered.
     Executing { ending: T::Ending },
+    /// The same for a part in the middle of a transaction. It has no end.
+    ExecutingPart,
     /// All of its statements had the expected effect. Its COMMIT waits until every group before it has
     /// ended.
     WaitingForTurn { ending: T::Ending },
-    /// Everything is sent: its COMMIT too, unless it is a part in the middle of a large transaction.
+    /// Everything is sent: its COMMIT too, unless it is a part in the middle of a large transaction that is
+    /// executed by rows, or answered.
     Committing,
     /// A change of it cannot be encoded; only the statements before that one are sent.
     Incomplete,
@@ -97,7 +106,8 @@ pub struct ActiveGroup<T: WorkerTypes> {
 impl<T: WorkerTypes> ActiveGroup<T> {
     /// A group whose first statements are sent.
     pub(super) fn sent(encoded: EncodedGroup<T>) -> Self {
-        Self::new(encoded, GroupState::sent)
+        let is_part = encoded.group.is_part_as_sets();
+        Self::new(encoded, |rest| GroupState::sent(rest, is_part))
     }
 
     /// A group whose first statements are set aside.
@@ -119,7 +129,8 @@ impl<T: WorkerTypes> ActiveGroup<T> {
     pub(super) fn advance(&mut self) -> Option<Further<T>> {
         let (further, state) = match self.take_state() {
             GroupState::Encoded { statements, rest } => {
-                (Further::Statements(statements), GroupState::sent(rest))
+                let is_part = self.group.is_part_as_sets();
+                (Further::Statements(statements), GroupState::sent(rest, is_part))
             }
             GroupState::WaitingForDependencies { statements, mut replies, ending } => {
                 self.replies.append(&mut replies);
@@ -142,6 +153,7 @@ impl<T: WorkerTypes> ActiveGroup<T> {
         if self.replies.is_empty() {
             self.state = match self.take_state() {
                 GroupState::Executing { ending } => GroupState::WaitingForTurn { ending },
+                GroupState::ExecutingPart => GroupState::Committing,
                 other => other,
             };
         }
@@ -208,8 +220,9 @@ impl<T: WorkerTypes> ActiveGroup<T> {
 }
 
 impl<T: WorkerTypes> GroupState<T> {
-    fn sent(rest: Rest<T>) -> Self {
+    fn sent(rest: Rest<T>, is_part: bool) -> Self {
         match rest {
+            Rest::Nothing if is_part => Self::ExecutingPart,
             Rest::Nothing => Self::Committing,
             Rest::Ending(ending) => Self::Executing { ending },
             Rest::Dependent(statements, replies, ending) => {

@@ -279,6 +279,36 @@ fn parts_that_are_answered_would_be_lost_with_the_session() {
 }
 
 #[test]
+fn the_next_part_is_sent_when_a_part_is_known_to_have_found_its_rows() {
+    let order = ended(0);
+    let mut groups: WorkerGroups<Words> = WorkerGroups::new(true, false, &PACING);
+    (0..3).for_each(|_| groups.push(group(1, &[10], false)));
+    let first = start(&mut groups, &order);
+    groups.sent(encoded(first.group, false, [Answer::Statement], Rest::Nothing));
+    let second = start(&mut groups, &order);
+    assert!(second.behind, "its savepoint would replace that of the first");
+    groups.set_aside(encoded(second.group, false, [Answer::Statement], Rest::Nothing), "second");
+    assert!(groups.further(&order).is_none());
+    groups.take_expected();
+    assert!(matches!(groups.answered(), AfterReply::Through(_)));
+    assert!(matches!(groups.further(&order), Some(Further::Statements("second"))));
+    let third = start(&mut groups, &order);
+    assert!(third.behind);
+    groups.set_aside(encoded(third.group, false, [Answer::Statement], Rest::Nothing), "third");
+    // The second part misses rows: it alone was sent, and is executed again before the third.
+    groups.take_expected();
+    assert_eq!(groups.judge(Outcome::Anew), Verdict::Retry(Retry::Later));
+    assert_eq!(groups.start_recovery(Retry::Later), Some(true));
+    groups.take_expected();
+    assert!(matches!(groups.next(&order), Next::RollBack));
+    groups.rolled_back();
+    let again = start(&mut groups, &order);
+    assert_eq!((again.group.attempts, again.behind), (1, false));
+    groups.sent(encoded(again.group, false, [Answer::Statement], Rest::Nothing));
+    assert_eq!(start(&mut groups, &order).group.attempts, 0);
+}
+
+#[test]
 fn small_groups_are_not_looked_at_where_that_takes_long() {
     let counted = |far, group: Group<Transaction>, order: &CommitOrder| {
         let pacing = Pacing { counted_changes: 4, ..PACING };

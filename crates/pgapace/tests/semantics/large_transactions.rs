@@ -1,6 +1,8 @@
 //! Transactions that are applied in parts.
 
-use crate::support::{Case, VERSIONS, on_versions};
+use std::time::Duration;
+
+use crate::support::{Case, PATIENCE, VERSIONS, must, on_versions, wait_while_running};
 
 /// A transaction of several parts is no longer completely in memory, so the publisher sends it
 /// again.
@@ -90,5 +92,43 @@ fn large_transactions_that_cannot_be_set_based() {
         );
         case.run_until_current();
         case.expect_equal(&["late", "f", "kept"]);
+    });
+}
+
+/// A user deletes rows that a part in the middle changes, and keeps it waiting until the next part is sent
+/// as well. Only the part that misses them is applied again.
+#[test]
+fn a_part_that_misses_rows_is_applied_again_before_the_next() {
+    on_versions(&[(15, 18)], |mut case| {
+        case.tool.args = vec!["--memory-limit".to_owned(), "16".to_owned()];
+        case.replicate(
+            "CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY, v text)",
+        );
+        case.publisher.sql("INSERT INTO u SELECT g, 'v' FROM generate_series(1, 1000) g");
+        case.run_until_current();
+        let mut user = case.subscriber.connect();
+        must(user.batch_execute("BEGIN; DELETE FROM u WHERE id <= 10"));
+        // Parts have 32768 changes. What the second one waits for is at its end.
+        case.publisher.sql(
+            "BEGIN; INSERT INTO t SELECT generate_series(1, 65000); UPDATE u SET v = 'second'; \
+             INSERT INTO t SELECT generate_series(65001, 66000); \
+             DELETE FROM u WHERE id BETWEEN 6 AND 20; COMMIT",
+        );
+        let mut process = case.start();
+        let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+                     AND application_name LIKE 'pgapace%' AND datname = current_database()";
+        must(wait_while_running(&mut process, "a part to wait for the user", PATIENCE, || {
+            Ok(case.subscriber.value(waits) == "1")
+        }));
+        // Nothing tells whether the next part is sent: that takes a tenth of this.
+        std::thread::sleep(Duration::from_secs(2));
+        must(user.batch_execute("COMMIT"));
+        case.wait_until_applied(&mut process);
+        let log = case.stop(process);
+        let missing = case.statistic("update_missing || '|' || delete_missing");
+        assert_eq!(missing, "10|5", "{log}");
+        case.expect_equal(&["t"]);
+        let rows = "SELECT count(*), sum(id), sum(length(v)) FROM u WHERE id > 10";
+        assert_eq!(case.subscriber.rows(rows), case.publisher.rows(rows));
     });
 }

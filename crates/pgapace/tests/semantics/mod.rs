@@ -14,6 +14,7 @@ mod identity;
 mod keys;
 mod large_transactions;
 mod limits;
+mod missing_rows;
 mod modified_values;
 mod modifiers;
 mod moving_values;

@@ -1,0 +1,236 @@
+//! Random changes of rows of which a user has deleted some on the subscriber. Whatever the settings, the
+//! rows are those of a native subscription that misses the same rows, and the conflicts are counted.
+
+use std::path::PathBuf;
+
+use fastrand::Rng;
+use testbed::TableName;
+use testbed::compare::expect_equal;
+use testbed::program::Process;
+use testbed::workload::random_dml::{Options, RandomDml, RandomSchema, run_sessions};
+
+use crate::support::native::Native;
+use crate::support::{
+    Case, Database, PATIENCE, Tool, long, must, random_pause, seeds, wait_for_event,
+    wait_while_running,
+};
+
+const SESSIONS: u64 = 2;
+const PHASES: u64 = 3;
+
+/// The settings that apply changes in different ways. The first is the simplest.
+const SETTINGS: [&[&str]; 10] = [
+    &["--workers=1", "--apply-mode=row"],
+    &["--workers=1"],
+    &["--workers=2"],
+    &["--workers=4"],
+    &["--workers=4", "--preserve-commit-order=false"],
+    &["--workers=4", "--group-transactions=1"],
+    &["--workers=4", "--apply-mode=row"],
+    &["--workers=auto", "--two-phase=true", "--two-phase-hold=0s"],
+    &["--workers=3", "--memory-limit=16MB", "--streaming=on"],
+    &["--workers=3", "--on-conflict=update_missing=skip", "--group-transactions=7"],
+];
+
+/// A subscription with settings of its own.
+struct Subscription<'c> {
+    case: &'c Case,
+    database: Database<'static>,
+    tool: Tool,
+    log: PathBuf,
+    process: Option<Process>,
+    /// A process was killed: what it had counted lately is lost.
+    killed: bool,
+}
+
+impl<'c> Subscription<'c> {
+    fn new(case: &'c Case, schema: &RandomSchema, number: usize, settings: &[&str]) -> Self {
+        let name = format!("{}_{number}", case.tool.name);
+        let database = Database::create(case.subscriber.cluster, &name, "");
+        database.sql(&schema.subscriber_ddl);
+        let mut tool = Tool::new(case.publisher.conninfo(), database.conninfo(), &name);
+        tool.args = settings.iter().map(|setting| (*setting).to_owned()).collect();
+        let log = case.log_file(&name);
+        Self { case, database, tool, log, process: None, killed: false }
+    }
+
+    fn start(&mut self) {
+        let _ = std::fs::remove_file(&self.log);
+        let mut process = self.tool.start(self.log.clone());
+        must(wait_for_event(&mut process, "streaming", PATIENCE));
+        self.process = Some(process);
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            must(process.kill9());
+            self.killed = true;
+        }
+    }
+
+    /// Applies everything, and ends.
+    fn complete(&mut self) {
+        if self.process.is_none() {
+            self.start();
+        }
+        let Some(mut process) = self.process.take() else { return };
+        let end = self.case.publisher.value("SELECT pg_current_wal_lsn()");
+        let sql = format!(
+            "SELECT count(*) FROM pg_stat_replication \
+             WHERE application_name = '{}' AND replay_lsn >= '{end}'",
+            self.tool.name
+        );
+        let applied = || Ok(self.case.publisher.value(&sql) == "1");
+        must(wait_while_running(&mut process, &format!("apply to reach {end}"), PATIENCE, applied));
+        self.case.stop(process);
+    }
+
+    /// Missing rows of updates and deletes.
+    fn counted(&self) -> [u64; 2] {
+        ["update_missing", "delete_missing"].map(|kind| {
+            let sql = format!(
+                "SELECT (SELECT {kind} FROM pgapace.stat_subscription) || '|' || \
+                 (SELECT coalesce(sum(conflicts), 0) FROM pgapace.stat_conflict \
+                  WHERE conflict = '{kind}')"
+            );
+            let counts = self.database.value(&sql);
+            let (all, by_table) = counts.split_once('|').expect("two numbers");
+            assert!(self.killed || all == by_table, "{:?}: {counts}", self.tool.args);
+            all.parse().expect("a number")
+        })
+    }
+}
+
+impl Drop for Subscription<'_> {
+    fn drop(&mut self) {
+        if let Some(process) = &mut self.process {
+            let _ = process.kill9();
+        }
+        let name = &self.tool.name;
+        let drop_slot = format!(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
+             WHERE slot_name = '{name}' AND NOT active"
+        );
+        let _ = self.case.publisher.cluster.sql("postgres", &drop_slot);
+        let _ =
+            self.database.cluster.sql("postgres", &format!("DROP DATABASE {name} WITH (FORCE)"));
+    }
+}
+
+/// Deletes some rows of each table, the same in each database that has the same rows.
+fn deletions(schema: &RandomSchema, rng: &mut Rng) -> String {
+    let of_table = |table: &TableName| {
+        let (part, salt) = (rng.u32(2..12), rng.u32(..));
+        format!(
+            "DELETE FROM {table} WHERE (tableoid, ctid) IN (SELECT id, address FROM (\
+               SELECT tableoid AS id, ctid AS address, r::text AS row, \
+                 row_number() OVER (PARTITION BY r::text) AS nth FROM {table} AS r) AS s \
+             WHERE abs(hashtext(row || nth || '{salt}')::bigint) % {part} = 0); "
+        )
+    };
+    let deletions: String = schema.tables.iter().map(of_table).collect();
+    format!("SET session_replication_role = replica; {deletions} RESET session_replication_role")
+}
+
+/// Which settings a seed tries: the simplest, and some others.
+fn tried(seed: u64) -> Vec<&'static [&'static str]> {
+    let others = SETTINGS.len() - 1;
+    let first = seed as usize % others;
+    [0, 1, 4].iter().map(|step| SETTINGS[1 + (first + step) % others]).collect()
+}
+
+fn misses_rows(publisher_major: u16, subscriber_major: u16, seed: u64, transactions: u64) {
+    let case = Case::new(publisher_major, subscriber_major);
+    let mut rng = Rng::with_seed(seed);
+    let two_phase = rng.bool();
+    let options = Options { two_phase, truncate: rng.bool(), ..Options::default() };
+    let schema = RandomSchema::generate(seed, &options);
+    case.publisher.sql(&schema.publisher_ddl);
+    case.publisher.sql(&schema.publication_ddl("pub"));
+    if publisher_major >= 17 && rng.u8(0..3) == 0 {
+        // Every transaction is streamed from its first change on.
+        let database = &case.publisher.name;
+        case.publisher.sql(&format!(
+            "ALTER DATABASE {database} SET debug_logical_replication_streaming = 'immediate'"
+        ));
+    }
+    must(RandomDml::new(&schema, seed).run(&mut case.publisher.connect(), 60));
+    let native = Native::subscribe(&case, &schema.subscriber_ddl, "pub").expect("accepted");
+    assert_eq!(native.wait(), Ok(()), "seed {seed}");
+    // Its parallel apply workers do not wait for each other where transactions share unique values.
+    let name = &native.database.name;
+    native.database.sql(&format!("ALTER SUBSCRIPTION {name} SET (streaming = off)"));
+    let mut subscriptions = vec![Subscription::new(&case, &schema, 0, SETTINGS[0])];
+    for (number, settings) in (1..).zip(tried(seed)) {
+        subscriptions.push(Subscription::new(&case, &schema, number, settings));
+    }
+    subscriptions.iter_mut().for_each(Subscription::complete);
+    let conninfo = case.publisher.conninfo();
+    for phase in 0..PHASES {
+        let deletions = deletions(&schema, &mut rng);
+        native.database.sql(&deletions);
+        subscriptions.iter().for_each(|one| one.database.sql(&deletions));
+        // Some apply a backlog, and others transactions as they come.
+        for one in &mut subscriptions {
+            if rng.bool() {
+                one.start();
+            }
+        }
+        for part in 0..3 {
+            let first = seed * 1000 + phase * 100 + part * 10;
+            must(run_sessions(&conninfo, &schema, first, SESSIONS, transactions));
+            for one in subscriptions.iter_mut().skip(1) {
+                if one.process.is_some() && rng.u8(0..8) == 0 {
+                    random_pause(&mut rng, 0..50);
+                    one.kill();
+                    one.start();
+                }
+            }
+        }
+        assert_eq!(native.wait(), Ok(()), "seed {seed}");
+        for one in &mut subscriptions {
+            one.complete();
+            let equal = expect_equal(
+                &mut native.database.connect(),
+                &mut one.database.connect(),
+                &schema.tables,
+            );
+            equal.unwrap_or_else(|error| {
+                panic!(
+                    "seed {seed}, {publisher_major} to {subscriber_major}, phase {phase}, native and \
+                     {:?}: {error}",
+                    one.tool.args
+                )
+            });
+        }
+        let expected = subscriptions[0].counted();
+        if long() {
+            eprintln!("seed {seed}, phase {phase}: {expected:?} rows missing");
+        }
+        for one in &subscriptions {
+            let counted = one.counted();
+            let fewer = one.killed && counted.iter().zip(expected).all(|(one, all)| *one <= all);
+            assert!(
+                counted == expected || fewer,
+                "seed {seed}, {publisher_major} to {subscriber_major}, phase {phase}, {:?}: counted {counted:?}, expected \
+                 {expected:?}",
+                one.tool.args
+            );
+        }
+    }
+}
+
+#[test]
+fn rows_are_missing_15_to_15() {
+    seeds(1..2).for_each(|seed| misses_rows(15, 15, seed, 20));
+}
+
+#[test]
+fn rows_are_missing_18_to_18() {
+    seeds(2..3).for_each(|seed| misses_rows(18, 18, seed, 20));
+}
+
+#[test]
+fn rows_are_missing_15_to_18() {
+    seeds(3..4).for_each(|seed| misses_rows(15, 18, seed, 20));
+}
