@@ -4,7 +4,8 @@
 //!
 //! A seed decides the publisher's history, with open transactions, subtransactions that are rolled back,
 //! and prepared transactions. It decides what is sent when, how many workers there are and how fast
-//! each is, and how far away the subscriber is. It decides which statements fail, when a session is lost
+//! each is, and how far away the subscriber is. It decides which statements fail, which parts of
+//! transactions are executed again as if they had found other rows, when a session is lost
 //! (before or after its COMMIT took effect), when the program or the subscriber crashes, and how the next
 //! run is set up. One thing happens at a time. Checked all along:
 //!

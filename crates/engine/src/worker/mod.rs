@@ -98,7 +98,7 @@ pub struct Start<M> {
     pub group: Group<M>,
     /// Groups before it are in flight on other sessions: they may be why it fails.
     pub ahead: bool,
-    /// A group before it is not completely sent on this session.
+    /// A group before it is not completely sent on this session, or is a part that is not answered.
     pub behind: bool,
     /// The statements of the group count their rows themselves, and fail if they find others. If all of
     /// them can, the end of the group is sent with them.

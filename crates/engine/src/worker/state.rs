@@ -40,7 +40,7 @@ use crate::worker::{Dependent, Further, Group, GroupMember, GroupMode, Retry, Wo
 /// The state of a group whose statements are encoded.
 pub(super) enum GroupState<T: WorkerTypes> {
     /// The statements of the group are set aside until the group before it on the session is completely
-    /// sent.
+    /// sent, and answered if it is a part in the middle of a transaction.
     Encoded { statements: T::Statements, rest: Rest<T> },
     /// The independent changes are sent. The dependent ones wait until other groups have ended.
     WaitingForDependencies {

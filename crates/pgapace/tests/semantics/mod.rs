@@ -28,3 +28,4 @@ mod subscriber;
 mod type_values;
 mod types;
 mod unportable;
+mod vanishing_rows;

@@ -15,6 +15,8 @@
 //!   transaction, one statement for each change in stream order, all in one pipeline with one Sync. Then
 //!   everything before the offending transaction is committed, and the error names the change. Of a large
 //!   transaction that is executed in parts, the part that failed is executed by rows, behind a savepoint.
+//!   The next part is encoded meanwhile, and sent when this one has found its rows, because its own
+//!   savepoint replaces that.
 //!
 //! A lone small transaction is executed by rows from the start if nothing before it is in flight: that
 //! takes one round trip. Far from the subscriber, the statements of a small group count their rows
