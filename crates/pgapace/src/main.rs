@@ -40,5 +40,7 @@ mod verify;
 mod whatif;
 
 fn main() -> std::process::ExitCode {
+    // Before there are threads, and large buffers.
+    malloc::return_large_blocks();
     cli::main()
 }
