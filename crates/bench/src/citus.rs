@@ -15,6 +15,7 @@ use pgoutput::Lsn;
 use testbed::citus::{self, CitusCluster};
 use testbed::compare::expect_equal;
 use testbed::program::Process;
+use testbed::proxy::Proxy;
 use testbed::replay::{Recording, ReplayServer};
 use testbed::servers::find_or_fetch;
 use testbed::workload::tpcb;
@@ -36,6 +37,10 @@ pub(crate) struct CitusArgs {
     /// Rounds; the median counts
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+
+    /// Milliseconds of a round trip between pgapace and the coordinator; 0: on one machine
+    #[arg(long, default_value_t = 0)]
+    round_trip: u64,
 
     /// Program to measure; default: beside this one
     #[arg(long)]
@@ -64,7 +69,16 @@ pub(crate) fn run(args: &CitusArgs) -> Result<()> {
         args.transactions
     );
     let server = ReplayServer::in_front_of(&publisher)?;
-    let bench = CitusBench { publisher, end, server, cluster, program: Program::new(&program) };
+    let proxy = match Duration::from_millis(args.round_trip) {
+        Duration::ZERO => None,
+        round_trip => {
+            let proxy = Proxy::in_front_of(&cluster.coordinator)?;
+            proxy.set_delay(round_trip / 2);
+            Some(proxy)
+        }
+    };
+    let program = Program::new(&program);
+    let bench = CitusBench { publisher, end, server, cluster, proxy, program };
     bench.record()?;
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); args.workers.len()];
     for round in 0..args.rounds {
@@ -107,6 +121,8 @@ struct CitusBench {
     /// In front of the publisher.
     server: ReplayServer,
     cluster: CitusCluster,
+    /// In front of the coordinator, if it is far away.
+    proxy: Option<Proxy>,
     program: Program,
 }
 
@@ -115,8 +131,10 @@ impl CitusBench {
     fn start(&self, name: &str, workers: u32) -> Result<Process> {
         copy_slot(&self.publisher, name)?;
         self.server.forget_slots();
-        let coordinator = &self.cluster.coordinator;
-        let to = coordinator.conninfo(citus::DATABASE);
+        let to = match &self.proxy {
+            Some(proxy) => proxy.conninfo(citus::DATABASE),
+            None => self.cluster.coordinator.conninfo(citus::DATABASE),
+        };
         let program = self
             .program
             .clone()
