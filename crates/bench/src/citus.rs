@@ -23,6 +23,7 @@ use testbed::{Cluster, Program, wait_until};
 
 use crate::bench::find_program;
 use crate::drain::{DATABASE, PUBLICATION, SCALE, copy_slot, prepare, publisher};
+use crate::regime::milliseconds;
 
 #[derive(Debug, Args)]
 pub(crate) struct CitusArgs {
@@ -38,9 +39,9 @@ pub(crate) struct CitusArgs {
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 
-    /// Milliseconds of a round trip between pgapace and the coordinator; 0: on one machine
-    #[arg(long, default_value_t = 0)]
-    round_trip: u64,
+    /// Round trip between pgapace and the coordinator (1ms); default: on one machine
+    #[arg(long, value_name = "TIME", value_parser = milliseconds)]
+    round_trip: Option<Duration>,
 
     /// Program to measure; default: beside this one
     #[arg(long)]
@@ -69,13 +70,13 @@ pub(crate) fn run(args: &CitusArgs) -> Result<()> {
         args.transactions
     );
     let server = ReplayServer::in_front_of(&publisher)?;
-    let proxy = match Duration::from_millis(args.round_trip) {
-        Duration::ZERO => None,
-        round_trip => {
+    let proxy = match args.round_trip {
+        Some(round_trip) => {
             let proxy = Proxy::in_front_of(&cluster.coordinator)?;
             proxy.set_delay(round_trip / 2);
             Some(proxy)
         }
+        None => None,
     };
     let program = Program::new(&program);
     let bench = CitusBench { publisher, end, server, cluster, proxy, program };

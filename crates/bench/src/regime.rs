@@ -107,17 +107,19 @@ impl fmt::Display for Regime {
     }
 }
 
+/// A delay with its unit.
+pub(crate) fn milliseconds(text: &str) -> Result<Duration, String> {
+    let number = text.strip_suffix("ms").and_then(|number| number.parse().ok());
+    number
+        .filter(|number| (1..=1000).contains(number))
+        .map(Duration::from_millis)
+        .ok_or_else(|| format!("{text} is not a time from 1ms to 1000ms"))
+}
+
 impl FromStr for Regime {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let milliseconds = |text: &str| {
-            let number = text.strip_suffix("ms").and_then(|number| number.parse().ok());
-            number
-                .filter(|number| (1..=1000).contains(number))
-                .map(Duration::from_millis)
-                .ok_or_else(|| format!("{text} is not a time from 1ms to 1000ms"))
-        };
         match text.split_once(':') {
             None if text == "cpu" => Ok(Self::Cpu),
             None if text == "disk" => Ok(Self::Disk),

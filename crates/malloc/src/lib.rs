@@ -31,10 +31,11 @@ pub fn return_large_blocks() -> bool {
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn fix_threshold() -> bool {
     let bytes = const { MAPPED_FROM as libc::c_int };
-    // SAFETY: mallopt takes two numbers and no memory of ours. It holds the lock of the main heap while it
-    // sets the threshold (mallopt(3) calls it unsafe only beside another mallopt, and this is the only
-    // call). Allocations of other threads read the threshold as one word, and find the old or the new one.
-    // A block that exists is freed by the mark that it carries, whatever the threshold is.
+    // SAFETY: mallopt takes two numbers and no memory of ours, and holds the lock of the main heap while it
+    // sets the threshold. The glibc manual calls it MT-Unsafe because other threads read the threshold
+    // without that lock (const:mallopt). It is an aligned word of which they find the old or the new
+    // value, each of which is valid: a block is freed by the mark that it carries, whatever the threshold
+    // is (malloc/malloc.c, do_set_mmap_threshold and __libc_free). The program has no other threads yet.
     unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, bytes) == 1 }
 }
 

@@ -3,13 +3,13 @@
 use testbed::Result;
 use testbed::compare::TableName;
 
-use crate::streaming::limits;
+use crate::support::memory;
 use crate::support::{DB, PATIENCE, Site, wait_while_running};
 
 const LIMIT_MB: u64 = 16;
 const VALUE_MB: u64 = 60;
 /// Memory that the program uses in addition to its limit, for stacks, buffers and prepared statements.
-const FIXED_MB: u64 = 24;
+const FIXED_MB: u64 = 16;
 /// At one moment a value exists twice: as it was received, and in the message that is sent.
 const COPIES: u64 = 2;
 
@@ -39,7 +39,7 @@ fn memory_is_bounded_by_the_limit_not_by_the_transaction() -> Result<()> {
     let mut run = site.spawn_streaming(&program)?;
     site.publisher.sql(DB, TRANSACTION)?;
     site.wait_until_applied(&mut run)?;
-    let peak = limits::peak(&run)?;
+    let peak = memory::peak(&run)?;
     eprintln!("peak after a transaction of 300 MB: {peak} MB");
     assert!(peak <= LIMIT_MB + FIXED_MB, "{peak} MB");
     site.expect_equal(&tables())?;
@@ -48,7 +48,7 @@ fn memory_is_bounded_by_the_limit_not_by_the_transaction() -> Result<()> {
     let value = format!("INSERT INTO value VALUES (1, repeat('0123456789abcdef', {units}))");
     site.publisher.sql(DB, &value)?;
     site.wait_until_applied(&mut run)?;
-    let peak = limits::peak(&run)?;
+    let peak = memory::peak(&run)?;
     eprintln!("peak after a value of {VALUE_MB} MB: {peak} MB");
     assert!(peak <= LIMIT_MB + COPIES * VALUE_MB + FIXED_MB, "{peak} MB");
 
@@ -59,7 +59,7 @@ fn memory_is_bounded_by_the_limit_not_by_the_transaction() -> Result<()> {
     );
     site.publisher.sql(DB, &values)?;
     site.wait_until_applied(&mut run)?;
-    let peak = limits::peak(&run)?;
+    let peak = memory::peak(&run)?;
     eprintln!("peak after 3 values of half the size: {peak} MB");
     assert!(peak <= LIMIT_MB + COPIES * VALUE_MB + FIXED_MB, "{peak} MB");
     site.expect_equal(&tables())

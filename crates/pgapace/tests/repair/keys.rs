@@ -3,7 +3,7 @@
 use testbed::wait_until;
 
 use super::recorded;
-use crate::streaming::limits::peak;
+use crate::support::memory::peak;
 use crate::support::{PATIENCE, must, on_versions};
 
 const BOTH_WAYS: [(u16, u16); 2] = [(15, 18), (18, 15)];

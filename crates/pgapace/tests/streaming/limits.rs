@@ -4,11 +4,12 @@ use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use testbed::Result;
 use testbed::compare::TableName;
 use testbed::postgres::Client;
 use testbed::program::Process;
-use testbed::{Error, Result};
 
+use crate::support::memory::peak;
 use crate::support::{DB, NAME, PATIENCE, Site, expect_exit, holds_for, wait_while_running};
 
 /// Memory limit of the program, in megabytes.
@@ -25,18 +26,6 @@ fn site(settings: &[(&str, &str)]) -> Result<Site> {
         "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE small (id int)",
     )?;
     Ok(site)
-}
-
-/// The peak memory of a process in megabytes, without the pages of the program file: how many of those
-/// are in memory depends on the build.
-pub(crate) fn peak(run: &Process) -> Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{}/status", run.pid()))?;
-    let kilobytes = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        let kb = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-        kb.ok_or_else(|| Error::other(format!("no {name}")))
-    };
-    Ok(kilobytes("VmHWM:")?.saturating_sub(kilobytes("RssFile:")?) / 1024)
 }
 
 /// The number and size of a process's open unnamed files.

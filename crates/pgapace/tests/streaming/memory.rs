@@ -5,7 +5,7 @@ use testbed::Result;
 use testbed::compare::TableName;
 use testbed::postgres::Client;
 
-use super::limits::peak;
+use crate::support::memory::peak;
 use crate::support::{DB, Site, long};
 
 /// The memory limit; all sizes are in megabytes.

@@ -6,7 +6,7 @@ mod added_tables;
 mod ddl;
 mod faults;
 mod interleaved;
-pub(crate) mod limits;
+mod limits;
 mod memory;
 mod parallel;
 mod random;

@@ -29,7 +29,8 @@
 //! measures. The comment above each says so; a test checks that there is one.
 //!
 //! Beside them: [`load`] (ledger and TPC-B, with a reader that checks every state of the subscriber),
-//! [`random_load`] (random changes of a random schema), [`native`] (a native subscription to compare with).
+//! [`random_load`] (random changes of a random schema), [`native`] (a native subscription to compare with),
+//! [`memory`] (peaks of the program).
 
 // Every test folder uses only a part of it.
 #![allow(dead_code)]
@@ -37,6 +38,7 @@
 mod case;
 mod database;
 pub(crate) mod load;
+pub(crate) mod memory;
 pub(crate) mod native;
 pub(crate) mod random_load;
 mod shared_servers;
