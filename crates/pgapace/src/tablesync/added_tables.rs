@@ -20,7 +20,8 @@ use crate::publisher::session::{Publisher, current_lsn};
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
-use crate::subscriber::state::{self, ownership, published};
+use crate::subscriber::state::published::{self, PreviousReading};
+use crate::subscriber::state::{self, ownership};
 use crate::tablesync::copy_requests::{self, Requested};
 use crate::tablesync::inspection::{InspectedTable, Inspection, InspectionAnswer, may_be_judged};
 use crate::tablesync::subscriber_tables::{self};
@@ -137,7 +138,9 @@ impl<'a> Adder<'a> {
             return Ok(());
         };
         match answers.try_recv() {
-            Ok(InspectionAnswer::Published(look)) => self.compare(control, &look)?,
+            Ok(InspectionAnswer::Published { before, look }) => {
+                self.compare(control, &before, &look)?;
+            }
             Ok(InspectionAnswer::Inspected { found, locked }) => {
                 (self.answers, self.new) = (None, locked);
                 self.judge(control, tables, found, dispatched)?;
@@ -195,18 +198,25 @@ impl<'a> Adder<'a> {
         if context.publisher.is_absent() {
             return Ok(());
         }
+        let before = published::read(control, context.id)?;
         let mut session = context.publisher.connect_to_look()?;
         let sessions = [session.cancel_handle()];
         let look = interruptible(context.shutdown, &sessions, "reading the publications", || {
             publication::check_exist(&mut session, context.publications)?;
             publication::look(&mut session, context.publications)
         })?;
-        self.compare(control, &look)
+        self.compare(control, &before, &look)
     }
 
-    fn compare(&mut self, control: &mut Session, look: &Look) -> Result<()> {
+    /// Compares a look with the records of the tables, which were as in `before` when it began.
+    fn compare(
+        &mut self,
+        control: &mut Session,
+        before: &PreviousReading,
+        look: &Look,
+    ) -> Result<()> {
         let decision = self.context.options.on_missed_changes;
-        let recorded = published::read(control, self.context.owner().id)?;
+        let recorded = published::read(control, self.context.id)?.unchanged_since(before);
         self.found_gap |=
             published::compare(control, self.context.owner(), recorded, look, decision)?;
         Ok(())

@@ -8,6 +8,7 @@ use crate::publisher::publication::{self, Look, PublishedTable};
 use crate::publisher::session::Publisher;
 use crate::sqlstate;
 use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::published::{self, PreviousReading};
 use crate::subscriber::state::{self, RelationState, SubscriptionId};
 use crate::tablesync::added_tables::Name;
 use crate::tablesync::subscriber_tables::{self, Obstacle, SubscriberTable};
@@ -33,7 +34,11 @@ impl InspectedTable {
 /// An answer of an inspection.
 pub(super) enum InspectionAnswer {
     /// The contents of the publications; sent first.
-    Published(Look),
+    Published {
+        /// The records of the tables before the look.
+        before: PreviousReading,
+        look: Look,
+    },
     /// The state of the subscriber's tables; sent last.
     Inspected {
         found: Vec<InspectedTable>,
@@ -74,18 +79,19 @@ impl Inspection {
     }
 
     fn inspect(&mut self, sender: &Sender<InspectionAnswer>) -> Result<()> {
+        let mut session = self.subscriber.connect(Purpose::Look)?;
         let mut published = match self.published.take() {
             Some(published) => published,
             None => {
+                let before = published::read(&mut session, self.id)?;
                 let mut publisher = self.publisher.connect_to_look()?;
                 let look = publication::look(&mut publisher, &self.publications)?;
                 let tables = look.tables.clone();
                 // The leader may have ended.
-                drop(sender.send(InspectionAnswer::Published(look)));
+                drop(sender.send(InspectionAnswer::Published { before, look }));
                 tables
             }
         };
-        let mut session = self.subscriber.connect(Purpose::Look)?;
         let states = state::relations_by_name(&mut session, self.id)?;
         published.retain(|table| {
             let key = table.key();

@@ -1,9 +1,12 @@
 //! Tables that were another table for a while, or not published: renamed, replaced, unlogged, detached.
 
+use std::time::Duration;
+
 use testbed::wait_until;
 
 use super::gaps::{ALL, BLOCKED, TABLES, one_by_one, replicate, state};
 use crate::support::{PATIENCE, must, on_versions};
+use crate::tablesync::while_streaming::wait_for;
 
 /// A change carries the name that the table had when it was written.
 #[test]
@@ -130,5 +133,26 @@ fn a_partition_detached_and_attached_again_makes_its_root_stale() {
             case.publisher.sql("DROP PUBLICATION pub");
             case.both("DROP TABLE r");
         }
+    });
+}
+
+/// A look at the publications may be older than the record of a table that was copied meanwhile.
+#[test]
+fn tables_created_during_looks_are_not_stale() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+        case.tool.args = vec!["--refresh-interval=1".to_owned()];
+        let mut process = case.start();
+        for i in 0..40 {
+            // The pace of the tables, over some looks.
+            std::thread::sleep(Duration::from_millis(80));
+            case.both(&format!("CREATE TABLE t{i} (id int PRIMARY KEY)"));
+            case.publisher.sql(&format!("INSERT INTO t{i} VALUES (1)"));
+        }
+        let ready = "SELECT count(*) = 41 FROM pgapace.relation WHERE state = 'ready'";
+        wait_for(&case, &mut process, "the tables to be copied", ready);
+        case.wait_until_applied(&mut process);
+        assert_eq!(process.events("table_stale"), 0, "{}", process.log());
+        case.stop(process);
     });
 }

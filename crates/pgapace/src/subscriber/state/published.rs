@@ -46,10 +46,35 @@ struct RecordedTable {
     by: Option<PublishedBy>,
 }
 
+impl RecordedTable {
+    fn key(&self) -> (&str, &str) {
+        (&self.schema, &self.name)
+    }
+
+    /// What whoever writes the record writes.
+    fn written(&self) -> (Option<&PublishedBy>, Option<Lsn>) {
+        (self.by.as_ref(), self.sync_lsn)
+    }
+}
+
+impl PreviousReading {
+    /// Only the tables whose record is the same as in `before`, a reading from before the look at
+    /// the publications. The record of any other table was written meanwhile, mostly by a copy, and
+    /// may be newer than the look: compared with it, a table that was just created would seem to be
+    /// no longer published.
+    pub(crate) fn unchanged_since(mut self, before: &Self) -> Self {
+        let before: FxHashMap<_, _> =
+            before.tables.iter().map(|table| (table.key(), table.written())).collect();
+        self.tables.retain(|table| before.get(&table.key()) == Some(&table.written()));
+        self
+    }
+}
+
 /// Compares the publications with the previous reading and records them. Tables that may lack
 /// changes are marked and treated as `--on-missed-changes` says. Returns whether there were any.
 ///
-/// `recorded` was read after tables were last removed from the subscription.
+/// `recorded` was read after tables were last removed from the subscription. No record in it is newer
+/// than `look`.
 ///
 /// A table that is no longer published is recorded as such. It may lack changes if it is published
 /// again.
@@ -223,4 +248,44 @@ pub(crate) fn previous(rows: &wire::Rows) -> Result<PreviousReading> {
 
 fn writing(error: &wire::Error) -> Failure {
     Failure::subscriber(error, "recording how tables are published in schema pgapace")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(name: &str, by: Option<PublishedBy>, sync_lsn: Option<u64>) -> RecordedTable {
+        RecordedTable {
+            schema: "public".to_owned(),
+            name: name.to_owned(),
+            state: TableSyncState::Ready,
+            sync_lsn: sync_lsn.map(Lsn),
+            stale: false,
+            by,
+        }
+    }
+
+    /// A table that was added, copied again or recorded anew during a look is left to the next one.
+    #[test]
+    fn records_that_are_newer_than_the_look_are_left_out() {
+        let by = || Some(PublishedBy::default());
+        let reading = |tables| PreviousReading { looked_at: None, tables };
+        let before = reading(vec![
+            table("same", by(), Some(1)),
+            table("copied_again", by(), Some(1)),
+            table("copy_begun", by(), Some(1)),
+            table("recorded", None, Some(1)),
+            table("dropped", by(), Some(1)),
+        ]);
+        let now = reading(vec![
+            table("added", by(), Some(2)),
+            table("same", by(), Some(1)),
+            table("copied_again", by(), Some(2)),
+            table("copy_begun", by(), None),
+            table("recorded", by(), Some(1)),
+        ]);
+        let kept = now.unchanged_since(&before);
+        let names: Vec<_> = kept.tables.iter().map(|table| table.name.as_str()).collect();
+        assert_eq!(names, ["same"]);
+    }
 }
