@@ -23,12 +23,14 @@ pub(super) enum Task {
 #[derive(Debug)]
 pub(super) struct Running {
     machines: Machines,
+    /// See [`super::Costs::contention`].
+    contention: f64,
     tasks: Vec<(Task, f64)>,
 }
 
 impl Running {
-    pub(super) fn new(machines: Machines) -> Self {
-        Self { machines, tasks: Vec::new() }
+    pub(super) fn new(machines: Machines, contention: f64) -> Self {
+        Self { machines, contention, tasks: Vec::new() }
     }
 
     pub(super) fn start(&mut self, task: Task, seconds: f64) {
@@ -41,6 +43,15 @@ impl Running {
 
     fn is_of_subscriber(task: Task) -> bool {
         matches!(task, Task::Session(_))
+    }
+
+    /// Seconds of work that a task of each machine does in a second: of the program's, and of the subscriber's.
+    fn speeds(&self) -> [f64; 2] {
+        let [program, subscriber] = self.shares();
+        let sessions = self.tasks.iter().filter(|(task, _)| Self::is_of_subscriber(*task)).count();
+        // A session that waits for a processor slows no other down.
+        let others = (sessions as f64 * subscriber - 1.0).max(0.0);
+        [program, subscriber / (1.0 + self.contention * others)]
     }
 
     /// The part of a processor that each task of a machine has: of the program's, and of the subscriber's.
@@ -59,19 +70,19 @@ impl Running {
 
     /// How long until the first of them is done, and which; `None` if nothing runs.
     pub(super) fn next(&self) -> Option<(f64, Task)> {
-        let shares = self.shares();
+        let speeds = self.speeds();
         let times = self
             .tasks
             .iter()
-            .map(|(task, left)| (left / shares[usize::from(Self::is_of_subscriber(*task))], *task));
+            .map(|(task, left)| (left / speeds[usize::from(Self::is_of_subscriber(*task))], *task));
         times.min_by(|(one, _), (other, _)| one.total_cmp(other))
     }
 
     /// So many seconds pass.
     pub(super) fn pass(&mut self, seconds: f64) {
-        let shares = self.shares();
+        let speeds = self.speeds();
         for (task, left) in &mut self.tasks {
-            *left -= seconds * shares[usize::from(Self::is_of_subscriber(*task))];
+            *left -= seconds * speeds[usize::from(Self::is_of_subscriber(*task))];
         }
     }
 

@@ -14,16 +14,21 @@
 //!
 //! * A thread and a session do one thing at a time. Those that run at once share the processors of their
 //!   machine in equal parts; a machine may be both ([`Machines::shared`]).
+//! * Sessions that execute at the same moment slow each other down: they take turns with locks of WAL, of
+//!   buffers and of relation extension, and share caches. What that costs is one number,
+//!   [`Costs::contention`], which a second replay measures.
 //! * Independent changes of a group are sent at once, dependent ones when the groups have ended that they
 //!   wait for. The COMMIT waits until all earlier groups have ended, or were sent on the same session. Far
 //!   from the subscriber, the COMMIT of a small group whose turn it is goes with its statements.
+//! * Whoever waits goes on a moment after it is woken ([`Costs::wake`]): a worker by the leader, by replies, or by
+//!   another worker that has ended a group; a session by statements. That limits the rate of small groups.
 //! * A worker encodes groups ahead, and sends what it has encoded with the COMMIT before it.
 //!
-//! Not modelled: errors, conflicts and groups that are executed again; locks that sessions of the
-//! subscriber take from each other, below transactions and beside rows; streaming apply (a streamed
+//! Not modelled: errors, conflicts and groups that are executed again; streaming apply (a streamed
 //! transaction counts as one that arrives at its commit); checkpoints, and whatever else makes a server
 //! slower for a while. So a forecast is an estimate, to be compared with a replay where one is possible.
 
+mod fit;
 mod machines;
 mod run;
 mod session;
@@ -32,6 +37,7 @@ mod tests;
 
 use std::time::Duration;
 
+pub use fit::{Replayed, fit};
 pub use machines::Machines;
 pub use run::{Forecast, ForecastError, Point, Settings, forecast};
 
@@ -58,6 +64,11 @@ pub struct Costs {
     pub delete: f64,
     /// One change that is a statement of its own.
     pub row: f64,
+    /// Until a thread or session goes on that another one has woken. It needs no processor meanwhile.
+    pub wake: f64,
+    /// How much longer an operation of the subscriber takes for each other session that executes at the same
+    /// moment, as a part of its time. 0 if sessions do not slow each other down.
+    pub contention: f64,
 }
 
 impl Costs {
@@ -74,6 +85,8 @@ impl Costs {
         update: 9e-6,
         delete: 6e-6,
         row: 25e-6,
+        wake: 40e-6,
+        contention: 0.0,
     };
 
     /// With another subscriber: each of its operations takes `factor` times as long.

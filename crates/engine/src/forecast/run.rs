@@ -92,6 +92,8 @@ enum Event {
     Arrived(usize),
     /// Replies arrive at a worker.
     Reply(usize),
+    /// A worker notices that it has another group, or that groups of others have ended.
+    Woken(usize),
 }
 
 /// Times are not negative, so their bits have their order.
@@ -112,7 +114,7 @@ pub fn forecast<R: Recorded>(
         order: CommitOrder::new(workers),
         sessions: (0..workers).map(|_| Session::default()).collect(),
         chains: VecDeque::new(),
-        running: Running::new(settings.machines),
+        running: Running::new(settings.machines, settings.costs.contention),
         events: Queue::new(),
         number: 0,
         now: 0.0,
@@ -295,7 +297,7 @@ impl<T: Dispatchable> Run<T> {
             sent,
             state: State::Queued,
         });
-        self.advance(worker);
+        self.wake(worker);
     }
 
     /// Transactions that are received, and neither in earlier groups nor before this one.
@@ -353,7 +355,8 @@ impl<T: Dispatchable> Run<T> {
             Task::Session(worker) => {
                 let session = &mut self.sessions[worker];
                 if session.executing.take().is_some_and(|job| job.reply) {
-                    self.at(self.now + self.half_way(), Event::Reply(worker));
+                    let wake = self.settings.costs.wake;
+                    self.at(self.now + self.half_way() + wake, Event::Reply(worker));
                 }
                 self.execute(worker);
             }
@@ -385,6 +388,7 @@ impl<T: Dispatchable> Run<T> {
             Event::Look => {}
             Event::Arrived(worker) => self.arrived(worker),
             Event::Reply(worker) => self.replied(worker),
+            Event::Woken(worker) => self.advance(worker),
         }
     }
 
@@ -402,10 +406,13 @@ impl<T: Dispatchable> Run<T> {
     }
 
     fn send(&mut self, worker: usize, seconds: f64, reply: bool) {
-        self.sessions[worker].jobs.push_back(Job { seconds, reply });
-        let half_way = self.half_way();
-        if half_way > 0.0 {
-            self.at(self.now + half_way, Event::Arrived(worker));
+        let session = &mut self.sessions[worker];
+        session.jobs.push_back(Job { seconds, reply });
+        let sleeps = session.executing.is_none() && session.jobs.len() == 1;
+        let wake = if sleeps { self.settings.costs.wake } else { 0.0 };
+        let takes = self.half_way() + wake;
+        if takes > 0.0 {
+            self.at(self.now + takes, Event::Arrived(worker));
         } else {
             self.arrived(worker);
         }
@@ -574,10 +581,15 @@ impl<T: Dispatchable> Run<T> {
         self.answers.push((worker, group.seq, true));
         self.order.ended(group.seq);
         for other in 0..self.sessions.len() {
-            if other != worker {
-                self.advance(other);
+            if other != worker && !self.sessions[other].groups.is_empty() {
+                self.wake(other);
             }
         }
+    }
+
+    /// Another thread has something for a worker.
+    fn wake(&mut self, worker: usize) {
+        self.at(self.now + self.settings.costs.wake, Event::Woken(worker));
     }
 
     fn note_lag(&mut self, point: Point) {

@@ -188,12 +188,13 @@ If it is interrupted, run it again. Before another replay of the same recording,
 Example:
   pgapace replay shop.recording --subscriber postgresql://clone/shop --workers 4"#;
 
-const WHATIF_HELP: &str = r#"It reads the recording and the definitions of the subscriber's tables, and writes nothing. The dispatcher of pgapace run takes the recorded transactions in virtual time. Rates are those of a backlog; the lag is that of the recorded pace. Without --measured and --cost, costs are typical ones.
+const WHATIF_HELP: &str = r#"It reads the recording and the definitions of the subscriber's tables, and writes nothing. The dispatcher of pgapace run takes the recorded transactions in virtual time. Rates are those of a backlog; the lag is that of the recorded pace. Without --measured and --cost, costs are typical ones. Give --measured twice, with replays of different numbers of workers, for the best forecast. Restore the clone between them.
 
 Example:
   pgapace replay shop.recording --subscriber postgresql://clone/shop --workers 1 --json > one.json
-  pgapace whatif shop.recording --subscriber postgresql://clone/shop --measured one.json \
-                 --workers 1,4,16,64 --round-trip 20ms"#;
+  pgapace replay shop.recording --subscriber postgresql://clone/shop --workers 2 --json > two.json
+  pgapace whatif shop.recording --subscriber postgresql://clone/shop \
+                 --measured one.json --measured two.json --workers 1,4,16,64 --round-trip 20ms"#;
 
 const SKIP_HELP: &str = r#"It needs --subscriber and --name. pgapace applies nothing of the transaction and does not keep its changes: make them by hand.
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 use engine::dispatch::Pacing;
-use engine::forecast::{Costs, Machines};
+use engine::forecast::{Costs, Machines, Replayed, fit};
+use pgoutput::Lsn;
 use wire::Session;
 
 use crate::cli::output;
@@ -15,8 +16,8 @@ use crate::error::{Failure, Result};
 use crate::recording::file::Recording;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscription::group_limits;
-use crate::whatif::answer::{Answer, OfWorkers, RecordedFacts};
-use crate::whatif::costs::{self, GivenCost, Measured, time_of};
+use crate::whatif::answer::{Answer, OfReplay, OfWorkers, RecordedFacts};
+use crate::whatif::costs::{self, GivenCost, Measured, part_of, time_of};
 use crate::whatif::{Forecaster, Scenario, Speed};
 
 #[derive(Debug, Args)]
@@ -65,11 +66,19 @@ pub(crate) struct WhatifArgs {
     #[arg(long, value_name = "OPERATION=TIME", value_delimiter = ',')]
     cost: Vec<GivenCost>,
 
-    /// Scale the costs to a replay of this recording: the output of pgapace replay --json
-    #[arg(long, value_name = "FILE")]
-    measured: Option<PathBuf>,
+    /// How much longer an operation of the subscriber takes for each other session that executes, such as 0.2
+    /// [default: as measured, or 0]
+    #[arg(long, value_name = "PART", value_parser = part_of)]
+    contention: Option<f64>,
 
-    /// Round trip to the subscriber, such as 20ms [default: as measured now]
+    /// Scale the costs to a replay of this recording: the output of pgapace replay --json; repeat it
+    ///
+    /// The replay with the fewest workers scales the costs. Others say how much sessions of the subscriber slow each
+    /// other down.
+    #[arg(long, value_name = "FILE")]
+    measured: Vec<PathBuf>,
+
+    /// Round trip to the subscriber, such as 20ms [default: that of the replays, or as measured now]
     #[arg(long, value_name = "TIME", value_parser = time_of)]
     round_trip: Option<Duration>,
 
@@ -92,7 +101,9 @@ pub(crate) fn run(args: &WhatifArgs) -> Result<()> {
     let mut control =
         Subscriber::new(config.subscriber.clone(), "whatif").connect(Purpose::Look)?;
     let here = round_trip(&mut control)?;
-    let measured = args.measured.as_deref().map(Measured::read).transpose()?;
+    let end = Lsn(recording.tail.end).to_string();
+    let measured = Measured::read_all(&args.measured, &end)?;
+    let distance = Measured::distance(&measured).unwrap_or(here);
     let mut forecaster =
         Forecaster { recording: &recording, config: &config, control: &mut control };
     let processors = args.processors.map_or(usize::MAX, usize::from);
@@ -103,13 +114,21 @@ pub(crate) fn run(args: &WhatifArgs) -> Result<()> {
         machines,
         group: group_limits(&Config { workers: ApplyWorkers::Fixed(workers), ..config.clone() }),
     };
-    let mut costs = costs::with_given(Costs::TYPICAL, &args.cost);
-    if let Some(measured) = measured {
-        let far = Duration::from_secs_f64(measured.round_trip_ms.max(0.0) / 1000.0);
-        let scenario = scenario(costs, far, measured.workers);
-        costs = costs::measured(&mut forecaster, scenario, &measured, &args.cost)?;
+    let given = |costs| {
+        let costs = costs::with_given(costs, &args.cost);
+        Costs { contention: args.contention.unwrap_or(costs.contention), ..costs }
+    };
+    let replays: Vec<Replayed> = measured.iter().map(Measured::replayed).collect();
+    let mut of_replay = |costs, replay: &Replayed| {
+        let scenario = scenario(given(costs), distance, replay.workers);
+        forecaster.forecast(scenario, replay.workers, Speed::Backlog)
+    };
+    let costs = given(fit(Costs::TYPICAL, &replays, &mut of_replay)?);
+    let mut agreement = Vec::new();
+    for replay in &replays {
+        agreement.push(OfReplay::new(replay, &of_replay(costs, replay)?));
     }
-    let round_trip = args.round_trip.unwrap_or(here);
+    let round_trip = args.round_trip.unwrap_or(distance);
     let mut numbers: Vec<usize> = args.numbers.iter().copied().map(usize::from).collect();
     numbers.sort_unstable();
     numbers.dedup();
@@ -130,7 +149,8 @@ pub(crate) fn run(args: &WhatifArgs) -> Result<()> {
         seconds: tail.milliseconds as f64 / 1000.0,
     };
     let milliseconds = (round_trip.as_secs_f64() * 1e5).round() / 100.0;
-    let answer = Answer::new(recorded, (costs, milliseconds), of_workers, (&most, &keys));
+    let answer =
+        Answer::new(recorded, (costs, milliseconds), agreement, of_workers, (&most, &keys));
     if args.json {
         return output::json(&answer);
     }

@@ -1,6 +1,6 @@
 //! The answer of `pgapace whatif`, as text and as JSON.
 
-use engine::forecast::{Costs, Forecast, Point};
+use engine::forecast::{Costs, Forecast, Point, Replayed};
 use serde::Serialize;
 
 use super::costs::{OPERATIONS, cost};
@@ -12,6 +12,8 @@ const NEARLY: f64 = 0.95;
 const CURVE: usize = 40;
 /// Keys that are named.
 const KEYS: usize = 10;
+const SECOND_REPLAY: &str = "a second --measured, of a replay with another number of workers, makes the forecast better: it \
+                             shows how much sessions of the subscriber slow each other down";
 
 /// The answer.
 #[derive(Debug, Serialize)]
@@ -19,6 +21,13 @@ pub(crate) struct Answer {
     pub(crate) recorded: RecordedFacts,
     pub(crate) round_trip_ms: f64,
     pub(crate) costs_us: serde_json::Map<String, serde_json::Value>,
+    /// See [`Costs::contention`].
+    pub(crate) contention: f64,
+    /// The replays that were given, in the order of their numbers of workers.
+    pub(crate) measured: Vec<OfReplay>,
+    /// What would make the forecast better.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) hint: Option<&'static str>,
     pub(crate) workers: Vec<OfWorkers>,
     /// The fewest workers that are nearly as fast as any number.
     pub(crate) best: usize,
@@ -35,6 +44,14 @@ pub(crate) struct RecordedFacts {
     pub(crate) transactions: u64,
     pub(crate) changes: u64,
     pub(crate) seconds: f64,
+}
+
+/// What a replay measured, and the forecast for its conditions.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct OfReplay {
+    workers: usize,
+    transactions_per_second: f64,
+    forecast_transactions_per_second: f64,
 }
 
 /// With one number of workers.
@@ -78,6 +95,24 @@ pub(crate) struct LimitingKey {
     table: String,
     key: String,
     dependent_changes: u64,
+}
+
+impl OfReplay {
+    pub(crate) fn new(replay: &Replayed, forecast: &Forecast) -> Self {
+        let rate = |seconds: f64| forecast.transactions as f64 / seconds.max(1e-9);
+        Self {
+            workers: replay.workers,
+            transactions_per_second: rate(replay.seconds),
+            forecast_transactions_per_second: rate(forecast.seconds),
+        }
+    }
+
+    fn line(&self) -> String {
+        format!(
+            "replay with --workers {}: {:.0} transactions/s, forecast {:.0}",
+            self.workers, self.transactions_per_second, self.forecast_transactions_per_second
+        )
+    }
 }
 
 impl OfWorkers {
@@ -152,6 +187,7 @@ impl Answer {
     pub(crate) fn new(
         recorded: RecordedFacts,
         (mut costs, round_trip_ms): (Costs, f64),
+        measured: Vec<OfReplay>,
         workers: Vec<OfWorkers>,
         (most, limits): (&Forecast, &Limits),
     ) -> Self {
@@ -172,6 +208,9 @@ impl Answer {
             recorded,
             round_trip_ms,
             costs_us,
+            contention: (costs.contention * 1000.0).round() / 1000.0,
+            hint: (measured.len() == 1).then_some(SECOND_REPLAY),
+            measured,
             workers,
             best,
             dependent_percent: 100.0 * most.dependent_changes as f64 / most.changes.max(1) as f64,
@@ -199,7 +238,14 @@ impl Answer {
         )];
         let costs: Vec<_> =
             self.costs_us.iter().map(|(name, micros)| format!("{name} {micros} us")).collect();
-        lines.push(format!("costs: {}; round trip {} ms", costs.join(", "), self.round_trip_ms));
+        lines.push(format!(
+            "costs: {}; contention {}; round trip {} ms",
+            costs.join(", "),
+            self.contention,
+            self.round_trip_ms
+        ));
+        lines.extend(self.measured.iter().map(OfReplay::line));
+        lines.extend(self.hint.map(|hint| format!("hint: {hint}")));
         lines.push(String::new());
         lines.push(
             "workers  transactions/s  changes/s  x one   limited by          lag at the recorded pace"

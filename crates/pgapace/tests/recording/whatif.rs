@@ -51,7 +51,7 @@ const HOT: Workload = Workload {
 const BENCH: [Workload; 3] = [
     Workload {
         name: "random-update",
-        transaction: "UPDATE t SET v = i WHERE id = 1 + floor(random() * 2000)::int",
+        transaction: "UPDATE t SET v = i WHERE id = 1 + (hashint4(i) & 1048575) % 2000",
     },
     Workload {
         name: "bulk-insert",
@@ -60,7 +60,7 @@ const BENCH: [Workload; 3] = [
     Workload {
         name: "hot",
         transaction: "UPDATE t SET v = v + i WHERE \
-                      id = 1 + floor(random() * CASE WHEN i % 2 = 0 THEN 10 ELSE 2000 END)::int",
+                      id = 1 + (hashint4(i) & 1048575) % CASE WHEN i % 2 = 0 THEN 10 ELSE 2000 END",
     },
 ];
 
@@ -75,7 +75,7 @@ fn record(case: &Case, workload: &Workload, transactions: u32) -> PathBuf {
     let mut session = case.publisher.connect();
     must(session.batch_execute("SET synchronous_commit = off"));
     must(session.batch_execute(&format!(
-        "DO $$ DECLARE k int; BEGIN PERFORM setseed(0.5); FOR i IN 1..{transactions} LOOP \
+        "DO $$ BEGIN FOR i IN 1..{transactions} LOOP \
            {}; COMMIT; END LOOP; END $$",
         workload.transaction
     )));
@@ -125,12 +125,6 @@ fn independent_changes_gain_from_workers_and_a_hot_row_is_named() {
     whatif(&case, &file, &["--measured", "/nonexistent"]).expect(3, &["pgapace replay --json"]);
 }
 
-/// The median of an odd number of values.
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 /// The resource that bounds a workload.
 #[derive(Debug, Clone, Copy)]
 enum Regime {
@@ -161,6 +155,34 @@ fn restore(case: &Case, regime: Regime) {
 }
 
 const NUMBERS: [&str; 3] = ["1", "2", "4"];
+/// How many of them are given to the forecast, which predicts the others.
+const GIVEN: usize = 2;
+
+fn seconds(done: &Finished) -> f64 {
+    number(&json(done)["seconds"])
+}
+
+/// Replays with each number of workers, an odd number of rounds. Rounds take turns, so that other work on
+/// the machine meets all numbers of workers. Each replay is that with the median time.
+fn replays(case: &Case, file: &Path, regime: Regime, rounds: usize) -> Vec<Finished> {
+    let mut measured: Vec<Vec<Finished>> = NUMBERS.iter().map(|_| Vec::new()).collect();
+    for _ in 0..rounds {
+        for (workers, measured) in NUMBERS.iter().zip(&mut measured) {
+            restore(case, regime);
+            let args = [&["--json", "--workers", workers][..], &GROUP].concat();
+            let done = replay(case, file, &args);
+            done.expect(0, &[]);
+            measured.push(done);
+        }
+    }
+    let median = |mut rounds: Vec<Finished>| {
+        rounds.sort_by(|one, other| seconds(one).total_cmp(&seconds(other)));
+        rounds.swap_remove(rounds.len() / 2)
+    };
+    measured.into_iter().map(median).collect()
+}
+
+const GROUP: [&str; 2] = ["--group-transactions", "20"];
 
 /// The forecast and the replay of one workload, in transactions per second, by number of workers.
 fn compare(
@@ -177,25 +199,13 @@ fn compare(
         proxy.set_delay(std::time::Duration::from_millis(milliseconds) / 2);
         case.tool.subscriber = proxy.conninfo(&case.subscriber.name);
     }
-    let group = ["--group-transactions", "20"];
-    let seconds = |done: &Finished| number(&json(done)["seconds"]);
-    // Rounds take turns, so that other work on the machine meets all numbers of workers.
-    let mut measured: Vec<Vec<Finished>> = NUMBERS.iter().map(|_| Vec::new()).collect();
-    for _ in 0..rounds {
-        for (workers, measured) in NUMBERS.iter().zip(&mut measured) {
-            restore(&case, regime);
-            let args = [&["--json", "--workers", workers][..], &group].concat();
-            let done = replay(&case, &file, &args);
-            done.expect(0, &[]);
-            measured.push(done);
-        }
+    let replays = replays(&case, &file, regime, rounds);
+    let mut args: Vec<String> = ["--workers", "1,2,4"].map(str::to_owned).into();
+    for (workers, replay) in NUMBERS.iter().zip(&replays).take(GIVEN) {
+        let path = case.log_file(&format!("{workers}.json"));
+        std::fs::write(&path, &replay.stdout).expect("a file");
+        args.extend(["--measured".to_owned(), path.to_string_lossy().into_owned()]);
     }
-    let costs = case.log_file("costs.json");
-    let typical = median(measured[0].iter().map(seconds).collect());
-    let first = measured[0].iter().find(|done| seconds(done) <= typical).expect("a replay");
-    std::fs::write(&costs, &first.stdout).expect("a file");
-    let costs = costs.to_string_lossy().into_owned();
-    let args = ["--workers", "1,2,4", "--measured", &costs];
     let processors = std::thread::available_parallelism().map_or(2, usize::from).to_string();
     let of_regime = match regime {
         // The subscriber shares this machine, however long a round trip to it takes.
@@ -203,16 +213,20 @@ fn compare(
         // The measured time is that of rows, and says nothing of statements and COMMITs.
         Regime::SlowRows(_) => vec!["--cost", "commit=0.2ms,statement=0.2ms"],
     };
-    let forecast = rates(&answer(&case, &file, &[&args[..], &of_regime, &group].concat()));
-    let rate =
-        |done: &Vec<Finished>| f64::from(transactions) / median(done.iter().map(seconds).collect());
-    let found: Vec<_> = forecast.into_iter().zip(measured.iter().map(rate)).collect();
-    for (workers, (forecast, measured)) in NUMBERS.iter().zip(&found) {
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let answer = answer(&case, &file, &[&args[..], &of_regime, &GROUP].concat());
+    println!("{}, {regime:?}: contention {}", workload.name, answer["contention"]);
+    let rate = |replay: &Finished| {
+        assert_eq!(json(replay)["transactions"], transactions);
+        f64::from(transactions) / seconds(replay)
+    };
+    let found: Vec<_> = rates(&answer).into_iter().zip(replays.iter().map(rate)).collect();
+    for ((workers, replay), (forecast, measured)) in NUMBERS.iter().zip(&replays).zip(&found) {
         let off = 100.0 * (forecast / measured - 1.0);
         println!(
-            "{}, {regime:?}, {workers} workers: forecast {forecast:.0}, replay {measured:.0} \
-             transactions/s, {off:+.0} %",
-            workload.name
+            "  {workers} workers: forecast {forecast:.0}, replay {measured:.0} transactions/s \
+             ({:.2} s), {off:+.0} %",
+            seconds(replay)
         );
     }
     found
@@ -231,9 +245,9 @@ fn forecasts_agree_with_replays() {
     let [update, insert, hot] = &BENCH;
     let far = Regime::Far(20);
     let compared = [
-        (update, 20_000, Regime::Local),
-        (insert, 400, Regime::Local),
-        (hot, 20_000, Regime::Local),
+        (update, 200_000, Regime::Local),
+        (insert, 2000, Regime::Local),
+        (hot, 200_000, Regime::Local),
         (update, 5000, far),
         (insert, 1000, far),
         (hot, 5000, far),

@@ -13,9 +13,10 @@ pub(crate) fn pgapace(verb: &str) -> Program {
 }
 
 /// The program under test. It ignores PostgreSQL's and its own environment variables of the caller,
-/// except for the apply mode, in which all tests can run.
+/// except for the apply mode, in which all tests can run, and for PGAPACE_TEST_PROGRAM, another program to test.
 pub(crate) fn executable() -> Program {
-    let mut program = Program::new(env!("CARGO_BIN_EXE_pgapace"));
+    let other = std::env::var_os("PGAPACE_TEST_PROGRAM");
+    let mut program = Program::new(other.unwrap_or_else(|| env!("CARGO_BIN_EXE_pgapace").into()));
     for (variable, _) in std::env::vars_os() {
         let name = variable.to_string_lossy().into_owned();
         if name.starts_with("PG") && name != "PGAPACE_APPLY_MODE" {
