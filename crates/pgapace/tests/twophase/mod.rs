@@ -208,3 +208,31 @@ fn held_transactions_beyond_memory_are_spooled() {
         case.expect_equal(&["t"]);
     });
 }
+
+/// Rows that a prepared transaction missed on the subscriber count, even if it is rolled back: they were
+/// missing when it was prepared there. They count once, whatever comes in between.
+#[test]
+fn missing_rows_of_a_prepared_transaction_are_counted_once() {
+    on_versions(&VERSIONS, |mut case| {
+        prepared(&mut case);
+        case.replicate(TABLE);
+        case.publisher.sql("INSERT INTO t SELECT g, 'v' FROM generate_series(1, 20) g");
+        case.run_until_current();
+        case.subscriber.sql("DELETE FROM t WHERE id <= 10");
+        for (name, rows, end) in
+            [("one", "id <= 15", "COMMIT"), ("two", "id IN (2, 3, 16)", "ROLLBACK")]
+        {
+            let mut process = case.start();
+            prepare(&case, name, &format!("UPDATE t SET v = '{name}' WHERE {rows}"));
+            wait_until_prepared(&case, 1);
+            case.wait_until_applied(&mut process);
+            case.stop(process);
+            resolve(&case, end, name);
+            case.run_until_current();
+            expect_nothing_left(&case);
+        }
+        assert_eq!(case.statistic("update_missing"), "12");
+        let changed = "SELECT string_agg(id || v, ' ' ORDER BY id) FROM t WHERE v <> 'v'";
+        assert_eq!(case.subscriber.value(changed), "11one 12one 13one 14one 15one");
+    });
+}
