@@ -5,7 +5,7 @@ use std::sync::Arc;
 use engine::net::ChangeAt;
 use engine::transaction::Touched;
 use pgoutput::{Lsn, Message};
-use wire::{ServerError, quote_ident};
+use wire::{ServerError, quote_ident, quote_literal};
 
 use crate::apply::expected::Expected;
 use crate::apply::offender::{self, unknown_offender};
@@ -179,8 +179,10 @@ impl<'a> Context<'a> {
                 let said = error.server_error();
                 let hint = failure.offender.as_deref().zip(said);
                 let hint = hint.and_then(|(offender, said)| {
-                    let table = self.sql_name(expected).or_else(|| offender.table.clone());
-                    hint_of_error(said, table.as_deref(), offender.commit_lsn)
+                    let map = self.map_of(expected);
+                    let table = map.map(|map| map.table.sql_name());
+                    let table = table.or_else(|| offender.table.clone());
+                    hint_of_error(said, (table.as_deref(), map), offender.commit_lsn)
                 });
                 Failure { class: Class::Apply, hint: hint.or(failure.hint), ..failure }
             }
@@ -223,19 +225,38 @@ impl<'a> Context<'a> {
         offender
     }
 
-    /// The quoted name of a change's table.
-    fn sql_name(&self, expected: Option<Expected>) -> Option<String> {
+    /// The table of a change.
+    fn map_of(&self, expected: Option<Expected>) -> Option<&TableMap> {
         match expected {
-            Some(Expected::Change { at, .. } | Expected::Look { at }) => {
-                self.map(at).map(|map| map.table.sql_name())
-            }
+            Some(Expected::Change { at, .. } | Expected::Look { at }) => self.map(at),
             _ => None,
         }
     }
 }
 
+/// Functions of the server that refuse a label of an enum.
+const ENUM_INPUT: [&str; 2] = ["enum_in", "enum_recv"];
+
+/// A label that the subscriber's enum does not have. The message ends with it, whatever its language.
+fn hint_of_enum(said: &ServerError, map: Option<&TableMap>) -> String {
+    let label = said.message.strip_suffix('"').and_then(|text| text.rsplit('"').next());
+    let label = label.map_or_else(|| "…".to_owned(), quote_literal);
+    let columns = map.into_iter().flat_map(|map| (0..map.columns.len()).map(|i| map.local(i)));
+    let mut enums: Vec<_> = columns.filter(|c| c.type_kind == 'e').map(|c| &c.type_name).collect();
+    enums.dedup();
+    let name = match enums.as_slice() {
+        [name] => name.as_str(),
+        _ => enums.into_iter().find(|name| said.message.contains(*name)).map_or("…", |name| name),
+    };
+    format!("Add the label to the subscriber's enum: ALTER TYPE {name} ADD VALUE {label};")
+}
+
 /// A hint for an error that is no conflict; `None` if the server's own hint is better.
-fn hint_of_error(said: &ServerError, table: Option<&str>, commit_lsn: Lsn) -> Option<String> {
+fn hint_of_error(
+    said: &ServerError,
+    (table, map): (Option<&str>, Option<&TableMap>),
+    commit_lsn: Lsn,
+) -> Option<String> {
     let table = table.unwrap_or("…");
     let quoted = |name: &Option<String>| name.as_deref().map(quote_ident);
     let column = quoted(&said.column);
@@ -261,6 +282,11 @@ fn hint_of_error(said: &ServerError, table: Option<&str>, commit_lsn: Lsn) -> Op
             | sqlstate::EXCLUSION_VIOLATION,
             _,
         ) => return Some(hint_of_conflict(None, commit_lsn)),
+        (sqlstate::INVALID_TEXT_REPRESENTATION | sqlstate::INVALID_BINARY_REPRESENTATION, _)
+            if said.routine.as_deref().is_some_and(|routine| ENUM_INPUT.contains(&routine)) =>
+        {
+            hint_of_enum(said, map)
+        }
         (
             sqlstate::STRING_DATA_RIGHT_TRUNCATION
             | sqlstate::NUMERIC_VALUE_OUT_OF_RANGE
@@ -272,10 +298,22 @@ fn hint_of_error(said: &ServerError, table: Option<&str>, commit_lsn: Lsn) -> Op
             | sqlstate::DATATYPE_MISMATCH,
             _,
         ) => {
+            let change = |column: &str, declared: Option<&str>| {
+                format!("ALTER COLUMN {column} TYPE {}", declared.unwrap_or("…"))
+            };
+            let changes: Vec<_> = map.map_or_else(Vec::new, |map| {
+                let unlike = map.unlike.iter().map(|(remote, declared)| {
+                    change(&quote_ident(&map.local(*remote).name), declared.as_deref())
+                });
+                unlike.collect()
+            });
+            let changes = match changes.as_slice() {
+                [] => change(column.as_deref().unwrap_or("…"), None),
+                found => found.join(", "),
+            };
             format!(
                 "The value does not fit the type of its column on the subscriber. Change that to the \
-                 publisher's type: ALTER TABLE {table} ALTER COLUMN {} TYPE …;",
-                column.as_deref().unwrap_or("…")
+                 publisher's type: ALTER TABLE {table} {changes};"
             )
         }
         _ if said.hint.is_some() => return None,

@@ -14,14 +14,15 @@ use engine::sync_lsn::SyncLsn;
 use engine::table_sync::TableSyncState;
 use pgoutput::{Lsn, RelId};
 use rustc_hash::{FxHashMap, FxHashSet};
-use wire::Session;
+use wire::{Session, quote_ident};
 
+use crate::check::dump_command;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::{CatalogueReader, TableFacts};
 use crate::subscriber::conflict::Policy;
 use crate::subscriber::format::{self, PublisherTypes};
-use crate::subscriber::mapping::TableMap;
+use crate::subscriber::mapping::{TableMap, lacks_columns};
 use crate::subscriber::state::{self, RelationMode, RelationState, SubscriptionId};
 
 /// Schema of our state: never mapped, copied or applied, whatever the publication says.
@@ -438,7 +439,19 @@ impl Tables {
             policy.copied_at = copied_at;
         }
         let TableFacts { table, constraints } = facts;
+        let lacking: Vec<_> =
+            remote.columns.iter().filter(|column| table.column(&column.name).is_none()).collect();
+        if !lacking.is_empty() {
+            let types = self.types.names.of(session, &lacking)?;
+            let names = lacking.iter().zip(&types);
+            let names: Vec<_> = names.map(|(c, name)| (c.name.as_str(), name.as_deref())).collect();
+            return Err(lacks_columns((&table.display_name(), &table.sql_name()), &names));
+        }
         let mut map = TableMap::new(Arc::clone(remote), table, &self.types)?;
+        let unlike = map.unlike(&self.types);
+        let columns: Vec<_> = unlike.iter().map(|index| &remote.columns[*index]).collect();
+        let names = self.types.names.of(session, &columns)?;
+        map.unlike = unlike.into_iter().zip(names).collect();
         map = map.with_constraints(&constraints, &self.types, self.locks_ordered);
         let map = Arc::new(TableMap { conflicts, ..map });
         if self.types.binary() {
@@ -476,8 +489,9 @@ fn key(remote: &RemoteRelation) -> TableKey {
 
 /// A published table that the subscriber does not have.
 pub(crate) fn missing(schema: &str, name: &str) -> Failure {
-    Failure::new(Class::Mismatch, format!("the subscriber has no table {schema}.{name}")).hint(
-        "Create it on the subscriber (pg_dump --schema-only of the publisher has its definition), or \
-         take it out of the publication; then start pgapace again.",
-    )
+    let sql_name = format!("{}.{}", quote_ident(schema), quote_ident(name));
+    Failure::new(Class::Mismatch, format!("the subscriber has no table {schema}.{name}")).hint(format!(
+        "Create it on the subscriber: {}; or take it out of the publication; then start pgapace again.",
+        dump_command(&[sql_name], "PUBLISHER", "SUBSCRIBER")
+    ))
 }

@@ -371,6 +371,17 @@ fn shown_conninfo(info: &ConnInfo) -> String {
     shell_quoted(&parts.join(" "))
 }
 
+/// A shell command that creates these tables on the subscriber.
+pub(crate) fn dump_command(tables: &[String], publisher: &str, subscriber: &str) -> String {
+    let patterns: Vec<_> =
+        tables.iter().map(|sql| format!("--table={}", shell_quoted(sql))).collect();
+    format!(
+        "pg_dump --schema-only --no-owner --no-publications --no-subscriptions {} {publisher} | \
+         psql {subscriber}",
+        patterns.join(" ")
+    )
+}
+
 fn shell_quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }

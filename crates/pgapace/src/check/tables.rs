@@ -9,7 +9,7 @@ use pgoutput::{RelId, ReplicaIdentity, TypeOid};
 use wire::{Session, quote_ident, quote_literal};
 
 use crate::check::report::{Reporter, Side};
-use crate::check::{SubscriptionState, failed, shell_quoted, shown_conninfo};
+use crate::check::{SubscriptionState, dump_command, failed, shown_conninfo};
 use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
@@ -482,13 +482,11 @@ impl Checker<'_, '_> {
 
     /// The fix is one command for all tables: pg_dump orders them by their dependencies.
     fn report_missing(&mut self, published: usize) {
-        let patterns: Vec<_> =
-            self.missing.iter().map(|(_, sql)| format!("--table={}", shell_quoted(sql))).collect();
-        let command = format!(
-            "pg_dump --schema-only --no-owner --no-publications --no-subscriptions {} {} | psql {}",
-            patterns.join(" "),
-            shown_conninfo(&self.config.publisher),
-            shown_conninfo(&self.config.subscriber),
+        let names: Vec<_> = self.missing.iter().map(|(_, sql)| sql.clone()).collect();
+        let command = dump_command(
+            &names,
+            &shown_conninfo(&self.config.publisher),
+            &shown_conninfo(&self.config.subscriber),
         );
         let hint = if self.missing.len() == published && self.known.row.is_none() {
             "; the first run creates all tables with --copy-schema"

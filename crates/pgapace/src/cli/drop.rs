@@ -26,9 +26,14 @@ pub(crate) struct DropArgs {
     if_exists: bool,
 }
 
-/// Drops the slot, unless its creation was never recorded and it may belong to another program.
+/// Drops the slot, unless it may belong to another program: its creation was never recorded, or it was dropped
+/// since and another one has its name.
 fn drop_slot(source: &mut Session, row: &Subscription, found: &Slot) -> Result<bool> {
-    if row.phase == Phase::Creating && !slot::is_ours(found, row.slot_made_at) {
+    let may_be_ours = match row.phase {
+        Phase::Creating => slot::is_ours(found, row.slot_made_at),
+        Phase::Copying | Phase::Streaming => slot::check_kind(&row.slot_name, found).is_ok(),
+    };
+    if !may_be_ours {
         tracing::warn!(
             event = "slot_left",
             slot = row.slot_name,

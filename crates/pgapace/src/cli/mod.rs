@@ -396,7 +396,7 @@ pub(crate) fn main() -> ExitCode {
             Ok(())
         }
     };
-    match result {
+    match result.and_then(|()| output::finish()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => output::fail(&failure),
     }

@@ -1,11 +1,12 @@
 //! Writes to standard output and standard error, except for the log.
 
-use std::io::Write;
+use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use serde::Serialize;
 
-use crate::error::{Failure, Result};
+use crate::error::{Class, Failure, Result};
 
 /// Writes a failure in the form of psql, and returns its exit code.
 pub(crate) fn fail(failure: &Failure) -> ExitCode {
@@ -14,14 +15,40 @@ pub(crate) fn fail(failure: &Failure) -> ExitCode {
     ExitCode::from(failure.class.exit_code())
 }
 
-/// Writes a line to standard output. A reader that has ended (`| head`) is no error.
-pub(crate) fn line(text: &str) {
-    let _ = writeln!(std::io::stdout(), "{text}");
+/// The first error of standard output, for the exit code.
+static NOT_WRITTEN: OnceLock<io::Error> = OnceLock::new();
+
+/// Returns whether something was written. A reader that has ended (`| head`) is no error; a full disk is.
+fn noted(written: io::Result<()>) -> bool {
+    match written {
+        Ok(()) => true,
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => false,
+        Err(error) => {
+            NOT_WRITTEN.get_or_init(|| error);
+            false
+        }
+    }
 }
 
-/// Writes lines to standard output. Returns whether its reader is still there.
+/// Fails if standard output has not taken everything that was written to it.
+pub(crate) fn finish() -> Result<()> {
+    noted(io::stdout().flush());
+    match NOT_WRITTEN.get() {
+        None => Ok(()),
+        Some(error) => {
+            Err(Failure::new(Class::Config, format!("cannot write to standard output: {error}")))
+        }
+    }
+}
+
+/// Writes a line to standard output.
+pub(crate) fn line(text: &str) {
+    noted(writeln!(io::stdout(), "{text}"));
+}
+
+/// Writes lines to standard output. Returns whether they were written.
 pub(crate) fn lines(lines: &[String]) -> bool {
-    lines.iter().all(|line| writeln!(std::io::stdout(), "{line}").is_ok())
+    lines.iter().all(|line| noted(writeln!(io::stdout(), "{line}")))
 }
 
 /// Writes a line to standard error.
@@ -31,8 +58,8 @@ pub(crate) fn remark(text: &str) {
 
 /// Writes text as it is to standard output.
 pub(crate) fn text(text: &str) {
-    let mut output = std::io::stdout();
-    let _ = output.write_all(text.as_bytes()).and_then(|()| output.flush());
+    let mut output = io::stdout();
+    noted(output.write_all(text.as_bytes()).and_then(|()| output.flush()));
 }
 
 /// Writes a value as JSON to standard output.

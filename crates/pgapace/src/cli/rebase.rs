@@ -68,7 +68,9 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
     let mut source = publisher.connect()?;
     publication::check_exist(&mut source, &config.publications)?;
     let stopping = || shutdown.requested();
-    if slot::wait_until_free(&mut source, &row.slot_name, FREE_WITHIN, &stopping)?.is_some() {
+    if let Some(found) = slot::wait_until_free(&mut source, &row.slot_name, FREE_WITHIN, &stopping)?
+    {
+        slot::check_kind(&row.slot_name, &found)?;
         if !row.owns_slot {
             return Err(Failure::new(
                 Class::Slot,

@@ -169,7 +169,10 @@ fn work(writer: &mut Writer, all: &[(String, Shown)]) {
 }
 
 fn servers(writer: &mut Writer, all: &[(String, Shown)]) {
-    let slot = |shown: &Shown| streaming(shown).next()?.figures.slot.clone();
+    let slot = |shown: &Shown| match &shown.copy {
+        Some(copy) if shown.phase == RunPhase::Copying => copy.slot.clone(),
+        _ => streaming(shown).next()?.figures.slot.clone(),
+    };
     let retained = "WAL that the slot retains on the publisher.";
     writer.each((GAUGE, "slot_retained_bytes", retained), all, |s| slot(s)?.retained_bytes);
     let safe = "WAL that can still be written before the slot is lost; absent without a limit.";

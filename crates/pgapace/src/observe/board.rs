@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 
 use crate::error::Failure;
-use crate::observe::figures::Figures;
+use crate::observe::figures::{Figures, SlotFigures};
 use crate::observe::history::Point;
 use crate::subscriber::state::statistics::Counters;
 use crate::subscriber::state::verification::summary::VerificationSummary;
@@ -108,6 +108,9 @@ pub(crate) struct CopyShown {
     pub(crate) bytes_done: u64,
     pub(crate) seconds_left: Option<f64>,
     pub(crate) running: Vec<CopiedTable>,
+    /// The slot, which retains WAL until the stream begins. Null while tables are added, and before the first
+    /// look at it.
+    pub(crate) slot: Option<SlotFigures>,
 }
 
 /// A table that is being copied, or a part of it.

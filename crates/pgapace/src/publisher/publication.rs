@@ -58,6 +58,13 @@ pub(crate) struct PublishedColumn {
     pub(crate) key: bool,
 }
 
+impl PublishedColumn {
+    /// Its name and its declared type.
+    pub(crate) fn named(&self) -> (&str, Option<&str>) {
+        (&self.name, Some(&self.type_name))
+    }
+}
+
 impl PublishedTable {
     /// Schema and name: the key of the table's state on the subscriber.
     pub(crate) fn key(&self) -> (String, String) {

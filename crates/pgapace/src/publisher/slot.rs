@@ -317,6 +317,26 @@ fn found(results: &[Rows]) -> Result<Option<Slot>> {
     }))
 }
 
+/// Checks that a slot is of the kind that pgapace creates. If it is not, it was dropped, and something else has
+/// its name.
+pub(crate) fn check_kind(name: &str, slot: &Slot) -> Result<()> {
+    let what = match slot.plugin.as_deref() {
+        Some("pgoutput") if slot.in_this_database => return Ok(()),
+        Some("pgoutput") => "it is of another database".to_owned(),
+        Some(plugin) => format!("its plugin is {plugin}"),
+        None => "it is a physical slot".to_owned(),
+    };
+    Err(Failure::new(
+        Class::Slot,
+        format!("slot \"{name}\" is not a pgoutput slot of the publisher's database: {what}"),
+    )
+    .hint(
+        "Check --slot and the database in --publisher. If something else has this name now: pgapace drop, \
+         which leaves that slot, then pgapace run with another --slot and --if-not-empty rebase, which \
+         compares all tables with the publisher's, and makes them equal.",
+    ))
+}
+
 /// Checks that the stream can continue from this slot without losing a change. Returns the position
 /// that the slot has confirmed.
 pub(crate) fn check_resume(name: &str, slot: Option<&Slot>, progress: Lsn) -> Result<Lsn> {
@@ -330,12 +350,7 @@ pub(crate) fn check_resume(name: &str, slot: Option<&Slot>, progress: Lsn) -> Re
              with the publisher's, makes them equal, and goes on.",
         ));
     };
-    if slot.plugin.as_deref() != Some("pgoutput") || !slot.in_this_database {
-        return Err(refuse(format!(
-            "slot \"{name}\" is not a pgoutput slot of the publisher's database"
-        ))
-        .hint("Check --slot and the database in --publisher."));
-    }
+    check_kind(name, slot)?;
     if let Some(reason) = &slot.invalid {
         return Err(refuse(format!("slot \"{name}\" was invalidated: {reason}")).hint(rebuild));
     }

@@ -22,6 +22,8 @@ use crate::subscriber::catalogue::{field, first_row};
 
 /// Time between two checks.
 const EVERY: Duration = Duration::from_secs(3);
+/// Time until the first one. The lag is not known before it. A run that ends at once needs no session.
+const FIRST: Duration = Duration::from_millis(300);
 
 /// SQL expression for the setting.
 const SYNCHRONOUS: &str = "pg_catalog.current_setting('synchronous_standby_names')";
@@ -119,8 +121,9 @@ fn sql(slot: &str) -> String {
 }
 
 fn watch(asked: &Asked, waits: bool, sender: &Sender<bool>, ended: &Receiver<()>) {
-    let mut session = None;
-    while ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
+    let (mut session, mut pause) = (None, FIRST);
+    while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+        pause = EVERY;
         match look(asked, &mut session) {
             Ok(setting) => {
                 let now = names(&setting, &asked.subscription);

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use engine::assemble::{SpoolCommand, SpoolId};
 use rustc_hash::FxHashMap;
 
+use crate::cli::output::size as pretty;
 use crate::error::{Class, Failure, Result};
 use crate::spool::file::{ReadError, SpoolFile};
 use crate::subscriber::state::statistics::Spooled;
@@ -77,11 +78,17 @@ impl Spool {
         {
             return Err(Failure::new(
                 Class::Spool,
-                format!("the spool needs more than --spool-limit ({limit} bytes)"),
+                format!(
+                    "the spool needs more than --spool-limit ({}); it has {} open {}",
+                    pretty(i64::try_from(limit).unwrap_or(i64::MAX)),
+                    self.files.len(),
+                    if self.files.len() == 1 { "transaction" } else { "transactions" }
+                ),
             )
             .hint(
                 "Nothing is lost: spooled transactions are not acknowledged, and are sent again. \
-                 Raise --spool-limit, or end the large or prepared transactions on the publisher.",
+                 Raise --spool-limit, or end the large or prepared transactions on the publisher. \
+                 --streaming parallel spools less: it applies large transactions while they run.",
             ));
         }
         if !self.files.contains_key(&id) {

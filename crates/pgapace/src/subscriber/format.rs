@@ -29,6 +29,7 @@ use crate::recording::PublisherFacts;
 use crate::subscriber::catalogue::{Column as LocalColumn, field};
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::state::name_array;
+use crate::subscriber::type_names::TypeNames;
 
 /// Type of values, below all domains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -173,6 +174,8 @@ pub(crate) fn has_infinite_interval(row: &[u8], binary: bool) -> bool {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PublisherTypes {
     base_types: FxHashMap<u32, ValueType>,
+    /// Declared types, for hints.
+    pub(crate) names: TypeNames,
     servers: Servers,
     /// Whether values are sent in binary.
     binary: bool,
@@ -181,7 +184,7 @@ pub(crate) struct PublisherTypes {
 impl PublisherTypes {
     /// Starts without types of tables.
     pub(crate) fn new(servers: Servers, binary: bool) -> Self {
-        Self { base_types: FxHashMap::default(), servers, binary }
+        Self { servers, binary, ..Self::default() }
     }
 
     pub(crate) fn binary(&self) -> bool {
@@ -200,6 +203,7 @@ impl PublisherTypes {
 
     /// Adds the types of a published table.
     pub(crate) fn add(&mut self, table: &PublishedTable) {
+        self.names.add(table);
         for column in &table.columns {
             if column.declared_type != column.base_type || column.type_kind != 'b' {
                 self.base_types.insert(column.declared_type, value_type(column));

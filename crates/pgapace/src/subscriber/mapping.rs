@@ -67,6 +67,9 @@ pub(crate) struct TableMap {
     pub(crate) missing: MissingRows,
     /// The conflict rules of the table, if there are any.
     pub(crate) conflicts: Option<TablePolicy>,
+    /// Published columns whose type is another one on the subscriber, with the publisher's type if it is known:
+    /// for hints.
+    pub(crate) unlike: Vec<(usize, Option<String>)>,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -78,7 +81,7 @@ impl TableMap {
         table: Table,
         types: &PublisherTypes,
     ) -> Result<Self> {
-        let columns = map_columns(remote.columns.iter().map(|c| c.name.as_str()), &table)?;
+        let columns = map_columns(remote.columns.iter().map(|c| (c.name.as_str(), None)), &table)?;
         let mut search = search(&remote, &table, &columns);
         if let Search::Key(found) | Search::WholeRow(found) = &mut search {
             for column in found {
@@ -107,6 +110,7 @@ impl TableMap {
             unique: UniqueValues::default(),
             missing: MissingRows::default(),
             conflicts: None,
+            unlike: Vec::new(),
         })
     }
 
@@ -124,6 +128,18 @@ impl TableMap {
             Sides { remote: &self.remote, table: &self.table, columns: &self.columns, types };
         let locks = locks::rules(&sides, constraints, &self.rules, ordered);
         Self { locks: Some(locks), unique, ..self }
+    }
+
+    /// Published columns whose values have another type or modifier on the subscriber.
+    pub(crate) fn unlike(&self, types: &PublisherTypes) -> Vec<usize> {
+        let is_unlike = |remote: &usize| {
+            let (sent, local) = (types.sent(&self.remote.columns[*remote]), self.local(*remote));
+            // OIDs of enums and the like differ between servers.
+            let is_other =
+                sent.oid != local.base_type && (sent.kind, local.type_kind) != ('e', 'e');
+            is_other || sent.modifier != local.type_modifier
+        };
+        (0..self.columns.len()).filter(is_unlike).collect()
     }
 
     /// Whether statements can say which rows are missing, and nothing but a record follows from that.
@@ -165,10 +181,13 @@ impl TableMap {
     }
 }
 
+/// The name of a published column, and its declared type if that is known.
+pub(crate) type PublishedName<'a> = (&'a str, Option<&'a str>);
+
 /// Returns the index in the subscriber table of each published column, or an error that lists all
 /// columns that cannot be mapped.
-pub(crate) fn map_columns<'a>(
-    published: impl Iterator<Item = &'a str>,
+fn map_columns<'a>(
+    published: impl Iterator<Item = PublishedName<'a>>,
     table: &Table,
 ) -> Result<Vec<usize>> {
     let find = |column: &str| table.column(column).map(|(index, local)| (index, local.generated));
@@ -179,7 +198,7 @@ pub(crate) fn map_columns<'a>(
 /// The same without a [`Table`]: `name` is for messages and `sql_name` for SQL. `find` returns a
 /// column's index, and whether the column is generated.
 pub(crate) fn place_columns<'a>(
-    published: impl Iterator<Item = &'a str>,
+    published: impl Iterator<Item = PublishedName<'a>>,
     (name, sql_name): (&str, &str),
     row_security: bool,
     find: impl Fn(&str) -> Option<(usize, bool)>,
@@ -187,28 +206,14 @@ pub(crate) fn place_columns<'a>(
     let mut columns = Vec::new();
     let (mut missing, mut generated) = (Vec::new(), Vec::new());
     for column in published {
-        match find(column) {
-            Some((_, true)) => generated.push(column),
+        match find(column.0) {
+            Some((_, true)) => generated.push(column.0),
             Some((index, false)) => columns.push(index),
             None => missing.push(column),
         }
     }
     if !missing.is_empty() {
-        return Err(mismatch(format!(
-            "subscriber table {name} lacks published columns: {}",
-            missing.join(", ")
-        ))
-        .hint(format!(
-            "Add them on the subscriber: {} …; or publish the table with a column list.",
-            missing
-                .iter()
-                .map(|column| format!(
-                    "ALTER TABLE {sql_name} ADD COLUMN {}",
-                    wire::quote_ident(column)
-                ))
-                .collect::<Vec<_>>()
-                .join(" …; ")
-        )));
+        return Err(lacks_columns((name, sql_name), &missing));
     }
     if !generated.is_empty() {
         return Err(mismatch(format!(
@@ -227,6 +232,27 @@ pub(crate) fn place_columns<'a>(
         .hint("Use a role with BYPASSRLS, or the table's owner without FORCE."));
     }
     Ok(columns)
+}
+
+/// The failure for published columns that a subscriber table does not have.
+pub(crate) fn lacks_columns(
+    (name, sql_name): (&str, &str),
+    missing: &[PublishedName<'_>],
+) -> Failure {
+    let names: Vec<_> = missing.iter().map(|(column, _)| *column).collect();
+    let added: Vec<_> = missing
+        .iter()
+        .map(|(column, declared)| {
+            format!("ADD COLUMN {} {}", wire::quote_ident(column), declared.unwrap_or("…"))
+        })
+        .collect();
+    mismatch(format!("subscriber table {name} lacks published columns: {}", names.join(", "))).hint(
+        format!(
+            "Add them on the subscriber: ALTER TABLE {sql_name} {}; or publish the table with a column \
+             list.",
+            added.join(", ")
+        ),
+    )
 }
 
 fn mismatch(message: String) -> Failure {

@@ -18,5 +18,6 @@ pub(crate) mod state;
 pub(crate) mod statement;
 pub(crate) mod storage;
 pub(crate) mod tagging;
+pub(crate) mod type_names;
 pub(crate) mod unique;
 pub(crate) mod writer_tag;

@@ -11,9 +11,11 @@ use wire::{CancelHandle, Session};
 
 use crate::cli::output::size;
 use crate::error::{Class, Failure, Result};
-use crate::observe::board::{CopyShown, Every};
-use crate::publisher::slot;
+use crate::observe::board::{CopyShown, Every, wall};
+use crate::observe::figures::{Figures, SlotFigures, SlotForecast};
+use crate::publisher::slot::{self, Slot};
 use crate::stopping::interrupt::cancel;
+use crate::subscriber::state::figures;
 use crate::subscriber::state::heartbeat::{self, OwnerStage};
 use crate::tablesync::SyncContext;
 use crate::tablesync::copy_worker::{CopySessions, JobFailure, Transferred, lock, rewritten};
@@ -183,11 +185,12 @@ impl Pool<'_> {
             drop(sender);
             let mut display = Display::new(&self.progress);
             let started = Instant::now();
-            let mut slot_checked_at = started;
+            let mut slot_check = Every::new(SLOT_CHECK_INTERVAL);
+            let mut forecast = SlotForecast::new();
             let mut heartbeat = Every::new(HEARTBEAT);
             while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
                 display.update(&self.progress);
-                self.show(Some(self.progress.shown()));
+                self.show(Some(self.progress.shown(forecast.figures())));
                 self.adjust(&mut scaling, started.elapsed());
                 if self.context.shutdown.requested() {
                     self.stop.store(true, Ordering::Release);
@@ -196,9 +199,13 @@ impl Pool<'_> {
                     self.news.notify_all();
                     self.cancel();
                 }
-                if slot_checked_at.elapsed() >= SLOT_CHECK_INTERVAL {
-                    slot_checked_at = Instant::now();
-                    self.check_slot(publisher);
+                if slot_check.is_due()
+                    && let Some(slot) = self.check_slot(publisher)
+                    // While tables are added, the leader shows it.
+                    && !self.context.joins
+                {
+                    forecast.seen_slot(started.elapsed(), &slot);
+                    self.record_slot(control, forecast.figures());
                 }
                 // While tables are added, the leader beats.
                 if !self.context.joins && heartbeat.is_due() {
@@ -488,13 +495,11 @@ impl Pool<'_> {
     }
 
     /// The subscription's slot retains WAL during the copy, and the publisher may limit that.
-    fn check_slot(&self, publisher: &mut Session) {
-        let slot = match slot::find(publisher, self.context.slot) {
-            Ok(slot) => slot,
-            Err(failure) => return tracing::debug!("{failure}"),
-        };
-        let Some(slot) = slot else { return };
-        if let Some(reason) = slot.invalid {
+    fn check_slot(&self, publisher: &mut Session) -> Option<Slot> {
+        let found = slot::find(publisher, self.context.slot)
+            .inspect_err(|failure| tracing::debug!(%failure, "cannot look at the slot"));
+        let slot = found.ok().flatten()?;
+        if let Some(reason) = &slot.invalid {
             let failure = Failure::new(
                 Class::Slot,
                 format!(
@@ -507,9 +512,8 @@ impl Pool<'_> {
                  pg_reload_conf(). Then drop the subscription (pgapace drop), and start it again.",
             );
             lock_of(&self.failures).run.get_or_insert(failure);
-            return self.stop.store(true, Ordering::Release);
-        }
-        if let (Some(safe), Some(kept)) = (slot.safe_wal_size, slot.retained_bytes)
+            self.stop.store(true, Ordering::Release);
+        } else if let (Some(safe), Some(kept)) = (slot.safe_wal_size, slot.retained_bytes)
             && safe < (safe.saturating_add(kept)) / 4
         {
             tracing::warn!(
@@ -519,6 +523,18 @@ impl Pool<'_> {
                 lost_after = size(safe),
                 "replication slot comes near max_slot_wal_keep_size during the table sync"
             );
+        }
+        Some(slot)
+    }
+
+    /// Records the slot for `status` and `top`, in place of the figures that a stream would have.
+    fn record_slot(&self, control: &mut Session, slot: Option<SlotFigures>) {
+        let figures = Figures { at: wall(), slot, ..Figures::default() };
+        let recorded = figures::set_sql(self.context.owner().id, &figures)
+            .and_then(|sql| figures::execute(control, &[sql]));
+        // If the session is lost, the next step of the copy fails.
+        if let Err(failure) = recorded {
+            tracing::debug!(%failure, "cannot record the slot");
         }
     }
 }

@@ -12,6 +12,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::cli::output::{remark, size};
 use crate::observe::board::{CopiedTable, CopyShown};
+use crate::observe::figures::SlotFigures;
 
 /// Time between two log lines without a terminal.
 const LINES_EVERY: Duration = Duration::from_secs(10);
@@ -129,7 +130,7 @@ impl Progress {
     }
 
     /// As the HTTP server shows it.
-    pub(super) fn shown(&self) -> CopyShown {
+    pub(super) fn shown(&self, slot: Option<SlotFigures>) -> CopyShown {
         let running = self.running();
         let bytes_done = self.bytes_so_far(&running);
         let tables = running.into_iter().flatten().map(|job| CopiedTable {
@@ -145,6 +146,7 @@ impl Progress {
             bytes_done,
             seconds_left: self.eta(bytes_done).map(|left| left.as_secs_f64()),
             running: tables.collect(),
+            slot,
         }
     }
 

@@ -3,8 +3,9 @@
 
 use wire::{Session, quote_ident};
 
+use crate::check::dump_command;
 use crate::error::{Class, Failure, Result};
-use crate::publisher::publication::PublishedTable;
+use crate::publisher::publication::{PublishedColumn, PublishedTable};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, not_a_table};
 use crate::subscriber::citus::{self, FoundPlacement, Placements};
@@ -15,6 +16,9 @@ use crate::subscriber::state::name_array;
 
 /// Maximum number of tables in one statement, where the statement's text grows with each.
 const TABLES_AT_ONCE: usize = 200;
+
+/// Maximum number of missing tables that a hint names.
+const NAMED: usize = 10;
 
 /// A subscriber table to copy into.
 #[derive(Debug, Clone)]
@@ -113,7 +117,7 @@ impl SubscriberTable {
             failure.sqlstate = Some(sqlstate::INSUFFICIENT_PRIVILEGE.to_owned());
             return Err(failure);
         }
-        let names = published.columns.iter().map(|column| column.name.as_str());
+        let names = published.columns.iter().map(PublishedColumn::named);
         let find = |name: &str| {
             let index = self.columns.iter().position(|column| column.name == name)?;
             Some((index, self.columns[index].generated))
@@ -270,19 +274,26 @@ impl Obstacle {
     /// The error for one table.
     pub(crate) fn failure(self, table: &PublishedTable) -> Failure {
         match self {
-            Self::Absent => absent(&[table.display_name()]),
+            Self::Absent => absent(&[table]),
             Self::Unfit(failure) => failure,
             Self::NotEmpty => not_empty(&table.display_name()),
         }
     }
 }
 
-fn absent(names: &[String]) -> Failure {
+fn absent(tables: &[&PublishedTable]) -> Failure {
+    let names: Vec<_> = tables.iter().map(|table| table.display_name()).collect();
     let message = format!("the subscriber lacks published tables: {}", names.join(", "));
-    Failure::new(Class::Mismatch, message).hint(
-        "Create them: pg_dump --schema-only PUBLISHER | psql SUBSCRIBER; or pass --copy-schema at the \
-         first start; or remove them from the publication.",
-    )
+    let create = if tables.len() > NAMED {
+        "pgapace check prints the command".to_owned()
+    } else {
+        let names: Vec<_> = tables.iter().map(|table| table.sql_name()).collect();
+        dump_command(&names, "PUBLISHER", "SUBSCRIBER")
+    };
+    Failure::new(Class::Mismatch, message).hint(format!(
+        "Create them: {create}; or pass --copy-schema at the first start; or remove them from the \
+         publication."
+    ))
 }
 
 fn not_empty(name: &str) -> Failure {
@@ -332,7 +343,7 @@ pub(crate) fn fitting(
     for (table, found) in published.iter().zip(fit(session, published, |_| false)?) {
         match found {
             Ok(found) => fits.push(found),
-            Err(Obstacle::Absent) => missing.push(table.display_name()),
+            Err(Obstacle::Absent) => missing.push(table),
             Err(obstacle) => unfit.push(obstacle.failure(table)),
         }
     }

@@ -16,10 +16,12 @@ use crate::top::view::{coloured, dim};
 
 /// A row whose cells from `first` on are numbers, which end at the same place.
 fn row(cells: Vec<String>, first: usize) -> Row<'static> {
-    Row::new(cells.into_iter().enumerate().map(|(index, text)| {
-        let line = Line::from(text);
-        Cell::from(if index < first { line } else { line.right_aligned() })
-    }))
+    Row::new(cells.into_iter().enumerate().map(|(index, text)| cell(text, index >= first)))
+}
+
+fn cell(text: String, is_number: bool) -> Cell<'static> {
+    let line = Line::from(text);
+    Cell::from(if is_number { line.right_aligned() } else { line })
 }
 
 /// The head of such rows.
@@ -27,26 +29,92 @@ fn head(cells: &[&str], first: usize) -> Row<'static> {
     row(cells.iter().map(|cell| (*cell).to_owned()).collect(), first).style(dim())
 }
 
+/// A column of a table that leaves columns out where they do not fit.
+struct Column {
+    head: &'static str,
+    width: u16,
+    /// Columns with a larger rank are left out first.
+    rank: u8,
+    is_number: bool,
+}
+
+const fn text(head: &'static str, width: u16, rank: u8) -> Column {
+    Column { head, width, rank, is_number: false }
+}
+
+const fn number(head: &'static str, width: u16, rank: u8) -> Column {
+    Column { head, width, rank, is_number: true }
+}
+
+/// The columns that fit into this width, in their order.
+fn fitting(columns: &[Column], width: u16) -> Vec<usize> {
+    let mut indexes: Vec<_> = (0..columns.len()).collect();
+    indexes.sort_by_key(|index| columns[*index].rank);
+    let mut used = 0;
+    indexes.retain(|index| {
+        used += columns[*index].width;
+        used <= width
+    });
+    indexes.sort_unstable();
+    indexes
+}
+
+/// Draws the columns that fit; the column of rank 2 takes the room that is left.
+fn columns(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    columns: &[Column],
+    rows: impl Iterator<Item = Vec<String>>,
+) {
+    let shown = fitting(columns, area.width);
+    let cells = |mut texts: Vec<String>| {
+        let shown = shown.iter();
+        Row::new(shown.map(|i| cell(std::mem::take(&mut texts[*i]), columns[*i].is_number)))
+    };
+    let head = cells(columns.iter().map(|column| column.head.to_owned()).collect()).style(dim());
+    let rows: Vec<_> = rows.map(cells).collect();
+    let widths = shown.iter().map(|index| match &columns[*index] {
+        Column { width, rank: 2, is_number: false, .. } => Constraint::Min(*width),
+        column => Constraint::Length(column.width),
+    });
+    frame.render_widget(Table::new(rows, widths).header(head).column_spacing(0), area);
+}
+
+const STAGES: [Column; 6] = [
+    text("stage", 9, 0),
+    number("behind", 10, 1),
+    number("age", 9, 2),
+    number("WAL", 11, 3),
+    number("tx/s", 6, 4),
+    number("rows/s", 7, 5),
+];
+
+const WORKERS: [Column; 7] = [
+    text("worker", 9, 0),
+    text("process", 9, 5),
+    text("does", 16, 1),
+    text("xid", 9, 4),
+    text("table", 14, 2),
+    number("rows", 8, 6),
+    number("age", 9, 3),
+];
+
 /// Position, lag and rates of each stage.
 pub(super) fn stages(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
-    let number = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.0}"));
+    let rate = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.0}"));
     // The terminal may have 80 columns.
     let short = |bytes: f64| size(whole(bytes)).replace("bytes", "B");
     let rows = figures.stages.iter().map(|stage| {
-        let cells = vec![
+        vec![
             stage.stage.clone(),
             stage.lag_bytes.map_or_else(|| "?".to_owned(), |bytes| short(bytes as f64)),
             stage.lag_seconds.map_or_else(|| "?".to_owned(), |seconds| format!("{seconds:.1} s")),
             format!("{}/s", short(stage.wal_bytes_per_second_10s)),
-            number(stage.transactions_per_second_10s),
-            number(stage.changes_per_second_10s),
-        ];
-        row(cells, 1)
+            rate(stage.transactions_per_second_10s),
+            rate(stage.changes_per_second_10s),
+        ]
     });
-    let head = head(&["stage", "behind", "age", "WAL", "tx/s", "rows/s"], 1);
-    let widths = [9, 10, 9, 11, 6, 7].map(Constraint::Length);
-    let table = Table::new(rows, widths).header(head).column_spacing(0);
-    frame.render_widget(table, area);
+    columns(frame, area, &STAGES, rows);
 }
 
 /// The error that keeps a subscription from running.
@@ -90,7 +158,7 @@ pub(super) fn workers(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
     workers.sort_by_key(|worker| (worker.xid.is_none(), worker.worker));
     let shown = usize::from(area.height.saturating_sub(1));
     let rows = workers.into_iter().take(shown).map(|worker| {
-        let cells = vec![
+        vec![
             format!("apply {}", worker.worker),
             worker.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string()),
             worker.waits_for.as_deref().unwrap_or("busy").replace('_', " "),
@@ -98,20 +166,9 @@ pub(super) fn workers(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
             worker.table.clone().unwrap_or_default(),
             if worker.xid.is_some() { worker.changes.to_string() } else { String::new() },
             worker.age_seconds.map_or_else(String::new, |age| format!("{age:.1} s")),
-        ];
-        row(cells, 5)
+        ]
     });
-    let head = head(&["worker", "process", "does", "xid", "table", "rows", "age"], 5);
-    let widths = [
-        Constraint::Length(9),
-        Constraint::Length(9),
-        Constraint::Length(16),
-        Constraint::Length(9),
-        Constraint::Min(14),
-        Constraint::Length(8),
-        Constraint::Length(9),
-    ];
-    frame.render_widget(Table::new(rows, widths).header(head).column_spacing(0), area);
+    columns(frame, area, &WORKERS, rows);
 }
 
 /// Sessions of others that block.
@@ -211,5 +268,21 @@ pub(super) fn help(frame: &mut Frame<'_>, area: Rect) {
         "busy: pgapace itself   subscriber: statements run there   commit order: its turn to commit",
         "dependency: an earlier transaction   idle: nothing to do   age: of what is not applied",
     ];
-    frame.render_widget(Paragraph::new(lines.map(Line::from).to_vec()), area);
+    let text = Paragraph::new(lines.map(Line::from).to_vec()).wrap(Wrap { trim: true });
+    frame.render_widget(text, area);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{STAGES, WORKERS, fitting};
+
+    #[test]
+    fn a_narrow_terminal_shows_the_columns_that_matter_most() {
+        assert_eq!(fitting(&STAGES, 53), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(fitting(&STAGES, 40), [0, 1, 2, 3]);
+        assert_eq!(fitting(&WORKERS, 80), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(fitting(&WORKERS, 40), [0, 2, 4]);
+        assert_eq!(fitting(&WORKERS, 50), [0, 2, 4, 6]);
+        assert_eq!(fitting(&STAGES, 3), [0; 0]);
+    }
 }

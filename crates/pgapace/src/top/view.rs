@@ -41,13 +41,24 @@ pub(super) fn draw(frame: &mut Frame<'_>, seen: &Seen, keys: &Keys) {
     let workers = u16::try_from(workers).unwrap_or(u16::MAX).clamp(1, most);
     let blockers = figures.map_or(0, |figures| figures.blockers.len().min(2));
     let blockers = u16::try_from(blockers).unwrap_or(0);
+    // In few rows, the stages and what a key asked for matter most.
+    let is_short = frame.area().height < 17 + blockers;
+    let is_asked = is_short && keys.pane() != Pane::Both;
+    let left = frame.area().height.saturating_sub(3 + 5 + blockers + 1);
+    let work = match left {
+        _ if !is_short => 1 + workers,
+        0 | 1 => 0,
+        _ if is_asked => 0,
+        _ => left.min(1 + workers),
+    };
+    let stages = if is_asked { 0 } else { 6 - u16::from(is_short) };
     let [header, curves, middle, work, blocked, lower, foot] = Layout::vertical([
         Constraint::Length(3),
-        Constraint::Length(if is_copying { 0 } else { 2 }),
-        Constraint::Length(6),
-        Constraint::Length(1 + workers),
+        Constraint::Length(if is_copying || is_short { 0 } else { 2 }),
+        Constraint::Length(stages),
+        Constraint::Length(work),
         Constraint::Length(blockers),
-        Constraint::Min(3),
+        Constraint::Min(if is_short { 0 } else { 3 }),
         Constraint::Length(1),
     ])
     .areas(frame.area());
@@ -56,8 +67,13 @@ pub(super) fn draw(frame: &mut Frame<'_>, seen: &Seen, keys: &Keys) {
         panes::copy(frame, middle, status);
     } else {
         self::curves(frame, curves, history, figures);
-        let [left, right] =
-            Layout::horizontal([Constraint::Length(53), Constraint::Min(20)]).areas(middle);
+        let is_narrow = middle.width < 53 + 20;
+        let [left, right] = match is_narrow {
+            true => [middle, Rect::ZERO],
+            false => {
+                Layout::horizontal([Constraint::Length(53), Constraint::Min(20)]).areas(middle)
+            }
+        };
         if let Some(figures) = figures {
             panes::stages(frame, left, figures);
             panes::waits(frame, right, figures);
@@ -74,6 +90,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, seen: &Seen, keys: &Keys) {
         panes::blockers(frame, blocked, figures);
     }
     match keys.pane() {
+        // The events are one key away.
+        Pane::Both if lower.width < 60 => panes::tables(frame, lower, status, keys.scrolled()),
         Pane::Both => {
             let halves = [Constraint::Percentage(45), Constraint::Percentage(55)];
             let [left, right] = Layout::horizontal(halves).spacing(2).areas(lower);
@@ -108,6 +126,7 @@ fn head(frame: &mut Frame<'_>, area: Rect, status: &Status, (index, number): (us
     }
     let lines = match &status.figures {
         None => vec![Line::from(first)],
+        Some(figures) if figures.stages.is_empty() => vec![Line::from(first), slot(figures)],
         Some(figures) => vec![Line::from(first), lag(figures), slot(figures)],
     };
     frame.render_widget(Paragraph::new(lines), area);
@@ -151,6 +170,10 @@ fn slot(figures: &Figures) -> Line<'static> {
                 (None, None) => {}
             }
         }
+    }
+    if figures.memory_limit == 0 {
+        // A copy has no memory and no spool.
+        return Line::from(spans);
     }
     let memory = size(whole(figures.memory_bytes as f64));
     let limit = size(whole(figures.memory_limit as f64));

@@ -276,8 +276,14 @@ impl Context<'_> {
             Some((index, ours.columns[index].generated))
         };
         let sql_name = published.sql_name();
-        place_columns(names.iter().copied(), (&name, &sql_name), ours.row_security, find)
-            .map_err(|failure| Problem::new(failure.message, failure.hint.unwrap_or_default()))?;
+        let named = published.columns.iter().filter(|column| names.contains(&column.name.as_str()));
+        place_columns(
+            named.map(publication::PublishedColumn::named),
+            (&name, &sql_name),
+            ours.row_security,
+            find,
+        )
+        .map_err(|failure| Problem::new(failure.message, failure.hint.unwrap_or_default()))?;
         if theirs.row_security {
             return Err(Problem::new(
                 format!("row-level security is active for this role on publisher table {name}"),

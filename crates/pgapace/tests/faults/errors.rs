@@ -27,12 +27,19 @@ fn stops(case: &Case, code: i32, sql: &str, named: &[&str]) -> Finished {
 #[test]
 fn a_missing_column_is_named_with_the_alter_table() {
     on_versions(&VERSIONS, |case| {
-        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
-        case.publisher.sql("ALTER TABLE t ADD w int");
-        let hint = "ALTER TABLE \"public\".\"t\" ADD COLUMN \"w\"";
-        stops(&case, 6, "INSERT INTO t VALUES (1, 'x', 2)", &["lacks published columns: w", hint]);
+        case.both("CREATE TYPE mood AS ENUM ('good')");
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (m mood)");
+        case.publisher.sql("ALTER TABLE t ADD w numeric(7,2)[], ADD m mood");
+        let hint = "ALTER TABLE \"public\".\"t\" ADD COLUMN \"w\" numeric(7,2)[], ADD COLUMN \"m\" \
+                    public.mood;";
+        stops(
+            &case,
+            6,
+            "INSERT INTO t VALUES (1, 'x', '{2}')",
+            &["lacks published columns: w", hint],
+        );
         stops(&case, 6, "UPDATE t SET v = 'y'", &["lacks published columns: w", "INSERT on"]);
-        case.subscriber.sql("ALTER TABLE t ADD w int");
+        case.subscriber.sql("ALTER TABLE t ADD w numeric(7,2)[], ADD m mood");
         case.run_until_current();
         case.expect_equal(&["t"]);
     });
@@ -46,15 +53,42 @@ fn values_that_do_not_fit_are_named_with_the_alter_table() {
         case.publish("FOR TABLE t");
         case.run_until_current();
         let insert = "INSERT INTO t VALUES (1, 'abcd', 1)";
-        let alter = "ALTER TABLE \"public\".\"t\" ALTER COLUMN";
+        let alter = "ALTER TABLE \"public\".\"t\" ALTER COLUMN \"v\" TYPE text, ALTER COLUMN \"n\" TYPE \
+                     numeric;";
         stops(&case, 9, insert, &["22001", alter, "pgapace skip --lsn"]);
         case.subscriber.sql("ALTER TABLE t ALTER v TYPE int USING v::int");
         stops(&case, 9, "INSERT INTO t VALUES (2, 'x', 1)", &["22P02", alter]);
         case.subscriber.sql("ALTER TABLE t ALTER v TYPE text");
+        let alter = "ALTER TABLE \"public\".\"t\" ALTER COLUMN \"n\" TYPE numeric;";
         stops(&case, 9, "INSERT INTO t VALUES (3, 'x', 5000000000)", &["22003", alter]);
         case.subscriber.sql("ALTER TABLE t ALTER n TYPE numeric");
         case.run_until_current();
         case.expect_equal(&["t"]);
+    });
+}
+
+#[test]
+fn a_label_that_the_subscriber_lacks_is_named_with_the_alter_type() {
+    on_versions(&VERSIONS, |case| {
+        case.publisher.sql("CREATE TYPE mood AS ENUM ('good', 'it''s')");
+        case.subscriber.sql("CREATE TYPE mood AS ENUM ('good')");
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, m mood)");
+        let alter = "ALTER TYPE public.mood ADD VALUE 'it''s';";
+        stops(&case, 9, "INSERT INTO t VALUES (1, 'it''s')", &["22P02", alter]);
+        case.subscriber.sql(alter);
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}
+
+#[test]
+fn a_missing_table_is_named_with_the_command_that_creates_it() {
+    on_versions(&VERSIONS, |case| {
+        case.replicate("CREATE SCHEMA \"My S\"; CREATE TABLE \"My S\".t (id int PRIMARY KEY)");
+        case.subscriber.sql("DROP TABLE \"My S\".t");
+        case.publisher.sql("INSERT INTO \"My S\".t VALUES (1)");
+        let command = "--table='\"My S\".\"t\"' PUBLISHER | psql SUBSCRIBER";
+        case.run().expect(6, &["no table My S.t", "pg_dump --schema-only", command]);
     });
 }
 

@@ -205,6 +205,35 @@ fn a_scrape_under_load_takes_less_than_a_millisecond() {
 }
 
 #[test]
+fn the_slot_is_shown_during_the_first_copy() {
+    let mut case = Case::new(18, 18);
+    case.both("CREATE TABLE t (id int PRIMARY KEY)");
+    case.publisher.sql("INSERT INTO t SELECT generate_series(1, 20000)");
+    case.publish("FOR ALL TABLES");
+    let mut user = case.subscriber.connect();
+    must(user.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE"));
+    let port = free_port();
+    case.tool.args.extend(["--http".to_owned(), format!("127.0.0.1:{port}")]);
+    let mut process = case.tool.start(case.log_file("copying"));
+    let mut text = String::new();
+    let waited = wait_until(PATIENCE, "the slot", || {
+        assert!(process.is_running(), "{}", process.log());
+        if TcpStream::connect(("127.0.0.1", port)).is_err() {
+            return Ok(false);
+        }
+        text = get(port, "/metrics").body;
+        let samples = parse(&text);
+        Ok(value(&case, &samples, "pgapace_phase", Some(("phase", "copying"))) == Some(1.0)
+            && value(&case, &samples, "pgapace_slot_retained_bytes", None).is_some()
+            && value(&case, &samples, "pgapace_lag_bytes", Some(("stage", "committed"))).is_none())
+    });
+    waited.unwrap_or_else(|error| panic!("{error}\n{text}"));
+    must(user.batch_execute("ROLLBACK"));
+    case.wait_until_applied(&mut process);
+    case.stop(process);
+}
+
+#[test]
 fn tables_that_are_added_are_shown_while_they_are_copied() {
     let mut case = Case::new(18, 18);
     case.both("CREATE TABLE t (id int PRIMARY KEY)");

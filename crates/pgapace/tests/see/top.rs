@@ -70,6 +70,30 @@ fn a_frame_names_the_blocked_worker_and_who_blocks_it() {
 }
 
 #[test]
+fn a_narrow_frame_leaves_columns_out() {
+    let case = Case::new(18, 18);
+    let (mut process, mut user, pid) = blocked(&case);
+    let look = || {
+        let narrow = case.tool.finish("top", &["--once", "--size", "40x16"]);
+        narrow.expect(0, &[]);
+        assert!(narrow.stdout.lines().all(|line| line.chars().count() <= 40), "{}", narrow.stdout);
+        narrow.stdout
+    };
+    let blocker = format!("blocked by {pid} (postgres)");
+    let seen = wait_for_frame(look, &[&blocker, "public.t", "not shrinking"]);
+    let line = |first: &str| {
+        let line = seen.lines().find(|line| line.starts_with(first)).unwrap_or_default();
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(line("stage"), "stage behind age WAL", "{seen}");
+    assert_eq!(line("worker"), "worker does table", "{seen}");
+    assert!(line("committed").ends_with("B/s"), "{seen}");
+    must(user.batch_execute("ROLLBACK"));
+    case.wait_until_applied(&mut process);
+    case.stop(process);
+}
+
+#[test]
 fn a_frame_shows_table_sync() {
     let case = Case::new(18, 18);
     case.both("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY)");
@@ -84,8 +108,21 @@ fn a_frame_shows_table_sync() {
             let finished = case.tool.finish("top", &["--once"]);
             if finished.code == Some(0) { finished.stdout } else { finished.log }
         },
-        &["copying, running", "copied 1 of 2 tables", "░", "of 2768 kB", "public.t  "],
+        &[
+            "copying, running",
+            "slot keeps",
+            "copied 1 of 2 tables",
+            "░",
+            "of 2768 kB",
+            "public.t  ",
+        ],
     );
+    // The process looks at the slot, so no verb needs the publisher.
+    let mut alone = case.tool.clone();
+    alone.publisher = "host=/nonexistent user=x dbname=x".to_owned();
+    let status = alone.finish("status", &[]).stdout;
+    assert!(status.contains(": WAL reserved, keeps "), "{status}");
+    assert!(!status.contains("estimate"), "{status}");
     must(user.batch_execute("ROLLBACK"));
     case.wait_until_applied(&mut process);
     case.stop(process);

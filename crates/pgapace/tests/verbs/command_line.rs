@@ -59,6 +59,22 @@ fn mistakes_have_their_exit_codes() {
 }
 
 #[test]
+fn output_that_cannot_be_written_is_an_error_and_a_reader_that_has_ended_is_none() {
+    let into = |target: &str| {
+        let program = env!("CARGO_BIN_EXE_pgapace");
+        let mut shell = std::process::Command::new("bash");
+        shell.args(["-o", "pipefail", "-c", &format!("'{program}' settings {target}")]);
+        let output = must(shell.output());
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, errors) = into("> /dev/full");
+    assert_eq!(code, Some(3), "{errors}");
+    assert!(errors.contains("cannot write to standard output: No space left"), "{errors}");
+    let (code, errors) = into("| head -n 1");
+    assert_eq!((code, errors.as_str()), (Some(0), ""));
+}
+
+#[test]
 fn a_publisher_that_cannot_filter_origins_is_refused() {
     let case = Case::new(15, 15);
     case.both("CREATE TABLE t (id int PRIMARY KEY)");

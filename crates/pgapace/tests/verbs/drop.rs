@@ -66,3 +66,22 @@ fn keeps_the_slot_without_the_publisher() {
     finish(&program).expect(0, &[]);
     assert_eq!((slots(&case).as_str(), case.subscriber.value(STATE).as_str()), ("1", "0"));
 }
+
+#[test]
+fn a_slot_of_something_else_that_has_its_name_is_left() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+        let name = &case.tool.name;
+        case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{name}')"));
+        case.publisher.sql(&format!("SELECT pg_create_physical_replication_slot('{name}')"));
+        let other = "it is a physical slot";
+        case.run().expect(7, &[other, "pgapace drop", "--if-not-empty rebase"]);
+        case.tool.finish("rebase", &[]).expect(7, &[other]);
+        case.tool.finish("status", &["--check"]).expect(16, &["cannot go on", other]);
+        let finished = case.tool.finish("drop", &[]);
+        finished.expect(0, &["slot_left"]);
+        assert!(finished.stdout.contains("was left"), "{}", finished.stdout);
+        assert_eq!(slots(&case), "1");
+        case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{name}')"));
+    });
+}

@@ -84,13 +84,36 @@ fn needs_no_more_than_the_subscriber() {
     assert_eq!(all[0]["lag_bytes"], serde_json::Value::Null);
     assert_eq!(all[0]["lag_unknown"], "--publisher is not given");
     let human = finish(&program()).stdout;
-    assert!(human.contains("unknown: --publisher is not given"), "{human}");
+    assert!(human.contains("lag            unknown: --publisher is not given"), "{human}");
+    assert!(human.contains("state unknown: --publisher is not given"), "{human}");
 
     let away = Tool { publisher: "host=/nonexistent user=x dbname=x".into(), ..case.tool.clone() };
     let finished = away.finish("status", &["--json"]);
     finished.expect(0, &[]);
     assert!(json(&finished)[0]["lag_unknown"].is_string(), "{}", finished.stdout);
     other.finish("drop", &[]).expect(0, &[]);
+}
+
+/// What `status` and `status --check` say is what `run` would say.
+#[test]
+fn a_slot_that_is_gone_is_named_with_the_next_step() {
+    let case = Case::new(18, 18);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+    let healthy = json(&case.tool.finish("status", &["--json"]));
+    assert_eq!(healthy[0]["slot_problem"], serde_json::Value::Null);
+    assert_eq!(healthy[0]["slot_state"]["two_phase"], false);
+    case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{}')", case.tool.name));
+    let status = json(&case.tool.finish("status", &["--json"]));
+    let problem = &status[0]["slot_problem"];
+    let message = problem["message"].as_str().unwrap_or_default();
+    assert!(message.contains("does not exist"), "{status:#}");
+    let checked = case.tool.finish("status", &["--check"]);
+    checked.expect(16, &["cannot go on", message, "HINT:", "pgapace rebase"]);
+    assert!(checked.stdout.contains("HINT:  If the publisher"), "{}", checked.stdout);
+    case.run().expect(7, &[message, problem["hint"].as_str().unwrap_or("no hint")]);
+    case.tool.finish("rebase", &[]).expect(0, &[]);
+    let status = json(&case.tool.finish("status", &["--json"]));
+    assert_eq!(status[0]["slot_problem"], serde_json::Value::Null);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::error::{Class, Failure, Result};
 use crate::observe::figures::Figures;
 use crate::observe::history::Point;
 use crate::publisher::session::{Publisher, current_lsn, system_identifier};
-use crate::publisher::slot;
+use crate::publisher::slot::{self, Slot};
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::events::{self, ShownEvent};
 use crate::subscriber::state::membership::{self, WaitingProcess};
@@ -21,7 +21,8 @@ use crate::subscriber::state::statistics::{self, Counters, Spooled, Statistics};
 use crate::subscriber::state::verification::summary::{self, VerificationSummary};
 use crate::subscriber::state::verification::{self, TableVerification};
 use crate::subscriber::state::{
-    self, LastRun, RelationMode, Subscription, figures, heartbeat, prepared, progress, schema,
+    self, LastRun, Phase, RelationMode, Subscription, figures, heartbeat, prepared, progress,
+    schema,
 };
 use crate::tablesync::copy_progress::{self, CopyProgress};
 
@@ -63,6 +64,8 @@ pub(crate) struct Status {
     /// Why lag and slot state are null.
     pub(crate) lag_unknown: Option<String>,
     pub(crate) slot_state: Option<SlotState>,
+    /// Why the next run cannot go on with the slot, as the publisher says; null while one runs.
+    pub(crate) slot_problem: Option<SlotProblem>,
     pub(crate) counters: Counters,
     /// Rates, lags and waits, as the running process wrote them last; null if none runs, or if it has not
     /// written for so long that they say nothing.
@@ -92,10 +95,18 @@ pub(crate) struct Status {
 #[derive(Debug, Serialize)]
 pub(crate) struct SlotState {
     pub(crate) active: bool,
+    pub(crate) two_phase: bool,
     pub(crate) wal_status: Option<String>,
     pub(crate) retained_bytes: Option<i64>,
     pub(crate) safe_wal_size: Option<i64>,
     pub(crate) invalid: Option<String>,
+}
+
+/// Why a run would end at once, and the next step.
+#[derive(Debug, Serialize)]
+pub(crate) struct SlotProblem {
+    pub(crate) message: String,
+    pub(crate) hint: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -261,12 +272,14 @@ fn of(
         (owner.host, owner.process) = (Some(recorded.host), Some(recorded.process));
     }
     let statistics = statistics.as_ref();
+    // Those of an earlier run say nothing about this one.
+    let run = owner.as_ref().map(|owner| owner.age.unwrap_or(STALE));
     let figures =
-        figures.filter(|(_, age)| owner.is_some() && *age < STALE).map(|(figures, _)| figures);
+        figures.filter(|(_, age)| run.is_some_and(|run| *age < run.min(STALE))).map(|(f, _)| f);
     // The progress row is exact; statistics also include positions that were skipped since.
     let applied = recorded.max(statistics.and_then(|s| s.applied).filter(|_| recorded.is_some()));
     let mut lag_bytes = None;
-    let mut slot_state = None;
+    let (mut slot_state, mut slot_problem) = (None, None);
     let lag_unknown = match source {
         Err(reason) => Some(reason.clone()),
         Ok(source) if differs(row, source) => Some(
@@ -276,7 +289,11 @@ fn of(
         ),
         Ok(source) => {
             lag_bytes = applied.map(|applied| source.lsn.as_u64().saturating_sub(applied.as_u64()));
-            slot_state = find_slot(&mut source.session, &row.slot_name)?;
+            let slot = slot::find(&mut source.session, &row.slot_name)?;
+            if owner.is_none() {
+                slot_problem = problem(row, slot.as_ref(), applied);
+            }
+            slot_state = slot.map(SlotState::of);
             None
         }
     };
@@ -288,6 +305,8 @@ fn of(
         Some(_) => progress::seconds_behind(session, row.id)?,
         None => None,
     };
+    // The files of the spool end with the process.
+    let runs = owner.is_some();
     let text = |lsn: Option<Lsn>| lsn.map(|lsn| lsn.to_string());
     let tables = state::relations(session, row.id)?;
     let mut modes: HashMap<(String, String), RelationMode> = state::modes(session, row.id)?
@@ -301,7 +320,7 @@ fn of(
         name: row.name.clone(),
         phase: row.phase.name(),
         state: state_of(row, owner.as_ref(), statistics),
-        running: owner.is_some(),
+        running: runs,
         owner,
         standbys: membership::waiting(session, &row.name)?,
         disabled: row.disabled.clone(),
@@ -316,7 +335,7 @@ fn of(
         streaming_reason,
         workers: statistics.and_then(|s| s.workers),
         workers_reason: statistics.and_then(|s| s.workers_reason.clone()),
-        spool: statistics.map(|s| s.spool).unwrap_or_default(),
+        spool: statistics.filter(|_| runs).map(|s| s.spool).unwrap_or_default(),
         started_at: statistics.and_then(|s| s.started_at.clone()),
         received_lsn: text(statistics.and_then(|s| s.received)),
         applied_lsn: text(applied),
@@ -325,6 +344,7 @@ fn of(
         lag_seconds,
         lag_unknown,
         slot_state,
+        slot_problem,
         counters: statistics.map(|s| s.counters).unwrap_or_default(),
         figures,
         restarts: statistics.map_or(0, |s| s.restarts),
@@ -392,13 +412,28 @@ fn differs(row: &Subscription, source: &Source) -> bool {
     }
 }
 
-fn find_slot(session: &mut Session, name: &str) -> Result<Option<SlotState>> {
-    let slot = slot::find(session, name)?;
-    Ok(slot.map(|slot| SlotState {
-        active: slot.active_pid.is_some(),
-        wal_status: slot.wal_status,
-        retained_bytes: slot.retained_bytes,
-        safe_wal_size: slot.safe_wal_size,
-        invalid: slot.invalid,
-    }))
+impl SlotState {
+    fn of(slot: Slot) -> Self {
+        Self {
+            active: slot.active_pid.is_some(),
+            two_phase: slot.two_phase,
+            wal_status: slot.wal_status,
+            retained_bytes: slot.retained_bytes,
+            safe_wal_size: slot.safe_wal_size,
+            invalid: slot.invalid,
+        }
+    }
+}
+
+/// What the next run would say about the slot. A disabled subscription may have lost it on purpose, and
+/// before the stream a run may create it again.
+fn problem(row: &Subscription, slot: Option<&Slot>, applied: Option<Lsn>) -> Option<SlotProblem> {
+    if row.phase != Phase::Streaming || row.disabled.is_some() {
+        return None;
+    }
+    let checked = slot::check_resume(&row.slot_name, slot, applied.unwrap_or(Lsn::INVALID));
+    checked.err().map(|failure| SlotProblem {
+        message: failure.message,
+        hint: failure.hint.unwrap_or_default(),
+    })
 }

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::cli::status::collect::Status;
+use crate::cli::status::collect::{SlotProblem, Status};
 use crate::cli::status::values::lag_line;
 use crate::error::{Class, Failure, Result};
 
@@ -110,8 +110,14 @@ fn failure(trouble: Trouble, status: &Status) -> Failure {
     let name = &status.name;
     let of = |class, what: &str| Failure::new(class, format!("subscription \"{name}\" {what}"));
     match trouble {
-        Trouble::Stopped => of(Class::NotRunning, "does not run")
-            .hint("Start pgapace run. The log, and last error above, say why it stopped."),
+        Trouble::Stopped => match &status.slot_problem {
+            Some(SlotProblem { message, hint }) => {
+                of(Class::NotRunning, &format!("does not run, and cannot go on: {message}"))
+                    .hint(hint)
+            }
+            None => of(Class::NotRunning, "does not run")
+                .hint("Start pgapace run. The log, and last error above, say why it stopped."),
+        },
         Trouble::Disabled => of(Class::Disabled, "was disabled because of an error")
             .hint("When the cause is mended: pgapace enable."),
         Trouble::Retrying => of(Class::Retrying, "is retrying after an error"),

@@ -105,6 +105,10 @@ fn setting_lines(status: &Status, lines: &mut Lines) {
     }
     lines.item("publications", &status.publications.join(", "));
     lines.item("slot", &slot_line(status));
+    if let Some(problem) = &status.slot_problem {
+        lines.put(format!("    {}", problem.message));
+        lines.put(format!("    HINT:  {}", problem.hint));
+    }
     if let (Some(format), Some(reason)) = (&status.format, &status.format_reason) {
         lines.item("format", &format!("{format}: {reason}"));
     }
@@ -316,9 +320,12 @@ fn figure_lines(figures: &Figures, lines: &mut Lines) {
         }
         lines.item(&format!("  {}", stage.stage), &line);
     }
-    let none = || "none to catch up".to_owned();
-    lines.item("estimate", &estimate(figures).unwrap_or_else(none));
-    lines.item("limited by", &figures.limited_by.replace('_', " "));
+    // A copy has only the slot.
+    if let Some(committed) = figures.stage("committed") {
+        let none = if committed.lag_bytes.is_some() { "none to catch up" } else { "unknown" };
+        lines.item("estimate", &estimate(figures).unwrap_or_else(|| none.to_owned()));
+        lines.item("limited by", &figures.limited_by.replace('_', " "));
+    }
     let shares: Vec<_> = worker_shares(figures)
         .into_iter()
         .filter(|(_, share)| *share >= 0.5)

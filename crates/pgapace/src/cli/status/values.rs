@@ -71,8 +71,11 @@ pub(super) fn slot_line(status: &Status) -> String {
             }
             return line;
         }
-        let why = if status.lag_unknown.is_some() { "state unknown" } else { "does not exist" };
-        return format!("{}: {why}", status.slot);
+        let Some(reason) = &status.lag_unknown else {
+            return format!("{}: does not exist", status.slot);
+        };
+        let reason = reason.lines().next().unwrap_or_default();
+        return format!("{}: state unknown: {reason}", status.slot);
     };
     let mut line = format!(
         "{}: {}, WAL {}",
@@ -80,6 +83,9 @@ pub(super) fn slot_line(status: &Status) -> String {
         if slot.active { "active" } else { "not active" },
         slot.wal_status.as_deref().unwrap_or("unknown"),
     );
+    if slot.two_phase {
+        line.push_str(", two_phase");
+    }
     if let Some(bytes) = slot.retained_bytes {
         line.push_str(&format!(", keeps {}", output::size(bytes)));
     }
@@ -105,6 +111,10 @@ pub(super) fn lag_line(status: &Status) -> String {
             Some(seconds) => format!("{size}, {seconds:.1} seconds"),
             None => size,
         };
+    }
+    // A stream waits a moment for the first answer; a copy has no position.
+    if status.lag_unknown.is_some() && committed.is_some() {
+        return "unknown: the publisher has not answered lately".to_owned();
     }
     if let Some(reason) = &status.lag_unknown {
         return format!("unknown: {}", reason.lines().next().unwrap_or_default());
@@ -138,9 +148,11 @@ pub(crate) fn duration(seconds: f64) -> String {
 /// The lag of a subscription that keeps up: what comes is committed within this time.
 const KEEPS_UP: f64 = 1.0;
 
-/// When the lag will be zero; `None` if it is.
+/// When the lag will be zero; `None` if it is, or if it is not known.
 pub(crate) fn estimate(figures: &Figures) -> Option<String> {
-    let lag = figures.stage("committed").and_then(|stage| stage.lag_seconds);
+    let committed = figures.stage("committed")?;
+    committed.lag_bytes?;
+    let lag = committed.lag_seconds;
     match figures.seconds_to_zero {
         Some(0.0) => None,
         _ if lag.is_some_and(|lag| lag < KEEPS_UP) => Some("keeps up".to_owned()),

@@ -121,8 +121,13 @@ impl Collector {
         self.figures(seen, end)
     }
 
+    /// The last answer of the publisher, if it is recent.
+    fn answer(&self) -> Option<&PublisherSeen> {
+        self.publisher.as_ref().filter(|publisher| publisher.age < STALE)
+    }
+
     fn sample(&self, seen: &Observation) -> Sample {
-        let known = self.publisher.as_ref().filter(|publisher| publisher.age < STALE);
+        let known = self.answer();
         let before = self.samples.last().map_or(Lsn::INVALID, |sample| sample.publisher);
         Sample {
             publisher: known.map_or(before, |p| p.lsn).max(before).max(seen.received),
@@ -151,9 +156,15 @@ impl Collector {
     fn figures(&self, seen: &Observation, end: Lsn) -> Figures {
         let ahead = self.publisher.as_ref().map_or(0.0, |publisher| publisher.clock_ahead);
         let now = seen.wall + ahead;
+        // Until the publisher has said where its WAL ends, no position is known to be the end.
+        let is_known = self.answer().is_some();
         let lag = |position: Lsn| {
             let bytes = end.as_u64().saturating_sub(position.as_u64());
-            (Some(bytes), self.lag.seconds(position, end, now))
+            if is_known {
+                (Some(bytes), self.lag.seconds(position, end, now))
+            } else {
+                (None, None)
+            }
         };
         // WAL without changes becomes durable once in a while. It is no reason for an alarm.
         let all_durable = seen.durable_counts.transactions >= self.totals.transactions;
@@ -171,7 +182,7 @@ impl Collector {
         let blocked = !seen.blockers.is_empty();
         Figures {
             at: seen.wall,
-            publisher_lsn: (end > Lsn::INVALID).then(|| end.to_string()),
+            publisher_lsn: is_known.then(|| end.to_string()),
             stages: vec![
                 Stage {
                     bytes: Some(seen.received_bytes),
@@ -214,7 +225,7 @@ impl Collector {
                 },
             ],
             // While a session blocks the subscription, the rates of the last minute say nothing.
-            seconds_to_zero: estimate.filter(|_| !blocked || committed_lag == 0),
+            seconds_to_zero: estimate.filter(|_| is_known && (!blocked || committed_lag == 0)),
             limited_by: limited_by(&threads, blocked).to_owned(),
             rows_10s: self.row_rates(SHORT),
             rows_1min: self.row_rates(LONG),
@@ -402,6 +413,22 @@ mod tests {
         assert_eq!(figures.limited_by, "publisher");
         assert_eq!(figures.tables[0].changes_per_second_10s, 4.0);
         assert_eq!(figures.slot.map(|slot| slot.retained_bytes), Some(Some(500)));
+    }
+
+    #[test]
+    fn the_lag_is_not_known_before_the_publisher_has_answered_and_long_after_it() {
+        let mut collector = Collector::new(Some((Lsn(900), 990.0)));
+        let mut lag = |second: u64, publisher: Option<PublisherSeen>| {
+            let seen = Observation { publisher, ..seen(second, 1000) };
+            let figures = collector.observe(Duration::from_secs(second), &seen);
+            let committed = figures.stage("committed").cloned().unwrap_or_default();
+            (committed.lag_bytes, committed.lag_seconds.is_some(), figures.seconds_to_zero)
+        };
+        let answer = |age: f64| Some(PublisherSeen { lsn: Lsn(2000), age, ..Default::default() });
+        assert_eq!(lag(1, None), (None, false, None));
+        assert_eq!(lag(2, answer(0.0)), (Some(1000), true, None));
+        assert_eq!(lag(31, answer(29.0)), (Some(1000), true, None));
+        assert_eq!(lag(33, answer(31.0)), (None, false, None));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::subscriber::state::statistics::{Counters, Spooled, Waits};
 pub(crate) use collector::Collector;
+pub(crate) use slot_forecast::SlotForecast;
 
 /// Positions and counters that the leader reads at a tick. Counters count from the start of the run.
 #[derive(Debug, Clone)]

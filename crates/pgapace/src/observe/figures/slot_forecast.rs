@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::observe::figures::{PublisherSeen, SlotFigures};
+use crate::publisher::slot::Slot;
 
 /// Over how long the growth of WAL is measured that is not acknowledged, and over how long at least.
 const BEHIND: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(15));
@@ -56,19 +57,19 @@ impl Growth {
 
 /// The answers of the publisher about the slot.
 #[derive(Debug)]
-pub(super) struct SlotForecast {
+pub(crate) struct SlotForecast {
     behind: Growth,
     retained: Growth,
     last: Option<PublisherSeen>,
 }
 
 impl SlotForecast {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { behind: Growth::new(BEHIND), retained: Growth::new(RETAINED), last: None }
     }
 
     /// Takes the publisher's answer of `at`. `behind`: bytes of its WAL that are not acknowledged.
-    pub(super) fn seen(&mut self, at: Duration, seen: &PublisherSeen, behind: u64) {
+    pub(crate) fn seen(&mut self, at: Duration, seen: &PublisherSeen, behind: u64) {
         self.behind.push(at, i64::try_from(behind).unwrap_or(i64::MAX));
         if let Some(retained) = seen.retained_bytes {
             self.retained.push(at, retained);
@@ -76,7 +77,19 @@ impl SlotForecast {
         self.last = Some(seen.clone());
     }
 
-    pub(super) fn figures(&self) -> Option<SlotFigures> {
+    /// The same before a stream has begun: nothing of what the slot retains is acknowledged.
+    pub(crate) fn seen_slot(&mut self, at: Duration, slot: &Slot) {
+        let seen = PublisherSeen {
+            wal_status: slot.wal_status.clone(),
+            retained_bytes: slot.retained_bytes,
+            safe_wal_size: slot.safe_wal_size,
+            ..PublisherSeen::default()
+        };
+        let behind = slot.retained_bytes.and_then(|bytes| u64::try_from(bytes).ok());
+        self.seen(at, &seen, behind.unwrap_or_default());
+    }
+
+    pub(crate) fn figures(&self) -> Option<SlotFigures> {
         let seen = self.last.as_ref()?;
         let rates = [self.behind.rate(), self.retained.rate()].into_iter().flatten();
         let growth = rates.max_by(f64::total_cmp);

@@ -117,7 +117,10 @@ pub(crate) fn become_owner(
                 Class::Busy,
                 format!("the subscription is run by another process: {owner}"),
             )
-            .hint("Stop that process, or pass --take-over to end its sessions."));
+            .hint(
+                "Stop that process, or let it end the subscription: pgapace hand-over. pgapace run \
+                 --take-over ends its sessions.",
+            ));
         }
         // A session that was terminated ends within milliseconds.
         std::thread::sleep(Duration::from_millis(if terminated > 0 { 10 } else { 100 }));
@@ -275,6 +278,9 @@ pub(crate) struct Owner {
     /// Client address of that session; `None` for a Unix socket, or without the privilege to see it.
     pub(crate) client: Option<String>,
     pub(crate) since: Option<String>,
+    /// Seconds since then.
+    #[serde(skip)]
+    pub(crate) age: Option<f64>,
     /// Host and process id as the process recorded them; `None` for a verb.
     pub(crate) host: Option<String>,
     pub(crate) process: Option<i32>,
@@ -288,6 +294,7 @@ pub(crate) fn owner(session: &mut Session, id: SubscriptionId) -> Result<Option<
         pid: field(&row, 0)?,
         client: row.get(2).map(str::to_owned),
         since: row.get(3).map(str::to_owned),
+        age: row.get(4).map(|_| field(&row, 4)).transpose()?,
         host: None,
         process: None,
     }))
@@ -295,7 +302,8 @@ pub(crate) fn owner(session: &mut Session, id: SubscriptionId) -> Result<Option<
 
 fn holders(session: &mut Session, class: i32, id: SubscriptionId) -> Result<Rows> {
     let sql = format!(
-        "SELECT a.pid, a.application_name, a.client_addr, a.backend_start \
+        "SELECT a.pid, a.application_name, a.client_addr, a.backend_start, \
+           pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - a.backend_start) \
          FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid \
          WHERE {} AND l.objid::pg_catalog.int8 = {} AND l.pid <> pg_catalog.pg_backend_pid()",
         advisory_lock::is_held(class),
