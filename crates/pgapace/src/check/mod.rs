@@ -15,6 +15,7 @@ pub(crate) mod report;
 mod service;
 mod subscriber;
 mod tables;
+mod types;
 mod uncarried;
 
 use std::collections::HashMap;
@@ -110,7 +111,8 @@ pub(crate) fn check(config: &Config) -> Report {
         reporter.group("opposite", |reporter| {
             opposite::check(publisher_session, subscriber_session, config, published, reporter)
         });
-        tables::check(subscriber_session, config, known, published, &mut reporter);
+        let sessions = (&mut *publisher_session, &mut *subscriber_session);
+        tables::check(sessions, config, known, published, &mut reporter);
         reporter.group("indexes", |reporter| {
             indexes::check(publisher_session, subscriber_session, published, reporter)
         });
@@ -260,6 +262,28 @@ fn not_the_same(
     Ok(())
 }
 
+/// Reports what a run without --two-phase does with a slot that has it.
+fn two_phase_off(
+    publisher: &mut Session,
+    config: &Config,
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    let name = &config.slot;
+    if !slot::find(publisher, name)?.is_some_and(|slot| slot.two_phase) {
+        return Ok(());
+    }
+    let message = if publisher.server_version().major() < 18 {
+        format!("slot {name} keeps two_phase: PostgreSQL before 18 cannot switch it off")
+    } else {
+        format!(
+            "slot {name} has two_phase, which a run with --two-phase=false switches off. Transactions that \
+             are prepared on the subscriber are rolled back, and sent again at COMMIT PREPARED"
+        )
+    };
+    reporter.note("two_phase", message).on(name);
+    Ok(())
+}
+
 /// Reports whether the subscriber can prepare the publisher's prepared transactions.
 fn two_phase(
     publisher_session: &mut Session,
@@ -273,7 +297,8 @@ fn two_phase(
         None => slot::find(publisher_session, &config.slot)?.is_some_and(|slot| slot.two_phase),
     };
     if !is_two_phase {
-        return Ok(());
+        // The slot may have it from an earlier run.
+        return two_phase_off(publisher_session, config, reporter);
     }
     let most = |session: &mut Session, side| -> Result<i64> {
         Ok(Settings::read(session, side, &[NAME])?.number(NAME).unwrap_or(0))

@@ -80,9 +80,9 @@ pub(super) fn check(
                 "origin",
                 format!(
                     "commits are tagged, and each session needs a replication origin: {name} is \
-                     {most}, others have {others}, and {reserve} are left for native subscriptions. So at \
-                     most {} workers apply, and {} sessions apply streaming transactions. If nobody needs \
-                     tags, pass --tag-commits=false",
+                     {most}, others have {others}, and {reserve} are left for native subscriptions. Sessions \
+                     that apply: at most {}, and for streaming transactions {}. If nobody needs tags, pass \
+                     --tag-commits=false",
                     sessions.workers, sessions.streams
                 ),
             )

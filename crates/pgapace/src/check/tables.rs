@@ -9,7 +9,7 @@ use pgoutput::{RelId, ReplicaIdentity, TypeOid};
 use wire::{Session, quote_ident, quote_literal};
 
 use crate::check::report::{Reporter, Side};
-use crate::check::{SubscriptionState, dump_command, failed, shown_conninfo};
+use crate::check::{SubscriptionState, dump_command, failed, shown_conninfo, types};
 use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
@@ -47,7 +47,7 @@ struct Checker<'a, 'r> {
 
 /// Checks all tables.
 pub(super) fn check(
-    session: &mut Session,
+    (publisher, session): (&mut Session, &mut Session),
     config: &Config,
     known: &SubscriptionState,
     published: &[PublishedTable],
@@ -58,6 +58,9 @@ pub(super) fn check(
     let before = checker.reporter.report.findings.len();
     let (session, reporter) = (&mut *checker.session, &mut *checker.reporter);
     reporter.group("schema", |reporter| schemas(session, known, published, reporter));
+    if !config.copy_schema || known.row.is_some() {
+        reporter.group("types", |reporter| types::missing(publisher, session, published, reporter));
+    }
     reporter.group("storage", |reporter| storage(session, published, reporter));
     for table in published {
         if let Err(failure) = checker.table(table) {

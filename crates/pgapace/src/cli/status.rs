@@ -89,7 +89,7 @@ fn fit(mut lines: Vec<String>, (columns, rows): (u16, u16)) -> Vec<String> {
     if lines.len() > room {
         let left = lines.len() - room.saturating_sub(1);
         lines.truncate(room.saturating_sub(1));
-        lines.push(format!("({left} more lines in a larger window; see also pgapace top)"));
+        lines.push(format!("({left} more lines; see pgapace top)"));
     }
     for line in &mut lines {
         if let Some((end, _)) = line.char_indices().nth(columns) {

@@ -190,6 +190,10 @@ fn prepared_transactions_need_room_on_the_subscriber() {
         two_phase.run_until_current();
         let (_, human) = asked(&tool);
         assert!(human.contains(&format!("{NAME} is 7, and 7 on the publisher")), "{human}");
+        let off = Tool { args: vec!["--two-phase=false".to_owned()], ..tool.clone() };
+        let said = if major < 18 { "slot held keeps two_phase" } else { "slot held has two_phase" };
+        let (_, human) = asked(&off);
+        assert!(human.contains(said), "{human}");
         restart_with(&format!("ALTER SYSTEM SET {NAME} = 6"));
         let (found, human) = asked(&tool);
         assert_eq!(found.map(|line| line["severity"].clone()), Some("warning".into()), "{human}");

@@ -12,7 +12,10 @@ const PUBLISHED: &str = "
     CREATE TABLE good (id int PRIMARY KEY, v text);
     CREATE TABLE no_identity (id int, v text);
     CREATE TABLE missing (id int PRIMARY KEY, v text);
-    CREATE TABLE lacking (id int PRIMARY KEY, a text, \"B b\" numeric(10, 2));
+    CREATE TYPE feeling AS ENUM ('fine', 'so ''so');
+    CREATE DOMAIN \"Amount\" AS numeric(10, 2);
+    CREATE TABLE lacking (id int PRIMARY KEY, a text, \"B b\" numeric(10, 2), f feeling[], g feeling,
+        h \"Amount\");
     CREATE TABLE generated (id int PRIMARY KEY, g int);
     CREATE TABLE no_key (id int PRIMARY KEY, v text);
     CREATE TABLE other_key (id int PRIMARY KEY, k int);
@@ -91,6 +94,8 @@ const FOUND: &[(&str, &str, &str, &str)] = &[
     ("blocker", "subscriber", "rows", "public.filled_too"),
     ("blocker", "subscriber", "row_security", "public.secured"),
     ("blocker", "subscriber", "privileges", "public.good"),
+    ("blocker", "subscriber", "types", "public.feeling"),
+    ("blocker", "subscriber", "types", "public.\"Amount\""),
     ("warning", "subscriber", "types", "public.types"),
     ("warning", "subscriber", "types", "public.mood"),
     ("warning", "subscriber", "rules", "public.ruled"),
