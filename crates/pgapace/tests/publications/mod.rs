@@ -3,3 +3,4 @@
 mod dropped;
 mod gaps;
 mod other_tables;
+mod random;
