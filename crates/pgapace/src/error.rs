@@ -5,6 +5,7 @@ use std::fmt;
 use pgoutput::{Lsn, Xid};
 
 use crate::sqlstate;
+use crate::subscriber::missing_label;
 use crate::subscriber::state::conflicts::Conflict;
 use crate::switchover::way_back::WayBack;
 
@@ -172,6 +173,9 @@ impl Failure {
                     Self::new(class, format!("{party}: {} while {doing}", server.message));
                 failure.detail.clone_from(&server.detail);
                 failure.hint.clone_from(&server.hint);
+                if class == Class::Subscriber && missing_label::is_reported(server) {
+                    failure.hint = Some(missing_label::hint(server, std::iter::empty()));
+                }
                 failure
             }
             other => Self::new(class, format!("{party}: {other} while {doing}")),

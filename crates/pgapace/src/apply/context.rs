@@ -5,7 +5,7 @@ use std::sync::Arc;
 use engine::net::ChangeAt;
 use engine::transaction::Touched;
 use pgoutput::{Lsn, Message};
-use wire::{ServerError, quote_ident, quote_literal};
+use wire::{ServerError, quote_ident};
 
 use crate::apply::expected::Expected;
 use crate::apply::offender::{self, unknown_offender};
@@ -14,6 +14,7 @@ use crate::error::{Class, Failure, Offender, Result};
 use crate::sqlstate;
 use crate::subscriber::conflict::{Action, ConflictType};
 use crate::subscriber::mapping::TableMap;
+use crate::subscriber::missing_label;
 use crate::subscriber::state::conflicts::Conflict;
 use crate::subscriber::statement::row::Expect;
 
@@ -234,23 +235,6 @@ impl<'a> Context<'a> {
     }
 }
 
-/// Functions of the server that refuse a label of an enum.
-const ENUM_INPUT: [&str; 2] = ["enum_in", "enum_recv"];
-
-/// A label that the subscriber's enum does not have. The message ends with it, whatever its language.
-fn hint_of_enum(said: &ServerError, map: Option<&TableMap>) -> String {
-    let label = said.message.strip_suffix('"').and_then(|text| text.rsplit('"').next());
-    let label = label.map_or_else(|| "…".to_owned(), quote_literal);
-    let columns = map.into_iter().flat_map(|map| (0..map.columns.len()).map(|i| map.local(i)));
-    let mut enums: Vec<_> = columns.filter(|c| c.type_kind == 'e').map(|c| &c.type_name).collect();
-    enums.dedup();
-    let name = match enums.as_slice() {
-        [name] => name.as_str(),
-        _ => enums.into_iter().find(|name| said.message.contains(*name)).map_or("…", |name| name),
-    };
-    format!("Add the label to the subscriber's enum: ALTER TYPE {name} ADD VALUE {label};")
-}
-
 /// A hint for an error that is no conflict; `None` if the server's own hint is better.
 fn hint_of_error(
     said: &ServerError,
@@ -282,10 +266,11 @@ fn hint_of_error(
             | sqlstate::EXCLUSION_VIOLATION,
             _,
         ) => return Some(hint_of_conflict(None, commit_lsn)),
-        (sqlstate::INVALID_TEXT_REPRESENTATION | sqlstate::INVALID_BINARY_REPRESENTATION, _)
-            if said.routine.as_deref().is_some_and(|routine| ENUM_INPUT.contains(&routine)) =>
-        {
-            hint_of_enum(said, map)
+        _ if missing_label::is_reported(said) => {
+            let columns =
+                map.into_iter().flat_map(|map| (0..map.columns.len()).map(|i| map.local(i)));
+            let enums = columns.filter(|column| column.type_kind == 'e');
+            missing_label::hint(said, enums.map(|column| column.type_name.as_str()))
         }
         (
             sqlstate::STRING_DATA_RIGHT_TRUNCATION

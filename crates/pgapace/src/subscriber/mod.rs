@@ -10,6 +10,7 @@ pub(crate) mod format;
 pub(crate) mod locks;
 pub(crate) mod mapping;
 pub(crate) mod missing;
+pub(crate) mod missing_label;
 pub(crate) mod mode;
 pub(crate) mod oid;
 pub(crate) mod origin;

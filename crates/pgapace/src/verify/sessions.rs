@@ -205,8 +205,9 @@ fn explained(error: &wire::Error, explain: Explain) -> Failure {
     let failure = explain(error, "reading rows");
     match error.sqlstate() {
         Some(code) if code.starts_with("22") && failure.hint.is_none() => failure.hint(
-            "A value cannot be converted to the type of the subscriber's column. Compare the other \
-             columns with --except-column TABLE.COLUMN.",
+            "A value cannot be converted to the type of the subscriber's column. Give that the publisher's \
+             type (pgapace check names it), or compare the other columns: pgapace verify --except-column \
+             TABLE.COLUMN.",
         ),
         _ => failure,
     }

@@ -7,7 +7,7 @@ use testbed::program::Process;
 use testbed::{Result, wait_until};
 
 use crate::support::{
-    DB, Load, NAME, PATIENCE, Site, finish, long, on_versions, random_pause, wait_for_event,
+    Case, DB, Load, NAME, PATIENCE, Site, finish, long, on_versions, random_pause, wait_for_event,
     wait_while_running,
 };
 
@@ -102,4 +102,20 @@ fn a_first_start_compares_tables_that_hold_rows() {
         case.expect_equal(&["t", "keyless", "fresh", "gone"]);
         case.tool.finish("verify", &[]).expect(0, &[]);
     });
+}
+
+#[test]
+fn a_label_that_the_subscriber_lacks_is_named_with_the_alter_type() {
+    let case = Case::new(18, 18);
+    case.publisher.sql("CREATE TYPE mood AS ENUM ('good', 'bad')");
+    case.subscriber.sql("CREATE TYPE mood AS ENUM ('good')");
+    case.both("CREATE TABLE t (id int PRIMARY KEY, m mood); INSERT INTO t VALUES (1, 'good')");
+    case.publisher.sql("INSERT INTO t VALUES (2, 'bad')");
+    case.publish("FOR TABLE t");
+    let rebase = || case.tool.finish("run", &["--until", "current", "--if-not-empty", "rebase"]);
+    let alter = "ALTER TYPE public.mood ADD VALUE 'bad';";
+    rebase().expect(5, &["22P02", "HINT:", alter]);
+    case.subscriber.sql(alter);
+    rebase().expect(0, &[]);
+    case.expect_equal(&["t"]);
 }

@@ -1,0 +1,57 @@
+//! Errors of a server about a label that its enum does not have.
+
+use wire::{ServerError, quote_literal};
+
+/// Functions of the server that refuse a label (`enum.c`). Their message may be in any language.
+const ROUTINES: [&str; 2] = ["enum_in", "enum_recv"];
+
+/// Whether the error is about a label.
+pub(crate) fn is_reported(said: &ServerError) -> bool {
+    said.routine.as_deref().is_some_and(|routine| ROUTINES.contains(&routine))
+}
+
+/// The statement that adds the label. `enums`: the types of which one may lack it, if they are known.
+pub(crate) fn hint<'a>(said: &ServerError, enums: impl Iterator<Item = &'a str>) -> String {
+    // The message ends with the type, a colon, and the label in quotes.
+    let quoted = said.message.strip_suffix('"').and_then(|text| text.split_once(": \""));
+    let (before, label) = quoted.unzip();
+    let label = label.map_or_else(|| "…".to_owned(), quote_literal);
+    let mut enums: Vec<_> = enums.collect();
+    enums.sort_unstable();
+    enums.dedup();
+    let is_plain =
+        |name: &&str| name.chars().all(|c| c.is_ascii_alphanumeric() || "_.".contains(c));
+    let name = match enums.as_slice() {
+        [name] => Some(*name),
+        [] => before.and_then(|text| text.rsplit(' ').next()).filter(is_plain),
+        _ => enums.into_iter().find(|name| before.is_some_and(|text| text.ends_with(name))),
+    };
+    let name = name.unwrap_or("…");
+    format!("Add the label to the subscriber's enum: ALTER TYPE {name} ADD VALUE {label};")
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::ServerError;
+
+    use super::hint;
+
+    #[test]
+    fn type_and_label_are_those_of_the_message() {
+        let added = |message: &str, enums: &[&str]| {
+            let mut said = ServerError::default();
+            message.clone_into(&mut said.message);
+            let hint = hint(&said, enums.iter().copied());
+            hint.split_once("ALTER ").map(|(_, sql)| sql.to_owned()).unwrap_or_default()
+        };
+        let message = "invalid input value for enum s.mood: \"it's: \"b\"\"";
+        let added_to_mood = "TYPE s.mood ADD VALUE 'it''s: \"b\"';";
+        assert_eq!(added(message, &[]), added_to_mood);
+        assert_eq!(added(message, &["s.mood"]), added_to_mood);
+        assert_eq!(added(message, &["s.other", "s.mood"]), added_to_mood);
+        let odd = "invalid input value for enum \"My S\".\"T x\": \"b\"";
+        assert_eq!(added(odd, &[]), "TYPE … ADD VALUE 'b';");
+        assert_eq!(added(odd, &["\"My S\".\"T x\""]), "TYPE \"My S\".\"T x\" ADD VALUE 'b';");
+        assert_eq!(added("« b » n'est pas une valeur", &[]), "TYPE … ADD VALUE …;");
+    }
+}
