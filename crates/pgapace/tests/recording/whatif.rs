@@ -256,7 +256,7 @@ fn forecasts_agree_with_replays() {
     ];
     let mut missed = Vec::new();
     for (workload, transactions, regime) in compared {
-        let found = compare(workload, transactions, regime, 3);
+        let found = compare(workload, transactions, regime, 5);
         for (workers, (forecast, measured)) in NUMBERS.iter().zip(found) {
             if (forecast / measured - 1.0).abs() > 0.15 {
                 let name = workload.name;
