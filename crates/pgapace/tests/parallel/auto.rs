@@ -130,7 +130,7 @@ fn origins_are_left_to_native_subscriptions() {
         other.name.push_str("_other");
         other.publications = "native".to_owned();
         let checked = case.tool.finish("check", &[]).stdout;
-        assert!(checked.contains("at most 4 workers apply"), "{checked}");
+        assert!(checked.contains("Sessions that apply: at most 4"), "{checked}");
         load(&case);
         let mut process = case.start();
         let mut second = other.start(case.log_file("other"));
