@@ -15,13 +15,13 @@
 //! * A thread and a session do one thing at a time. Those that run at once share the processors of their
 //!   machine in equal parts; a machine may be both ([`Machines::shared`]).
 //! * Sessions that execute at the same moment slow each other down: they take turns with locks of WAL, of
-//!   buffers and of relation extension, and share caches. What that costs is one number,
-//!   [`Costs::contention`], which a second replay measures.
+//!   buffers and of relation extension, and share caches. One number stands for this cost,
+//!   [`Costs::contention`]; it is fitted to a second replay.
 //! * Independent changes of a group are sent at once, dependent ones when the groups have ended that they
 //!   wait for. The COMMIT waits until all earlier groups have ended, or were sent on the same session. Far
 //!   from the subscriber, the COMMIT of a small group whose turn it is goes with its statements.
-//! * Whoever waits goes on a moment after it is woken ([`Costs::wake`]): a worker by the leader, by replies, or by
-//!   another worker that has ended a group; a session by statements. That limits the rate of small groups.
+//! * The leader, replies, and other workers that end a group wake a worker; statements wake a session. It takes
+//!   some time to go on ([`Costs::wake`]), which limits the rate of small groups.
 //! * A worker encodes groups ahead, and sends what it has encoded with the COMMIT before it.
 //!
 //! Not modelled: errors, conflicts and groups that are executed again; streaming apply (a streamed

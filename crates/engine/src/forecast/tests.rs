@@ -261,6 +261,7 @@ proptest! {
         more in 0.0..0.5,
     ) {
         let seconds = |contention| {
+            // A wake at another time makes other groups, which may be faster.
             let costs = Costs { contention, wake: 0.0, ..Costs::TYPICAL };
             let mut settings = settings(workers, 20, Duration::ZERO, costs);
             settings.machines = Machines { subscriber: processors, program: 2, shared };

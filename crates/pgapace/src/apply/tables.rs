@@ -16,8 +16,8 @@ use pgoutput::{Lsn, RelId};
 use rustc_hash::{FxHashMap, FxHashSet};
 use wire::{Session, quote_ident};
 
-use crate::check::dump_command;
 use crate::error::{Class, Failure, Result};
+use crate::publisher::dump_command::dump_command;
 use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::{CatalogueReader, TableFacts};
 use crate::subscriber::conflict::Policy;

@@ -26,6 +26,7 @@ use wire::{ConnInfo, Session};
 use crate::config::Subscription as Config;
 use crate::error::{Failure, Result};
 use crate::product::Product;
+use crate::publisher::dump_command::shell_quoted;
 use crate::publisher::publication::PublishedTable;
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
@@ -262,17 +263,9 @@ fn not_the_same(
     Ok(())
 }
 
-/// Reports what a run without --two-phase does with a slot that has it.
-fn two_phase_off(
-    publisher: &mut Session,
-    config: &Config,
-    reporter: &mut Reporter<'_>,
-) -> Result<()> {
-    let name = &config.slot;
-    if !slot::find(publisher, name)?.is_some_and(|slot| slot.two_phase) {
-        return Ok(());
-    }
-    let message = if publisher.server_version().major() < 18 {
+/// Reports what a run with --two-phase=false does with a slot that has two_phase from an earlier run.
+fn two_phase_off(name: &str, publisher_major: u32, reporter: &mut Reporter<'_>) {
+    let message = if publisher_major < 18 {
         format!("slot {name} keeps two_phase: PostgreSQL before 18 cannot switch it off")
     } else {
         format!(
@@ -281,7 +274,6 @@ fn two_phase_off(
         )
     };
     reporter.note("two_phase", message).on(name);
-    Ok(())
 }
 
 /// Reports whether the subscriber can prepare the publisher's prepared transactions.
@@ -292,13 +284,12 @@ fn two_phase(
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     const NAME: &str = "max_prepared_transactions";
-    let is_two_phase = match config.two_phase {
-        Some(two_phase) => two_phase,
-        None => slot::find(publisher_session, &config.slot)?.is_some_and(|slot| slot.two_phase),
-    };
-    if !is_two_phase {
-        // The slot may have it from an earlier run.
-        return two_phase_off(publisher_session, config, reporter);
+    let has_it = slot::find(publisher_session, &config.slot)?.is_some_and(|slot| slot.two_phase);
+    if !config.two_phase.unwrap_or(has_it) {
+        if has_it {
+            two_phase_off(&config.slot, publisher_session.server_version().major(), reporter);
+        }
+        return Ok(());
     }
     let most = |session: &mut Session, side| -> Result<i64> {
         Ok(Settings::read(session, side, &[NAME])?.number(NAME).unwrap_or(0))
@@ -394,19 +385,4 @@ fn shown_conninfo(info: &ConnInfo) -> String {
         })
         .collect();
     shell_quoted(&parts.join(" "))
-}
-
-/// A shell command that creates these tables on the subscriber.
-pub(crate) fn dump_command(tables: &[String], publisher: &str, subscriber: &str) -> String {
-    let patterns: Vec<_> =
-        tables.iter().map(|sql| format!("--table={}", shell_quoted(sql))).collect();
-    format!(
-        "pg_dump --schema-only --no-owner --no-publications --no-subscriptions {} {publisher} | \
-         psql {subscriber}",
-        patterns.join(" ")
-    )
-}
-
-fn shell_quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "'\\''"))
 }

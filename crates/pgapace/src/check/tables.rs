@@ -9,9 +9,10 @@ use pgoutput::{RelId, ReplicaIdentity, TypeOid};
 use wire::{Session, quote_ident, quote_literal};
 
 use crate::check::report::{Reporter, Side};
-use crate::check::{SubscriptionState, dump_command, failed, shown_conninfo, types};
+use crate::check::{SubscriptionState, failed, shown_conninfo, types};
 use crate::config::Subscription as Config;
 use crate::error::Result;
+use crate::publisher::dump_command::dump_command;
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
 use crate::subscriber::catalogue::{CatalogueReader, Column, Identity, Table, field};
 use crate::subscriber::format::PublisherTypes;

@@ -11,10 +11,8 @@ use crate::check::report::{Reporter, Side};
 use crate::error::Result;
 use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::field;
+use crate::subscriber::oid::FIRST_USER_OID;
 use crate::subscriber::state::name_array;
-
-/// Types with smaller OIDs are those of every database (`FirstNormalObjectId` in `transam.h`).
-const FIRST_OF_A_USER: u32 = 16_384;
 
 /// Reports the types. A type that exists under another definition is none of them.
 pub(super) fn missing(
@@ -26,7 +24,7 @@ pub(super) fn missing(
     let columns: Vec<_> = published
         .iter()
         .flat_map(|table| table.columns.iter().map(move |column| (table, column)))
-        .filter(|(_, column)| column.declared_type >= FIRST_OF_A_USER)
+        .filter(|(_, column)| column.declared_type >= FIRST_USER_OID)
         .collect();
     if columns.is_empty() {
         return Ok(());

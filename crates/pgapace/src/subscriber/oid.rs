@@ -1,4 +1,7 @@
-//! Oids of built-in types, as in PostgreSQL's `pg_type.dat`.
+//! Oids of built-in types, as in PostgreSQL's `pg_type.dat`, and where they end.
+
+/// Smaller OIDs are those of objects that every database has (`FirstNormalObjectId` in `transam.h`).
+pub(crate) const FIRST_USER_OID: u32 = 16_384;
 
 macro_rules! oids {
     ($($name:ident = $oid:literal;)+) => {

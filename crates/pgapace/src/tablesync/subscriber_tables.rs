@@ -3,8 +3,8 @@
 
 use wire::{Session, quote_ident};
 
-use crate::check::dump_command;
 use crate::error::{Class, Failure, Result};
+use crate::publisher::dump_command::dump_command;
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, not_a_table};

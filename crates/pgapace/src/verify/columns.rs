@@ -20,10 +20,7 @@
 
 use wire::quote_ident;
 
-use crate::subscriber::oid;
-
-/// Oids from here on are not built in.
-pub(crate) const FIRST_USER_OID: u32 = 16384;
+use crate::subscriber::oid::{self, FIRST_USER_OID};
 
 /// xml: its cast to text does not call the output function.
 const XML: u32 = 142;

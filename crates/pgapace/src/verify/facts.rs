@@ -5,7 +5,8 @@ use wire::{Row, Rows, Session, quote_literal};
 
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::{boolean, field, parse_name_array};
-use crate::verify::columns::{FIRST_USER_OID, RecordForm, SideColumn};
+use crate::subscriber::oid::FIRST_USER_OID;
+use crate::verify::columns::{RecordForm, SideColumn};
 use crate::verify::key::SideIndex;
 
 /// One table on one server.

@@ -25,7 +25,7 @@ pub(crate) struct Answer {
     pub(crate) contention: f64,
     /// The replays that were given, in the order of their numbers of workers.
     pub(crate) measured: Vec<OfReplay>,
-    /// What would make the forecast better.
+    /// The measurement that the forecast lacks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) hint: Option<&'static str>,
     pub(crate) workers: Vec<OfWorkers>,
@@ -46,7 +46,7 @@ pub(crate) struct RecordedFacts {
     pub(crate) seconds: f64,
 }
 
-/// What a replay measured, and the forecast for its conditions.
+/// The measured rate of a replay, and the forecast for the same number of workers.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct OfReplay {
     workers: usize,

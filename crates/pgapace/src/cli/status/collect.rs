@@ -425,8 +425,8 @@ impl SlotState {
     }
 }
 
-/// What the next run would say about the slot. A disabled subscription may have lost it on purpose, and
-/// before the stream a run may create it again.
+/// The error with which the slot would end the next run. There is none for a disabled subscription, whose slot
+/// a user may have dropped on purpose, and none before the stream, when a run creates a missing slot.
 fn problem(row: &Subscription, slot: Option<&Slot>, applied: Option<Lsn>) -> Option<SlotProblem> {
     if row.phase != Phase::Streaming || row.disabled.is_some() {
         return None;

@@ -51,7 +51,7 @@ impl RecordedTable {
         (&self.schema, &self.name)
     }
 
-    /// What whoever writes the record writes.
+    /// The fields that a copy or a comparison writes.
     fn written(&self) -> (Option<&PublishedBy>, Option<Lsn>) {
         (self.by.as_ref(), self.sync_lsn)
     }
