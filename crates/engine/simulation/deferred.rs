@@ -174,7 +174,6 @@ fn connect(
             skip: None,
             outstanding: pacing.outstanding,
             stream_limits: parts,
-            streams_by_rows: false,
             prepares: false,
             most_prepared: 0,
         },
@@ -194,7 +193,6 @@ fn connect(
         round_trip: Duration::ZERO,
         group: GroupLimits { transactions: 4, changes: 8, bytes: 1000 },
         writeset: WritesetLimits::default(),
-        by_rows: false,
         deadlock_timeout: Duration::ZERO,
         pacing,
     };

@@ -215,7 +215,9 @@ impl History {
         let forks = rng.chance(1, 3).then(|| rng.below(2 * count));
         let other = builder.build((count, most, large), forks);
         let (two_phase, streams) = (rng.chance(4, 5), rng.chance(2, 3));
-        let made = |builder| Self::made(builder, two_phase, streams, full_identity);
+        let as_sent = rng.chance(1, 16);
+        let rules: Vec<_> = (0..PUBLISHED).map(|table| rules(table, as_sent)).collect();
+        let made = |builder| Self::made(builder, two_phase, streams, full_identity, rules.clone());
         let mut history = made(builder);
         history.other = other.map(|(other, at)| {
             let mut other = made(*other);
@@ -225,7 +227,13 @@ impl History {
         history
     }
 
-    fn made(builder: Builder, two_phase: bool, streams: bool, full_identity: bool) -> Self {
+    fn made(
+        builder: Builder,
+        two_phase: bool,
+        streams: bool,
+        full_identity: bool,
+        rules: Vec<TableRules>,
+    ) -> Self {
         let Builder { wal, mut committed, preparations, next_xid, .. } = builder;
         let empty = committed.iter().filter(|one| one.changes.is_empty()).map(|one| one.xid);
         let empty = empty.collect();
@@ -245,7 +253,7 @@ impl History {
             two_phase,
             streams,
             locks: (0..PUBLISHED).map(|table| locks(table, full_identity)).collect(),
-            rules: (0..PUBLISHED).map(rules).collect(),
+            rules,
             full_identity,
             digest,
         }
@@ -855,12 +863,14 @@ fn locks(table: usize, full_identity: bool) -> LockRules {
     rules
 }
 
-fn rules(table: usize) -> TableRules {
+/// `as_sent`: as with `--apply-mode row`.
+fn rules(table: usize, as_sent: bool) -> TableRules {
     let fold = match table {
-        FULL => TableFolding::WholeRow,
-        APPEND => TableFolding::Append,
         UNCERTAIN => TableFolding::Never { barrier: false },
         TRIGGERED => TableFolding::Never { barrier: true },
+        _ if as_sent => TableFolding::AsSent,
+        FULL => TableFolding::WholeRow,
+        APPEND => TableFolding::Append,
         _ => TableFolding::Key(vec![(0, KeyForm::Integer)]),
     };
     let root = u32::try_from(table).expect("few tables");

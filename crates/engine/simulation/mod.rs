@@ -43,6 +43,7 @@
 //! | 9. what waits is handed over in bounded time | [`Sabotage::LatePickup`] |
 //! | 10. a table is serialized only after several victims | [`Sabotage::HastySerialization`] |
 //! | 11. only its worker gets more beside a group without locks | a unit test: `only_their_worker_gets_groups_while_some_have_no_locks` |
+//! | 12. where updates are executed one by one, a group has few of one row | [`Sabotage::UncountedVersions`] |
 //!
 //! | rule of [`engine::intake`] | broken by |
 //! |---|---|
@@ -92,7 +93,7 @@ use std::time::Duration;
 
 use barrier::Keeper;
 use engine::blockers::blocking;
-use engine::dispatch::{DispatchSettings, Leaves, Look, Remembered, Step, Want};
+use engine::dispatch::{DispatchSettings, Leaves, Look, Remembered, RowVersions, Step, Want};
 use engine::group::GroupSeq;
 use engine::intake::Intake;
 use engine::order::{CommitOrder, Waits};
@@ -182,6 +183,8 @@ pub(crate) enum Sabotage {
     DependentAsIndependent,
     /// A group reaches over what was applied in an earlier run.
     GapInGroup,
+    /// A group has any number of updates of one row, one by one.
+    UncountedVersions,
     /// Transactions behind the slot's position count as not applied.
     AppliedAgain,
     /// After a start, transactions that were applied beyond a gap are forgotten.
@@ -220,7 +223,7 @@ pub(crate) enum Sabotage {
 
 impl Sabotage {
     /// All of them.
-    pub(crate) const ALL: [Self; 54] = [
+    pub(crate) const ALL: [Self; 55] = [
         Self::UnmetWait,
         Self::NoGivingWay,
         Self::EarlyAcknowledgement,
@@ -254,6 +257,7 @@ impl Sabotage {
         Self::HastySerialization,
         Self::DependentAsIndependent,
         Self::GapInGroup,
+        Self::UncountedVersions,
         Self::AppliedAgain,
         Self::ForgottenGap,
         Self::NotReadBack,
@@ -984,17 +988,19 @@ impl World {
 
     /// Checks a group that is handed over, while so many workers are `open`.
     fn check_hand_over(&mut self, worker: usize, open: usize, group: &Group) -> Result<(), String> {
-        let DispatchSettings { group: limits, writeset, pacing, by_rows, .. } =
-            self.setting.dispatch;
+        let DispatchSettings { group: limits, writeset, pacing, .. } = self.setting.dispatch;
         if !self.present.contains(&worker) {
             return Err(format!("a group is handed to worker {worker}, which has left"));
         }
         let queue = self.run.outside.dispatch.workers().queue(worker).len();
-        // Side by side, transactions that are committed one by one are groups of one.
-        let transactions = if by_rows { 1 } else { limits.transactions };
-        let depth = pacing.queue_depth(transactions, open).max(pacing.far_depth);
+        let depth = pacing.queue_depth(limits.transactions, open).max(pacing.far_depth);
         if queue > depth {
             return Err(format!("P6: worker {worker} has {queue} groups, of {depth}"));
+        }
+        let mut versions = RowVersions::new(&pacing);
+        let has_room = group.works.iter().all(|work| versions.has_room_for(&work.plain));
+        if group.works.len() > 1 && !has_room {
+            return Err("a group updates one row too often, one by one".to_owned());
         }
         // A change locks its row, before and after, its unique value, and what it refers to.
         let before = if self.last.0 == group.seq { self.last.1 } else { 0 };

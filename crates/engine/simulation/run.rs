@@ -88,6 +88,7 @@ impl Setting {
             run: rng.one_of(&[1, 4, 256]),
             run_time: if rng.chance(1, 8) { Duration::from_millis(20) } else { Duration::ZERO },
             side_by_side: rng.one_of(&[Duration::ZERO, at_last, at_last]),
+            row_versions: rng.one_of(&[1, 2, 256]),
             ..Pacing::MEASURED
         };
         let dispatch = DispatchSettings {
@@ -105,7 +106,6 @@ impl Setting {
                 keys_per_table: rng.one_of(&[1, 3, 1000]),
                 keys: rng.one_of(&[5, 1000]),
             },
-            by_rows: rng.chance(1, 16),
             deadlock_timeout: rng.one_of(&[Duration::ZERO, Duration::from_millis(50)]),
             pacing,
         };
@@ -138,6 +138,7 @@ pub(crate) struct TableMap {
     pub(crate) table: usize,
     pub(crate) locks: LockRules,
     pub(crate) fold: TableFolding,
+    has_single_updates: bool,
 }
 
 impl Table for TableMap {
@@ -152,6 +153,10 @@ impl Table for TableMap {
 
     fn fold(&self) -> &TableFolding {
         &self.fold
+    }
+
+    fn has_single_updates(&self) -> bool {
+        self.has_single_updates
     }
 
     fn is_under_rules(&self) -> bool {
@@ -179,8 +184,10 @@ pub(crate) struct Outside {
 impl Outside {
     pub(crate) fn new(history: &History, dispatch: DispatchSettings, sabotage: Sabotage) -> Self {
         let maps = (0..history.rules.len()).map(|table| {
-            let (locks, fold) = (history.locks[table].clone(), history.rules[table].fold.clone());
-            Arc::new(TableMap { table, locks, fold })
+            let rules = &history.rules[table];
+            let has_single_updates = rules.has_single_updates();
+            let (locks, fold) = (history.locks[table].clone(), rules.fold.clone());
+            Arc::new(TableMap { table, locks, fold, has_single_updates })
         });
         let dispatch = Dispatch::new(broken(dispatch, sabotage));
         let (notes, forgotten) = (Vec::new(), Vec::new());
@@ -380,7 +387,6 @@ impl Run {
                 skip: None,
                 outstanding: pacing.outstanding,
                 stream_limits: setting.parts,
-                streams_by_rows: setting.dispatch.by_rows,
                 prepares: hold.is_some(),
                 most_prepared: setting.most_prepared,
             },
@@ -518,9 +524,7 @@ impl Run {
         let whole = |plain: Box<PlainWork>| Box::new(Work { plain: *plain, sabotage });
         let (slot, ticket, order) = self.intake.streams.next_order()?;
         let order = match order {
-            Order::Part { work, mode, savepoint } => {
-                Order::Part { work: whole(work), mode, savepoint }
-            }
+            Order::Part { work, savepoint } => Order::Part { work: whole(work), savepoint },
             Order::Commit(work) => Order::Commit(whole(work)),
             Order::RollBackTo(savepoint) => Order::RollBackTo(savepoint),
             Order::RollBack => Order::RollBack,
@@ -545,9 +549,10 @@ impl Run {
 
     /// The subscriber's table is attached to another topmost relation.
     pub(crate) fn move_table(&mut self, table: usize, root: u32) {
-        let TableMap { locks, fold, .. } = &*self.outside.tables[table];
+        let TableMap { locks, fold, has_single_updates, .. } = &*self.outside.tables[table];
         let (locks, fold) = (LockRules { root, ..locks.clone() }, fold.clone());
-        self.outside.tables[table] = Arc::new(TableMap { table, locks, fold });
+        let has_single_updates = *has_single_updates;
+        self.outside.tables[table] = Arc::new(TableMap { table, locks, fold, has_single_updates });
     }
 
     /// Whether parts of a spooled transaction can be taken that could not be before.

@@ -12,7 +12,7 @@ use crate::simulation::Sabotage;
 use crate::simulation::history::History;
 use crate::simulation::rng::Rng;
 use crate::simulation::subscriber::{Command, Database, Fault, Reply};
-use crate::simulation::worker::{Group, Pending, Statements, Work, end, ending, net, rows};
+use crate::simulation::worker::{Group, Pending, Statements, Work, end, ending, net};
 
 /// An order of the leader to the session of a stream.
 pub(crate) type Order = engine::streaming::Order<Box<Work>>;
@@ -153,7 +153,7 @@ impl StreamWorker {
         match order {
             Order::Abandon if self.committing => return Ok(()),
             Order::Abandon => return Err(Stop::Stream),
-            Order::Part { work, mode, savepoint } => {
+            Order::Part { work, savepoint } => {
                 let mut statements = Vec::new();
                 if let Some(savepoint) = savepoint {
                     self.savepoints = savepoint + 1;
@@ -161,15 +161,8 @@ impl StreamWorker {
                         statements.push((Command::Savepoint(savepoint), Pending::Any));
                     }
                 }
-                let group = group_of(*work, mode);
-                match mode {
-                    GroupMode::Net => {
-                        statements.extend(net(&group, None, (false, false), history).0);
-                    }
-                    GroupMode::Rows => {
-                        rows(&group.works[0], (true, false), (self.ordered, true), &mut statements);
-                    }
-                }
+                let group = group_of(*work);
+                statements.extend(net(&group, None, (false, false), history).0);
                 statements.push((Command::Nothing, Pending::Any));
                 self.send(statements, subscriber);
             }
@@ -184,7 +177,7 @@ impl StreamWorker {
                 self.undone = self.pending.len();
             }
             Order::Commit(work) => {
-                let group = group_of(*work, GroupMode::Net);
+                let group = group_of(*work);
                 let mut statements = Vec::new();
                 if let Some(ending) = ending(&group, self.ordered) {
                     end(ending, &mut statements);
@@ -302,7 +295,7 @@ impl StreamWorker {
 }
 
 /// A group of one part.
-fn group_of(work: Work, mode: GroupMode) -> Group {
+fn group_of(work: Work) -> Group {
     let (seq, dependent, attempts) = (GroupSeq::NONE, Dependent::default(), 0);
-    Group { seq, works: vec![work], mode, dependent, attempts, more: false }
+    Group { seq, works: vec![work], mode: GroupMode::Net, dependent, attempts, more: false }
 }

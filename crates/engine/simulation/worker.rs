@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use engine::dispatch::{Dispatchable, LockError, Locks, Pacing, TableId};
+use engine::dispatch::{Dispatchable, LockError, Locks, Pacing, RowVersions, TableId};
 use engine::group::{GroupSeq, Size};
 use engine::history::Memory;
 use engine::net::{ChangeAt, Folder, Old, Row as NetRow, Segment, Step, TableFolding};
@@ -100,6 +100,12 @@ impl Dispatchable for Work {
         let unmoved = self.sabotage == Sabotage::UnbarredMove;
         let tables = self.plain.tables();
         tables.map(move |id| if unmoved { TableId { root: id.oid, ..id } } else { id })
+    }
+
+    fn count_versions(&self, versions: &mut RowVersions) {
+        if self.sabotage != Sabotage::UncountedVersions {
+            self.plain.count_versions(versions);
+        }
     }
 
     fn lock(&self, locks: &mut Locks<'_>) -> Result<(), LockError> {

@@ -189,21 +189,24 @@ impl<T> Batcher<T> {
     }
 
     /// The group for a free worker: as many whole transactions from the front as the limits allow
-    /// and at least one, or one part of a larger transaction.
-    pub fn take(&mut self) -> Option<Vec<T>> {
+    /// and at least one, or one part of a larger transaction. `has_room` is asked for each in turn whether the
+    /// group has room for it, and also for the first, which is always taken.
+    pub fn take(&mut self, mut has_room: impl FnMut(&T) -> bool) -> Option<Vec<T>> {
         let (first, part) = self.waiting.pop_front()?;
+        has_room(&part);
         self.recent_in_flight -= self.recent_in_flight.div_ceil(8);
         let most = self.most_transactions(&first);
         let mut group = vec![part];
         let (mut changes, mut bytes) = (first.changes, first.bytes);
         while first.whole
             && group.len() < most
-            && let Some((next, _)) = self.waiting.front()
+            && let Some((next, part)) = self.waiting.front()
             && next.whole
             && !next.starts_group
             && next.by_rows == first.by_rows
             && changes + next.changes <= self.limits.changes
             && bytes + next.bytes <= self.limits.bytes
+            && has_room(part)
         {
             changes += next.changes;
             bytes += next.bytes;
@@ -236,7 +239,7 @@ mod tests {
 
     fn groups(sizes: &[(usize, usize, bool)]) -> Vec<Vec<usize>> {
         let mut batcher = batcher(sizes);
-        std::iter::from_fn(|| batcher.take()).collect()
+        std::iter::from_fn(|| batcher.take(|_| true)).collect()
     }
 
     #[test]
@@ -244,6 +247,19 @@ mod tests {
         assert_eq!(groups(&[(1, 1, true); 4]), [vec![0, 1, 2], vec![3]]);
         assert_eq!(groups(&[(6, 1, true), (4, 1, true), (1, 1, true)]), [vec![0, 1], vec![2]]);
         assert_eq!(groups(&[(1, 60, true), (1, 50, true)]), [vec![0], vec![1]]);
+    }
+
+    #[test]
+    fn a_part_without_room_begins_the_next_group() {
+        let mut batcher = batcher(&[(1, 1, true); 3]);
+        let mut asked = Vec::new();
+        let mut has_room = |part: &usize| {
+            asked.push(*part);
+            part.is_multiple_of(2)
+        };
+        assert_eq!(batcher.take(&mut has_room), Some(vec![0]));
+        assert_eq!(batcher.take(&mut has_room), Some(vec![1, 2]), "the first is always taken");
+        assert_eq!(asked, [0, 1, 1, 2]);
     }
 
     #[test]
@@ -266,7 +282,7 @@ mod tests {
                 index,
             );
         }
-        let groups: Vec<_> = std::iter::from_fn(|| batcher.take()).collect();
+        let groups: Vec<_> = std::iter::from_fn(|| batcher.take(|_| true)).collect();
         assert_eq!(groups, [vec![0], vec![1, 2], vec![3]]);
     }
 
@@ -302,7 +318,7 @@ mod tests {
             batcher.push(one, transaction);
             batcher.on_their_way(1);
             assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Duration::ZERO);
-            assert_eq!(batcher.take().map(|group| group.len()), Some(1));
+            assert_eq!(batcher.take(|_| true).map(|group| group.len()), Some(1));
         }
         // With six sessions, the worker waits for half of them, and only briefly.
         batcher.push(one, 0);
@@ -313,11 +329,11 @@ mod tests {
         assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Pacing::MEASURED.committers_wait);
         batcher.push(one, 2);
         assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Duration::ZERO);
-        assert_eq!(batcher.take().map(|group| group.len()), Some(3));
+        assert_eq!(batcher.take(|_| true).map(|group| group.len()), Some(3));
         // The sessions have ended: the estimate decays.
         for transaction in 0..6 {
             batcher.push(one, transaction);
-            batcher.take();
+            batcher.take(|_| true);
         }
         batcher.push(one, 9);
         assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Duration::ZERO);

@@ -37,7 +37,6 @@ use crate::assemble::Subtransactions;
 use crate::dispatch::Pacing;
 use crate::group::GroupSeq;
 use crate::streaming::executable::{Executable, Pressure, Step, Undo};
-use crate::worker::GroupMode;
 
 /// The number that stands for an open stream among group numbers when waits are compared: after all groups.
 const NUMBERS: u64 = u64::MAX - (1 << 20);
@@ -52,8 +51,6 @@ pub enum Order<W> {
     Part {
         /// The changes.
         work: W,
-        /// How they are applied.
-        mode: GroupMode,
         /// The savepoint, by number.
         savepoint: Option<usize>,
     },
@@ -383,19 +380,12 @@ impl<W> Streams<W> {
     }
 
     /// Hands changes over that were read, up to this place.
-    pub fn hand_over(
-        &mut self,
-        next: &NextPart,
-        through: u64,
-        work: W,
-        mode: GroupMode,
-        now: Duration,
-    ) {
+    pub fn hand_over(&mut self, next: &NextPart, through: u64, work: W, now: Duration) {
         let Some(stream) = self.open.get_mut(&next.xid) else { return };
         stream.executable.take(&next.step, through);
         stream.fed = now;
         let savepoint = next.step.savepoint;
-        self.order(next.slot, Order::Part { work, mode, savepoint });
+        self.order(next.slot, Order::Part { work, savepoint });
     }
 
     /// Gives streams that wait a session, as far as there are any.

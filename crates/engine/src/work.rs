@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use pgoutput::Lsn;
+use pgoutput::{Lsn, Message};
 
-use crate::dispatch::{Dispatchable, LockError, Locks, TableId};
+use crate::dispatch::{Dispatchable, LockError, Locks, RowVersions, TableId};
 use crate::group::Size;
 use crate::history::Memory;
 use crate::net::TableFolding;
@@ -22,6 +22,9 @@ pub trait Table {
 
     /// How its changes are folded.
     fn fold(&self) -> &TableFolding;
+
+    /// Whether its updates are executed one by one.
+    fn has_single_updates(&self) -> bool;
 
     /// Whether conflict rules apply to it.
     fn is_under_rules(&self) -> bool;
@@ -168,5 +171,21 @@ impl<M: Table, P> Dispatchable for Work<M, P> {
             }
         }
         Ok(())
+    }
+
+    fn count_versions(&self, versions: &mut RowVersions) {
+        if !self.applied_tables().any(Table::has_single_updates) {
+            return;
+        }
+        for change in 0..self.part.len() {
+            // One that cannot be decoded is reported when it is locked or encoded.
+            if let Ok((Message::Update(update), Touched::One(index, relation))) =
+                self.part.change(change)
+                && let Some(table) = &self.tables[index]
+                && table.has_single_updates()
+            {
+                versions.count(relation, &update);
+            }
+        }
     }
 }

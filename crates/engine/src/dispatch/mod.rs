@@ -40,6 +40,7 @@ mod blame;
 mod in_use;
 mod one_by_one;
 pub mod pacing;
+mod row_versions;
 pub mod scaling;
 mod stalls;
 #[cfg(test)]
@@ -55,6 +56,7 @@ pub use blame::{TableId, Turn, Turned};
 use one_by_one::OneByOne;
 pub use pacing::Pacing;
 use pgoutput::{DecodeError, Message};
+pub use row_versions::RowVersions;
 use scaling::Scaling;
 pub use stalls::{Look, Stalls};
 pub use workers::{Leaves, Want, Workers};
@@ -80,6 +82,9 @@ pub trait Dispatchable: GroupMember {
     /// # Errors
     /// When the locks of a change are not known.
     fn lock(&self, locks: &mut Locks<'_>) -> Result<(), LockError>;
+
+    /// Counts the row versions that its updates leave, of those that are executed one by one.
+    fn count_versions(&self, versions: &mut RowVersions);
 }
 
 /// The locks of a change are not known. Both are bugs.
@@ -110,8 +115,6 @@ pub struct DispatchSettings {
     pub group: GroupLimits,
     /// How many locks are remembered.
     pub writeset: WritesetLimits,
-    /// Whether everything is applied change by change.
-    pub by_rows: bool,
     /// Time until pgapace looks for sessions that block the oldest group.
     pub deadlock_timeout: Duration,
     /// The constants.
@@ -168,6 +171,7 @@ pub struct Dispatch<T> {
     /// If their number is not fixed.
     scaling: Option<Scaling>,
     sizes: in_use::GroupSizes,
+    versions: RowVersions,
     /// If transactions are committed one by one.
     one_by_one: Option<OneByOne>,
     /// By worker, the groups that it has.
@@ -190,7 +194,7 @@ pub struct Dispatch<T> {
 impl DispatchSettings {
     /// Whether every transaction is committed alone.
     fn is_one_by_one(&self) -> bool {
-        self.by_rows || self.group.transactions == 1
+        self.group.transactions == 1
     }
 }
 
@@ -212,6 +216,7 @@ impl<T: Dispatchable> Dispatch<T> {
             unlocked: None,
             scaling: scaled.then(|| Scaling::new(workers)),
             sizes: in_use::GroupSizes::new(workers),
+            versions: RowVersions::new(&pacing),
             given: vec![VecDeque::new(); workers],
             pressed_at: None,
             blame: Blame::new(&pacing),
@@ -233,8 +238,6 @@ impl<T: Dispatchable> Dispatch<T> {
         }
         if let Some(one_by_one) = &self.one_by_one {
             self.waiting.close_run_at(one_by_one.run());
-        } else if self.settings.by_rows && self.settings.workers > 1 {
-            self.waiting.close_run_at(1);
         }
         self
     }
@@ -251,7 +254,7 @@ impl<T: Dispatchable> Dispatch<T> {
         let size = part.size();
         let small = size.whole && size.changes <= self.settings.pacing.lone_changes;
         let alone = self.one_by_one.is_some() && small && !part.is_under_rules();
-        size.by_rows || self.settings.by_rows || alone
+        size.by_rows || alone
     }
 
     fn is_in_pipeline(&self) -> bool {
@@ -260,8 +263,11 @@ impl<T: Dispatchable> Dispatch<T> {
 
     /// Transactions of a group, at most.
     fn most_transactions(&self) -> usize {
-        let one_by_one = self.one_by_one.is_some() || self.settings.by_rows;
-        if one_by_one { self.waiting.run() } else { self.settings.group.transactions }
+        if self.one_by_one.is_some() {
+            self.waiting.run()
+        } else {
+            self.settings.group.transactions
+        }
     }
 
     /// A transaction was this old when the publisher sent it, by the publisher's own clock.
@@ -354,7 +360,8 @@ impl<T: Dispatchable> Dispatch<T> {
                 return Ok(Step::Wait(gathering));
             }
         }
-        match self.waiting.take() {
+        self.versions.restart();
+        match self.waiting.take(|part| self.versions.has_room_for(part)) {
             Some(works) => self.hand_over(worker, works, now),
             None => Ok(Step::Nothing),
         }

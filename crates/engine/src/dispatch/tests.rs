@@ -3,7 +3,8 @@ use std::time::Duration;
 use pgoutput::{Insert, Lsn, Message, RelId, TupleBuilder};
 
 use super::{
-    Dispatch, DispatchSettings, Dispatchable, LockError, Locks, Pacing, Step, TableId, Want,
+    Dispatch, DispatchSettings, Dispatchable, LockError, Locks, Pacing, RowVersions, Step, TableId,
+    Want,
 };
 use crate::group::{GroupLimits, GroupSeq, Size};
 use crate::key::KeyForm;
@@ -108,6 +109,9 @@ impl Dispatchable for Insertion {
         [self.table].into_iter()
     }
 
+    /// Nothing is updated.
+    fn count_versions(&self, _versions: &mut RowVersions) {}
+
     fn lock(&self, locks: &mut Locks<'_>) -> Result<(), LockError> {
         let key = LockColumn { column: 0, form: KeyForm::Integer, in_identity: true };
         let rules = LockRules {
@@ -140,7 +144,6 @@ fn settings(workers: usize) -> DispatchSettings {
         round_trip: Duration::ZERO,
         group: GroupLimits { transactions: 128, changes: 1000, bytes: 10_000 },
         writeset: WritesetLimits::default(),
-        by_rows: false,
         deadlock_timeout: at(50),
         pacing: Pacing::MEASURED,
     }
@@ -295,18 +298,15 @@ fn a_table_under_another_topmost_relation_is_a_barrier() {
 }
 
 #[test]
-fn user_code_is_applied_change_by_change_and_everything_if_wanted() {
-    let modes = |by_rows| {
-        let mut dispatch = dispatch(DispatchSettings { by_rows, ..settings(1) });
-        [(1, Kind::Ordinary), (2, Kind::UserCode)].map(|(key, kind)| {
-            dispatch.push(of_kind(key, kind));
-            let (worker, group) = handed(&mut dispatch, at(1)).expect("nobody is busy");
-            dispatch.answered(worker, 1, &[group.seq], at(1));
-            group.mode
-        })
-    };
-    assert_eq!(modes(false), [GroupMode::Net, GroupMode::Rows]);
-    assert_eq!(modes(true), [GroupMode::Rows, GroupMode::Rows]);
+fn user_code_is_applied_change_by_change() {
+    let mut dispatch = dispatch(settings(1));
+    let modes = [(1, Kind::Ordinary), (2, Kind::UserCode)].map(|(key, kind)| {
+        dispatch.push(of_kind(key, kind));
+        let (worker, group) = handed(&mut dispatch, at(1)).expect("nobody is busy");
+        dispatch.answered(worker, 1, &[group.seq], at(1));
+        group.mode
+    });
+    assert_eq!(modes, [GroupMode::Net, GroupMode::Rows]);
 }
 
 /// Short transactions that are committed one by one share the pipeline of one worker. Slow ones go side
@@ -314,12 +314,8 @@ fn user_code_is_applied_change_by_change_and_everything_if_wanted() {
 #[test]
 fn transactions_that_are_committed_one_by_one_go_through_one_pipeline_while_they_are_short() {
     let group = GroupLimits { transactions: 1, ..settings(4).group };
-    for (slow, settings) in [
-        (false, DispatchSettings { by_rows: true, ..settings(4) }),
-        (false, DispatchSettings { group, ..settings(4) }),
-        (true, DispatchSettings { group, ..settings(4) }),
-    ] {
-        let mut dispatch = dispatch(settings);
+    for slow in [false, true] {
+        let mut dispatch = dispatch(DispatchSettings { group, ..settings(4) });
         let (mut largest, mut workers, mut handed_over) = (0, [0; 4], Vec::new());
         for round in 0..400 {
             let now = at(round * 10);

@@ -83,7 +83,6 @@ fn settings(workers: usize, group: usize, round_trip: Duration, costs: Costs) ->
             round_trip,
             group: GroupLimits { transactions: group, changes: 10_000, bytes: 1 << 20 },
             writeset: WritesetLimits::default(),
-            by_rows: false,
             deadlock_timeout: Duration::from_millis(50),
             pacing: Pacing::MEASURED,
         },

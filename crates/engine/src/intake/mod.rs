@@ -175,8 +175,6 @@ pub struct IntakeSettings {
     pub outstanding: usize,
     /// Work that a stream's session takes at once.
     pub stream_limits: PartLimits,
-    /// Streams are executed change by change.
-    pub streams_by_rows: bool,
     /// Whether transactions are prepared on the subscriber, and how many it can have.
     pub prepares: bool,
     /// See `prepares`.

@@ -13,7 +13,6 @@ use crate::relation::RemoteRelation;
 use crate::streaming::{Said, Ticket};
 use crate::transaction::TransactionPart;
 use crate::work::{Table, Work};
-use crate::worker::GroupMode;
 
 /// The state of the subscriber that decides which changes of open streams may be executed.
 #[derive(Debug, Clone, Copy)]
@@ -85,7 +84,6 @@ impl<E: Surroundings> Intake<E> {
             let subtransactions = |xid| incoming.subtransactions(xid);
             let Some(next) = streams.next(ready.committed, subtransactions, now) else { break };
             let limits = settings.stream_limits;
-            let mode = if settings.streams_by_rows { GroupMode::Rows } else { GroupMode::Net };
             let (part, through) =
                 incoming.read_spooled(next.xid, next.step.range.clone(), limits)?;
             let Some(tables) = self.tables_of_stream(&part, env) else {
@@ -95,7 +93,7 @@ impl<E: Surroundings> Intake<E> {
             let (predecessor, memory, two_phase) = (Lsn::INVALID, None, None);
             let after_applied = false;
             let work = Work { part, tables, predecessor, memory, after_applied, two_phase };
-            self.streams.hand_over(&next, through, Box::new(work), mode, now);
+            self.streams.hand_over(&next, through, Box::new(work), now);
         }
         self.end_stream(ready.quiet)
     }

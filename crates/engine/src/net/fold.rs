@@ -91,6 +91,7 @@ impl<'t, 'a> Folder<'t, 'a> {
                 }
                 true
             }
+            TableFolding::AsSent => true,
             TableFolding::Key(_) | TableFolding::WholeRow | TableFolding::Append => {
                 rules.updates_alone && matches!(message, Message::Update(_))
             }
@@ -204,7 +205,7 @@ impl<'t, 'a> Collector<'t, 'a> {
             }
             TableFolding::WholeRow => Self::WholeRow(WholeRow::new(rules.columns)),
             TableFolding::Append => Self::Append(Append::new(rules.columns)),
-            TableFolding::Never { .. } => Self::None,
+            TableFolding::AsSent | TableFolding::Never { .. } => Self::None,
         }
     }
 

@@ -58,6 +58,18 @@ pub struct TableRules {
     pub seeks: bool,
 }
 
+impl TableRules {
+    /// Whether updates are executed one by one.
+    #[must_use]
+    pub fn has_single_updates(&self) -> bool {
+        self.updates_alone
+            || matches!(
+                self.fold,
+                TableFolding::Append | TableFolding::AsSent | TableFolding::Never { .. }
+            )
+    }
+}
+
 /// How the rows of a table are identified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TableFolding {
@@ -69,8 +81,11 @@ pub enum TableFolding {
     WholeRow,
     /// Not at all: inserts are collected, and everything else is left to row mode.
     Append,
-    /// Row mode: nothing is folded. With `barrier`, a change may run user code, so all earlier
-    /// changes of every table are executed before it.
+    /// As well as by one of the others, but nothing is folded: each change is executed as the publisher
+    /// sent it, because the user wants that (`--apply-mode row`).
+    AsSent,
+    /// Nothing is folded, because a change has other effects than those on its row. With `barrier`, a
+    /// change may run user code, so all earlier changes of every table are executed before it.
     Never {
         /// Whether user code may run.
         barrier: bool,

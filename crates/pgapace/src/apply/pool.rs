@@ -33,8 +33,6 @@ pub(crate) use span::{ApplySpan, Elapsed};
 pub(crate) struct PoolSettings {
     /// The limits of one group.
     pub(crate) group_limits: GroupLimits,
-    /// Whether everything is applied change by change.
-    pub(crate) by_rows: bool,
     /// Time after which the monitor looks for locks that block the oldest group.
     pub(crate) deadlock_timeout: Duration,
 }
@@ -80,7 +78,6 @@ impl Pool {
             round_trip: identity.round_trip,
             group: settings.group_limits,
             writeset: WritesetLimits::default(),
-            by_rows: settings.by_rows,
             deadlock_timeout: settings.deadlock_timeout,
             pacing: Pacing::MEASURED,
         });

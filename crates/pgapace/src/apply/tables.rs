@@ -16,6 +16,7 @@ use pgoutput::{Lsn, RelId};
 use rustc_hash::{FxHashMap, FxHashSet};
 use wire::{Session, quote_ident};
 
+use crate::config::ApplyModeSetting;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::dump_command::dump_command;
 use crate::publisher::publication::PublishedTable;
@@ -78,6 +79,7 @@ pub(crate) struct Tables {
     /// Whether changes lock something, for more workers than one, and then whether commits keep
     /// the publisher's order.
     locks_ordered: Option<bool>,
+    apply_mode: ApplyModeSetting,
     policy: Policy,
     subscription: Option<SubscriptionId>,
     /// How tables that were resolved are applied, to be recorded.
@@ -111,6 +113,11 @@ impl Tables {
             .map(|s| (s.schema.clone(), s.name.clone()))
             .collect();
         Self { sync_lsns, blocked, types, locks_ordered, ..Self::default() }
+    }
+
+    /// Sets the form in which changes are applied.
+    pub(crate) fn with_apply_mode(self, apply_mode: ApplyModeSetting) -> Self {
+        Self { apply_mode, ..self }
     }
 
     /// Sets the policy for conflicts.
@@ -453,6 +460,9 @@ impl Tables {
         let names = self.types.names.of(session, &columns)?;
         map.unlike = unlike.into_iter().zip(names).collect();
         map = map.with_constraints(&constraints, &self.types, self.locks_ordered);
+        if self.apply_mode == ApplyModeSetting::Row {
+            map = map.applied_as_sent();
+        }
         let map = Arc::new(TableMap { conflicts, ..map });
         if self.types.binary() {
             format::check_binary(&map, &self.types)?;

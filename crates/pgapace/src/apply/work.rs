@@ -48,6 +48,10 @@ impl Table for TableMap {
         &self.rules.fold
     }
 
+    fn has_single_updates(&self) -> bool {
+        self.rules.has_single_updates()
+    }
+
     fn is_under_rules(&self) -> bool {
         self.conflicts.is_some()
     }

@@ -393,11 +393,12 @@ pub(crate) enum OriginFilter {
 }
 
 /// How changes are applied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum ApplyModeSetting {
     /// As sets of net changes, where the result is the same.
+    #[default]
     Auto,
-    /// Each change as it was sent, each transaction alone.
+    /// Each change as it was sent. With --group-transactions 1, each transaction is committed alone.
     Row,
 }
 

@@ -92,7 +92,9 @@ impl Sides<'_> {
                     (0..self.columns.len()).filter_map(|column| self.certain(column)).collect();
                 if columns.is_empty() { RowLock::Table } else { RowLock::WholeRow(columns) }
             }
-            TableFolding::Append | TableFolding::Never { .. } => RowLock::Table,
+            TableFolding::Append | TableFolding::AsSent | TableFolding::Never { .. } => {
+                RowLock::Table
+            }
         }
     }
 

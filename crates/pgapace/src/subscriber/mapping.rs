@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use engine::net::TableRules;
+use engine::net::{TableFolding, TableRules};
 use engine::relation::RemoteRelation;
 use engine::writeset::LockRules;
 use pgoutput::ReplicaIdentity;
@@ -112,6 +112,15 @@ impl TableMap {
             conflicts: None,
             unlike: Vec::new(),
         })
+    }
+
+    /// Its changes are executed as they were sent. The locks stay those of rows that can be told apart.
+    pub(crate) fn applied_as_sent(self) -> Self {
+        if matches!(self.rules.fold, TableFolding::Never { .. }) {
+            return self;
+        }
+        let mode = TableApplyMode::Row { reason: "--apply-mode row".to_owned() };
+        Self { mode, rules: TableRules { fold: TableFolding::AsSent, ..self.rules }, ..self }
     }
 
     /// Adds the subscriber's constraints: unique values and, for several apply workers, the lock rules.

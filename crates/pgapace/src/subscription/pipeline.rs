@@ -29,7 +29,7 @@ use crate::apply::spool_memory::AccountedSpool;
 use crate::apply::streams::StreamSessions;
 use crate::apply::tables::Tables;
 use crate::barrier::keeper::KeeperContext;
-use crate::config::{ApplyModeSetting, ApplyWorkers, Subscription as Config};
+use crate::config::{ApplyWorkers, Subscription as Config};
 use crate::error::Result;
 use crate::observe::ledger::Ledger;
 use crate::publisher::feedback::Feedback;
@@ -141,11 +141,11 @@ impl Supervisor<'_> {
         let ReadyToStream { row, context, published, .. } = ready;
         let purpose = opened.purpose();
         let Opened { resumption, states, applying, waits, streaming, .. } = opened;
-        let Applying { identity, sessions, workers, settings } = applying;
+        let Applying { identity, sessions, workers, .. } = applying;
         let config = Arc::clone(&self.config);
         self.previous = None;
         let ledger = Ledger::default();
-        let catch_up = self.catch_up_options(context, identity, settings, ledger.clone());
+        let catch_up = self.catch_up_options(context, identity, ledger.clone());
         let last = resumption.applied.memory.as_ref().and_then(|memory| memory.last.as_ref());
         let resumed = last.map(|last| (last.end_lsn, last.commit_time));
         self.log_streaming(row, &resumption);
@@ -154,6 +154,7 @@ impl Supervisor<'_> {
         published.iter().for_each(|table| types.add(table));
         let locks_ordered = (workers.most > 1).then_some(config.preserve_commit_order);
         let tables = Tables::new(&states, types, locks_ordered)
+            .with_apply_mode(config.apply_mode)
             .with_policy(config.on_conflict.clone(), row.id);
         let added =
             SyncContext { copy_data: row.copy_data && config.copies_added_tables(), ..context };
@@ -174,7 +175,7 @@ impl Supervisor<'_> {
         let spool = AccountedSpool { spool, memory: Arc::clone(&receiver.memory) };
         let connects =
             self.stream_connects(context.subscriber, purpose, identity, sessions.streams);
-        let run = self.resumed_run(row, resumption, settings, spool, waits, connects.len());
+        let run = self.resumed_run(row, resumption, spool, waits, connects.len());
         Leader::new(LeaderParts {
             run,
             around: Surroundings {
@@ -219,7 +220,6 @@ impl Supervisor<'_> {
         &self,
         row: &Subscription,
         resumption: Resumption,
-        settings: PoolSettings,
         spool: AccountedSpool,
         waits: bool,
         stream_sessions: usize,
@@ -250,7 +250,6 @@ impl Supervisor<'_> {
                     bytes: (self.config.memory_limit / 32).min(parts.bytes),
                     ..parts
                 },
-                streams_by_rows: settings.by_rows,
                 prepares: preparing.hold.is_some(),
                 most_prepared: preparing.limit,
             },
@@ -295,10 +294,8 @@ impl Supervisor<'_> {
         &'o self,
         context: SyncContext<'o>,
         identity: Identity,
-        settings: PoolSettings,
         ledger: Ledger,
     ) -> CatchUpOptions<'o> {
-        let PoolSettings { group_limits, by_rows, .. } = settings;
         CatchUpOptions {
             // Behind the workers of the pool.
             connect: Box::new(move |table| {
@@ -308,8 +305,7 @@ impl Supervisor<'_> {
             }),
             subscription: &self.config.name,
             part_limits: self.part_limits(),
-            group_limits,
-            by_rows,
+            group_limits: group_limits(&self.config),
             ledger,
         }
     }
@@ -346,7 +342,6 @@ impl Supervisor<'_> {
     fn pool_settings(&self) -> PoolSettings {
         PoolSettings {
             group_limits: group_limits(&self.config),
-            by_rows: self.config.apply_mode == ApplyModeSetting::Row,
             deadlock_timeout: self.config.deadlock_timeout,
         }
     }

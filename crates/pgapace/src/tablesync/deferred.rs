@@ -50,8 +50,6 @@ pub(crate) struct CatchUpOptions<'a> {
     pub(crate) subscription: &'a str,
     pub(crate) part_limits: PartLimits,
     pub(crate) group_limits: GroupLimits,
-    /// See [`crate::apply::pool::PoolSettings::by_rows`].
-    pub(crate) by_rows: bool,
     /// Where the changes of the tables are counted.
     pub(crate) ledger: Ledger,
 }

@@ -14,7 +14,7 @@ use engine::group::GroupLimits;
 use engine::writeset::WritesetLimits;
 use wire::Session;
 
-use crate::config::{ApplyModeSetting, Subscription as Config};
+use crate::config::Subscription as Config;
 use crate::error::{Failure, Result};
 use crate::recording::file::Recording;
 use crate::whatif::limits::Limits;
@@ -84,7 +84,6 @@ impl Forecaster<'_> {
                 round_trip: scenario.round_trip,
                 group: scenario.group,
                 writeset: WritesetLimits::default(),
-                by_rows: config.apply_mode == ApplyModeSetting::Row,
                 deadlock_timeout: config.deadlock_timeout,
                 pacing: Pacing::MEASURED,
             },

@@ -77,7 +77,8 @@ impl<'a> Transactions<'a> {
         let servers = Servers::recorded(&head.publisher, control);
         let mut types = PublisherTypes::new(servers, head.options.binary);
         head.tables.iter().for_each(|table| types.add(table));
-        let mut tables = Tables::new(&[], types, Some(config.preserve_commit_order));
+        let mut tables = Tables::new(&[], types, Some(config.preserve_commit_order))
+            .with_apply_mode(config.apply_mode);
         for table in &head.tables {
             tables.add(&table.schema, &table.name, SyncLsn(head.start()));
         }

@@ -50,7 +50,8 @@ fn a_backlog_becomes_few_subscriber_transactions() {
         let auto = ["--apply-mode", "auto"];
         assert!(transactions(&auto) < 100);
         assert_eq!(transactions(&[auto[0], auto[1], "--group-transactions", "1"]), 200);
-        assert_eq!(transactions(&["--apply-mode", "row"]), 200);
+        assert!(transactions(&["--apply-mode", "row"]) < 100);
+        assert_eq!(transactions(&["--apply-mode", "row", "--group-transactions", "1"]), 200);
         assert!(transactions(&[auto[0], auto[1], "--group-transactions", "10"]) >= 20);
     });
 }

@@ -54,7 +54,7 @@ fn write<'a>(row: &mut Values, columns: impl Iterator<Item = Column<'a>>) {
 fn key(rules: &TableRules) -> Option<Vec<(usize, KeyForm)>> {
     match &rules.fold {
         TableFolding::Key(key) => Some(key.clone()),
-        TableFolding::Never { .. } => Some(vec![(0, KeyForm::Numeric)]),
+        TableFolding::AsSent | TableFolding::Never { .. } => Some(vec![(0, KeyForm::Numeric)]),
         TableFolding::WholeRow | TableFolding::Append => None,
     }
 }

@@ -62,7 +62,7 @@ impl StreamSession {
     pub(super) fn execute(&mut self, order: Order) -> Result<()> {
         let before = self.expected.len();
         match order {
-            Order::Part { work, mode, savepoint } => self.part(*work, mode, savepoint)?,
+            Order::Part { work, savepoint } => self.part(*work, savepoint)?,
             Order::RollBackTo(savepoint) => {
                 let changes = self.savepoints.get(savepoint).copied();
                 let (changes, tables) =
@@ -81,7 +81,7 @@ impl StreamSession {
                 self.session.queue_flush();
             }
             Order::Commit(work) => {
-                let group = group_of(*work, GroupMode::Net);
+                let group = group_of(*work);
                 let ending = self.encoder.ending(&group)?;
                 let ending = ending.ok_or_else(|| Failure::internal("a stream without an end"))?;
                 self.encoder.queue_ending(&mut self.session, ending, &mut self.expected)?;
@@ -93,7 +93,7 @@ impl StreamSession {
         self.session.flush().map_err(|e| Failure::subscriber(&e, "sending changes"))
     }
 
-    fn part(&mut self, work: Work, mode: GroupMode, savepoint: Option<usize>) -> Result<()> {
+    fn part(&mut self, work: Work, savepoint: Option<usize>) -> Result<()> {
         if savepoint.is_some() {
             debug_assert_eq!(savepoint, Some(self.savepoints.len()), "in order");
             let number = self.savepoints.len();
@@ -101,17 +101,10 @@ impl StreamSession {
             self.command(&format!("SAVEPOINT s{number}"))?;
         }
         self.count(&work);
-        let group = group_of(work, mode);
+        let group = group_of(work);
         let before = self.expected.len();
-        match mode {
-            GroupMode::Net => {
-                let session = &mut self.session;
-                self.encoder.net(session, &group, Which::All, false, &mut self.expected)?;
-            }
-            GroupMode::Rows => {
-                self.encoder.rows(&mut self.session, &group, 0, true, &mut self.expected)?;
-            }
-        }
+        let session = &mut self.session;
+        self.encoder.net(session, &group, Which::All, false, &mut self.expected)?;
         if self.expected.len() == before {
             self.encoder.nothing(&mut self.session, &mut self.expected)?;
         }
@@ -216,11 +209,11 @@ impl StreamSession {
 }
 
 /// A group of one part, for the encoder.
-fn group_of(work: Work, mode: GroupMode) -> Group {
+fn group_of(work: Work) -> Group {
     Group {
         seq: GroupSeq::NONE,
         works: vec![work],
-        mode,
+        mode: GroupMode::Net,
         dependent: Dependent::default(),
         attempts: 0,
         more: false,

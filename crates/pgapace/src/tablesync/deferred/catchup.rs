@@ -3,7 +3,7 @@
 
 use crossbeam_channel::Sender;
 use engine::assemble::ReplayError;
-use engine::dispatch::{Dispatchable, Pacing};
+use engine::dispatch::{Dispatchable, Pacing, RowVersions};
 use engine::group::{Batcher, GroupSeq};
 use engine::transaction::TransactionPart;
 use engine::worker::{Dependent, GroupMode};
@@ -23,6 +23,7 @@ pub(super) struct CatchUpWorker {
     worker: worker::Worker,
     table: CatchUp,
     waiting: Batcher<Work>,
+    versions: RowVersions,
     /// Groups that are not answered. Each part of a large transaction counts as one.
     in_flight: usize,
     last: GroupSeq,
@@ -52,6 +53,7 @@ impl CatchUpWorker {
             worker: worker::Worker::spawn(0, connect, opened, &context, meter)?,
             table: table.clone(),
             waiting: Batcher::new(options.group_limits, Pacing::MEASURED),
+            versions: RowVersions::new(&Pacing::MEASURED),
             in_flight: 0,
             last: GroupSeq::NONE,
             in_parts: false,
@@ -94,8 +96,10 @@ impl CatchUpWorker {
             while !self.waiting.is_worth_a_group() && !is_empty(leader) {
                 self.take(place, leader, options)?;
             }
-            let Some(works) = self.waiting.take() else { break };
-            self.submit(works, options.by_rows);
+            self.versions.restart();
+            let versions = &mut self.versions;
+            let Some(works) = self.waiting.take(|work| versions.has_room_for(work)) else { break };
+            self.submit(works);
         }
         Ok(())
     }
@@ -149,12 +153,12 @@ impl CatchUpWorker {
         Ok(())
     }
 
-    fn submit(&mut self, works: Vec<Work>, all_by_rows: bool) {
+    fn submit(&mut self, works: Vec<Work>) {
         if !self.in_parts {
             self.last = self.last.next();
         }
         self.in_parts = works.last().is_some_and(|work| work.part.end_lsn.is_none());
-        let by_rows = all_by_rows || works.first().is_some_and(Work::is_alone);
+        let by_rows = works.first().is_some_and(Work::is_alone);
         let mode = if by_rows { GroupMode::Rows } else { GroupMode::Net };
         let (seq, dependent) = (self.last, Dependent::default());
         self.in_flight += 1;
