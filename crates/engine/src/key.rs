@@ -2,8 +2,8 @@
 //!
 //! Equal bytes are not the same as equal values: numeric 1.0 and 1.00, float -0 and 0, and char(n)
 //! padding are equal by their operators. The type of the subscriber's column determines the form of
-//! each key column. A type whose equality is not certain has no form, and changes of such a table
-//! are not folded.
+//! each key column. A type of another equality has [`KeyForm::Bytes`] where values that are taken for
+//! different ones are noticed, and no form elsewhere.
 
 use pgoutput::Column;
 
@@ -11,7 +11,8 @@ use pgoutput::Column;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KeyForm {
     /// Values are equal if and only if their bytes are: integers of one type, oid, boolean, uuid,
-    /// date, timestamps, bytea, enums, text under a deterministic collation and others.
+    /// date, timestamps, bytea, enums, text under a deterministic collation and others. Or values are
+    /// equal if their bytes are, and equal ones with other bytes are noticed.
     Bytes,
     /// int2, int4 and int8, compared by value: their binary formats differ in length.
     Integer,

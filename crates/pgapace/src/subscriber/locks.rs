@@ -38,7 +38,7 @@ pub(crate) fn rules(
     rules: &TableRules,
     ordered: bool,
 ) -> LockRules {
-    let row = sides.row(&rules.fold);
+    let row = sides.row(&rules.fold, ordered);
     let unique = sides.unique(&constraints.unique, &row);
     let (mut foreign, mut referenced) = (Vec::new(), Vec::new());
     if !ordered {
@@ -75,14 +75,20 @@ impl Sides<'_> {
         Some(self.column(column, self.by_value(column, form)))
     }
 
+    fn all_certain(&self, key: &[(usize, KeyForm)]) -> bool {
+        key.iter().all(|(column, _)| self.certain(*column).is_some())
+    }
+
     /// Integers are compared by value, because the two sides of a foreign key may have different
     /// widths.
     fn by_value(&self, column: usize, form: KeyForm) -> KeyForm {
         if mode::is_integer(self.local(column).base_type) { KeyForm::Integer } else { form }
     }
 
-    fn row(&self, fold: &TableFolding) -> RowLock {
+    fn row(&self, fold: &TableFolding, ordered: bool) -> RowLock {
         match fold {
+            // See the head of `subscriber/mode.rs`.
+            TableFolding::Key(key) if !ordered && !self.all_certain(key) => RowLock::Table,
             TableFolding::Key(key) => {
                 let column = |&(column, form): &_| self.column(column, self.by_value(column, form));
                 RowLock::Key(key.iter().map(column).collect())

@@ -2,7 +2,24 @@
 //!
 //! A set of net changes leaves intermediate changes out and executes the others in another order.
 //! That is correct only if nothing except the rows can notice it. So no user code may run, no
-//! default may be volatile, and pgapace must compare keys exactly as the subscriber does.
+//! default may be volatile, and keys must be stored as they were sent.
+//!
+//! Keys are compared as the subscriber's type compares them, where pgapace can do that. Other types
+//! (citext, interval, arrays, ranges, text of nondeterministic collations) have equal values with
+//! different bytes, and are compared by bytes. That finds the same rows, or is noticed:
+//!
+//! - Equal bytes are equal values, because the key has a unique index, whose equality is reflexive.
+//! - The key of a row keeps its bytes until it is deleted or its key is updated, and the latter is
+//!   executed alone. So of equal values with different bytes at most one is that of a row at any time, and
+//!   for one of them at most the changes begin with a row that exists.
+//! - A row under that one is deleted before others are inserted, as the publisher did it. Where a value was
+//!   inserted and deleted again, its statement must find no row, and finds that of an equal value; where
+//!   two values would find one row, it is found once. So the statement affects other rows than it must, and
+//!   the group is applied by rows.
+//!
+//! Between groups, the locks of such keys order transactions only where commits keep the publisher's order:
+//! what is executed too early there finds other rows or a value that is taken, and is executed
+//! again. Without that order the whole table is locked.
 
 use engine::key::KeyForm;
 use engine::net::{TableFolding, TableRules};
@@ -161,7 +178,7 @@ fn cast_from_text(table: &Table, columns: &[usize]) -> Option<String> {
     ))
 }
 
-/// The comparison form of each key column, or why a column has none.
+/// The comparison form of each key column, or why changes of its rows cannot be folded.
 fn key_forms(
     remote: &RemoteRelation,
     table: &Table,
@@ -172,13 +189,13 @@ fn key_forms(
     let form = |column: &SearchColumn| {
         let sent = types.sent(&remote.columns[column.remote]);
         let local = &table.columns[columns[column.remote]];
-        let name = format!("key column {} of {}", local.name, table.display_name());
+        let name = || format!("key column {} of {}", local.name, table.display_name());
         if column.equality != local.equality {
+            let name = name();
             return Err(format!("{name} is compared by a non-default operator class in its index"));
         }
-        stored_form(sent, local)
-            .map(|form| (column.remote, form))
-            .map_err(|why| format!("{name} {why}"))
+        check_stored_as_sent(sent, local).map_err(|why| format!("{} {why}", name()))?;
+        Ok((column.remote, stored_form(sent, local).unwrap_or(KeyForm::Bytes)))
     };
     key.iter().map(form).collect()
 }

@@ -28,7 +28,7 @@ const TYPES: &[(&str, &[&str])] = &[
 const SETUP: &str = "CREATE TYPE pair AS (n numeric, t text); CREATE DOMAIN amount AS numeric";
 
 /// Whether both servers have this extension, or can create this collation.
-fn offered(case: &Case, type_name: &str) -> bool {
+pub(super) fn offered(case: &Case, type_name: &str) -> bool {
     let both = [&case.publisher, &case.subscriber];
     if type_name == "citext" {
         return both.iter().all(|side| side.offers("citext"));
@@ -38,10 +38,10 @@ fn offered(case: &Case, type_name: &str) -> bool {
 }
 
 /// A pseudo-random number generator.
-struct Numbers(u64);
+pub(super) struct Numbers(pub(super) u64);
 
 impl Numbers {
-    fn below(&mut self, limit: usize) -> usize {
+    pub(super) fn below(&mut self, limit: usize) -> usize {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(self.0 >> 33).unwrap_or(0) % limit

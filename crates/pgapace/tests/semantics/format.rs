@@ -97,7 +97,8 @@ fn tables_are_applied_as_their_definition_allows() {
             ("identified", "row", "identity column n of public.identified is not published"),
             ("checked", "row", "calls function fine, which is not IMMUTABLE"),
             ("own", "row", "public.own()"),
-            ("spans", "append", "is of type interval, whose equality pgapace cannot reproduce"),
+            // Compared by bytes.
+            ("spans", "set", ""),
             ("rounded", "append", "is numeric(10,2) on the subscriber, which may round"),
             ("bare", "append", "neither a replica identity index nor a primary key"),
         ] {

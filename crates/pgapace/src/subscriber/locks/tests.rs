@@ -126,6 +126,7 @@ fn rows_are_identified_by_the_columns_that_find_them() {
         CREATE TABLE wide (b text, a numeric, v text, PRIMARY KEY (a, b)); \
         CREATE TABLE rounded (a numeric(10, 2) PRIMARY KEY); \
         CREATE TABLE no_key (a int, b numeric, c json, d interval); \
+        CREATE TABLE span (k interval, id int, PRIMARY KEY (id, k)); \
         CREATE TABLE by_code (id int PRIMARY KEY, at timestamptz DEFAULT clock_timestamp()); \
         CREATE TABLE code (id int PRIMARY KEY); \
         CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; \
@@ -139,6 +140,10 @@ fn rows_are_identified_by_the_columns_that_find_them() {
         let map = bed.map("wide", "a*:numeric b*:text v:text");
         assert_eq!(row(&map), "key a* Numeric, b* Bytes");
         assert_eq!(row(&bed.map("rounded", "a*:numeric")), "table");
+        assert_eq!(row(&bed.map("span", "k*:text id*:int4")), "key k* Bytes, id* Integer");
+        bed.ordered = false;
+        assert_eq!(row(&bed.map("span", "k*:text id*:int4")), "table");
+        bed.ordered = true;
         let columns = "a:int4 b:numeric c:text d:text";
         let map = bed.map_with("no_key", ReplicaIdentity::Full, columns);
         assert_eq!(row(&map), "row a* Integer, b* Numeric");

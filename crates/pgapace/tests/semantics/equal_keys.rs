@@ -1,0 +1,109 @@
+//! Keys whose equal values have different bytes, of types that pgapace cannot compare: they are compared by
+//! bytes, and what that misses is noticed.
+
+use std::fmt::Write as _;
+
+use super::equal_rows::{Numbers, offered};
+use crate::support::{Case, on_versions};
+
+/// Types with values that are equal, and another one.
+const TYPES: &[(&str, &[&str])] = &[
+    ("interval", &["1 mon", "30 days", "720:00:00", "2 mons"]),
+    ("numeric[]", &["{1,2}", "{1.0,2}", "{1.00,2}", "{3}"]),
+    ("numrange", &["[1,2)", "[1.0,2)", "[1,2.0)", "[3,4)"]),
+    ("jsonb", &["{\"a\": 1}", "{\"a\": 1.0}", "{\"a\": 1.00}", "{\"a\": 2}"]),
+    ("pair", &["(1,a)", "(1.0,a)", "(1.00,a)", "(2,a)"]),
+    ("citext", &["abc", "ABC", "aBc", "d"]),
+    ("text COLLATE folded", &["abc", "ABC", "aBc", "d"]),
+];
+
+const SETUP: &str = "CREATE TYPE pair AS (n numeric, t text)";
+
+/// Transactions whose statements insert and delete a row, change its value, and change only the bytes of
+/// its key.
+fn changes(
+    numbers: &mut Numbers,
+    tables: &[(String, &str, &[&str])],
+    transactions: usize,
+) -> String {
+    let mut sql = String::new();
+    for _ in 0..transactions {
+        sql.push_str("BEGIN;");
+        for _ in 0..=numbers.below(6) {
+            let (table, cast, keys) = &tables[numbers.below(tables.len())];
+            let k = format!("'{}'{cast}", keys[numbers.below(keys.len())]);
+            let _ = match numbers.below(5) {
+                0 | 1 => write!(sql, "INSERT INTO {table} VALUES ({k}, 0) ON CONFLICT DO NOTHING;"),
+                2 => write!(sql, "DELETE FROM {table} WHERE k = {k};"),
+                3 => write!(sql, "UPDATE {table} SET n = n + 1 WHERE k = {k};"),
+                _ => write!(sql, "UPDATE {table} SET k = {k} WHERE k = {k};"),
+            };
+        }
+        sql.push_str("COMMIT;");
+    }
+    sql
+}
+
+#[test]
+fn equal_keys_of_other_bytes_are_one_row_in_every_group() {
+    on_versions(&[(15, 15), (18, 18)], random_changes);
+}
+
+fn random_changes(mut case: Case) {
+    case.both(SETUP);
+    let mut tables = Vec::new();
+    for (number, (type_name, keys)) in TYPES.iter().enumerate() {
+        if !offered(&case, type_name) {
+            continue;
+        }
+        if *type_name == "citext" {
+            case.both("CREATE EXTENSION citext SCHEMA public");
+        }
+        if type_name.contains("folded") {
+            case.both(
+                "CREATE COLLATION folded (provider = icu, locale = 'und-u-ks-level2', deterministic = false)",
+            );
+        }
+        let table = format!("t{number}");
+        case.both(&format!("CREATE TABLE {table} (k {type_name} PRIMARY KEY, n int)"));
+        // `=` does not say which composite type it compares.
+        let cast = if *type_name == "pair" { "::pair" } else { "" };
+        tables.push((table, cast, *keys));
+    }
+    case.publish("FOR ALL TABLES");
+    case.run_until_current();
+    let names: Vec<_> = tables.iter().map(|(name, ..)| name.as_str()).collect();
+    let mut numbers = Numbers(11);
+    for args in [
+        &["--workers=1"][..],
+        &["--workers=4", "--group-transactions=3"],
+        &["--workers=4", "--group-transactions=3", "--preserve-commit-order=false"],
+        &["--workers=4", "--group-transactions=1"],
+        &["--workers=4", "--group-transactions=3", "--apply-mode=row"],
+        &["--binary=off"],
+    ] {
+        case.tool.args = args.iter().map(ToString::to_string).collect();
+        case.publisher.sql(&changes(&mut numbers, &tables, 300));
+        case.run_until_current();
+        case.expect_equal(&names);
+        let missing = case.statistic("update_missing || '|' || delete_missing");
+        assert_eq!(missing, "0|0", "{args:?}");
+    }
+}
+
+/// Such tables are applied as sets.
+#[test]
+fn they_are_applied_as_sets() {
+    on_versions(&[(15, 18)], |case| {
+        case.replicate("CREATE TABLE t (k interval PRIMARY KEY, n int)");
+        case.publisher
+            .sql("INSERT INTO t SELECT make_interval(secs => g), 0 FROM generate_series(1, 500) g");
+        case.run_until_current();
+        case.publisher.sql("DO $$ BEGIN FOR i IN 1..500 LOOP UPDATE t SET n = i WHERE k = make_interval(secs => i); COMMIT; END LOOP; END $$");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+        let mode = "SELECT apply_mode FROM pgapace.relation WHERE table_name = 't'";
+        assert_eq!(case.subscriber.value(mode), "set");
+        assert_eq!(case.statistic("fallbacks"), "0");
+    });
+}
