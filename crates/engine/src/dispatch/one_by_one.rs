@@ -1,4 +1,5 @@
-//! Transactions that are committed one by one (`--group-transactions 1`): one after the other in the pipeline of one session, or side by side on several sessions.
+//! Transactions that are committed one by one (`--group-transactions 1`): one after the other in the
+//! pipeline of one session, or side by side on several sessions.
 //!
 //! In a pipeline, the changes and COMMITs of many transactions are sent without waiting for an answer:
 //! each costs only what the subscriber does for it. Side by side, the changes of several transactions
