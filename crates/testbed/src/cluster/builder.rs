@@ -10,7 +10,7 @@ use super::directory::Directories;
 use super::guardian::Guardian;
 use super::port::Port;
 use super::privileges::ServerUser;
-use super::{Cluster, Started};
+use super::{Cluster, Started, template};
 use crate::error::{Context, Error, Result};
 use crate::servers::ServerBinaries;
 
@@ -130,27 +130,18 @@ impl ClusterBuilder {
 
     /// Creates the cluster and starts its server.
     pub fn start(self) -> Result<Cluster> {
-        let user = ServerUser::needed()?;
-        let directories = Directories::create(self.directory.as_deref(), user.as_ref())?;
-        let data = directories.data_home.join("data");
-        let remove = if self.keep { Vec::new() } else { directories.each() };
-        let guardian = Guardian::start(&data, &remove)?;
-        let log = directories.home.join("server.log");
-        let in_memory = directories.in_memory();
-        // From here on, dropping the cluster cleans up.
-        let mut cluster = Cluster {
-            binaries: self.binaries.clone(),
-            name: self.name.clone(),
-            user,
-            directories,
-            data,
-            log,
-            port: Port::take()?,
-            server: None,
-            guardian,
-            keep: self.keep,
-        };
-        self.initdb(&cluster)?;
+        let mut cluster = self.create()?;
+        let in_memory = cluster.directories.in_memory();
+        if in_memory {
+            let kind = (self.binaries.bin("initdb"), self.initdb_arguments());
+            template::fill(&cluster, kind, || {
+                let template = self.create()?;
+                self.initdb(&template)?;
+                Ok(template)
+            })?;
+        } else {
+            self.initdb(&cluster)?;
+        }
         self.configure(&cluster, in_memory)?;
         for attempt in 1.. {
             match cluster.launch()? {
@@ -163,15 +154,44 @@ impl ClusterBuilder {
         Ok(cluster)
     }
 
+    /// The cluster with its directories, which are empty.
+    fn create(&self) -> Result<Cluster> {
+        let user = ServerUser::needed()?;
+        let directories = Directories::create(self.directory.as_deref(), user.as_ref())?;
+        let data = directories.data_home.join("data");
+        let remove = if self.keep { Vec::new() } else { directories.each() };
+        let guardian = Guardian::start(&data, &remove)?;
+        let log = directories.home.join("server.log");
+        // From here on, dropping the cluster cleans up.
+        Ok(Cluster {
+            binaries: self.binaries.clone(),
+            name: self.name.clone(),
+            user,
+            directories,
+            data,
+            log,
+            port: Port::take()?,
+            server: None,
+            guardian,
+            keep: self.keep,
+        })
+    }
+
+    fn initdb_arguments(&self) -> Vec<String> {
+        let usual = ["-A", "trust", "-U", "postgres", "--no-sync", "--no-instructions"];
+        let mut arguments: Vec<_> = usual.map(str::to_owned).into();
+        arguments.extend(["-E".to_owned(), self.encoding.clone()]);
+        arguments.push(format!("--locale={}", self.locale));
+        arguments.extend_from_slice(&self.initdb_args);
+        arguments
+    }
+
     fn initdb(&self, cluster: &Cluster) -> Result<()> {
         let mut command = cluster.command("initdb");
         command
             .arg("-D")
             .arg(&cluster.data)
-            .args(["-A", "trust", "-U", "postgres", "--no-sync", "--no-instructions"])
-            .args(["-E", &self.encoding])
-            .arg(format!("--locale={}", self.locale))
-            .args(&self.initdb_args)
+            .args(self.initdb_arguments())
             .stdin(Stdio::null());
         let output = command
             .output()

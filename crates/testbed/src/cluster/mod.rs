@@ -6,6 +6,7 @@ mod guardian;
 pub(crate) mod port;
 pub(crate) mod privileges;
 pub(crate) mod process;
+mod template;
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
