@@ -1,10 +1,10 @@
-//! Both servers asked at the same time: at a distance, a start takes as long as its round trips.
+//! Both servers asked at the same time: at a distance, and on busy servers, work takes as long as its round trips.
 
 use crate::error::{Failure, Result};
 
 /// Asks the publisher on a thread of its own, and the subscriber on this one. `doing` names the
 /// request to the publisher, if that thread panics.
-pub(super) fn beside<P: Send, S>(
+pub(crate) fn beside<P: Send, S>(
     doing: &str,
     publisher: impl FnOnce() -> Result<P> + Send,
     subscriber: impl FnOnce() -> Result<S>,

@@ -6,6 +6,7 @@
 
 mod apply;
 mod barrier;
+mod beside;
 mod check;
 mod cli;
 mod config;

@@ -18,12 +18,13 @@ use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::verification::{self, Counts, VerificationKind};
 use crate::subscriber::state::{self, SubscriptionId};
 use crate::verify::exclusive;
+use crate::verify::keeper::Servers;
 use crate::verify::plan::TablePlan;
 use crate::verify::prepare::{Scope, prepare};
 use crate::verify::progress::Progress;
 use crate::verify::rate::{Pace, Rate, share};
 use crate::verify::record::{self, Recorder, TableRecord};
-use crate::verify::run::{Manner, Servers, Verification};
+use crate::verify::run::{Manner, Verification};
 use crate::verify::whole::Passes;
 use crate::verify::work::{TableWork, Work};
 
@@ -211,6 +212,7 @@ fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -
         work: Mutex::new(Work::new(tables, scope.share)),
         pace: Mutex::new(Pace::new(manner.rate)),
         passes: Passes::default(),
+        entrance: Mutex::default(),
     };
     let servers = Servers {
         publisher: &publisher,

@@ -9,6 +9,7 @@ use super::Supervisor;
 use super::retry::Known;
 use super::startup::OwnedSubscription;
 use crate::apply::leader::Outcome;
+use crate::beside::beside;
 use crate::config::IfNotEmpty;
 use crate::error::{Class, Failure, Result};
 use crate::native::guard;
@@ -21,7 +22,6 @@ use crate::subscriber::state::published::{self, PreviousReading};
 use crate::subscriber::state::{
     self, NewSubscription, Phase, RelationsByName, SchemaCopy, Subscription, progress,
 };
-use crate::subscription::beside::beside;
 use crate::tablesync::copy_requests;
 use crate::tablesync::schema::SchemaCopier;
 use crate::tablesync::table_state::set_sync_lsns;

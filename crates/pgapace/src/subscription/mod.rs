@@ -12,7 +12,6 @@
 //! A run owns all its sessions and threads and leaves nothing behind in memory: the next run reads
 //! its state from the subscriber. So every failure is followed by the same tested recovery.
 
-mod beside;
 mod failure_record;
 mod first_run;
 mod missing_grants;

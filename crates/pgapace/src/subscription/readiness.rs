@@ -19,6 +19,7 @@ use super::startup::OwnedSubscription;
 use crate::apply::blockers::Pulse;
 use crate::apply::durability;
 use crate::apply::leader::Outcome;
+use crate::beside::beside;
 use crate::config;
 use crate::error::{Failure, Result};
 use crate::observe::board::RunPhase;
@@ -33,7 +34,6 @@ use crate::subscriber::session;
 use crate::subscriber::state::{self, Phase, RelationState, Subscription};
 use crate::subscriber::storage;
 use crate::subscriber::tagging::Tagging;
-use crate::subscription::beside::beside;
 use crate::tablesync::SyncContext;
 
 /// Whether the leader may start.

@@ -20,6 +20,7 @@ use super::startup::{OwnedSubscription, sync_context};
 use super::{Outcome, Supervisor};
 use crate::apply::blockers::Pulse;
 use crate::apply::pool::{ApplySpan, Elapsed};
+use crate::beside::beside;
 use crate::config::{Binary, CopyOptions};
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::RunPhase;
@@ -34,7 +35,6 @@ use crate::subscriber::origin;
 use crate::subscriber::session::{self, Purpose, Subscriber};
 use crate::subscriber::state::{self, NewSubscription, Phase, Subscription, name_array, schema};
 use crate::subscriber::tagging::Tagging;
-use crate::subscription::beside::beside;
 use crate::tablesync::table_state::{Owner, set_sync_lsns};
 use crate::tablesync::{SyncContext, check_first_subscribers};
 

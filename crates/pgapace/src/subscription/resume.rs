@@ -12,6 +12,7 @@ use pgoutput::Lsn;
 use wire::{Rows, Session};
 
 use super::Supervisor;
+use crate::beside::beside;
 use crate::config;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::history;
@@ -20,7 +21,6 @@ use crate::publisher::slot::{self, PublisherNow};
 use crate::subscriber::format::{self, Format};
 use crate::subscriber::state::{self, Manner, Subscription, SubscriptionId};
 use crate::subscriber::state::{prepared, progress};
-use crate::subscription::beside::beside;
 use crate::tablesync::SyncContext;
 use crate::tablesync::table_state::{self, CatchUp};
 use crate::two_phase;

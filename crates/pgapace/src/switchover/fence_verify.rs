@@ -8,6 +8,7 @@ use pgoutput::Lsn;
 use wire::Session;
 
 use super::procedure::Sides;
+use crate::beside::beside;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
 use crate::publisher::slot::begin_reading;
@@ -16,13 +17,14 @@ use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::verification::{self, VerificationKind};
 use crate::verify::exclusive;
+use crate::verify::keeper::Servers;
 use crate::verify::pair::{Held, PairSource, SnapshotPair};
 use crate::verify::plan::TablePlan;
 use crate::verify::prepare::{Scope, prepare};
 use crate::verify::progress::Progress;
 use crate::verify::rate::Pace;
 use crate::verify::record::{Recorder, TableRecord};
-use crate::verify::run::{Manner, Servers, Verification};
+use crate::verify::run::{Manner, Verification};
 use crate::verify::whole::Passes;
 use crate::verify::work::{TableWork, Work};
 
@@ -36,12 +38,16 @@ struct Quiet<'a> {
     publisher: &'a Publisher,
     subscriber: &'a Subscriber,
     lsn: Lsn,
+    /// Sessions of the publisher and the subscriber for the first snapshots.
+    sessions: Option<(Session, Session)>,
 }
 
 impl PairSource for Quiet<'_> {
     fn take(&mut self) -> Result<Held> {
-        let mut theirs = self.publisher.connect_to_look()?;
-        let mut ours = self.subscriber.connect(Purpose::Verify)?;
+        let (mut theirs, mut ours) = match self.sessions.take() {
+            Some(sessions) => sessions,
+            None => connect(self.publisher, self.subscriber)?,
+        };
         let publisher = export(&mut theirs)
             .map_err(|e| Failure::publisher(&e, "exporting a snapshot"))
             .and_then(|results| field(&first_row(&results, "pg_export_snapshot")?, 0))?;
@@ -51,6 +57,15 @@ impl PairSource for Quiet<'_> {
         let pair = SnapshotPair { lsn: self.lsn, publisher, subscriber };
         Ok(Held::new(pair, vec![theirs, ours]))
     }
+}
+
+fn connect(publisher: &Publisher, subscriber: &Subscriber) -> Result<(Session, Session)> {
+    let (theirs, ours) = beside(
+        "connecting to the publisher",
+        || publisher.connect_to_look(),
+        || subscriber.connect(Purpose::Verify),
+    );
+    Ok((theirs?, ours?))
 }
 
 fn export(session: &mut Session) -> wire::Result<Vec<wire::Rows>> {
@@ -71,10 +86,8 @@ pub(super) fn verify(
     let scope = Scope { tables: tables.to_vec(), ..Scope::default() };
     let mut control = subscriber.connect(Purpose::Control)?;
     exclusive::begin_verb(&mut control, row.id)?;
-    let mut theirs = publisher.connect_to_look()?;
-    let mut ours = subscriber.connect(Purpose::Verify)?;
+    let (mut theirs, mut ours) = connect(publisher, subscriber)?;
     let prepared = prepare(&mut theirs, &mut ours, config, row, &scope)?;
-    drop((theirs, ours));
     let plans = &prepared.plans;
     let rows: Vec<_> = plans.iter().map(TablePlan::record).collect();
     let kind = VerificationKind::Verb;
@@ -94,9 +107,11 @@ pub(super) fn verify(
         work: Mutex::new(Work::new(work, None)),
         pace: Mutex::new(Pace::new(None)),
         passes: Passes::default(),
+        entrance: Mutex::default(),
     };
     let servers = Servers { publisher, subscriber, publications: &config.publications };
-    let mut source = Quiet { publisher, subscriber, lsn: fence };
+    let sessions = Some((theirs, ours));
+    let mut source = Quiet { publisher, subscriber, lsn: fence, sessions };
     let counts = stopped_at(deadline, &shutdown, || {
         verification.run(&servers, &mut source, &prepared.definitions)
     })?;

@@ -24,13 +24,14 @@ use crate::subscriber::state::ownership;
 use crate::subscriber::state::verification::{self, VerificationKind};
 use crate::subscriber::writer_tag::{Writer, WriterTag};
 use crate::tablesync::table_state::{Begun, Complete};
+use crate::verify::keeper::Servers;
 use crate::verify::pair::{Held, PairSource, SnapshotPair};
 use crate::verify::plan::TablePlan;
 use crate::verify::prepare::{Scope, plan};
 use crate::verify::progress::Progress;
 use crate::verify::rate::Pace;
 use crate::verify::record::{Recorder, TableRecord};
-use crate::verify::run::{Manner, Servers, Verification};
+use crate::verify::run::{Manner, Verification};
 use crate::verify::whole::Passes;
 use crate::verify::work::{TableWork, Work};
 
@@ -139,6 +140,7 @@ pub(super) fn tables(
         )),
         pace: Mutex::new(Pace::new(None)),
         passes: Passes::default(),
+        entrance: Mutex::default(),
     };
     let servers = Servers {
         publisher: context.publisher,

@@ -17,6 +17,7 @@ pub(crate) mod columns;
 pub(crate) mod compare;
 pub(crate) mod exclusive;
 pub(crate) mod facts;
+pub(crate) mod keeper;
 pub(crate) mod key;
 pub(crate) mod merge;
 pub(crate) mod pair;

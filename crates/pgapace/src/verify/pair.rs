@@ -5,6 +5,7 @@ use std::ops::Deref;
 use pgoutput::Lsn;
 use wire::{Session, quote_literal};
 
+use crate::beside::beside;
 use crate::error::{Failure, Result};
 use crate::publisher::session::Publisher;
 use crate::publisher::slot::begin_reading;
@@ -40,13 +41,22 @@ impl SnapshotPair {
         publisher: &Publisher,
         subscriber: &Subscriber,
     ) -> Result<(Session, Session)> {
-        let mut on_publisher = publisher.connect_to_look()?;
-        import(&mut on_publisher, &self.publisher)
-            .map_err(|e| Failure::publisher(&e, "importing the snapshot"))?;
-        let mut on_subscriber = subscriber.connect(Purpose::Verify)?;
-        import(&mut on_subscriber, &self.subscriber)
-            .map_err(|e| Failure::subscriber(&e, "importing the snapshot"))?;
-        Ok((on_publisher, on_subscriber))
+        let doing = "importing the snapshot";
+        let (on_publisher, on_subscriber) = beside(
+            doing,
+            || {
+                let mut session = publisher.connect_to_look()?;
+                import(&mut session, &self.publisher).map_err(|e| Failure::publisher(&e, doing))?;
+                Ok(session)
+            },
+            || {
+                let mut session = subscriber.connect(Purpose::Verify)?;
+                import(&mut session, &self.subscriber)
+                    .map_err(|e| Failure::subscriber(&e, doing))?;
+                Ok(session)
+            },
+        );
+        Ok((on_publisher?, on_subscriber?))
     }
 }
 

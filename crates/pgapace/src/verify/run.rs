@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 use pgoutput::Lsn;
 
 use crate::error::{Class, Failure, Result};
-use crate::publisher::session::Publisher;
 use crate::stopping::shutdown::Shutdown;
-use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::verification::{Counts, Standing};
 use crate::verify::compare::{Comparison, in_table};
-use crate::verify::pair::{Held, PairSource};
+use crate::verify::keeper::{Keeper, Servers};
+use crate::verify::pair::PairSource;
 use crate::verify::plan::{TablePlan, chunk_rows};
 use crate::verify::prepare::{Definitions, Scope};
 use crate::verify::progress::Progress;
@@ -38,67 +37,6 @@ pub(crate) struct Manner {
     pub(crate) go_on: Option<&'static str>,
 }
 
-/// The two servers.
-pub(crate) struct Servers<'a> {
-    pub(crate) publisher: &'a Publisher,
-    pub(crate) subscriber: &'a Subscriber,
-    pub(crate) publications: &'a [String],
-}
-
-/// Opens session pairs, and takes a new pair of snapshots when the last one is too old.
-struct Keeper<'a> {
-    servers: &'a Servers<'a>,
-    source: &'a mut (dyn PairSource + Send),
-    scope: &'a Scope,
-    definitions: &'a Definitions,
-    lifetime: Duration,
-    go_on: Option<&'static str>,
-    held: Option<(Held, Instant)>,
-}
-
-impl Keeper<'_> {
-    /// A session pair under snapshots that were taken after `after`.
-    fn open(&mut self, after: Option<Instant>) -> Result<SessionPair> {
-        let usable = |taken: Instant| {
-            taken.elapsed() < self.lifetime && after.is_none_or(|after| taken > after)
-        };
-        if !self.held.as_ref().is_some_and(|(_, taken)| usable(*taken)) {
-            self.held = None;
-            self.check_definitions()?;
-            let held = self.source.take()?;
-            self.check_definitions()?;
-            self.held = Some((held, Instant::now()));
-        }
-        let Some((held, taken)) = &self.held else {
-            return Err(Failure::internal("there is no pair of snapshots"));
-        };
-        let (publisher, subscriber) = held.open(self.servers.publisher, self.servers.subscriber)?;
-        Ok(SessionPair { publisher, subscriber, lsn: held.lsn, taken: *taken })
-    }
-
-    /// Tables and publications must stay as they were planned with.
-    fn check_definitions(&self) -> Result<()> {
-        let mut publisher = self.servers.publisher.connect_to_look()?;
-        let mut subscriber = self.servers.subscriber.connect(Purpose::Look)?;
-        let tables: Vec<_> = match self.scope.tables.is_empty() {
-            true => Vec::new(),
-            false => self.scope.tables.clone(),
-        };
-        let publications = self.servers.publications;
-        let now = Definitions::read(&mut publisher, &mut subscriber, publications, &tables)?;
-        match self.definitions.changed(&now) {
-            None => Ok(()),
-            Some(table) => Err(Failure::new(
-                Class::Mismatch,
-                format!(
-                    "a publication or the definition of {table} changed during the verification"
-                ),
-            )
-            .hint(self.go_on.unwrap_or("Start it again."))),
-        }
-    }
-}
-
 /// The plan, limits and results that all session pairs share.
 pub(crate) struct Verification<'a> {
     pub(crate) plans: &'a [TablePlan],
@@ -110,6 +48,8 @@ pub(crate) struct Verification<'a> {
     pub(crate) work: Mutex<Work>,
     pub(crate) pace: Mutex<Pace>,
     pub(crate) passes: Passes,
+    /// Held by a thread that opens its first session pair, until it has its first task.
+    pub(crate) entrance: Mutex<()>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -149,7 +89,7 @@ impl Verification<'_> {
         if let Some(failure) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return Err(self.with_next_step(failure));
         }
-        lock(&keeper).check_definitions()?;
+        lock(&keeper).check_definitions_again()?;
         let work = lock(&self.work);
         Ok((0..self.plans.len()).map(|table| work.table(table).counts()).collect())
     }
@@ -189,6 +129,22 @@ impl Verification<'_> {
         Err(Failure::new(Class::Stopped, "another session pair failed"))
     }
 
+    /// A session pair and its first task; or nothing if other threads have all that was left. They enter
+    /// one after another, so that a small table costs one session pair, however many there may be.
+    fn enter(
+        &self,
+        keeper: &Mutex<Keeper<'_>>,
+        failed: &Mutex<Option<Failure>>,
+    ) -> Result<Option<(SessionPair, Option<Task>)>> {
+        let _entered = lock(&self.entrance);
+        if lock(&self.work).is_handed_out() {
+            return Ok(None);
+        }
+        let mut pair = self.open(keeper, failed, None)?;
+        let task = self.next(&mut pair, keeper, failed)?;
+        Ok(Some((pair, task)))
+    }
+
     /// One session pair.
     fn compare(&self, keeper: &Mutex<Keeper<'_>>, failed: &Mutex<Option<Failure>>) -> Result<()> {
         let mut pair: Option<SessionPair> = None;
@@ -199,15 +155,19 @@ impl Verification<'_> {
             if lock(failed).is_some() {
                 return Ok(());
             }
-            let mut current = match pair.take() {
-                Some(pair) if !pair.is_older_than(self.manner.lifetime) => pair,
+            let (mut current, task) = match pair.take() {
+                Some(mut pair) if !pair.is_older_than(self.manner.lifetime) => {
+                    let task = self.next(&mut pair, keeper, failed)?;
+                    (pair, task)
+                }
                 old => {
                     // Its snapshots are released before others are taken.
                     drop(old);
-                    self.open(keeper, failed, None)?
+                    let Some(entered) = self.enter(keeper, failed)? else { return Ok(()) };
+                    entered
                 }
             };
-            let Some(task) = self.next(&mut current, keeper, failed)? else {
+            let Some(task) = task else {
                 if self.help(&mut current, keeper, failed)? {
                     pair = Some(current);
                     continue;

@@ -141,6 +141,11 @@ impl Work {
             .any(|work| work.method == Method::Buckets && work.handed_out && !work.is_done())
     }
 
+    /// Whether another session pair has nothing to do: no task, and no pass to help with.
+    pub(crate) fn is_handed_out(&self) -> bool {
+        self.tables.iter().all(|work| work.handed_out) && !self.passes_go_on()
+    }
+
     /// Notes the findings of a task.
     pub(crate) fn done(&mut self, task: &Task, counts: Counts) {
         let work = &mut self.tables[task.table];
@@ -233,5 +238,20 @@ mod tests {
         tasks.iter().for_each(|task| work.done(task, counts(10)));
         assert!(work.table(0).is_done());
         assert_eq!(work.table(0).counts().rows, 60);
+    }
+
+    #[test]
+    fn everything_is_handed_out_when_no_range_is_left_and_no_pass_goes_on() {
+        let mut work = Work::new(vec![TableWork::new(Method::Ranges)], None);
+        assert!(!work.is_handed_out());
+        next(&mut work, 15);
+        assert!(!work.is_handed_out());
+        next(&mut work, 15);
+        assert!(work.is_handed_out());
+        let mut work = Work::new(vec![TableWork::new(Method::Buckets)], None);
+        let pass = next(&mut work, 0).unwrap();
+        assert!(!work.is_handed_out());
+        work.done(&pass, counts(1));
+        assert!(work.is_handed_out());
     }
 }

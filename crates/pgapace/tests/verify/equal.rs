@@ -236,3 +236,24 @@ fn composites_where_quotes_depend_on_the_locale() {
     let named = case.tool.finish("verify", &["--table", "named"]);
     named.expect(6, &["public.named.l", "public.named.o", "LC_CTYPE"]);
 }
+
+/// On a busy server a connection takes longer than the comparison of a few rows.
+#[test]
+fn a_small_table_is_compared_by_one_session_pair() {
+    on_versions(&[(15, 18)], |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO t SELECT generate_series(1, 100)");
+        case.run_until_current();
+        case.subscriber.sql(
+            "CREATE TABLE logins (name text); \
+             CREATE FUNCTION login() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN \
+               INSERT INTO public.logins SELECT pg_catalog.current_setting('application_name'); END $$; \
+             CREATE EVENT TRIGGER login ON login EXECUTE FUNCTION login()",
+        );
+        expect_equal(&case, &["t"], &["--jobs", "8"]);
+        case.subscriber.sql("DROP EVENT TRIGGER login");
+        let sessions = "SELECT count(*) FROM logins WHERE name LIKE '%verify'";
+        // One for the plan, one that exports the snapshot, one that compares.
+        assert_eq!(case.subscriber.value(sessions), "3");
+    });
+}

@@ -188,11 +188,7 @@ impl ClusterBuilder {
 
     fn initdb(&self, cluster: &Cluster) -> Result<()> {
         let mut command = cluster.command("initdb");
-        command
-            .arg("-D")
-            .arg(&cluster.data)
-            .args(self.initdb_arguments())
-            .stdin(Stdio::null());
+        command.arg("-D").arg(&cluster.data).args(self.initdb_arguments()).stdin(Stdio::null());
         let output = command
             .output()
             .context(|| format!("run {}", self.binaries.bin("initdb").display()))?;

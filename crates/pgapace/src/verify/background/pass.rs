@@ -16,12 +16,13 @@ use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::Subscription;
 use crate::subscriber::state::verification::{self, ALL_ROWS, VerificationKind};
 use crate::verify::exclusive;
+use crate::verify::keeper::Servers;
 use crate::verify::plan::TablePlan;
 use crate::verify::prepare::{Scope, prepare};
 use crate::verify::progress::Progress;
 use crate::verify::rate::Pace;
 use crate::verify::record::{self, Recorder, TableRecord};
-use crate::verify::run::{Manner, Servers, Verification};
+use crate::verify::run::{Manner, Verification};
 use crate::verify::whole::Passes;
 use crate::verify::work::{TableWork, Work};
 
@@ -72,6 +73,7 @@ impl Pass<'_> {
             work: Mutex::new(Work::new(work, None)),
             pace: Mutex::new(Pace::new(manner.rate)),
             passes: Passes::default(),
+            entrance: Mutex::default(),
         };
         let servers = Servers {
             publisher: self.publisher,

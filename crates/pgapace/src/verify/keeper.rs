@@ -1,0 +1,95 @@
+//! The snapshots of a verification, and the session pairs that read under them.
+
+use std::time::{Duration, Instant};
+
+use wire::Session;
+
+use crate::beside::beside;
+use crate::error::{Class, Failure, Result};
+use crate::publisher::session::Publisher;
+use crate::subscriber::session::{Purpose, Subscriber};
+use crate::verify::pair::{Held, PairSource};
+use crate::verify::prepare::{Definitions, Scope};
+use crate::verify::sessions::SessionPair;
+
+/// The two servers.
+pub(crate) struct Servers<'a> {
+    pub(crate) publisher: &'a Publisher,
+    pub(crate) subscriber: &'a Subscriber,
+    pub(crate) publications: &'a [String],
+}
+
+/// Sessions that read definitions.
+struct Look {
+    publisher: Session,
+    subscriber: Session,
+}
+
+impl Look {
+    fn open(servers: &Servers<'_>) -> Result<Self> {
+        let (publisher, subscriber) = beside(
+            "connecting to the publisher",
+            || servers.publisher.connect_to_look(),
+            || servers.subscriber.connect(Purpose::Look),
+        );
+        Ok(Self { publisher: publisher?, subscriber: subscriber? })
+    }
+}
+
+/// Opens session pairs, and takes a new pair of snapshots when the last one is too old.
+pub(super) struct Keeper<'a> {
+    pub(super) servers: &'a Servers<'a>,
+    pub(super) source: &'a mut (dyn PairSource + Send),
+    pub(super) scope: &'a Scope,
+    pub(super) definitions: &'a Definitions,
+    pub(super) lifetime: Duration,
+    pub(super) go_on: Option<&'static str>,
+    pub(super) held: Option<(Held, Instant)>,
+}
+
+impl Keeper<'_> {
+    /// A session pair under snapshots that were taken after `after`.
+    pub(super) fn open(&mut self, after: Option<Instant>) -> Result<SessionPair> {
+        let usable = |taken: Instant| {
+            taken.elapsed() < self.lifetime && after.is_none_or(|after| taken > after)
+        };
+        if !self.held.as_ref().is_some_and(|(_, taken)| usable(*taken)) {
+            self.held = None;
+            let mut look = Look::open(self.servers)?;
+            self.check_definitions(&mut look)?;
+            let held = self.source.take()?;
+            self.check_definitions(&mut look)?;
+            self.held = Some((held, Instant::now()));
+        }
+        let Some((held, taken)) = &self.held else {
+            return Err(Failure::internal("there is no pair of snapshots"));
+        };
+        let (publisher, subscriber) = held.open(self.servers.publisher, self.servers.subscriber)?;
+        Ok(SessionPair { publisher, subscriber, lsn: held.lsn, taken: *taken })
+    }
+
+    /// Tables and publications must stay as they were planned with.
+    fn check_definitions(&self, look: &mut Look) -> Result<()> {
+        let tables: Vec<_> = match self.scope.tables.is_empty() {
+            true => Vec::new(),
+            false => self.scope.tables.clone(),
+        };
+        let publications = self.servers.publications;
+        let now =
+            Definitions::read(&mut look.publisher, &mut look.subscriber, publications, &tables)?;
+        match self.definitions.changed(&now) {
+            None => Ok(()),
+            Some(table) => Err(Failure::new(
+                Class::Mismatch,
+                format!(
+                    "a publication or the definition of {table} changed during the verification"
+                ),
+            )
+            .hint(self.go_on.unwrap_or("Start it again."))),
+        }
+    }
+    /// The same, by sessions that are opened for it.
+    pub(super) fn check_definitions_again(&self) -> Result<()> {
+        self.check_definitions(&mut Look::open(self.servers)?)
+    }
+}
