@@ -45,6 +45,11 @@ fn value(cluster: &Cluster, database: &str, sql: &str) -> String {
 /// Rows that a client knows to be committed.
 type Acknowledged = Arc<Mutex<BTreeSet<(i32, i32)>>>;
 
+/// The pace of each client. Twenty of them must leave the servers processor time: else the backlog, and the
+/// connections that are refused, are what a switchover waits for.
+const BETWEEN_INSERTS: Duration = Duration::from_millis(20);
+const BEFORE_RECONNECT: Duration = Duration::from_millis(25);
+
 /// Clients that insert rows, and reconnect after errors: to the new side once the file is there.
 struct Clients {
     stop: Arc<AtomicBool>,
@@ -69,7 +74,7 @@ impl Clients {
                     let side = if moved.exists() { &new } else { &old };
                     let Ok(mut session) = Client::connect(side, NoTls) else {
                         // A client tries again.
-                        std::thread::sleep(Duration::from_millis(10));
+                        std::thread::sleep(BEFORE_RECONNECT);
                         continue;
                     };
                     while !stop.load(Ordering::Relaxed) {
@@ -80,14 +85,14 @@ impl Clients {
                             errors.push(explain(&error));
                             drop(errors);
                             // A client connects again.
-                            std::thread::sleep(Duration::from_millis(5));
+                            std::thread::sleep(BEFORE_RECONNECT);
                             break;
                         }
                         let mut known = acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
                         known.insert((client, n));
                         drop(known);
                         // The pace of the load.
-                        std::thread::sleep(Duration::from_millis(2));
+                        std::thread::sleep(BETWEEN_INSERTS);
                     }
                 }
             })
