@@ -1,0 +1,100 @@
+//! The copy of the table, and requests for one.
+
+use engine::deferred::DeferredStage;
+use engine::intake::Intake;
+use engine::sync_lsn::SyncLsn;
+use engine::table_sync::TableSyncEvent as Event;
+use pgoutput::Lsn;
+
+use crate::simulation::Sabotage;
+use crate::simulation::deferred::{World, name};
+use crate::simulation::history::Row;
+
+/// A copy that goes on.
+pub(super) struct Copying {
+    pub(super) generation: u32,
+    pub(super) sync_lsn: Lsn,
+    pub(super) parts: Vec<Vec<Row>>,
+}
+
+impl World<'_> {
+    /// Takes a request up, when no copy goes on and nothing is half applied.
+    pub(super) fn look(&mut self) -> Result<(), String> {
+        let over_copy = self.sabotage == Sabotage::RequestOverCopy && self.copy.is_some();
+        let quiet = self.run.intake.is_quiet(&self.run.outside);
+        if !self.now.requested || !quiet || self.deferred().is_some() && !over_copy {
+            return Ok(());
+        }
+        self.now.requested = false;
+        if over_copy {
+            // As a request once did: the parts of the copy that goes on are counted anew.
+            (self.now.parts, self.now.parts_done) = (2, 1);
+            return Ok(());
+        }
+        self.happens(Event::CopyWanted)?;
+        let Intake { deferred, progress, .. } = &mut self.run.intake;
+        deferred.begin(name(self.table), progress);
+        Ok(())
+    }
+
+    pub(super) fn begin_copy(&mut self) -> Result<(), String> {
+        self.happens(Event::CopyBegun)?;
+        // The publisher may be farther than what it has sent.
+        let ends = self.history.wal.iter().map(|record| record.end);
+        let ahead: Vec<_> = ends.filter(|end| *end >= self.sent).collect();
+        let sync_lsn = if ahead.is_empty() { self.sent } else { self.rng.one_of(&ahead) };
+        let rows = self.history.rows_at(self.table, sync_lsn);
+        let parts = 1 + self.rng.below(3);
+        let chunk = rows.len().div_ceil(parts).max(1);
+        let mut parts: Vec<_> = rows.chunks(chunk).map(<[Row]>::to_vec).collect();
+        if parts.is_empty() {
+            parts.push(Vec::new());
+        }
+        self.now.rows.clear();
+        self.now.generation += 1;
+        (self.now.parts, self.now.parts_done) = (parts.len(), 0);
+        self.copy = Some(Copying { generation: self.now.generation, sync_lsn, parts });
+        Ok(())
+    }
+
+    pub(super) fn copy_part(&mut self, beside: bool) -> Result<(), String> {
+        let Some(copy) = &mut self.copy else { return Ok(()) };
+        let (generation, sync_lsn, rows) = (copy.generation, copy.sync_lsn, copy.parts.remove(0));
+        let last = copy.parts.is_empty();
+        if self.now.generation != generation {
+            return Err("P3: a part of an earlier copy".to_owned());
+        }
+        self.now.rows.extend(rows);
+        self.now.parts_done += 1;
+        let done = self.now.parts_done == self.now.parts;
+        if done != last && self.sabotage == Sabotage::None {
+            return Err("P3: parts are counted wrongly".to_owned());
+        }
+        self.happens(if done { Event::CopyDone { beside } } else { Event::PartDone })?;
+        if done {
+            self.copy = None;
+            self.seen.copied += 1;
+            (self.now.sync_lsn, self.now.through) = (sync_lsn, sync_lsn);
+            self.run.outside.only = Some((self.table, SyncLsn(sync_lsn)));
+            let Intake { deferred, incoming, .. } = &mut self.run.intake;
+            if self.sabotage == Sabotage::LateDeferring {
+                deferred.remove(|_| true, incoming.spool_mut())?;
+                deferred.resume(name(self.table), (), sync_lsn, Lsn(0));
+            }
+            for table in deferred.tables_mut() {
+                table.stage = DeferredStage::CatchUp(());
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn go_on_with_the_copy(&mut self) -> Result<(), String> {
+        if self.copy.is_some() {
+            self.copy_part(true)
+        } else if self.run.intake.deferred.take_copies().is_empty() {
+            Ok(())
+        } else {
+            self.begin_copy()
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! What stands around the engine's intake: the dispatcher, the subscriber's tables, and notes of prepared transactions.
+
+use std::sync::Arc;
+
+use engine::assemble::Prepared;
+use engine::deferred::DeferredTables;
+use engine::dispatch::{Dispatch, DispatchSettings, TableId};
+use engine::intake::{PreparedTransaction, Surroundings};
+use engine::net::TableFolding;
+use engine::progress::Progress;
+use engine::relation::RemoteRelation;
+use engine::sync_lsn::SyncLsn;
+use engine::transaction::TransactionPart;
+use engine::work::Table;
+use engine::writeset::LockRules;
+use pgoutput::{Lsn, Xid};
+
+use crate::simulation::Sabotage;
+use crate::simulation::history::History;
+use crate::simulation::run::setting::broken;
+use crate::simulation::spool::Spool;
+use crate::simulation::stream::table;
+use crate::simulation::subscriber::PreparedHere;
+use crate::simulation::worker::{PlainWork, Work};
+
+/// A table of the subscriber.
+#[derive(Debug)]
+pub(crate) struct TableMap {
+    pub(crate) table: usize,
+    pub(crate) locks: LockRules,
+    pub(crate) fold: TableFolding,
+    pub(super) has_single_updates: bool,
+}
+
+impl Table for TableMap {
+    fn id(&self) -> TableId {
+        let oid = u32::try_from(self.table).expect("few tables") + 1;
+        TableId { oid, root: self.locks.root }
+    }
+
+    fn locks(&self) -> Option<&LockRules> {
+        Some(&self.locks)
+    }
+
+    fn fold(&self) -> &TableFolding {
+        &self.fold
+    }
+
+    fn has_single_updates(&self) -> bool {
+        self.has_single_updates
+    }
+
+    fn is_under_rules(&self) -> bool {
+        false
+    }
+
+    fn is_under_rules_of_time(&self) -> bool {
+        false
+    }
+}
+
+/// The dispatcher, the subscriber's tables, and what the subscriber is to be told.
+#[derive(Debug)]
+pub(crate) struct Outside {
+    pub(crate) dispatch: Dispatch<Work>,
+    pub(super) tables: Vec<Arc<TableMap>>,
+    /// Only this table is applied, from here on.
+    pub(crate) only: Option<(usize, SyncLsn)>,
+    /// To be noted as about to be prepared, and notes that are not needed any more.
+    pub(super) notes: Vec<PreparedHere>,
+    pub(super) forgotten: Vec<PreparedHere>,
+    pub(super) sabotage: Sabotage,
+}
+
+impl Outside {
+    pub(crate) fn new(history: &History, dispatch: DispatchSettings, sabotage: Sabotage) -> Self {
+        let maps = (0..history.rules.len()).map(|table| {
+            let rules = &history.rules[table];
+            let has_single_updates = rules.has_single_updates();
+            let (locks, fold) = (history.locks[table].clone(), rules.fold.clone());
+            Arc::new(TableMap { table, locks, fold, has_single_updates })
+        });
+        let dispatch = Dispatch::new(broken(dispatch, sabotage));
+        let (notes, forgotten) = (Vec::new(), Vec::new());
+        Self { dispatch, tables: maps.collect(), only: None, notes, forgotten, sabotage }
+    }
+
+    pub(crate) fn map(&self, table: usize) -> Arc<TableMap> {
+        Arc::clone(&self.tables[table])
+    }
+}
+
+impl PreparedTransaction for PreparedHere {
+    fn xid(&self) -> Xid {
+        self.xid
+    }
+
+    fn prepare_lsn(&self) -> Lsn {
+        self.prepare_lsn
+    }
+
+    fn gid(&self) -> &'static str {
+        ""
+    }
+}
+
+impl Surroundings for Outside {
+    type Table = TableMap;
+    type Prepared = PreparedHere;
+    type Copied = ();
+    type Spool = Spool;
+    type Error = String;
+
+    fn dispatch(&mut self, plain: PlainWork, outstanding: usize) {
+        self.dispatch.on_their_way(outstanding);
+        self.dispatch.push(Work { plain, sabotage: self.sabotage });
+    }
+
+    fn is_drained(&self) -> bool {
+        self.dispatch.is_drained()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.dispatch.is_idle()
+    }
+
+    fn goal(&self) -> Option<Lsn> {
+        None
+    }
+
+    fn is_own(&self, _: &RemoteRelation) -> bool {
+        false
+    }
+
+    fn knows(&self, _: &Arc<RemoteRelation>, _: Lsn) -> bool {
+        true
+    }
+
+    fn is_another(&mut self, _: &Arc<RemoteRelation>) -> bool {
+        false
+    }
+
+    fn add_table(
+        &mut self,
+        _: &RemoteRelation,
+        _: &mut DeferredTables<()>,
+        _: &Progress,
+    ) -> Result<bool, String> {
+        Err("a table is not known".to_owned())
+    }
+
+    fn table(
+        &mut self,
+        part: &TransactionPart,
+        relation: usize,
+        commit_lsn: Lsn,
+    ) -> Result<Option<Arc<TableMap>>, String> {
+        let table = table(part.relations()[relation].id);
+        let applied = self.only.is_none_or(|(only, from)| only == table && from.passes(commit_lsn));
+        Ok(applied.then(|| Arc::clone(&self.tables[table])))
+    }
+
+    fn may_be_prepared(&mut self, _: &[Arc<RemoteRelation>], _: Lsn) -> Result<bool, String> {
+        Ok(true)
+    }
+
+    fn prepare_as(&self, prepared: &Prepared) -> PreparedHere {
+        PreparedHere { xid: prepared.xid, prepare_lsn: prepared.prepare_lsn }
+    }
+
+    fn note_prepared(&mut self, prepared: &[PreparedHere]) -> Result<(), String> {
+        self.notes.extend(prepared);
+        Ok(())
+    }
+
+    fn forget_prepared(&mut self, prepared: PreparedHere) {
+        self.forgotten.push(prepared);
+    }
+
+    fn skipped(&mut self, _: Lsn, _: Xid) {}
+
+    fn unsent_prepare(&mut self, _: &str, _: Xid, _: Lsn) {}
+}
