@@ -8,7 +8,7 @@ const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
 /// The apply settings with which each test runs.
 const MODES: [&[&str]; 3] = [&[], &["--apply-mode", "row"], &["--preserve-commit-order=false"]];
 
-fn in_every_mode(body: impl Fn(Case)) {
+pub(super) fn in_every_mode(body: impl Fn(Case)) {
     for mode in MODES {
         on_versions(&BOTH, |mut case| {
             case.tool.args = mode.iter().map(|arg| (*arg).to_owned()).collect();
@@ -22,7 +22,7 @@ fn is_ordered(case: &Case) -> bool {
 }
 
 /// Runs each statement as a separate transaction.
-fn transactions(case: &Case, statements: &[&str]) {
+pub(super) fn transactions(case: &Case, statements: &[&str]) {
     let mut sql = String::new();
     for statement in statements {
         write!(sql, "BEGIN; {statement}; COMMIT; ").expect("a string");
@@ -30,7 +30,7 @@ fn transactions(case: &Case, statements: &[&str]) {
     case.publisher.sql(&sql);
 }
 
-fn conflicts(case: &Case) -> Vec<String> {
+pub(super) fn conflicts(case: &Case) -> Vec<String> {
     case.subscriber.rows(
         "SELECT concat_ws(' ', c.conflict, c.action, c.applied, c.operation, c.table_name, c.key, c.sqlstate) \
          FROM pgapace.conflict c JOIN pgapace.subscription s ON s.id = c.subscription ORDER BY c.id",
@@ -38,7 +38,7 @@ fn conflicts(case: &Case) -> Vec<String> {
 }
 
 /// The counters that are not 0, with their names.
-fn counted(case: &Case) -> String {
+pub(super) fn counted(case: &Case) -> String {
     case.subscriber.value(
         "SELECT string_agg(key || '=' || value, ' ' ORDER BY key) \
          FROM pgapace.stat_subscription t, jsonb_each_text(to_jsonb(t)) \
@@ -221,81 +221,5 @@ fn a_rule_for_several_unique_indexes() {
         assert_eq!(counted(&case), "insert_exists=1 multiple_unique_conflicts=3");
         let rows = "SELECT string_agg(id || ':' || u, ' ' ORDER BY id) FROM t WHERE id < 12";
         assert_eq!(case.subscriber.value(rows), "1:1 2:2 3:3 10:10 11:11");
-    });
-}
-
-/// Rows that an update or delete does not find. Without a rule all are counted, but only recorded
-/// if they are few. With a rule all are recorded.
-#[test]
-fn missing_rows_are_counted_and_recorded() {
-    in_every_mode(|mut case| {
-        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v int)");
-        case.publisher.sql("INSERT INTO t SELECT g, 0 FROM generate_series(1, 500) g");
-        case.run_until_current();
-        case.subscriber.sql("DELETE FROM t WHERE id <= 400");
-        transactions(
-            &case,
-            &["UPDATE t SET v = 1 WHERE id IN (1, 401)", "DELETE FROM t WHERE id IN (2, 402)"],
-        );
-        case.run_until_current();
-        assert_eq!(counted(&case), "delete_missing=1 update_missing=1");
-        let few =
-            ["update_missing skip f UPDATE t (id)=(1)", "delete_missing skip f DELETE t (id)=(2)"];
-        assert_eq!(conflicts(&case), few);
-        case.publisher.sql("UPDATE t SET v = 2 WHERE id BETWEEN 101 AND 400");
-        case.run_until_current();
-        assert_eq!(counted(&case), "delete_missing=1 update_missing=301");
-        let recorded = conflicts(&case).len();
-        assert!((3..302).contains(&recorded), "{recorded} are recorded");
-        case.tool.args.extend(["--on-conflict", "update_missing=skip"].map(str::to_owned));
-        case.publisher.sql("UPDATE t SET v = 3 WHERE id BETWEEN 101 AND 400");
-        case.run_until_current();
-        assert_eq!(counted(&case), "delete_missing=1 update_missing=601");
-        assert_eq!(conflicts(&case).len(), recorded + 300);
-    });
-}
-
-/// Some of many transactions look for rows that are missing. Their groups stay sets: only the first is
-/// executed again. Every change of a missing row is counted, up to its next insert.
-#[test]
-fn groups_with_missing_rows_are_not_taken_apart() {
-    on_versions(&[(15, 15), (18, 18)], |mut case| {
-        case.tool.args = ["--workers", "2"].map(str::to_owned).into();
-        case.replicate(
-            "CREATE TABLE t (id int PRIMARY KEY, v int, w text); \
-             CREATE TABLE two (a text, b numeric, v int, PRIMARY KEY (a, b))",
-        );
-        case.publisher.sql(
-            "INSERT INTO t SELECT g, 0, 'w' FROM generate_series(1, 1000) g; \
-             INSERT INTO two SELECT g, g, 0 FROM generate_series(1, 100) g",
-        );
-        case.run_until_current();
-        case.subscriber
-            .sql("DELETE FROM t WHERE id % 10 = 1; DELETE FROM two WHERE v = 0 AND b % 5 = 1");
-        // 800 updates twice, of which 80 + 80 find nothing; 100 deletes, of which 10; 20 rows are deleted and
-        // inserted again, of which 2 are missing, and then updated.
-        case.publisher.sql(
-            "DO $$ BEGIN \
-               FOR i IN 1..800 LOOP \
-                 UPDATE t SET v = i WHERE id = i; UPDATE t SET v = v + 1 WHERE id = i; \
-                 IF i <= 100 THEN UPDATE two SET v = i WHERE b = i; END IF; \
-                 IF i > 780 THEN \
-                   DELETE FROM t WHERE id = i; INSERT INTO t VALUES (i, -i, 'again'); \
-                   UPDATE t SET w = 'more' WHERE id = i; \
-                 END IF; \
-                 COMMIT; \
-               END LOOP; \
-               FOR i IN 901..1000 LOOP DELETE FROM t WHERE id = i; COMMIT; END LOOP; \
-             END $$",
-        );
-        case.run_until_current();
-        assert_eq!(counted(&case), "delete_missing=12 update_missing=180");
-        let found = "SELECT count(*), sum(v), string_agg(w, '' ORDER BY id) FROM t WHERE id % 10 <> 1 OR w <> 'w'";
-        assert_eq!(case.subscriber.rows(found), case.publisher.rows(found));
-        assert_eq!(case.subscriber.value("SELECT count(*) FROM t"), "812");
-        let two = case.publisher.value("SELECT sum(v) FROM two WHERE b % 5 <> 1");
-        assert_eq!(case.subscriber.value("SELECT sum(v) FROM two"), two);
-        let apart: u64 = case.statistic("fallbacks").parse().expect("a number");
-        assert_eq!(apart, 0, "no group is applied by rows");
     });
 }

@@ -2,6 +2,7 @@
 
 mod apply;
 mod counted;
+mod missing;
 mod origins;
 mod rules;
 mod sessions;

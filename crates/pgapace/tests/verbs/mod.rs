@@ -4,6 +4,7 @@ mod at_once;
 mod beyond;
 mod check;
 mod command_line;
+mod configuration;
 mod drop;
 mod findings;
 mod sequences;

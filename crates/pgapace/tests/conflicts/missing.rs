@@ -1,0 +1,80 @@
+//! Rows that an update or delete does not find are counted, and recorded if they are few.
+
+use super::counted::{conflicts, counted, in_every_mode, transactions};
+use crate::support::on_versions;
+
+/// Rows that an update or delete does not find. Without a rule all are counted, but only recorded
+/// if they are few. With a rule all are recorded.
+#[test]
+fn missing_rows_are_counted_and_recorded() {
+    in_every_mode(|mut case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v int)");
+        case.publisher.sql("INSERT INTO t SELECT g, 0 FROM generate_series(1, 500) g");
+        case.run_until_current();
+        case.subscriber.sql("DELETE FROM t WHERE id <= 400");
+        transactions(
+            &case,
+            &["UPDATE t SET v = 1 WHERE id IN (1, 401)", "DELETE FROM t WHERE id IN (2, 402)"],
+        );
+        case.run_until_current();
+        assert_eq!(counted(&case), "delete_missing=1 update_missing=1");
+        let few =
+            ["update_missing skip f UPDATE t (id)=(1)", "delete_missing skip f DELETE t (id)=(2)"];
+        assert_eq!(conflicts(&case), few);
+        case.publisher.sql("UPDATE t SET v = 2 WHERE id BETWEEN 101 AND 400");
+        case.run_until_current();
+        assert_eq!(counted(&case), "delete_missing=1 update_missing=301");
+        let recorded = conflicts(&case).len();
+        assert!((3..302).contains(&recorded), "{recorded} are recorded");
+        case.tool.args.extend(["--on-conflict", "update_missing=skip"].map(str::to_owned));
+        case.publisher.sql("UPDATE t SET v = 3 WHERE id BETWEEN 101 AND 400");
+        case.run_until_current();
+        assert_eq!(counted(&case), "delete_missing=1 update_missing=601");
+        assert_eq!(conflicts(&case).len(), recorded + 300);
+    });
+}
+
+/// Some of many transactions look for rows that are missing. Their groups stay sets: only the first is
+/// executed again. Every change of a missing row is counted, up to its next insert.
+#[test]
+fn groups_with_missing_rows_are_not_taken_apart() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.tool.args = ["--workers", "2"].map(str::to_owned).into();
+        case.replicate(
+            "CREATE TABLE t (id int PRIMARY KEY, v int, w text); \
+             CREATE TABLE two (a text, b numeric, v int, PRIMARY KEY (a, b))",
+        );
+        case.publisher.sql(
+            "INSERT INTO t SELECT g, 0, 'w' FROM generate_series(1, 1000) g; \
+             INSERT INTO two SELECT g, g, 0 FROM generate_series(1, 100) g",
+        );
+        case.run_until_current();
+        case.subscriber
+            .sql("DELETE FROM t WHERE id % 10 = 1; DELETE FROM two WHERE v = 0 AND b % 5 = 1");
+        // 800 updates twice, of which 80 + 80 find nothing; 100 deletes, of which 10; 20 rows are deleted and
+        // inserted again, of which 2 are missing, and then updated.
+        case.publisher.sql(
+            "DO $$ BEGIN \
+               FOR i IN 1..800 LOOP \
+                 UPDATE t SET v = i WHERE id = i; UPDATE t SET v = v + 1 WHERE id = i; \
+                 IF i <= 100 THEN UPDATE two SET v = i WHERE b = i; END IF; \
+                 IF i > 780 THEN \
+                   DELETE FROM t WHERE id = i; INSERT INTO t VALUES (i, -i, 'again'); \
+                   UPDATE t SET w = 'more' WHERE id = i; \
+                 END IF; \
+                 COMMIT; \
+               END LOOP; \
+               FOR i IN 901..1000 LOOP DELETE FROM t WHERE id = i; COMMIT; END LOOP; \
+             END $$",
+        );
+        case.run_until_current();
+        assert_eq!(counted(&case), "delete_missing=12 update_missing=180");
+        let found = "SELECT count(*), sum(v), string_agg(w, '' ORDER BY id) FROM t WHERE id % 10 <> 1 OR w <> 'w'";
+        assert_eq!(case.subscriber.rows(found), case.publisher.rows(found));
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM t"), "812");
+        let two = case.publisher.value("SELECT sum(v) FROM two WHERE b % 5 <> 1");
+        assert_eq!(case.subscriber.value("SELECT sum(v) FROM two"), two);
+        let apart: u64 = case.statistic("fallbacks").parse().expect("a number");
+        assert_eq!(apart, 0, "no group is applied by rows");
+    });
+}
