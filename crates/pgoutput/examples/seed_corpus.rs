@@ -107,94 +107,157 @@ fn commit_prepared() -> Message<'static> {
     })
 }
 
-fn seeds() -> Vec<Seed> {
-    let columns = ColumnsBuilder::new().column(true, "id", TypeOid(23), -1).column(
-        false,
-        "größe",
-        TypeOid(16389),
-        54,
-    );
-    let (one, two) =
-        (TupleBuilder::new().text("1").text("x"), TupleBuilder::new().text("2").null());
-    let key = TupleBuilder::new().text("1").null();
-    let binary = TupleBuilder::new().binary([0, 0, 0, 1]).unchanged();
-    let tables = RelIdsBuilder::new().id(TABLE).id(RelId(16390));
+fn type_info(xid: Option<Xid>) -> Message<'static> {
+    let type_oid = TypeOid(16389);
+    Message::Type(TypeInfo { xid, type_oid, schema: "public", name: "mood" })
+}
 
-    let relation = |xid, schema, replica_identity| {
-        let columns = columns.columns();
+fn logical(xid: Option<Xid>, transactional: bool) -> Message<'static> {
+    let (prefix, content) = ("app", b"\0hello".as_slice());
+    Message::Logical(LogicalMessage { xid, transactional, lsn: LSN, prefix, content })
+}
+
+fn origin(lsn: Lsn) -> Message<'static> {
+    Message::Origin(Origin { lsn, name: "pg_16389" })
+}
+
+/// A table, and rows of it that messages show.
+struct Table {
+    columns: ColumnsBuilder,
+    one: TupleBuilder,
+    two: TupleBuilder,
+    key: TupleBuilder,
+    binary: TupleBuilder,
+    truncated: RelIdsBuilder,
+}
+
+impl Table {
+    fn new() -> Self {
+        Self {
+            columns: ColumnsBuilder::new().column(true, "id", TypeOid(23), -1).column(
+                false,
+                "größe",
+                TypeOid(16389),
+                54,
+            ),
+            one: TupleBuilder::new().text("1").text("x"),
+            two: TupleBuilder::new().text("2").null(),
+            key: TupleBuilder::new().text("1").null(),
+            binary: TupleBuilder::new().binary([0, 0, 0, 1]).unchanged(),
+            truncated: RelIdsBuilder::new().id(TABLE).id(RelId(16390)),
+        }
+    }
+
+    fn relation<'a>(
+        &'a self,
+        xid: Option<Xid>,
+        schema: &'a str,
+        replica_identity: ReplicaIdentity,
+    ) -> Message<'a> {
+        let columns = self.columns.columns();
         Message::Relation(Relation { xid, id: TABLE, schema, name: "t", replica_identity, columns })
-    };
-    let type_info = |xid| {
-        let type_oid = TypeOid(16389);
-        Message::Type(TypeInfo { xid, type_oid, schema: "public", name: "mood" })
-    };
-    let insert = |xid| Message::Insert(Insert { xid, relation: TABLE, new: one.tuple() });
-    let update = |xid, old| Message::Update(Update { xid, relation: TABLE, old, new: two.tuple() });
-    let delete = |xid, old| Message::Delete(Delete { xid, relation: TABLE, old });
-    let truncate = |xid| {
-        let relations = tables.rel_ids();
+    }
+
+    fn key(&self) -> OldTuple<'_> {
+        OldTuple::Key(self.key.tuple())
+    }
+
+    fn full(&self) -> OldTuple<'_> {
+        OldTuple::Full(self.one.tuple())
+    }
+
+    fn insert(&self, xid: Option<Xid>) -> Message<'_> {
+        Message::Insert(Insert { xid, relation: TABLE, new: self.one.tuple() })
+    }
+
+    fn insert_binary(&self) -> Message<'_> {
+        Message::Insert(Insert { xid: None, relation: TABLE, new: self.binary.tuple() })
+    }
+
+    fn update<'a>(&'a self, xid: Option<Xid>, old: Option<OldTuple<'a>>) -> Message<'a> {
+        Message::Update(Update { xid, relation: TABLE, old, new: self.two.tuple() })
+    }
+
+    fn delete<'a>(&'a self, xid: Option<Xid>, old: OldTuple<'a>) -> Message<'a> {
+        Message::Delete(Delete { xid, relation: TABLE, old })
+    }
+
+    fn truncate(&self, xid: Option<Xid>) -> Message<'_> {
+        let relations = self.truncated.rel_ids();
         Message::Truncate(Truncate { xid, cascade: true, restart_identity: true, relations })
-    };
-    let logical = |xid, transactional| {
-        let (prefix, content) = ("app", b"\0hello".as_slice());
-        Message::Logical(LogicalMessage { xid, transactional, lsn: LSN, prefix, content })
-    };
-    let origin = |lsn| Message::Origin(Origin { lsn, name: "pg_16389" });
-    let (key, full) = (OldTuple::Key(key.tuple()), OldTuple::Full(one.tuple()));
-    let block = |xid| {
+    }
+
+    /// One message of each kind that a transaction has.
+    fn block(&self, xid: Option<Xid>) -> [Message<'_>; 8] {
         [
             type_info(xid),
-            relation(xid, "public", ReplicaIdentity::Default),
-            insert(xid),
-            update(xid, None),
-            update(xid, Some(key)),
-            delete(xid, key),
-            truncate(xid),
+            self.relation(xid, "public", ReplicaIdentity::Default),
+            self.insert(xid),
+            self.update(xid, None),
+            self.update(xid, Some(self.key())),
+            self.delete(xid, self.key()),
+            self.truncate(xid),
             logical(xid, true),
         ]
-    };
+    }
+}
 
-    let mut status = Vec::new();
-    let (write, flush, apply) = (END, LSN, LSN);
-    StatusUpdate { write, flush, apply, clock: TIME, reply_requested: true }.encode(&mut status);
-    let mut request = Vec::new();
-    PrimaryStatusRequest { clock: TIME }.encode(&mut request);
+fn seeds() -> Vec<Seed> {
+    let table = Table::new();
+    let mut seeds = transactions(&table);
+    seeds.extend(streamed(&table));
+    seeds.extend(two_phase(&table));
+    seeds.extend(packets(&table));
+    seeds
+}
 
+fn transactions(table: &Table) -> Vec<Seed> {
     vec![
         Seed::new("transaction", Streaming::Off)
             .messages([begin(), origin(LSN)])
-            .messages(block(None))
+            .messages(table.block(None))
             .message(commit()),
         Seed::new("replica_identity_full", Streaming::On).messages([
             begin(),
-            relation(None, "pg_catalog", ReplicaIdentity::Full),
-            update(None, Some(full)),
-            delete(None, full),
+            table.relation(None, "pg_catalog", ReplicaIdentity::Full),
+            table.update(None, Some(table.full())),
+            table.delete(None, table.full()),
             commit(),
         ]),
         Seed::new("other_replica_identities", Streaming::Parallel).messages([
-            relation(None, "public", ReplicaIdentity::Index),
-            relation(None, "public", ReplicaIdentity::Nothing),
+            table.relation(None, "public", ReplicaIdentity::Index),
+            table.relation(None, "public", ReplicaIdentity::Nothing),
         ]),
-        Seed::new("binary", Streaming::Off).message(Message::Insert(Insert {
-            xid: None,
-            relation: TABLE,
-            new: binary.tuple(),
-        })),
+        Seed::new("binary", Streaming::Off).message(table.insert_binary()),
         Seed::new("outside_of_transactions", Streaming::Off)
             .messages([logical(None, false), abort(None)]),
+    ]
+}
+
+fn streamed(table: &Table) -> [Seed; 2] {
+    [
         Seed::new("streamed", Streaming::On)
             .messages([start(true), origin(Lsn::INVALID)])
-            .messages(block(Some(XID)))
-            .messages([Message::StreamStop, abort(None), start(false), insert(Some(Xid(734)))])
+            .messages(table.block(Some(XID)))
+            .messages([
+                Message::StreamStop,
+                abort(None),
+                start(false),
+                table.insert(Some(Xid(734))),
+            ])
             .messages([Message::StreamStop, stream_commit()]),
         Seed::new("streamed_parallel", Streaming::Parallel).messages([
             start(true),
-            insert(Some(XID)),
+            table.insert(Some(XID)),
             Message::StreamStop,
             abort(Some((END, TIME))),
             stream_commit(),
         ]),
+    ]
+}
+
+fn two_phase(table: &Table) -> [Seed; 2] {
+    [
         Seed::new("two_phase", Streaming::Off).messages([
             Message::BeginPrepare(BeginPrepare {
                 prepare_lsn: LSN,
@@ -203,7 +266,7 @@ fn seeds() -> Vec<Seed> {
                 xid: XID,
                 gid: "one",
             }),
-            insert(None),
+            table.insert(None),
             Message::Prepare(prepare()),
             commit_prepared(),
             Message::RollbackPrepared(RollbackPrepared {
@@ -218,11 +281,22 @@ fn seeds() -> Vec<Seed> {
         ]),
         Seed::new("two_phase_streamed", Streaming::Parallel).messages([
             start(true),
-            insert(Some(XID)),
+            table.insert(Some(XID)),
             Message::StreamStop,
             Message::StreamPrepare(prepare()),
             commit_prepared(),
         ]),
+    ]
+}
+
+/// Frames without messages, messages without frames, and what the decoder refuses.
+fn packets(table: &Table) -> [Seed; 3] {
+    let mut status = Vec::new();
+    let (write, flush, apply) = (END, LSN, LSN);
+    StatusUpdate { write, flush, apply, clock: TIME, reply_requested: true }.encode(&mut status);
+    let mut request = Vec::new();
+    PrimaryStatusRequest { clock: TIME }.encode(&mut request);
+    [
         Seed::new("frames", Streaming::Off)
             .frame(Frame::Keepalive { wal_end: END, sent: TIME, reply_requested: true })
             .frame(Frame::PrimaryStatus {
@@ -235,7 +309,7 @@ fn seeds() -> Vec<Seed> {
             .packet(&request),
         Seed::new("bare_messages", Streaming::On)
             .packet(&builder::encoded(&begin()))
-            .packet(&builder::encoded(&update(None, Some(key))))
+            .packet(&builder::encoded(&table.update(None, Some(table.key()))))
             .packet(&builder::encoded(&commit())),
         Seed::new("refused", Streaming::Off)
             .packet(b"")

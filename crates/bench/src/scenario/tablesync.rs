@@ -49,15 +49,7 @@ fn scaled(tables: Tables, bench: &Bench) -> Tables {
 
 pub(crate) fn measure(bench: &Bench, workload: &Workload, asked: Tables) -> Result<Outcome> {
     let tables = scaled(asked, bench);
-    // During its copy each table has a slot and a replication origin.
-    let settings: ServerSettings =
-        vec![("max_replication_slots", "30".into()), ("max_locks_per_transaction", "1024".into())];
-    let workers = [
-        ("max_logical_replication_workers", (MOST_WORKERS + 4).to_string()),
-        ("max_worker_processes", (MOST_WORKERS + 8).to_string()),
-    ];
-    let subscriber: ServerSettings = settings.iter().cloned().chain(workers).collect();
-    let servers = bench.servers(&settings, &subscriber)?;
+    let servers = servers(bench)?;
     let mut outcome = bench.outcome(workload, "time to copy", "s");
     outcome.settings = servers.settings().to_owned();
     if tables != asked {
@@ -130,12 +122,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, asked: Tables) -> Resu
             run.seconds = run.value;
             return Ok(run);
         }
-        let differences = bench.clock.time(Phase::Compare, || {
-            let mut publisher = servers.publisher.connect(DATABASE)?;
-            let names = published_tables(&mut publisher, PUBLICATION)?;
-            compare_tables(&mut publisher, &mut servers.subscriber.connect(ROUND)?, &names)
-        })?;
-        let differences: Vec<_> = differences.iter().map(ToString::to_string).collect();
+        let differences = bench.clock.time(Phase::Compare, || differences(&servers))?;
         outcome.compared(runner, &differences);
         Ok(run)
     })?;
@@ -148,6 +135,28 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload, asked: Tables) -> Resu
     }
     bench.give_back(servers, DATABASE, &[ROUND, BASE])?;
     Ok(outcome)
+}
+
+/// Servers with enough slots, locks and workers for every runner.
+fn servers(bench: &Bench) -> Result<Environment> {
+    // During its copy each table has a slot and a replication origin.
+    let settings: ServerSettings =
+        vec![("max_replication_slots", "30".into()), ("max_locks_per_transaction", "1024".into())];
+    let workers = [
+        ("max_logical_replication_workers", (MOST_WORKERS + 4).to_string()),
+        ("max_worker_processes", (MOST_WORKERS + 8).to_string()),
+    ];
+    let subscriber: ServerSettings = settings.iter().cloned().chain(workers).collect();
+    bench.servers(&settings, &subscriber)
+}
+
+/// Compares the tables that were copied with the publisher's.
+fn differences(servers: &Environment) -> Result<Vec<String>> {
+    let mut publisher = servers.publisher.connect(DATABASE)?;
+    let names = published_tables(&mut publisher, PUBLICATION)?;
+    let mut subscriber = servers.subscriber.connect(ROUND)?;
+    let differences = compare_tables(&mut publisher, &mut subscriber, &names)?;
+    Ok(differences.iter().map(ToString::to_string).collect())
 }
 
 /// The result of a first run.

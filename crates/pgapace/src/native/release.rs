@@ -25,7 +25,9 @@ use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::slot::{self, Slot};
 use crate::subscriber::origin;
 use crate::subscriber::state::adoption::{self, Adoption, Step};
-use crate::subscriber::state::{self, Phase, Subscription, ownership, prepared, progress};
+use crate::subscriber::state::{
+    self, Phase, RelationState, Subscription, ownership, prepared, progress,
+};
 use crate::switchover;
 
 /// The subscription to release, and the native subscription that continues it.
@@ -99,14 +101,6 @@ pub(super) fn attempt(
     };
     let look = publication::look(source, &row.publications)?;
     let relations = state::relations(control, row.id)?;
-    let ready = |table: &state::RelationState| {
-        table.state == TableSyncState::Ready
-            && table.requested.is_none()
-            && table.stale_from.is_none()
-    };
-    let published = |schema: &str, name: &str| {
-        look.tables.iter().any(|table| table.schema == schema && table.name == name)
-    };
     let native_tables = match &existing {
         Some(existing) => tables(control, existing.native)?,
         None => Vec::new(),
@@ -124,11 +118,7 @@ pub(super) fn attempt(
     };
     let known: Vec<_> = look.tables.iter().filter(is_known).collect();
     let releasing = Releasing {
-        unready: relations
-            .iter()
-            .filter(|table| published(&table.schema, &table.name) && !ready(table))
-            .map(|table| format!("{}.{}", table.schema, table.name))
-            .collect(),
+        unready: unready(&relations, &look.tables),
         unknown: match existing {
             // It does not apply them, and copies them once it is told to (REFRESH PUBLICATION).
             Some(_) => Vec::new(),
@@ -164,16 +154,7 @@ pub(super) fn attempt(
         applied: applied.through,
         tables: known.len(),
     };
-    if existing.is_none() && request.connection.is_none() {
-        return Err(Failure::new(Class::Config, "--connection is not given").hint(
-            "There is no native subscription, so one is created: pass the connection string with which \
-             the subscriber's server reaches the publisher.",
-        ));
-    }
-    // A server's error would repeat the text, which may have a password.
-    if request.connection.is_some_and(|text| crate::config::conninfo(text).is_err()) {
-        return Err(Failure::new(Class::Config, "--connection is no valid connection string"));
-    }
+    check_connection(request, existing.is_none())?;
     if request.dry_run {
         return Ok(released);
     }
@@ -186,6 +167,39 @@ pub(super) fn attempt(
     *handed = Some(released.clone());
     hand_back(control, row, &native, applied.through)?;
     Ok(released)
+}
+
+/// The published tables whose copy is not complete, was requested again, or may lack changes.
+fn unready(relations: &[RelationState], published: &[PublishedTable]) -> Vec<String> {
+    let is_published = |table: &&RelationState| {
+        published.iter().any(|one| one.schema == table.schema && one.name == table.name)
+    };
+    let is_ready = |table: &RelationState| {
+        table.state == TableSyncState::Ready
+            && table.requested.is_none()
+            && table.stale_from.is_none()
+    };
+    relations
+        .iter()
+        .filter(is_published)
+        .filter(|table| !is_ready(table))
+        .map(|table| format!("{}.{}", table.schema, table.name))
+        .collect()
+}
+
+/// A native subscription that is created needs a connection string, which must be valid.
+fn check_connection(request: &Request<'_>, creates: bool) -> Result<()> {
+    if creates && request.connection.is_none() {
+        return Err(Failure::new(Class::Config, "--connection is not given").hint(
+            "There is no native subscription, so one is created: pass the connection string with which \
+             the subscriber's server reaches the publisher.",
+        ));
+    }
+    // A server's error would repeat the text, which may have a password.
+    if request.connection.is_some_and(|text| crate::config::conninfo(text).is_err()) {
+        return Err(Failure::new(Class::Config, "--connection is no valid connection string"));
+    }
+    Ok(())
 }
 
 /// The native subscription that was adopted, if it still exists, with its present name.

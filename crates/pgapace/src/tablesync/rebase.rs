@@ -93,17 +93,7 @@ pub(super) fn tables(
     let prepared = plan(&mut look, &mut local, (context.publications, users), &scope)?;
     drop((look, local));
     let plans = &prepared.plans;
-    if let Some(plan) = plans.iter().find(|plan| !plan.not_comparable.is_empty()) {
-        let (column, reason) = &plan.not_comparable[0];
-        return Err(Failure::new(
-            Class::Mismatch,
-            format!(
-                "column {column} of table {} cannot be compared: {reason}",
-                plan.display_name()
-            ),
-        )
-        .hint("TRUNCATE the table on the subscriber, so that it is copied."));
-    }
+    check_comparable(plans)?;
     let owner = context.owner();
     let mut begun = Begun::default();
     published.iter().for_each(|table| begun.push(table, 0, 1));
@@ -173,6 +163,22 @@ pub(super) fn tables(
         );
     }
     Ok(Vec::new())
+}
+
+/// A column that cannot be compared could not be made equal.
+fn check_comparable(plans: &[TablePlan]) -> Result<()> {
+    if let Some(plan) = plans.iter().find(|plan| !plan.not_comparable.is_empty()) {
+        let (column, reason) = &plan.not_comparable[0];
+        return Err(Failure::new(
+            Class::Mismatch,
+            format!(
+                "column {column} of table {} cannot be compared: {reason}",
+                plan.display_name()
+            ),
+        )
+        .hint("TRUNCATE the table on the subscriber, so that it is copied."));
+    }
+    Ok(())
 }
 
 /// Writes the rows of a table that differ, in one transaction.

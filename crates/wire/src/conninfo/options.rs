@@ -216,60 +216,8 @@ pub(crate) enum TlsVersion {
 
 /// Checks all parameters and returns their typed values.
 pub(super) fn settings(given: &Given) -> Result<Settings, ConnInfoError> {
-    for parameter in PARAMETERS.iter().filter(|parameter| parameter.support == Refused) {
-        if given.get(parameter.name).is_some() {
-            return Err(ConnInfoError::unsupported(parameter.name, None));
-        }
-    }
-    if given.get("gssencmode").is_some() {
-        let refused = one_of(
-            given,
-            "gssencmode",
-            &[("disable", false), ("prefer", false), ("require", true)],
-            false,
-        )?;
-        if refused {
-            return Err(ConnInfoError::unsupported("gssencmode", Some("require")));
-        }
-    }
-    for version in ["3.2", "latest"] {
-        if given.get("min_protocol_version") == Some(version) {
-            return Err(ConnInfoError::unsupported("min_protocol_version", Some(version)));
-        }
-    }
-
-    let system_roots = given.get("sslrootcert") == Some("system");
-    // The system's roots sign certificates for every public host, so any weaker check would accept
-    // all of them.
-    let default_mode = if system_roots { SslMode::VerifyFull } else { SslMode::Prefer };
-    let sslmode = one_of(
-        given,
-        "sslmode",
-        &[
-            ("disable", SslMode::Disable),
-            ("allow", SslMode::Allow),
-            ("prefer", SslMode::Prefer),
-            ("require", SslMode::Require),
-            ("verify-ca", SslMode::VerifyCa),
-            ("verify-full", SslMode::VerifyFull),
-        ],
-        default_mode,
-    )?;
-    if system_roots && sslmode != SslMode::VerifyFull {
-        return Err(ConnInfoError::new(format!(
-            "weak sslmode \"{}\" may not be used with sslrootcert=system (use \"verify-full\")",
-            given.get("sslmode").unwrap_or_default()
-        )));
-    }
-    let ssl_direct =
-        one_of(given, "sslnegotiation", &[("postgres", false), ("direct", true)], false)?;
-    if ssl_direct && sslmode < SslMode::Require {
-        return Err(ConnInfoError::new(format!(
-            "weak sslmode \"{}\" may not be used with sslnegotiation=direct (use \"require\", \
-             \"verify-ca\", or \"verify-full\")",
-            given.get("sslmode").unwrap_or("prefer")
-        )));
-    }
+    refuse_unsupported(given)?;
+    let (sslmode, ssl_direct) = ssl_mode(given)?;
     // An older minimum is harmless, because a newer version is chosen anyway. An older maximum is
     // an error.
     let ssl_min = tls_version(given, "ssl_min_protocol_version", TlsVersion::V1_2, true)?;
@@ -332,6 +280,69 @@ pub(super) fn settings(given: &Given) -> Result<Settings, ConnInfoError> {
         )?,
         require_auth: AuthMethods::parse(given.get("require_auth"))?,
     })
+}
+
+/// Rejects parameters, and values of parameters, that pgapace does not support.
+fn refuse_unsupported(given: &Given) -> Result<(), ConnInfoError> {
+    for parameter in PARAMETERS.iter().filter(|parameter| parameter.support == Refused) {
+        if given.get(parameter.name).is_some() {
+            return Err(ConnInfoError::unsupported(parameter.name, None));
+        }
+    }
+    if given.get("gssencmode").is_some() {
+        let refused = one_of(
+            given,
+            "gssencmode",
+            &[("disable", false), ("prefer", false), ("require", true)],
+            false,
+        )?;
+        if refused {
+            return Err(ConnInfoError::unsupported("gssencmode", Some("require")));
+        }
+    }
+    for version in ["3.2", "latest"] {
+        if given.get("min_protocol_version") == Some(version) {
+            return Err(ConnInfoError::unsupported("min_protocol_version", Some(version)));
+        }
+    }
+    Ok(())
+}
+
+/// `sslmode`, and whether TLS begins without negotiation. Both must be strong enough for each other.
+fn ssl_mode(given: &Given) -> Result<(SslMode, bool), ConnInfoError> {
+    let system_roots = given.get("sslrootcert") == Some("system");
+    // The system's roots sign certificates for every public host, so any weaker check would accept
+    // all of them.
+    let default_mode = if system_roots { SslMode::VerifyFull } else { SslMode::Prefer };
+    let sslmode = one_of(
+        given,
+        "sslmode",
+        &[
+            ("disable", SslMode::Disable),
+            ("allow", SslMode::Allow),
+            ("prefer", SslMode::Prefer),
+            ("require", SslMode::Require),
+            ("verify-ca", SslMode::VerifyCa),
+            ("verify-full", SslMode::VerifyFull),
+        ],
+        default_mode,
+    )?;
+    if system_roots && sslmode != SslMode::VerifyFull {
+        return Err(ConnInfoError::new(format!(
+            "weak sslmode \"{}\" may not be used with sslrootcert=system (use \"verify-full\")",
+            given.get("sslmode").unwrap_or_default()
+        )));
+    }
+    let ssl_direct =
+        one_of(given, "sslnegotiation", &[("postgres", false), ("direct", true)], false)?;
+    if ssl_direct && sslmode < SslMode::Require {
+        return Err(ConnInfoError::new(format!(
+            "weak sslmode \"{}\" may not be used with sslnegotiation=direct (use \"require\", \
+             \"verify-ca\", or \"verify-full\")",
+            given.get("sslmode").unwrap_or("prefer")
+        )));
+    }
+    Ok((sslmode, ssl_direct))
 }
 
 fn one_of<T: Copy>(

@@ -1,18 +1,21 @@
 //! Status of subscriptions: their state on the subscriber, and the facts that the publisher adds.
 
-use std::collections::HashMap;
+mod source;
+mod tables;
 
 use pgoutput::Lsn;
 use serde::Serialize;
 use wire::Session;
 
 use crate::cli::prepared::Shown;
+use crate::cli::status::collect::source::{
+    SlotState, Source, SourceLook, connect_source, look_at_source,
+};
+use crate::cli::status::collect::tables::tables;
 use crate::config::Site;
 use crate::error::{Class, Failure, Result};
 use crate::observe::figures::Figures;
 use crate::observe::history::Point;
-use crate::publisher::session::{Publisher, current_lsn, system_identifier};
-use crate::publisher::slot::{self, Slot};
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::events::{self, ShownEvent};
 use crate::subscriber::state::membership::{self, WaitingProcess};
@@ -21,10 +24,12 @@ use crate::subscriber::state::statistics::{self, Counters, Spooled, Statistics};
 use crate::subscriber::state::verification::summary::{self, VerificationSummary};
 use crate::subscriber::state::verification::{self, TableVerification};
 use crate::subscriber::state::{
-    self, LastRun, Phase, RelationMode, Subscription, figures, heartbeat, prepared, progress,
-    schema,
+    self, LastRun, Subscription, figures, heartbeat, prepared, progress, schema,
 };
 use crate::tablesync::copy_progress::{self, CopyProgress};
+
+pub(crate) use source::SlotProblem;
+pub(crate) use tables::Table;
 
 /// One subscription.
 #[derive(Debug, Serialize)]
@@ -92,65 +97,10 @@ pub(crate) struct Status {
     pub(crate) events: Vec<ShownEvent>,
 }
 
-#[derive(Debug, Serialize)]
-pub(crate) struct SlotState {
-    pub(crate) active: bool,
-    pub(crate) two_phase: bool,
-    pub(crate) wal_status: Option<String>,
-    pub(crate) retained_bytes: Option<i64>,
-    pub(crate) safe_wal_size: Option<i64>,
-    pub(crate) invalid: Option<String>,
-}
-
-/// Why a run would end at once, and the next step.
-#[derive(Debug, Serialize)]
-pub(crate) struct SlotProblem {
-    pub(crate) message: String,
-    pub(crate) hint: String,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct Table {
-    pub(crate) schema: String,
-    pub(crate) name: String,
-    /// `init`, `datasync`, `catchup`, `ready`; or `blocked`.
-    pub(crate) state: &'static str,
-    /// When pgapace resync requested a copy that has not begun.
-    pub(crate) requested_at: Option<String>,
-    /// Why it is blocked, and since when.
-    pub(crate) reason: Option<String>,
-    pub(crate) blocked_since: Option<String>,
-    /// The LSN from which on it may lack changes, and the reason.
-    pub(crate) stale_lsn: Option<String>,
-    pub(crate) stale_reason: Option<String>,
-    /// The sync LSN; null until it is copied.
-    pub(crate) sync_lsn: Option<String>,
-    /// Copied so far, while it is copied in parts.
-    pub(crate) copied_rows: Option<i64>,
-    /// Size on the publisher at the time of the copy; null if it is not known.
-    pub(crate) publisher_bytes: Option<i64>,
-    /// Number of parts of its copy, and how many are copied.
-    pub(crate) copy_parts: i32,
-    pub(crate) copy_parts_done: i32,
-    /// Whether it is copied or catches up while other tables stream.
-    pub(crate) joins: bool,
-    /// How its changes are applied: `set`, `append` or `row`; null until the first change.
-    pub(crate) apply_mode: Option<String>,
-    /// Why they are not applied as sets.
-    pub(crate) apply_reason: Option<String>,
-}
-
 /// How many events are shown.
 const EVENTS: usize = 10;
 /// Figures that are older say nothing. An idle process writes them once a minute.
 const STALE: f64 = 90.0;
-
-/// The slot, as the publisher shows it.
-struct Source {
-    pub(crate) session: Session,
-    pub(crate) system_identifier: Option<String>,
-    pub(crate) lsn: Lsn,
-}
 
 /// Reads subscriptions, with sessions that it keeps from one look to the next.
 pub(crate) struct StatusReader {
@@ -215,14 +165,6 @@ impl StatusReader {
     }
 }
 
-impl Source {
-    /// Reads again where its WAL ends.
-    fn look(&mut self) -> Result<()> {
-        self.lsn = current_lsn(&mut self.session)?;
-        Ok(())
-    }
-}
-
 fn read(
     session: &mut Session,
     source: &mut std::result::Result<Source, String>,
@@ -246,17 +188,6 @@ fn read(
     rows.iter().map(|row| of(session, row, source)).collect::<Result<_>>().map(Some)
 }
 
-/// Returns the reason if the publisher cannot be reached: `status` does not fail because of it.
-fn connect_source(site: &Site, encoding: &'static str) -> std::result::Result<Source, String> {
-    let info = site.publisher.clone().ok_or("--publisher is not given")?;
-    let name = site.name.as_deref().unwrap_or("pgapace status");
-    let reason = |failure: Failure| failure.message;
-    let mut session = Publisher::new(info, name, encoding).connect_to_look().map_err(reason)?;
-    let lsn = current_lsn(&mut session).map_err(reason)?;
-    let system_identifier = system_identifier(&mut session);
-    Ok(Source { session, system_identifier, lsn })
-}
-
 fn of(
     session: &mut Session,
     row: &Subscription,
@@ -265,12 +196,7 @@ fn of(
     let recorded = progress::read(session, row.id)?.map(|applied| applied.through);
     let statistics = statistics::read(session, row.id)?;
     let figures = figures::read(session, row.id)?;
-    let mut owner = ownership::owner(session, row.id)?;
-    if let (Some(owner), Some(recorded)) = (&mut owner, heartbeat::recorded(session, row.id)?)
-        && owner.pid == recorded.backend
-    {
-        (owner.host, owner.process) = (Some(recorded.host), Some(recorded.process));
-    }
+    let owner = owner(session, row)?;
     let statistics = statistics.as_ref();
     // Those of an earlier run say nothing about this one.
     let run = owner.as_ref().map(|owner| owner.age.unwrap_or(STALE));
@@ -278,25 +204,8 @@ fn of(
         figures.filter(|(_, age)| run.is_some_and(|run| *age < run.min(STALE))).map(|(f, _)| f);
     // The progress row is exact; statistics also include positions that were skipped since.
     let applied = recorded.max(statistics.and_then(|s| s.applied).filter(|_| recorded.is_some()));
-    let mut lag_bytes = None;
-    let (mut slot_state, mut slot_problem) = (None, None);
-    let lag_unknown = match source {
-        Err(reason) => Some(reason.clone()),
-        Ok(source) if differs(row, source) => Some(
-            "the publisher is not the one that the subscription follows: its system identifier \
-             is another"
-                .to_owned(),
-        ),
-        Ok(source) => {
-            lag_bytes = applied.map(|applied| source.lsn.as_u64().saturating_sub(applied.as_u64()));
-            let slot = slot::find(&mut source.session, &row.slot_name)?;
-            if owner.is_none() {
-                slot_problem = problem(row, slot.as_ref(), applied);
-            }
-            slot_state = slot.map(SlotState::of);
-            None
-        }
-    };
+    let SourceLook { lag_bytes, lag_unknown, slot_state, slot_problem } =
+        look_at_source(row, source, applied, owner.is_some())?;
     let known = figures.as_ref().and_then(|figures| figures.stage("committed")?.lag_seconds);
     let lag_seconds = match lag_bytes {
         Some(0) => Some(0.0),
@@ -307,12 +216,7 @@ fn of(
     };
     // The files of the spool end with the process.
     let runs = owner.is_some();
-    let text = |lsn: Option<Lsn>| lsn.map(|lsn| lsn.to_string());
-    let tables = state::relations(session, row.id)?;
-    let mut modes: HashMap<(String, String), RelationMode> = state::modes(session, row.id)?
-        .into_iter()
-        .map(|mode| ((mode.schema.clone(), mode.name.clone()), mode))
-        .collect();
+    let tables = tables(session, row)?;
     let copy = copy_progress::read(session, row.id)?;
     let LastRun { format, format_reason, streaming, streaming_reason } =
         state::last_run(session, row.id)?;
@@ -350,32 +254,7 @@ fn of(
         restarts: statistics.map_or(0, |s| s.restarts),
         copy,
         prepared: prepared::read(session, row.id)?.iter().map(Shown::new).collect(),
-        tables: tables
-            .into_iter()
-            .map(|table| {
-                let mode = modes.remove(&(table.schema.clone(), table.name.clone()));
-                let (apply_mode, apply_reason) =
-                    mode.map_or((None, None), |mode| (Some(mode.mode), mode.reason));
-                Table {
-                    schema: table.schema,
-                    name: table.name,
-                    state: table.state.name(),
-                    requested_at: table.requested,
-                    reason: table.reason,
-                    blocked_since: table.blocked_since,
-                    stale_lsn: text(table.stale_from),
-                    stale_reason: table.stale_reason,
-                    sync_lsn: text(table.sync_lsn.map(|sync_lsn| sync_lsn.0)),
-                    copied_rows: table.copied_rows,
-                    publisher_bytes: table.publisher_bytes,
-                    copy_parts: table.parts,
-                    copy_parts_done: table.parts_done,
-                    joins: table.joins,
-                    apply_mode,
-                    apply_reason,
-                }
-            })
-            .collect(),
+        tables,
         verified: summary::read(session, row.id)?,
         verifications: verification::read(session, row.id)?,
         last_error: statistics.and_then(|s| s.last_error.clone()),
@@ -385,6 +264,21 @@ fn of(
         events: events::last(session, &row.name, EVENTS)?,
         next_try_at: statistics.filter(|s| s.retrying).and_then(|s| s.next_try_at.clone()),
     })
+}
+
+/// The process that runs the subscription, with the host and process number that it has recorded.
+fn owner(session: &mut Session, row: &Subscription) -> Result<Option<Owner>> {
+    let mut owner = ownership::owner(session, row.id)?;
+    if let (Some(owner), Some(recorded)) = (&mut owner, heartbeat::recorded(session, row.id)?)
+        && owner.pid == recorded.backend
+    {
+        (owner.host, owner.process) = (Some(recorded.host), Some(recorded.process));
+    }
+    Ok(owner)
+}
+
+fn text(lsn: Option<Lsn>) -> Option<String> {
+    lsn.map(|lsn| lsn.to_string())
 }
 
 fn state_of(
@@ -403,37 +297,4 @@ fn state_of(
     } else {
         "stopped"
     }
-}
-
-fn differs(row: &Subscription, source: &Source) -> bool {
-    match (&row.system_identifier, &source.system_identifier) {
-        (Some(recorded), Some(now)) => recorded != now,
-        _ => false,
-    }
-}
-
-impl SlotState {
-    fn of(slot: Slot) -> Self {
-        Self {
-            active: slot.active_pid.is_some(),
-            two_phase: slot.two_phase,
-            wal_status: slot.wal_status,
-            retained_bytes: slot.retained_bytes,
-            safe_wal_size: slot.safe_wal_size,
-            invalid: slot.invalid,
-        }
-    }
-}
-
-/// The error with which the slot would end the next run. There is none for a disabled subscription, whose slot
-/// a user may have dropped on purpose, and none before the stream, when a run creates a missing slot.
-fn problem(row: &Subscription, slot: Option<&Slot>, applied: Option<Lsn>) -> Option<SlotProblem> {
-    if row.phase != Phase::Streaming || row.disabled.is_some() {
-        return None;
-    }
-    let checked = slot::check_resume(&row.slot_name, slot, applied.unwrap_or(Lsn::INVALID));
-    checked.err().map(|failure| SlotProblem {
-        message: failure.message,
-        hint: failure.hint.unwrap_or_default(),
-    })
 }
