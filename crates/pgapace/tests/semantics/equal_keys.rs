@@ -89,6 +89,8 @@ fn random_changes(mut case: Case) {
         let missing = case.statistic("update_missing || '|' || delete_missing");
         assert_eq!(missing, "0|0", "{args:?}");
     }
+    let fallbacks = case.statistic("fallbacks");
+    assert_ne!(fallbacks, "0", "no group met two spellings of one row");
 }
 
 /// Such tables are applied as sets.
