@@ -1,13 +1,13 @@
 //! Encodes groups in either mode: queues their statements on a session, and the expected replies.
 
+pub(crate) mod fold;
 pub(crate) mod resolution;
 pub(crate) mod sought;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use engine::history::Memory;
-use engine::net::{ChangeAt, Folder, Step, TableRules};
+use engine::net::{ChangeAt, Step};
 use engine::transaction::Touched;
 use pgoutput::{Lsn, Message, Timestamp};
 use wire::Session;
@@ -30,17 +30,8 @@ use crate::subscriber::statement::row::{
 };
 use crate::subscriber::statement::set::{self, SetBuffers, SetError, queue_segment};
 use crate::subscriber::statement::truncate;
+use fold::{GroupTables, Which, number};
 use sought::{SoughtNumber, SoughtRows};
-
-/// Which changes of a group are encoded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Which {
-    All,
-    /// Those that depend on no other group.
-    Independent,
-    /// The others.
-    Dependent,
-}
 
 /// Prepares the statements that every transaction uses, on a session that is not in a transaction. They
 /// are prepared when this returns. A Parse without a Sync would leave a transaction open, which holds a
@@ -248,45 +239,12 @@ impl Encoder {
             }
             _ => {}
         }
-        let (maps, mut rules, slots) = table_slots(group);
-        for (map, rules) in maps.iter().zip(&mut rules) {
+        let mut tables = GroupTables::of(group);
+        for (map, rules) in tables.maps.iter().zip(&mut tables.rules) {
             let expected = map.missing.are_expected() && map.can_miss_rows();
             rules.seeks = expected && self.sought.is_some();
         }
-        let mut folder = Folder::new(&rules);
-        let mut truncated = Vec::new();
-        let mut dependent = group.dependent.changes.iter();
-        for (index, work) in group.works.iter().enumerate() {
-            for change in 0..work.part.len() {
-                if which != Which::All {
-                    let dependent = dependent.next().copied().unwrap_or_default();
-                    if dependent != (which == Which::Dependent) {
-                        continue;
-                    }
-                }
-                let at = ChangeAt { part: number(index)?, change: number(change)? };
-                let (message, touched) =
-                    work.part.change(change).map_err(|e| Failure::internal(e.to_string()))?;
-                match touched {
-                    Touched::One(relation, _) => {
-                        if let Some(slot) = slots[index][relation] {
-                            self.count(&message);
-                            folder.push(at, slot, &message);
-                        }
-                    }
-                    Touched::Many(relations) => {
-                        truncated.clear();
-                        truncated
-                            .extend(relations.iter().filter_map(|r| slots[index][*r as usize]));
-                        if !truncated.is_empty() {
-                            self.count(&message);
-                            folder.push_truncate(at, &truncated, &message);
-                        }
-                    }
-                }
-            }
-        }
-        for step in folder.finish() {
+        for step in tables.fold(group, which, |message| self.count(message))? {
             match step {
                 Step::Alone(at) => {
                     let work = &group.works[at.part as usize];
@@ -312,7 +270,7 @@ impl Encoder {
                         });
                     };
                     let (statements, buffers) = (&mut self.statements, &mut self.buffers);
-                    let map = &maps[segment.table];
+                    let map = &tables.maps[segment.table];
                     queue_segment(
                         session,
                         statements,
@@ -605,33 +563,6 @@ fn not_queued(error: SetError) -> Failure {
     }
 }
 
-/// The table of an [`Expected::Net`].
-pub(crate) fn table_of(group: &Group, table: u32) -> Option<Arc<TableMap>> {
-    table_slots(group).0.get(table as usize).cloned()
-}
-
-/// The distinct table versions of a group, their rules, and the index of each part's relations in them.
-type Slots = (Vec<Arc<TableMap>>, Vec<TableRules>, Vec<Vec<Option<usize>>>);
-
-pub(crate) fn table_slots(group: &Group) -> Slots {
-    let (mut maps, mut rules) = (Vec::<Arc<TableMap>>::new(), Vec::new());
-    let slots = group.works.iter().map(|work| {
-        let of_work = work.tables.iter().map(|table| {
-            let table = table.as_ref()?;
-            // A group touches few tables, and mostly the same ones again: search backwards.
-            let known = maps.iter().rposition(|map| Arc::ptr_eq(map, table));
-            Some(known.unwrap_or_else(|| {
-                maps.push(Arc::clone(table));
-                rules.push(table.rules.clone());
-                maps.len() - 1
-            }))
-        });
-        of_work.collect()
-    });
-    let slots = slots.collect();
-    (maps, rules, slots)
-}
-
 fn queue_control(
     session: &mut Session,
     statement: &str,
@@ -644,11 +575,6 @@ fn queue_control(
     session.queue_execute();
     expected.push_back(awaited);
     Ok(())
-}
-
-/// Groups have far fewer than 2^32 parts, parts far fewer changes.
-fn number(index: usize) -> Result<u32> {
-    u32::try_from(index).map_err(|_| Failure::internal("a group is too large"))
 }
 
 /// Why a change cannot be encoded.

@@ -6,16 +6,16 @@ use engine::assemble::{
     SpoolCommand, SpoolId,
 };
 use engine::forecast::{Chunk, GroupWork, Recorded, Statements};
-use engine::net::{ChangeAt, Folder, Step};
+use engine::net::Step;
 use engine::sync_lsn::SyncLsn;
-use engine::transaction::{Location, Touched, TransactionPart};
+use engine::transaction::{Location, TransactionPart};
 use engine::worker::{GroupMember, GroupMode};
 use pgoutput::{Decoder, Frame, Lsn, Message, Timestamp};
 use std::time::Duration;
 use wire::{Frames, Session};
 
 use super::limits::Limits;
-use crate::apply::encoder::table_slots;
+use crate::apply::encoder::fold::{GroupTables, Which};
 use crate::apply::tables::Tables;
 use crate::apply::work::{Group, Work};
 use crate::config::Subscription as Config;
@@ -234,10 +234,10 @@ impl Recorded for Transactions<'_> {
             work.together.rows = changes;
             return Ok(work);
         }
-        work.together = fold(group, None)?;
+        work.together = fold(group, Which::All)?;
         if dependent > 0 {
-            work.independent = fold(group, Some(false))?;
-            work.dependent = fold(group, Some(true))?;
+            work.independent = fold(group, Which::Independent)?;
+            work.dependent = fold(group, Which::Dependent)?;
         }
         Ok(work)
     }
@@ -257,39 +257,9 @@ fn note(limits: &mut Limits, group: &Group) {
 
 /// The statements of the changes of a group, folded as a worker folds them: of all, or of those that do,
 /// or do not, depend on groups in flight.
-fn fold(group: &Group, which: Option<bool>) -> Result<Statements> {
-    let number =
-        |index: usize| u32::try_from(index).map_err(|_| Failure::internal("a group is too large"));
-    let (_, rules, slots) = table_slots(group);
-    let mut folder = Folder::new(&rules);
-    let mut dependent = group.dependent.changes.iter();
-    for (index, work) in group.works.iter().enumerate() {
-        for change in 0..work.part.len() {
-            let is_dependent = dependent.next().copied().unwrap_or_default();
-            if which.is_some_and(|which| which != is_dependent) {
-                continue;
-            }
-            let at = ChangeAt { part: number(index)?, change: number(change)? };
-            let (message, touched) =
-                work.part.change(change).map_err(|e| Failure::internal(e.to_string()))?;
-            match touched {
-                Touched::One(relation, _) => {
-                    if let Some(slot) = slots[index][relation] {
-                        folder.push(at, slot, &message);
-                    }
-                }
-                Touched::Many(relations) => {
-                    let known = relations.iter().filter_map(|r| slots[index][*r as usize]);
-                    let truncated: Vec<_> = known.collect();
-                    if !truncated.is_empty() {
-                        folder.push_truncate(at, &truncated, &message);
-                    }
-                }
-            }
-        }
-    }
+fn fold(group: &Group, which: Which) -> Result<Statements> {
     let mut found = Statements::default();
-    for step in folder.finish() {
+    for step in GroupTables::of(group).fold(group, which, |_| {})? {
         match step {
             Step::Alone(_) => found.rows += 1,
             Step::Segment(segment) => {

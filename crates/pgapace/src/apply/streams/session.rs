@@ -12,7 +12,8 @@ use engine::worker::{Dependent, ExpectedReply, GroupMode, Outcome};
 use wire::{Reply, Session};
 
 use super::worker::{Order, Stop, StreamReport};
-use crate::apply::encoder::{Encoder, EncoderPosition, Which};
+use crate::apply::encoder::fold::Which;
+use crate::apply::encoder::{Encoder, EncoderPosition};
 use crate::apply::expected::Expected;
 use crate::apply::replies::{Interpreted, RowCount, interpret};
 use crate::apply::session::roll_back;

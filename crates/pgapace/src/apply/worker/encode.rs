@@ -6,7 +6,8 @@ use std::time::Instant;
 use engine::worker::{EncodedGroup, Further, GroupMode, Rest, Start};
 use wire::Queued;
 
-use crate::apply::encoder::{EncoderPosition, Ending, Which};
+use crate::apply::encoder::fold::Which;
+use crate::apply::encoder::{EncoderPosition, Ending};
 use crate::apply::expected::Expected;
 use crate::apply::work::{Group, Work};
 use crate::apply::worker::apply_thread::{ApplyThread, SLEEP, Statements};

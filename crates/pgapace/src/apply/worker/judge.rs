@@ -3,8 +3,8 @@
 use engine::worker::{ActiveGroup, AfterReply, ErrorKind, Outcome, Retry, Verdict};
 
 use crate::apply::context::Context;
+use crate::apply::encoder::fold::table_of;
 use crate::apply::encoder::sought::{Found, SoughtNumber};
-use crate::apply::encoder::table_of;
 use crate::apply::expected::{Committing, Expected};
 use crate::apply::replies::{Completed, Interpreted, interpret};
 use crate::apply::work::counts_by_table;
