@@ -110,8 +110,8 @@ fn a_session_is_lost_between_parts_under_rules() -> Result<()> {
         })?;
         publisher.hold_streams(true);
         let waits = format!(
-            "SELECT count(*) {session} AND state = 'idle in transaction' \
-             AND state_change < now() - interval '1 s'"
+            "SELECT count(*) {session} AND wait_event = 'ClientRead' \
+             AND query_start < now() - interval '1 s'"
         );
         wait_while_running(&mut run, "all received changes to be applied", PATIENCE, || {
             Ok(site.subscriber.query_one_text(DB, &waits)? == "1")
