@@ -25,6 +25,9 @@ const EVERY: Duration = Duration::from_secs(3);
 /// Time until the first one. The lag is not known before it. A run that ends at once needs no session.
 const FIRST: Duration = Duration::from_millis(300);
 
+/// How long the end of a run waits for the last answer. A publisher that is gone gives none.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// SQL expression for the setting.
 const SYNCHRONOUS: &str = "pg_catalog.current_setting('synchronous_standby_names')";
 
@@ -62,7 +65,18 @@ pub(crate) struct Watch {
     pub(crate) changed: Receiver<bool>,
     /// The last answer about WAL and slot, and when it came.
     seen: Arc<Mutex<Option<(Instant, PublisherSeen)>>>,
-    _ends: Sender<()>,
+    /// Dropped when the thread is to end.
+    ends: Option<Sender<()>>,
+    /// Disconnected when the thread has ended.
+    ended: Receiver<()>,
+}
+
+impl Drop for Watch {
+    /// Waits for an answer that is under way: a publisher whose client goes before it logs an error.
+    fn drop(&mut self) {
+        self.ends = None;
+        let _ = self.ended.recv_timeout(PATIENCE);
+    }
 }
 
 impl Watch {
@@ -74,7 +88,8 @@ impl Watch {
         waits: bool,
     ) -> Result<Self> {
         let (sender, changed) = bounded(1);
-        let (ends, ended) = bounded(0);
+        let (ends, until) = bounded(0);
+        let (running, ended) = bounded(0);
         let seen = Arc::default();
         let asked = Asked {
             publisher: publisher.clone(),
@@ -84,14 +99,17 @@ impl Watch {
         };
         std::thread::Builder::new()
             .name("watch".to_owned())
-            .spawn(move || watch(&asked, waits, &sender, &ended))
+            .spawn(move || {
+                watch(&asked, waits, &sender, &until);
+                drop(running);
+            })
             .map_err(|e| Failure::internal(format!("cannot start the watch thread: {e}")))?;
-        Ok(Self { changed, seen, _ends: ends })
+        Ok(Self { changed, seen, ends: Some(ends), ended })
     }
 
     /// For a recording: no commit of a publisher waits for us.
     pub(crate) fn without_publisher() -> Self {
-        Self { changed: never(), seen: Arc::default(), _ends: bounded(0).0 }
+        Self { changed: never(), seen: Arc::default(), ends: None, ended: bounded(0).1 }
     }
 
     /// The publisher's last answer about its WAL and the slot.
