@@ -1,4 +1,5 @@
-//! Both servers asked at the same time: at a distance, and on busy servers, work takes as long as its round trips.
+//! Both servers asked at the same time: at a distance, or while servers are busy, one after the other
+//! takes twice as long.
 
 use crate::error::{Failure, Result};
 

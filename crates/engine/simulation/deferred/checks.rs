@@ -1,4 +1,4 @@
-//! What the table must have, and what may be acknowledged.
+//! Checks that the table has its rows, and that no position is acknowledged too early.
 
 use engine::table_sync::TableSyncState;
 

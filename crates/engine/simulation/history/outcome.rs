@@ -1,4 +1,4 @@
-//! What committed transactions do to the tables, and which depend on which.
+//! The rows after the committed transactions, and the dependencies between these.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -64,7 +64,7 @@ pub(super) fn execute(transactions: &mut [Transaction]) -> u64 {
     all
 }
 
-/// Which transactions depend on which: not by what the writeset says, but by what they did.
+/// Sets the transactions that each one depends on, derived from its changes and not from the writeset.
 pub(super) fn depend(transactions: &mut [Transaction]) {
     // The transactions that wrote and that read what a lock protects.
     let mut known: HashMap<Lock, (Set, Set)> = HashMap::new();

@@ -47,8 +47,8 @@ pub(crate) fn digest(table: usize, row: Row) -> u64 {
     mix(mix(row.wrapping_add(0x51)).wrapping_add(mix(table as u64 + 77)))
 }
 
-/// What the trigger writes when it runs for the how manieth time in a transaction, about a database of
-/// this digest.
+/// The row that the trigger writes about a database of this digest. `fired` is how often it has run
+/// in the transaction.
 pub(crate) fn audit(digest: u64, fired: u64) -> Row {
     let digest = mix(digest.wrapping_add(mix(fired)));
     let [a, b, c, d, e, f, g, h] = digest.to_be_bytes();

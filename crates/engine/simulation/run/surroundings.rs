@@ -1,4 +1,4 @@
-//! What stands around the engine's intake: the dispatcher, the subscriber's tables, and notes of prepared transactions.
+//! The surroundings of the engine's intake: dispatcher, subscriber's tables, notes of prepared transactions.
 
 use std::sync::Arc;
 

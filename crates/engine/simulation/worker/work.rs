@@ -1,4 +1,4 @@
-//! What a group is made of: the engine's own work, which a sabotage can make say something else.
+//! The members of a group: the engine's own work, of which a sabotage can change the answers.
 
 use std::ops::Deref;
 

@@ -1,4 +1,4 @@
-//! What must hold of memory, of what is acknowledged, and in the end.
+//! Checks of memory, of the acknowledged position, and of the tables at the end.
 
 use engine::dispatch::Remembered;
 use engine::intake::Intake;

@@ -73,7 +73,8 @@ impl World {
             return Err(format!("P6: worker {worker} has {queue} groups, of {depth}"));
         }
         let mut versions = RowVersions::new(&pacing);
-        let has_room = group.works.iter().all(|work| versions.has_room_for(&work.plain));
+        let mut has_room = versions.begin();
+        let has_room = group.works.iter().all(|work| has_room(&work.plain));
         if group.works.len() > 1 && !has_room {
             return Err("a group updates one row too often, one by one".to_owned());
         }

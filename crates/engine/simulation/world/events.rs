@@ -1,4 +1,4 @@
-//! What may happen next, and what does.
+//! The events that are possible next, and the choice of one.
 
 use engine::dispatch::Look;
 

@@ -360,8 +360,7 @@ impl<T: Dispatchable> Dispatch<T> {
                 return Ok(Step::Wait(gathering));
             }
         }
-        self.versions.restart();
-        match self.waiting.take(|part| self.versions.has_room_for(part)) {
+        match self.waiting.take(self.versions.begin()) {
             Some(works) => self.hand_over(worker, works, now),
             None => Ok(Step::Nothing),
         }

@@ -34,16 +34,14 @@ impl RowVersions {
         Self { most: pacing.row_versions, versions: FxHashMap::default(), highest: 0 }
     }
 
-    /// A group begins.
-    pub fn restart(&mut self) {
+    /// A group begins. Returns whether it has room for each part in turn; if not, the group has ended.
+    pub fn begin<T: Dispatchable>(&mut self) -> impl FnMut(&T) -> bool {
         self.versions.clear();
         self.highest = 0;
-    }
-
-    /// Whether the group has room for this part. If not, the group has ended.
-    pub fn has_room_for(&mut self, part: &impl Dispatchable) -> bool {
-        part.count_versions(self);
-        self.highest <= self.most
+        |part| {
+            part.count_versions(self);
+            self.highest <= self.most
+        }
     }
 
     /// An update that is executed alone.
@@ -68,6 +66,7 @@ impl RowVersions {
 mod tests {
     use pgoutput::{OldTuple, RelId, ReplicaIdentity, TupleBuilder, TypeOid, Update};
 
+    use super::super::tests::Insertion;
     use super::{Pacing, RowVersions};
     use crate::relation::{RemoteColumn, RemoteRelation};
 
@@ -123,7 +122,7 @@ mod tests {
         let mut versions = RowVersions::new(&Pacing { row_versions: 1, ..Pacing::MEASURED });
         let row = TupleBuilder::new().text("a").text("1");
         for _ in 0..2 {
-            versions.restart();
+            drop(versions.begin::<Insertion>());
             let update = Update { xid: None, relation: relation.id, old: None, new: row.tuple() };
             versions.count(&relation, &update);
             assert_eq!(versions.highest, 1);

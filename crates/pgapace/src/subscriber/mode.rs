@@ -9,13 +9,13 @@
 //! different bytes, and are compared by bytes. That finds the same rows, or is noticed:
 //!
 //! - Equal bytes are equal values, because the key has a unique index, whose equality is reflexive.
-//! - The key of a row keeps its bytes until it is deleted or its key is updated, and the latter is
-//!   executed alone. So of equal values with different bytes at most one is that of a row at any time, and
-//!   for one of them at most the changes begin with a row that exists.
-//! - A row under that one is deleted before others are inserted, as the publisher did it. Where a value was
-//!   inserted and deleted again, its statement must find no row, and finds that of an equal value; where
-//!   two values would find one row, it is found once. So the statement affects other rows than it must, and
-//!   the group is applied by rows.
+//! - The key of a row keeps its bytes until the row is deleted, or until its key is updated, and such
+//!   an update is executed alone. Equal values are one row. So among the changes of a segment, only one
+//!   spelling can begin with an update or a delete; all others begin with an insert.
+//! - The set deletes before it inserts, as the publisher did. A spelling that was inserted and deleted again
+//!   must not be found, but the row is still there under another spelling. And two spellings find one
+//!   row only once. In both cases the statement affects another number of rows than it must, and the group is
+//!   applied by rows.
 //!
 //! Between groups, the locks of such keys order transactions only where commits keep the publisher's order:
 //! what is executed too early there finds other rows or a value that is taken, and is executed

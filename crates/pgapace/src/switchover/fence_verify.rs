@@ -8,7 +8,6 @@ use pgoutput::Lsn;
 use wire::Session;
 
 use super::procedure::Sides;
-use crate::beside::beside;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
 use crate::publisher::slot::begin_reading;
@@ -17,7 +16,7 @@ use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::verification::{self, VerificationKind};
 use crate::verify::exclusive;
-use crate::verify::keeper::Servers;
+use crate::verify::keeper::{Servers, connect};
 use crate::verify::pair::{Held, PairSource, SnapshotPair};
 use crate::verify::plan::TablePlan;
 use crate::verify::prepare::{Scope, prepare};
@@ -46,7 +45,7 @@ impl PairSource for Quiet<'_> {
     fn take(&mut self) -> Result<Held> {
         let (mut theirs, mut ours) = match self.sessions.take() {
             Some(sessions) => sessions,
-            None => connect(self.publisher, self.subscriber)?,
+            None => connect(self.publisher, self.subscriber, Purpose::Verify)?,
         };
         let publisher = export(&mut theirs)
             .map_err(|e| Failure::publisher(&e, "exporting a snapshot"))
@@ -57,15 +56,6 @@ impl PairSource for Quiet<'_> {
         let pair = SnapshotPair { lsn: self.lsn, publisher, subscriber };
         Ok(Held::new(pair, vec![theirs, ours]))
     }
-}
-
-fn connect(publisher: &Publisher, subscriber: &Subscriber) -> Result<(Session, Session)> {
-    let (theirs, ours) = beside(
-        "connecting to the publisher",
-        || publisher.connect_to_look(),
-        || subscriber.connect(Purpose::Verify),
-    );
-    Ok((theirs?, ours?))
 }
 
 fn export(session: &mut Session) -> wire::Result<Vec<wire::Rows>> {
@@ -86,7 +76,7 @@ pub(super) fn verify(
     let scope = Scope { tables: tables.to_vec(), ..Scope::default() };
     let mut control = subscriber.connect(Purpose::Control)?;
     exclusive::begin_verb(&mut control, row.id)?;
-    let (mut theirs, mut ours) = connect(publisher, subscriber)?;
+    let (mut theirs, mut ours) = connect(publisher, subscriber, Purpose::Verify)?;
     let prepared = prepare(&mut theirs, &mut ours, config, row, &scope)?;
     let plans = &prepared.plans;
     let rows: Vec<_> = plans.iter().map(TablePlan::record).collect();

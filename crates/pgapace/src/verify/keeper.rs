@@ -19,21 +19,18 @@ pub(crate) struct Servers<'a> {
     pub(crate) publications: &'a [String],
 }
 
-/// Sessions that read definitions.
-struct Look {
-    publisher: Session,
-    subscriber: Session,
-}
-
-impl Look {
-    fn open(servers: &Servers<'_>) -> Result<Self> {
-        let (publisher, subscriber) = beside(
-            "connecting to the publisher",
-            || servers.publisher.connect_to_look(),
-            || servers.subscriber.connect(Purpose::Look),
-        );
-        Ok(Self { publisher: publisher?, subscriber: subscriber? })
-    }
+/// A session of the publisher, and one of the subscriber for this purpose.
+pub(crate) fn connect(
+    publisher: &Publisher,
+    subscriber: &Subscriber,
+    purpose: Purpose,
+) -> Result<(Session, Session)> {
+    let (publisher, subscriber) = beside(
+        "connecting to the publisher",
+        || publisher.connect_to_look(),
+        || subscriber.connect(purpose),
+    );
+    Ok((publisher?, subscriber?))
 }
 
 /// Opens session pairs, and takes a new pair of snapshots when the last one is too old.
@@ -55,7 +52,7 @@ impl Keeper<'_> {
         };
         if !self.held.as_ref().is_some_and(|(_, taken)| usable(*taken)) {
             self.held = None;
-            let mut look = Look::open(self.servers)?;
+            let mut look = self.connect_to_look()?;
             self.check_definitions(&mut look)?;
             let held = self.source.take()?;
             self.check_definitions(&mut look)?;
@@ -69,14 +66,9 @@ impl Keeper<'_> {
     }
 
     /// Tables and publications must stay as they were planned with.
-    fn check_definitions(&self, look: &mut Look) -> Result<()> {
-        let tables: Vec<_> = match self.scope.tables.is_empty() {
-            true => Vec::new(),
-            false => self.scope.tables.clone(),
-        };
+    fn check_definitions(&self, (publisher, subscriber): &mut (Session, Session)) -> Result<()> {
         let publications = self.servers.publications;
-        let now =
-            Definitions::read(&mut look.publisher, &mut look.subscriber, publications, &tables)?;
+        let now = Definitions::read(publisher, subscriber, publications, &self.scope.tables)?;
         match self.definitions.changed(&now) {
             None => Ok(()),
             Some(table) => Err(Failure::new(
@@ -88,8 +80,13 @@ impl Keeper<'_> {
             .hint(self.go_on.unwrap_or("Start it again."))),
         }
     }
+
     /// The same, by sessions that are opened for it.
     pub(super) fn check_definitions_again(&self) -> Result<()> {
-        self.check_definitions(&mut Look::open(self.servers)?)
+        self.check_definitions(&mut self.connect_to_look()?)
+    }
+
+    fn connect_to_look(&self) -> Result<(Session, Session)> {
+        connect(self.servers.publisher, self.servers.subscriber, Purpose::Look)
     }
 }

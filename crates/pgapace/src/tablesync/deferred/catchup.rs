@@ -96,9 +96,7 @@ impl CatchUpWorker {
             while !self.waiting.is_worth_a_group() && !is_empty(leader) {
                 self.take(place, leader, options)?;
             }
-            self.versions.restart();
-            let versions = &mut self.versions;
-            let Some(works) = self.waiting.take(|work| versions.has_room_for(work)) else { break };
+            let Some(works) = self.waiting.take(self.versions.begin()) else { break };
             self.submit(works);
         }
         Ok(())
