@@ -20,6 +20,9 @@
 //! * Rates of different kinds of load are not compared. A load changes its kind when its changes get
 //!   wider or narrower, or when the same number of workers suddenly applies more or less. Then the
 //!   search begins anew.
+//! * A rate that rises by itself is not compared: sessions that are new prepare their statements and read
+//!   what is not cached, and groups grow. So a search begins once the rate no longer rises: until then,
+//!   whatever is tried would seem to be better.
 //! * More workers must gain something that noise does not explain. Fewer must lose nothing that can be
 //!   measured, because each session costs memory on the subscriber.
 //!
@@ -45,6 +48,8 @@ const LOSS: f64 = 0.03;
 /// Factor between two rates, and between two widths of changes, from which on the load is another one.
 const OTHER_RATE: f64 = 1.3;
 const OTHER_WIDTH: f64 = 1.5;
+/// Factor of the rate, from one measurement to the next, from which on it is still rising.
+const RISING: f64 = 1.15;
 /// In percent.
 const CLEARLY_WORSE: i16 = -10;
 /// The longest measurement of a trial, in those of the number that it is compared with.
@@ -140,6 +145,8 @@ pub struct Scaling {
     far: bool,
     /// The rate of the best number.
     usual: Option<Measurement>,
+    /// Whether it no longer rises by itself.
+    settled: bool,
     /// Measurements in a row that differ from it.
     differs: u32,
     /// The part of the rate that is left after fewer workers were accepted in this search.
@@ -166,6 +173,7 @@ impl Scaling {
             search: Some(Search::full(most)),
             far: false,
             usual: None,
+            settled: false,
             differs: 0,
             kept: 1.0,
             lost: 0.0,
@@ -269,15 +277,23 @@ impl Scaling {
     }
 
     fn held(&mut self, measured: Measurement, now: Duration) {
+        if self.is_searching() && !self.settled {
+            let before = self.usual.replace(measured);
+            if before.is_none_or(|before| measured.rate > before.rate * RISING) {
+                return self.meter.go_on(now);
+            }
+            self.settled = true;
+        }
         let other = self.usual.is_some_and(|usual| is_other_width(&usual, &measured));
         let differs = self.usual.is_some_and(|usual| is_other_rate(&usual, &measured));
         self.differs = if differs { self.differs + 1 } else { 0 };
         if other || self.differs >= 2 {
-            (self.search, self.usual) = (None, None);
             (self.next_search, self.pause, self.differs) = (now, FIRST_PAUSE, 0);
             self.begin_search(Search::full(self.most));
+            self.usual = Some(measured);
+            return self.meter.go_on(now);
         }
-        if differs && self.usual.is_some() {
+        if differs {
             // Once is no proof.
             return self.meter.go_on(now);
         }
@@ -304,7 +320,7 @@ impl Scaling {
     }
 
     fn begin_search(&mut self, search: Search) {
-        self.search = Some(search);
+        (self.search, self.settled) = (Some(search), false);
         (self.kept, self.lost) = (1.0, 0.0);
     }
 
