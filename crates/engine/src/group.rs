@@ -8,6 +8,9 @@
 //! publisher sends, groups would stay small for ever. So a subscription with a backlog waits for a
 //! larger group before it hands one over, for at most a tenth of its lag.
 //!
+//! Where changes are thinly spread over many tables, a group may be larger: a statement for a few rows
+//! costs each of them more.
+//!
 //! Without a backlog, a worker waits a moment for concurrent committers. If they use synchronous
 //! replication, each of them commits again only after pgapace has acknowledged, so groups would
 //! stay small here too. The number of committers is estimated from the transactions that were in
@@ -51,6 +54,9 @@ pub struct GroupLimits {
     /// Source transactions, at least 1. With 1, each source transaction is one subscriber
     /// transaction.
     pub transactions: usize,
+    /// The same where changes are thinly spread over tables: see [`Pacing::table_changes`]. Not less than
+    /// `transactions`.
+    pub thin_transactions: usize,
     /// Changes. A single transaction may have more.
     pub changes: usize,
     /// Payload bytes. A single transaction may have more.
@@ -70,6 +76,15 @@ pub struct Size {
     pub by_rows: bool,
     /// Whether it must be the first part of its group.
     pub starts_group: bool,
+}
+
+/// What the group that is being put together has so far.
+pub trait Contents<T> {
+    /// Adds a part. Returns whether there was room for it.
+    fn add(&mut self, part: &T) -> bool;
+
+    /// How many tables its parts may change.
+    fn tables(&self) -> usize;
 }
 
 /// Parts that wait for a worker, in commit order.
@@ -106,7 +121,8 @@ impl<T> Batcher<T> {
         }
     }
 
-    /// Closes groups at so many changes from now on, or at the limit if that is less.
+    /// Closes groups at so many changes from now on, or at the limit if that is less. They are larger where
+    /// changes are thinly spread over tables: see [`Pacing::table_changes`].
     pub fn close_at(&mut self, changes: usize) {
         self.limits.changes = self.most_changes.min(changes);
     }
@@ -188,25 +204,22 @@ impl<T> Batcher<T> {
         self.recent_in_flight >= self.pacing.many_committers
     }
 
-    /// The group for a free worker: as many whole transactions from the front as the limits allow
-    /// and at least one, or one part of a larger transaction. `has_room` is asked for each in turn whether the
-    /// group has room for it, and also for the first, which is always taken.
-    pub fn take(&mut self, mut has_room: impl FnMut(&T) -> bool) -> Option<Vec<T>> {
+    /// The group for a free worker: as many whole transactions from the front as the limits and `contents`
+    /// allow and at least one, or one part of a larger transaction.
+    pub fn take(&mut self, contents: &mut impl Contents<T>) -> Option<Vec<T>> {
         let (first, part) = self.waiting.pop_front()?;
-        has_room(&part);
+        contents.add(&part);
         self.recent_in_flight -= self.recent_in_flight.div_ceil(8);
-        let most = self.most_transactions(&first);
         let mut group = vec![part];
         let (mut changes, mut bytes) = (first.changes, first.bytes);
         while first.whole
-            && group.len() < most
             && let Some((next, part)) = self.waiting.front()
             && next.whole
             && !next.starts_group
             && next.by_rows == first.by_rows
-            && changes + next.changes <= self.limits.changes
             && bytes + next.bytes <= self.limits.bytes
-            && has_room(part)
+            && self.has_room(next, group.len(), changes, contents.tables())
+            && contents.add(part)
         {
             changes += next.changes;
             bytes += next.bytes;
@@ -216,6 +229,20 @@ impl<T> Batcher<T> {
         self.bytes -= bytes;
         Some(group)
     }
+
+    /// Whether a group of so many transactions and changes of so many tables has room for another
+    /// transaction.
+    fn has_room(&self, next: &Size, transactions: usize, changes: usize, tables: usize) -> bool {
+        let most = self.most_transactions(next);
+        let changed = changes + next.changes;
+        if transactions < most && changed <= self.limits.changes {
+            return true;
+        }
+        let thin = !next.by_rows && changes < tables * self.pacing.table_changes;
+        let thin_changes = self.limits.changes.saturating_mul(self.pacing.thin_factor);
+        thin && transactions < self.limits.thin_transactions
+            && changed <= thin_changes.min(self.most_changes)
+    }
 }
 
 #[cfg(test)]
@@ -224,9 +251,23 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{Batcher, GroupLimits, Pacing, Size};
+    use super::{Batcher, Contents, GroupLimits, Pacing, Size};
 
-    const LIMITS: GroupLimits = GroupLimits { transactions: 3, changes: 10, bytes: 100 };
+    const LIMITS: GroupLimits =
+        GroupLimits { transactions: 3, thin_transactions: 5, changes: 10, bytes: 100 };
+
+    /// Of one table.
+    struct OneTable;
+
+    impl<T> Contents<T> for OneTable {
+        fn add(&mut self, _part: &T) -> bool {
+            true
+        }
+
+        fn tables(&self) -> usize {
+            0
+        }
+    }
 
     fn batcher(sizes: &[(usize, usize, bool)]) -> Batcher<usize> {
         let mut batcher = Batcher::new(LIMITS, Pacing::MEASURED);
@@ -239,7 +280,7 @@ mod tests {
 
     fn groups(sizes: &[(usize, usize, bool)]) -> Vec<Vec<usize>> {
         let mut batcher = batcher(sizes);
-        std::iter::from_fn(|| batcher.take(|_| true)).collect()
+        std::iter::from_fn(|| batcher.take(&mut OneTable)).collect()
     }
 
     #[test]
@@ -249,17 +290,49 @@ mod tests {
         assert_eq!(groups(&[(1, 60, true), (1, 50, true)]), [vec![0], vec![1]]);
     }
 
+    /// Each part is of a table of its own. Notes which parts were asked about, of which the odd ones
+    /// have no room.
+    #[derive(Default)]
+    struct Asked {
+        parts: Vec<usize>,
+        odd_too: bool,
+    }
+
+    impl Contents<usize> for Asked {
+        fn add(&mut self, part: &usize) -> bool {
+            self.parts.push(*part);
+            self.odd_too || part.is_multiple_of(2)
+        }
+
+        fn tables(&self) -> usize {
+            self.parts.len()
+        }
+    }
+
     #[test]
     fn a_part_without_room_begins_the_next_group() {
         let mut batcher = batcher(&[(1, 1, true); 3]);
-        let mut asked = Vec::new();
-        let mut has_room = |part: &usize| {
-            asked.push(*part);
-            part.is_multiple_of(2)
+        let mut asked = Asked::default();
+        assert_eq!(batcher.take(&mut asked), Some(vec![0]));
+        assert_eq!(batcher.take(&mut asked), Some(vec![1, 2]), "the first is always taken");
+        assert_eq!(asked.parts, [0, 1, 1, 2]);
+    }
+
+    #[test]
+    fn a_group_with_few_changes_of_each_table_is_larger() {
+        let take = |mut batcher: Batcher<usize>| {
+            let mut contents = Asked { odd_too: true, ..Asked::default() };
+            batcher.take(&mut contents).map_or(0, |group| group.len())
         };
-        assert_eq!(batcher.take(&mut has_room), Some(vec![0]));
-        assert_eq!(batcher.take(&mut has_room), Some(vec![1, 2]), "the first is always taken");
-        assert_eq!(asked, [0, 1, 1, 2]);
+        assert_eq!(take(batcher(&[(1, 1, true); 9])), LIMITS.thin_transactions);
+        assert_eq!(take(batcher(&[(64, 1, true); 9])), 1, "there are enough changes of the table");
+        assert_eq!(take(batcher(&[(1, 30, true); 9])), 3, "the limit of bytes holds");
+        let mut searching = batcher(&[(2, 1, true); 9]);
+        searching.close_at(2);
+        assert_eq!(take(searching), 4, "four times as many changes");
+        let mut searching = batcher(&[(3, 1, true); 9]);
+        searching.close_at(3);
+        assert_eq!(take(searching), 3, "and not more than the limit");
     }
 
     #[test]
@@ -282,7 +355,7 @@ mod tests {
                 index,
             );
         }
-        let groups: Vec<_> = std::iter::from_fn(|| batcher.take(|_| true)).collect();
+        let groups: Vec<_> = std::iter::from_fn(|| batcher.take(&mut OneTable)).collect();
         assert_eq!(groups, [vec![0], vec![1, 2], vec![3]]);
     }
 
@@ -290,7 +363,8 @@ mod tests {
     fn a_backlog_waits_for_larger_groups() {
         let milliseconds = Duration::from_millis;
         let mut batcher = batcher(&[]);
-        batcher.limits = GroupLimits { transactions: 8, changes: 80, bytes: 800 };
+        batcher.limits =
+            GroupLimits { transactions: 8, thin_transactions: 8, changes: 80, bytes: 800 };
         batcher.push(
             Size { changes: 1, bytes: 1, whole: true, by_rows: false, starts_group: false },
             0,
@@ -312,13 +386,14 @@ mod tests {
         const RECENT: Duration = Duration::from_millis(1);
         let one = Size { changes: 1, bytes: 1, whole: true, by_rows: false, starts_group: false };
         let mut batcher = batcher(&[]);
-        batcher.limits = GroupLimits { transactions: 100, changes: 1000, bytes: 10_000 };
+        batcher.limits =
+            GroupLimits { transactions: 100, thin_transactions: 100, changes: 1000, bytes: 10_000 };
         // With one session, no other transaction is in flight when its transaction arrives.
         for transaction in 0..3 {
             batcher.push(one, transaction);
             batcher.on_their_way(1);
             assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Duration::ZERO);
-            assert_eq!(batcher.take(|_| true).map(|group| group.len()), Some(1));
+            assert_eq!(batcher.take(&mut OneTable).map(|group| group.len()), Some(1));
         }
         // With six sessions, the worker waits for half of them, and only briefly.
         batcher.push(one, 0);
@@ -329,11 +404,11 @@ mod tests {
         assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Pacing::MEASURED.committers_wait);
         batcher.push(one, 2);
         assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Duration::ZERO);
-        assert_eq!(batcher.take(|_| true).map(|group| group.len()), Some(3));
+        assert_eq!(batcher.take(&mut OneTable).map(|group| group.len()), Some(3));
         // The sessions have ended: the estimate decays.
         for transaction in 0..6 {
             batcher.push(one, transaction);
-            batcher.take(|_| true);
+            batcher.take(&mut OneTable);
         }
         batcher.push(one, 9);
         assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Duration::ZERO);

@@ -186,7 +186,7 @@ fn connect(
         scaled: false,
         ordered: true,
         round_trip: Duration::ZERO,
-        group: GroupLimits { transactions: 4, changes: 8, bytes: 1000 },
+        group: GroupLimits { transactions: 4, thin_transactions: 8, changes: 8, bytes: 1000 },
         writeset: WritesetLimits::default(),
         deadlock_timeout: Duration::ZERO,
         pacing,

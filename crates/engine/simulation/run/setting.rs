@@ -62,8 +62,10 @@ impl Setting {
             run_time: if rng.chance(1, 8) { Duration::from_millis(20) } else { Duration::ZERO },
             side_by_side: rng.one_of(&[Duration::ZERO, at_last, at_last]),
             row_versions: rng.one_of(&[1, 2, 256]),
+            table_changes: rng.one_of(&[1, 64]),
             ..Pacing::MEASURED
         };
+        let transactions = rng.one_of(&[1, 2, 4, 16]);
         let dispatch = DispatchSettings {
             workers: 1 + rng.below(4),
             shared: rng.chance(1, 4),
@@ -71,7 +73,8 @@ impl Setting {
             ordered,
             round_trip: rng.one_of(&[Duration::ZERO, Duration::from_millis(5)]),
             group: GroupLimits {
-                transactions: rng.one_of(&[1, 2, 4, 16]),
+                transactions,
+                thin_transactions: if transactions == 1 { 1 } else { 16 },
                 changes: rng.one_of(&[2, 8, 100]),
                 bytes: 1000,
             },

@@ -1,6 +1,7 @@
 //! The dispatcher takes a step.
 
-use engine::dispatch::{DispatchSettings, Leaves, RowVersions, Step, Want};
+use engine::dispatch::{DispatchSettings, GroupContents, Leaves, Step, Want};
+use engine::group::Contents;
 use engine::order::Waits;
 use engine::worker::Dependent;
 
@@ -72,9 +73,8 @@ impl World {
         if queue > depth {
             return Err(format!("P6: worker {worker} has {queue} groups, of {depth}"));
         }
-        let mut versions = RowVersions::new(&pacing);
-        let mut has_room = versions.begin();
-        let has_room = group.works.iter().all(|work| has_room(&work.plain));
+        let mut contents = GroupContents::new(&pacing);
+        let has_room = group.works.iter().all(|work| contents.add(&work.plain));
         if group.works.len() > 1 && !has_room {
             return Err("a group updates one row too often, one by one".to_owned());
         }

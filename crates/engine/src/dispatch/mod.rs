@@ -37,6 +37,7 @@
 //! Time is a value: the time since the run began. Constants are in [`pacing`].
 
 mod blame;
+mod contents;
 mod in_use;
 mod one_by_one;
 pub mod pacing;
@@ -53,6 +54,7 @@ use std::time::Duration;
 
 use blame::Blame;
 pub use blame::{TableId, Turn, Turned};
+pub use contents::GroupContents;
 use one_by_one::OneByOne;
 pub use pacing::Pacing;
 use pgoutput::{DecodeError, Message};
@@ -171,7 +173,8 @@ pub struct Dispatch<T> {
     /// If their number is not fixed.
     scaling: Option<Scaling>,
     sizes: in_use::GroupSizes,
-    versions: RowVersions,
+    /// What the next group has so far.
+    contents: GroupContents,
     /// If transactions are committed one by one.
     one_by_one: Option<OneByOne>,
     /// By worker, the groups that it has.
@@ -216,7 +219,7 @@ impl<T: Dispatchable> Dispatch<T> {
             unlocked: None,
             scaling: scaled.then(|| Scaling::new(workers)),
             sizes: in_use::GroupSizes::new(workers),
-            versions: RowVersions::new(&pacing),
+            contents: GroupContents::new(&pacing),
             given: vec![VecDeque::new(); workers],
             pressed_at: None,
             blame: Blame::new(&pacing),
@@ -360,7 +363,7 @@ impl<T: Dispatchable> Dispatch<T> {
                 return Ok(Step::Wait(gathering));
             }
         }
-        match self.waiting.take(self.versions.begin()) {
+        match self.waiting.take(self.contents.begin()) {
             Some(works) => self.hand_over(worker, works, now),
             None => Ok(Step::Nothing),
         }

@@ -14,7 +14,7 @@ use std::hash::{Hash, Hasher};
 use pgoutput::{ReplicaIdentity, Update};
 use rustc_hash::{FxHashMap, FxHasher};
 
-use super::{Dispatchable, Pacing};
+use super::Pacing;
 use crate::relation::RemoteRelation;
 
 /// How often the present group updates each row, of those that are updated one by one.
@@ -34,14 +34,16 @@ impl RowVersions {
         Self { most: pacing.row_versions, versions: FxHashMap::default(), highest: 0 }
     }
 
-    /// A group begins. Returns whether it has room for each part in turn; if not, the group has ended.
-    pub fn begin<T: Dispatchable>(&mut self) -> impl FnMut(&T) -> bool {
+    /// A group begins.
+    pub fn clear(&mut self) {
         self.versions.clear();
         self.highest = 0;
-        |part| {
-            part.count_versions(self);
-            self.highest <= self.most
-        }
+    }
+
+    /// Whether the group may go on: if not, it has ended.
+    #[must_use]
+    pub fn are_few(&self) -> bool {
+        self.highest <= self.most
     }
 
     /// An update that is executed alone.
@@ -66,7 +68,6 @@ impl RowVersions {
 mod tests {
     use pgoutput::{OldTuple, RelId, ReplicaIdentity, TupleBuilder, TypeOid, Update};
 
-    use super::super::tests::Insertion;
     use super::{Pacing, RowVersions};
     use crate::relation::{RemoteColumn, RemoteRelation};
 
@@ -122,7 +123,7 @@ mod tests {
         let mut versions = RowVersions::new(&Pacing { row_versions: 1, ..Pacing::MEASURED });
         let row = TupleBuilder::new().text("a").text("1");
         for _ in 0..2 {
-            drop(versions.begin::<Insertion>());
+            versions.clear();
             let update = Update { xid: None, relation: relation.id, old: None, new: row.tuple() };
             versions.count(&relation, &update);
             assert_eq!(versions.highest, 1);

@@ -46,6 +46,11 @@ fn of_kind(key: u64, kind: Kind) -> Insertion {
 }
 
 impl Insertion {
+    /// A row of this table.
+    pub(crate) fn into_table(oid: u32) -> Self {
+        Self { table: TableId { oid, root: oid }, ..row(1) }
+    }
+
     /// The same with another commit LSN.
     pub(crate) fn committed_at(self, commit: u64) -> Self {
         Self { commit, ..self }
@@ -142,7 +147,12 @@ fn settings(workers: usize) -> DispatchSettings {
         scaled: false,
         ordered: true,
         round_trip: Duration::ZERO,
-        group: GroupLimits { transactions: 128, changes: 1000, bytes: 10_000 },
+        group: GroupLimits {
+            transactions: 128,
+            thin_transactions: 128,
+            changes: 1000,
+            bytes: 10_000,
+        },
         writeset: WritesetLimits::default(),
         deadlock_timeout: at(50),
         pacing: Pacing::MEASURED,
@@ -313,7 +323,7 @@ fn user_code_is_applied_change_by_change() {
 /// by side.
 #[test]
 fn transactions_that_are_committed_one_by_one_go_through_one_pipeline_while_they_are_short() {
-    let group = GroupLimits { transactions: 1, ..settings(4).group };
+    let group = GroupLimits { transactions: 1, thin_transactions: 1, ..settings(4).group };
     for slow in [false, true] {
         let mut dispatch = dispatch(DispatchSettings { group, ..settings(4) });
         let (mut largest, mut workers, mut handed_over) = (0, [0; 4], Vec::new());

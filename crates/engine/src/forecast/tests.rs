@@ -81,7 +81,12 @@ fn settings(workers: usize, group: usize, round_trip: Duration, costs: Costs) ->
             scaled: false,
             ordered: true,
             round_trip,
-            group: GroupLimits { transactions: group, changes: 10_000, bytes: 1 << 20 },
+            group: GroupLimits {
+                transactions: group,
+                thin_transactions: group,
+                changes: 10_000,
+                bytes: 1 << 20,
+            },
             writeset: WritesetLimits::default(),
             deadlock_timeout: Duration::from_millis(50),
             pacing: Pacing::MEASURED,

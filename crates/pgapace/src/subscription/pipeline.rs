@@ -349,8 +349,10 @@ impl Supervisor<'_> {
 
 /// The limits of one group.
 pub(crate) fn group_limits(config: &Config) -> GroupLimits {
+    let fixed = config.group_transactions.0.map(NonZero::get);
     GroupLimits {
-        transactions: config.group_transactions.0.map_or(GROUP_TRANSACTIONS, NonZero::get),
+        transactions: fixed.unwrap_or(GROUP_TRANSACTIONS),
+        thin_transactions: fixed.unwrap_or(4 * GROUP_TRANSACTIONS),
         changes: GROUP_CHANGES,
         bytes: part_bytes(config),
     }

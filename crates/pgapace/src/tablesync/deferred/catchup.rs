@@ -3,7 +3,7 @@
 
 use crossbeam_channel::Sender;
 use engine::assemble::ReplayError;
-use engine::dispatch::{Dispatchable, Pacing, RowVersions};
+use engine::dispatch::{Dispatchable, GroupContents, Pacing};
 use engine::group::{Batcher, GroupSeq};
 use engine::transaction::TransactionPart;
 use engine::worker::{Dependent, GroupMode};
@@ -23,7 +23,7 @@ pub(super) struct CatchUpWorker {
     worker: worker::Worker,
     table: CatchUp,
     waiting: Batcher<Work>,
-    versions: RowVersions,
+    contents: GroupContents,
     /// Groups that are not answered. Each part of a large transaction counts as one.
     in_flight: usize,
     last: GroupSeq,
@@ -53,7 +53,7 @@ impl CatchUpWorker {
             worker: worker::Worker::spawn(0, connect, opened, &context, meter)?,
             table: table.clone(),
             waiting: Batcher::new(options.group_limits, Pacing::MEASURED),
-            versions: RowVersions::new(&Pacing::MEASURED),
+            contents: GroupContents::new(&Pacing::MEASURED),
             in_flight: 0,
             last: GroupSeq::NONE,
             in_parts: false,
@@ -96,7 +96,7 @@ impl CatchUpWorker {
             while !self.waiting.is_worth_a_group() && !is_empty(leader) {
                 self.take(place, leader, options)?;
             }
-            let Some(works) = self.waiting.take(self.versions.begin()) else { break };
+            let Some(works) = self.waiting.take(self.contents.begin()) else { break };
             self.submit(works);
         }
         Ok(())

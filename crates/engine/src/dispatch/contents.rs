@@ -1,0 +1,58 @@
+//! What the group that is being put together has so far.
+
+use rustc_hash::FxHashSet;
+
+use super::{Dispatchable, Pacing, RowVersions, TableId};
+use crate::group::Contents;
+
+/// Row versions and tables of a group.
+#[derive(Debug)]
+pub struct GroupContents {
+    versions: RowVersions,
+    tables: FxHashSet<u32>,
+}
+
+impl GroupContents {
+    /// No group is begun.
+    #[must_use]
+    pub fn new(pacing: &Pacing) -> Self {
+        Self { versions: RowVersions::new(pacing), tables: FxHashSet::default() }
+    }
+
+    /// A group begins: it has nothing yet.
+    pub fn begin(&mut self) -> &mut Self {
+        self.versions.clear();
+        self.tables.clear();
+        self
+    }
+}
+
+impl<T: Dispatchable> Contents<T> for GroupContents {
+    fn add(&mut self, part: &T) -> bool {
+        self.tables.extend(part.tables().map(|TableId { oid, .. }| oid));
+        part.count_versions(&mut self.versions);
+        self.versions.are_few()
+    }
+
+    fn tables(&self) -> usize {
+        self.tables.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{GroupContents, Pacing};
+    use crate::dispatch::tests::Insertion;
+    use crate::group::Contents;
+
+    #[test]
+    fn tables_are_counted_for_each_group() {
+        let mut contents = GroupContents::new(&Pacing::MEASURED);
+        let contents = contents.begin();
+        for table in [1, 2, 1] {
+            assert!(contents.add(&Insertion::into_table(table)));
+        }
+        assert_eq!(Contents::<Insertion>::tables(contents), 2);
+        assert_eq!(Contents::<Insertion>::tables(contents.begin()), 0);
+    }
+}
