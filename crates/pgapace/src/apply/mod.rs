@@ -2,8 +2,8 @@
 //!
 //! Imports run one way. A module imports only from lines above its own:
 //!
-//! 1. `work`, `readable`, `expected`, `session`, `sessions`, `thread`, `turns`, `conflict_log`, `tables`,
-//!    `announced`, `schema_watch`, `requests`
+//! 1. `work`, `readable`, `expected`, `session`, `sessions`, `thread`, `turns`, `conflict_log`,
+//!    `read_tables` and `tables`, `schema_watch`, `requests`
 //! 2. `offender`, `blockers`, `prefetch`, `spool_memory`
 //! 3. `context`: what an error says about a change; `encoder`: groups to queued statements; `durability`
 //! 4. `replies`: what the subscriber says about those statements
@@ -12,7 +12,6 @@
 //! 7. `pool`
 //! 8. `leader`
 
-pub(crate) mod announced;
 pub(crate) mod blockers;
 pub(crate) mod conflict_log;
 pub(crate) mod conflicts;
@@ -24,6 +23,7 @@ pub(crate) mod leader;
 pub(crate) mod offender;
 pub(crate) mod pool;
 pub(crate) mod prefetch;
+pub(crate) mod read_tables;
 pub(crate) mod readable;
 pub(crate) mod replies;
 pub(crate) mod requests;

@@ -1,7 +1,7 @@
 //! From the publisher's relations to the subscriber's tables: mapped once per version.
 //!
 //! The subscriber's catalogue is read for a table when the first change of a version comes, together
-//! with the tables of the transaction and of the chunk whose first changes follow (`announced.rs`). It
+//! with the tables of the transaction and of those whose first changes follow (`announced.rs`). It
 //! is not read earlier, for all tables: a definition that was read before the publisher described the
 //! table may be older than that description. And a subscription with very many tables starts as quickly
 //! as one with few.
@@ -16,8 +16,10 @@ use pgoutput::{Lsn, RelId};
 use rustc_hash::{FxHashMap, FxHashSet};
 use wire::{Session, quote_ident};
 
+use crate::apply::read_tables::{ReadTables, TableKey};
 use crate::config::ApplyModeSetting;
 use crate::error::{Class, Failure, Result};
+use crate::publisher::announced::Announced;
 use crate::publisher::dump_command::dump_command;
 use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::{CatalogueReader, TableFacts};
@@ -47,9 +49,6 @@ fn serialized_because(turn: Turn) -> Option<&'static str> {
         ),
     }
 }
-
-/// Schema and name of a table.
-pub(crate) type TableKey = (String, String);
 
 /// A relation version, resolved.
 #[derive(Debug, Clone)]
@@ -85,8 +84,7 @@ pub(crate) struct Tables {
     /// How tables that were resolved are applied, to be recorded.
     modes: Vec<RelationMode>,
     reader: CatalogueReader,
-    /// Tables that were read, and are to be resolved before the leader takes another chunk.
-    read: FxHashMap<TableKey, ReadTable>,
+    read: ReadTables<ReadTable>,
 }
 
 /// Facts from the subscriber that are needed to resolve the relation of a table.
@@ -177,6 +175,7 @@ impl Tables {
         self.sync_lsns.remove(&key);
         self.oids.remove(&key);
         self.blocked.remove(&key);
+        self.read.take(&key);
         self.resolved.retain(|_, (remote, _)| remote.schema != schema || remote.name != name);
     }
 
@@ -282,15 +281,15 @@ impl Tables {
     /// Whether [`Self::resolve`] needs no query.
     #[inline]
     pub(crate) fn is_read(&self, remote: &Arc<RemoteRelation>) -> bool {
-        self.has_resolved(remote) || self.read.contains_key(&key(remote))
+        self.has_resolved(remote) || self.read.contains(&key(remote))
     }
 
-    /// The tables to read now: those of these relations, and of `others` as many as there is room for.
-    /// `others` may have versions that are resolved.
+    /// The tables to read now: those of these relations, and of the others that were announced as many as
+    /// there is room for.
     pub(crate) fn unread(
-        &self,
+        &mut self,
         relations: &[Arc<RemoteRelation>],
-        others: impl Iterator<Item = RemoteRelation>,
+        announced: &Announced,
     ) -> Vec<TableKey> {
         let of_these = relations.iter().filter(|remote| !self.has_resolved(remote));
         let mut unread: Vec<_> =
@@ -299,6 +298,7 @@ impl Tables {
         if unread.is_empty() {
             return unread;
         }
+        let (others, received) = announced.take();
         let mut resolved: FxHashMap<_, Vec<_>> = FxHashMap::default();
         for (remote, _) in self.resolved.values() {
             resolved.entry((&remote.schema, &remote.name)).or_default().push(remote);
@@ -307,9 +307,12 @@ impl Tables {
             let versions = resolved.get(&(&remote.schema, &remote.name));
             versions.is_some_and(|versions| versions.iter().any(|known| ***known == *remote))
         };
-        let others = others.filter(|remote| !is_resolved(remote)).map(|remote| key(&remote));
+        let others = others.iter().filter(|remote| !is_resolved(remote)).map(key);
+        let others: Vec<_> = others.collect();
+        self.read.begin(received, &others);
+        let others = others.into_iter().filter(|key| self.is_to_read(key));
         let room = READ_AT_ONCE - unread.len();
-        unread.extend(others.filter(|key| self.is_to_read(key)).take(room));
+        unread.extend(others.take(room));
         unread.sort_unstable();
         unread.dedup();
         unread
@@ -320,14 +323,14 @@ impl Tables {
         key.0 != OWN_SCHEMA
             && self.sync_lsns.contains_key(key)
             && !self.blocked.contains(key)
-            && !self.read.contains_key(key)
+            && !self.read.contains(key)
     }
 
     /// Reads tables, so that they can be resolved. A table that cannot be read is left out: resolving
     /// reads it alone, and reports why. So one table does not stop the others.
     pub(crate) fn read(&mut self, session: &mut Session, tables: Vec<TableKey>) {
         match self.try_read(session, tables) {
-            Ok(read) => self.read.extend(read),
+            Ok(read) => self.read.add(read),
             Err(error) => tracing::debug!(%error, "cannot read several tables at once"),
         }
     }
@@ -371,9 +374,9 @@ impl Tables {
         }
     }
 
-    /// Forgets tables that were read and not used: when they are needed, they may be out of date.
-    pub(crate) fn forget_unused(&mut self) {
-        self.read = FxHashMap::default();
+    /// The leader has taken so many bytes more of the stream.
+    pub(crate) fn taken(&mut self, bytes: usize) {
+        self.read.taken(bytes);
     }
 
     /// The map for a change of a transaction with this commit LSN, `None` if it is not applied.
@@ -437,7 +440,7 @@ impl Tables {
                 .copied()
                 .ok_or_else(|| Failure::internal("a table was resolved before it was copied"))?;
         let table = key(remote);
-        let ReadTable { facts, copied_at } = match self.read.remove(&table) {
+        let ReadTable { facts, copied_at } = match self.read.take(&table) {
             Some(read) => read,
             None => self.read_alone(session, &table)?,
         };

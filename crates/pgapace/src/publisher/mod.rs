@@ -1,6 +1,7 @@
 //! Everything about the publisher: sessions, publications, the replication slot, the receiver of
 //! the stream, and the source that it receives from.
 
+pub(crate) mod announced;
 pub(crate) mod dump_command;
 pub(crate) mod feedback;
 pub(crate) mod history;

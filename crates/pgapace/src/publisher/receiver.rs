@@ -17,6 +17,7 @@ use wire::{EndReason, Haste, Received, Waker};
 
 use crate::error::{Class, Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
+use crate::publisher::announced::Announcer;
 use crate::publisher::feedback::Feedback;
 use crate::publisher::source::ChangeSource;
 use crate::sqlstate;
@@ -144,6 +145,7 @@ impl Receiver {
         stream: ChangeSource,
         feedback: Feedback,
         options: ReceiverOptions,
+        announcer: Announcer,
     ) -> Result<Self> {
         let (sender, chunks) = unbounded();
         let waker = stream.waker();
@@ -163,6 +165,7 @@ impl Receiver {
             memory: Arc::clone(&memory),
             waits: waits.clone(),
             sender,
+            announcer,
             stop: Arc::clone(&stop),
             flow: Arc::clone(&flow),
             sent: None,
@@ -225,6 +228,7 @@ struct ReceiverState {
     memory: Arc<Memory>,
     waits: Stopwatch,
     sender: Sender<FromPublisher>,
+    announcer: Announcer,
     stop: Arc<AtomicBool>,
     flow: Arc<Flow>,
     sent: Option<Positions>,
@@ -277,7 +281,13 @@ impl ReceiverState {
                 Received::Chunk(chunk) => {
                     self.last_heard = Instant::now();
                     self.asked = false;
-                    let reply = chunk.frames().any(|(_, payload)| wants_reply(payload));
+                    let mut reply = false;
+                    for (_, frame) in chunk.frames() {
+                        reply |= wants_reply(frame);
+                        self.announcer.frame(frame);
+                    }
+                    // Before the leader gets the chunk.
+                    self.announcer.end(chunk.bytes().len());
                     let chunk =
                         Chunk { bytes: Memory::account(&self.memory, chunk.bytes().clone()) };
                     if self.sender.send(FromPublisher::Chunk(chunk)).is_err() {

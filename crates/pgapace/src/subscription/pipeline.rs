@@ -17,7 +17,6 @@ use wire::Session;
 use super::failure_record::FailureRecord;
 use super::resume::Resumption;
 use super::{Supervisor, Until};
-use crate::apply::announced::Announced;
 use crate::apply::blockers::Pulse;
 use crate::apply::durability::Durability;
 use crate::apply::leader::{
@@ -32,6 +31,7 @@ use crate::barrier::keeper::KeeperContext;
 use crate::config::{ApplyWorkers, Subscription as Config};
 use crate::error::Result;
 use crate::observe::ledger::Ledger;
+use crate::publisher::announced::{Announced, Announcer};
 use crate::publisher::feedback::Feedback;
 use crate::publisher::publication::PublishedTable;
 use crate::publisher::receiver::{Receiver, ReceiverOptions};
@@ -171,7 +171,9 @@ impl Supervisor<'_> {
             memory_limit: config.memory_limit,
         };
         let spool = self.spool()?;
-        let receiver = Receiver::spawn(opened.source, feedback.clone(), options)?;
+        let announced = Announced::default();
+        let announcer = Announcer::new(announced.clone(), streaming);
+        let receiver = Receiver::spawn(opened.source, feedback.clone(), options, announcer)?;
         let spool = AccountedSpool { spool, memory: Arc::clone(&receiver.memory) };
         let connects =
             self.stream_connects(context.subscriber, purpose, identity, sessions.streams);
@@ -181,7 +183,7 @@ impl Supervisor<'_> {
             around: Surroundings {
                 control: opened.control,
                 tables,
-                announced: Announced::default(),
+                announced,
                 table_sync: StreamedTableSync::new(adder, catch_up),
                 pool: opened.pool,
                 durability: opened.durability,

@@ -16,10 +16,9 @@ const OVERDUE: Duration = Duration::from_secs(60);
 
 impl Leader<'_> {
     pub(super) fn take_chunk(&mut self, chunk: &Bytes) -> Result<()> {
-        self.around.announced.begin(chunk, &self.decoder);
         self.watched.received_bytes += chunk.len() as u64;
         let (mut streamed, now) = (false, self.now());
-        let mut next = 0;
+        let (mut next, mut left) = (0, 0);
         for (offset, payload) in Frames::new(chunk) {
             let begin = std::mem::replace(&mut next, offset + payload.len());
             if self.intake.is_shut() {
@@ -40,6 +39,7 @@ impl Leader<'_> {
                         && !self.barrier.admits(commit_lsn)
                     {
                         self.barrier.keep(chunk.slice(begin..));
+                        left = chunk.len() - begin;
                         break;
                     }
                     match &message {
@@ -52,6 +52,7 @@ impl Leader<'_> {
                     self.intake.take_message(at, &message, start, now, &mut self.around)?;
                     if self.intake.incoming.has_parts() {
                         self.rest = chunk.slice(at.offset + at.length..);
+                        left = self.rest.len();
                         break;
                     }
                 }
@@ -62,8 +63,7 @@ impl Leader<'_> {
                 Frame::PrimaryStatus { .. } => {}
             }
         }
-        self.around.announced.end();
-        self.around.tables.forget_unused();
+        self.around.tables.taken(chunk.len() - left);
         self.intake.look_at_block();
         // A few milliseconds do not matter for the rest of an open transaction either.
         streamed |= self.intake.incoming.in_transaction();

@@ -12,7 +12,6 @@ use engine::transaction::TransactionPart;
 use pgoutput::{Lsn, Xid};
 use wire::Session;
 
-use crate::apply::announced::Announced;
 use crate::apply::durability::{Durability, DurabilityJob};
 use crate::apply::offender::of_relation;
 use crate::apply::pool::Pool;
@@ -20,6 +19,7 @@ use crate::apply::spool_memory::AccountedSpool;
 use crate::apply::tables::{OWN_SCHEMA, Tables};
 use crate::apply::work::Work;
 use crate::error::{Class, Failure, Result};
+use crate::publisher::announced::Announced;
 use crate::publisher::history::another_history;
 use crate::stopping::interrupt::interruptible_after;
 use crate::stopping::shutdown::Shutdown;
@@ -46,7 +46,7 @@ pub(crate) struct Surroundings<'a> {
     /// Holds the owner's advisory lock, and reads the catalogue.
     pub(crate) control: Session,
     pub(crate) tables: Tables,
-    /// The relations of the chunk that is being taken.
+    /// The relations that the publisher has described.
     pub(crate) announced: Announced,
     pub(crate) table_sync: StreamedTableSync<'a>,
     pub(crate) pool: Pool,
@@ -68,14 +68,14 @@ pub(crate) struct Decoded {
 
 impl Surroundings<'_> {
     /// Does `work` on the tables. Before that, the subscriber's catalogue is read for these relations,
-    /// and for others that the chunk announces.
+    /// and for others whose first changes come next.
     fn with_tables_read<T>(
         &mut self,
         relations: &[Arc<RemoteRelation>],
         work: impl FnOnce(&mut Tables, &mut Session) -> Result<T>,
     ) -> Result<T> {
         let Self { control, tables, announced, shutdown, .. } = self;
-        let unread = tables.unread(relations, std::iter::from_fn(|| announced.next()));
+        let unread = tables.unread(relations, announced);
         if unread.is_empty() {
             return work(tables, control);
         }
