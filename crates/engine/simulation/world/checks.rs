@@ -84,10 +84,13 @@ impl World {
             // It may have committed in the history before this one.
             let before = self.went_back.as_ref().filter(|(_, at)| one.prepare_lsn < *at);
             let was_empty = before.is_some_and(|(before, _)| before.empty.contains(&one.xid));
+            let number_before = before.and_then(|(before, _)| before.number(one.xid));
+            let is_durable = |number: usize| self.subscriber.durable_set() & 1 << number != 0;
             let durable = self.subscriber.is_prepared(one.xid)
                 || self.subscriber.has_committed(PreparedHere::of(one))
                 || was_empty
-                || number.is_some_and(|number| self.subscriber.durable_set() & 1 << number != 0);
+                || number_before.is_some_and(is_durable)
+                || number.is_some_and(is_durable);
             if passed && !ended && !durable {
                 return Err(format!("P4: {flush} is acknowledged, {one:?} is not durable"));
             }
