@@ -2,9 +2,11 @@
 //! bytes, and what that misses is noticed.
 
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use super::equal_rows::{Numbers, offered};
-use crate::support::{Case, on_versions};
+use crate::support::{Case, PATIENCE, must, on_versions, random_pause, wait_for_event};
 
 /// Types with values that are equal, and another one.
 const TYPES: &[(&str, &[&str])] = &[
@@ -49,11 +51,12 @@ fn equal_keys_of_other_bytes_are_one_row_in_every_group() {
     on_versions(&[(15, 15), (18, 18)], random_changes);
 }
 
-fn random_changes(mut case: Case) {
+/// Creates the types and the tables t0, t1 … that both servers can have. Returns the names, casts and keys.
+fn create_tables(case: &Case) -> Vec<(String, &'static str, &'static [&'static str])> {
     case.both(SETUP);
     let mut tables = Vec::new();
     for (number, (type_name, keys)) in TYPES.iter().enumerate() {
-        if !offered(&case, type_name) {
+        if !offered(case, type_name) {
             continue;
         }
         if *type_name == "citext" {
@@ -70,6 +73,11 @@ fn random_changes(mut case: Case) {
         let cast = if *type_name == "pair" { "::pair" } else { "" };
         tables.push((table, cast, *keys));
     }
+    tables
+}
+
+fn random_changes(mut case: Case) {
+    let tables = create_tables(&case);
     case.publish("FOR ALL TABLES");
     case.run_until_current();
     let names: Vec<_> = tables.iter().map(|(name, ..)| name.as_str()).collect();
@@ -108,4 +116,83 @@ fn they_are_applied_as_sets() {
         assert_eq!(case.subscriber.value(mode), "set");
         assert_eq!(case.statistic("fallbacks"), "0");
     });
+}
+
+/// Tables with thousands of such keys.
+fn create_many_keys(case: &Case) {
+    case.both(
+        "CREATE TABLE months (k interval PRIMARY KEY, n int, w text); \
+         CREATE TABLE numbers (k numeric[] PRIMARY KEY, n int, w text)",
+    );
+    case.publisher.sql(
+        "INSERT INTO months SELECT make_interval(months => g), 0, md5(g::text) FROM generate_series(1, 20000) g; \
+         INSERT INTO numbers SELECT ARRAY[g], 0, md5(g::text) FROM generate_series(1, 20000) g",
+    );
+}
+
+/// Changes the spelling of keys, deletes rows, and inserts them with another spelling.
+const MANY_KEYS: &str = "DO $$ DECLARE g int; h int; BEGIN FOR i IN 1..100 LOOP \
+      g := 1 + random() * 19999; h := 1 + random() * 19999; \
+      UPDATE months SET n = n + 1, k = CASE i % 3 WHEN 0 THEN make_interval(months => g) \
+        WHEN 1 THEN make_interval(days => 30 * g) ELSE make_interval(hours => 720 * g) END \
+        WHERE k = make_interval(months => g); \
+      DELETE FROM months WHERE k = make_interval(months => h); \
+      INSERT INTO months VALUES (make_interval(days => 30 * h), i, 'new'); \
+      UPDATE numbers SET n = n + 1, k = ARRAY[round(g, i % 4)] WHERE k = ARRAY[g::numeric]; \
+      DELETE FROM numbers WHERE k = ARRAY[h::numeric]; \
+      INSERT INTO numbers VALUES (ARRAY[round(h, i % 3)], i, 'new'); COMMIT; END LOOP; END $$";
+
+/// Spellings change while the tables are copied in parts, while they catch up and while they stream, and the
+/// program is killed.
+#[test]
+fn spellings_change_while_tables_are_copied_and_the_program_is_killed() {
+    on_versions(&[(15, 15)], |case| copied_and_killed(case, false));
+    on_versions(&[(18, 18)], |case| copied_and_killed(case, true));
+}
+
+/// `late`: the tables are added while others stream, so their changes are deferred.
+fn copied_and_killed(mut case: Case, late: bool) {
+    let tables = create_tables(&case);
+    case.publish("FOR ALL TABLES");
+    if late {
+        case.run_until_current();
+    }
+    create_many_keys(&case);
+    let args = ["--copy-split-size=1", "--copy-workers=3", "--workers=4", "--group-transactions=5"];
+    case.tool.args = args.map(str::to_owned).into();
+    let names: Vec<_> = tables.iter().map(|(name, ..)| name.as_str()).collect();
+    let names = [names, vec!["months", "numbers"]].concat();
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut writer = case.publisher.connect();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let stop = &stop;
+        let tables = &tables;
+        let writes = scope.spawn(move || {
+            let mut numbers = Numbers(5);
+            while !stop.load(Ordering::Relaxed) {
+                must(writer.batch_execute(MANY_KEYS));
+                must(writer.batch_execute(&changes(&mut numbers, tables, 20)));
+            }
+        });
+        for _ in 0..6 {
+            let mut process = case.tool.start(case.log_file("killed"));
+            random_pause(&mut random, 50..900);
+            must(process.kill9());
+        }
+        let mut process = case.tool.start(case.log_file("killed"));
+        let streaming = wait_for_event(&mut process, "streaming", PATIENCE);
+        for _ in 0..4 {
+            random_pause(&mut random, 50..600);
+            must(process.kill9());
+            process = case.tool.start(case.log_file("killed"));
+        }
+        stop.store(true, Ordering::Relaxed);
+        writes.join().expect("the writer ends");
+        must(process.kill9());
+        must(streaming);
+    });
+    case.run_until_current();
+    case.expect_equal(&names);
+    assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
 }
