@@ -75,3 +75,42 @@ fn in_a_row(site: &Site) -> Result<()> {
     }
     panic!("round trips in a row: {tried:.2?}");
 }
+
+/// A commit on the publisher that waits for the subscriber waits for one answer of a distant subscriber: the
+/// apply session commits synchronously, and no second commit follows that makes the first one durable.
+#[test]
+fn a_publisher_that_waits_is_answered_after_one_round_trip() -> Result<()> {
+    const DELAYS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
+    for major in [15, 18] {
+        let site = Site::new(major, major)?;
+        site.publish_tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
+        site.tool().run_until_current();
+        site.publisher.sql(DB, "ALTER SYSTEM SET synchronous_standby_names = 'sub'")?;
+        site.publisher.sql(DB, "SELECT pg_reload_conf()")?;
+        let mut number = 0;
+        let mut commit = |one_way: Duration| -> Result<Duration> {
+            let subscriber = Proxy::in_front_of(&site.subscriber)?;
+            subscriber.set_delay(one_way);
+            let publisher = site.publisher.conninfo(DB);
+            let mut run =
+                site.spawn_streaming(&site.program_between(&publisher, &subscriber.conninfo(DB)))?;
+            let mut writer = site.publisher.connect(DB)?;
+            let mut shortest = Duration::MAX;
+            // A processor that others use too makes a commit longer, never shorter.
+            for _ in 0..12 {
+                number += 1;
+                let started = Instant::now();
+                writer.batch_execute(&format!("INSERT INTO t VALUES ({number}, '')"))?;
+                shortest = shortest.min(started.elapsed());
+            }
+            run.terminate()?;
+            run.wait(PATIENCE)?;
+            Ok(shortest)
+        };
+        let near = commit(DELAYS[0])?;
+        let longer = commit(DELAYS[1])?.saturating_sub(near).as_secs_f64();
+        let round_trips = longer / (2.0 * (DELAYS[1] - DELAYS[0]).as_secs_f64());
+        assert!((0.9..1.5).contains(&round_trips), "{round_trips:.2} round trips on {major}");
+    }
+    Ok(())
+}
