@@ -76,6 +76,8 @@ pub struct Size {
     pub by_rows: bool,
     /// Whether it must be the first part of its group.
     pub starts_group: bool,
+    /// Whether its group reads whole tables, once each, however many changes it has: see [`Batcher::close_at`].
+    pub scans: bool,
 }
 
 /// What the group that is being put together has so far.
@@ -123,6 +125,8 @@ impl<T> Batcher<T> {
 
     /// Closes groups at so many changes from now on, or at the limit if that is less. They are larger where
     /// changes are thinly spread over tables: see [`Pacing::table_changes`].
+    ///
+    /// A group that reads whole tables ends only at the limit. With fewer changes it would take as long.
     pub fn close_at(&mut self, changes: usize) {
         self.limits.changes = self.most_changes.min(changes);
     }
@@ -136,6 +140,11 @@ impl<T> Batcher<T> {
     #[must_use]
     pub fn run(&self) -> usize {
         self.run
+    }
+
+    /// Changes of a group at most. `scans`: it reads whole tables.
+    fn most_changes(&self, scans: bool) -> usize {
+        if scans { self.most_changes } else { self.limits.changes }
     }
 
     fn most_transactions(&self, first: &Size) -> usize {
@@ -168,7 +177,7 @@ impl<T> Batcher<T> {
         let part = self.pacing.worth_part;
         let Some((first, _)) = self.waiting.front() else { return false };
         self.waiting.len() * part >= self.most_transactions(first)
-            || self.changes * part >= self.limits.changes
+            || self.changes * part >= self.most_changes(first.scans)
             || self.bytes * part >= self.limits.bytes
             || !first.whole
     }
@@ -211,18 +220,19 @@ impl<T> Batcher<T> {
         contents.add(&part);
         self.recent_in_flight -= self.recent_in_flight.div_ceil(8);
         let mut group = vec![part];
-        let (mut changes, mut bytes) = (first.changes, first.bytes);
+        let (mut changes, mut bytes, mut scans) = (first.changes, first.bytes, first.scans);
         while first.whole
             && let Some((next, part)) = self.waiting.front()
             && next.whole
             && !next.starts_group
             && next.by_rows == first.by_rows
             && bytes + next.bytes <= self.limits.bytes
-            && self.has_room(next, group.len(), changes, contents.tables())
+            && self.has_room(next, group.len(), changes, contents.tables(), scans || next.scans)
             && contents.add(part)
         {
             changes += next.changes;
             bytes += next.bytes;
+            scans |= next.scans;
             group.extend(self.waiting.pop_front().map(|(_, part)| part));
         }
         self.changes -= changes;
@@ -231,11 +241,18 @@ impl<T> Batcher<T> {
     }
 
     /// Whether a group of so many transactions and changes of so many tables has room for another
-    /// transaction.
-    fn has_room(&self, next: &Size, transactions: usize, changes: usize, tables: usize) -> bool {
+    /// transaction. `scans`: it reads whole tables then.
+    fn has_room(
+        &self,
+        next: &Size,
+        transactions: usize,
+        changes: usize,
+        tables: usize,
+        scans: bool,
+    ) -> bool {
         let most = self.most_transactions(next);
         let changed = changes + next.changes;
-        if transactions < most && changed <= self.limits.changes {
+        if transactions < most && changed <= self.most_changes(scans) {
             return true;
         }
         let thin = !next.by_rows && changes < tables * self.pacing.table_changes;
@@ -256,6 +273,15 @@ mod tests {
     const LIMITS: GroupLimits =
         GroupLimits { transactions: 3, thin_transactions: 5, changes: 10, bytes: 100 };
 
+    const ONE: Size = Size {
+        changes: 1,
+        bytes: 1,
+        whole: true,
+        by_rows: false,
+        starts_group: false,
+        scans: false,
+    };
+
     /// Of one table.
     struct OneTable;
 
@@ -272,8 +298,7 @@ mod tests {
     fn batcher(sizes: &[(usize, usize, bool)]) -> Batcher<usize> {
         let mut batcher = Batcher::new(LIMITS, Pacing::MEASURED);
         for (index, (changes, bytes, whole)) in sizes.iter().copied().enumerate() {
-            batcher
-                .push(Size { changes, bytes, whole, by_rows: false, starts_group: false }, index);
+            batcher.push(Size { changes, bytes, whole, ..ONE }, index);
         }
         batcher
     }
@@ -336,6 +361,21 @@ mod tests {
     }
 
     #[test]
+    fn a_group_that_reads_whole_tables_ends_only_at_the_limit() {
+        let take = |scans: [bool; 3]| {
+            let mut batcher = batcher(&[]);
+            batcher.close_at(2);
+            for (index, scans) in scans.into_iter().enumerate() {
+                batcher.push(Size { changes: 2, scans, ..ONE }, index);
+            }
+            batcher.take(&mut OneTable).map_or(0, |group| group.len())
+        };
+        assert_eq!(take([false; 3]), 1);
+        assert_eq!(take([true; 3]), 3);
+        assert_eq!(take([false, true, false]), 3, "it reads a table anyway");
+    }
+
+    #[test]
     fn a_transaction_beyond_the_limits_is_a_group() {
         assert_eq!(groups(&[(50, 500, true), (1, 1, true)]), [vec![0], vec![1]]);
     }
@@ -350,10 +390,7 @@ mod tests {
     fn transactions_that_are_committed_alone_share_no_group_with_others() {
         let mut batcher = Batcher::new(LIMITS, Pacing::MEASURED);
         for (index, by_rows) in [false, true, true, false].into_iter().enumerate() {
-            batcher.push(
-                Size { changes: 1, bytes: 1, whole: true, by_rows, starts_group: false },
-                index,
-            );
+            batcher.push(Size { by_rows, ..ONE }, index);
         }
         let groups: Vec<_> = std::iter::from_fn(|| batcher.take(&mut OneTable)).collect();
         assert_eq!(groups, [vec![0], vec![1, 2], vec![3]]);
@@ -365,52 +402,45 @@ mod tests {
         let mut batcher = batcher(&[]);
         batcher.limits =
             GroupLimits { transactions: 8, thin_transactions: 8, changes: 80, bytes: 800 };
-        batcher.push(
-            Size { changes: 1, bytes: 1, whole: true, by_rows: false, starts_group: false },
-            0,
-        );
+        batcher.push(ONE, 0);
         assert_eq!(batcher.gathering(milliseconds(50), Duration::ZERO), Duration::ZERO);
         assert_eq!(batcher.gathering(milliseconds(150), Duration::ZERO), milliseconds(15));
         assert_eq!(batcher.gathering(milliseconds(150), milliseconds(10)), milliseconds(5));
         assert_eq!(batcher.gathering(milliseconds(150), milliseconds(40)), Duration::ZERO);
         assert_eq!(batcher.gathering(Duration::from_secs(9), Duration::ZERO), milliseconds(20));
-        batcher.push(
-            Size { changes: 1, bytes: 1, whole: true, by_rows: false, starts_group: false },
-            1,
-        );
+        batcher.push(ONE, 1);
         assert_eq!(batcher.gathering(Duration::from_secs(9), Duration::ZERO), Duration::ZERO);
     }
 
     #[test]
     fn half_of_the_concurrent_committers_are_waited_for() {
         const RECENT: Duration = Duration::from_millis(1);
-        let one = Size { changes: 1, bytes: 1, whole: true, by_rows: false, starts_group: false };
         let mut batcher = batcher(&[]);
         batcher.limits =
             GroupLimits { transactions: 100, thin_transactions: 100, changes: 1000, bytes: 10_000 };
         // With one session, no other transaction is in flight when its transaction arrives.
         for transaction in 0..3 {
-            batcher.push(one, transaction);
+            batcher.push(ONE, transaction);
             batcher.on_their_way(1);
             assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Duration::ZERO);
             assert_eq!(batcher.take(&mut OneTable).map(|group| group.len()), Some(1));
         }
         // With six sessions, the worker waits for half of them, and only briefly.
-        batcher.push(one, 0);
+        batcher.push(ONE, 0);
         batcher.on_their_way(6);
         assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Pacing::MEASURED.committers_wait);
         assert_eq!(batcher.gathering(RECENT, Pacing::MEASURED.committers_wait), Duration::ZERO);
-        batcher.push(one, 1);
+        batcher.push(ONE, 1);
         assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Pacing::MEASURED.committers_wait);
-        batcher.push(one, 2);
+        batcher.push(ONE, 2);
         assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Duration::ZERO);
         assert_eq!(batcher.take(&mut OneTable).map(|group| group.len()), Some(3));
         // The sessions have ended: the estimate decays.
         for transaction in 0..6 {
-            batcher.push(one, transaction);
+            batcher.push(ONE, transaction);
             batcher.take(&mut OneTable);
         }
-        batcher.push(one, 9);
+        batcher.push(ONE, 9);
         assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Duration::ZERO);
     }
 

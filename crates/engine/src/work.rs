@@ -144,6 +144,7 @@ impl<M: Table, P> Dispatchable for Work<M, P> {
             whole: self.is_whole(),
             by_rows: self.is_alone(),
             starts_group: self.after_applied,
+            scans: self.applied_tables().any(|table| *table.fold() == TableFolding::WholeRow),
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::one_by_one::OneByOne;
 use super::pacing::Pacing;
 use super::scaling::{Decision, GroupWork, Load, Reason, Scaling};
-use super::{Dispatch, Dispatchable};
+use super::{Dispatch, DispatchSettings, Dispatchable};
 use crate::group::{GroupSeq, Size};
 use crate::worker::Group;
 
@@ -114,7 +114,7 @@ impl<T: Dispatchable> Dispatch<T> {
         let given = self.given[worker].iter().take(groups);
         let begun = given.clone().map(|given| given.at).next().unwrap_or(now);
         let changes = given.map(|given| given.work.changes).sum();
-        self.sizes.ended(worker, begun, changes, now);
+        self.sizes.ended(worker, begun, changes, self.settings.round_trip, now);
         for Given { at, work, .. } in self.given[worker].drain(..groups) {
             scaling.ended(worker, at, work, idle, now);
         }
@@ -122,18 +122,22 @@ impl<T: Dispatchable> Dispatch<T> {
             return self.limit_to_load(now);
         }
         scaling.look(load, self.workers.open().count(), now);
-        let searching = scaling.is_searching();
-        let sizes = self.sizes.changes(self.settings.round_trip, &self.settings.pacing);
-        self.waiting.close_at(if searching { sizes } else { usize::MAX });
+        let DispatchSettings { pacing, round_trip, .. } = &self.settings;
+        let time = if scaling.is_searching() {
+            pacing.measured_group.max(*round_trip * pacing.measured_round_trips)
+        } else {
+            pacing.longest_group
+        };
+        self.waiting.close_at(self.sizes.changes(time, pacing));
         self.limit_to_load(now);
     }
 }
 
-/// How large groups are while the best number of workers is searched.
+/// How large groups are where the subscriber is slow.
 ///
-/// Where the subscriber is slow, a group of the usual size takes seconds, and a measurement many of them.
-/// So groups are closed when they are expected to take [`Pacing::measured_group`]. Afterwards they have
-/// their usual size again: large groups touch neighbouring rows together, which saves reads.
+/// While the best number of workers is searched, groups are closed when they are expected to take
+/// [`Pacing::measured_group`]: a measurement takes several of them. Afterwards they may take
+/// [`Pacing::longest_group`]: large groups touch neighbouring rows together, which saves reads.
 #[derive(Debug)]
 pub(super) struct GroupSizes {
     /// By worker, when its last group ended.
@@ -142,24 +146,35 @@ pub(super) struct GroupSizes {
     change: Option<f64>,
 }
 
+/// Round trips of a group: its statements and its COMMIT.
+const ROUND_TRIPS: u32 = 2;
+
 impl GroupSizes {
     pub(super) fn new(workers: usize) -> Self {
         Self { ended: vec![Duration::ZERO; workers], change: None }
     }
 
-    fn ended(&mut self, worker: usize, begun: Duration, changes: usize, now: Duration) {
+    /// A group of so many changes has ended. Its round trips would make a small group seem slow.
+    fn ended(
+        &mut self,
+        worker: usize,
+        begun: Duration,
+        changes: usize,
+        round_trip: Duration,
+        now: Duration,
+    ) {
         let last = std::mem::replace(&mut self.ended[worker], now);
         if changes == 0 {
             return;
         }
-        let took = now.saturating_sub(begun.max(last)).as_secs_f64() / changes as f64;
+        let took = now.saturating_sub(begun.max(last)).saturating_sub(round_trip * ROUND_TRIPS);
+        let took = took.as_secs_f64() / changes as f64;
         self.change = Some(self.change.map_or(took, |before| 0.7 * before + 0.3 * took));
     }
 
-    /// Changes of a group.
-    fn changes(&self, round_trip: Duration, pacing: &Pacing) -> usize {
+    /// Changes of a group that is expected to take so long.
+    fn changes(&self, time: Duration, pacing: &Pacing) -> usize {
         let Some(change) = self.change else { return pacing.first_group_changes };
-        let time = pacing.measured_group.max(round_trip * pacing.measured_round_trips);
         let changes = time.as_secs_f64() / change.max(1e-9);
         #[expect(
             clippy::cast_possible_truncation,
@@ -179,16 +194,18 @@ mod tests {
     fn groups_are_as_large_as_the_subscriber_is_fast() {
         let (at, pacing) = (Duration::from_millis, &Pacing::MEASURED);
         let mut sizes = GroupSizes::new(2);
-        assert_eq!(sizes.changes(at(0), pacing), pacing.first_group_changes);
+        assert_eq!(sizes.changes(at(150), pacing), pacing.first_group_changes);
         // A thousand changes per second, first as it was handed over, then behind another group.
-        sizes.ended(0, at(100), 100, at(200));
-        assert_eq!(sizes.changes(at(0), pacing), 150);
-        sizes.ended(0, at(100), 100, at(300));
-        assert_eq!(sizes.changes(at(0), pacing), 150);
-        assert_eq!(sizes.changes(at(10), pacing), 300, "round trips are a small part of it");
+        sizes.ended(0, at(100), 100, at(0), at(200));
+        assert_eq!(sizes.changes(at(150), pacing), 150);
+        sizes.ended(0, at(100), 100, at(0), at(300));
+        assert_eq!(sizes.changes(at(150), pacing), 150);
+        assert_eq!(sizes.changes(at(3000), pacing), 3000);
+        sizes.ended(0, at(500), 100, at(50), at(700));
+        assert_eq!(sizes.changes(at(150), pacing), 150, "round trips do not count");
         for second in 1..60 {
-            sizes.ended(1, at(second * 1000), 1, at(second * 1000 + 900));
+            sizes.ended(1, at(second * 1000), 1, at(0), at(second * 1000 + 900));
         }
-        assert_eq!(sizes.changes(at(0), pacing), pacing.least_group_changes);
+        assert_eq!(sizes.changes(at(150), pacing), pacing.least_group_changes);
     }
 }

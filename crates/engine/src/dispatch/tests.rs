@@ -103,6 +103,7 @@ impl Dispatchable for Insertion {
             whole: self.is_whole(),
             by_rows: self.runs_user_code(),
             starts_group: false,
+            scans: false,
         }
     }
 
