@@ -142,6 +142,15 @@ const MANY_KEYS: &str = "DO $$ DECLARE g int; h int; BEGIN FOR i IN 1..100 LOOP 
       DELETE FROM numbers WHERE k = ARRAY[h::numeric]; \
       INSERT INTO numbers VALUES (ARRAY[round(h, i % 3)], i, 'new'); COMMIT; END LOOP; END $$";
 
+/// Ends the writer, also if the test panics: its scope waits for it.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Spellings change while the tables are copied in parts, while they catch up and while they stream, and the
 /// program is killed.
 #[test]
@@ -166,11 +175,11 @@ fn copied_and_killed(mut case: Case, late: bool) {
     let mut writer = case.publisher.connect();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let stop = &stop;
-        let tables = &tables;
+        let stop = StopOnDrop(&stop);
+        let (stopped, tables) = (stop.0, &tables);
         let writes = scope.spawn(move || {
             let mut numbers = Numbers(5);
-            while !stop.load(Ordering::Relaxed) {
+            while !stopped.load(Ordering::Relaxed) {
                 must(writer.batch_execute(MANY_KEYS));
                 must(writer.batch_execute(&changes(&mut numbers, tables, 20)));
             }
@@ -181,16 +190,15 @@ fn copied_and_killed(mut case: Case, late: bool) {
             must(process.kill9());
         }
         let mut process = case.tool.start(case.log_file("killed"));
-        let streaming = wait_for_event(&mut process, "streaming", PATIENCE);
+        must(wait_for_event(&mut process, "streaming", PATIENCE));
         for _ in 0..4 {
             random_pause(&mut random, 50..600);
             must(process.kill9());
             process = case.tool.start(case.log_file("killed"));
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(stop);
         writes.join().expect("the writer ends");
         must(process.kill9());
-        must(streaming);
     });
     case.run_until_current();
     case.expect_equal(&names);
