@@ -123,12 +123,8 @@ impl<T: Dispatchable> Dispatch<T> {
         }
         scaling.look(load, self.workers.open().count(), now);
         let DispatchSettings { pacing, round_trip, .. } = &self.settings;
-        let time = if scaling.is_searching() {
-            pacing.measured_group.max(*round_trip * pacing.measured_round_trips)
-        } else {
-            pacing.longest_group
-        };
-        self.waiting.close_at(self.sizes.changes(time, pacing));
+        let changes = self.sizes.changes(scaling.is_searching(), *round_trip, pacing);
+        self.waiting.close_at(changes);
         self.limit_to_load(now);
     }
 }
@@ -172,9 +168,14 @@ impl GroupSizes {
         self.change = Some(self.change.map_or(took, |before| 0.7 * before + 0.3 * took));
     }
 
-    /// Changes of a group that is expected to take so long.
-    fn changes(&self, time: Duration, pacing: &Pacing) -> usize {
+    /// Changes of a group, while the best number of workers is searched or not.
+    fn changes(&self, searching: bool, round_trip: Duration, pacing: &Pacing) -> usize {
         let Some(change) = self.change else { return pacing.first_group_changes };
+        let time = if searching {
+            pacing.measured_group.max(round_trip * pacing.measured_round_trips)
+        } else {
+            pacing.longest_group
+        };
         let changes = time.as_secs_f64() / change.max(1e-9);
         #[expect(
             clippy::cast_possible_truncation,
@@ -194,18 +195,19 @@ mod tests {
     fn groups_are_as_large_as_the_subscriber_is_fast() {
         let (at, pacing) = (Duration::from_millis, &Pacing::MEASURED);
         let mut sizes = GroupSizes::new(2);
-        assert_eq!(sizes.changes(at(150), pacing), pacing.first_group_changes);
+        assert_eq!(sizes.changes(true, at(0), pacing), pacing.first_group_changes);
         // A thousand changes per second, first as it was handed over, then behind another group.
         sizes.ended(0, at(100), 100, at(0), at(200));
-        assert_eq!(sizes.changes(at(150), pacing), 150);
+        assert_eq!(sizes.changes(true, at(0), pacing), 150);
         sizes.ended(0, at(100), 100, at(0), at(300));
-        assert_eq!(sizes.changes(at(150), pacing), 150);
-        assert_eq!(sizes.changes(at(3000), pacing), 3000);
+        assert_eq!(sizes.changes(true, at(0), pacing), 150);
+        assert_eq!(sizes.changes(true, at(10), pacing), 300, "round trips are a small part of it");
+        assert_eq!(sizes.changes(false, at(0), pacing), 3000);
         sizes.ended(0, at(500), 100, at(50), at(700));
-        assert_eq!(sizes.changes(at(150), pacing), 150, "round trips do not count");
+        assert_eq!(sizes.changes(true, at(0), pacing), 150, "round trips do not count");
         for second in 1..60 {
             sizes.ended(1, at(second * 1000), 1, at(0), at(second * 1000 + 900));
         }
-        assert_eq!(sizes.changes(at(150), pacing), pacing.least_group_changes);
+        assert_eq!(sizes.changes(true, at(0), pacing), pacing.least_group_changes);
     }
 }

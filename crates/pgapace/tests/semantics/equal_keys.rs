@@ -2,10 +2,9 @@
 //! bytes, and what that misses is noticed.
 
 use std::fmt::Write as _;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 
 use super::equal_rows::{Numbers, offered};
+use crate::support::random_load::while_writing;
 use crate::support::{Case, PATIENCE, must, on_versions, random_pause, wait_for_event};
 
 /// Types with values that are equal, and another one.
@@ -142,15 +141,6 @@ const MANY_KEYS: &str = "DO $$ DECLARE g int; h int; BEGIN FOR i IN 1..100 LOOP 
       DELETE FROM numbers WHERE k = ARRAY[h::numeric]; \
       INSERT INTO numbers VALUES (ARRAY[round(h, i % 3)], i, 'new'); COMMIT; END LOOP; END $$";
 
-/// Ends the writer, also if the test panics: its scope waits for it.
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Spellings change while the tables are copied in parts, while they catch up and while they stream, and the
 /// program is killed.
 #[test]
@@ -173,17 +163,12 @@ fn copied_and_killed(mut case: Case, late: bool) {
     let names = [names, vec!["months", "numbers"]].concat();
     let mut random = fastrand::Rng::with_seed(7);
     let mut writer = case.publisher.connect();
-    let stop = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let stop = StopOnDrop(&stop);
-        let (stopped, tables) = (stop.0, &tables);
-        let writes = scope.spawn(move || {
-            let mut numbers = Numbers(5);
-            while !stopped.load(Ordering::Relaxed) {
-                must(writer.batch_execute(MANY_KEYS));
-                must(writer.batch_execute(&changes(&mut numbers, tables, 20)));
-            }
-        });
+    let mut numbers = Numbers(5);
+    let write = || {
+        must(writer.batch_execute(MANY_KEYS));
+        must(writer.batch_execute(&changes(&mut numbers, &tables, 20)));
+    };
+    while_writing(write, |_| {
         for _ in 0..6 {
             let mut process = case.tool.start(case.log_file("killed"));
             random_pause(&mut random, 50..900);
@@ -196,8 +181,6 @@ fn copied_and_killed(mut case: Case, late: bool) {
             must(process.kill9());
             process = case.tool.start(case.log_file("killed"));
         }
-        drop(stop);
-        writes.join().expect("the writer ends");
         must(process.kill9());
     });
     case.run_until_current();

@@ -20,13 +20,25 @@ pub(crate) fn beside<T>(
     body: impl FnOnce(&dyn Fn() -> bool) -> T,
 ) -> T {
     let conninfo = case.publisher.conninfo();
+    let mut first = seed * 1000;
+    let write = || {
+        must(run_sessions(&conninfo, schema, first, sessions, TRANSACTIONS));
+        first += sessions;
+    };
+    while_writing(write, body)
+}
+
+/// Runs `body` while another thread calls `write` again and again. `body` is given a function that tells
+/// whether it still does.
+pub(crate) fn while_writing<T>(
+    mut write: impl FnMut() + Send,
+    body: impl FnOnce(&dyn Fn() -> bool) -> T,
+) -> T {
     let stop = AtomicBool::new(false);
     let result = thread::scope(|scope| {
         let writers = scope.spawn(|| {
-            let mut first = seed * 1000;
             while !stop.load(Ordering::Relaxed) {
-                must(run_sessions(&conninfo, schema, first, sessions, TRANSACTIONS));
-                first += sessions;
+                write();
             }
         });
         // The writers end in any case: the scope waits for them.
