@@ -125,6 +125,60 @@ fn a_row_lock_of_a_user_delays_apply() {
     });
 }
 
+/// A worker cannot send all of its next group: the subscriber waits for a user's lock, and reads nothing
+/// meanwhile. The commit of the group before counts all the same, and later groups of others commit.
+#[test]
+fn a_commit_counts_while_the_next_group_is_locked_out() {
+    on_versions(&VERSIONS, |mut case| {
+        case.both("CREATE TABLE wide (id int PRIMARY KEY, v text)");
+        let mut process = start(&mut case);
+        case.publisher.sql("INSERT INTO brake VALUES (2, 0)");
+        case.wait_until_applied(&mut process);
+        let [mut first, mut second] = [1, 2].map(|id| {
+            let mut user = case.subscriber.connect();
+            must(
+                user.batch_execute(&format!("BEGIN; SELECT FROM brake WHERE id = {id} FOR UPDATE")),
+            );
+            user
+        });
+        case.publisher.sql("UPDATE brake SET v = 1 WHERE id = 1");
+        wait_until_braked(&case);
+        // These go to the other workers.
+        for id in 3..=5 {
+            case.publisher.sql(&format!("INSERT INTO t VALUES ({id}, 0)"));
+            let count = format!(
+                "SELECT count(*) = {id} - 2 FROM pg_locks \
+                 WHERE relation = 't'::regclass AND mode = 'RowExclusiveLock' AND granted"
+            );
+            must(testbed::wait_until(PATIENCE, "another worker", || {
+                Ok(case.subscriber.value(&count) == "t")
+            }));
+        }
+        // Goes behind the first, and is more than a socket takes.
+        case.publisher.sql(
+            "BEGIN; UPDATE brake SET v = 1 WHERE id = 2; \
+             INSERT INTO wide SELECT i, repeat(md5(i::text), 1000) FROM generate_series(1, 90) i; \
+             COMMIT",
+        );
+        must(testbed::wait_until(PATIENCE, "the transaction to be received", || {
+            let received = "SELECT bool_and(write_lsn >= pg_current_wal_lsn()) \
+                            FROM pg_stat_replication JOIN pg_replication_slots ON pid = active_pid \
+                            WHERE database = current_database()";
+            Ok(case.publisher.value(received) == "t")
+        }));
+        must(first.batch_execute("COMMIT"));
+        must(testbed::wait_until(PATIENCE, "what is not locked to be applied", || {
+            Ok(case.subscriber.value("SELECT count(*) FROM t") == "5")
+        }));
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM wide"), "0");
+        must(second.batch_execute("COMMIT"));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["t", "brake", "wide"]);
+        let log = case.stop(process);
+        assert!(!log.contains("retry_in_ms"), "{log}");
+    });
+}
+
 /// A table whose changes cause such deadlocks repeatedly is serialized for a while.
 #[test]
 fn a_table_with_repeated_deadlocks_is_serialized_for_a_while() {

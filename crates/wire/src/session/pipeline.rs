@@ -204,11 +204,9 @@ impl Session {
         self.queue_failure.get_or_insert(failure);
     }
 
-    /// Removes the queued messages, so that they can be queued again after other messages.
-    /// `ready_before` is the value of [`Session::pending_ready`] before they were queued.
-    ///
-    /// # Panics
-    /// In debug builds, if some of the messages have already been written.
+    /// Removes the queued messages, so that they can be queued again after other messages. Those that are
+    /// [being sent](Self::send_queued) stay. `ready_before` is the value of [`Session::pending_ready`] before
+    /// they were queued.
     pub fn set_aside(&mut self, ready_before: usize) -> Queued {
         let ready_expected = self.ready_expected - ready_before;
         self.ready_expected = ready_before;
@@ -218,7 +216,7 @@ impl Session {
     /// Queues messages that were set aside.
     pub fn queue_set_aside(&mut self, queued: Queued) {
         self.ready_expected += queued.ready_expected;
-        if self.queued() == 0 {
+        if self.channel.out.is_empty() {
             self.channel.out = queued.bytes;
         } else {
             self.channel.out.extend_from_slice(&queued.bytes);
@@ -236,12 +234,25 @@ impl Session {
     /// If the connection is lost and the server has sent a reason, that reason is the returned
     /// error.
     pub fn flush(&mut self) -> Result<()> {
-        if let Some(failure) = self.queue_failure.take() {
+        self.check_queue()?;
+        self.channel.flush(self.read_timeout)
+    }
+
+    /// Writes of the queued messages what the socket accepts at once. [`Session::wait_readable`] writes the
+    /// rest, so that replies are not taken late because the server works and does not read. Errors are those
+    /// of [`Session::flush`].
+    pub fn send_queued(&mut self) -> Result<()> {
+        self.check_queue()?;
+        self.channel.write_some().map(|_| ())
+    }
+
+    fn check_queue(&mut self) -> Result<()> {
+        match self.queue_failure.take() {
             // A message is missing in the middle of the queue, so the messages after it cannot be
             // sent.
-            return Err(self.channel.fail(failure));
+            Some(failure) => Err(self.channel.fail(failure)),
+            None => Ok(()),
         }
-        self.channel.flush(self.read_timeout)
     }
 
     /// Runs all queued messages: sends a Sync and reads every reply up to ReadyForQuery. Results
@@ -316,7 +327,8 @@ impl Session {
     }
 
     /// Waits until the socket is readable (true), `wake` is readable, or the timeout expires. For a
-    /// worker that waits for its session and its own queue at the same time.
+    /// worker that waits for its session and its own queue at the same time. Meanwhile it writes what
+    /// [`Session::send_queued`] has left.
     pub fn wait_readable(
         &mut self,
         wake: Option<std::os::fd::BorrowedFd<'_>>,
@@ -325,10 +337,16 @@ impl Session {
         if self.channel.has_message()? {
             return Ok(true);
         }
-        let want = Want { read: true, write: false };
-        match self.channel.stream().wait(want, wake, after(timeout)) {
-            Ok(ready) => Ok(ready.is_some_and(|ready| ready.readable)),
-            Err(error) => Err(self.channel.fail(error.into())),
+        let deadline = after(timeout);
+        loop {
+            let want = Want { read: true, write: self.channel.is_writing() };
+            match self.channel.stream().wait(want, wake, deadline) {
+                Ok(Some(ready)) if ready.writable && !ready.readable && !ready.woken => {
+                    self.channel.write_some()?;
+                }
+                Ok(ready) => return Ok(ready.is_some_and(|ready| ready.readable)),
+                Err(error) => return Err(self.channel.fail(error.into())),
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! A buffered stream: splits input into backend messages and collects frontend messages for output.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -38,8 +39,11 @@ pub(crate) struct Buffered {
     input: Vec<u8>,
     start: usize,
     end: usize,
-    /// Messages for [`Buffered::flush`]; the first `written` bytes have been written.
+    /// Messages that are queued. No byte of them has been written.
     pub(crate) out: BytesMut,
+    /// Messages that are being written, in order; the first `written` bytes have been written. They are
+    /// apart from `out`, so that messages can be queued, and taken back, while the socket accepts no data.
+    writing: VecDeque<BytesMut>,
     written: usize,
     parameters: Vec<(String, String)>,
     /// A cell, because a reply that borrows the input may prove to be malformed.
@@ -55,6 +59,7 @@ impl Buffered {
             start: 0,
             end: 0,
             out: BytesMut::with_capacity(INPUT_SIZE),
+            writing: VecDeque::new(),
             written: 0,
             parameters: Vec::new(),
             broken: Cell::new(false),
@@ -217,48 +222,82 @@ impl Buffered {
         Ok(())
     }
 
-    /// Writes the whole output buffer. While the socket accepts no data, replies are read into the
+    /// Writes all queued messages. While the socket accepts no data, replies are read into the
     /// input buffer, because a server that cannot send its replies stops reading. `timeout` limits
     /// each wait for progress.
     pub(crate) fn flush(&mut self, timeout: Option<Duration>) -> Result<()> {
-        while self.queued() > 0 || self.stream.has_unsent() {
-            let result = if self.queued() == 0 {
-                self.stream.push()
-            } else {
-                self.stream.write(&self.out[self.written..]).map(|count| self.written += count)
-            };
-            match result {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.wait_to_write(timeout)?;
-                }
-                Err(error) => return Err(self.write_failed(error)),
-            }
-        }
-        self.written = 0;
-        if self.out.capacity() > MAX_RETAINED {
-            self.out = BytesMut::with_capacity(INPUT_SIZE);
-        } else {
-            self.out.clear();
+        while !self.write_some()? {
+            self.wait_to_write(timeout)?;
         }
         Ok(())
     }
 
+    /// Writes of the queued messages what the socket accepts. Whether all of them are written.
+    pub(crate) fn write_some(&mut self) -> Result<bool> {
+        self.begin_to_write();
+        while self.is_writing() {
+            let result = match self.writing.front() {
+                Some(messages) => self.stream.write(&messages[self.written..]),
+                None => self.stream.push().map(|()| 0),
+            };
+            match result {
+                Ok(count) => self.wrote(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(self.write_failed(error)),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether messages are partly written, or wait for others.
+    pub(crate) fn is_writing(&self) -> bool {
+        !self.writing.is_empty() || self.stream.has_unsent()
+    }
+
+    fn begin_to_write(&mut self) {
+        if self.out.is_empty() {
+            return;
+        }
+        match self.writing.back_mut() {
+            // Many small pieces would be as many writes.
+            Some(last) if last.capacity() - last.len() >= self.out.len() => {
+                last.extend_from_slice(&self.out);
+                self.out.clear();
+            }
+            _ => self.writing.push_back(std::mem::take(&mut self.out)),
+        }
+    }
+
+    fn wrote(&mut self, count: usize) {
+        self.written += count;
+        if self.writing.front().is_some_and(|messages| self.written == messages.len())
+            && let Some(mut written) = self.writing.pop_front()
+        {
+            self.written = 0;
+            if self.out.capacity() == 0 {
+                if written.capacity() > MAX_RETAINED {
+                    written = BytesMut::with_capacity(INPUT_SIZE);
+                }
+                written.clear();
+                self.out = written;
+            }
+        }
+    }
+
     /// Discards the queued messages, of which none may have been written.
     pub(crate) fn forget_queued(&mut self) {
-        debug_assert_eq!(self.written, 0);
         self.out.clear();
     }
 
-    /// Takes the queued messages, of which none may have been written.
+    /// Takes the queued messages that are not being written.
     pub(crate) fn take_queued(&mut self) -> BytesMut {
-        debug_assert_eq!(self.written, 0);
         std::mem::take(&mut self.out)
     }
 
     /// Number of queued bytes that are not written yet.
     pub(crate) fn queued(&self) -> usize {
-        self.out.len() - self.written
+        let writing: usize = self.writing.iter().map(BytesMut::len).sum();
+        self.out.len() + writing - self.written
     }
 
     fn wait_to_write(&mut self, timeout: Option<Duration>) -> Result<()> {

@@ -46,6 +46,51 @@ fn a_long_pipeline_does_not_deadlock() {
     }
 }
 
+/// The server works, and does not read. What it has answered before is taken meanwhile, and what is not sent
+/// can be taken back.
+#[test]
+fn replies_are_taken_while_messages_wait_to_be_sent() {
+    const LARGE: usize = 24 << 20;
+    for info in [server(18).local(), server(18).tcp("postgres", "sslmode=require")] {
+        let mut session = connect(&info).unwrap();
+        let large = vec![b'x'; LARGE];
+        session.queue_statement("SELECT 1", &[], [].into_iter()).unwrap();
+        session.queue_sync();
+        session.queue_statement("SELECT pg_sleep(1)", &[], [].into_iter()).unwrap();
+        session
+            .queue_statement("SELECT length($1)", &[25], [Param::Text(&large)].into_iter())
+            .unwrap();
+        session.queue_sync();
+        session.send_queued().unwrap();
+        while session.pending_ready() > 1 {
+            assert!(session.wait_readable(None, Duration::from_secs(10)).unwrap());
+            while session.pending_ready() > 1 && session.try_reply().unwrap().is_some() {}
+        }
+        let left = session.queued();
+        assert!(left > 0, "the server has read everything while it slept");
+        let before = session.pending_ready();
+        session.queue_simple("SELECT generate_series(1, 3)");
+        let aside = session.set_aside(before);
+        assert_eq!((session.queued(), session.pending_ready()), (left, before));
+        session.queue_simple("SELECT generate_series(1, 2)");
+        session.queue_set_aside(aside);
+        session.send_queued().unwrap();
+        let mut rows = Vec::new();
+        while session.pending_ready() > 0 {
+            assert!(session.wait_readable(None, Duration::from_secs(10)).unwrap());
+            while let Some(reply) = session.try_reply().unwrap() {
+                if let Reply::DataRow(row) = reply {
+                    rows.extend(
+                        row.get(0).map(|value| String::from_utf8_lossy(value).into_owned()),
+                    );
+                }
+            }
+        }
+        assert_eq!(rows, ["", &LARGE.to_string(), "1", "2", "1", "2", "3"]);
+        assert_eq!(session.queued(), 0);
+    }
+}
+
 #[test]
 fn parameters_of_all_forms() {
     let mut session = server(18).session();

@@ -191,8 +191,11 @@ impl ApplyThread {
         if readable { self.take_replies() } else { Ok(()) }
     }
 
+    /// Sends what the subscriber takes at once. The rest goes while the worker waits: it must not miss a
+    /// COMMIT of its own, on which other workers may wait, while the subscriber executes the next group and
+    /// reads nothing.
     pub(super) fn send(&mut self) -> Result<()> {
-        self.session.flush().map_err(|e| Failure::subscriber(&e, "sending changes"))
+        self.session.send_queued().map_err(|e| Failure::subscriber(&e, "sending changes"))
     }
 
     /// Reports to the leader, and then wakes the workers that wait for this: so that the leader hears of

@@ -19,7 +19,7 @@ impl ApplyThread {
             Some(TwoPhase::Commit(prepared)) => (prepared, true),
             Some(TwoPhase::Rollback(prepared)) => (prepared, false),
         };
-        self.send()?;
+        self.session.flush().map_err(|e| Failure::subscriber(&e, "sending changes"))?;
         if self.is_resolved(prepared, commit)? {
             return Ok(());
         }
