@@ -125,8 +125,8 @@ fn a_row_lock_of_a_user_delays_apply() {
     });
 }
 
-/// A worker cannot send all of its next group: the subscriber waits for a user's lock, and reads nothing
-/// meanwhile. The commit of the group before counts all the same, and later groups of others commit.
+/// The subscriber waits for a user's lock and reads nothing, so a worker cannot send all of its next group.
+/// The worker still hears that the group before has committed, and the groups of other workers commit.
 #[test]
 fn a_commit_counts_while_the_next_group_is_locked_out() {
     on_versions(&VERSIONS, |mut case| {

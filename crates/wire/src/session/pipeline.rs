@@ -238,9 +238,9 @@ impl Session {
         self.channel.flush(self.read_timeout)
     }
 
-    /// Writes of the queued messages what the socket accepts at once. [`Session::wait_readable`] writes the
-    /// rest, so that replies are not taken late because the server works and does not read. Errors are those
-    /// of [`Session::flush`].
+    /// Writes as much of the queued messages as the socket accepts at once. [`Session::wait_readable`] writes
+    /// the rest, so the caller can take replies while the server executes a statement and reads nothing.
+    /// Errors are those of [`Session::flush`].
     pub fn send_queued(&mut self) -> Result<()> {
         self.check_queue()?;
         self.channel.write_some().map(|_| ())

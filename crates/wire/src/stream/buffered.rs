@@ -232,7 +232,7 @@ impl Buffered {
         Ok(())
     }
 
-    /// Writes of the queued messages what the socket accepts. Whether all of them are written.
+    /// Writes as much of the queued messages as the socket accepts. Returns whether all of them are written.
     pub(crate) fn write_some(&mut self) -> Result<bool> {
         self.begin_to_write();
         while self.is_writing() {
@@ -249,7 +249,7 @@ impl Buffered {
         Ok(true)
     }
 
-    /// Whether messages are partly written, or wait for others.
+    /// Whether messages that [`Buffered::write_some`] has taken are not completely written.
     pub(crate) fn is_writing(&self) -> bool {
         !self.writing.is_empty() || self.stream.has_unsent()
     }
@@ -284,7 +284,7 @@ impl Buffered {
         }
     }
 
-    /// Discards the queued messages, of which none may have been written.
+    /// Discards the queued messages that are not being written.
     pub(crate) fn forget_queued(&mut self) {
         self.out.clear();
     }

@@ -46,8 +46,8 @@ fn a_long_pipeline_does_not_deadlock() {
     }
 }
 
-/// The server works, and does not read. What it has answered before is taken meanwhile, and what is not sent
-/// can be taken back.
+/// While the server sleeps, it reads nothing. The client takes the replies that the server has sent before,
+/// and takes back a message that it has not begun to send.
 #[test]
 fn replies_are_taken_while_messages_wait_to_be_sent() {
     const LARGE: usize = 24 << 20;

@@ -191,9 +191,9 @@ impl ApplyThread {
         if readable { self.take_replies() } else { Ok(()) }
     }
 
-    /// Sends what the subscriber takes at once. The rest goes while the worker waits: it must not miss a
-    /// COMMIT of its own, on which other workers may wait, while the subscriber executes the next group and
-    /// reads nothing.
+    /// Sends what the socket accepts at once, and leaves the rest to [`Self::sleep`]. The subscriber reads
+    /// nothing while it executes a statement. A worker that first wrote all of its next group would hear
+    /// too late that its last group has committed, and other workers wait for that.
     pub(super) fn send(&mut self) -> Result<()> {
         self.session.send_queued().map_err(|e| Failure::subscriber(&e, "sending changes"))
     }

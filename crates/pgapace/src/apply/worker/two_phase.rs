@@ -19,6 +19,7 @@ impl ApplyThread {
             Some(TwoPhase::Commit(prepared)) => (prepared, true),
             Some(TwoPhase::Rollback(prepared)) => (prepared, false),
         };
+        // All of it, because the queries that follow are exchanges of their own.
         self.session.flush().map_err(|e| Failure::subscriber(&e, "sending changes"))?;
         if self.is_resolved(prepared, commit)? {
             return Ok(());
