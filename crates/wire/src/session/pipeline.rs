@@ -342,7 +342,7 @@ impl Session {
             let want = Want { read: true, write: self.channel.is_writing() };
             match self.channel.stream().wait(want, wake, deadline) {
                 Ok(Some(ready)) if ready.writable && !ready.readable && !ready.woken => {
-                    self.channel.write_some()?;
+                    self.channel.write_rest()?;
                 }
                 Ok(ready) => return Ok(ready.is_some_and(|ready| ready.readable)),
                 Err(error) => return Err(self.channel.fail(error.into())),

@@ -161,9 +161,11 @@ impl Buffered {
             if self.try_fill()? {
                 return Ok(());
             }
-            let want = Want { read: true, write: self.stream.has_unsent() };
+            let want = Want { read: true, write: self.is_writing() };
             match self.wait(want, deadline) {
-                Ok(Some(ready)) if ready.writable => self.push()?,
+                Ok(Some(ready)) if ready.writable => {
+                    self.write_rest()?;
+                }
                 Ok(Some(_)) => {}
                 Ok(None) => return Err(Error::Timeout),
                 Err(error) => return Err(self.fail(error.into())),
@@ -235,6 +237,11 @@ impl Buffered {
     /// Writes as much of the queued messages as the socket accepts. Returns whether all of them are written.
     pub(crate) fn write_some(&mut self) -> Result<bool> {
         self.begin_to_write();
+        self.write_rest()
+    }
+
+    /// The same for what [`Buffered::write_some`] has left. Messages that were queued since then stay queued.
+    pub(crate) fn write_rest(&mut self) -> Result<bool> {
         while self.is_writing() {
             let result = match self.writing.front() {
                 Some(messages) => self.stream.write(&messages[self.written..]),
@@ -270,10 +277,12 @@ impl Buffered {
 
     fn wrote(&mut self, count: usize) {
         self.written += count;
+        self.stream.set_inside_message(self.written > 0);
         if self.writing.front().is_some_and(|messages| self.written == messages.len())
             && let Some(mut written) = self.writing.pop_front()
         {
             self.written = 0;
+            self.stream.set_inside_message(false);
             if self.out.capacity() == 0 {
                 if written.capacity() > MAX_RETAINED {
                     written = BytesMut::with_capacity(INPUT_SIZE);
@@ -311,14 +320,6 @@ impl Buffered {
             Ok(Some(_)) => Ok(()),
             Ok(None) => Err(Error::Timeout),
             Err(error) => Err(self.fail(error.into())),
-        }
-    }
-
-    fn push(&mut self) -> Result<()> {
-        match self.stream.push() {
-            Ok(()) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            Err(error) => Err(self.write_failed(error)),
         }
     }
 
@@ -401,5 +402,40 @@ pub(crate) fn from_io(error: io::Error) -> Error {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         Some(tls) => Error::Tls(format!("SSL error: {tls}")),
         None => Error::Io(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use socket2::{Domain, Socket, Type};
+
+    use super::*;
+
+    /// Drops a connection with a queue of this many bytes, for which there is no room at first. Returns what
+    /// the server reads.
+    fn read_after_drop(length: usize) -> Vec<u8> {
+        let (mut server, client) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+        let mut stream = Stream::on(client);
+        stream.say_goodbye_on_drop();
+        let mut channel = Buffered::new(stream);
+        channel.out.extend_from_slice(&vec![b'x'; length]);
+        let mut read = Vec::new();
+        if !channel.write_some().unwrap() {
+            read.resize(64 << 10, 0);
+            server.read_exact(&mut read).unwrap();
+        }
+        drop(channel);
+        server.read_to_end(&mut read).unwrap();
+        read
+    }
+
+    #[test]
+    fn terminate_is_sent_only_between_messages() {
+        assert!(read_after_drop(100).ends_with(b"xX\0\0\0\x04"));
+        let cut_off = read_after_drop(100 << 20);
+        assert!(cut_off.len() < 100 << 20, "the socket has accepted everything");
+        assert!(cut_off.iter().all(|byte| *byte == b'x'));
     }
 }

@@ -32,6 +32,8 @@ pub(crate) struct Stream {
     socket: Socket,
     tls: Option<Box<Tls>>,
     says_goodbye: bool,
+    /// See [`Stream::set_inside_message`].
+    inside_message: bool,
 }
 
 /// Which events to wait for.
@@ -61,20 +63,26 @@ impl Stream {
         deadline: Option<Instant>,
     ) -> io::Result<Stream> {
         let socket = socket::connect(address, options, deadline)?;
-        Ok(Stream { socket, tls: None, says_goodbye: false })
+        Ok(Stream { socket, tls: None, says_goodbye: false, inside_message: false })
     }
 
     /// A stream on one end of a socket pair.
     #[cfg(test)]
     pub(crate) fn on(socket: Socket) -> Stream {
         socket.set_nonblocking(true).unwrap();
-        Stream { socket, tls: None, says_goodbye: false }
+        Stream { socket, tls: None, says_goodbye: false, inside_message: false }
     }
 
     /// From now on, dropping the stream sends Terminate, so that the server does not log a lost
     /// connection.
     pub(crate) fn say_goodbye_on_drop(&mut self) {
         self.says_goodbye = true;
+    }
+
+    /// Whether the last bytes written may end inside a message. Then the server would read Terminate as a
+    /// part of that message, so none is sent.
+    pub(crate) fn set_inside_message(&mut self, inside: bool) {
+        self.inside_message = inside;
     }
 
     /// Starts TLS on the connection. With `direct` negotiation the server must select PostgreSQL by
@@ -167,7 +175,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.says_goodbye {
+        if self.says_goodbye && !self.inside_message {
             // Sends Terminate, as far as the socket accepts it at once.
             let _ = self.write(b"X\0\0\0\x04");
             if let Some(tls) = &mut self.tls {

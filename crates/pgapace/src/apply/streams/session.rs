@@ -91,7 +91,9 @@ impl StreamSession {
             Order::Abandon => {}
         }
         self.orders.push_back(self.expected.len() - before);
-        self.session.flush().map_err(|e| Failure::subscriber(&e, "sending changes"))
+        // The rest is written while the thread waits, so it sees an order to abandon the stream even while the
+        // subscriber waits for a lock and reads nothing.
+        self.session.send_queued().map_err(|e| Failure::subscriber(&e, "sending changes"))
     }
 
     fn part(&mut self, work: Work, savepoint: Option<usize>) -> Result<()> {
