@@ -12,7 +12,7 @@ use super::json;
 use super::svg::{Labels, Series, plot};
 use super::terminal::{figure, ratio};
 use crate::outcome::{Outcome, Run, Runner};
-use crate::workload;
+use crate::workload::{self, Workload};
 
 const METHOD: &str = "\
 Every result compares programs within one run on one machine, so only the ratios apply elsewhere.
@@ -108,9 +108,15 @@ fn regime_rank(regime: &str) -> u8 {
 }
 
 fn workload_rank(name: &str) -> usize {
-    let exact = workload::ALL.iter().position(|workload| workload.name == name);
-    let variant = || workload::ALL.iter().position(|workload| name.starts_with(workload.name));
-    exact.or_else(variant).unwrap_or(usize::MAX)
+    workload_of(name).map_or(usize::MAX, |(rank, _)| rank)
+}
+
+/// The workload that a result belongs to, with its place: the longest name with which that of the result
+/// begins.
+fn workload_of(name: &str) -> Option<(usize, &'static Workload)> {
+    let all = workload::ALL.iter().enumerate();
+    all.filter(|(_, workload)| name.starts_with(workload.name))
+        .max_by_key(|(_, workload)| workload.name.len())
 }
 
 const REGIMES: &str = "\
@@ -137,11 +143,15 @@ fn is_shown(workload: &str) -> bool {
     !one_of_many && !workload.ends_with("-visible") && !workload.ends_with("-p95")
 }
 
-/// The description of a workload; empty if it is not known.
+/// The description of a result; empty if its workload is not known.
 fn about(name: &str) -> String {
-    let exact = workload::ALL.iter().find(|workload| workload.name == name);
-    let variant = || workload::ALL.iter().find(|workload| name.starts_with(workload.name));
-    exact.or_else(variant).map_or(String::new(), |workload| workload.about.replace('|', "\\|"))
+    match workload_of(name) {
+        Some((_, workload)) if name.ends_with("-last-tenth") => {
+            format!("rate of the last tenth of {} over that of the first", workload.name)
+        }
+        Some((_, workload)) => workload.about.replace('|', "\\|"),
+        None => String::new(),
+    }
 }
 
 fn page(outcomes: &[Outcome], plots: &BTreeMap<String, String>) -> String {
@@ -488,6 +498,9 @@ mod tests {
         assert!(workload_rank("tpcb") < workload_rank("hot"));
         assert_eq!(workload_rank("sync-remote-apply"), workload_rank("sync"));
         assert_eq!(workload_rank("unknown"), usize::MAX);
+        let of_simple = "old-snapshot-simple-last-tenth";
+        assert_eq!(workload_rank(of_simple), workload_rank("old-snapshot-simple"));
+        assert!(about(of_simple).contains("last tenth of old-snapshot-simple"));
         assert!(regime_rank("cpu") < regime_rank("rtt:5ms"));
     }
 }

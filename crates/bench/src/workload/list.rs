@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use super::tablesync::Tables;
 use super::{
     Kind, Workload, bulk, first_touch, full_update, hot, indexes, many_tables, moving_unique,
-    old_snapshot, partitions, random, rollback, tpcb, trigger_row, twophase, wide,
+    old_snapshot, partitions, random, rollback, tpcb, trigger_row, twophase, user_locks, wide,
 };
 
 /// Every workload, in the order of the report.
@@ -134,6 +134,11 @@ pub(crate) const ALL: &[Workload] = &[
         name: "old-snapshot-single",
         about: "old-snapshot-simple, with pgapace committing each transaction alone",
         kind: Kind::Backlog(old_snapshot::single),
+    },
+    Workload {
+        name: "user-locks",
+        about: "random-update, while a session of the subscriber locks the table in SHARE MODE again and again",
+        kind: Kind::Backlog(user_locks::user_locks),
     },
     Workload {
         name: "resume",

@@ -17,6 +17,7 @@ pub(crate) mod tablesync;
 pub(crate) mod tpcb;
 mod trigger_row;
 pub(crate) mod twophase;
+mod user_locks;
 mod wide;
 
 pub(crate) use self::list::{ALL, select};
@@ -95,9 +96,20 @@ pub(crate) struct Backlog {
     /// A query on the subscriber after each run: true if the state that the comparison of the
     /// tables cannot see is as it must be.
     pub(crate) check: Option<String>,
-    /// A session keeps a snapshot on the subscriber during each run. The rate of the last tenth of
-    /// the backlog is then compared to the rate of the first.
-    pub(crate) old_snapshot: bool,
+    /// What a user's session of the subscriber does during each run.
+    pub(crate) user: User,
+}
+
+/// What a user's session of the subscriber does.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum User {
+    #[default]
+    Nothing,
+    /// It keeps a snapshot. The rate of the last tenth of the backlog is then compared to the rate of the
+    /// first.
+    KeepsSnapshot,
+    /// It locks this table in SHARE MODE for a moment, again and again.
+    Locks(&'static str),
 }
 
 impl Backlog {

@@ -2,13 +2,14 @@
 
 mod prepare;
 mod tenths;
+mod user;
 
 use anyhow::Result;
-use testbed::postgres::Client;
 use testbed::replay::ReplayServer;
 use testbed::servers::ServerBinaries;
 
 use self::prepare::{Prepared, prepare};
+use self::user::UserSession;
 use crate::bench::Bench;
 use crate::clock::Phase;
 use crate::elsewhere;
@@ -20,7 +21,7 @@ use crate::regime::Regime;
 use crate::round::{Replay, natives};
 use crate::scenario::live::{MEMORY, set};
 use crate::watch::Finished;
-use crate::workload::{Backlog, Workload, Write};
+use crate::workload::{Backlog, User, Workload, Write};
 
 /// The publisher's database.
 const DATABASE: &str = "bench";
@@ -83,6 +84,7 @@ pub(crate) fn measure(
             outcome.notes.push("no pg_recvlogical on this machine".into());
         }
     }
+    let old_snapshot = backlog.user == User::KeepsSnapshot;
     let mut tenths = tenths::Tenths::default();
     bench.alternate(&mut outcome, runners, |outcome, runner| {
         if runner.is_raw() {
@@ -92,10 +94,10 @@ pub(crate) fn measure(
         let seconds = finished.seconds;
         let mut run = Run::new(runner, backlog.value(seconds), seconds, finished.usage);
         apply_limit(&mut run, &finished, backlog, &mut outcome.notes);
-        if backlog.old_snapshot {
+        if old_snapshot {
             tenths.add(runner, &finished.curve);
         }
-        if workload.name == "tpcb" || two_phase || backlog.old_snapshot {
+        if workload.name == "tpcb" || two_phase || old_snapshot {
             run.curve = finished.curve;
         }
         Ok(run)
@@ -108,7 +110,7 @@ pub(crate) fn measure(
         decode_with(&servers, &usual)?;
     }
     bench.give_back(servers, DATABASE, &[ROUND, BASE])?;
-    let later = backlog.old_snapshot.then(|| tenths.outcome(bench, workload, &outcome));
+    let later = old_snapshot.then(|| tenths.outcome(bench, workload, &outcome));
     Ok([Some(outcome), later].into_iter().flatten().collect())
 }
 
@@ -143,12 +145,12 @@ fn apply(
         servers.publisher.sql(DATABASE, "CHECKPOINT")?;
         servers.reset_subscriber(BASE, ROUND)
     })?;
-    let snapshot = backlog.old_snapshot.then(|| keep_snapshot(servers)).transpose()?;
+    let user = UserSession::begin(backlog.user, &servers.subscriber, ROUND)?;
     let finished = bench.clock.time(Phase::Run, || match runner {
         Runner::Native | Runner::NativeOn => replay.native(runner),
         _ => replay.pgapace(),
     })?;
-    drop(snapshot);
+    user.end()?;
     if finished.stopped_at.is_none() {
         let differences = bench.clock.time(Phase::Compare, || {
             let mut differences = prepared.differences(servers)?;
@@ -162,13 +164,6 @@ fn apply(
         outcome.compared(runner, &differences);
     }
     Ok(finished)
-}
-
-/// A session in a transaction whose snapshot is older than everything that a run applies.
-fn keep_snapshot(servers: &Environment) -> Result<Client> {
-    let mut session = servers.subscriber.connect(ROUND)?;
-    session.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")?;
-    Ok(session)
 }
 
 /// Sets the publisher's logical_decoding_work_mem and returns the previous value.
