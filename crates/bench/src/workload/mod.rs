@@ -96,11 +96,11 @@ pub(crate) struct Backlog {
     /// A query on the subscriber after each run: true if the state that the comparison of the
     /// tables cannot see is as it must be.
     pub(crate) check: Option<String>,
-    /// What a user's session of the subscriber does during each run.
+    /// What one more session does on the subscriber during each run.
     pub(crate) user: User,
 }
 
-/// What a user's session of the subscriber does.
+/// What a session of a user does on the subscriber, beside those that apply.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum User {
     #[default]

@@ -1,5 +1,6 @@
-//! A session of the subscriber locks the table again and again. Its lock waits for a group that waits for its
-//! turn to commit, and the locks of earlier groups wait behind it, so groups have to give way.
+//! A session on the subscriber locks the table again and again. Its lock waits for the groups that are executed,
+//! and the groups behind them wait for it. If a later group has its lock on the table before an earlier one,
+//! it has to give way.
 
 use super::{Backlog, Scale, User, random};
 

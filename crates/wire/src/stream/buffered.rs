@@ -277,12 +277,10 @@ impl Buffered {
 
     fn wrote(&mut self, count: usize) {
         self.written += count;
-        self.stream.set_inside_message(self.written > 0);
         if self.writing.front().is_some_and(|messages| self.written == messages.len())
             && let Some(mut written) = self.writing.pop_front()
         {
             self.written = 0;
-            self.stream.set_inside_message(false);
             if self.out.capacity() == 0 {
                 if written.capacity() > MAX_RETAINED {
                     written = BytesMut::with_capacity(INPUT_SIZE);
@@ -291,6 +289,7 @@ impl Buffered {
                 self.out = written;
             }
         }
+        self.stream.set_inside_message(self.written > 0);
     }
 
     /// Discards the queued messages that are not being written.

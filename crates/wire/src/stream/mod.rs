@@ -175,9 +175,11 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.says_goodbye && !self.inside_message {
-            // Sends Terminate, as far as the socket accepts it at once.
-            let _ = self.write(b"X\0\0\0\x04");
+        if self.says_goodbye {
+            if !self.inside_message {
+                // Sends Terminate, as far as the socket accepts it at once.
+                let _ = self.write(b"X\0\0\0\x04");
+            }
             if let Some(tls) = &mut self.tls {
                 tls.close(&self.socket);
             }

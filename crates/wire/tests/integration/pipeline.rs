@@ -91,6 +91,24 @@ fn replies_are_taken_while_messages_wait_to_be_sent() {
     }
 }
 
+/// A caller that only reads sends what the socket did not take at once.
+#[test]
+fn reading_replies_sends_the_rest() {
+    for info in [server(18).local(), server(18).tcp("postgres", "sslmode=require")] {
+        let mut session = connect(&info).unwrap();
+        session.set_read_timeout(Some(Duration::from_secs(10)));
+        let large = vec![b'x'; 24 << 20];
+        session
+            .queue_statement("SELECT length($1)", &[25], [Param::Text(&large)].into_iter())
+            .unwrap();
+        session.queue_sync();
+        session.send_queued().unwrap();
+        assert!(session.queued() > 0, "the socket has taken everything");
+        assert_eq!(drain(&mut session), (1, 1, None));
+        assert_eq!(session.queued(), 0);
+    }
+}
+
 #[test]
 fn parameters_of_all_forms() {
     let mut session = server(18).session();

@@ -1,4 +1,4 @@
-//! A user's session of the subscriber during a run.
+//! A session of a user on the subscriber during a run, beside those that apply.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,25 +29,21 @@ pub(super) enum UserSession {
 
 impl UserSession {
     pub(super) fn begin(user: User, subscriber: &Cluster, database: &str) -> Result<Self> {
-        if user == User::Nothing {
-            return Ok(Self::None);
-        }
-        let mut session = subscriber.connect(database)?;
-        let User::Locks(table) = user else {
-            session.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")?;
-            return Ok(Self::Snapshot { _session: Box::new(session) });
-        };
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let thread = thread::spawn(move || {
-            while !stopped.load(Ordering::Relaxed) {
-                session
-                    .batch_execute(&format!("BEGIN; LOCK TABLE {table} IN SHARE MODE; COMMIT"))?;
-                thread::sleep(PAUSE);
+        match user {
+            User::Nothing => Ok(Self::None),
+            User::KeepsSnapshot => {
+                let mut session = Box::new(subscriber.connect(database)?);
+                session.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")?;
+                Ok(Self::Snapshot { _session: session })
             }
-            Ok(())
-        });
-        Ok(Self::Locks { stop, thread })
+            User::Locks(table) => {
+                let session = subscriber.connect(database)?;
+                let stop = Arc::new(AtomicBool::new(false));
+                let stopped = Arc::clone(&stop);
+                let thread = thread::spawn(move || lock_repeatedly(session, table, &stopped));
+                Ok(Self::Locks { stop, thread })
+            }
+        }
     }
 
     /// Ends it after the run.
@@ -56,4 +52,12 @@ impl UserSession {
         stop.store(true, Ordering::Relaxed);
         thread.join().map_err(|_| anyhow!("the user's session panicked"))?
     }
+}
+
+fn lock_repeatedly(mut session: Client, table: &str, stopped: &AtomicBool) -> Result<()> {
+    while !stopped.load(Ordering::Relaxed) {
+        session.batch_execute(&format!("BEGIN; LOCK TABLE {table} IN SHARE MODE; COMMIT"))?;
+        thread::sleep(PAUSE);
+    }
+    Ok(())
 }
