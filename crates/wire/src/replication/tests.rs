@@ -1,6 +1,7 @@
 //! Tests of the stream against a scripted peer on a socket pair.
 
 use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 
 use socket2::{Domain, Socket, Type};
 
@@ -251,6 +252,73 @@ fn naps_grow_in_a_backlog() {
     stream.set_haste(Haste::Prompt);
     stream.adapt(BUFFER_SIZE);
     assert_eq!(stream.nap, NAP);
+}
+
+/// A stream over TCP that reads a backlog at a pace, and its peer.
+fn paced_pair() -> (TcpStream, ReplicationStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    client.set_recv_buffer_size(24 * 1024).unwrap();
+    client.connect(&listener.local_addr().unwrap().into()).unwrap();
+    let stream = ReplicationStream::new(Stream::on(client), &[], "test".to_owned(), LONGEST_NAP);
+    let mut stream = ReplicationStream { pace: Some(Pace::new(Instant::now())), ..stream.unwrap() };
+    stream.set_haste(Haste::None);
+    (listener.accept().unwrap().0, stream)
+}
+
+#[test]
+fn a_backlog_is_read_to_its_end() {
+    let (mut server, mut stream) = paced_pair();
+    server.set_nodelay(true).unwrap();
+    // Small messages, some that fit no window or buffer, and silence in between.
+    let size = |n: usize| match n {
+        _ if n.is_multiple_of(10_000) => 400_000,
+        _ if n.is_multiple_of(1000) => 50_000,
+        _ => n % 200,
+    };
+    let body = move |n: usize| vec![n.to_le_bytes()[0]; size(n)];
+    let writer = std::thread::spawn(move || {
+        for n in 0..50_000_usize {
+            server.write_all(&message(b'd', &body(n))).unwrap();
+            if n.is_multiple_of(7000) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    });
+    let (all, reason) = receive_all(&mut stream);
+    writer.join().unwrap();
+    assert!(matches!(reason, EndReason::Closed));
+    assert_eq!(all.len(), 50_000);
+    assert!(all.iter().enumerate().all(|(n, received)| *received == body(n)));
+}
+
+/// A backlog must not delay the status, for which the caller is woken.
+#[test]
+fn wake_ups_come_through_in_a_backlog() {
+    let (mut server, mut stream) = paced_pair();
+    let writer = std::thread::spawn(move || {
+        // Until the stream is dropped.
+        while server.write_all(&message(b'd', &[0; 100])).is_ok() {}
+    });
+    let mut chunks = 0;
+    for _ in 0..200 {
+        let waker = stream.waker();
+        let other = std::thread::spawn(move || waker.wake());
+        loop {
+            match stream.receive(SOON).unwrap() {
+                Received::Woken => break,
+                Received::Chunk(_) => chunks += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        other.join().unwrap();
+    }
+    while chunks < 200 {
+        assert!(matches!(stream.receive(SOON).unwrap(), Received::Chunk(_)));
+        chunks += 1;
+    }
+    drop(stream);
+    writer.join().unwrap();
 }
 
 /// The backlog may end before the caller changes the haste.

@@ -123,6 +123,11 @@ impl Stream {
         &self.socket
     }
 
+    /// Number of bytes that the socket has received and that were not read.
+    pub(crate) fn unread(&self) -> io::Result<usize> {
+        Ok(usize::try_from(rustix::io::ioctl_fionread(&self.socket)?).unwrap_or(usize::MAX))
+    }
+
     /// Reads available data, at most `into.len()` bytes. `Ok(0)` means the end of the stream,
     /// `WouldBlock` that there is no data.
     pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
