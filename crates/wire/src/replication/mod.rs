@@ -315,7 +315,7 @@ impl ReplicationStream {
     ) -> Result<ControlFlow<Received, usize>> {
         let limit = match step {
             Step::Read(limit) => limit,
-            Step::Pause(until) if deadline.is_some_and(|deadline| until >= deadline) => usize::MAX,
+            Step::Pause(until) if deadline.is_some_and(|deadline| until >= deadline) => None,
             Step::Pause(until) => {
                 self.push()?;
                 self.waker.wait(until.saturating_duration_since(Instant::now()))?;
@@ -347,7 +347,7 @@ impl ReplicationStream {
 
     /// Takes [`Step::Read`] and returns the number of bytes read; 0 when there is no data,
     /// [`Error::Closed`] at the end.
-    fn read_paced(&mut self, limit: usize) -> Result<usize> {
+    fn read_paced(&mut self, limit: Option<usize>) -> Result<usize> {
         let Some(pace) = &mut self.pace else { return Ok(0) };
         let before = self.filled;
         let mut unread = 0;
@@ -367,7 +367,7 @@ impl ReplicationStream {
             }
         }
         if self.filled == self.buffer.len() {
-            // What is unread did not fit.
+            // The rest did not fit, which says nothing about the sender.
             found = Found::More;
         }
         let (now, count) = (Instant::now(), self.filled - before);

@@ -42,19 +42,19 @@ const FLOW_RATE: u64 = 2_000_000;
 /// Size of the receive window in bytes, before a fuller one was seen.
 const SMALLEST_WINDOW: usize = 16 * 1024;
 
-/// What the reader does next.
+/// The next step of the reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     /// Read nothing until then.
     Pause(Instant),
     /// Wait until something can be read, and call [`Pace::arrived`].
     Wait,
-    /// Read about this many bytes: once, and then as long as [`Pace::after_read`] says so. Then call
-    /// [`Pace::has_read`].
-    Read(usize),
+    /// Read about this many bytes, or everything: once, and then as long as [`Pace::after_read`] says
+    /// so. Then call [`Pace::has_read`].
+    Read(Option<usize>),
 }
 
-/// What the reader found when it had read everything that was there.
+/// The receive window after a read of everything that was in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
     /// The sender has filled the window again, and the reader may read more.
@@ -141,14 +141,18 @@ impl Pace {
         }
     }
 
-    /// After `count` of the `limit` bytes of [`Step::Read`] were read, `unread` bytes can be read.
-    pub(super) fn after_read(&mut self, limit: usize, count: usize, unread: usize) -> Found {
+    /// After `count` bytes of [`Step::Read`] with that limit were read, `unread` bytes can be read.
+    pub(super) fn after_read(
+        &mut self,
+        limit: Option<usize>,
+        count: usize,
+        unread: usize,
+    ) -> Found {
         self.window = self.window.max(unread);
-        let takes_everything = limit == usize::MAX;
-        let filled = if takes_everything { self.window / 8 } else { self.window / 4 * 3 };
+        let filled = if limit.is_none() { self.window / 8 } else { self.window / 4 * 3 };
         if unread < filled {
             Found::Little
-        } else if limit.saturating_sub(count) < unread / 2 {
+        } else if limit.is_some_and(|limit| limit.saturating_sub(count) < unread / 2) {
             Found::Enough
         } else {
             Found::More
@@ -183,17 +187,13 @@ impl Pace {
         self.taken = 0;
     }
 
-    /// How many bytes may be read now.
-    fn allowance(&self, now: Instant) -> usize {
-        match self.rate {
-            Some(rate) if !self.is_in_doubt(now) => {
-                let micros = (now - self.began + INTERVAL).as_micros();
-                let allowed = u128::from(rate) * READING_PERCENT / 100 * micros / 1_000_000;
-                let left = allowed.saturating_sub(u128::from(self.taken));
-                usize::try_from(left).unwrap_or(usize::MAX)
-            }
-            _ => usize::MAX,
-        }
+    /// How many bytes may be read now; `None` for everything.
+    fn allowance(&self, now: Instant) -> Option<usize> {
+        let rate = self.rate.filter(|_| !self.is_in_doubt(now))?;
+        let micros = (now - self.began + INTERVAL).as_micros();
+        let allowed = u128::from(rate) * READING_PERCENT / 100 * micros / 1_000_000;
+        let left = allowed.saturating_sub(u128::from(self.taken));
+        Some(usize::try_from(left).unwrap_or(usize::MAX))
     }
 
     /// The sender's buffer is empty: determines its rate and the length of the next pause.
@@ -231,10 +231,10 @@ mod tests {
         /// In the sender's buffer, and in the receive buffer.
         waiting: usize,
         received: usize,
-        /// What came in packets as small as messages, and everything that was sent.
+        /// Bytes that came in packets of one message each, and all bytes that were sent.
         small: usize,
         sent: usize,
-        /// What the sender could not send in time.
+        /// Bytes for which the sender's buffer had no room.
         refused: usize,
         /// Whether the window is filled later than it is opened, packet by packet.
         is_late: bool,
@@ -384,7 +384,9 @@ mod tests {
             pace.arrived(now, 100);
             assert_eq!(pace.step(now), Step::Pause(now + SHORTEST_PAUSE));
             now += SHORTEST_PAUSE;
-            assert!(matches!(pace.step(now), Step::Read(limit) if limit >= 100));
+            assert!(
+                matches!(pace.step(now), Step::Read(limit) if limit.is_none_or(|limit| limit >= 100))
+            );
             pace.has_read(now, 100, 0, Found::Little);
         }
     }

@@ -292,6 +292,22 @@ fn a_backlog_is_read_to_its_end() {
     assert!(all.iter().enumerate().all(|(n, received)| *received == body(n)));
 }
 
+/// A read that leaves data because the buffer is full does not end a cycle.
+#[test]
+fn a_full_buffer_is_no_empty_sender() {
+    let (mut server, mut stream) = paced_pair();
+    let room = 8 * 1024;
+    server.write_all(&vec![0; room + 100]).unwrap();
+    while stream.stream.unread().unwrap() < room + 100 {
+        std::thread::yield_now();
+    }
+    stream.filled = stream.buffer.len() - room;
+    assert_eq!(stream.read_paced(Some(BUFFER_SIZE)).unwrap(), room);
+    assert_eq!(stream.stream.unread().unwrap(), 100);
+    let step = stream.pace.as_mut().unwrap().step(Instant::now());
+    assert!(matches!(step, Step::Read(_)), "{step:?}");
+}
+
 /// A backlog must not delay the status, for which the caller is woken.
 #[test]
 fn wake_ups_come_through_in_a_backlog() {
