@@ -37,6 +37,8 @@ pub(crate) fn start_behind(case: &Case) -> (Client, Process) {
     // The snapshot exists now.
     wait_for_a_waiter(case, &mut process, "relation");
     changes(case, 10..20);
+    // They are deferred now. Changes that are received after the copy has caught up are not.
+    other_has(case, &mut process, 20);
     must(copying.batch_execute("COMMIT"));
     wait_for_a_waiter(case, &mut process, "advisory");
     (applying, process)
