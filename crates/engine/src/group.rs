@@ -207,10 +207,12 @@ impl<T> Batcher<T> {
         self.recent_in_flight = self.recent_in_flight.max(transactions);
     }
 
-    /// Whether many sessions of the publisher commit concurrently.
+    /// Whether so many sessions of the publisher commit concurrently that the reader takes longer naps.
+    /// `short`: threads wait for processors longer than they run.
     #[must_use]
-    pub fn has_concurrent_committers(&self) -> bool {
-        self.recent_in_flight >= self.pacing.many_committers
+    pub fn has_concurrent_committers(&self, short: bool) -> bool {
+        let Pacing { many_committers, several_committers, .. } = self.pacing;
+        self.recent_in_flight >= if short { several_committers } else { many_committers }
     }
 
     /// The group for a free worker: as many whole transactions from the front as the limits and `contents`
@@ -435,6 +437,10 @@ mod tests {
         batcher.push(ONE, 2);
         assert_eq!(batcher.gathering(RECENT, Duration::ZERO), Duration::ZERO);
         assert_eq!(batcher.take(&mut OneTable).map(|group| group.len()), Some(3));
+        // Where processors are short, the reader takes longer naps for fewer sessions.
+        assert!(
+            batcher.has_concurrent_committers(true) && !batcher.has_concurrent_committers(false)
+        );
         // The sessions have ended: the estimate decays.
         for transaction in 0..6 {
             batcher.push(ONE, transaction);

@@ -291,10 +291,11 @@ impl<T: Dispatchable> Dispatch<T> {
         self.settings.pacing.is_backlog(self.behind)
     }
 
-    /// Whether many sessions of the publisher commit at the same time.
+    /// Whether so many sessions of the publisher commit at the same time that the reader takes longer
+    /// naps. `short`: threads wait for processors longer than they run.
     #[must_use]
-    pub fn has_many_committers(&self) -> bool {
-        self.waiting.has_concurrent_committers()
+    pub fn has_many_committers(&self, short: bool) -> bool {
+        self.waiting.has_concurrent_committers(short)
     }
 
     /// Whether nothing waits.

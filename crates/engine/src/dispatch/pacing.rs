@@ -53,6 +53,11 @@ pub struct Pacing {
     ///
     /// Below it, a nap delays more transactions than it brings together.
     pub many_committers: usize,
+    /// The same where threads wait for processors longer than they run.
+    ///
+    /// A nap delays little there, and each wake-up takes a processor from the sessions that commit.
+    /// See docs/performance.md, "Where many wait".
+    pub several_committers: usize,
     /// Part of the group limits (1 in n) from which on waiting transactions are worth a group of their own.
     ///
     /// A worker that is busy gets such a group in advance, and a free one does not wait for more.
@@ -220,6 +225,7 @@ impl Pacing {
         longest_gathering: Duration::from_millis(20),
         committers_wait: Duration::from_millis(2),
         many_committers: 8,
+        several_committers: 3,
         worth_part: 4,
         window: 256,
         depth: 2,

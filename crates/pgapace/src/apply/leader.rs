@@ -31,8 +31,9 @@ use crate::barrier::keeper::KeeperContext;
 use crate::config::live::SettingsWatch;
 use crate::error::{Class, Failure, Result};
 use crate::membership::MoveOrder;
+use crate::observe::processors::Processors;
 use crate::observe::stopwatch::{Reason, Stopwatch};
-use crate::publisher::feedback::Feedback;
+use crate::publisher::feedback::{Change, Feedback};
 use crate::publisher::receiver::{FromPublisher, Receiver};
 use crate::publisher::watch::Watch;
 use crate::subscriber::state::conflicts::Conflict;
@@ -95,6 +96,7 @@ pub(crate) struct Leader<'a> {
     advanced: Arc<AtomicBool>,
     watch: Watch,
     pulse: Pulse,
+    processors: Processors,
     conflict_retention: Option<Duration>,
     durable_commits: bool,
     idle_interval: Duration,
@@ -146,6 +148,7 @@ impl<'a> Leader<'a> {
             advanced: parts.advanced,
             watch: parts.watch,
             pulse: parts.pulse,
+            processors: Processors::of_this_thread(),
             conflict_retention: parts.conflict_retention,
             durable_commits: parts.durable_commits,
             idle_interval: parts.idle_interval,
@@ -464,9 +467,11 @@ impl<'a> Leader<'a> {
     }
 
     fn publish_positions(&mut self) {
-        let positions = self.intake.positions();
-        if self.feedback.set(positions) {
-            self.receiver.wake();
+        match self.feedback.set(self.intake.positions()) {
+            Change::Nothing => {}
+            // Each message wakes the walsender, too. Few sessions wait for the receipt alone.
+            Change::Receipt => self.receiver.wake_after_nap(),
+            Change::Progress => self.receiver.wake(),
         }
     }
 

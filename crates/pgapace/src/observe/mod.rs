@@ -6,4 +6,5 @@ pub(crate) mod figures;
 pub(crate) mod history;
 pub(crate) mod ledger;
 pub(crate) mod logging;
+pub(crate) mod processors;
 pub(crate) mod stopwatch;

@@ -135,7 +135,7 @@ pub(crate) struct Receiver {
     pub(crate) waits: Stopwatch,
     waker: Waker,
     stop: Arc<AtomicBool>,
-    flow: Arc<Flow>,
+    haste: Arc<SharedHaste>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -150,7 +150,7 @@ impl Receiver {
         let (sender, chunks) = unbounded();
         let waker = stream.waker();
         let stop = Arc::new(AtomicBool::new(false));
-        let flow = Arc::new(Flow::default());
+        let haste = Arc::new(SharedHaste::default());
         let memory = Arc::new(Memory {
             used: AtomicUsize::new(0),
             reserved: AtomicUsize::new(0),
@@ -167,7 +167,7 @@ impl Receiver {
             sender,
             announcer,
             stop: Arc::clone(&stop),
-            flow: Arc::clone(&flow),
+            haste: Arc::clone(&haste),
             sent: None,
             last_sent: Instant::now(),
             last_heard: Instant::now(),
@@ -177,7 +177,7 @@ impl Receiver {
             .name("receiver".to_owned())
             .spawn(move || state.run())
             .map_err(|e| Failure::internal(format!("cannot start the receiver thread: {e}")))?;
-        Ok(Self { chunks, memory, waits, waker, stop, flow, thread: Some(thread) })
+        Ok(Self { chunks, memory, waits, waker, stop, haste, thread: Some(thread) })
     }
 
     /// Makes the receiver send the positions if they have changed.
@@ -185,11 +185,14 @@ impl Receiver {
         self.waker.wake();
     }
 
-    /// Tells the receiver whether it receives a backlog, in which milliseconds do not matter, and
-    /// whether there are many concurrent committers.
-    pub(crate) fn set_flow(&self, backlog: bool, company: bool) {
-        self.flow.backlog.store(backlog, Ordering::Relaxed);
-        self.flow.company.store(company, Ordering::Relaxed);
+    /// The same, but a nap in which the receiver gathers data ends first.
+    pub(crate) fn wake_after_nap(&self) {
+        self.waker.wake_after_nap();
+    }
+
+    /// How long the receiver may collect data from now on.
+    pub(crate) fn set_haste(&self, haste: Haste) {
+        self.haste.set(haste);
     }
 
     /// Sends the last positions, ends the stream in order, and waits for the thread.
@@ -214,11 +217,22 @@ impl Drop for Receiver {
     }
 }
 
-/// The leader's information about the stream.
+/// The haste that the leader has set.
 #[derive(Debug, Default)]
-struct Flow {
-    backlog: AtomicBool,
-    company: AtomicBool,
+struct SharedHaste(AtomicUsize);
+
+impl SharedHaste {
+    const ALL: [Haste; 4] =
+        [Haste::Prompt, Haste::ConcurrentCommitters, Haste::ScarceProcessors, Haste::None];
+
+    fn set(&self, haste: Haste) {
+        let number = Self::ALL.iter().position(|one| *one == haste).unwrap_or_default();
+        self.0.store(number, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> Haste {
+        Self::ALL.get(self.0.load(Ordering::Relaxed)).copied().unwrap_or_default()
+    }
 }
 
 struct ReceiverState {
@@ -230,7 +244,7 @@ struct ReceiverState {
     sender: Sender<FromPublisher>,
     announcer: Announcer,
     stop: Arc<AtomicBool>,
-    flow: Arc<Flow>,
+    haste: Arc<SharedHaste>,
     sent: Option<Positions>,
     last_sent: Instant,
     last_heard: Instant,
@@ -310,14 +324,10 @@ impl ReceiverState {
     }
 
     fn haste(&self) -> Haste {
-        if self.memory.used.load(Ordering::Relaxed) >= PLENTY
-            || self.flow.backlog.load(Ordering::Relaxed)
-        {
+        if self.memory.used.load(Ordering::Relaxed) >= PLENTY {
             Haste::None
-        } else if self.flow.company.load(Ordering::Relaxed) {
-            Haste::ConcurrentCommitters
         } else {
-            Haste::Prompt
+            self.haste.get()
         }
     }
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use engine::barrier::commits_at;
 use engine::transaction::Location;
 use pgoutput::{Frame, Message, Timestamp};
-use wire::Frames;
+use wire::{Frames, Haste};
 
 use crate::apply::leader::Leader;
 use crate::error::{Class, Failure, Result};
@@ -68,8 +68,16 @@ impl Leader<'_> {
         // A few milliseconds do not matter for the rest of an open transaction either.
         streamed |= self.intake.incoming.in_transaction();
         let dispatch = self.around.pool.dispatch();
-        let (unhurried, many) = (dispatch.is_backlog() || streamed, dispatch.has_many_committers());
-        self.receiver.set_flow(unhurried, many);
+        let short = self.processors.are_short();
+        self.receiver.set_haste(if dispatch.is_backlog() || streamed {
+            Haste::None
+        } else if !dispatch.has_many_committers(short) {
+            Haste::Prompt
+        } else if short {
+            Haste::ScarceProcessors
+        } else {
+            Haste::ConcurrentCommitters
+        });
         let spool = self.intake.incoming.spool();
         spool.memory.reserve(self.intake.incoming.memory());
         self.intake.hold(self.intake.progress.durable());
