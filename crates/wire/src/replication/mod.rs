@@ -11,7 +11,9 @@
 //! `stream::socket`). An idle connection must not be delayed, so the reader naps only if data
 //! arrived just before.
 //!
-//! A nap lasts 200 us while data flows. In a backlog it doubles, up to 9.6 ms, for as long as much
+//! A nap lasts 200 us while data flows, and longer while several sessions of the publisher commit. It
+//! ends early if the caller is to send a position that a commit may wait for; a position that was only
+//! received is sent at its end. In a backlog it doubles, up to 9.6 ms, for as long as much
 //! arrives (400 us on a Unix socket). On a loopback connection the module `pace` determines when a
 //! backlog is read, and how much of it.
 //!
