@@ -33,7 +33,7 @@ use crate::error::{Class, Failure, Result};
 use crate::membership::MoveOrder;
 use crate::observe::processors::Processors;
 use crate::observe::stopwatch::{Reason, Stopwatch};
-use crate::publisher::feedback::{Change, Feedback};
+use crate::publisher::feedback::Feedback;
 use crate::publisher::receiver::{FromPublisher, Receiver};
 use crate::publisher::watch::Watch;
 use crate::subscriber::state::conflicts::Conflict;
@@ -467,11 +467,9 @@ impl<'a> Leader<'a> {
     }
 
     fn publish_positions(&mut self) {
-        match self.feedback.set(self.intake.positions()) {
-            Change::Nothing => {}
-            // Each message wakes the walsender, too. Few sessions wait for the receipt alone.
-            Change::Receipt => self.receiver.wake_after_nap(),
-            Change::Progress => self.receiver.wake(),
+        let positions = self.intake.positions();
+        if self.feedback.set(positions) {
+            self.receiver.wake();
         }
     }
 

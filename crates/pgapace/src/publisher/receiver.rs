@@ -185,11 +185,6 @@ impl Receiver {
         self.waker.wake();
     }
 
-    /// The same, but a nap in which the receiver gathers data ends first.
-    pub(crate) fn wake_after_nap(&self) {
-        self.waker.wake_after_nap();
-    }
-
     /// How long the receiver may collect data from now on.
     pub(crate) fn set_haste(&self, haste: Haste) {
         self.haste.set(haste);

@@ -11,9 +11,8 @@
 //! `stream::socket`). An idle connection must not be delayed, so the reader naps only if data
 //! arrived just before.
 //!
-//! A nap lasts 200 us while data flows, and longer while several sessions of the publisher commit. It
-//! ends early if the caller is to send a position that a commit may wait for; a position that was only
-//! received is sent at its end. In a backlog it doubles, up to 9.6 ms, for as long as much
+//! A nap lasts 200 us while data flows, and longer while several sessions of the publisher commit. In
+//! a backlog it doubles, up to 9.6 ms, for as long as much
 //! arrives (400 us on a Unix socket). On a loopback connection the module `pace` determines when a
 //! backlog is read, and how much of it.
 //!
@@ -58,9 +57,8 @@ const NAP: Duration = Duration::from_micros(200);
 const COMMITTERS_NAP: Duration = Duration::from_micros(800);
 /// The same where threads wait for processors.
 ///
-/// 40 sessions that wait for the subscriber, 2 processors, 18.6, transactions a second with `on` and
-/// `remote_apply`: 1566 and 1768 without it, 1715 and 1941 with 800 µs, 2344 and 2099 with this, 1827
-/// and 1888 with 3200 µs. CPU of pgapace for a transaction: 137, 121, 70 and 87 µs.
+/// Under a load of 80 sessions of two-phase transactions on 2 processors, pgapace took 72 and 71 µs of
+/// CPU for a transaction with this, and 81 and 90 without it (docs/performance.md).
 const SCARCE_NAP: Duration = Duration::from_micros(1600);
 /// Longest pause with [`Haste::None`].
 const LONGEST_NAP: Duration = Duration::from_micros(9600);
@@ -133,7 +131,7 @@ pub enum Received {
     Warning(Box<ServerError>),
     /// No complete message arrived within the timeout.
     Idle,
-    /// Another thread called [`Waker::wake`] or [`Waker::wake_after_nap`].
+    /// Another thread called [`Waker::wake`].
     Woken,
     /// The stream has ended; the connection can only be dropped.
     Ended(EndReason),
@@ -238,8 +236,7 @@ impl ReplicationStream {
     /// already there.
     ///
     /// A message on an idle connection is returned at once. While data flows, one nap of the length
-    /// that [`Haste`] sets may delay the chunk, so that it becomes larger. A wake-up ends the nap,
-    /// unless it asks for [its end](Waker::wake_after_nap). Such a wake-up may return with a chunk.
+    /// that [`Haste`] sets may delay the chunk, so that it becomes larger. A wake-up ends the nap.
     pub fn receive(&mut self, timeout: Duration) -> Result<Received> {
         if self.waker.take() {
             return Ok(Received::Woken);
@@ -248,7 +245,6 @@ impl ReplicationStream {
         let passed = |now: Instant| deadline.is_some_and(|deadline| now >= deadline);
         let mut has_read = false;
         let mut may_nap = true;
-        let mut woken = false;
         loop {
             if let Some(received) = self.take_buffered()? {
                 return Ok(received);
@@ -280,7 +276,7 @@ impl ReplicationStream {
                 && !passed(Instant::now() + self.nap)
             {
                 may_nap = false;
-                woken = self.waker.nap(self.nap)?;
+                self.waker.wait(self.nap)?;
                 let result = self.read_some();
                 self.adapt(count + result.as_ref().copied().unwrap_or_default());
                 match result {
@@ -295,9 +291,6 @@ impl ReplicationStream {
             } else if count > 0 {
                 has_read = true;
                 continue;
-            }
-            if woken {
-                return Ok(Received::Woken);
             }
             if let ControlFlow::Break(received) = self.wait_for_data(deadline)? {
                 return Ok(received);

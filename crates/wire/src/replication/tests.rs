@@ -173,67 +173,6 @@ fn a_wake_taken_half_way_is_not_lost_and_does_not_spin() {
     }
 }
 
-/// Without a nap, such a wake-up is like any other.
-#[test]
-fn a_nap_ends_before_a_wake_up_that_can_wait() {
-    const LONG: Duration = Duration::from_millis(50);
-    let (_server, mut stream) = pair();
-    let waker = stream.waker();
-    waker.wake_after_nap();
-    assert!(matches!(stream.receive(SOON).unwrap(), Received::Woken));
-    assert!(waker.nap(Duration::ZERO).unwrap());
-    assert!(!waker.nap(Duration::ZERO).unwrap());
-
-    let napping = std::thread::spawn({
-        let waker = waker.clone();
-        move || {
-            let begun = Instant::now();
-            (waker.nap(LONG).unwrap(), begun.elapsed())
-        }
-    });
-    while !waker.is_napping() && !napping.is_finished() {}
-    waker.wake_after_nap();
-    let (asked, slept) = napping.join().unwrap();
-    assert!(asked);
-    assert!(slept >= LONG, "{slept:?}");
-
-    waker.wake();
-    assert!(!waker.nap(Duration::from_secs(60)).unwrap());
-    assert!(matches!(stream.receive(SOON).unwrap(), Received::Woken));
-}
-
-/// Whenever a nap ends, the reader hears of what it was to be woken for.
-#[test]
-fn a_wake_up_that_can_wait_is_not_lost() {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU32, Ordering};
-    let (mut server, mut stream) = pair();
-    let waker = stream.waker();
-    let (wanted, seen) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
-    let waking = std::thread::spawn({
-        let (wanted, seen) = (Arc::clone(&wanted), Arc::clone(&seen));
-        move || {
-            for number in 1..=2000 {
-                server.write_all(&message(b'd', b"flow")).unwrap();
-                let (begun, moment) = (Instant::now(), NAP * (number % 32) / 16);
-                while begun.elapsed() < moment {}
-                wanted.store(number, Ordering::SeqCst);
-                waker.wake_after_nap();
-                while seen.load(Ordering::SeqCst) < number {
-                    assert!(begun.elapsed() < SOON, "wake-up {number} was lost");
-                    std::thread::yield_now();
-                }
-            }
-        }
-    });
-    while !waking.is_finished() {
-        seen.store(wanted.load(Ordering::SeqCst), Ordering::SeqCst);
-        // Beyond the patience of the other thread.
-        let _ = stream.receive(2 * SOON);
-    }
-    waking.join().unwrap();
-}
-
 #[test]
 fn bytes_of_an_incomplete_message_are_a_sign_of_life() {
     const BRIEFLY: Duration = Duration::from_millis(5);

@@ -19,11 +19,6 @@ struct Shared {
     /// Set before the descriptor is written, and cleared before it is read. The flag can therefore
     /// be set while the descriptor is empty, which the next check notices, but no wake-up is lost.
     pending: AtomicBool,
-    /// The thread takes a nap, which ends soon.
-    napping: AtomicBool,
-    /// The thread is to wake at the end of its nap. Set before `napping` is read, and read after
-    /// `napping` is cleared, so that either of both threads sees the other one's flag.
-    after_nap: AtomicBool,
     descriptor: OwnedFd,
 }
 
@@ -34,12 +29,7 @@ impl Waker {
     /// The process has no free file descriptor.
     pub fn new() -> io::Result<Waker> {
         let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Waker(Arc::new(Shared {
-            pending: AtomicBool::new(false),
-            napping: AtomicBool::new(false),
-            after_nap: AtomicBool::new(false),
-            descriptor,
-        })))
+        Ok(Waker(Arc::new(Shared { pending: AtomicBool::new(false), descriptor })))
     }
 
     /// Wakes the waiting thread. Only the first call since its last check costs a system call.
@@ -48,33 +38,6 @@ impl Waker {
             // The only possible error is a full counter, which also wakes the thread.
             let _ = rustix::io::write(&self.0.descriptor, &1_u64.to_ne_bytes());
         }
-    }
-
-    /// Wakes the waiting thread, at the end of its nap if it takes one.
-    ///
-    /// Whoever calls this wants something that need not be done at once, while a nap gathers data
-    /// that the thread would read piece by piece otherwise.
-    pub fn wake_after_nap(&self) {
-        self.0.after_nap.store(true, Ordering::SeqCst);
-        if !self.0.napping.load(Ordering::SeqCst) {
-            self.wake();
-        }
-    }
-
-    /// Sleeps for `longest`, or until [`wake`](Self::wake) was called, which it does not clear.
-    /// Returns whether [`wake_after_nap`](Self::wake_after_nap) was called; that is cleared.
-    pub(super) fn nap(&self, longest: Duration) -> io::Result<bool> {
-        self.0.napping.store(true, Ordering::SeqCst);
-        let slept = self.wait(longest);
-        self.0.napping.store(false, Ordering::SeqCst);
-        let asked = self.0.after_nap.swap(false, Ordering::SeqCst);
-        slept.map(|()| asked)
-    }
-
-    /// Whether the thread takes a nap.
-    #[cfg(test)]
-    pub(super) fn is_napping(&self) -> bool {
-        self.0.napping.load(Ordering::SeqCst)
     }
 
     /// Returns whether a wake-up is pending, and clears it.
