@@ -1,7 +1,8 @@
 //! Whether processors are short: whether a thread waits for one longer than it runs.
 //!
 //! Linux counts both for each thread, in `/proc/thread-self/schedstat` (kernel documentation,
-//! `scheduler/sched-stats.rst`). Where that file does not exist, processors are taken to be free.
+//! `scheduler/sched-stats.rst`). Where that file does not exist, or has only zeros because the kernel does
+//! not count, processors are taken to be free.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -105,10 +106,16 @@ mod tests {
     fn a_thread_is_judged_by_its_own_times() {
         const LONG: Duration = Duration::from_millis(20);
         let ran = || Processors::of_this_thread().times.ran;
-        if !std::path::Path::new("/proc/thread-self/schedstat").exists() {
+        // It runs for so long however short processors are; a kernel that does not count ends it.
+        let busy = std::thread::spawn(move || {
+            let begun = Instant::now();
+            while ran() < LONG && (ran() > Duration::ZERO || begun.elapsed() < LONG) {}
+            ran()
+        });
+        // Fails if the thread has panicked.
+        if busy.join().unwrap() == Duration::ZERO {
             return;
         }
-        std::thread::spawn(move || while ran() < LONG {}).join().unwrap();
         assert!(std::thread::spawn(ran).join().unwrap() < LONG);
     }
 }

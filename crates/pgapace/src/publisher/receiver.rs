@@ -4,8 +4,8 @@
 //! status messages on time, whatever the subscriber does. When memory is full it stops reading, but
 //! still sends status messages.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -135,7 +135,8 @@ pub(crate) struct Receiver {
     pub(crate) waits: Stopwatch,
     waker: Waker,
     stop: Arc<AtomicBool>,
-    haste: Arc<SharedHaste>,
+    /// Set once per chunk, so a mutex is enough.
+    haste: Arc<Mutex<Haste>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -150,7 +151,7 @@ impl Receiver {
         let (sender, chunks) = unbounded();
         let waker = stream.waker();
         let stop = Arc::new(AtomicBool::new(false));
-        let haste = Arc::new(SharedHaste::default());
+        let haste = Arc::new(Mutex::new(Haste::default()));
         let memory = Arc::new(Memory {
             used: AtomicUsize::new(0),
             reserved: AtomicUsize::new(0),
@@ -187,7 +188,7 @@ impl Receiver {
 
     /// How long the receiver may collect data from now on.
     pub(crate) fn set_haste(&self, haste: Haste) {
-        self.haste.set(haste);
+        *self.haste.lock().unwrap_or_else(PoisonError::into_inner) = haste;
     }
 
     /// Sends the last positions, ends the stream in order, and waits for the thread.
@@ -212,24 +213,6 @@ impl Drop for Receiver {
     }
 }
 
-/// The haste that the leader has set.
-#[derive(Debug, Default)]
-struct SharedHaste(AtomicUsize);
-
-impl SharedHaste {
-    const ALL: [Haste; 4] =
-        [Haste::Prompt, Haste::ConcurrentCommitters, Haste::ScarceProcessors, Haste::None];
-
-    fn set(&self, haste: Haste) {
-        let number = Self::ALL.iter().position(|one| *one == haste).unwrap_or_default();
-        self.0.store(number, Ordering::Relaxed);
-    }
-
-    fn get(&self) -> Haste {
-        Self::ALL.get(self.0.load(Ordering::Relaxed)).copied().unwrap_or_default()
-    }
-}
-
 struct ReceiverState {
     stream: ChangeSource,
     feedback: Feedback,
@@ -239,7 +222,7 @@ struct ReceiverState {
     sender: Sender<FromPublisher>,
     announcer: Announcer,
     stop: Arc<AtomicBool>,
-    haste: Arc<SharedHaste>,
+    haste: Arc<Mutex<Haste>>,
     sent: Option<Positions>,
     last_sent: Instant,
     last_heard: Instant,
@@ -322,7 +305,7 @@ impl ReceiverState {
         if self.memory.used.load(Ordering::Relaxed) >= PLENTY {
             Haste::None
         } else {
-            self.haste.get()
+            *self.haste.lock().unwrap_or_else(PoisonError::into_inner)
         }
     }
 

@@ -12,9 +12,8 @@
 //! arrived just before.
 //!
 //! A nap lasts 200 us while data flows, and longer while several sessions of the publisher commit. In
-//! a backlog it doubles, up to 9.6 ms, for as long as much
-//! arrives (400 us on a Unix socket). On a loopback connection the module `pace` determines when a
-//! backlog is read, and how much of it.
+//! a backlog it doubles, up to 9.6 ms, for as long as much arrives (400 us on a Unix socket). On a
+//! loopback connection the module `pace` determines when a backlog is read, and how much of it.
 //!
 //! The receive buffer of a loopback connection is 24 kB, set before connect(2): a sender that has
 //! seen a larger window considers a smaller one silly and waits. A window limits what can be sent
@@ -57,8 +56,8 @@ const NAP: Duration = Duration::from_micros(200);
 const COMMITTERS_NAP: Duration = Duration::from_micros(800);
 /// The same where threads wait for processors.
 ///
-/// Under a load of 80 sessions of two-phase transactions on 2 processors, pgapace took 72 and 71 µs of
-/// CPU for a transaction with this, and 81 and 90 without it (docs/performance.md).
+/// Under a load of 80 sessions of two-phase transactions on 2 processors, pgapace took 66 to 72 µs of
+/// CPU for a transaction with this, and 81 to 93 without it (docs/performance.md).
 const SCARCE_NAP: Duration = Duration::from_micros(1600);
 /// Longest pause with [`Haste::None`].
 const LONGEST_NAP: Duration = Duration::from_micros(9600);
