@@ -10,7 +10,7 @@
 //! commit again only after it has acknowledged. Small groups would stay small, and each costs
 //! wake-ups in all threads. So an idle worker waits until half as many transactions wait as were in
 //! flight at once lately, for 2 ms at most. From eight committers on, the reader naps for 800 us; where
-//! threads wait for processors and no commit waits for pgapace, from three on for 1.6 ms.
+//! threads wait for processors, from three on for 1.6 ms.
 //! Measured with 40 of them: backends and pgapace took 70 us of CPU time per transaction instead of
 //! 110.
 //!
@@ -54,7 +54,7 @@ pub struct Pacing {
     ///
     /// Below it, a nap delays more transactions than it brings together.
     pub many_committers: usize,
-    /// The same where threads wait for processors longer than they run, and no commit waits for pgapace.
+    /// The same where threads wait for processors longer than they run.
     ///
     /// A nap delays little there, and each wake-up takes a processor from the sessions that commit.
     /// See docs/performance.md, "Where many wait".

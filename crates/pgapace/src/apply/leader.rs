@@ -221,7 +221,8 @@ impl<'a> Leader<'a> {
                         self.waits.set(None);
                         self.take_or_delay(&chunk.bytes)?;
                         if self.idle_interval.is_zero() {
-                            // A commit on the publisher may wait for the receipt alone.
+                            // A commit on the publisher may wait for it: a keepalive tells that nothing
+                            // of its transaction is published.
                             self.publish_positions();
                         }
                     }

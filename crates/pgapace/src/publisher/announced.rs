@@ -91,7 +91,7 @@ impl Announcer {
 }
 
 /// Where the message begins in a frame with one: behind its kind, two LSNs and a time.
-const MESSAGE: usize = 25;
+pub(super) const MESSAGE: usize = 25;
 
 #[cfg(test)]
 mod tests {

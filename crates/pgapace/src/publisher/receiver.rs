@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver as Channel, Sender, unbounded};
 use engine::progress::Positions;
-use pgoutput::{Frame, StatusUpdate, Timestamp};
+use pgoutput::{Frame, Lsn, StatusUpdate, Timestamp};
 use wire::{EndReason, Haste, Received, Waker};
 
 use crate::error::{Class, Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
-use crate::publisher::announced::Announcer;
+use crate::publisher::announced::{Announcer, MESSAGE};
 use crate::publisher::feedback::Feedback;
 use crate::publisher::source::ChangeSource;
 use crate::sqlstate;
@@ -56,6 +56,8 @@ pub(crate) struct ReceiverOptions {
     pub(crate) receive_timeout: Duration,
     /// Reading stops above this many bytes that were received and not yet released.
     pub(crate) memory_limit: usize,
+    /// Whether commits on the publisher wait for the subscription.
+    pub(crate) commits_wait: bool,
 }
 
 /// The memory budget: bytes that were received, or read back from the spool, and are still
@@ -273,13 +275,21 @@ impl ReceiverState {
                 Received::Chunk(chunk) => {
                     self.last_heard = Instant::now();
                     self.asked = false;
-                    let mut reply = false;
+                    let (mut reply, mut ended) = (false, None);
                     for (_, frame) in chunk.frames() {
                         reply |= wants_reply(frame);
+                        ended = end_of_transaction(frame).or(ended);
                         self.announcer.frame(frame);
                     }
                     // Before the leader gets the chunk.
                     self.announcer.end(chunk.bytes().len());
+                    if let Some(end) = ended
+                        && self.options.commits_wait
+                    {
+                        // With synchronous_commit = remote_write, its session waits for that alone. The
+                        // leader, which has more to do, need not wake this thread for it.
+                        self.feedback.read(end);
+                    }
                     let chunk =
                         Chunk { bytes: Memory::account(&self.memory, chunk.bytes().clone()) };
                     if self.sender.send(FromPublisher::Chunk(chunk)).is_err() {
@@ -355,6 +365,19 @@ fn wants_reply(payload: &[u8]) -> bool {
         && matches!(Frame::decode(payload), Ok(Frame::Keepalive { reply_requested: true, .. }))
 }
 
+/// The end of the transaction that the publisher has finished with this frame: COMMIT, PREPARE TRANSACTION,
+/// COMMIT PREPARED or ROLLBACK PREPARED.
+fn end_of_transaction(frame: &[u8]) -> Option<Lsn> {
+    let ends = matches!(frame.get(MESSAGE), Some(b'C' | b'c' | b'P' | b'p' | b'K' | b'r'));
+    if !ends {
+        return None;
+    }
+    match Frame::decode(frame) {
+        Ok(Frame::XLogData { start, .. }) => Some(start),
+        _ => None,
+    }
+}
+
 fn ended(reason: EndReason) -> Failure {
     match reason {
         EndReason::Error(error) => {
@@ -416,4 +439,29 @@ fn now() -> Timestamp {
     let since_epoch =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     Timestamp::from_unix_micros(i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Lsn, end_of_transaction};
+
+    /// A frame at 1/2, with a message of this kind.
+    fn frame(kind: u8) -> Vec<u8> {
+        let lsn = [0, 0, 0, 1, 0, 0, 0, 2];
+        [b"w".as_slice(), &lsn, &lsn, &[0; 8], &[kind]].concat()
+    }
+
+    #[test]
+    fn a_receipt_is_for_a_transaction_that_has_ended() {
+        let end = Some(Lsn(1 << 32 | 2));
+        for kind in *b"CcPpKr" {
+            assert_eq!(end_of_transaction(&frame(kind)), end, "{}", char::from(kind));
+        }
+        for kind in *b"BIUDTRYOMSEAb" {
+            assert_eq!(end_of_transaction(&frame(kind)), None, "{}", char::from(kind));
+        }
+        for no_message in [b"".as_slice(), b"w", b"k\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\0\0"] {
+            assert_eq!(end_of_transaction(no_message), None);
+        }
+    }
 }

@@ -169,6 +169,7 @@ impl Supervisor<'_> {
             status_interval: config.status_interval,
             receive_timeout: config.receive_timeout,
             memory_limit: config.memory_limit,
+            commits_wait: waits,
         };
         let spool = self.spool()?;
         let announced = Announced::default();

@@ -68,9 +68,7 @@ impl Leader<'_> {
         // A few milliseconds do not matter for the rest of an open transaction either.
         streamed |= self.intake.incoming.in_transaction();
         let dispatch = self.around.pool.dispatch();
-        // Where sessions wait for the receipt alone (remote_write), longer naps would delay each of them.
-        let commits_wait = self.idle_interval.is_zero();
-        let short = !commits_wait && self.processors.are_short();
+        let short = self.processors.are_short();
         self.receiver.set_haste(if dispatch.is_backlog() || streamed {
             Haste::None
         } else if !dispatch.has_many_committers(short) {
