@@ -51,7 +51,12 @@ impl<T: Dispatchable> Dispatch<T> {
             match load {
                 Load::Heavy => self.workers.limit(scaling.workers(), true),
                 Load::Light => {
-                    let least = self.settings.pacing.light_workers;
+                    let pacing = &self.settings.pacing;
+                    let least = if self.short_of_processors {
+                        pacing.light_workers_on_scarce_processors
+                    } else {
+                        pacing.light_workers
+                    };
                     self.workers.limit(scaling.workers().max(least), false);
                 }
             }

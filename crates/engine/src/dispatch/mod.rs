@@ -192,6 +192,8 @@ pub struct Dispatch<T> {
     idle_since: Duration,
     /// How old the newest transaction was when the publisher sent it.
     behind: Duration,
+    /// Whether threads wait for processors longer than they run.
+    short_of_processors: bool,
 }
 
 impl DispatchSettings {
@@ -230,6 +232,7 @@ impl<T: Dispatchable> Dispatch<T> {
             pinned: None,
             idle_since: Duration::ZERO,
             behind: Duration::ZERO,
+            short_of_processors: false,
             settings,
         }
         .begin()
@@ -291,11 +294,16 @@ impl<T: Dispatchable> Dispatch<T> {
         self.settings.pacing.is_backlog(self.behind)
     }
 
+    /// Whether threads wait for processors longer than they run.
+    pub fn short_of_processors(&mut self, short: bool) {
+        self.short_of_processors = short;
+    }
+
     /// Whether so many sessions of the publisher commit at the same time that the reader takes longer
-    /// naps. `short`: threads wait for processors longer than they run.
+    /// naps.
     #[must_use]
-    pub fn has_many_committers(&self, short: bool) -> bool {
-        self.waiting.has_concurrent_committers(short)
+    pub fn has_many_committers(&self) -> bool {
+        self.waiting.has_concurrent_committers(self.short_of_processors)
     }
 
     /// Whether nothing waits.

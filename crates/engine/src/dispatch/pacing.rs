@@ -157,6 +157,11 @@ pub struct Pacing {
     ///
     /// Publisher sessions that wait for the subscriber do not wait for the commits of each other then.
     pub light_workers: usize,
+    /// The same where threads wait for processors longer than they run.
+    ///
+    /// Groups are small without a backlog, and several workers make them smaller. Each costs wake-ups, for
+    /// which sessions that commit would need the processors. See docs/performance.md, "Where many wait".
+    pub light_workers_on_scarce_processors: usize,
     /// How long a load counts as heavy after all workers were busy and enough waited for a group.
     pub heavy_for: Duration,
     /// A time without work that ends a measurement of the rate of the workers.
@@ -253,6 +258,7 @@ impl Pacing {
         want_within: Duration::from_secs(1),
         unused: Duration::from_secs(60),
         light_workers: 4,
+        light_workers_on_scarce_processors: 1,
         heavy_for: Duration::from_millis(500),
         interruption: Duration::from_millis(100),
         measured_group: Duration::from_millis(150),

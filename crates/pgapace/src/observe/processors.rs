@@ -1,4 +1,4 @@
-//! Whether processors are short: whether a thread waits for one longer than it runs.
+//! Whether processors are short: whether a thread waits for one at least half as long as it runs.
 //!
 //! Linux counts both for each thread, in `/proc/thread-self/schedstat` (kernel documentation,
 //! `scheduler/sched-stats.rst`). Where that file does not exist, or has only zeros because the kernel does
@@ -37,8 +37,8 @@ impl Processors {
         Self { file, times, read_at: Instant::now(), short: false }
     }
 
-    /// Whether the thread lately waited for a processor longer than it ran. Reads the file at most
-    /// ten times a second.
+    /// Whether the thread lately waited for a processor at least half as long as it ran. Reads the file
+    /// at most ten times a second.
     pub(crate) fn are_short(&mut self) -> bool {
         let elapsed = self.read_at.elapsed();
         if elapsed >= OBSERVED
@@ -55,7 +55,7 @@ impl Processors {
 fn is_short(before: Times, now: Times, elapsed: Duration) -> bool {
     let ran = now.ran.saturating_sub(before.ran);
     let waited = now.waited.saturating_sub(before.waited);
-    waited > ran && ran >= elapsed / LEAST_PART
+    2 * waited >= ran && ran >= elapsed / LEAST_PART
 }
 
 fn read(file: &File) -> Option<Times> {
@@ -80,10 +80,11 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_waits_longer_than_it_runs_shows_that_processors_are_short() {
+    fn a_thread_that_waits_nearly_as_long_as_it_runs_shows_that_processors_are_short() {
         let before = times(1000, 5000);
         for (now, short) in [
             (times(1010, 5030), true),
+            (times(1020, 5010), true),
             (times(1030, 5010), false),
             (times(1010, 5000), false),
             // It hardly ran.

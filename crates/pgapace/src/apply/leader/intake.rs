@@ -67,11 +67,12 @@ impl Leader<'_> {
         self.intake.look_at_block();
         // A few milliseconds do not matter for the rest of an open transaction either.
         streamed |= self.intake.incoming.in_transaction();
-        let dispatch = self.around.pool.dispatch();
         let short = self.processors.are_short();
+        self.around.pool.dispatch_mut().short_of_processors(short);
+        let dispatch = self.around.pool.dispatch();
         self.receiver.set_haste(if dispatch.is_backlog() || streamed {
             Haste::None
-        } else if !dispatch.has_many_committers(short) {
+        } else if !dispatch.has_many_committers() {
             Haste::Prompt
         } else if short {
             Haste::ScarceProcessors
