@@ -34,7 +34,8 @@ pub use error::{Error, Result, ServerError};
 pub use protection::{Protection, Verified};
 pub use quote::{quote_ident, quote_literal};
 pub use replication::{
-    CopyChunk, EndReason, Frames, Haste, Received, ReplicationStream, WaitOutcome, Waker,
+    CopyChunk, EndReason, Frames, Haste, Received, ReplicationStream, StatusSender, WaitOutcome,
+    Waker,
 };
 pub use session::{
     Column, CopyData, CopyIn, CopyOut, DataRow, Param, Queued, Reply, Row, RowIter, Rows, Session,

@@ -33,7 +33,6 @@ use crate::error::{Class, Failure, Result};
 use crate::membership::MoveOrder;
 use crate::observe::processors::Processors;
 use crate::observe::stopwatch::{Reason, Stopwatch};
-use crate::publisher::feedback::Feedback;
 use crate::publisher::receiver::{FromPublisher, Receiver};
 use crate::publisher::watch::Watch;
 use crate::subscriber::state::conflicts::Conflict;
@@ -59,7 +58,6 @@ pub(crate) struct LeaderParts<'a> {
     pub(crate) around: Surroundings<'a>,
     pub(crate) streams: StreamSessions,
     pub(crate) receiver: Receiver,
-    pub(crate) feedback: Feedback,
     /// As the stream was started.
     pub(crate) streaming: Streaming,
     /// Set once something was applied.
@@ -92,7 +90,6 @@ pub(crate) struct Leader<'a> {
     around: Surroundings<'a>,
     streams: StreamSessions,
     receiver: Receiver,
-    feedback: Feedback,
     advanced: Arc<AtomicBool>,
     watch: Watch,
     pulse: Pulse,
@@ -144,7 +141,6 @@ impl<'a> Leader<'a> {
             around: parts.around,
             streams: parts.streams,
             receiver: parts.receiver,
-            feedback: parts.feedback,
             advanced: parts.advanced,
             watch: parts.watch,
             pulse: parts.pulse,
@@ -469,9 +465,7 @@ impl<'a> Leader<'a> {
 
     fn publish_positions(&mut self) {
         let positions = self.intake.positions();
-        if self.feedback.set(positions) {
-            self.receiver.wake();
-        }
+        self.receiver.tell(positions);
     }
 
     /// Ends the run, so that the next one takes other settings over, or another process the subscription.

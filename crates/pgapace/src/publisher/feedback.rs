@@ -1,12 +1,17 @@
-//! The positions that the publisher may be told: the leader writes them, the receiver sends them.
+//! The positions that the publisher may be told: the leader sets them, and the receiver knows what it has
+//! read.
+//!
+//! Both threads send them. A session of the publisher may wait for a commit, so the leader tells of it
+//! without waking the receiver.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use engine::progress::Positions;
-use pgoutput::Lsn;
+use pgoutput::{Lsn, StatusUpdate, Timestamp};
 
-/// Shared positions. A mutex is enough: it is taken once per batch, only to copy a few integers
-/// that must be read together.
+/// Shared positions. A mutex is enough: it is taken a few times per batch, and held for at most one send
+/// that does not block. So the publisher never gets an older position after a newer one.
 #[derive(Debug, Clone)]
 pub(crate) struct Feedback(Arc<Mutex<Known>>);
 
@@ -16,6 +21,8 @@ struct Known {
     positions: Positions,
     /// The receiver has read everything before, whether or not the leader has.
     read: Lsn,
+    sent: Option<Positions>,
+    sent_at: Instant,
 }
 
 impl Known {
@@ -26,15 +33,13 @@ impl Known {
 
 impl Feedback {
     pub(crate) fn new(positions: Positions) -> Self {
-        Self(Arc::new(Mutex::new(Known { positions, read: positions.write })))
+        let (read, sent_at) = (positions.write, Instant::now());
+        Self(Arc::new(Mutex::new(Known { positions, read, sent: None, sent_at })))
     }
 
-    /// Sets the positions; returns whether there is anything new for the publisher.
-    pub(crate) fn set(&self, positions: Positions) -> bool {
-        let mut known = self.lock();
-        let before = known.positions();
-        known.positions = positions;
-        known.positions() != before
+    /// The leader's positions.
+    pub(crate) fn set(&self, positions: Positions) {
+        self.lock().positions = positions;
     }
 
     /// Everything before this position was read.
@@ -43,8 +48,24 @@ impl Feedback {
         known.read = known.read.max(lsn);
     }
 
-    pub(crate) fn get(&self) -> Positions {
-        self.lock().positions()
+    /// The time since the last status message.
+    pub(crate) fn silence(&self) -> Duration {
+        self.lock().sent_at.elapsed()
+    }
+
+    /// Sends a status message if anything is new in it.
+    pub(crate) fn send_news<E>(&self, send: impl FnOnce(&[u8]) -> Result<(), E>) -> Result<(), E> {
+        let mut known = self.lock();
+        if known.sent == Some(known.positions()) { Ok(()) } else { known.send(false, send) }
+    }
+
+    /// Sends a status message.
+    pub(crate) fn send<E>(
+        &self,
+        reply_requested: bool,
+        send: impl FnOnce(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.lock().send(reply_requested, send)
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -52,24 +73,75 @@ impl Feedback {
     }
 }
 
+impl Known {
+    fn send<E>(
+        &mut self,
+        reply_requested: bool,
+        send: impl FnOnce(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let positions = self.positions();
+        let Positions { write, flush, apply } = positions;
+        let status = StatusUpdate { write, flush, apply, clock: now(), reply_requested };
+        let mut message = Vec::with_capacity(34);
+        status.encode(&mut message);
+        send(&message)?;
+        self.sent = Some(positions);
+        self.sent_at = Instant::now();
+        Ok(())
+    }
+}
+
+/// Microseconds since 2000-01-01, as in the protocol.
+fn now() -> Timestamp {
+    let since_epoch =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Timestamp::from_unix_micros(i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Feedback, Lsn, Positions};
+    use std::convert::Infallible;
+
+    use super::{Feedback, Lsn, Positions, StatusUpdate};
 
     fn positions(write: u64, applied: u64) -> Positions {
         Positions { write: Lsn(write), flush: Lsn(applied), apply: Lsn(applied) }
+    }
+
+    fn news(feedback: &Feedback) -> Option<Positions> {
+        let mut sent = None;
+        let result = feedback.send_news(|message| {
+            let StatusUpdate { write, flush, apply, .. } = StatusUpdate::decode(message).unwrap();
+            sent = Some(Positions { write, flush, apply });
+            Ok::<(), Infallible>(())
+        });
+        result.map(|()| sent).unwrap_or_default()
     }
 
     /// What the receiver has told the publisher by itself is nothing new when the leader gets there.
     #[test]
     fn a_receipt_is_news_once() {
         let feedback = Feedback::new(positions(10, 10));
+        assert_eq!(news(&feedback), Some(positions(10, 10)));
         feedback.read(Lsn(30));
-        assert_eq!(feedback.get(), positions(30, 10));
-        assert!(!feedback.set(positions(20, 10)));
-        assert!(!feedback.set(positions(30, 10)));
-        assert!(feedback.set(positions(30, 20)));
-        assert!(feedback.set(positions(40, 20)));
-        assert_eq!(feedback.get(), positions(40, 20));
+        assert_eq!(news(&feedback), Some(positions(30, 10)));
+        for (leader, told) in [
+            (positions(20, 10), None),
+            (positions(30, 10), None),
+            (positions(30, 20), Some(positions(30, 20))),
+            (positions(40, 20), Some(positions(40, 20))),
+            (positions(40, 20), None),
+        ] {
+            feedback.set(leader);
+            assert_eq!(news(&feedback), told);
+        }
+    }
+
+    /// What could not be sent is sent by the next attempt.
+    #[test]
+    fn news_that_were_not_sent_are_news() {
+        let feedback = Feedback::new(positions(10, 10));
+        feedback.send_news(|_| Err(())).unwrap_err();
+        assert_eq!(news(&feedback), Some(positions(10, 10)));
     }
 }

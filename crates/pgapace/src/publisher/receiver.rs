@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver as Channel, Sender, unbounded};
 use engine::progress::Positions;
-use pgoutput::{Frame, Lsn, StatusUpdate, Timestamp};
-use wire::{EndReason, Haste, Received, Waker};
+use pgoutput::{Frame, Lsn};
+use wire::{EndReason, Haste, Received, StatusSender, Waker};
 
 use crate::error::{Class, Failure, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
@@ -135,6 +135,9 @@ pub(crate) struct Receiver {
     pub(crate) memory: Arc<Memory>,
     /// Time spent waiting for memory.
     pub(crate) waits: Stopwatch,
+    feedback: Feedback,
+    /// `None` for a recording.
+    status_sender: Option<StatusSender>,
     waker: Waker,
     stop: Arc<AtomicBool>,
     /// Set once per chunk, so a mutex is enough.
@@ -151,7 +154,7 @@ impl Receiver {
         announcer: Announcer,
     ) -> Result<Self> {
         let (sender, chunks) = unbounded();
-        let waker = stream.waker();
+        let (waker, status_sender) = (stream.waker(), stream.status_sender()?);
         let stop = Arc::new(AtomicBool::new(false));
         let haste = Arc::new(Mutex::new(Haste::default()));
         let memory = Arc::new(Memory {
@@ -163,7 +166,7 @@ impl Receiver {
         let waits = Stopwatch::default();
         let state = ReceiverState {
             stream,
-            feedback,
+            feedback: feedback.clone(),
             options,
             memory: Arc::clone(&memory),
             waits: waits.clone(),
@@ -171,8 +174,6 @@ impl Receiver {
             announcer,
             stop: Arc::clone(&stop),
             haste: Arc::clone(&haste),
-            sent: None,
-            last_sent: Instant::now(),
             last_heard: Instant::now(),
             asked: false,
         };
@@ -180,12 +181,19 @@ impl Receiver {
             .name("receiver".to_owned())
             .spawn(move || state.run())
             .map_err(|e| Failure::internal(format!("cannot start the receiver thread: {e}")))?;
-        Ok(Self { chunks, memory, waits, waker, stop, haste, thread: Some(thread) })
+        let thread = Some(thread);
+        Ok(Self { chunks, memory, waits, feedback, status_sender, waker, stop, haste, thread })
     }
 
-    /// Makes the receiver send the positions if they have changed.
-    pub(crate) fn wake(&self) {
-        self.waker.wake();
+    /// Tells the publisher of these positions, if they are new.
+    pub(crate) fn tell(&self, positions: Positions) {
+        self.feedback.set(positions);
+        if let Some(sender) = &self.status_sender
+            && self.feedback.send_news(|message| sender.send(message)).is_err()
+        {
+            // The thread tries it again, and reports the error.
+            self.waker.wake();
+        }
     }
 
     /// How long the receiver may collect data from now on.
@@ -225,8 +233,6 @@ struct ReceiverState {
     announcer: Announcer,
     stop: Arc<AtomicBool>,
     haste: Arc<Mutex<Haste>>,
-    sent: Option<Positions>,
-    last_sent: Instant,
     last_heard: Instant,
     asked: bool,
 }
@@ -250,15 +256,15 @@ impl ReceiverState {
 
     fn receive_until_stopped(&mut self) -> Result<()> {
         while !self.stop.load(Ordering::Acquire) {
-            if self.sent != Some(self.feedback.get())
-                || self.last_sent.elapsed() >= self.options.status_interval
-            {
+            if self.feedback.silence() >= self.options.status_interval {
                 self.send_status(false)?;
+            } else {
+                self.feedback.send_news(|message| self.stream.send(message))?;
             }
             if self.memory.is_full() {
                 // The receiver does not read, so the publisher's silence means nothing.
                 self.last_heard = Instant::now();
-                if self.last_sent.elapsed() >= PAUSED_STATUS_INTERVAL {
+                if self.feedback.silence() >= PAUSED_STATUS_INTERVAL {
                     self.send_status(false)?;
                 }
                 self.waits.set(Some(Reason::Memory));
@@ -267,7 +273,7 @@ impl ReceiverState {
                 waited?;
                 continue;
             }
-            let timeout = self.options.status_interval.saturating_sub(self.last_sent.elapsed());
+            let timeout = self.options.status_interval.saturating_sub(self.feedback.silence());
             self.watch_silence()?;
             let timeout = timeout.min(self.options.receive_timeout / 4);
             self.stream.set_haste(self.haste());
@@ -342,20 +348,7 @@ impl ReceiverState {
     }
 
     fn send_status(&mut self, reply_requested: bool) -> Result<()> {
-        let positions = self.feedback.get();
-        let status = StatusUpdate {
-            write: positions.write,
-            flush: positions.flush,
-            apply: positions.apply,
-            clock: now(),
-            reply_requested,
-        };
-        let mut payload = Vec::with_capacity(34);
-        status.encode(&mut payload);
-        self.stream.send(&payload)?;
-        self.sent = Some(positions);
-        self.last_sent = Instant::now();
-        Ok(())
+        self.feedback.send(reply_requested, |message| self.stream.send(message))
     }
 }
 
@@ -432,13 +425,6 @@ pub(crate) fn explain(mut failure: Failure) -> Failure {
         _ => {}
     }
     failure
-}
-
-/// Microseconds since 2000-01-01, as in the protocol.
-fn now() -> Timestamp {
-    let since_epoch =
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Timestamp::from_unix_micros(i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use wire::{Haste, Received, ReplicationStream, Waker};
+use wire::{Haste, Received, ReplicationStream, StatusSender, Waker};
 
 use crate::error::{Failure, Result};
 use crate::recording::player::Player;
@@ -18,6 +18,17 @@ impl ChangeSource {
         match self {
             Self::Publisher(stream) => stream.waker(),
             Self::Recording(player) => player.waker(),
+        }
+    }
+
+    /// For status messages of another thread; a recording takes none.
+    pub(super) fn status_sender(&self) -> Result<Option<StatusSender>> {
+        match self {
+            Self::Publisher(stream) => {
+                let sender = stream.status_sender();
+                sender.map(Some).map_err(|e| Failure::publisher(&e, "starting the stream"))
+            }
+            Self::Recording(_) => Ok(None),
         }
     }
 

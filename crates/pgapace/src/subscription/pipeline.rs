@@ -174,7 +174,7 @@ impl Supervisor<'_> {
         let spool = self.spool()?;
         let announced = Announced::default();
         let announcer = Announcer::new(announced.clone(), streaming);
-        let receiver = Receiver::spawn(opened.source, feedback.clone(), options, announcer)?;
+        let receiver = Receiver::spawn(opened.source, feedback, options, announcer)?;
         let spool = AccountedSpool { spool, memory: Arc::clone(&receiver.memory) };
         let connects =
             self.stream_connects(context.subscriber, purpose, identity, sessions.streams);
@@ -196,7 +196,6 @@ impl Supervisor<'_> {
             },
             streams: StreamSessions::new(connects, ledger.clone()),
             receiver,
-            feedback,
             streaming,
             advanced: Arc::clone(&self.advanced),
             watch: opened.watch,

@@ -20,12 +20,14 @@
 //! per round trip, so over a network the system's default is used.
 
 mod chunk;
+mod outgoing;
 mod pace;
 #[cfg(test)]
 mod tests;
 mod waker;
 
 pub use chunk::{CopyChunk, Frames};
+pub use outgoing::StatusSender;
 pub use waker::Waker;
 
 use std::fmt;
@@ -33,13 +35,13 @@ use std::io;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use bytes::{BufMut, Bytes, BytesMut};
-use postgres_protocol::message::frontend;
+use bytes::{Bytes, BytesMut};
 
 use crate::error::{Error, Result, ServerError};
 use crate::protection::Protection;
 use crate::session::{Session, unexpected};
-use crate::stream::{MAX_MESSAGE, Stream, Want, after, from_io, header, log_notice};
+use crate::stream::{Stream, Want, after, from_io, header, log_notice};
+use outgoing::SharedOutgoing;
 use pace::{Found, Pace, Step};
 
 /// Size of a read buffer, in bytes.
@@ -97,7 +99,8 @@ pub enum Haste {
 
 /// A replication connection that is streaming.
 ///
-/// One thread owns the stream, receives and sends. Other threads can only [wake](Waker) it.
+/// One thread owns the stream, receives and sends. Other threads can [wake](Waker) it, and [send
+/// status messages](StatusSender).
 pub struct ReplicationStream {
     stream: Stream,
     /// Always fully initialised. `..filled` has been read; `..whole` of it are complete CopyData
@@ -113,12 +116,9 @@ pub struct ReplicationStream {
     pace: Option<Pace>,
     longest_nap: Duration,
     haste: Haste,
-    out: BytesMut,
-    written: usize,
+    outgoing: SharedOutgoing,
     waker: Waker,
     host: String,
-    /// Whether CopyDone has been sent.
-    copy_done: bool,
 }
 
 /// Result of [`ReplicationStream::receive`].
@@ -197,11 +197,9 @@ impl ReplicationStream {
             pace: None,
             longest_nap,
             haste: Haste::default(),
-            out: BytesMut::new(),
-            written: 0,
+            outgoing: SharedOutgoing::default(),
             waker: Waker::new()?,
             host,
-            copy_done: false,
         })
     }
 
@@ -492,12 +490,7 @@ impl ReplicationStream {
                     }
                 }
                 b'S' | b'A' => {}
-                b'c' if self.copy_done => {}
-                b'c' => {
-                    self.copy_done = true;
-                    frontend::copy_done(&mut self.out);
-                    self.push()?;
-                }
+                b'c' => self.outgoing.end(&mut self.stream)?,
                 b'E' => {
                     let error = Box::new(ServerError::parse(body));
                     return Ok(Some(Received::Ended(EndReason::Error(error))));
@@ -519,42 +512,24 @@ impl ReplicationStream {
     /// Queues one CopyData message and never blocks. A later send or receive writes the bytes that
     /// the socket does not accept now. More than 1 MiB of unsent bytes is an error.
     pub fn send(&mut self, copy_data: &[u8]) -> Result<()> {
-        let length = copy_data.len() + 4;
-        let word = match u32::try_from(length) {
-            Ok(word) if length <= MAX_MESSAGE => word,
-            _ => return Err(Error::MessageTooLarge { bytes: length, limit: MAX_MESSAGE }),
-        };
-        self.out.put_u8(b'd');
-        self.out.put_u32(word);
-        self.out.put_slice(copy_data);
-        self.push()?;
-        if self.out.len() - self.written > MAX_UNSENT {
-            return Err(Error::protocol("the server has stopped reading replication feedback"));
-        }
-        Ok(())
+        self.outgoing.send(&mut self.stream, copy_data)
+    }
+
+    /// Sends from another thread.
+    ///
+    /// # Errors
+    /// The process has no free file descriptor.
+    pub fn status_sender(&self) -> Result<StatusSender> {
+        StatusSender::new(&self.outgoing, &self.stream, &self.waker).map_err(from_io)
     }
 
     fn has_unsent(&self) -> bool {
-        self.written < self.out.len() || self.stream.has_unsent()
+        self.outgoing.has_unsent(&self.stream)
     }
 
     /// Writes as much as the socket accepts now.
     fn push(&mut self) -> Result<()> {
-        while self.has_unsent() {
-            let result = if self.written < self.out.len() {
-                self.stream.write(&self.out[self.written..]).map(|count| self.written += count)
-            } else {
-                self.stream.push()
-            };
-            match result {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(from_io(error)),
-            }
-        }
-        self.out.clear();
-        self.written = 0;
-        Ok(())
+        self.outgoing.push(&mut self.stream)
     }
 
     /// Waits for a wake-up only and leaves the publisher's data unread: back pressure. If the peer
@@ -585,11 +560,7 @@ impl ReplicationStream {
     /// end, or for 5 seconds at most.
     pub fn finish(mut self) -> Result<()> {
         let deadline = Instant::now() + FINISH_PATIENCE;
-        if !self.copy_done {
-            self.copy_done = true;
-            frontend::copy_done(&mut self.out);
-            self.push()?;
-        }
+        self.outgoing.end(&mut self.stream)?;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.receive(left)? {

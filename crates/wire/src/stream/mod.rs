@@ -198,7 +198,7 @@ pub(crate) fn after(timeout: Duration) -> Option<Instant> {
 }
 
 /// Repeats a system call that a signal interrupted.
-fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+pub(crate) fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
