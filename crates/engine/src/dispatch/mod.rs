@@ -37,6 +37,7 @@
 //! Time is a value: the time since the run began. Constants are in [`pacing`].
 
 mod blame;
+mod committers;
 mod contents;
 mod in_use;
 mod one_by_one;
@@ -54,6 +55,7 @@ use std::time::Duration;
 
 use blame::Blame;
 pub use blame::{TableId, Turn, Turned};
+use committers::Committers;
 pub use contents::GroupContents;
 use one_by_one::OneByOne;
 pub use pacing::Pacing;
@@ -194,6 +196,23 @@ pub struct Dispatch<T> {
     behind: Duration,
     /// Whether threads wait for processors longer than they run.
     short_of_processors: bool,
+    committers: Committers,
+}
+
+/// How much of the stream the reader may gather before the leader gets it. Its naps delay transactions,
+/// and save work of both servers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReaderGathering {
+    /// A session waits for each commit.
+    Nothing,
+    /// For a moment.
+    Little,
+    /// Several sessions commit at the same time.
+    ConcurrentCommitters,
+    /// Several sessions commit at the same time, and threads wait for processors.
+    ScarceProcessors,
+    /// As much as there is: the publisher sends old transactions.
+    Backlog,
 }
 
 impl DispatchSettings {
@@ -233,6 +252,7 @@ impl<T: Dispatchable> Dispatch<T> {
             idle_since: Duration::ZERO,
             behind: Duration::ZERO,
             short_of_processors: false,
+            committers: Committers::default(),
             settings,
         }
         .begin()
@@ -250,6 +270,9 @@ impl<T: Dispatchable> Dispatch<T> {
 
     /// The next part in commit order.
     pub fn push(&mut self, part: T) {
+        if part.end().is_some() {
+            self.committers.arrived();
+        }
         let by_rows = self.is_by_rows(&part);
         self.waiting.push(Size { by_rows, ..part.size() }, part);
     }
@@ -294,16 +317,30 @@ impl<T: Dispatchable> Dispatch<T> {
         self.settings.pacing.is_backlog(self.behind)
     }
 
-    /// Whether threads wait for processors longer than they run.
-    pub fn short_of_processors(&mut self, short: bool) {
+    /// What was observed outside: whether processors are `short`, and how many `sessions` of the publisher
+    /// were in a transaction that writes.
+    pub fn observed(&mut self, short: bool, sessions: usize, now: Duration) {
         self.short_of_processors = short;
+        self.committers.counted(sessions, now);
     }
 
-    /// Whether so many sessions of the publisher commit at the same time that the reader takes longer
-    /// naps.
+    /// How the reader may gather what the publisher sends. `commits_wait`: commits wait for the subscriber.
     #[must_use]
-    pub fn has_many_committers(&self) -> bool {
-        self.waiting.has_concurrent_committers(self.short_of_processors)
+    pub fn gathering(&self, commits_wait: bool) -> ReaderGathering {
+        if self.is_backlog() {
+            return ReaderGathering::Backlog;
+        }
+        let short = self.short_of_processors;
+        let many = self.waiting.has_concurrent_committers(short && !commits_wait);
+        let slow = self.committers.cycle() >= self.settings.pacing.slow_committers;
+        match (commits_wait, short) {
+            (true, true) if slow => ReaderGathering::ScarceProcessors,
+            (true, _) if many => ReaderGathering::Little,
+            (true, _) => ReaderGathering::Nothing,
+            (false, true) if many => ReaderGathering::ScarceProcessors,
+            (false, false) if many => ReaderGathering::ConcurrentCommitters,
+            (false, _) => ReaderGathering::Little,
+        }
     }
 
     /// Whether nothing waits.

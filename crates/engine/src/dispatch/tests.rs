@@ -364,6 +364,57 @@ fn a_backlog_is_gathered_for_a_bounded_time() {
     handed(&mut dispatch, at(21)).expect("that was long enough");
 }
 
+/// The reader must not delay commits that wait, unless their sessions wait for processors even longer.
+#[test]
+fn the_reader_gathers_as_much_as_waiting_commits_allow() {
+    use super::ReaderGathering::*;
+    let mut dispatch = dispatch(settings(2));
+    let mut second = 0;
+    let mut gathering = |in_flight, sessions, rate: u64, short, commits_wait| {
+        for key in 0..rate {
+            dispatch.push(row(key));
+        }
+        second += 1;
+        let now = at(second * 1000);
+        while let Some((worker, group)) = handed(&mut dispatch, now) {
+            dispatch.answered(worker, 1, &[group.seq], now);
+        }
+        dispatch.on_their_way(in_flight);
+        dispatch.observed(short, sessions, now);
+        dispatch.gathering(commits_wait)
+    };
+    for (in_flight, sessions, rate, short, waiting, otherwise) in [
+        (1, 1, 500, false, Nothing, Little),
+        (1, 1, 500, true, Nothing, Little),
+        (4, 4, 2000, true, Nothing, ScarceProcessors),
+        (4, 40, 2000, true, ScarceProcessors, ScarceProcessors),
+        (4, 40, 2000, false, Nothing, Little),
+        (9, 10, 2000, false, Little, ConcurrentCommitters),
+        (9, 0, 2000, true, Little, ScarceProcessors),
+    ] {
+        let case = (in_flight, sessions, rate, short);
+        for (commits_wait, expected) in [(true, waiting), (false, otherwise)] {
+            // Estimates of the case before decay.
+            gathering(0, sessions, rate, short, commits_wait);
+            let found = gathering(in_flight, sessions, rate, short, commits_wait);
+            assert_eq!(found, expected, "{case:?} {commits_wait}");
+        }
+    }
+    dispatch.sent_after(at(5000));
+    assert_eq!(dispatch.gathering(true), Backlog);
+}
+
+/// Workers of a load that is no backlog cost wake-ups.
+#[test]
+fn one_worker_gets_a_light_load_where_processors_are_short() {
+    let mut dispatch = dispatch(DispatchSettings { scaled: true, ..settings(4) });
+    for (short, workers) in [(false, 4), (true, 1), (false, 4)] {
+        dispatch.observed(short, 0, at(0));
+        kept(&mut dispatch, at(0));
+        assert_eq!(dispatch.workers().limited_to(), workers);
+    }
+}
+
 #[test]
 fn far_away_small_groups_follow_each_other_on_one_session() {
     let mut dispatch = dispatch(DispatchSettings { round_trip: at(8), ..settings(4) });

@@ -4,9 +4,11 @@
 //! and the stream does not tell. So a session of its own reads the setting every few seconds. When
 //! the answer changes, the leader starts a new run.
 //!
-//! The same session reads where the publisher's WAL ends and what the slot retains. The stream does not
+//! The same session counts the transactions that write now: their sessions may wait for the subscription.
+//! And it reads where the publisher's WAL ends and what the slot retains. The stream does not
 //! tell that: a keepalive of a logical walsender has the position up to which it has decoded.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -63,6 +65,7 @@ fn names(setting: &str, subscription: &str) -> bool {
 pub(crate) struct Watch {
     /// Receives the new answer, once, when it changes.
     pub(crate) changed: Receiver<bool>,
+    committing: Arc<AtomicUsize>,
     /// The last answer about WAL and slot, and when it came.
     seen: Arc<Mutex<Option<(Instant, PublisherSeen)>>>,
     /// Dropped when the thread is to end.
@@ -90,12 +93,13 @@ impl Watch {
         let (sender, changed) = bounded(1);
         let (ends, until) = bounded(0);
         let (running, ended) = bounded(0);
-        let seen = Arc::default();
+        let (seen, committing) = (Arc::default(), Arc::default());
         let asked = Asked {
             publisher: publisher.clone(),
             subscription: subscription.to_owned(),
             sql: sql(slot),
             seen: Arc::clone(&seen),
+            committing: Arc::clone(&committing),
         };
         std::thread::Builder::new()
             .name("watch".to_owned())
@@ -104,12 +108,18 @@ impl Watch {
                 drop(running);
             })
             .map_err(|e| Failure::internal(format!("cannot start the watch thread: {e}")))?;
-        Ok(Self { changed, seen, ends: Some(ends), ended })
+        Ok(Self { changed, committing, seen, ends: Some(ends), ended })
     }
 
     /// For a recording: no commit of a publisher waits for us.
     pub(crate) fn without_publisher() -> Self {
-        Self { changed: never(), seen: Arc::default(), ends: None, ended: bounded(0).1 }
+        let (committing, seen) = (Arc::default(), Arc::default());
+        Self { changed: never(), committing, seen, ends: None, ended: bounded(0).1 }
+    }
+
+    /// How many sessions of the publisher were in a transaction that writes; 0 before the first answer.
+    pub(crate) fn committing_sessions(&self) -> usize {
+        self.committing.load(Ordering::Relaxed)
     }
 
     /// The publisher's last answer about its WAL and the slot.
@@ -125,13 +135,16 @@ struct Asked {
     subscription: String,
     sql: String,
     seen: Arc<Mutex<Option<(Instant, PublisherSeen)>>>,
+    committing: Arc<AtomicUsize>,
 }
 
 fn sql(slot: &str) -> String {
     format!(
         "SELECT {SYNCHRONOUS}, o.lsn, \
            pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()), s.wal_status, \
-           pg_catalog.pg_wal_lsn_diff(o.lsn, s.restart_lsn)::pg_catalog.int8, s.safe_wal_size \
+           pg_catalog.pg_wal_lsn_diff(o.lsn, s.restart_lsn)::pg_catalog.int8, s.safe_wal_size, \
+           (SELECT pg_catalog.count(*) FROM pg_catalog.pg_locks \
+            WHERE locktype OPERATOR(pg_catalog.=) 'transactionid' AND granted AND pid IS NOT NULL) \
          FROM (SELECT {CURRENT_LSN}) o (lsn) \
          LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = {}",
         wire::quote_literal(slot)
@@ -179,6 +192,7 @@ fn look(asked: &Asked, kept: &mut Option<Session>) -> Result<String> {
         retained_bytes: row.get(4).map(|_| field(&row, 4)).transpose()?,
         safe_wal_size: row.get(5).map(|_| field(&row, 5)).transpose()?,
     };
+    asked.committing.store(field::<u32>(&row, 6)? as usize, Ordering::Relaxed);
     *asked.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, seen));
     field(&row, 0)
 }

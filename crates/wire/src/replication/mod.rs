@@ -82,6 +82,8 @@ const FINISH_PATIENCE: Duration = Duration::from_secs(5);
 /// idle connection is never delayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Haste {
+    /// Do not collect: a session of the publisher waits.
+    Immediate,
     /// Collect for 200 µs.
     #[default]
     Prompt,
@@ -387,6 +389,9 @@ impl ReplicationStream {
     /// Whether to nap after a read of `count` bytes (0 included), because data is flowing.
     /// `previous_data` is the time of the data before it.
     fn should_nap(&mut self, count: usize, previous_data: Option<Instant>) -> bool {
+        if self.haste == Haste::Immediate {
+            return false;
+        }
         let flows = previous_data.is_some_and(|last| last.elapsed() < self.nap * FLOW_NAPS);
         if !flows {
             self.nap = NAP;
@@ -403,7 +408,7 @@ impl ReplicationStream {
     fn adapt(&mut self, count: usize) {
         let much = count as u128 >= FLOW_RATE * self.nap.as_micros();
         self.nap = match (self.haste, much) {
-            (Haste::Prompt, _) => NAP,
+            (Haste::Prompt | Haste::Immediate, _) => NAP,
             (Haste::ConcurrentCommitters, _) => COMMITTERS_NAP.min(self.longest_nap),
             (Haste::ScarceProcessors, _) => SCARCE_NAP.min(self.longest_nap),
             (Haste::None, true) => (2 * self.nap).min(self.longest_nap),

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use engine::barrier::commits_at;
+use engine::dispatch::ReaderGathering;
 use engine::transaction::Location;
 use pgoutput::{Frame, Message, Timestamp};
 use wire::{Frames, Haste};
@@ -11,6 +12,9 @@ use wire::{Frames, Haste};
 use crate::apply::leader::Leader;
 use crate::error::{Class, Failure, Result};
 
+/// A chunk of this many bytes that ends inside a transaction is part of a long one. Of a short one, the
+/// rest is sent already, and a session of the publisher may wait for it.
+const LONG: usize = 16 << 10;
 /// Age at which pgapace warns of a transaction that is prepared and not resolved.
 const OVERDUE: Duration = Duration::from_secs(60);
 
@@ -65,24 +69,28 @@ impl Leader<'_> {
         }
         self.around.tables.taken(chunk.len() - left);
         self.intake.look_at_block();
-        // A few milliseconds do not matter for the rest of an open transaction either.
-        streamed |= self.intake.incoming.in_transaction();
-        let short = self.processors.are_short();
-        self.around.pool.dispatch_mut().short_of_processors(short);
-        let dispatch = self.around.pool.dispatch();
-        self.receiver.set_haste(if dispatch.is_backlog() || streamed {
-            Haste::None
-        } else if !dispatch.has_many_committers() {
-            Haste::Prompt
-        } else if short {
-            Haste::ScarceProcessors
-        } else {
-            Haste::ConcurrentCommitters
-        });
+        // A few milliseconds do not matter for the rest of a long transaction either.
+        streamed |= self.intake.incoming.in_transaction() && chunk.len() >= LONG;
+        let haste = if streamed { Haste::None } else { self.haste(now) };
+        self.receiver.set_haste(haste);
         let spool = self.intake.incoming.spool();
         spool.memory.reserve(self.intake.incoming.memory());
         self.intake.hold(self.intake.progress.durable());
         Ok(())
+    }
+
+    /// How long the receiver may gather.
+    fn haste(&mut self, now: Duration) -> Haste {
+        let (short, sessions) = (self.processors.are_short(), self.watch.committing_sessions());
+        let dispatch = self.around.pool.dispatch_mut();
+        dispatch.observed(short, sessions, now);
+        match dispatch.gathering(self.idle_interval.is_zero()) {
+            ReaderGathering::Nothing => Haste::Immediate,
+            ReaderGathering::Little => Haste::Prompt,
+            ReaderGathering::ConcurrentCommitters => Haste::ConcurrentCommitters,
+            ReaderGathering::ScarceProcessors => Haste::ScarceProcessors,
+            ReaderGathering::Backlog => Haste::None,
+        }
     }
 
     /// A transaction that committed at a time of the publisher's clock was sent at a later one.
