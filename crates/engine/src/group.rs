@@ -208,7 +208,7 @@ impl<T> Batcher<T> {
     }
 
     /// Whether so many sessions of the publisher commit concurrently that the reader takes longer naps.
-    /// `short`: threads wait for processors longer than they run.
+    /// `short`: threads wait for processors.
     #[must_use]
     pub fn has_concurrent_committers(&self, short: bool) -> bool {
         let Pacing { many_committers, several_committers, .. } = self.pacing;

@@ -52,7 +52,7 @@ impl<T: Dispatchable> Dispatch<T> {
                 Load::Heavy => self.workers.limit(scaling.workers(), true),
                 Load::Light => {
                     let pacing = &self.settings.pacing;
-                    let least = if self.short_of_processors {
+                    let least = if self.short_of_processors && self.settings.ordered {
                         pacing.light_workers_on_scarce_processors
                     } else {
                         pacing.light_workers

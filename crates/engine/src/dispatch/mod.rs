@@ -194,7 +194,7 @@ pub struct Dispatch<T> {
     idle_since: Duration,
     /// How old the newest transaction was when the publisher sent it.
     behind: Duration,
-    /// Whether threads wait for processors longer than they run.
+    /// Whether threads wait for processors, so that each wake-up takes time from others.
     short_of_processors: bool,
     committers: Committers,
 }

@@ -1,8 +1,8 @@
 //! The positions that the publisher may be told: the leader sets them, and the receiver knows what it has
 //! read.
 //!
-//! Both threads send them. A session of the publisher may wait for a commit, so the leader tells of it
-//! without waking the receiver.
+//! Both threads send them. Where sessions of the publisher wait for commits, the leader tells of those
+//! without waking the receiver. Otherwise the receiver does, once for several of them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -29,6 +29,10 @@ impl Known {
     fn positions(&self) -> Positions {
         Positions { write: self.positions.write.max(self.read), ..self.positions }
     }
+
+    fn has_news(&self) -> bool {
+        self.sent != Some(self.positions())
+    }
 }
 
 impl Feedback {
@@ -37,9 +41,11 @@ impl Feedback {
         Self(Arc::new(Mutex::new(Known { positions, read, sent: None, sent_at })))
     }
 
-    /// The leader's positions.
-    pub(crate) fn set(&self, positions: Positions) {
-        self.lock().positions = positions;
+    /// The leader's positions. Returns whether there is anything new to send.
+    pub(crate) fn set(&self, positions: Positions) -> bool {
+        let mut known = self.lock();
+        known.positions = positions;
+        known.has_news()
     }
 
     /// Everything before this position was read.
@@ -56,7 +62,7 @@ impl Feedback {
     /// Sends a status message if anything is new in it.
     pub(crate) fn send_news<E>(&self, send: impl FnOnce(&[u8]) -> Result<(), E>) -> Result<(), E> {
         let mut known = self.lock();
-        if known.sent == Some(known.positions()) { Ok(()) } else { known.send(false, send) }
+        if known.has_news() { known.send(false, send) } else { Ok(()) }
     }
 
     /// Sends a status message.
@@ -132,7 +138,7 @@ mod tests {
             (positions(40, 20), Some(positions(40, 20))),
             (positions(40, 20), None),
         ] {
-            feedback.set(leader);
+            assert_eq!(feedback.set(leader), told.is_some());
             assert_eq!(news(&feedback), told);
         }
     }

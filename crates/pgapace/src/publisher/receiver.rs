@@ -136,7 +136,7 @@ pub(crate) struct Receiver {
     /// Time spent waiting for memory.
     pub(crate) waits: Stopwatch,
     feedback: Feedback,
-    /// `None` for a recording.
+    /// If commits on the publisher wait.
     status_sender: Option<StatusSender>,
     waker: Waker,
     stop: Arc<AtomicBool>,
@@ -154,7 +154,8 @@ impl Receiver {
         announcer: Announcer,
     ) -> Result<Self> {
         let (sender, chunks) = unbounded();
-        let (waker, status_sender) = (stream.waker(), stream.status_sender()?);
+        let waker = stream.waker();
+        let status_sender = if options.commits_wait { stream.status_sender()? } else { None };
         let stop = Arc::new(AtomicBool::new(false));
         let haste = Arc::new(Mutex::new(Haste::default()));
         let memory = Arc::new(Memory {
@@ -187,11 +188,14 @@ impl Receiver {
 
     /// Tells the publisher of these positions, if they are new.
     pub(crate) fn tell(&self, positions: Positions) {
-        self.feedback.set(positions);
-        if let Some(sender) = &self.status_sender
-            && self.feedback.send_news(|message| sender.send(message)).is_err()
-        {
-            // The thread tries it again, and reports the error.
+        if !self.feedback.set(positions) {
+            return;
+        }
+        let sent = self
+            .status_sender
+            .as_ref()
+            .is_some_and(|sender| self.feedback.send_news(|message| sender.send(message)).is_ok());
+        if !sent {
             self.waker.wake();
         }
     }

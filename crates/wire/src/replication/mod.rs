@@ -11,9 +11,10 @@
 //! `stream::socket`). An idle connection must not be delayed, so the reader naps only if data
 //! arrived just before.
 //!
-//! A nap lasts 200 us while data flows, and longer while several sessions of the publisher commit. In
-//! a backlog it doubles, up to 9.6 ms, for as long as much arrives (400 us on a Unix socket). On a
-//! loopback connection the module `pace` determines when a backlog is read, and how much of it.
+//! A nap lasts 200 us while data flows, longer while several sessions of the publisher commit, and
+//! there is none while one of a few sessions waits for each commit. In a backlog it doubles, up to
+//! 9.6 ms, for as long as much arrives (400 us on a Unix socket). On a loopback connection the
+//! module `pace` determines when a backlog is read, and how much of it.
 //!
 //! The receive buffer of a loopback connection is 24 kB, set before connect(2): a sender that has
 //! seen a larger window considers a smaller one silly and waits. A window limits what can be sent
@@ -41,7 +42,7 @@ use crate::error::{Error, Result, ServerError};
 use crate::protection::Protection;
 use crate::session::{Session, unexpected};
 use crate::stream::{Stream, Want, after, from_io, header, log_notice};
-use outgoing::SharedOutgoing;
+use outgoing::StreamOutgoing;
 use pace::{Found, Pace, Step};
 
 /// Size of a read buffer, in bytes.
@@ -91,7 +92,7 @@ pub enum Haste {
     /// together.
     ConcurrentCommitters,
     /// Collect for 1.6 ms: several sessions of the publisher commit concurrently, and threads of this
-    /// machine wait for processors longer than they run.
+    /// machine wait for processors.
     ScarceProcessors,
     /// Collect for up to 9.6 ms while much data arrives, or for up to 14.4 ms from a server on the
     /// same machine: the publisher sends a backlog, or the received changes keep the apply workers
@@ -118,7 +119,7 @@ pub struct ReplicationStream {
     pace: Option<Pace>,
     longest_nap: Duration,
     haste: Haste,
-    outgoing: SharedOutgoing,
+    outgoing: StreamOutgoing,
     waker: Waker,
     host: String,
 }
@@ -199,7 +200,7 @@ impl ReplicationStream {
             pace: None,
             longest_nap,
             haste: Haste::default(),
-            outgoing: SharedOutgoing::default(),
+            outgoing: StreamOutgoing::default(),
             waker: Waker::new()?,
             host,
         })
@@ -525,7 +526,7 @@ impl ReplicationStream {
     /// # Errors
     /// The process has no free file descriptor.
     pub fn status_sender(&self) -> Result<StatusSender> {
-        StatusSender::new(&self.outgoing, &self.stream, &self.waker).map_err(from_io)
+        self.outgoing.sender(&self.stream, &self.waker).map_err(from_io)
     }
 
     fn has_unsent(&self) -> bool {

@@ -21,11 +21,14 @@ use crate::stream::{MAX_MESSAGE, Stream, from_io, retry};
 /// Both threads write under its lock, for as long as a call takes that does not block, and only from
 /// the first byte that was not written: a message is never torn.
 #[derive(Debug, Default)]
-pub(super) struct Outgoing {
+struct Outgoing {
     bytes: BytesMut,
     written: usize,
-    /// CopyDone is the last message.
+    /// CopyDone is the last message, or the connection is closed.
     ended: bool,
+    /// The socket, for the other thread. An encrypted connection has none: its state belongs to the
+    /// thread that reads.
+    socket: Option<Socket>,
 }
 
 impl Outgoing {
@@ -54,21 +57,39 @@ impl Outgoing {
         self.written = 0;
         Ok(())
     }
+
+    /// The same, to the stream and as far as it goes.
+    fn push_to(&mut self, stream: &mut Stream) -> Result<()> {
+        let pushed = self.push(|bytes| stream.write(bytes)).and_then(|()| stream.push());
+        stream.set_inside_message(self.written > 0);
+        match pushed {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(from_io(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The same, from the other thread. Returns whether nothing is left.
+    fn push_from_outside(&mut self) -> bool {
+        let Some(socket) = self.socket.take() else { return false };
+        let sent = self.push(|bytes| retry(|| (&socket).write(bytes))).is_ok();
+        self.socket = Some(socket);
+        sent
+    }
+}
+
+fn lock(outgoing: &Mutex<Outgoing>) -> MutexGuard<'_, Outgoing> {
+    outgoing.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The messages of a connection, for the thread that reads it.
-#[derive(Debug, Clone, Default)]
-pub(super) struct SharedOutgoing(Arc<Mutex<Outgoing>>);
+#[derive(Debug, Default)]
+pub(super) struct StreamOutgoing(Arc<Mutex<Outgoing>>);
 
-impl SharedOutgoing {
-    fn lock(&self) -> MutexGuard<'_, Outgoing> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+impl StreamOutgoing {
     pub(super) fn send(&self, stream: &mut Stream, copy_data: &[u8]) -> Result<()> {
-        let mut outgoing = self.lock();
+        let mut outgoing = lock(&self.0);
         outgoing.queue(copy_data)?;
-        push(&mut outgoing, stream)?;
+        outgoing.push_to(stream)?;
         if outgoing.unsent().len() > MAX_UNSENT {
             return Err(Error::protocol("the server has stopped reading replication feedback"));
         }
@@ -77,52 +98,46 @@ impl SharedOutgoing {
 
     /// Sends CopyDone if it was not sent yet.
     pub(super) fn end(&self, stream: &mut Stream) -> Result<()> {
-        let mut outgoing = self.lock();
+        let mut outgoing = lock(&self.0);
         if !std::mem::replace(&mut outgoing.ended, true) {
             frontend::copy_done(&mut outgoing.bytes);
         }
-        push(&mut outgoing, stream)
+        outgoing.push_to(stream)
     }
 
     pub(super) fn has_unsent(&self, stream: &Stream) -> bool {
-        stream.has_unsent() || !self.lock().unsent().is_empty()
+        stream.has_unsent() || !lock(&self.0).unsent().is_empty()
     }
 
     /// Writes as much as the socket accepts now.
     pub(super) fn push(&self, stream: &mut Stream) -> Result<()> {
-        push(&mut self.lock(), stream)
+        lock(&self.0).push_to(stream)
+    }
+
+    /// See [`super::ReplicationStream::status_sender`].
+    pub(super) fn sender(&self, stream: &Stream, waker: &Waker) -> io::Result<StatusSender> {
+        let plain = (!stream.is_encrypted()).then(|| stream.socket().try_clone());
+        lock(&self.0).socket = plain.transpose()?;
+        Ok(StatusSender { outgoing: Arc::clone(&self.0), waker: waker.clone() })
     }
 }
 
-fn push(outgoing: &mut Outgoing, stream: &mut Stream) -> Result<()> {
-    let pushed = outgoing.push(|bytes| stream.write(bytes)).and_then(|()| stream.push());
-    stream.set_inside_message(outgoing.written > 0);
-    match pushed {
-        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(from_io(error)),
-        _ => Ok(()),
+impl Drop for StreamOutgoing {
+    /// The connection is closed with the stream, whether or not the other thread still has its sender.
+    fn drop(&mut self) {
+        let mut outgoing = lock(&self.0);
+        (outgoing.ended, outgoing.socket) = (true, None);
     }
 }
 
 /// Sends status messages from another thread than the one that reads the stream.
 #[derive(Clone)]
 pub struct StatusSender {
-    outgoing: SharedOutgoing,
-    /// `None` on an encrypted connection, whose state belongs to the thread that reads.
-    socket: Option<Arc<Socket>>,
+    outgoing: Arc<Mutex<Outgoing>>,
     waker: Waker,
 }
 
 impl StatusSender {
-    pub(super) fn new(
-        outgoing: &SharedOutgoing,
-        stream: &Stream,
-        waker: &Waker,
-    ) -> io::Result<StatusSender> {
-        let plain = (!stream.is_encrypted()).then(|| stream.socket().try_clone()).transpose()?;
-        let (outgoing, waker) = (outgoing.clone(), waker.clone());
-        Ok(StatusSender { outgoing, socket: plain.map(Arc::new), waker })
-    }
-
     /// Queues one CopyData message, sends as much as the socket accepts, and never blocks. The thread
     /// that reads sends the rest, and meets the error if the connection is broken. After the end of the
     /// stream nothing is sent.
@@ -130,14 +145,12 @@ impl StatusSender {
     /// # Errors
     /// The message is too large for the protocol.
     pub fn send(&self, copy_data: &[u8]) -> Result<()> {
-        let mut outgoing = self.outgoing.lock();
+        let mut outgoing = lock(&self.outgoing);
         if outgoing.ended {
             return Ok(());
         }
         outgoing.queue(copy_data)?;
-        let sent = self.socket.as_ref().is_some_and(|socket| {
-            outgoing.push(|bytes| retry(|| (&**socket).write(bytes))).is_ok()
-        });
+        let sent = outgoing.push_from_outside();
         drop(outgoing);
         if !sent {
             self.waker.wake();

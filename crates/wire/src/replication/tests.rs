@@ -394,8 +394,11 @@ fn another_thread_sends_status_messages() {
     assert!(matches!(stream.receive(Duration::ZERO).unwrap(), Received::Idle));
     sender.send(b"too late").unwrap();
     assert_eq!(sent(&mut server, &[0]), [message(b'c', b"")]);
-    drop((sender, stream));
+    // It does not keep the connection open.
+    server.set_read_timeout(Some(SOON)).unwrap();
+    drop(stream);
     assert_eq!(server.read(&mut [0; 9]).unwrap(), 0);
+    sender.send(b"far too late").unwrap();
 }
 
 /// Both threads send to a server that reads slowly: messages stay whole, and those of one thread in order.
