@@ -4,9 +4,9 @@
 //! and the stream does not tell. So a session of its own reads the setting every few seconds. When
 //! the answer changes, the leader starts a new run.
 //!
-//! The same session counts the transactions that write now: their sessions may wait for the subscription.
-//! And it reads where the publisher's WAL ends and what the slot retains. The stream does not
-//! tell that: a keepalive of a logical walsender has the position up to which it has decoded.
+//! If commits wait, the same session counts the transactions that write now. And it reads where the
+//! publisher's WAL ends and what the slot retains. The stream does not tell that: a keepalive of a
+//! logical walsender has the position up to which it has decoded.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -97,7 +97,7 @@ impl Watch {
         let asked = Asked {
             publisher: publisher.clone(),
             subscription: subscription.to_owned(),
-            sql: sql(slot),
+            sql: sql(slot, waits),
             seen: Arc::clone(&seen),
             committing: Arc::clone(&committing),
         };
@@ -117,7 +117,8 @@ impl Watch {
         Self { changed: never(), committing, seen, ends: None, ended: bounded(0).1 }
     }
 
-    /// How many sessions of the publisher were in a transaction that writes; 0 before the first answer.
+    /// How many sessions of the publisher were in a transaction that writes; 0 before the first answer, and
+    /// if no commit waits.
     pub(crate) fn committing_sessions(&self) -> usize {
         self.committing.load(Ordering::Relaxed)
     }
@@ -138,13 +139,20 @@ struct Asked {
     committing: Arc<AtomicUsize>,
 }
 
-fn sql(slot: &str) -> String {
+/// `waits`: whether commits wait. Only then sessions are counted: pg_locks takes the locks of the publisher's
+/// lock table for a moment.
+fn sql(slot: &str, waits: bool) -> String {
+    let committing = if waits {
+        "(SELECT pg_catalog.count(*) FROM pg_catalog.pg_locks \
+          WHERE locktype OPERATOR(pg_catalog.=) 'transactionid' AND granted AND pid IS NOT NULL)"
+    } else {
+        "0"
+    };
     format!(
         "SELECT {SYNCHRONOUS}, o.lsn, \
            pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()), s.wal_status, \
            pg_catalog.pg_wal_lsn_diff(o.lsn, s.restart_lsn)::pg_catalog.int8, s.safe_wal_size, \
-           (SELECT pg_catalog.count(*) FROM pg_catalog.pg_locks \
-            WHERE locktype OPERATOR(pg_catalog.=) 'transactionid' AND granted AND pid IS NOT NULL) \
+           {committing} \
          FROM (SELECT {CURRENT_LSN}) o (lsn) \
          LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = {}",
         wire::quote_literal(slot)
