@@ -14,7 +14,7 @@ const WINDOW: Duration = Duration::from_millis(500);
 pub(super) struct Committers {
     /// In a transaction that writes, when they were counted last.
     sessions: usize,
-    /// Transactions that arrived since then.
+    /// Transactions that have arrived since `since`.
     arrived: usize,
     since: Duration,
     cycle: Duration,

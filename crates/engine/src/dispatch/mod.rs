@@ -317,8 +317,8 @@ impl<T: Dispatchable> Dispatch<T> {
         self.settings.pacing.is_backlog(self.behind)
     }
 
-    /// What was observed outside: whether processors are `short`, and how many `sessions` of the publisher
-    /// were in a transaction that writes.
+    /// Notes whether processors are `short`, and how many `sessions` of the publisher were in a transaction
+    /// that writes.
     pub fn observed(&mut self, short: bool, sessions: usize, now: Duration) {
         self.short_of_processors = short;
         self.committers.counted(sessions, now);

@@ -33,6 +33,22 @@ impl Known {
     fn has_news(&self) -> bool {
         self.sent != Some(self.positions())
     }
+
+    fn send<E>(
+        &mut self,
+        reply_requested: bool,
+        send: impl FnOnce(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let positions = self.positions();
+        let Positions { write, flush, apply } = positions;
+        let status = StatusUpdate { write, flush, apply, clock: now(), reply_requested };
+        let mut message = Vec::with_capacity(34);
+        status.encode(&mut message);
+        send(&message)?;
+        self.sent = Some(positions);
+        self.sent_at = Instant::now();
+        Ok(())
+    }
 }
 
 impl Feedback {
@@ -79,24 +95,6 @@ impl Feedback {
     }
 }
 
-impl Known {
-    fn send<E>(
-        &mut self,
-        reply_requested: bool,
-        send: impl FnOnce(&[u8]) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let positions = self.positions();
-        let Positions { write, flush, apply } = positions;
-        let status = StatusUpdate { write, flush, apply, clock: now(), reply_requested };
-        let mut message = Vec::with_capacity(34);
-        status.encode(&mut message);
-        send(&message)?;
-        self.sent = Some(positions);
-        self.sent_at = Instant::now();
-        Ok(())
-    }
-}
-
 /// Microseconds since 2000-01-01, as in the protocol.
 fn now() -> Timestamp {
     let since_epoch =
@@ -124,7 +122,8 @@ mod tests {
         result.map(|()| sent).unwrap_or_default()
     }
 
-    /// What the receiver has told the publisher by itself is nothing new when the leader gets there.
+    /// The receiver reports a position when it has read it; the leader, which gets there later, does not
+    /// report it again.
     #[test]
     fn a_receipt_is_news_once() {
         let feedback = Feedback::new(positions(10, 10));
@@ -143,7 +142,7 @@ mod tests {
         }
     }
 
-    /// What could not be sent is sent by the next attempt.
+    /// The next attempt sends a status message that could not be sent.
     #[test]
     fn news_that_were_not_sent_are_news() {
         let feedback = Feedback::new(positions(10, 10));

@@ -1,4 +1,4 @@
-//! What is sent on a replication connection: status messages, and its end.
+//! The messages to the server on a replication connection: status messages, and CopyDone at its end.
 //!
 //! The thread that reads the stream sends. Another thread may send a status message too, which saves a
 //! wake-up: a session of the publisher may wait for it.

@@ -425,7 +425,7 @@ fn messages_of_two_threads_are_not_torn() {
     for number in 0..MANY {
         stream.send(&numbered(b's', number)).unwrap();
     }
-    // What the socket did not take is sent while the stream waits.
+    // The stream sends the rest while it waits.
     while !reader.is_finished() {
         assert!(matches!(stream.receive(NAP).unwrap(), Received::Idle | Received::Woken));
     }
