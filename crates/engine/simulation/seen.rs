@@ -10,6 +10,8 @@ pub(crate) struct Seen {
     pub(crate) made_way: usize,
     /// Tables that were serialized.
     pub(crate) serialized: usize,
+    /// Groups of several transactions that were sent change by change.
+    pub(crate) in_order: usize,
     /// Sessions lost at a COMMIT that did not take effect, and at one that did.
     pub(crate) lost_before_commit: usize,
     pub(crate) lost_after_commit: usize,
@@ -43,6 +45,7 @@ impl Seen {
         self.faults += other.faults;
         self.made_way += other.made_way;
         self.serialized += other.serialized;
+        self.in_order += other.in_order;
         self.lost_before_commit += other.lost_before_commit;
         self.lost_after_commit += other.lost_after_commit;
         self.prepared_here += other.prepared_here;

@@ -42,7 +42,7 @@ impl Setting {
             depth: 2 + rng.below(3),
             window: rng.one_of(&[1, 16]),
             far_depth: 6,
-            lone_changes: rng.one_of(&[0, 2, 16]),
+            few_changes: rng.one_of(&[0, 2, 16]),
             counted_changes: rng.one_of(&[4, 100]),
             ready_groups: rng.one_of(&[1, 2]),
             outstanding: rng.one_of(&[1, 4, 64]),

@@ -9,8 +9,8 @@ use crate::simulation::Sabotage;
 use crate::simulation::run::REFUSED;
 use crate::simulation::subscriber::Command;
 use crate::simulation::worker::as_sets::net;
-use crate::simulation::worker::by_rows::rows;
-use crate::simulation::worker::encoded::{Pending, end, ending};
+use crate::simulation::worker::by_rows::{alone, rows};
+use crate::simulation::worker::encoded::{Pending, begin, end, ending};
 use crate::simulation::worker::work::{Group, Work};
 use crate::simulation::worker::{Around, Failure, Result, Worker};
 
@@ -29,7 +29,7 @@ impl Worker {
         }
         let split = self.groups.is_split(&start, around.order);
         let split = split && around.sabotage != Sabotage::UnmetWait;
-        let Start { group, ahead, behind, counted } = start;
+        let Start { group, ahead, behind, counted, in_order } = start;
         let (history, number, mode) = (around.history, self.number, group.mode);
         around.note(|| {
             let name = |work: &Work| (work.part.head.xid, work.part.len(), work.part.end_lsn);
@@ -37,7 +37,7 @@ impl Worker {
             let Dependent { waits, changes } = &group.dependent;
             format!(
                 "worker {number} starts group {} {mode:?} ahead={ahead} split={split} counted={counted} \
-                 attempts={} {parts:?} dependent={changes:?} {waits:?}",
+                 in_order={in_order} attempts={} {parts:?} dependent={changes:?} {waits:?}",
                 group.seq.0, group.attempts
             )
         });
@@ -50,6 +50,15 @@ impl Worker {
             let (commands, replies) = dependent.into_iter().unzip();
             let ending = ending(&group, self.ordered).expect("a split group is whole");
             (independent, Rest::Dependent(commands, replies, ending))
+        } else if in_order {
+            around.seen.in_order += 1;
+            let mut statements = Vec::new();
+            begin(&group.works[0], true, &mut statements);
+            for work in &group.works {
+                statements.extend((0..work.part.len()).filter_map(|change| alone(work, change)));
+            }
+            end(ending(&group, self.ordered).expect("it is whole"), &mut statements);
+            (statements, Rest::Nothing)
         } else if mode == GroupMode::Net {
             let (mut statements, sure) = net(&group, None, (counted, true), history);
             match ending(&group, self.ordered) {

@@ -36,6 +36,7 @@
 //!
 //! Time is a value: the time since the run began. Constants are in [`pacing`].
 
+mod attention;
 mod blame;
 mod committers;
 mod contents;
@@ -53,6 +54,7 @@ mod workers;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+pub use attention::Attention;
 use blame::Blame;
 pub use blame::{TableId, Turn, Turned};
 use committers::Committers;
@@ -281,7 +283,7 @@ impl<T: Dispatchable> Dispatch<T> {
     /// because that is as fast where every transaction is committed alone.
     fn is_by_rows(&self, part: &T) -> bool {
         let size = part.size();
-        let small = size.whole && size.changes <= self.settings.pacing.lone_changes;
+        let small = size.whole && size.changes <= self.settings.pacing.few_changes;
         let alone = self.one_by_one.is_some() && small && !part.is_under_rules();
         size.by_rows || alone
     }

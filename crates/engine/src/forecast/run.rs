@@ -426,7 +426,7 @@ impl<T: Dispatchable> Run<T> {
     fn encoded(&mut self, worker: usize) {
         let through = self.order.ended_through();
         let counted_changes = self.settings.dispatch.pacing.counted_changes as u64;
-        let lone = self.settings.dispatch.pacing.lone_changes as u64;
+        let lone = self.settings.dispatch.pacing.few_changes as u64;
         let far = self.settings.dispatch.pacing.is_far(self.settings.dispatch.round_trip);
         let ordered = self.settings.dispatch.ordered;
         let session = &mut self.sessions[worker];

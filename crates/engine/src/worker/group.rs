@@ -163,6 +163,13 @@ impl<T: GroupMember> Group<T> {
         }
     }
 
+    /// Whether it consists of whole transactions without further conditions: none is a step of a two-phase
+    /// transaction or under conflict rules.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.is_whole() && !self.is_step() && !self.is_prepared_at_once() && !self.is_by_rules()
+    }
+
     /// How many changes it has.
     #[must_use]
     pub fn changes(&self) -> usize {

@@ -57,8 +57,8 @@ pub trait ExpectedReply {
 pub struct WorkerGroups<T: WorkerTypes> {
     /// Whether the subscriber refuses a commit before its predecessor's.
     ordered: bool,
-    /// A lone transaction with at most so many changes is sent row by row.
-    lone: usize,
+    /// A lone transaction with at most so many changes is sent by rows, and a group change by change.
+    few: usize,
     /// Far from the subscriber, the statements of a group with at most so many changes count their rows
     /// themselves.
     counted: Option<usize>,
@@ -103,6 +103,10 @@ pub struct Start<M> {
     /// The statements of the group count their rows themselves, and fail if they find others. If all of
     /// them can, the end of the group is sent with them.
     pub counted: bool,
+    /// The few changes of several transactions are sent one by one, in stream order, in one subscriber
+    /// transaction, and its end with them. A set would have to find its rows before the end is sent; a
+    /// single change says itself that its row is missing.
+    pub in_order: bool,
 }
 
 /// The next statements or ending to send for the groups in flight.
@@ -129,7 +133,7 @@ impl<T: WorkerTypes> WorkerGroups<T> {
     pub fn new(ordered: bool, far: bool, pacing: &Pacing) -> Self {
         Self {
             ordered,
-            lone: pacing.lone_changes,
+            few: pacing.few_changes,
             counted: far.then_some(pacing.counted_changes),
             most_encoded: pacing.ready_groups,
             ended_through: GroupSeq::NONE,
@@ -145,6 +149,12 @@ impl<T: WorkerTypes> WorkerGroups<T> {
     /// Queues a group, in commit order.
     pub fn push(&mut self, group: Group<T::Member>) {
         self.queue.push_back(group);
+    }
+
+    /// Whether there is no group.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.active.is_empty() && self.queue.is_empty()
     }
 
     /// Queues a group again that was to be encoded.
@@ -189,15 +199,13 @@ impl<T: WorkerTypes> WorkerGroups<T> {
         let ahead = !group.is_prepared_at_once() && !self.is_next(group.seq);
         let behind = self.active.back().is_some_and(|last| !last.is_completely_sent());
         let at_once = !ahead && (self.active.is_empty() || self.ordered);
-        let lone = group.works.len() == 1 && group.is_whole() && group.changes() <= self.lone;
-        let mode = if lone && at_once && !group.works[0].is_under_rules() {
-            GroupMode::Rows
-        } else {
-            group.mode
-        };
-        let counts = |most| group.is_whole() && group.changes() <= most;
-        let counted = at_once && !behind && self.counted.is_some_and(counts);
-        Start { group: Group { mode, ..group }, ahead, behind, counted }
+        let has_most = |most| group.is_whole() && group.changes() <= most;
+        let by_rules = group.works.iter().any(GroupMember::is_under_rules);
+        let (few, lone) = (at_once && !by_rules && has_most(self.few), group.works.len() == 1);
+        let mode = if few && lone { GroupMode::Rows } else { group.mode };
+        let counted = at_once && !behind && self.counted.is_some_and(has_most);
+        let in_order = few && mode == GroupMode::Net;
+        Start { group: Group { mode, ..group }, ahead, behind, counted, in_order }
     }
 
     /// Whether the dependent changes of a group are encoded apart, to be sent when the groups that they

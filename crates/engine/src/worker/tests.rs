@@ -13,7 +13,7 @@ use crate::worker::{
 };
 
 /// Lone transactions are sent as they are put together.
-const PACING: Pacing = Pacing { lone_changes: 0, ..Pacing::MEASURED };
+const PACING: Pacing = Pacing { few_changes: 0, ..Pacing::MEASURED };
 
 /// A transaction that commits at an LSN and ends behind it; a part of a large one, if it is not `whole`.
 #[derive(Debug)]
@@ -322,6 +322,23 @@ fn small_groups_are_not_looked_at_where_that_takes_long() {
     assert!(!counted(true, group(2, &[20, 25], true), &ahead));
     assert!(!counted(true, group(2, &[20, 25, 30], true), &oldest), "six changes");
     assert!(!counted(true, group(2, &[20], false), &oldest), "a part cannot be carried out again");
+}
+
+#[test]
+fn few_changes_of_several_transactions_are_sent_with_their_end() {
+    let in_order = |group: Group<Transaction>, order: &CommitOrder| {
+        let pacing = Pacing { few_changes: 4, ..PACING };
+        let mut groups: WorkerGroups<Words> = WorkerGroups::new(true, false, &pacing);
+        groups.push(group);
+        let start = start(&mut groups, order);
+        (start.in_order, start.group.mode)
+    };
+    let (oldest, ahead) = (ended(1), ended(0));
+    assert_eq!(in_order(group(2, &[20, 25], true), &oldest), (true, GroupMode::Net));
+    assert_eq!(in_order(group(2, &[20], true), &oldest), (false, GroupMode::Rows));
+    assert_eq!(in_order(group(2, &[20, 25], true), &ahead), (false, GroupMode::Net));
+    assert_eq!(in_order(group(2, &[20, 25, 30], true), &oldest), (false, GroupMode::Net));
+    assert_eq!(in_order(group(2, &[20], false), &oldest), (false, GroupMode::Net));
 }
 
 /// Carries out one group of which some transactions cannot be applied together with others. Returns

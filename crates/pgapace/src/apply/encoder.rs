@@ -215,6 +215,29 @@ impl Encoder {
         }
     }
 
+    /// Queues a whole group as one subscriber transaction: one statement for each change in stream order,
+    /// and its end.
+    pub(crate) fn in_order(
+        &mut self,
+        session: &mut Session,
+        group: &Group,
+        expected: &mut VecDeque<Expected>,
+    ) -> Result<()> {
+        let Some(first) = group.works.first() else { return Ok(()) };
+        self.begin(session, first, expected)?;
+        for (index, work) in group.works.iter().enumerate() {
+            for change in 0..work.part.len() {
+                let at = ChangeAt { part: number(index)?, change: number(change)? };
+                self.change(session, work, at, expected)
+                    .map_err(|error| error.into_failure(work, at))?;
+            }
+        }
+        match self.ending(group)? {
+            Some(ending) => self.queue_ending(session, ending, expected),
+            None => Err(Failure::internal("a group in stream order is incomplete")),
+        }
+    }
+
     /// Queues changes of a group as one subscriber transaction, or a part of one, without its
     /// [end](Self::ending). The dependent changes come after the independent ones. True if every
     /// statement fails by itself when it finds other rows than it must: then the end can follow at once.

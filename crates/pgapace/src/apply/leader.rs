@@ -3,6 +3,7 @@
 //! [`engine::intake`] decides what becomes of a message, and [`engine::dispatch`] which worker gets it.
 //! This module has the event loop and its channels.
 
+mod attention;
 mod barrier;
 mod ending;
 mod heartbeat;
@@ -33,7 +34,7 @@ use crate::error::{Class, Failure, Result};
 use crate::membership::MoveOrder;
 use crate::observe::processors::Processors;
 use crate::observe::stopwatch::{Reason, Stopwatch};
-use crate::publisher::receiver::{FromPublisher, Receiver};
+use crate::publisher::receiver::Receiver;
 use crate::publisher::watch::Watch;
 use crate::subscriber::state::conflicts::Conflict;
 use crate::subscriber::state::statistics::Counters;
@@ -200,6 +201,7 @@ impl<'a> Leader<'a> {
     fn lead(&mut self) -> Result<Outcome> {
         let ticks = tick(TICK);
         let (no_chunks, stop) = (never(), self.around.shutdown.channel());
+        let all_chunks = self.receiver.chunks.clone();
         // Before the goal may be found to be reached.
         self.look_for_tables()?;
         loop {
@@ -209,23 +211,11 @@ impl<'a> Leader<'a> {
             {
                 return self.closed(outcome);
             }
-            let chunks = if self.wants_chunks() { &self.receiver.chunks } else { &no_chunks };
+            let chunks = if self.wants_chunks() { &all_chunks } else { &no_chunks };
             self.waits.set(self.waits_for());
+            let sleep = self.receive(sleep)?;
             select! {
-                recv(chunks) -> message => match message {
-                    Ok(FromPublisher::Chunk(chunk)) => {
-                        self.waits.set(None);
-                        self.take_or_delay(&chunk.bytes)?;
-                        if self.idle_interval.is_zero() {
-                            // A commit on the publisher may wait for it: a keepalive tells that nothing
-                            // of its transaction is published.
-                            self.publish_positions();
-                        }
-                    }
-                    Ok(FromPublisher::Warned) => self.around.table_sync.publications_changed(),
-                    Ok(FromPublisher::Ended(failure)) => return Err(failure),
-                    Err(_) => return Err(gone("receiver")),
-                },
+                recv(chunks) -> message => self.received(message.map_err(|_| gone("receiver"))?)?,
                 recv(self.around.pool.events()) -> event => match event {
                     Ok((worker, FromWorker::Answered(answered))) => self.answered(worker, *answered),
                     Ok((_, FromWorker::Failed(failure))) => return Err(failure),
@@ -307,6 +297,7 @@ impl<'a> Leader<'a> {
         self.note_decoded();
         // The positions are reported even while no transaction commits.
         self.publish_positions();
+        self.around.pool.look_at_attention();
         let turned = self.around.pool.release();
         self.around.tables.turned(&turned);
         self.write_statistics(false, true);
@@ -443,7 +434,8 @@ impl<'a> Leader<'a> {
     /// Hands groups to the workers while they may have more. Returns when to look again at the latest.
     fn dispatch(&mut self) -> Result<Duration> {
         let reading = self.wants_chunks();
-        let handed_over = self.around.pool.hand_over(reading)?;
+        let attends = reading && self.may_attend();
+        let handed_over = self.around.pool.hand_over(reading, attends)?;
         self.all_busy = handed_over == HandedOver::Busy;
         Ok(match handed_over {
             HandedOver::Later(time) => time,

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
-use engine::dispatch::{Dispatch, DispatchSettings, Leaves, Look, Pacing, Step, Turned, Want};
+use engine::dispatch::{
+    Attention, Dispatch, DispatchSettings, Leaves, Look, Pacing, Step, Turned, Want,
+};
 use engine::group::{GroupLimits, GroupSeq};
 use engine::writeset::WritesetLimits;
 
@@ -61,6 +63,7 @@ pub(crate) struct Pool {
     lock_waits: Stopwatch,
     reported: ReportedWorkers,
     span: Option<Arc<ApplySpan>>,
+    attention: Attention,
 }
 
 impl Pool {
@@ -90,6 +93,7 @@ impl Pool {
             lock_waits: Stopwatch::default(),
             reported: ReportedWorkers::default(),
             span: None,
+            attention: Attention::default(),
         }
     }
 
@@ -120,7 +124,8 @@ impl Pool {
     }
 
     /// Hands over all work that may be handed over now. `reading`: whether more is being received.
-    pub(crate) fn hand_over(&mut self, reading: bool) -> Result<HandedOver> {
+    /// `attends`: the calling thread may execute small groups itself.
+    pub(crate) fn hand_over(&mut self, reading: bool, attends: bool) -> Result<HandedOver> {
         let mut short = false;
         let handed_over = loop {
             let step = self.dispatch.next(self.now(), reading);
@@ -132,7 +137,7 @@ impl Pool {
                     break HandedOver::Busy;
                 }
                 Step::HandOver { worker, beside_others, group } => {
-                    self.submit(worker, beside_others, group)?;
+                    self.submit(worker, (beside_others, attends), group)?;
                 }
             }
         };
@@ -140,18 +145,51 @@ impl Pool {
         Ok(handed_over)
     }
 
-    fn submit(&mut self, worker: usize, beside_others: bool, group: Group) -> Result<()> {
+    fn submit(
+        &mut self,
+        worker: usize,
+        (beside_others, attends): (bool, bool),
+        group: Group,
+    ) -> Result<()> {
         if let Some(prefetch) = &mut self.prefetch {
             prefetch.offer(group.seq, &group.works, group.mode, beside_others);
         }
         if let Some(span) = &self.span {
             span.begins();
         }
-        let worker = self.slots.worker(worker);
-        worker
-            .ok_or_else(|| Failure::internal("a group for a worker that is not there"))?
-            .submit(group);
+        let (now, pacing) = (self.now(), &Pacing::MEASURED);
+        let worker = self.slots.worker_mut(worker);
+        let worker =
+            worker.ok_or_else(|| Failure::internal("a group for a worker that is not there"))?;
+        let is_small = group.is_plain() && group.changes() <= pacing.attended_changes;
+        if !attends || beside_others || !is_small || !self.attention.small_group(pacing, now) {
+            worker.submit(group);
+            return Ok(());
+        }
+        match worker.execute(group, pacing.attended_wait) {
+            Ok(in_time) => {
+                let now = self.now();
+                self.attention.executed(in_time, pacing, now);
+            }
+            Err(group) => {
+                worker.submit(group);
+                worker.ask_for_session();
+            }
+        }
         Ok(())
+    }
+
+    /// Whether the calling thread executes small groups itself, and nothing is in flight.
+    pub(crate) fn attends(&self) -> bool {
+        self.attention.is_on() && self.dispatch.is_idle()
+    }
+
+    /// Gives the sessions back that workers have lent, if the calling thread does not execute groups itself
+    /// any more. To be called a few times in a second.
+    pub(crate) fn look_at_attention(&mut self) {
+        if !self.attention.look() {
+            self.slots.give_back();
+        }
     }
 
     /// Asks the monitor for locks that block the oldest group, if the group has not ended for a while.
@@ -243,6 +281,15 @@ impl Pool {
                 self.dispatch.left(worker);
             }
             Moved::NotOpened(failure) => self.not_opened(worker, &failure),
+            Moved::Lent(session) => {
+                let has_groups = !self.dispatch.workers().queue(worker).is_empty();
+                if let Some(worker) = self.slots.worker_mut(worker) {
+                    worker.lent(session);
+                    if has_groups {
+                        worker.give_back();
+                    }
+                }
+            }
         }
     }
 

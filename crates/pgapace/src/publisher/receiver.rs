@@ -2,7 +2,8 @@
 //!
 //! It never waits for apply workers. It hands chunks to the leader, answers keepalives and sends
 //! status messages on time, whatever the subscriber does. When memory is full it stops reading, but
-//! still sends status messages.
+//! still sends status messages. Where few commits wait, it lends the connection to the leader, which then
+//! does all of this itself.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use crossbeam_channel::{Receiver as Channel, Sender, unbounded};
+use crossbeam_channel::{Receiver as Channel, Sender, bounded, unbounded};
 use engine::progress::Positions;
 use pgoutput::{Frame, Lsn};
 use wire::{EndReason, Haste, Received, StatusSender, Waker};
@@ -38,6 +39,8 @@ pub(crate) enum FromPublisher {
     Warned,
     /// The stream ended; nothing follows.
     Ended(Failure),
+    /// The connection is lent; nothing follows before it is given back. See [`Receiver::take_connection`].
+    Lent,
 }
 
 /// Received bytes. They return to the memory budget when the last reference is dropped.
@@ -128,7 +131,7 @@ impl Drop for Accounted {
     }
 }
 
-/// A running receiver thread.
+/// A running receiver thread. It lends the connection to the leader while that reads the stream itself.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     pub(crate) chunks: Channel<FromPublisher>,
@@ -139,10 +142,32 @@ pub(crate) struct Receiver {
     /// If commits on the publisher wait.
     status_sender: Option<StatusSender>,
     waker: Waker,
-    stop: Arc<AtomicBool>,
+    orders: Arc<Orders>,
     /// Set once per chunk, so a mutex is enough.
     haste: Arc<Mutex<Haste>>,
+    /// The connection, while the leader has it.
+    reader: Option<Box<StreamReader>>,
+    giving_back: Option<Sender<Box<StreamReader>>>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What the leader wants of the thread.
+#[derive(Debug, Default)]
+struct Orders {
+    stop: AtomicBool,
+    lend: AtomicBool,
+    /// The connection, until the leader takes it. A mutex, because it is used once for each time it is lent.
+    lent: Mutex<Option<Box<StreamReader>>>,
+}
+
+impl Orders {
+    fn take(&self) -> Option<Box<StreamReader>> {
+        self.lent.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn put(&self, reader: Box<StreamReader>) {
+        *self.lent.lock().unwrap_or_else(PoisonError::into_inner) = Some(reader);
+    }
 }
 
 impl Receiver {
@@ -153,10 +178,9 @@ impl Receiver {
         options: ReceiverOptions,
         announcer: Announcer,
     ) -> Result<Self> {
-        let (sender, chunks) = unbounded();
+        let ((sender, chunks), (giving_back, given_back)) = (unbounded(), bounded(1));
         let waker = stream.waker();
         let status_sender = if options.commits_wait { stream.status_sender()? } else { None };
-        let stop = Arc::new(AtomicBool::new(false));
         let haste = Arc::new(Mutex::new(Haste::default()));
         let memory = Arc::new(Memory {
             used: AtomicUsize::new(0),
@@ -165,25 +189,36 @@ impl Receiver {
             waker: waker.clone(),
         });
         let waits = Stopwatch::default();
-        let state = ReceiverState {
+        let reader = Box::new(StreamReader {
             stream,
             feedback: feedback.clone(),
             options,
             memory: Arc::clone(&memory),
             waits: waits.clone(),
-            sender,
             announcer,
-            stop: Arc::clone(&stop),
             haste: Arc::clone(&haste),
             last_heard: Instant::now(),
             asked: false,
-        };
+        });
+        let orders = Arc::<Orders>::default();
+        let thread = ReceiverThread { sender, given_back, orders: Arc::clone(&orders) };
         let thread = std::thread::Builder::new()
             .name("receiver".to_owned())
-            .spawn(move || state.run())
+            .spawn(move || thread.run(reader))
             .map_err(|e| Failure::internal(format!("cannot start the receiver thread: {e}")))?;
-        let thread = Some(thread);
-        Ok(Self { chunks, memory, waits, feedback, status_sender, waker, stop, haste, thread })
+        Ok(Self {
+            chunks,
+            memory,
+            waits,
+            feedback,
+            status_sender,
+            waker,
+            orders,
+            haste,
+            reader: None,
+            giving_back: Some(giving_back),
+            thread: Some(thread),
+        })
     }
 
     /// Tells the publisher of these positions, if they are new.
@@ -205,13 +240,57 @@ impl Receiver {
         *self.haste.lock().unwrap_or_else(PoisonError::into_inner) = haste;
     }
 
+    /// Whether the receiver may collect data for as long as much arrives.
+    pub(crate) fn is_without_haste(&self) -> bool {
+        *self.haste.lock().unwrap_or_else(PoisonError::into_inner) == Haste::None
+    }
+
+    /// Asks the thread for the connection. [`FromPublisher::Lent`] says when it is to be
+    /// [taken](Self::take_connection).
+    pub(crate) fn ask_for_connection(&self) {
+        if !self.orders.lend.swap(true, Ordering::AcqRel) {
+            self.waker.wake();
+        }
+    }
+
+    /// Takes the connection that the thread has lent, with [`Self::receive`].
+    pub(crate) fn take_connection(&mut self) {
+        self.reader = self.orders.take();
+        tracing::debug!("the leader reads the stream itself");
+    }
+
+    /// Whether the calling thread has the connection.
+    pub(crate) fn has_connection(&self) -> bool {
+        self.reader.is_some()
+    }
+
+    /// Gives the connection back to the thread, if that has lent it.
+    pub(crate) fn give_connection_back(&mut self) {
+        self.orders.lend.store(false, Ordering::Release);
+        if let (Some(reader), Some(giving_back)) = (self.reader.take(), &self.giving_back) {
+            // Fails only if the thread has ended, which then has said so.
+            let _ = giving_back.send(reader);
+        }
+    }
+
+    /// Receives in the calling thread, if it has the connection. Returns nothing after `longest`, or earlier.
+    pub(crate) fn receive(&mut self, longest: Duration) -> Result<Option<FromPublisher>> {
+        let Some(mut reader) = self.reader.take() else { return Ok(None) };
+        // After an error it is of no use any more.
+        let received = reader.receive(longest)?;
+        self.reader = Some(reader);
+        Ok(received)
+    }
+
     /// Sends the last positions, ends the stream in order, and waits for the thread.
     pub(crate) fn finish(mut self) {
         self.stop_and_join();
     }
 
     fn stop_and_join(&mut self) {
-        self.stop.store(true, Ordering::Release);
+        self.orders.stop.store(true, Ordering::Release);
+        self.give_connection_back();
+        self.giving_back = None;
         self.waker.wake();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -227,98 +306,128 @@ impl Drop for Receiver {
     }
 }
 
-struct ReceiverState {
+struct ReceiverThread {
+    sender: Sender<FromPublisher>,
+    given_back: Channel<Box<StreamReader>>,
+    orders: Arc<Orders>,
+}
+
+impl ReceiverThread {
+    fn run(self, mut reader: Box<StreamReader>) {
+        while !self.orders.stop.load(Ordering::Acquire) {
+            if self.orders.lend.load(Ordering::Acquire) {
+                match self.lend(reader) {
+                    Some(given_back) => reader = given_back,
+                    None => return,
+                }
+                continue;
+            }
+            let received = match reader.receive(Duration::MAX) {
+                Ok(None) => continue,
+                Ok(Some(received)) => received,
+                Err(failure) => {
+                    // The leader may have ended already.
+                    let _ = self.sender.send(FromPublisher::Ended(failure));
+                    return;
+                }
+            };
+            if self.sender.send(received).is_err() {
+                break;
+            }
+        }
+        // The leader stopped the receiver: the publisher gets the last positions before the connection
+        // closes.
+        if let Err(error) = reader.finish() {
+            tracing::debug!(%error, "the stream did not end in order");
+        }
+    }
+
+    /// Lends the connection to the leader until that gives it back; `None` if it has closed it.
+    fn lend(&self, reader: Box<StreamReader>) -> Option<Box<StreamReader>> {
+        self.orders.put(reader);
+        let _ = self.sender.send(FromPublisher::Lent);
+        // The leader may end before it has taken it.
+        self.given_back.recv().ok().or_else(|| self.orders.take())
+    }
+}
+
+/// The connection, for the thread that receives.
+struct StreamReader {
     stream: ChangeSource,
     feedback: Feedback,
     options: ReceiverOptions,
     memory: Arc<Memory>,
     waits: Stopwatch,
-    sender: Sender<FromPublisher>,
     announcer: Announcer,
-    stop: Arc<AtomicBool>,
     haste: Arc<Mutex<Haste>>,
     last_heard: Instant,
     asked: bool,
 }
 
-impl ReceiverState {
-    fn run(mut self) {
-        match self.receive_until_stopped() {
-            Ok(()) => {
-                // The leader stopped the receiver: the publisher gets the last positions before the
-                // connection closes.
-                if let Err(error) = self.send_status(false).and_then(|()| self.stream.finish()) {
-                    tracing::debug!(%error, "the stream did not end in order");
+impl std::fmt::Debug for StreamReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StreamReader").finish_non_exhaustive()
+    }
+}
+
+impl StreamReader {
+    /// Sends a status message if one is due, and waits for the publisher, for `longest` at most.
+    fn receive(&mut self, longest: Duration) -> Result<Option<FromPublisher>> {
+        if self.feedback.silence() >= self.options.status_interval {
+            self.send_status(false)?;
+        } else {
+            self.feedback.send_news(|message| self.stream.send(message))?;
+        }
+        if self.memory.is_full() {
+            // The receiver does not read, so the publisher's silence means nothing.
+            self.last_heard = Instant::now();
+            if self.feedback.silence() >= PAUSED_STATUS_INTERVAL {
+                self.send_status(false)?;
+            }
+            self.waits.set(Some(Reason::Memory));
+            let waited = self.stream.wait_without_reading(PAUSED_STATUS_INTERVAL.min(longest));
+            self.waits.set(None);
+            waited?;
+            return Ok(None);
+        }
+        let timeout = self.options.status_interval.saturating_sub(self.feedback.silence());
+        self.watch_silence()?;
+        let timeout = timeout.min(self.options.receive_timeout / 4).min(longest);
+        self.stream.set_haste(self.haste());
+        match self.stream.receive(timeout)? {
+            Received::Chunk(chunk) => {
+                self.last_heard = Instant::now();
+                self.asked = false;
+                let (mut reply, mut ended) = (false, None);
+                for (_, frame) in chunk.frames() {
+                    reply |= wants_reply(frame);
+                    ended = end_of_transaction(frame).or(ended);
+                    self.announcer.frame(frame);
                 }
+                // Before the leader gets the chunk.
+                self.announcer.end(chunk.bytes().len());
+                if let Some(end) = ended
+                    && self.options.commits_wait
+                {
+                    // With synchronous_commit = remote_write, its session waits for that alone. The
+                    // leader, which has more to do, need not wake this thread for it.
+                    self.feedback.read(end);
+                }
+                if reply {
+                    self.send_status(false)?;
+                }
+                let bytes = Memory::account(&self.memory, chunk.bytes().clone());
+                Ok(Some(FromPublisher::Chunk(Chunk { bytes })))
             }
-            Err(failure) => {
-                // The leader may have ended already.
-                let _ = self.sender.send(FromPublisher::Ended(failure));
-            }
+            Received::Warning(_) => Ok(Some(FromPublisher::Warned)),
+            Received::Idle | Received::Woken => Ok(None),
+            Received::Ended(reason) => Err(ended(reason)),
         }
     }
 
-    fn receive_until_stopped(&mut self) -> Result<()> {
-        while !self.stop.load(Ordering::Acquire) {
-            if self.feedback.silence() >= self.options.status_interval {
-                self.send_status(false)?;
-            } else {
-                self.feedback.send_news(|message| self.stream.send(message))?;
-            }
-            if self.memory.is_full() {
-                // The receiver does not read, so the publisher's silence means nothing.
-                self.last_heard = Instant::now();
-                if self.feedback.silence() >= PAUSED_STATUS_INTERVAL {
-                    self.send_status(false)?;
-                }
-                self.waits.set(Some(Reason::Memory));
-                let waited = self.stream.wait_without_reading(PAUSED_STATUS_INTERVAL);
-                self.waits.set(None);
-                waited?;
-                continue;
-            }
-            let timeout = self.options.status_interval.saturating_sub(self.feedback.silence());
-            self.watch_silence()?;
-            let timeout = timeout.min(self.options.receive_timeout / 4);
-            self.stream.set_haste(self.haste());
-            match self.stream.receive(timeout)? {
-                Received::Chunk(chunk) => {
-                    self.last_heard = Instant::now();
-                    self.asked = false;
-                    let (mut reply, mut ended) = (false, None);
-                    for (_, frame) in chunk.frames() {
-                        reply |= wants_reply(frame);
-                        ended = end_of_transaction(frame).or(ended);
-                        self.announcer.frame(frame);
-                    }
-                    // Before the leader gets the chunk.
-                    self.announcer.end(chunk.bytes().len());
-                    if let Some(end) = ended
-                        && self.options.commits_wait
-                    {
-                        // With synchronous_commit = remote_write, its session waits for that alone. The
-                        // leader, which has more to do, need not wake this thread for it.
-                        self.feedback.read(end);
-                    }
-                    let chunk =
-                        Chunk { bytes: Memory::account(&self.memory, chunk.bytes().clone()) };
-                    if self.sender.send(FromPublisher::Chunk(chunk)).is_err() {
-                        return Ok(());
-                    }
-                    if reply {
-                        self.send_status(false)?;
-                    }
-                }
-                Received::Warning(_) => {
-                    if self.sender.send(FromPublisher::Warned).is_err() {
-                        return Ok(());
-                    }
-                }
-                Received::Idle | Received::Woken => {}
-                Received::Ended(reason) => return Err(ended(reason)),
-            }
-        }
-        Ok(())
+    /// Sends the last positions, and ends the stream in order.
+    fn finish(mut self) -> Result<()> {
+        self.send_status(false).and_then(|()| self.stream.finish())
     }
 
     fn haste(&self) -> Haste {

@@ -1,5 +1,6 @@
 //! Faults on real servers: crashes, restarts, lost connections, takeovers and lost slots.
 
+mod attention;
 mod crashes;
 mod errors;
 mod failover;

@@ -136,6 +136,15 @@ impl Slots {
         self.slots[number].worker.as_ref()
     }
 
+    pub(super) fn worker_mut(&mut self, number: usize) -> Option<&mut Worker> {
+        self.slots[number].worker.as_mut()
+    }
+
+    /// Gives the sessions back that workers have lent.
+    pub(super) fn give_back(&mut self) {
+        self.slots.iter_mut().filter_map(|slot| slot.worker.as_mut()).for_each(Worker::give_back);
+    }
+
     /// Asks for another session lease. The next worker that starts gets it.
     pub(super) fn ask(&self) -> Option<Arc<SessionLease>> {
         self.share.ask()

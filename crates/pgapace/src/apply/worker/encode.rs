@@ -10,14 +10,14 @@ use crate::apply::encoder::fold::Which;
 use crate::apply::encoder::{EncoderPosition, Ending};
 use crate::apply::expected::Expected;
 use crate::apply::work::{Group, Work};
-use crate::apply::worker::apply_thread::{ApplyThread, SLEEP, Statements};
+use crate::apply::worker::session::{SLEEP, Statements, WorkerSession};
 use crate::error::{Failure, Result};
 use crate::observe::ledger::CurrentGroup;
 
 /// Bytes of statements that are collected before they are sent.
 const SEND_BYTES: usize = 64 << 10;
 
-impl ApplyThread {
+impl WorkerSession {
     /// Encodes a group, and sends its first statements if the group before it is completely sent.
     pub(super) fn start(&mut self, start: Start<Work>) -> Result<()> {
         if start.group.is_by_rules() {
@@ -37,7 +37,7 @@ impl ApplyThread {
             }
         }
         let split = self.groups.is_split(&start, &*self.turns);
-        let Start { group, ahead, behind, counted } = start;
+        let Start { group, ahead, behind, counted, in_order } = start;
         if let Some(current) = current_group(&group) {
             self.ledger.begins(current);
         }
@@ -46,6 +46,10 @@ impl ApplyThread {
         let mut replies = VecDeque::new();
         let encoded = if split {
             self.encode_split(&group, before, &mut replies).map(|(first, rest)| (Some(first), rest))
+        } else if in_order {
+            self.encoder
+                .in_order(&mut self.session, &group, &mut replies)
+                .map(|()| (None, Rest::Nothing))
         } else {
             let ending = self.encode(&group, ahead, counted, &mut replies);
             ending.map(|ending| (None, ending.map_or(Rest::Nothing, Rest::Ending)))

@@ -8,7 +8,7 @@ use crate::apply::encoder::sought::{Found, SoughtNumber};
 use crate::apply::expected::{Committing, Expected};
 use crate::apply::replies::{Completed, Interpreted, interpret};
 use crate::apply::work::counts_by_table;
-use crate::apply::worker::apply_thread::ApplyThread;
+use crate::apply::worker::session::WorkerSession;
 use crate::error::{Failure, Result, is_transient, passes_soon};
 use crate::sqlstate;
 use wire::Reply;
@@ -16,7 +16,7 @@ use wire::Reply;
 /// Attempts after which a group that finds too few rows is applied by rows in any case.
 const ATTEMPTS: u32 = 3;
 
-impl ApplyThread {
+impl WorkerSession {
     /// Takes every reply that is there, then reports the committed transactions.
     pub(super) fn take_replies(&mut self) -> Result<()> {
         loop {

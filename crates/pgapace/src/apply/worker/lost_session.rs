@@ -13,7 +13,7 @@ use wire::Session;
 use crate::apply::encoder::Encoder;
 use crate::apply::expected::Expected;
 use crate::apply::session::{Identity, Lost};
-use crate::apply::worker::apply_thread::ApplyThread;
+use crate::apply::worker::session::WorkerSession;
 use crate::error::{Failure, Result};
 use crate::subscriber::state::progress;
 
@@ -22,7 +22,7 @@ const ATTEMPTS: u32 = 8;
 /// The pause after the second attempt; it grows by as much each time.
 const PAUSE: Duration = Duration::from_millis(50);
 
-impl ApplyThread {
+impl WorkerSession {
     /// Goes on with a new session, or returns `lost`: why the old one is gone.
     pub(super) fn reconnect(&mut self, lost: Failure) -> Result<()> {
         // If the first parts of a large transaction are gone, the publisher has to send it again.

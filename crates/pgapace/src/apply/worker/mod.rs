@@ -19,7 +19,8 @@
 //!   savepoint replaces that.
 //!
 //! A lone small transaction is executed by rows from the start if nothing before it is in flight: that
-//! takes one round trip. Far from the subscriber, the statements of a small group count their rows
+//! takes one round trip. So do a few changes of several transactions, which are executed change by change in
+//! one subscriber transaction. Far from the subscriber, the statements of a small group count their rows
 //! themselves and fail if there are others. So its progress row and COMMIT go with them, and the next
 //! small group behind them.
 //!
@@ -28,7 +29,8 @@
 //!
 //! | file | job |
 //! |---|---|
-//! | `apply_thread` | takes mail, does the next step, sleeps, reports |
+//! | `apply_thread` | takes mail, sleeps, lends the session to the leader |
+//! | `session` | does the next step, reports |
 //! | `encode` | encodes a group and sends what may be sent of it |
 //! | `judge` | takes replies and judges the first group in flight |
 //! | `rollback` | rolls groups back that are executed again |
@@ -43,17 +45,19 @@ mod judge;
 mod lost_session;
 mod rollback;
 mod rules;
+mod session;
 mod tally;
 mod two_phase;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use apply_thread::ApplyThread;
+use apply_thread::{ApplyThread, Ended, GivenBack};
 use crossbeam_channel::{Sender, unbounded};
 use engine::group::GroupSeq;
 use engine::progress::Range;
 use pgoutput::Xid;
+pub(crate) use session::WorkerSession;
 pub(crate) use tally::TableConflicts;
 use wire::Session;
 
@@ -89,6 +93,8 @@ pub(crate) enum Moved {
     NotOpened(Failure),
     /// The worker was told to end; its session is closed.
     Left,
+    /// The session, for the leader to execute groups itself.
+    Lent(Box<WorkerSession>),
 }
 
 /// The results of a worker since its last report.
@@ -119,6 +125,8 @@ enum ToWorker {
     Group(Group),
     /// An earlier group waits for locks that this one holds.
     GiveWay(GroupSeq),
+    /// The leader wants the session when it has no group any more.
+    Lend,
 }
 
 /// A running worker thread.
@@ -127,8 +135,18 @@ pub(crate) struct Worker {
     number: usize,
     turns: Arc<Turns>,
     mail: Option<Sender<ToWorker>>,
+    session: Lending,
+    giving_back: Sender<GivenBack>,
     /// Dropped last, because that waits for the thread.
     thread: SessionThread,
+}
+
+/// Whether the worker's session is lent to the leader.
+#[derive(Debug)]
+enum Lending {
+    No,
+    AskedFor,
+    Lent(Box<WorkerSession>),
 }
 
 /// The context that all workers of a subscription share.
@@ -173,7 +191,7 @@ impl Worker {
         meter: Meter,
         lease: Option<Arc<SessionLease>>,
     ) -> Result<Self> {
-        let (mail, inbox) = unbounded();
+        let ((mail, inbox), (giving_back, given_back)) = (unbounded(), unbounded());
         let handle = SessionHandle::default();
         handle.set(opened.as_ref().map(|(session, _)| session));
         let log = ConflictLog::new(&context.subscription);
@@ -192,27 +210,92 @@ impl Worker {
                 reporter.report(FromWorker::Moved(Moved::Came));
             }
             let (identity, sessions) = (opened.1, (connect, handle_of_thread));
-            let mut thread =
-                ApplyThread::new(inbox, sessions, opened, reporter, (log, turns, meter));
-            if let Err(failure) = thread.run() {
-                return thread.reporter.report(FromWorker::Failed(failure));
-            }
-            if let Some(lease) = lease {
-                thread.release_origin(identity, number);
-                let reporter = thread.close(CLOSE_PATIENCE);
-                drop(lease);
-                reporter.report(FromWorker::Moved(Moved::Left));
+            let context = (log, Arc::clone(&turns), meter);
+            let session = WorkerSession::new(sessions, opened, reporter, context);
+            let (lends, closing) = (false, false);
+            let thread = ApplyThread { inbox, given_back, turns, number, lends, closing };
+            match thread.run(Box::new(session)) {
+                Ended::Failed(reporter, failure) => reporter.report(FromWorker::Failed(failure)),
+                Ended::Closed(mut session) => {
+                    if let Some(lease) = lease {
+                        session.release_origin(identity);
+                        let reporter = session.close(CLOSE_PATIENCE);
+                        drop(lease);
+                        reporter.report(FromWorker::Moved(Moved::Left));
+                    }
+                }
+                Ended::Deserted => {}
             }
         };
         let name = format!("apply {number}");
         let thread = SessionThread::spawn(name, handle, LITTLE_PATIENCE, work)?;
         let turns = Arc::clone(&context.turns);
-        Ok(Self { number, turns, mail: Some(mail), thread })
+        let session = Lending::No;
+        Ok(Self { number, turns, mail: Some(mail), session, giving_back, thread })
     }
 
     /// Hands a group over, in commit order. A worker that has ended has reported why.
-    pub(crate) fn submit(&self, group: Group) {
+    pub(crate) fn submit(&mut self, group: Group) {
+        self.give_back();
         self.send(ToWorker::Group(group));
+    }
+
+    /// Asks the thread for its session, which comes as [`Moved::Lent`] when it has no group any more.
+    pub(crate) fn ask_for_session(&mut self) {
+        if matches!(self.session, Lending::No) {
+            self.session = Lending::AskedFor;
+            self.send(ToWorker::Lend);
+        }
+    }
+
+    /// The session that was asked for.
+    pub(crate) fn lent(&mut self, session: Box<WorkerSession>) {
+        self.session = Lending::Lent(session);
+        if self.mail.is_none() {
+            self.give_back();
+        }
+    }
+
+    /// Executes a group on the session that it has lent, in the calling thread. If it has not ended within
+    /// `patience`, the worker's own thread goes on with it. Returns whether it has ended; gives the group
+    /// back if the session is not here.
+    pub(crate) fn execute(
+        &mut self,
+        group: Group,
+        patience: Duration,
+    ) -> std::result::Result<bool, Group> {
+        let mut session = match std::mem::replace(&mut self.session, Lending::No) {
+            Lending::Lent(session) => session,
+            other => {
+                self.session = other;
+                return Err(group);
+            }
+        };
+        session.changes_hands();
+        let (ended, stepped) = match session.execute(group, patience) {
+            Ok(ended) => (ended, Ok(())),
+            Err(failure) => (false, Err(failure)),
+        };
+        self.session = Lending::Lent(session);
+        if !ended {
+            self.give_back_after(stepped);
+        }
+        Ok(ended)
+    }
+
+    /// Gives the session back to the thread, if that has lent it.
+    pub(crate) fn give_back(&mut self) {
+        self.give_back_after(Ok(()));
+    }
+
+    fn give_back_after(&mut self, stepped: Result<()>) {
+        match std::mem::replace(&mut self.session, Lending::No) {
+            Lending::Lent(session) => {
+                // Fails only if the thread has ended, which then has reported why.
+                let _ = self.giving_back.send(GivenBack { session, stepped });
+            }
+            other => self.session = other,
+        }
     }
 
     /// Has the worker roll back this group, unless it is committing it, and execute it again when it is
@@ -235,6 +318,7 @@ impl Worker {
 
     /// Lets the thread end, without waiting for it.
     pub(crate) fn close(&mut self) {
+        self.give_back();
         self.mail = None;
         self.turns.waker(self.number).wake();
     }

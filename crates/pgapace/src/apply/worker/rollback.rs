@@ -6,11 +6,11 @@ use engine::worker::Retry;
 
 use crate::apply::replies::RowCount;
 use crate::apply::session::{roll_back, roll_back_part};
-use crate::apply::worker::apply_thread::ApplyThread;
+use crate::apply::worker::session::WorkerSession;
 use crate::error::{Failure, Result};
 use crate::stopping::interrupt::cancel;
 
-impl ApplyThread {
+impl WorkerSession {
     /// An earlier group waits for locks of this one, which waits for its turn.
     pub(super) fn give_way(&mut self, group: GroupSeq) -> Result<()> {
         if !self.groups.can_give_way(group) {

@@ -10,12 +10,12 @@ use engine::worker::{ActiveGroup, EncodedGroup, Rest, Verdict};
 use crate::apply::conflicts;
 use crate::apply::context::Context;
 use crate::apply::work::{Group, counts_by_table};
-use crate::apply::worker::apply_thread::ApplyThread;
 use crate::apply::worker::judge::kind;
+use crate::apply::worker::session::WorkerSession;
 use crate::error::{Failure, Result};
 use crate::subscriber::conflict::ConflictType;
 
-impl ApplyThread {
+impl WorkerSession {
     /// Executes a group, one transaction after the other. It is in flight meanwhile, so that after a
     /// lost session the worker looks which transactions have committed.
     pub(super) fn by_rules(&mut self, group: Group) -> Result<()> {

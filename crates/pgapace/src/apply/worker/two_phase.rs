@@ -5,11 +5,11 @@
 //! it is done. It is executed when every group before it has ended.
 
 use crate::apply::work::{Group, TwoPhase};
-use crate::apply::worker::apply_thread::ApplyThread;
+use crate::apply::worker::session::WorkerSession;
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::state::prepared::PreparedHere;
 
-impl ApplyThread {
+impl WorkerSession {
     /// Executes such a step of a group, unless that was done before, so that its progress can be recorded.
     /// Nothing of this session may be in flight then.
     pub(super) fn resolve_prepared(&mut self, group: &Group) -> Result<()> {

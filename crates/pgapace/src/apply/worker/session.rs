@@ -1,0 +1,240 @@
+//! The session of an apply worker, with the groups that it executes. It does the next step that
+//! [`engine::worker`] decides.
+//!
+//! It belongs to the worker's thread, which lends it to the leader while the leader executes small groups
+//! itself.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use engine::dispatch::Pacing;
+use engine::net::ChangeAt;
+use engine::order::Waits;
+use engine::worker::{Next, WaitReason, WorkerGroups, WorkerTypes};
+use wire::{Queued, Session};
+
+use crate::apply::conflict_log::ConflictLog;
+use crate::apply::encoder::{Encoder, EncoderPosition, Ending};
+use crate::apply::expected::Expected;
+use crate::apply::replies::RowCount;
+use crate::apply::session::{Connect, Identity};
+use crate::apply::thread::{SessionHandle, thread_time};
+use crate::apply::turns::Turns;
+use crate::apply::work::{Group, Work};
+use crate::apply::worker::tally::Tally;
+use crate::apply::worker::{Answered, FromWorker, Reporter};
+use crate::error::{Failure, Result};
+use crate::observe::ledger::{Ledger, Meter};
+use crate::observe::stopwatch::{Reason, Stopwatch};
+use crate::subscriber::origin;
+
+/// The longest sleep. Other threads wake the worker when they have news.
+pub(super) const SLEEP: Duration = Duration::from_secs(10);
+
+/// Groups are encoded to queued statements.
+pub(super) struct Statements;
+
+impl WorkerTypes for Statements {
+    type Member = Work;
+    type Statements = Queued;
+    type Expected = Expected;
+    type Ending = Ending;
+    type EncoderPosition = EncoderPosition;
+}
+
+/// The next thing to do after [`WorkerSession::step`].
+#[derive(Debug)]
+pub(super) enum AfterStep {
+    /// Another step.
+    Step,
+    /// Wait for a reply, for mail, or until one of these is met.
+    Wait(Vec<Waits>),
+}
+
+pub(crate) struct WorkerSession {
+    pub(super) connect: Connect,
+    pub(super) handle: SessionHandle,
+    pub(super) reporter: Reporter,
+    pub(super) session: Session,
+    pub(super) encoder: Encoder,
+    pub(super) turns: Arc<Turns>,
+    pub(super) groups: WorkerGroups<Statements>,
+    pub(super) rows: RowCount,
+    pub(super) tally: Tally,
+    /// The change that stops the run, when it is known which conflict that is.
+    pub(super) offense: Option<(ChangeAt, wire::Error)>,
+    /// See [`Answered::moved_values`].
+    pub(super) moved_values: Vec<u32>,
+    /// See [`Answered::in_doubt`].
+    pub(super) in_doubt: bool,
+    pub(super) waits: Stopwatch,
+    pub(super) ledger: Ledger,
+    /// Processor time of the thread that has it, up to the last report.
+    reported_time: Duration,
+}
+
+impl WorkerSession {
+    pub(super) fn new(
+        (connect, handle): (Connect, SessionHandle),
+        (session, identity): (Session, Identity),
+        reporter: Reporter,
+        (log, turns, meter): (ConflictLog, Arc<Turns>, Meter),
+    ) -> Self {
+        Self {
+            connect,
+            handle,
+            reporter,
+            session,
+            encoder: Encoder::new(identity),
+            turns,
+            groups: WorkerGroups::new(identity.ordered, identity.is_far(), &Pacing::MEASURED),
+            rows: RowCount::default(),
+            tally: Tally::new(log, meter.ledger.clone()),
+            offense: None,
+            moved_values: Vec::new(),
+            in_doubt: false,
+            waits: meter.waits,
+            ledger: meter.ledger,
+            reported_time: Duration::ZERO,
+        }
+    }
+
+    /// The worker goes while others go on: they may need its replication origin.
+    pub(super) fn release_origin(&mut self, identity: Identity) {
+        let Identity { tagged, drops_origin, database, id, .. } = identity;
+        if tagged && drops_origin && !self.session.is_broken() {
+            origin::release(&mut self.session, database, id, self.reporter.number);
+        }
+    }
+
+    /// Closes the session, and waits until the server has ended it.
+    pub(super) fn close(self, patience: Duration) -> Reporter {
+        self.session.close(patience);
+        self.reporter
+    }
+
+    /// Another thread has it now.
+    pub(super) fn changes_hands(&mut self) {
+        self.reported_time = thread_time();
+    }
+
+    /// Whether it has no group.
+    pub(super) fn is_idle(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    /// Goes on after a failure, on another session if this one is lost. Fails if that is not possible.
+    pub(super) fn go_on_after(&mut self, failure: Failure) -> Result<()> {
+        if !self.session.is_broken() {
+            self.tally.abandon();
+            return Err(failure);
+        }
+        self.reconnect(failure)?;
+        self.report();
+        Ok(())
+    }
+
+    /// Does the next step, and sends everything before it says to wait.
+    pub(super) fn step(&mut self) -> Result<AfterStep> {
+        self.advance()?;
+        match self.groups.next(&*self.turns) {
+            Next::RollBack => self.recover()?,
+            Next::Start(start) => self.start(start)?,
+            Next::Wait(waits) => {
+                self.send()?;
+                return Ok(AfterStep::Wait(waits));
+            }
+        }
+        Ok(AfterStep::Step)
+    }
+
+    /// Executes a small group, for as long as every group before it has ended and replies come within
+    /// `patience`. Returns whether the group has ended. Otherwise the worker's own thread goes on with it.
+    pub(super) fn execute(&mut self, group: Group, patience: Duration) -> Result<bool> {
+        self.groups.push(group);
+        let deadline = Instant::now() + patience;
+        while !self.groups.is_rolling_back() {
+            match self.step()? {
+                AfterStep::Step => {}
+                AfterStep::Wait(_) if self.is_idle() => return Ok(true),
+                AfterStep::Wait(_) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() || !self.groups.expects_replies() {
+                        return Ok(false);
+                    }
+                    self.wait_for_replies(Reason::Subscriber, None, left)?;
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Waits for a reply or a wake-up, and takes the replies.
+    pub(super) fn wait_for_replies(
+        &mut self,
+        reason: Reason,
+        wake: Option<std::os::fd::BorrowedFd<'_>>,
+        timeout: Duration,
+    ) -> Result<()> {
+        self.waits.set(Some(reason));
+        let readable = self.session.wait_readable(wake, timeout);
+        self.waits.set(None);
+        let readable = readable.map_err(|e| Failure::subscriber(&e, "applying changes"))?;
+        if readable { self.take_replies() } else { Ok(()) }
+    }
+
+    /// The reason for which it waits.
+    pub(super) fn wait_reason(&self) -> Reason {
+        match self.groups.wait_reason() {
+            Some(WaitReason::Dependency) => Reason::Dependency,
+            Some(WaitReason::CommitOrder) => Reason::CommitOrder,
+            None if self.groups.first().is_some() => Reason::Subscriber,
+            None => Reason::Idle,
+        }
+    }
+
+    /// Sends what the socket accepts at once, and leaves the rest to [`Self::wait_for_replies`]. The
+    /// subscriber reads nothing while it executes a statement. A worker that first wrote all of its next
+    /// group would hear too late that its last group has committed, and other workers wait for that.
+    pub(super) fn send(&mut self) -> Result<()> {
+        self.session.send_queued().map_err(|e| Failure::subscriber(&e, "sending changes"))
+    }
+
+    /// Reports to the leader, and then wakes the workers that wait for this: so that the leader hears of
+    /// commits in their order.
+    pub(super) fn report(&mut self) {
+        let (committed, counters) = self.tally.take_committed();
+        let (groups, ended) = self.groups.take_answered();
+        let prepared = self.tally.take_prepared();
+        let moved_values = std::mem::take(&mut self.moved_values);
+        if committed.is_empty() && prepared.is_empty() && groups == 0 && moved_values.is_empty() {
+            return;
+        }
+        let time = thread_time();
+        let processor = time.saturating_sub(std::mem::replace(&mut self.reported_time, time));
+        let answered = Answered {
+            committed,
+            prepared,
+            counters,
+            groups,
+            ended: ended.clone(),
+            in_doubt: std::mem::take(&mut self.in_doubt),
+            conflicts: self.tally.take_named(),
+            moved_values,
+            processor,
+        };
+        self.reporter.report(FromWorker::Answered(Box::new(answered)));
+        if !ended.is_empty() {
+            self.turns.ended(&ended);
+            self.groups.look(&*self.turns);
+        }
+    }
+}
+
+impl std::fmt::Debug for WorkerSession {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WorkerSession")
+            .field("worker", &self.reporter.number)
+            .finish_non_exhaustive()
+    }
+}
