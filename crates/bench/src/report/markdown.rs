@@ -497,6 +497,7 @@ mod tests {
     fn order_of_workloads_and_regimes() {
         assert!(workload_rank("tpcb") < workload_rank("hot"));
         assert_eq!(workload_rank("sync-remote-apply"), workload_rank("sync"));
+        assert_eq!(workload_rank("sync-few-on"), workload_rank("sync-few"));
         assert_eq!(workload_rank("unknown"), usize::MAX);
         let of_simple = "old-snapshot-simple-last-tenth";
         assert_eq!(workload_rank(of_simple), workload_rank("old-snapshot-simple"));

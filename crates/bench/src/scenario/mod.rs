@@ -28,7 +28,7 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Vec<Outcome>
     match workload.kind {
         Kind::Backlog(make) => backlog::measure(bench, workload, &make(bench.scale)),
         Kind::TableSync(tables) => Ok(vec![tablesync::measure(bench, workload, tables)?]),
-        Kind::Synchronous => synchronous::measure(bench, workload),
+        Kind::Synchronous(clients) => synchronous::measure(bench, workload, clients),
         Kind::Large(memory) => large::measure(bench, workload, memory),
         Kind::Latency => latency::measure(bench, workload),
         Kind::TwoPhase => Ok(vec![twophase::measure(bench, workload)?]),

@@ -16,11 +16,18 @@ use crate::scenario::live::{self, DATABASE, Live, Options, set};
 use crate::scenario::standby::{self, STANDBY};
 use crate::workload::{Workload, tpcb};
 
-const CLIENTS: usize = 40;
+/// The sessions of the publisher.
+#[derive(Clone, Copy)]
+struct Waiting<'a> {
+    /// Their synchronous_commit.
+    mode: &'a str,
+    clients: usize,
+}
+
 /// Time to warm up caches and connections.
 const WARM_UP: Duration = Duration::from_millis(500);
 
-pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Vec<Outcome>> {
+pub(crate) fn measure(bench: &Bench, workload: &Workload, clients: usize) -> Result<Vec<Outcome>> {
     let branches = bench.scale.of(10, 1);
     let mut servers =
         live::prepare(bench, tpcb::SCHEMA, &tpcb::load(branches * 100_000, branches))?;
@@ -32,7 +39,9 @@ pub(crate) fn measure(bench: &Bench, workload: &Workload) -> Result<Vec<Outcome>
     let modes: &[&str] = if bench.quick { &["remote_apply"] } else { &["on", "remote_apply"] };
     let measured = modes
         .iter()
-        .map(|mode| measure_mode(bench, workload, &servers, standby.as_mut(), mode))
+        .map(|mode| {
+            measure_mode(bench, workload, &servers, standby.as_mut(), Waiting { mode, clients })
+        })
         .collect::<Result<Vec<_>>>()?;
     drop(standby);
     servers.drop_slot("postgres", STANDBY)?;
@@ -45,16 +54,16 @@ fn measure_mode(
     workload: &Workload,
     servers: &Environment,
     mut standby: Option<&mut Cluster>,
-    mode: &str,
+    waiting: Waiting<'_>,
 ) -> Result<Outcome> {
     let mut outcome = bench.outcome(workload, "publisher's rate", "tx/s");
-    outcome.workload = format!("{}-{}", workload.name, mode.replace('_', "-"));
+    outcome.workload = format!("{}-{}", workload.name, waiting.mode.replace('_', "-"));
     outcome.settings = servers.settings().to_owned();
     let duration = Duration::from_secs(bench.scale.of(15, 2));
     let with = |outcome: &mut Outcome, runner, options| {
         let options = Options { synchronous: true, ..options };
         let mut live = Live::start(bench, servers, runner, options)?;
-        let rate = rate(bench, servers, mode, duration)?;
+        let rate = rate(bench, servers, waiting, duration)?;
         live.catch_up(|_| Ok(()))?;
         anyhow::Ok((rate, live.finish(outcome)?))
     };
@@ -74,10 +83,10 @@ fn measure_mode(
         let (rate, usage) = match (runner, &mut standby, better) {
             (Runner::Alone, ..) => {
                 servers.publisher.sql(DATABASE, "CHECKPOINT")?;
-                (rate(bench, servers, mode, duration)?, Usage::default())
+                (rate(bench, servers, waiting, duration)?, Usage::default())
             }
             (Runner::Physical, Some(standby), _) => {
-                (physical(bench, servers, standby, mode, duration)?, Usage::default())
+                (physical(bench, servers, standby, waiting, duration)?, Usage::default())
             }
             (Runner::Native, _, Some(better)) => with(outcome, runner, better)?,
             (Runner::Native, ..) => {
@@ -109,19 +118,24 @@ fn physical(
     bench: &Bench,
     environment: &Environment,
     standby: &mut Cluster,
-    mode: &str,
+    waiting: Waiting<'_>,
     duration: Duration,
 ) -> Result<f64> {
     bench.clock.time(Phase::Reset, || standby::start(environment, standby))?;
     set(&environment.publisher, "synchronous_standby_names", STANDBY)?;
-    let rate = rate(bench, environment, mode, duration);
+    let rate = rate(bench, environment, waiting, duration);
     set(&environment.publisher, "synchronous_standby_names", "")?;
     standby.stop(Stop::Fast)?;
     rate
 }
 
 /// Runs the clients and returns their transactions per second.
-fn rate(bench: &Bench, environment: &Environment, mode: &str, duration: Duration) -> Result<f64> {
+fn rate(
+    bench: &Bench,
+    environment: &Environment,
+    Waiting { mode, clients }: Waiting<'_>,
+    duration: Duration,
+) -> Result<f64> {
     let conninfo = format!(
         "{} options='-c synchronous_commit={mode}'",
         environment.publisher.conninfo(DATABASE)
@@ -132,7 +146,7 @@ fn rate(bench: &Bench, environment: &Environment, mode: &str, duration: Duration
         reconnect: false,
         ..TpcbOptions::default()
     };
-    let load = |duration| Load::start(&conninfo, CLIENTS, options(duration))?.wait();
+    let load = |duration| Load::start(&conninfo, clients, options(duration))?.wait();
     bench.clock.time(Phase::Reset, || load(WARM_UP))?;
     let summary = bench.clock.time(Phase::Run, || load(duration))?;
     ensure!(

@@ -152,9 +152,11 @@ pub(crate) const ALL: &[Workload] = &[
     },
     Workload {
         name: "sync",
-        about: "publisher tps with the subscriber in synchronous_standby_names",
-        kind: Kind::Synchronous,
+        about: "40 clients, with the subscriber in synchronous_standby_names: publisher's rate",
+        kind: Kind::Synchronous(40),
     },
+    Workload { name: "sync-few", about: "the same with 4 clients", kind: Kind::Synchronous(4) },
+    Workload { name: "sync-lone", about: "the same with one client", kind: Kind::Synchronous(1) },
     Workload {
         name: "latency",
         about: "one update at a time, all else idle: from COMMIT to visible on the subscriber",

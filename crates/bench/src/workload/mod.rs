@@ -41,8 +41,8 @@ pub(crate) enum Kind {
     Backlog(fn(Scale) -> Backlog),
     /// The first run of a subscription.
     TableSync(Tables),
-    /// The publisher's transaction rate while its commits wait for the subscriber.
-    Synchronous,
+    /// The transaction rate of so many sessions of the publisher while their commits wait for the subscriber.
+    Synchronous(usize),
     /// One large transaction with this logical_decoding_work_mem.
     Large(&'static str),
     /// One small transaction at a time.
