@@ -16,7 +16,7 @@ use engine::group::GroupSeq;
 use engine::order::{CommitOrder, Ended, Waits};
 use engine::progress::Range;
 use engine::worker::{Next, WorkerGroups};
-use pgoutput::Xid;
+use pgoutput::{Lsn, Xid};
 
 use crate::simulation::history::History;
 use crate::simulation::rng::Rng;
@@ -85,6 +85,8 @@ impl Around<'_> {
 pub(crate) struct Worker {
     number: usize,
     ordered: bool,
+    /// The end of the last transaction that the session is known to have committed.
+    committed: Option<Lsn>,
     pub(crate) mail: VecDeque<Mail>,
     groups: WorkerGroups<Simulated>,
     /// Queued on the session, and not sent.
@@ -98,6 +100,7 @@ impl Worker {
         Self {
             number,
             ordered,
+            committed: None,
             mail: VecDeque::new(),
             groups: WorkerGroups::new(ordered, far, pacing),
             unsent: Vec::new(),

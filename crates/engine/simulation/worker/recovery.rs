@@ -66,6 +66,7 @@ impl Worker {
             }
         }
         self.unsent.clear();
+        self.committed = None;
         Ok(())
     }
 }

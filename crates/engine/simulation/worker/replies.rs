@@ -34,7 +34,7 @@ impl Worker {
                         if !idle {
                             return Err(wrong("a transaction is open after its COMMIT"));
                         }
-                        self.transaction_committed(commits);
+                        self.committed(commits);
                         self.groups.committed(commits.range.through);
                     }
                     self.answered(around)?;
@@ -43,6 +43,14 @@ impl Worker {
         }
         self.report(around);
         Ok(())
+    }
+
+    /// The session has answered a COMMIT.
+    fn committed(&mut self, commits: Commits) {
+        if commits.prepared.is_none() {
+            self.committed = Some(commits.range.through);
+        }
+        self.transaction_committed(commits);
     }
 
     pub(super) fn transaction_committed(&mut self, Commits { range, prepared }: Commits) {
@@ -87,7 +95,7 @@ impl Worker {
             }
             Verdict::Counts => {
                 if let Some(Pending::Commit(commits)) = pending {
-                    self.transaction_committed(commits);
+                    self.committed(commits);
                     self.groups.committed(commits.range.through);
                 }
                 self.answered(around)

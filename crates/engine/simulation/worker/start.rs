@@ -10,7 +10,7 @@ use crate::simulation::run::REFUSED;
 use crate::simulation::subscriber::Command;
 use crate::simulation::worker::as_sets::net;
 use crate::simulation::worker::by_rows::{alone, rows};
-use crate::simulation::worker::encoded::{Pending, begin, end, ending};
+use crate::simulation::worker::encoded::{Ending, Pending, Statements, begin, end, ending};
 use crate::simulation::worker::work::{Group, Work};
 use crate::simulation::worker::{Around, Failure, Result, Worker};
 
@@ -57,13 +57,13 @@ impl Worker {
             for work in &group.works {
                 statements.extend((0..work.part.len()).filter_map(|change| alone(work, change)));
             }
-            end(ending(&group, self.ordered).expect("it is whole"), &mut statements);
+            self.end(ending(&group, self.ordered).expect("it is whole"), &mut statements);
             (statements, Rest::Nothing)
         } else if mode == GroupMode::Net {
             let (mut statements, sure) = net(&group, None, (counted, true), history);
             match ending(&group, self.ordered) {
                 Some(ending) if counted && sure => {
-                    end(ending, &mut statements);
+                    self.end(ending, &mut statements);
                     (statements, Rest::Nothing)
                 }
                 ending => (statements, ending.map_or(Rest::Nothing, Rest::Ending)),
@@ -72,7 +72,8 @@ impl Worker {
             let mut statements = Vec::new();
             let mut ending = None;
             for (index, work) in group.works.iter().enumerate() {
-                let ordered = self.ordered || index > 0;
+                let follows = index == 0 && self.committed == Some(work.predecessor);
+                let ordered = (self.ordered || index > 0) && !follows;
                 let last = index + 1 == group.works.len();
                 ending = rows(work, (ahead, true), (ordered, last), &mut statements);
             }
@@ -141,13 +142,20 @@ impl Worker {
                 Further::Statements(commands) => self.unsent.extend(commands),
                 Further::Ending(ending) => {
                     let mut statements = Vec::new();
-                    end(ending, &mut statements);
+                    self.end(ending, &mut statements);
                     let (commands, pending): (Vec<_>, Vec<_>) = statements.into_iter().unzip();
                     self.unsent.extend(commands);
                     self.groups.last_mut().expect("in flight").replies.extend(pending);
                 }
             }
         }
+    }
+
+    /// A transaction whose predecessor the session has committed does not look for that
+    /// (`subscriber/state/progress.rs`).
+    fn end(&self, ending: Ending, statements: &mut Statements) {
+        let follows = self.committed == Some(ending.range.after);
+        end(Ending { ordered: ending.ordered && !follows, ..ending }, statements);
     }
 
     pub(super) fn send(&mut self, around: &mut Around<'_>) -> Result<()> {

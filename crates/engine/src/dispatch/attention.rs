@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn it_begins_with_several_small_groups_and_ends_without_any() {
         let mut attention = Attention::default();
-        let mut group = |attention: &mut Attention| attention.small_group(&PACING, at(0));
+        let group = |attention: &mut Attention| attention.small_group(&PACING, at(0));
         assert_eq!([(); 2].map(|()| group(&mut attention)), [false, false]);
         assert!(!attention.look());
         assert_eq!([(); 4].map(|()| group(&mut attention)), [false, false, true, true]);

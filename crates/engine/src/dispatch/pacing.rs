@@ -105,7 +105,8 @@ pub struct Pacing {
     ///
     /// That is one round trip, where a set needs another one for its COMMIT, and a row that is missing costs
     /// no second attempt. Four sessions that wait for each commit went from 3930 to 4620 transactions a
-    /// second when groups were sent in this way.
+    /// second when groups were sent in this way. With up to 48 changes, forty sessions were a tenth faster
+    /// than with 16; where all are of one table, a set of 48 takes less work.
     pub few_changes: usize,
     /// Changes up to which the statements of a group count their rows where the subscriber is far away,
     /// so that its COMMIT goes with them.
@@ -277,7 +278,7 @@ impl Pacing {
         far: Duration::from_millis(1),
         far_depth: 64,
         far_pace_part: 8,
-        few_changes: 16,
+        few_changes: 32,
         counted_changes: 1000,
         ready_groups: 2,
         attended_changes: 256,

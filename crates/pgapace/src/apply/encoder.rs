@@ -49,7 +49,7 @@ pub(crate) fn prepare_control(session: &mut Session, identity: Identity) -> Resu
         session.queue_parse("two_phase", citus::TWO_PHASE, &[]);
     }
     let check = if ordered { RecordCheck::Ordered } else { RecordCheck::Unordered };
-    for (name, check) in [("progress", check), ("progress_behind", RecordCheck::InPipeline)] {
+    for (name, check) in [("progress", check), ("progress_behind", RecordCheck::Following)] {
         session.queue_parse(name, &record_sql(progress_of, tagged, check), &RECORD_TYPES);
     }
     session.finish_queued().map_err(|e| Failure::subscriber(&e, "preparing statements"))
@@ -75,6 +75,8 @@ pub(crate) struct Encoder {
     buffers: SetBuffers,
     /// The changes of the subscriber transaction that is being queued, which may have several parts.
     changes: Changes,
+    /// The end of the last transaction that the session is known to have committed.
+    committed: Option<Lsn>,
     /// Whether a part of a transaction can be rolled back alone, to be executed by rows.
     savepoints: bool,
     /// The rows that statements in flight look for and that may be missing; `None` if statements do not
@@ -90,8 +92,17 @@ impl Encoder {
             plan: UpdatePlan::default(),
             buffers: SetBuffers::default(),
             changes: Changes::default(),
+            committed: None,
             savepoints: true,
             sought: Some(SoughtRows::default()),
+        }
+    }
+
+    /// The session has committed this.
+    pub(crate) fn committed(&mut self, commits: &Committing) {
+        // A prepared transaction has no progress row.
+        if commits.prepared.is_none() {
+            self.committed = Some(commits.end);
         }
     }
 
@@ -195,7 +206,7 @@ impl Encoder {
         // A prepared transaction counts when it is committed.
         let transactions = u32::from(!work.part.is_idle() && !prepares);
         let ending = self.end_of(work, work, work.predecessor, part, transactions);
-        match ending.map(|ending| Ending { behind: index > 0, ..ending }) {
+        match ending {
             Some(ending) if work.part.first && !ahead => {
                 // The subscriber answers at the Sync. After an error it skips everything up to there.
                 let last = index + 1 == group.works.len();
@@ -204,7 +215,9 @@ impl Encoder {
                     (false, true) => Then::Chained,
                     (false, false) => Then::Begin,
                 };
-                ending.queue(session, self.identity, then, expected)?;
+                // The predecessor is sent right before, in the same pipeline, or has committed.
+                let follows = index > 0 || self.has_committed(ending.commits.after);
+                ending.queue(session, self.identity, (follows, then), expected)?;
                 Ok(None)
             }
             ending => {
@@ -348,7 +361,6 @@ impl Encoder {
         };
         Some(Ending {
             part,
-            behind: false,
             time,
             memory: work.memory,
             commits: Committing { after: predecessor, end, changes, prepared },
@@ -362,7 +374,12 @@ impl Encoder {
         ending: Ending,
         expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
-        ending.queue(session, self.identity, Then::Sync, expected)
+        let follows = self.has_committed(ending.commits.after);
+        ending.queue(session, self.identity, (follows, Then::Sync), expected)
+    }
+
+    fn has_committed(&self, end: Lsn) -> bool {
+        self.committed == Some(end)
     }
 
     fn count(&mut self, message: &Message<'_>) {
@@ -490,8 +507,6 @@ enum Then {
 pub(crate) struct Ending {
     /// The last part, for messages.
     part: u32,
-    /// The predecessor is sent right before this transaction in the same pipeline, and is not answered.
-    behind: bool,
     /// The commit time on the publisher.
     time: Option<Timestamp>,
     /// The record of the publisher's history up to its end.
@@ -505,10 +520,10 @@ impl Ending {
         self,
         session: &mut Session,
         identity: Identity,
-        then: Then,
+        (follows, then): (bool, Then),
         expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
-        let Self { part, behind, time, memory, commits, two_phase } = self;
+        let Self { part, time, memory, commits, two_phase } = self;
         match two_phase {
             None => {}
             Some(TwoPhase::Prepare(prepared)) => {
@@ -529,7 +544,7 @@ impl Ending {
             queue_control(session, "two_phase", Expected::Control, expected)?;
         }
         let Committing { after, end, .. } = commits;
-        let statement = if behind { "progress_behind" } else { "progress" };
+        let statement = if follows { "progress_behind" } else { "progress" };
         let record = RecordParams::new(identity.id, (end, after), identity.epoch, time, memory);
         session
             .queue_bind(statement, record.params().into_iter())

@@ -216,6 +216,9 @@ impl<'a> Leader<'a> {
             let sleep = self.receive(sleep)?;
             select! {
                 recv(chunks) -> message => self.received(message.map_err(|_| gone("receiver"))?)?,
+                recv(self.receiver.lent) -> reader => if let Ok(reader) = reader {
+                    self.receiver.take_connection(reader);
+                },
                 recv(self.around.pool.events()) -> event => match event {
                     Ok((worker, FromWorker::Answered(answered))) => self.answered(worker, *answered),
                     Ok((_, FromWorker::Failed(failure))) => return Err(failure),
@@ -434,7 +437,7 @@ impl<'a> Leader<'a> {
     /// Hands groups to the workers while they may have more. Returns when to look again at the latest.
     fn dispatch(&mut self) -> Result<Duration> {
         let reading = self.wants_chunks();
-        let attends = reading && self.may_attend();
+        let attends = (reading && self.may_attend()).then_some(&self.waits);
         let handed_over = self.around.pool.hand_over(reading, attends)?;
         self.all_busy = handed_over == HandedOver::Busy;
         Ok(match handed_over {

@@ -64,6 +64,9 @@ pub(crate) struct Pool {
     reported: ReportedWorkers,
     span: Option<Arc<ApplySpan>>,
     attention: Attention,
+    /// Whether a round trip takes less than the work of a small group. Far from the subscriber, groups follow
+    /// each other on their way.
+    near: bool,
 }
 
 impl Pool {
@@ -94,6 +97,7 @@ impl Pool {
             reported: ReportedWorkers::default(),
             span: None,
             attention: Attention::default(),
+            near: !identity.is_far(),
         }
     }
 
@@ -124,8 +128,12 @@ impl Pool {
     }
 
     /// Hands over all work that may be handed over now. `reading`: whether more is being received.
-    /// `attends`: the calling thread may execute small groups itself.
-    pub(crate) fn hand_over(&mut self, reading: bool, attends: bool) -> Result<HandedOver> {
+    /// `attends`: the calling thread may execute small groups itself, and these are its waits.
+    pub(crate) fn hand_over(
+        &mut self,
+        reading: bool,
+        attends: Option<&Stopwatch>,
+    ) -> Result<HandedOver> {
         let mut short = false;
         let handed_over = loop {
             let step = self.dispatch.next(self.now(), reading);
@@ -148,7 +156,7 @@ impl Pool {
     fn submit(
         &mut self,
         worker: usize,
-        (beside_others, attends): (bool, bool),
+        (beside_others, attends): (bool, Option<&Stopwatch>),
         group: Group,
     ) -> Result<()> {
         if let Some(prefetch) = &mut self.prefetch {
@@ -161,12 +169,14 @@ impl Pool {
         let worker = self.slots.worker_mut(worker);
         let worker =
             worker.ok_or_else(|| Failure::internal("a group for a worker that is not there"))?;
-        let is_small = group.is_plain() && group.changes() <= pacing.attended_changes;
-        if !attends || beside_others || !is_small || !self.attention.small_group(pacing, now) {
+        let is_small = self.near && group.is_plain() && group.changes() <= pacing.attended_changes;
+        let Some(waits) = attends
+            .filter(|_| is_small && !beside_others && self.attention.small_group(pacing, now))
+        else {
             worker.submit(group);
             return Ok(());
-        }
-        match worker.execute(group, pacing.attended_wait) {
+        };
+        match worker.execute(group, pacing.attended_wait, waits) {
             Ok(in_time) => {
                 let now = self.now();
                 self.attention.executed(in_time, pacing, now);
@@ -281,10 +291,10 @@ impl Pool {
                 self.dispatch.left(worker);
             }
             Moved::NotOpened(failure) => self.not_opened(worker, &failure),
-            Moved::Lent(session) => {
+            Moved::Lent => {
                 let has_groups = !self.dispatch.workers().queue(worker).is_empty();
                 if let Some(worker) = self.slots.worker_mut(worker) {
-                    worker.lent(session);
+                    worker.take_session();
                     if has_groups {
                         worker.give_back();
                     }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use engine::assemble::{BlockSource, SpoolCommand, SpoolId};
 
 use crate::error::{Failure, Result};
-use crate::publisher::receiver::Memory;
+use crate::publisher::memory::Memory;
 use crate::spool::Spool;
 
 /// The spool of a run. Records that are read back count as memory until their last part is dropped.

@@ -13,7 +13,7 @@ use super::{Head, PublisherFacts, StreamFacts, Tail, streaming_name};
 use crate::config::RecordSettings;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication;
-use crate::publisher::receiver::explain;
+use crate::publisher::reader::explain;
 use crate::publisher::session::{Publisher, backend_pid, current_lsn, identify};
 use crate::publisher::slot;
 use crate::publisher::start_replication::{self, StreamOptions};

@@ -24,7 +24,7 @@ use crate::config;
 use crate::error::{Failure, Result};
 use crate::observe::board::RunPhase;
 use crate::publisher::publication::PublishedTable;
-use crate::publisher::receiver::explain;
+use crate::publisher::reader::explain;
 use crate::publisher::source::ChangeSource;
 use crate::publisher::start_replication;
 use crate::publisher::watch::{self, Watch};

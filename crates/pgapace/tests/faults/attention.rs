@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use testbed::compare::TableName;
 use testbed::program::Process;
-use testbed::{Result, Stop};
+use testbed::{Pair, Result, Stop};
 
 use crate::support::{DB, NAME, PATIENCE, Site, explain, wait_for_log, wait_while_running};
 
@@ -51,7 +51,12 @@ fn wait_for_commits(run: &mut Process, commits: &AtomicI64, more: i64) -> Result
 #[test]
 fn commits_that_wait_are_there_whatever_happens() -> Result<()> {
     for major in [14, 18] {
-        let mut site = Site::new(major, major)?;
+        let mut site = Site::of(Pair::start_with(
+            major,
+            major,
+            |builder| builder.setting("logical_decoding_work_mem", "64kB"),
+            |builder| builder,
+        )?)?;
         site.publish_tables("CREATE TABLE t (id bigint PRIMARY KEY, v bigint)")?;
         site.publisher
             .sql(DB, &format!("INSERT INTO t SELECT i, 0 FROM generate_series(1, {SESSIONS}) i"))?;
@@ -70,7 +75,7 @@ fn commits_that_wait_are_there_whatever_happens() -> Result<()> {
             })
             .collect::<Result<_>>()?;
         wait_for_log(&mut run, "the leader reads the stream itself", PATIENCE)?;
-        for _ in 0..3 {
+        for round in 1..=3 {
             wait_for_commits(&mut run, &commits, 50)?;
             // Its session is lost while the leader has it.
             let apply = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
@@ -86,6 +91,13 @@ fn commits_that_wait_are_there_whatever_happens() -> Result<()> {
                 Ok(site.subscriber.query_one_text(DB, waits)? == "t")
             })?;
             user.batch_execute("COMMIT")?;
+            wait_for_commits(&mut run, &commits, 50)?;
+            // A transaction that is spooled, and then applied in parts.
+            let large = format!(
+                "SET statement_timeout = '60s'; \
+                 INSERT INTO t SELECT -{round}00000 - i, i FROM generate_series(1, 20000) i"
+            );
+            site.publisher.sql(DB, &large)?;
             wait_for_commits(&mut run, &commits, 50)?;
             // The connection is lost while the leader reads it.
             let walsender = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots";

@@ -10,7 +10,7 @@ use engine::dispatch::Pacing;
 
 use crate::apply::leader::Leader;
 use crate::error::Result;
-use crate::publisher::receiver::FromPublisher;
+use crate::publisher::reader::FromPublisher;
 
 impl Leader<'_> {
     /// Whether the leader may execute groups itself: commits wait for it, there is no backlog, and the run
@@ -23,9 +23,11 @@ impl Leader<'_> {
     }
 
     /// Asks for the connection to the publisher, or gives it back. It is kept only while nothing is in
-    /// flight, because a worker's report would wait for the publisher.
+    /// flight, and where commits need no flush of their own, because both reports would wait for the
+    /// publisher, which may wait for them.
     pub(super) fn look_at_connection(&mut self) {
-        let attends = self.around.pool.attends()
+        let attends = self.durable_commits
+            && self.around.pool.attends()
             && self.may_attend()
             && self.wants_chunks()
             && !self.receiver.is_without_haste()
@@ -70,7 +72,6 @@ impl Leader<'_> {
             }
             FromPublisher::Warned => self.around.table_sync.publications_changed(),
             FromPublisher::Ended(failure) => return Err(failure),
-            FromPublisher::Lent => self.receiver.take_connection(),
         }
         Ok(())
     }

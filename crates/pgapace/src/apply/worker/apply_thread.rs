@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crossbeam_channel::{Receiver, TryRecvError};
+use crossbeam_channel::{Receiver, Sender, TryRecvError};
 use engine::order::Waits;
 
 use crate::apply::turns::Turns;
@@ -14,13 +14,20 @@ use crate::observe::stopwatch::Reason;
 
 pub(super) struct ApplyThread {
     pub(super) inbox: Receiver<ToWorker>,
-    /// The session, when the leader gives it back.
-    pub(super) given_back: Receiver<GivenBack>,
+    pub(super) lender: Lender,
     pub(super) turns: Arc<Turns>,
     pub(super) number: usize,
     /// The leader wants the session when it has no group any more.
     pub(super) lends: bool,
     pub(super) closing: bool,
+}
+
+/// The way of the session to the leader and back.
+pub(super) struct Lender {
+    pub(super) lending: Sender<Box<WorkerSession>>,
+    /// The leader takes it here, or it comes back because the leader has ended.
+    pub(super) lent: Receiver<Box<WorkerSession>>,
+    pub(super) given_back: Receiver<GivenBack>,
 }
 
 /// A session that the leader gives back, and whether its last step failed.
@@ -65,12 +72,18 @@ impl ApplyThread {
         Ended::Closed(session)
     }
 
-    /// Lends the session to the leader, and waits until it comes back; `None` if the leader is gone.
-    fn lend(&mut self, session: Box<WorkerSession>) -> Option<GivenBack> {
+    /// Lends the session to the leader, and waits until it comes back; `None` if the leader is gone with it.
+    fn lend(&mut self, mut session: Box<WorkerSession>) -> Option<GivenBack> {
         self.lends = false;
+        session.rests();
         let sender = session.reporter.sender.clone();
-        sender.send((self.number, FromWorker::Moved(Moved::Lent(session)))).ok()?;
-        let mut given_back = self.given_back.recv().ok()?;
+        self.lender.lending.send(session).ok()?;
+        let _ = sender.send((self.number, FromWorker::Moved(Moved::Lent)));
+        let taken_again = || {
+            let session = self.lender.lent.try_recv().ok()?;
+            Some(GivenBack { session, stepped: Ok(()) })
+        };
+        let mut given_back = self.lender.given_back.recv().ok().or_else(taken_again)?;
         given_back.session.changes_hands();
         Some(given_back)
     }
@@ -119,7 +132,7 @@ impl ApplyThread {
         }
         let reason = session.wait_reason();
         if reason == Reason::Idle {
-            session.ledger.rests();
+            session.rests();
         }
         session.wait_for_replies(reason, Some(waker.descriptor()), SLEEP)
     }

@@ -56,8 +56,10 @@ impl WorkerSession {
         };
         let (first, rest) = match encoded {
             Ok(encoded) => encoded,
-            Err(_) if behind || ahead => {
-                // Nothing of it is sent. It is encoded again when it is the oldest.
+            Err(_) if behind || ahead || self.attended => {
+                // Nothing of it is sent. It is encoded again when it is the oldest, by the worker's own
+                // thread.
+                self.attended = false;
                 drop(self.session.set_aside(before));
                 self.encoder.forget_after(&mut self.session, position);
                 self.groups.put_back(Group { attempts: group.attempts + 1, ..group });

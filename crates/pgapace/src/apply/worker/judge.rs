@@ -54,6 +54,7 @@ impl WorkerSession {
     /// A transaction of the first group in flight is committed.
     fn committed(&mut self, commits: &Committing) {
         self.tally.transaction_committed(commits);
+        self.encoder.committed(commits);
         let before = self.groups.first().map_or(0, ActiveGroup::committed);
         self.groups.committed(commits.end);
         if let Some(first) = self.groups.first() {

@@ -52,12 +52,12 @@ mod two_phase;
 use std::sync::Arc;
 use std::time::Duration;
 
-use apply_thread::{ApplyThread, Ended, GivenBack};
-use crossbeam_channel::{Sender, unbounded};
+use apply_thread::{ApplyThread, Ended, GivenBack, Lender};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use engine::group::GroupSeq;
 use engine::progress::Range;
 use pgoutput::Xid;
-pub(crate) use session::WorkerSession;
+use session::WorkerSession;
 pub(crate) use tally::TableConflicts;
 use wire::Session;
 
@@ -69,6 +69,7 @@ use crate::apply::turns::Turns;
 use crate::apply::work::Group;
 use crate::error::{Class, Failure, Result};
 use crate::observe::ledger::Meter;
+use crate::observe::stopwatch::Stopwatch;
 use crate::subscriber::state::conflicts::Conflict;
 use crate::subscriber::state::statistics::Counters;
 
@@ -93,8 +94,8 @@ pub(crate) enum Moved {
     NotOpened(Failure),
     /// The worker was told to end; its session is closed.
     Left,
-    /// The session, for the leader to execute groups itself.
-    Lent(Box<WorkerSession>),
+    /// The worker has lent its session, for the leader to execute groups itself.
+    Lent,
 }
 
 /// The results of a worker since its last report.
@@ -136,6 +137,7 @@ pub(crate) struct Worker {
     turns: Arc<Turns>,
     mail: Option<Sender<ToWorker>>,
     session: Lending,
+    lent: Receiver<Box<WorkerSession>>,
     giving_back: Sender<GivenBack>,
     /// Dropped last, because that waits for the thread.
     thread: SessionThread,
@@ -191,7 +193,9 @@ impl Worker {
         meter: Meter,
         lease: Option<Arc<SessionLease>>,
     ) -> Result<Self> {
-        let ((mail, inbox), (giving_back, given_back)) = (unbounded(), unbounded());
+        let (mail, inbox) = unbounded();
+        let ((lending, lent), (giving_back, given_back)) = (bounded(1), bounded(1));
+        let lender = Lender { lending, lent: lent.clone(), given_back };
         let handle = SessionHandle::default();
         handle.set(opened.as_ref().map(|(session, _)| session));
         let log = ConflictLog::new(&context.subscription);
@@ -213,7 +217,7 @@ impl Worker {
             let context = (log, Arc::clone(&turns), meter);
             let session = WorkerSession::new(sessions, opened, reporter, context);
             let (lends, closing) = (false, false);
-            let thread = ApplyThread { inbox, given_back, turns, number, lends, closing };
+            let thread = ApplyThread { inbox, lender, turns, number, lends, closing };
             match thread.run(Box::new(session)) {
                 Ended::Failed(reporter, failure) => reporter.report(FromWorker::Failed(failure)),
                 Ended::Closed(mut session) => {
@@ -231,7 +235,7 @@ impl Worker {
         let thread = SessionThread::spawn(name, handle, LITTLE_PATIENCE, work)?;
         let turns = Arc::clone(&context.turns);
         let session = Lending::No;
-        Ok(Self { number, turns, mail: Some(mail), session, giving_back, thread })
+        Ok(Self { number, turns, mail: Some(mail), session, lent, giving_back, thread })
     }
 
     /// Hands a group over, in commit order. A worker that has ended has reported why.
@@ -248,21 +252,24 @@ impl Worker {
         }
     }
 
-    /// The session that was asked for.
-    pub(crate) fn lent(&mut self, session: Box<WorkerSession>) {
-        self.session = Lending::Lent(session);
+    /// Takes the session that it has lent.
+    pub(crate) fn take_session(&mut self) {
+        if let Ok(session) = self.lent.try_recv() {
+            self.session = Lending::Lent(session);
+        }
         if self.mail.is_none() {
             self.give_back();
         }
     }
 
-    /// Executes a group on the session that it has lent, in the calling thread. If it has not ended within
-    /// `patience`, the worker's own thread goes on with it. Returns whether it has ended; gives the group
-    /// back if the session is not here.
+    /// Executes a group on the session that it has lent, in the calling thread, whose waits these are. If it
+    /// has not ended within `patience`, the worker's own thread goes on with it. Returns whether it has
+    /// ended; gives the group back if the session is not here.
     pub(crate) fn execute(
         &mut self,
         group: Group,
         patience: Duration,
+        waits: &Stopwatch,
     ) -> std::result::Result<bool, Group> {
         let mut session = match std::mem::replace(&mut self.session, Lending::No) {
             Lending::Lent(session) => session,
@@ -272,7 +279,7 @@ impl Worker {
             }
         };
         session.changes_hands();
-        let (ended, stepped) = match session.execute(group, patience) {
+        let (ended, stepped) = match session.execute(group, patience, waits) {
             Ok(ended) => (ended, Ok(())),
             Err(failure) => (false, Err(failure)),
         };

@@ -51,7 +51,7 @@ pub(super) enum AfterStep {
     Wait(Vec<Waits>),
 }
 
-pub(crate) struct WorkerSession {
+pub(super) struct WorkerSession {
     pub(super) connect: Connect,
     pub(super) handle: SessionHandle,
     pub(super) reporter: Reporter,
@@ -69,6 +69,8 @@ pub(crate) struct WorkerSession {
     pub(super) in_doubt: bool,
     pub(super) waits: Stopwatch,
     pub(super) ledger: Ledger,
+    /// The leader executes a group on it, and hears nothing else meanwhile. Cleared where that may take long.
+    pub(super) attended: bool,
     /// Processor time of the thread that has it, up to the last report.
     reported_time: Duration,
 }
@@ -95,6 +97,7 @@ impl WorkerSession {
             in_doubt: false,
             waits: meter.waits,
             ledger: meter.ledger,
+            attended: false,
             reported_time: Duration::ZERO,
         }
     }
@@ -113,9 +116,16 @@ impl WorkerSession {
         self.reporter
     }
 
-    /// Another thread has it now.
+    /// It belongs to the calling thread from now on.
     pub(super) fn changes_hands(&mut self) {
         self.reported_time = thread_time();
+        self.waits.set(None);
+    }
+
+    /// It waits for a group.
+    pub(super) fn rests(&mut self) {
+        self.ledger.rests();
+        self.waits.set(Some(Reason::Idle));
     }
 
     /// Whether it has no group.
@@ -148,12 +158,27 @@ impl WorkerSession {
         Ok(AfterStep::Step)
     }
 
-    /// Executes a small group, for as long as every group before it has ended and replies come within
-    /// `patience`. Returns whether the group has ended. Otherwise the worker's own thread goes on with it.
-    pub(super) fn execute(&mut self, group: Group, patience: Duration) -> Result<bool> {
+    /// Executes a small group in the leader's thread, whose waits these are, for as long as replies come
+    /// within `patience`. Returns whether the group has ended. Otherwise the worker's own thread goes on with
+    /// it.
+    pub(super) fn execute(
+        &mut self,
+        group: Group,
+        patience: Duration,
+        waits: &Stopwatch,
+    ) -> Result<bool> {
         self.groups.push(group);
-        let deadline = Instant::now() + patience;
-        while !self.groups.is_rolling_back() {
+        self.attended = true;
+        let ended = self.execute_until(Instant::now() + patience, waits);
+        self.attended = false;
+        if let Ok(true) = ended {
+            self.rests();
+        }
+        ended
+    }
+
+    fn execute_until(&mut self, deadline: Instant, waits: &Stopwatch) -> Result<bool> {
+        while self.attended && !self.groups.is_rolling_back() {
             match self.step()? {
                 AfterStep::Step => {}
                 AfterStep::Wait(_) if self.is_idle() => return Ok(true),
@@ -162,7 +187,10 @@ impl WorkerSession {
                     if left.is_zero() || !self.groups.expects_replies() {
                         return Ok(false);
                     }
-                    self.wait_for_replies(Reason::Subscriber, None, left)?;
+                    waits.set(Some(Reason::Subscriber));
+                    let waited = self.wait_for_replies(Reason::Subscriber, None, left);
+                    waits.set(None);
+                    waited?;
                 }
             }
         }

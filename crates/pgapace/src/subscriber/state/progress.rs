@@ -7,12 +7,14 @@
 //! subscriber thereby refuses sessions of an earlier epoch, a second commit of the same
 //! transaction, and a commit out of turn.
 //!
-//! Transactions that follow each other in one pipeline, without a Sync between them, need less: their
-//! rows are [`RecordCheck::InPipeline`]. PostgreSQL skips everything after an error up to the Sync, so
-//! such a transaction cannot commit unless its predecessor did. A session of an earlier epoch that is
-//! in the middle of a pipeline is terminated before the new owner reads the progress. If it goes on
-//! all the same, it appends to the chain in order, and the unique predecessor lets only one session do
-//! that. Without the two look-ups the row costs the subscriber about half.
+//! A transaction that follows its predecessor on the same session needs less: its row is
+//! [`RecordCheck::Following`]. Either both are in one pipeline, without a Sync between them: PostgreSQL
+//! skips everything after an error up to the Sync, so such a transaction cannot commit unless its
+//! predecessor did. Or the session is known to have committed the predecessor. In both cases the
+//! session has committed, or commits before, a transaction that found its epoch current while the session
+//! held the session lock. A new owner has terminated such a session before it reads the progress
+//! ([`ownership`](super::ownership)). And whoever appends to the chain does so in order, because only one
+//! row can have a predecessor. Without the two look-ups the row costs the subscriber about half.
 //!
 //! The look-up of the predecessor is a range of one value, in order. Both unique indexes begin with
 //! the subscription, and for a table with few rows the planner sees no difference between them. Of
@@ -44,8 +46,8 @@ pub(crate) enum RecordCheck {
     /// The epoch is current. The row only records the range of source transactions that its
     /// transaction applied. pgapace makes a commit wait only for the transactions that it depends on.
     Unordered,
-    /// Nothing: the transaction was sent right behind its predecessor in one pipeline.
-    InPipeline,
+    /// Nothing: the same session has committed the predecessor, or was sent it right before in one pipeline.
+    Following,
 }
 
 /// The statement that a transaction executes immediately before its COMMIT.
@@ -67,14 +69,14 @@ pub(crate) fn record_sql(of: SubscriptionId, tagged: bool, check: RecordCheck) -
                   AND p.lsn OPERATOR(pg_catalog.>=) $3 AND p.lsn OPERATOR(pg_catalog.<=) $3 \
                 ORDER BY p.lsn)"
         ),
-        RecordCheck::Unordered | RecordCheck::InPipeline => "$3".to_owned(),
+        RecordCheck::Unordered | RecordCheck::Following => "$3".to_owned(),
     };
     let epoch = match check {
         RecordCheck::Ordered | RecordCheck::Unordered => {
             "(SELECT s.epoch FROM pgapace.subscription s \
                 WHERE s.id OPERATOR(pg_catalog.=) $1 AND s.epoch OPERATOR(pg_catalog.=) $4)"
         }
-        RecordCheck::InPipeline => "$4",
+        RecordCheck::Following => "$4",
     };
     let tag = if tagged {
         // The function is strict, and the time of idle progress is NULL.

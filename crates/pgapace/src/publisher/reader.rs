@@ -1,0 +1,294 @@
+//! The connection to the walsender, for the thread that receives: it reads chunks, and sends status messages
+//! on time.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use pgoutput::{Frame, Lsn};
+use wire::{EndReason, Haste, Received};
+
+use crate::error::{Class, Failure, Result};
+use crate::observe::stopwatch::{Reason, Stopwatch};
+use crate::publisher::announced::{Announcer, MESSAGE};
+use crate::publisher::feedback::Feedback;
+use crate::publisher::memory::Memory;
+use crate::publisher::source::ChangeSource;
+use crate::sqlstate;
+
+/// Longest time between two status messages while nothing is read. The receiver then does not see
+/// the publisher's requests for a reply, and the publisher ends a silent connection after
+/// wal_sender_timeout.
+const PAUSED_STATUS_INTERVAL: Duration = Duration::from_millis(500);
+/// With this many bytes received and not yet applied, the receiver need not hurry.
+const PLENTY: u64 = 512 << 10;
+
+/// A message from the receiver to the leader.
+#[derive(Debug)]
+pub(crate) enum FromPublisher {
+    /// Complete CopyData messages, headers included.
+    Chunk(Chunk),
+    /// The publisher sent a WARNING: it may have left changes out.
+    Warned,
+    /// The stream ended; nothing follows.
+    Ended(Failure),
+}
+
+/// Received bytes. They return to the memory budget when the last reference is dropped.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    /// Shared bytes, which can be sliced without copying.
+    pub(crate) bytes: Bytes,
+}
+
+/// The timing and memory limit of the connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ReceiverOptions {
+    /// Longest time between two status messages.
+    pub(crate) status_interval: Duration,
+    /// After this long without any data, the publisher is considered lost (`wal_receiver_timeout`).
+    pub(crate) receive_timeout: Duration,
+    /// Reading stops above this many bytes that were received and not yet released.
+    pub(crate) memory_limit: usize,
+    /// Whether commits on the publisher wait for the subscription.
+    pub(crate) commits_wait: bool,
+}
+
+/// The connection, for the thread that receives.
+pub(crate) struct StreamReader {
+    stream: ChangeSource,
+    feedback: Feedback,
+    options: ReceiverOptions,
+    announcer: Announcer,
+    pub(super) memory: Arc<Memory>,
+    /// Time spent waiting for memory.
+    pub(super) waits: Stopwatch,
+    /// How long it may collect data. Set once per chunk, so a mutex is enough.
+    pub(super) haste: Arc<Mutex<Haste>>,
+    last_heard: Instant,
+    /// A silent publisher was asked for a reply.
+    asked: bool,
+    /// The publisher has asked for a status message.
+    owes_reply: bool,
+}
+
+impl std::fmt::Debug for StreamReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StreamReader").finish_non_exhaustive()
+    }
+}
+
+impl StreamReader {
+    pub(super) fn new(
+        stream: ChangeSource,
+        feedback: Feedback,
+        options: ReceiverOptions,
+        announcer: Announcer,
+    ) -> Self {
+        let memory = Arc::new(Memory::new(options.memory_limit, stream.waker()));
+        Self {
+            stream,
+            feedback,
+            options,
+            announcer,
+            memory,
+            waits: Stopwatch::default(),
+            haste: Arc::default(),
+            last_heard: Instant::now(),
+            asked: false,
+            owes_reply: false,
+        }
+    }
+
+    /// Sends a status message if one is due, and waits for the publisher, for `longest` at most. A reply that
+    /// the publisher asks for is sent by the next call.
+    pub(super) fn receive(&mut self, longest: Duration) -> Result<Option<FromPublisher>> {
+        let replies = std::mem::take(&mut self.owes_reply);
+        if replies || self.feedback.silence() >= self.options.status_interval {
+            self.send_status(false)?;
+        } else {
+            self.feedback.send_news(|message| self.stream.send(message))?;
+        }
+        if self.memory.is_full() {
+            // The receiver does not read, so the publisher's silence means nothing.
+            self.last_heard = Instant::now();
+            if self.feedback.silence() >= PAUSED_STATUS_INTERVAL {
+                self.send_status(false)?;
+            }
+            self.waits.set(Some(Reason::Memory));
+            let waited = self.stream.wait_without_reading(PAUSED_STATUS_INTERVAL.min(longest));
+            self.waits.set(None);
+            waited?;
+            return Ok(None);
+        }
+        let timeout = self.options.status_interval.saturating_sub(self.feedback.silence());
+        self.watch_silence()?;
+        let timeout = timeout.min(self.options.receive_timeout / 4).min(longest);
+        self.stream.set_haste(self.haste());
+        match self.stream.receive(timeout)? {
+            Received::Chunk(chunk) => {
+                self.last_heard = Instant::now();
+                self.asked = false;
+                let mut ended = None;
+                for (_, frame) in chunk.frames() {
+                    self.owes_reply |= wants_reply(frame);
+                    ended = end_of_transaction(frame).or(ended);
+                    self.announcer.frame(frame);
+                }
+                // Before the leader gets the chunk.
+                self.announcer.end(chunk.bytes().len());
+                if let Some(end) = ended
+                    && self.options.commits_wait
+                {
+                    // With synchronous_commit = remote_write, its session waits for that alone. The
+                    // leader, which has more to do, need not wake this thread for it.
+                    self.feedback.read(end);
+                }
+                let bytes = Memory::account(&self.memory, chunk.bytes().clone());
+                Ok(Some(FromPublisher::Chunk(Chunk { bytes })))
+            }
+            Received::Warning(_) => Ok(Some(FromPublisher::Warned)),
+            Received::Idle | Received::Woken => Ok(None),
+            Received::Ended(reason) => Err(ended(reason)),
+        }
+    }
+
+    /// Sends the last positions, and ends the stream in order.
+    pub(super) fn finish(mut self) -> Result<()> {
+        self.send_status(false).and_then(|()| self.stream.finish())
+    }
+
+    fn haste(&self) -> Haste {
+        if self.memory.used().0 >= PLENTY {
+            Haste::None
+        } else {
+            *self.haste.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+
+    /// Requests a reply from a silent publisher, and fails if none arrives.
+    fn watch_silence(&mut self) -> Result<()> {
+        // A huge value takes long to arrive; its first bytes already prove that the publisher is
+        // alive.
+        if let Some(last) = self.stream.last_data() {
+            self.last_heard = self.last_heard.max(last);
+        }
+        let silence = self.last_heard.elapsed();
+        if silence >= self.options.receive_timeout {
+            return Err(Failure::new(
+                Class::Publisher,
+                format!("the publisher has been silent for {} s", silence.as_secs()),
+            )
+            .transient(true));
+        }
+        if silence >= self.options.receive_timeout / 2 && !self.asked {
+            self.asked = true;
+            self.send_status(true)?;
+        }
+        Ok(())
+    }
+
+    fn send_status(&mut self, reply_requested: bool) -> Result<()> {
+        self.feedback.send(reply_requested, |message| self.stream.send(message))
+    }
+}
+
+fn wants_reply(payload: &[u8]) -> bool {
+    // The first byte decides for nearly all frames; the leader reports malformed ones.
+    payload.first() == Some(&b'k')
+        && matches!(Frame::decode(payload), Ok(Frame::Keepalive { reply_requested: true, .. }))
+}
+
+/// The end of the transaction that the publisher has finished with this frame: COMMIT, PREPARE TRANSACTION,
+/// COMMIT PREPARED or ROLLBACK PREPARED.
+fn end_of_transaction(frame: &[u8]) -> Option<Lsn> {
+    let ends = matches!(frame.get(MESSAGE), Some(b'C' | b'c' | b'P' | b'p' | b'K' | b'r'));
+    if !ends {
+        return None;
+    }
+    match Frame::decode(frame) {
+        Ok(Frame::XLogData { start, .. }) => Some(start),
+        _ => None,
+    }
+}
+
+fn ended(reason: EndReason) -> Failure {
+    match reason {
+        EndReason::Error(error) => {
+            explain(Failure::publisher(&wire::Error::Server(error), "streaming changes"))
+        }
+        EndReason::Done => Failure::new(Class::Publisher, "the publisher ended the stream")
+            .hint(
+                "The server is shutting down, or a standby was promoted. pgapace reconnects by \
+                 itself.",
+            )
+            .transient(true),
+        EndReason::Closed => {
+            Failure::new(Class::Publisher, "the publisher closed the connection").transient(true)
+        }
+    }
+}
+
+/// Gives errors of the walsender about the slot their own class and next step.
+pub(crate) fn explain(mut failure: Failure) -> Failure {
+    let text = failure.message.to_lowercase();
+    let invalidated = text.contains("can no longer get changes")
+        || text.contains("invalidat")
+        || text.contains("requested wal segment");
+    match failure.sqlstate.as_deref() {
+        Some(sqlstate::OBJECT_IN_USE) => {
+            failure.class = Class::Busy;
+            failure.transient = true;
+        }
+        _ if invalidated => {
+            failure.class = Class::Slot;
+            failure.transient = false;
+        }
+        // Before 18, decoding a change fails if the publication does not exist as of that change:
+        // it is missing now, or it was missing then.
+        Some(sqlstate::UNDEFINED_OBJECT) => {
+            failure.transient = true;
+            failure = failure.hint(
+                "If the publication was dropped, create it again. If it exists, it was created \
+                 after changes that the slot must still send, which PostgreSQL before 18 cannot \
+                 do: copy the tables again, with pgapace drop and then pgapace run.",
+            );
+        }
+        _ if !failure.transient => {
+            failure.in_decoding = true;
+            failure.hint.get_or_insert_with(|| {
+                "The publisher failed while it decoded its WAL; a native subscription would meet the \
+                 same error. If it comes back each time, pgapace rebase makes a new slot behind it, \
+                 and mends the rows that differ."
+                    .to_owned()
+            });
+        }
+        _ => {}
+    }
+    failure
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Lsn, end_of_transaction};
+
+    /// A frame at 1/2, with a message of this kind.
+    fn frame(kind: u8) -> Vec<u8> {
+        let lsn = [0, 0, 0, 1, 0, 0, 0, 2];
+        [b"w".as_slice(), &lsn, &lsn, &[0; 8], &[kind]].concat()
+    }
+
+    #[test]
+    fn a_receipt_is_for_a_transaction_that_has_ended() {
+        let end = Some(Lsn(1 << 32 | 2));
+        for kind in *b"CcPpKr" {
+            assert_eq!(end_of_transaction(&frame(kind)), end, "{}", char::from(kind));
+        }
+        for kind in *b"BIUDTRYOMSEAb" {
+            assert_eq!(end_of_transaction(&frame(kind)), None, "{}", char::from(kind));
+        }
+        for no_message in [b"".as_slice(), b"w", b"k\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\0\0"] {
+            assert_eq!(end_of_transaction(no_message), None);
+        }
+    }
+}
