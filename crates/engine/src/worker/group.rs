@@ -167,7 +167,7 @@ impl<T: GroupMember> Group<T> {
     /// transaction or under conflict rules.
     #[must_use]
     pub fn is_plain(&self) -> bool {
-        self.is_whole() && !self.is_step() && !self.is_prepared_at_once() && !self.is_by_rules()
+        self.is_whole() && !self.is_step() && !self.is_by_rules()
     }
 
     /// How many changes it has.

@@ -49,7 +49,7 @@ pub(crate) fn prepare_control(session: &mut Session, identity: Identity) -> Resu
         session.queue_parse("two_phase", citus::TWO_PHASE, &[]);
     }
     let check = if ordered { RecordCheck::Ordered } else { RecordCheck::Unordered };
-    for (name, check) in [("progress", check), ("progress_behind", RecordCheck::Following)] {
+    for (name, check) in [("progress", check), ("progress_following", RecordCheck::Following)] {
         session.queue_parse(name, &record_sql(progress_of, tagged, check), &RECORD_TYPES);
     }
     session.finish_queued().map_err(|e| Failure::subscriber(&e, "preparing statements"))
@@ -197,11 +197,7 @@ impl Encoder {
         if work.part.first && (index == 0 || !chains) {
             self.begin(session, work, expected)?;
         }
-        for change in 0..work.part.len() {
-            let at = ChangeAt { part, change: number(change)? };
-            self.change(session, work, at, expected)
-                .map_err(|error| error.into_failure(work, at))?;
-        }
+        self.changes_of(session, work, part, expected)?;
         let prepares = matches!(work.two_phase, Some(TwoPhase::Prepare(_)));
         // A prepared transaction counts when it is committed.
         let transactions = u32::from(!work.part.is_idle() && !prepares);
@@ -239,11 +235,7 @@ impl Encoder {
         let Some(first) = group.works.first() else { return Ok(()) };
         self.begin(session, first, expected)?;
         for (index, work) in group.works.iter().enumerate() {
-            for change in 0..work.part.len() {
-                let at = ChangeAt { part: number(index)?, change: number(change)? };
-                self.change(session, work, at, expected)
-                    .map_err(|error| error.into_failure(work, at))?;
-            }
+            self.changes_of(session, work, number(index)?, expected)?;
         }
         match self.ending(group)? {
             Some(ending) => self.queue_ending(session, ending, expected),
@@ -389,6 +381,22 @@ impl Encoder {
             Message::Delete(_) => self.changes.deletes += 1,
             _ => self.changes.truncates += 1,
         }
+    }
+
+    /// Queues all changes of part `part` of a group as the publisher sent them.
+    fn changes_of(
+        &mut self,
+        session: &mut Session,
+        work: &Work,
+        part: u32,
+        expected: &mut VecDeque<Expected>,
+    ) -> Result<()> {
+        for change in 0..work.part.len() {
+            let at = ChangeAt { part, change: number(change)? };
+            self.change(session, work, at, expected)
+                .map_err(|error| error.into_failure(work, at))?;
+        }
+        Ok(())
     }
 
     /// Queues one change as the publisher sent it.
@@ -544,7 +552,7 @@ impl Ending {
             queue_control(session, "two_phase", Expected::Control, expected)?;
         }
         let Committing { after, end, .. } = commits;
-        let statement = if follows { "progress_behind" } else { "progress" };
+        let statement = if follows { "progress_following" } else { "progress" };
         let record = RecordParams::new(identity.id, (end, after), identity.epoch, time, memory);
         session
             .queue_bind(statement, record.params().into_iter())

@@ -45,7 +45,7 @@ pub(crate) struct Receiver {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the leader wants of the thread.
+/// Requests of the leader to the thread.
 #[derive(Debug, Default)]
 struct Orders {
     stop: AtomicBool,

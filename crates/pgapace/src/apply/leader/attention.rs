@@ -1,8 +1,8 @@
 //! Where few commits wait, the leader reads the stream and executes groups itself, without the threads of
 //! the receiver and of a worker. [`engine::dispatch::Attention`] decides when.
 //!
-//! What else the leader must hear of waits meanwhile: for a group [`Pacing::attended_wait`] at most, and for
-//! the publisher [`Pacing::attended_receive`].
+//! Meanwhile reports of other threads wait: while the leader executes a group, for [`Pacing::attended_wait`]
+//! at most; while it waits for the publisher, for [`Pacing::attended_receive`].
 
 use std::time::Duration;
 
