@@ -11,7 +11,7 @@ use crate::cli::{Selection, output};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
-use crate::repair::{RepairOptions, Repaired, Repairer, tables_with_differences};
+use crate::repair::{RepairOptions, Repaired, Repairer, columns_left, tables_with_differences};
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state;
@@ -113,9 +113,10 @@ fn one(args: &RepairArgs, config: &Config, shutdown: &Shutdown) -> Result<Outcom
         return Ok(outcome);
     }
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
+    let tables: Vec<_> = found.into_iter().map(|(table, _)| table).collect();
     let scope = Scope {
-        tables: found.into_iter().map(|(table, _)| table).collect(),
-        except: Vec::new(),
+        except: columns_left(&mut control, row.id, &tables)?,
+        tables,
         share: None,
         condition: None,
     };

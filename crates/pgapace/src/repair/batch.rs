@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 use wire::{Row, Rows, Session, quote_ident, quote_literal};
 
-use super::row::{PublisherRow, RepairColumns, RowRepair, SubscriberRow, repairs};
+use super::row::{PublisherRow, RepairColumns, RowRepair, Statement, SubscriberRow, repairs};
 use super::{Difference, Repaired};
 use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
@@ -11,6 +11,9 @@ use crate::subscriber::catalogue::{boolean, field};
 use crate::verify::columns::{ColumnSql, ComparedColumn};
 use crate::verify::plan::TablePlan;
 use crate::verify::sql::TableSql;
+
+/// Rows that one statement writes, at most.
+const ROWS: usize = 1000;
 
 /// The values by which rows of both servers are matched.
 type Identity = Vec<Option<String>>;
@@ -114,20 +117,23 @@ fn size(values: &[Option<String>]) -> usize {
 }
 
 impl FoundRows {
-    fn repairs(&self, delete_extra: bool) -> impl Iterator<Item = &RowRepair> {
+    fn repairs(&self, delete_extra: bool) -> Vec<&RowRepair> {
         let all = self.rows.iter().flat_map(|(_, repairs)| repairs);
-        all.filter(move |repair| delete_extra || !matches!(repair, RowRepair::Delete(_)))
+        all.filter(|repair| delete_extra || !matches!(repair, RowRepair::Delete(_))).collect()
     }
 
-    /// The statements, and the number of rows that they change.
-    pub(super) fn statements(&self, delete_extra: bool) -> (Vec<String>, Repaired) {
+    /// The statements for a user to read, one for each row.
+    pub(super) fn statements(&self, delete_extra: bool) -> Vec<Statement> {
+        self.columns.statements(&self.repairs(delete_extra), 1)
+    }
+
+    /// The number of rows that are written.
+    pub(super) fn repaired(&self, delete_extra: bool) -> Repaired {
         let mut repaired = Repaired::default();
-        let mut statements = Vec::new();
         for repair in self.repairs(delete_extra) {
-            let Some(sql) = self.columns.statement(repair) else { continue };
-            statements.push(sql);
             match repair {
                 RowRepair::Insert(_) => repaired.inserted += 1,
+                RowRepair::Update { columns, .. } if !self.columns.writes(columns) => {}
                 RowRepair::Update { .. } => repaired.updated += 1,
                 RowRepair::Delete(_) => repaired.deleted += 1,
             }
@@ -141,7 +147,7 @@ impl FoundRows {
                 repaired.extra += extra.count() as u64;
             }
         }
-        (statements, repaired)
+        repaired
     }
 
     /// Recorded differences that are none any more.
@@ -152,37 +158,40 @@ impl FoundRows {
         settled.flat_map(|(ids, _)| ids.iter().copied())
     }
 
-    /// Executes the statements in the session's transaction. `explain` makes failures of errors.
+    /// Writes the rows in the session's transaction. `explain` makes failures of errors.
     pub(super) fn write(
         &self,
         session: &mut Session,
         delete_extra: bool,
         explain: &dyn Fn(&wire::Error) -> Failure,
     ) -> Result<Repaired> {
-        let (statements, repaired) = self.statements(delete_extra);
+        let repairs = self.repairs(delete_extra);
+        let repaired = self.repaired(delete_extra);
+        let statements = self.columns.statements(&repairs, ROWS);
         if statements.is_empty() {
             return Ok(repaired);
         }
         session.simple("SAVEPOINT pgapace_repair").map_err(|e| explain(&e))?;
-        match session.simple(&statements.join("; ")) {
-            Ok(results) => return self.check_written(&results).map(|()| repaired),
+        match session.simple(&joined(&statements)) {
+            Ok(results) => {
+                return self.check_written(&statements, &results).map(|()| repaired);
+            }
             Err(error) if error.sqlstate().is_some_and(sqlstate::is_taken_value) => {}
             Err(error) => return Err(explain(&error)),
         }
         // A value moves between rows: all of them are deleted before the first one is inserted.
         session.simple("ROLLBACK TO SAVEPOINT pgapace_repair").map_err(|e| explain(&e))?;
-        let all: Vec<_> =
-            self.repairs(delete_extra).map(|repair| self.columns.replacement(repair)).collect();
-        let deletes = all.iter().filter_map(|(delete, _)| delete.as_deref());
-        let inserts = all.iter().filter_map(|(_, insert)| insert.as_deref());
-        let statements: Vec<_> = deletes.chain(inserts).collect();
-        let results = session.simple(&statements.join("; ")).map_err(|e| explain(&e))?;
-        self.check_written(&results).map(|()| repaired)
+        let (deletes, inserts) = self.columns.replacements(&repairs, ROWS);
+        let statements = [deletes, inserts].concat();
+        let results = session.simple(&joined(&statements)).map_err(|e| explain(&e))?;
+        self.check_written(&statements, &results).map(|()| repaired)
     }
 
-    /// Each statement writes one row that is there and locked, unless a trigger or a rule intervenes.
-    fn check_written(&self, results: &[Rows]) -> Result<()> {
-        if results.iter().all(|result| result.affected() == 1) {
+    /// Each statement writes rows that are there and locked, unless a trigger or a rule intervenes.
+    fn check_written(&self, statements: &[Statement], results: &[Rows]) -> Result<()> {
+        let written =
+            |(statement, result): (&Statement, &Rows)| result.affected() == statement.rows;
+        if results.len() == statements.len() && statements.iter().zip(results).all(written) {
             return Ok(());
         }
         let table = &self.columns.relation;
@@ -205,14 +214,19 @@ impl FoundRows {
         session: &mut Session,
         explain: &dyn Fn(&wire::Error) -> Failure,
     ) -> Result<Repaired> {
-        let statements: Vec<_> =
-            self.repairs(true).filter_map(|repair| self.columns.replacement(repair).0).collect();
+        let (statements, _) = self.columns.replacements(&self.repairs(true), ROWS);
         if !statements.is_empty() {
-            let results = session.simple(&statements.join("; ")).map_err(|e| explain(&e))?;
-            self.check_written(&results)?;
+            let results = session.simple(&joined(&statements)).map_err(|e| explain(&e))?;
+            self.check_written(&statements, &results)?;
         }
-        Ok(Repaired { deleted: statements.len() as u64, ..Repaired::default() })
+        let deleted = statements.iter().map(|statement| statement.rows).sum();
+        Ok(Repaired { deleted, ..Repaired::default() })
     }
+}
+
+/// The statements as one query string.
+fn joined(statements: &[Statement]) -> String {
+    statements.iter().map(|statement| statement.sql.as_str()).collect::<Vec<_>>().join("; ")
 }
 
 /// The columns that are written, and those of the subscriber that replication leaves alone.
@@ -220,26 +234,31 @@ fn columns(ours: &mut Session, plan: &TablePlan) -> Result<RepairColumns> {
     let compared = plan.columns.iter().map(|column| column.name.clone());
     let names: Vec<String> = compared.chain(plan.columns_left()).collect();
     let sql = format!(
-        "SELECT attname, attgenerated <> '' FROM pg_catalog.pg_attribute \
+        "SELECT attname, attgenerated <> '', pg_catalog.format_type(atttypid, -1) \
+         FROM pg_catalog.pg_attribute \
          WHERE attrelid = {} AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
         plan.subscriber.oid
     );
     let results = ours.simple(&sql).map_err(|e| {
         Failure::subscriber(&e, &format!("reading columns of {}", plan.display_name()))
     })?;
-    let mut generated = FxHashMap::default();
+    let mut known: FxHashMap<String, (bool, String)> = FxHashMap::default();
     let mut local = Vec::new();
     for row in last(results).iter() {
         let (name, is_generated) = (field::<String>(&row, 0)?, boolean(&row, 1)?);
         if !names.contains(&name) && !is_generated {
             local.push(quote_ident(&name));
         }
-        generated.insert(name, is_generated);
+        known.insert(name, (is_generated, field(&row, 2)?));
     }
+    // A column that is gone cannot be written either.
+    let columns = names.iter().map(|name| known.remove(name).unwrap_or((true, String::new())));
+    let (generated, types) = columns.unzip();
     Ok(RepairColumns {
         relation: plan.subscriber.relation.clone(),
-        generated: names.iter().map(|name| generated.get(name).copied().unwrap_or(true)).collect(),
         names: names.iter().map(|name| quote_ident(name)).collect(),
+        types,
+        generated,
         local,
     })
 }

@@ -136,9 +136,9 @@ impl Repairer<'_> {
             let (mut theirs, mut ours) = taken.pair().open(self.publisher, self.subscriber)?;
             drop(taken);
             let found = batch::read(&mut theirs, &mut ours, plan, batch, false)?;
-            let (statements, repaired) = found.statements(self.options.delete_extra);
-            statements.iter().for_each(|sql| print(&format!("{sql};")));
-            return Ok((repaired, found.bytes));
+            let statements = found.statements(self.options.delete_extra);
+            statements.iter().for_each(|statement| print(&format!("{};", statement.sql)));
+            return Ok((found.repaired(self.options.delete_extra), found.bytes));
         }
         let mut refused = None;
         for _ in 0..ATTEMPTS {
@@ -252,10 +252,17 @@ pub(crate) fn differences(
         true => plan.columns.iter().map(|column| column.name.as_str()).collect(),
     };
     let source = if plan.key.is_empty() { "row_values" } else { "key" };
-    let values: Vec<_> =
-        names.iter().map(|name| format!("{source} ->> {}", quote_literal(name))).collect();
+    let literals: Vec<_> = names.iter().map(|name| quote_literal(name)).collect();
+    let values: Vec<_> = literals.iter().map(|name| format!("{source} ->> {name}")).collect();
+    // A row that is looked for by other columns is found nowhere, and would seem equal.
+    let same_columns = format!(
+        "{source} ?& ARRAY[{}]::pg_catalog.text[] \
+         AND (SELECT pg_catalog.count(*) FROM pg_catalog.jsonb_object_keys({source})) = {}",
+        literals.join(", "),
+        literals.len()
+    );
     let sql = format!(
-        "SELECT id, {source} IS NULL, {} FROM pgapace.difference \
+        "SELECT id, ({same_columns}) IS NOT TRUE, {} FROM pgapace.difference \
          WHERE subscription = {} AND schema_name = {} AND table_name = {} AND id > {after} \
          ORDER BY id LIMIT {}",
         values.join(", "),
@@ -271,7 +278,10 @@ pub(crate) fn differences(
         if row.get(1) == Some("t") {
             return Err(Failure::new(
                 Class::Mismatch,
-                format!("{} has another key than when it was verified", plan.display_name()),
+                format!(
+                    "{} has other columns or another key than when it was verified",
+                    plan.display_name()
+                ),
             )
             .hint("Run pgapace verify again."));
         }
@@ -336,6 +346,27 @@ fn log_batch(plan: &TablePlan, lsn: Lsn, repaired: Repaired) {
         deleted = repaired.deleted,
         "rows were repaired"
     );
+}
+
+/// Columns that were not compared by the verifications whose differences are recorded. They are left alone.
+pub(crate) fn columns_left(
+    control: &mut Session,
+    id: SubscriptionId,
+    tables: &[(String, String)],
+) -> Result<Vec<((String, String), String)>> {
+    let sql = format!(
+        "SELECT DISTINCT v.schema_name, v.table_name, c.name \
+         FROM pgapace.verification v CROSS JOIN pg_catalog.unnest(v.columns_left) c (name) \
+         WHERE v.subscription = {} AND EXISTS (SELECT FROM pgapace.difference d \
+           WHERE d.subscription = v.subscription AND d.schema_name = v.schema_name \
+             AND d.table_name = v.table_name AND d.verification = v.verification)",
+        id.0
+    );
+    let rows =
+        control.query(&sql, &[]).map_err(|e| Failure::subscriber(&e, "reading verifications"))?;
+    let left = |row: wire::Row<'_>| Ok(((field(&row, 0)?, field(&row, 1)?), field(&row, 2)?));
+    let left: Vec<((String, String), String)> = rows.iter().map(left).collect::<Result<_>>()?;
+    Ok(left.into_iter().filter(|(table, _)| tables.contains(table)).collect())
 }
 
 /// Tables with recorded differences, by schema and name, with their number.

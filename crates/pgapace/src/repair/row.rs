@@ -1,4 +1,6 @@
-//! Repair of the rows of one key, as SQL for the subscriber. Pure.
+//! Repair of rows, as SQL for the subscriber. Pure.
+
+use std::collections::BTreeMap;
 
 use wire::quote_literal;
 
@@ -9,6 +11,8 @@ pub(super) struct RepairColumns {
     pub(super) relation: String,
     /// Quoted names of the columns that are compared.
     pub(super) names: Vec<String>,
+    /// Their types on the subscriber.
+    pub(super) types: Vec<String>,
     /// Which of them are generated on the subscriber, and cannot be written.
     pub(super) generated: Vec<bool>,
     /// Columns of the subscriber that are not replicated and can be written, quoted.
@@ -87,60 +91,160 @@ pub(super) fn repairs(
     repairs
 }
 
+/// A statement for the subscriber.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Statement {
+    pub(super) sql: String,
+    /// The rows that it writes, unless a trigger or a rule intervenes.
+    pub(super) rows: u64,
+}
+
+/// A row of the subscriber, and the publisher's.
+type Pair<'a> = (&'a SubscriberRow, &'a PublisherRow);
+
 impl RepairColumns {
-    /// The statement of a repair; `None` if only columns differ that the subscriber generates.
-    pub(super) fn statement(&self, repair: &RowRepair) -> Option<String> {
-        match repair {
-            RowRepair::Insert(row) => Some(self.insert(row, None)),
-            RowRepair::Delete(row) => Some(self.delete(row)),
-            RowRepair::Update { row, to, columns } => {
-                let columns = columns.iter().filter(|column| !self.generated[**column]);
-                let set: Vec<_> = columns
-                    .map(|column| {
-                        format!("{} = {}", self.names[*column], literal(to.value(*column)))
-                    })
-                    .collect();
-                (!set.is_empty()).then(|| {
-                    format!("UPDATE {} SET {} WHERE {}", self.relation, set.join(", "), place(row))
-                })
+    /// The statements of some repairs. Each writes `most` rows at most. A value that moves from a deleted
+    /// row to another one is free by then.
+    pub(super) fn statements(&self, repairs: &[&RowRepair], most: usize) -> Vec<Statement> {
+        let (mut deleted, mut inserted) = (Vec::new(), Vec::new());
+        let mut updated: BTreeMap<(u32, Vec<usize>), Vec<Pair<'_>>> = BTreeMap::new();
+        for repair in repairs {
+            match repair {
+                RowRepair::Delete(row) => deleted.push(row),
+                RowRepair::Insert(row) => inserted.push((row, None)),
+                RowRepair::Update { row, to, columns } => {
+                    let written = columns.iter().copied().filter(|column| !self.generated[*column]);
+                    updated.entry((row.relid, written.collect())).or_default().push((row, to));
+                }
             }
         }
+        // Rows that differ only in what the subscriber generates need nothing.
+        let updated = updated.iter().filter(|((_, columns), _)| !columns.is_empty());
+        let mut statements = self.deletes(&deleted, most);
+        for ((relid, columns), rows) in updated {
+            statements.extend(rows.chunks(most).map(|rows| self.update(*relid, columns, rows)));
+        }
+        statements.extend(self.inserts(&inserted, most));
+        statements
     }
 
-    /// The same as two statements, of which the first ones are executed for all rows: while values of
-    /// unique columns move between rows, an UPDATE would find them in use.
-    pub(super) fn replacement(&self, repair: &RowRepair) -> (Option<String>, Option<String>) {
-        match repair {
-            RowRepair::Insert(row) => (None, Some(self.insert(row, None))),
-            RowRepair::Delete(row) => (Some(self.delete(row)), None),
-            RowRepair::Update { row, to, .. } => {
-                (Some(self.delete(row)), Some(self.insert(to, Some(&row.local))))
+    /// Whether one of these columns can be written.
+    pub(super) fn writes(&self, columns: &[usize]) -> bool {
+        columns.iter().any(|column| !self.generated[*column])
+    }
+
+    /// The same by statements that delete and others that insert. The former are executed for all rows
+    /// first: while values of unique columns move between rows, an UPDATE would find them in use.
+    pub(super) fn replacements(
+        &self,
+        repairs: &[&RowRepair],
+        most: usize,
+    ) -> (Vec<Statement>, Vec<Statement>) {
+        let (mut deleted, mut inserted, mut replaced) = (Vec::new(), Vec::new(), Vec::new());
+        for repair in repairs {
+            match repair {
+                RowRepair::Delete(row) => deleted.push(row),
+                RowRepair::Insert(row) => inserted.push((row, None)),
+                RowRepair::Update { row, to, .. } => {
+                    deleted.push(row);
+                    replaced.push((to, Some(row)));
+                }
             }
         }
+        let inserts = [self.inserts(&replaced, most), self.inserts(&inserted, most)];
+        (self.deletes(&deleted, most), inserts.concat())
     }
 
-    fn delete(&self, row: &SubscriberRow) -> String {
-        format!("DELETE FROM {} WHERE {}", self.relation, place(row))
+    fn deletes(&self, rows: &[&SubscriberRow], most: usize) -> Vec<Statement> {
+        let mut tables: BTreeMap<u32, Vec<&str>> = BTreeMap::new();
+        rows.iter().for_each(|row| tables.entry(row.relid).or_default().push(&row.ctid));
+        let delete = |relid: u32, ctids: &[&str]| {
+            let places = match ctids {
+                [ctid] => quote_literal(ctid),
+                _ => format!("ANY ('{{\"{}\"}}'::pg_catalog.tid[])", ctids.join("\",\"")),
+            };
+            Statement {
+                sql: format!(
+                    "DELETE FROM {} WHERE ctid = {places} AND tableoid = {relid}",
+                    self.relation
+                ),
+                rows: ctids.len() as u64,
+            }
+        };
+        let of_table = |(relid, ctids): (&u32, &Vec<&str>)| -> Vec<_> {
+            ctids.chunks(most).map(|ctids| delete(*relid, ctids)).collect()
+        };
+        tables.iter().flat_map(of_table).collect()
     }
 
-    fn insert(&self, row: &PublisherRow, local: Option<&Vec<Option<String>>>) -> String {
-        let replicated = self.names.iter().enumerate().zip(&self.generated);
-        let mut columns: Vec<_> = replicated
-            .filter(|(_, generated)| !**generated)
-            .map(|((place, name), _)| (name, row.value(place)))
-            .collect();
-        columns.extend(self.local.iter().zip(local.into_iter().flatten()));
-        if columns.is_empty() {
-            return format!("INSERT INTO {} DEFAULT VALUES", without_only(&self.relation));
+    /// Updates rows of one table or partition, of which the same columns differ.
+    fn update(&self, relid: u32, columns: &[usize], rows: &[Pair<'_>]) -> Statement {
+        let name = |column: &usize| self.names[*column].as_str();
+        if let [(row, to)] = rows {
+            let set = columns.iter().map(|column| (name(column), literal(to.value(*column))));
+            let sql = format!(
+                "UPDATE {} SET {} WHERE ctid = {} AND tableoid = {relid}",
+                self.relation,
+                list(set.map(|(name, value)| format!("{name} = {value}"))),
+                quote_literal(&row.ctid)
+            );
+            return Statement { sql, rows: 1 };
         }
-        let (names, values): (Vec<_>, Vec<_>) =
-            columns.into_iter().map(|(name, value)| (name.as_str(), literal(value))).unzip();
-        format!(
-            "INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({})",
-            without_only(&self.relation),
-            names.join(", "),
-            values.join(", ")
-        )
+        let values = rows.iter().enumerate().map(|(number, (row, to))| {
+            // The types of the first row hold for all. Each value is read as its type reads it: a cast of
+            // text might be a function of its own.
+            let typed = |value: String, name: &str| match number {
+                0 => format!("{value}::{name}"),
+                _ => value,
+            };
+            let place = typed(quote_literal(&row.ctid), "pg_catalog.tid");
+            let value = |column: &usize| typed(literal(to.value(*column)), &self.types[*column]);
+            format!("({})", list(std::iter::once(place).chain(columns.iter().map(value))))
+        });
+        Statement {
+            sql: format!(
+                "UPDATE {} AS t SET {} FROM (VALUES {}) AS v (place, {}) \
+                 WHERE t.ctid = v.place AND t.tableoid = {relid}",
+                self.relation,
+                list(columns.iter().map(|column| format!("{} = v.c{column}", name(column)))),
+                list(values),
+                list(columns.iter().map(|column| format!("c{column}"))),
+            ),
+            rows: rows.len() as u64,
+        }
+    }
+
+    /// Inserts rows, with what the subscriber had in columns that are not replicated, or with their
+    /// defaults.
+    fn inserts(
+        &self,
+        rows: &[(&PublisherRow, Option<&SubscriberRow>)],
+        most: usize,
+    ) -> Vec<Statement> {
+        let written: Vec<_> =
+            (0..self.names.len()).filter(|place| !self.generated[*place]).collect();
+        let keeps_local = rows.first().is_some_and(|(_, replaced)| replaced.is_some());
+        let local = if keeps_local { self.local.as_slice() } else { &[] };
+        let relation = without_only(&self.relation);
+        if written.is_empty() && local.is_empty() {
+            let insert =
+                || Statement { sql: format!("INSERT INTO {relation} DEFAULT VALUES"), rows: 1 };
+            return rows.iter().map(|_| insert()).collect();
+        }
+        let names = list(written.iter().map(|place| &self.names[*place]).chain(local).cloned());
+        let values = |(row, replaced): &(&PublisherRow, Option<&SubscriberRow>)| {
+            let replicated = written.iter().map(|place| literal(row.value(*place)));
+            let local = replaced.iter().flat_map(|row| row.local.iter().map(literal));
+            format!("({})", list(replicated.chain(local)))
+        };
+        let insert = |rows: &[(&PublisherRow, Option<&SubscriberRow>)]| Statement {
+            sql: format!(
+                "INSERT INTO {relation} ({names}) OVERRIDING SYSTEM VALUE VALUES {}",
+                list(rows.iter().map(values))
+            ),
+            rows: rows.len() as u64,
+        };
+        rows.chunks(most).map(insert).collect()
     }
 }
 
@@ -149,9 +253,8 @@ fn without_only(relation: &str) -> &str {
     relation.strip_prefix("ONLY ").unwrap_or(relation)
 }
 
-/// Where a row is. The transaction has locked it.
-fn place(row: &SubscriberRow) -> String {
-    format!("ctid = {} AND tableoid = {}", quote_literal(&row.ctid), row.relid)
+fn list(items: impl Iterator<Item = String>) -> String {
+    items.collect::<Vec<_>>().join(", ")
 }
 
 /// A value for a column of any type.
@@ -184,9 +287,20 @@ mod tests {
         RepairColumns {
             relation: "ONLY s.t".to_owned(),
             names: vec!["id".to_owned(), "v".to_owned()],
+            types: vec!["integer".to_owned(), "text".to_owned()],
             generated: vec![false, false],
             local: vec!["note".to_owned()],
         }
+    }
+
+    /// The statements of these repairs, with the number of their rows.
+    fn statements(repairs: &[RowRepair], most: usize) -> Vec<(String, u64)> {
+        let repairs: Vec<_> = repairs.iter().collect();
+        told(columns().statements(&repairs, most))
+    }
+
+    fn told(statements: Vec<Statement>) -> Vec<(String, u64)> {
+        statements.into_iter().map(|statement| (statement.sql, statement.rows)).collect()
     }
 
     #[test]
@@ -196,18 +310,32 @@ mod tests {
 
     #[test]
     fn only_columns_that_differ_are_written() {
-        let found = repairs(vec![theirs(&["1", "it's"])], vec![ours(&["1", "b"])]);
-        assert_eq!(found.len(), 1);
-        assert_eq!(
-            columns().statement(&found[0]).as_deref(),
-            Some("UPDATE ONLY s.t SET v = 'it''s' WHERE ctid = '(0,1)' AND tableoid = 7")
+        let mut found = repairs(vec![theirs(&["1", "it's"])], vec![ours(&["1", "b"])]);
+        found.extend(repairs(vec![theirs(&["2", "a"])], vec![ours(&["2", "b"])]));
+        let both = "UPDATE ONLY s.t AS t SET v = v.c1 \
+                    FROM (VALUES ('(0,1)'::pg_catalog.tid, 'it''s'::text), ('(0,1)', 'a')) AS v (place, c1) \
+                    WHERE t.ctid = v.place AND t.tableoid = 7";
+        assert_eq!(statements(&found, 2), [(both.to_owned(), 2)]);
+        let update = |value| {
+            format!("UPDATE ONLY s.t SET v = {value} WHERE ctid = '(0,1)' AND tableoid = 7")
+        };
+        assert_eq!(statements(&found, 1), [(update("'it''s'"), 1), (update("'a'"), 1)]);
+    }
+
+    #[test]
+    fn rows_are_deleted_before_the_first_one_is_inserted() {
+        let found = repairs(
+            vec![theirs(&["1", "a"]), theirs(&["2", "b"])],
+            vec![ours(&["1", "b"]), ours(&["3", "c"]), ours(&["4", "d"])],
         );
-        assert_eq!(
-            columns().replacement(&found[0]).1.as_deref(),
-            Some(
-                "INSERT INTO s.t (id, v, note) OVERRIDING SYSTEM VALUE VALUES ('1', 'it''s', 'l')"
-            )
-        );
+        let found: Vec<_> = found.iter().collect();
+        let (deletes, inserts) = columns().replacements(&found, 10);
+        let delete = "DELETE FROM ONLY s.t WHERE ctid = ANY ('{\"(0,1)\",\"(0,1)\",\"(0,1)\"}'::pg_catalog.tid[]) \
+                      AND tableoid = 7";
+        assert_eq!(told(deletes), [(delete.to_owned(), 3)]);
+        let insert = "INSERT INTO s.t (id, v, note) OVERRIDING SYSTEM VALUE VALUES \
+                      ('1', 'a', 'l'), ('2', 'b', 'l')";
+        assert_eq!(told(inserts), [(insert.to_owned(), 2)]);
     }
 
     #[test]
@@ -215,10 +343,8 @@ mod tests {
         let sent = vec![(1, Some("1.50".to_owned()))];
         let row = PublisherRow { compared: text(&["1", "1.5"]), sent };
         let found = repairs(vec![row], vec![]);
-        assert_eq!(
-            columns().statement(&found[0]).as_deref(),
-            Some("INSERT INTO s.t (id, v) OVERRIDING SYSTEM VALUE VALUES ('1', '1.50')")
-        );
+        let insert = "INSERT INTO s.t (id, v) OVERRIDING SYSTEM VALUE VALUES ('1', '1.50')";
+        assert_eq!(statements(&found, 10), [(insert.to_owned(), 1)]);
     }
 
     #[test]
@@ -226,21 +352,17 @@ mod tests {
         let found =
             repairs(vec![theirs(&["1", "a"]), theirs(&["1", "a"])], vec![ours(&["1", "a"])]);
         assert_eq!(found, [RowRepair::Insert(theirs(&["1", "a"]))]);
-        assert_eq!(
-            columns().statement(&found[0]).as_deref(),
-            Some("INSERT INTO s.t (id, v) OVERRIDING SYSTEM VALUE VALUES ('1', 'a')")
-        );
+        let insert = "INSERT INTO s.t (id, v) OVERRIDING SYSTEM VALUE VALUES ('1', 'a')";
+        assert_eq!(statements(&found, 10), [(insert.to_owned(), 1)]);
         let found = repairs(vec![], vec![ours(&["1", "a"])]);
-        assert_eq!(
-            columns().statement(&found[0]).as_deref(),
-            Some("DELETE FROM ONLY s.t WHERE ctid = '(0,1)' AND tableoid = 7")
-        );
+        let delete = "DELETE FROM ONLY s.t WHERE ctid = '(0,1)' AND tableoid = 7";
+        assert_eq!(statements(&found, 10), [(delete.to_owned(), 1)]);
     }
 
     #[test]
     fn generated_columns_are_not_written() {
         let columns = RepairColumns { generated: vec![false, true], ..columns() };
         let found = repairs(vec![theirs(&["1", "a"])], vec![ours(&["1", "b"])]);
-        assert_eq!(columns.statement(&found[0]), None);
+        assert_eq!(columns.statements(&[&found[0]], 10), []);
     }
 }

@@ -4,7 +4,7 @@ use testbed::wait_until;
 
 use super::recorded;
 use crate::support::memory::peak;
-use crate::support::{PATIENCE, must, on_versions};
+use crate::support::{Case, PATIENCE, must, on_versions};
 
 const BOTH_WAYS: [(u16, u16); 2] = [(15, 18), (18, 15)];
 
@@ -146,4 +146,52 @@ fn large_rows() {
         }
         case.expect_equal(&["t"]);
     });
+}
+
+/// What a verification left out, a repair leaves alone; with a table without a key, too.
+#[test]
+fn columns_that_were_not_compared_stay() {
+    let case = Case::new(18, 18);
+    case.both(
+        "CREATE TABLE keyed (id int PRIMARY KEY, v text, note text); \
+         CREATE TABLE keyless (a int, note text)",
+    );
+    case.publisher.sql(
+        "INSERT INTO keyed SELECT i, 'v', 'theirs' FROM generate_series(1, 100) i; \
+         INSERT INTO keyless SELECT i, 'theirs' FROM generate_series(1, 100) i; \
+         ALTER TABLE keyless REPLICA IDENTITY FULL",
+    );
+    case.publish("FOR TABLE keyed, keyless");
+    case.run_until_current();
+    case.subscriber.sql(
+        "UPDATE keyed SET note = 'ours'; UPDATE keyless SET note = 'ours'; \
+         UPDATE keyed SET v = 'x' WHERE id = 3; DELETE FROM keyed WHERE id = 4; \
+         DELETE FROM keyless WHERE a = 5",
+    );
+    let verify = ["--except-column", "keyed.note", "--except-column", "keyless.note"];
+    case.tool.finish("verify", &verify).expect(18, &[]);
+    case.tool.finish("repair", &[]).expect(0, &[]);
+    case.tool.finish("verify", &verify).expect(0, &[]);
+    for table in ["keyed", "keyless"] {
+        let notes = format!("SELECT note, count(*) FROM {table} GROUP BY 1 ORDER BY 1");
+        assert_eq!(case.subscriber.rows(&notes), ["ours|99", "theirs|1"], "{table}");
+    }
+}
+
+/// A row that is looked for by other columns is found nowhere, which says nothing about it.
+#[test]
+fn a_key_that_changed_since_the_verification_is_refused() {
+    let case = Case::new(18, 18);
+    case.both("CREATE TABLE t (id int PRIMARY KEY, other int NOT NULL UNIQUE)");
+    case.publisher.sql("INSERT INTO t SELECT i, i FROM generate_series(1, 100) i");
+    case.publish("FOR TABLE t");
+    case.run_until_current();
+    case.subscriber.sql("DELETE FROM t WHERE id = 5");
+    case.tool.finish("verify", &[]).expect(18, &[]);
+    case.both("ALTER TABLE t DROP CONSTRAINT t_pkey; ALTER TABLE t ADD PRIMARY KEY (other)");
+    case.tool.finish("repair", &[]).expect(6, &["another key", "Run pgapace verify again"]);
+    assert_eq!(case.subscriber.value("SELECT count(*) FROM pgapace.difference"), "1");
+    case.tool.finish("verify", &[]).expect(18, &[]);
+    case.tool.finish("repair", &[]).expect(0, &[]);
+    case.expect_equal(&["t"]);
 }
