@@ -231,3 +231,17 @@ fn servers_that_come_back_are_verified_again() -> Result<()> {
     assert!(run.wait(PATIENCE)?.success(), "{}", run.log());
     Ok(())
 }
+
+/// A name that looks like a part of the SQL about it.
+#[test]
+fn a_name_with_a_keyword() {
+    let mut case = Case::new(18, 18);
+    case.both("CREATE TABLE \"rock AND roll\" (id int PRIMARY KEY)");
+    case.publisher.sql("INSERT INTO \"rock AND roll\" SELECT generate_series(1, 100)");
+    case.publish("FOR ALL TABLES");
+    case.run_until_current();
+    with(&mut case, &["--verify-interval", "1h"]);
+    let mut process = case.start();
+    wait_for(&case, &mut process, "the table to be verified", &all_are(1, "equal"));
+    case.stop(process);
+}

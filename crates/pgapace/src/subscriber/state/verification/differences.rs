@@ -22,24 +22,30 @@ pub(crate) struct NewDifference {
 /// Forgets differences of chunks that are compared again: those behind the position, which is after
 /// so many chunks.
 pub(crate) fn forget_after(session: &mut Session, table: TableOf<'_>, chunks: u64) -> Result<()> {
-    let sql =
-        format!("DELETE FROM pgapace.difference WHERE {} AND chunk >= {chunks}", table.condition());
+    let sql = format!(
+        "DELETE FROM pgapace.difference d WHERE {} AND d.chunk >= {chunks}",
+        table.of_verification('d')
+    );
     session.simple(&sql).map_err(|e| writing(&e))?;
     Ok(())
 }
 
 /// Forgets the differences of one chunk, which is compared again.
 pub(crate) fn forget_chunk(session: &mut Session, table: TableOf<'_>, chunk: u64) -> Result<()> {
-    let sql =
-        format!("DELETE FROM pgapace.difference WHERE {} AND chunk = {chunk}", table.condition());
+    let sql = format!(
+        "DELETE FROM pgapace.difference d WHERE {} AND d.chunk = {chunk}",
+        table.of_verification('d')
+    );
     session.simple(&sql).map_err(|e| writing(&e))?;
     Ok(())
 }
 
 /// How many differences of a table are recorded.
 pub(crate) fn recorded(session: &mut Session, table: TableOf<'_>) -> Result<u64> {
-    let sql =
-        format!("SELECT pg_catalog.count(*) FROM pgapace.difference WHERE {}", table.condition());
+    let sql = format!(
+        "SELECT pg_catalog.count(*) FROM pgapace.difference d WHERE {}",
+        table.of_verification('d')
+    );
     let results = session.simple(&sql).map_err(|e| reading(&e))?;
     field(&first_row(&results, "the count of differences")?, 0)
 }

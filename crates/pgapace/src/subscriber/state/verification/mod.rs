@@ -132,14 +132,19 @@ pub(crate) struct TableOf<'a> {
 }
 
 impl TableOf<'_> {
-    fn condition(&self) -> String {
+    /// Finds the rows of the table, in the relation with alias `of`.
+    fn of_table(&self, of: char) -> String {
         format!(
-            "subscription = {} AND schema_name = {} AND table_name = {} AND verification = {}",
+            "{of}.subscription = {} AND {of}.schema_name = {} AND {of}.table_name = {}",
             self.id.0,
             quote_literal(self.schema),
-            quote_literal(self.name),
-            self.number.0
+            quote_literal(self.name)
         )
+    }
+
+    /// Finds the rows of this verification of the table.
+    fn of_verification(&self, of: char) -> String {
+        format!("{} AND {of}.verification = {}", self.of_table(of), self.number.0)
     }
 }
 
@@ -243,9 +248,9 @@ pub(crate) fn begin(
 /// Begins again with a table that is compared otherwise than before the interruption.
 pub(crate) fn begin_again(session: &mut Session, table: TableOf<'_>, plan: i64) -> Result<()> {
     let sql = format!(
-        "UPDATE pgapace.verification SET plan = {plan}, position = NULL, result = NULL, finished_at = NULL, \
+        "UPDATE pgapace.verification v SET plan = {plan}, position = NULL, result = NULL, finished_at = NULL, \
            first_lsn = NULL, rows = 0, bytes = 0, chunks = 0, missing = 0, extra = 0, different = 0 WHERE {}",
-        table.condition()
+        table.of_verification('v')
     );
     session.simple(&sql).map(drop).map_err(|e| writing(&e))
 }
@@ -273,13 +278,13 @@ pub(crate) fn advance(
     let quoted =
         |text: Option<String>| text.map_or_else(|| "NULL".to_owned(), |t| quote_literal(&t));
     let Standing { lsn, counts, position, result } = standing;
-    let condition = table.condition();
+    let of_verification = table.of_verification('v');
     let advance = format!(
-        "UPDATE pgapace.verification SET lsn = '{lsn}', first_lsn = least(first_lsn, '{lsn}'), rows = {}, \
+        "UPDATE pgapace.verification v SET lsn = '{lsn}', first_lsn = least(first_lsn, '{lsn}'), rows = {}, \
            bytes = {}, chunks = {}, missing = {}, extra = {}, different = {}, position = {}, result = {}, \
            started_at = coalesce(started_at, pg_catalog.now()), \
            finished_at = CASE WHEN {} THEN pg_catalog.now() END \
-         WHERE {condition} RETURNING verification",
+         WHERE {of_verification} RETURNING v.verification",
         counts.rows,
         counts.bytes,
         counts.chunks,
@@ -306,7 +311,7 @@ pub(crate) fn advance(
         "{advance}; \
          UPDATE pgapace.relation r SET stale_lsn = NULL, stale_reason = NULL, stale_through = NULL \
            FROM pgapace.verification v \
-           WHERE v.{of_verification} \
+           WHERE {of_verification} \
              AND v.result = 'equal' AND v.scope = '{ALL_ROWS}' AND v.columns_left = '{{}}' \
              AND r.subscription = v.subscription AND r.schema_name = v.schema_name \
              AND r.table_name = v.table_name AND r.state = 'ready' AND r.requested IS NULL \
@@ -314,7 +319,6 @@ pub(crate) fn advance(
              AND v.first_lsn >= greatest(r.stale_lsn, r.stale_through, r.sync_lsn) \
            RETURNING r.subscription; \
          {completed}",
-        of_verification = condition.replace(" AND ", " AND v."),
         completed = schedule::completed_sql(table),
     );
     let results = session.simple(&sql).map_err(|e| writing(&e))?;

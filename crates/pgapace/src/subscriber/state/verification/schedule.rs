@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wire::{Session, quote_literal};
+use wire::Session;
 
 use super::{ALL_ROWS, TableOf};
 use crate::error::Result;
@@ -58,27 +58,20 @@ pub(crate) fn read(
 /// differences. Those of a verb that was interrupted stay, because it may be resumed. For a verification of
 /// a verb it does nothing.
 pub(super) fn completed_sql(table: TableOf<'_>) -> String {
-    let of = format!(
-        "subscription = {} AND schema_name = {} AND table_name = {}",
-        table.id.0,
-        quote_literal(table.schema),
-        quote_literal(table.name)
-    );
     let is_begun = format!(
-        "EXISTS (SELECT FROM pgapace.verification b WHERE b.{} AND b.verification = {} AND b.kind = 'begun')",
-        of.replace(" AND ", " AND b."),
-        table.number.0
+        "EXISTS (SELECT FROM pgapace.verification b WHERE {} AND b.kind = 'begun')",
+        table.of_verification('b')
     );
     format!(
-        "DELETE FROM pgapace.difference d WHERE d.{of_difference} AND d.verification IS DISTINCT FROM {number} \
-           AND {is_begun} AND NOT EXISTS (SELECT FROM pgapace.verification v WHERE v.{of_verification} \
+        "DELETE FROM pgapace.difference d WHERE {of_difference} AND d.verification IS DISTINCT FROM {number} \
+           AND {is_begun} AND NOT EXISTS (SELECT FROM pgapace.verification v WHERE {of_table} \
              AND v.verification = d.verification AND v.kind = 'verb' AND v.result IS NULL); \
-         DELETE FROM pgapace.verification v WHERE v.{of_verification} AND v.kind = 'background' AND {is_begun}; \
-         UPDATE pgapace.verification v SET kind = 'background' WHERE v.{of_verification} \
-           AND v.verification = {number} AND v.kind = 'begun'",
+         DELETE FROM pgapace.verification v WHERE {of_table} AND v.kind = 'background' AND {is_begun}; \
+         UPDATE pgapace.verification v SET kind = 'background' WHERE {of_verification} AND v.kind = 'begun'",
         number = table.number.0,
-        of_difference = of.replace(" AND ", " AND d."),
-        of_verification = of.replace(" AND ", " AND v."),
+        of_difference = table.of_table('d'),
+        of_table = table.of_table('v'),
+        of_verification = table.of_verification('v'),
     )
 }
 
