@@ -11,6 +11,7 @@ use crate::subscriber::origin;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::prepared::{self, Standing};
 use crate::subscriber::state::{self, Phase, Subscription, ownership};
+use crate::switchover;
 
 #[derive(Debug, Args)]
 pub(crate) struct DropArgs {
@@ -64,6 +65,13 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
         ownership::become_owner(&mut control, row.id, std::time::Duration::ZERO, &none, None)?;
     ownership::fence(&mut control, row.id, &owning)?
         .ok_or_else(|| Failure::internal("the subscription is gone"))?;
+    if !args.keep_slot {
+        switchover::check_finished(&mut control, &row).map_err(|failure| {
+            failure.detail(
+                "If the publisher is gone for good, pass --keep-slot to drop the subscription nevertheless.",
+            )
+        })?;
+    }
     let mut slot_dropped = false;
     if row.owns_slot && !args.keep_slot {
         let info = site.publisher.ok_or_else(|| {

@@ -71,6 +71,7 @@ pub(crate) fn own(control: &mut Session, name: &str) -> Result<(Subscription, Op
         .simple(&switchover::ended_sql(row.id))
         .map_err(|e| Failure::subscriber(&e, "looking for a switchover"))?;
     switchover::check_not_ended(&ended, &row.name)?;
+    switchover::check_finished(control, &row)?;
     let adopted = adoption::all(control)?.into_iter().find(|one| one.name == row.name);
     Ok((row, adopted))
 }

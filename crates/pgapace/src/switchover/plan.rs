@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use wire::{Session, quote_ident, quote_literal};
 
 use super::procedure::{Request, Sides};
-use super::publisher::missing_privileges;
+use super::publisher::{database_setting, missing_on_publisher, missing_ownership};
 use super::record::{self, ended_generation};
 use super::roles;
 use super::way_back::WayBack;
@@ -17,6 +17,7 @@ use crate::lag;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::sequences::{self, Chosen, SetOptions};
 use crate::subscriber::catalogue::{field, first_row};
+use crate::subscriber::state::verification::ALL_ROWS;
 use crate::subscriber::state::{Phase, ownership};
 use crate::verify::requirements;
 
@@ -30,12 +31,14 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Vec<S
     if sides.row.phase != Phase::Streaming {
         problems.push("the tables are not copied yet: run pgapace run".to_owned());
     }
-    if request.stop_writes.is_none()
-        && let Some(grant) = missing_privileges(sides.source)?
-    {
-        problems.push(format!(
-            "the role may not stop writes on the publisher: {grant} or pass --stop-writes"
-        ));
+    privileges(sides, request, &mut problems)?;
+    let attributes = sides.config.publisher.get("target_session_attrs");
+    if request.stop_writes.is_none() && attributes == Some("read-write") {
+        problems.push(
+            "the publisher's connection string has target_session_attrs=read-write, which refuses every \
+             session once writes are stopped: use primary, or pass --stop-writes"
+                .to_owned(),
+        );
     }
     if request.stop_writes.is_some() != request.resume_writes.is_some() {
         problems.push("--stop-writes and --resume-writes belong together".to_owned());
@@ -44,6 +47,7 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Vec<S
         problems.push("no process applies the subscription: start pgapace run".to_owned());
     }
     prepared_transactions(sides.source, &mut problems)?;
+    native_subscriptions(sides.source, &mut problems)?;
     let tables = publication::tables(sides.source, &sides.row.publications)?;
     tables_ready(sides, &tables, &mut problems)?;
     if !request.ignore_roles {
@@ -75,6 +79,51 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Vec<S
         problems.push(format!("the subscriber does not catch up within --deadline: {lag}"));
     }
     Ok(problems)
+}
+
+/// The privileges that the procedure needs on both sides.
+fn privileges(
+    sides: &mut Sides<'_>,
+    request: &Request<'_>,
+    problems: &mut Vec<String>,
+) -> Result<()> {
+    let stops = request.stop_writes.is_none();
+    if let Some(grant) = missing_on_publisher(sides.source, stops)? {
+        problems.push(match stops {
+            true => format!(
+                "the role may not stop writes on the publisher: {grant} or pass --stop-writes"
+            ),
+            false => format!("the role does not see who writes on the publisher: {grant}"),
+        });
+    }
+    // A database that is read-only is opened at the end, when nothing can be undone any more.
+    if let (database, Some(_)) = database_setting(sides.control)?
+        && let Some(grant) = missing_ownership(sides.control)?
+    {
+        problems.push(format!(
+            "the subscriber's database has a setting default_transaction_read_only, and the role may not reset it \
+             at the end: {grant} or ALTER DATABASE {database} RESET default_transaction_read_only;"
+        ));
+    }
+    Ok(())
+}
+
+/// Native subscriptions that write on the publisher: their workers ignore that a database is read-only.
+fn native_subscriptions(source: &mut Session, problems: &mut Vec<String>) -> Result<()> {
+    let results = source
+        .simple(
+            "SELECT pg_catalog.quote_ident(s.subname) FROM pg_catalog.pg_subscription s \
+             JOIN pg_catalog.pg_database d ON d.oid = s.subdbid \
+             WHERE d.datname = pg_catalog.current_database() AND s.subenabled ORDER BY 1",
+        )
+        .map_err(|e| Failure::publisher(&e, "looking for subscriptions"))?;
+    for row in results.first().into_iter().flat_map(wire::Rows::iter) {
+        let name: String = field(&row, 0)?;
+        problems.push(format!(
+            "a subscription writes on the publisher: ALTER SUBSCRIPTION {name} DISABLE;"
+        ));
+    }
+    Ok(())
 }
 
 /// Whether a process applies the subscription. One that stood aside for a verb that was killed needs a moment.
@@ -125,7 +174,7 @@ pub(super) fn tables_ready(
     Ok(())
 }
 
-/// Every table was found equal, not longer ago than this.
+/// The last verification of every table found all of its rows and columns equal, not longer ago than this.
 fn verified(
     sides: &mut Sides<'_>,
     tables: &[PublishedTable],
@@ -133,9 +182,12 @@ fn verified(
     problems: &mut Vec<String>,
 ) -> Result<()> {
     let sql = format!(
-        "SELECT schema_name, table_name FROM pgapace.verification \
-         WHERE subscription = {} AND result = 'equal' AND scope = 'all rows' \
-           AND finished_at >= pg_catalog.now() - interval '{} s'",
+        "SELECT l.schema_name, l.table_name FROM ( \
+           SELECT DISTINCT ON (schema_name, table_name) * FROM pgapace.verification \
+           WHERE subscription = {} AND result IS NOT NULL AND (scope = '{ALL_ROWS}' OR result <> 'equal') \
+           ORDER BY schema_name, table_name, lsn DESC, verification DESC) l \
+         WHERE l.result = 'equal' AND l.columns_left = '{{}}' \
+           AND l.finished_at >= pg_catalog.now() - interval '{} s'",
         sides.row.id.0,
         age.as_secs_f64()
     );

@@ -46,24 +46,33 @@ pub(super) fn database_setting(session: &mut Session) -> Result<(String, Option<
     Ok((field(&row, 0)?, row.get(1).map(str::to_owned)))
 }
 
-/// The SQL that the role lacks for stopping writes; `None` if it lacks nothing.
-pub(super) fn missing_privileges(source: &mut Session) -> Result<Option<String>> {
-    let results = source
-        .simple(
-            "SELECT r.rolsuper OR pg_catalog.pg_has_role(d.datdba, 'USAGE') \
-                 AND pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'), \
-               pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(d.datdba)), \
-               pg_catalog.quote_ident(current_user) \
-             FROM pg_catalog.pg_database d, pg_catalog.pg_roles r \
-             WHERE d.datname = pg_catalog.current_database() AND r.rolname = current_user",
-        )
-        .map_err(|e| failed(&e, "reading privileges"))?;
-    let row = first_row(&results, "privileges")?;
-    if boolean(&row, 0)? {
-        return Ok(None);
-    }
-    let (owner, role): (String, String) = (field(&row, 1)?, field(&row, 2)?);
-    Ok(Some(format!("GRANT {owner}, pg_signal_backend TO {role};")))
+/// The SQL that the role lacks for seeing who writes, and for stopping writes if it `stops` them itself;
+/// `None` if it lacks nothing. `pg_stat_activity` tells only members of `pg_read_all_stats` what sessions of
+/// other roles are, and when they began.
+pub(super) fn missing_on_publisher(source: &mut Session, stops: bool) -> Result<Option<String>> {
+    let roles = match stops {
+        true => "(d.datdba), ('pg_read_all_stats'::regrole), ('pg_signal_backend'::regrole)",
+        false => "('pg_read_all_stats'::regrole)",
+    };
+    missing_roles(source, roles)
+}
+
+/// The SQL that the role lacks for settings of the database; `None` if it lacks nothing.
+pub(super) fn missing_ownership(session: &mut Session) -> Result<Option<String>> {
+    missing_roles(session, "(d.datdba)")
+}
+
+/// GRANT of those of the roles whose privileges the role does not have.
+fn missing_roles(session: &mut Session, roles: &str) -> Result<Option<String>> {
+    let sql = format!(
+        "SELECT 'GRANT ' || pg_catalog.string_agg(n.role::pg_catalog.oid::pg_catalog.regrole::text, ', ') \
+           || ' TO ' || pg_catalog.quote_ident(current_user) || ';' \
+         FROM pg_catalog.pg_database d CROSS JOIN LATERAL (VALUES {roles}) n (role) \
+         WHERE d.datname = pg_catalog.current_database() \
+           AND NOT pg_catalog.pg_has_role(n.role, 'USAGE')"
+    );
+    let results = session.simple(&sql).map_err(|e| failed(&e, "reading privileges"))?;
+    Ok(first_row(&results, "privileges")?.get(0).map(str::to_owned))
 }
 
 /// Stops writes. Returns when the setting took effect, by the publisher's clock.
@@ -111,12 +120,13 @@ pub(super) fn end_sessions(source: &mut Session, before: &str, deadline: Instant
     }
 }
 
-/// Waits until no session has an open transaction that has written.
+/// Waits until no session has an open transaction that has written: of a client, or of anything else but
+/// autovacuum, which writes no rows.
 pub(super) fn wait_for_writers(source: &mut Session, deadline: Instant) -> Result<()> {
     let sql = "SELECT pg_catalog.count(*), (SELECT pg_catalog.count(*) FROM pg_catalog.pg_prepared_xacts \
                  WHERE database = pg_catalog.current_database()) FROM pg_catalog.pg_stat_activity \
-               WHERE datname = pg_catalog.current_database() AND backend_type = 'client backend' \
-                 AND pid <> pg_catalog.pg_backend_pid() AND backend_xid IS NOT NULL";
+               WHERE datname = pg_catalog.current_database() AND pid <> pg_catalog.pg_backend_pid() \
+                 AND backend_xid IS NOT NULL AND backend_type IS DISTINCT FROM 'autovacuum worker'";
     loop {
         let results =
             source.simple(sql).map_err(|e| failed(&e, "looking for open transactions"))?;

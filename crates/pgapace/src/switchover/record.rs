@@ -9,7 +9,7 @@ use super::Step;
 use super::way_back::WayBack;
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::catalogue::{boolean, field, first_row, parse_name_array};
-use crate::subscriber::state::{SubscriptionId, name_array, schema};
+use crate::subscriber::state::{Subscription, SubscriptionId, name_array, schema};
 
 /// How writes are stopped, and so how they are resumed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,6 +97,21 @@ pub(super) fn begin(control: &mut Session, id: SubscriptionId, record: &Record) 
         )
         .map_err(|e| failed(&e))?;
     Ok(())
+}
+
+/// Refuses to forget a switchover that is not finished: what is left to undo or to do is recorded with the
+/// subscription.
+pub(crate) fn check_finished(control: &mut Session, row: &Subscription) -> Result<()> {
+    let hint = match read(control, row.id)?.map(|record| record.step) {
+        None | Some(Step::Opened) => return Ok(()),
+        Some(Step::Ended) => "The same pgapace switchover --go again opens the new side.",
+        Some(_) => "Its process works on it, or pgapace switchover --abort undoes it.",
+    };
+    Err(Failure::new(
+        Class::Config,
+        format!("a switchover of subscription {} is not finished", row.name),
+    )
+    .hint(hint))
 }
 
 /// Records the next step.

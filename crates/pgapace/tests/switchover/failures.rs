@@ -281,6 +281,10 @@ fn a_plan_names_what_is_missing() {
     let grant = format!("GRANT INSERT ON \"public\".\"orders\" TO \"{role}\";");
     planned.expect(3, &["no process applies", "no publication \"pgapace_back\"", &grant]);
     assert!(!planned.log.contains("--verified-within"), "{}", planned.log);
+    // The last verification counts, and it has left a column out.
+    case.tool.finish("verify", &["--except-column", "orders.n"]).expect(0, &[]);
+    let planned = switchover(&case.tool, &["--plan", "--verified-within", "1h"]);
+    planned.expect(3, &["not found equal within --verified-within: public.orders: pgapace verify"]);
     switchover(&case.tool, &[]).expect(2, &[]);
     for database in [&case.publisher, &case.subscriber] {
         database.sql(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));

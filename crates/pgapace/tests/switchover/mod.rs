@@ -8,6 +8,7 @@ mod faults;
 mod kills;
 mod late;
 mod pooled;
+mod privileges;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

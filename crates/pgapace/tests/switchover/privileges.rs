@@ -1,0 +1,99 @@
+//! A switchover with a role that is no superuser, and what `drop` leaves to one that is not finished.
+
+use testbed::postgres::{Client, NoTls};
+use testbed::wait_until;
+
+use super::failures::{Held, breakable_case, when_free};
+use super::{Slots, switchover, two_way_case, value};
+use crate::support::{PATIENCE, Tool, must};
+
+/// `pg_stat_activity` hides what sessions of other roles are: they must be ended all the same.
+#[test]
+fn sessions_of_other_roles_are_ended() {
+    for (publisher, subscriber) in [(15, 15), (18, 18)] {
+        let mut case = two_way_case(publisher, subscriber);
+        let database = case.publisher.name.clone();
+        let (mover, app) = (format!("mover_{database}"), format!("app_{database}"));
+        case.publisher.sql(&format!(
+            "CREATE ROLE {mover} LOGIN REPLICATION; ALTER DATABASE {database} OWNER TO {mover}; \
+             GRANT SELECT ON orders, orders_id_seq TO {mover}; CREATE ROLE {app} LOGIN; \
+             GRANT INSERT ON orders TO {app}; GRANT USAGE ON SEQUENCE orders_id_seq TO {app}"
+        ));
+        let administrator = case.tool.publisher.clone();
+        case.tool.publisher = format!("{administrator} user={mover}");
+        let _slots = Slots(&case);
+        let mut process = case.start();
+        let lacks = format!("GRANT pg_read_all_stats, pg_signal_backend TO {mover};");
+        switchover(&case.tool, &["--plan", "--no-back", "--ignore-roles"]).expect(3, &[&lacks]);
+        case.publisher.sql(&lacks);
+        switchover(&case.tool, &["--plan", "--no-back", "--ignore-roles"]).expect(0, &[]);
+        let mut client = must(Client::connect(&format!("{administrator} user={app}"), NoTls));
+        must(client.batch_execute("BEGIN; INSERT INTO orders (client, n) VALUES (1, 1)"));
+        // The role may not end sessions of superusers, as this test has one.
+        let end = format!(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+             WHERE datname = '{database}' AND usename = 'postgres'"
+        );
+        value(case.publisher.cluster, "postgres", &end);
+        switchover(&case.tool, &["--go", "--no-back", "--ignore-roles"]).expect(0, &[]);
+        assert!(client.batch_execute("COMMIT").is_err(), "a client writes on the old side");
+        let count = |cluster| value(cluster, &database, "SELECT count(*) FROM orders");
+        assert_eq!(count(case.publisher.cluster), count(case.subscriber.cluster));
+        must(process.kill9());
+    }
+}
+
+/// Who opens the new side at the end must be able to, and who writes on the old side must be known.
+#[test]
+fn a_plan_names_what_would_stop_the_last_steps() {
+    let mut case = two_way_case(18, 18);
+    let database = case.publisher.name.clone();
+    let applier = format!("applier_{database}");
+    case.subscriber.sql(&format!(
+        "CREATE ROLE {applier} LOGIN REPLICATION; GRANT CREATE ON DATABASE {database} TO {applier}; \
+         GRANT SET ON PARAMETER session_replication_role TO {applier}; \
+         GRANT ALL ON ALL TABLES IN SCHEMA public TO {applier}; \
+         GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {applier}; \
+         ALTER DATABASE {database} SET default_transaction_read_only = on"
+    ));
+    case.tool.subscriber = format!("{} user={applier}", case.tool.subscriber);
+    let _slots = Slots(&case);
+    case.publisher.sql(
+        "CREATE SUBSCRIPTION upstream CONNECTION 'dbname=postgres' PUBLICATION none \
+           WITH (connect = false, slot_name = NONE)",
+    );
+    let process = case.start();
+    let plan = |tool: &Tool| switchover(tool, &["--plan", "--no-back", "--ignore-roles"]);
+    let owner = case.subscriber.value(
+        "SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = current_database()",
+    );
+    plan(&case.tool).expect(
+        3,
+        &[&format!("GRANT {owner} TO {applier};"), "RESET default_transaction_read_only"],
+    );
+    case.subscriber
+        .sql(&format!("SET default_transaction_read_only = off; GRANT {owner} TO {applier}"));
+    plan(&case.tool).expect(0, &[]);
+    let publisher = format!("{} target_session_attrs=read-write", case.tool.publisher);
+    plan(&Tool { publisher, ..case.tool.clone() }).expect(3, &["target_session_attrs=read-write"]);
+    case.stop(process);
+}
+
+/// A switchover that was killed is undone, or ended, before its subscription is forgotten.
+#[test]
+fn a_switchover_that_is_not_finished_is_not_forgotten() {
+    let case = breakable_case(18, 18);
+    let _slots = Slots(&case);
+    let process = case.start();
+    let mut held = Held::start(&case, "dropped", &[]);
+    must(held.process.kill9());
+    held.go_on();
+    case.stop(process);
+    let step = "SELECT count(*) FROM pgapace.switchover WHERE step = 'stopping'";
+    must(wait_until(PATIENCE, "the step", || {
+        Ok(value(case.subscriber.cluster, &case.publisher.name, step) == "1")
+    }));
+    case.tool.finish("drop", &[]).expect(3, &["is not finished", "--abort"]);
+    when_free(&case, &["--abort"]).expect(0, &[]);
+    case.tool.finish("drop", &[]).expect(0, &[]);
+}
