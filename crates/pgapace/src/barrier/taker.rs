@@ -19,7 +19,7 @@ use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::{Phase, Subscription, ownership};
-use crate::subscription::{self, RunOptions};
+use crate::subscription::{self, RunOptions, check_sent_alike};
 use crate::verify::pair::{Held, PairSource, SnapshotPair};
 use crate::verify::requirements::check_ready;
 
@@ -225,6 +225,7 @@ impl BarrierTaker<'_> {
                         Failure::new(Class::Busy, "the subscription does not run").transient(true)
                     );
                 }
+                check_sent_alike(self.row, self.config)?;
                 self.runner = Some(Runner::start(self.config)?);
                 // Its start deletes requests that are older.
                 continue;

@@ -16,7 +16,7 @@ use crate::publisher::{publication, slot};
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::{self, Subscription, ownership, prepared};
-use crate::subscription::{self, RunOptions, Until};
+use crate::subscription::{self, RunOptions, Until, check_sent_alike};
 
 #[derive(Debug, Args)]
 pub(crate) struct RebaseArgs {
@@ -60,6 +60,9 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
     let owning = ownership::become_owner(&mut control, row.id, Duration::ZERO, &none, None)?;
     let row = ownership::fence(&mut control, row.id, &owning)?
         .ok_or_else(|| Failure::internal("the subscription is gone"))?;
+    // Its publications may have to change.
+    let publications = row.publications.clone();
+    check_sent_alike(&row, &Config { publications, ..config.clone() })?;
     if row.rebasing {
         return Ok(());
     }

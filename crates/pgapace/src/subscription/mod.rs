@@ -48,6 +48,7 @@ use failure_record::FailureRecord;
 pub(crate) use pipeline::group_limits;
 use readiness::Readiness;
 use replay::Replay;
+pub(crate) use resume::check_sent_alike;
 use retry::Known;
 use retry_loop::run_from;
 use startup::{ConnectedServers, FoundSubscription, OwnedSubscription, sync_context};

@@ -223,9 +223,7 @@ impl Supervisor<'_> {
 
     /// The settings that decide which transactions the publisher sends.
     pub(super) fn sent_as(&self) -> String {
-        let config = Arc::clone(&self.config);
-        let origin = if config.origin_none() { "none" } else { "any" };
-        format!("publications {}, origin {origin}", state::name_array(&config.publications))
+        sent_as(&self.config, &self.config.publications)
     }
 
     /// How this run applies changes, for its record.
@@ -250,4 +248,30 @@ impl Supervisor<'_> {
             }
         }
     }
+}
+
+fn sent_as(config: &config::Subscription, publications: &[String]) -> String {
+    let origin = if config.origin_none() { "none" } else { "any" };
+    format!("publications {}, origin {origin}", state::name_array(publications))
+}
+
+/// Refuses to run a subscription for another verb with settings under which the publisher sends other changes
+/// than it did for `pgapace run`.
+pub(crate) fn check_sent_alike(row: &Subscription, config: &config::Subscription) -> Result<()> {
+    let Some(before) = &row.sent_as else { return Ok(()) };
+    let sorted = |names: &[String]| {
+        let mut names = names.to_vec();
+        names.sort();
+        names
+    };
+    let same_publications = sorted(&row.publications) == sorted(&config.publications);
+    if same_publications && *before == sent_as(config, &row.publications) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Class::Config,
+        format!("subscription {} was run with other settings, and does not run now", row.name),
+    )
+    .detail(format!("Before: {before}; here: {}.", sent_as(config, &config.publications)))
+    .hint("Start pgapace run, or give the same --publication and --origin, or the same --config, here."))
 }

@@ -169,3 +169,31 @@ fn the_privileges_that_are_enough() {
         case.both(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
     });
 }
+
+/// A verb that has to run the subscription itself does not do so with the settings of another stream.
+#[test]
+fn a_stopped_subscription_keeps_its_settings() {
+    let mut case = Case::new(18, 18);
+    case.both("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)");
+    case.publish("FOR TABLE t");
+    case.publisher.sql("CREATE PUBLICATION other FOR TABLE u");
+    case.tool.publications = "pub,other".to_owned();
+    let args = vec!["--origin".to_owned(), "none".to_owned()];
+    case.tool.args.clone_from(&args);
+    case.run_until_current();
+    case.publisher.sql("INSERT INTO t VALUES (1); INSERT INTO u VALUES (1)");
+    let state = "SELECT publications, sent_as FROM pgapace.subscription";
+    let (before, rows) = (case.subscriber.rows(state), "SELECT count(*) FROM t");
+    for (publications, args) in [("pub,other", &[][..]), ("pub", &args[..])] {
+        case.tool.publications = publications.to_owned();
+        case.tool.args = args.to_vec();
+        let refused = case.tool.finish("verify", &[]);
+        refused.expect(3, &["does not run now", "origin none", "Start pgapace run"]);
+        assert_eq!(case.subscriber.rows(state), before);
+        assert_eq!(case.subscriber.value(rows), "0");
+    }
+    // Their order does not matter.
+    case.tool.publications = "other,pub".to_owned();
+    case.tool.finish("verify", &[]).expect(0, &[]);
+    assert_eq!(case.subscriber.value(rows), "1");
+}
