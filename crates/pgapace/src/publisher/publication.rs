@@ -1,5 +1,6 @@
 //! The contents of the publications: tables, columns, row filters.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use engine::published::{PublishedBy, Relation};
@@ -419,7 +420,7 @@ fn relations_sql(oids: &str) -> String {
 struct Listed {
     with: String,
     /// Column list and row filter.
-    columns: &'static str,
+    columns: Cow<'static, str>,
     source: String,
     condition: &'static str,
 }
@@ -427,12 +428,15 @@ struct Listed {
 impl Listed {
     /// The view pg_publication_tables is not used: it returns names, whose lookup is much slower.
     fn of(major: u32, names: &str) -> Self {
-        if major >= 16 {
+        if (16..19).contains(&major) {
+            return Self::without_locks(names);
+        }
+        if major >= 19 {
             // All publications in one call: of a partition and its root, only one is published. A
             // relation without a column list returns all of its columns.
             return Self {
                 with: String::new(),
-                columns: "g.attrs, pg_catalog.pg_get_expr(g.qual, g.relid)",
+                columns: "g.attrs, pg_catalog.pg_get_expr(g.qual, g.relid)".into(),
                 source: format!(
                     "pg_catalog.pg_get_publication_tables(VARIADIC ( \
                        SELECT pg_catalog.array_agg(p.pubname::pg_catalog.text) \
@@ -456,16 +460,79 @@ impl Listed {
                  pg_catalog.pg_get_expr(g.qual, g.relid)"
             } else {
                 "NULL, NULL"
-            },
+            }
+            .into(),
             source: "listed g".to_owned(),
             // The walsender sends changes as those of the topmost ancestor in any publication, with
             // the column lists and row filters of the publications that contain that ancestor.
-            condition: " AND NOT (c.relispartition AND EXISTS ( \
-                SELECT FROM pg_catalog.pg_partition_ancestors(c.oid) AS a \
-                WHERE a.relid <> c.oid AND a.relid IN (SELECT l.relid FROM listed l)))",
+            condition: NO_PARTITIONS_OF_LISTED,
         }
     }
 }
+
+impl Listed {
+    /// The result of `pg_get_publication_tables`, which locks each relation that has no column list. The
+    /// session that has locked one may itself wait: its commit for the subscription that is to start.
+    fn without_locks(names: &str) -> Self {
+        let list = "(SELECT {} FROM pg_catalog.pg_publication_rel r \
+           WHERE r.prpubid = g.pubid AND r.prrelid = c.oid AND NOT EXISTS ( \
+             SELECT FROM pg_catalog.pg_publication_namespace s \
+             WHERE s.pnpubid = g.pubid AND s.pnnspid = c.relnamespace))";
+        let columns = format!(
+            "coalesce({}, (SELECT pg_catalog.string_agg(a.attnum::text, ' ') \
+               FROM pg_catalog.pg_attribute a \
+               WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped \
+                 AND (a.attgenerated = '' OR a.attgenerated = 's' AND g.generated))), {}",
+            list.replace("{}", "r.prattrs::text"),
+            list.replace("{}", "pg_catalog.pg_get_expr(r.prqual, r.prrelid)")
+        );
+        Self {
+            with: format!("WITH RECURSIVE {}", LISTED_SQL.replace("{NAMES}", names)),
+            columns: columns.into(),
+            source: "listed g".to_owned(),
+            condition: NO_PARTITIONS_OF_LISTED,
+        }
+    }
+}
+
+/// `pg_get_publication_tables` and the functions that it calls in `pg_publication.c`. Relations with lower
+/// oids belong to the server (`is_publishable_class`).
+const LISTED_SQL: &str = "\
+publication AS (
+  SELECT p.oid, p.puballtables, p.pubviaroot,
+    coalesce(pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's', false) AS generated
+  FROM pg_catalog.pg_publication p WHERE p.pubname IN ({NAMES})
+), publishable AS (
+  SELECT c.oid, c.relkind, c.relnamespace, c.relispartition FROM pg_catalog.pg_class c
+  WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384::pg_catalog.oid
+), tree AS (
+  SELECT n.pubid, n.relid, c.relkind
+  FROM (SELECT r.prpubid AS pubid, r.prrelid AS relid FROM pg_catalog.pg_publication_rel r
+        UNION
+        SELECT s.pnpubid, c.oid FROM pg_catalog.pg_publication_namespace s
+        JOIN publishable c ON c.relnamespace = s.pnnspid) n
+  JOIN publication p ON p.oid = n.pubid
+  JOIN pg_catalog.pg_class c ON c.oid = n.relid
+  UNION
+  SELECT t.pubid, i.inhrelid, c.relkind FROM tree t
+  JOIN publication p ON p.oid = t.pubid AND NOT p.pubviaroot
+  JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid AND t.relkind = 'p' AND NOT i.inhdetachpending
+  JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+), listed AS MATERIALIZED (
+  SELECT p.oid AS pubid, t.relid, p.generated FROM tree t JOIN publication p ON p.oid = t.pubid
+  WHERE t.relkind <> 'p' OR p.pubviaroot
+  UNION
+  SELECT p.oid, c.oid, p.generated FROM publication p
+  JOIN publishable c ON c.relkind = 'r' AND NOT (c.relispartition AND p.pubviaroot)
+    OR c.relkind = 'p' AND p.pubviaroot AND NOT c.relispartition
+  WHERE p.puballtables
+)";
+
+/// Of a partition and a table above it, only the latter is published. One above it is listed only if a
+/// publication publishes via the root.
+const NO_PARTITIONS_OF_LISTED: &str = " AND NOT (c.relispartition AND EXISTS ( \
+    SELECT FROM pg_catalog.pg_partition_ancestors(c.oid) AS a \
+    WHERE a.relid <> c.oid AND a.relid IN (SELECT l.relid FROM listed l)))";
 
 /// Parses an `int2vector`.
 fn attribute_numbers(text: &str) -> Result<HashSet<i16>> {

@@ -2,7 +2,7 @@
 
 use testbed::wait_until;
 
-use crate::support::{PATIENCE, must, on_versions};
+use crate::support::{PATIENCE, must, on_versions, wait_while_running};
 use crate::verbs::json;
 
 /// Before PostgreSQL 18 the walsender ends with an error. The run waits and reports it. It
@@ -52,5 +52,28 @@ fn a_change_that_the_publisher_cannot_decode_is_asked_for_again_and_left_behind_
         case.publisher.sql("INSERT INTO t VALUES (3)");
         case.run_until_current();
         case.expect_equal(&["t"]);
+    });
+}
+
+/// The session that has locked a table may itself wait for the subscription. Only PostgreSQL 15 cannot be asked
+/// without locks.
+#[test]
+fn a_start_does_not_wait_for_a_locked_table() {
+    on_versions(&[(14, 14), (16, 18), (18, 18)], |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)");
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        let mut client = case.publisher.connect();
+        must(client.batch_execute("BEGIN; TRUNCATE t; INSERT INTO t VALUES (1)"));
+        case.publisher.sql("INSERT INTO u VALUES (1)");
+        let mut process = case.start();
+        wait_while_running(&mut process, "the other table's row", PATIENCE, || {
+            Ok(case.subscriber.value("SELECT count(*) FROM u") == "1")
+        })
+        .unwrap_or_else(|error| panic!("{error}"));
+        must(client.batch_execute("COMMIT"));
+        case.wait_until_applied(&mut process);
+        case.stop(process);
+        case.expect_equal(&["t", "u"]);
     });
 }
