@@ -312,6 +312,12 @@ impl StreamThread {
         let Some(running) = self.session.take() else { return StreamReport::Abandoned };
         let backend = running.session.backend_pid();
         self.lost = Some(Lost { backend, tagged: running.encoder.is_tagged() });
-        if running.committing { StreamReport::Failed(failure) } else { StreamReport::Abandoned }
+        if running.committing {
+            return StreamReport::Failed(failure);
+        }
+        // The server may not know that the connection is lost: until the next session ends the backend, it
+        // keeps the locks of the stream, which is now applied by another session.
+        self.session = self.open().ok();
+        StreamReport::Abandoned
     }
 }
