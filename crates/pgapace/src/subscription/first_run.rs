@@ -296,6 +296,11 @@ impl Supervisor<'_> {
                 PublicationsRead { look, states, recorded }
             }
         };
+        if published::differs(&recorded, &look) {
+            // Another database system, or a standby that is behind, has other tables: nothing of its
+            // look may be recorded.
+            check_history(control, source, row)?;
+        }
         let forgotten = forget_unpublished(control, row.id, &look.tables, &states)?;
         if forgotten {
             recorded = published::read(control, row.id)?;
@@ -317,10 +322,9 @@ impl Supervisor<'_> {
             return Ok(published);
         }
         // A copy would be wasted if the stream could not resume.
-        let applied = progress::read(control, row.id)?.unwrap_or_default();
+        let applied = check_history(control, source, row)?;
         let found = slot::find(source, &row.slot_name)?;
         slot::check_resume(&row.slot_name, found.as_ref(), applied.through)?;
-        history::check(source, row, &progress::followed(control, row.id, &applied)?)?;
         if !context.copy_data {
             set_sync_lsns(control, context.owner(), &left, applied.highest())?;
             return Ok(published);
@@ -334,4 +338,15 @@ impl Supervisor<'_> {
         self.known = Known::Begun;
         copy_tables(context, control, None, &unfinished)
     }
+}
+
+/// Checks that the publisher has the history that the subscription has followed. Returns what is applied.
+fn check_history(
+    control: &mut Session,
+    source: &mut Session,
+    row: &Subscription,
+) -> Result<progress::Applied> {
+    let applied = progress::read(control, row.id)?.unwrap_or_default();
+    history::check(source, row, &progress::followed(control, row.id, &applied)?)?;
+    Ok(applied)
 }

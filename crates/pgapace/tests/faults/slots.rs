@@ -137,6 +137,8 @@ fn another_publisher_is_refused() -> Result<()> {
     let site = site(&[])?;
     follow_and_stop(&site)?;
     let impostor = Cluster::builder(&servers::find_or_fetch(18)?).name("impostor").start()?;
+    // So that its tables have other oids.
+    impostor.sql(DB, "CREATE TABLE before (); DROP TABLE before")?;
     impostor.sql(DB, DDL)?;
     impostor.sql(DB, "CREATE PUBLICATION pub FOR ALL TABLES; INSERT INTO t VALUES (1, 'wrong')")?;
     let create = format!("SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput')");
@@ -146,5 +148,11 @@ fn another_publisher_is_refused() -> Result<()> {
     let mut run = site.spawn(&program)?;
     expect_exit(&mut run, 10, &["the publisher is another database system", "pgapace drop"])?;
     assert_eq!(rows_on_subscriber(&site)?, "0");
-    Ok(())
+    // Nothing of the other system was recorded: with the right one, the table goes on.
+    let kept = "SELECT string_agg(table_name || ' ' || state, ', ') FROM pgapace.relation \
+                WHERE stale_lsn IS NULL";
+    assert_eq!(site.subscriber.query_one_text(DB, kept)?, "t ready");
+    insert(&site, 1)?;
+    follow_and_stop(&site)?;
+    site.expect_equal(&[TableName::from("t")])
 }

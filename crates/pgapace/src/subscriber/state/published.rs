@@ -70,6 +70,16 @@ impl PreviousReading {
     }
 }
 
+/// Whether a recorded table is not published, or is published in another way than recorded. Then
+/// [`compare`] writes something.
+pub(crate) fn differs(recorded: &PreviousReading, look: &Look) -> bool {
+    let published: FxHashMap<_, _> = look.tables.iter().map(|table| (table.key(), table)).collect();
+    recorded.tables.iter().any(|table| {
+        let found = published.get(&(table.schema.clone(), table.name.clone()));
+        found.is_none_or(|found| table.by.as_ref() != Some(&found.published_by))
+    })
+}
+
 /// Compares the publications with the previous reading and records them. Tables that may lack
 /// changes are marked and treated as `--on-missed-changes` says. Returns whether there were any.
 ///
