@@ -20,8 +20,8 @@
 //! older. If the stream has it again with the same LSNs, xid and commit time, both histories also
 //! share everything before it. After it, no transaction is known up to the progress.
 //!
-//! A table whose copy is ahead of the stream is compared only with the end of the WAL, because no
-//! transaction of that range is remembered yet.
+//! A table whose copy is ahead of the stream is compared only with the timeline history and the end of
+//! the WAL, because no transaction of that range is remembered yet.
 
 use std::collections::VecDeque;
 
@@ -38,11 +38,11 @@ pub struct Timeline(pub u32);
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum HistoryError {
-    /// The subscriber has applied transactions beyond the point where the new timeline branched off.
+    /// The subscriber has followed the old timeline beyond the point where the new one branched off.
     #[error(
         "the publisher is on timeline {current}, which branched off timeline {recorded} at {switch}, \
-         but the subscriber has applied up to {progress}: the promoted server lacks transactions \
-         that the subscriber has applied"
+         but the subscriber has followed that timeline up to {progress}: the promoted server lacks \
+         transactions that the subscriber has"
     )]
     Diverged {
         /// Timeline that the recorded progress belongs to.
@@ -51,7 +51,7 @@ pub enum HistoryError {
         current: u32,
         /// Where the current timeline branched off the recorded one.
         switch: Lsn,
-        /// Position up to which the subscriber has applied.
+        /// Position up to which the subscriber has followed.
         progress: Lsn,
     },
     /// The publisher's timeline does not descend from the recorded one.
@@ -190,14 +190,14 @@ pub enum HistoryError {
     },
 }
 
-/// Checks progress on timeline `recorded` against a publisher on timeline `current`, whose history
-/// file is `history`.
+/// Checks a subscriber that has followed timeline `recorded` up to `progress` against a publisher on
+/// timeline `current`, whose history file is `history`.
 ///
 /// `src/backend/access/transam/timeline.c` defines the format: parent timeline, switch point and
 /// reason, separated by tabs. A `#` starts a comment.
 ///
 /// # Errors
-/// When the publisher's history does not contain everything that was applied.
+/// When the publisher's history does not contain everything that was followed.
 pub fn check_history(
     recorded: Timeline,
     progress: Lsn,

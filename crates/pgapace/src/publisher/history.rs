@@ -34,18 +34,20 @@ pub(crate) fn check_identified(
     followed: &Followed,
 ) -> Result<()> {
     if let (Some(identifier), Some(timeline)) = (&row.system_identifier, row.timeline) {
-        check_identity(session, now, identifier, timeline, followed.applied)?;
+        check_identity(session, now, identifier, timeline, followed.farthest)?;
     }
     check_standpoint(session, followed.farthest, followed.memory)
 }
 
-/// Checks that this publisher continues the history that the recorded progress belongs to.
+/// Checks that this publisher continues the history that the subscription has followed. `needed` is the
+/// highest LSN that the subscriber has followed: a copied table may have rows of transactions that the
+/// stream has not reached.
 fn check_identity(
     session: &mut Session,
     now: &SystemIdentity,
     recorded_identifier: &str,
     recorded_timeline: u32,
-    progress: Lsn,
+    needed: Lsn,
 ) -> Result<()> {
     if now.system_identifier != recorded_identifier {
         return Err(Failure::new(
@@ -69,12 +71,12 @@ fn check_identity(
         .map_err(|e| Failure::publisher(&e, "reading the timeline history"))?;
     let row = first_row(&history, "TIMELINE_HISTORY")?;
     let content: String = field(&row, 1)?;
-    check_history(Timeline(recorded_timeline), progress, Timeline(now.timeline), &content).map_err(
+    check_history(Timeline(recorded_timeline), needed, Timeline(now.timeline), &content).map_err(
         |error| {
             Failure::new(Class::History, error.to_string()).hint(
-                "This server lacks transactions that the subscriber has. Use failover slots with \
-                 synchronized_standby_slots, so that a standby is never behind, or drop the \
-                 subscription (pgapace drop), and start it again with empty tables.",
+                "To follow this server: pgapace rebase creates a new slot, compares all tables with \
+                 the publisher's, makes them equal, and goes on. In future, use failover slots with \
+                 synchronized_standby_slots, so that the stream is never ahead of a standby.",
             )
         },
     )

@@ -60,6 +60,15 @@ fn standby(site: &mut Site, settings: &str) -> Result<Cluster> {
     Ok(standby)
 }
 
+/// The standby receives nothing more, while the publisher and the subscriber continue.
+fn cut_off(standby: &Cluster) -> Result<()> {
+    standby.sql(DB, "ALTER SYSTEM SET primary_conninfo = ''")?;
+    standby.sql(DB, "SELECT pg_reload_conf()")?;
+    wait_until(PATIENCE, "the standby to be cut off", || {
+        Ok(standby.query_one_text(DB, "SELECT count(*) FROM pg_stat_wal_receiver")? == "0")
+    })
+}
+
 fn wait_for_replay(site: &Site, standby: &Cluster) -> Result<()> {
     let sql = format!("SELECT pg_last_wal_replay_lsn() >= '{}'", site.publisher_lsn()?);
     wait_until(PATIENCE, "the standby to replay", || Ok(standby.query_one_text(DB, &sql)? == "t"))
@@ -84,12 +93,7 @@ fn a_promoted_standby_that_lacks_applied_transactions_is_refused() -> Result<()>
     site.wait_until_applied(&mut run)?;
     run.kill9()?;
     let standby = standby(&mut site, "")?;
-    // The standby stops replaying, while the publisher and the subscriber continue.
-    standby.sql(DB, "ALTER SYSTEM SET primary_conninfo = ''")?;
-    standby.sql(DB, "SELECT pg_reload_conf()")?;
-    wait_until(PATIENCE, "the standby to be cut off", || {
-        Ok(standby.query_one_text(DB, "SELECT count(*) FROM pg_stat_wal_receiver")? == "0")
-    })?;
+    cut_off(&standby)?;
     let mut run = site.spawn_streaming(&site.program())?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (2, 'lost by the standby')")?;
     site.wait_until_applied(&mut run)?;
@@ -163,6 +167,33 @@ fn a_promoted_standby_with_a_synchronised_slot_is_followed() -> Result<()> {
     promote(&standby)?;
     standby.sql(DB, "UPDATE t SET v = 'new'; INSERT INTO log VALUES (22)")?;
     expect_followed(&site, &standby, &mut run, 22)
+}
+
+/// The stream waits for the standby (synchronized_standby_slots), but the copy of a table does not: it has
+/// rows of a transaction that the standby never received.
+#[test]
+fn a_promoted_standby_that_lacks_rows_of_a_copy_is_refused() -> Result<()> {
+    let mut site = site()?;
+    let (standby, program) = followed(&mut site, &[])?;
+    let mut run = site.spawn_streaming(&program)?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (1, 'both')")?;
+    site.wait_until_applied(&mut run)?;
+    wait_until_synchronised(&standby, "failover")?;
+    cut_off(&standby)?;
+    site.publisher.sql(DB, "UPDATE t SET v = 'lost by the standby'")?;
+    site.tool().finish("resync", &["t"]).expect(0, &[]);
+    wait_while_running(&mut run, "the copy", PATIENCE, || {
+        let copied = "SELECT coalesce(string_agg(v, ', '), '') FROM t";
+        Ok(site.subscriber.query_one_text(DB, copied)? == "lost by the standby")
+    })?;
+    site.publisher.stop(Stop::Immediate)?;
+    promote(&standby)?;
+    standby.sql(DB, "INSERT INTO t SELECT i, 'new' FROM generate_series(2, 2000) i")?;
+    expect_exit(
+        &mut run,
+        10,
+        &["the promoted server lacks transactions that the subscriber has", "pgapace rebase"],
+    )
 }
 
 /// The program continues with the promoted standby until `rows` rows are logged.

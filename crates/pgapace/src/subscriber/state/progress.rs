@@ -249,10 +249,8 @@ pub(crate) fn applied(rows: &Rows) -> Result<Option<Applied>> {
 /// How far a subscription has followed its publisher.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Followed {
-    /// End LSN of the last applied transaction.
-    pub(crate) applied: Lsn,
     /// The highest LSN of the publisher that any data comes from. Table copies and prepared
-    /// transactions may be ahead of `applied`.
+    /// transactions may be ahead of what is applied.
     pub(crate) farthest: Lsn,
     /// The memory of the publisher's history at the last applied transaction.
     pub(crate) memory: Option<Memory>,
@@ -282,8 +280,7 @@ pub(crate) fn followed(
 /// From the rows of [`BEYOND`].
 pub(crate) fn followed_beyond(rows: &Rows, applied: &Applied) -> Result<Followed> {
     let other: Lsn = rows.first().map_or(Ok(Lsn::INVALID), |row| field(&row, 0))?;
-    let (highest, memory) = (applied.highest(), applied.newest_memory());
-    Ok(Followed { applied: highest, farthest: highest.max(other), memory })
+    Ok(Followed { farthest: applied.highest().max(other), memory: applied.newest_memory() })
 }
 
 /// Reads the memory of the publisher's history from a row.
