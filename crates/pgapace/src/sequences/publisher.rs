@@ -155,7 +155,9 @@ fn list(
     let rows = results
         .first()
         .ok_or_else(|| Failure::internal("the query for sequences returned no result"))?;
-    rows.iter().map(|row| sequence(&row)).collect()
+    // The privileges are NULL if the sequence was dropped while the query ran.
+    let there = rows.iter().filter(|row| row.get(2).is_some() && row.get(3).is_some());
+    there.map(|row| sequence(&row)).collect()
 }
 
 fn sequence(row: &Row<'_>) -> Result<PublisherSequence> {

@@ -27,7 +27,7 @@ use crate::tablesync::schema::SchemaCopier;
 use crate::tablesync::table_state::set_sync_lsns;
 use crate::tablesync::{
     Snapshot, SyncContext, check_absent, check_first_subscribers, check_subscribers, copy_tables,
-    forget_unpublished,
+    forget_unpublished, set_sequences,
 };
 
 /// The publications on the publisher, and the state of their tables that the subscriber has recorded.
@@ -311,22 +311,39 @@ impl Supervisor<'_> {
         if forgotten || stale {
             states = state::relations_by_name(control, row.id)?;
         }
-        let copying = row.phase == Phase::Copying;
         // A table that is added while others stream is copied beside the stream.
-        let unfinished = |table: &PublishedTable| {
-            let state = states.get(&table.key());
-            copying && state.is_none_or(|state| state.state.is_to_copy())
-        };
-        let left: Vec<_> = published.iter().filter(|table| unfinished(table)).cloned().collect();
-        if left.is_empty() {
+        if row.phase != Phase::Copying {
             return Ok(published);
         }
+        self.finish_copies(control, source, row, context, published, &states)
+    }
+
+    /// Copies the first tables that an earlier run has not copied, and sets the sequences. Returns the
+    /// published tables.
+    fn finish_copies(
+        &mut self,
+        control: &mut Session,
+        source: &mut Session,
+        row: &Subscription,
+        context: SyncContext<'_>,
+        published: Vec<PublishedTable>,
+        states: &RelationsByName,
+    ) -> Result<Vec<PublishedTable>> {
+        let unfinished = |table: &PublishedTable| {
+            states.get(&table.key()).is_none_or(|state| state.state.is_to_copy())
+        };
+        let left: Vec<_> = published.iter().filter(|table| unfinished(table)).cloned().collect();
         // A copy would be wasted if the stream could not resume.
         let applied = check_history(control, source, row)?;
         let found = slot::find(source, &row.slot_name)?;
         slot::check_resume(&row.slot_name, found.as_ref(), applied.through)?;
         if !context.copy_data {
             set_sync_lsns(control, context.owner(), &left, applied.highest())?;
+            return Ok(published);
+        }
+        if left.is_empty() {
+            // The run that copied the tables may have ended before it set the sequences.
+            set_sequences(context, control, source, &published)?;
             return Ok(published);
         }
         tracing::info!(

@@ -159,9 +159,11 @@ pub(crate) fn copy_tables(
             let pending = pending(control, context, &published, wanted)?;
             copy_pending(context, control, publisher, &snapshot, pending)
         })?;
+        snapshot.release(publisher)?;
         if reasons.is_empty() {
-            set_sequences(context, control, publisher, &published, wanted)?;
-            snapshot.release(publisher)?;
+            let mut of = published.clone();
+            of.retain(|table| !context.joins || wanted(table));
+            set_sequences(context, control, publisher, &of)?;
             return Ok(published);
         }
         for reason in &reasons {
@@ -171,7 +173,6 @@ pub(crate) fn copy_tables(
                 "table is copied again under another snapshot"
             );
         }
-        snapshot.release(publisher)?;
     }
     let last = reasons.into_iter().next();
     Err(last.unwrap_or_else(|| Failure::internal("nothing was left to copy")).hint(
@@ -180,19 +181,21 @@ pub(crate) fn copy_tables(
     ))
 }
 
-/// Sets the sequences to their current values, because sequences are not transactional.
-fn set_sequences(
+/// Sets the sequences to their current values, because sequences are not transactional. With the first
+/// tables, these are all sequences of the publications, otherwise those of `tables`.
+///
+/// No snapshot of a copy may be in force: under it, sequences that were dropped or renamed since would
+/// still be listed.
+pub(crate) fn set_sequences(
     context: SyncContext<'_>,
     control: &mut Session,
     publisher: &mut Session,
-    published: &[PublishedTable],
-    wanted: &dyn Fn(&PublishedTable) -> bool,
+    tables: &[PublishedTable],
 ) -> Result<()> {
-    let tables: Vec<_> = published.iter().filter(|table| wanted(table)).cloned().collect();
     let chosen = if context.joins { Chosen::OfTables } else { Chosen::All };
     let sessions = [publisher.cancel_handle(), control.cancel_handle()];
     let report = interruptible(context.shutdown, &sessions, "table sync", || {
-        let found = sequences::read(publisher, context.publications, &tables, chosen)?;
+        let found = sequences::read(publisher, context.publications, tables, chosen)?;
         sequences::set(control, &found, &SetOptions::default())
     })?;
     report.log();

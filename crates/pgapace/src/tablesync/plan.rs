@@ -118,6 +118,8 @@ impl Item {
 /// The size is read before the file node. Reading the size waits for the lock of a session that
 /// rewrites the table. So if the file node is still the same afterwards, the size belongs to that
 /// file.
+///
+/// A partition that was dropped since the snapshot is listed, without a size. Its privileges are NULL.
 const SIZES_SQL: &str = "\
 WITH RECURSIVE tree AS (
   SELECT c.oid AS root, c.oid, c.relkind FROM pg_catalog.pg_class c
@@ -131,7 +133,7 @@ SELECT t.root, c.oid, n.nspname, c.relname, c.relkind = 'r', c.relfilenode,
        coalesce(pg_catalog.pg_relation_size(c.oid), 0),
        coalesce(pg_catalog.pg_relation_size(nullif(c.reltoastrelid, 0)), 0),
        coalesce(pg_catalog.pg_relation_filenode(c.oid), 0),
-       c.oid = t.root OR (pg_catalog.has_table_privilege(c.oid, 'SELECT')
+       c.oid = t.root OR (coalesce(pg_catalog.has_table_privilege(c.oid, 'SELECT'), false)
                           AND NOT pg_catalog.row_security_active(c.oid)),
        pg_catalog.current_setting('block_size'), c.reltuples
 FROM tree t

@@ -5,6 +5,7 @@ mod blocked;
 pub(crate) mod catching_up;
 mod emptying;
 mod failures;
+mod first_copy;
 mod indexes;
 mod indexes_kept;
 mod kinds;
