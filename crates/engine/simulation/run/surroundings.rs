@@ -136,7 +136,7 @@ impl Surroundings for Outside {
         true
     }
 
-    fn is_another(&mut self, _: &Arc<RemoteRelation>) -> bool {
+    fn is_another(&mut self, _: &Arc<RemoteRelation>, _: Lsn) -> bool {
         false
     }
 

@@ -72,8 +72,9 @@ pub trait Surroundings {
     /// Whether the table is part of the subscription, for transactions that commit here.
     fn knows(&self, relation: &Arc<RemoteRelation>, commit_lsn: Lsn) -> bool;
 
-    /// Whether this is another table of the publisher than the one that had the name before.
-    fn is_another(&mut self, relation: &Arc<RemoteRelation>) -> bool;
+    /// Whether this is another table of the publisher than the one that had the name before, for a
+    /// transaction that commits here.
+    fn is_another(&mut self, relation: &Arc<RemoteRelation>, commit_lsn: Lsn) -> bool;
 
     /// A table appears that is not part of the subscription. Returns whether its changes are deferred.
     ///
@@ -367,7 +368,7 @@ impl<E: Surroundings> Intake<E> {
                 self.close(Outcome::Reached);
             }
             // The next run looks at the publications before it applies anything.
-            if part.relations().iter().any(|relation| env.is_another(relation)) {
+            if part.relations().iter().any(|relation| env.is_another(relation, commit_lsn)) {
                 self.close(Outcome::Changed);
             }
             if self.closing.is_some() {

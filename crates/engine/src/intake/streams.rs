@@ -114,8 +114,12 @@ impl<E: Surroundings> Intake<E> {
             if env.is_own(relation) {
                 return Some(None);
             }
-            // Deferred changes are applied in commit order.
-            if self.deferred.has(relation) || !env.knows(relation, floor) {
+            // Deferred changes are applied in commit order. Nothing is applied to another table of the
+            // same name.
+            if self.deferred.has(relation)
+                || !env.knows(relation, floor)
+                || env.is_another(relation, floor)
+            {
                 return None;
             }
             // An error is reported if the transaction commits.

@@ -72,7 +72,8 @@ pub(crate) struct Tables {
     gone: FxHashMap<(String, String), Lsn>,
     /// Tables of which nothing is applied.
     blocked: FxHashSet<(String, String)>,
-    /// The oids on the publisher that names had when they were first seen.
+    /// The oids on the publisher that names have: of a copied table as of its copy, of any other as of its
+    /// first change in this run.
     oids: FxHashMap<(String, String), RelId>,
     types: PublisherTypes,
     /// Whether changes lock something, for more workers than one, and then whether commits keep
@@ -111,6 +112,16 @@ impl Tables {
             .map(|s| (s.schema.clone(), s.name.clone()))
             .collect();
         Self { sync_lsns, blocked, types, locks_ordered, ..Self::default() }
+    }
+
+    /// Takes the oids of copied tables from a look at the publications. Since the copy, such a table was
+    /// published without a gap: all changes from its sync LSN on are of the table with this oid.
+    pub(crate) fn with_oids(mut self, states: &[RelationState], look: &[PublishedTable]) -> Self {
+        let copied = states.iter().filter(|state| state.is_copied_without_gap());
+        let copied: FxHashSet<_> = copied.map(|s| (&s.schema, &s.name)).collect();
+        let found = look.iter().filter(|table| copied.contains(&(&table.schema, &table.name)));
+        self.oids.extend(found.map(|table| (table.key(), RelId(table.oid))));
+        self
     }
 
     /// Sets the form in which changes are applied.
@@ -152,19 +163,25 @@ impl Tables {
             && self.blocked.contains(&(remote.schema.clone(), remote.name.clone()))
     }
 
-    /// Whether this is another table of the publisher than the one that had the name before in this
-    /// run: the rows that are copied here are not of it.
+    /// Whether this is another table of the publisher than the one that had the name before: the rows
+    /// that are here are not of it. Before its sync LSN, nothing is applied to a table.
     #[inline]
-    pub(crate) fn is_another(&mut self, remote: &Arc<RemoteRelation>) -> bool {
+    pub(crate) fn is_another(&mut self, remote: &Arc<RemoteRelation>, commit_lsn: Lsn) -> bool {
         if self.has_resolved(remote) {
             return false;
         }
         let name = (remote.schema.clone(), remote.name.clone());
-        self.sync_lsns.contains_key(&name)
+        self.sync_lsns.get(&name).is_some_and(|sync_lsn| sync_lsn.passes(commit_lsn))
             && *self.oids.entry(name).or_insert(remote.id) != remote.id
     }
 
-    /// Adds a table that was copied while the stream went on.
+    /// Adds a table that was copied while the stream went on, under a snapshot with this oid.
+    pub(crate) fn add_copied(&mut self, table: &PublishedTable, sync_lsn: SyncLsn) {
+        self.add(&table.schema, &table.name, sync_lsn);
+        self.oids.insert(table.key(), RelId(table.oid));
+    }
+
+    /// Adds a table while the stream goes on.
     pub(crate) fn add(&mut self, schema: &str, name: &str, sync_lsn: SyncLsn) {
         self.sync_lsns.insert((schema.to_owned(), name.to_owned()), sync_lsn);
     }

@@ -155,6 +155,7 @@ impl Supervisor<'_> {
         published.iter().for_each(|table| types.add(table));
         let locks_ordered = (workers.most > 1).then_some(config.preserve_commit_order);
         let tables = Tables::new(&states, types, locks_ordered)
+            .with_oids(&states, &published)
             .with_apply_mode(config.apply_mode)
             .with_policy(config.on_conflict.clone(), row.id);
         let added =

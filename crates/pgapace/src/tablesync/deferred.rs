@@ -297,7 +297,10 @@ impl<'a> StreamedTableSync<'a> {
                 Some(index) => {
                     let copied = copied.swap_remove(index);
                     table_state::start_catch_up(leader.control, owner, &copied)?;
-                    leader.tables.add(&copied.schema, &copied.name, copied.sync_lsn);
+                    match published.iter().find(|published| published.key() == table.name) {
+                        Some(published) => leader.tables.add_copied(published, copied.sync_lsn),
+                        None => leader.tables.add(&copied.schema, &copied.name, copied.sync_lsn),
+                    }
                     self.adder.copied(&table.name);
                     table.stage = DeferredStage::CatchUp(copied);
                 }

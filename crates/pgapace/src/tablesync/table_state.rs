@@ -146,7 +146,7 @@ pub(crate) fn set_sync_lsns(
            AS c (schema_name, table_name, published_by) \
          ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
          SET state = {state}, sync_lsn = excluded.sync_lsn, copied_xid = excluded.copied_xid, \
-             catch_up = NULL, published_by = excluded.published_by",
+             copied_rows = NULL, catch_up = NULL, published_by = excluded.published_by",
         owner = owner.sql(),
         state = after(Event::NoCopyWanted)
     );

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use testbed::program::Process;
 use testbed::wait_until;
 
 use super::gaps::{ALL, BLOCKED, TABLES, one_by_one, replicate, state};
-use crate::support::{PATIENCE, must, on_versions};
+use crate::support::{Case, PATIENCE, must, on_versions};
 use crate::tablesync::while_streaming::wait_for;
 
 /// A change carries the name that the table had when it was written.
@@ -64,19 +65,61 @@ fn a_table_recreated_during_a_run_is_stale() {
         let mut process = case.start();
         case.publisher.sql("INSERT INTO t VALUES (2, 1)");
         case.wait_until_applied(&mut process);
-        case.publisher.sql("DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, v int)");
-        case.publisher.sql("INSERT INTO t VALUES (1, 7); INSERT INTO other VALUES (1, 1)");
-        let blocked = || Ok(state(&case, "t") == "blocked true");
-        must(wait_until(PATIENCE, "the table to be blocked", blocked));
-        case.wait_until_applied(&mut process);
-        case.expect_equal(&["other"]);
-        case.tool.finish("resync", &["t"]).expect(0, &[]);
-        let ready = || Ok(state(&case, "t") == "ready false");
-        must(wait_until(PATIENCE, "the table to be ready again", ready));
+        recreate_and_resync(&case, &mut process);
         case.publisher.sql("INSERT INTO t VALUES (3, 1)");
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t", "other"]);
         case.stop(process);
+    });
+}
+
+/// No change tells this run the oid of the table that it has copied, either before it streams or
+/// meanwhile.
+#[test]
+fn a_table_recreated_before_its_first_change_is_stale() {
+    on_versions(&ALL, |case| {
+        case.both(TABLES);
+        case.publisher.sql("INSERT INTO t VALUES (1, 1)");
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        let mut process = case.start();
+        recreate_and_resync(&case, &mut process);
+        recreate_and_resync(&case, &mut process);
+        case.publisher.sql("INSERT INTO t VALUES (3, 1)");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["t", "other"]);
+        case.stop(process);
+    });
+}
+
+/// Creates the table anew while pgapace streams, waits until it is blocked, and copies it again.
+fn recreate_and_resync(case: &Case, process: &mut Process) {
+    case.publisher.sql("DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, v int)");
+    case.publisher
+        .sql("INSERT INTO t VALUES (1, 7); INSERT INTO other SELECT count(*), 1 FROM other");
+    let blocked = || Ok(state(case, "t") == "blocked true");
+    must(wait_until(PATIENCE, "the table to be blocked", blocked));
+    case.wait_until_applied(process);
+    case.expect_equal(&["other"]);
+    case.tool.finish("resync", &["t"]).expect(0, &[]);
+    let ready = || Ok(state(case, "t") == "ready false");
+    must(wait_until(PATIENCE, "the table to be ready again", ready));
+}
+
+/// The stream still has changes of the table that had the name before.
+#[test]
+fn a_recreated_table_may_be_ignored() {
+    on_versions(&ALL, |mut case| {
+        case.replicate(TABLES);
+        case.tool.args = vec!["--on-missed-changes=ignore".to_owned()];
+        case.publisher.sql("INSERT INTO t VALUES (1, 1)");
+        case.publisher.sql("DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, v int)");
+        case.publisher.sql("INSERT INTO t VALUES (2, 1)");
+        case.run_until_current();
+        case.publisher.sql("INSERT INTO t VALUES (3, 1)");
+        case.run_until_current();
+        assert_eq!(case.subscriber.rows("SELECT id FROM t ORDER BY id"), ["1", "2", "3"]);
+        assert_eq!(state(&case, "t"), "ready true");
     });
 }
 

@@ -124,8 +124,8 @@ impl intake::Surroundings for Surroundings<'_> {
         self.tables.knows(relation, commit_lsn)
     }
 
-    fn is_another(&mut self, relation: &Arc<RemoteRelation>) -> bool {
-        self.tables.is_another(relation)
+    fn is_another(&mut self, relation: &Arc<RemoteRelation>, commit_lsn: Lsn) -> bool {
+        self.tables.is_another(relation, commit_lsn)
     }
 
     fn add_table(
