@@ -256,15 +256,20 @@ pub(crate) fn part_done(
 }
 
 /// Takes back the records of tables that are emptied: to be sent with the statements that empty them.
+///
+/// It inserts, because an UPDATE under an older epoch would affect no row, and the tables would be
+/// emptied all the same.
 pub(crate) fn reset_sql(owner: Owner, tables: &[(&str, &str)]) -> String {
     let names: Vec<_> = tables
         .iter()
         .map(|(schema, name)| format!("({}, {})", quote_literal(schema), quote_literal(name)))
         .collect();
     format!(
-        "UPDATE pgapace.relation SET copied_rows = NULL, parts_done = 0, empty_first = false, \
-           empty_snapshot = NULL \
-         WHERE subscription = {} AND (schema_name, table_name) IN ({})",
+        "INSERT INTO pgapace.relation (subscription, schema_name, table_name) \
+         SELECT {}, c.schema_name, c.table_name \
+         FROM (VALUES {}) AS c (schema_name, table_name) \
+         ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
+         SET copied_rows = NULL, parts_done = 0, empty_first = false, empty_snapshot = NULL",
         owner.sql(),
         names.join(", ")
     )

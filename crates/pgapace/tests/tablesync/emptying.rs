@@ -1,7 +1,9 @@
 //! `--truncate` removes only rows that existed when the user decided, and only at one start.
 
+use testbed::wait_until;
+
 use crate::support::{Case, Finished, PATIENCE, VERSIONS, finish, must, on_versions};
-use crate::tablesync::while_streaming::{holder, wait_for};
+use crate::tablesync::while_streaming::{holder, wait_for, wait_for_a_waiter};
 
 /// The `--truncate` values that the error about non-empty tables suggests.
 pub(super) fn decisions(refused: &Finished) -> Vec<String> {
@@ -115,6 +117,29 @@ fn rows_written_before_the_copy_begins_stay() {
         case.tool.args = Vec::new();
         case.run_until_current();
         case.expect_equal(&["a", "b"]);
+    });
+}
+
+/// A process is suspended while its TRUNCATE waits for a lock, and another one has begun meanwhile.
+#[test]
+fn an_earlier_run_empties_no_table() {
+    on_versions(&VERSIONS, |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+        case.subscriber.sql("INSERT INTO t VALUES (7)");
+        let mut process = case.start();
+        let mut reader = holder(&case, "BEGIN; LOCK TABLE t IN ACCESS SHARE MODE");
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        wait_for_a_waiter(&case, &mut process, "relation");
+        must(process.freeze());
+        case.subscriber.sql("UPDATE pgapace.subscription SET epoch = epoch + 1");
+        must(reader.batch_execute("COMMIT"));
+        let active = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                      AND application_name LIKE 'pgapace%' AND state = 'active'";
+        must(wait_until(PATIENCE, "the statement to end", || {
+            Ok(case.subscriber.value(active) == "0")
+        }));
+        assert_eq!(case.subscriber.value("SELECT string_agg(id::text, ' ') FROM t"), "7");
+        must(process.kill9());
     });
 }
 
