@@ -113,7 +113,11 @@ impl SubscriberTable {
                 Class::Subscriber,
                 format!("subscriber: permission denied for table {table}"),
             )
-            .hint(format!("GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON {sql} TO …;"));
+            .hint(format!(
+                "On the subscriber: GRANT USAGE ON SCHEMA {} TO …; GRANT SELECT, INSERT, UPDATE, \
+                 DELETE, TRUNCATE ON {sql} TO …;",
+                quote_ident(&self.schema)
+            ));
             failure.sqlstate = Some(sqlstate::INSUFFICIENT_PRIVILEGE.to_owned());
             return Err(failure);
         }
@@ -131,7 +135,9 @@ impl SubscriberTable {
 macro_rules! permitted {
     ($table:literal) => {
         concat!(
-            "(pg_catalog.has_table_privilege(",
+            "pg_catalog.has_schema_privilege(",
+            $table,
+            ".relnamespace, 'USAGE') AND (pg_catalog.has_table_privilege(",
             $table,
             ".oid, 'SELECT') OR pg_catalog.has_any_column_privilege(",
             $table,
@@ -149,7 +155,7 @@ macro_rules! permitted {
 const TABLES_SQL: &str = concat!(
     "\
 WITH RECURSIVE wanted AS (
-  SELECT w.ord, c.oid, c.relkind
+  SELECT w.ord, c.oid, c.relkind, c.relnamespace
   FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
     WITH ORDINALITY AS w (schema_name, table_name, ord)
   JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name

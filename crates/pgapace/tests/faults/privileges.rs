@@ -171,3 +171,58 @@ fn each_missing_privilege_is_named() -> Result<()> {
     expect_exit(&mut run, 0, &[])?;
     expect_equal_tables(&site)
 }
+
+/// Neither the first tables nor added ones need a query on the table to find that out.
+#[test]
+fn a_table_in_a_schema_without_usage_is_named() -> Result<()> {
+    let site = site()?;
+    site.subscriber.sql(SHOP, part("subscriber"))?;
+    let (revoke, grant) = (
+        "REVOKE USAGE ON SCHEMA closed FROM pgapace_subscriber",
+        "GRANT USAGE ON SCHEMA closed TO pgapace_subscriber",
+    );
+    let create = |names: &[&str]| -> Result<()> {
+        for name in names {
+            let table = format!("CREATE TABLE {name} (id int PRIMARY KEY)");
+            site.publisher.sql(
+                SHOP,
+                &format!(
+                    "{table}; INSERT INTO {name} VALUES (1); \
+                     GRANT SELECT ON {name} TO pgapace_publisher"
+                ),
+            )?;
+            // Its file is not empty, so pgapace looks whether it has rows.
+            site.subscriber.sql(
+                SHOP,
+                &format!(
+                    "{table}; INSERT INTO {name} VALUES (7); DELETE FROM {name}; \
+                     GRANT ALL ON {name} TO pgapace_subscriber"
+                ),
+            )?;
+        }
+        Ok(())
+    };
+    site.publisher
+        .sql(SHOP, "CREATE SCHEMA closed; GRANT USAGE ON SCHEMA closed TO pgapace_publisher")?;
+    site.subscriber.sql(SHOP, "CREATE SCHEMA closed")?;
+    create(&["closed.first"])?;
+    let mut run = site.spawn(&program(&site))?;
+    let named = ["permission denied for table first", "GRANT USAGE ON SCHEMA \"closed\" TO"];
+    expect_exit(&mut run, 5, &named)?;
+    site.subscriber.sql(SHOP, grant)?;
+    let mut run = site.spawn(&program(&site))?;
+    expect_exit(&mut run, 0, &[])?;
+    // An added table is blocked, and another one is copied.
+    site.subscriber.sql(SHOP, revoke)?;
+    create(&["closed.late", "late"])?;
+    let mut run = site.spawn(&program(&site))?;
+    expect_exit(&mut run, 6, &["all tables but these: closed.late"])?;
+    let rows =
+        |name: &str| site.subscriber.query_one_text(SHOP, &format!("SELECT count(*) FROM {name}"));
+    assert_eq!((rows("late")?, rows("closed.late")?), ("1".to_owned(), "0".to_owned()));
+    site.subscriber.sql(SHOP, grant)?;
+    let mut run = site.spawn(&program(&site))?;
+    expect_exit(&mut run, 0, &[])?;
+    assert_eq!(rows("closed.late")?, "1");
+    Ok(())
+}
