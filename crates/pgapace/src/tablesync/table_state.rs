@@ -52,8 +52,14 @@ fn after_copy() -> String {
     )
 }
 
-/// A complete copy has everything.
-const NOT_STALE: &str = "stale_lsn = NULL, stale_reason = NULL, stale_through = NULL";
+/// The columns that mark relation `r` as stale, after a copy under the snapshot at `lsn` (SQL). The copy
+/// has everything before it. A mark that was set for a later time stays.
+fn stale_after_copy(lsn: &str) -> String {
+    let kept = format!("CASE WHEN coalesce(r.stale_through, r.stale_lsn) > {lsn} THEN");
+    ["stale_lsn", "stale_reason", "stale_through"]
+        .map(|column| format!("{column} = {kept} r.{column} END"))
+        .join(", ")
+}
 
 /// Tables whose copy is complete, by the generation that was begun.
 #[derive(Debug, Default)]
@@ -120,9 +126,10 @@ fn record_sql(owner: Owner, sync_lsn: Lsn) -> String {
          SET state = CASE WHEN r.generation = excluded.generation THEN {state} END, \
              sync_lsn = excluded.sync_lsn, snapshot_lsn = excluded.snapshot_lsn, \
              copied_rows = excluded.copied_rows, copied_at = excluded.copied_at, \
-             copied_xid = excluded.copied_xid, parts = 1, parts_done = 1, {NOT_STALE}",
+             copied_xid = excluded.copied_xid, parts = 1, parts_done = 1, {stale}",
         owner = owner.sql(),
-        state = after_copy()
+        state = after_copy(),
+        stale = stale_after_copy("excluded.snapshot_lsn")
     )
 }
 
@@ -234,7 +241,7 @@ pub(crate) fn part_done(
            state = CASE WHEN parts_done + 1 = parts THEN {done} ELSE {part} END, \
            copied_rows = coalesce(copied_rows, 0) + {rows}, copied_at = pg_catalog.now(), \
            copied_xid = pg_catalog.pg_current_xact_id(), \
-           sync_lsn = CASE WHEN parts_done + 1 = parts THEN snapshot_lsn END, {NOT_STALE} \
+           sync_lsn = CASE WHEN parts_done + 1 = parts THEN snapshot_lsn END, {stale} \
          WHERE subscription = {owner} AND schema_name = {} AND table_name = {} \
            AND generation = {generation} AND parts_done < parts \
          RETURNING sync_lsn IS NOT NULL",
@@ -242,7 +249,8 @@ pub(crate) fn part_done(
         quote_literal(&table.name),
         owner = owner.sql(),
         done = after_copy(),
-        part = after(Event::PartDone)
+        part = after(Event::PartDone),
+        stale = stale_after_copy("r.snapshot_lsn")
     );
     let rows = session.query(&sql, &[]).map_err(|e| writing(&e))?;
     match rows.first().and_then(|row| row.get(0)) {
