@@ -29,7 +29,7 @@ pub enum Error {
     /// error is [`Error::Server`].
     #[error("{0}")]
     Auth(String),
-    /// TLS could not be set up, or the client rejected the server's certificate.
+    /// TLS could not be set up, or a certificate was rejected. An error of TLS in a session is [`Error::Io`].
     #[error("{0}")]
     Tls(String),
     /// The socket failed.
@@ -87,8 +87,8 @@ impl Error {
     /// connection may succeed without any other change.
     ///
     /// These errors are:
-    /// - a failed or closed socket,
-    /// - SQLSTATE class 08,
+    /// - a failed or closed socket, and an error of TLS after the server has accepted the session,
+    /// - SQLSTATE class 08, also of a server that could not start a process for the connection,
     /// - server shutdown, crash and startup (57P01 to 57P03) and idle session timeout (57P05); what Citus says
     ///   instead of 57P02,
     /// - an idle or transaction timeout in a transaction (25P03, 25P04),
@@ -210,6 +210,18 @@ impl ServerError {
             error.severity = localised_severity.unwrap_or_default();
         }
         error
+    }
+
+    /// The error of a server that refuses a connection before it reads the startup packet, because it
+    /// cannot start a process for it. It has no SQLSTATE. This one is PostgreSQL's for a server that
+    /// rejected the connection.
+    pub(crate) fn refusal(message: &str) -> ServerError {
+        ServerError {
+            severity: "FATAL".to_owned(),
+            code: "08004".to_owned(),
+            message: message.to_owned(),
+            ..ServerError::default()
+        }
     }
 
     /// The DETAIL field.

@@ -9,7 +9,7 @@ use rustls::pki_types::ServerName;
 
 use super::tls_config;
 use crate::conninfo::{ConnInfo, Host, SslMode};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ServerError};
 use crate::protection::Verified;
 use crate::stream::{Stream, Want, from_io};
 
@@ -86,9 +86,11 @@ fn request(stream: &mut Stream, mode: SslMode, deadline: Option<Instant>) -> Res
             Err(Error::Tls("server does not support SSL, but SSL was required".to_owned()))
         }
         b'N' => Ok(false),
-        // The error text is not shown, because it is not authenticated: it may not come from the
-        // server.
-        b'E' => Err(Error::protocol("server sent an error response during SSL exchange")),
+        // The server cannot start a process. The error text is not shown, because it is not
+        // authenticated: it may not come from the server.
+        b'E' => Err(Error::Server(Box::new(ServerError::refusal(
+            "server sent an error response during SSL exchange",
+        )))),
         other => Err(Error::Protocol(format!(
             "received invalid response to SSL negotiation: {}",
             other.escape_ascii()

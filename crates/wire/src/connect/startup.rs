@@ -34,6 +34,9 @@ pub(super) fn start(
     frontend::startup_message(pairs, &mut channel.out)
         .map_err(|error| Error::Protocol(error.to_string()))?;
     channel.flush(left(deadline))?;
+    if let Some(refusal) = channel.refusal(left(deadline))? {
+        return Err(Error::Server(Box::new(ServerError::refusal(&refusal))));
+    }
 
     let credentials = Credentials::new(endpoint.info, endpoint.host);
     auth::authenticate(&mut channel, &credentials, deadline)
@@ -50,7 +53,7 @@ pub(super) fn start(
             tag => return Err(unexpected(tag, "during startup")),
         }
     }
-    channel.stream_mut().say_goodbye_on_drop();
+    channel.stream_mut().set_established();
     let (pid, secret) = key.unwrap_or_default();
     let encrypted = matches!(protection, Protection::Tls { .. });
     let cancel =

@@ -18,6 +18,9 @@ pub(crate) const MAX_MESSAGE: usize = 0x3fff_fffe;
 /// Largest message that is accepted: a replication message adds a header to a value of up to 1 GB.
 const MAX_RECEIVED_MESSAGE: usize = MAX_MESSAGE + 64 * 1024;
 
+/// Largest error that is accepted as the first message, as in libpq (`MAX_ERRLEN`).
+const MAX_STARTUP_ERROR: u32 = 30_000;
+
 const INPUT_SIZE: usize = 64 * 1024;
 /// A buffer that has grown beyond this size for one large message is released afterwards.
 const MAX_RETAINED: usize = 4 * 1024 * 1024;
@@ -153,6 +156,27 @@ impl Buffered {
             }
             self.fill(timeout.and_then(after))?;
         }
+    }
+
+    /// Waits for the first message. Returns its text if it is an error in the form of protocol 2, which has
+    /// no length: a server that cannot start a process for the connection sends one, and closes the
+    /// connection. As in libpq, the form is recognised by a length that no error has.
+    pub(crate) fn refusal(&mut self, timeout: Option<Duration>) -> Result<Option<String>> {
+        let length = loop {
+            match self.input[self.start..self.end].split_first_chunk() {
+                Some((&[b'E', a, b, c, d], _)) => break u32::from_be_bytes([a, b, c, d]),
+                Some(_) => return Ok(None),
+                None => self.fill(timeout.and_then(after))?,
+            }
+        };
+        if (8..=MAX_STARTUP_ERROR).contains(&length) {
+            return Ok(None);
+        }
+        self.set_broken();
+        // The server sends the whole text at once.
+        let text = &self.input[self.start + 1..self.end];
+        let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+        Ok(Some(String::from_utf8_lossy(text).trim_end().to_owned()))
     }
 
     /// Reads at least one byte, or waits until `deadline`.
@@ -417,7 +441,7 @@ mod tests {
     fn read_after_drop(length: usize) -> Vec<u8> {
         let (mut server, client) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
         let mut stream = Stream::on(client);
-        stream.say_goodbye_on_drop();
+        stream.set_established();
         let mut channel = Buffered::new(stream);
         channel.out.extend_from_slice(&vec![b'x'; length]);
         let mut read = Vec::new();

@@ -22,7 +22,7 @@ use rustls::pki_types::ServerName;
 use socket2::Socket;
 
 use crate::error::{Error, Result};
-use tls::Tls;
+use tls::{Tls, tls_error};
 
 /// The protocol name of PostgreSQL in TLS (ALPN).
 pub(crate) const ALPN: &[u8] = b"postgresql";
@@ -31,7 +31,8 @@ pub(crate) const ALPN: &[u8] = b"postgresql";
 pub(crate) struct Stream {
     socket: Socket,
     tls: Option<Box<Tls>>,
-    says_goodbye: bool,
+    /// See [`Stream::set_established`].
+    established: bool,
     /// See [`Stream::set_inside_message`].
     inside_message: bool,
 }
@@ -63,20 +64,20 @@ impl Stream {
         deadline: Option<Instant>,
     ) -> io::Result<Stream> {
         let socket = socket::connect(address, options, deadline)?;
-        Ok(Stream { socket, tls: None, says_goodbye: false, inside_message: false })
+        Ok(Stream { socket, tls: None, established: false, inside_message: false })
     }
 
     /// A stream on one end of a socket pair.
     #[cfg(test)]
     pub(crate) fn on(socket: Socket) -> Stream {
         socket.set_nonblocking(true).unwrap();
-        Stream { socket, tls: None, says_goodbye: false, inside_message: false }
+        Stream { socket, tls: None, established: false, inside_message: false }
     }
 
-    /// From now on, dropping the stream sends Terminate, so that the server does not log a lost
-    /// connection.
-    pub(crate) fn say_goodbye_on_drop(&mut self) {
-        self.says_goodbye = true;
+    /// The server has accepted the session. From now on, dropping the stream sends Terminate, so that the
+    /// server does not log a lost connection; and an error of TLS is a lost connection.
+    pub(crate) fn set_established(&mut self) {
+        self.established = true;
     }
 
     /// Whether the last bytes written may end inside a message. Then the server would read Terminate as a
@@ -132,7 +133,7 @@ impl Stream {
     /// `WouldBlock` that there is no data.
     pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match &mut self.tls {
-            Some(tls) => tls.read(&self.socket, into),
+            Some(tls) => tls.read(&self.socket, into).map_err(|e| self.tls_failure(e)),
             None => retry(|| (&self.socket).read(into)),
         }
     }
@@ -140,7 +141,7 @@ impl Stream {
     /// Accepts some of `bytes` for sending; `WouldBlock` when it can accept none.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.tls {
-            Some(tls) => tls.write(&self.socket, bytes),
+            Some(tls) => tls.write(&self.socket, bytes).map_err(|e| self.tls_failure(e)),
             None => retry(|| (&self.socket).write(bytes)),
         }
     }
@@ -149,8 +150,20 @@ impl Stream {
     /// when some of them remain.
     pub(crate) fn push(&mut self) -> io::Result<()> {
         match &mut self.tls {
-            Some(tls) => tls.push(&self.socket),
+            Some(tls) => tls.push(&self.socket).map_err(|e| self.tls_failure(e)),
             None => Ok(()),
+        }
+    }
+
+    /// Of a session, a damaged record or an alert means that the connection is lost, as if the socket had
+    /// failed. Before, it may tell that the settings of TLS are wrong: with TLS 1.3 the server judges the
+    /// client's certificate after the handshake.
+    fn tls_failure(&self, error: io::Error) -> io::Error {
+        match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+            Some(tls) if self.established => {
+                io::Error::new(io::ErrorKind::ConnectionAborted, tls_error(tls).to_string())
+            }
+            _ => error,
         }
     }
 
@@ -180,7 +193,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.says_goodbye {
+        if self.established {
             if !self.inside_message {
                 // Sends Terminate, as far as the socket accepts it at once.
                 let _ = self.write(b"X\0\0\0\x04");

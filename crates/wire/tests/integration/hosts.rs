@@ -87,6 +87,32 @@ fn connect_timeout_bounds_a_silent_server() {
     assert!(start.elapsed() < Duration::from_secs(5));
 }
 
+/// A server that cannot start a process answers both requests so, in the form of protocol 2.
+#[test]
+fn a_server_without_a_free_process_is_tried_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let full = std::thread::spawn(move || {
+        for _ in 0..3 {
+            let (mut socket, _) = listener.accept().unwrap();
+            // Unread data would reset the connection.
+            let read = std::io::Read::read(&mut socket, &mut [0; 1000]).unwrap();
+            assert!(read > 0);
+            let text = b"Ecould not fork new process for connection: Cannot allocate memory\n\0";
+            std::io::Write::write_all(&mut socket, text).unwrap();
+        }
+    });
+    for (sslmode, said) in
+        [("disable", "08004"), ("require", "during SSL exchange"), ("disable", "not fork new")]
+    {
+        let text = format!("host=127.0.0.1 port={port} user=u sslmode={sslmode}");
+        let error = connect(&info(&text)).unwrap_err();
+        assert!(error.is_connection_loss() && !error.is_away(), "{error:?}");
+        assert!(error.to_string().contains(said), "{error}");
+    }
+    full.join().unwrap();
+}
+
 #[test]
 fn not_a_postgresql_server() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

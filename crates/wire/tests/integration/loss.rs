@@ -1,9 +1,12 @@
 //! Loss of the connection: killed and stopped servers.
 
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+
 use testbed::Stop;
 use wire::{Error, Param};
 
-use super::{MAJORS, connect, start, wait_until_it_sleeps};
+use super::{MAJORS, connect, info, server, start, wait_until_it_sleeps};
 
 #[test]
 fn killing_the_server_during_a_statement_is_a_connection_loss() {
@@ -77,4 +80,42 @@ fn killing_the_server_during_a_pipeline_is_a_connection_loss() {
         assert!(session.is_broken());
     });
     server.cluster.stop(Stop::Fast).unwrap();
+}
+
+/// Forwards one connection to the server. Returns its address, and the server's end of the way to the client.
+fn forward_one(port: u16) -> (u16, std::sync::mpsc::Receiver<TcpStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().port();
+    let (sender, to_client) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut server = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        sender.send(client.try_clone().unwrap()).unwrap();
+        let (mut answers, mut back) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut answers, &mut back));
+        std::io::copy(&mut client, &mut server)
+    });
+    (address, to_client)
+}
+
+/// A record that was damaged on the way, and an alert, which is damaged too if it is not encrypted.
+#[test]
+fn an_error_of_tls_in_a_session_is_a_connection_loss() {
+    let damaged: [&[u8]; 2] =
+        [b"\x17\x03\x03\x00\x20damaged damaged damaged damaged!", b"\x15\x03\x03\x00\x02\x02\x14"];
+    for record in damaged {
+        let (port, to_client) = forward_one(server(18).cluster.port());
+        let text = format!("host=127.0.0.1 port={port} user=u_tls dbname=postgres sslmode=require");
+        let mut session = connect(&info(&text)).unwrap();
+        let pid = session.backend_pid();
+        let error = std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| session.simple("SELECT pg_sleep(60)").unwrap_err());
+            wait_until_it_sleeps(&server(18).local(), pid);
+            to_client.recv().unwrap().write_all(record).unwrap();
+            waiting.join().unwrap()
+        });
+        assert!(error.is_connection_loss(), "{error:?}");
+        assert!(error.to_string().contains("SSL error"), "{error}");
+        assert!(session.is_broken());
+    }
 }
