@@ -30,6 +30,7 @@ use crate::subscriber::state::conflicts::{self, Conflict};
 use crate::subscriber::state::heartbeat::{self, OwnerStage};
 use crate::subscriber::state::prepared::PreparedHere;
 use crate::subscriber::state::progress;
+use crate::subscriber::state::repertoire::Repertoire;
 use crate::subscriber::state::statistics::{self, Delta};
 use crate::subscriber::state::verification::summary;
 use crate::subscriber::state::{self, RelationMode, SubscriptionId};
@@ -91,7 +92,7 @@ impl Statistics {
         if let Some(point) = point {
             script.push(figures::point_sql(id, point)?);
         }
-        script.extend(events::write_sql(events, *event_retention));
+        script.extend(events::write_sql(Repertoire::of(session), events, *event_retention));
         figures::execute(session, &script)
     }
 }

@@ -89,8 +89,10 @@ pub(crate) fn offender(work: &Work, index: Option<usize>) -> Offender {
     offender
 }
 
-/// `(a)=(1)`, of the columns that find the row. Values are cut at 64 bytes, as by the built-in apply
-/// worker.
+/// Longest part of a value in a key, in bytes, as in the built-in apply worker.
+const LONGEST_VALUE: usize = 64;
+
+/// `(a)=(1)`, of the columns that find the row.
 fn describe_key(map: &TableMap, tuple: &pgoutput::Tuple<'_>) -> String {
     let columns: Vec<_> = tuple.columns().collect();
     let (mut names, mut texts) = (Vec::new(), Vec::new());
@@ -111,7 +113,28 @@ fn describe_key(map: &TableMap, tuple: &pgoutput::Tuple<'_>) -> String {
 }
 
 fn cut(bytes: &[u8]) -> String {
-    let cut = &bytes[..bytes.len().min(64)];
-    let dots = if bytes.len() > 64 { "..." } else { "" };
-    format!("{}{dots}", String::from_utf8_lossy(cut))
+    if bytes.len() <= LONGEST_VALUE {
+        return readable::text(bytes);
+    }
+    // Bytes 10xxxxxx continue a character, which has at most three of them.
+    let starts = |at: &usize| bytes[*at] & 0xc0 != 0x80;
+    let end = (LONGEST_VALUE - 3..=LONGEST_VALUE).rev().find(starts).unwrap_or(LONGEST_VALUE);
+    format!("{}...", readable::text(&bytes[..end]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cut;
+
+    #[test]
+    fn values_are_cut_between_characters() {
+        let a = |count| "a".repeat(count);
+        assert_eq!(cut(a(64).as_bytes()), a(64));
+        assert_eq!(cut(a(65).as_bytes()), format!("{}...", a(64)));
+        for (before, character) in [(63, "é"), (62, "€"), (61, "😀")] {
+            let value = format!("{}{character}", a(before));
+            assert_eq!(cut(format!("{value}b").as_bytes()), format!("{}...", a(before)));
+        }
+        assert_eq!(cut(&[0x80; 65]), format!("{}...", "\\x80".repeat(64)));
+    }
 }

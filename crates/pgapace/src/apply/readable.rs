@@ -2,6 +2,17 @@
 
 use crate::subscriber::oid;
 
+/// The text of a value. NUL, and bytes that are not UTF-8, become `\\xNN`: the encoding of the subscriber
+/// may lack what else would stand for them.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(&chunk.valid().replace('\0', "\\x00"));
+        chunk.invalid().iter().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
+    }
+    text
+}
+
 /// The text of types whose binary form is their value, else the bytes in hexadecimal. `kind` is `pg_type.typtype`.
 pub(crate) fn binary(type_oid: u32, kind: char, bytes: &[u8]) -> String {
     known(type_oid, kind, bytes).unwrap_or_else(|| hexadecimal(bytes))
@@ -9,13 +20,11 @@ pub(crate) fn binary(type_oid: u32, kind: char, bytes: &[u8]) -> String {
 
 fn known(type_oid: u32, kind: char, bytes: &[u8]) -> Option<String> {
     if kind == 'e' {
-        return Some(String::from_utf8_lossy(bytes).into_owned());
+        return Some(text(bytes));
     }
     Some(match type_oid {
         oid::BOOL => if array::<1>(bytes)?[0] == 0 { "f" } else { "t" }.to_owned(),
-        oid::CHAR | oid::NAME | oid::TEXT | oid::JSON | oid::BPCHAR | oid::VARCHAR => {
-            String::from_utf8_lossy(bytes).into_owned()
-        }
+        oid::CHAR | oid::NAME | oid::TEXT | oid::JSON | oid::BPCHAR | oid::VARCHAR => text(bytes),
         oid::INT8 => i64::from_be_bytes(array(bytes)?).to_string(),
         oid::INT2 => i16::from_be_bytes(array(bytes)?).to_string(),
         oid::INT4 => i32::from_be_bytes(array(bytes)?).to_string(),
@@ -25,7 +34,7 @@ fn known(type_oid: u32, kind: char, bytes: &[u8]) -> Option<String> {
         oid::FLOAT8 => f64::from_be_bytes(array(bytes)?).to_string(),
         oid::UUID => uuid(&array(bytes)?),
         oid::PG_LSN => pgoutput::Lsn(u64::from_be_bytes(array(bytes)?)).to_string(),
-        oid::JSONB => String::from_utf8_lossy(bytes.get(1..)?).into_owned(),
+        oid::JSONB => text(bytes.get(1..)?),
         _ => return None,
     })
 }
@@ -57,6 +66,8 @@ mod tests {
     #[test]
     fn values_of_common_types() {
         assert_eq!(binary(23, 'b', &(-7_i32).to_be_bytes()), "-7");
+        assert_eq!(binary(18, 'b', b"\0"), "\\x00");
+        assert_eq!(binary(25, 'b', b"\xc3\xa9\xe4b"), "é\\xe4b");
         assert_eq!(binary(600, 'b', &[0xab, 1]), "\\xab01");
         let id = *b"\x12\x34\x56\x78\x9a\xbc\xde\xf0\x12\x34\x56\x78\x9a\xbc\xde\xf0";
         assert_eq!(uuid(&id), "12345678-9abc-def0-1234-56789abcdef0");

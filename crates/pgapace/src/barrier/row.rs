@@ -8,6 +8,7 @@ use wire::Session;
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::state::SubscriptionId;
+use crate::subscriber::state::repertoire::Repertoire;
 use crate::tablesync::table_state::Owner;
 
 /// A row of `pgapace.barrier`.
@@ -152,7 +153,10 @@ pub(super) fn failed(session: &mut Session, id: BarrierId, failure: &Failure) ->
         "UPDATE pgapace.barrier SET state = 'failed', message = $1, hint = $2 WHERE id = {}",
         id.0
     );
-    let values = [Some(failure.message.as_str()), failure.hint.as_deref()];
+    let repertoire = Repertoire::of(session);
+    let message = repertoire.storable(&failure.message);
+    let hint = failure.hint.as_deref().map(|hint| repertoire.storable(hint));
+    let values = [Some(&*message), hint.as_deref()];
     session.query(&sql, &values).map(drop).map_err(|e| writing(&e))
 }
 

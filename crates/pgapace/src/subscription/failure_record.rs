@@ -13,6 +13,7 @@ use crate::error::{Class, Failure, Result};
 use crate::observe::board::{Board, RunPhase};
 use crate::observe::events;
 use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::repertoire::Repertoire;
 use crate::subscriber::state::{self, Subscription, figures, schema, statistics};
 
 /// How often the same failure is written.
@@ -144,7 +145,8 @@ impl FailureRecord {
             what(&mut session, id)?;
             let pending = events::take_pending(&self.config.name);
             let retention = self.config.event_retention();
-            if let Some(sql) = state::events::write_sql(&pending, retention) {
+            let repertoire = Repertoire::of(&session);
+            if let Some(sql) = state::events::write_sql(repertoire, &pending, retention) {
                 figures::execute(&mut session, &[sql])?;
             }
         }

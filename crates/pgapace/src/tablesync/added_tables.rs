@@ -21,6 +21,7 @@ use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::published::{self, PreviousReading};
+use crate::subscriber::state::repertoire::Repertoire;
 use crate::subscriber::state::{self, ownership};
 use crate::tablesync::copy_requests::{self, Requested};
 use crate::tablesync::inspection::{InspectedTable, Inspection, InspectionAnswer, may_be_judged};
@@ -243,11 +244,15 @@ impl<'a> Adder<'a> {
         let states = state::relations_by_name(control, context.id)?;
         found.retain(|found| may_be_judged(states.get(&found.table.key())));
         let (mut new, mut blocked) = (Vec::new(), Vec::new());
+        let repertoire = Repertoire::of(control);
+        let is_recorded = |failure: &Failure, reason: Option<&str>| {
+            reason == Some(&*repertoire.storable(&failure.to_string()))
+        };
         for InspectedTable { table, obstacle } in found {
             let key = table.key();
             let reason = states.get(&key).and_then(|state| state.reason.as_deref());
             match obstacle {
-                Some(failure) if reason == Some(&failure.to_string()) => {}
+                Some(failure) if is_recorded(&failure, reason) => {}
                 Some(failure) => blocked.push((key, failure)),
                 None if reason.is_some() => {
                     table_state::unblock(control, context.owner(), (&key.0, &key.1))?;

@@ -13,6 +13,7 @@ use wire::{Param, Session, quote_literal};
 use crate::error::{Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::field;
+use crate::subscriber::state::repertoire::Repertoire;
 use crate::subscriber::state::{SubscriptionId, name_array};
 
 /// The run that copies: a later run has another epoch.
@@ -339,7 +340,8 @@ pub(crate) fn block(
         owner = owner.sql(),
         state = after(Event::CannotCopy)
     );
-    let arguments = [Some(schema), Some(name), Some(reason)];
+    let reason = Repertoire::of(session).storable(reason);
+    let arguments = [Some(schema), Some(name), Some(&*reason)];
     session.execute(&sql, &arguments).map(|_| ()).map_err(|e| writing(&e))
 }
 
@@ -368,7 +370,8 @@ pub(crate) fn block_member(
         owner = owner.sql(),
         state = after(Event::CannotApply)
     );
-    let arguments = [Some(schema), Some(name), Some(reason)];
+    let reason = Repertoire::of(session).storable(reason);
+    let arguments = [Some(schema), Some(name), Some(&*reason)];
     let changed = session.execute(&sql, &arguments).map_err(|e| writing(&e))?;
     Ok(changed > 0)
 }

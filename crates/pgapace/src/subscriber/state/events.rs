@@ -7,12 +7,17 @@ use wire::{Session, quote_literal};
 use crate::error::{Failure, Result};
 use crate::observe::events::LogEvent;
 use crate::subscriber::catalogue::field;
+use crate::subscriber::state::repertoire::Repertoire;
 
 /// Most old rows that are removed at once.
 const BATCH: u32 = 1000;
 
 /// Adds events, and removes some that are older than `retention`; `None` keeps all.
-pub(crate) fn write_sql(events: &[LogEvent], retention: Option<Duration>) -> Option<String> {
+pub(crate) fn write_sql(
+    repertoire: Repertoire,
+    events: &[LogEvent],
+    retention: Option<Duration>,
+) -> Option<String> {
     if events.is_empty() {
         return None;
     }
@@ -25,8 +30,8 @@ pub(crate) fn write_sql(events: &[LogEvent], retention: Option<Duration>) -> Opt
                 event.at,
                 quote_literal(&event.level.to_lowercase()),
                 quote_literal(&event.event),
-                quote_literal(&event.message),
-                quote_literal(&event.fields)
+                quote_literal(&repertoire.storable(&event.message)),
+                quote_literal(&repertoire.storable(&event.fields))
             )
         })
         .collect();

@@ -13,6 +13,7 @@ pub(crate) mod prepared;
 pub(crate) mod progress;
 pub(crate) mod published;
 mod relations;
+pub(crate) mod repertoire;
 pub(crate) mod schema;
 pub(crate) mod statistics;
 pub(crate) mod verification;
@@ -28,6 +29,7 @@ pub(crate) use relations::{
     RelationMode, RelationState, RelationsByName, copied_at, forget, forget_relation, forget_sql,
     modes, relations, relations_and, relations_and_published, relations_by_name, set_modes,
 };
+use repertoire::Repertoire;
 
 /// The phases in which a subscription is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -313,12 +315,14 @@ pub(crate) fn set_disabled(
     id: SubscriptionId,
     reason: Option<&str>,
 ) -> Result<()> {
+    let repertoire = Repertoire::of(session);
+    let reason = reason.map(|reason| repertoire.storable(reason));
     session
         .execute(
             "UPDATE pgapace.subscription SET disabled_reason = $2::pg_catalog.text, \
                disabled_at = CASE WHEN $2::pg_catalog.text IS NOT NULL THEN pg_catalog.now() END \
              WHERE id = $1::pg_catalog.int4",
-            &[Some(&id.0.to_string()), reason],
+            &[Some(&id.0.to_string()), reason.as_deref()],
         )
         .map_err(|e| writing(&e))?;
     Ok(())

@@ -33,6 +33,7 @@ use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::SubscriptionId;
+use crate::subscriber::state::repertoire::Repertoire;
 
 /// A transaction of the publisher that is prepared on the subscriber, or is about to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -239,6 +240,7 @@ pub(crate) fn note(session: &mut Session, epoch: i64, all: &[&PreparedHere]) -> 
     if all.is_empty() {
         return Ok(());
     }
+    let repertoire = Repertoire::of(session);
     let rows: Vec<_> = all
         .iter()
         .map(|one| {
@@ -251,7 +253,7 @@ pub(crate) fn note(session: &mut Session, epoch: i64, all: &[&PreparedHere]) -> 
                 one.xid,
                 one.prepare_lsn,
                 quote_literal(&one.name),
-                quote_literal(&one.gid),
+                quote_literal(&repertoire.storable(&one.gid)),
                 one.time.0,
                 id = one.subscription.0,
             )

@@ -12,6 +12,7 @@ use crate::observe::ledger::Counts;
 use crate::observe::stopwatch::Reason;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::conflict::ConflictType;
+use crate::subscriber::state::repertoire::Repertoire;
 use crate::subscriber::state::workers_in_use::WorkersInUse;
 use crate::subscriber::state::{SubscriptionId, conflicts, figures};
 
@@ -335,6 +336,8 @@ pub(crate) fn error(
         let column = conflict.kind.name();
         format!(", {column} = s.{column} + 1")
     });
+    let message = failure.to_string();
+    let message = Repertoire::of(session).storable(&message);
     let lsn = failure.offender.as_deref().map(|offender| offender.commit_lsn.to_string());
     let next = next.map(|next| next.as_secs_f64().to_string());
     session
@@ -350,7 +353,7 @@ pub(crate) fn error(
                    error_lsn = $3::pg_catalog.pg_lsn, next_try_at = pg_catalog.now() \
                      + $4::pg_catalog.float8 * '1 second'::pg_catalog.interval{count}"
             ),
-            &[Some(&id.0.to_string()), Some(&failure.to_string()), lsn.as_deref(), next.as_deref()],
+            &[Some(&id.0.to_string()), Some(&message), lsn.as_deref(), next.as_deref()],
         )
         .map_err(|e| failed(&e))?;
     let Some(conflict) = conflict else { return Ok(()) };

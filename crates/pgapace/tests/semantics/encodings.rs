@@ -1,0 +1,76 @@
+//! Texts of pgapace itself in the encoding of the subscriber.
+
+use crate::support::{Case, PATIENCE, must, wait_for_event};
+
+const LATIN1: &str = "TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'";
+
+fn recorded_keys(case: &Case) -> Vec<String> {
+    case.subscriber.rows("SELECT conflict, key FROM pgapace.conflict ORDER BY id")
+}
+
+/// Keys in conflicts are cut at 64 bytes, which may be inside a character.
+#[test]
+fn a_key_that_is_cut_inside_a_character_is_recorded() {
+    let case = Case::with_databases(18, 15, "", LATIN1);
+    case.replicate("CREATE TABLE t (k text PRIMARY KEY, v int)");
+    case.publisher.sql("INSERT INTO t VALUES (repeat('a', 63) || 'éb', 1)");
+    case.run_until_current();
+    case.subscriber.sql("DELETE FROM t");
+    case.publisher.sql("UPDATE t SET v = 2");
+    case.run_until_current();
+    case.publisher.sql("DELETE FROM t");
+    case.run_until_current();
+    let key = format!("(k)=({}...)", "a".repeat(63));
+    let expected = ["update_missing", "delete_missing"].map(|kind| format!("{kind}|{key}"));
+    assert_eq!(recorded_keys(&case), expected);
+}
+
+/// The type "char" has a value with byte 0, which no text can contain, and values that are not text.
+#[test]
+fn a_key_with_bytes_that_are_no_text_is_recorded() {
+    let case = Case::new(18, 18);
+    case.replicate("CREATE TABLE t (k \"char\" PRIMARY KEY, v int)");
+    case.publisher.sql("INSERT INTO t VALUES ('', 1), (E'\\\\377', 1)");
+    case.run_until_current();
+    case.subscriber.sql("DELETE FROM t");
+    case.publisher.sql("DELETE FROM t WHERE k = ''");
+    case.run_until_current();
+    case.publisher.sql("DELETE FROM t");
+    case.run_until_current();
+    let expected = ["\\x00", "\\xff"].map(|value| format!("delete_missing|(k)=({value})"));
+    assert_eq!(recorded_keys(&case), expected);
+}
+
+/// The hint contains characters that the subscriber's encoding lacks.
+#[test]
+fn a_subscription_is_disabled_with_a_reason_that_the_encoding_lacks() {
+    let mut case = Case::with_databases(15, 18, "", LATIN1);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY, \"größe\" text)");
+    case.publisher.sql("INSERT INTO t VALUES (1, '€')");
+    case.tool.args.push("--disable-on-error".to_owned());
+    case.run().expect(9, &["22P05", "…"]);
+    case.run().expect(13, &["22P05"]);
+    let reason = case.subscriber.value("SELECT disabled_reason FROM pgapace.subscription");
+    assert!(reason.contains("public.t") && reason.contains("TYPE ..."), "{reason}");
+    assert_eq!(case.statistic("last_error"), reason);
+}
+
+/// A warning that is written together with the statistics of the run.
+#[test]
+fn events_with_characters_that_the_encoding_lacks_are_written() {
+    let mut case = Case::with_databases(18, 18, "", LATIN1);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+    case.tool.args = vec!["--refresh-interval=1".to_owned()];
+    let mut run = case.start();
+    // The table cannot be copied, and the warning says so.
+    case.publisher.sql("CREATE TABLE added (\"größe\" int PRIMARY KEY, \"preis_in_€\" int)");
+    case.subscriber.sql("CREATE TABLE added (\"größe\" int PRIMARY KEY)");
+    must(wait_for_event(&mut run, "table_blocked", PATIENCE));
+    case.publisher.sql("INSERT INTO t VALUES (1)");
+    case.wait_until_applied(&mut run);
+    let reason = "SELECT reason FROM pgapace.relation WHERE table_name = 'added'";
+    assert!(case.subscriber.value(reason).contains("preis_in_?"));
+    case.stop(run);
+    let fields = "SELECT string_agg(fields, ' ') FROM pgapace.event WHERE event = 'table_blocked'";
+    assert!(case.subscriber.value(fields).contains("preis_in_?"));
+}
