@@ -8,12 +8,15 @@ use wire::{ConnInfo, ConnInfoError};
 use crate::config::Subscription;
 use crate::error::{Class, Failure, Result};
 
-/// For this process: within a minute. The last one is in milliseconds, as in libpq.
-const USUAL: [(&str, &str); 4] = [
+/// For this process: within a minute. `tcp_user_timeout` is in milliseconds, as in libpq. `connect_timeout` is
+/// in seconds, for each address: a server may accept a connection and then stay silent, which keepalives do
+/// not notice.
+const USUAL: [(&str, &str); 5] = [
     ("keepalives_idle", "30"),
     ("keepalives_interval", "10"),
     ("keepalives_count", "3"),
     ("tcp_user_timeout", "60000"),
+    ("connect_timeout", "30"),
 ];
 
 /// With a standby: within seconds, so that a process which cannot reach one of the servers gives up its
@@ -21,14 +24,13 @@ const USUAL: [(&str, &str); 4] = [
 /// taken a subscription over, this one waits no longer for its old connections. Else, once the network is back, it would
 /// wait for their next packet to be sent again, which TCP does after twice the time each time, and would notice the death
 /// of others that much later.
-const QUICK: [(&str, &str); 4] = [
+const QUICK: [(&str, &str); 5] = [
     ("keepalives_idle", "3"),
     ("keepalives_interval", "2"),
     ("keepalives_count", "2"),
     ("tcp_user_timeout", "5000"),
+    ("connect_timeout", "5"),
 ];
-/// In seconds. While a network drops packets, each attempt to connect ends.
-const CONNECT_TIMEOUT: &str = "5";
 
 /// The same for the servers, which any role may set for its own sessions. The sessions of a dead machine
 /// end by themselves then, also those that a standby may not terminate.
@@ -70,9 +72,6 @@ fn quick(
             info = info.with(key, quick)?;
         }
     }
-    if info.get("connect_timeout").is_none() {
-        info = info.with("connect_timeout", CONNECT_TIMEOUT)?;
-    }
     let given = info.get("options").unwrap_or_default().to_owned();
     let mut options = given.clone();
     for (name, value) in of_server.iter().filter(|(name, _)| !given.contains(name)) {
@@ -87,6 +86,17 @@ fn quick(
 #[cfg(test)]
 mod tests {
     use super::{OF_SERVER, quick};
+
+    #[test]
+    fn attempts_to_connect_are_limited() {
+        let limit = |text: &str| {
+            let info = super::super::conninfo(text).unwrap();
+            info.get("connect_timeout").map(str::to_owned)
+        };
+        assert_eq!(limit("host=a").as_deref(), Some("30"));
+        // As in libpq: no limit.
+        assert_eq!(limit("host=a connect_timeout=0").as_deref(), Some("0"));
+    }
 
     #[test]
     fn settings_of_a_connection_string_stay() {

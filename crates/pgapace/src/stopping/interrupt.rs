@@ -10,6 +10,8 @@ use crate::sqlstate;
 use crate::stopping::shutdown::Shutdown;
 
 const POLL: Duration = Duration::from_millis(100);
+/// How long work that nothing can interrupt may continue after a request to stop.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Runs `work`. After a request to stop, cancels the statements of these sessions until the work
 /// ends. A failure of the work is then reported as stopped, unless the same failure would occur
@@ -58,6 +60,35 @@ pub(crate) fn interruptible_after<T>(
             Err(Failure::new(Class::Stopped, format!("stopped during {doing}")))
         }
         result => result,
+    }
+}
+
+/// Runs `work` that has no session yet, in a thread of its own. If it does not end soon after a request to
+/// stop, the thread is left behind, and ends with the process.
+pub(crate) fn abandonable<T: Send + 'static>(
+    shutdown: &Shutdown,
+    doing: &'static str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    let (sender, done) = bounded(1);
+    std::thread::Builder::new()
+        .name(doing.to_owned())
+        .spawn(move || drop(sender.send(work())))
+        .map_err(|e| Failure::internal(format!("cannot start a thread: {e}")))?;
+    let mut requested_at = None;
+    loop {
+        match done.recv_timeout(POLL) {
+            Ok(result) => return Ok(result),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Failure::internal(format!("{doing} panicked")));
+            }
+            Err(RecvTimeoutError::Timeout) if !shutdown.requested() => {}
+            Err(RecvTimeoutError::Timeout) => {
+                if requested_at.get_or_insert_with(Instant::now).elapsed() >= PATIENCE {
+                    return Err(Failure::new(Class::Stopped, format!("stopped during {doing}")));
+                }
+            }
+        }
     }
 }
 

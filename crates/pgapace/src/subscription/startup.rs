@@ -19,6 +19,7 @@ use crate::publisher::publication;
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
 use crate::publisher::watch;
+use crate::stopping::interrupt::abandonable;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::citus;
 use crate::subscriber::session::Subscriber;
@@ -95,8 +96,12 @@ impl Supervisor<'_> {
         let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
         let mut publisher =
             Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
-        let (source, control) =
-            beside("connecting", || publisher.connect(), || subscriber.connect_to_run());
+        let connecting = publisher.clone();
+        let (subscriber, source, control) = abandonable(self.shutdown, "connecting", move || {
+            let (source, control) =
+                beside("connecting", || connecting.connect(), || subscriber.connect_to_run());
+            (subscriber, source, control)
+        })?;
         let ((control, schema_version), mut source) = match (control, source) {
             (Ok(control), Ok(source)) => (control, source),
             (control, source) => {

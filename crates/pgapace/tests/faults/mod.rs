@@ -12,6 +12,7 @@ mod resuming;
 mod round_trips;
 mod same_history;
 mod secrets;
+mod silent;
 mod slots;
 mod status;
 mod stops;

@@ -15,7 +15,7 @@ use crate::conninfo::{ConnInfo, Host};
 use crate::error::{Error, Result};
 use crate::stream::{Address, Want, after, from_io};
 
-/// Limit for a cancel request when the connection string sets no `connect_timeout`.
+/// Longest time for a cancel request, unless `connect_timeout` is shorter.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Cancels the statement that a session is running. Cheap to clone; usable from any thread.
@@ -65,7 +65,8 @@ impl CancelHandle {
     pub fn cancel(&self) -> Result<()> {
         let backend = &*self.0;
         let settings = backend.info.settings();
-        let deadline = after(settings.connect_timeout.unwrap_or(PATIENCE));
+        let deadline =
+            after(settings.connect_timeout.map_or(PATIENCE, |limit| limit.min(PATIENCE)));
         let mut stream = open(settings, &backend.address, false, deadline)?;
         if backend.encrypted
             && encryption::start_tls(&mut stream, &backend.info, &backend.host, deadline)?.is_none()

@@ -1,0 +1,70 @@
+//! Servers that accept a connection and stay silent, as behind a proxy whose own server hangs.
+
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use testbed::{Result, wait_until};
+
+use crate::support::{DB, NAME, PATIENCE, Site, Tool, expect_exit};
+
+/// A server that accepts connections and stays silent.
+struct Silent(TcpListener);
+
+impl Silent {
+    fn start() -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        listener.set_nonblocking(true)?;
+        Ok(Self(listener))
+    }
+
+    fn port(&self) -> Result<u16> {
+        Ok(self.0.local_addr()?.port())
+    }
+
+    fn conninfo(&self) -> Result<String> {
+        Ok(format!("host=127.0.0.1 port={} user=postgres dbname={DB}", self.port()?))
+    }
+
+    /// Waits for a client. Its connection stays open until it is dropped.
+    fn client(&self) -> Result<TcpStream> {
+        let mut client = None;
+        wait_until(PATIENCE, "a connection", || {
+            client = self.0.accept().ok();
+            Ok(client.is_some())
+        })?;
+        Ok(client.expect("accepted").0)
+    }
+}
+
+/// The default of `connect_timeout` is 30 s. A request to stop does not wait for it.
+#[test]
+fn a_request_to_stop_ends_the_wait_for_a_silent_server() -> Result<()> {
+    let site = Site::new(18, 18)?;
+    let silent = Silent::start()?;
+    let (publisher, subscriber) = (site.publisher.conninfo(DB), site.subscriber.conninfo(DB));
+    for between in [(&silent.conninfo()?, &subscriber), (&publisher, &silent.conninfo()?)] {
+        let mut run = site.spawn(&site.program_between(between.0, between.1))?;
+        let _client = silent.client()?;
+        let started = Instant::now();
+        run.terminate()?;
+        expect_exit(&mut run, 0, &[])?;
+        assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+    }
+    Ok(())
+}
+
+#[test]
+fn the_host_after_a_silent_one_is_tried() -> Result<()> {
+    let site = Site::new(18, 18)?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    let silent = Silent::start()?;
+    let after_silent = |port: u16| -> Result<String> {
+        let ports = format!("{},{port}", silent.port()?);
+        Ok(format!("host=127.0.0.1,127.0.0.1 port={ports} user=postgres dbname={DB}"))
+    };
+    let publisher = after_silent(site.publisher.port())?;
+    let subscriber = after_silent(site.subscriber.port())?;
+    let program = Tool::new(publisher, subscriber, NAME).program("run");
+    let program = program.args(["--until", "current"]).env("PGCONNECT_TIMEOUT", "2");
+    expect_exit(&mut site.spawn(&program)?, 0, &[])
+}
