@@ -275,9 +275,8 @@ impl Keeping {
 
 /// Exports a snapshot, which can be imported while the session's transaction is open.
 fn export(session: &mut Session) -> Result<String> {
-    let begin = slot::begin_reading(session.server_version().major());
     let results = session
-        .simple_each([begin, "SELECT pg_catalog.pg_export_snapshot()"])
+        .simple_each([slot::BEGIN_READING, "SELECT pg_catalog.pg_export_snapshot()"])
         .map_err(|e| Failure::subscriber(&e, "exporting a snapshot"))?;
     field(&first_row(&results[1], "pg_export_snapshot")?, 0)
 }

@@ -13,6 +13,11 @@ use crate::subscriber::catalogue::{field, first_row};
 /// streaming.
 pub(crate) const OLDEST_MAJOR: u32 = 14;
 
+/// Exists since PostgreSQL 17, and is no startup parameter of older servers. The limit that a role or database
+/// has would end each walsender that decodes a transaction for longer, again and again: its sending is a
+/// transaction too, and lasts as long as the subscriber needs. It would also end copies.
+const TIME_LIMIT: &str = "transaction_timeout";
+
 /// Opens sessions on the publisher for one subscription.
 #[derive(Debug, Clone)]
 pub(crate) struct Publisher {
@@ -126,20 +131,35 @@ impl Publisher {
             connecting::explain(pooler::Side::Publisher, failure, &e, info, replication)
         })?;
         session.set_activity(self.activity.clone());
-        check_direct(&mut session, start)?;
+        prepare(&mut session, start)?;
         Ok(session)
     }
 }
 
-/// Refuses a session that a connection pooler or another product than PostgreSQL provides.
-fn check_direct(session: &mut Session, start: ConnectionStart) -> Result<()> {
-    let results = session
-        .simple(BACKEND_SQL)
-        .map_err(|e| Failure::publisher(&e, "checking which process serves the session"))?;
-    let row = first_row(&results, "the query for this session")?;
-    match start.judge(session, &row)? {
-        None => product::check(pooler::Side::Publisher, &field::<String>(&row, 2)?),
-        Some(reason) => Err(pooler::refused(pooler::Side::Publisher, reason)),
+/// Refuses a session that a connection pooler or another product than PostgreSQL provides. Then lifts
+/// [`TIME_LIMIT`], unless a connection pooler answers.
+fn prepare(session: &mut Session, start: ConnectionStart) -> Result<()> {
+    let lift = match session.server_version().major() {
+        17.. => format!("pg_catalog.set_config('{TIME_LIMIT}', '0', false)"),
+        _ => "'0'".to_owned(),
+    };
+    loop {
+        let sql = format!(
+            "SELECT pid, age, product, CASE WHEN {} THEN {lift} END FROM ({BACKEND_SQL}) backend",
+            start.own_sql(session)
+        );
+        let results = session
+            .simple(&sql)
+            .map_err(|e| Failure::publisher(&e, "checking which process serves the session"))?;
+        let row = first_row(&results, "the query for this session")?;
+        if let Some(reason) = start.judge(session, &row)? {
+            return Err(pooler::refused(pooler::Side::Publisher, reason));
+        }
+        product::check(pooler::Side::Publisher, &field::<String>(&row, 2)?)?;
+        // A valid session without the setting means that the query took too long to arrive.
+        if row.get(3).is_some() {
+            return Ok(());
+        }
     }
 }
 

@@ -73,7 +73,7 @@ pub(crate) fn create_then(
     );
     // No further message may follow: while a walsender waits for WAL, it takes incoming messages
     // for messages of a stream.
-    let created = session.simple_each([begin_reading(major), &sql]);
+    let created = session.simple_each([BEGIN_READING, &sql]);
     if created.is_err() && !session.is_broken() {
         session.simple("ROLLBACK").map_err(|e| Failure::publisher(&e, "ending a transaction"))?;
     }
@@ -213,14 +213,9 @@ pub(crate) fn not_ours(name: &str) -> Failure {
     ))
 }
 
-/// SQL that begins a transaction with one snapshot and no time limit.
-pub(crate) fn begin_reading(major: u32) -> &'static str {
-    if major >= 17 {
-        "SET transaction_timeout = 0; BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"
-    } else {
-        "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"
-    }
-}
+/// Begins a transaction with one snapshot. No session of pgapace has a time limit for transactions.
+pub(crate) const BEGIN_READING: &str =
+    "BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
 fn supports_failover(session: &mut Session) -> Result<bool> {
     if session.server_version().major() < 17 {

@@ -111,10 +111,9 @@ pub(crate) fn record(
 /// Exports the snapshot of the slot once more, from a session that outlives the start of the stream.
 fn hold(publisher: &Publisher, snapshot: &str) -> Result<HeldSnapshot> {
     let mut session = publisher.connect_to_look()?;
-    let begin = slot::begin_reading(session.server_version().major());
     let import = format!("SET TRANSACTION SNAPSHOT {}", wire::quote_literal(snapshot));
     let [_, _, exported] = session
-        .simple_each([begin, &import, "SELECT pg_catalog.pg_export_snapshot()"])
+        .simple_each([slot::BEGIN_READING, &import, "SELECT pg_catalog.pg_export_snapshot()"])
         .map_err(|e| Failure::publisher(&e, "holding the snapshot"))?;
     let name = crate::subscriber::catalogue::first_row(&exported, "pg_export_snapshot")?;
     let name = crate::subscriber::catalogue::field(&name, 0)?;

@@ -24,7 +24,7 @@ use wire::{Session, quote_literal};
 use crate::barrier::taker::{BarrierTaker, TakenBarrier};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
-use crate::publisher::slot::begin_reading;
+use crate::publisher::slot::BEGIN_READING;
 use crate::sqlstate;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, parse_name_array};
@@ -166,9 +166,10 @@ impl Repairer<'_> {
         mut taken: TakenBarrier,
     ) -> Result<Written> {
         let mut theirs = self.publisher.connect_to_look()?;
-        let begin = begin_reading(theirs.server_version().major());
-        let import =
-            format!("{begin}; SET TRANSACTION SNAPSHOT {}", quote_literal(&taken.publisher));
+        let import = format!(
+            "{BEGIN_READING}; SET TRANSACTION SNAPSHOT {}",
+            quote_literal(&taken.publisher)
+        );
         if let Err(error) = theirs.simple(&import) {
             return Ok(Written::NotImported(Failure::publisher(&error, "importing the snapshot")));
         }

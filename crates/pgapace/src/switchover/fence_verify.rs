@@ -10,7 +10,7 @@ use wire::Session;
 use super::procedure::Sides;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
-use crate::publisher::slot::begin_reading;
+use crate::publisher::slot::BEGIN_READING;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::session::{Purpose, Subscriber};
@@ -59,9 +59,8 @@ impl PairSource for Quiet<'_> {
 }
 
 fn export(session: &mut Session) -> wire::Result<Vec<wire::Rows>> {
-    let begin = begin_reading(session.server_version().major());
     let mut results =
-        session.simple(&format!("{begin}; SELECT pg_catalog.pg_export_snapshot()"))?;
+        session.simple(&format!("{BEGIN_READING}; SELECT pg_catalog.pg_export_snapshot()"))?;
     Ok(results.pop().into_iter().collect())
 }
 

@@ -57,9 +57,11 @@ impl PairSource for Pairs<'_> {
             ));
         }
         let mut exporter = self.context.subscriber.connect(Purpose::Verify)?;
-        let begin = crate::publisher::slot::begin_reading(exporter.server_version().major());
         let exported = exporter
-            .simple_each([begin, "SELECT pg_catalog.pg_export_snapshot()"])
+            .simple_each([
+                crate::publisher::slot::BEGIN_READING,
+                "SELECT pg_catalog.pg_export_snapshot()",
+            ])
             .map_err(|e| Failure::subscriber(&e, "exporting a snapshot"))?;
         let pair = SnapshotPair {
             lsn: self.snapshot.lsn,

@@ -63,10 +63,10 @@ impl Snapshot {
 
     /// Begins a transaction under the snapshot, after executing `before`.
     pub(crate) fn import(&self, session: &mut Session, before: &str) -> Result<()> {
-        let begin = slot::begin_reading(session.server_version().major());
         session
             .simple(&format!(
-                "{before}{begin}; SET TRANSACTION SNAPSHOT {}",
+                "{before}{}; SET TRANSACTION SNAPSHOT {}",
+                slot::BEGIN_READING,
                 wire::quote_literal(&self.name)
             ))
             .map_err(|e| Failure::publisher(&e, "importing the snapshot"))?;

@@ -8,7 +8,7 @@ use wire::{Session, quote_literal};
 use crate::beside::beside;
 use crate::error::{Failure, Result};
 use crate::publisher::session::Publisher;
-use crate::publisher::slot::begin_reading;
+use crate::publisher::slot::BEGIN_READING;
 use crate::subscriber::session::{Purpose, Subscriber};
 
 /// Settings of both sessions beyond those that every session has
@@ -62,9 +62,8 @@ impl SnapshotPair {
 
 /// Begins a transaction under an exported snapshot.
 fn import(session: &mut Session, snapshot: &str) -> wire::Result<()> {
-    let begin = begin_reading(session.server_version().major());
     let snapshot = quote_literal(snapshot);
-    session.simple(&format!("{READING}{begin}; SET TRANSACTION SNAPSHOT {snapshot}"))?;
+    session.simple(&format!("{READING}{BEGIN_READING}; SET TRANSACTION SNAPSHOT {snapshot}"))?;
     Ok(())
 }
 

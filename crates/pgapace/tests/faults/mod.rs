@@ -18,4 +18,5 @@ mod status;
 mod stops;
 mod supervised;
 mod takeover;
+mod time_limits;
 mod waiting;
