@@ -87,6 +87,11 @@ impl Array {
         self.format = self.format_before;
     }
 
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> usize {
+        self.bytes.capacity()
+    }
+
     /// Writes the header.
     pub(crate) fn finish(&mut self, element_type: u32, length: usize) {
         let length = u32::try_from(length).unwrap_or(u32::MAX);

@@ -109,7 +109,8 @@ impl Columns {
         self.bytes
     }
 
-    /// Appends a row; returns false, with nothing appended, if its shape differs from the others.
+    /// Appends a row; returns false, with nothing appended, if its shape differs from the others, or if it is
+    /// too large. Its values are never appended then, because the arrays keep their capacity.
     #[inline]
     pub(crate) fn push(&mut self, row: &Row<'_>) -> bool {
         let mut bytes = 0;
@@ -120,7 +121,7 @@ impl Columns {
                 fits = false;
                 break;
             };
-            let Some(added) = slot.push(value, self.rows) else {
+            let Some(added) = slot.push(value, self.rows, ROW_BYTES.saturating_sub(bytes)) else {
                 fits = false;
                 break;
             };
@@ -226,9 +227,9 @@ impl Columns {
 
 impl ColumnSlot {
     /// Appends the value of a row and returns its size in bytes, or `None` if its format differs from
-    /// the others.
+    /// the others, or if it has more bytes than there is room in the row.
     #[inline]
-    fn push(&mut self, value: Column<'_>, row: usize) -> Option<usize> {
+    fn push(&mut self, value: Column<'_>, row: usize, room: usize) -> Option<usize> {
         let role = match (self.role?, value) {
             (ColumnRole::Mixed, Column::Unchanged) => {
                 self.array.push(Column::Null);
@@ -250,7 +251,7 @@ impl ColumnSlot {
             Column::Binary(bytes) | Column::Text(bytes) => bytes.len(),
             Column::Null | Column::Unchanged => 0,
         };
-        if !self.array.push(value) {
+        if bytes > room || !self.array.push(value) {
             return None;
         }
         self.role = Some(role);
@@ -300,4 +301,29 @@ pub(crate) fn params<'a>(sources: &[Source], search: &'a Columns, new: &'a Colum
             Source::Sent(column) => new.sent_param(*column),
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each apply worker keeps its arrays for as long as it lives.
+    #[test]
+    fn a_row_that_is_too_large_leaves_no_memory() {
+        let slot = || {
+            let mut slot = ColumnSlot { role: Some(ColumnRole::New), ..ColumnSlot::default() };
+            slot.array.clear();
+            slot
+        };
+        let mut columns = Columns { slots: vec![slot(), slot()], used: 2, ..Columns::default() };
+        let (large, half) = (vec![b'x'; 16 * ROW_BYTES], vec![b'x'; ROW_BYTES / 2]);
+        for values in [[&large, &half], [&half, &large]] {
+            let values = values.map(|value| Column::Text(value));
+            assert!(!columns.push(&Row::Merged(values.to_vec())));
+        }
+        let capacity: usize = columns.slots.iter().map(|slot| slot.array.capacity()).sum();
+        assert!(capacity < 2 * ROW_BYTES, "{capacity}");
+        assert!(columns.push(&Row::Merged(vec![Column::Text(&half), Column::Text(b"")])));
+        assert_eq!(columns.rows(), 1);
+    }
 }
