@@ -21,8 +21,9 @@ use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::state::{self, SchemaCopy, SubscriptionId};
 
 const POLL: Duration = Duration::from_millis(20);
-/// Parameters that the tools of all versions accept in a connection string. The password goes into
-/// the environment.
+/// Parameters that the tools get if the connection string has them. The tools must trust no server that
+/// pgapace would not trust; one that is too old to know a parameter fails, and names it. The password goes
+/// into the environment.
 const KEYS: &[&str] = &[
     "host",
     "hostaddr",
@@ -37,6 +38,11 @@ const KEYS: &[&str] = &[
     "sslcert",
     "sslkey",
     "sslcrl",
+    "sslcertmode",
+    "sslnegotiation",
+    "channel_binding",
+    "require_auth",
+    "requirepeer",
     "ssl_min_protocol_version",
     "ssl_max_protocol_version",
     "gssencmode",
@@ -237,5 +243,35 @@ impl Drop for Directory {
                 "could not remove a temporary directory"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::ConnInfo;
+
+    use super::tool;
+
+    #[test]
+    fn the_tools_check_the_server_as_pgapace_does() {
+        let text = "host=/tmp dbname=d channel_binding=require requirepeer=postgres \
+                    sslnegotiation=direct sslmode=verify-full require_auth=scram-sha-256 sslcertmode=disable";
+        let given = |text: &str| {
+            let info = ConnInfo::parse_with_env(text, &|_| None, None).unwrap();
+            let command = tool("psql", &info);
+            command.get_args().next().unwrap().to_string_lossy().into_owned()
+        };
+        let argument = given(text);
+        for parameter in [
+            "channel_binding='require'",
+            "requirepeer='postgres'",
+            "sslnegotiation='direct'",
+            "require_auth='scram-sha-256'",
+            "sslcertmode='disable'",
+        ] {
+            assert!(argument.contains(parameter), "{parameter}: {argument}");
+        }
+        let argument = given("host=/tmp dbname=d");
+        assert!(!argument.contains("ssl") && !argument.contains("require"), "{argument}");
     }
 }
