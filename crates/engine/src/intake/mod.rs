@@ -138,6 +138,8 @@ pub enum IntakeError<E> {
     History(HistoryError),
     /// The spool returned other bytes than were written.
     Malformed,
+    /// A table was replaced by another one of its name in the middle of a transaction.
+    Replaced,
     /// Something that must exist does not: a bug.
     Lost(&'static str),
     /// The surroundings failed.
@@ -363,12 +365,16 @@ impl<E: Surroundings> Intake<E> {
             // A table that catches up may lack it.
             return if skipped { Ok(()) } else { self.defer(&part) };
         }
+        // The next run looks at the publications before it applies anything.
+        let replaced = part.relations().iter().any(|relation| env.is_another(relation, commit_lsn));
+        if self.partly_dispatched && replaced {
+            return Err(IntakeError::Replaced);
+        }
         if !self.partly_dispatched {
             if is_beyond(env.goal(), commit_lsn) {
                 self.close(Outcome::Reached);
             }
-            // The next run looks at the publications before it applies anything.
-            if part.relations().iter().any(|relation| env.is_another(relation, commit_lsn)) {
+            if replaced {
                 self.close(Outcome::Changed);
             }
             if self.closing.is_some() {

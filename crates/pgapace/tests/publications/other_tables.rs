@@ -92,6 +92,36 @@ fn a_table_recreated_before_its_first_change_is_stale() {
     });
 }
 
+/// The transaction is applied in parts, and not all of them have changes of the table.
+#[test]
+fn a_table_recreated_within_a_large_transaction_is_stale() {
+    for streaming in ["off", "on", "parallel"] {
+        let mut case = Case::new(18, 18);
+        case.both(TABLES);
+        case.publisher.sql("INSERT INTO t VALUES (1, 1)");
+        case.publish("FOR ALL TABLES");
+        case.tool.publisher += " options='-c logical_decoding_work_mem=64kB'";
+        case.tool.args =
+            ["--streaming", streaming, "--memory-limit", "16MB"].map(str::to_owned).into();
+        case.run_until_current();
+        let mut process = case.start();
+        case.publisher.sql(
+            "BEGIN; INSERT INTO other SELECT i, i FROM generate_series(1, 100000) i; DROP TABLE t; \
+             CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (2, 7); COMMIT",
+        );
+        let blocked = || Ok(state(&case, "t") == "blocked true");
+        must(wait_until(PATIENCE, "the table to be blocked", blocked));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["other"]);
+        assert_eq!(case.subscriber.rows("SELECT id FROM t"), ["1"], "{streaming}");
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        let ready = || Ok(state(&case, "t") == "ready false");
+        must(wait_until(PATIENCE, "the table to be ready again", ready));
+        case.stop(process);
+        case.expect_equal(&["t", "other"]);
+    }
+}
+
 /// Creates the table anew while pgapace streams, waits until it is blocked, and copies it again.
 fn recreate_and_resync(case: &Case, process: &mut Process) {
     case.publisher.sql("DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, v int)");

@@ -204,6 +204,12 @@ impl From<IntakeError<Failure>> for Failure {
             IntakeError::Malformed => {
                 Self::internal("the spool returned other bytes than were written")
             }
+            // The next start finds it in the publications.
+            IntakeError::Replaced => Self::new(
+                Class::Publisher,
+                "a table was replaced by another one of its name within a transaction",
+            )
+            .transient(true),
             IntakeError::Lost(what) => Self::internal(what),
             IntakeError::Assemble(error) => {
                 let hint = match error {
