@@ -13,9 +13,9 @@ use crate::subscriber::catalogue::{field, first_row};
 /// streaming.
 pub(crate) const OLDEST_MAJOR: u32 = 14;
 
-/// Exists since PostgreSQL 17, and is no startup parameter of older servers. The limit that a role or database
-/// has would end each walsender that decodes a transaction for longer, again and again: its sending is a
-/// transaction too, and lasts as long as the subscriber needs. It would also end copies.
+/// A limit that a role or database may have. The walsender sends a transaction inside a transaction of its
+/// own, which lasts as long as the subscriber needs: the limit would end it again and again. It would also
+/// end copies. It exists since PostgreSQL 17, and older servers refuse it as a startup parameter.
 const TIME_LIMIT: &str = "transaction_timeout";
 
 /// Opens sessions on the publisher for one subscription.

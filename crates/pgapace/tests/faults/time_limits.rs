@@ -7,8 +7,8 @@ use testbed::{Proxy, Result};
 
 use crate::support::{DB, PATIENCE, Site, wait_while_running};
 
-/// To decode a transaction is a transaction of the walsender too, which lasts as long as the receiver needs
-/// for the changes.
+/// The walsender sends a transaction inside a transaction of its own, which lasts until the receiver has
+/// taken all changes.
 #[test]
 fn a_limit_for_transactions_does_not_end_the_stream() -> Result<()> {
     let site = Site::new(18, 18)?;

@@ -74,3 +74,20 @@ fn events_with_characters_that_the_encoding_lacks_are_written() {
     let fields = "SELECT string_agg(fields, ' ') FROM pgapace.event WHERE event = 'table_blocked'";
     assert!(case.subscriber.value(fields).contains("preis_in_?"));
 }
+
+/// Types of the publisher have names of their own.
+#[test]
+fn a_type_whose_name_the_encoding_lacks_is_recorded() {
+    let case = Case::with_databases(18, 15, "", LATIN1);
+    case.publisher
+        .sql("CREATE TYPE \"€\" AS ENUM ('a'); CREATE TABLE t (id int PRIMARY KEY, v \"€\")");
+    case.subscriber.sql("CREATE TABLE t (id int PRIMARY KEY, v text)");
+    case.publish("FOR ALL TABLES");
+    case.publisher.sql("INSERT INTO t VALUES (1, 'a')");
+    case.run_until_current();
+    case.publisher.sql("INSERT INTO t VALUES (2, 'a')");
+    case.run_until_current();
+    assert_eq!(case.subscriber.value("SELECT count(*) FROM t WHERE v = 'a'"), "2");
+    let reason = case.subscriber.value("SELECT format_reason FROM pgapace.subscription");
+    assert!(reason.contains("\"?\", subscriber type text"), "{reason}");
+}

@@ -358,7 +358,11 @@ pub(crate) fn set_run(
     manner: &Manner<'_>,
 ) -> Result<()> {
     let Manner { format, format_reason, streaming, streaming_reason } = *manner;
-    let same = [format, format_reason, streaming, streaming_reason]
+    // A reason may name a type of the publisher.
+    let repertoire = Repertoire::of(session);
+    let [format, format_reason, streaming, streaming_reason] =
+        [format, format_reason, streaming, streaming_reason].map(|text| repertoire.storable(text));
+    let same = [&format, &format_reason, &streaming, &streaming_reason]
         .iter()
         .zip(&row.manner)
         .all(|(now, recorded)| recorded.as_deref() == Some(now));
@@ -382,10 +386,10 @@ pub(crate) fn set_run(
                 Some(&id.0.to_string()),
                 Some(&publisher.system_identifier),
                 Some(&publisher.timeline.to_string()),
-                Some(manner.format),
-                Some(manner.format_reason),
-                Some(manner.streaming),
-                Some(manner.streaming_reason),
+                Some(&format),
+                Some(&format_reason),
+                Some(&streaming),
+                Some(&streaming_reason),
             ],
         )
         .map_err(|e| writing(&e))?;
