@@ -168,3 +168,22 @@ fn a_table_first_changed_by_a_stream_is_added_at_its_commit() {
         expect_nothing_lost(&case, process);
     });
 }
+
+/// The first change of the new table comes with a stream.
+#[test]
+fn a_table_recreated_before_a_stream_is_stale() {
+    on_publishers(|case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY, v text)");
+        case.publisher.sql("INSERT INTO t VALUES (1, 'old')");
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        let mut process = case.start();
+        case.publisher.sql("DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, v text)");
+        case.publisher.sql(&rows(2, 2000));
+        let blocked = "SELECT state = 'blocked' AND stale_lsn IS NOT NULL FROM pgapace.relation";
+        wait_for(&case, &mut process, "the table to be blocked", blocked);
+        assert_eq!(case.subscriber.rows("SELECT * FROM t"), ["1|old"]);
+        case.stop(process);
+        expect_streamed(&case);
+    });
+}
