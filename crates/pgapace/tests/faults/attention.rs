@@ -98,6 +98,15 @@ impl Sessions {
     }
 }
 
+/// Waits until the group waits for a lock, for longer than the leader waits for the group.
+fn wait_for_a_lock(site: &Site, run: &mut Process) -> Result<()> {
+    let waits = "SELECT count(*) > 0 FROM pg_locks \
+                 WHERE NOT granted AND clock_timestamp() - waitstart > '20 ms'";
+    wait_while_running(run, "a group to wait", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, waits)? == "t")
+    })
+}
+
 #[test]
 fn commits_that_wait_are_there_whatever_happens() -> Result<()> {
     for major in [14, 18] {
@@ -121,11 +130,7 @@ fn commits_that_wait_are_there_whatever_happens() -> Result<()> {
             // The group must wait for longer than the leader does.
             let mut user = site.subscriber.connect(DB)?;
             user.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE")?;
-            let waits = "SELECT count(*) > 0 FROM pg_locks \
-                         WHERE NOT granted AND clock_timestamp() - waitstart > '20 ms'";
-            wait_while_running(&mut run, "a group to wait", PATIENCE, || {
-                Ok(site.subscriber.query_one_text(DB, waits)? == "t")
-            })?;
+            wait_for_a_lock(&site, &mut run)?;
             user.batch_execute("COMMIT")?;
             sessions.go_on(&mut run)?;
             // A transaction that is spooled, and then applied in parts.
@@ -192,11 +197,7 @@ fn tables_change_and_the_program_pauses_while_commits_wait() -> Result<()> {
         for locks in ["ALTER TABLE t ADD CHECK (v >= 0)", "CREATE INDEX ON t (v)"] {
             let mut user = site.subscriber.connect(DB)?;
             user.batch_execute(&format!("BEGIN; {locks}"))?;
-            let waits = "SELECT count(*) > 0 FROM pg_locks \
-                         WHERE NOT granted AND clock_timestamp() - waitstart > '20 ms'";
-            wait_while_running(&mut run, "a group to wait", PATIENCE, || {
-                Ok(site.subscriber.query_one_text(DB, waits)? == "t")
-            })?;
+            wait_for_a_lock(&site, &mut run)?;
             user.batch_execute("COMMIT")?;
             sessions.go_on(&mut run)?;
         }
