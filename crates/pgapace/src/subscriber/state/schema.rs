@@ -627,6 +627,10 @@ COMMENT ON TABLE pgapace.member IS 'processes that wait for subscriptions, or sh
     "\
 -- plan: differs if the table is compared otherwise, so that the position means nothing
 ALTER TABLE pgapace.verification ADD plan bigint",
+    "\
+-- repair takes the differences of a table in batches, in the order of their numbers
+CREATE INDEX ON pgapace.difference (subscription, schema_name, table_name, id);
+DROP INDEX pgapace.difference_subscription_schema_name_table_name_idx",
 ];
 
 /// The schema version that this program creates.
