@@ -203,6 +203,11 @@ impl StreamThread {
                     dead = Some(ticket);
                     (self.report)(ticket, report);
                 }
+                // The server may not know that the connection is lost. Until the next session ends the
+                // backend, it keeps the locks of the stream, which is now applied by another session.
+                if self.lost.is_some() {
+                    self.session = self.open().ok();
+                }
             }
         }
     }
@@ -312,12 +317,6 @@ impl StreamThread {
         let Some(running) = self.session.take() else { return StreamReport::Abandoned };
         let backend = running.session.backend_pid();
         self.lost = Some(Lost { backend, tagged: running.encoder.is_tagged() });
-        if running.committing {
-            return StreamReport::Failed(failure);
-        }
-        // The server may not know that the connection is lost: until the next session ends the backend, it
-        // keeps the locks of the stream, which is now applied by another session.
-        self.session = self.open().ok();
-        StreamReport::Abandoned
+        if running.committing { StreamReport::Failed(failure) } else { StreamReport::Abandoned }
     }
 }
