@@ -255,7 +255,8 @@ pub(crate) fn differences(
     let source = if plan.key.is_empty() { "row_values" } else { "key" };
     let literals: Vec<_> = names.iter().map(|name| quote_literal(name)).collect();
     let values: Vec<_> = literals.iter().map(|name| format!("{source} ->> {name}")).collect();
-    // A row that is looked for by other columns is found nowhere, and would seem equal.
+    // If the key has other columns now, neither server finds the row, and the difference would be taken for
+    // gone.
     let same_columns = format!(
         "{source} ?& ARRAY[{}]::pg_catalog.text[] \
          AND (SELECT pg_catalog.count(*) FROM pg_catalog.jsonb_object_keys({source})) = {}",

@@ -16,7 +16,7 @@ const SESSIONS: i64 = 3;
 /// On an idle machine the leader reads the stream itself within a fraction of a second.
 const LEADS_WITHIN: Duration = Duration::from_secs(15);
 
-/// What the sessions share with the test.
+/// Tells the sessions to end, and counts their commits for the test.
 #[derive(Default)]
 struct Counter {
     ends: AtomicBool,

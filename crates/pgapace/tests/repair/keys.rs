@@ -148,7 +148,7 @@ fn large_rows() {
     });
 }
 
-/// What a verification left out, a repair leaves alone; with a table without a key, too.
+/// A repair does not write columns that the verification did not compare, whether the table has a key or not.
 #[test]
 fn columns_that_were_not_compared_stay() {
     let case = Case::new(18, 18);
@@ -178,7 +178,7 @@ fn columns_that_were_not_compared_stay() {
     }
 }
 
-/// A row that is looked for by other columns is found nowhere, which says nothing about it.
+/// If the key has other columns now, neither server finds the row, although it still differs.
 #[test]
 fn a_key_that_changed_since_the_verification_is_refused() {
     let case = Case::new(18, 18);

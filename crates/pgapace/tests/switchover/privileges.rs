@@ -43,7 +43,8 @@ fn sessions_of_other_roles_are_ended() {
     }
 }
 
-/// Who opens the new side at the end must be able to, and who writes on the old side must be known.
+/// The plan checks that the role may open the new side at the end, and names subscriptions that write on the old
+/// side.
 #[test]
 fn a_plan_names_what_would_stop_the_last_steps() {
     let mut case = two_way_case(18, 18);
