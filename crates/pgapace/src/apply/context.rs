@@ -16,7 +16,7 @@ use crate::subscriber::conflict::{Action, ConflictType};
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::missing_label;
 use crate::subscriber::state::conflicts::Conflict;
-use crate::subscriber::statement::row::Expect;
+use crate::subscriber::statement::row::{Expect, FOUND_SEVERAL};
 
 /// The group that is being answered.
 #[derive(Debug, Clone, Copy)]
@@ -161,6 +161,10 @@ impl<'a> Context<'a> {
         let offender = offender.map(|offender| self.blame(offender, error, expected));
         let mut failure = Failure::subscriber(error, doing);
         failure.offender = offender.map(Box::new);
+        if error.server_error().is_some_and(|said| said.message.contains(FOUND_SEVERAL)) {
+            let several = several_rows(failure.sqlstate.take());
+            return Failure { offender: failure.offender, ..several };
+        }
         match failure.sqlstate.as_deref() {
             // The progress statement fails if the epoch or the predecessor is not there.
             Some(sqlstate::NOT_NULL_VIOLATION | sqlstate::UNIQUE_VIOLATION) if progress => {
@@ -233,6 +237,14 @@ impl<'a> Context<'a> {
             _ => None,
         }
     }
+}
+
+/// The failure of a change of one row that finds several.
+pub(crate) fn several_rows(sqlstate: Option<String>) -> Failure {
+    let failure =
+        Failure::new(Class::Apply, "a change of one row finds several rows of the subscriber")
+            .hint("The columns that identify a row are not unique on the subscriber.");
+    Failure { sqlstate, ..failure }
 }
 
 /// A hint for an error that is no conflict; `None` if the server's own hint is better.

@@ -7,9 +7,9 @@
 use engine::worker::Outcome;
 use wire::{Reply, TransactionStatus, affected_rows};
 
-use crate::apply::context::Context;
+use crate::apply::context::{Context, several_rows};
 use crate::apply::expected::{Committing, Expected};
-use crate::error::{Class, Failure, Result};
+use crate::error::{Failure, Result};
 use crate::subscriber::statement::row::Expect;
 
 /// A reply of the subscriber, matched to the statement that it answers.
@@ -108,13 +108,7 @@ impl Completed {
     pub(crate) fn refusal(&self, context: &Context<'_>) -> Failure {
         match self.expected {
             Expected::Change { at, .. } => {
-                let rows = self.rows;
-                let failure = Failure::new(
-                    Class::Apply,
-                    format!("a change of one row affected {rows} rows of the subscriber"),
-                )
-                .hint("The columns that identify a row are not unique on the subscriber.");
-                Failure { offender: Some(Box::new(context.offender(at))), ..failure }
+                Failure { offender: Some(Box::new(context.offender(at))), ..several_rows(None) }
             }
             Expected::Progress { .. } => Failure::internal("the subscriber recorded no progress"),
             Expected::Commit { .. } => {

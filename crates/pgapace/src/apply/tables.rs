@@ -439,6 +439,10 @@ impl Tables {
             if !self.sync_lsns.contains_key(&(remote.schema.clone(), remote.name.clone())) {
                 return Ok(false);
             }
+            if self.is_another(remote, lsn) {
+                // That is seen again when it commits, and stops the changes of the table then.
+                return Ok(false);
+            }
             match self.resolve(session, remote, lsn)? {
                 Some(map) if map.conflicts.is_none() => {}
                 _ => return Ok(false),

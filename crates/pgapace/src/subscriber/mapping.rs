@@ -158,6 +158,14 @@ impl TableMap {
         keyed && plain && self.conflicts.is_none() && !self.unique.is_moving()
     }
 
+    /// Whether the search for one row may find several: the subscriber then stores keys apart that the
+    /// search takes for equal, or the same key in two partitions.
+    pub(crate) fn may_find_several(&self) -> bool {
+        let Search::Key(key) = &self.search else { return false };
+        mode::keys_are_on_leaves(&self.remote, &self.table)
+            || key.iter().any(|column| !self.local(column.remote).deterministic)
+    }
+
     /// The subscriber's column for a published column.
     pub(crate) fn local(&self, remote: usize) -> &crate::subscriber::catalogue::Column {
         &self.table.columns[self.columns[remote]]

@@ -121,7 +121,7 @@ fn fold(
 
 /// Whether rows are found by keys that exist only on the leaf partitions. Then two rows may have
 /// the same key, and only a statement for a single row notices that.
-fn keys_are_on_leaves(remote: &RemoteRelation, table: &Table) -> bool {
+pub(crate) fn keys_are_on_leaves(remote: &RemoteRelation, table: &Table) -> bool {
     table.identity_key.is_none() && remote.replica_identity != ReplicaIdentity::Full
 }
 

@@ -175,6 +175,39 @@ fn a_row_without_a_partition_stops_the_stream() {
     });
 }
 
+/// A partitioned table without a key, whose partitions have one, can have two rows with the key of a change.
+/// None of them is changed.
+#[test]
+fn a_key_in_two_partitions_stops_the_stream() {
+    on_versions(&[(18, 14), (15, 18)], |mut case| {
+        case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY, region int, v int)");
+        case.subscriber.sql(
+            "CREATE TABLE t (id int, region int, v int) PARTITION BY LIST (region); \
+             CREATE TABLE t1 PARTITION OF t (PRIMARY KEY (id)) FOR VALUES IN (1); \
+             CREATE TABLE t2 PARTITION OF t (PRIMARY KEY (id)) FOR VALUES IN (2)",
+        );
+        case.publish("FOR ALL TABLES");
+        case.publisher.sql("INSERT INTO t SELECT g, 1, 0 FROM generate_series(1, 3) g");
+        case.run_until_current();
+        let rows = "SELECT string_agg(t::text, ' ' ORDER BY t) FROM t";
+        for (args, change) in [
+            ("--apply-mode=auto", "UPDATE t SET v = v + 1 WHERE id = 1"),
+            ("--apply-mode=row", "UPDATE t SET id = id + 10 WHERE id = 2"),
+            ("--apply-mode=auto", "DELETE FROM t WHERE id = 3"),
+        ] {
+            case.tool.args = vec![args.to_owned()];
+            case.subscriber.sql("INSERT INTO t SELECT g, 2, 0 FROM generate_series(1, 3) g");
+            let before = case.subscriber.value(rows);
+            case.publisher.sql(change);
+            case.run().expect(9, &["finds several rows", "public.t", "not unique"]);
+            assert_eq!(case.subscriber.value(rows), before, "{change}");
+            case.subscriber.sql("DELETE FROM t WHERE region = 2");
+            case.run_until_current();
+            case.expect_equal(&["t"]);
+        }
+    });
+}
+
 #[test]
 fn truncate_of_partitioned_and_linked_tables() {
     on_versions(&[(15, 15), (18, 18)], |case| {

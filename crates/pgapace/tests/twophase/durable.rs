@@ -74,6 +74,35 @@ fn a_transaction_held_too_long_is_prepared() {
     });
 }
 
+/// The transaction is held until it ends, while others are prepared on the subscriber.
+#[test]
+fn a_table_recreated_within_a_prepared_transaction_is_stale() {
+    const BLOCKED: &str = "SELECT count(*) FROM pgapace.relation WHERE state = 'blocked'";
+    on_versions(&[(16, 18), (18, 15)], |mut case| {
+        prepared(&mut case);
+        case.both("CREATE TABLE other (id int PRIMARY KEY, v int)");
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v int)");
+        case.publisher.sql("INSERT INTO t VALUES (1, 1)");
+        case.run_until_current();
+        let mut process = case.start();
+        prepare(
+            &case,
+            "one",
+            "DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (2, 7)",
+        );
+        prepare(&case, "two", "INSERT INTO other VALUES (1, 1)");
+        wait_until_prepared(&case, 1);
+        resolve(&case, "COMMIT", "one");
+        let blocked = || Ok(case.subscriber.value(BLOCKED) == "1");
+        must(wait_until(PATIENCE, "the table to be blocked", blocked));
+        resolve(&case, "COMMIT", "two");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["other"]);
+        assert_eq!(case.subscriber.rows("SELECT id FROM t"), ["1"]);
+        case.stop(process);
+    });
+}
+
 /// A transaction that only locked rows, one without published changes, and an empty identifier.
 #[test]
 fn prepared_transactions_without_changes() {

@@ -367,6 +367,9 @@ pub(crate) fn statement(
     Statement { sql, types: builder.types, sources: builder.sources }
 }
 
+/// What an error says if the search for one row has found several.
+pub(crate) const FOUND_SEVERAL: &str = "pgapace found one row";
+
 /// A ctid is unique only within its partition.
 const BY_ADDRESS: &str = "subscriber.ctid OPERATOR(pg_catalog.=) found.address \
     AND subscriber.tableoid OPERATOR(pg_catalog.=) found.relation";
@@ -524,12 +527,30 @@ impl Builder<'_> {
     /// The clauses that select the row of a statement: WITH, FROM and WHERE.
     fn found(&mut self, identity: Option<&str>, set: &ColumnSet) -> (String, &'static str, String) {
         let condition = self.condition(identity, set);
+        let Condition { equal, .. } = &condition;
         match self.map.search {
             Search::WholeRow(_) => {
                 (self.found_row(&condition), " FROM found", format!(" WHERE {}", condition.address))
             }
-            _ => (String::new(), "", format!(" WHERE {}", condition.equal)),
+            _ if self.map.may_find_several() => {
+                let alone = self.is_alone();
+                (String::new(), "", format!(" WHERE {equal} AND {alone}"))
+            }
+            _ => (String::new(), "", format!(" WHERE {equal}")),
         }
+    }
+
+    /// A condition that fails if the search finds several rows. COMMIT is sent before the statement is
+    /// answered, so it is too late then to count the rows that it changed. See [`Statement::counted`]
+    /// for the cast.
+    fn is_alone(&mut self) -> String {
+        let Condition { equal, .. } = self.condition(None, &ColumnSet::default());
+        format!(
+            "(SELECT CASE WHEN pg_catalog.count(*) OPERATOR(pg_catalog.<) 2 THEN true \
+             ELSE pg_catalog.concat('{FOUND_SEVERAL} of ', pg_catalog.count(*))::pg_catalog.bool END \
+             FROM (SELECT FROM {} WHERE {equal} LIMIT 2) several)",
+            self.map.table.sql_only()
+        )
     }
 
     /// A WITH clause whose `found` is the address of one row.
