@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use wire::Session;
 
-use crate::cli::{Selection, output};
+use crate::cli::{Selection, output, seconds};
 use crate::error::{Class, Failure, Result};
 use crate::hand_over;
 use crate::subscriber::state::ownership::{self, Owner};
@@ -17,11 +17,11 @@ pub(crate) struct HandOverArgs {
     selection: Selection,
 
     /// Longest time in seconds until the running process has ended what it applies
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds())]
     timeout: u64,
 
     /// Time in seconds to wait until another process runs the subscription; 0 does not wait
-    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = seconds())]
     wait: u64,
 }
 

@@ -348,6 +348,11 @@ pub(crate) fn command() -> clap::Command {
     command
 }
 
+/// Reads a number of seconds, up to that of PostgreSQL's settings. A clock cannot count to all larger ones.
+fn seconds() -> clap::builder::RangedU64ValueParser {
+    clap::value_parser!(u64).range(0..=i32::MAX.unsigned_abs().into())
+}
+
 /// Runs the verb of the command line.
 pub(crate) fn main() -> ExitCode {
     let cli = match Cli::from_arg_matches(&command().get_matches()) {

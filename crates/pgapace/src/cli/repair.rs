@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::barrier::taker::{BarrierManner, BarrierTaker};
 use crate::cli::table_name::split;
-use crate::cli::{Selection, output};
+use crate::cli::{Selection, output, seconds};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
@@ -41,7 +41,7 @@ pub(crate) struct RepairArgs {
     batch: u32,
 
     /// Seconds to wait for transactions of the publisher that keep a snapshot from being taken
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds())]
     barrier_timeout: u64,
 
     /// Print JSON

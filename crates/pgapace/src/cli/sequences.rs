@@ -8,7 +8,7 @@ use serde::Serialize;
 use wire::Session;
 
 use crate::cli::table_name::split;
-use crate::cli::{Selection, output};
+use crate::cli::{Selection, output, seconds};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::lag::{self, Lag};
@@ -48,7 +48,7 @@ pub(crate) struct SequencesArgs {
     allow_backwards: bool,
 
     /// Seconds to wait until the subscriber has applied what was committed before
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds())]
     wait: u64,
 
     /// Do not wait for the subscriber. A later TRUNCATE … RESTART IDENTITY sets sequences back

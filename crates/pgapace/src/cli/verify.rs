@@ -9,7 +9,7 @@ use wire::Session;
 
 use crate::barrier::taker::{BarrierManner, BarrierTaker};
 use crate::cli::table_name::{split, split_column};
-use crate::cli::{Selection, output};
+use crate::cli::{Selection, output, seconds};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
@@ -61,11 +61,11 @@ pub(crate) struct VerifyArgs {
     jobs: u16,
 
     /// Age in seconds at which snapshots are renewed, because they hold back VACUUM
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = seconds().range(1..))]
     snapshot_lifetime: u64,
 
     /// Seconds to wait for transactions of the publisher that keep a snapshot from being taken
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds())]
     barrier_timeout: u64,
 
     /// Go on where the last verification of these tables was interrupted

@@ -27,6 +27,9 @@ pub(crate) struct Tagging {
     pub(crate) may_drop: bool,
     /// Names of the subscription's origins.
     own: Vec<String>,
+    /// Names of pgapace's origins for databases that were dropped. Nothing else removes them, and each takes
+    /// the place of another one.
+    orphans: Vec<String>,
 }
 
 /// The replication origins of the subscriber.
@@ -99,7 +102,11 @@ impl Tagging {
                pg_catalog.current_setting('max_sync_workers_per_subscription'), \
                pg_catalog.count(*), \
                coalesce(pg_catalog.string_agg(roname, ',') \
-                 FILTER (WHERE pg_catalog.starts_with(roname, '{PREFIX}')), '') \
+                 FILTER (WHERE pg_catalog.starts_with(roname, '{PREFIX}')), ''), \
+               coalesce(pg_catalog.string_agg(roname, ',') \
+                 FILTER (WHERE roname OPERATOR(pg_catalog.~) '^{PREFIX}[0-9]+_' \
+                   AND NOT EXISTS (SELECT FROM pg_catalog.pg_database d WHERE pg_catalog.starts_with( \
+                     roname, pg_catalog.concat('{PREFIX}', d.oid, '_')))), '') \
              FROM pg_catalog.pg_replication_origin"
         )
     }
@@ -113,13 +120,15 @@ impl Tagging {
         let row = rows.first().ok_or_else(none)?;
         let (logical, tracked) = (boolean(&row, 0)?, boolean(&row, 1)?);
         let sync_workers: i64 = field(&row, 3)?;
-        let pgapace = field::<String>(&row, 5)?;
+        let (pgapace, orphans) = (field::<String>(&row, 5)?, field::<String>(&row, 6)?);
+        let orphans: Vec<_> =
+            orphans.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
         let is_own = |name: &&str| prefix.is_some_and(|prefix| name.starts_with(prefix));
         let own: Vec<_> = pgapace.split(',').filter(is_own).map(str::to_owned).collect();
         let all: i64 = field(&row, 4)?;
         let origins = OriginRoom {
             most: field(&row, 2)?,
-            others: all - i64::try_from(own.len()).unwrap_or(all),
+            others: all - i64::try_from(own.len() + orphans.len()).unwrap_or(all),
             reserve: 1 + sync_workers,
         };
         let always = tag_commits == TagCommits::Always;
@@ -129,6 +138,7 @@ impl Tagging {
             leaves_room: !always && (logical || tracked),
             may_drop: !tracked,
             own,
+            orphans,
         })
     }
 
@@ -154,6 +164,11 @@ impl Tagging {
             0
         };
         Some(room.free().saturating_sub(applying).max(1))
+    }
+
+    /// Origins of databases that do not exist any more.
+    pub(crate) fn orphans(&self) -> Vec<&str> {
+        self.orphans.iter().map(String::as_str).collect()
     }
 
     /// Origins that sessions of an earlier run or verb left, which wrote beside its apply workers.
@@ -208,8 +223,13 @@ mod tests {
     fn copies_leave_origins_to_apply_workers() {
         let copies = |others, beside, may_drop| {
             let origins = OriginRoom { most: 10, others, reserve: 3 };
-            let tagging =
-                Tagging { tagged: true, origins, leaves_room: true, may_drop, own: Vec::new() };
+            let tagging = Tagging {
+                tagged: true,
+                origins,
+                leaves_room: true,
+                may_drop,
+                ..Tagging::default()
+            };
             tagging.copy_sessions(RunSessions { workers: 16, streams: 3 }, beside)
         };
         assert_eq!(copies(0, false, true), Some(7));

@@ -61,15 +61,20 @@ impl Supervisor<'_> {
         if unused.is_empty() { Ok(()) } else { origin::drop_unused(control, &unused) }
     }
 
-    /// Drops replication origins that copies or a repair left, before apply workers need their places.
+    /// Drops replication origins that copies, a repair or databases left, before apply workers need their
+    /// places.
     pub(super) fn drop_left_origins(
         &self,
         control: &mut Session,
         prefix: &str,
         tagging: &Tagging,
     ) -> Result<()> {
-        let left = tagging.left_by_writers(prefix);
-        if left.is_empty() { Ok(()) } else { origin::drop_unused(control, &left) }
+        for left in [tagging.orphans(), tagging.left_by_writers(prefix)] {
+            if !left.is_empty() {
+                origin::drop_unused(control, &left)?;
+            }
+        }
+        Ok(())
     }
 
     /// How many sessions apply, and how many execute streamed transactions.

@@ -198,3 +198,34 @@ fn commits_are_not_tagged_where_no_tag_can_be_seen() {
         case.tool.finish("drop", &[]).expect(0, &[]);
     }
 }
+
+/// DROP DATABASE removes the subscription's state, but origins belong to the whole server.
+#[test]
+fn origins_of_dropped_databases_make_room() {
+    for major in [15, 18] {
+        let cluster = few_origins(major, &[]);
+        let mut case = Case::new(major, major);
+        let subscriber = Database::create(&cluster, "here", "");
+        case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY)");
+        subscriber.sql("CREATE TABLE t (id int PRIMARY KEY)");
+        case.publish("FOR TABLE t");
+        case.tool.subscriber = subscriber.conninfo();
+        case.publisher.sql("INSERT INTO t VALUES (1)");
+        subscriber.sql("CREATE DATABASE gone");
+        subscriber.sql(
+            "SELECT pg_replication_origin_create('pgapace_' || oid || '_1_' || worker) \
+             FROM pg_database, generate_series(0, 6) worker WHERE datname = 'gone'",
+        );
+        subscriber.sql("DROP DATABASE gone");
+        let kept = ["pgapace_of_a_user", "pgapace_1_1_0"];
+        for name in kept {
+            subscriber.sql(&format!("SELECT pg_replication_origin_create('{name}')"));
+        }
+        case.run_until_current();
+        assert_eq!(subscriber.value("SELECT count(*) FROM t"), "1");
+        let others = "SELECT roname FROM pg_replication_origin WHERE roname !~ ('^pgapace_' || \
+             (SELECT oid FROM pg_database WHERE datname = current_database()) || '_') ORDER BY 1";
+        assert_eq!(subscriber.rows(others), ["pgapace_1_1_0", "pgapace_of_a_user"]);
+        case.tool.finish("drop", &[]).expect(0, &[]);
+    }
+}

@@ -9,7 +9,7 @@ use wire::Session;
 
 use crate::cli::status::health::MaxLag;
 use crate::cli::table_name::split;
-use crate::cli::{Selection, output};
+use crate::cli::{Selection, output, seconds};
 use crate::config::{Site, Subscription as Config, check_name};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
@@ -44,7 +44,7 @@ pub(crate) struct SwitchoverArgs {
     abort: bool,
 
     /// Maximum time in seconds without writes on either side. After it everything is undone
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = seconds())]
     deadline: u64,
 
     /// Wait until the lag is no more than this before writes are stopped
@@ -54,11 +54,11 @@ pub(crate) struct SwitchoverArgs {
     max_lag: Option<MaxLag>,
 
     /// Time in seconds during which the lag must be no more than --max-lag
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, requires = "max_lag")]
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, requires = "max_lag", value_parser = seconds())]
     lag_for: u64,
 
     /// Maximum time in seconds to wait for that
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, requires = "max_lag")]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, requires = "max_lag", value_parser = seconds())]
     lag_timeout: u64,
 
     /// Shell command that stops writes, instead of a read-only database and the end of its sessions
