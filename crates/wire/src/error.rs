@@ -239,9 +239,16 @@ impl ServerError {
         matches!(self.severity.as_str(), "FATAL" | "PANIC")
     }
 
+    /// Whether this notice says that a commit has not reached every server. Its session is given up then, as if
+    /// the connection were lost: whoever opens the next one looks what has committed.
+    pub(crate) fn leaves_commit_open(&self) -> bool {
+        self.severity == "WARNING" && self.message.starts_with(CITUS_COMMIT_OPEN)
+    }
+
     /// Whether this error means that the connection is lost, or was refused for a temporary reason.
     fn ends_connection(&self) -> bool {
         self.code.starts_with("08")
+            || self.leaves_commit_open()
             || self.code == "XX000" && self.message == CITUS_LOST_POSTMASTER
             || matches!(
                 self.code.as_str(),
@@ -253,6 +260,10 @@ impl ServerError {
 /// The error of a statement of Citus that waits for another server when its own server crashes. It has no SQLSTATE of
 /// its own (`adaptive_executor.c` and `remote_commands.c` of Citus), and is not translated.
 const CITUS_LOST_POSTMASTER: &str = "postmaster was shut down, exiting";
+
+/// How the warning of Citus begins when a COMMIT PREPARED has failed: its changes are not visible before Citus has
+/// recovered the transaction (`remote_transaction.c` of Citus). It is not translated.
+const CITUS_COMMIT_OPEN: &str = "failed to commit transaction on ";
 
 fn memchr(needle: u8, haystack: &[u8]) -> Option<usize> {
     haystack.iter().position(|&byte| byte == needle)
@@ -299,6 +310,13 @@ mod tests {
         let lost = b"SERROR\0VERROR\0CXX000\0Mpostmaster was shut down, exiting\0\0";
         assert!(error(lost).is_connection_loss());
         assert!(!error(b"SERROR\0VERROR\0CXX000\0Mcache lookup failed\0\0").is_connection_loss());
+        let open = "failed to commit transaction on 10.0.0.7:5432";
+        let warning = |severity, message| {
+            let notice = format!("S{severity}\0V{severity}\0C01000\0M{message}\0\0");
+            ServerError::parse(notice.as_bytes()).leaves_commit_open()
+        };
+        assert!(warning("WARNING", open));
+        assert!(!warning("NOTICE", open) && !warning("WARNING", "there is no transaction"));
     }
 
     #[test]

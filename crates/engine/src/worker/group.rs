@@ -85,7 +85,12 @@ impl<T: GroupMember> Group<T> {
     /// Halves it: the first half stays, the second one is returned. Both run as the oldest, so neither
     /// depends on other groups.
     pub(super) fn halve(&mut self) -> Self {
-        let works = self.works.split_off(self.works.len() / 2);
+        self.split_off(self.works.len() / 2)
+    }
+
+    /// Splits it behind so many members. Both pieces must run as the oldest.
+    pub(super) fn split_off(&mut self, at: usize) -> Self {
+        let works = self.works.split_off(at);
         self.dependent = Dependent::default();
         let (seq, mode, attempts) = (self.seq, self.mode, self.attempts);
         let more = std::mem::replace(&mut self.more, true);

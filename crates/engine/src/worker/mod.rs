@@ -64,6 +64,8 @@ pub struct WorkerGroups<T: WorkerTypes> {
     counted: Option<usize>,
     /// How many groups are encoded behind those that are sent.
     most_encoded: usize,
+    /// See [`Self::with_lone_commits`].
+    lone_commits: bool,
     /// Every group up to this one is known to have ended.
     ended_through: GroupSeq,
     /// Groups in flight, then those that are encoded.
@@ -136,6 +138,7 @@ impl<T: WorkerTypes> WorkerGroups<T> {
             few: pacing.few_changes,
             counted: far.then_some(pacing.counted_changes),
             most_encoded: pacing.ready_groups,
+            lone_commits: false,
             ended_through: GroupSeq::NONE,
             active: VecDeque::new(),
             queue: VecDeque::new(),
@@ -144,6 +147,12 @@ impl<T: WorkerTypes> WorkerGroups<T> {
             ended: Vec::new(),
             in_parts: false,
         }
+    }
+
+    /// The same. If `lone`, nothing is sent behind a COMMIT that is not answered.
+    #[must_use]
+    pub fn with_lone_commits(self, lone: bool) -> Self {
+        Self { lone_commits: lone, ..self }
     }
 
     /// Queues a group, in commit order.
@@ -193,7 +202,12 @@ impl<T: WorkerTypes> WorkerGroups<T> {
         Next::Wait(waits)
     }
 
-    fn start(&mut self, group: Group<T::Member>, order: &impl Ended) -> Start<T::Member> {
+    fn start(&mut self, mut group: Group<T::Member>, order: &impl Ended) -> Start<T::Member> {
+        if self.lone_commits && group.mode == GroupMode::Rows && group.works.len() > 1 {
+            // Each transaction has a COMMIT of its own.
+            let rest = group.split_off(1);
+            self.queue.push_front(rest);
+        }
         self.ended_through = self.ended_through.max(order.ended_through());
         // No group can be in the way of one that is prepared at once: its errors are its own.
         let ahead = !group.is_prepared_at_once() && !self.is_next(group.seq);
@@ -249,6 +263,7 @@ impl<T: WorkerTypes> WorkerGroups<T> {
                     || next.is_by_rules()
                     || next.is_step()
                     || next.follows_applied()
+                    || self.lone_commits && next.begins()
                     || next.mode == GroupMode::Rows && !self.ordered =>
             {
                 self.active.is_empty()

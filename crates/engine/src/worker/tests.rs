@@ -341,6 +341,33 @@ fn few_changes_of_several_transactions_are_sent_with_their_end() {
     assert_eq!(in_order(group(2, &[20], false), &oldest), (false, GroupMode::Net));
 }
 
+#[test]
+fn nothing_is_sent_behind_a_lone_commit() {
+    let order = ended(1);
+    let mut groups: WorkerGroups<Words> =
+        WorkerGroups::new(true, false, &PACING).with_lone_commits(true);
+    let mut by_rows = group(2, &[20, 25], true);
+    by_rows.mode = GroupMode::Rows;
+    groups.push(by_rows);
+    groups.push(group(3, &[30], true));
+    let mut answered = Vec::new();
+    for end in [21, 26, 31].map(Lsn) {
+        let Start { group, .. } = start(&mut groups, &order);
+        assert_eq!(group.works.iter().map(GroupMember::end).collect::<Vec<_>>(), [Some(end)]);
+        let replies = [Answer::Statement, Answer::Sync(Some(end))];
+        groups.sent(encoded(group, false, replies, Rest::Nothing));
+        assert!(groups.further(&order).is_none());
+        assert!(matches!(groups.next(&order), Next::Wait(_)), "its COMMIT is not answered");
+        for _ in 0..2 {
+            groups.take_expected();
+            groups.committed(end);
+            groups.answered();
+        }
+        answered.push(groups.take_answered());
+    }
+    assert_eq!(answered, [(0, vec![]), (1, vec![GroupSeq(2)]), (1, vec![GroupSeq(3)])]);
+}
+
 /// Carries out one group of which some transactions cannot be applied together with others. Returns
 /// the transactions of each subscriber transaction that was committed, and how many attempts failed.
 fn carry_out(

@@ -2,7 +2,7 @@
 //!
 //! Citus keeps the rows of a distributed table in shards on several servers. It sends each statement to the
 //! shards. A session with `session_replication_role = replica` does not run the triggers with which Citus
-//! follows TRUNCATE. So pgapace does four things otherwise in a database with Citus:
+//! follows TRUNCATE. So pgapace does five things otherwise in a database with Citus:
 //!
 //! * Plans are custom plans. With the generic plan of a statement, Citus 13.2 and later crash when SET names the
 //!   distribution column, and refuse subqueries ("could not create distributed plan").
@@ -12,12 +12,18 @@
 //!   one: the coordinator's commit, with the progress row, decides. The statement finds no row, so nothing grows.
 //! * Commits are synchronous. Otherwise a crash of the coordinator loses a commit that the workers have made
 //!   durable.
+//! * The commit that failed on a worker after the coordinator's is waited for ([`recover`]). Citus warns of it, and the
+//!   changes become visible only when it recovers the transaction, by default within a minute. Whoever looked for
+//!   their rows before would find them missing. So nothing is sent behind a COMMIT that is not answered, the session
+//!   is given up with the warning, and the next one waits.
 //! * The replica role is set in each transaction ([`REPLICA_ROLE`]), because only SET LOCAL reaches the workers. Without
 //!   it, foreign keys are checked there.
 //!
 //! The distribution column is never in SET, since Citus refuses that. A row whose value changes is deleted and
 //! inserted. A reader on the coordinator may see the shards of one transaction change one after the other: Citus
 //! promises no common snapshot (documentation of Citus, "Multi-node transactions").
+
+use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 use wire::Session;
@@ -182,6 +188,70 @@ impl Member {
             )
             .hint("On the coordinator: SELECT citus_set_coordinator_host('<host>', <port>);")
         })
+    }
+}
+
+/// The pause between two looks at prepared transactions.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// How long a session waits for the recovery of Citus: more than twice its default interval.
+const RECOVERY_PATIENCE: Duration = Duration::from_secs(150);
+
+/// The prepared transactions of this role and coordinator on the workers, and which workers did not answer.
+const PREPARED_SQL: &str = "\
+SELECT coalesce(pg_catalog.string_agg(pg_catalog.concat(nodename, ':', nodeport), ', ') FILTER (WHERE NOT success), ''), \
+  coalesce(pg_catalog.string_agg(result, ',') FILTER (WHERE success AND result <> ''), ''), \
+  pg_catalog.has_function_privilege('pg_catalog.recover_prepared_transactions()', 'EXECUTE') \
+FROM pg_catalog.run_command_on_workers($command$ \
+  SELECT coalesce(string_agg(gid, ',' ORDER BY gid), '') FROM pg_catalog.pg_prepared_xacts \
+  WHERE database = current_database() AND owner = current_user AND gid LIKE 'citus\\_0\\_%' $command$)";
+
+/// Waits until no transaction that this role has committed is prepared on a worker any more.
+///
+/// # Errors
+/// A worker does not answer, or Citus does not recover: both are transient.
+pub(crate) fn recover(session: &mut Session) -> Result<()> {
+    let mut waited_for: Option<Vec<String>> = None;
+    let deadline = Instant::now() + RECOVERY_PATIENCE;
+    loop {
+        let rows = session
+            .query(PREPARED_SQL, &[])
+            .map_err(|e| Failure::subscriber(&e, "looking at the workers of Citus"))?;
+        let row = rows.first().ok_or_else(|| Failure::internal("Citus gave no answer"))?;
+        let (silent, prepared) = (field::<String>(&row, 0)?, field::<String>(&row, 1)?);
+        let may_recover = boolean(&row, 2)?;
+        if !silent.is_empty() {
+            let message = format!("the Citus worker {silent} does not answer");
+            return Err(Failure::new(Class::Subscriber, message).transient(true));
+        }
+        // Those that other sessions prepare meanwhile are not waited for.
+        let mut left: Vec<_> =
+            prepared.split(',').filter(|gid| !gid.is_empty()).map(str::to_owned).collect();
+        if let Some(before) = &waited_for {
+            left.retain(|gid| before.contains(gid));
+        }
+        if left.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            let message = format!("Citus has not recovered its prepared transaction {}", left[0]);
+            return Err(Failure::new(Class::Subscriber, message)
+                .hint("As a superuser on the coordinator: SELECT recover_prepared_transactions();")
+                .transient(true));
+        }
+        if waited_for.is_none() {
+            tracing::info!(
+                event = "citus_recovery",
+                transactions = left.len(),
+                "waiting until Citus has committed transactions that are prepared on its workers"
+            );
+        }
+        waited_for = Some(left);
+        if may_recover {
+            session
+                .query("SELECT pg_catalog.recover_prepared_transactions()", &[])
+                .map_err(|e| Failure::subscriber(&e, "recovering transactions of Citus"))?;
+        }
+        std::thread::sleep(LOOK_AGAIN);
     }
 }
 

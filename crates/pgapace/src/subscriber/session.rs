@@ -195,6 +195,12 @@ impl Subscriber {
         self.citus
     }
 
+    /// Waits until everything that this role has committed can be read. Every session does that before it
+    /// changes replicated rows, when those before it have ended.
+    pub(crate) fn see_commits(&self, session: &mut Session) -> Result<()> {
+        if self.citus { citus::recover(session) } else { Ok(()) }
+    }
+
     pub(crate) fn user(&self) -> &str {
         self.info.user()
     }

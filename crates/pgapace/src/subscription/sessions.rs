@@ -188,6 +188,7 @@ fn open_apply(
         }
         ownership::end_session(&mut session, identity.id, lost.backend)?;
     }
+    subscriber.see_commits(&mut session)?;
     let Identity { database, id, .. } = identity;
     if !identity.tagged || lost.is_some_and(|lost| !lost.tagged) {
         ownership::join(&mut session, id)?;

@@ -524,6 +524,7 @@ impl Copier {
         // A later run terminates this session, or waits for its end, before it reads the tables'
         // state.
         ownership::join(&mut control, self.owner.id)?;
+        self.subscriber.see_commits(&mut control)?;
         let these = |table: &PublishedTable| names.iter().any(|name| is(table, name));
         let mut published = copy_tables(context, &mut control, None, &these)?;
         published.retain(these);

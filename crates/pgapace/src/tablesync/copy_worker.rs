@@ -90,6 +90,7 @@ impl CopySessions {
         // A later run terminates this session, or waits for its end, before it reads the tables'
         // state.
         ownership::join(&mut subscriber, context.id)?;
+        context.subscriber.see_commits(&mut subscriber)?;
         let (tags, writer) = (context.options.tags, Writer::Copy(number));
         let tag = WriterTag::attach(&mut subscriber, context.id, tags, writer)?;
         Ok(Self { publisher, subscriber, tag, touched: 0 })

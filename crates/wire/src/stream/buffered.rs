@@ -137,7 +137,13 @@ impl Buffered {
             }
             let body = self.start + 5..self.start + length;
             match tag {
-                b'N' => log_notice(&ServerError::parse(&self.input[body])),
+                b'N' => {
+                    let notice = ServerError::parse(&self.input[body]);
+                    log_notice(&notice);
+                    if notice.leaves_commit_open() {
+                        return Err(Error::Server(Box::new(notice)));
+                    }
+                }
                 b'S' => self.set_parameter(body),
                 b'A' => {}
                 _ => return Ok(Some((tag, length))),

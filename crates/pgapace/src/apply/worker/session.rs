@@ -89,7 +89,8 @@ impl WorkerSession {
             session,
             encoder: Encoder::new(identity),
             turns,
-            groups: WorkerGroups::new(identity.ordered, identity.is_far(), &Pacing::MEASURED),
+            groups: WorkerGroups::new(identity.ordered, identity.is_far(), &Pacing::MEASURED)
+                .with_lone_commits(identity.citus),
             rows: RowCount::default(),
             tally: Tally::new(log, meter.ledger.clone()),
             offense: None,

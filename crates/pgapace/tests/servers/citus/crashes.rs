@@ -105,6 +105,62 @@ fn expect_nothing_without_the_progress(mode: &str) -> Result<()> {
     Ok(())
 }
 
+/// A worker loses its connection between PREPARE and COMMIT PREPARED. Its rows cannot be seen before Citus recovers the
+/// transaction, and the publisher changes them at once.
+#[test]
+fn changes_of_rows_wait_for_the_recovery_of_their_commit() -> Result<()> {
+    let Some(binaries) = binaries("a commit of Citus that fails on a worker")? else {
+        return Ok(());
+    };
+    let settings = [("citus.recover_2pc_interval", "1h")];
+    let CitusCluster { coordinator, workers } = CitusCluster::start(&binaries, &settings)?;
+    let publisher = Pair::start(18, 18)?.publisher;
+    let site = Site::of(Pair { publisher, subscriber: coordinator })?;
+    site.publish_tables("CREATE TABLE log (id int PRIMARY KEY, v text)")?;
+    let distribute = "SELECT create_distributed_table('log', 'id', shard_count := 4)";
+    site.subscriber.sql(DB, distribute)?;
+    workers[1].sql(DB, &format!("{BY_HAND}; {SLOW_COMMITS}"))?;
+    for (round, args) in
+        [["auto", "1"], ["row", "1"], ["auto", "4"], ["row", "4"]].iter().enumerate()
+    {
+        let [mode, number] = *args;
+        let program = site.program().args(["--apply-mode", mode, "--workers", number]);
+        let mut run = site.spawn_streaming(&program)?;
+        // One row on each worker.
+        let first = 100 * round;
+        let ids = format!(
+            "SELECT string_agg('(' || id || ', ''a'')', ', ') FROM (SELECT min(g) \
+               FROM generate_series({first}, {first} + 99) g JOIN citus_shards s \
+                 ON s.shardid = get_shard_id_for_distribution_column('log', g) \
+               GROUP BY nodeport) found(id)"
+        );
+        let values = site.subscriber.query_one_text(DB, &ids)?;
+        site.publisher.sql(DB, &format!("INSERT INTO log VALUES {values}"))?;
+        wait_until(
+            Duration::from_secs(60),
+            "one worker to sleep, and the other to be ready",
+            || {
+                let sleeps = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+                let prepared = "SELECT count(*) FROM pg_prepared_xacts";
+                Ok(workers[1].query_one_text(DB, sleeps)? == "1"
+                    && workers[0].query_one_text(DB, prepared)? == "1")
+            },
+        )?;
+        let update = format!("UPDATE log SET v = v || 'b' WHERE id >= {first}");
+        site.publisher.sql(DB, &update)?;
+        site.publisher.sql(DB, &update)?;
+        let terminate = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+                         WHERE application_name LIKE 'citus_internal%' AND pid <> pg_backend_pid()";
+        workers[0].sql(DB, terminate)?;
+        site.wait_until_applied(&mut run)?;
+        let rows = "SELECT string_agg(DISTINCT v, ',') || count(*) FROM log";
+        let expected = format!("abb{}", 2 * (round + 1));
+        assert_eq!(site.subscriber.query_one_text(DB, rows)?, expected, "{args:?}:\n{}", run.log());
+        run.kill9()?;
+    }
+    Ok(())
+}
+
 /// Lets a session see and change shards of a worker.
 const BY_HAND: &str = "SET citus.enable_ddl_propagation TO off; SET citus.enable_manual_changes_to_shards TO on; \
      SET citus.override_table_visibility TO off";
