@@ -1,5 +1,6 @@
 //! Names a change for errors and logs: its transaction, table, operation and key.
 
+use engine::relation::RemoteRelation;
 use engine::transaction::{Touched, TransactionPart};
 use pgoutput::{Column, Lsn, Message};
 
@@ -37,6 +38,17 @@ pub(crate) fn of_relation(part: &TransactionPart, relation: usize) -> Offender {
     });
     offender.operation = first.unwrap_or(offender.operation);
     offender
+}
+
+/// Names a table of a transaction that is prepared on the publisher.
+pub(crate) fn of_table(relation: &RemoteRelation, lsn: Lsn) -> Offender {
+    Offender {
+        commit_lsn: lsn,
+        table: Some(relation.display_name()),
+        relation: Some((relation.schema.clone(), relation.name.clone())),
+        operation: "prepared transaction",
+        ..unknown_offender()
+    }
 }
 
 fn operation(message: &Message<'_>) -> &'static str {

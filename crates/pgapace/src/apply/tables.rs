@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use engine::dispatch::{Turn, Turned};
+use engine::net::TableFolding;
 use engine::relation::RemoteRelation;
 use engine::sync_lsn::SyncLsn;
 use engine::table_sync::TableSyncState;
@@ -16,6 +17,7 @@ use pgoutput::{Lsn, RelId};
 use rustc_hash::{FxHashMap, FxHashSet};
 use wire::{Session, quote_ident};
 
+use crate::apply::offender::of_table;
 use crate::apply::read_tables::{ReadTables, TableKey};
 use crate::config::ApplyModeSetting;
 use crate::error::{Class, Failure, Result};
@@ -25,7 +27,7 @@ use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::{CatalogueReader, TableFacts};
 use crate::subscriber::conflict::Policy;
 use crate::subscriber::format::{self, PublisherTypes};
-use crate::subscriber::mapping::{TableMap, lacks_columns};
+use crate::subscriber::mapping::{Search, TableMap, lacks_columns};
 use crate::subscriber::state::{self, RelationMode, RelationState, SubscriptionId};
 
 /// Schema of our state: never mapped, copied or applied, whatever the publication says.
@@ -425,15 +427,20 @@ impl Tables {
 
     /// Whether a transaction that changes these relations, and commits after `lsn`, may be prepared
     /// on the subscriber: all its tables are copied, and no rule may decide about its conflicts, which
-    /// would have to be undone one by one.
+    /// would have to be undone one by one. Changes of blocked tables are left out, then as later.
+    ///
+    /// If the publisher does not `wait` for the PREPARE, the transaction is held too where it may lock rows
+    /// here that it does not lock there: those that user code changes, and another one of several equal rows. A
+    /// transaction that the publisher commits before it would wait for them, and its end for that one.
     pub(crate) fn may_be_prepared(
         &mut self,
         session: &mut Session,
         relations: &[Arc<RemoteRelation>],
         lsn: Lsn,
+        waits: bool,
     ) -> Result<bool> {
         for remote in relations {
-            if remote.schema == OWN_SCHEMA {
+            if remote.schema == OWN_SCHEMA || self.is_blocked(remote) {
                 continue;
             }
             if !self.sync_lsns.contains_key(&(remote.schema.clone(), remote.name.clone())) {
@@ -443,9 +450,16 @@ impl Tables {
                 // That is seen again when it commits, and stops the changes of the table then.
                 return Ok(false);
             }
-            match self.resolve(session, remote, lsn)? {
-                Some(map) if map.conflicts.is_none() => {}
-                _ => return Ok(false),
+            let map = match self.resolve(session, remote, lsn) {
+                // An error is reported if it commits.
+                Err(failure) if !waits && !failure.transient => return Ok(false),
+                resolved => resolved.map_err(|failure| failure.of(|| of_table(remote, lsn)))?,
+            };
+            let Some(map) = map.filter(|map| map.conflicts.is_none()) else { return Ok(false) };
+            let locks_others = matches!(map.rules.fold, TableFolding::Never { barrier: true })
+                || matches!(map.search, Search::WholeRow(_));
+            if locks_others && !waits {
+                return Ok(false);
             }
         }
         Ok(true)

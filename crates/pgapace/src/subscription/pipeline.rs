@@ -165,6 +165,7 @@ impl Supervisor<'_> {
             subscription: row.id,
             epoch: row.epoch,
             prefix: resumption.preparing.prefix.clone(),
+            waits,
         };
         let feedback = Feedback::new(resumption.progress().positions());
         let options = ReceiverOptions {

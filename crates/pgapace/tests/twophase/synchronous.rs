@@ -61,3 +61,36 @@ fn prepare_returns_when_it_is_prepared_on_the_subscriber() -> Result<()> {
     }
     Ok(())
 }
+
+/// A table is blocked, because a row of it does not fit. Its changes are left out, and everybody else goes on.
+#[test]
+fn prepare_returns_with_changes_of_a_blocked_table() -> Result<()> {
+    for major in [15, 18] {
+        let mut site = Site::new(major, major)?;
+        site.publish_tables(
+            "CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)",
+        )?;
+        site.subscriber.sql(DB, "ALTER TABLE u ADD CHECK (id > 0)")?;
+        let program = site.program().args(["--two-phase", "--on-table-error", "block"]);
+        let mut run = site.spawn_streaming(&program)?;
+        site.publisher.sql(DB, "INSERT INTO u VALUES (0)")?;
+        site.wait_until_applied(&mut run)?;
+        run.kill9()?;
+        site.publisher.set("synchronous_standby_names", NAME)?;
+        let mut run = site.spawn_streaming(&program)?;
+        let mut client = site.publisher.connect(DB)?;
+        let done = client
+            .batch_execute("SET statement_timeout = '60s'")
+            .and_then(|()| {
+                client.batch_execute(
+                    "BEGIN; INSERT INTO t VALUES (1); INSERT INTO u VALUES (1); PREPARE TRANSACTION 'x'",
+                )
+            })
+            .and_then(|()| client.batch_execute("INSERT INTO t VALUES (2)"))
+            .and_then(|()| client.batch_execute("COMMIT PREPARED 'x'"));
+        assert!(done.is_ok(), "{done:?}:\n{}", run.log());
+        site.wait_until_applied(&mut run)?;
+        site.expect_equal(&[TableName::from("t")])?;
+    }
+    Ok(())
+}

@@ -39,6 +39,8 @@ pub(crate) struct PrepareNames {
     pub(crate) epoch: i64,
     /// The prefix of the gids of prepared transactions on the subscriber.
     pub(crate) prefix: String,
+    /// Whether the publisher's PREPARE waits for the subscriber.
+    pub(crate) waits: bool,
 }
 
 /// See [`intake::Surroundings`].
@@ -155,8 +157,9 @@ impl intake::Surroundings for Surroundings<'_> {
     }
 
     fn may_be_prepared(&mut self, relations: &[Arc<RemoteRelation>], lsn: Lsn) -> Result<bool> {
+        let waits = self.names.waits;
         self.with_tables_read(relations, |tables, control| {
-            tables.may_be_prepared(control, relations, lsn)
+            tables.may_be_prepared(control, relations, lsn, waits)
         })
     }
 
