@@ -8,6 +8,7 @@ use wire::{Rows, Session};
 use super::Supervisor;
 use super::retry::Known;
 use crate::apply::leader::Outcome;
+use crate::apply::session::roll_back;
 use crate::barrier;
 use crate::beside::beside;
 use crate::config::Subscription as Config;
@@ -19,6 +20,7 @@ use crate::publisher::publication;
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
 use crate::publisher::watch;
+use crate::sqlstate;
 use crate::stopping::interrupt::abandonable;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::citus;
@@ -35,6 +37,8 @@ use crate::tablesync::{SyncContext, copy_requests};
 
 /// How long a session of an owner whose heartbeat has stopped may take to end.
 const STANDBY_PATIENCE: Duration = Duration::from_secs(3);
+/// The pause between two attempts to upgrade schema pgapace.
+const UPGRADE_PAUSE: Duration = Duration::from_secs(2);
 
 /// Both servers of a run, and a session on each.
 pub(super) struct ConnectedServers {
@@ -173,7 +177,7 @@ impl Supervisor<'_> {
                 Ok((waits, (version == 0).then(|| this.look_at_publisher(source))))
             },
             || {
-                schema::upgrade(control, version)?;
+                this.upgrade_schema(control, version)?;
                 state::find_and(control, &config.name, &Tagging::sql(control, config.tag_commits))
             },
         );
@@ -295,6 +299,31 @@ impl Supervisor<'_> {
             None => {}
         }
         Ok(None)
+    }
+
+    /// Upgrades schema pgapace, as soon as nobody reads its tables.
+    fn upgrade_schema(&self, control: &mut Session, version: usize) -> Result<()> {
+        loop {
+            let failure = match schema::upgrade(control, version) {
+                Err(failure)
+                    if failure.sqlstate.as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE) =>
+                {
+                    failure
+                }
+                upgraded => return upgraded,
+            };
+            if self.shutdown.requested() {
+                return Err(failure);
+            }
+            tracing::warn!(
+                event = "schema_upgrade_waits",
+                subscription = self.config.name,
+                error = %failure,
+                "schema pgapace cannot be upgraded while other sessions hold locks of its tables"
+            );
+            roll_back(control).map_err(|e| Failure::subscriber(&e, "upgrading schema pgapace"))?;
+            self.shutdown.sleep_until(UPGRADE_PAUSE, || false);
+        }
     }
 
     /// A resumed subscription keeps its slot; its publications may change.

@@ -1,6 +1,6 @@
 //! A run continues from the state that an earlier version wrote on the subscriber.
 
-use crate::support::{Case, VERSIONS, must, on_versions};
+use crate::support::{Case, PATIENCE, VERSIONS, must, on_versions, wait_for_event};
 use crate::tablesync::requests::{CHANGE, COPY, wait_for_part, wide};
 use crate::tablesync::while_streaming::{holder, wait_for, wait_for_a_waiter};
 
@@ -89,5 +89,26 @@ fn upgrade_while_a_table_catches_up() {
         case.publisher.sql("INSERT INTO other VALUES (2)");
         case.run_until_current();
         case.expect_equal(&["other", "wide"]);
+    });
+}
+
+/// A session has read the state for hours, as pg_dump does. The upgrade is tried again and again, and others can
+/// read the state meanwhile.
+#[test]
+fn an_upgrade_does_not_stand_in_the_way_of_readers() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+        as_of_0_1(&case);
+        let reading = holder(&case, "BEGIN; SELECT FROM pgapace.subscription");
+        let mut process = case.tool.start(case.log_file("upgrade"));
+        must(wait_for_event(&mut process, "schema_upgrade_waits", PATIENCE));
+        wait_for_a_waiter(&case, &mut process, "relation");
+        case.subscriber.sql("SET statement_timeout = '30s'; SELECT FROM pgapace.subscription");
+        drop(reading);
+        case.publisher.sql("INSERT INTO t VALUES (1)");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["t"]);
+        assert!(process.log().contains("upgrading schema pgapace"), "{}", process.log());
+        case.stop(process);
     });
 }

@@ -633,6 +633,9 @@ CREATE INDEX ON pgapace.difference (subscription, schema_name, table_name, id);
 DROP INDEX pgapace.difference_subscription_schema_name_table_name_idx",
 ];
 
+/// How long an upgrade waits for the lock of a table. Then it is tried again later.
+const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '3s'";
+
 /// The schema version that this program creates.
 pub(crate) fn newest() -> usize {
     MIGRATIONS.len()
@@ -656,7 +659,8 @@ pub(crate) fn upgrade(session: &mut Session, current: usize) -> Result<()> {
         .hint("Run the version of pgapace that last ran here, or a newer one."));
     }
     let failed = |e: &wire::Error| {
-        let failure = Failure::subscriber(e, "creating schema pgapace");
+        let doing = if current == 0 { "creating" } else { "upgrading" };
+        let failure = Failure::subscriber(e, &format!("{doing} schema pgapace"));
         if failure.sqlstate.as_deref() == Some(sqlstate::INSUFFICIENT_PRIVILEGE) {
             failure.hint(
                 "GRANT CREATE ON DATABASE … TO <role>; or create the schema as an \
@@ -684,7 +688,9 @@ pub(crate) fn upgrade(session: &mut Session, current: usize) -> Result<()> {
         )
         .map_err(|e| failed(&e))?;
     let existing = begun.last().and_then(wire::Rows::first);
-    let mut script = Vec::new();
+    // Whoever reads a table of the schema, as pg_dump does for hours, keeps it from being altered, and all
+    // other processes would wait behind this one.
+    let mut script = vec![LOCK_TIMEOUT];
     if existing.is_none() {
         script.push("CREATE SCHEMA pgapace");
     }
