@@ -5,6 +5,7 @@ use wire::Session;
 
 use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
+use crate::publisher::history::check_walsender_system;
 use crate::publisher::session::Publisher;
 use crate::publisher::slot::{self, Slot};
 use crate::subscriber::origin;
@@ -27,9 +28,20 @@ pub(crate) struct DropArgs {
     if_exists: bool,
 }
 
+const OTHER_SYSTEM: &str = "Check --publisher. If the publisher that the subscription follows is gone for good, or has become \
+     another system (pg_upgrade), pass --keep-slot to drop the rest without it.";
+
+/// What has become of the slot, as the output says it.
+#[derive(Clone, Copy)]
+enum SlotFate {
+    Dropped,
+    Absent,
+    Left,
+}
+
 /// Drops the slot, unless it may belong to another program: its creation was never recorded, or it was dropped
 /// since and another one has its name.
-fn drop_slot(source: &mut Session, row: &Subscription, found: &Slot) -> Result<bool> {
+fn drop_slot(source: &mut Session, row: &Subscription, found: &Slot) -> Result<SlotFate> {
     let may_be_ours = match row.phase {
         Phase::Creating => slot::is_ours(found, row.slot_made_at),
         Phase::Copying | Phase::Streaming => slot::check_kind(&row.slot_name, found).is_ok(),
@@ -40,9 +52,10 @@ fn drop_slot(source: &mut Session, row: &Subscription, found: &Slot) -> Result<b
             slot = row.slot_name,
             "replication slot was left: nothing proves that it was created for this subscription"
         );
-        return Ok(false);
+        return Ok(SlotFate::Left);
     }
-    slot::drop(source, &row.slot_name)
+    let existed = slot::drop(source, &row.slot_name)?;
+    Ok(if existed { SlotFate::Dropped } else { SlotFate::Absent })
 }
 
 /// Drops the slot, prepared transactions, origins and state, in this order: if the slot cannot be
@@ -72,7 +85,7 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
             )
         })?;
     }
-    let mut slot_dropped = false;
+    let mut fate = SlotFate::Left;
     if row.owns_slot && !args.keep_slot {
         let info = site.publisher.ok_or_else(|| {
             Failure::new(Class::Config, "--publisher is not given").hint(
@@ -86,11 +99,13 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
                 "If the publisher is gone for good, pass --keep-slot to drop the rest without it.",
             )
         })?;
+        check_walsender_system(&mut source, &row, OTHER_SYSTEM)?;
         let found =
             slot::wait_until_free(&mut source, &row.slot_name, site.busy_timeout, &|| false)?;
-        if let Some(found) = found {
-            slot_dropped = drop_slot(&mut source, &row, &found)?;
-        }
+        fate = match found {
+            Some(found) => drop_slot(&mut source, &row, &found)?,
+            None => SlotFate::Absent,
+        };
     }
     for known in prepared::read(&mut control, row.id)? {
         // No other process would resolve them, and they hold locks.
@@ -102,10 +117,11 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
     origin::drop_all(&mut control, row.id)?;
     state::forget(&mut control, row.id)?;
     output::line(&format!("dropped subscription {}", row.name));
-    if slot_dropped {
-        output::line(&format!("dropped replication slot {} on the publisher", row.slot_name));
-    } else {
-        output::line(&format!("replication slot {} was left, or did not exist", row.slot_name));
-    }
+    let slot = &row.slot_name;
+    output::line(&match fate {
+        SlotFate::Dropped => format!("dropped replication slot {slot} on the publisher"),
+        SlotFate::Absent => format!("replication slot {slot} did not exist on the publisher"),
+        SlotFate::Left => format!("replication slot {slot} was left as it is"),
+    });
     Ok(())
 }

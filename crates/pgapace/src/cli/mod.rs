@@ -101,7 +101,7 @@ const REPORT_HELP: &str = r#"It needs only --subscriber. The file has no scripts
 Example:
   pgapace report --subscriber postgresql://b/shop ticket-4711.html"#;
 
-const DROP_HELP: &str = r#"It needs --subscriber and --name, and --publisher unless --keep-slot is given.
+const DROP_HELP: &str = r#"It needs --subscriber and --name, and --publisher unless --keep-slot is given. It refuses another publisher than the one that the subscription follows (exit code 10): that one's slot would stay, and hold WAL.
 
 Example:
   pgapace drop --subscriber postgresql://b/shop --publisher postgresql://repl@a/shop --name shop"#;
@@ -149,7 +149,9 @@ Example:
 
 const REBASE_HELP: &str = r#"For a subscription whose slot was lost, or whose subscriber was restored from a backup. It drops the slot, creates another, and compares all tables with the publisher's under the snapshot of that slot. Rows that differ are made equal: missing rows are inserted, others updated, and rows that only the subscriber has are deleted. Empty tables are copied. Then it applies what the publisher has committed meanwhile, and ends. If it is interrupted, run it again, or pgapace run.
 
-The process that runs the subscription must be stopped. For a new subscription into tables that hold rows: pgapace run --if-not-empty rebase.
+The process that runs the subscription must be stopped. Another publisher than the one that the subscription follows is refused (exit code 10): a promoted standby is the same, a server after pg_upgrade is not. To follow another one: pgapace drop --keep-slot, then pgapace run --if-not-empty rebase.
+
+For a new subscription into tables that hold rows: pgapace run --if-not-empty rebase.
 
 Example:
   pgapace rebase --config /etc/pgapace.toml --name shop"#;

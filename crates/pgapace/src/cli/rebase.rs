@@ -11,6 +11,7 @@ use crate::config::live::LiveSettings;
 use crate::config::{IfNotEmpty, Subscription as Config};
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::Board;
+use crate::publisher::history::check_walsender_system;
 use crate::publisher::session::Publisher;
 use crate::publisher::{publication, slot};
 use crate::stopping::shutdown::Shutdown;
@@ -23,6 +24,10 @@ pub(crate) struct RebaseArgs {
     #[command(flatten)]
     selection: Selection,
 }
+
+/// A rebase would make the subscriber equal to whatever server it is given.
+const OTHER_SYSTEM: &str = "Check --publisher. To follow this system instead: pgapace drop --keep-slot, then pgapace run \
+     --if-not-empty rebase.";
 
 /// How long a walsender of an earlier run may use the slot.
 const FREE_WITHIN: Duration = Duration::from_secs(60);
@@ -69,6 +74,7 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
     check_prepared(&mut control, &row)?;
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
     let mut source = publisher.connect()?;
+    check_walsender_system(&mut source, &row, OTHER_SYSTEM)?;
     publication::check_exist(&mut source, &config.publications)?;
     let stopping = || shutdown.requested();
     if let Some(found) = slot::wait_until_free(&mut source, &row.slot_name, FREE_WITHIN, &stopping)?

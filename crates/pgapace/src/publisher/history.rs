@@ -60,7 +60,8 @@ fn check_identity(
         )
         .hint(
             "Check --publisher. LSNs of different systems cannot be compared: to follow this \
-             system, drop the subscription (pgapace drop), and start it again.",
+             system, drop the subscription (pgapace drop --keep-slot), and start it again (pgapace run \
+             --if-not-empty rebase).",
         ));
     }
     if now.timeline == recorded_timeline {
@@ -85,7 +86,21 @@ fn check_identity(
 /// Refuses another database system than the one that a subscription follows: its values, snapshots and LSNs
 /// have nothing to do with the subscription.
 pub(crate) fn check_system(session: &mut Session, row: &Subscription) -> Result<()> {
-    match (system_identifier(session), &row.system_identifier) {
+    check_identifier(system_identifier(session), row, "Check --publisher.")
+}
+
+/// The same for a walsender, which tells its identifier to every role. A slot of another system that has the
+/// same name is not that of the subscription.
+pub(crate) fn check_walsender_system(
+    session: &mut Session,
+    row: &Subscription,
+    hint: &str,
+) -> Result<()> {
+    check_identifier(Some(identify(session)?.system_identifier), row, hint)
+}
+
+fn check_identifier(now: Option<String>, row: &Subscription, hint: &str) -> Result<()> {
+    match (now, &row.system_identifier) {
         (Some(now), Some(recorded)) if now != *recorded => Err(Failure::new(
             Class::History,
             format!(
@@ -94,7 +109,7 @@ pub(crate) fn check_system(session: &mut Session, row: &Subscription) -> Result<
                 row.name
             ),
         )
-        .hint("Check --publisher.")),
+        .hint(hint)),
         _ => Ok(()),
     }
 }

@@ -6,7 +6,7 @@ use testbed::compare::TableName;
 use testbed::program::Process;
 use testbed::{Cluster, ClusterBuilder, Pair, Result, servers, wait_until};
 
-use crate::support::{DB, NAME, PATIENCE, Site, expect_exit, holds_for};
+use crate::support::{DB, NAME, PATIENCE, Site, Tool, expect_exit, holds_for};
 
 const DDL: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
 
@@ -132,10 +132,8 @@ fn a_slot_in_use_is_waited_for() -> Result<()> {
     site.expect_equal(&[TableName::from("t")])
 }
 
-#[test]
-fn another_publisher_is_refused() -> Result<()> {
-    let site = site(&[])?;
-    follow_and_stop(&site)?;
+/// Another server with the same table, publication and slot.
+fn impostor() -> Result<Cluster> {
     let impostor = Cluster::builder(&servers::find_or_fetch(18)?).name("impostor").start()?;
     // So that its tables have other oids.
     impostor.sql(DB, "CREATE TABLE before (); DROP TABLE before")?;
@@ -144,6 +142,14 @@ fn another_publisher_is_refused() -> Result<()> {
     let create = format!("SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput')");
     impostor.sql(DB, &create)?;
     impostor.sql(DB, "INSERT INTO t VALUES (2, 'wrong')")?;
+    Ok(impostor)
+}
+
+#[test]
+fn another_publisher_is_refused() -> Result<()> {
+    let site = site(&[])?;
+    follow_and_stop(&site)?;
+    let impostor = impostor()?;
     let program = site.program_between(&impostor.conninfo(DB), &site.subscriber.conninfo(DB));
     let mut run = site.spawn(&program)?;
     expect_exit(&mut run, 10, &["the publisher is another database system", "pgapace drop"])?;
@@ -155,4 +161,37 @@ fn another_publisher_is_refused() -> Result<()> {
     insert(&site, 1)?;
     follow_and_stop(&site)?;
     site.expect_equal(&[TableName::from("t")])
+}
+
+/// Its slot has the name of the subscription's, and its rows would replace those of the subscriber.
+#[test]
+fn rebase_and_drop_refuse_another_publisher() -> Result<()> {
+    let site = site(&[])?;
+    insert(&site, 7)?;
+    follow_and_stop(&site)?;
+    let impostor = impostor()?;
+    let wrong = Tool { publisher: impostor.conninfo(DB), ..site.tool() };
+    let slots = "SELECT count(*) FROM pg_replication_slots";
+    for verb in ["rebase", "drop"] {
+        wrong.finish(verb, &[]).expect(10, &["is another database system", "--keep-slot"]);
+        for server in [&impostor, &site.publisher] {
+            assert_eq!(server.query_one_text(DB, slots)?, "1", "{verb}");
+        }
+        // Nothing of the subscription was forgotten: it goes on.
+        insert(&site, if verb == "drop" { 8 } else { 9 })?;
+        follow_and_stop(&site)?;
+        site.expect_equal(&[TableName::from("t")])?;
+    }
+    // The way to follow the other system.
+    let dropped = wrong.finish("drop", &["--keep-slot"]);
+    dropped.expect(0, &[]);
+    assert!(dropped.stdout.contains("was left as it is"), "{}", dropped.stdout);
+    impostor.sql(DB, &format!("SELECT pg_drop_replication_slot('{NAME}')"))?;
+    let followed = wrong.finish("run", &["--until", "current", "--if-not-empty", "rebase"]);
+    followed.expect(0, &[]);
+    testbed::compare::expect_equal(
+        &mut impostor.connect(DB)?,
+        &mut site.subscriber.connect(DB)?,
+        &[TableName::from("t")],
+    )
 }

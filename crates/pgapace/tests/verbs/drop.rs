@@ -80,8 +80,18 @@ fn a_slot_of_something_else_that_has_its_name_is_left() {
         case.tool.finish("status", &["--check"]).expect(16, &["cannot go on", other]);
         let finished = case.tool.finish("drop", &[]);
         finished.expect(0, &["slot_left"]);
-        assert!(finished.stdout.contains("was left"), "{}", finished.stdout);
+        assert!(finished.stdout.contains("was left as it is"), "{}", finished.stdout);
         assert_eq!(slots(&case), "1");
         case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{name}')"));
     });
+}
+
+#[test]
+fn a_slot_that_did_not_exist_is_told_from_one_that_was_left() {
+    let case = Case::new(18, 18);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+    case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{}')", case.tool.name));
+    let finished = case.tool.finish("drop", &[]);
+    finished.expect(0, &[]);
+    assert!(finished.stdout.contains("did not exist on the publisher"), "{}", finished.stdout);
 }
