@@ -33,6 +33,18 @@ fn systemd_finds_no_fault_and_little_exposure() {
     }
 }
 
+/// A unit is ready when it streams, which may take hours. `apt` and `dnf` would wait for that.
+#[test]
+fn an_upgrade_of_the_package_does_not_wait_for_the_services() {
+    for script in ["debian/postinst", "rpm/post.sh"] {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging").join(script);
+        let text = must(fs::read_to_string(file));
+        let restarts: Vec<_> = text.lines().filter(|line| line.contains("restart '")).collect();
+        assert_eq!(restarts.len(), 1, "{script}");
+        assert!(restarts[0].contains("systemctl --no-block try-restart"), "{script}: {restarts:?}");
+    }
+}
+
 /// Exit codes of docs/running.md that a restart may mend; the unit restarts after all others but 0.
 #[test]
 fn no_restart_after_what_it_cannot_mend() {
