@@ -270,6 +270,30 @@ mod tests {
     }
 
     #[test]
+    fn the_book_names_metrics_that_exist() {
+        // A pattern, a package and a publication.
+        let others = ["pgapace_", "pgapace_0", "pgapace_back"].map(str::to_owned);
+        let names: BTreeSet<_> = names().into_iter().chain(others).collect();
+        let book = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
+        let mut directories = vec![std::path::PathBuf::from(book)];
+        let mut seen = 0;
+        while let Some(directory) = directories.pop() {
+            for entry in std::fs::read_dir(directory).expect("the book") {
+                let path = entry.expect("an entry").path();
+                if path.is_dir() {
+                    directories.push(path);
+                } else if path.extension().is_some_and(|extension| extension == "md") {
+                    let used = metrics_in(&std::fs::read_to_string(&path).expect("a page"));
+                    let unknown: Vec<_> = used.difference(&names).collect();
+                    assert!(unknown.is_empty(), "{}: {unknown:?}", path.display());
+                    seen += used.len();
+                }
+            }
+        }
+        assert!(seen > 20, "{seen}");
+    }
+
+    #[test]
     fn labels_are_escaped() {
         let boards = Boards::default();
         boards.of("a\"b\\c\nd");
