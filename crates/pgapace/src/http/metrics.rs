@@ -243,7 +243,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::{names, text};
-    use crate::observe::board::Boards;
+    use crate::observe::board::{Boards, RunPhase};
 
     /// Every word of a file that looks like a metric.
     fn metrics_in(file: &str) -> BTreeSet<String> {
@@ -291,6 +291,26 @@ mod tests {
             }
         }
         assert!(seen > 20, "{seen}");
+    }
+
+    /// Prometheus takes a rule with labels that match nothing for a rule about nothing.
+    #[test]
+    fn alerts_compare_series_that_can_match() {
+        let rules = include_str!("../../../../contrib/prometheus-alerts.yml");
+        let of = |alert: &str| {
+            let rule = rules.split("- alert: ").find(|rule| rule.lines().next() == Some(alert));
+            let rule = rule.unwrap_or_else(|| panic!("no rule {alert}"));
+            rule.lines().find_map(|line| line.trim().strip_prefix("expr: ")).expect("an expr")
+        };
+        // A process that waits (--standby) is healthy, as long as another one applies.
+        assert!(of("PgapaceNotStreaming").contains(r#"phase=~"streaming|copying|standby""#));
+        assert!(of("PgapaceNoProcess").starts_with("max by (subscription)"));
+        assert!(!of("PgapaceNoProcess").contains("standby"));
+        for phase in ["streaming", "copying", "standby"] {
+            assert!(RunPhase::ALL.iter().any(|known| known.name() == phase), "{phase}");
+        }
+        // Only one side has a stage.
+        assert!(of("PgapaceLagGrows").contains("unless ignoring(stage) "));
     }
 
     #[test]
