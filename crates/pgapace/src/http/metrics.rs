@@ -91,7 +91,9 @@ fn state(writer: &mut Writer, all: &[(String, Shown)]) {
     let at = "When the figures were made, in seconds since 1970.";
     writer.each((GAUGE, "figures_timestamp_seconds", at), all, |shown| Some(shown.figures.at));
     let tables = (GAUGE, "tables", "Tables by state of their synchronization.");
-    writer.by(tables, "state", all, |shown| shown.tables.to_vec());
+    writer.by(tables, "state", all, |shown| shown.tables.by_state.clone());
+    let stale = "Tables that may lack changes, whatever their state.";
+    writer.each((GAUGE, "stale_tables", stale), all, |shown| Some(shown.tables.stale));
     let retries = "Groups and runs that were tried again after an error.";
     writer.by((COUNTER, "retries_total", retries), "sqlstate", all, |shown| {
         shown.retries.iter().map(|(sqlstate, count)| (sqlstate.clone(), *count)).collect()
@@ -243,7 +245,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::{names, text};
-    use crate::observe::board::{Boards, RunPhase};
+    use crate::observe::board::{Boards, RunPhase, TableCounts};
 
     /// Every word of a file that looks like a metric.
     fn metrics_in(file: &str) -> BTreeSet<String> {
@@ -311,6 +313,21 @@ mod tests {
         }
         // Only one side has a stage.
         assert!(of("PgapaceLagGrows").contains("unless ignoring(stage) "));
+        assert!(of("PgapaceTableBlocked").contains("or pgapace_stale_tables > 0"));
+    }
+
+    #[test]
+    fn stale_tables_are_counted_whatever_their_state() {
+        let boards = Boards::default();
+        let by_state = vec![("ready".to_owned(), 3)];
+        boards.of("shop").set_tables(TableCounts { by_state, stale: 2 });
+        let text = text(&boards.all(), 1.5);
+        for line in [
+            "pgapace_tables{subscription=\"shop\",state=\"ready\"} 3",
+            "pgapace_stale_tables{subscription=\"shop\"} 2",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}:\n{text}");
+        }
     }
 
     #[test]

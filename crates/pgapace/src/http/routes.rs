@@ -166,7 +166,12 @@ impl Routes {
             counters: &shown.counters,
             retries: &shown.retries,
             received_bytes: shown.received_bytes,
-            tables: shown.tables.iter().map(|(state, count)| (state.as_str(), *count)).collect(),
+            tables: shown
+                .tables
+                .by_state
+                .iter()
+                .map(|(state, count)| (state.as_str(), *count))
+                .collect(),
             copy: shown.copy.as_deref(),
             figures: (shown.phase == RunPhase::Streaming && shown.figures.at > 0.0)
                 .then_some(&*shown.figures),

@@ -87,8 +87,7 @@ pub(crate) struct Shown {
     pub(crate) retries: BTreeMap<String, u64>,
     pub(crate) received_bytes: u64,
     pub(crate) figures: Arc<Figures>,
-    /// Number of tables by state.
-    pub(crate) tables: Arc<Vec<(String, u64)>>,
+    pub(crate) tables: Arc<TableCounts>,
     pub(crate) history: Arc<VecDeque<Point>>,
     /// While tables are copied, before the stream begins or beside it.
     pub(crate) copy: Option<Arc<CopyShown>>,
@@ -97,6 +96,14 @@ pub(crate) struct Shown {
     /// Rows and bytes that the process has compared in the background.
     pub(crate) verified_rows: u64,
     pub(crate) verified_bytes: u64,
+}
+
+/// Numbers of tables.
+#[derive(Debug, Default)]
+pub(crate) struct TableCounts {
+    pub(crate) by_state: Vec<(String, u64)>,
+    /// Those that may lack changes, whatever their state: with --on-missed-changes ignore it stays ready.
+    pub(crate) stale: u64,
 }
 
 /// How far the copy of all tables has come. Sizes are those of the publisher's files.
@@ -262,8 +269,8 @@ impl Board {
         self.lock().copy = copy;
     }
 
-    /// Number of tables by state, as the subscriber has it.
-    pub(crate) fn set_tables(&self, tables: Vec<(String, u64)>) {
+    /// The numbers of tables, as the subscriber has them.
+    pub(crate) fn set_tables(&self, tables: TableCounts) {
         self.lock().tables = Arc::new(tables);
     }
 

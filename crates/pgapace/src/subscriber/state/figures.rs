@@ -3,6 +3,7 @@
 use wire::{Session, quote_literal};
 
 use crate::error::{Failure, Result};
+use crate::observe::board::TableCounts;
 use crate::observe::figures::Figures;
 use crate::observe::history::Point;
 use crate::observe::ledger::Counts;
@@ -158,19 +159,21 @@ pub(crate) fn history(session: &mut Session, name: &str, most: usize) -> Result<
     Ok(points)
 }
 
-/// Number of tables by state.
-pub(crate) fn table_states(
-    session: &mut Session,
-    id: SubscriptionId,
-) -> Result<Vec<(String, u64)>> {
+/// Number of tables by state, and of stale ones.
+pub(crate) fn table_states(session: &mut Session, id: SubscriptionId) -> Result<TableCounts> {
     let rows = session
         .query(
-            "SELECT state, pg_catalog.count(*) FROM pgapace.relation \
+            "SELECT state, pg_catalog.count(*), pg_catalog.count(stale_lsn) FROM pgapace.relation \
              WHERE subscription = $1::pg_catalog.int4 GROUP BY state ORDER BY state",
             &[Some(&id.0.to_string())],
         )
         .map_err(|e| Failure::subscriber(&e, "reading the states of tables"))?;
-    rows.iter().map(|row| Ok((field(&row, 0)?, field(&row, 1)?))).collect()
+    let mut counts = TableCounts::default();
+    for row in rows.iter() {
+        counts.by_state.push((field(&row, 0)?, field(&row, 1)?));
+        counts.stale += field::<u64>(&row, 2)?;
+    }
+    Ok(counts)
 }
 
 fn json(value: &impl serde::Serialize) -> Result<String> {
