@@ -196,6 +196,11 @@ impl Failure {
         failure
     }
 
+    /// Under what its retries are counted: a lost connection has no SQLSTATE.
+    pub(crate) fn retried_for(&self) -> &str {
+        self.sqlstate.as_deref().unwrap_or("none")
+    }
+
     /// Names the change that failed, unless one is named or the failure is not about a change.
     #[must_use]
     pub(crate) fn of(mut self, offender: impl FnOnce() -> Offender) -> Self {

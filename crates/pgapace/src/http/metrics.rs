@@ -94,7 +94,8 @@ fn state(writer: &mut Writer, all: &[(String, Shown)]) {
     writer.by(tables, "state", all, |shown| shown.tables.by_state.clone());
     let stale = "Tables that may lack changes, whatever their state.";
     writer.each((GAUGE, "stale_tables", stale), all, |shown| Some(shown.tables.stale));
-    let retries = "Groups and runs that were tried again after an error.";
+    let retries =
+        "Groups and runs that were tried again after an error; sqlstate is none without one.";
     writer.by((COUNTER, "retries_total", retries), "sqlstate", all, |shown| {
         shown.retries.iter().map(|(sqlstate, count)| (sqlstate.clone(), *count)).collect()
     });
@@ -243,8 +244,10 @@ fn names() -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::time::Duration;
 
     use super::{names, text};
+    use crate::error::{Class, Failure};
     use crate::observe::board::{Boards, RunPhase, TableCounts};
 
     /// Every word of a file that looks like a metric.
@@ -328,6 +331,17 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line}:\n{text}");
         }
+    }
+
+    #[test]
+    fn a_retry_after_a_lost_connection_is_counted() {
+        let boards = Boards::default();
+        let lost = Failure::new(Class::Publisher, "the connection was lost");
+        boards.of("shop").failed(&lost, Some(Duration::from_secs(1)));
+        let line = "pgapace_retries_total{subscription=\"shop\",sqlstate=\"none\"} 1";
+        assert!(text(&boards.all(), 1.5).lines().any(|found| found == line));
+        boards.of("shop").failed(&lost, None);
+        assert!(text(&boards.all(), 1.5).contains(line), "the last failure is no retry");
     }
 
     #[test]

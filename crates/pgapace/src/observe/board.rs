@@ -220,7 +220,7 @@ impl Board {
         let at = wall();
         let (message, sqlstate) = (failure.to_string(), failure.sqlstate.clone());
         let next_try_at = next.map(|pause| at + pause.as_secs_f64());
-        let retries = next.is_some().then(|| sqlstate.clone()).flatten();
+        let retries = next.is_some().then(|| failure.retried_for().to_owned());
         let error = LastError { at, message, sqlstate, next_try_at };
         let phase = if next.is_some() { RunPhase::Retrying } else { RunPhase::Stopped };
         let mut shown = self.lock();

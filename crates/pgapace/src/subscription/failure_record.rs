@@ -51,8 +51,8 @@ impl FailureRecord {
             let next = pause.max(Duration::from_secs(1));
             let retries = std::mem::take(&mut self.retries);
             self.write(failure, |session, id| {
-                let sqlstate = failure.sqlstate.as_deref().map(|sqlstate| (sqlstate, retries));
-                if let Some(sql) = figures::retries_sql(id, sqlstate.into_iter()) {
+                let counted = std::iter::once((failure.retried_for(), retries));
+                if let Some(sql) = figures::retries_sql(id, counted) {
                     figures::execute(session, &[sql])?;
                 }
                 statistics::error(session, id, failure, Some(next))

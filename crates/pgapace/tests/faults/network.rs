@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use testbed::compare::TableName;
-use testbed::{Proxy, Result};
+use testbed::{Proxy, Result, Stop};
 
 use crate::support::{DB, Load, PATIENCE, Reader, Site, long, random_pause, wait_while_running};
 
@@ -133,4 +133,17 @@ fn a_session_is_lost_between_parts_under_rules() -> Result<()> {
         assert_eq!(site.subscriber.query_one_text(DB, named)?, "1");
     }
     Ok(())
+}
+
+/// A server that refuses connections reports no SQLSTATE.
+#[test]
+fn retries_without_a_sqlstate_are_counted() -> Result<()> {
+    let mut site = Site::start(&[], &[])?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    site.publisher.stop(Stop::Immediate)?;
+    let sql = "SELECT count(*) FROM pgapace.stat_retry WHERE sqlstate = 'none' AND retries > 0";
+    wait_while_running(&mut run, "the retries to be counted", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, sql)? == "1")
+    })
 }
