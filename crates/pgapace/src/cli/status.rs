@@ -99,50 +99,73 @@ fn fit(mut lines: Vec<String>, (columns, rows): (u16, u16)) -> Vec<String> {
     lines
 }
 
+/// What the subscribers have.
+#[derive(Default)]
+struct Found {
+    all: Vec<Status>,
+    /// Names that were asked for, and are on no subscriber.
+    missing: Vec<String>,
+    /// Whether a subscriber has no schema pgapace.
+    without_schema: bool,
+}
+
+impl Found {
+    fn add(&mut self, name: Option<&str>, statuses: Option<Vec<Status>>) {
+        self.without_schema |= statuses.is_none();
+        let statuses = statuses.unwrap_or_default();
+        if statuses.is_empty() {
+            self.missing.extend(name.map(str::to_owned));
+        }
+        self.all.extend(statuses);
+    }
+}
+
 /// The text of all subscriptions, and what the exit code is to say.
 fn look(args: &StatusArgs, readers: &mut [StatusReader]) -> (Vec<String>, Result<()>) {
-    let mut all = Vec::new();
-    let (mut absent, mut failed) = (false, None::<Failure>);
+    let mut found = Found::default();
+    let mut failed = None::<Failure>;
     for reader in readers {
         match reader.read() {
-            Ok(Some(statuses)) => all.extend(statuses),
-            Ok(None) => absent = true,
+            Ok(statuses) => found.add(reader.name(), statuses),
             // Those on other subscribers are shown.
             Err(failure) => failed = Some(first(failed, failure)),
         }
     }
+    let Found { all, missing, .. } = &found;
     if let Some(failure) = failed.take_if(|_| all.is_empty()) {
         return (Vec::new(), Err(failure));
     }
-    let lines = match lines_of(args, &all, absent) {
+    let lines = match lines_of(args, &found) {
         Ok(lines) => lines,
         Err(failure) => return (Vec::new(), Err(failure)),
     };
     let result = match failed {
         Some(failure) => Err(failure),
-        None if args.check || args.max_lag.is_some() => health::check(&all, args.max_lag),
+        None if args.check || args.max_lag.is_some() => health::check(all, missing, args.max_lag),
         None => Ok(()),
     };
     (lines, result)
 }
 
-fn lines_of(args: &StatusArgs, all: &[Status], absent: bool) -> Result<Vec<String>> {
+fn lines_of(args: &StatusArgs, found: &Found) -> Result<Vec<String>> {
+    let Found { all, missing, without_schema } = found;
     if args.json {
         return Ok(vec![output::to_json(&all)?]);
     }
     if all.is_empty() {
-        let none = if absent {
+        let none = if *without_schema {
             "no subscription: the subscriber has no schema pgapace, so pgapace never ran here"
         } else {
             "no subscription on the subscriber"
         };
         return Ok(vec![none.to_owned()]);
     }
+    let missing = missing.iter().map(|name| format!("{name}: no subscription on the subscriber"));
     if args.brief {
-        return Ok(text::brief(all));
+        return Ok(text::brief(all).into_iter().chain(missing).collect());
     }
-    let texts: Vec<_> = all.iter().map(text::lines).collect();
-    Ok(texts.join(&String::new()))
+    let texts = all.iter().map(text::lines).chain(missing.map(|line| vec![line]));
+    Ok(texts.collect::<Vec<_>>().join(&String::new()))
 }
 
 /// The failure that ends the verb: the first one. A later one is only logged.

@@ -100,6 +100,35 @@ fn a_full_disk_is_a_retry_with_its_sqlstate() {
     case.stop(process);
 }
 
+#[test]
+fn a_configured_subscription_that_does_not_exist_is_unknown() {
+    let case = Case::new(18, 18);
+    case.both("CREATE TABLE t (id int PRIMARY KEY)");
+    case.publish("FOR ALL TABLES");
+    let process = case.start();
+    wait_for_code(&case, &["--check"], 0);
+    let name = &case.tool.name;
+    let config = case.log_file("both.toml");
+    let text = format!(
+        "subscriber = \"{}\"\n[[subscription]]\nname = \"{name}\"\n\
+         [[subscription]]\nname = \"{name}b\"\n",
+        case.subscriber.conninfo()
+    );
+    must(std::fs::write(&config, text));
+    let status = |args: &[&str]| finish(&pgapace("status").arg("--config").arg(&config).args(args));
+    let said = format!("there is no subscription \"{name}b\"");
+    for args in [&["--check"][..], &["--check", "--brief"], &["--check", "--json"]] {
+        let finished = status(args);
+        finished.expect(17, &[&said]);
+        let line = format!("{name}b: no subscription on the subscriber");
+        assert_eq!(finished.stdout.contains(&line), !args.contains(&"--json"), "{finished:?}");
+    }
+    status(&[]).expect(0, &[]);
+    // A subscription that does not run is worse.
+    case.stop(process);
+    status(&["--check"]).expect(16, &["does not run"]);
+}
+
 /// The fields that the first column of the section's table names.
 fn documented_fields() -> BTreeSet<String> {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/running.md");

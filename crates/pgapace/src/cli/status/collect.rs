@@ -113,6 +113,11 @@ impl StatusReader {
         Self { site, sessions: None }
     }
 
+    /// The subscription that is asked for; `None` for all of the subscriber.
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.site.name.as_deref()
+    }
+
     /// All subscriptions of the subscriber, or the named one; `None` without schema pgapace.
     pub(crate) fn read(&mut self) -> Result<Option<Vec<Status>>> {
         let read = self.with(read);

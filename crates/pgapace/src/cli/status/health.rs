@@ -55,15 +55,19 @@ enum Trouble {
     Unknown,
 }
 
-/// The worst of all subscriptions as a failure.
-pub(super) fn check(all: &[Status], most: Option<MaxLag>) -> Result<()> {
-    if all.is_empty() {
-        return Err(Failure::new(Class::Unknown, "there is no subscription on the subscriber"));
-    }
+/// The worst of all subscriptions as a failure. `missing` are names of which the subscriber has none.
+pub(super) fn check(all: &[Status], missing: &[String], most: Option<MaxLag>) -> Result<()> {
     let troubles = all.iter().filter_map(|status| Some((trouble(status, most)?, status)));
     match troubles.min_by_key(|(trouble, _)| *trouble) {
-        None => Ok(()),
-        Some((trouble, status)) => Err(failure(trouble, status)),
+        Some((worse, status)) if missing.is_empty() || worse < Trouble::Unknown => {
+            Err(failure(worse, status))
+        }
+        None if missing.is_empty() && !all.is_empty() => Ok(()),
+        _ => {
+            let names: String = missing.iter().map(|name| format!(" \"{name}\"")).collect();
+            let message = format!("there is no subscription{names} on the subscriber");
+            Err(Failure::new(Class::Unknown, message))
+        }
     }
 }
 
