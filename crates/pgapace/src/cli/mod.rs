@@ -84,7 +84,7 @@ Example:
 
 const STATUS_HELP: &str = r#"It needs only --subscriber. With --publisher it also shows the lag and the WAL that the slot holds.
 
-With --check the exit code is 0 if all subscriptions run, and lag no more than --max-lag; else that of the worst: 16 does not run, 13 is disabled, 15 is retrying, 6 has blocked or stale tables, 14 is behind --max-lag, 17 unknown.
+With --check the exit code is 0 if all subscriptions run, and lag no more than --max-lag; else that of the worst: 16 does not run, 13 is disabled or was switched over, 15 is retrying, 6 has blocked or stale tables, 14 is behind --max-lag, 17 does not exist, or its lag is not known.
 
 Example:
   pgapace status --subscriber postgresql://b/shop --publisher postgresql://a/shop --json

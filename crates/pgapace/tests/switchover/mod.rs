@@ -229,6 +229,11 @@ fn clients_move_over_and_back() {
             assert_eq!(process.events("applies_way_back"), turns, "{}", process.log());
             assert_eq!(value(old, database, read_only), "on");
             case.run().expect(13, &["was switched over at"]);
+            let said = ["was switched over", "HINT:", "applies the way back"];
+            let status = case.tool.finish("status", &["--check"]);
+            status.expect(13, &said);
+            assert!(status.stdout.contains("streaming, switched over"), "{}", status.stdout);
+            assert!(!status.stdout.contains("pgapace rebase"), "{}", status.stdout);
             switchover(&case.tool, &["--abort"]).expect(3, &["nothing can be undone"]);
             let again = switchover(&case.tool, &["--go"]);
             again.expect(0, &[]);

@@ -26,6 +26,7 @@ use crate::subscriber::state::verification::{self, TableVerification};
 use crate::subscriber::state::{
     self, LastRun, Subscription, figures, heartbeat, prepared, progress, schema,
 };
+use crate::switchover;
 use crate::tablesync::copy_progress::{self, CopyProgress};
 
 pub(crate) use source::SlotProblem;
@@ -36,11 +37,14 @@ pub(crate) use tables::Table;
 pub(crate) struct Status {
     pub(crate) name: String,
     pub(crate) phase: &'static str,
-    /// `running`; `retrying` after an error, until a run has gone beyond it; `disabled` by an error;
+    /// `switched over`; `running`; `retrying` after an error, until a run has gone beyond it; `disabled` by an error;
     /// `failed`: not running because of an error; or `stopped`.
     pub(crate) state: &'static str,
     pub(crate) running: bool,
     pub(crate) owner: Option<Owner>,
+    /// With what a run would be refused, because a switchover has ended the subscription.
+    #[serde(skip)]
+    pub(crate) switched_over: Option<Failure>,
     /// The processes that wait to take it over (`run --standby`).
     pub(crate) standbys: Vec<WaitingProcess>,
     /// The error that keeps it from running until pgapace enable.
@@ -209,8 +213,14 @@ fn of(
         figures.filter(|(_, age)| run.is_some_and(|run| *age < run.min(STALE))).map(|(f, _)| f);
     // The progress row is exact; statistics also include positions that were skipped since.
     let applied = recorded.max(statistics.and_then(|s| s.applied).filter(|_| recorded.is_some()));
+    let ended = session
+        .simple(&switchover::ended_sql(row.id))
+        .map_err(|e| Failure::subscriber(&e, "reading the switchover"))?;
+    let switched_over = switchover::check_not_ended(&ended, &row.name).err();
+    // No run needs the slot of a subscription that has ended.
+    let slot_is_right = owner.is_some() || switched_over.is_some();
     let SourceLook { lag_bytes, lag_unknown, slot_state, slot_problem } =
-        look_at_source(row, source, applied, owner.is_some())?;
+        look_at_source(row, source, applied, slot_is_right)?;
     let known = figures.as_ref().and_then(|figures| figures.stage("committed")?.lag_seconds);
     let lag_seconds = match lag_bytes {
         Some(0) => Some(0.0),
@@ -228,7 +238,11 @@ fn of(
     Ok(Status {
         name: row.name.clone(),
         phase: row.phase.name(),
-        state: state_of(row, owner.as_ref(), statistics),
+        state: match &switched_over {
+            Some(_) => "switched over",
+            None => state_of(row, owner.as_ref(), statistics),
+        },
+        switched_over,
         running: runs,
         owner,
         standbys: membership::waiting(session, &row.name)?,

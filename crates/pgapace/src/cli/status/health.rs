@@ -48,6 +48,7 @@ impl FromStr for MaxLag {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Trouble {
     Stopped,
+    SwitchedOver,
     Disabled,
     Retrying,
     Blocked,
@@ -73,6 +74,7 @@ pub(super) fn check(all: &[Status], missing: &[String], most: Option<MaxLag>) ->
 
 fn trouble(status: &Status, most: Option<MaxLag>) -> Option<Trouble> {
     match status.state {
+        "switched over" => return Some(Trouble::SwitchedOver),
         "disabled" => return Some(Trouble::Disabled),
         "retrying" => return Some(Trouble::Retrying),
         "running" => {}
@@ -122,6 +124,11 @@ fn failure(trouble: Trouble, status: &Status) -> Failure {
             None => of(Class::NotRunning, "does not run")
                 .hint("Start pgapace run. The log, and last error above, say why it stopped."),
         },
+        Trouble::SwitchedOver => {
+            let ended = status.switched_over.as_ref();
+            of(Class::Disabled, "was switched over")
+                .hint(ended.and_then(|ended| ended.hint.as_deref()).unwrap_or_default())
+        }
         Trouble::Disabled => of(Class::Disabled, "was disabled because of an error")
             .hint("When the cause is mended: pgapace enable."),
         Trouble::Retrying => of(Class::Retrying, "is retrying after an error"),

@@ -72,6 +72,7 @@ pub(crate) fn lines(status: &Status) -> Vec<String> {
 /// Whether the subscription runs, and where.
 fn running(status: &Status) -> String {
     match &status.owner {
+        _ if status.switched_over.is_some() => "switched over".to_owned(),
         _ if status.state == "retrying" => format!(
             "retrying after an error (next try {})",
             status.next_try_at.as_deref().unwrap_or("now")

@@ -631,6 +631,11 @@ ALTER TABLE pgapace.verification ADD plan bigint",
 -- repair takes the differences of a table in batches, in the order of their numbers
 CREATE INDEX ON pgapace.difference (subscription, schema_name, table_name, id);
 DROP INDEX pgapace.difference_subscription_schema_name_table_name_idx",
+    "\
+-- pgapace status by a monitoring role says that a subscription was switched over. resume may be a command of
+-- the user, which stays with the owner
+GRANT SELECT (subscription, step, slot_name, fence_lsn, begun_at, ended_at, generation, back_publications,
+  back_origin_none) ON pgapace.switchover TO pg_monitor",
 ];
 
 /// How long an upgrade waits for the lock of a table. Then it is tried again later.

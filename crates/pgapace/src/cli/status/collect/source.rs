@@ -83,7 +83,7 @@ pub(super) fn look_at_source(
     row: &Subscription,
     source: &mut std::result::Result<Source, String>,
     applied: Option<Lsn>,
-    runs: bool,
+    slot_is_right: bool,
 ) -> Result<SourceLook> {
     let unknown = |reason| SourceLook { lag_unknown: Some(reason), ..SourceLook::default() };
     let source = match source {
@@ -101,7 +101,7 @@ pub(super) fn look_at_source(
     Ok(SourceLook {
         lag_bytes: applied.map(|applied| source.lsn.as_u64().saturating_sub(applied.as_u64())),
         lag_unknown: None,
-        slot_problem: if runs { None } else { problem(row, slot.as_ref(), applied) },
+        slot_problem: if slot_is_right { None } else { problem(row, slot.as_ref(), applied) },
         slot_state: slot.map(SlotState::of),
     })
 }
