@@ -361,7 +361,7 @@ pub(crate) fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
-    let level = cli.log_level.as_deref();
+    let level = cli.log_level.as_deref().filter(|level| !level.trim().is_empty());
     if let Err(failure) = logging::start(cli.log_format, level.unwrap_or(logging::DEFAULT_LEVEL)) {
         return output::fail(&failure);
     }

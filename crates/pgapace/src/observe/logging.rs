@@ -21,7 +21,7 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Without another one.
+/// Without another one, and for a blank one.
 pub(crate) const DEFAULT_LEVEL: &str = "info";
 
 /// Replaces the filter of the process.
@@ -39,11 +39,27 @@ pub(crate) fn set_level(level: &str) -> Result<()> {
 }
 
 fn filter(level: &str) -> Result<EnvFilter> {
+    let wrong = |reason: &str| {
+        Failure::new(Class::Config, format!("--log-level {level:?}: {reason}"))
+            .hint("Use error, warn, info, debug, trace or off, or a filter such as pgapace=debug.")
+    };
+    let mut directives = Vec::new();
+    for directive in level.split(',').map(str::trim).filter(|directive| !directive.is_empty()) {
+        // The filter would take an unknown word for a target, of which it lets through everything, and nothing
+        // of the others.
+        directives.push(match directive {
+            "warning" => "warn",
+            "log" | "notice" => "info",
+            _ if directive.contains('=') || directive.parse::<LevelFilter>().is_ok() => directive,
+            _ => return Err(wrong(&format!("{directive:?} is not a level"))),
+        });
+    }
+    if directives.is_empty() {
+        directives.push(DEFAULT_LEVEL);
+    }
     // The demo's client logs every notice of its servers.
-    EnvFilter::try_new(format!("{level},tokio_postgres=warn,postgres=warn")).map_err(|e| {
-        Failure::new(Class::Config, format!("--log-level {level:?}: {e}"))
-            .hint("Use error, warn, info, debug or trace.")
-    })
+    directives.extend(["tokio_postgres=warn", "postgres=warn"]);
+    EnvFilter::try_new(directives.join(",")).map_err(|e| wrong(&e.to_string()))
 }
 
 /// Starts logging for the whole process.
@@ -61,4 +77,32 @@ pub(crate) fn start(format: LogFormat, level: &str) -> Result<()> {
         .with(EventLayer.with_filter(LevelFilter::INFO))
         .init();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DEFAULT_LEVEL, filter};
+
+    #[test]
+    fn a_word_is_a_level_and_no_target() {
+        let read = |level: &str| filter(level).map(|filter| filter.to_string());
+        for (level, same) in [
+            ("warning", "warn"),
+            ("notice", DEFAULT_LEVEL),
+            ("log", DEFAULT_LEVEL),
+            ("", DEFAULT_LEVEL),
+            (" ", DEFAULT_LEVEL),
+            (" debug ", "debug"),
+            ("INFO", "info"),
+            ("warn, pgapace=debug", "pgapace=debug,warn"),
+        ] {
+            assert_eq!(read(level).expect(level), read(same).expect(same), "{level:?}");
+        }
+        assert_ne!(read("warn").expect("a level"), read("info").expect("a level"));
+        for level in ["verbose", "pgapace", "warn,verbose", "pgapace=verbose"] {
+            let failure = read(level).expect_err(level);
+            assert_eq!(failure.class.exit_code(), 3, "{level}");
+            assert!(failure.message.contains(level), "{}", failure.message);
+        }
+    }
 }

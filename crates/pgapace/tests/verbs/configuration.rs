@@ -39,6 +39,19 @@ fn flags_override_the_environment_and_that_the_file() {
     assert_eq!(finish(&unreachable().args(["--workers", "many"])).0, Some(2));
 }
 
+#[test]
+fn a_level_of_the_log_that_does_not_exist_is_an_error() {
+    for (level, code) in [("verbose", 3), ("warning", 5), ("", 5)] {
+        for program in
+            [unreachable().args(["--log-level", level]), unreachable().env("PGAPACE_LOG", level)]
+        {
+            let (found, _, errors) = finish(&program);
+            assert_eq!(found, Some(code), "{level}: {errors}");
+            assert!(code == 5 || errors.contains("is not a level"), "{errors}");
+        }
+    }
+}
+
 /// Each setting that has been renamed, by its old variable and its old flag.
 #[test]
 fn old_names_keep_working() {
