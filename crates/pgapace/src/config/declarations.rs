@@ -45,6 +45,9 @@ const ALL: &[&str] = &[
     "replay",
 ];
 
+/// In days. What is much older than now() is out of the range of timestamptz.
+const LONGEST_RETENTION: u64 = 36_500;
+
 settings! {
     /// One subscription, complete.
     #[derive(Debug, Clone)]
@@ -292,12 +295,14 @@ settings! {
             more: "0 keeps them for ever.",
             default: "30d",
             unit: Unit::Days,
+            range: Some(0..=LONGEST_RETENTION),
         }
         "event-retention" event_retention: Duration {
             help: "Time for which rows of pgapace.event are kept",
             more: "0 keeps them for ever.",
             default: "30d",
             unit: Unit::Days,
+            range: Some(0..=LONGEST_RETENTION),
         }
         "verify-interval" verify_interval: Duration {
             reload: Reload::Restart,

@@ -115,6 +115,8 @@ fn ranges_have_one_message() {
         ("status-interval = '999ms'", "--status-interval must be between 1s and 2147483647"),
         ("receive-timeout = 0", "--receive-timeout must be between 1s and 2147483647"),
         ("deadlock-timeout = 0", "--deadlock-timeout must be between 1ms and 2147483647"),
+        ("conflict-retention = 36501", "--conflict-retention must be between 0d and 36500d"),
+        ("event-retention = '2147483647d'", "--event-retention must be between 0d and 36500d"),
     ] {
         assert_eq!(both(&format!("{ONE}{text}"), &[]).expect_err(text), said);
         let flag = format!("--{}", text.replace([' ', '\''], ""));
