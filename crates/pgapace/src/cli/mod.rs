@@ -33,6 +33,7 @@ pub(crate) mod whatif;
 
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::declarations::SETTINGS;
@@ -355,11 +356,37 @@ fn seconds() -> clap::builder::RangedU64ValueParser {
     clap::value_parser!(u64).range(0..=i32::MAX.unsigned_abs().into())
 }
 
+/// The error without an argument that may be a connection string, or a part of one that was not quoted.
+fn without_secrets(mut error: clap::Error) -> clap::Error {
+    const QUOTE: &str = "give a connection string to --publisher or --subscriber, in quotes";
+    let has = |error: &clap::Error, kind, marks: [&str; 2]| match error.get(kind) {
+        Some(ContextValue::String(text)) => marks.iter().any(|mark| text.contains(mark)),
+        _ => false,
+    };
+    if matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand) {
+        for kind in [ContextKind::InvalidArg, ContextKind::InvalidSubcommand] {
+            if has(&error, kind, ["://", "="]) {
+                error.insert(kind, ContextValue::String("…".to_owned()));
+                // The suggestion repeats the argument.
+                error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![QUOTE.into()]));
+            }
+        }
+    } else if has(&error, ContextKind::InvalidValue, ["://", "password"]) {
+        let of = error.get(ContextKind::InvalidArg);
+        let of = of.map_or_else(String::new, |argument| format!(" for '{argument}'"));
+        // The cause repeats the value.
+        let message = format!("invalid value{of}: it is not shown, as it may have a password\n");
+        return clap::Error::raw(error.kind(), message);
+    }
+    error
+}
+
 /// Runs the verb of the command line.
 pub(crate) fn main() -> ExitCode {
-    let cli = match Cli::from_arg_matches(&command().get_matches()) {
+    let read = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match read {
         Ok(cli) => cli,
-        Err(error) => error.exit(),
+        Err(error) => without_secrets(error).exit(),
     };
     let level = cli.log_level.as_deref().filter(|level| !level.trim().is_empty());
     if let Err(failure) = logging::start(cli.log_format, level.unwrap_or(logging::DEFAULT_LEVEL)) {

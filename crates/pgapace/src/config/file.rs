@@ -43,9 +43,12 @@ fn chosen(path: &Path, given: Given) -> Result<(Vec<Given>, Option<String>)> {
         in_file(wrong(format!("line {line}: {}", e.message())))
     })?;
     let tables: Vec<toml::Table> = match common.remove("subscription") {
-        Some(tables) => {
-            tables.try_into().map_err(|e| in_file(wrong(format!("subscription: {e}"))))?
-        }
+        // It may be a connection string: its text is not shown.
+        Some(found) => tables_of(found).ok_or_else(|| {
+            in_file(wrong("subscription is not a table").hint(
+                "Write [[subscription]], and below it the name and other settings of a subscription.",
+            ))
+        })?,
         None => Vec::new(),
     };
     let log_level = match common.remove("log-level").or_else(|| common.remove("log_level")) {
@@ -89,6 +92,21 @@ fn chosen(path: &Path, given: Given) -> Result<(Vec<Given>, Option<String>)> {
         return Err(wrong(format!("configuration file {shown} has no subscription {name:?}")));
     }
     Ok((chosen, log_level))
+}
+
+/// The subscriptions of the file: `[subscription]` is a list of one.
+fn tables_of(found: toml::Value) -> Option<Vec<toml::Table>> {
+    match found {
+        toml::Value::Table(table) => Some(vec![table]),
+        toml::Value::Array(tables) => {
+            let tables = tables.into_iter().map(|one| match one {
+                toml::Value::Table(table) => Some(table),
+                _ => None,
+            });
+            tables.collect()
+        }
+        _ => None,
+    }
 }
 
 /// Reads the values that are given by the name of a file. Without that and without the setting

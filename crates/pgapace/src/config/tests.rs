@@ -64,6 +64,18 @@ fn common_settings_reach_every_subscription() {
 }
 
 #[test]
+fn a_single_table_is_a_list_of_one() {
+    let found = both("[subscription]\nname = 'a'\npublication = 'p'\nworkers = 3", &[]);
+    let found = found.expect("valid");
+    assert_eq!((found.name.as_str(), found.workers), ("a", ApplyWorkers::Fixed(3)));
+    for text in ["'host=a password=sekret'", "['host=a password=sekret']", "7"] {
+        let message = both(&format!("subscription = {text}"), &[]).expect_err("no table");
+        assert!(message.contains("Write [[subscription]]"), "{message}");
+        assert!(!message.contains("sekret"), "{message}");
+    }
+}
+
+#[test]
 fn a_name_picks_one_and_flags_win() {
     let found = both(TWO, &["--name=b", "--memory-limit=32"]).expect("valid");
     assert_eq!((found.name.as_str(), found.memory_limit), ("b", 32 << 20));

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use testbed::{Program, Result};
 
-use crate::support::{DB, NAME, Site, expect_exit, finish, pgapace};
+use crate::support::{DB, NAME, Site, executable, expect_exit, finish, pgapace};
 
 const SECRET: &str = "hunter2-Zaphod";
 const WRONG: &str = "wrong-Trillian";
@@ -70,6 +70,27 @@ fn no_password_in_any_output() -> Result<()> {
     expect_silence(&finish(&pgapace("run").arg("--config").arg(&file)).expect(3, &[]).log);
     std::fs::write(&file, format!("publisher = \"{}\"\nnonsense\n", good(from)))?;
     expect_silence(&finish(&pgapace("run").arg("--config").arg(&file)).expect(3, &[]).log);
+    std::fs::write(&file, format!("subscription = \"{}\"\n", good(from)))?;
+    expect_silence(&finish(&pgapace("run").arg("--config").arg(&file)).expect(3, &[]).log);
+    // Connection strings that were not quoted, or have no flag.
+    let password = format!("password={SECRET}");
+    let uri = uri(from, SECRET);
+    for stray in [
+        executable().args(["run", "--publisher", "host=a", &password]),
+        executable().args(["run", "--publisher", "host=a", "--", &password]),
+        executable().args(["run", &uri]),
+        executable().args(["status", "--brief", &uri]),
+        executable().arg(&uri),
+        executable().args(["run", "--until", &uri]),
+        executable().args(["run", "--workers", &password]),
+        executable().args(["run", "--streaming", &uri]),
+        executable().args(["run", &format!("--{password}")]),
+        executable().args(["status", "--watch", &uri]),
+    ] {
+        let finished = finish(&stray);
+        expect_silence(&finished.stdout);
+        expect_silence(&finished.expect(2, &["error:"]).log);
+    }
     // The state on the subscriber does not contain the password.
     let state = "SELECT string_agg(s::text, ' ') FROM pgapace.subscription s";
     expect_silence(&site.subscriber.query_one_text(DB, state)?);
