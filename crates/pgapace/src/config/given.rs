@@ -1,5 +1,7 @@
 //! Settings as they were given, by flag, environment or file; nothing is filled in.
 
+use std::env::VarError;
+
 use clap::builder::{PossibleValuesParser, ValueParser};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
@@ -175,20 +177,31 @@ impl Given {
     /// Adds the settings that the environment has and flags have not.
     pub(crate) fn or_environment(self) -> Result<Self> {
         let mut environment = Self::default();
-        let lookup =
-            |name: &str| std::env::var(variable(name)).ok().filter(|text| !text.is_empty());
-        if ["truncate", "if-not-empty"].iter().any(|name| lookup(name).is_some()) {
-            return Err(no_setting());
+        let lookup = |name: &str| match std::env::var(variable(name)) {
+            Ok(text) => Ok(Some(text).filter(|text| !text.is_empty())),
+            Err(VarError::NotPresent) => Ok(None),
+            Err(VarError::NotUnicode(_)) => {
+                Err(format!("environment variable {} is not valid UTF-8", variable(name)))
+            }
+        };
+        for name in ["truncate", "if-not-empty"] {
+            if lookup(name).map_err(wrong)?.is_some() {
+                return Err(no_setting());
+            }
         }
         for ((setting, texts), flag) in SETTINGS.iter().zip(&mut environment.0).zip(&self.0) {
             if flag.is_some() {
                 continue;
             }
-            let found = lookup(setting.name).map(Ok).or_else(|| {
-                let mut old = setting.renamed.iter();
-                old.find_map(|old| Some(renamed(setting, old, &lookup(old.name)?)))
-            });
-            if let Some(text) = found.transpose().map_err(wrong)? {
+            let mut found = lookup(setting.name).map_err(wrong)?;
+            for old in setting.renamed {
+                if found.is_none() {
+                    let text = lookup(old.name).map_err(wrong)?;
+                    let text = text.map(|text| renamed(setting, old, &text)).transpose();
+                    found = text.map_err(wrong)?;
+                }
+            }
+            if let Some(text) = found {
                 *texts = Some(match setting.shape {
                     Shape::List => text.split(',').map(str::to_owned).collect(),
                     Shape::One | Shape::Boolean => vec![text],

@@ -40,6 +40,18 @@ fn flags_override_the_environment_and_that_the_file() {
 }
 
 #[test]
+fn a_variable_that_is_not_utf8_is_an_error_and_names_itself() {
+    use std::os::unix::ffi::OsStringExt;
+    let bad = std::ffi::OsString::from_vec(b"2\xe9".to_vec());
+    for variable in ["PGAPACE_WORKERS", "PGAPACE_LOCK_PROBE", "PGPASSWORD"] {
+        let (code, _, errors) = finish(&unreachable().env(variable, &bad));
+        assert_eq!(code, Some(3), "{variable}: {errors}");
+        let said = format!("environment variable {variable} is not valid UTF-8");
+        assert!(errors.contains(&said), "{errors}");
+    }
+}
+
+#[test]
 fn a_level_of_the_log_that_does_not_exist_is_an_error() {
     for (level, code) in [("verbose", 3), ("warning", 5), ("", 5)] {
         for program in

@@ -12,6 +12,9 @@ pub(super) type Env<'e> = &'e dyn Fn(&str) -> Option<String>;
 /// Sets parameters that are still unset from their PG* variables.
 pub(super) fn fill(given: &mut Given, env: Env<'_>) -> Result<(), ConnInfoError> {
     for parameter in PARAMETERS {
+        if given.0.contains_key(parameter.name) {
+            continue;
+        }
         if let Some(value) = parameter.env.and_then(env) {
             given.set_default(parameter.name, &value)?;
         }

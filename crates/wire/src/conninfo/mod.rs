@@ -23,7 +23,9 @@ pub(crate) use options::{
 };
 pub(crate) use passfile::{Wanted, lookup as lookup_password};
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -112,8 +114,29 @@ impl ConnInfo {
     /// Parses a connection string (URI or `keyword = value`) and completes it from the service
     /// file, the environment and the defaults.
     pub fn parse(text: &str) -> Result<ConnInfo, ConnInfoError> {
-        let env = |name: &str| std::env::var(name).ok();
-        ConnInfo::parse_with_env(text, &env, environment::home().as_deref())
+        ConnInfo::parse_with_os_env(text, &|name| std::env::var_os(name))
+    }
+
+    /// A variable that is needed and not UTF-8 is an error: without it, another server may be reached.
+    fn parse_with_os_env(
+        text: &str,
+        env: &dyn Fn(&str) -> Option<OsString>,
+    ) -> Result<ConnInfo, ConnInfoError> {
+        let unreadable = RefCell::new(None);
+        let read = |name: &str| match env(name)?.into_string() {
+            Ok(value) => Some(value),
+            Err(_) => {
+                unreadable.replace(Some(name.to_owned()));
+                None
+            }
+        };
+        let parsed = ConnInfo::parse_with_env(text, &read, environment::home().as_deref());
+        match unreadable.take() {
+            Some(name) => {
+                Err(ConnInfoError::new(format!("environment variable {name} is not valid UTF-8")))
+            }
+            None => parsed,
+        }
     }
 
     /// Whether the text itself has a password. False for a text that cannot be parsed.

@@ -28,8 +28,9 @@ pub(super) fn fill(
     let system_dir = env("PGSYSCONFDIR").unwrap_or_else(|| SYSTEM_DIR.to_owned());
     let system_file = (Path::new(&system_dir).join("pg_service.conf"), false);
     for (file, required) in user_file.into_iter().chain([system_file]) {
-        let text = match std::fs::read_to_string(&file) {
-            Ok(text) => text,
+        let text = match std::fs::read(&file) {
+            // A comment in another encoding concerns no service.
+            Ok(text) => String::from_utf8_lossy(&text).into_owned(),
             Err(_) if !required => continue,
             Err(_) => {
                 return Err(ConnInfoError::new(format!(

@@ -365,7 +365,9 @@ fn defaults_come_from_user_and_home() {
 fn service_files() {
     let home = tempfile::tempdir().unwrap();
     let text = "# comment\n[other]\nhost=no\n[mine]\n host=h\nport=7\nuser=svc\ndbname=a b \n\n[mine]\nport=8\n";
-    fs::write(home.path().join(".pg_service.conf"), text).unwrap();
+    // Of the comment, in Latin-1.
+    let bytes = [&b"# caf\xe9\n"[..], text.as_bytes()].concat();
+    fs::write(home.path().join(".pg_service.conf"), bytes).unwrap();
     let system = tempfile::tempdir().unwrap();
     fs::write(
         system.path().join("pg_service.conf"),
@@ -402,6 +404,21 @@ fn service_files() {
     }
     let own = [("PGSERVICEFILE", "/no/such/file")];
     assert_eq!(read("service=mine", &own).unwrap_err(), "service file \"/no/such/file\" not found");
+}
+
+#[test]
+fn a_variable_that_is_not_utf8_is_named() {
+    use std::os::unix::ffi::OsStringExt;
+    let env = |name: &str| {
+        let value = OsString::from_vec(b"caf\xe9".to_vec());
+        matches!(name, "PGHOST" | "PGPASSWORD").then_some(value)
+    };
+    let read = |text: &str| ConnInfo::parse_with_os_env(text, &env);
+    let error = read("host=h").unwrap_err().to_string();
+    assert_eq!(error, "environment variable PGPASSWORD is not valid UTF-8");
+    assert!(read("password=p").is_err());
+    // A variable that is not needed does not matter.
+    assert_eq!(read("host=h password=p").unwrap().get("host"), Some("h"));
 }
 
 #[test]
