@@ -20,7 +20,8 @@ pub(crate) struct Entries {
 /// Puts file, environment and flags together. With several subscriptions in the file, `--name`
 /// picks one, and other flags hold for all that are chosen.
 pub(super) fn entries(file: Option<&Path>, given: &Given) -> Result<Entries> {
-    let given = given.clone().or_environment()?;
+    let mut given = given.clone().or_environment()?;
+    given.file = file.map(Path::to_owned);
     let (chosen, log_level) = match file {
         Some(path) => chosen(path, given)?,
         None => (vec![given], None),

@@ -1,6 +1,7 @@
 //! Settings as they were given, by flag, environment or file; nothing is filled in.
 
 use std::env::VarError;
+use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, ValueParser};
 use clap::error::ErrorKind;
@@ -11,13 +12,18 @@ use super::setting::{Group, Renamed, Setting, Shape, Value};
 use super::wrong;
 use crate::error::{Failure, Result};
 
-/// The texts of each setting, in the order of [`SETTINGS`].
+/// The texts of each setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Given(Vec<Option<Vec<String>>>);
+pub(crate) struct Given {
+    /// In the order of [`SETTINGS`].
+    texts: Vec<Option<Vec<String>>>,
+    /// The configuration file, if there is one: for hints.
+    pub(super) file: Option<PathBuf>,
+}
 
 impl Default for Given {
     fn default() -> Self {
-        Self(vec![None; SETTINGS.len()])
+        Self { texts: vec![None; SETTINGS.len()], file: None }
     }
 }
 
@@ -47,7 +53,7 @@ impl Given {
         let given = |name: &str| {
             SETTINGS
                 .iter()
-                .zip(&self.0)
+                .zip(&self.texts)
                 .any(|(setting, texts)| setting.name == name && texts.is_some())
         };
         let overridden = SETTINGS.iter().map(|setting| {
@@ -55,11 +61,11 @@ impl Given {
             setting.from_file.is_some_and(given) || by_file.is_some_and(|file| given(file.name))
         });
         let overridden: Vec<bool> = overridden.collect();
-        let pairs = self.0.into_iter().zip(&weaker.0).zip(overridden);
+        let pairs = self.texts.into_iter().zip(&weaker.texts).zip(overridden);
         let texts = pairs.map(|((strong, weak), overridden)| {
             strong.or_else(|| weak.clone().filter(|_| !overridden))
         });
-        Self(texts.collect())
+        Self { texts: texts.collect(), file: self.file.or_else(|| weaker.file.clone()) }
     }
 
     /// The settings that differ.
@@ -67,14 +73,14 @@ impl Given {
         &'g self,
         other: &'g Self,
     ) -> impl Iterator<Item = &'static Setting> + 'g {
-        let pairs = self.0.iter().zip(&other.0);
+        let pairs = self.texts.iter().zip(&other.texts);
         SETTINGS.iter().zip(pairs).filter(|(_, (own, other))| own != other).map(|(one, _)| one)
     }
 
     /// Takes a setting as it is in another place, given or not.
     pub(crate) fn take_from(&mut self, other: &Self, setting: &Setting) -> Result<()> {
         let index = index(setting.name)?;
-        self.0[index].clone_from(&other.0[index]);
+        self.texts[index].clone_from(&other.texts[index]);
         Ok(())
     }
 
@@ -105,18 +111,18 @@ impl Given {
 
     /// An empty value is none.
     pub(crate) fn get(&self, name: &str) -> Result<Option<&[String]>> {
-        let texts = self.0[index(name)?].as_deref();
+        let texts = self.texts[index(name)?].as_deref();
         Ok(texts.filter(|texts| texts.iter().any(|text| !text.is_empty())))
     }
 
     pub(crate) fn set(&mut self, name: &str, text: &str) -> Result<()> {
-        self.0[index(name)?] = Some(vec![text.to_owned()]);
+        self.texts[index(name)?] = Some(vec![text.to_owned()]);
         Ok(())
     }
 
     /// The same for a list.
     pub(crate) fn set_all(&mut self, name: &str, texts: &[String]) -> Result<()> {
-        self.0[index(name)?] = Some(texts.to_vec());
+        self.texts[index(name)?] = Some(texts.to_vec());
         Ok(())
     }
 
@@ -131,13 +137,27 @@ impl Given {
                 return T::absent().ok_or_else(|| {
                     wrong(format!("--{name} is not given")).hint(format!(
                         "Give it as a flag, as {name} in the configuration file, or as {} in the \
-                         environment.",
-                        variable(name)
+                         environment.{}",
+                        variable(name),
+                        self.credential_hint(name)
                     ))
                 });
             }
         };
         setting.read(texts).map_err(|reason| wrong(format!("--{name}{reason}")))
+    }
+
+    /// How a verb gets the credentials that systemd passes to the service of the configuration file.
+    fn credential_hint(&self, name: &str) -> String {
+        let is_secret = SETTINGS.iter().any(|setting| setting.from_file == Some(name));
+        let Some(file) = self.file.as_ref().filter(|_| is_secret) else { return String::new() };
+        let unit = file.file_stem().unwrap_or_default().to_string_lossy();
+        format!(
+            " Credentials of systemd exist only within a unit: sudo systemd-run --pipe --wait -p User=pgapace \
+             -p LoadCredential=publisher:pgapace.{unit}.publisher \
+             -p LoadCredential=subscriber:pgapace.{unit}.subscriber pgapace check --config {}",
+            file.display()
+        )
     }
 
     /// Settings of a table of the configuration file.
@@ -166,7 +186,7 @@ impl Given {
             if setting.name == "if-not-empty" && texts == ["truncate"] {
                 return Err(no_setting());
             }
-            if given.0[index].replace(texts).is_some() {
+            if given.texts[index].replace(texts).is_some() {
                 return Err(wrong(format!("{} is given twice: as {key} as well", setting.name)));
             }
         }
@@ -189,7 +209,8 @@ impl Given {
                 return Err(no_setting());
             }
         }
-        for ((setting, texts), flag) in SETTINGS.iter().zip(&mut environment.0).zip(&self.0) {
+        for ((setting, texts), flag) in SETTINGS.iter().zip(&mut environment.texts).zip(&self.texts)
+        {
             if flag.is_some() {
                 continue;
             }
@@ -313,7 +334,9 @@ impl FromArgMatches for Given {
             flags(setting.name).map(Ok).or_else(old).transpose()
         });
         let given: std::result::Result<_, String> = given.collect();
-        given.map(Self).map_err(|e| clap::Error::raw(ErrorKind::InvalidValue, format!("{e}\n")))
+        given
+            .map(|texts| Self { texts, file: None })
+            .map_err(|e| clap::Error::raw(ErrorKind::InvalidValue, format!("{e}\n")))
     }
 
     fn update_from_arg_matches(

@@ -64,6 +64,19 @@ fn common_settings_reach_every_subscription() {
 }
 
 #[test]
+fn a_missing_connection_string_may_be_a_credential() {
+    let file = file("name = 'a'\npublication = 'p'\n");
+    let unit = file.path().file_stem().expect("a name").to_string_lossy().into_owned();
+    let failure = subscriptions(Some(file.path()), &flags(&[])).expect_err("incomplete");
+    let hint = failure.hint.expect("a hint");
+    let credential = format!("-p LoadCredential=publisher:pgapace.{unit}.publisher");
+    assert!(hint.contains("systemd-run --pipe --wait -p User=pgapace"), "{hint}");
+    assert!(hint.contains(&credential), "{hint}");
+    let failure = subscriptions(None, &flags(&["--name=a"])).expect_err("incomplete");
+    assert!(!failure.hint.expect("a hint").contains("systemd-run"));
+}
+
+#[test]
 fn a_single_table_is_a_list_of_one() {
     let found = both("[subscription]\nname = 'a'\npublication = 'p'\nworkers = 3", &[]);
     let found = found.expect("valid");
