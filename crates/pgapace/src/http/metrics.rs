@@ -174,6 +174,7 @@ fn work(writer: &mut Writer, all: &[(String, Shown)]) {
 fn servers(writer: &mut Writer, all: &[(String, Shown)]) {
     let slot = |shown: &Shown| match &shown.copy {
         Some(copy) if shown.phase == RunPhase::Copying => copy.slot.clone(),
+        _ if shown.phase == RunPhase::Retrying => shown.slot.as_deref().cloned(),
         _ => streaming(shown).next()?.figures.slot.clone(),
     };
     let retained = "WAL that the slot retains on the publisher.";

@@ -91,6 +91,8 @@ pub(crate) struct Shown {
     pub(crate) history: Arc<VecDeque<Point>>,
     /// While tables are copied, before the stream begins or beside it.
     pub(crate) copy: Option<Arc<CopyShown>>,
+    /// The slot while the subscription is retrying, if the publisher answers.
+    pub(crate) slot: Option<Arc<SlotFigures>>,
     /// Summary of the verifications of its tables; `None` until the subscriber was asked.
     pub(crate) verified: Option<Arc<VerificationSummary>>,
     /// Rows and bytes that the process has compared in the background.
@@ -149,6 +151,7 @@ impl Shown {
             tables: Arc::default(),
             history: Arc::default(),
             copy: None,
+            slot: None,
             verified: None,
             verified_rows: 0,
             verified_bytes: 0,
@@ -267,6 +270,11 @@ impl Board {
     pub(crate) fn set_copy(&self, copy: Option<CopyShown>) {
         let copy = copy.map(Arc::new);
         self.lock().copy = copy;
+    }
+
+    /// The slot while the subscription is retrying; `None` if it is not known.
+    pub(crate) fn set_slot(&self, slot: Option<SlotFigures>) {
+        self.lock().slot = slot.map(Arc::new);
     }
 
     /// The numbers of tables, as the subscriber has them.

@@ -23,6 +23,7 @@ mod resume;
 mod retry;
 mod retry_loop;
 mod sessions;
+mod slot_watch;
 mod standby;
 mod start_beat;
 mod startup;
@@ -51,6 +52,7 @@ use replay::Replay;
 pub(crate) use resume::check_sent_alike;
 use retry::Known;
 use retry_loop::run_from;
+use slot_watch::SlotWatch;
 use startup::{ConnectedServers, FoundSubscription, OwnedSubscription, sync_context};
 
 /// Where to stop.
@@ -230,6 +232,8 @@ struct Supervisor<'a> {
     text: Option<String>,
     /// The error of a table that the next run blocks.
     failed_table: Option<Failure>,
+    /// Since the first run that failed.
+    slot_watch: Option<SlotWatch>,
 }
 
 impl<'a> Supervisor<'a> {
@@ -269,6 +273,7 @@ impl<'a> Supervisor<'a> {
             tagging: Arc::default(),
             text: None,
             failed_table: None,
+            slot_watch: None,
         }
     }
 }

@@ -8,6 +8,7 @@ use super::failure_record::FailureRecord;
 use super::missing_grants;
 use super::replay::Replay;
 use super::retry::{Known, Next, Retry};
+use super::slot_watch::SlotWatch;
 use super::{RunOptions, Supervisor};
 use crate::apply::leader::Outcome;
 use crate::apply::sessions::Share;
@@ -48,6 +49,9 @@ pub(super) fn run_from(
         retry.after_run(started, Instant::now(), supervisor.advanced.swap(false, Ordering::AcqRel));
         if std::mem::take(&mut supervisor.reached) {
             retry.reached();
+        }
+        if outcome.is_err() && replay.is_none() && supervisor.slot_watch.is_none() {
+            supervisor.slot_watch = SlotWatch::start(&supervisor.config, board.clone());
         }
         let after = match outcome {
             Ok(outcome) => supervisor.after_outcome(outcome, &mut record),

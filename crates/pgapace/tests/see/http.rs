@@ -149,7 +149,9 @@ fn slow_readers_hold_up_nothing_and_retries_are_shown() {
         let samples = parse(&text);
         let phase = value(&case, &samples, "pgapace_phase", Some(("phase", "retrying")));
         let retries = value(&case, &samples, "pgapace_retries_total", Some(("sqlstate", "53100")));
-        Ok(phase == Some(1.0) && retries.is_some_and(|retries| retries >= 1.0))
+        // The publisher is well, and the slot retains WAL.
+        let slot = value(&case, &samples, "pgapace_slot_retained_bytes", None);
+        Ok(phase == Some(1.0) && retries.is_some_and(|retries| retries >= 1.0) && slot.is_some())
     });
     waited.unwrap_or_else(|error| panic!("{error}\n{text}"));
     let ready = get(port, "/readyz");

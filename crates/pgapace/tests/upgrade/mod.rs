@@ -96,7 +96,7 @@ fn upgrade_while_a_table_catches_up() {
 /// read the state meanwhile.
 #[test]
 fn an_upgrade_does_not_stand_in_the_way_of_readers() {
-    on_versions(&[(15, 15), (18, 18)], |mut case| {
+    on_versions(&[(15, 15), (18, 18)], |case| {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
         as_of_0_1(&case);
         let reading = holder(&case, "BEGIN; SELECT FROM pgapace.subscription");

@@ -1,0 +1,67 @@
+//! Looks at the slot while no run goes on: the publisher may be well, and the slot retains more and more WAL.
+
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use wire::Session;
+
+use crate::config::Subscription as Config;
+use crate::error::Result;
+use crate::observe::board::{Board, RunPhase};
+use crate::observe::figures::SlotForecast;
+use crate::publisher::session::Publisher;
+use crate::publisher::slot;
+
+/// The pause between two looks. A run that is tried again at once needs none.
+const INTERVAL: Duration = Duration::from_secs(5);
+
+/// Shows the slot on the board whenever the subscription is retrying. Dropping it ends its thread, which may
+/// still wait for the publisher for a moment.
+pub(super) struct SlotWatch {
+    _ends: Sender<()>,
+}
+
+impl SlotWatch {
+    /// Starts it; `None` if the system has no thread for it.
+    pub(super) fn start(config: &Config, board: Board) -> Option<Self> {
+        let (_ends, ended) = mpsc::channel();
+        let publisher = Publisher::new(config.publisher.clone(), &config.name, "UTF8");
+        let slot = config.slot.clone();
+        let look = move || {
+            let (mut session, mut forecast, started) = (None, SlotForecast::new(), Instant::now());
+            while ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                if board.shown().phase != RunPhase::Retrying {
+                    (session, forecast) = (None, SlotForecast::new());
+                    board.set_slot(None);
+                    continue;
+                }
+                match look(&publisher, &mut session, &slot) {
+                    Ok(Some(slot)) => {
+                        forecast.seen_slot(started.elapsed(), &slot);
+                        board.set_slot(forecast.figures());
+                    }
+                    Ok(None) => board.set_slot(None),
+                    Err(failure) => {
+                        tracing::debug!(%failure, "cannot look at the slot");
+                        session = None;
+                        board.set_slot(None);
+                    }
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("slot".to_owned()).spawn(look);
+        thread.is_ok().then_some(Self { _ends })
+    }
+}
+
+fn look(
+    publisher: &Publisher,
+    session: &mut Option<Session>,
+    slot: &str,
+) -> Result<Option<slot::Slot>> {
+    let session = match session {
+        Some(session) => session,
+        None => session.insert(publisher.connect_to_look()?),
+    };
+    slot::find(session, slot)
+}
