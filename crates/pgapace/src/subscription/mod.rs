@@ -293,7 +293,7 @@ impl Supervisor<'_> {
         let found = self.find_or_create(&mut control, &mut source, schema_version)?;
         let FoundSubscription { row, waits, tagging } = found;
         let servers = (&subscriber, &publisher);
-        let (owned, beat) = self.take_ownership(&mut control, Some(&mut source), servers, row)?;
+        let (owned, beat) = self.take_ownership(&mut control, Some(&mut source), servers, &row)?;
         let (config, board) = (Arc::clone(&self.config), self.board.clone());
         let OwnedSubscription { row, .. } = &owned;
         let sides = (&subscriber, &publisher);

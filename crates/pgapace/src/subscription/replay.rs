@@ -96,7 +96,7 @@ impl Supervisor<'_> {
         check_alone(&mut control, &config.name, &head.tables)?;
         let publisher = Publisher::absent();
         let (owned, beat) =
-            self.take_ownership(&mut control, None, (&subscriber, &publisher), row)?;
+            self.take_ownership(&mut control, None, (&subscriber, &publisher), &row)?;
         if let Some(outcome) = self.record_start(&mut control, &owned)? {
             return Ok(outcome);
         }

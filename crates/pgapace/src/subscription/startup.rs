@@ -224,15 +224,15 @@ impl Supervisor<'_> {
         control: &mut Session,
         source: Option<&mut Session>,
         (subscriber, publisher): (&Subscriber, &Publisher),
-        mut row: Subscription,
+        row: &Subscription,
     ) -> Result<(OwnedSubscription, StartBeat)> {
         let config = Arc::clone(&self.config);
         if std::mem::take(&mut self.stands_aside) {
             hand_over::wait_aside(control, row.id, &|| self.shutdown.requested())?;
         }
-        self.known = self.known.max(has_run(&row));
-        check_enabled(&row)?;
-        self.check_same_settings(control, &mut row)?;
+        self.known = self.known.max(has_run(row));
+        check_enabled(row)?;
+        self.check_same_slot(row)?;
         let stopped = self.stopped.take();
         let judged = stopped.is_some();
         let former = Former { any: self.take_over, own: self.owner.clone(), stopped };
@@ -244,10 +244,11 @@ impl Supervisor<'_> {
         self.owner = Some(owning.session.clone());
         self.owns = true;
         // Another process may have changed the row while this one waited for the lock.
-        row = ownership::fence(control, row.id, &owning)?.ok_or_else(|| {
+        let row = ownership::fence(control, row.id, &owning)?.ok_or_else(|| {
             Failure::new(Class::Busy, "the subscription was dropped while pgapace waited for it")
         })?;
         check_enabled(&row)?;
+        self.check_same_slot(&row)?;
         let owner = Owner { id: row.id, epoch: row.epoch };
         let beat = StartBeat::spawn(subscriber, publisher, owner)?;
         if std::mem::take(&mut self.take_over) || member {
@@ -298,6 +299,7 @@ impl Supervisor<'_> {
             Some(AtStart::Fulfilled) => hand_over::done(control, row.id, None)?,
             None => {}
         }
+        self.record_publications(control, row)?;
         Ok(None)
     }
 
@@ -326,8 +328,8 @@ impl Supervisor<'_> {
         }
     }
 
-    /// A resumed subscription keeps its slot; its publications may change.
-    fn check_same_settings(&self, control: &mut Session, row: &mut Subscription) -> Result<()> {
+    /// A resumed subscription keeps its slot.
+    fn check_same_slot(&self, row: &Subscription) -> Result<()> {
         if row.slot_name != self.config.slot {
             return Err(Failure::new(
                 Class::Config,
@@ -338,6 +340,12 @@ impl Supervisor<'_> {
             )
             .hint("Start it with the settings it was created with, or drop it (pgapace drop)."));
         }
+        Ok(())
+    }
+
+    /// Records other publications than before. Verbs read them, so a process that does not run the
+    /// subscription may not change them.
+    fn record_publications(&self, control: &mut Session, row: &Subscription) -> Result<()> {
         if row.publications != self.config.publications {
             tracing::info!(
                 event = "publications_changed",

@@ -9,7 +9,7 @@ use testbed::postgres::Client;
 use testbed::program::Process;
 use testbed::{Result, wait_until};
 
-use crate::support::{DB, PATIENCE, Site, expect_exit, wait_while_running};
+use crate::support::{DB, PATIENCE, Site, Tool, expect_exit, wait_while_running};
 
 /// One table with a key, and one without, which shows changes that were applied twice.
 fn site() -> Result<Site> {
@@ -109,6 +109,25 @@ fn a_second_process_is_refused_unless_it_takes_over() -> Result<()> {
     site.wait_until_applied(&mut third)?;
     assert!(third.is_running());
     site.expect_equal(&tables())
+}
+
+/// A switchover and the lag read the publications that the running process has.
+#[test]
+fn a_process_that_is_refused_leaves_the_recorded_publications() -> Result<()> {
+    let site = site()?;
+    site.publisher.sql(DB, "CREATE PUBLICATION other FOR TABLE log")?;
+    let mut first = site.spawn_streaming(&site.program())?;
+    let other = Tool { publications: "other".to_owned(), ..site.tool() }.program("run");
+    let mut second = site.spawn(&other.clone().args(["--busy-timeout", "1"]))?;
+    expect_exit(&mut second, 8, &["the subscription is run by another process"])?;
+    let recorded = "SELECT publications FROM pgapace.subscription";
+    assert_eq!(site.subscriber.query_one_text(DB, recorded)?, "{pub}");
+    first.terminate()?;
+    expect_exit(&mut first, 0, &[])?;
+    let mut third = site.spawn_streaming(&other)?;
+    assert_eq!(site.subscriber.query_one_text(DB, recorded)?, "{other}");
+    third.terminate()?;
+    expect_exit(&mut third, 0, &[])
 }
 
 #[test]
