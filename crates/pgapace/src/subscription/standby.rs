@@ -10,6 +10,7 @@ use crate::membership::{MoveOrder, Place, Waiting};
 use crate::observe::board::RunPhase;
 use crate::subscriber::state::heartbeat::OwnerStage;
 use crate::subscriber::state::membership::BeatingOwner;
+use crate::subscriber::state::ownership::SessionId;
 
 /// How often a request to stop is looked for.
 const SLEEP: Duration = Duration::from_millis(100);
@@ -31,6 +32,7 @@ impl Supervisor<'_> {
     /// was asked to stop meanwhile. Without `--standby` it does not wait.
     pub(super) fn stand_by(&mut self) -> bool {
         let Some(membership) = self.standby.clone() else { return true };
+        self.stopped = None;
         let name = self.config.name.clone();
         let waiting = membership.wait_for(&name);
         let (mut announced, mut is_to_be_had) = (None, None::<Instant>);
@@ -139,9 +141,9 @@ impl Supervisor<'_> {
         // Several processes may begin the first start. The failure of one may be caused by another.
         let waiting: Waiting<'_> = membership.wait_for(&self.config.name);
         let place = waiting.next_place(self.config.takeover_rounds(), LOOK_PATIENCE);
-        let held = matches!(place, Place::Held(..) | Place::Stopped(..));
+        let known = [&self.owner, &self.stopped];
         // The other one may have ended meanwhile.
-        held || failure.class == Class::Busy
+        is_of_another(&place, &known) || failure.class == Class::Busy
     }
 
     fn announce_waiting(&self, owner: Option<&(String, i32)>) {
@@ -166,4 +168,12 @@ impl Supervisor<'_> {
             "heartbeat of the process that runs the subscription has stopped; taking over"
         );
     }
+}
+
+/// Whether a process works as the owner whose session is none of the `known` ones: an earlier session of this
+/// process, and that of the owner which had stopped before the run. With such an owner, the run has a failure of
+/// its own.
+fn is_of_another(place: &Place, known: &[&Option<SessionId>]) -> bool {
+    let Place::Held(holder, _) = place else { return false };
+    !known.iter().any(|known| known.as_ref() == Some(holder))
 }

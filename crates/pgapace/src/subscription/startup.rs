@@ -233,7 +233,7 @@ impl Supervisor<'_> {
         self.known = self.known.max(has_run(row));
         check_enabled(row)?;
         self.check_same_slot(row)?;
-        let stopped = self.stopped.take();
+        let stopped = self.stopped.clone();
         let judged = stopped.is_some();
         let former = Former { any: self.take_over, own: self.owner.clone(), stopped };
         // A standby that is not the first goes on waiting.

@@ -53,3 +53,30 @@ fn a_dropped_subscription_is_not_created_again_by_a_standby() -> Result<()> {
     assert_eq!(site.publisher.query_one_text(DB, slots)?, "0");
     Ok(())
 }
+
+/// The owner hangs, and the only standby cannot log in to the publisher: it says so, and does not try all the time.
+#[test]
+fn a_standby_that_cannot_start_reports_its_failure() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.publish_tables("CREATE TABLE log (v int)")?;
+    let mut first = site.spawn_streaming(&site.program().arg("--standby"))?;
+    let refused = site.publisher.conninfo(DB).replace("user=postgres", "user=nobody");
+    assert!(refused.contains("nobody"), "{refused}");
+    let program = site.program_between(&refused, &site.subscriber.conninfo(DB));
+    let mut second = site.spawn(&program.arg("--standby"))?;
+    wait_for(&mut second, "standby_waiting")?;
+    wait_until(PATIENCE, "the first heartbeat", || {
+        let stage = "SELECT stage FROM pgapace.owner";
+        Ok(site.subscriber.query_one_text(DB, stage)? == "streaming")
+    })?;
+    first.freeze()?;
+    wait_for(&mut second, "subscription_failed")?;
+    assert!(second.log().contains("nobody"), "{}", second.log());
+    let failure = "SELECT last_error LIKE '%nobody%' FROM pgapace.stat_subscription";
+    wait_until(PATIENCE, "the failure for status", || {
+        Ok(site.subscriber.query_one_text(DB, failure)? == "t")
+    })?;
+    first.thaw()?;
+    first_commit(&site, 1)?;
+    Ok(())
+}
