@@ -4,7 +4,9 @@
 //! each such database one thread of the process looks who holds the subscriptions there. It looks a few
 //! times per second, which finds a lock that was released. Once a second it also commits a beat of its own,
 //! which begins a round of [`engine::heartbeat`]: that finds an owner that holds its lock and does nothing.
-//! While no subscription of this process waits, the thread has no session.
+//! While no subscription of this process waits, the thread has no session. Subscriptions whose connection strings
+//! differ have threads of their own, even if the strings lead to one database, because roles may differ: each
+//! thread has a row of its own in `pgapace.member`, and rows of one process are taken together.
 //!
 //! ```text
 //!                 lock is free ──────────────────────────────┐
@@ -78,7 +80,7 @@ struct Shared {
 }
 
 impl Membership {
-    /// One for each subscriber database of these subscriptions, in their order.
+    /// One for each connection string of these subscriptions, in their order.
     pub(crate) fn of(
         settings: &[Arc<LiveSettings>],
         process: &Process,

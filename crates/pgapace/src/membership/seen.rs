@@ -1,6 +1,6 @@
 //! The owners and members of one subscriber database as they were seen last, and their beats.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use engine::heartbeat::{Heartbeats, patience};
 
@@ -8,7 +8,7 @@ use super::Place;
 use super::view::{DatabaseView, SeenRunner, SeenSubscription};
 use crate::subscriber::state::heartbeat::OwnerStage;
 use crate::subscriber::state::membership::{
-    BeatingOwner, HeldSubscription, Look, OwnerBeat, SeenMember,
+    BeatingOwner, HeldSubscription, Look, OwnerBeat, SeenMember, process_of,
 };
 
 /// Factor by which an owner that creates its slot and its schema, or compares tables, may be silent for longer: it also
@@ -25,7 +25,7 @@ pub(super) struct SeenSubscriber {
     /// Raised with each look.
     pub(super) looks: u64,
     pub(super) beats: Heartbeats<String, OwnerBeat>,
-    /// The processes that share subscriptions, and their beats.
+    /// The rows of processes that share subscriptions, and their beats.
     pub(super) members: Vec<SeenMember>,
     pub(super) member_beats: Heartbeats<String, i64>,
     pub(super) ended: bool,
@@ -76,14 +76,28 @@ impl SeenSubscriber {
         }
     }
 
-    /// The part of it by which processes share subscriptions. A beat has stopped after `rounds`.
-    pub(super) fn view(&self, me: &str, rounds: u32) -> DatabaseView {
-        let is_there = |id: &String| id != me && self.member_beats.unchanged(id) < rounds;
-        let late = |id: &&String| self.member_beats.unchanged(id) >= late_after(rounds);
-        let late = self.members.iter().map(|one| &one.id).filter(late).cloned().collect();
-        let members = self.members.iter().filter(|one| one.connected && is_there(&one.id));
-        // The beat of a member is not part of its lists.
-        let members = members.map(|one| SeenMember { beat: 0, ..one.clone() });
+    /// The part of it by which processes share subscriptions. A beat has stopped after `rounds`. `me`: this
+    /// process, whose watcher has the row `id`.
+    pub(super) fn view(&self, me: &str, id: &str, rounds: u32) -> DatabaseView {
+        let (mut members, mut on_time) = (BTreeMap::new(), BTreeSet::new());
+        let mut elsewhere = BTreeSet::new();
+        for one in &self.members {
+            let process = process_of(&one.id);
+            let unchanged = self.member_beats.unchanged(&one.id);
+            if process == me {
+                let names = one.runs.iter().map(|runs| runs.name.clone());
+                elsewhere.extend(names.filter(|_| one.id != id));
+            } else if one.connected && unchanged < rounds {
+                // The beat of a member is not part of its lists.
+                let (id, beat, runs) = (process.to_owned(), 0, Vec::new());
+                let member = SeenMember { id, beat, connected: true, runs };
+                let member = members.entry(process).or_insert(member);
+                member.runs.extend_from_slice(&one.runs);
+                on_time.extend((unchanged < late_after(rounds)).then_some(process));
+            }
+        }
+        let late = members.keys().filter(|process| !on_time.contains(*process));
+        let late = late.map(|process| (*process).to_owned()).collect();
         let held: &[HeldSubscription] = match &self.standing {
             Standing::Known(held) => held,
             Standing::Unknown | Standing::Refused => &[],
@@ -99,13 +113,13 @@ impl SeenSubscriber {
             SeenSubscription { name: held.name.clone(), runner }
         });
         let subscriptions = subscriptions.collect();
-        DatabaseView { members: members.collect(), late, subscriptions }
+        DatabaseView { members: members.into_values().collect(), late, elsewhere, subscriptions }
     }
 
     /// Whether other processes share subscriptions here. A beat that has stopped does not count against them:
     /// two that stopped beating because each takes the other for dead would never begin again.
     pub(super) fn has_others(&self, me: &str) -> bool {
-        self.members.iter().any(|one| one.id != me && one.connected)
+        self.members.iter().any(|one| process_of(&one.id) != me && one.connected)
     }
 
     /// Takes the result of a look; `counts` if the look came after a commit of our own.
@@ -139,7 +153,8 @@ impl SeenSubscriber {
 
 #[cfg(test)]
 mod tests {
-    use super::{OwnerStage, stopped_after};
+    use super::{OwnerStage, SeenMember, SeenSubscriber, stopped_after};
+    use crate::subscriber::state::membership::MemberSubscription;
 
     #[test]
     fn only_a_setup_may_be_silent_for_longer_than_the_stream() {
@@ -149,5 +164,24 @@ mod tests {
         assert_eq!(after(OwnerStage::Starting), [5, 5, 9]);
         assert_eq!(after(OwnerStage::Setup), [6, 15, 27]);
         assert_eq!(stopped_after(5, OwnerStage::Starting, 1), 10);
+    }
+
+    #[test]
+    fn rows_of_one_process_are_taken_together() {
+        let row = |id: &str, name: &str| {
+            let (name, weight, failed, claimed) = (name.to_owned(), 1, false, false);
+            let runs = vec![MemberSubscription { name, weight, failed, claimed }];
+            SeenMember { id: id.to_owned(), beat: 1, connected: true, runs }
+        };
+        let members = vec![row("a", "s1"), row("a.3", "s2"), row("me", "s1"), row("me.1", "s2")];
+        let mut seen = SeenSubscriber { members, ..SeenSubscriber::default() };
+        let view = seen.view("me", "me.1", 5);
+        let [other] = &view.members[..] else { panic!("{view:?}") };
+        let names: Vec<_> = other.runs.iter().map(|runs| runs.name.as_str()).collect();
+        assert_eq!((other.id.as_str(), names), ("a", vec!["s1", "s2"]));
+        assert_eq!(view.elsewhere, ["s1".to_owned()].into());
+        assert!(seen.has_others("me") && view.late.is_empty());
+        seen.members.retain(|one| one.id.starts_with("me"));
+        assert!(!seen.has_others("me"));
     }
 }

@@ -215,6 +215,9 @@ impl Sharing {
         state: &SharingState,
     ) -> Option<SharedSubscription> {
         let index = |id: &str| members.binary_search_by(|member| member.as_str().cmp(id)).ok();
+        if view.elsewhere.contains(&one.name) && !self.own.contains_key(key) {
+            return None;
+        }
         let own = self.own.get(key).filter(|_| !state.ended.contains(key));
         let own = own.map(|own| (self.me.as_str(), own.weight, state.barred.contains(key)));
         let of_others = view.members.iter().flat_map(|member| {

@@ -1,6 +1,7 @@
 //! The thread that reads the owners and the members of one subscriber database.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -33,11 +34,16 @@ const REFUSED: Duration = Duration::from_secs(2);
 /// The end of the process is seen as fast as this: others wait until its row is gone.
 const STEP: Duration = Duration::from_millis(50);
 
+/// Number of the next watcher of this process.
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
 pub(super) struct Watcher {
     settings: Arc<LiveSettings>,
     /// One of the subscriptions, which names the session.
     name: String,
     process: Process,
+    /// Of its row in `pgapace.member`.
+    id: String,
     shutdown: Shutdown,
     shared: Arc<Shared>,
     /// Number of the database in `sharing`.
@@ -65,6 +71,7 @@ impl Watcher {
             settings: Arc::clone(settings),
             name: of.name.clone(),
             process: process.clone(),
+            id: membership::row_id(process, NEXT.fetch_add(1, Ordering::Relaxed)),
             shutdown: shutdown.clone(),
             shared: Arc::clone(shared),
             database,
@@ -156,7 +163,7 @@ impl Watcher {
             Some((at, told)) => at.elapsed() >= BEAT && (waits || others || *told != row),
         };
         let look = if due {
-            let look = membership::round(session, &self.process, &row)?;
+            let look = membership::round(session, &self.process, &self.id, &row)?;
             self.beaten = Some((Instant::now(), row));
             look
         } else {
@@ -166,7 +173,7 @@ impl Watcher {
         let view = {
             let mut seen = self.shared.lock();
             seen.saw(look, due);
-            self.sharing.is_some().then(|| seen.view(&self.process.id, self.rounds))
+            self.sharing.is_some().then(|| seen.view(&self.process.id, &self.id, self.rounds))
         };
         if let (Some(sharing), Some(view)) = (&self.sharing, view) {
             sharing.saw(self.database, view, Instant::now());
@@ -218,7 +225,7 @@ impl Watcher {
     /// No subscription of this process waits any more: closes the session.
     fn leave(&mut self) {
         if let Some(mut session) = self.session.take()
-            && let Err(failure) = membership::leave(&mut session, &self.process)
+            && let Err(failure) = membership::leave(&mut session, &self.id)
         {
             tracing::debug!(%failure, "cannot remove this process from pgapace.member");
         }

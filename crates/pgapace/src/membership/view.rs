@@ -30,6 +30,8 @@ pub(super) struct DatabaseView {
     pub(super) members: Vec<SeenMember>,
     /// The ids of those among them whose beat is late: they may have just died.
     pub(super) late: BTreeSet<String>,
+    /// The subscriptions that another watcher of this process has in the same database.
+    pub(super) elsewhere: BTreeSet<String>,
     pub(super) subscriptions: Vec<SeenSubscription>,
 }
 

@@ -125,3 +125,49 @@ fn the_heartbeat_is_written_only_for_a_standby() -> Result<()> {
         Ok(second.events("standby_takes_over") == 0)
     })
 }
+
+/// Two subscriptions of each process lead to one subscriber database by different connection strings.
+#[test]
+fn connection_strings_of_one_database_have_a_row_each() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    let ddl = "CREATE TABLE log (v int); CREATE TABLE other (v int)";
+    site.publisher.sql(DB, ddl)?;
+    site.subscriber.sql(DB, ddl)?;
+    let publications = "CREATE PUBLICATION p1 FOR TABLE log; CREATE PUBLICATION p2 FOR TABLE other";
+    site.publisher.sql(DB, publications)?;
+    let (publisher, subscriber) = (site.publisher.conninfo(DB), site.subscriber.conninfo(DB));
+    let subscription = |number: u32, subscriber: &str| {
+        format!(
+            "[[subscription]]\nname = \"s{number}\"\npublication = \"p{number}\"\n\
+             publisher = \"{publisher}\"\nsubscriber = \"{subscriber}\"\n"
+        )
+    };
+    let second = format!("{subscriber} connect_timeout=20");
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("pgapace.toml");
+    std::fs::write(&file, subscription(1, &subscriber) + &subscription(2, &second))?;
+    let config = file.to_string_lossy().into_owned();
+    let program = pgapace("run").args(["--standby", "--config", &config]);
+    let mut processes = [site.spawn(&program)?, site.spawn(&program)?];
+    let check = |condition: &str| -> Result<bool> {
+        Ok(site.subscriber.query_one_text(DB, &format!("SELECT {condition}"))? == "t")
+    };
+    // Each process has one row for each subscription, which stays, and both are run.
+    let rows = "(SELECT count(*) FILTER (WHERE runs = '{s1}') = 2 \
+                   AND count(*) FILTER (WHERE runs = '{s2}') = 2 \
+                   AND count(DISTINCT process) = 2 AND min(beat) > 5 FROM pgapace.member)";
+    let run = "(SELECT count(*) = 2 FROM pgapace.owner WHERE stage = 'streaming')";
+    wait_until(PATIENCE, "rows of all", || check(&format!("{rows} AND {run}")))?;
+    for process in &processes {
+        assert_eq!(process.events("standby_takes_over"), 0, "{}", process.log());
+    }
+    let [first, other] = &mut processes;
+    first.terminate()?;
+    first.wait(PATIENCE)?;
+    let other = other.pid();
+    let all = format!("(SELECT count(*) = 2 AND min(process) = {other} FROM pgapace.member)");
+    let runs = format!(
+        "(SELECT count(*) = 2 FROM pgapace.owner WHERE stage = 'streaming' AND process = {other})"
+    );
+    wait_until(PATIENCE, "the other process to run both", || check(&format!("{all} AND {runs}")))
+}

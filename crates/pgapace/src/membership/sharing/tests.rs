@@ -36,6 +36,7 @@ fn one_whose_beat_is_late_is_not_waited_for() {
     let mut view = DatabaseView {
         members: vec![member("a", &names)],
         late: [].into(),
+        elsewhere: [].into(),
         subscriptions: vec![run_by("s1", Some("b")), run_by("s2", None)],
     };
     let key = (0, "s2".to_owned());
@@ -56,6 +57,7 @@ fn what_has_ended_in_a_process_is_not_claimed_by_it() {
     let view = DatabaseView {
         members: vec![member("a", &names)],
         late: [].into(),
+        elsewhere: [].into(),
         subscriptions: names.map(|name| run_by(name, Some("a"))).into(),
     };
     let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(60));
@@ -69,4 +71,23 @@ fn what_has_ended_in_a_process_is_not_claimed_by_it() {
     me.ended(&(0, "s1".to_owned()), later);
     assert_eq!(claimed(&[]), ["s2"]);
     assert_eq!(me.row(0, later + Duration::from_secs(2)).2, ["s2"]);
+}
+
+/// Two connection strings that lead to one database: each subscription counts once.
+#[test]
+fn what_another_watcher_of_the_process_has_is_not_shared_twice() {
+    let own = [(0, "s1"), (1, "s2")].map(|(database, name)| ((database, name.to_owned()), 1));
+    let me = Sharing::new("b".to_owned(), own);
+    let view = |elsewhere: &str| DatabaseView {
+        members: vec![member("a", &["s1", "s2"])],
+        late: [].into(),
+        elsewhere: [elsewhere.to_owned()].into(),
+        subscriptions: vec![run_by("s1", Some("a")), run_by("s2", Some("a"))],
+    };
+    let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(60));
+    me.saw(0, view("s2"), now);
+    me.saw(1, view("s1"), now);
+    // One of two, not two of four.
+    let claims = [me.row(0, later).2, me.row(1, later).2].concat();
+    assert_eq!(claims.len(), 1, "{claims:?}");
 }

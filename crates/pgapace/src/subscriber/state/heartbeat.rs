@@ -12,6 +12,7 @@ use crate::error::{Failure, Result};
 use crate::process::Process;
 use crate::subscriber::catalogue::field;
 use crate::subscriber::state::SubscriptionId;
+use crate::subscriber::state::membership::PROCESS_OF_SQL;
 use crate::tablesync::table_state::Owner;
 
 /// The stage that the owner of a subscription records with its heartbeat.
@@ -89,7 +90,8 @@ const LONG_LIFE: u32 = 30;
 /// late.
 pub(crate) fn beat_before_stream(session: &mut Session, owner: Owner) -> Result<()> {
     let (setup, starting) = (OwnerStage::Setup.name(), OwnerStage::Starting.name());
-    write(session, owner, "", &format!("o.stage IN ('{setup}', '{starting}') AND {ANOTHER_JUDGES}"))
+    let another = another_judges();
+    write(session, owner, "", &format!("o.stage IN ('{setup}', '{starting}') AND {another}"))
 }
 
 /// Beats once, if another process judges the owner, or if the stage is another one.
@@ -101,7 +103,7 @@ pub(crate) fn beat(
     applied: bool,
 ) -> Result<()> {
     let stage = stage.name();
-    let condition = format!("(o.stage <> '{stage}' OR {ANOTHER_JUDGES})");
+    let condition = format!("(o.stage <> '{stage}' OR {})", another_judges());
     let set = format!(
         "stage = '{stage}', \
          stalls = CASE WHEN {applied} OR o.beat >= {LONG_LIFE} THEN 0 ELSE o.stalls END, "
@@ -111,9 +113,14 @@ pub(crate) fn beat(
 
 /// SQL: whether another process judges the owner: it waits for the subscription, or shares it with the owner.
 /// One that shares it judges all the time, also while it tries to run it, or pauses after a failure.
-const ANOTHER_JUDGES: &str = "EXISTS (SELECT FROM pgapace.member m \
-    WHERE (s.name = ANY (m.waits_for) OR s.name = ANY (m.runs)) AND m.id IS DISTINCT FROM o.member \
-      AND m.beat_at > pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => 60))";
+fn another_judges() -> String {
+    format!(
+        "EXISTS (SELECT FROM pgapace.member m \
+           WHERE (s.name = ANY (m.waits_for) OR s.name = ANY (m.runs)) \
+             AND {PROCESS_OF_SQL} IS DISTINCT FROM o.member \
+             AND m.beat_at > pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => 60))"
+    )
+}
 
 fn write(session: &mut Session, owner: Owner, set: &str, condition: &str) -> Result<()> {
     let sql = format!(

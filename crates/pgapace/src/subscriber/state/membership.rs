@@ -26,7 +26,7 @@ pub(crate) struct HeldSubscription {
 /// A recorded owner that holds its subscription.
 #[derive(Debug, Clone)]
 pub(crate) struct BeatingOwner {
-    /// The owner's id in `pgapace.member`; `None` without --standby.
+    /// The id of the owner's process, see [`process_of`]; `None` without --standby.
     pub(crate) member: Option<String>,
     pub(crate) host: String,
     pub(crate) process: i32,
@@ -56,6 +56,7 @@ pub(crate) struct MemberRow {
 /// A process that shares subscriptions, as its row tells.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SeenMember {
+    /// See [`process_of`].
     pub(crate) id: String,
     pub(crate) beat: i64,
     /// Whether its session exists. Of a machine that is gone, it may for a while.
@@ -81,9 +82,31 @@ pub(crate) struct Look {
     pub(crate) members: Vec<SeenMember>,
 }
 
-/// Registers this process, or raises its beat. Then looks. The first part is committed when this
+/// The row of one watcher of a process: each watcher has a row of its own, even if several watch the same
+/// database.
+pub(crate) fn row_id(process: &Process, watcher: u32) -> String {
+    match watcher {
+        0 => process.id.clone(),
+        more => format!("{}.{more}", process.id),
+    }
+}
+
+/// The id of the process whose watcher has the row `id`.
+pub(crate) fn process_of(id: &str) -> &str {
+    id.split_once('.').map_or(id, |(process, _)| process)
+}
+
+/// SQL for the same, of `pgapace.member m`.
+pub(crate) const PROCESS_OF_SQL: &str = "pg_catalog.split_part(m.id, '.', 1)";
+
+/// Registers the row `id` of this process, or raises its beat. Then looks. The first part is committed when this
 /// returns.
-pub(crate) fn round(session: &mut Session, process: &Process, row: &MemberRow) -> Result<Look> {
+pub(crate) fn round(
+    session: &mut Session,
+    process: &Process,
+    id: &str,
+    row: &MemberRow,
+) -> Result<Look> {
     let (names, weights): (Vec<_>, Vec<_>) =
         row.runs.iter().map(|(name, weight)| (name.clone(), weight.to_string())).unzip();
     let array = |names: &[String]| wire::quote_literal(&name_array(names));
@@ -94,7 +117,7 @@ pub(crate) fn round(session: &mut Session, process: &Process, row: &MemberRow) -
          ON CONFLICT (id) DO UPDATE SET beat = m.beat + 1, backend = excluded.backend, \
            waits_for = excluded.waits_for, runs = excluded.runs, weights = excluded.weights, \
            failed = excluded.failed, claims = excluded.claims, beat_at = excluded.beat_at",
-        wire::quote_literal(&process.id),
+        wire::quote_literal(id),
         wire::quote_literal(&process.host),
         process.pid,
         array(&row.waits_for),
@@ -119,12 +142,12 @@ pub(crate) fn look(session: &mut Session) -> Result<Look> {
     Ok(Look { held: held_in(&held)?, members: members_in(&members)? })
 }
 
-/// Removes this process, and those whose last beat is so old that they cannot have left in an orderly way.
-pub(crate) fn leave(session: &mut Session, process: &Process) -> Result<()> {
+/// Removes the row `id` of this process, and those whose last beat is so old that they cannot have left in an orderly way.
+pub(crate) fn leave(session: &mut Session, id: &str) -> Result<()> {
     let sql = format!(
         "DELETE FROM pgapace.member WHERE id = {} \
            OR beat_at < pg_catalog.clock_timestamp() - pg_catalog.make_interval(hours => 1)",
-        wire::quote_literal(&process.id)
+        wire::quote_literal(id)
     );
     session.simple(&sql).map_err(|e| Failure::subscriber(&e, WAITING))?;
     Ok(())
