@@ -42,6 +42,7 @@ sqlstates! {
     OBJECT_IN_USE = "55006";
     LOCK_NOT_AVAILABLE = "55P03";
     QUERY_CANCELED = "57014";
+    UNDEFINED_FILE = "58P01";
 }
 
 /// Whether another row has the value of a unique index, or one that an exclusion constraint forbids beside

@@ -67,9 +67,20 @@ fn check_identity(
     if now.timeline == recorded_timeline {
         return Ok(());
     }
-    let history = session
-        .simple(&format!("TIMELINE_HISTORY {}", now.timeline))
-        .map_err(|e| Failure::publisher(&e, "reading the timeline history"))?;
+    if now.timeline < recorded_timeline {
+        return Err(left_behind(now.timeline, recorded_timeline, is_standby(session)?));
+    }
+    let history = session.simple(&format!("TIMELINE_HISTORY {}", now.timeline)).map_err(|e| {
+        let failure = Failure::publisher(&e, "reading the timeline history");
+        if e.sqlstate() != Some(sqlstate::UNDEFINED_FILE) {
+            return failure;
+        }
+        Failure { class: Class::History, ..failure }.transient(false).hint(
+            "Without this file nobody can tell whether the publisher has all transactions that the \
+             subscriber has. Restore it in pg_wal of the publisher, for example from the WAL archive. \
+             pgapace rebase creates a new slot, and compares all tables with the publisher's.",
+        )
+    })?;
     let row = first_row(&history, "TIMELINE_HISTORY")?;
     let content: String = field(&row, 1)?;
     check_history(Timeline(recorded_timeline), needed, Timeline(now.timeline), &content).map_err(
@@ -80,6 +91,31 @@ fn check_identity(
                  synchronized_standby_slots, so that the stream is never ahead of a standby.",
             )
         },
+    )
+}
+
+fn is_standby(session: &mut Session) -> Result<bool> {
+    let sql = "SELECT pg_catalog.pg_is_in_recovery()";
+    let results =
+        session.simple(sql).map_err(|e| Failure::publisher(&e, "reading its recovery state"))?;
+    boolean(&first_row(&results, sql)?, 0)
+}
+
+/// The error for a publisher whose timeline is older than the recorded one. A standby may still follow the newer
+/// one, so the run waits for it.
+fn left_behind(now: u32, recorded: u32, standby: bool) -> Failure {
+    let message = |what: &str| {
+        format!("{what} on timeline {now}, but the subscriber has followed timeline {recorded}")
+    };
+    if standby {
+        return Failure::new(Class::Publisher, message("the publisher is a standby"))
+            .hint("pgapace waits until the standby follows the server that was promoted.")
+            .away();
+    }
+    Failure::new(Class::History, message("the publisher is")).hint(
+        "The connection string leads to a server that was left behind by a failover, or restored to \
+         an earlier state. Stop that server, or correct --publisher: the server that was promoted has \
+         what the subscriber has.",
     )
 }
 
@@ -190,4 +226,16 @@ pub(crate) fn another_history(error: &HistoryError) -> Failure {
          transactions that were committed in their place: drop the subscription (pgapace drop), \
          and start it again with empty tables.",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Class, left_behind};
+
+    #[test]
+    fn a_standby_may_still_follow_the_newer_timeline() {
+        let (primary, standby) = (left_behind(1, 2, false), left_behind(1, 2, true));
+        assert_eq!((primary.class, primary.transient), (Class::History, false));
+        assert!(standby.away && standby.class == Class::Publisher);
+    }
 }

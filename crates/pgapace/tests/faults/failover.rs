@@ -166,7 +166,13 @@ fn a_promoted_standby_with_a_synchronised_slot_is_followed() -> Result<()> {
     assert!(run.is_running(), "{}", run.log());
     promote(&standby)?;
     standby.sql(DB, "UPDATE t SET v = 'new'; INSERT INTO log VALUES (22)")?;
-    expect_followed(&site, &standby, &mut run, 22)
+    expect_followed(&site, &standby, &mut run, 22)?;
+    run.terminate()?;
+    expect_exit(&mut run, 0, &[])?;
+    // The server that was left behind comes back as a primary, before the promoted one in the list.
+    site.publisher.start()?;
+    let mut run = site.spawn(&program)?;
+    expect_exit(&mut run, 10, &["the publisher is on timeline 1", "left behind by a failover"])
 }
 
 /// The stream waits for the standby (synchronized_standby_slots), but the copy of a table does not: it has
