@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | is another database system | the system identifier | yes |
 //! | was promoted, or recovered to a point in time: another timeline | the timeline history: the switch point is before the progress ([`check_history`]) | yes |
+//! | is a standby, and was promoted, or followed a promoted server, while it sent the stream | one server has one history: the run records the new timeline (`pgapace::publisher::watch`) | yes; a run that ends within a second of that may be refused |
 //! | is on the same timeline but was restored to an earlier state, and its WAL ends before the progress | walsenders send only flushed WAL, and a crash loses none of that ([`Standpoint::check`]) | yes, except on a standby, which may only have replayed less than before: pgapace waits for it |
 //! | …, and its WAL has passed the progress again | the slot went back too, so the stream starts where both histories are still the same, and sends everything written since. The last remembered transaction is missing, or there is a transaction where none was before ([`Witness`]) | yes: otherwise nothing is lost |
 //! | …, and the subscriber has since prepared transactions, behind its progress | their PREPAREs are not sent again ([`Witness::with_prepared`]) | yes |
@@ -207,6 +208,20 @@ pub fn check_history(
     if recorded == current {
         return Ok(());
     }
+    let (recorded, current) = (recorded.0, current.0);
+    match switch_point(Timeline(recorded), history)? {
+        None => Err(HistoryError::Unrelated { recorded, current }),
+        Some(switch) if progress <= switch => Ok(()),
+        Some(switch) => Err(HistoryError::Diverged { recorded, current, switch, progress }),
+    }
+}
+
+/// Where the next timeline branched off timeline `parent`, according to a history file; `None` if that timeline
+/// is not in it.
+///
+/// # Errors
+/// When the file cannot be parsed.
+pub fn switch_point(parent: Timeline, history: &str) -> Result<Option<Lsn>, HistoryError> {
     for (index, text) in history.lines().enumerate() {
         let trimmed = text.trim();
         if trimmed.is_empty() || trimmed.starts_with('#') {
@@ -214,21 +229,13 @@ pub fn check_history(
         }
         let unreadable = || HistoryError::Unreadable { line: index + 1, text: text.to_owned() };
         let mut fields = trimmed.split_whitespace();
-        let parent: u32 = fields.next().and_then(|f| f.parse().ok()).ok_or_else(unreadable)?;
+        let id: u32 = fields.next().and_then(|f| f.parse().ok()).ok_or_else(unreadable)?;
         let switch: Lsn = fields.next().and_then(|f| f.parse().ok()).ok_or_else(unreadable)?;
-        if parent == recorded.0 {
-            if progress <= switch {
-                return Ok(());
-            }
-            return Err(HistoryError::Diverged {
-                recorded: recorded.0,
-                current: current.0,
-                switch,
-                progress,
-            });
+        if id == parent.0 {
+            return Ok(Some(switch));
         }
     }
-    Err(HistoryError::Unrelated { recorded: recorded.0, current: current.0 })
+    Ok(None)
 }
 
 /// Everything by which the stream identifies a transaction of the publisher.

@@ -36,6 +36,7 @@ use crate::observe::processors::Processors;
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::publisher::receiver::Receiver;
 use crate::publisher::watch::Watch;
+use crate::subscriber::state;
 use crate::subscriber::state::conflicts::Conflict;
 use crate::subscriber::state::statistics::Counters;
 use crate::tablesync::deferred::LeaderAccess;
@@ -314,6 +315,22 @@ impl<'a> Leader<'a> {
         self.advance_table_sync()?;
         self.free_memory();
         self.look_for_settings();
+        self.record_timeline()
+    }
+
+    /// See [`crate::publisher::watch`]. While tables are copied, it is tried again.
+    fn record_timeline(&mut self) -> Result<()> {
+        let Some(switch) = self.watch.take_switch() else { return Ok(()) };
+        if state::follow_timeline(&mut self.around.control, self.owner, &switch)? {
+            tracing::info!(
+                event = "timeline_changed",
+                from = switch.from,
+                to = switch.to,
+                at = %switch.at,
+                "publisher is on another timeline; the stream goes on"
+            );
+            self.watch.recorded(switch);
+        }
         Ok(())
     }
 

@@ -45,10 +45,11 @@ pub(super) fn check(
             .block("wal_level", format!("wal_level is {level}; it must be logical"))
             .fix(service.logical_decoding(SIDE));
     }
-    room(session, (config, &settings), known, service, reporter)?;
     let recovers =
         one(session, SIDE, "SELECT pg_catalog.pg_is_in_recovery()", "asking whether it recovers")?;
-    if recovers == "t" {
+    let recovers = recovers == "t";
+    room(session, (config, &settings), known, (service, recovers), reporter)?;
+    if recovers {
         standby(major, reporter);
     }
     retention(&settings, reporter);
@@ -69,7 +70,7 @@ fn room(
     session: &mut Session,
     (config, settings): (&Config, &Settings),
     known: &SubscriptionState,
-    service: Service,
+    (service, recovers): (Service, bool),
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     let counts = session
@@ -114,7 +115,8 @@ fn room(
         // The slot's walsender holds the snapshot; a table that changes during the copy needs
         // another one.
         (false, true) => 2,
-        (false, false) => 1,
+        // That of the watch tells the timeline of a standby.
+        (false, false) => 1 + i64::from(recovers),
     };
     room("max_wal_senders", senders, senders_needed, i64::from(copies && !new));
     let reserved = limit("superuser_reserved_connections") + limit("reserved_connections");

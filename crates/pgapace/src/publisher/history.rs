@@ -2,7 +2,7 @@
 //! can be known for certain, and how the stream is compared, is in [`engine::history`].
 
 use engine::history::{
-    COMPARABLE, Fate, HistoryError, Memory, Standpoint, Timeline, check_history,
+    COMPARABLE, Fate, HistoryError, Memory, Standpoint, Timeline, check_history, switch_point,
 };
 use pgoutput::{Lsn, Timestamp};
 use wire::Session;
@@ -70,7 +70,28 @@ fn check_identity(
     if now.timeline < recorded_timeline {
         return Err(left_behind(now.timeline, recorded_timeline, is_standby(session)?));
     }
-    let history = session.simple(&format!("TIMELINE_HISTORY {}", now.timeline)).map_err(|e| {
+    let content = timeline_history(session, now.timeline)?;
+    check_history(Timeline(recorded_timeline), needed, Timeline(now.timeline), &content).map_err(
+        |error| {
+            Failure::new(Class::History, error.to_string()).hint(
+                "To follow this server: pgapace rebase creates a new slot, compares all tables with \
+                 the publisher's, makes them equal, and goes on. In future, use failover slots with \
+                 synchronized_standby_slots, so that the stream is never ahead of a standby.",
+            )
+        },
+    )
+}
+
+/// Where the next timeline branched off timeline `from`, in the history of a publisher on timeline `to`.
+pub(crate) fn branched_at(session: &mut Session, from: u32, to: u32) -> Result<Option<Lsn>> {
+    let content = timeline_history(session, to)?;
+    switch_point(Timeline(from), &content)
+        .map_err(|error| Failure::new(Class::History, error.to_string()))
+}
+
+/// The history file of the timeline that the publisher is on.
+fn timeline_history(session: &mut Session, timeline: u32) -> Result<String> {
+    let history = session.simple(&format!("TIMELINE_HISTORY {timeline}")).map_err(|e| {
         let failure = Failure::publisher(&e, "reading the timeline history");
         if e.sqlstate() != Some(sqlstate::UNDEFINED_FILE) {
             return failure;
@@ -81,17 +102,7 @@ fn check_identity(
              pgapace rebase creates a new slot, and compares all tables with the publisher's.",
         )
     })?;
-    let row = first_row(&history, "TIMELINE_HISTORY")?;
-    let content: String = field(&row, 1)?;
-    check_history(Timeline(recorded_timeline), needed, Timeline(now.timeline), &content).map_err(
-        |error| {
-            Failure::new(Class::History, error.to_string()).hint(
-                "To follow this server: pgapace rebase creates a new slot, compares all tables with \
-                 the publisher's, makes them equal, and goes on. In future, use failover slots with \
-                 synchronized_standby_slots, so that the stream is never ahead of a standby.",
-            )
-        },
-    )
+    field(&first_row(&history, "TIMELINE_HISTORY")?, 1)
 }
 
 fn is_standby(session: &mut Session) -> Result<bool> {

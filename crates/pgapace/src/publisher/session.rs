@@ -194,6 +194,9 @@ pub(crate) fn system_identifier(session: &mut Session) -> Option<String> {
 pub(crate) const CURRENT_LSN: &str = "CASE WHEN pg_catalog.pg_is_in_recovery() \
      THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END";
 
+/// SQL expression that tells a server from other hosts of a connection string.
+pub(crate) const SERVER_START: &str = "pg_catalog.pg_postmaster_start_time()::pg_catalog.text";
+
 /// Returns the end of the publisher's WAL.
 pub(crate) fn current_lsn(session: &mut Session) -> Result<Lsn> {
     one_lsn(session, &format!("SELECT {CURRENT_LSN}"), "reading its current LSN")

@@ -19,7 +19,10 @@ use pgoutput::Lsn;
 use wire::{Rows, Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
-use crate::publisher::session::{CURRENT_LSN, IDENTIFY, SystemIdentity, backend_pid, identity};
+use crate::publisher::session::{
+    CURRENT_LSN, IDENTIFY, SERVER_START, SystemIdentity, backend_pid, identity,
+};
+use crate::publisher::watch::StandbyPublisher;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::state::SubscriptionId;
@@ -258,18 +261,28 @@ pub(crate) struct PublisherNow {
     pub(crate) slot: Option<Slot>,
     /// Where its WAL ends.
     pub(crate) wal_end: Lsn,
+    /// If it is in recovery.
+    pub(crate) standby: Option<StandbyPublisher>,
 }
 
 /// Reads the publisher's identity, a slot and the end of WAL in one round trip.
 pub(crate) fn look(session: &mut Session, name: &str) -> Result<PublisherNow> {
-    let [identified, slot, end] = session
-        .simple_each([IDENTIFY, &find_sql(session, name), &format!("SELECT {CURRENT_LSN}")])
-        .map_err(|e| Failure::publisher(&e, &format!("reading slot \"{name}\"")))?;
-    Ok(PublisherNow {
-        system: identity(&identified)?,
-        slot: found(&slot)?,
-        wal_end: field(&first_row(&end, "the query for an LSN")?, 0)?,
-    })
+    // The timeline of a server that was not in recovery before it is read does not change.
+    let now = format!("SELECT {CURRENT_LSN}, pg_catalog.pg_is_in_recovery(), {SERVER_START}");
+    let [now, identified, slot] =
+        session
+            .simple_each([&now, IDENTIFY, &find_sql(session, name)])
+            .map_err(|e| Failure::publisher(&e, &format!("reading slot \"{name}\"")))?;
+    let (now, system) = (first_row(&now, "the query for an LSN")?, identity(&identified)?);
+    let standby = match boolean(&now, 1)? {
+        true => Some(StandbyPublisher {
+            started: field(&now, 2)?,
+            walsender: session.backend_pid(),
+            timeline: system.timeline,
+        }),
+        false => None,
+    };
+    Ok(PublisherNow { slot: found(&slot)?, wal_end: field(&now, 0)?, standby, system })
 }
 
 fn find_sql(session: &Session, name: &str) -> String {

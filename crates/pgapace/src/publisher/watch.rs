@@ -7,9 +7,15 @@
 //! If commits wait, the same session counts the transactions that write now. And it reads where the
 //! publisher's WAL ends and what the slot retains. The stream does not tell that: a keepalive of a
 //! logical walsender has the position up to which it has decoded.
+//!
+//! A standby may be promoted, or follow a server that was promoted, while its stream goes on. All that the stream
+//! sends belongs to the history of this one server. So the watch tells the leader the new timeline, which records
+//! it: otherwise the next run would take what the stream has sent since for transactions that the promoted server
+//! lacks. A timeline of another host of the connection string proves nothing, and neither does that of the server
+//! after a crash: it may lose what it had replayed. So the walsender of the stream must be there.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, never};
@@ -19,11 +25,14 @@ use wire::{Rows, Session};
 use crate::error::{Failure, Result};
 use crate::observe::board::wall;
 use crate::observe::figures::PublisherSeen;
-use crate::publisher::session::{CURRENT_LSN, Publisher};
+use crate::publisher::history;
+use crate::publisher::session::{CURRENT_LSN, Publisher, SERVER_START, identify};
 use crate::subscriber::catalogue::{field, first_row};
 
 /// Time between two checks.
 const EVERY: Duration = Duration::from_secs(3);
+/// The same if the publisher is a standby: a run that ends before its new timeline is recorded cannot be resumed.
+const EVERY_OF_STANDBY: Duration = Duration::from_secs(1);
 /// Time until the first one. The lag is not known before it. A run that ends at once needs no session.
 const FIRST: Duration = Duration::from_millis(300);
 
@@ -60,6 +69,33 @@ fn names(setting: &str, subscription: &str) -> bool {
     words.any(|word| word == "*" || word.eq_ignore_ascii_case(subscription))
 }
 
+/// A standby from which a run reads.
+#[derive(Debug, Clone)]
+pub(crate) struct StandbyPublisher {
+    /// See [`SERVER_START`].
+    pub(crate) started: String,
+    /// Process id of the walsender that sends the stream.
+    pub(crate) walsender: i32,
+    pub(crate) timeline: u32,
+}
+
+/// The publisher of a running stream has changed its timeline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TimelineSwitch {
+    /// The recorded one.
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+    /// Where its history leaves the recorded timeline.
+    pub(crate) at: Lsn,
+}
+
+#[derive(Debug, Default)]
+struct WatchedTimeline {
+    recorded: u32,
+    /// Not recorded yet.
+    switch: Option<TimelineSwitch>,
+}
+
 /// A running watch; it ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Watch {
@@ -68,6 +104,7 @@ pub(crate) struct Watch {
     committing: Arc<AtomicUsize>,
     /// The last answer about WAL and slot, and when it came.
     seen: Arc<Mutex<Option<(Instant, PublisherSeen)>>>,
+    timeline: Arc<Mutex<WatchedTimeline>>,
     /// Dropped when the thread is to end.
     ends: Option<Sender<()>>,
     /// Disconnected when the thread has ended.
@@ -89,17 +126,22 @@ impl Watch {
         subscription: &str,
         slot: &str,
         waits: bool,
+        standby: Option<StandbyPublisher>,
     ) -> Result<Self> {
         let (sender, changed) = bounded(1);
         let (ends, until) = bounded(0);
         let (running, ended) = bounded(0);
         let (seen, committing) = (Arc::default(), Arc::default());
+        let recorded = standby.as_ref().map_or(0, |standby| standby.timeline);
+        let timeline = Arc::new(Mutex::new(WatchedTimeline { recorded, switch: None }));
         let asked = Asked {
             publisher: publisher.clone(),
             subscription: subscription.to_owned(),
             sql: sql(slot, waits),
             seen: Arc::clone(&seen),
             committing: Arc::clone(&committing),
+            standby,
+            timeline: Arc::clone(&timeline),
         };
         std::thread::Builder::new()
             .name("watch".to_owned())
@@ -108,13 +150,13 @@ impl Watch {
                 drop(running);
             })
             .map_err(|e| Failure::internal(format!("cannot start the watch thread: {e}")))?;
-        Ok(Self { changed, committing, seen, ends: Some(ends), ended })
+        Ok(Self { changed, committing, seen, timeline, ends: Some(ends), ended })
     }
 
     /// For a recording: no commit of a publisher waits for us.
     pub(crate) fn without_publisher() -> Self {
-        let (committing, seen) = (Arc::default(), Arc::default());
-        Self { changed: never(), committing, seen, ends: None, ended: bounded(0).1 }
+        let (committing, seen, timeline) = (Arc::default(), Arc::default(), Arc::default());
+        Self { changed: never(), committing, seen, timeline, ends: None, ended: bounded(0).1 }
     }
 
     /// How many sessions of the publisher were in a transaction that writes; 0 before the first answer, and
@@ -125,9 +167,25 @@ impl Watch {
 
     /// The publisher's last answer about its WAL and the slot.
     pub(crate) fn seen(&self) -> Option<PublisherSeen> {
-        let (at, seen) = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let (at, seen) = lock(&self.seen).clone()?;
         Some(PublisherSeen { age: at.elapsed().as_secs_f64(), ..seen })
     }
+}
+
+impl Watch {
+    /// A change of the publisher's timeline. It is told again and again until it [is recorded](Self::recorded).
+    pub(crate) fn take_switch(&self) -> Option<TimelineSwitch> {
+        lock(&self.timeline).switch.take()
+    }
+
+    /// A change of the timeline was recorded.
+    pub(crate) fn recorded(&self, switch: TimelineSwitch) {
+        *lock(&self.timeline) = WatchedTimeline { recorded: switch.to, switch: None };
+    }
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The query of the thread, and the place of its answer.
@@ -137,6 +195,9 @@ struct Asked {
     sql: String,
     seen: Arc<Mutex<Option<(Instant, PublisherSeen)>>>,
     committing: Arc<AtomicUsize>,
+    /// As the run began.
+    standby: Option<StandbyPublisher>,
+    timeline: Arc<Mutex<WatchedTimeline>>,
 }
 
 /// `waits`: whether commits wait. Only then sessions are counted: pg_locks takes the locks of the publisher's
@@ -152,7 +213,7 @@ fn sql(slot: &str, waits: bool) -> String {
         "SELECT {SYNCHRONOUS}, o.lsn, \
            pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()), s.wal_status, \
            pg_catalog.pg_wal_lsn_diff(o.lsn, s.restart_lsn)::pg_catalog.int8, s.safe_wal_size, \
-           {committing} \
+           {committing}, {SERVER_START}, s.active_pid \
          FROM (SELECT {CURRENT_LSN}) o (lsn) \
          LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = {}",
         wire::quote_literal(slot)
@@ -162,7 +223,7 @@ fn sql(slot: &str, waits: bool) -> String {
 fn watch(asked: &Asked, waits: bool, sender: &Sender<bool>, ended: &Receiver<()>) {
     let (mut session, mut pause) = (None, FIRST);
     while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-        pause = EVERY;
+        pause = if asked.standby.is_some() { EVERY_OF_STANDBY } else { EVERY };
         match look(asked, &mut session) {
             Ok(setting) => {
                 let now = names(&setting, &asked.subscription);
@@ -185,7 +246,11 @@ fn watch(asked: &Asked, waits: bool, sender: &Sender<bool>, ended: &Receiver<()>
 fn look(asked: &Asked, kept: &mut Option<Session>) -> Result<String> {
     let session = match kept {
         Some(session) => session,
-        None => kept.insert(asked.publisher.connect_to_look()?),
+        None => kept.insert(match asked.standby {
+            // Only a walsender tells the timeline of a standby.
+            Some(_) => asked.publisher.connect()?,
+            None => asked.publisher.connect_to_look()?,
+        }),
     };
     let results = session
         .simple(&asked.sql)
@@ -201,8 +266,29 @@ fn look(asked: &Asked, kept: &mut Option<Session>) -> Result<String> {
         safe_wal_size: row.get(5).map(|_| field(&row, 5)).transpose()?,
     };
     asked.committing.store(field::<u32>(&row, 6)? as usize, Ordering::Relaxed);
-    *asked.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, seen));
-    field(&row, 0)
+    *lock(&asked.seen) = Some((now, seen));
+    let setting = field(&row, 0)?;
+    if let Some(standby) = &asked.standby
+        && row.get(7) == Some(&standby.started)
+        && row.get(8) == Some(&standby.walsender.to_string())
+    {
+        look_at_timeline(session, &asked.timeline)?;
+    }
+    Ok(setting)
+}
+
+/// Tells whether the server is on another timeline than the recorded one.
+fn look_at_timeline(session: &mut Session, timeline: &Mutex<WatchedTimeline>) -> Result<()> {
+    let (from, to) = (lock(timeline).recorded, identify(session)?.timeline);
+    if from != to {
+        let at = history::branched_at(session, from, to)?;
+        let mut timeline = lock(timeline);
+        // The leader may have recorded it meanwhile.
+        if timeline.recorded == from {
+            timeline.switch = at.map(|at| TimelineSwitch { from, to, at });
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

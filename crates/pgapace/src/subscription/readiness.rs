@@ -117,7 +117,8 @@ impl Supervisor<'_> {
                 &pulse,
             )?;
             let until = self.goal(resumption.wal_end);
-            let watch = Watch::spawn(context.publisher, &self.config.name, &row.slot_name, waits)?;
+            let (name, standby) = (&self.config.name, resumption.standby.clone());
+            let watch = Watch::spawn(context.publisher, name, &row.slot_name, waits, standby)?;
             let opened = Opened {
                 control,
                 source: ChangeSource::Publisher(stream),

@@ -263,6 +263,7 @@ impl Supervisor<'_> {
             preparing: Preparing { hold: None, limit: 0, prefix },
             format,
             wal_end: replay.end(),
+            standby: None,
         })
     }
 

@@ -18,6 +18,7 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::history;
 use crate::publisher::publication::PublishedTable;
 use crate::publisher::slot::{self, PublisherNow};
+use crate::publisher::watch::StandbyPublisher;
 use crate::subscriber::format::{self, Format};
 use crate::subscriber::state::{self, Manner, Subscription, SubscriptionId};
 use crate::subscriber::state::{prepared, progress};
@@ -41,6 +42,8 @@ pub(super) struct Resumption {
     pub(super) format: Format,
     /// Where the publisher's WAL ended when the run started.
     pub(super) wal_end: Lsn,
+    /// If the publisher was in recovery.
+    pub(super) standby: Option<StandbyPublisher>,
 }
 
 /// How transactions are prepared on the subscriber.
@@ -131,7 +134,7 @@ impl Supervisor<'_> {
             || RecordedPosition::read(control, row.id),
         );
         let RecordedPosition { applied, mut catching_up, beyond, any_prepared, place } = read?;
-        let PublisherNow { system, slot: found, wal_end } = looked?;
+        let PublisherNow { system, slot: found, wal_end, standby } = looked?;
         let (limit, prefix) = prepared::place_in(&place, row.id, &system.system_identifier)?;
         let mut applied = applied.ok_or_else(|| {
             Failure::new(Class::Subscriber, "the progress of the subscription is missing").hint(
@@ -210,6 +213,7 @@ impl Supervisor<'_> {
             preparing,
             format,
             wal_end,
+            standby,
         })
     }
 

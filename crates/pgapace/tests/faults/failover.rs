@@ -3,12 +3,15 @@
 
 use std::fs;
 use std::process::Command;
+use std::time::Duration;
 
 use testbed::compare::TableName;
 use testbed::program::Process;
 use testbed::{Cluster, Error, Program, Result, Stop, servers, wait_until};
 
-use crate::support::{DB, NAME, PATIENCE, Site, Tool, expect_exit, wait_while_running};
+use crate::support::{
+    DB, NAME, PATIENCE, Site, Tool, expect_exit, holds_for, wait_for_event, wait_while_running,
+};
 
 /// Creates a running standby from the files of the publisher, which is stopped meanwhile.
 fn standby(site: &mut Site, settings: &str) -> Result<Cluster> {
@@ -204,10 +207,7 @@ fn a_promoted_standby_that_lacks_rows_of_a_copy_is_refused() -> Result<()> {
 
 /// The program continues with the promoted standby until `rows` rows are logged.
 fn expect_followed(site: &Site, standby: &Cluster, run: &mut Process, rows: u32) -> Result<()> {
-    wait_while_running(run, "the program to follow", PATIENCE, || {
-        let there = site.subscriber.query_one_text(DB, "SELECT count(*) FROM log")?;
-        Ok(there == rows.to_string())
-    })?;
+    wait_for_rows(site, run, rows)?;
     testbed::compare::expect_equal(
         &mut standby.connect(DB)?,
         &mut site.subscriber.connect(DB)?,
@@ -274,4 +274,50 @@ fn prepared_transactions_outlive_a_promotion() -> Result<()> {
         expect_exit(&mut run, 0, &[])?;
     }
     Ok(())
+}
+
+/// pgapace reads from a standby, which is promoted while the stream goes on. What the stream sends from then on is
+/// not what the promoted server lacks.
+#[test]
+fn a_standby_may_be_promoted_under_its_stream() -> Result<()> {
+    let mut site = site()?;
+    let standby = standby(&mut site, "")?;
+    let program = site.program_between(&standby.conninfo(DB), &site.subscriber.conninfo(DB));
+    let mut run = site.spawn(&program)?;
+    wait_while_running(&mut run, "the stream of a standby", PATIENCE, || {
+        // A slot of a standby is created at such a snapshot.
+        site.publisher.sql(DB, "SELECT pg_log_standby_snapshot()")?;
+        Ok(site
+            .subscriber
+            .query_one_text(DB, "SELECT to_regclass('pgapace.progress') IS NOT NULL")?
+            == "t"
+            && site.subscriber.query_one_text(DB, "SELECT count(*) FROM pgapace.progress")? != "0")
+    })?;
+    wait_for_event(&mut run, "streaming", PATIENCE)?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (1, 'old'); INSERT INTO log VALUES (1)")?;
+    wait_for_rows(&site, &mut run, 1)?;
+    // As if another server had sent rows of a copy that this one lacks.
+    let column = |name: &str| {
+        site.subscriber.query_one_text(DB, &format!("SELECT {name} FROM pgapace.subscription"))
+    };
+    let copied = "UPDATE pgapace.relation SET snapshot_lsn = sync_lsn, sync_lsn = '7F/0'";
+    site.subscriber.sql(DB, copied)?;
+    site.publisher.stop(Stop::Fast)?;
+    promote(&standby)?;
+    standby.sql(DB, "UPDATE t SET v = 'new'; INSERT INTO log VALUES (2)")?;
+    wait_for_rows(&site, &mut run, 2)?;
+    holds_for(Duration::from_secs(3), "the old timeline", || Ok(column("timeline")? == "1"))?;
+    site.subscriber.sql(DB, "UPDATE pgapace.relation SET sync_lsn = snapshot_lsn")?;
+    wait_while_running(&mut run, "the new timeline", PATIENCE, || Ok(column("timeline")? == "2"))?;
+    run.terminate()?;
+    expect_exit(&mut run, 0, &[])?;
+    standby.sql(DB, "INSERT INTO log VALUES (3)")?;
+    let mut run = site.spawn_streaming(&program)?;
+    expect_followed(&site, &standby, &mut run, 3)
+}
+
+fn wait_for_rows(site: &Site, run: &mut Process, rows: u32) -> Result<()> {
+    wait_while_running(run, "rows of the log", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, "SELECT count(*) FROM log")? == rows.to_string())
+    })
 }

@@ -19,12 +19,15 @@ pub(crate) mod statistics;
 pub(crate) mod verification;
 pub(crate) mod workers_in_use;
 
+use engine::table_sync::TableSyncState;
 use pgoutput::Lsn;
 use wire::Session;
 
 use crate::error::{Failure, Result};
 use crate::publisher::session::SystemIdentity;
+use crate::publisher::watch::TimelineSwitch;
 use crate::subscriber::catalogue::{boolean, field, parse_name_array};
+use crate::tablesync::table_state::Owner;
 pub(crate) use relations::{
     RelationMode, RelationState, RelationsByName, copied_at, forget, forget_relation, forget_sql,
     modes, relations, relations_and, relations_and_published, relations_by_name, set_modes,
@@ -394,6 +397,31 @@ pub(crate) fn set_run(
         )
         .map_err(|e| writing(&e))?;
     Ok(())
+}
+
+/// Records that the publisher of the running stream is on another timeline. The stream has nothing of the old
+/// timeline behind the switch, because one server sends all of it. A copied table may have: another host of the
+/// connection string may have sent its rows. Then nothing is recorded, and the next run compares. Returns whether
+/// it was recorded.
+pub(crate) fn follow_timeline(
+    session: &mut Session,
+    owner: Owner,
+    switch: &TimelineSwitch,
+) -> Result<bool> {
+    let to_be_copied = [TableSyncState::Init, TableSyncState::DataSync, TableSyncState::CatchUp];
+    let to_be_copied = to_be_copied.map(|state| wire::quote_literal(state.name())).join(", ");
+    let sql = format!(
+        "UPDATE pgapace.subscription s SET timeline = {to} \
+         WHERE s.id = {id} AND s.epoch = {epoch} AND s.timeline = {from} \
+           AND NOT EXISTS (SELECT FROM pgapace.relation r WHERE r.subscription = s.id \
+             AND (r.state IN ({to_be_copied}) OR r.sync_lsn > '{at}'))",
+        to = switch.to,
+        id = owner.id.0,
+        epoch = owner.epoch,
+        from = switch.from,
+        at = switch.at,
+    );
+    Ok(session.execute(&sql, &[]).map_err(|e| writing(&e))? == 1)
 }
 
 /// Records the publications of the subscription.
