@@ -229,6 +229,13 @@ impl Failure {
         self
     }
 
+    /// The server does not serve now, as if the connection was lost: try again, after pauses that grow.
+    #[must_use]
+    pub(crate) fn not_serving(mut self) -> Self {
+        (self.connection_lost, self.transient) = (true, true);
+        self
+    }
+
     #[must_use]
     pub(crate) fn transient(mut self, transient: bool) -> Self {
         self.transient = transient;

@@ -10,7 +10,7 @@ use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::history;
 use crate::publisher::publication::{self, PublishedTable};
-use crate::publisher::session::{OLDEST_MAJOR, Publisher};
+use crate::publisher::session::{OLDEST_MAJOR, Publisher, is_standby};
 use crate::publisher::slot;
 use crate::sqlstate;
 use crate::subscriber::catalogue::field;
@@ -135,12 +135,12 @@ fn check_slot(
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     let name = &config.slot;
-    let found = slot::find(session, name)?;
+    let (found, recovers) = (slot::find(session, name)?, is_standby(session)?);
     let literal = quote_literal(name);
     match &known.row {
         Some(row) if row.phase == Phase::Streaming => {
             let applied = known.applied.unwrap_or(Lsn::INVALID);
-            match slot::check_resume(&row.slot_name, found.as_ref(), applied) {
+            match slot::check_resume(&row.slot_name, found.as_ref(), recovers, applied) {
                 Ok(lsn) => reporter.ok("slot", format!("slot {name} can continue from {lsn}")),
                 Err(failure) => {
                     reporter.failure("slot", &failure).on(name);
@@ -167,7 +167,7 @@ fn check_slot(
             }
         },
         _ => {
-            match slot::check_resume(name, found.as_ref(), Lsn(u64::MAX)) {
+            match slot::check_resume(name, found.as_ref(), recovers, Lsn(u64::MAX)) {
                 Ok(lsn) => reporter.ok("slot", format!("slot {name} starts at {lsn}")),
                 Err(failure) => {
                     let finding = reporter.failure("slot", &failure).on(name);

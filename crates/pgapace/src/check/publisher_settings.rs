@@ -52,6 +52,7 @@ pub(super) fn check(
     if recovers {
         standby(major, reporter);
     }
+    hosts(config, reporter);
     retention(&settings, reporter);
     walsender(&settings, config, role, reporter);
     let encoding = settings.text("server_encoding");
@@ -141,6 +142,19 @@ fn standby(major: u32, reporter: &mut Reporter<'_>) {
             "standby",
             "the server is a standby: creating the slot waits for the primary's next \
              checkpoint or pg_log_standby_snapshot() on the primary",
+        );
+    }
+}
+
+/// Whether a run may reach a standby instead of the primary.
+fn hosts(config: &Config, reporter: &mut Reporter<'_>) {
+    let several = |key| config.publisher.get(key).is_some_and(|hosts| hosts.contains(','));
+    let any = config.publisher.get("target_session_attrs").is_none_or(|value| value == "any");
+    if any && (several("host") || several("hostaddr")) {
+        reporter.warn(
+            "target_session_attrs",
+            "the connection string names several hosts, and a run may reach a standby, which does not \
+             have the slot or cannot use it. Add target_session_attrs=primary",
         );
     }
 }

@@ -13,6 +13,7 @@ use super::subscription::{
 use crate::error::{Class, Failure, Result};
 use crate::lag;
 use crate::publisher::publication::{self, Look};
+use crate::publisher::session::is_standby;
 use crate::publisher::slot::{self, Slot};
 
 /// First key of the advisory lock of an adoption ("pgad"); the second is the OID of the subscription.
@@ -172,7 +173,7 @@ pub(super) fn slot_name(native: &NativeSubscription, request: &Request<'_>) -> R
 pub(super) fn usable_slot(source: &mut Session, name: &str) -> Result<Slot> {
     let found = slot::find(source, name)?;
     // A position behind everything: only a slot that cannot be used is refused.
-    slot::check_resume(name, found.as_ref(), Lsn(u64::MAX))?;
+    slot::check_resume(name, found.as_ref(), is_standby(source)?, Lsn(u64::MAX))?;
     found.ok_or_else(|| Failure::internal("the slot is gone"))
 }
 

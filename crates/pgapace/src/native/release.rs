@@ -22,6 +22,7 @@ use super::subscription::{Wanted, find, origin_name, tables, workers};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::history;
 use crate::publisher::publication::{self, PublishedTable};
+use crate::publisher::session::is_standby;
 use crate::publisher::slot::{self, Slot};
 use crate::subscriber::origin;
 use crate::subscriber::state::adoption::{self, Adoption, Step};
@@ -93,7 +94,8 @@ pub(super) fn attempt(
     }
     let state = slot::wait_until_free(source, &row.slot_name, request.patience, &|| false)?;
     let applied = progress::read(control, row.id)?.unwrap_or_default();
-    let confirmed = slot::check_resume(&row.slot_name, state.as_ref(), applied.through)?;
+    let (name, recovers) = (&row.slot_name, is_standby(source)?);
+    let confirmed = slot::check_resume(name, state.as_ref(), recovers, applied.through)?;
     history::check(source, row, &progress::followed(control, row.id, &applied)?)?;
     let state = state.ok_or_else(|| Failure::internal("the slot is gone"))?;
     let existing = match &adopted {

@@ -8,7 +8,9 @@ use pgoutput::{Lsn, Timestamp};
 use wire::Session;
 
 use crate::error::{Class, Failure, Result};
-use crate::publisher::session::{CURRENT_LSN, SystemIdentity, identify, system_identifier};
+use crate::publisher::session::{
+    CURRENT_LSN, SystemIdentity, identify, is_standby, system_identifier,
+};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::state::Subscription;
@@ -105,13 +107,6 @@ fn timeline_history(session: &mut Session, timeline: u32) -> Result<String> {
     field(&first_row(&history, "TIMELINE_HISTORY")?, 1)
 }
 
-fn is_standby(session: &mut Session) -> Result<bool> {
-    let sql = "SELECT pg_catalog.pg_is_in_recovery()";
-    let results =
-        session.simple(sql).map_err(|e| Failure::publisher(&e, "reading its recovery state"))?;
-    boolean(&first_row(&results, sql)?, 0)
-}
-
 /// The error for a publisher whose timeline is older than the recorded one. A standby may still follow the newer
 /// one, so the run waits for it.
 fn left_behind(now: u32, recorded: u32, standby: bool) -> Failure {
@@ -121,7 +116,7 @@ fn left_behind(now: u32, recorded: u32, standby: bool) -> Failure {
     if standby {
         return Failure::new(Class::Publisher, message("the publisher is a standby"))
             .hint("pgapace waits until the standby follows the server that was promoted.")
-            .away();
+            .not_serving();
     }
     Failure::new(Class::History, message("the publisher is")).hint(
         "The connection string leads to a server that was left behind by a failover, or restored to \
@@ -247,6 +242,6 @@ mod tests {
     fn a_standby_may_still_follow_the_newer_timeline() {
         let (primary, standby) = (left_behind(1, 2, false), left_behind(1, 2, true));
         assert_eq!((primary.class, primary.transient), (Class::History, false));
-        assert!(standby.away && standby.class == Class::Publisher);
+        assert!(standby.connection_lost && standby.class == Class::Publisher);
     }
 }

@@ -7,7 +7,7 @@ use crate::connecting;
 use crate::error::{Class, Failure, Result};
 use crate::pooler::{self, BACKEND_SQL, ConnectionStart};
 use crate::product;
-use crate::subscriber::catalogue::{field, first_row};
+use crate::subscriber::catalogue::{boolean, field, first_row};
 
 /// Oldest supported publisher: the first version with binary transfer, logical messages and
 /// streaming.
@@ -196,6 +196,14 @@ pub(crate) const CURRENT_LSN: &str = "CASE WHEN pg_catalog.pg_is_in_recovery() \
 
 /// SQL expression that tells a server from other hosts of a connection string.
 pub(crate) const SERVER_START: &str = "pg_catalog.pg_postmaster_start_time()::pg_catalog.text";
+
+/// Whether the publisher is a standby.
+pub(crate) fn is_standby(session: &mut Session) -> Result<bool> {
+    let results = session
+        .simple("SELECT pg_catalog.pg_is_in_recovery()")
+        .map_err(|e| Failure::publisher(&e, "checking whether the server is a standby"))?;
+    boolean(&first_row(&results, "pg_is_in_recovery")?, 0)
+}
 
 /// Returns the end of the publisher's WAL.
 pub(crate) fn current_lsn(session: &mut Session) -> Result<Lsn> {

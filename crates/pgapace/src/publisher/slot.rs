@@ -20,7 +20,7 @@ use wire::{Rows, Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::{
-    CURRENT_LSN, IDENTIFY, SERVER_START, SystemIdentity, backend_pid, identity,
+    CURRENT_LSN, IDENTIFY, SERVER_START, SystemIdentity, backend_pid, identity, is_standby,
 };
 use crate::publisher::watch::StandbyPublisher;
 use crate::sqlstate;
@@ -224,11 +224,7 @@ fn supports_failover(session: &mut Session) -> Result<bool> {
     if session.server_version().major() < 17 {
         return Ok(false);
     }
-    let results = session
-        .simple("SELECT pg_catalog.pg_is_in_recovery()")
-        .map_err(|e| Failure::publisher(&e, "checking whether the server is a standby"))?;
-    let row = results.first().and_then(wire::Rows::first);
-    Ok(row.is_some_and(|row| row.get(0) == Some("f")))
+    Ok(!is_standby(session)?)
 }
 
 /// The columns of `pg_replication_slots` that pgapace checks.
@@ -239,6 +235,8 @@ pub(crate) struct Slot {
     pub(crate) active_pid: Option<i32>,
     pub(crate) confirmed_flush: Option<Lsn>,
     pub(crate) two_phase: bool,
+    /// It was synchronised from a primary. That means nothing on a server that is not in recovery.
+    pub(crate) synced: bool,
     pub(crate) invalid: Option<String>,
     pub(crate) wal_status: Option<String>,
     pub(crate) retained_bytes: Option<i64>,
@@ -293,13 +291,14 @@ fn find_sql(session: &Session, name: &str) -> String {
         _ => "NULL::pg_catalog.text",
     };
     let two_phase = if major >= 14 { "s.two_phase" } else { "false" };
+    let synced = if major >= 17 { "s.synced" } else { "false" };
     format!(
         "SELECT s.plugin, s.database = pg_catalog.current_database(), s.active_pid, \
              s.confirmed_flush_lsn, {two_phase}, s.wal_status, {reason}, \
              pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery() \
                THEN pg_catalog.pg_last_wal_replay_lsn() \
                ELSE pg_catalog.pg_current_wal_lsn() END, s.restart_lsn)::pg_catalog.int8, \
-             s.safe_wal_size \
+             s.safe_wal_size, {synced} \
              FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = {}",
         quote_literal(name)
     )
@@ -315,6 +314,7 @@ fn found(results: &[Rows]) -> Result<Option<Slot>> {
         active_pid: row.get(2).map(|_| field(&row, 2)).transpose()?,
         confirmed_flush: row.get(3).map(|_| field(&row, 3)).transpose()?,
         two_phase: boolean(&row, 4)?,
+        synced: boolean(&row, 9)?,
         invalid: row
             .get(6)
             .map(str::to_owned)
@@ -347,10 +347,21 @@ pub(crate) fn check_kind(name: &str, slot: &Slot) -> Result<()> {
 
 /// Checks that the stream can continue from this slot without losing a change. Returns the position
 /// that the slot has confirmed.
-pub(crate) fn check_resume(name: &str, slot: Option<&Slot>, progress: Lsn) -> Result<Lsn> {
+///
+/// `in_recovery`: the server is a standby. It may be one that is not promoted yet: then the slot is missing, or is
+/// synchronised from the primary, which alone can use it. The run waits for the primary.
+pub(crate) fn check_resume(
+    name: &str,
+    slot: Option<&Slot>,
+    in_recovery: bool,
+    progress: Lsn,
+) -> Result<Lsn> {
     let refuse = |what: String| Failure::new(Class::Slot, what);
     let rebuild = "Changes that the slot had not sent are lost. pgapace rebase creates a new slot, \
                    compares all tables with the publisher's, makes them equal, and goes on.";
+    if in_recovery && slot.is_none_or(|slot| slot.synced) {
+        return Err(not_promoted(name, slot.is_some()));
+    }
     let Some(slot) = slot else {
         return Err(refuse(format!("slot \"{name}\" does not exist on the publisher")).hint(
             "If the publisher is a promoted standby, its slots were not synchronized. Changes that \
@@ -377,6 +388,25 @@ pub(crate) fn check_resume(name: &str, slot: Option<&Slot>, progress: Lsn) -> Re
         ));
     }
     Ok(confirmed)
+}
+
+/// The error for a standby without a slot of its own.
+fn not_promoted(name: &str, synced: bool) -> Failure {
+    let reached = "the publisher is a standby";
+    let (class, message) = if synced {
+        (Class::Publisher, format!("{reached}, to which slot \"{name}\" is only synchronised"))
+    } else {
+        (Class::Slot, format!("{reached}, on which slot \"{name}\" does not exist"))
+    };
+    let other =
+        if synced { "" } else { " If the slot was on this standby, it is lost: pgapace rebase." };
+    Failure::new(class, message)
+        .hint(format!(
+            "pgapace tries again until it reaches the primary, or the standby is promoted. If the \
+             connection string of the publisher names several hosts, add \
+             target_session_attrs=primary.{other}"
+        ))
+        .not_serving()
 }
 
 /// Waits while another process uses the slot. Usually that is a walsender of an earlier run that
@@ -492,6 +522,7 @@ mod tests {
             active_pid: None,
             confirmed_flush: Some(Lsn(confirmed)),
             two_phase: false,
+            synced: false,
             invalid: None,
             wal_status: None,
             retained_bytes: None,
@@ -500,13 +531,13 @@ mod tests {
     }
 
     fn class(slot: Option<&Slot>) -> Option<Class> {
-        check_resume("s", slot, Lsn(100)).err().map(|failure| failure.class)
+        check_resume("s", slot, false, Lsn(100)).err().map(|failure| failure.class)
     }
 
     #[test]
     fn a_slot_at_or_behind_progress_resumes_at_its_own_position() {
-        assert_eq!(check_resume("s", Some(&slot(40)), Lsn(100)).ok(), Some(Lsn(40)));
-        assert_eq!(check_resume("s", Some(&slot(100)), Lsn(100)).ok(), Some(Lsn(100)));
+        assert_eq!(check_resume("s", Some(&slot(40)), false, Lsn(100)).ok(), Some(Lsn(40)));
+        assert_eq!(check_resume("s", Some(&slot(100)), false, Lsn(100)).ok(), Some(Lsn(100)));
     }
 
     #[test]
@@ -516,5 +547,17 @@ mod tests {
         assert_eq!(class(Some(&Slot { invalid: Some("x".into()), ..slot(1) })), Some(Class::Slot));
         assert_eq!(class(Some(&Slot { in_this_database: false, ..slot(1) })), Some(Class::Slot));
         assert_eq!(class(Some(&Slot { plugin: None, ..slot(1) })), Some(Class::Slot));
+    }
+
+    #[test]
+    fn a_standby_is_waited_for_unless_the_slot_is_its_own() {
+        let of_primary = Slot { synced: true, ..slot(40) };
+        for found in [None, Some(&of_primary)] {
+            let failure = check_resume("s", found, true, Lsn(100)).err();
+            assert!(failure.is_some_and(|failure| failure.connection_lost), "{found:?}");
+        }
+        assert_eq!(check_resume("s", Some(&slot(40)), true, Lsn(100)).ok(), Some(Lsn(40)));
+        // It was promoted.
+        assert_eq!(check_resume("s", Some(&of_primary), false, Lsn(100)).ok(), Some(Lsn(40)));
     }
 }

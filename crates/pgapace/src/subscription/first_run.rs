@@ -335,8 +335,8 @@ impl Supervisor<'_> {
         let left: Vec<_> = published.iter().filter(|table| unfinished(table)).cloned().collect();
         // A copy would be wasted if the stream could not resume.
         let applied = check_history(control, source, row)?;
-        let found = slot::find(source, &row.slot_name)?;
-        slot::check_resume(&row.slot_name, found.as_ref(), applied.through)?;
+        let (name, now) = (&row.slot_name, slot::look(source, &row.slot_name)?);
+        slot::check_resume(name, now.slot.as_ref(), now.standby.is_some(), applied.through)?;
         if !context.copy_data {
             set_sync_lsns(control, context.owner(), &left, applied.highest())?;
             return Ok(published);

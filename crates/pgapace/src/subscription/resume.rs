@@ -174,7 +174,8 @@ impl Supervisor<'_> {
             }
             free => free,
         };
-        let acknowledged = slot::check_resume(&row.slot_name, found.as_ref(), applied.through)?;
+        let (name, recovers) = (&row.slot_name, standby.is_some());
+        let acknowledged = slot::check_resume(name, found.as_ref(), recovers, applied.through)?;
         for table in catching_up.extract_if(.., |table| table.through < acknowledged) {
             tracing::warn!(
                 event = "table_copied_again",

@@ -10,7 +10,8 @@ use testbed::program::Process;
 use testbed::{Cluster, Error, Program, Result, Stop, servers, wait_until};
 
 use crate::support::{
-    DB, NAME, PATIENCE, Site, Tool, expect_exit, holds_for, wait_for_event, wait_while_running,
+    DB, NAME, PATIENCE, Site, Tool, expect_exit, holds_for, wait_for_event, wait_for_log,
+    wait_while_running,
 };
 
 /// Creates a running standby from the files of the publisher, which is stopped meanwhile.
@@ -127,15 +128,20 @@ fn followed(site: &mut Site, args: &[&str]) -> Result<(Cluster, Program)> {
     expect_exit(&mut run, 0, &[])?;
     let standby = standby(site, "sync_replication_slots = on")?;
     site.publisher.set("synchronized_standby_slots", "standby")?;
-    let hosts = format!(
-        "host={},{} port={},{} user=postgres dbname={DB} target_session_attrs=read-write",
+    let hosts = both_hosts(site, &standby) + " target_session_attrs=read-write";
+    let program = site.program_between(&hosts, &site.subscriber.conninfo(DB)).args(args);
+    Ok((standby, program))
+}
+
+/// A connection string with the publisher and its standby.
+fn both_hosts(site: &Site, standby: &Cluster) -> String {
+    format!(
+        "host={},{} port={},{} user=postgres dbname={DB}",
         site.publisher.socket_dir().display(),
         standby.socket_dir().display(),
         site.publisher.port(),
         standby.port()
-    );
-    let program = site.program_between(&hosts, &site.subscriber.conninfo(DB)).args(args);
-    Ok((standby, program))
+    )
 }
 
 fn wait_until_synchronised(standby: &Cluster, condition: &str) -> Result<()> {
@@ -320,4 +326,40 @@ fn wait_for_rows(site: &Site, run: &mut Process, rows: u32) -> Result<()> {
     wait_while_running(run, "rows of the log", PATIENCE, || {
         Ok(site.subscriber.query_one_text(DB, "SELECT count(*) FROM log")? == rows.to_string())
     })
+}
+
+/// A list of hosts without target_session_attrs leads to a standby while the publisher is down. A synchronised slot
+/// is the primary's.
+#[test]
+fn a_standby_with_a_synchronised_slot_is_waited_for() -> Result<()> {
+    let mut site = site()?;
+    let (standby, _) = followed(&mut site, &[])?;
+    let tool = Tool { publisher: both_hosts(&site, &standby), ..site.tool() };
+    let checked = tool.finish("check", &[]).stdout;
+    assert!(checked.contains("target_session_attrs=primary"), "{checked}");
+    let mut run = site.spawn_streaming(&tool.program("run"))?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (1, 'old'); INSERT INTO log VALUES (1)")?;
+    wait_for_rows(&site, &mut run, 1)?;
+    wait_until_synchronised(&standby, "failover")?;
+    site.publisher.stop(Stop::Fast)?;
+    wait_for_log(&mut run, "is only synchronised", PATIENCE)?;
+    promote(&standby)?;
+    standby.sql(DB, "UPDATE t SET v = 'new'; INSERT INTO log VALUES (2)")?;
+    expect_followed(&site, &standby, &mut run, 2)
+}
+
+/// The same without a slot there.
+#[test]
+fn a_standby_without_the_slot_is_waited_for() -> Result<()> {
+    let mut site = site()?;
+    let mut run = site.spawn(&site.program().args(["--until", "current"]))?;
+    expect_exit(&mut run, 0, &[])?;
+    let standby = standby(&mut site, "")?;
+    let tool = Tool { publisher: both_hosts(&site, &standby), ..site.tool() };
+    let mut run = site.spawn_streaming(&tool.program("run"))?;
+    site.publisher.stop(Stop::Fast)?;
+    wait_for_log(&mut run, "on which slot \"sub\" does not exist", PATIENCE)?;
+    site.publisher.start()?;
+    site.publisher.sql(DB, "INSERT INTO log VALUES (1)")?;
+    wait_for_rows(&site, &mut run, 1)
 }

@@ -6,7 +6,7 @@ use wire::Session;
 
 use crate::config::Site;
 use crate::error::{Failure, Result};
-use crate::publisher::session::{Publisher, current_lsn, system_identifier};
+use crate::publisher::session::{Publisher, current_lsn, is_standby, system_identifier};
 use crate::publisher::slot::{self, Slot};
 use crate::subscriber::state::{Phase, Subscription};
 
@@ -98,10 +98,15 @@ pub(super) fn look_at_source(
         Ok(source) => source,
     };
     let slot = slot::find(&mut source.session, &row.slot_name)?;
+    let recovers = is_standby(&mut source.session)?;
     Ok(SourceLook {
         lag_bytes: applied.map(|applied| source.lsn.as_u64().saturating_sub(applied.as_u64())),
         lag_unknown: None,
-        slot_problem: if slot_is_right { None } else { problem(row, slot.as_ref(), applied) },
+        slot_problem: if slot_is_right {
+            None
+        } else {
+            problem(row, slot.as_ref(), recovers, applied)
+        },
         slot_state: slot.map(SlotState::of),
     })
 }
@@ -115,11 +120,17 @@ fn differs(row: &Subscription, source: &Source) -> bool {
 
 /// The error with which the slot would end the next run. There is none for a disabled subscription, whose slot
 /// a user may have dropped on purpose, and none before the stream, when a run creates a missing slot.
-fn problem(row: &Subscription, slot: Option<&Slot>, applied: Option<Lsn>) -> Option<SlotProblem> {
+fn problem(
+    row: &Subscription,
+    slot: Option<&Slot>,
+    recovers: bool,
+    applied: Option<Lsn>,
+) -> Option<SlotProblem> {
     if row.phase != Phase::Streaming || row.disabled.is_some() {
         return None;
     }
-    let checked = slot::check_resume(&row.slot_name, slot, applied.unwrap_or(Lsn::INVALID));
+    let applied = applied.unwrap_or(Lsn::INVALID);
+    let checked = slot::check_resume(&row.slot_name, slot, recovers, applied);
     checked.err().map(|failure| SlotProblem {
         message: failure.message,
         hint: failure.hint.unwrap_or_default(),
