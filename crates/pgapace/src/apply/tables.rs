@@ -25,6 +25,7 @@ use crate::publisher::announced::Announced;
 use crate::publisher::dump_command::dump_command;
 use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::{CatalogueReader, TableFacts};
+use crate::subscriber::citus;
 use crate::subscriber::conflict::Policy;
 use crate::subscriber::format::{self, PublisherTypes};
 use crate::subscriber::mapping::{Search, TableMap, lacks_columns};
@@ -84,6 +85,8 @@ pub(crate) struct Tables {
     apply_mode: ApplyModeSetting,
     policy: Policy,
     subscription: Option<SubscriptionId>,
+    /// The sessions that apply were opened in a database without Citus.
+    without_citus: bool,
     /// How tables that were resolved are applied, to be recorded.
     modes: Vec<RelationMode>,
     reader: CatalogueReader,
@@ -129,6 +132,11 @@ impl Tables {
     /// Sets the form in which changes are applied.
     pub(crate) fn with_apply_mode(self, apply_mode: ApplyModeSetting) -> Self {
         Self { apply_mode, ..self }
+    }
+
+    /// Whether the sessions that apply have what Citus needs.
+    pub(crate) fn with_citus(self, citus: bool) -> Self {
+        Self { without_citus: !citus, ..self }
     }
 
     /// Sets the policy for conflicts.
@@ -484,6 +492,9 @@ impl Tables {
             policy.copied_at = copied_at;
         }
         let TableFacts { table, constraints } = facts;
+        if self.without_citus && !table.placement.is_plain() {
+            return Err(citus::came_later(&table.display_name()));
+        }
         let lacking: Vec<_> =
             remote.columns.iter().filter(|column| table.column(&column.name).is_none()).collect();
         if !lacking.is_empty() {

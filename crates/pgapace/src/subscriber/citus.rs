@@ -90,6 +90,14 @@ pub(crate) fn is_present(session: &mut Session) -> Result<bool> {
     Ok(!rows.is_empty())
 }
 
+/// The error for a table that Citus manages, although the sessions of the run lack what Citus needs.
+pub(crate) fn came_later(table: &str) -> Failure {
+    let message = format!("Citus manages table {table}, and was not there when the run began");
+    Failure::new(Class::Subscriber, message)
+        .hint("The next run opens its sessions as Citus needs them.")
+        .transient(true)
+}
+
 /// The version of Citus and of PostgreSQL, for messages.
 pub(crate) fn version(session: &mut Session) -> Result<String> {
     let rows = session

@@ -157,7 +157,8 @@ impl Supervisor<'_> {
         let tables = Tables::new(&states, types, locks_ordered)
             .with_oids(&states, &published)
             .with_apply_mode(config.apply_mode)
-            .with_policy(config.on_conflict.clone(), row.id);
+            .with_policy(config.on_conflict.clone(), row.id)
+            .with_citus(identity.citus);
         let added =
             SyncContext { copy_data: row.copy_data && config.copies_added_tables(), ..context };
         let adder = Adder::new(added, unknown(published, &states));

@@ -1,9 +1,9 @@
 //! Every kind of change on every kind of table: distributed, reference, in one shard, local, and unknown to Citus.
 
-use testbed::Result;
+use testbed::{Pair, Result};
 
-use super::{CitusCluster, DB, binaries};
-use crate::support::{Case, Tool};
+use super::{CitusCluster, DB, binaries, server};
+use crate::support::{Case, PATIENCE, Site, Tool, wait_while_running};
 
 /// Tables, each with the query that shows its rows in order.
 const TABLES: [(&str, &str); 7] = [
@@ -114,4 +114,30 @@ fn changes_of_every_kind_reach_every_kind_of_table() -> Result<()> {
     let args = [tool.args.clone(), vec!["--apply-mode".to_owned(), "row".to_owned()]].concat();
     Tool { args, ..tool }.run_until_current();
     expect_equal("by rows")
+}
+
+/// Somebody creates the extension and distributes a table while pgapace streams: its sessions lack what Citus needs.
+#[test]
+fn citus_that_is_created_during_a_run_begins_another_run() -> Result<()> {
+    let Some(binaries) = binaries("Citus that comes later")? else { return Ok(()) };
+    let subscriber = server(&binaries, "later", &[])?;
+    subscriber.sql(DB, "DROP EXTENSION citus")?;
+    let site = Site::of(Pair { publisher: Pair::start(18, 18)?.publisher, subscriber })?;
+    site.publish_tables("CREATE TABLE dist (id int PRIMARY KEY, v text)")?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    site.subscriber.sql(DB, "CREATE EXTENSION citus")?;
+    let port = site.subscriber.port();
+    let node = format!(
+        "SELECT citus_set_coordinator_host('127.0.0.1', {port}); \
+         SELECT citus_set_node_property('127.0.0.1', {port}, 'shouldhaveshards', true)"
+    );
+    site.subscriber.sql(DB, &node)?;
+    site.subscriber.sql(DB, "SELECT create_distributed_table('dist', 'id')")?;
+    site.publisher.sql(DB, "INSERT INTO dist SELECT i, 'v' FROM generate_series(1, 100) i")?;
+    wait_while_running(&mut run, "rows in shards", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, "SELECT count(*) FROM dist")? == "100")
+    })?;
+    assert!(run.log().contains("was not there when the run began"), "{}", run.log());
+    assert_eq!(run.events("streaming"), 2, "{}", run.log());
+    Ok(())
 }
