@@ -59,6 +59,9 @@ const WATCH: (&str, &str) = ("client_connection_check_interval", "2s");
 /// the lock may itself wait for an open streaming transaction that only the leader can abandon.
 const LEADER_PATIENCE: &str = "3s";
 
+/// Length to which a server cuts `application_name`, in bytes (`NAMEDATALEN`).
+const SHOWN: usize = 63;
+
 /// The purpose of a session. It determines `application_name`, timeouts and durability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
@@ -87,6 +90,20 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
+    const ALL: [Self; 11] = [
+        Self::Control,
+        Self::Apply,
+        Self::DurableApply,
+        Self::Durability,
+        Self::Copy,
+        Self::Monitor,
+        Self::Look,
+        Self::ReadAhead,
+        Self::Verify,
+        Self::Standby,
+        Self::Heartbeat,
+    ];
+
     fn name(self) -> &'static str {
         match self {
             Self::Control => "control",
@@ -100,6 +117,12 @@ impl Purpose {
             Self::Standby => "standby",
             Self::Heartbeat => "heartbeat",
         }
+    }
+
+    /// Whether only the process that runs the subscription opens such sessions. Another one may have a control
+    /// session too, which waits for the owner lock.
+    fn is_of_owner(self) -> bool {
+        !matches!(self, Self::Control | Self::Look | Self::Verify | Self::Standby)
     }
 
     /// Whether the session may write to replicated tables.
@@ -243,7 +266,7 @@ impl Subscriber {
 
     fn open(&self, purpose: Purpose) -> Result<(Session, ServerProperties)> {
         let startup = Startup {
-            application_name: Some(format!("pgapace {} {}", self.subscription, purpose.name())),
+            application_name: Some(application_name(&self.subscription, purpose)),
             replication: false,
             settings: vec![("client_encoding".to_owned(), self.encoding.to_owned())],
         };
@@ -283,6 +306,28 @@ impl Subscriber {
         })?;
         Ok((session, properties))
     }
+}
+
+/// The `application_name` of a session, unless the connection string has one.
+fn application_name(subscription: &str, purpose: Purpose) -> String {
+    format!("pgapace {subscription} {}", purpose.name())
+}
+
+/// The same as the server shows it. The name of a subscription has letters of one byte only.
+fn shown_name(subscription: &str, purpose: Purpose) -> String {
+    let mut name = application_name(subscription, purpose);
+    name.truncate(SHOWN);
+    name
+}
+
+/// The names of the sessions that only the owner of a subscription opens. A name that is cut so short that
+/// sessions of others may have it is not among them.
+pub(crate) fn names_of_owner(subscription: &str) -> Vec<String> {
+    let shown = |purpose: &Purpose| shown_name(subscription, *purpose);
+    let (own, others): (Vec<_>, Vec<_>) =
+        Purpose::ALL.into_iter().partition(|purpose| purpose.is_of_owner());
+    let others: Vec<_> = others.iter().map(shown).collect();
+    own.iter().map(shown).filter(|name| !others.contains(name)).collect()
 }
 
 /// SQL that sets a lock timeout for the control session, so that a lock that it cannot get ends the
@@ -381,4 +426,26 @@ fn check_version(version: ServerVersion) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SHOWN, names_of_owner};
+
+    #[test]
+    fn names_of_an_owner_are_those_that_a_server_shows() {
+        assert!(names_of_owner("s").contains(&"pgapace s durability".to_owned()));
+        assert!(!names_of_owner("s").contains(&"pgapace s standby".to_owned()));
+        let long = "n".repeat(50);
+        let names = names_of_owner(&long);
+        assert!(names.contains(&format!("pgapace {long} dura")), "{names:?}");
+        // `copy` and `control` begin with one letter.
+        let longer = "n".repeat(53);
+        let names = names_of_owner(&longer);
+        assert!(names.contains(&format!("pgapace {longer} d")), "{names:?}");
+        assert!(!names.contains(&format!("pgapace {longer} c")), "{names:?}");
+        assert!(names.iter().all(|name| name.len() <= SHOWN));
+        // Nothing is left of the purpose.
+        assert!([54, 63].iter().all(|length| names_of_owner(&"n".repeat(*length)).is_empty()));
+    }
 }

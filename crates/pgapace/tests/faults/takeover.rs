@@ -156,3 +156,25 @@ fn a_frozen_process_commits_nothing_after_a_take_over() -> Result<()> {
     let count = "SELECT count(*) FROM log";
     wait_until(PATIENCE, "all rows", || Ok(site.subscriber.query_one_text(DB, count)? == "20100"))
 }
+
+/// The server cuts application_name: the sessions of a frozen process are found by what is left of it.
+#[test]
+fn a_take_over_ends_the_sessions_of_a_subscription_with_a_long_name() -> Result<()> {
+    let site = site()?;
+    let name = "s".repeat(50);
+    let program = Tool { name: name.clone(), ..site.tool() }.program("run");
+    let mut frozen = site.spawn_streaming(&program)?;
+    let sessions = format!(
+        "SELECT coalesce(string_agg(pid::text, ',' ORDER BY pid), '') FROM pg_stat_activity \
+         WHERE application_name = 'pgapace {name} dura'"
+    );
+    let of_frozen = site.subscriber.query_one_text(DB, &sessions)?;
+    assert_ne!(of_frozen, "");
+    frozen.freeze()?;
+    let mut next = site.spawn_streaming(&program.arg("--take-over"))?;
+    let left =
+        format!("SELECT count(*) FROM pg_stat_activity WHERE pid = ANY ('{{{of_frozen}}}'::int[])");
+    wait_while_running(&mut next, "the end of the old sessions", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, &left)? == "0")
+    })
+}

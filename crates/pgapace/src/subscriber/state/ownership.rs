@@ -22,9 +22,10 @@ use crate::error::{Class, Failure, Result};
 use crate::pooler;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::session::names_of_owner;
 use crate::subscriber::state::heartbeat::OwnerRecord;
 use crate::subscriber::state::{
-    COLUMNS, Subscription, SubscriptionId, advisory_lock, subscription,
+    COLUMNS, Subscription, SubscriptionId, advisory_lock, name_array, subscription,
 };
 
 /// First key of the owner lock ("pgao"); the second key is the subscription id.
@@ -214,15 +215,15 @@ pub(crate) fn fence(
 
 /// Terminates all other sessions that only an owner opens, by their names: those that commit nothing
 /// and so do not hold the session lock, of a machine that closed no connection. Only the owner calls it,
-/// before it opens such sessions itself.
+/// before it opens such sessions itself. Sessions that the connection string gives another name stay until the
+/// server finds that the machine is gone: the name does not tell whose they are.
 pub(crate) fn end_leftovers(session: &mut Session, subscription: &str) -> Result<()> {
     let sql = "SELECT pg_catalog.pg_terminate_backend(a.pid) FROM pg_catalog.pg_stat_activity a \
                WHERE a.datname = pg_catalog.current_database() AND a.usename = current_user \
-                 AND a.pid <> pg_catalog.pg_backend_pid() AND a.application_name = ANY ( \
-                   SELECT 'pgapace ' || $1 || ' ' || purpose FROM pg_catalog.unnest( \
-                     '{durability,monitor,read ahead,apply,copy,heartbeat}'::pg_catalog.text[]) purpose)";
+                 AND a.pid <> pg_catalog.pg_backend_pid() \
+                 AND a.application_name = ANY ($1::pg_catalog.text[])";
     session
-        .query(sql, &[Some(subscription)])
+        .query(sql, &[Some(&name_array(&names_of_owner(subscription)))])
         .map_err(|e| Failure::subscriber(&e, "terminating sessions of an earlier run"))?;
     Ok(())
 }
