@@ -115,12 +115,11 @@ impl SchemaCopier<'_> {
             self.dump("post-data", "plain", &file)?;
             let mut psql = tool("psql", self.subscriber);
             psql.args(["--no-psqlrc", "--quiet", "-v", "VERBOSITY=sqlstate", "-f"]).arg(&file);
-            let (_, said) = self.run(psql, "psql")?;
-            let unexpected: Vec<_> = said
-                .lines()
-                .filter(|line| line.contains("ERROR:") || line.contains("FATAL:"))
-                .filter(|line| !EXISTS_ALREADY.iter().any(|code| line.contains(code)))
-                .collect();
+            let (succeeded, said) = self.run(psql, "psql")?;
+            if !succeeded {
+                return Err(failed(said));
+            }
+            let unexpected = unexpected(&said, &file);
             if !unexpected.is_empty() {
                 return Err(failed(unexpected.join("; ")));
             }
@@ -195,6 +194,21 @@ impl SchemaCopier<'_> {
     }
 }
 
+/// The lines of psql about a script that report something else than an object that exists already.
+///
+/// With VERBOSITY=sqlstate, a line is `psql:FILE:LINE: ERROR:  42P07`. The word before the SQLSTATE is in
+/// the server's language, so only the SQLSTATE counts. A line about the script without SQLSTATE is
+/// psql's own error. After an error of the server psql continues, and exits with 0.
+fn unexpected<'t>(said: &'t str, file: &Path) -> Vec<&'t str> {
+    let about = format!("psql:{}:", file.display());
+    let is_expected = |line: &str| {
+        let code = line.rsplit_once(":  ").map_or("", |(_, code)| code);
+        let is_notice = code.len() == 5 && matches!(code.get(..2), Some("00" | "01" | "02"));
+        is_notice || EXISTS_ALREADY.contains(&code)
+    };
+    said.lines().filter(|line| line.starts_with(&about) && !is_expected(line)).collect()
+}
+
 fn tool(name: &str, info: &ConnInfo) -> Command {
     let parts: Vec<_> = KEYS
         .iter()
@@ -248,9 +262,30 @@ impl Drop for Directory {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use wire::ConnInfo;
 
-    use super::tool;
+    use super::{tool, unexpected};
+
+    #[test]
+    fn errors_of_a_script_are_judged_by_their_sqlstate() {
+        let said = "WARNING: password file \"/p\" has group or world access\n\
+                    psql:/tmp/s.sql:2: ERROR:  42P07\n\
+                    psql:/tmp/s.sql:3: ERREUR:  42710\n\
+                    psql:/tmp/s.sql:4: FEHLER:  23505\n\
+                    psql:/tmp/s.sql:5: ERROR:  42P16\n\
+                    psql:/tmp/s.sql:6: HINWEIS:  00000\n\
+                    psql:/tmp/s.sql:7: WARNUNG:  01000\n\
+                    psql:/tmp/s.sql:8: error: invalid command \\restrict";
+        assert_eq!(
+            unexpected(said, Path::new("/tmp/s.sql")),
+            [
+                "psql:/tmp/s.sql:4: FEHLER:  23505",
+                "psql:/tmp/s.sql:8: error: invalid command \\restrict",
+            ]
+        );
+    }
 
     #[test]
     fn the_tools_check_the_server_as_pgapace_does() {

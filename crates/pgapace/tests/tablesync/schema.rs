@@ -1,5 +1,8 @@
 //! `--copy-schema`: pgapace creates the publisher's schema on the subscriber.
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 
 use crate::support::{finish, on_versions};
@@ -59,6 +62,35 @@ fn the_schema_is_created_before_and_after_the_copy() {
         case.run_until_current();
         case.expect_equal(&["parent", "child", "parts"]);
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+    });
+}
+
+/// A PATH on which this script stands before the tool of that name.
+fn path_with(directory: &Path, name: &str, script: &str) -> String {
+    let file = directory.join(name);
+    fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&file, Permissions::from_mode(0o755)).unwrap();
+    format!("{}:{}", directory.display(), std::env::var("PATH").unwrap_or_default())
+}
+
+#[test]
+fn a_psql_that_fails_while_indexes_are_created_is_an_error() {
+    if !tools_are_there() {
+        return;
+    }
+    on_versions(&[(15, 15)], |mut case| {
+        case.publisher.sql(DDL);
+        case.publish("FOR ALL TABLES");
+        case.tool.args = vec!["--copy-schema".to_owned()];
+        case.subscriber.sql("CREATE TABLE child_v ()");
+        case.run().expect(5, &["child_v"]);
+        case.subscriber.sql("DROP TABLE child_v");
+        let directory = tempfile::tempdir().unwrap();
+        let path = path_with(directory.path(), "psql", "echo 'Verbindung beendet' >&2; exit 2");
+        let program = case.tool.program("run").args(["--until", "current"]).env("PATH", path);
+        finish(&program).expect(5, &["index or constraint cannot be created", "Verbindung"]);
+        case.run_until_current();
+        assert_eq!(case.subscriber.rows(OBJECTS), case.publisher.rows(OBJECTS));
     });
 }
 
