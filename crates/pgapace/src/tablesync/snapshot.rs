@@ -3,9 +3,10 @@
 use pgoutput::Lsn;
 use wire::Session;
 
-use crate::error::{Failure, Result};
+use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
 use crate::publisher::slot::{self, CreatedSlot};
+use crate::sqlstate;
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::state::SubscriptionId;
@@ -69,7 +70,18 @@ impl Snapshot {
                 slot::BEGIN_READING,
                 wire::quote_literal(&self.name)
             ))
-            .map_err(|e| Failure::publisher(&e, "importing the snapshot"))?;
+            .map_err(|e| match e.sqlstate() {
+                // Which of them depends on the version of the server.
+                Some(sqlstate::INVALID_PARAMETER_VALUE | sqlstate::UNDEFINED_OBJECT) => lost(),
+                _ => Failure::publisher(&e, "importing the snapshot"),
+            })?;
         Ok(())
     }
+}
+
+/// The failure of a copy whose snapshot no session can import any more.
+pub(super) fn lost() -> Failure {
+    Failure::new(Class::Publisher, "publisher: the session that holds the snapshot was lost")
+        .detail("Copied tables stay; the others are copied under another snapshot.")
+        .transient(true)
 }
