@@ -18,12 +18,12 @@ use crate::stopping::interrupt::cancel;
 use crate::subscriber::state::figures;
 use crate::subscriber::state::heartbeat::{self, OwnerStage};
 use crate::tablesync::SyncContext;
-use crate::tablesync::copy_worker::{CopySessions, JobFailure, Transferred, lock, rewritten};
+use crate::tablesync::copy_worker::{CopySessions, JobFailure, Transferred};
 use crate::tablesync::plan::{EMPTY_AT_ONCE, Item, Job, jobs};
 use crate::tablesync::progress::{Copied, Display, Progress, table};
 use crate::tablesync::queue::Queue;
 use crate::tablesync::scaling::CopyScaling;
-use crate::tablesync::snapshot::Snapshot;
+use crate::tablesync::snapshot::{self, Snapshot};
 use crate::tablesync::table_state::{Begun, Complete, Owner};
 
 const TICK: Duration = Duration::from_millis(100);
@@ -37,12 +37,6 @@ pub(super) struct CopyOutcome {
     pub(super) again: Vec<Failure>,
     /// Added tables that cannot be copied. For the first tables, that is an error.
     pub(super) failed: Vec<((String, String), Failure)>,
-}
-
-impl CopyOutcome {
-    fn again(again: Vec<Failure>) -> Self {
-        Self { again, failed: Vec::new() }
-    }
 }
 
 /// Copies all items.
@@ -72,17 +66,6 @@ pub(super) fn copy(
     }
     if jobs.is_empty() {
         return Ok(CopyOutcome::default());
-    }
-    let mut changed = Vec::new();
-    let split: Vec<&Item> = items.iter().filter(|item| item.is_split()).collect();
-    if !split.is_empty() {
-        let flags = lock(publisher, &split)?;
-        let names = split.iter().zip(flags).filter(|(_, rewritten)| *rewritten);
-        changed.extend(names.map(|(item, _)| rewritten(&item.published.display_name())));
-        if !changed.is_empty() {
-            // The whole plan is based on other files, so it must be made again.
-            return Ok(CopyOutcome::again(changed));
-        }
     }
     let workers = context.options.workers.clamp(1, jobs.len());
     let workers = context.options.tags.copy_workers(control, owner.id, context.joins, workers)?;
@@ -498,6 +481,12 @@ impl Pool<'_> {
     fn check_slot(&self, publisher: &mut Session) -> Option<Slot> {
         let found = slot::find(publisher, self.context.slot)
             .inspect_err(|failure| tracing::debug!(%failure, "cannot look at the slot"));
+        if publisher.is_broken() {
+            // No other session can import the snapshot any more.
+            lock_of(&self.failures).run.get_or_insert_with(snapshot::lost);
+            self.stop.store(true, Ordering::Release);
+            return None;
+        }
         let slot = found.ok().flatten()?;
         if let Some(reason) = &slot.invalid {
             let failure = Failure::new(

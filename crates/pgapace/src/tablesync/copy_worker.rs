@@ -6,7 +6,7 @@ use wire::{Reply, Session, quote_ident};
 
 use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
-use crate::subscriber::catalogue::{boolean, field, first_row};
+use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::format::{MISREAD_HINT, MisreadColumn, Search, has_infinite_interval};
 use crate::subscriber::session::Purpose;
 use crate::subscriber::state::name_array;
@@ -14,7 +14,7 @@ use crate::subscriber::state::ownership;
 use crate::subscriber::writer_tag::{Writer, WriterTag};
 use crate::tablesync::SyncContext;
 use crate::tablesync::indexes;
-use crate::tablesync::plan::{Item, Part};
+use crate::tablesync::plan::{Item, Part, ReadRelations};
 use crate::tablesync::progress::Meter;
 use crate::tablesync::snapshot::Snapshot;
 use crate::tablesync::table_state::{self, Complete, Owner};
@@ -127,11 +127,11 @@ impl CopySessions {
             .iter()
             .map(|item| format!("COPY {} TO STDOUT{}", item.parts[0].source, format_of(item)))
             .collect();
-        let relations = || items.iter().flat_map(|item| &item.relations);
-        self.publisher.queue_simple(&format!("{}; {}", lock_sql(items), copies.join("; ")));
+        let read: Vec<_> = items.iter().map(|item| item.read_by(&item.parts[0])).collect();
+        self.publisher.queue_simple(&format!("{}; {}", lock_sql(&read), copies.join("; ")));
         self.publisher.flush().map_err(|e| from(&e))?;
         let now = self.read_filenodes().map_err(|e| from(&e))?;
-        if now.iter().ne(relations().map(|relation| &relation.filenode)) {
+        if now != filenodes(&read) {
             // The results of the COPYs are not read: the caller opens other sessions.
             return Err(JobFailure::Changed(rewritten(&what())));
         }
@@ -203,15 +203,13 @@ impl CopySessions {
         let name = item.published.display_name();
         let from = |e: &wire::Error| publisher_failure(e, &format!("copying {name}"));
         let into = |e: &wire::Error| subscriber_failure(e, &format!("copying into {name}"));
-        // For a split table, the session that made the plan holds the lock.
-        if !item.is_split() {
-            self.publisher.queue_simple(&lock_sql(&[item]));
-            self.publisher.flush().map_err(|e| from(&e))?;
-            let now = self.read_filenodes().map_err(|e| from(&e))?;
-            self.publisher.read_to_ready().map_err(|e| from(&e))?;
-            if now.iter().ne(item.relations.iter().map(|relation| &relation.filenode)) {
-                return Err(JobFailure::Changed(rewritten(&name)));
-            }
+        let read = [item.read_by(part)];
+        self.publisher.queue_simple(&lock_sql(&read));
+        self.publisher.flush().map_err(|e| from(&e))?;
+        let now = self.read_filenodes().map_err(|e| from(&e))?;
+        self.publisher.read_to_ready().map_err(|e| from(&e))?;
+        if now != filenodes(&read) {
+            return Err(JobFailure::Changed(rewritten(&name)));
         }
         let removed = if indexes_after {
             indexes::begin_without(&mut self.subscriber, owner.id, &item.subscriber)?
@@ -425,42 +423,33 @@ impl CopySessions {
     }
 }
 
-/// SQL of two statements that lock the tables and read their current file nodes. Under the lock, no
-/// session can rewrite the tables.
-fn lock_sql(items: &[&Item]) -> String {
-    let locks: Vec<_> = items.iter().map(|item| item.lock_name()).collect();
-    let oids: Vec<_> = items
-        .iter()
-        .flat_map(|item| &item.relations)
-        .map(|relation| relation.oid.to_string())
-        .collect();
+/// SQL of two statements that lock relations, and read their current file nodes. Under the lock, no
+/// session can rewrite them, or give their name to another relation.
+fn lock_sql(read: &[ReadRelations<'_>]) -> String {
+    let (mut locks, mut relations) = (Vec::new(), Vec::new());
+    for ReadRelations { name, only, relations: of } in read {
+        if *only {
+            locks.push(format!("ONLY {name}"));
+            relations.push(format!("pg_catalog.to_regclass({})", wire::quote_literal(name)));
+        } else {
+            locks.push(name.clone());
+            relations.extend(of.iter().map(|one| format!("'{}'::pg_catalog.regclass", one.oid)));
+        }
+    }
     format!(
         "LOCK TABLE {} IN ACCESS SHARE MODE; \
-         SELECT coalesce(pg_catalog.pg_relation_filenode(o.oid), 0) \
-         FROM pg_catalog.unnest('{{{}}}'::pg_catalog.oid[]) WITH ORDINALITY AS o (oid, ord) \
-         ORDER BY o.ord",
+         SELECT coalesce(pg_catalog.pg_relation_filenode(r.oid), 0) \
+         FROM pg_catalog.unnest(ARRAY[{}]::pg_catalog.regclass[]) WITH ORDINALITY AS r (oid, ord) \
+         ORDER BY r.ord",
         locks.join(", "),
-        oids.join(",")
+        relations.join(", ")
     )
 }
 
-/// Locks tables until the end of the session's transaction. Returns which of them were rewritten
-/// since the snapshot.
-pub(super) fn lock(publisher: &mut Session, items: &[&Item]) -> Result<Vec<bool>> {
-    let failed = |e: &wire::Error| Failure::publisher(e, "locking tables to copy");
-    let results = publisher.simple(&lock_sql(items)).map_err(|e| failed(&e))?;
-    let rows = results
-        .get(1)
-        .ok_or_else(|| Failure::internal("the query for file nodes returned no result"))?;
-    let now = rows.iter().map(|row| field(&row, 0)).collect::<Result<Vec<u32>>>()?;
-    let mut now = now.into_iter();
-    Ok(items
-        .iter()
-        .map(|item| {
-            let same = item.relations.iter().filter(|r| now.next() == Some(r.filenode)).count();
-            same < item.relations.len()
-        })
-        .collect())
+/// The file nodes of the snapshot, in the order of [`lock_sql`].
+fn filenodes(read: &[ReadRelations<'_>]) -> Vec<u32> {
+    let relations = read.iter().flat_map(|read| read.relations);
+    relations.map(|relation| relation.filenode).collect()
 }
 
 /// The first column whose values are checked in each row.
@@ -480,7 +469,7 @@ fn misread(item: &Item, column: &MisreadColumn) -> JobFailure {
     JobFailure::Table(failure.hint(MISREAD_HINT))
 }
 
-pub(super) fn rewritten(name: &str) -> Failure {
+fn rewritten(name: &str) -> Failure {
     Failure::new(
         Class::Publisher,
         format!("{name} was truncated or rewritten on the publisher since the snapshot"),

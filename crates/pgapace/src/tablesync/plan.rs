@@ -72,6 +72,8 @@ pub(super) struct Item {
 pub(super) struct Part {
     /// The table or query of COPY … TO STDOUT.
     pub(super) source: String,
+    /// The place of the only relation that it reads, if the table is split.
+    pub(super) relation: Option<usize>,
     pub(super) bytes: u64,
 }
 
@@ -95,8 +97,8 @@ impl Item {
             return;
         }
         let mut parts = Vec::new();
-        for relation in &self.relations {
-            split(&self.published, relation, size, &mut parts);
+        for place in 0..self.relations.len() {
+            split(&self.published, place, &self.relations[place], size, &mut parts);
         }
         if parts.len() > 1 {
             self.parts = parts;
@@ -108,11 +110,29 @@ impl Item {
         self.relations.iter().all(|relation| relation.same_file)
     }
 
-    /// The table for LOCK TABLE.
-    pub(super) fn lock_name(&self) -> String {
-        let only = if self.published.partitioned { "" } else { "ONLY " };
-        format!("{only}{}", self.published.sql_name())
+    /// What a part reads.
+    pub(super) fn read_by<'i>(&'i self, part: &Part) -> ReadRelations<'i> {
+        match part.relation {
+            Some(place) => {
+                let relations = &self.relations[place..=place];
+                ReadRelations { name: relations[0].sql_name(), only: true, relations }
+            }
+            None => ReadRelations {
+                name: self.published.sql_name(),
+                only: !self.published.partitioned,
+                relations: &self.relations,
+            },
+        }
     }
+}
+
+/// The relations that a COPY reads, and the name by which it finds them.
+#[derive(Debug)]
+pub(super) struct ReadRelations<'i> {
+    pub(super) name: String,
+    /// Whether the name is that of the only relation, not of a partitioned table.
+    pub(super) only: bool,
+    pub(super) relations: &'i [Relation],
 }
 
 /// The size is read before the file node. Reading the size waits for the lock of a session that
@@ -177,7 +197,7 @@ pub(super) fn items(
         let relations = relations.remove(&published.oid).unwrap_or_default();
         let bytes = relations.iter().map(|relation| relation.bytes).sum();
         let rows = relations.iter().map(|relation| relation.rows).sum();
-        let parts = vec![Part { source: published.copy_source(), bytes }];
+        let parts = vec![Part { source: published.copy_source(), relation: None, bytes }];
         let binary = allow_binary && subscriber.takes_binary(&published);
         let misread = subscriber.misread_columns(&published, servers, binary);
         Item {
@@ -198,7 +218,13 @@ pub(super) fn items(
 
 /// Splits a relation into ranges of blocks, each of about `split_size` bytes. The last range is
 /// open.
-fn split(published: &PublishedTable, relation: &Relation, split_size: u64, parts: &mut Vec<Part>) {
+fn split(
+    published: &PublishedTable,
+    place: usize,
+    relation: &Relation,
+    split_size: u64,
+    parts: &mut Vec<Part>,
+) {
     let blocks = relation.blocks;
     let ranges = relation.bytes.div_ceil(split_size.max(1)).clamp(1, blocks.max(1));
     let name = relation.sql_name();
@@ -213,6 +239,7 @@ fn split(published: &PublishedTable, relation: &Relation, split_size: u64, parts
         }
         parts.push(Part {
             source: published.copy_source_of(&name, &conditions),
+            relation: Some(place),
             bytes: relation.bytes / ranges,
         });
     }

@@ -10,6 +10,7 @@ use crate::support::{
     DB, PATIENCE, Site, VERSIONS, expect_exit, must, on_versions, wait_for_event, wait_for_log,
     wait_while_running,
 };
+use crate::tablesync::while_streaming::{holder, wait_for_a_waiter};
 
 /// The subscriber rejects a row: the error names its table and line, and the other tables are
 /// copied.
@@ -116,6 +117,66 @@ fn tables_rewritten_after_the_snapshot_are_copied_again() {
             case.subscriber.value("SELECT count(*) FROM rewritten WHERE v LIKE '%!'"),
             "5000"
         );
+    });
+}
+
+/// The session that holds the snapshot is terminated, and a table of which no part is copied yet is
+/// rewritten, so that it appears empty under the snapshot.
+#[test]
+fn a_split_table_is_copied_again_that_is_rewritten_after_the_snapshot_is_lost() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        let args = ["--copy-workers=1", "--copy-split-size=1", "--indexes-after=false"];
+        case.tool.args = args.map(str::to_owned).into();
+        for (table, rows) in [("first", 60_000), ("rewritten", 40_000)] {
+            case.both(&format!("CREATE TABLE {table} (id int PRIMARY KEY, v text)"));
+            case.publisher.sql(&format!(
+                "INSERT INTO {table} SELECT i, md5(i::text) FROM generate_series(1, {rows}) i"
+            ));
+        }
+        case.publish("FOR ALL TABLES");
+        let mut locked = holder(&case, "BEGIN; LOCK TABLE first IN SHARE MODE");
+        let mut process = case.tool.start(case.log_file("run"));
+        wait_for_a_waiter(&case, &mut process, "relation");
+        let split = "SELECT count(*) FROM pgapace.relation WHERE parts > 1";
+        assert_eq!(case.subscriber.value(split), "2");
+        let end = format!(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+             WHERE application_name = '{}' AND state = 'idle in transaction' \
+               AND backend_type = 'walsender'",
+            case.tool.name
+        );
+        assert_eq!(case.publisher.value(&end), "1");
+        case.publisher.sql("ALTER TABLE rewritten ALTER v TYPE varchar(50)");
+        must(locked.batch_execute("COMMIT"));
+        must(wait_for_event(&mut process, "streaming", PATIENCE));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["first", "rewritten"]);
+        case.stop(process);
+    });
+}
+
+/// While a copy waits, nothing uses the session that holds the snapshot but the look at the slot.
+#[test]
+fn a_copy_ends_when_the_session_that_holds_the_snapshot_is_lost() {
+    on_versions(&[(15, 15)], |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO t VALUES (1)");
+        case.publish("FOR ALL TABLES");
+        let mut locked = holder(&case, "BEGIN; LOCK TABLE t IN SHARE MODE");
+        let mut process = case.tool.start(case.log_file("run"));
+        wait_for_a_waiter(&case, &mut process, "relation");
+        let end = format!(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+             WHERE application_name = '{}' AND backend_type = 'walsender'",
+            case.tool.name
+        );
+        assert_eq!(case.publisher.value(&end), "1");
+        let lost = "the session that holds the snapshot was lost";
+        must(wait_for_log(&mut process, lost, PATIENCE));
+        must(locked.batch_execute("COMMIT"));
+        must(wait_for_event(&mut process, "streaming", PATIENCE));
+        case.expect_equal(&["t"]);
+        case.stop(process);
     });
 }
 
