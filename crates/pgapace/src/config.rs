@@ -51,6 +51,11 @@ pub(crate) struct CopyOptions {
 }
 
 impl CopyOptions {
+    /// Whether tables may hold rows of other writers, so that only a request of the user may empty them.
+    pub(crate) fn keeps_rows(&self) -> bool {
+        self.if_not_empty == IfNotEmpty::Keep
+    }
+
     /// While a subscription is rebased, tables that hold rows are compared.
     pub(crate) fn rebasing(mut self, rebasing: bool) -> Self {
         if rebasing {

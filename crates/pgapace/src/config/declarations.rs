@@ -192,7 +192,8 @@ settings! {
         "on-missed-changes" on_missed_changes: OnMissedChanges {
             help: "Action on a table that may lack changes",
             more: "A table may lack changes if it was not published for a while, or if its row filter or \
-                   column list was changed.",
+                   column list was changed. With --if-not-empty keep, resync acts as stop: another copy \
+                   would remove the rows that are kept.",
             default: "stop",
             group: Group::Errors,
         }

@@ -305,8 +305,7 @@ impl Supervisor<'_> {
         if forgotten {
             recorded = published::read(control, row.id)?;
         }
-        let decision = context.options.on_missed_changes;
-        let stale = published::compare(control, context.owner(), recorded, &look, decision)?;
+        let stale = published::compare(control, context.owner(), recorded, &look, context.options)?;
         let published = look.tables;
         if forgotten || stale {
             states = state::relations_by_name(control, row.id)?;

@@ -177,10 +177,29 @@ impl Supervisor<'_> {
         let (name, recovers) = (&row.slot_name, standby.is_some());
         let acknowledged = slot::check_resume(name, found.as_ref(), recovers, applied.through)?;
         for table in catching_up.extract_if(.., |table| table.through < acknowledged) {
+            let name = format!("{}.{}", table.schema, table.name);
+            let through = table.through;
+            if context.options.keeps_rows() {
+                // Another copy would begin with TRUNCATE.
+                let reason = format!(
+                    "it lacks changes from {through} on, which were acknowledged, and another copy \
+                     would remove the rows that --if-not-empty keep keeps"
+                );
+                let key = (table.schema.as_str(), table.name.as_str());
+                table_state::block_member(control, context.owner(), key, &reason, through)?;
+                tracing::warn!(
+                    event = "table_blocked",
+                    table = name,
+                    until = "pgapace resync",
+                    error = reason,
+                    "table is not applied any more; other tables continue"
+                );
+                continue;
+            }
             tracing::warn!(
                 event = "table_copied_again",
-                table = format!("{}.{}", table.schema, table.name),
-                through = %table.through,
+                table = name,
+                %through,
                 %acknowledged,
                 "table is copied again: changes that it lacks were acknowledged"
             );

@@ -216,10 +216,14 @@ impl<'a> Adder<'a> {
         before: &PreviousReading,
         look: &Look,
     ) -> Result<()> {
-        let decision = self.context.options.on_missed_changes;
         let recorded = published::read(control, self.context.id)?.unchanged_since(before);
-        self.found_gap |=
-            published::compare(control, self.context.owner(), recorded, look, decision)?;
+        self.found_gap |= published::compare(
+            control,
+            self.context.owner(),
+            recorded,
+            look,
+            self.context.options,
+        )?;
         Ok(())
     }
 

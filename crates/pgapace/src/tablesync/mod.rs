@@ -267,8 +267,6 @@ fn copy_fitting(
     let mut empty_now = vec![true; subscribers.len()];
     match context.options.if_not_empty {
         IfNotEmpty::Refuse | IfNotEmpty::Truncate | IfNotEmpty::Rebase => {}
-        // Such a table is copied in one transaction. After an interruption, rows of a part could
-        // not be distinguished from the rows to keep.
         IfNotEmpty::Keep => {
             subscriber_tables::filled(control, &subscribers)?
                 .into_iter()
@@ -281,8 +279,10 @@ fn copy_fitting(
     if context.indexes_after {
         indexes::choose(control, context.id, &mut items, |index| empty_now[index])?;
     }
-    for (item, _) in items.iter_mut().zip(empty_now).filter(|(_, empty)| *empty) {
-        item.split(context.options.split_size);
+    // With keep, each table is copied in one transaction, also an empty one. After an interruption, rows
+    // of a part could not be distinguished from rows that others have written.
+    if !context.options.keeps_rows() {
+        items.iter_mut().for_each(|item| item.split(context.options.split_size));
     }
     let copy_pool::CopyOutcome { again, failed } =
         copy_pool::copy(context, control, publisher, snapshot, items)?;

@@ -142,6 +142,26 @@ fn on_missed_changes_decides_about_stale_tables() {
     });
 }
 
+/// The copy would begin with TRUNCATE.
+#[test]
+fn no_stale_table_is_copied_again_with_keep() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.tool.args =
+            vec!["--if-not-empty=keep".to_owned(), "--on-missed-changes=resync".to_owned()];
+        replicate(&mut case);
+        case.subscriber.sql("INSERT INTO t VALUES (-1, 7)");
+        one_by_one(&case, OUT_AND_BACK);
+        case.run().expect(BLOCKED, &["public.t"]);
+        assert_eq!(state(&case, "t"), "blocked true");
+        assert_eq!(case.subscriber.value("SELECT v FROM t WHERE id = -1"), "7");
+        // The user decides.
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        case.run_until_current();
+        assert_eq!(state(&case, "t"), "ready false");
+        case.expect_equal(&["t", "other"]);
+    });
+}
+
 /// A changed filter or list: rows and columns that were not published before are missing.
 #[test]
 fn a_changed_filter_or_list_makes_its_table_stale() {

@@ -155,6 +155,15 @@ fn non_empty_tables_are_rejected_truncated_or_kept() {
             case.subscriber.value("SELECT count(*), min(id), max(id) FROM k"),
             "30001|-1|30000"
         );
+        // After an interruption, rows of others could not be distinguished from those of a part.
+        case.both("CREATE TABLE without_rows (id int PRIMARY KEY, v text)");
+        case.publisher.sql(
+            "INSERT INTO without_rows SELECT * FROM k; ALTER PUBLICATION kept ADD TABLE without_rows",
+        );
+        kept.run_until_current();
+        let parts = "SELECT max(parts), count(*) FROM pgapace.relation \
+                     WHERE table_name IN ('k', 'without_rows')";
+        assert_eq!(case.subscriber.value(parts), "1|2");
         case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{}')", kept.name));
     });
 }

@@ -11,7 +11,7 @@ use pgoutput::Lsn;
 use rustc_hash::FxHashMap;
 use wire::{Session, quote_literal};
 
-use crate::config::OnMissedChanges;
+use crate::config::{CopyOptions, OnMissedChanges};
 use crate::error::{Failure, Result};
 use crate::publisher::publication::Look;
 use crate::subscriber::catalogue::{boolean, field};
@@ -93,7 +93,7 @@ pub(crate) fn compare(
     owner: Owner,
     recorded: PreviousReading,
     look: &Look,
-    decision: OnMissedChanges,
+    options: CopyOptions,
 ) -> Result<bool> {
     let PreviousReading { looked_at, tables: recorded } = recorded;
     let mut stale = Vec::new();
@@ -130,6 +130,7 @@ pub(crate) fn compare(
             stale.push(StaleTable { schema, name, gap, from, through: look.lsn, state });
         }
     }
+    let decision = Decision::of(options);
     let decided: String = stale.iter().map(|table| table.decide(owner, decision)).collect();
     let sql = format!(
         "UPDATE pgapace.relation r SET published_by = c.published_by \
@@ -154,7 +155,7 @@ pub(crate) fn compare(
     }
     // One transaction: a difference is either recorded and acted on, or found again.
     control.simple(&format!("BEGIN; {decided}{looked}")).map_err(|e| writing(&e))?;
-    if decision == OnMissedChanges::Stop {
+    if decision.on_missed_changes == OnMissedChanges::Stop {
         for table in stale.iter().filter(|table| table.state.is_copied()) {
             let reason = format!("it may lack changes since {}: {}", table.from, table.gap);
             table_state::block_member(
@@ -174,18 +175,40 @@ pub(crate) fn compare(
     Ok(!stale.is_empty())
 }
 
-impl StaleTable {
-    /// The SQL that marks the table as stale.
-    fn decide(&self, owner: Owner, decision: OnMissedChanges) -> String {
-        use TableSyncState as State;
-        let Self { schema, name, gap, from, through, state } = self;
-        let requested = ", requested = pg_catalog.now()";
-        let then = match (state, decision) {
-            // The copy in progress may lack changes too, so another copy follows it.
-            (_, OnMissedChanges::Resync) | (State::DataSync, OnMissedChanges::Stop) => requested,
-            // `compare` also blocks a copied table.
-            (_, OnMissedChanges::Stop | OnMissedChanges::Ignore) => "",
+/// What becomes of stale tables.
+#[derive(Debug, Clone, Copy)]
+struct Decision {
+    on_missed_changes: OnMissedChanges,
+    /// Another copy would remove rows that are to be kept.
+    keeps_rows: bool,
+}
+
+impl Decision {
+    fn of(options: CopyOptions) -> Self {
+        let keeps_rows = options.keeps_rows();
+        let on_missed_changes = match options.on_missed_changes {
+            OnMissedChanges::Resync if keeps_rows => OnMissedChanges::Stop,
+            wanted => wanted,
         };
+        Self { on_missed_changes, keeps_rows }
+    }
+
+    /// Whether another copy follows. The copy in progress may lack changes too.
+    fn copies_again(self, state: TableSyncState) -> bool {
+        match self.on_missed_changes {
+            OnMissedChanges::Resync => true,
+            OnMissedChanges::Stop => state == TableSyncState::DataSync && !self.keeps_rows,
+            OnMissedChanges::Ignore => false,
+        }
+    }
+}
+
+impl StaleTable {
+    /// The SQL that marks the table as stale. `compare` also blocks a copied table.
+    fn decide(&self, owner: Owner, decision: Decision) -> String {
+        let Self { schema, name, gap, from, through, state } = self;
+        let again = decision.copies_again(*state);
+        let then = if again { ", requested = pg_catalog.now()" } else { "" };
         format!(
             "UPDATE pgapace.relation r SET stale_lsn = coalesce(r.stale_lsn, '{from}'), \
                stale_through = greatest(r.stale_through, '{through}'), stale_reason = {reason}{then} \
@@ -197,16 +220,15 @@ impl StaleTable {
         )
     }
 
-    fn log(&self, decision: OnMissedChanges) {
+    fn log(&self, decision: Decision) {
         let Self { schema, name, gap, from, state, .. } = self;
-        let decision = match (state, decision) {
-            (_, OnMissedChanges::Resync) | (TableSyncState::DataSync, OnMissedChanges::Stop) => {
-                "it is copied again"
-            }
-            (_, OnMissedChanges::Stop) => {
-                "it is not applied until it is copied again: pgapace resync"
-            }
-            (_, OnMissedChanges::Ignore) => "it is applied all the same",
+        let stops = decision.on_missed_changes == OnMissedChanges::Stop;
+        let decision = if decision.copies_again(*state) {
+            "it is copied again"
+        } else if stops && *state != TableSyncState::DataSync {
+            "it is not applied until it is copied again: pgapace resync"
+        } else {
+            "it is applied all the same"
         };
         tracing::warn!(
             event = "table_stale",
