@@ -326,8 +326,36 @@ impl<'a> StreamedTableSync<'a> {
         self.start_copy(leader.deferred)
     }
 
+    /// Takes the worker from a table that has to wait for what others must receive first, if another
+    /// table has deferred changes: they may fill the spool, and then nothing is received.
+    fn release_worker(&mut self, leader: &mut LeaderAccess<'_>) {
+        let Some(worker) = self.worker.as_ref().filter(|worker| worker.is_idle()) else { return };
+        let deferred = &mut *leader.deferred;
+        let is_its = |table: &DeferredTable<CatchUp>| {
+            table.copied().is_some_and(|copied| worker.is_of(copied))
+        };
+        let waits = deferred.tables().iter().any(|table| {
+            is_its(table) && table.changes.is_empty() && !deferred.may_catch_up(table)
+        });
+        let others =
+            || deferred.tables().iter().any(|t| t.copied().is_some() && !t.changes.is_empty());
+        if !waits || !others() {
+            return;
+        }
+        for table in deferred.tables_mut() {
+            // The table's next worker goes on from there.
+            if let DeferredStage::CatchUp(copied) = &mut table.stage
+                && worker.is_of(copied)
+            {
+                copied.through = worker.through();
+            }
+        }
+        self.worker = None;
+    }
+
     /// Hands deferred changes to the worker of the first table that has some.
     fn catch_up(&mut self, leader: &mut LeaderAccess<'_>) -> Result<()> {
+        self.release_worker(leader);
         if self.worker.is_none() {
             let all = leader.deferred.tables().iter();
             let mut lag = all.filter(|table| !table.changes.is_empty());

@@ -4,7 +4,7 @@ use testbed::Proxy;
 use testbed::postgres::Client;
 use testbed::program::Process;
 
-use crate::support::{Case, must, on_versions};
+use crate::support::{Case, PATIENCE, must, on_versions, wait_for_event};
 use crate::tablesync::while_streaming::{
     LOCK, changes, holder, late_tables, other_has, wait_for, wait_for_a_waiter,
 };
@@ -146,6 +146,48 @@ fn a_locked_row_of_a_table_that_catches_up_delays_no_other_table() {
         case.wait_until_applied(&mut process);
         expect_all(&case, &["other", "late", "late_log"]);
         assert_eq!(copy_of(&case, "late"), copied, "copied again");
+        case.stop(process);
+    });
+}
+
+/// After a kill, two tables lack changes that the other tables have. The changes of one fill the spool
+/// before the other one has received everything that it has to wait for.
+#[test]
+fn a_table_that_waits_leaves_its_worker_to_another_when_the_spool_is_full() {
+    on_versions(&BOTH, |mut case| {
+        case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
+        late_tables(&case);
+        case.both("CREATE TABLE wide (id int PRIMARY KEY, v text)");
+        case.tool.finish("refresh", &[]).expect(0, &[]);
+        let applying = holder(&case, &format!("SELECT pg_advisory_lock({LOCK})"));
+        let mut copying = holder(&case, "BEGIN; LOCK TABLE late IN SHARE MODE");
+        let mut process = case.start();
+        wait_for_a_waiter(&case, &mut process, "relation");
+        // The first table applies its changes, and the other one waits for its worker.
+        changes(&case, 0..1);
+        let mut client = case.publisher.connect();
+        for number in 0..200 {
+            must(
+                client.batch_execute(&format!(
+                    "INSERT INTO wide VALUES ({number}, repeat('x', 20000))"
+                )),
+            );
+        }
+        changes(&case, 1..20);
+        other_has(&case, &mut process, 20);
+        must(copying.batch_execute("COMMIT"));
+        wait_for_a_waiter(&case, &mut process, "advisory");
+        assert!(is_behind(&case, "late") && is_behind(&case, "wide"));
+        must(process.kill9());
+
+        case.tool.args = vec!["--spool-limit=1".to_owned()];
+        let mut process = case.start();
+        must(wait_for_event(&mut process, "deferred_changes_full", PATIENCE));
+        drop(applying);
+        case.wait_until_applied(&mut process);
+        changes(&case, 20..30);
+        case.wait_until_applied(&mut process);
+        expect_all(&case, &["other", "late", "late_log", "wide"]);
         case.stop(process);
     });
 }

@@ -73,6 +73,11 @@ impl CatchUpWorker {
         self.in_flight == 0 && self.waiting.is_empty() && !self.in_parts
     }
 
+    /// The end of the last transaction that was read. If the worker is idle, it is applied.
+    pub(super) fn through(&self) -> Lsn {
+        self.through
+    }
+
     /// Whether at least half as much was deferred in the last round as in the one before it: then the
     /// table would be behind for long.
     pub(super) fn does_not_come_closer(&self) -> bool {
