@@ -334,6 +334,11 @@ impl<'a> Adder<'a> {
         !self.requested.is_empty()
     }
 
+    /// A request that was read before the first change of its table is fulfilled by that.
+    pub(crate) fn taken_up(&mut self, name: &Name) {
+        self.requested.retain(|requested| requested.name != *name);
+    }
+
     /// Takes the requested tables that must be copied. No changes may be in flight to the
     /// subscriber.
     pub(crate) fn take_requested(

@@ -191,11 +191,13 @@ impl<'a> StreamedTableSync<'a> {
         remote: &RemoteRelation,
         progress: &Progress,
     ) -> Result<bool> {
-        if self.adder.add(control, tables, remote, progress.last_dispatched())? == Added::Done {
+        let added = self.adder.add(control, tables, remote, progress.last_dispatched())?;
+        let name = (remote.schema.clone(), remote.name.clone());
+        self.adder.taken_up(&name);
+        if added == Added::Done {
             return Ok(false);
         }
-        let names = vec![(remote.schema.clone(), remote.name.clone())];
-        self.begin(control, deferred, names, progress)?;
+        self.begin(control, deferred, vec![name], progress)?;
         Ok(true)
     }
 

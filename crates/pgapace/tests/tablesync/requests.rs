@@ -1,10 +1,12 @@
 //! Requests: resync of tables, and refresh after the publication has new tables.
 
+use std::time::Duration;
+
 use serde_json::Value;
 use testbed::program::Process;
-use testbed::wait_until;
+use testbed::{Proxy, wait_until};
 
-use crate::support::{Case, PATIENCE, VERSIONS, must, on_versions};
+use crate::support::{Case, PATIENCE, VERSIONS, holds_for, must, on_versions};
 use crate::tablesync::while_streaming::{holder, wait_for, wait_for_a_waiter};
 
 /// Runs a verb that needs only the name of the subscription.
@@ -97,6 +99,45 @@ fn new_tables_are_found_periodically() {
         let found = "SELECT string_agg(table_name || ' ' || state, ', ' ORDER BY table_name) = \
             'absent blocked, filled blocked, first ready, later ready, unfit blocked' FROM pgapace.relation";
         wait_for(&case, &mut process, "the other tables to be found", found);
+        case.stop(process);
+    });
+}
+
+/// A request for a table is read while changes wait for a lock. Among them is the first change of this
+/// table, which begins its copy too.
+#[test]
+fn a_table_whose_first_change_comes_after_its_request_is_copied_once() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
+        let proxy = must(Proxy::in_front_of(case.publisher.cluster));
+        case.tool.publisher = proxy.conninfo(&case.publisher.name);
+        // What comes with the end of a streamed transaction waits until that is applied.
+        case.tool.publisher += " options='-c logical_decoding_work_mem=64kB'";
+        case.tool.args = ["--streaming=on", "--memory-limit=16", "--refresh-interval=0"]
+            .map(str::to_owned)
+            .into();
+        let mut process = case.start();
+        case.both("CREATE TABLE later (id int PRIMARY KEY)");
+        let mut locking = holder(&case, "BEGIN; LOCK TABLE first IN SHARE MODE");
+        proxy.hold_streams(true);
+        let mut writer = case.publisher.connect();
+        must(writer.batch_execute("INSERT INTO first SELECT generate_series(1, 300000)"));
+        must(writer.batch_execute("INSERT INTO later VALUES (1)"));
+        proxy.hold_streams(false);
+        wait_for_a_waiter(&case, &mut process, "relation");
+        finish(&case, "refresh", &[]);
+        let state = "SELECT string_agg(state, ' ') FROM pgapace.relation \
+                     WHERE table_name = 'later' AND catch_up IS NULL";
+        // Requests are read every three seconds.
+        must(holds_for(Duration::from_secs(7), "the table to wait", || {
+            Ok(case.subscriber.value(state) == "init")
+        }));
+        must(locking.batch_execute("COMMIT"));
+        case.wait_until_applied(&mut process);
+        case.publisher.sql("INSERT INTO later VALUES (2); INSERT INTO first VALUES (0)");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["first", "later"]);
+        assert_eq!(process.events("table_copy_started"), 1, "{}", process.log());
         case.stop(process);
     });
 }
