@@ -201,6 +201,18 @@ impl Failure {
         self.sqlstate.as_deref().unwrap_or("none")
     }
 
+    /// The same failure of another table, without a change that caused it.
+    #[must_use]
+    pub(crate) fn like(&self) -> Self {
+        Self {
+            sqlstate: self.sqlstate.clone(),
+            detail: self.detail.clone(),
+            hint: self.hint.clone(),
+            transient: self.transient,
+            ..Self::new(self.class, self.message.clone())
+        }
+    }
+
     /// Names the change that failed, unless one is named or the failure is not about a change.
     #[must_use]
     pub(crate) fn of(mut self, offender: impl FnOnce() -> Offender) -> Self {

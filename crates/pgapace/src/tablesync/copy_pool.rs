@@ -242,8 +242,13 @@ impl Pool<'_> {
             return Err(failure);
         }
         let left = self.queue.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut unopened = Vec::new();
         if let (false, Some(failure)) = (left.is_empty(), failures.open) {
-            return Err(failure);
+            if !self.context.joins || failure.transient {
+                return Err(failure);
+            }
+            let not_copied = left.tables().into_iter().filter(|t| !failures.abandoned.contains(t));
+            unopened.extend(not_copied.map(|table| (table, failure.like())));
         }
         let (failed, errors): (Vec<_>, Vec<_>) =
             failures.tables.into_iter().partition(|(_, f)| self.context.joins && !f.transient);
@@ -273,7 +278,11 @@ impl Pool<'_> {
         });
         table(moved.collect());
         let key = |table: usize| self.items[table].published.key();
-        let failed = failed.into_iter().map(|(table, failure)| (key(table), failure)).collect();
+        let failed = failed
+            .into_iter()
+            .chain(unopened)
+            .map(|(table, failure)| (key(table), failure))
+            .collect();
         Ok(CopyOutcome { again: failures.changed, failed })
     }
 

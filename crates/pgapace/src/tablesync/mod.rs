@@ -244,12 +244,36 @@ fn copy_pending(
             .enumerate()
             .partition(|(i, _)| filled.contains(i));
         let filled: Vec<_> = filled.into_iter().map(|(_, (published, _))| published).collect();
-        let mut again = rebase::tables(context, control, snapshot, &filled)?;
+        let mut again = if context.joins {
+            rebase_added(context, control, snapshot, &filled)?
+        } else {
+            rebase::tables(context, control, snapshot, &filled)?
+        };
         let (published, subscribers) = empty.into_iter().map(|(_, table)| table).unzip();
         again.extend(copy_fitting(context, control, publisher, snapshot, published, subscribers)?);
         return Ok(again);
     }
     copy_fitting(context, control, publisher, snapshot, published, subscribers)
+}
+
+/// Compares added tables one by one, because only the tables that cannot be compared are blocked.
+fn rebase_added(
+    context: SyncContext<'_>,
+    control: &mut Session,
+    snapshot: &Snapshot,
+    filled: &[PublishedTable],
+) -> Result<Vec<Failure>> {
+    let mut again = Vec::new();
+    for table in filled {
+        match rebase::tables(context, control, snapshot, std::slice::from_ref(table)) {
+            Ok(changed) => again.extend(changed),
+            Err(failure) if failure.transient || failure.class == Class::Stopped => {
+                return Err(failure);
+            }
+            Err(failure) => block(control, context.owner(), &[(table.key(), failure)], None)?,
+        }
+    }
+    Ok(again)
 }
 
 /// Copies tables that fit.

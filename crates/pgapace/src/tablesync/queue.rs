@@ -1,6 +1,6 @@
 //! The queue of copy jobs, and their assignment to workers.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use crate::tablesync::plan::Job;
 
@@ -20,6 +20,16 @@ impl Queue {
 
     pub(super) fn is_empty(&self) -> bool {
         self.jobs.is_empty()
+    }
+
+    /// The tables that are not copied to their end.
+    pub(super) fn tables(&self) -> BTreeSet<usize> {
+        let tables = self.jobs.iter().flat_map(|job| match job {
+            Job::Batch(tables) => tables.as_slice(),
+            Job::Table(table) | Job::Part(table, _) => std::slice::from_ref(table),
+            Job::Analyze(_) => &[],
+        });
+        tables.copied().collect()
     }
 
     pub(super) fn push_front(&mut self, job: Job) {
@@ -83,6 +93,13 @@ mod tests {
         assert_eq!(queue.take(2), Some(Part(0, 2)));
         assert!(queue.is_empty());
         assert_eq!(queue.take(0), None);
+    }
+
+    #[test]
+    fn tables_that_are_left_are_named_once() {
+        use Job::{Analyze, Batch, Part, Table};
+        let jobs = [Part(4, 0), Part(4, 1), Table(2), Batch(vec![3, 5]), Analyze(vec![1])];
+        assert_eq!(queue(&jobs, 1).tables().into_iter().collect::<Vec<_>>(), [2, 3, 4, 5]);
     }
 
     #[test]

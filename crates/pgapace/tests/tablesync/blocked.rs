@@ -91,6 +91,63 @@ fn tables_that_cannot_be_copied_are_blocked() {
     });
 }
 
+/// With `--if-not-empty rebase`, an added table holds a row that the subscriber cannot store.
+#[test]
+fn an_added_table_that_cannot_be_rebased_is_blocked() {
+    on_versions(&BOTH, |mut case| {
+        case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
+        case.publisher.sql("CREATE TYPE mood AS ENUM ('good', 'bad')");
+        case.subscriber.sql("CREATE TYPE mood AS ENUM ('good')");
+        case.tool.args =
+            ["--refresh-interval=1", "--if-not-empty=rebase"].map(str::to_owned).into();
+        let mut process = case.start();
+        let ddl = "CREATE TABLE wrong (id int PRIMARY KEY, m mood); INSERT INTO wrong VALUES (1, 'good'); \
+                   CREATE TABLE fits (id int PRIMARY KEY); INSERT INTO fits VALUES (1)";
+        case.subscriber.sql(ddl);
+        case.publisher.sql(&format!("{ddl}, (2); INSERT INTO wrong VALUES (2, 'bad')"));
+        wait_for(&case, &mut process, "the table to be blocked", &with_state("blocked", "wrong"));
+        assert!(reason(&case, "wrong").contains("mood"), "{}", reason(&case, "wrong"));
+        wait_for(&case, &mut process, "the other one", &with_state("ready", "first fits"));
+        case.publisher.sql("INSERT INTO first VALUES (1)");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["first", "fits"]);
+        case.subscriber.sql("ALTER TYPE mood ADD VALUE 'bad'");
+        let ready = with_state("ready", "first fits wrong");
+        wait_for(&case, &mut process, "the table to be rebased", &ready);
+        case.expect_equal(&["wrong"]);
+        case.stop(process);
+    });
+}
+
+/// Another session has the replication origin of the worker that would copy an added table.
+#[test]
+fn an_added_table_whose_copy_cannot_be_tagged_is_blocked() {
+    on_versions(&[(18, 18)], |mut case| {
+        case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
+        let other = holder(
+            &case,
+            "SELECT pg_replication_origin_session_setup(n) FROM ( \
+               SELECT 'pgapace_' || d.oid || '_' || s.id || '_copy0' AS n, \
+                 pg_replication_origin_create('pgapace_' || d.oid || '_' || s.id || '_copy0') \
+               FROM pgapace.subscription s, pg_database d \
+               WHERE d.datname = current_database() OFFSET 0) o",
+        );
+        let args = ["--refresh-interval=1", "--origin=none", "--workers=1"];
+        case.tool.args = args.map(str::to_owned).into();
+        let mut process = case.start();
+        case.both("CREATE TABLE later (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO later VALUES (1)");
+        wait_for(&case, &mut process, "the table to be blocked", &with_state("blocked", "later"));
+        assert!(reason(&case, "later").contains("replication origin"), "{}", process.log());
+        case.publisher.sql("INSERT INTO first VALUES (1)");
+        case.wait_until_applied(&mut process);
+        drop(other);
+        wait_for(&case, &mut process, "the copy", &with_state("ready", "first later"));
+        case.expect_equal(&["first", "later"]);
+        case.stop(process);
+    });
+}
+
 /// Resync of a table that is blocked because it contains rows removes these rows.
 #[test]
 fn resync_truncates_and_copies_a_blocked_table() {
