@@ -19,9 +19,9 @@ use crate::tablesync::progress::Meter;
 use crate::tablesync::snapshot::Snapshot;
 use crate::tablesync::table_state::{self, Complete, Owner};
 
-/// After this many tables, the publisher's session begins a new transaction under the same
-/// snapshot, to release its locks on them.
-const TABLES_PER_TRANSACTION: usize = 300;
+/// After this many relations, the publisher's session begins a new transaction under the same
+/// snapshot, to release its locks on them. The server's lock table has room for 64 of each session.
+const RELATIONS_PER_TRANSACTION: usize = 300;
 /// Bytes of queued data of a batch that are sent before more is read.
 const QUEUE_BYTES: usize = 4 << 20;
 
@@ -68,8 +68,8 @@ pub(super) struct CopySessions {
     publisher: Session,
     subscriber: Session,
     tag: Option<WriterTag>,
-    /// Number of tables that the publisher's transaction has locked.
-    touched: usize,
+    /// Number of relations that the publisher's transaction has locked.
+    locked: usize,
 }
 
 /// Rows and bytes that a job has copied.
@@ -93,7 +93,7 @@ impl CopySessions {
         context.subscriber.see_commits(&mut subscriber)?;
         let (tags, writer) = (context.options.tags, Writer::Copy(number));
         let tag = WriterTag::attach(&mut subscriber, context.id, tags, writer)?;
-        Ok(Self { publisher, subscriber, tag, touched: 0 })
+        Ok(Self { publisher, subscriber, tag, locked: 0 })
     }
 
     /// Ends the sessions of a worker that has no more jobs.
@@ -115,7 +115,8 @@ impl CopySessions {
         snapshot: &Snapshot,
         meter: &Meter,
     ) -> std::result::Result<Vec<Transferred>, JobFailure> {
-        self.renew(snapshot, items.len()).map_err(JobFailure::Run)?;
+        let read: Vec<_> = items.iter().map(|item| item.read_by(&item.parts[0])).collect();
+        self.renew(snapshot, &read).map_err(JobFailure::Run)?;
         items.iter().try_for_each(|item| self.refuse_misread(item))?;
         let what = || match items {
             [one] => one.published.display_name(),
@@ -127,7 +128,6 @@ impl CopySessions {
             .iter()
             .map(|item| format!("COPY {} TO STDOUT{}", item.parts[0].source, format_of(item)))
             .collect();
-        let read: Vec<_> = items.iter().map(|item| item.read_by(&item.parts[0])).collect();
         self.publisher.queue_simple(&format!("{}; {}", lock_sql(&read), copies.join("; ")));
         self.publisher.flush().map_err(|e| from(&e))?;
         let now = self.read_filenodes().map_err(|e| from(&e))?;
@@ -198,12 +198,12 @@ impl CopySessions {
         snapshot: &Snapshot,
         meter: &Meter,
     ) -> std::result::Result<Transferred, JobFailure> {
-        self.renew(snapshot, 1).map_err(JobFailure::Run)?;
+        let read = [item.read_by(part)];
+        self.renew(snapshot, &read).map_err(JobFailure::Run)?;
         self.refuse_misread(item)?;
         let name = item.published.display_name();
         let from = |e: &wire::Error| publisher_failure(e, &format!("copying {name}"));
         let into = |e: &wire::Error| subscriber_failure(e, &format!("copying into {name}"));
-        let read = [item.read_by(part)];
         self.publisher.queue_simple(&lock_sql(&read));
         self.publisher.flush().map_err(|e| from(&e))?;
         let now = self.read_filenodes().map_err(|e| from(&e))?;
@@ -395,12 +395,13 @@ impl CopySessions {
     }
 
     /// Begins a new transaction on the publisher if the current one holds many locks.
-    fn renew(&mut self, snapshot: &Snapshot, tables: usize) -> Result<()> {
-        if self.touched + tables > TABLES_PER_TRANSACTION && self.touched > 0 {
+    fn renew(&mut self, snapshot: &Snapshot, read: &[ReadRelations<'_>]) -> Result<()> {
+        let more: usize = read.iter().map(|read| read.relations.len()).sum();
+        if self.locked + more > RELATIONS_PER_TRANSACTION && self.locked > 0 {
             snapshot.import(&mut self.publisher, "COMMIT; ")?;
-            self.touched = 0;
+            self.locked = 0;
         }
-        self.touched += tables;
+        self.locked += more;
         Ok(())
     }
 

@@ -202,7 +202,29 @@ pub(crate) fn empty(
     emptied
 }
 
+/// Empties the tables in one transaction if the server's lock table has room for them and their indexes,
+/// because TRUNCATE wants tables that are linked by foreign keys together.
 fn empty_tagged(
+    control: &mut Session,
+    owner: Owner,
+    tables: &[(&SubscriberTable, Option<&RelationState>)],
+) -> Result<()> {
+    match empty_together(control, owner, tables) {
+        Err(failure)
+            if failure.sqlstate.as_deref() == Some(sqlstate::OUT_OF_MEMORY) && tables.len() > 1 =>
+        {
+            control
+                .simple("ROLLBACK")
+                .map_err(|e| Failure::subscriber(&e, "emptying tables before their copy"))?;
+            let (some, others) = tables.split_at(tables.len() / 2);
+            empty_tagged(control, owner, some)?;
+            empty_tagged(control, owner, others)
+        }
+        emptied => emptied,
+    }
+}
+
+fn empty_together(
     control: &mut Session,
     owner: Owner,
     tables: &[(&SubscriberTable, Option<&RelationState>)],

@@ -15,7 +15,8 @@ use crate::tablesync::subscriber_tables::SubscriberTable;
 /// Tables up to this size, in bytes, share a round trip. A whole batch is in memory at once.
 const SMALL_BYTES: u64 = 128 << 10;
 const BATCH_BYTES: u64 = 1 << 20;
-const BATCH_TABLES: usize = 100;
+/// Relations of a batch, which are locked at once. A partitioned table may have more.
+const BATCH_RELATIONS: usize = 100;
 /// Assumed bytes of a row without TOAST, for a table without statistics.
 const USUAL_ROW: f64 = 128.0;
 /// Maximum number of empty tables that one statement records.
@@ -278,13 +279,15 @@ pub(super) fn jobs(items: &[Item]) -> (Vec<usize>, VecDeque<Job>) {
     large.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
     let mut jobs: VecDeque<_> = large.into_iter().map(|(_, job)| job).collect();
     let mut batch = Vec::new();
-    let mut bytes = 0;
+    let (mut bytes, mut relations) = (0, 0);
     for index in small {
-        if batch.len() >= BATCH_TABLES || bytes + items[index].bytes > BATCH_BYTES {
+        let (more_bytes, more) = (items[index].bytes, items[index].relations.len());
+        let full = relations + more > BATCH_RELATIONS || bytes + more_bytes > BATCH_BYTES;
+        if full && !batch.is_empty() {
             jobs.push_back(Job::Batch(std::mem::take(&mut batch)));
-            bytes = 0;
+            (bytes, relations) = (0, 0);
         }
-        bytes += items[index].bytes;
+        (bytes, relations) = (bytes + more_bytes, relations + more);
         batch.push(index);
     }
     if !batch.is_empty() {

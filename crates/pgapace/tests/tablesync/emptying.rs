@@ -1,8 +1,9 @@
 //! `--truncate` removes only rows that existed when the user decided, and only at one start.
 
-use testbed::wait_until;
+use testbed::program::events;
+use testbed::{Result, wait_until};
 
-use crate::support::{Case, Finished, PATIENCE, VERSIONS, finish, must, on_versions};
+use crate::support::{Case, DB, Finished, PATIENCE, Site, VERSIONS, finish, must, on_versions};
 use crate::tablesync::while_streaming::{holder, wait_for, wait_for_a_waiter};
 
 /// The `--truncate` values that the error about non-empty tables suggests.
@@ -158,4 +159,40 @@ fn truncate_is_rejected_in_a_configuration_file() {
     for program in [named, new, set, variable] {
         finish(&program).expect(3, &["a decision for one start"]);
     }
+}
+
+/// TRUNCATE of all tables needs more locks than the subscriber has room for.
+#[test]
+fn tables_are_emptied_in_several_transactions_if_locks_are_short() -> Result<()> {
+    let limits = [
+        ("max_locks_per_transaction", "10"),
+        ("max_connections", "20"),
+        ("max_prepared_transactions", "0"),
+        ("max_wal_senders", "2"),
+    ];
+    let site = Site::start(&[], &limits)?;
+    let (tables, rows): (Vec<_>, Vec<_>) = (0..1000)
+        .map(|number| {
+            let table = format!("CREATE TABLE t{number} (id int PRIMARY KEY, v text)");
+            (table, format!("INSERT INTO t{number} VALUES (1, 'new')"))
+        })
+        .unzip();
+    for some in tables.chunks(50) {
+        site.subscriber.sql(DB, &some.join("; "))?;
+        site.publisher.sql(DB, &some.join("; "))?;
+    }
+    for some in rows.chunks(50) {
+        site.publisher.sql(DB, &some.join("; "))?;
+        site.subscriber.sql(DB, &some.join("; ").replace("new", "old"))?;
+    }
+    site.publisher.sql(DB, "CREATE PUBLICATION pub FOR ALL TABLES")?;
+    let program = site.program().args(["--until", "current", "--copy-workers", "1"]);
+    let mut decisions = decisions(finish(&program).expect(6, &["not empty"]));
+    decisions.truncate(2);
+    let emptied = finish(&program.args(decisions));
+    let times = events(&emptied.expect(0, &[]).log, "tables_emptied");
+    assert!(times > 1, "{}", emptied.log);
+    let left = "SELECT count(*) FROM t0, t500, t999 WHERE t0.v || t500.v || t999.v = 'newnewnew'";
+    assert_eq!(site.subscriber.query_one_text(DB, left)?, "1");
+    Ok(())
 }

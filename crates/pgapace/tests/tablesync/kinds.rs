@@ -1,7 +1,8 @@
 //! The initial copy of various tables, with various options.
 
-use crate::support::{Case, VERSIONS, on_versions};
+use crate::support::{Case, PATIENCE, VERSIONS, must, on_versions, wait_for_event};
 use crate::tablesync::emptying::decisions;
+use crate::tablesync::while_streaming::{holder, wait_for_a_waiter};
 
 /// Empty, small, large and very large tables; several workers; block ranges; and indexes before or
 /// after the rows.
@@ -89,6 +90,45 @@ fn partitions_are_copied_individually() {
         case.publisher.sql("UPDATE p SET v = 'new' WHERE id < 50");
         case.run_until_current();
         assert_eq!(case.subscriber.value(sums), case.publisher.value(sums));
+    });
+}
+
+/// The locks of one transaction are counted by partitions.
+#[test]
+fn a_copy_of_many_partitions_holds_few_locks() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.tool.args = vec!["--copy-workers=1".to_owned()];
+        for root in 0..8 {
+            case.both(&format!("CREATE TABLE p{root} (id int PRIMARY KEY) PARTITION BY LIST (id)"));
+            case.publisher.sql(&format!(
+                "DO $$ BEGIN FOR i IN 1..90 LOOP EXECUTE format( \
+                   'CREATE TABLE p{root}_%s PARTITION OF p{root} FOR VALUES IN (%s)', i, i); \
+                 END LOOP; END $$; INSERT INTO p{root} VALUES (1)"
+            ));
+            case.subscriber.sql(&format!("CREATE TABLE d{root} PARTITION OF p{root} DEFAULT"));
+        }
+        case.publish("FOR ALL TABLES WITH (publish_via_partition_root)");
+        // The last one that is copied.
+        let mut locked = holder(&case, "BEGIN; LOCK TABLE d7 IN SHARE MODE");
+        let mut process = case.tool.start(case.log_file("run"));
+        wait_for_a_waiter(&case, &mut process, "relation");
+        let locks: u32 = must(
+            case.publisher
+                .value(
+                    "SELECT max(n) FROM (SELECT count(*) AS n FROM pg_locks \
+                     WHERE locktype = 'relation' AND relation::regclass::text ~ '^p[0-9]_' \
+                       AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
+                     GROUP BY pid) s",
+                )
+                .parse(),
+        );
+        must(locked.batch_execute("COMMIT"));
+        must(wait_for_event(&mut process, "streaming", PATIENCE));
+        let rows: Vec<_> = (0..8).map(|root| format!("SELECT id FROM p{root}")).collect();
+        assert_eq!(case.subscriber.rows(&rows.join(" UNION ALL ")).len(), 8);
+        case.stop(process);
+        // Tables and indexes.
+        assert!(locks <= 600, "{locks}");
     });
 }
 
