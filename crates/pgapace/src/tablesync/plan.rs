@@ -87,6 +87,13 @@ impl Item {
         self.relations.iter().all(|relation| relation.direct && relation.bytes == 0)
     }
 
+    /// Whether all rows may be in memory at once. The size of a foreign table is not known.
+    fn is_small(&self) -> bool {
+        self.bytes <= SMALL_BYTES
+            && self.relations.iter().all(|relation| relation.direct)
+            && !self.published.columns.is_empty()
+    }
+
     /// Splits a large table into parts, so that several workers copy it. If its indexes are built
     /// after the rows, it stays in one part, because one transaction must contain all rows.
     pub(super) fn split(&mut self, size: u64) {
@@ -269,7 +276,7 @@ pub(super) fn jobs(items: &[Item]) -> (Vec<usize>, VecDeque<Job>) {
         } else if item.is_split() {
             let parts = 0..item.parts.len();
             large.extend(parts.map(|number| (item.bytes, Job::Part(index, number))));
-        } else if item.bytes <= SMALL_BYTES && !item.published.columns.is_empty() {
+        } else if item.is_small() {
             small.push(index);
         } else {
             large.push((item.bytes, Job::Table(index)));

@@ -1,5 +1,6 @@
 //! The initial copy of various tables, with various options.
 
+use crate::support::memory::peak;
 use crate::support::{Case, PATIENCE, VERSIONS, must, on_versions, wait_for_event};
 use crate::tablesync::emptying::decisions;
 use crate::tablesync::while_streaming::{holder, wait_for_a_waiter};
@@ -90,6 +91,30 @@ fn partitions_are_copied_individually() {
         case.publisher.sql("UPDATE p SET v = 'new' WHERE id < 50");
         case.run_until_current();
         assert_eq!(case.subscriber.value(sums), case.publisher.value(sums));
+    });
+}
+
+/// The size of a foreign table is not known: its rows are not collected in memory.
+#[test]
+fn a_large_foreign_table_as_partition_needs_little_memory() {
+    on_versions(&[(15, 15)], |case| {
+        if !case.publisher.offers("file_fdw") {
+            return;
+        }
+        case.both("CREATE TABLE p (id int, v text) PARTITION BY LIST (id)");
+        case.publisher.sql(
+            "CREATE EXTENSION file_fdw; CREATE SERVER files FOREIGN DATA WRAPPER file_fdw; \
+             CREATE FOREIGN TABLE far PARTITION OF p FOR VALUES IN (1) SERVER files \
+               OPTIONS (program 'yes 1,$(printf %01000d 0) | head -n 150000', format 'csv'); \
+             CREATE TABLE near PARTITION OF p FOR VALUES IN (2); INSERT INTO near VALUES (2, 'v')",
+        );
+        case.subscriber.sql("CREATE TABLE d PARTITION OF p DEFAULT");
+        case.publish("FOR TABLE p WITH (publish_via_partition_root)");
+        let process = case.start();
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM p"), "150001");
+        let peak = must(peak(&process));
+        assert!(peak < 100, "{peak} MB");
+        case.stop(process);
     });
 }
 
