@@ -5,6 +5,10 @@
 //! The progress is recorded. The first section is one transaction together with its record. The
 //! second section cannot be one transaction; if it was interrupted, it is repeated, and existing
 //! objects are ignored.
+//!
+//! If an interruption left tables under several snapshots, a row may refer to one that the stream brings:
+//! such a foreign key is created NOT VALID. (Before 18, a partitioned table cannot have one.) Waiting for the stream would leave its table without the
+//! constraint until then, and would need another stage of the subscription.
 
 use std::fs::DirBuilder;
 use std::io::Read;
@@ -18,6 +22,7 @@ use wire::{Activity, ConnInfo, Session};
 use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
 use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::state::{self, SchemaCopy, SubscriptionId};
 
 const POLL: Duration = Duration::from_millis(20);
@@ -83,7 +88,7 @@ impl SchemaCopier<'_> {
             .arg("-f")
             .arg(&file)
             .args(["-c", &record]);
-        let (succeeded, said) = self.run(psql, "psql")?;
+        let (succeeded, said) = self.run(&mut psql, "psql")?;
         if succeeded {
             return Ok(());
         }
@@ -110,34 +115,109 @@ impl SchemaCopier<'_> {
             )
         };
         tracing::info!(event = "schema_copy_started", section = "post-data", "copying the schema");
-        if begun {
-            let file = directory.0.join("post-data.sql");
-            self.dump("post-data", "plain", &file)?;
-            let mut psql = tool("psql", self.subscriber);
-            psql.args(["--no-psqlrc", "--quiet", "-v", "VERBOSITY=sqlstate", "-f"]).arg(&file);
-            let (succeeded, said) = self.run(psql, "psql")?;
-            if !succeeded {
-                return Err(failed(said));
-            }
-            let unexpected = unexpected(&said, &file);
-            if !unexpected.is_empty() {
-                return Err(failed(unexpected.join("; ")));
-            }
-        } else {
+        // Tables that were copied under several snapshots may refer to rows that the stream brings.
+        let several = !begun && has_several_snapshots(control, self.id)?;
+        if !begun {
             state::set_schema_copy(control, self.id, Some(SchemaCopy::Begun))?;
             let file = directory.0.join("post-data.dump");
             self.dump("post-data", "custom", &file)?;
             let mut restore = tool("pg_restore", self.subscriber);
             restore
                 .args(["--no-owner", "--no-privileges", "--exit-on-error"])
-                .arg(format!("--jobs={}", self.jobs))
-                .arg(&file);
-            let (succeeded, said) = self.run(restore, "pg_restore")?;
+                .arg(format!("--jobs={}", self.jobs));
+            if several {
+                restore.arg("--use-list").arg(self.list_without_foreign_keys(&directory, &file)?);
+            }
+            let (succeeded, said) = self.run(restore.arg(&file), "pg_restore")?;
             if !succeeded {
                 return Err(failed(said));
             }
         }
+        if begun || several {
+            let file = directory.0.join("post-data.sql");
+            self.dump("post-data", "plain", &file)?;
+            let script = std::fs::read_to_string(&file).map_err(|error| {
+                Failure::internal(format!("cannot read {}: {error}", file.display()))
+            })?;
+            let mut errors = self.execute(&file)?.map_err(failed)?;
+            let keys: Vec<_> =
+                errors.iter().filter_map(|error| invalid_foreign_key(error, &script)).collect();
+            if !keys.is_empty() {
+                self.create_not_valid(&directory, &keys)?.map_err(failed)?;
+                // What depends on them.
+                errors = self.execute(&file)?.map_err(failed)?;
+            }
+            if !errors.is_empty() {
+                let said: Vec<_> = errors.into_iter().map(|error| error.said).collect();
+                return Err(failed(said.join("; ")));
+            }
+        }
         state::set_schema_copy(control, self.id, None)
+    }
+
+    /// The table of contents of a dump, without foreign keys and comments on constraints.
+    fn list_without_foreign_keys(&self, directory: &Directory, dump: &Path) -> Result<PathBuf> {
+        let list = directory.0.join("post-data.list");
+        let mut restore = Command::new("pg_restore");
+        restore.arg("--list").arg("--file").arg(&list).arg(dump);
+        quiet(&mut restore);
+        let (succeeded, said) = self.run(&mut restore, "pg_restore")?;
+        let failed = |said: String| Failure::internal(format!("cannot list a dump: {said}"));
+        if !succeeded {
+            return Err(failed(said));
+        }
+        let all = std::fs::read_to_string(&list).map_err(|error| failed(error.to_string()))?;
+        let is_of_foreign_key = |line: &&str| {
+            line.contains(" FK CONSTRAINT ")
+                || line.contains(" COMMENT ") && line.contains(" CONSTRAINT ")
+        };
+        let chosen: Vec<_> = all.lines().filter(|line| !is_of_foreign_key(line)).collect();
+        std::fs::write(&list, chosen.join("\n") + "\n")
+            .map_err(|error| failed(error.to_string()))?;
+        Ok(list)
+    }
+
+    /// Executes a script to its end. Returns the errors of its statements, but for those about objects
+    /// that exist; or what psql said, if it failed.
+    fn execute(&self, file: &Path) -> Result<std::result::Result<Vec<ScriptError>, String>> {
+        let mut psql = tool("psql", self.subscriber);
+        psql.args(["--no-psqlrc", "--quiet", "-v", "VERBOSITY=sqlstate", "-f"]).arg(file);
+        let (succeeded, said) = self.run(&mut psql, "psql")?;
+        Ok(if succeeded { Ok(unexpected(&said, file)) } else { Err(said) })
+    }
+
+    /// Creates foreign keys that are not checked for existing rows. The triggers that check new rows do
+    /// not run in sessions that apply.
+    fn create_not_valid(
+        &self,
+        directory: &Directory,
+        keys: &[ForeignKey],
+    ) -> Result<std::result::Result<(), String>> {
+        let file = directory.0.join("not-valid.sql");
+        let statements: String =
+            keys.iter().map(|key| format!("{} NOT VALID;\n", key.sql)).collect();
+        let script = format!("SET search_path = '';\n{statements}");
+        std::fs::write(&file, script).map_err(|error| {
+            Failure::internal(format!("cannot write {}: {error}", file.display()))
+        })?;
+        let errors = match self.execute(&file)? {
+            Ok(errors) => errors,
+            Err(said) => return Ok(Err(said)),
+        };
+        if !errors.is_empty() {
+            let said: Vec<_> = errors.into_iter().map(|error| error.said).collect();
+            return Ok(Err(said.join("; ")));
+        }
+        for ForeignKey { table, constraint, .. } in keys {
+            tracing::warn!(
+                event = "foreign_key_not_valid",
+                table,
+                constraint,
+                command = format!("ALTER TABLE {table} VALIDATE CONSTRAINT {constraint};"),
+                "foreign key was created NOT VALID, because rows that it refers to are missing"
+            );
+        }
+        Ok(Ok(()))
     }
 
     fn dump(&self, section: &str, format: &str, file: &Path) -> Result<()> {
@@ -148,7 +228,7 @@ impl SchemaCopier<'_> {
             .arg(format!("--format={format}"))
             .arg("--file")
             .arg(file);
-        let (succeeded, said) = self.run(dump, "pg_dump")?;
+        let (succeeded, said) = self.run(&mut dump, "pg_dump")?;
         if succeeded {
             return Ok(());
         }
@@ -158,7 +238,7 @@ impl SchemaCopier<'_> {
     }
 
     /// Runs a tool to its end. Returns whether it succeeded, and its error output.
-    fn run(&self, mut command: Command, name: &str) -> Result<(bool, String)> {
+    fn run(&self, command: &mut Command, name: &str) -> Result<(bool, String)> {
         let mut child = command.spawn().map_err(|error| {
             Failure::new(Class::Config, format!("cannot run {name}: {error}"))
                 .hint("--copy-schema needs pg_dump, psql and pg_restore in the PATH.")
@@ -194,19 +274,64 @@ impl SchemaCopier<'_> {
     }
 }
 
+/// An error of a statement, or of psql itself, about a line of a script.
+#[derive(Debug, PartialEq, Eq)]
+struct ScriptError {
+    /// The last line of the statement, from 1 on.
+    line: usize,
+    sqlstate: String,
+    said: String,
+}
+
 /// The lines of psql about a script that report something else than an object that exists already.
 ///
 /// With VERBOSITY=sqlstate, a line is `psql:FILE:LINE: ERROR:  42P07`. The word before the SQLSTATE is in
 /// the server's language, so only the SQLSTATE counts. A line about the script without SQLSTATE is
 /// psql's own error. After an error of the server psql continues, and exits with 0.
-fn unexpected<'t>(said: &'t str, file: &Path) -> Vec<&'t str> {
+fn unexpected(said: &str, file: &Path) -> Vec<ScriptError> {
     let about = format!("psql:{}:", file.display());
-    let is_expected = |line: &str| {
-        let code = line.rsplit_once(":  ").map_or("", |(_, code)| code);
+    let errors = said.lines().filter_map(|said| {
+        let line = said.strip_prefix(&about)?;
+        let code = said.rsplit_once(":  ").map_or("", |(_, code)| code);
         let is_notice = code.len() == 5 && matches!(code.get(..2), Some("00" | "01" | "02"));
-        is_notice || EXISTS_ALREADY.contains(&code)
-    };
-    said.lines().filter(|line| line.starts_with(&about) && !is_expected(line)).collect()
+        if is_notice || EXISTS_ALREADY.contains(&code) {
+            return None;
+        }
+        let line = line.split_once(':').and_then(|(line, _)| line.parse().ok()).unwrap_or(0);
+        Some(ScriptError { line, sqlstate: code.to_owned(), said: said.to_owned() })
+    });
+    errors.collect()
+}
+
+/// A foreign key of a script, as pg_dump writes it.
+#[derive(Debug, PartialEq, Eq)]
+struct ForeignKey {
+    table: String,
+    constraint: String,
+    /// Without the semicolon.
+    sql: String,
+}
+
+/// The foreign key whose creation failed, because a row refers to one that does not exist.
+fn invalid_foreign_key(error: &ScriptError, script: &str) -> Option<ForeignKey> {
+    if error.sqlstate != sqlstate::FOREIGN_KEY_VIOLATION {
+        return None;
+    }
+    // Its name or its columns may have a line break.
+    let lines: Vec<_> = script.lines().take(error.line).collect();
+    let first = lines.iter().rposition(|line| line.starts_with("ALTER TABLE "))?;
+    let statement = &lines[first..];
+    if statement.iter().filter(|line| line.ends_with(';')).count() > 1 {
+        return None;
+    }
+    let sql = statement.join("\n");
+    let sql = sql.strip_suffix(';')?;
+    let named = sql.strip_prefix("ALTER TABLE ")?;
+    let named = named.strip_prefix("ONLY ").unwrap_or(named);
+    let (table, rest) = named.split_once("\n    ADD CONSTRAINT ")?;
+    let (constraint, _) = rest.split_once(" FOREIGN KEY ")?;
+    let (table, constraint) = (table.to_owned(), constraint.to_owned());
+    Some(ForeignKey { table, constraint, sql: sql.to_owned() })
 }
 
 fn tool(name: &str, info: &ConnInfo) -> Command {
@@ -219,15 +344,31 @@ fn tool(name: &str, info: &ConnInfo) -> Command {
     command
         .arg(format!("--dbname={}", parts.join(" ")))
         .arg("--no-password")
-        .env("PGAPPNAME", "pgapace schema")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped());
+        .env("PGAPPNAME", "pgapace schema");
+    quiet(&mut command);
     match info.get("password") {
         Some(password) => command.env("PGPASSWORD", password),
         None => command.env_remove("PGPASSWORD"),
     };
     command
+}
+
+/// Only the errors of the tool are read.
+fn quiet(command: &mut Command) {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+}
+
+/// Whether the tables were copied under more than one snapshot.
+fn has_several_snapshots(control: &mut Session, id: SubscriptionId) -> Result<bool> {
+    let sql = format!(
+        "SELECT pg_catalog.count(DISTINCT sync_lsn) > 1 FROM pgapace.relation \
+         WHERE subscription = {}",
+        id.0
+    );
+    let results = control
+        .simple(&sql)
+        .map_err(|e| Failure::subscriber(&e, "reading the snapshots of the tables"))?;
+    boolean(&first_row(&results, "count")?, 0)
 }
 
 /// A private directory, removed when dropped.
@@ -266,7 +407,7 @@ mod tests {
 
     use wire::ConnInfo;
 
-    use super::{tool, unexpected};
+    use super::{ScriptError, invalid_foreign_key, tool, unexpected};
 
     #[test]
     fn errors_of_a_script_are_judged_by_their_sqlstate() {
@@ -278,13 +419,35 @@ mod tests {
                     psql:/tmp/s.sql:6: HINWEIS:  00000\n\
                     psql:/tmp/s.sql:7: WARNUNG:  01000\n\
                     psql:/tmp/s.sql:8: error: invalid command \\restrict";
+        let error = |line, sqlstate: &str, said: &str| ScriptError {
+            line,
+            sqlstate: sqlstate.to_owned(),
+            said: format!("psql:/tmp/s.sql:{line}: {said}"),
+        };
         assert_eq!(
             unexpected(said, Path::new("/tmp/s.sql")),
             [
-                "psql:/tmp/s.sql:4: FEHLER:  23505",
-                "psql:/tmp/s.sql:8: error: invalid command \\restrict",
+                error(4, "23505", "FEHLER:  23505"),
+                error(8, "", "error: invalid command \\restrict")
             ]
         );
+    }
+
+    #[test]
+    fn a_foreign_key_that_fails_is_found_in_the_script() {
+        let script = "SET x = y;\n\nALTER TABLE ONLY s.child\n    ADD CONSTRAINT \"a b\" FOREIGN KEY (p) \
+                      REFERENCES s.parent(id) ON DELETE CASCADE;\n\n\n--\nCREATE INDEX i ON t (a);\n";
+        let failed = |line, sqlstate: &str| {
+            let (sqlstate, said) = (sqlstate.to_owned(), String::new());
+            invalid_foreign_key(&ScriptError { line, sqlstate, said }, script)
+        };
+        let key = failed(4, "23503").unwrap();
+        assert_eq!((key.table.as_str(), key.constraint.as_str()), ("s.child", "\"a b\""));
+        assert!(key.sql.starts_with("ALTER TABLE ONLY s.child\n"), "{}", key.sql);
+        assert!(key.sql.ends_with("ON DELETE CASCADE"), "{}", key.sql);
+        assert_eq!(failed(4, "42830"), None);
+        assert_eq!(failed(8, "23503"), None);
+        assert_eq!(failed(1, "23503"), None);
     }
 
     #[test]

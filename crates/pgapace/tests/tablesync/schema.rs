@@ -5,6 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
+use testbed::program::events;
+
 use crate::support::{finish, on_versions};
 
 const DDL: &str = "CREATE TYPE mood AS ENUM ('sad', 'happy'); CREATE DOMAIN short AS text CHECK (length(VALUE) < 50); \
@@ -91,6 +93,46 @@ fn a_psql_that_fails_while_indexes_are_created_is_an_error() {
         finish(&program).expect(5, &["index or constraint cannot be created", "Verbindung"]);
         case.run_until_current();
         assert_eq!(case.subscriber.rows(OBJECTS), case.publisher.rows(OBJECTS));
+    });
+}
+
+/// The copies of two tables have different snapshots, so a row refers to one that the stream brings.
+#[test]
+fn a_foreign_key_waits_for_the_stream_after_an_interruption() {
+    if !tools_are_there() {
+        return;
+    }
+    on_versions(&[(15, 15), (15, 18)], |mut case| {
+        // A row of the second table is refused, until the subscriber has this setting.
+        case.publisher.sql(
+            "CREATE FUNCTION allowed(int) RETURNS bool LANGUAGE sql STABLE AS \
+               $$ SELECT coalesce(current_setting('app.allowed', true), '') = 'on' $$; \
+             CREATE TABLE parent (id int PRIMARY KEY); \
+             CREATE TABLE child (id int PRIMARY KEY, parent int CHECK (allowed(parent))); \
+             CREATE INDEX child_parent ON child (parent); \
+             ALTER TABLE child ADD CONSTRAINT \"its parent\" FOREIGN KEY (parent) REFERENCES parent; \
+             COMMENT ON CONSTRAINT \"its parent\" ON child IS 'of the child'; \
+             SET app.allowed = 'on'; INSERT INTO parent VALUES (1); INSERT INTO child VALUES (1, 1)",
+        );
+        case.publish("FOR ALL TABLES");
+        case.tool.args = vec!["--copy-schema".to_owned()];
+        case.run().expect(9, &["public.child", "23514"]);
+        case.publisher.sql(
+            "SET app.allowed = 'on'; INSERT INTO parent VALUES (2); INSERT INTO child VALUES (2, 2)",
+        );
+        let allow = format!("ALTER DATABASE {} SET app.allowed = 'on'", case.subscriber.name);
+        case.subscriber.sql(&allow);
+        let log = case.run_until_current();
+        assert_eq!(events(&log, "foreign_key_not_valid"), 1, "{log}");
+        case.expect_equal(&["parent", "child"]);
+        assert_eq!(case.subscriber.rows(OBJECTS), case.publisher.rows(OBJECTS));
+        let valid = "SELECT convalidated || ' ' || obj_description(oid) FROM pg_constraint \
+                     WHERE contype = 'f'";
+        assert_eq!(case.subscriber.value(valid), "false of the child");
+        let command = "ALTER TABLE public.child VALIDATE CONSTRAINT \"its parent\";";
+        assert!(log.replace('\\', "").contains(command), "{log}");
+        case.subscriber.sql(command);
+        assert_eq!(case.subscriber.value(valid), "true of the child");
     });
 }
 
