@@ -152,7 +152,7 @@ impl Supervisor<'_> {
         if row.schema_copy != Some(SchemaCopy::Before) {
             return Ok(());
         }
-        self.schema_copier(context).before()?;
+        self.schema_copier(context).before(control)?;
         let tables = publication::tables(source, &self.config.publications)?;
         check_subscribers(control, &tables, row.copy_data, self.config.if_not_empty)
     }

@@ -7,8 +7,11 @@
 //! objects are ignored.
 //!
 //! If an interruption left tables under several snapshots, a row may refer to one that the stream brings:
-//! such a foreign key is created NOT VALID. (Before 18, a partitioned table cannot have one.) Waiting for the stream would leave its table without the
-//! constraint until then, and would need another stage of the subscription.
+//! such a foreign key is created NOT VALID. (Before 18, a partitioned table cannot have one.) Waiting for
+//! the stream would leave its table without the constraint until then, and would need another stage of
+//! the subscription.
+//!
+//! The tools outlive a process that is killed. Their sessions are terminated before others begin.
 
 use std::fs::DirBuilder;
 use std::io::Read;
@@ -26,6 +29,8 @@ use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::state::{self, SchemaCopy, SubscriptionId};
 
 const POLL: Duration = Duration::from_millis(20);
+/// How long a session of an earlier process may take to end.
+const END_PATIENCE: Duration = Duration::from_secs(10);
 /// Parameters that the tools get if the connection string has them. The tools must trust no server that
 /// pgapace would not trust; one that is too old to know a parameter fails, and names it. The password goes
 /// into the environment.
@@ -73,7 +78,8 @@ pub(crate) struct SchemaCopier<'a> {
 
 impl SchemaCopier<'_> {
     /// Creates the tables, in one transaction with the record.
-    pub(crate) fn before(&self) -> Result<()> {
+    pub(crate) fn before(&self, control: &mut Session) -> Result<()> {
+        self.end_leftovers(control)?;
         let directory = Directory::create()?;
         let file = directory.0.join("pre-data.sql");
         tracing::info!(event = "schema_copy_started", section = "pre-data", "copying the schema");
@@ -83,7 +89,7 @@ impl SchemaCopier<'_> {
             SchemaCopy::After.name(),
             self.id.0
         );
-        let mut psql = tool("psql", self.subscriber);
+        let mut psql = self.tool("psql", self.subscriber);
         psql.args(["--no-psqlrc", "--quiet", "--single-transaction", "-v", "ON_ERROR_STOP=1"])
             .arg("-f")
             .arg(&file)
@@ -102,6 +108,7 @@ impl SchemaCopier<'_> {
 
     /// Creates indexes, constraints and triggers.
     pub(crate) fn after(&self, control: &mut Session, begun: bool) -> Result<()> {
+        self.end_leftovers(control)?;
         let directory = Directory::create()?;
         let failed = |said: String| {
             Failure::new(
@@ -121,7 +128,7 @@ impl SchemaCopier<'_> {
             state::set_schema_copy(control, self.id, Some(SchemaCopy::Begun))?;
             let file = directory.0.join("post-data.dump");
             self.dump("post-data", "custom", &file)?;
-            let mut restore = tool("pg_restore", self.subscriber);
+            let mut restore = self.tool("pg_restore", self.subscriber);
             restore
                 .args(["--no-owner", "--no-privileges", "--exit-on-error"])
                 .arg(format!("--jobs={}", self.jobs));
@@ -155,6 +162,26 @@ impl SchemaCopier<'_> {
         state::set_schema_copy(control, self.id, None)
     }
 
+    /// Terminates sessions of tools that an earlier process has started, and waits until they have ended.
+    fn end_leftovers(&self, control: &mut Session) -> Result<()> {
+        let sql = format!(
+            "SELECT pg_catalog.pg_terminate_backend(a.pid, {}) \
+             FROM pg_catalog.pg_stat_activity a \
+             WHERE a.datname = pg_catalog.current_database() AND a.usename = session_user \
+               AND a.application_name = {}",
+            END_PATIENCE.as_millis(),
+            wire::quote_literal(&application_name(self.id)),
+        );
+        control.simple(&sql).map_err(|e| {
+            Failure::subscriber(&e, "terminating sessions of an earlier schema copy")
+        })?;
+        Ok(())
+    }
+
+    fn tool(&self, name: &str, info: &ConnInfo) -> Command {
+        tool(name, info, &application_name(self.id))
+    }
+
     /// The table of contents of a dump, without foreign keys and comments on constraints.
     fn list_without_foreign_keys(&self, directory: &Directory, dump: &Path) -> Result<PathBuf> {
         let list = directory.0.join("post-data.list");
@@ -180,7 +207,7 @@ impl SchemaCopier<'_> {
     /// Executes a script to its end. Returns the errors of its statements, but for those about objects
     /// that exist; or what psql said, if it failed.
     fn execute(&self, file: &Path) -> Result<std::result::Result<Vec<ScriptError>, String>> {
-        let mut psql = tool("psql", self.subscriber);
+        let mut psql = self.tool("psql", self.subscriber);
         psql.args(["--no-psqlrc", "--quiet", "-v", "VERBOSITY=sqlstate", "-f"]).arg(file);
         let (succeeded, said) = self.run(&mut psql, "psql")?;
         Ok(if succeeded { Ok(unexpected(&said, file)) } else { Err(said) })
@@ -221,7 +248,7 @@ impl SchemaCopier<'_> {
     }
 
     fn dump(&self, section: &str, format: &str, file: &Path) -> Result<()> {
-        let mut dump = tool("pg_dump", self.publisher);
+        let mut dump = self.tool("pg_dump", self.publisher);
         dump.args(["--no-owner", "--no-privileges", "--no-publications", "--no-subscriptions"])
             .args(["--exclude-schema=pgapace"])
             .arg(format!("--section={section}"))
@@ -334,7 +361,12 @@ fn invalid_foreign_key(error: &ScriptError, script: &str) -> Option<ForeignKey> 
     Some(ForeignKey { table, constraint, sql: sql.to_owned() })
 }
 
-fn tool(name: &str, info: &ConnInfo) -> Command {
+/// The subscription is named by its number: of a long name, the server would cut the end.
+fn application_name(id: SubscriptionId) -> String {
+    format!("pgapace schema {}", id.0)
+}
+
+fn tool(name: &str, info: &ConnInfo, application_name: &str) -> Command {
     let parts: Vec<_> = KEYS
         .iter()
         .filter_map(|key| info.get(key).map(|value| (key, value)))
@@ -344,7 +376,7 @@ fn tool(name: &str, info: &ConnInfo) -> Command {
     command
         .arg(format!("--dbname={}", parts.join(" ")))
         .arg("--no-password")
-        .env("PGAPPNAME", "pgapace schema");
+        .env("PGAPPNAME", application_name);
     quiet(&mut command);
     match info.get("password") {
         Some(password) => command.env("PGPASSWORD", password),
@@ -456,7 +488,7 @@ mod tests {
                     sslnegotiation=direct sslmode=verify-full require_auth=scram-sha-256 sslcertmode=disable";
         let given = |text: &str| {
             let info = ConnInfo::parse_with_env(text, &|_| None, None).unwrap();
-            let command = tool("psql", &info);
+            let command = tool("psql", &info, "");
             command.get_args().next().unwrap().to_string_lossy().into_owned()
         };
         let argument = given(text);

@@ -7,7 +7,8 @@ use std::process::Command;
 
 use testbed::program::events;
 
-use crate::support::{finish, on_versions};
+use crate::support::{PATIENCE, finish, must, on_versions, wait_for_event, wait_while_running};
+use crate::tablesync::while_streaming::{holder, wait_for_a_waiter};
 
 const DDL: &str = "CREATE TYPE mood AS ENUM ('sad', 'happy'); CREATE DOMAIN short AS text CHECK (length(VALUE) < 50); \
     CREATE TABLE parent (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, m mood, s short); \
@@ -93,6 +94,40 @@ fn a_psql_that_fails_while_indexes_are_created_is_an_error() {
         finish(&program).expect(5, &["index or constraint cannot be created", "Verbindung"]);
         case.run_until_current();
         assert_eq!(case.subscriber.rows(OBJECTS), case.publisher.rows(OBJECTS));
+    });
+}
+
+/// psql waits for a lock when pgapace is killed. It would go on beside the psql of the next run.
+#[test]
+fn the_next_run_ends_a_psql_that_a_killed_one_left() {
+    if !tools_are_there() {
+        return;
+    }
+    on_versions(&[(15, 15), (15, 18)], |mut case| {
+        case.publisher.sql(DDL);
+        case.publish("FOR ALL TABLES");
+        case.tool.args = vec!["--copy-schema".to_owned()];
+        case.subscriber.sql("CREATE TABLE child_v ()");
+        case.run().expect(5, &["child_v"]);
+        case.subscriber.sql("DROP TABLE child_v");
+        let mut locked = holder(&case, "BEGIN; LOCK TABLE child IN SHARE UPDATE EXCLUSIVE MODE");
+        let mut process = case.tool.start(case.log_file("killed"));
+        wait_for_a_waiter(&case, &mut process, "relation");
+        let sessions = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+                        AND application_name LIKE 'pgapace schema%' AND datname = current_database()";
+        let left = case.subscriber.value(sessions);
+        must(process.kill9());
+        assert_eq!(case.subscriber.value(sessions), left, "psql outlives its parent");
+        let mut process = case.tool.start(case.log_file("next"));
+        let another = || {
+            let now = case.subscriber.rows(sessions);
+            Ok(now.len() == 1 && now[0] != left)
+        };
+        must(wait_while_running(&mut process, "only the next psql to wait", PATIENCE, another));
+        must(locked.batch_execute("COMMIT"));
+        must(wait_for_event(&mut process, "streaming", PATIENCE));
+        assert_eq!(case.subscriber.rows(OBJECTS), case.publisher.rows(OBJECTS));
+        case.stop(process);
     });
 }
 
