@@ -12,6 +12,7 @@ use pgoutput::Lsn;
 use wire::{Rows, Session};
 
 use super::Supervisor;
+use super::retry::Known;
 use crate::beside::beside;
 use crate::config;
 use crate::error::{Class, Failure, Result};
@@ -164,13 +165,20 @@ impl Supervisor<'_> {
         let found = match found {
             Some(slot) if slot.active_pid.is_some() => {
                 let stopping = || self.shutdown.requested();
-                if self.standby.is_some() {
+                let begun = self.known == Known::Begun;
+                if self.standby.is_some() || begun {
                     // A process that has lost the subscription meanwhile, and does not know it yet, may have
-                    // started a stream since this one became the owner.
+                    // started a stream since this one became the owner. Or the network has lost the stream
+                    // of this process, and wal_sender_timeout is long, or 0.
                     let patience = config.busy_timeout;
                     slot::end_user(source, &row.slot_name, &config.name, patience)?;
                 }
-                slot::wait_until_free(source, &row.slot_name, config.busy_timeout, &stopping)?
+                slot::wait_until_free(source, &row.slot_name, config.busy_timeout, &stopping)
+                    .map_err(|failure| {
+                        // The walsender of this process ends some time.
+                        let passes = begun && failure.class == Class::Busy;
+                        if passes { failure.transient(true) } else { failure }
+                    })?
             }
             free => free,
         };

@@ -52,11 +52,21 @@ fn cuts_refusals_and_silence_on_either_side() -> Result<()> {
     site.expect_equal_load()
 }
 
-/// The network drops pgapace's packets, so the servers keep its old sessions. The next attempt,
-/// over another connection, must not mistake them for another process.
 #[test]
 fn a_half_open_connection_does_not_prevent_the_next_attempt() -> Result<()> {
-    let site = Site::start(&[("wal_sender_timeout", "3s")], &[])?;
+    half_open_connection("3s")
+}
+
+/// No timeout ends the walsender, which uses the slot.
+#[test]
+fn a_half_open_connection_without_a_timeout_does_not_prevent_the_next_attempt() -> Result<()> {
+    half_open_connection("0")
+}
+
+/// The network drops pgapace's packets, so the servers keep its old sessions. The next attempt,
+/// over another connection, must not mistake them for another process.
+fn half_open_connection(wal_sender_timeout: &str) -> Result<()> {
+    let site = Site::start(&[("wal_sender_timeout", wal_sender_timeout)], &[])?;
     site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
     let publisher = [Proxy::in_front_of(&site.publisher)?, Proxy::in_front_of(&site.publisher)?];
     let subscriber = [Proxy::in_front_of(&site.subscriber)?, Proxy::in_front_of(&site.subscriber)?];
