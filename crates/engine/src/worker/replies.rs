@@ -54,6 +54,8 @@ pub enum ErrorKind {
     Soon,
     /// The next run may succeed.
     Transient,
+    /// The group needs more locks or memory than the subscriber has: fewer transactions need less.
+    TooMuch,
     /// The group is encoded in another way from now on.
     Anew,
     /// Every attempt fails in the same way.
@@ -171,7 +173,13 @@ impl<T: WorkerTypes> WorkerGroups<T> {
             ErrorKind::Soon if group.is_whole() && group.attempts < ATTEMPTS => {
                 Verdict::After(PAUSE * (1 << group.attempts))
             }
-            ErrorKind::Soon | ErrorKind::Transient => Verdict::Stops,
+            // The next run would put the same group together.
+            ErrorKind::TooMuch
+                if group.mode == GroupMode::Net && group.is_whole() && group.works.len() > 1 =>
+            {
+                BY_ROWS
+            }
+            ErrorKind::Soon | ErrorKind::Transient | ErrorKind::TooMuch => Verdict::Stops,
             ErrorKind::Anew => Verdict::Retry(Retry::Later),
             ErrorKind::Lasting if group.mode == GroupMode::Rows => Verdict::Stops,
             ErrorKind::Lasting => BY_ROWS,

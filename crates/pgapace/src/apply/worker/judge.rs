@@ -253,6 +253,9 @@ impl WorkerSession {
 pub(super) fn kind(sqlstate: Option<&str>) -> ErrorKind {
     match sqlstate {
         Some(sqlstate) if passes_soon(sqlstate) => ErrorKind::Soon,
+        Some(sqlstate::OUT_OF_MEMORY | sqlstate::CONFIGURATION_LIMIT_EXCEEDED) => {
+            ErrorKind::TooMuch
+        }
         Some(sqlstate) if is_transient(sqlstate) => ErrorKind::Transient,
         _ => ErrorKind::Lasting,
     }
