@@ -107,6 +107,8 @@ pub(crate) enum FromDurability {
     Fingerprints(FxHashMap<u32, Option<String>>),
     /// The requests of verbs that are recorded now.
     Requests(Requests),
+    /// The statistics are written.
+    Written,
     /// The heartbeat job has ended. It writes only if a process waits for the subscription, or if the stage
     /// has changed.
     Beaten,
@@ -173,7 +175,7 @@ fn run(
                 removed.map(|()| None)
             }
             DurabilityJob::Statistics(statistics) => {
-                statistics.write(&mut session, id).map(|()| None)
+                statistics.write(&mut session, id).map(|()| Some(FromDurability::Written))
             }
             DurabilityJob::TableStates(board) => {
                 figures::table_states(&mut session, id).and_then(|states| {

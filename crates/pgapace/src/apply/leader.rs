@@ -346,6 +346,7 @@ impl<'a> Leader<'a> {
                 self.schema_watch.answered();
             }
             FromDurability::Requests(found) => self.requests_found(found)?,
+            FromDurability::Written => self.watched.is_writing = false,
             FromDurability::Beaten => self.heartbeat.beaten(),
             FromDurability::RemovedConflicts(more) => {
                 let pause = if more { BETWEEN_BATCHES } else { BETWEEN_REMOVALS };

@@ -88,6 +88,13 @@ pub(crate) fn take_pending(subscription: &str) -> Vec<LogEvent> {
     kept().take_pending(subscription)
 }
 
+/// Adds events to those of a subscription that wait to be written. The oldest ones are dropped if there are too
+/// many.
+pub(crate) fn add(waiting: &mut Vec<LogEvent>, newer: Vec<LogEvent>) {
+    waiting.extend(newer);
+    waiting.drain(..waiting.len().saturating_sub(MOST));
+}
+
 /// Keeps logged events until they are taken.
 pub(crate) struct EventLayer;
 
@@ -166,6 +173,15 @@ mod tests {
         assert_eq!(kept.last.len(), MOST);
         assert_eq!(kept.last.front().map(|event| event.at), Some(10.0));
         assert!(kept.take_pending("s").is_empty(), "information is not written");
+    }
+
+    #[test]
+    fn the_last_thousand_wait_to_be_written() {
+        let mut waiting = Vec::new();
+        for number in 0..MOST + 10 {
+            super::add(&mut waiting, vec![event(number, "WARN", None)]);
+        }
+        assert_eq!((waiting.len(), waiting[0].at), (MOST, 10.0));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod attention;
 mod crashes;
+mod durability;
 mod errors;
 mod failover;
 mod history;

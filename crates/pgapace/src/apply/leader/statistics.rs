@@ -31,7 +31,7 @@ impl Leader<'_> {
         }
         let first = self.watched.observed.is_none();
         let (figures, delta) = self.observe(goes_on);
-        if first && !now {
+        if (first || self.watched.is_writing) && !now {
             return;
         }
         let mut news = delta;
@@ -69,6 +69,7 @@ impl Leader<'_> {
         let events = std::mem::take(&mut self.watched.events);
         let event_retention = self.watched.event_retention;
         let statistics = Statistics { delta, figures, counts, point, events, event_retention };
+        self.watched.is_writing = true;
         self.around.durability.submit(DurabilityJob::Statistics(Box::new(statistics)));
     }
 
@@ -127,7 +128,7 @@ impl Leader<'_> {
             retries: counts.retries.clone(),
         });
         watched.summaries.add(&watched.subscription, &counters, &figures);
-        watched.events.extend(events::take_pending(&watched.subscription));
+        events::add(&mut watched.events, events::take_pending(&watched.subscription));
         watched.counters.add(&counters);
         watched.counts.add(counts);
         let delta = Delta {

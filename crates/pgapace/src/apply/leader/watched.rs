@@ -31,6 +31,8 @@ pub(crate) struct Watched {
     /// `None` before the first observation, with which the next is compared.
     pub(super) observed: Option<Instant>,
     pub(super) written: Instant,
+    /// The durability session has statistics to write. It may wait long for a synchronous standby.
+    pub(super) is_writing: bool,
     /// Changes since they were written last.
     pub(super) counters: Counters,
     pub(super) counts: Counts,
@@ -64,6 +66,7 @@ impl Watched {
             durable: Counted::default(),
             observed: None,
             written: now,
+            is_writing: false,
             counters: Counters::default(),
             counts: Counts::default(),
             reported: None,
