@@ -245,6 +245,12 @@ impl ServerError {
         self.severity == "WARNING" && self.message.starts_with(CITUS_COMMIT_OPEN)
     }
 
+    /// Whether this notice says that a commit does not wait for the synchronous standbys any more, because the wait
+    /// was canceled. The text is translated, so the function that reports it must tell (`syncrep.c`).
+    pub(crate) fn leaves_commit_unreplicated(&self) -> bool {
+        self.severity == "WARNING" && self.routine.as_deref() == Some("SyncRepWaitForLSN")
+    }
+
     /// Whether this error means that the connection is lost, or was refused for a temporary reason.
     fn ends_connection(&self) -> bool {
         self.code.starts_with("08")
@@ -317,6 +323,16 @@ mod tests {
         };
         assert!(warning("WARNING", open));
         assert!(!warning("NOTICE", open) && !warning("WARNING", "there is no transaction"));
+    }
+
+    #[test]
+    fn a_canceled_wait_for_a_synchronous_standby_is_recognised_in_any_language() {
+        let notice = |severity: &str, routine: &str| {
+            let notice = format!("SWARNUNG\0V{severity}\0C01000\0Mstorniere\0R{routine}\0\0");
+            ServerError::parse(notice.as_bytes()).leaves_commit_unreplicated()
+        };
+        assert!(notice("WARNING", "SyncRepWaitForLSN"));
+        assert!(!notice("WARNING", "BeginTransactionBlock") && !notice("LOG", "SyncRepWaitForLSN"));
     }
 
     #[test]

@@ -134,6 +134,11 @@ impl Session {
         self.channel.set_activity(activity);
     }
 
+    /// How many commits of this session have ended their wait for synchronous standbys because it was canceled.
+    pub fn unreplicated_commits(&self) -> u64 {
+        self.channel.unreplicated_commits()
+    }
+
     /// True after an error that makes the connection unusable: the session can only be dropped.
     pub fn is_broken(&self) -> bool {
         self.channel.is_broken()

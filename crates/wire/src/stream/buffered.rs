@@ -51,6 +51,8 @@ pub(crate) struct Buffered {
     parameters: Vec<(String, String)>,
     /// A cell, because a reply that borrows the input may prove to be malformed.
     broken: Cell<bool>,
+    /// Commits whose wait for synchronous standbys was canceled.
+    unreplicated_commits: u64,
     activity: Option<Activity>,
 }
 
@@ -66,6 +68,7 @@ impl Buffered {
             written: 0,
             parameters: Vec::new(),
             broken: Cell::new(false),
+            unreplicated_commits: 0,
             activity: None,
         }
     }
@@ -100,6 +103,10 @@ impl Buffered {
 
     pub(crate) fn set_broken(&self) {
         self.broken.set(true);
+    }
+
+    pub(crate) fn unreplicated_commits(&self) -> u64 {
+        self.unreplicated_commits
     }
 
     pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
@@ -140,6 +147,7 @@ impl Buffered {
                 b'N' => {
                     let notice = ServerError::parse(&self.input[body]);
                     log_notice(&notice);
+                    self.unreplicated_commits += u64::from(notice.leaves_commit_unreplicated());
                     if notice.leaves_commit_open() {
                         return Err(Error::Server(Box::new(notice)));
                     }

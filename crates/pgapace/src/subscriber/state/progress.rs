@@ -356,18 +356,24 @@ pub(crate) fn seconds_behind(session: &mut Session, id: SubscriptionId) -> Resul
 pub(crate) fn flush(session: &mut Session, id: SubscriptionId, done: Lsn, lsn: Lsn) -> Result<()> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "making commits durable");
     let id = id.0.to_string();
-    session
-        .execute(
-            // The deletes find their rows in order, by the primary key: see the head of this module.
-            "WITH removed AS ( \
+    loop {
+        let unreplicated = session.unreplicated_commits();
+        session
+            .execute(
+                // The deletes find their rows in order, by the primary key: see the head of this module.
+                "WITH removed AS ( \
                DELETE FROM pgapace.progress WHERE ctid = ANY (ARRAY( \
                  SELECT p.ctid FROM pgapace.progress p WHERE p.subscription = $1::pg_catalog.int4 \
                    AND p.lsn >= $2::pg_catalog.pg_lsn AND p.lsn < $3::pg_catalog.pg_lsn \
                  ORDER BY p.lsn)) RETURNING 1) \
              UPDATE pgapace.subscription SET flushed_at = pg_catalog.now() \
              WHERE id = $1::pg_catalog.int4 AND NOT EXISTS (SELECT FROM removed)",
-            &[Some(&id), Some(&done.to_string()), Some(&lsn.to_string())],
-        )
-        .map_err(|e| failed(&e))?;
-    Ok(())
+                &[Some(&id), Some(&done.to_string()), Some(&lsn.to_string())],
+            )
+            .map_err(|e| failed(&e))?;
+        if session.unreplicated_commits() == unreplicated {
+            return Ok(());
+        }
+        // A user has canceled the wait for the synchronous standbys: the next commit waits for them again.
+    }
 }
