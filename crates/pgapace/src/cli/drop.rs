@@ -74,9 +74,15 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
         ));
     };
     let none = ownership::Former::default();
-    let owning =
-        ownership::become_owner(&mut control, row.id, std::time::Duration::ZERO, &none, None)?;
-    ownership::fence(&mut control, row.id, &owning)?
+    let owning = ownership::become_owner(
+        &mut control,
+        row.id,
+        std::time::Duration::ZERO,
+        &none,
+        None,
+        &|| false,
+    )?;
+    ownership::fence(&mut control, row.id, &owning, &|| false)?
         .ok_or_else(|| Failure::internal("the subscription is gone"))?;
     if !args.keep_slot {
         switchover::check_finished(&mut control, &row).map_err(|failure| {

@@ -62,8 +62,10 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
             )
     })?;
     let none = ownership::Former::default();
-    let owning = ownership::become_owner(&mut control, row.id, Duration::ZERO, &none, None)?;
-    let row = ownership::fence(&mut control, row.id, &owning)?
+    let stopping = || shutdown.requested();
+    let owning =
+        ownership::become_owner(&mut control, row.id, Duration::ZERO, &none, None, &stopping)?;
+    let row = ownership::fence(&mut control, row.id, &owning, &stopping)?
         .ok_or_else(|| Failure::internal("the subscription is gone"))?;
     // Its publications may have to change.
     let publications = row.publications.clone();
@@ -76,7 +78,6 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
     let mut source = publisher.connect()?;
     check_walsender_system(&mut source, &row, OTHER_SYSTEM)?;
     publication::check_exist(&mut source, &config.publications)?;
-    let stopping = || shutdown.requested();
     if let Some(found) = slot::wait_until_free(&mut source, &row.slot_name, FREE_WITHIN, &stopping)?
     {
         slot::check_kind(&row.slot_name, &found)?;

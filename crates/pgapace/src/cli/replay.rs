@@ -10,7 +10,7 @@ use crate::apply::sessions::Share;
 use crate::cli::whatif::round_trip;
 use crate::cli::{Selection, output};
 use crate::config::{ApplyWorkers, Subscription as Config};
-use crate::error::{Failure, Result};
+use crate::error::{Class, Failure, Result};
 use crate::recording::file::Recording;
 use crate::recording::player::Pace;
 use crate::stopping::shutdown::Shutdown;
@@ -69,7 +69,7 @@ struct Manner {
 pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     let recording = Recording::open(&args.file)?;
     let config = args.selection.replayed(&recording.head.publications, &recording.head.slot())?;
-    let shutdown = Shutdown::on_signals()?;
+    let shutdown = Shutdown::on_signals_or_exit(Class::Stopped.exit_code())?;
     let share = Share::of(std::slice::from_ref(&config)).pop();
     let share = share.ok_or_else(|| Failure::internal("a subscription has no share"))?;
     let before = applied(&config)?;

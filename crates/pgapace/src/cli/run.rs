@@ -121,7 +121,7 @@ pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
     args.selection.warn_of_passwords()?;
     check_truncate(args, &subscriptions)?;
     let (givens, subscriptions): (Vec<_>, Vec<_>) = subscriptions.into_iter().unzip();
-    let shutdown = Shutdown::on_signals()?;
+    let shutdown = Shutdown::on_signals_or_exit(Class::Stopped.exit_code())?;
     let together = args.fail_together;
     let options = RunOptions {
         until: args.until,

@@ -65,8 +65,9 @@ pub(crate) fn own(control: &mut Session, name: &str) -> Result<(Subscription, Op
         Duration::ZERO,
         &ownership::Former::default(),
         None,
+        &|| false,
     )?;
-    let row = ownership::fence(control, row.id, &owning)?
+    let row = ownership::fence(control, row.id, &owning, &|| false)?
         .ok_or_else(|| Failure::new(Class::Config, "the subscription was dropped meanwhile"))?;
     let ended = control
         .simple(&switchover::ended_sql(row.id))

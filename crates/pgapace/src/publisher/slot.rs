@@ -440,12 +440,13 @@ pub(crate) fn wait_until_free(
 /// Terminates the walsender of another process that runs this subscription: it has the slot, and the
 /// subscription's application_name, or that of this session. The role of that walsender may do it, and members of
 /// pg_signal_backend. Without the privilege, the caller must wait until that walsender ends after
-/// wal_sender_timeout.
+/// wal_sender_timeout. It fails as stopped when `stopping`.
 pub(crate) fn end_user(
     session: &mut Session,
     slot: &str,
     subscription: &str,
     patience: Duration,
+    stopping: &dyn Fn() -> bool,
 ) -> Result<()> {
     let sql = format!(
         "SELECT pg_catalog.pg_terminate_backend(s.active_pid) \
@@ -463,6 +464,10 @@ pub(crate) fn end_user(
             // Repeatedly: after the first signal, the walsender waits until its client has read the
             // last messages. Only another signal ends that wait (`ProcessClientWriteInterrupt` in
             // `postgres.c`).
+            Ok(_) if stopping() => {
+                let message = "stopped while terminating the walsender of another process";
+                return Err(Failure::new(Class::Stopped, message));
+            }
             Ok(_) => std::thread::sleep(Duration::from_millis(100)),
             Err(error) if error.sqlstate() == Some(sqlstate::INSUFFICIENT_PRIVILEGE) => {
                 tracing::info!(

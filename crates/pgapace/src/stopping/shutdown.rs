@@ -11,6 +11,9 @@ use signal_hook::iterator::Signals;
 
 use crate::error::{Failure, Result};
 
+/// How long the orderly way may take after the second signal: the durability session ends within two seconds.
+const INSISTED_PATIENCE: Duration = Duration::from_secs(4);
+
 /// The request to end the program; shared by all threads.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Shutdown {
@@ -19,8 +22,18 @@ pub(crate) struct Shutdown {
 }
 
 impl Shutdown {
-    /// Starts to handle signals.
+    /// Starts to handle signals. The verb has to look at [`Self::insisted`], or ends in order after one signal.
     pub(crate) fn on_signals() -> Result<Self> {
+        Self::handle(None)
+    }
+
+    /// The same for a verb that a crash cannot harm: if it does not end in order soon after the second signal,
+    /// because it waits for a server, the process ends with this exit code.
+    pub(crate) fn on_signals_or_exit(code: u8) -> Result<Self> {
+        Self::handle(Some(code))
+    }
+
+    fn handle(exit_code: Option<u8>) -> Result<Self> {
         let shutdown = Self::default();
         let mut signals = Signals::new([SIGINT, SIGTERM])
             .map_err(|e| Failure::internal(format!("cannot handle signals: {e}")))?;
@@ -36,6 +49,17 @@ impl Shutdown {
                         "stopping after the current transaction"
                     );
                     shared.request();
+                    if let Some(code) = exit_code
+                        && shared.insisted()
+                    {
+                        std::thread::sleep(INSISTED_PATIENCE);
+                        tracing::warn!(
+                            event = "stopped_at_once",
+                            "the second signal ends the process; the transaction in hand is rolled back and \
+                             sent again next time"
+                        );
+                        std::process::exit(code.into());
+                    }
                 }
             })
             .map_err(|e| Failure::internal(format!("cannot start the signal thread: {e}")))?;

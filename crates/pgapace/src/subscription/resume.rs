@@ -171,7 +171,7 @@ impl Supervisor<'_> {
                     // started a stream since this one became the owner. Or the network has lost the stream
                     // of this process, and wal_sender_timeout is long, or 0.
                     let patience = config.busy_timeout;
-                    slot::end_user(source, &row.slot_name, &config.name, patience)?;
+                    slot::end_user(source, &row.slot_name, &config.name, patience, &stopping)?;
                 }
                 slot::wait_until_free(source, &row.slot_name, config.busy_timeout, &stopping)
                     .map_err(|failure| {

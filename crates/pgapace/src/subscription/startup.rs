@@ -240,11 +240,14 @@ impl Supervisor<'_> {
         let patience = if self.standby.is_some() { STANDBY_PATIENCE } else { config.busy_timeout };
         let member = self.standby.is_some();
         let record = OwnerRecord { process: self.process, member, judged };
-        let owning = ownership::become_owner(control, row.id, patience, &former, Some(record))?;
+        let shutdown = self.shutdown;
+        let stopping = || shutdown.requested();
+        let owning =
+            ownership::become_owner(control, row.id, patience, &former, Some(record), &stopping)?;
         self.owner = Some(owning.session.clone());
         self.owns = true;
         // Another process may have changed the row while this one waited for the lock.
-        let row = ownership::fence(control, row.id, &owning)?.ok_or_else(|| {
+        let row = ownership::fence(control, row.id, &owning, &stopping)?.ok_or_else(|| {
             Failure::new(Class::Busy, "the subscription was dropped while pgapace waited for it")
         })?;
         check_enabled(&row)?;
@@ -254,7 +257,8 @@ impl Supervisor<'_> {
         if std::mem::take(&mut self.take_over) || member {
             ownership::end_leftovers(control, &config.name)?;
             if let Some(source) = source {
-                slot::end_user(source, &row.slot_name, &config.name, config.busy_timeout)?;
+                let patience = config.busy_timeout;
+                slot::end_user(source, &row.slot_name, &config.name, patience, &stopping)?;
             }
         }
         self.block_failed(control, &row)?;

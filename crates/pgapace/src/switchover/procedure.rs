@@ -257,10 +257,10 @@ fn take_over(sides: &mut Sides<'_>, deadline: Deadline) -> Result<()> {
     let Sides { control, source, row, .. } = sides;
     hand_over::ask_to_stand_aside(control, row, deadline.left())?;
     let none = ownership::Former::default();
-    let owning = ownership::become_owner(control, row.id, deadline.left(), &none, None)?;
-    ownership::fence(control, row.id, &owning)?
+    let owning = ownership::become_owner(control, row.id, deadline.left(), &none, None, &|| false)?;
+    ownership::fence(control, row.id, &owning, &|| false)?
         .ok_or_else(|| Failure::new(Class::Config, "the subscription was dropped meanwhile"))?;
-    slot::end_user(source, &row.slot_name, &row.name, deadline.left())?;
+    slot::end_user(source, &row.slot_name, &row.name, deadline.left(), &|| false)?;
     slot::wait_until_free(source, &row.slot_name, deadline.left(), &|| false)?;
     deadline.check()
 }

@@ -7,7 +7,8 @@ use testbed::program::Process;
 use testbed::{Result, Stop, wait_until};
 
 use crate::support::{
-    DB, Load, PATIENCE, Site, expect_exit, lsn, random_pause, wait_for_event, wait_while_running,
+    DB, Load, PATIENCE, Site, expect_exit, lsn, random_pause, wait_for_event, wait_for_events,
+    wait_while_running,
 };
 
 /// Checks that everything that is applied is acknowledged: slot and progress are equal.
@@ -193,4 +194,49 @@ fn a_stop_does_not_wait_for_a_lock() -> Result<()> {
     let mut run = site.spawn(&site.program().args(["--until", "current"]))?;
     expect_exit(&mut run, 0, &[])?;
     site.expect_equal(&[TableName::from("t")])
+}
+
+/// Another process runs the subscription: the start waits for it, and for nothing else after a signal.
+#[test]
+fn a_stop_does_not_wait_for_the_owner() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    let _owner = site.spawn_streaming(&site.program())?;
+    let mut run = site.spawn(&site.program().args(["--busy-timeout", "600"]))?;
+    let asks = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgapace sub control' \
+                AND query LIKE '%pg_try_advisory_lock%'";
+    wait_while_running(&mut run, "the start to ask for the lock", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, asks)? != "0")
+    })?;
+    run.terminate()?;
+    let started = Instant::now();
+    expect_exit(&mut run, 0, &[])?;
+    assert!(started.elapsed() < Duration::from_secs(10), "took {:?}", started.elapsed());
+    Ok(())
+}
+
+/// The start waits for a lock of a user, which nothing interrupts.
+#[test]
+fn a_second_signal_ends_a_start_that_waits() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    run.terminate()?;
+    expect_exit(&mut run, 0, &[])?;
+    let mut user = site.subscriber.connect(DB)?;
+    user.batch_execute("BEGIN; LOCK TABLE pgapace.subscription")?;
+    let mut run = site.spawn(&site.program())?;
+    let waits = "SELECT count(*) FROM pg_locks WHERE relation = 'pgapace.subscription'::regclass \
+                 AND NOT granted";
+    wait_while_running(&mut run, "the start to wait for the lock", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, waits)? != "0")
+    })?;
+    for signals in 1..=2 {
+        run.terminate()?;
+        wait_for_events(&mut run, "stop_requested", signals, PATIENCE)?;
+    }
+    expect_exit(&mut run, 11, &["stopped_at_once"])?;
+    user.batch_execute("COMMIT")?;
+    let mut run = site.spawn(&site.program().args(["--until", "current"]))?;
+    expect_exit(&mut run, 0, &[])
 }

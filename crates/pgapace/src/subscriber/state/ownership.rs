@@ -78,13 +78,14 @@ impl Former {
 /// Takes the owner lock, and waits up to `patience` for another owner to release it. Owners
 /// included in `former` are terminated. [`fence`] must follow: what it needs first comes in the same
 /// round trip. So does the `record` of the owner, which a verb does not have: whoever holds the lock is
-/// recorded with it.
+/// recorded with it. It fails as stopped when `stopping`.
 pub(crate) fn become_owner(
     session: &mut Session,
     id: SubscriptionId,
     patience: Duration,
     former: &Former,
     record: Option<OwnerRecord<'_>>,
+    stopping: &dyn Fn() -> bool,
 ) -> Result<Owning> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "taking ownership of the subscription");
     let ends_others = former.any || former.own.is_some() || former.stopped.is_some();
@@ -111,6 +112,10 @@ pub(crate) fn become_owner(
             // In each round: a process with --standby may have taken the lock meanwhile.
             let included = |owner: &SessionId| former.includes(owner);
             terminated = terminate_holders(session, OWNER_LOCK, id, &included)?;
+        }
+        if stopping() {
+            let message = "stopped while waiting for the owner of the subscription";
+            return Err(Failure::new(Class::Stopped, message));
         }
         if Instant::now() >= deadline {
             let owner = describe_holders(session, OWNER_LOCK, id)?;
@@ -168,11 +173,13 @@ fn fence_sql(id: SubscriptionId, pid: i32, record: Option<OwnerRecord<'_>>) -> S
 }
 
 /// After the owner lock is taken and the epoch incremented: waits until no session of an earlier epoch
-/// can commit. Returns the subscription with the new epoch, or `None` if it was dropped.
+/// can commit. Returns the subscription with the new epoch, or `None` if it was dropped. It fails as stopped
+/// when `stopping`.
 pub(crate) fn fence(
     session: &mut Session,
     id: SubscriptionId,
     owning: &Owning,
+    stopping: &dyn Fn() -> bool,
 ) -> Result<Option<Subscription>> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "fencing off earlier sessions");
     let results = &owning.fenced;
@@ -195,6 +202,10 @@ pub(crate) fn fence(
         ));
         match locked {
             Ok(_) => return Ok(Some(row)),
+            Err(error) if error.sqlstate() == Some(sqlstate::LOCK_NOT_AVAILABLE) && stopping() => {
+                let message = "stopped while waiting for sessions of an earlier run";
+                return Err(Failure::new(Class::Stopped, message));
+            }
             Err(error)
                 if error.sqlstate() == Some(sqlstate::LOCK_NOT_AVAILABLE)
                     && Instant::now() < deadline => {}
