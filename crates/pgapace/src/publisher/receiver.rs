@@ -42,7 +42,8 @@ pub(crate) struct Receiver {
     /// The connection, while the leader has it.
     reader: Option<Box<StreamReader>>,
     giving_back: Option<Sender<Box<StreamReader>>>,
-    thread: Option<JoinHandle<()>>,
+    /// Returns whether the publisher has got the last positions.
+    thread: Option<JoinHandle<bool>>,
 }
 
 /// Requests of the leader to the thread.
@@ -161,22 +162,23 @@ impl Receiver {
         Ok(received)
     }
 
-    /// Sends the last positions, ends the stream in order, and waits for the thread.
-    pub(crate) fn finish(mut self) {
-        self.stop_and_join();
+    /// Sends the last positions, ends the stream in order, and waits for the thread. Returns whether the publisher
+    /// has got them.
+    pub(crate) fn finish(mut self) -> bool {
+        self.stop_and_join()
     }
 
-    fn stop_and_join(&mut self) {
+    fn stop_and_join(&mut self) -> bool {
         self.orders.stop.store(true, Ordering::Release);
         self.give_connection_back();
         // A thread that has just lent it takes it again.
         self.giving_back = None;
         self.waker.wake();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
+        let Some(thread) = self.thread.take() else { return false };
+        thread.join().unwrap_or_else(|_| {
             tracing::error!(event = "thread_panicked", "receiver thread panicked");
-        }
+            false
+        })
     }
 }
 
@@ -195,12 +197,13 @@ struct ReceiverThread {
 }
 
 impl ReceiverThread {
-    fn run(self, mut reader: Box<StreamReader>) {
+    /// Returns whether the stream has ended in order, with the last positions.
+    fn run(self, mut reader: Box<StreamReader>) -> bool {
         while !self.orders.stop.load(Ordering::Acquire) {
             if self.orders.lend.load(Ordering::Acquire) {
                 match self.lend(reader) {
                     Some(given_back) => reader = given_back,
-                    None => return,
+                    None => return false,
                 }
                 continue;
             }
@@ -210,7 +213,7 @@ impl ReceiverThread {
                 Err(failure) => {
                     // The leader may have ended already.
                     let _ = self.sender.send(FromPublisher::Ended(failure));
-                    return;
+                    return false;
                 }
             };
             if self.sender.send(received).is_err() {
@@ -219,9 +222,11 @@ impl ReceiverThread {
         }
         // The leader stopped the receiver: the publisher gets the last positions before the connection
         // closes.
-        if let Err(error) = reader.finish() {
+        let finished = reader.finish();
+        if let Err(error) = &finished {
             tracing::debug!(%error, "the stream did not end in order");
         }
+        finished.is_ok()
     }
 
     /// Lends the connection to the leader until that gives it back; `None` if the leader has closed it.

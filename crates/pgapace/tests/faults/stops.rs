@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use testbed::compare::TableName;
 use testbed::program::Process;
-use testbed::{Result, Stop, wait_until};
+use testbed::{Proxy, Result, Stop, wait_until};
 
 use crate::support::{
     DB, Load, PATIENCE, Site, expect_exit, lsn, random_pause, wait_for_event, wait_for_events,
@@ -222,7 +222,7 @@ fn a_second_signal_ends_a_start_that_waits() -> Result<()> {
     site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
     let mut run = site.spawn_streaming(&site.program())?;
     run.terminate()?;
-    expect_exit(&mut run, 0, &[])?;
+    expect_exit(&mut run, 0, &["acknowledged=true"])?;
     let mut user = site.subscriber.connect(DB)?;
     user.batch_execute("BEGIN; LOCK TABLE pgapace.subscription")?;
     let mut run = site.spawn(&site.program())?;
@@ -239,4 +239,23 @@ fn a_second_signal_ends_a_start_that_waits() -> Result<()> {
     user.batch_execute("COMMIT")?;
     let mut run = site.spawn(&site.program().args(["--until", "current"]))?;
     expect_exit(&mut run, 0, &[])
+}
+
+/// The publisher cannot be told of what is durable.
+#[test]
+fn a_stop_says_whether_the_publisher_was_told() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    let proxy = Proxy::in_front_of(&site.publisher)?;
+    let program = site.program_between(&proxy.conninfo(DB), &site.subscriber.conninfo(DB));
+    let mut run = site.spawn_streaming(&program)?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
+    site.wait_until_applied(&mut run)?;
+    proxy.freeze();
+    run.terminate()?;
+    expect_exit(&mut run, 0, &["event=\"stopped\"", "acknowledged=false", "was not told"])?;
+    proxy.unfreeze();
+    let mut run = site.spawn(&site.program().args(["--until", "current"]))?;
+    expect_exit(&mut run, 0, &["acknowledged=true"])?;
+    site.expect_equal(&[TableName::from("t")])
 }

@@ -78,18 +78,20 @@ impl Leader<'_> {
         // positions before the stream ends.
         let Self { streams, receiver, owner, around, .. } = self;
         let Surroundings { pool, durability, mut control, .. } = around;
-        std::thread::scope(|scope| {
+        let acknowledged = std::thread::scope(|scope| {
             scope.spawn(|| drop(streams));
             scope.spawn(|| drop(pool));
             scope.spawn(|| drop(durability));
-            receiver.finish();
+            receiver.finish()
         });
-        tracing::info!(
-            event = "stopped",
-            lsn = %at,
-            ?outcome,
-            "stopped; all applied transactions are durable and acknowledged"
-        );
+        let told = match acknowledged {
+            true => "stopped; all applied transactions are durable and acknowledged",
+            // It sends some of them again, which the next run leaves out.
+            false => {
+                "stopped; all applied transactions are durable, but the publisher was not told"
+            }
+        };
+        tracing::info!(event = "stopped", lsn = %at, ?outcome, acknowledged, "{told}");
         // Last: the process that waits for the answer takes the slot and the owner's lock.
         if matches!(outcome, Outcome::HandedOver | Outcome::StoodAside)
             && let Err(failure) = hand_over::done(&mut control, owner.id, Some(at))
