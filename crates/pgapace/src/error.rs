@@ -234,13 +234,6 @@ impl Failure {
         self
     }
 
-    /// The server may become usable: wait for it.
-    #[must_use]
-    pub(crate) fn away(mut self) -> Self {
-        (self.away, self.connection_lost, self.transient) = (true, true, true);
-        self
-    }
-
     /// The server does not serve now, as if the connection was lost: try again, after pauses that grow.
     #[must_use]
     pub(crate) fn not_serving(mut self) -> Self {

@@ -224,7 +224,7 @@ pub(crate) fn another_history(error: &HistoryError) -> Failure {
                  earlier state, drop the subscription (pgapace drop), and start it again with \
                  empty tables.",
             )
-            .away();
+            .not_serving();
     }
     Failure::new(Class::History, error.to_string()).hint(
         "The publisher's storage was restored to an earlier state, or the connection string leads \
@@ -236,7 +236,16 @@ pub(crate) fn another_history(error: &HistoryError) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::{Class, left_behind};
+    use super::{Class, Lsn, another_history, left_behind};
+    use engine::history::HistoryError;
+
+    /// It is asked with the pauses of a lost connection: a run that fails so has reached both servers.
+    #[test]
+    fn a_standby_that_is_behind_does_not_serve() {
+        let behind = HistoryError::StandbyBehind { end: Lsn(1), needed: Lsn(2) };
+        let failure = another_history(&behind);
+        assert!(failure.connection_lost && failure.transient && !failure.away);
+    }
 
     #[test]
     fn a_standby_may_still_follow_the_newer_timeline() {

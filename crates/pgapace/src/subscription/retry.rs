@@ -101,9 +101,12 @@ impl Retry {
         }
     }
 
-    /// Both servers were reached.
-    pub(super) fn reached(&mut self) {
-        self.away_since = None;
+    /// Both servers were reached, by a run that has failed or not. A server that does not serve is still waited
+    /// for.
+    pub(super) fn reached(&mut self, failure: Option<&Failure>) {
+        if failure.is_none_or(|failure| !failure.connection_lost) {
+            self.away_since = None;
+        }
     }
 
     /// The action after a failure, by its kind.
@@ -236,6 +239,32 @@ mod tests {
         assert_eq!(attempts(&mut retry), 0);
         retry.after_run(now, now, true);
         assert_eq!(attempts(&mut retry), DECODING_ATTEMPTS as usize);
+    }
+
+    /// A standby that is behind, for example, is reached by each run.
+    #[test]
+    fn a_server_that_is_reached_but_does_not_serve_is_not_waited_for_for_ever() {
+        let (start, timeout) = (Instant::now(), Duration::from_secs(60));
+        let (mut retry, mut now) = (Retry::new(Some(timeout)), start);
+        let lost = failure(true, true, false);
+        let mut longest = Duration::ZERO;
+        while now < start + 10 * timeout {
+            retry.reached(Some(&lost));
+            match retry.next(&lost, Known::Begun, now) {
+                Next::Again { pause, .. } => {
+                    longest = longest.max(pause);
+                    now += pause;
+                }
+                next => {
+                    assert!(matches!(next, Next::Waited(_)), "{next:?}");
+                    break;
+                }
+            }
+        }
+        assert_eq!(longest, LONGEST_PAUSE);
+        assert!(now < start + timeout + LONGEST_PAUSE);
+        retry.reached(None);
+        assert!(matches!(retry.next(&lost, Known::Begun, now), Next::Again { .. }));
     }
 
     /// A server that ends its recovery accepts read-only sessions first.

@@ -48,7 +48,7 @@ pub(super) fn run_from(
         };
         retry.after_run(started, Instant::now(), supervisor.advanced.swap(false, Ordering::AcqRel));
         if std::mem::take(&mut supervisor.reached) {
-            retry.reached();
+            retry.reached(outcome.as_ref().err());
         }
         if outcome.is_err() && replay.is_none() && supervisor.slot_watch.is_none() {
             supervisor.slot_watch = SlotWatch::start(&supervisor.config, board.clone());
