@@ -155,6 +155,18 @@ impl Failure {
         Self::new(Class::Internal, message)
     }
 
+    /// The operating system refused to start a thread, or to open a file, which this process needs.
+    /// `doing` completes "cannot …".
+    pub(crate) fn refused_by_system(doing: &str, error: &std::io::Error) -> Self {
+        Self::new(Class::Config, format!("cannot {doing}: {error}"))
+            .hint(Self::LIMITS_HINT)
+            .transient(true)
+    }
+
+    /// The next step when the operating system refuses a thread or a file.
+    pub(crate) const LIMITS_HINT: &'static str = "The process has reached a limit of threads, files or memory. In \
+        the systemd unit, raise TasksMax and LimitNOFILE; else see ulimit -u and ulimit -n.";
+
     /// A wire error on the publisher's side; `doing` completes "while …".
     pub(crate) fn publisher(error: &wire::Error, doing: &str) -> Self {
         Self::from_wire(Class::Publisher, "publisher", error, doing)

@@ -86,11 +86,11 @@ impl Drop for SessionThread {
 
 /// Starts a thread.
 pub(crate) fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    let failed = format!("cannot start thread \"{name}\"");
+    let doing = format!("start thread \"{name}\"");
     std::thread::Builder::new()
         .name(name)
         .spawn(work)
-        .map_err(|e| Failure::internal(format!("{failed}: {e}")))
+        .map_err(|e| Failure::refused_by_system(&doing, &e))
 }
 
 /// The processor time of the calling thread.

@@ -21,8 +21,7 @@ pub(crate) struct Turns {
 impl Turns {
     pub(crate) fn new(workers: usize) -> Result<Arc<Self>> {
         let wakers: std::io::Result<Vec<_>> = (0..workers).map(|_| Waker::new()).collect();
-        let wakers =
-            wakers.map_err(|e| Failure::internal(format!("cannot create an eventfd: {e}")))?;
+        let wakers = wakers.map_err(|e| Failure::refused_by_system("create an eventfd", &e))?;
         Ok(Arc::new(Self { order: Mutex::new(CommitOrder::new(workers)), wakers }))
     }
 

@@ -148,7 +148,7 @@ impl Runner {
                     &Board::default(),
                 )
             })
-            .map_err(|e| Failure::internal(format!("cannot start a thread: {e}")))?;
+            .map_err(|e| Failure::refused_by_system("start a thread", &e))?;
         Ok(Self { shutdown, thread: Some(thread) })
     }
 

@@ -79,7 +79,7 @@ impl Receiver {
         let thread = std::thread::Builder::new()
             .name("receiver".to_owned())
             .spawn(move || thread.run(reader))
-            .map_err(|e| Failure::internal(format!("cannot start the receiver thread: {e}")))?;
+            .map_err(|e| Failure::refused_by_system("start the receiver thread", &e))?;
         Ok(Self {
             chunks,
             lent,

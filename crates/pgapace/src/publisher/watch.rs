@@ -149,7 +149,7 @@ impl Watch {
                 watch(&asked, waits, &sender, &until);
                 drop(running);
             })
-            .map_err(|e| Failure::internal(format!("cannot start the watch thread: {e}")))?;
+            .map_err(|e| Failure::refused_by_system("start the watch thread", &e))?;
         Ok(Self { changed, committing, seen, timeline, ends: Some(ends), ended })
     }
 

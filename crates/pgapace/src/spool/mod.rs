@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use engine::assemble::{SpoolCommand, SpoolId};
 use rustc_hash::FxHashMap;
+use rustix::io::Errno;
 
 use crate::cli::output::size as pretty;
 use crate::error::{Class, Failure, Result};
@@ -155,6 +156,12 @@ impl Spool {
 
     fn failure(&self, error: &io::Error, doing: &str) -> Failure {
         let directory = self.directory.display();
+        let message = format!("cannot {doing} the spool in {directory}: {error}");
+        // Each transaction in the spool has a file.
+        if Errno::from_io_error(error).is_some_and(|it| matches!(it, Errno::MFILE | Errno::NFILE)) {
+            let failure = Failure::new(Class::Spool, message).hint(Failure::LIMITS_HINT);
+            return failure.transient(true);
+        }
         let hint = match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 "Nothing is lost: spooled transactions are not acknowledged, and are sent again. \
@@ -165,8 +172,7 @@ impl Spool {
             }
             _ => "Choose another --spool-directory. Spooled transactions are sent again.",
         };
-        Failure::new(Class::Spool, format!("cannot {doing} the spool in {directory}: {error}"))
-            .hint(hint)
+        Failure::new(Class::Spool, message).hint(hint)
     }
 }
 

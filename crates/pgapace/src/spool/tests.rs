@@ -107,3 +107,12 @@ fn a_directory_that_cannot_be_used_is_named() {
     assert!(failure.contains("/proc/no such directory"), "{failure}");
     assert!(failure.contains("--spool-directory"), "{failure}");
 }
+
+#[test]
+fn too_many_open_files_may_pass() {
+    let (_directory, spool) = spool(None);
+    let failure = |error: rustix::io::Errno| spool.failure(&error.into(), "write");
+    let too_many = failure(rustix::io::Errno::MFILE);
+    assert!(too_many.transient && too_many.hint.is_some_and(|hint| hint.contains("LimitNOFILE")));
+    assert!(!failure(rustix::io::Errno::NOSPC).transient);
+}

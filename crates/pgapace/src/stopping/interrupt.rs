@@ -74,7 +74,7 @@ pub(crate) fn abandonable<T: Send + 'static>(
     std::thread::Builder::new()
         .name(doing.to_owned())
         .spawn(move || drop(sender.send(work())))
-        .map_err(|e| Failure::internal(format!("cannot start a thread: {e}")))?;
+        .map_err(|e| Failure::refused_by_system("start a thread", &e))?;
     let mut requested_at = None;
     loop {
         match done.recv_timeout(POLL) {

@@ -121,7 +121,7 @@ impl<'a> Adder<'a> {
             .name("copy".to_owned())
             // The leader may have ended.
             .spawn(move || drop(sender.send(copier.copy(&names))))
-            .map_err(|e| Failure::internal(format!("cannot start a thread: {e}")))?;
+            .map_err(|e| Failure::refused_by_system("start a thread", &e))?;
         self.thread = Some(thread);
         Ok(receiver)
     }

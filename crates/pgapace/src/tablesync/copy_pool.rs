@@ -161,7 +161,7 @@ impl Pool<'_> {
                     .name(format!("copy {number}"))
                     .spawn_scoped(scope, move || self.work(number, &alive));
                 if let Err(error) = spawned {
-                    let failure = Failure::internal(format!("cannot start a thread: {error}"));
+                    let failure = Failure::refused_by_system("start a thread", &error);
                     lock_of(&self.failures).open.get_or_insert(failure);
                 }
             }

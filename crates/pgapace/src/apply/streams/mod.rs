@@ -12,7 +12,7 @@ use crate::apply::session::Connect;
 use crate::apply::work::Work;
 use crate::error::{Failure, Result};
 use crate::observe::ledger::Ledger;
-use worker::StreamWorker;
+use worker::{NoWorker, StreamWorker};
 
 pub(crate) use worker::StreamReport;
 
@@ -21,7 +21,7 @@ pub(crate) type Event = (usize, Ticket, StreamReport);
 
 /// The sessions on which open streams are executed.
 pub(crate) struct StreamSessions {
-    workers: Vec<StreamWorker>,
+    workers: Vec<std::result::Result<StreamWorker, NoWorker>>,
     connects: Vec<Option<Connect>>,
     reports: Sender<Event>,
     ledger: Ledger,
@@ -43,10 +43,14 @@ impl StreamSessions {
             let connect = self.connects[number].take();
             let connect = connect.ok_or_else(|| Failure::internal("a session opened twice"))?;
             let (reports, ledger) = (self.reports.clone(), self.ledger.clone());
-            self.workers.push(StreamWorker::spawn(number, connect, reports, ledger)?);
+            let worker = StreamWorker::spawn(number, connect, reports.clone(), ledger);
+            self.workers.push(worker.map_err(|failure| NoWorker::new(number, reports, &failure)));
         }
         while let Some((worker, ticket, order)) = streams.next_order() {
-            self.workers[worker].send(ticket, order);
+            match &mut self.workers[worker] {
+                Ok(worker) => worker.send(ticket, order),
+                Err(none) => none.send(ticket),
+            }
         }
         Ok(())
     }
@@ -57,24 +61,25 @@ impl StreamSessions {
         let sessions = streams.sessions().into_iter();
         // A session that has no order yet is not open.
         let backend =
-            |(worker, number): (usize, GroupSeq)| Some((self.workers.get(worker)?.pid()?, number));
+            |(worker, number): (usize, GroupSeq)| Some((self.started(worker)?.pid()?, number));
         sessions.filter_map(backend).collect()
     }
 
     /// Cancels the statements that these sessions execute.
     pub(crate) fn cancel(&self, sessions: &[usize]) {
-        sessions
-            .iter()
-            .filter_map(|session| self.workers.get(*session))
-            .for_each(StreamWorker::cancel);
+        sessions.iter().filter_map(|session| self.started(*session)).for_each(StreamWorker::cancel);
+    }
+
+    fn started(&self, worker: usize) -> Option<&StreamWorker> {
+        self.workers.get(worker)?.as_ref().ok()
     }
 
     /// Ends all sessions.
     pub(crate) fn close(&mut self) {
         // All are closed before the first wait, because one may wait for another.
-        self.workers.iter_mut().for_each(StreamWorker::close);
+        self.workers.iter_mut().flatten().for_each(StreamWorker::close);
         std::thread::scope(|scope| {
-            for worker in self.workers.drain(..) {
+            for worker in self.workers.drain(..).flatten() {
                 scope.spawn(move || drop(worker));
             }
         });

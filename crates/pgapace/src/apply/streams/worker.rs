@@ -53,6 +53,37 @@ pub(super) struct StreamWorker {
     thread: SessionThread,
 }
 
+/// What stands for a thread that could not be started, until the run ends: it abandons each stream.
+#[derive(Debug)]
+pub(super) struct NoWorker {
+    number: usize,
+    reports: Sender<(usize, Ticket, StreamReport)>,
+    /// The last stream that was abandoned.
+    dead: Option<Ticket>,
+}
+
+impl NoWorker {
+    pub(super) fn new(
+        number: usize,
+        reports: Sender<(usize, Ticket, StreamReport)>,
+        failure: &Failure,
+    ) -> Self {
+        tracing::warn!(
+            event = "stream_session_failed",
+            error = %failure,
+            "could not open a session for a streamed transaction; it is applied after its commit"
+        );
+        Self { number, reports, dead: None }
+    }
+
+    /// A stream is abandoned at its first order; the others are not answered.
+    pub(super) fn send(&mut self, ticket: Ticket) {
+        if self.dead.replace(ticket) != Some(ticket) {
+            let _ = self.reports.send((self.number, ticket, StreamReport::Abandoned));
+        }
+    }
+}
+
 impl StreamWorker {
     /// Starts thread `number`, which reports under that number. It connects when it is needed.
     pub(super) fn spawn(
@@ -62,8 +93,8 @@ impl StreamWorker {
         ledger: Ledger,
     ) -> Result<Self> {
         let (orders, inbox) = unbounded();
-        let waker = Waker::new()
-            .map_err(|e| Failure::internal(format!("cannot create an eventfd: {e}")))?;
+        let waker =
+            Waker::new().map_err(|e| Failure::refused_by_system("create an eventfd", &e))?;
         let handle = SessionHandle::default();
         let mut thread = StreamThread {
             connect,
@@ -318,5 +349,25 @@ impl StreamThread {
         let backend = running.session.backend_pid();
         self.lost = Some(Lost { backend, tagged: running.encoder.is_tagged() });
         if running.committing { StreamReport::Failed(failure) } else { StreamReport::Abandoned }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Failure, NoWorker, StreamReport, unbounded};
+
+    #[test]
+    fn streams_of_a_thread_that_could_not_be_started_are_abandoned_once() {
+        let (reports, events) = unbounded();
+        let refused = std::io::Error::from(std::io::ErrorKind::WouldBlock);
+        let failure = Failure::refused_by_system("start thread \"stream 3\"", &refused);
+        assert!(
+            failure.transient && failure.hint.as_ref().is_some_and(|it| it.contains("TasksMax"))
+        );
+        let mut worker = NoWorker::new(3, reports, &failure);
+        [7, 7, 8].into_iter().for_each(|ticket| worker.send(ticket));
+        let abandoned = |report: &StreamReport| matches!(report, StreamReport::Abandoned);
+        let seen: Vec<_> = events.try_iter().map(|(n, t, r)| (n, t, abandoned(&r))).collect();
+        assert_eq!(seen, [(3, 7, true), (3, 8, true)]);
     }
 }
