@@ -18,7 +18,7 @@ use wire::{Session, quote_ident, quote_literal};
 use super::adopt::{alter, run, same_sql};
 use super::plan::lock;
 use super::requirements::{Releasing, failure, release_problems};
-use super::subscription::{Wanted, find, origin_name, tables, workers};
+use super::subscription::{NativeSubscription, Wanted, find, origin_name, tables, workers};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::history;
 use crate::publisher::publication::{self, PublishedTable};
@@ -27,7 +27,7 @@ use crate::publisher::slot::{self, Slot};
 use crate::subscriber::origin;
 use crate::subscriber::state::adoption::{self, Adoption, Step};
 use crate::subscriber::state::{
-    self, Phase, RelationState, Subscription, ownership, prepared, progress,
+    self, Phase, RelationState, Subscription, ownership, prepared, progress, published,
 };
 use crate::switchover;
 
@@ -103,10 +103,12 @@ pub(super) fn attempt(
         Some(adopted) => existing(control, adopted)?,
         None => None,
     };
+    // Before the look: what is recorded must not be newer.
+    let recorded = published::read(control, row.id)?;
     let look = publication::look(source, &row.publications)?;
     let relations = state::relations(control, row.id)?;
     let native_tables = match &existing {
-        Some(existing) => tables(control, existing.native)?,
+        Some((existing, _)) => tables(control, existing.native)?,
         None => Vec::new(),
     };
     let is_known = |table: &&PublishedTable| {
@@ -121,15 +123,20 @@ pub(super) fn attempt(
         tables.into_iter().map(PublishedTable::display_name).collect()
     };
     let known: Vec<_> = look.tables.iter().filter(is_known).collect();
+    let unknown = look.tables.iter().filter(|table| !is_known(table));
     let releasing = Releasing {
         unready: unready(&relations, &look.tables),
         unknown: match existing {
-            // It does not apply them, and copies them once it is told to (REFRESH PUBLICATION).
-            Some(_) => Vec::new(),
-            None => names(look.tables.iter().filter(|table| !is_known(table)).collect()),
+            // Those that it does not have, it copies once it is told to (REFRESH PUBLICATION). The others it
+            // would apply from pgapace's position on, without the changes before.
+            Some(_) => names(unknown.filter(is_native).collect()),
+            None => names(unknown.collect()),
         },
         foreign: names(known.iter().copied().filter(|table| !is_native(table)).collect()),
-        native: existing.as_ref().map(|one| one.native_name.clone()),
+        native: existing.as_ref().map(|(one, _)| one.native_name.clone()),
+        publications: row.publications.clone(),
+        native_publications: existing.as_ref().map(|(_, native)| native.publications.clone()),
+        published_otherwise: published::differs(&recorded, &look),
         skip: row.skip,
         prepared: prepared::read(control, row.id)?.len(),
         two_phase: state.two_phase,
@@ -150,10 +157,10 @@ pub(super) fn attempt(
     let mut released = Released {
         native: existing.as_ref().map_or_else(
             || request.native.unwrap_or(request.name).to_owned(),
-            |one| one.native_name.clone(),
+            |(one, _)| one.native_name.clone(),
         ),
         created: existing.is_none(),
-        enabled: existing.as_ref().is_none_or(|one| one.enabled),
+        enabled: existing.as_ref().is_none_or(|(one, _)| one.enabled),
         slot: row.slot_name.clone(),
         applied: applied.through,
         tables: known.len(),
@@ -163,7 +170,7 @@ pub(super) fn attempt(
         return Ok(released);
     }
     let native = match existing {
-        Some(existing) => existing,
+        Some((existing, _)) => existing,
         None => create(control, row, adopted.as_ref(), &state, &released.native, request)?,
     };
     released.native.clone_from(&native.native_name);
@@ -207,7 +214,10 @@ fn check_connection(request: &Request<'_>, creates: bool) -> Result<()> {
 }
 
 /// The native subscription that was adopted, if it still exists, with its present name.
-fn existing(control: &mut Session, adopted: &Adoption) -> Result<Option<Adoption>> {
+fn existing(
+    control: &mut Session,
+    adopted: &Adoption,
+) -> Result<Option<(Adoption, NativeSubscription)>> {
     let Some(native) = find(control, Wanted::Oid(adopted.native))? else { return Ok(None) };
     lock(control, &native)?;
     let name = quote_ident(&native.name);
@@ -231,7 +241,7 @@ fn existing(control: &mut Session, adopted: &Adoption) -> Result<Option<Adoption
             quote_ident(&native.owner)
         )));
     }
-    Ok(Some(Adoption { native_name: native.name, ..adopted.clone() }))
+    Ok(Some((Adoption { native_name: native.name.clone(), ..adopted.clone() }, native)))
 }
 
 /// Creates a native subscription that is as one that was adopted: disabled, and without a slot.

@@ -1,6 +1,8 @@
 //! Conditions for adopting a native subscription, and for releasing one. Pure: facts in, problems
 //! out.
 
+use std::collections::BTreeSet;
+
 use pgoutput::Lsn;
 use wire::quote_ident;
 
@@ -135,12 +137,18 @@ pub(crate) fn failure(what: &str, problems: &[Problem]) -> Option<Failure> {
 pub(crate) struct Releasing {
     /// Tables that are not ready, that may lack changes, or whose copy was asked for.
     pub(crate) unready: Vec<String>,
-    /// Published tables that pgapace does not have yet.
+    /// Published tables that pgapace does not have, and that the native subscription would apply.
     pub(crate) unknown: Vec<String>,
     /// Tables that the native subscription does not have as ready.
     pub(crate) foreign: Vec<String>,
     /// The native subscription, if there is one.
     pub(crate) native: Option<String>,
+    /// The publications of the last run.
+    pub(crate) publications: Vec<String>,
+    /// Those of the native subscription, if there is one.
+    pub(crate) native_publications: Option<Vec<String>>,
+    /// A table is no longer published as pgapace has recorded it.
+    pub(crate) published_otherwise: bool,
     pub(crate) skip: Option<Lsn>,
     /// Transactions that pgapace holds as prepared on the subscriber.
     pub(crate) prepared: usize,
@@ -158,6 +166,13 @@ pub(crate) fn release_problems(found: &Releasing) -> Vec<Problem> {
     let run = "Run pgapace run --until current, and stop it.";
     let names = |tables: &[String]| list(tables.iter().cloned());
     let mut problems = Vec::new();
+    problems.extend(other_publications(found));
+    if found.published_otherwise {
+        problems.push(Problem::new(
+            "tables were published in another way since pgapace looked: they may lack changes",
+            "Run pgapace run --until current, which finds out.",
+        ));
+    }
     if !found.unready.is_empty() {
         problems.push(Problem::new(
             format!("tables are not ready: {}", names(&found.unready)),
@@ -226,6 +241,30 @@ pub(crate) fn release_problems(found: &Releasing) -> Vec<Problem> {
         ));
     }
     problems
+}
+
+/// pgapace and the native subscription must have the same publications: changes of other tables were not
+/// applied since the adoption.
+fn other_publications(found: &Releasing) -> Option<Problem> {
+    let (native, theirs) = (found.native.as_ref()?, found.native_publications.as_ref()?);
+    let (ours, native) = (&found.publications, quote_ident(native));
+    if ours.iter().collect::<BTreeSet<_>>() == theirs.iter().collect::<BTreeSet<_>>() {
+        return None;
+    }
+    let quoted: Vec<_> = ours.iter().map(|name| quote_ident(name)).collect();
+    Some(Problem::new(
+        format!(
+            "native subscription {native} has publications {}, and pgapace last ran with {}",
+            theirs.join(", "),
+            ours.join(", ")
+        ),
+        format!(
+            "Run pgapace run --until current with publications {}. Or have the native subscription follow \
+             those of pgapace: ALTER SUBSCRIPTION {native} SET PUBLICATION {} WITH (refresh = false);",
+            theirs.join(","),
+            quoted.join(", ")
+        ),
+    ))
 }
 
 /// Where pgapace starts: after everything that the native subscription has applied or acknowledged.
@@ -331,6 +370,17 @@ pub(crate) mod tests {
         assert_eq!(count(|found| found.unready.push("a".to_owned())), 1);
         assert_eq!(count(|found| found.unknown.push("a".to_owned())), 1);
         assert_eq!(count(|found| found.foreign.push("a".to_owned())), 1);
+        assert_eq!(count(|found| found.published_otherwise = true), 1);
+        let publications = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let mut others = sound();
+        others.publications = publications(&["p", "q"]);
+        others.native_publications = Some(publications(&["q", "p"]));
+        assert_eq!(release_problems(&others), []);
+        others.native_publications = Some(publications(&["p"]));
+        let problems = release_problems(&others);
+        assert_eq!(problems.len(), 1);
+        let step = "SET PUBLICATION \"p\", \"q\" WITH (refresh = false)";
+        assert!(problems[0].next_step.contains(step), "{problems:?}");
         assert_eq!(count(|found| found.skip = Some(Lsn(1))), 1);
         assert_eq!(count(|found| found.prepared = 1), 1);
         assert_eq!(count(|found| found.highest = Lsn(91)), 1);

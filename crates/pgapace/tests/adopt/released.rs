@@ -125,6 +125,76 @@ fn a_table_that_was_added_since_needs_another_native_subscription() {
     });
 }
 
+/// A run with fewer publications has not applied the changes of the others.
+#[test]
+fn another_list_of_publications_is_not_handed_back() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both(TABLES);
+        case.publisher
+            .sql("CREATE PUBLICATION pub FOR TABLE t; CREATE PUBLICATION logs FOR TABLE log");
+        let native = NativeSubscription::create(&case, "");
+        native.wait_until_ready();
+        let name = native.name.clone();
+        case.subscriber.sql(&format!("ALTER SUBSCRIPTION {name} SET PUBLICATION pub, logs"));
+        native.wait_until_ready();
+        native.wait_until_applied();
+        let set = |publications: &str| {
+            case.subscriber.sql(&format!(
+                "ALTER SUBSCRIPTION {name} SET PUBLICATION {publications} WITH (refresh = false)"
+            ));
+        };
+        native.adopt(&[]).expect(0, &[]);
+        // Only `pub`: what is written to `log` meanwhile is not applied.
+        case.run_until_current();
+        case.publisher.sql("INSERT INTO log VALUES (1); INSERT INTO t VALUES (1, 1)");
+        case.run_until_current();
+        let refused = case.tool.finish("release", &[]);
+        refused.expect(3, &["has publications pub, logs", "SET PUBLICATION \"pub\" WITH"]);
+        // The same the other way round.
+        set("logs");
+        case.tool.finish("release", &[]).expect(3, &["has publications logs"]);
+        set("pub");
+        case.tool.finish("release", &[]).expect(0, &[]);
+        case.publisher.sql("INSERT INTO t VALUES (2, 2)");
+        native.wait_until_applied();
+        case.expect_equal(&["t"]);
+    });
+}
+
+/// pgapace has forgotten the table, which the native subscription still has as ready.
+#[test]
+fn a_table_that_was_not_published_for_some_time_is_not_handed_back() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both(TABLES);
+        case.publisher.sql("CREATE PUBLICATION pub FOR TABLE t, log");
+        let native = NativeSubscription::ready(&case, "");
+        native.adopt(&[]).expect(0, &[]);
+        case.publisher.sql("ALTER PUBLICATION pub DROP TABLE log");
+        // Not looked at since: pgapace does not know it yet.
+        case.tool.finish("release", &[]).expect(3, &["in another way", "--until current"]);
+        case.run_until_current();
+        case.publisher.sql("INSERT INTO log VALUES (1)");
+        case.publisher.sql("ALTER PUBLICATION pub ADD TABLE log");
+        case.tool.finish("release", &[]).expect(3, &["not copied yet: public.log"]);
+        // Out and in again, and pgapace has not looked.
+        case.run_until_current();
+        case.run_until_current();
+        case.publisher.sql("ALTER PUBLICATION pub DROP TABLE log");
+        case.publisher.sql("INSERT INTO log VALUES (2)");
+        case.publisher.sql("ALTER PUBLICATION pub ADD TABLE log");
+        case.tool.finish("release", &[]).expect(3, &["may lack changes"]);
+        case.run().expect(6, &["public.log"]);
+        case.tool.finish("release", &[]).expect(3, &["not ready: public.log"]);
+        case.tool.finish("resync", &["log"]).expect(0, &[]);
+        case.run_until_current();
+        case.run_until_current();
+        case.tool.finish("release", &[]).expect(0, &[]);
+        case.publisher.sql("INSERT INTO log VALUES (3)");
+        native.wait_until_applied();
+        case.expect_equal(&["t", "log"]);
+    });
+}
+
 /// The publisher sends a PREPARE once; whoever holds it in memory must not hand over.
 #[test]
 fn a_prepared_transaction_that_is_held_is_not_lost() {
