@@ -51,6 +51,8 @@ struct SubscriptionState {
     applied: Option<Lsn>,
     followed: Option<Followed>,
     owner: Option<Owner>,
+    /// Why a first run must not use the slot: a native subscription of this subscriber does, or has.
+    native: Option<Failure>,
 }
 
 impl SubscriptionState {

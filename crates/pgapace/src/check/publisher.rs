@@ -138,6 +138,12 @@ fn check_slot(
     let (found, recovers) = (slot::find(session, name)?, is_standby(session)?);
     let literal = quote_literal(name);
     match &known.row {
+        // It may exist or not: a run is refused in the same words.
+        None if known.native.is_some() && (found.is_some() || !config.create_slot) => {
+            if let Some(failure) = &known.native {
+                reporter.failure("slot", failure).on(name);
+            }
+        }
         Some(row) if row.phase == Phase::Streaming => {
             let applied = known.applied.unwrap_or(Lsn::INVALID);
             match slot::check_resume(&row.slot_name, found.as_ref(), recovers, applied) {

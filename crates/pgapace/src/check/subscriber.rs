@@ -10,6 +10,7 @@ use crate::check::service::Service;
 use crate::check::{Settings, SubscriptionState, failed, genuine, one, origins, service};
 use crate::config::{Prefetch, Subscription as Config};
 use crate::error::Result;
+use crate::native::guard;
 use crate::sqlstate;
 use crate::subscriber::catalogue::boolean;
 use crate::subscriber::citus;
@@ -71,6 +72,9 @@ pub(super) fn check(
     reporter.group("session_replication_role", |reporter| replica_role(session, &known, reporter));
     reporter.group("monitoring", |reporter| monitoring(session, &known.role, reporter));
     reporter.group("state", |reporter| own_schema(session, config, &mut known, reporter));
+    if known.row.is_none() {
+        known.native = guard::first_start_in_any(session, config).err();
+    }
     reporter.group("settings", |reporter| settings(session, config, &known, reporter));
     reporter.group("citus", |reporter| citus_cluster(session, reporter));
     reporter.group("origin", |reporter| origins::check(session, config, &known, reporter));

@@ -11,20 +11,52 @@ use crate::subscriber::catalogue::{boolean, field};
 /// A native subscription belongs to the slot if it names it; or if it names none, but has its name or
 /// its publications: a user has taken the slot from it by hand.
 pub(crate) fn first_start(control: &mut Session, config: &Config) -> Result<()> {
+    refuse(control, config, "SELECT * FROM pgapace.adoption")
+}
+
+/// The same, where schema pgapace may be missing, or the role may not read it.
+pub(crate) fn first_start_in_any(control: &mut Session, config: &Config) -> Result<()> {
+    let readable = control
+        .query(
+            "SELECT 1 FROM pg_catalog.pg_class c \
+             JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+             WHERE n.nspname = 'pgapace' AND c.relname = 'adoption' \
+               AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') \
+               AND pg_catalog.has_table_privilege(c.oid, 'SELECT')",
+            &[],
+        )
+        .map_err(|e| looking(&e))?;
+    let adoptions = if readable.is_empty() {
+        "SELECT NULL::text AS name, NULL::oid AS native, NULL::text AS native_name, \
+           NULL::text AS slot_name, NULL::text AS step WHERE false"
+    } else {
+        "SELECT * FROM pgapace.adoption"
+    };
+    refuse(control, config, adoptions)
+}
+
+fn looking(error: &wire::Error) -> Failure {
+    Failure::subscriber(error, "looking for native subscriptions")
+}
+
+fn refuse(control: &mut Session, config: &Config, adoptions: &str) -> Result<()> {
     let publications = crate::subscriber::state::name_array(&config.publications);
     let rows = control
         .query(
-            "SELECT a.native_name, a.step, NULL::text FROM pgapace.adoption a \
-               WHERE a.name = $1 OR a.slot_name = $2 \
-             UNION ALL \
-             SELECT s.subname, NULL, s.subslotname FROM pg_catalog.pg_subscription s \
-             JOIN pg_catalog.pg_database d ON d.oid = s.subdbid \
-             WHERE d.datname = pg_catalog.current_database() AND (s.subslotname = $2 \
-               OR s.subslotname IS NULL AND (s.subname = $2 OR s.subpublications && $3::text[]) \
-                 AND NOT EXISTS (SELECT FROM pgapace.adoption a WHERE a.native = s.oid))",
+            &format!(
+                "WITH adoption AS ({adoptions}) \
+                 SELECT a.native_name, a.step, NULL::text FROM adoption a \
+                   WHERE a.name = $1 OR a.slot_name = $2 \
+                 UNION ALL \
+                 SELECT s.subname, NULL, s.subslotname FROM pg_catalog.pg_subscription s \
+                 JOIN pg_catalog.pg_database d ON d.oid = s.subdbid \
+                 WHERE d.datname = pg_catalog.current_database() AND (s.subslotname = $2 \
+                   OR s.subslotname IS NULL AND (s.subname = $2 OR s.subpublications && $3::text[]) \
+                     AND NOT EXISTS (SELECT FROM adoption a WHERE a.native = s.oid))"
+            ),
             &[Some(&config.name), Some(&config.slot), Some(&publications)],
         )
-        .map_err(|e| Failure::subscriber(&e, "looking for native subscriptions"))?;
+        .map_err(|e| looking(&e))?;
     let Some(row) = rows.first() else { return Ok(()) };
     let native = quote_ident(&field::<String>(&row, 0)?);
     if row.get(1).is_some() {

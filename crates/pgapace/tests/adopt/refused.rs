@@ -136,3 +136,34 @@ fn the_origin_filter_is_kept() {
         case.run_until_current();
     });
 }
+
+/// `check` must not advise to drop the slot from which a native subscription reads.
+#[test]
+fn check_names_the_native_subscription_that_uses_the_slot() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both(TABLES);
+        case.publish("FOR ALL TABLES");
+        let native = NativeSubscription::ready(&case, "");
+        let check = || {
+            let checked = case.tool.finish("check", &[]);
+            checked.expect(6, &[]);
+            assert!(!checked.stdout.contains("pg_drop_replication_slot"), "{}", checked.stdout);
+            checked.stdout
+        };
+        let used = format!("is used by native subscription \"{}\"", native.name);
+        assert!(check().contains(&used));
+        // Without its worker the slot is free.
+        let alter = |action: &str| {
+            case.subscriber.sql(&format!("ALTER SUBSCRIPTION {} {action}", native.name));
+        };
+        alter("DISABLE");
+        let active =
+            format!("SELECT active FROM pg_replication_slots WHERE slot_name = '{}'", native.name);
+        must(wait_until(PATIENCE, "the slot to be free", || {
+            Ok(case.publisher.value(&active) == "f")
+        }));
+        assert!(check().contains(&used));
+        alter("SET (slot_name = NONE)");
+        assert!(check().contains("may have been used by native subscription"));
+    });
+}
