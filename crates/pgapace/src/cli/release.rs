@@ -67,6 +67,9 @@ pub(crate) fn run(args: &ReleaseArgs) -> Result<()> {
         "  it starts at {}, with {} tables, from slot {}",
         done.applied, done.tables, done.slot
     ));
+    if done.sets_origin {
+        output::line("  with origin = none, as pgapace run had --origin none");
+    }
     if !done.enabled {
         output::line(&format!("  it is disabled, as before: ALTER SUBSCRIPTION {native} ENABLE"));
     }

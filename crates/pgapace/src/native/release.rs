@@ -48,6 +48,8 @@ pub(crate) struct Released {
     pub(crate) native: String,
     pub(crate) created: bool,
     pub(crate) enabled: bool,
+    /// The native subscription gets `origin = none`, with which pgapace ran.
+    pub(crate) sets_origin: bool,
     pub(crate) slot: String,
     pub(crate) applied: Lsn,
     pub(crate) tables: usize,
@@ -124,7 +126,14 @@ pub(super) fn attempt(
     };
     let known: Vec<_> = look.tables.iter().filter(is_known).collect();
     let unknown = look.tables.iter().filter(|table| !is_known(table));
+    let filtered = row.sent_as.as_deref().is_some_and(|sent| sent.ends_with("origin none"));
+    let origin_none = filtered
+        || existing.is_none() && adopted.as_ref().is_some_and(|adopted| adopted.origin_none);
+    let sets_origin =
+        filtered && existing.as_ref().is_some_and(|(_, native)| native.origin != "none");
     let releasing = Releasing {
+        origin_none,
+        subscriber_major: control.server_version().major(),
         unready: unready(&relations, &look.tables),
         unknown: match existing {
             // Those that it does not have, it copies once it is told to (REFRESH PUBLICATION). The others it
@@ -161,6 +170,7 @@ pub(super) fn attempt(
         ),
         created: existing.is_none(),
         enabled: existing.as_ref().is_none_or(|(one, _)| one.enabled),
+        sets_origin,
         slot: row.slot_name.clone(),
         applied: applied.through,
         tables: known.len(),
@@ -171,12 +181,15 @@ pub(super) fn attempt(
     }
     let native = match existing {
         Some((existing, _)) => existing,
-        None => create(control, row, adopted.as_ref(), &state, &released.native, request)?,
+        None => {
+            let options = (&state, origin_none);
+            create(control, row, adopted.as_ref(), options, &released.native, request)?
+        }
     };
     released.native.clone_from(&native.native_name);
     origin::drop_all(control, row.id)?;
     *handed = Some(released.clone());
-    hand_back(control, row, &native, applied.through)?;
+    hand_back(control, row, (&native, sets_origin), applied.through)?;
     Ok(released)
 }
 
@@ -249,13 +262,11 @@ fn create(
     control: &mut Session,
     row: &Subscription,
     adopted: Option<&Adoption>,
-    slot: &Slot,
+    (slot, origin_none): (&Slot, bool),
     name: &str,
     request: &Request<'_>,
 ) -> Result<Adoption> {
     let connection = request.connection.unwrap_or_default();
-    let filtered = row.sent_as.as_deref().is_some_and(|sent| sent.ends_with("origin none"));
-    let origin_none = adopted.map_or(filtered, |adopted| adopted.origin_none || filtered);
     let major = control.server_version().major();
     let mut options = vec![
         "enabled = false",
@@ -268,13 +279,6 @@ fn create(
         options.push("two_phase = true");
     }
     if origin_none {
-        if major < 16 {
-            return Err(Failure::new(
-                Class::Subscriber,
-                "the subscription applies only changes without origin, which a native subscription can \
-                 from PostgreSQL 16 on",
-            ));
-        }
         options.push("origin = none");
     }
     let publications: Vec<_> = row.publications.iter().map(|name| quote_ident(name)).collect();
@@ -308,10 +312,11 @@ fn create(
 fn hand_back(
     control: &mut Session,
     row: &Subscription,
-    native: &Adoption,
+    (native, sets_origin): (&Adoption, bool),
     applied: Lsn,
 ) -> Result<()> {
     let alter = alter(&native.native_name);
+    let origin = if sets_origin { ", origin = none" } else { "" };
     let enable = if native.enabled { format!("{alter} ENABLE; ") } else { String::new() };
     let advance = format!(
         "SELECT pg_catalog.pg_replication_origin_advance({}, '{applied}')",
@@ -319,7 +324,7 @@ fn hand_back(
     );
     // The first statement locks the subscription. Advancing the origin fails while a worker has it.
     let sql = format!(
-        "BEGIN; {alter} SET (slot_name = {}); {}; {advance}; {}; {enable}COMMIT",
+        "BEGIN; {alter} SET (slot_name = {}{origin}); {}; {advance}; {}; {enable}COMMIT",
         quote_literal(&row.slot_name),
         same_sql(native),
         state::forget_sql(row.id),

@@ -149,6 +149,10 @@ pub(crate) struct Releasing {
     pub(crate) native_publications: Option<Vec<String>>,
     /// A table is no longer published as pgapace has recorded it.
     pub(crate) published_otherwise: bool,
+    /// Only changes without origin are applied (`--origin none`).
+    pub(crate) origin_none: bool,
+    /// Major version of the subscriber.
+    pub(crate) subscriber_major: u32,
     pub(crate) skip: Option<Lsn>,
     /// Transactions that pgapace holds as prepared on the subscriber.
     pub(crate) prepared: usize,
@@ -195,6 +199,14 @@ pub(crate) fn release_problems(found: &Releasing) -> Vec<Problem> {
             format!(
                 "DROP SUBSCRIPTION {native}; pgapace release then creates another one (--connection)."
             ),
+        ));
+    }
+    if found.origin_none && found.subscriber_major < 16 {
+        problems.push(Problem::new(
+            "pgapace ran with --origin none, and a native subscription can leave out changes that have an \
+             origin from PostgreSQL 16 on",
+            "Keep the subscription with pgapace; or run pgapace run --until current without --origin none, if \
+             no subscription in the opposite direction would send changes back.",
         ));
     }
     if let Some(skip) = found.skip {
@@ -359,6 +371,7 @@ pub(crate) mod tests {
             highest: Lsn(90),
             synced: Lsn(90),
             confirmed: Lsn(70),
+            subscriber_major: 15,
             ..Releasing::default()
         };
         assert_eq!(release_problems(&sound()), []);
@@ -371,6 +384,8 @@ pub(crate) mod tests {
         assert_eq!(count(|found| found.unknown.push("a".to_owned())), 1);
         assert_eq!(count(|found| found.foreign.push("a".to_owned())), 1);
         assert_eq!(count(|found| found.published_otherwise = true), 1);
+        assert_eq!(count(|found| found.origin_none = true), 1);
+        assert_eq!(count(|found| (found.origin_none, found.subscriber_major) = (true, 16)), 0);
         let publications = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         let mut others = sound();
         others.publications = publications(&["p", "q"]);
