@@ -50,13 +50,24 @@ pub(crate) enum KeeperOrder {
     Release,
 }
 
-/// The answer of the leader to [`KeeperOrder::Hold`].
+/// The answer of the leader to [`KeeperOrder::Hold`] at this LSN. A keeper that no longer waits for an answer
+/// may find it when it waits for the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeeperAnswer {
     /// Everything before the LSN is committed, and nothing else.
-    Reached,
+    Reached(Lsn),
     /// Something behind the LSN was taken before the order came.
-    Passed,
+    Passed(Lsn),
+}
+
+impl KeeperAnswer {
+    /// Whether the stream holds there, if this is the answer about `lsn`.
+    fn about(self, lsn: Lsn) -> Option<bool> {
+        match self {
+            Self::Reached(at) => (at == lsn).then_some(true),
+            Self::Passed(at) => (at == lsn).then_some(false),
+        }
+    }
 }
 
 /// The servers and the subscription of a keeper.
@@ -157,13 +168,14 @@ impl Keeping {
                 return Ok(());
             };
             row::created(control, request.id, snapshot.lsn)?;
-            match self.answer(control, request.id)? {
+            let is_wanted = || self.is_wanted(control, request.id);
+            match holds_at(&self.answers, snapshot.lsn, is_wanted)? {
                 None => return Ok(()),
-                Some(KeeperAnswer::Passed) => {
+                Some(false) => {
                     tracing::debug!(?delay, lsn = %snapshot.lsn, "barrier was passed");
                     continue;
                 }
-                Some(KeeperAnswer::Reached) => {}
+                Some(true) => {}
             }
             let exported = export(&mut exporter)?;
             if !request.holds {
@@ -246,17 +258,6 @@ impl Keeping {
         Ok(!self.ended.requested() && row::is_wanted(control, id)?)
     }
 
-    /// Waits for the leader's answer. `None` if the barrier is not wanted any more.
-    fn answer(&self, control: &mut Session, id: BarrierId) -> Result<Option<KeeperAnswer>> {
-        loop {
-            match self.answers.recv_timeout(SLOW_POLL) {
-                Ok(answer) => return Ok(Some(answer)),
-                Err(RecvTimeoutError::Timeout) if self.is_wanted(control, id)? => {}
-                Err(_) => return Ok(None),
-            }
-        }
-    }
-
     /// Waits until the verb has deleted the row.
     fn wait_for_import(&self, control: &mut Session, request: BarrierRequest) -> Result<()> {
         let since = Instant::now();
@@ -273,10 +274,51 @@ impl Keeping {
     }
 }
 
+/// Waits for the leader's answer about an LSN: whether the stream holds there. `None` if the barrier is not
+/// wanted any more.
+fn holds_at(
+    answers: &Receiver<KeeperAnswer>,
+    lsn: Lsn,
+    mut is_wanted: impl FnMut() -> Result<bool>,
+) -> Result<Option<bool>> {
+    loop {
+        match answers.recv_timeout(SLOW_POLL) {
+            Ok(answer) => {
+                if let Some(holds) = answer.about(lsn) {
+                    return Ok(Some(holds));
+                }
+            }
+            Err(RecvTimeoutError::Timeout) if is_wanted()? => {}
+            Err(_) => return Ok(None),
+        }
+    }
+}
+
 /// Exports a snapshot, which can be imported while the session's transaction is open.
 fn export(session: &mut Session) -> Result<String> {
     let results = session
         .simple_each([slot::BEGIN_READING, "SELECT pg_catalog.pg_export_snapshot()"])
         .map_err(|e| Failure::subscriber(&e, "exporting a snapshot"))?;
     field(&first_row(&results[1], "pg_export_snapshot")?, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The answer to a barrier that was given up must not serve the next one: its stream is not held there.
+    #[test]
+    fn an_answer_about_an_earlier_barrier_is_ignored() {
+        let (leader, answers) = unbounded();
+        for answer in [KeeperAnswer::Reached(Lsn(16)), KeeperAnswer::Passed(Lsn(32))] {
+            leader.send(answer).unwrap();
+        }
+        assert_eq!(holds_at(&answers, Lsn(32), || Ok(true)).unwrap(), Some(false));
+        for answer in [KeeperAnswer::Passed(Lsn(32)), KeeperAnswer::Reached(Lsn(48))] {
+            leader.send(answer).unwrap();
+        }
+        assert_eq!(holds_at(&answers, Lsn(48), || Ok(true)).unwrap(), Some(true));
+        leader.send(KeeperAnswer::Reached(Lsn(48))).unwrap();
+        assert_eq!(holds_at(&answers, Lsn(64), || Ok(false)).unwrap(), None);
+    }
 }

@@ -102,7 +102,7 @@ impl Leader<'_> {
             Ok(KeeperOrder::Delay(delay)) => barrier.state.delay(delay),
             Ok(KeeperOrder::Hold(lsn)) => match barrier.state.hold(lsn) {
                 Ok(()) => barrier.held = Some((lsn, None)),
-                Err(_) => self.answer_keeper(KeeperAnswer::Passed),
+                Err(_) => self.answer_keeper(KeeperAnswer::Passed(lsn)),
             },
             Ok(KeeperOrder::Release) => self.release_barrier(),
             Err(RecvError) => {
@@ -164,11 +164,12 @@ impl Leader<'_> {
     pub(super) fn look_at_barrier(&mut self) {
         let received = self.intake.progress.positions().write;
         let (intake, around) = (&self.intake, &self.around);
-        if self.barrier.state.reached(received, || intake.is_committed(around)) {
-            if let Some((_, since)) = &mut self.barrier.held {
-                since.get_or_insert_with(Instant::now);
-            }
-            self.answer_keeper(KeeperAnswer::Reached);
+        if self.barrier.state.reached(received, || intake.is_committed(around))
+            && let Some((lsn, since)) = &mut self.barrier.held
+        {
+            since.get_or_insert_with(Instant::now);
+            let reached = KeeperAnswer::Reached(*lsn);
+            self.answer_keeper(reached);
         }
     }
 }
