@@ -1,15 +1,17 @@
 //! `pgapace drop`: removes a subscription.
 
 use clap::Args;
-use wire::Session;
+use wire::{Session, quote_ident};
 
 use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
+use crate::native::subscription::{Wanted, find};
 use crate::publisher::history::check_walsender_system;
 use crate::publisher::session::Publisher;
 use crate::publisher::slot::{self, Slot};
 use crate::subscriber::origin;
 use crate::subscriber::session::Subscriber;
+use crate::subscriber::state::adoption;
 use crate::subscriber::state::prepared::{self, Standing};
 use crate::subscriber::state::{self, Phase, Subscription, ownership};
 use crate::switchover;
@@ -58,6 +60,27 @@ fn drop_slot(source: &mut Session, row: &Subscription, found: &Slot) -> Result<S
     Ok(if existed { SlotFate::Dropped } else { SlotFate::Absent })
 }
 
+/// Refuses to forget where a native subscription that waits for its slot would have to continue: only schema
+/// pgapace knows it. The positions of the slot and of the native subscription's origin are older.
+fn check_not_adopted(control: &mut Session, name: &str) -> Result<()> {
+    let Some(adopted) = adoption::all(control)?.into_iter().find(|one| one.name == name) else {
+        return Ok(());
+    };
+    // One that has a slot again was enabled by hand: its own position counts.
+    let native = find(control, Wanted::Oid(adopted.native))?.filter(|one| one.slot.is_none());
+    let Some(native) = native else { return Ok(()) };
+    let native = quote_ident(&native.name);
+    Err(Failure::new(
+        Class::Config,
+        format!("subscription {name} was adopted from native subscription {native}, which still exists"),
+    )
+    .detail("With this subscription, the position would be lost from which the slot has to be read.")
+    .hint(format!(
+        "pgapace release hands the slot and the position back. If the publisher is gone for good: DROP \
+         SUBSCRIPTION {native}; then pgapace drop --keep-slot."
+    )))
+}
+
 /// Drops the slot, prepared transactions, origins and state, in this order: if the slot cannot be
 /// dropped, nothing is.
 pub(crate) fn run(args: &DropArgs) -> Result<()> {
@@ -90,6 +113,9 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
                 "If the publisher is gone for good, pass --keep-slot to drop the subscription nevertheless.",
             )
         })?;
+    }
+    if args.keep_slot {
+        check_not_adopted(&mut control, &row.name)?;
     }
     let mut fate = SlotFate::Left;
     if row.owns_slot && !args.keep_slot {

@@ -192,3 +192,27 @@ fn check_names_the_native_subscription_that_uses_the_slot() {
         assert!(check().contains("may have been used by native subscription"));
     });
 }
+
+/// Only pgapace knows where the native subscription would have to continue.
+#[test]
+fn the_position_of_an_adopted_subscription_is_not_forgotten() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both(TABLES);
+        case.publish("FOR ALL TABLES");
+        let native = NativeSubscription::ready(&case, "");
+        native.adopt(&[]).expect(0, &[]);
+        case.publisher.sql("INSERT INTO log VALUES (1)");
+        case.run_until_current();
+        let drop = || case.tool.finish("drop", &["--keep-slot"]);
+        drop().expect(3, &["was adopted from native subscription", "pgapace release"]);
+        case.tool.finish("release", &[]).expect(0, &[]);
+        case.publisher.sql("INSERT INTO log VALUES (2)");
+        native.wait_until_applied();
+        case.expect_equal(&["log"]);
+        native.adopt(&[]).expect(0, &[]);
+        // With its slot, the native subscription has a position of its own.
+        let name = &native.name;
+        case.subscriber.sql(&format!("ALTER SUBSCRIPTION {name} SET (slot_name = '{name}')"));
+        drop().expect(0, &[]);
+    });
+}
