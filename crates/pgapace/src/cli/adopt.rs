@@ -132,6 +132,11 @@ fn print(plan: &Plan, name: &str, dry_run: bool) {
     if !plan.unpublished.is_empty() {
         output::line(&format!("  no longer published: {}", plan.unpublished.join(", ")));
     }
+    if plan.synchronous {
+        output::line(
+            "  synchronous_standby_names of the publisher names it: commits wait until pgapace run streams",
+        );
+    }
     for difference in options::differences(native, &plan.role) {
         output::line(&format!("  {difference}"));
     }

@@ -267,7 +267,8 @@ fn try_hand_over(
         return Err(Failure::new(Class::Busy, message));
     }
     let look = publication::look(source, &found.subscription.publications)?;
-    let plan = make_plan(source, &found, (adoption.slot.clone(), &state), &look, origin)?;
+    let slot = (adoption.name.as_str(), adoption.slot.clone(), &state);
+    let plan = make_plan(source, &found, slot, &look, origin)?;
     let identity = identify(source)?;
     let created = state::create(
         control,

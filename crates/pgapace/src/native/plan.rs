@@ -15,6 +15,7 @@ use crate::lag;
 use crate::publisher::publication::{self, Look};
 use crate::publisher::session::is_standby;
 use crate::publisher::slot::{self, Slot};
+use crate::publisher::watch;
 
 /// First key of the advisory lock of an adoption ("pgad"); the second is the OID of the subscription.
 const LOCK: i32 = 0x7067_6164;
@@ -41,6 +42,8 @@ pub(crate) struct Plan {
     /// Tables of the native subscription that are not published.
     pub(crate) unpublished: Vec<String>,
     pub(crate) publisher_major: u32,
+    /// Commits of the publisher may wait for the subscription (`synchronous_standby_names`).
+    pub(crate) synchronous: bool,
 }
 
 /// Takes the lock of the adoption, so that two adopters exclude each other.
@@ -93,16 +96,38 @@ pub(crate) fn plan(
     let state = usable_slot(source, &slot)?;
     let look = publication::look(source, &found.subscription.publications)?;
     let origin = durable_position(control, found.subscription.oid)?;
-    make_plan(source, found, (slot, &state), &look, origin)
+    make_plan(source, found, (request.name, slot, &state), &look, origin)
+}
+
+/// Whether commits of the publisher may wait for the subscription. Refuses a name of pgapace's subscription for
+/// which they do not, if they do for the native one: without its worker they would hang for good.
+fn is_synchronous(source: &mut Session, found: &Found, name: &str) -> Result<bool> {
+    let native = watch::look_once(source, &found.application_name)?;
+    if watch::look_once(source, name)? || !native {
+        return Ok(native);
+    }
+    let native = &found.application_name;
+    Err(Failure::new(
+        Class::Config,
+        format!(
+            "synchronous_standby_names of the publisher names \"{native}\", and not \"{name}\": once the \
+             native subscription is disabled, commits would wait for it"
+        ),
+    )
+    .hint(format!(
+        "Adopt it with --name {native}; or add \"{name}\" to synchronous_standby_names of the publisher in \
+         place of \"{native}\"."
+    )))
 }
 
 pub(super) fn make_plan(
     source: &mut Session,
     found: &Found,
-    (slot, state): (String, &Slot),
+    (name, slot, state): (&str, String, &Slot),
     look: &Look,
     origin: Option<Lsn>,
 ) -> Result<Plan> {
+    let synchronous = is_synchronous(source, found, name)?;
     let confirmed = state
         .confirmed_flush
         .ok_or_else(|| Failure::new(Class::Slot, format!("slot \"{slot}\" has no position")))?;
@@ -146,6 +171,7 @@ pub(super) fn make_plan(
             .map(NativeTable::display_name)
             .collect(),
         publisher_major: source.server_version().major(),
+        synchronous,
     })
 }
 

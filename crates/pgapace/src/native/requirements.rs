@@ -323,6 +323,7 @@ pub(crate) mod tests {
             prepared: Vec::new(),
             refused_functions: Vec::new(),
             role: "app".to_owned(),
+            application_name: "Sub".to_owned(),
         }
     }
 

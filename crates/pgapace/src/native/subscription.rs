@@ -60,6 +60,8 @@ pub(crate) struct Found {
     pub(crate) refused_functions: Vec<String>,
     /// The quoted name of the session's role.
     pub(crate) role: String,
+    /// The application_name of its worker on the publisher, as far as this role may read it.
+    pub(crate) application_name: String,
 }
 
 /// How a subscription is looked for.
@@ -196,7 +198,21 @@ pub(crate) fn look(session: &mut Session, wanted: Wanted<'_>) -> Result<Option<F
     let role =
         session.simple("SELECT pg_catalog.quote_ident(current_user)").map_err(|e| reading(&e))?;
     let role = field(&first_row(&role, "current_user")?, 0)?;
-    Ok(Some(Found { subscription, tables, workers, prepared, refused_functions, role }))
+    // Its own name is only a fallback.
+    let application_name = conninfo(session, oid)?
+        .and_then(|text| crate::config::conninfo(&text).ok())
+        .and_then(|info| info.get("application_name").map(str::to_owned))
+        .unwrap_or_else(|| subscription.name.clone());
+    let found = Found {
+        subscription,
+        tables,
+        workers,
+        prepared,
+        refused_functions,
+        role,
+        application_name,
+    };
+    Ok(Some(found))
 }
 
 /// The tables of a subscription, by the names that the subscriber has for them.

@@ -8,6 +8,7 @@ mod refused;
 mod released;
 mod rounds;
 mod steps;
+mod synchronous;
 mod turns;
 mod under_load;
 

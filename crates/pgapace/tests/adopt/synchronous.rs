@@ -1,0 +1,54 @@
+//! Commits of the publisher wait for the native subscription that is adopted.
+
+use testbed::{Result, wait_until};
+
+use crate::support::{DB, NAME, PATIENCE, Site};
+
+const NATIVE: &str = "native";
+
+/// Without the native worker, nobody would ever answer commits that wait for its name.
+#[test]
+fn a_name_for_which_no_commit_waits_is_refused() -> Result<()> {
+    for major in [15, 18] {
+        let mut site = Site::new(major, major)?;
+        site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+        let conninfo = site.publisher.conninfo(DB).replace('\'', "''");
+        site.subscriber.sql(
+            DB,
+            &format!("CREATE SUBSCRIPTION {NATIVE} CONNECTION '{conninfo}' PUBLICATION pub"),
+        )?;
+        let ready = "SELECT count(*) FROM pg_subscription_rel WHERE srsubstate = 'r'";
+        wait_until(
+            PATIENCE,
+            "the table",
+            || Ok(site.subscriber.query_one_text(DB, ready)? == "1"),
+        )?;
+        site.publisher.set("synchronous_standby_names", NATIVE)?;
+        let between = site.tool();
+        let adopt = |name: &str, args: &[&str]| {
+            let mut tool = between.clone();
+            tool.name = name.to_owned();
+            let all: Vec<_> = ["--subscription", NATIVE].iter().chain(args).copied().collect();
+            tool.finish("adopt", &all)
+        };
+        for args in [&["--dry-run"][..], &[]] {
+            adopt(NAME, args).expect(3, &["commits would wait", "--name native"]);
+        }
+        let enabled = "SELECT subenabled FROM pg_subscription";
+        assert_eq!(site.subscriber.query_one_text(DB, enabled)?, "t");
+        let planned = adopt(NATIVE, &["--dry-run"]);
+        assert!(planned.stdout.contains("commits wait until"), "{}", planned.stdout);
+        adopt(NATIVE, &[]).expect(0, &[]);
+        let mut tool = site.tool();
+        tool.name = NATIVE.to_owned();
+        let mut client = site.publisher.connect(DB)?;
+        let waiting = std::thread::spawn(move || {
+            client.batch_execute("INSERT INTO t VALUES (1)").map_err(|e| e.to_string())
+        });
+        let mut run = site.spawn_streaming(&tool.program("run"))?;
+        assert_eq!(waiting.join().expect("the client panicked"), Ok(()), "{}", run.log());
+        run.kill9()?;
+        site.publisher.set("synchronous_standby_names", "")?;
+    }
+    Ok(())
+}
