@@ -133,6 +133,7 @@ pub(super) fn attempt(
         filtered && existing.as_ref().is_some_and(|(_, native)| native.origin != "none");
     let releasing = Releasing {
         origin_none,
+        publisher_major: source.server_version().major(),
         subscriber_major: control.server_version().major(),
         unready: unready(&relations, &look.tables),
         unknown: match existing {

@@ -151,7 +151,8 @@ pub(crate) struct Releasing {
     pub(crate) published_otherwise: bool,
     /// Only changes without origin are applied (`--origin none`).
     pub(crate) origin_none: bool,
-    /// Major version of the subscriber.
+    /// Major versions.
+    pub(crate) publisher_major: u32,
     pub(crate) subscriber_major: u32,
     pub(crate) skip: Option<Lsn>,
     /// Transactions that pgapace holds as prepared on the subscriber.
@@ -238,6 +239,19 @@ pub(crate) fn release_problems(found: &Releasing) -> Vec<Problem> {
                 found.synced, found.applied
             ),
             run,
+        ));
+    }
+    // Its worker does not know the messages of two-phase commit, and would fail for ever.
+    if found.two_phase && found.subscriber_major < 15 {
+        let next_step = if found.publisher_major >= 18 {
+            "Run pgapace run --two-phase=false --until current, which takes two_phase from the slot."
+        } else {
+            "Keep the subscription with pgapace, or upgrade the subscriber: a publisher before PostgreSQL 18 \
+             cannot take two_phase from a slot."
+        };
+        problems.push(Problem::new(
+            "the slot has two_phase, which a native subscription can read from PostgreSQL 15 on",
+            next_step,
         ));
     }
     // A transaction that was received as prepared and is held in memory is not acknowledged. The
@@ -403,6 +417,14 @@ pub(crate) mod tests {
         assert_eq!(count(|found| found.synced = Lsn(91)), 1);
         assert_eq!(count(|found| found.two_phase = true), 1);
         assert_eq!(count(|found| (found.two_phase, found.confirmed) = (true, Lsn(90))), 0);
+        let mut old = Releasing { two_phase: true, confirmed: Lsn(90), ..sound() };
+        old.subscriber_major = 14;
+        for (publisher_major, step) in [(15, "Keep the subscription"), (18, "--two-phase=false")] {
+            old.publisher_major = publisher_major;
+            let problems = release_problems(&old);
+            assert_eq!(problems.len(), 1);
+            assert!(problems[0].next_step.contains(step), "{problems:?}");
+        }
     }
 
     #[test]
