@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 use wire::{Session, quote_ident, quote_literal};
 
 use super::abort::undone;
+use super::interrupted::took_effect;
 use super::options;
 use super::plan::{
     GRACE, LOOK_EVERY, Plan, cannot, lock, make_plan, plan, slot_name, sound, usable_slot,
@@ -49,11 +50,13 @@ pub(super) fn attempt(
 ) -> Result<Plan> {
     let version = schema::version(control)?;
     schema::upgrade(control, version)?;
-    if let Some(plan) = handed.take()
-        && adoption::all(control)?.iter().any(|one| {
-            one.native == plan.native.oid && one.name == request.name && one.step == Step::Adopted
-        })
-    {
+    let done = took_effect(handed, || {
+        let native = handed.as_ref().map(|plan| plan.native.oid);
+        Ok(adoption::all(control)?.iter().any(|one| {
+            Some(one.native) == native && one.name == request.name && one.step == Step::Adopted
+        }))
+    })?;
+    if let Some(plan) = done {
         return Ok(plan);
     }
     let found = sound(control, request)?;

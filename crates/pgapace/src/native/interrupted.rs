@@ -60,9 +60,8 @@ pub(crate) fn release(
         let (row, adopted) = match owned.take() {
             Some(owned) => owned,
             None => {
-                if let Some(released) = handed.take()
-                    && state::find_in_any(control, request.name)?.is_none()
-                {
+                let gone = || Ok(state::find_in_any(control, request.name)?.is_none());
+                if let Some(released) = took_effect(&handed, gone)? {
                     return Ok(released);
                 }
                 release::own(control, request.name)?
@@ -70,6 +69,18 @@ pub(crate) fn release(
         };
         release::attempt(control, source, (&row, adopted), request, &mut handed)
     })
+}
+
+/// What a COMMIT whose answer was lost has done, if it took effect. `handed` stays: the session on which
+/// `looks` asks may be lost too.
+pub(super) fn took_effect<T: Clone>(
+    handed: &Option<T>,
+    looks: impl FnOnce() -> Result<bool>,
+) -> Result<Option<T>> {
+    match handed {
+        Some(done) if looks()? => Ok(Some(done.clone())),
+        _ => Ok(None),
+    }
 }
 
 struct Again<'a> {
@@ -125,5 +136,22 @@ impl Again<'_> {
             *source = until(ended, RETRY_EVERY, || publisher.connect())?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::took_effect;
+    use crate::error::{Class, Failure};
+
+    /// The session with which the rows are read may be lost as the one before it.
+    #[test]
+    fn a_lost_answer_is_looked_up_until_it_is_known() {
+        let handed = Some("plan");
+        let lost = || Err(Failure::new(Class::Subscriber, "the session was lost"));
+        assert!(took_effect(&handed, lost).is_err());
+        assert_eq!(took_effect(&handed, || Ok(false)).unwrap(), None);
+        assert_eq!(took_effect(&handed, || Ok(true)).unwrap(), Some("plan"));
+        assert_eq!(took_effect::<&str>(&None, lost).unwrap(), None);
     }
 }
