@@ -31,8 +31,8 @@ pub(super) fn undone(control: &mut Session, failure: Failure, adoption: &Adoptio
     }
 }
 
-/// Gives the native subscription its slot back, enables it if it was enabled, and forgets the adoption.
-/// Returns whether it was enabled; `None` if it no longer exists.
+/// Enables the native subscription if it was enabled, with the slot that it then had, and forgets the adoption.
+/// One that was disabled may never have had the slot (`--slot`). Returns whether it was enabled; `None` if it no longer exists.
 pub(super) fn undo(control: &mut Session, adoption: &Adoption) -> Result<Option<bool>> {
     let Some(native) = find(control, Wanted::Oid(adoption.native))? else {
         run(control, &adoption::forget_sql(adoption.native), "forgetting the adoption")?;
@@ -40,7 +40,7 @@ pub(super) fn undo(control: &mut Session, adoption: &Adoption) -> Result<Option<
     };
     let now = Adoption { native_name: native.name.clone(), ..adoption.clone() };
     let mut sql = String::from("BEGIN; ");
-    if native.slot.is_none() {
+    if native.slot.is_none() && adoption.enabled {
         let slot = quote_literal(&adoption.slot);
         sql.push_str(&format!("{} SET (slot_name = {slot}); ", alter(&native.name)));
     }

@@ -138,3 +138,25 @@ fn an_error_is_undone() {
         case.expect_equal(&["t", "log"]);
     });
 }
+
+/// With slot_name = NONE it could not be enabled by mistake, and must not be able to afterwards.
+#[test]
+fn a_failed_adoption_leaves_a_native_subscription_without_a_slot() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both(TABLES);
+        case.publish("FOR ALL TABLES");
+        let native = NativeSubscription::ready(&case, "");
+        let (name, slot) = (&native.name, &native.name);
+        case.subscriber.sql(&format!("ALTER SUBSCRIPTION {name} DISABLE"));
+        case.subscriber.sql(&format!("ALTER SUBSCRIPTION {name} SET (slot_name = NONE)"));
+        // It creates schema pgapace, whose table then takes no row.
+        native.adopt(&[]).expect(3, &["slot_name = NONE"]);
+        case.subscriber
+            .sql("ALTER TABLE pgapace.relation ADD CONSTRAINT no CHECK (false) NOT VALID");
+        native.adopt(&["--slot", slot]).expect(5, &["is as before", "23514"]);
+        assert_eq!(native.state(), "f|∅");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM pgapace.adoption"), "0");
+        case.subscriber.sql("ALTER TABLE pgapace.relation DROP CONSTRAINT no");
+        native.adopt(&["--slot", slot]).expect(0, &[]);
+    });
+}
