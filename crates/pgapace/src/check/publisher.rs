@@ -144,7 +144,8 @@ fn check_slot(
                 reporter.failure("slot", failure).on(name);
             }
         }
-        Some(row) if row.phase == Phase::Streaming => {
+        // Once its creation is recorded, the slot is never created again.
+        Some(row) if row.phase != Phase::Creating => {
             let applied = known.applied.unwrap_or(Lsn::INVALID);
             match slot::check_resume(&row.slot_name, found.as_ref(), recovers, applied) {
                 Ok(lsn) => reporter.ok("slot", format!("slot {name} can continue from {lsn}")),
@@ -153,10 +154,14 @@ fn check_slot(
                 }
             }
         }
-        // An interrupted first run creates its slot again.
-        Some(row) if row.owns_slot => {
-            reporter.ok("slot", format!("a run creates slot {name} again"));
-        }
+        // An interrupted first run creates its slot again, or goes on with it.
+        Some(row) if row.owns_slot => match &found {
+            Some(slot) if known.owner.is_none() && !slot::is_ours(slot, row.slot_made_at) => {
+                reporter.failure("slot", &slot::not_ours(name)).on(name);
+            }
+            Some(_) => reporter.ok("slot", format!("a run goes on with slot {name}")),
+            None => reporter.ok("slot", format!("a run creates slot {name} again")),
+        },
         None if config.create_slot => match &found {
             None => reporter.ok("slot", format!("slot name {name} is available")),
             Some(slot) => {

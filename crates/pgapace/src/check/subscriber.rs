@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use wire::Session;
 
 use crate::apply::prefetch::READERS;
-use crate::check::report::{Reporter, Side};
+use crate::check::report::{Reporter, Severity, Side};
 use crate::check::service::Service;
 use crate::check::{Settings, SubscriptionState, failed, genuine, one, origins, service};
 use crate::config::{Prefetch, Subscription as Config};
@@ -15,7 +15,8 @@ use crate::sqlstate;
 use crate::subscriber::catalogue::boolean;
 use crate::subscriber::citus;
 use crate::subscriber::session::OLDEST_MAJOR;
-use crate::subscriber::state::{self, ownership, progress, schema};
+use crate::subscriber::state::{self, Subscription, ownership, progress, schema};
+use crate::switchover;
 
 const SIDE: Side = Side::Subscriber;
 /// Sessions of a subscription in addition to its workers: control, durability, monitor.
@@ -277,6 +278,10 @@ fn own_subscription(
             ),
         );
     }
+    if let Err(failure) = row.check_enabled() {
+        reporter.failure("subscription", &failure);
+    }
+    refused_by_others(session, config, &row, reporter)?;
     if row.slot_name != config.slot {
         reporter.block(
             "slot",
@@ -295,6 +300,30 @@ fn own_subscription(
                 row.publications.join(", ")
             ),
         );
+    }
+    Ok(())
+}
+
+/// Whether a switchover has ended the subscription, or its native one has the slot.
+fn refused_by_others(
+    session: &mut Session,
+    config: &Config,
+    row: &Subscription,
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    let [ended, adopted] = session
+        .simple_each([&switchover::ended_sql(row.id), &guard::later_start_sql(&row.name)])
+        .map_err(|e| failed(SIDE, &e, "looking for a switchover and a native subscription"))?;
+    if let Err(failure) = switchover::check_not_ended(&ended, &row.name) {
+        // A run without --until goes on with the way back.
+        let turns = failure.way_back.is_some();
+        let finding = reporter.failure("subscription", &failure);
+        if turns {
+            finding.severity = Severity::Warning;
+        }
+    }
+    if let Err(failure) = guard::later_start(&adopted, config) {
+        reporter.failure("native", &failure);
     }
     Ok(())
 }

@@ -231,7 +231,7 @@ impl Supervisor<'_> {
             hand_over::wait_aside(control, row.id, &|| self.shutdown.requested())?;
         }
         self.known = self.known.max(has_run(row));
-        check_enabled(row)?;
+        row.check_enabled()?;
         self.check_same_slot(row)?;
         let stopped = self.stopped.clone();
         let judged = stopped.is_some();
@@ -250,7 +250,7 @@ impl Supervisor<'_> {
         let row = ownership::fence(control, row.id, &owning, &stopping)?.ok_or_else(|| {
             Failure::new(Class::Busy, "the subscription was dropped while pgapace waited for it")
         })?;
-        check_enabled(&row)?;
+        row.check_enabled()?;
         self.check_same_slot(&row)?;
         let owner = Owner { id: row.id, epoch: row.epoch };
         let beat = StartBeat::spawn(subscriber, publisher, owner)?;
@@ -411,20 +411,4 @@ fn recorded(control: &mut Session, name: &str) -> Result<Option<Subscription>> {
 /// Whether an earlier start has created the slot.
 fn has_run(row: &Subscription) -> Known {
     if row.phase == Phase::Creating { Known::New } else { Known::HasRun }
-}
-
-/// Refuses a subscription that was disabled because of an error.
-fn check_enabled(row: &Subscription) -> Result<()> {
-    match &row.disabled {
-        None => Ok(()),
-        Some(reason) => Err(Failure::new(
-            Class::Disabled,
-            format!("subscription {} was disabled because of an error", row.name),
-        )
-        .detail(reason.as_str())
-        .hint(
-            "When its cause is gone, or the transaction is to be left out (pgapace skip): pgapace \
-             enable.",
-        )),
-    }
 }

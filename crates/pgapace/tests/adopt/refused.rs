@@ -115,6 +115,13 @@ fn a_slot_that_was_taken_back_by_hand_is_noticed() {
         };
         set(&format!("'{}'", native.name));
         case.run().expect(8, &["has slot", "slot_name = NONE"]);
+        let checked = case.tool.finish("check", &[]);
+        checked.expect(6, &[]);
+        assert!(
+            checked.stdout.contains("BLOCKER  subscriber native subscription"),
+            "{}",
+            checked.stdout
+        );
         set("NONE");
         case.run_until_current();
     });

@@ -229,6 +229,8 @@ fn clients_move_over_and_back() {
             assert_eq!(process.events("applies_way_back"), turns, "{}", process.log());
             assert_eq!(value(old, database, read_only), "on");
             case.run().expect(13, &["was switched over at"]);
+            let checked = case.tool.finish("check", &[]).stdout;
+            assert!(checked.contains("was switched over at"), "{checked}");
             let said = ["was switched over", "HINT:", "applies the way back"];
             let status = case.tool.finish("status", &["--check"]);
             status.expect(13, &said);

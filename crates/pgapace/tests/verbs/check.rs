@@ -80,6 +80,29 @@ fn a_slot_that_is_gone_blocks() {
     assert!(finished.stdout.contains("does not exist on the publisher"), "{}", finished.stdout);
 }
 
+/// What `run` refuses is a blocker, in the same words.
+#[test]
+fn a_subscription_that_cannot_go_on_is_a_blocker() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+        let name = &case.tool.name;
+        let refused = |change: &str, code: i32, said: &str| {
+            case.subscriber.sql(&format!("UPDATE pgapace.subscription SET {change}"));
+            case.run().expect(code, &[said]);
+            let checked = case.tool.finish("check", &[]);
+            checked.expect(6, &[]);
+            assert!(checked.stdout.contains(said), "{said}:\n{}", checked.stdout);
+            assert!(!checked.stdout.contains("creates slot"), "{}", checked.stdout);
+        };
+        refused("disabled_reason = 'a reason'", 13, "was disabled because of an error");
+        // A slot that something else has created meanwhile.
+        let creating = "disabled_reason = NULL, phase = 'creating', slot_made_at = NULL";
+        refused(creating, 7, "may belong to another subscription");
+        case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{name}')"));
+        refused("phase = 'copying'", 7, "does not exist on the publisher");
+    });
+}
+
 #[test]
 fn a_database_is_not_its_own_subscriber() {
     let case = Case::new(15, 15);

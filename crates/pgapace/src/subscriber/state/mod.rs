@@ -23,7 +23,7 @@ use engine::table_sync::TableSyncState;
 use pgoutput::Lsn;
 use wire::Session;
 
-use crate::error::{Failure, Result};
+use crate::error::{Class, Failure, Result};
 use crate::publisher::session::SystemIdentity;
 use crate::publisher::watch::TimelineSwitch;
 use crate::subscriber::catalogue::{boolean, field, parse_name_array};
@@ -107,6 +107,24 @@ pub(crate) struct Subscription {
     pub(crate) manner: [Option<String>; 4],
     /// Tables that hold rows are compared with the publisher's, until all are ready.
     pub(crate) rebasing: bool,
+}
+
+impl Subscription {
+    /// Refuses a subscription that was disabled because of an error.
+    pub(crate) fn check_enabled(&self) -> Result<()> {
+        match &self.disabled {
+            None => Ok(()),
+            Some(reason) => Err(Failure::new(
+                Class::Disabled,
+                format!("subscription {} was disabled because of an error", self.name),
+            )
+            .detail(reason.as_str())
+            .hint(
+                "When its cause is gone, or the transaction is to be left out (pgapace skip): pgapace \
+                 enable.",
+            )),
+        }
+    }
 }
 
 const COLUMNS: &str = "id, name, slot_name, publications, phase, owns_slot, copy_data, epoch, \
