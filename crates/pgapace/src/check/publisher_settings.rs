@@ -2,9 +2,9 @@
 
 use wire::Session;
 
-use crate::check::report::{Reporter, Side};
+use crate::check::report::{Fix, Reporter, Side};
 use crate::check::service::Service;
-use crate::check::{Settings, SubscriptionState, failed, one};
+use crate::check::{Settings, SubscriptionState, connections, failed, one};
 use crate::config::Subscription as Config;
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::field;
@@ -77,24 +77,25 @@ fn room(
     let counts = session
         .query(
             "SELECT (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots), \
-                    (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication), \
-                    (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity \
-                     WHERE backend_type = 'client backend')",
+                    (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication)",
             &[],
         )
         .map_err(|e| failed(SIDE, &e, "counting its slots"))?;
     let row = counts
         .first()
         .ok_or_else(|| Failure::internal("the query for its slots returned no row"))?;
-    let (slots, senders, connections): (i64, i64, i64) =
-        (field(&row, 0)?, field(&row, 1)?, field(&row, 2)?);
+    let (slots, senders): (i64, i64) = (field(&row, 0)?, field(&row, 1)?);
+    let connections = connections::limits(session, SIDE, settings, service)?;
     let new = known.row.as_ref().is_none_or(|row| row.phase != Phase::Streaming);
     let running = known.owner.is_some();
     let copies = config.copies_data() && !running;
     // `later`: the need of tables that are copied later, or again, in addition.
-    let mut room = |name: &'static str, (used, most): (i64, i64), needed: i64, later: i64| {
+    let mut room = |name: &'static str,
+                    (used, most): (i64, i64),
+                    (needed, later): (i64, i64),
+                    raise: &dyn Fn(i64) -> Fix| {
         let what = format!("{name}: {used} of {most} are in use");
-        let fix = service.set(SIDE, name, most.max(used + needed + later + 8));
+        let fix = raise(most.max(used + needed + later + 8));
         if most - used < needed {
             reporter.block(name, format!("{what}; {needed} more are needed")).fix(fix);
         } else if most - used < needed + later {
@@ -109,7 +110,9 @@ fn room(
     // A copy with a snapshot of its own needs a temporary slot, and a walsender that holds it.
     let slots_needed = i64::from(new && config.create_slot);
     let slots = (slots, limit("max_replication_slots"));
-    room("max_replication_slots", slots, slots_needed, i64::from(copies));
+    let set = |name: &'static str| move |to| service.set(SIDE, name, to);
+    let needs = (slots_needed, i64::from(copies));
+    room("max_replication_slots", slots, needs, &set("max_replication_slots"));
     let senders = (senders, limit("max_wal_senders"));
     let senders_needed = match (running, new && config.copies_data()) {
         (true, _) => 0,
@@ -119,14 +122,18 @@ fn room(
         // That of the watch tells the timeline of a standby.
         (false, false) => 1 + i64::from(recovers),
     };
-    room("max_wal_senders", senders, senders_needed, i64::from(copies && !new));
-    let reserved = limit("superuser_reserved_connections") + limit("reserved_connections");
+    let senders_later = i64::from(copies && !new);
+    room("max_wal_senders", senders, (senders_needed, senders_later), &set("max_wal_senders"));
     // Sessions that copy, one that reads the publications, and one that watches
-    // `synchronous_standby_names`. The session of this check ends before.
+    // `synchronous_standby_names`.
     let workers = i64::try_from(config.copy_workers).unwrap_or(i64::MAX);
-    let connections = (connections - 1, limit("max_connections") - reserved);
     let looks = i64::from(copies) + i64::from(!running);
-    room("max_connections", connections, looks, workers * i64::from(copies));
+    let copying = workers * i64::from(copies);
+    for one in &connections {
+        let (now, later) = if one.walsenders { (senders_needed, senders_later) } else { (0, 0) };
+        let needs = (looks + now, copying + later);
+        room(one.topic, (one.used, one.most), needs, &|to| one.raise(to));
+    }
     Ok(())
 }
 

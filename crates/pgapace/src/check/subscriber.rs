@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use wire::Session;
 
 use crate::apply::prefetch::READERS;
+use crate::check::connections::{self, ConnectionLimit};
 use crate::check::report::{Reporter, Severity, Side};
 use crate::check::service::Service;
 use crate::check::{Settings, SubscriptionState, failed, genuine, one, origins, service};
@@ -344,15 +345,25 @@ fn settings(
             "server_encoding",
         ],
     )?;
-    let sql = "SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity \
-               WHERE backend_type = 'client backend'";
-    let used: i64 = one(session, SIDE, sql, "counting its sessions")?.parse().unwrap_or(0);
-    let number = |name| settings.number(name).unwrap_or(0);
-    let reserved = number("superuser_reserved_connections") + number("reserved_connections");
-    let most = number("max_connections") - reserved;
-    // The session of this check ends before a run begins.
-    let used = used - 1;
-    let what = format!("{used} of {most} connections are in use");
+    for limit in connections::limits(session, SIDE, &settings, known.service)? {
+        room(&limit, config, known.owner.is_some(), reporter);
+    }
+    let encoding = settings.text("server_encoding");
+    if encoding == "SQL_ASCII" {
+        reporter.note(
+            "encoding",
+            "its encoding is SQL_ASCII: text is stored unchanged in the publisher's encoding",
+        );
+    } else {
+        reporter.ok("encoding", format!("encoding {encoding}"));
+    }
+    Ok(())
+}
+
+/// Whether connections are left for a run.
+fn room(limit: &ConnectionLimit, config: &Config, runs: bool, reporter: &mut Reporter<'_>) {
+    let ConnectionLimit { topic, of, used, most, .. } = limit;
+    let what = format!("{used} of {most} connections{of} are in use");
     let needed = SESSIONS + count(config.workers.at_start());
     let workers = count(config.workers.most() - config.workers.at_start());
     // Copying can do with fewer sessions, but takes longer.
@@ -360,12 +371,12 @@ fn settings(
     let streams = count(config.stream_sessions());
     let reading = if config.prefetch == Prefetch::Off { 0 } else { count(READERS) };
     let all = needed + workers + copying + streams + reading;
-    let fix = known.service.set(SIDE, "max_connections", used + all + reserved + 20);
-    if known.owner.is_some() {
-        reporter.ok("max_connections", what);
+    let fix = limit.raise(used + all + 20);
+    if runs {
+        reporter.ok(topic, what);
     } else if most - used < needed {
         let message = format!("{what}; a run needs {needed}");
-        reporter.block("max_connections", message).fix(fix);
+        reporter.block(topic, message).fix(fix);
     } else if most - used < all {
         let mut message = format!("{what}; a run needs {needed}");
         if workers > 0 {
@@ -380,20 +391,10 @@ fn settings(
         if reading > 0 {
             let _ = write!(message, ", and {reading} more to read ahead");
         }
-        reporter.warn("max_connections", message).fix(fix);
+        reporter.warn(topic, message).fix(fix);
     } else {
-        reporter.ok("max_connections", format!("{what}; a run needs up to {all}"));
+        reporter.ok(topic, format!("{what}; a run needs up to {all}"));
     }
-    let encoding = settings.text("server_encoding");
-    if encoding == "SQL_ASCII" {
-        reporter.note(
-            "encoding",
-            "its encoding is SQL_ASCII: text is stored unchanged in the publisher's encoding",
-        );
-    } else {
-        reporter.ok("encoding", format!("encoding {encoding}"));
-    }
-    Ok(())
 }
 
 pub(super) fn count(number: usize) -> i64 {

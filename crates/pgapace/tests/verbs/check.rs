@@ -223,3 +223,51 @@ fn prepared_transactions_need_room_on_the_subscriber() {
         tool.finish("drop", &[]).expect(0, &[]);
     }
 }
+
+/// A role without pg_read_all_stats does not see what kind of session those of other roles are.
+#[test]
+fn connections_of_other_roles_and_limits_of_the_role_count() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY)");
+        case.publish("FOR ALL TABLES");
+        let role = format!("{}_limited", case.tool.name);
+        for side in [&case.publisher, &case.subscriber] {
+            let limits = format!(
+                "CREATE ROLE {role} LOGIN REPLICATION CONNECTION LIMIT 2; \
+                 ALTER DATABASE {} CONNECTION LIMIT 50",
+                side.name
+            );
+            side.sql(&limits);
+        }
+        let limited = |conninfo: &str| conninfo.replace("user=postgres", &format!("user={role}"));
+        let mut tool = case.tool.clone();
+        tool.publisher = limited(&tool.publisher);
+        tool.subscriber = limited(&tool.subscriber);
+        let others: Vec<_> =
+            (0..5).flat_map(|_| [case.publisher.connect(), case.subscriber.connect()]).collect();
+        let checked = tool.finish("check", &[]).stdout;
+        for (side, of) in [
+            ("publisher  max_connections: ", " of "),
+            ("subscriber ", " connections are in use"),
+            ("publisher  datconnlimit: ", " of 50 "),
+            ("subscriber ", " of 50 connections of database"),
+        ] {
+            let line = checked.lines().find(|line| line.contains(side) && line.contains(of));
+            let used =
+                line.and_then(|line| line.split(side).nth(1)?.split(' ').next()?.parse().ok());
+            assert!(used.is_some_and(|used: usize| used >= 5), "{side}{of}: {line:?}\n{checked}");
+        }
+        for said in [
+            "BLOCKER  publisher  rolconnlimit: 0 of 2 are in use",
+            "BLOCKER  subscriber 0 of 2 connections of role",
+        ] {
+            assert!(checked.contains(said), "{said}:\n{checked}");
+        }
+        let fix = format!("ALTER ROLE \"{role}\" CONNECTION LIMIT ");
+        assert_eq!(checked.matches(&fix).count(), 2, "{checked}");
+        drop(others);
+        for side in [&case.publisher, &case.subscriber] {
+            side.sql(&format!("DROP ROLE {role}"));
+        }
+    });
+}
