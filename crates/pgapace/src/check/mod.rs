@@ -36,7 +36,7 @@ use crate::subscriber::catalogue::field;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::ownership::Owner;
 use crate::subscriber::state::progress::Followed;
-use crate::subscriber::state::{RelationState, Subscription};
+use crate::subscriber::state::{RelationState, SchemaCopy, Subscription};
 use report::{Report, Reporter, Side};
 use service::Service;
 
@@ -62,6 +62,14 @@ impl SubscriptionState {
         let copy_data = self.row.as_ref().map_or(config.copies_data(), |row| row.copy_data);
         let same = |r: &&RelationState| r.schema == table.schema && r.name == table.name;
         copy_data && self.relations.iter().find(same).is_none_or(|r| r.sync_lsn.is_none())
+    }
+
+    /// Whether a run creates the published tables (`--copy-schema`).
+    fn creates_tables(&self, config: &Config) -> bool {
+        match &self.row {
+            Some(row) => row.schema_copy == Some(SchemaCopy::Before),
+            None => config.copy_schema,
+        }
     }
 
     /// Whether a run would empty this table first, because an interrupted copy left rows in it.

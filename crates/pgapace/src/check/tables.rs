@@ -20,6 +20,7 @@ use crate::subscriber::mapping::{Search, TableMap};
 use crate::subscriber::mode::TableApplyMode;
 use crate::subscriber::state;
 use crate::subscriber::storage::{self, TableStorage};
+use crate::tablesync::check_absent;
 
 const SIDE: Side = Side::Subscriber;
 const TOPICS: [&str; 9] = [
@@ -54,14 +55,16 @@ pub(super) fn check(
     published: &[PublishedTable],
     reporter: &mut Reporter<'_>,
 ) {
+    if known.creates_tables(config) {
+        created(session, known, published, reporter);
+        return;
+    }
     let (filled, missing, catalogue) = (Vec::new(), Vec::new(), CatalogueReader::default());
     let mut checker = Checker { session, config, known, reporter, filled, missing, catalogue };
     let before = checker.reporter.report.findings.len();
     let (session, reporter) = (&mut *checker.session, &mut *checker.reporter);
     reporter.group("schema", |reporter| schemas(session, known, published, reporter));
-    if !config.copy_schema || known.row.is_some() {
-        reporter.group("types", |reporter| types::missing(publisher, session, published, reporter));
-    }
+    reporter.group("types", |reporter| types::missing(publisher, session, published, reporter));
     reporter.group("storage", |reporter| storage(session, published, reporter));
     for table in published {
         if let Err(failure) = checker.table(table) {
@@ -76,6 +79,24 @@ pub(super) fn check(
     if !published.is_empty() && !found.iter().any(|f| TOPICS.contains(&f.topic)) {
         let count = published.len();
         checker.reporter.ok("table", format!("tables that fit the published ones: {count}"));
+    }
+}
+
+/// Checks that the subscriber has none of the tables that a run creates with `--copy-schema`.
+fn created(
+    session: &mut Session,
+    known: &SubscriptionState,
+    published: &[PublishedTable],
+    reporter: &mut Reporter<'_>,
+) {
+    // An interrupted first run may have created some of them, and creates the others.
+    let absent = match known.row {
+        Some(_) => Some(()),
+        None => reporter.group("table", |_| check_absent(session, published)),
+    };
+    if absent.is_some() && !published.is_empty() {
+        let count = published.len();
+        reporter.ok("table", format!("tables that a run creates: {count}"));
     }
 }
 

@@ -271,3 +271,26 @@ fn connections_of_other_roles_and_limits_of_the_role_count() {
         }
     });
 }
+
+/// With --copy-schema the first run creates the tables, and refuses those that exist.
+#[test]
+fn tables_that_the_first_run_creates_must_be_missing() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        let ddl = "CREATE SCHEMA s; CREATE TABLE s.t (id int PRIMARY KEY, v text); \
+                   CREATE INDEX ON s.t (v)";
+        case.publisher.sql(ddl);
+        case.publish("FOR ALL TABLES");
+        case.tool.finish("check", &[]).expect(6, &[]);
+        case.tool.args = vec!["--copy-schema".to_owned()];
+        let absent = case.tool.finish("check", &[]);
+        absent.expect(0, &[]);
+        assert!(absent.stdout.contains("tables that a run creates: 1"), "{}", absent.stdout);
+        assert!(!absent.stdout.contains("does not exist"), "{}", absent.stdout);
+        case.subscriber.sql(ddl);
+        let said = "already has published tables: s.t";
+        case.run().expect(6, &[said]);
+        let existing = case.tool.finish("check", &[]);
+        existing.expect(6, &["1 blocker"]);
+        assert!(existing.stdout.contains(said), "{}", existing.stdout);
+    });
+}
