@@ -72,6 +72,11 @@ impl SubscriptionState {
         }
     }
 
+    /// Whether a run refuses to copy tables that hold rows. A rebase compares them.
+    fn refuses_rows(&self, config: &Config) -> bool {
+        config.if_not_empty.refuses() && !self.row.as_ref().is_some_and(|row| row.rebasing)
+    }
+
     /// Whether a run would empty this table first, because an interrupted copy left rows in it.
     fn is_emptied(&self, table: &PublishedTable) -> bool {
         let same = |r: &&RelationState| r.schema == table.schema && r.name == table.name;

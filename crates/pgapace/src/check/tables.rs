@@ -196,6 +196,7 @@ impl Checker<'_, '_> {
         }
         let readable = self.privileges(published, &table)?;
         if readable
+            && self.known.refuses_rows(self.config)
             && self.known.to_copy(self.config, published)
             && !self.known.is_emptied(published)
         {

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use testbed::{Cluster, Pair, Stop};
 
-use crate::support::{Case, Tool, must, on_versions};
+use crate::support::{Case, PATIENCE, Tool, must, on_versions, wait_while_running};
 use crate::verbs::json;
 
 #[test]
@@ -292,5 +292,35 @@ fn tables_that_the_first_run_creates_must_be_missing() {
         let existing = case.tool.finish("check", &[]);
         existing.expect(6, &["1 blocker"]);
         assert!(existing.stdout.contains(said), "{}", existing.stdout);
+    });
+}
+
+/// To empty its tables would make a rebase a copy of everything.
+#[test]
+fn rows_do_not_block_a_rebase() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)");
+        case.publish("FOR ALL TABLES");
+        let before = case.tool.finish("check", &[]);
+        before.expect(6, &[]);
+        assert!(before.stdout.contains("TRUNCATE"), "{}", before.stdout);
+        case.publisher.sql("INSERT INTO t VALUES (2)");
+        // It is interrupted while its slot waits for a transaction.
+        let mut writer = case.publisher.connect();
+        must(writer.batch_execute("BEGIN; INSERT INTO t VALUES (3)"));
+        let rebase = case.tool.program("run").args(["--if-not-empty", "rebase"]);
+        let mut process = must(rebase.spawn_logged(case.log_file("rebase")));
+        let creating = "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() \
+                        AND query LIKE 'CREATE_REPLICATION_SLOT%'";
+        must(wait_while_running(&mut process, "the slot to be created", PATIENCE, || {
+            Ok(case.publisher.value(creating) == "t")
+        }));
+        must(process.kill9());
+        must(writer.batch_execute("COMMIT"));
+        let checked = case.tool.finish("check", &[]);
+        checked.expect(0, &[]);
+        assert!(!checked.stdout.contains("TRUNCATE"), "{}", checked.stdout);
+        case.run_until_current();
+        case.expect_equal(&["t"]);
     });
 }
