@@ -21,6 +21,7 @@ mod uncarried;
 
 use std::collections::HashMap;
 
+use engine::table_sync::TableSyncState;
 use pgoutput::Lsn;
 use wire::{ConnInfo, Session};
 
@@ -75,6 +76,13 @@ impl SubscriptionState {
     /// Whether a run refuses to copy tables that hold rows. A rebase compares them.
     fn refuses_rows(&self, config: &Config) -> bool {
         config.if_not_empty.refuses() && !self.row.as_ref().is_some_and(|row| row.rebasing)
+    }
+
+    /// Whether a running process has decided to copy this table, which may be locked meanwhile, and not empty.
+    fn is_judged(&self, table: &PublishedTable) -> bool {
+        let same = |r: &&RelationState| r.schema == table.schema && r.name == table.name;
+        let found = self.relations.iter().find(same);
+        self.owner.is_some() && found.is_some_and(|one| one.state != TableSyncState::Blocked)
     }
 
     /// Whether a run would empty this table first, because an interrupted copy left rows in it.

@@ -199,6 +199,7 @@ impl Checker<'_, '_> {
             && self.known.refuses_rows(self.config)
             && self.known.to_copy(self.config, published)
             && !self.known.is_emptied(published)
+            && !self.known.is_judged(published)
         {
             let sql = format!("SELECT 1 FROM {} LIMIT 1", table.sql_only());
             let rows = self

@@ -3,7 +3,8 @@
 use serde_json::Value;
 use testbed::{Cluster, Pair, Stop};
 
-use crate::support::{Case, PATIENCE, Tool, must, on_versions, wait_while_running};
+use crate::support::{Case, PATIENCE, Tool, must, on_versions, wait_for_event, wait_while_running};
+use crate::tablesync::while_streaming::{holder, wait_for_a_waiter};
 use crate::verbs::json;
 
 #[test]
@@ -322,5 +323,26 @@ fn rows_do_not_block_a_rebase() {
         assert!(!checked.stdout.contains("TRUNCATE"), "{}", checked.stdout);
         case.run_until_current();
         case.expect_equal(&["t"]);
+    });
+}
+
+/// A table that is being copied may be locked. `check` neither waits for it nor calls it a blocker.
+#[test]
+fn a_table_that_is_copied_meanwhile_is_left_alone() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO t VALUES (1)");
+        case.publish("FOR ALL TABLES");
+        let mut copying = holder(&case, "BEGIN; LOCK TABLE t IN SHARE MODE");
+        let mut process = case.tool.start(case.log_file("first"));
+        wait_for_a_waiter(&case, &mut process, "relation");
+        must(copying.batch_execute("LOCK TABLE t"));
+        let checked = case.tool.finish("check", &[]);
+        checked.expect(0, &[]);
+        assert!(!checked.stdout.contains("lock timeout"), "{}", checked.stdout);
+        must(copying.batch_execute("COMMIT"));
+        must(wait_for_event(&mut process, "streaming", PATIENCE));
+        case.expect_equal(&["t"]);
+        case.stop(process);
     });
 }
