@@ -1,5 +1,7 @@
 //! Writes to standard output and standard error, except for the log.
 
+use std::borrow::Cow;
+use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 use std::sync::OnceLock;
@@ -11,7 +13,8 @@ use crate::error::{Class, Failure, Result};
 /// Writes a failure in the form of psql, and returns its exit code.
 pub(crate) fn fail(failure: &Failure) -> ExitCode {
     // Standard error may be closed.
-    let _ = writeln!(std::io::stderr(), "pgapace: error: {failure}");
+    let text = failure.to_string();
+    let _ = writeln!(std::io::stderr(), "pgapace: error: {}", printable(&text));
     ExitCode::from(failure.class.exit_code())
 }
 
@@ -41,19 +44,37 @@ pub(crate) fn finish() -> Result<()> {
     }
 }
 
+/// Text with its control characters as psql shows them, except for new lines. Queries and names of other users
+/// may contain them, and a terminal would obey.
+fn printable(text: &str) -> Cow<'_, str> {
+    let is_safe = |c: char| c == '\n' || !c.is_control();
+    if text.chars().all(is_safe) {
+        return text.into();
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_safe(c) {
+            shown.push(c);
+        } else {
+            let _ = write!(shown, "\\x{:02X}", u32::from(c));
+        }
+    }
+    shown.into()
+}
+
 /// Writes a line to standard output.
 pub(crate) fn line(text: &str) {
-    noted(writeln!(io::stdout(), "{text}"));
+    noted(writeln!(io::stdout(), "{}", printable(text)));
 }
 
 /// Writes lines to standard output. Returns whether they were written.
 pub(crate) fn lines(lines: &[String]) -> bool {
-    lines.iter().all(|line| noted(writeln!(io::stdout(), "{line}")))
+    lines.iter().all(|line| noted(writeln!(io::stdout(), "{}", printable(line))))
 }
 
 /// Writes a line to standard error.
 pub(crate) fn remark(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
+    let _ = writeln!(std::io::stderr(), "{}", printable(text));
 }
 
 /// Writes text as it is to standard output.
@@ -84,4 +105,15 @@ pub(crate) fn size(bytes: i64) -> String {
         unit += 1;
     }
     format!("{value:.0} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    #[test]
+    fn control_characters_are_shown_and_not_obeyed() {
+        assert_eq!(printable("one line\nand ä"), "one line\nand ä");
+        assert_eq!(printable("\u{1b}[2Jgone\r\u{7}\t\u{9b}"), "\\x1B[2Jgone\\x0D\\x07\\x09\\x9B");
+    }
 }

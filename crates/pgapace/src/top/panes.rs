@@ -8,7 +8,7 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table, Wrap};
 
 use crate::cli::output::size;
 use crate::cli::status::collect::Status;
-use crate::cli::status::values::{duration, whole};
+use crate::cli::status::values::{duration, one_line, whole};
 use crate::observe::board::wall;
 use crate::observe::figures::Figures;
 use crate::observe::history::worker_shares;
@@ -179,7 +179,7 @@ pub(super) fn blockers(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
             Some(pid) => format!("blocked by {pid} ({}): ", shown(&blocker.user)),
             None => "blocked by a prepared transaction ".to_owned(),
         };
-        let query = shown(&blocker.query).split_whitespace().collect::<Vec<_>>().join(" ");
+        let query = one_line(&shown(&blocker.query));
         Line::from(vec![Span::styled(session, coloured(Color::Red)), Span::raw(query)])
     });
     frame.render_widget(Paragraph::new(lines.collect::<Vec<_>>()), area);

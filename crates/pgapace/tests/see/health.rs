@@ -45,7 +45,8 @@ fn exit_codes_tell_healthy_behind_stopped_disabled_and_unknown() {
     wait_for_code(&case, &["--check"], 0);
     wait_for_code(&case, &["--max-lag", "10s"], 0);
     let mut user = case.subscriber.connect();
-    must(user.batch_execute("BEGIN; UPDATE t SET v = 77 WHERE id = 1"));
+    // A terminal would obey it.
+    must(user.batch_execute("BEGIN; UPDATE t SET v = 77 /*\n\u{1b}[2J */ WHERE id = 1"));
     case.publisher.sql("UPDATE t SET v = 1 WHERE id = 1");
     let behind = wait_for_code(&case, &["--max-lag", "1s"], 14);
     assert!(behind.log.contains("is behind --max-lag"), "{}", behind.log);
@@ -53,7 +54,8 @@ fn exit_codes_tell_healthy_behind_stopped_disabled_and_unknown() {
     wait_for_code(&case, &["--max-lag", "1TB"], 0);
     // The text names who blocks, and what the workers do.
     let text = wait_for_code(&case, &["--check"], 0).stdout;
-    for said in ["blocked by", "UPDATE t SET v = 77", "limited by", "committed", "workers' time"] {
+    let query = "UPDATE t SET v = 77 /* \\x1B[2J */ WHERE id = 1";
+    for said in ["blocked by", query, "limited by", "committed", "workers' time"] {
         assert!(text.contains(said), "{said}:\n{text}");
     }
     must(user.batch_execute("ROLLBACK"));

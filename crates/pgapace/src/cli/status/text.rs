@@ -3,7 +3,7 @@
 use crate::cli::output;
 use crate::cli::status::collect::{Status, Table};
 use crate::cli::status::values::{
-    duration, estimate, lag_line, number, slot_line, verified, verified_tables, whole,
+    duration, estimate, lag_line, number, one_line, slot_line, verified, verified_tables, whole,
 };
 use crate::observe::board::wall;
 use crate::observe::figures::Figures;
@@ -341,7 +341,8 @@ fn figure_lines(figures: &Figures, lines: &mut Lines) {
             Some(pid) => format!("process {pid} of {}", shown(&blocker.user)),
             None => "a prepared transaction".to_owned(),
         };
-        let query = blocker.query.as_ref().map_or(String::new(), |query| format!(": {query}"));
+        let query = blocker.query.as_ref().map(|query| format!(": {}", one_line(query)));
+        let query = query.unwrap_or_default();
         lines.item("blocked by", &format!("{session}{query}"));
     }
     if let Some(slot) = &figures.slot

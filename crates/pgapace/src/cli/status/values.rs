@@ -165,3 +165,8 @@ pub(crate) fn estimate(figures: &Figures) -> Option<String> {
 pub(super) fn number(count: u64, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
+
+/// A query on one line.
+pub(crate) fn one_line(query: &str) -> String {
+    query.split_whitespace().collect::<Vec<_>>().join(" ")
+}
