@@ -1,8 +1,8 @@
 //! The file of a recording: blocks with checksums. See [`super`] for their order.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, BufReader, BufWriter, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -48,14 +48,10 @@ impl Writer {
         let mut partial = path.as_os_str().to_owned();
         partial.push(".partial");
         let partial = PathBuf::from(partial);
-        if path.exists() {
-            let exists = io::Error::from(io::ErrorKind::AlreadyExists);
-            return Err(unwritable(path, &exists).hint("Remove it, or name another file."));
-        }
-        // It has rows of the publisher, which others may not read.
-        let file =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial);
-        let file = file.map_err(|e| unwritable(&partial, &e))?;
+        check_new(path)?;
+        let file = open_partial(&partial)?;
+        // Another process may have ended its recording in between.
+        check_new(path)?;
         let mut writer = Self {
             file: BufWriter::new(file),
             path: path.to_owned(),
@@ -115,6 +111,41 @@ impl Writer {
         self.number += 1;
         Ok(())
     }
+}
+
+fn check_new(path: &Path) -> Result<()> {
+    if path.exists() {
+        let exists = io::Error::from(io::ErrorKind::AlreadyExists);
+        return Err(unwritable(path, &exists).hint("Remove it, or name another file."));
+    }
+    Ok(())
+}
+
+/// Opens the file of a recording that is not whole. A lock tells one that is being written from one that a killed
+/// process has left; the latter is overwritten.
+fn open_partial(partial: &Path) -> Result<File> {
+    // It has rows of the publisher, which others may not read.
+    let file =
+        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(partial);
+    let file = file.map_err(|e| unwritable(partial, &e))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let message = format!("another process writes recording {}", partial.display());
+            return Err(Failure::new(Class::Recording, message)
+                .hint("Wait until it has ended, or name another file."));
+        }
+        // A file system without locks.
+        Err(TryLockError::Error(error)) => tracing::debug!(%error, "cannot lock a file"),
+    }
+    // The process that had it may have renamed it before the lock was taken.
+    let named = std::fs::metadata(partial).and_then(|named| Ok((named, file.metadata()?)));
+    if !named.is_ok_and(|(named, ours)| (named.dev(), named.ino()) == (ours.dev(), ours.ino())) {
+        let exists = io::Error::from(io::ErrorKind::AlreadyExists);
+        return Err(unwritable(partial, &exists).hint("Name another file."));
+    }
+    file.set_len(0).map_err(|e| unwritable(partial, &e))?;
+    Ok(file)
 }
 
 /// Writes one block. Returns its size in the file.
@@ -374,6 +405,23 @@ mod tests {
         }
         assert_eq!(read, messages[..messages.len() - 100]);
         assert_eq!(Writer::create(&path, &head()).unwrap_err().class, Class::Recording);
+    }
+
+    #[test]
+    fn two_recordings_into_one_file_exclude_each_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("recording");
+        // What a killed process has left is taken over.
+        std::fs::write(directory.path().join("recording.partial"), [b'x'; 10_000]).unwrap();
+        let mut first = Writer::create(&path, &head()).unwrap();
+        first.append(b"first").unwrap();
+        let second = Writer::create(&path, &head()).unwrap_err();
+        assert_eq!(second.class, Class::Recording);
+        assert!(second.message.contains("another process writes"), "{second}");
+        let tail = Tail { whole: 5, ..Tail::default() };
+        let size = first.finish(&tail).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), size);
+        assert_eq!(Recording::open(&path).unwrap().tail, tail);
     }
 
     #[test]
