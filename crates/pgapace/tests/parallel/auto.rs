@@ -9,9 +9,9 @@ const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
 const TRANSACTIONS: u32 = 40_000;
 
 /// Transactions of two changes, one of them of rows that others change too.
-fn load(case: &Case) {
+fn load(case: &Case, transactions: u32) {
     case.publisher.sql(&format!(
-        "DO $$ BEGIN FOR i IN 1..{TRANSACTIONS} LOOP \
+        "DO $$ BEGIN FOR i IN 1..{transactions} LOOP \
          INSERT INTO t SELECT max(id) + 1, 0 FROM t; \
          UPDATE t SET v = v + i WHERE id = i % 100; COMMIT; END LOOP; END $$"
     ));
@@ -40,7 +40,7 @@ fn decided(log: &str) -> Vec<u16> {
 fn a_backlog_is_applied_while_numbers_of_workers_are_tried() {
     on_versions(&BOTH, |mut case| {
         replicated(&mut case);
-        load(&case);
+        load(&case, TRANSACTIONS);
         let log = case.run_until_current();
         case.expect_equal(&["t"]);
         let decided = decided(&log);
@@ -73,7 +73,7 @@ fn a_number_that_was_set_is_shown_as_such() {
 fn sessions_are_terminated_and_the_program_is_killed_while_the_number_changes() {
     on_versions(&BOTH, |mut case| {
         replicated(&mut case);
-        load(&case);
+        load(&case, TRANSACTIONS);
         let terminate = format!(
             "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity \
              WHERE application_name = 'pgapace {} apply' ORDER BY random() LIMIT 1) s",
@@ -88,7 +88,7 @@ fn sessions_are_terminated_and_the_program_is_killed_while_the_number_changes() 
             }
             must(process.kill9());
         }
-        load(&case);
+        load(&case, TRANSACTIONS / 4);
         case.run_until_current();
         case.expect_equal(&["t"]);
     });
@@ -131,7 +131,7 @@ fn origins_are_left_to_native_subscriptions() {
         other.publications = "native".to_owned();
         let checked = case.tool.finish("check", &[]).stdout;
         assert!(checked.contains("Sessions that apply: at most 4"), "{checked}");
-        load(&case);
+        load(&case, TRANSACTIONS);
         let mut process = case.start();
         let mut second = other.start(case.log_file("other"));
         case.wait_until_applied(&mut process);

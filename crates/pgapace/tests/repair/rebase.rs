@@ -82,12 +82,12 @@ fn a_first_start_compares_tables_that_hold_rows() {
         case.both(
             "CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v text); CREATE TABLE keyless (a int, v text); \
              CREATE TABLE fresh (id int PRIMARY KEY); CREATE TABLE gone (id int PRIMARY KEY); \
-             INSERT INTO t SELECT i, i, md5(i::text) FROM generate_series(1, 20000) i; \
+             INSERT INTO t SELECT i, i, md5(i::text) FROM generate_series(1, 8000) i; \
              INSERT INTO keyless SELECT i % 50, 'v' FROM generate_series(1, 1000) i",
         );
         case.publisher.sql(
             // Unique values move between rows that are far apart.
-            "UPDATE t SET u = -id; UPDATE t SET u = 20001 - id; DELETE FROM t WHERE id > 19000; \
+            "UPDATE t SET u = -id; UPDATE t SET u = 8001 - id; DELETE FROM t WHERE id > 7600; \
              DELETE FROM keyless WHERE a = 3; INSERT INTO keyless SELECT 4, NULL FROM generate_series(1, 10); \
              INSERT INTO fresh SELECT generate_series(1, 100)",
         );
