@@ -12,9 +12,18 @@ mod synchronous;
 mod turns;
 mod under_load;
 
-use testbed::wait_until;
+use testbed::{Result, wait_until};
 
-use crate::support::{Case, Finished, PATIENCE, must};
+use crate::support::{Case, DB, Finished, PATIENCE, Site, must};
+
+/// Creates a native subscription of a site, and waits until its table is ready.
+fn subscribe(site: &Site, name: &str) -> Result<()> {
+    let conninfo = site.publisher.conninfo(DB).replace('\'', "''");
+    let create = format!("CREATE SUBSCRIPTION {name} CONNECTION '{conninfo}' PUBLICATION pub");
+    site.subscriber.sql(DB, &create)?;
+    let ready = "SELECT count(*) FROM pg_subscription_rel WHERE srsubstate = 'r'";
+    wait_until(PATIENCE, "the table", || Ok(site.subscriber.query_one_text(DB, ready)? == "1"))
+}
 
 /// A native subscription of a case, in the case's own database. Its name is that of the case.
 pub(crate) struct NativeSubscription<'c> {

@@ -2,7 +2,7 @@
 
 use testbed::{Pair, Result, wait_until};
 
-use super::NativeSubscription;
+use super::{NativeSubscription, subscribe};
 use crate::support::{DB, NAME, PATIENCE, Site, VERSIONS, expect_exit, lsn, on_versions, pgapace};
 
 /// The origin is ahead: the publisher has lost the newest position of its slot in a crash. From the
@@ -19,17 +19,7 @@ fn an_origin_ahead_of_the_slot_counts() -> Result<()> {
         )?;
         let mut site = Site::of(pair)?;
         site.publish_tables("CREATE TABLE log (v int)")?;
-        let conninfo = site.publisher.conninfo(DB).replace('\'', "''");
-        site.subscriber.sql(
-            DB,
-            &format!("CREATE SUBSCRIPTION {NAME} CONNECTION '{conninfo}' PUBLICATION pub"),
-        )?;
-        let ready = "SELECT count(*) FROM pg_subscription_rel WHERE srsubstate = 'r'";
-        wait_until(
-            PATIENCE,
-            "the table",
-            || Ok(site.subscriber.query_one_text(DB, ready)? == "1"),
-        )?;
+        subscribe(&site, NAME)?;
         site.publisher.sql(DB, "CHECKPOINT")?;
         for value in 0..50 {
             site.publisher.sql(DB, &format!("INSERT INTO log VALUES ({value})"))?;

@@ -1,8 +1,9 @@
 //! Commits of the publisher wait for the native subscription that is adopted.
 
-use testbed::{Result, wait_until};
+use testbed::Result;
 
-use crate::support::{DB, NAME, PATIENCE, Site};
+use super::subscribe;
+use crate::support::{DB, NAME, Site};
 
 const NATIVE: &str = "native";
 
@@ -12,17 +13,7 @@ fn a_name_for_which_no_commit_waits_is_refused() -> Result<()> {
     for major in [15, 18] {
         let mut site = Site::new(major, major)?;
         site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
-        let conninfo = site.publisher.conninfo(DB).replace('\'', "''");
-        site.subscriber.sql(
-            DB,
-            &format!("CREATE SUBSCRIPTION {NATIVE} CONNECTION '{conninfo}' PUBLICATION pub"),
-        )?;
-        let ready = "SELECT count(*) FROM pg_subscription_rel WHERE srsubstate = 'r'";
-        wait_until(
-            PATIENCE,
-            "the table",
-            || Ok(site.subscriber.query_one_text(DB, ready)? == "1"),
-        )?;
+        subscribe(&site, NATIVE)?;
         site.publisher.set("synchronous_standby_names", NATIVE)?;
         let between = site.tool();
         let adopt = |name: &str, args: &[&str]| {

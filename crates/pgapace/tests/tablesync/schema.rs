@@ -7,7 +7,9 @@ use std::process::Command;
 
 use testbed::program::events;
 
-use crate::support::{PATIENCE, finish, must, on_versions, wait_for_event, wait_while_running};
+use crate::support::{
+    Case, PATIENCE, finish, must, on_versions, wait_for_event, wait_while_running,
+};
 use crate::tablesync::while_streaming::{holder, wait_for_a_waiter};
 
 const DDL: &str = "CREATE TYPE mood AS ENUM ('sad', 'happy'); CREATE DOMAIN short AS text CHECK (length(VALUE) < 50); \
@@ -76,18 +78,23 @@ fn path_with(directory: &Path, name: &str, script: &str) -> String {
     format!("{}:{}", directory.display(), std::env::var("PATH").unwrap_or_default())
 }
 
+/// A first start with --copy-schema that fails while it creates the rest of the schema.
+fn fail_at_first(case: &mut Case) {
+    case.publisher.sql(DDL);
+    case.publish("FOR ALL TABLES");
+    case.tool.args = vec!["--copy-schema".to_owned()];
+    case.subscriber.sql("CREATE TABLE child_v ()");
+    case.run().expect(5, &["child_v"]);
+    case.subscriber.sql("DROP TABLE child_v");
+}
+
 #[test]
 fn a_psql_that_fails_while_indexes_are_created_is_an_error() {
     if !tools_are_there() {
         return;
     }
     on_versions(&[(15, 15)], |mut case| {
-        case.publisher.sql(DDL);
-        case.publish("FOR ALL TABLES");
-        case.tool.args = vec!["--copy-schema".to_owned()];
-        case.subscriber.sql("CREATE TABLE child_v ()");
-        case.run().expect(5, &["child_v"]);
-        case.subscriber.sql("DROP TABLE child_v");
+        fail_at_first(&mut case);
         let directory = tempfile::tempdir().unwrap();
         let path = path_with(directory.path(), "psql", "echo 'Verbindung beendet' >&2; exit 2");
         let program = case.tool.program("run").args(["--until", "current"]).env("PATH", path);
@@ -104,12 +111,7 @@ fn the_next_run_ends_a_psql_that_a_killed_one_left() {
         return;
     }
     on_versions(&[(15, 15), (15, 18)], |mut case| {
-        case.publisher.sql(DDL);
-        case.publish("FOR ALL TABLES");
-        case.tool.args = vec!["--copy-schema".to_owned()];
-        case.subscriber.sql("CREATE TABLE child_v ()");
-        case.run().expect(5, &["child_v"]);
-        case.subscriber.sql("DROP TABLE child_v");
+        fail_at_first(&mut case);
         let mut locked = holder(&case, "BEGIN; LOCK TABLE child IN SHARE UPDATE EXCLUSIVE MODE");
         let mut process = case.tool.start(case.log_file("killed"));
         wait_for_a_waiter(&case, &mut process, "relation");
