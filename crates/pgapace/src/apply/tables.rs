@@ -455,7 +455,8 @@ impl Tables {
                 return Ok(false);
             }
             if self.is_another(remote, lsn) {
-                // That is seen again when it commits, and stops the changes of the table then.
+                // `take_part` finds the same when the transaction commits, and ends the run before the table's
+                // changes are applied.
                 return Ok(false);
             }
             let map = match self.resolve(session, remote, lsn) {

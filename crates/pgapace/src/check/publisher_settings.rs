@@ -119,7 +119,7 @@ fn room(
         // The slot's walsender holds the snapshot; a table that changes during the copy needs
         // another one.
         (false, true) => 2,
-        // That of the watch tells the timeline of a standby.
+        // For a standby, the watch needs a walsender too: only that tells the timeline.
         (false, false) => 1 + i64::from(recovers),
     };
     let senders_later = i64::from(copies && !new);

@@ -33,7 +33,7 @@ pub(crate) struct DropArgs {
 const OTHER_SYSTEM: &str = "Check --publisher. If the publisher that the subscription follows is gone for good, or has become \
      another system (pg_upgrade), pass --keep-slot to drop the rest without it.";
 
-/// What has become of the slot, as the output says it.
+/// Whether the verb dropped the slot, for its output.
 #[derive(Clone, Copy)]
 enum SlotFate {
     Dropped,

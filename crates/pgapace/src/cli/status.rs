@@ -99,7 +99,7 @@ fn fit(mut lines: Vec<String>, (columns, rows): (u16, u16)) -> Vec<String> {
     lines
 }
 
-/// What the subscribers have.
+/// The subscriptions that were found on the subscribers, and those that were not.
 #[derive(Default)]
 struct Found {
     all: Vec<Status>,

@@ -45,7 +45,7 @@ const ALL: &[&str] = &[
     "replay",
 ];
 
-/// In days. What is much older than now() is out of the range of timestamptz.
+/// In days. With a much larger number, now() minus so many days is out of the range of timestamptz.
 const LONGEST_RETENTION: u64 = 36_500;
 
 settings! {

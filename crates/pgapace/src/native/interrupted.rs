@@ -71,7 +71,7 @@ pub(crate) fn release(
     })
 }
 
-/// What a COMMIT whose answer was lost has done, if it took effect. `handed` stays: the session on which
+/// Returns what was handed over if the COMMIT whose answer was lost took effect. `handed` stays: the session on which
 /// `looks` asks may be lost too.
 pub(super) fn took_effect<T: Clone>(
     handed: &Option<T>,

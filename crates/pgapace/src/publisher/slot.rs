@@ -235,7 +235,8 @@ pub(crate) struct Slot {
     pub(crate) active_pid: Option<i32>,
     pub(crate) confirmed_flush: Option<Lsn>,
     pub(crate) two_phase: bool,
-    /// It was synchronised from a primary. That means nothing on a server that is not in recovery.
+    /// The server has synchronised it from a primary. A promoted server keeps this mark, so it counts only during
+    /// recovery.
     pub(crate) synced: bool,
     pub(crate) invalid: Option<String>,
     pub(crate) wal_status: Option<String>,

@@ -411,7 +411,7 @@ mod tests {
     fn two_recordings_into_one_file_exclude_each_other() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("recording");
-        // What a killed process has left is taken over.
+        // A process that was killed left the file without a lock: it is taken over.
         std::fs::write(directory.path().join("recording.partial"), [b'x'; 10_000]).unwrap();
         let mut first = Writer::create(&path, &head()).unwrap();
         first.append(b"first").unwrap();

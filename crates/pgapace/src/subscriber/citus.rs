@@ -12,9 +12,9 @@
 //!   one: the coordinator's commit, with the progress row, decides. The statement finds no row, so nothing grows.
 //! * Commits are synchronous. Otherwise a crash of the coordinator loses a commit that the workers have made
 //!   durable.
-//! * The commit that failed on a worker after the coordinator's is waited for ([`recover`]). Citus warns of it, and the
-//!   changes become visible only when it recovers the transaction, by default within a minute. Whoever looked for
-//!   their rows before would find them missing. So nothing is sent behind a COMMIT that is not answered, the session
+//! * A commit that failed on a worker, behind that of the coordinator, is waited for ([`recover`]). Citus only warns, and the
+//!   changes become visible only when it recovers the transaction, by default within a minute. A change that looked for
+//!   their rows before would not find them. So nothing is sent behind a COMMIT that is not answered, the session
 //!   is given up with the warning, and the next one waits.
 //! * The replica role is set in each transaction ([`REPLICA_ROLE`]), because only SET LOCAL reaches the workers. Without
 //!   it, foreign keys are checked there.

@@ -118,7 +118,7 @@ impl Item {
         self.relations.iter().all(|relation| relation.same_file)
     }
 
-    /// What a part reads.
+    /// The relations that a part reads, and how.
     pub(super) fn read_by<'i>(&'i self, part: &Part) -> ReadRelations<'i> {
         match part.relation {
             Some(place) => {

@@ -151,7 +151,7 @@ impl SchemaCopier<'_> {
                 errors.iter().filter_map(|error| invalid_foreign_key(error, &script)).collect();
             if !keys.is_empty() {
                 self.create_not_valid(&directory, &keys)?.map_err(failed)?;
-                // What depends on them.
+                // The script again: statements that depend on the foreign keys have failed.
                 errors = self.execute(&file)?.map_err(failed)?;
             }
             if !errors.is_empty() {

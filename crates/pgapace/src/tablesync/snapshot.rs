@@ -71,7 +71,7 @@ impl Snapshot {
                 wire::quote_literal(&self.name)
             ))
             .map_err(|e| match e.sqlstate() {
-                // Which of them depends on the version of the server.
+                // Servers of different versions report one or the other.
                 Some(sqlstate::INVALID_PARAMETER_VALUE | sqlstate::UNDEFINED_OBJECT) => lost(),
                 _ => Failure::publisher(&e, "importing the snapshot"),
             })?;

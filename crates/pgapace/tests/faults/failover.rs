@@ -282,8 +282,8 @@ fn prepared_transactions_outlive_a_promotion() -> Result<()> {
     Ok(())
 }
 
-/// pgapace reads from a standby, which is promoted while the stream goes on. What the stream sends from then on is
-/// not what the promoted server lacks.
+/// pgapace reads from a standby, which is promoted while the stream goes on. The next run does not take the transactions
+/// that came after the promotion for ones that the promoted server lacks.
 #[test]
 fn a_standby_may_be_promoted_under_its_stream() -> Result<()> {
     let mut site = site()?;

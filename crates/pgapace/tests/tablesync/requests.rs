@@ -111,7 +111,7 @@ fn a_table_whose_first_change_comes_after_its_request_is_copied_once() {
         case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
         let proxy = must(Proxy::in_front_of(case.publisher.cluster));
         case.tool.publisher = proxy.conninfo(&case.publisher.name);
-        // What comes with the end of a streamed transaction waits until that is applied.
+        // Transactions that arrive with the end of a streamed one wait until that is applied.
         case.tool.publisher += " options='-c logical_decoding_work_mem=64kB'";
         case.tool.args = ["--streaming=on", "--memory-limit=16", "--refresh-interval=0"]
             .map(str::to_owned)

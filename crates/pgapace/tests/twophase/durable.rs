@@ -115,7 +115,7 @@ fn transactions_that_may_lock_other_rows_are_held() {
     });
 }
 
-/// The table has a column that the subscriber lacks. That is no error before the transaction commits.
+/// The table has a column that the subscriber lacks. The error is reported when the transaction commits, not before.
 #[test]
 fn a_transaction_that_cannot_be_applied_is_held() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {

@@ -53,7 +53,7 @@ pub(super) struct StreamWorker {
     thread: SessionThread,
 }
 
-/// What stands for a thread that could not be started, until the run ends: it abandons each stream.
+/// Takes the place of a worker whose thread could not be started, until the run ends. It abandons each stream.
 #[derive(Debug)]
 pub(super) struct NoWorker {
     number: usize,

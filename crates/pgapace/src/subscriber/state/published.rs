@@ -175,7 +175,7 @@ pub(crate) fn compare(
     Ok(!stale.is_empty())
 }
 
-/// What becomes of stale tables.
+/// The settings that decide whether stale tables are copied again, blocked or left.
 #[derive(Debug, Clone, Copy)]
 struct Decision {
     on_missed_changes: OnMissedChanges,

@@ -693,7 +693,7 @@ pub(crate) fn upgrade(session: &mut Session, current: usize) -> Result<()> {
         )
         .map_err(|e| failed(&e))?;
     let existing = begun.last().and_then(wire::Rows::first);
-    // Whoever reads a table of the schema, as pg_dump does for hours, keeps it from being altered, and all
+    // A session that reads a table of the schema, as pg_dump does for hours, keeps it from being altered, and all
     // other processes would wait behind this one.
     let mut script = vec![LOCK_TIMEOUT];
     if existing.is_none() {

@@ -367,7 +367,7 @@ pub(crate) fn statement(
     Statement { sql, types: builder.types, sources: builder.sources }
 }
 
-/// What an error says if the search for one row has found several.
+/// The beginning of the server's error if the search for one row has found several.
 pub(crate) const FOUND_SEVERAL: &str = "pgapace found one row";
 
 /// A ctid is unique only within its partition.
