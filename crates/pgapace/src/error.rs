@@ -53,7 +53,7 @@ pub(crate) enum Class {
 }
 
 impl Class {
-    /// The process exit code. Documented in `pgapace --help` and the README.
+    /// The process exit code. Documented in `pgapace --help` and docs/verbs.md.
     pub(crate) fn exit_code(self) -> u8 {
         match self {
             Self::Internal => 1,

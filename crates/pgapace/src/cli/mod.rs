@@ -48,13 +48,13 @@ Exit codes:
    3  wrong configuration: file, connection string, combination of settings
    4  the publisher cannot be reached, is too old, or refuses
    5  the subscriber cannot be reached, is too old, or refuses
-   6  publisher and subscriber do not fit together (tables, columns, identities)
+   6  publisher and subscriber do not fit together (tables, columns, identities), or only blocked tables are behind --until
    7  the replication slot is gone, invalidated, or ahead of the subscriber
    8  another process uses the subscription or its slot
-   9  a change cannot be applied
+   9  a change cannot be applied; the message names LSN, transaction, table and key
   10  the publisher's history is not the one that the subscriber followed
   11  a signal stopped the process before it reached --until
-  12  the spool directory is full or cannot be used
+  12  the spool directory is full or cannot be used; nothing is lost
   13  an error disabled the subscription (--disable-on-error, pgapace enable), or it was switched over
   14  the subscriber is behind the publisher: too far for pgapace sequences, or more than --max-lag
   15  status --check: a subscription is retrying after an error

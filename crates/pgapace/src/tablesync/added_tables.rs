@@ -377,7 +377,6 @@ impl<'a> Adder<'a> {
                 tracing::info!(
                     event = "table_joined",
                     table = format!("{}.{}", name.0, name.1),
-                    copied = false,
                     "table was added without a copy"
                 );
                 tables.add(&name.0, &name.1, SyncLsn(Lsn::INVALID));

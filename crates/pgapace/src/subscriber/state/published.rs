@@ -1,5 +1,5 @@
 //! The record of how each table was published, with which pgapace detects changes that the
-//! publisher never sent (`engine/published.rs`).
+//! publisher never sent ([`engine::published`]).
 //!
 //! Each time pgapace reads the publications, it compares them with the previous reading. For a
 //! table to be copied, it compares with the publications as of the copy's snapshot. The position of
