@@ -51,7 +51,15 @@ fn scattered(number: u32) -> u32 {
 }
 
 fn rules(root: u32, columns: usize, fold: TableFolding) -> TableRules {
-    TableRules { root, storage: None, columns, fold, updates_alone: false, seeks: false }
+    TableRules {
+        published: RelId(root),
+        root,
+        storage: None,
+        columns,
+        fold,
+        updates_alone: false,
+        seeks: false,
+    }
 }
 
 fn key() -> TableFolding {

@@ -3,6 +3,7 @@
 use engine::key::KeyForm;
 use engine::net::{TableFolding, TableRules};
 use engine::writeset::{ForeignLock, LockColumn, LockRules, ReferencedLock, RowLock, UniqueLock};
+use pgoutput::RelId;
 
 use crate::simulation::rng::mix;
 
@@ -126,5 +127,13 @@ pub(super) fn rules(table: usize, as_sent: bool) -> TableRules {
         _ => TableFolding::Key(vec![(0, KeyForm::Integer)]),
     };
     let root = u32::try_from(table).expect("few tables");
-    TableRules { root, storage: None, columns: 4, fold, updates_alone: false, seeks: false }
+    TableRules {
+        published: RelId(root),
+        root,
+        storage: None,
+        columns: 4,
+        fold,
+        updates_alone: false,
+        seeks: false,
+    }
 }

@@ -13,7 +13,7 @@ use engine::sync_lsn::SyncLsn;
 use engine::transaction::TransactionPart;
 use engine::work::Table;
 use engine::writeset::LockRules;
-use pgoutput::{Lsn, Xid};
+use pgoutput::{Lsn, RelId, Xid};
 
 use crate::simulation::Sabotage;
 use crate::simulation::history::History;
@@ -35,7 +35,7 @@ pub(crate) struct TableMap {
 impl Table for TableMap {
     fn id(&self) -> TableId {
         let oid = u32::try_from(self.table).expect("few tables") + 1;
-        TableId { oid, root: self.locks.root }
+        TableId { published: RelId(oid), oid, root: self.locks.root }
     }
 
     fn locks(&self) -> Option<&LockRules> {

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use pgoutput::RelId;
 use rustc_hash::FxHashMap;
 
 use crate::dispatch::Pacing;
@@ -35,6 +36,8 @@ pub enum Turn {
 /// A table of the subscriber that a change touches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableId {
+    /// The oid of the published table on the publisher.
+    pub published: RelId,
     /// The table's oid.
     pub oid: u32,
     /// The oid of its topmost relation, which may be its own.
@@ -57,8 +60,8 @@ pub(super) struct Blame {
     policy: SerializedTables,
     /// In the order of their numbers.
     groups: VecDeque<InFlight>,
-    /// By table, its topmost relation when it was changed last.
-    roots: FxHashMap<u32, u32>,
+    /// By published table, the table of the subscriber when it was changed last.
+    known: FxHashMap<RelId, TableId>,
     /// Decided, and not yet known to the writeset.
     turned: Vec<(u32, bool)>,
 }
@@ -68,7 +71,7 @@ impl Blame {
         Self {
             policy: SerializedTables::new(pacing),
             groups: VecDeque::new(),
-            roots: FxHashMap::default(),
+            known: FxHashMap::default(),
             turned: Vec::new(),
         }
     }
@@ -80,27 +83,25 @@ impl Blame {
         }
     }
 
-    /// Notes the tables of a group, or of a part of one. Returns whether a table among them has another
-    /// topmost relation than before (ATTACH or DETACH PARTITION on the subscriber), so that its rows
-    /// are locked by other names than those that groups in flight have.
+    /// Notes the tables of a group, or of a part of one. Returns whether the changes of a published table
+    /// lead to another table of the subscriber than before (another one has its name), or to one with another
+    /// topmost relation (ATTACH or DETACH PARTITION), so that its rows are locked by other names than those
+    /// that groups in flight have.
     pub(super) fn note(&mut self, group: GroupSeq, tables: impl Iterator<Item = TableId>) -> bool {
         if self.groups.back().is_none_or(|last| last.seq != group) {
             self.groups.push_back(InFlight { seq: group, roots: Vec::new(), gave_way: false });
         }
-        let Some(InFlight { roots: known, .. }) = self.groups.back_mut() else { return false };
-        let (mut moved, mut last) = (false, 0);
-        for TableId { oid, root } in tables {
-            if oid == last {
+        let Some(InFlight { roots, .. }) = self.groups.back_mut() else { return false };
+        let (mut moved, mut last) = (false, None);
+        for table in tables {
+            if last.replace(table) == Some(table) {
                 continue;
             }
-            last = oid;
-            if !known.contains(&root) {
-                known.push(root);
-            } else if oid == root {
-                continue;
+            if !roots.contains(&table.root) {
+                roots.push(table.root);
             }
-            let before = self.roots.insert(oid, root);
-            moved |= before.is_some_and(|before| before != root);
+            let before = self.known.insert(table.published, table);
+            moved |= before.is_some_and(|before| before != table);
         }
         moved
     }

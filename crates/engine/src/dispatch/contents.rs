@@ -1,6 +1,10 @@
 //! What the group that is being put together has so far.
+//!
+//! The changes of a published table lead to one table of the subscriber within a group. Under another one, rows
+//! have other locks, and their changes are folded apart.
 
-use rustc_hash::FxHashSet;
+use pgoutput::RelId;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Dispatchable, Pacing, RowVersions, TableId};
 use crate::group::Contents;
@@ -10,26 +14,38 @@ use crate::group::Contents;
 pub struct GroupContents {
     versions: RowVersions,
     tables: FxHashSet<u32>,
+    /// By published table, the table of the subscriber.
+    places: FxHashMap<RelId, TableId>,
 }
 
 impl GroupContents {
     /// No group is begun.
     #[must_use]
     pub fn new(pacing: &Pacing) -> Self {
-        Self { versions: RowVersions::new(pacing), tables: FxHashSet::default() }
+        Self {
+            versions: RowVersions::new(pacing),
+            tables: FxHashSet::default(),
+            places: FxHashMap::default(),
+        }
     }
 
     /// A group begins: it has nothing yet.
     pub fn begin(&mut self) -> &mut Self {
         self.versions.clear();
         self.tables.clear();
+        self.places.clear();
         self
     }
 }
 
 impl<T: Dispatchable> Contents<T> for GroupContents {
     fn add(&mut self, part: &T) -> bool {
-        self.tables.extend(part.tables().map(|TableId { oid, .. }| oid));
+        for table in part.tables() {
+            if self.places.insert(table.published, table).is_some_and(|before| before != table) {
+                return false;
+            }
+            self.tables.insert(table.oid);
+        }
         part.count_versions(&mut self.versions);
         self.versions.are_few()
     }

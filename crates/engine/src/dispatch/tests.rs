@@ -34,7 +34,7 @@ enum Kind {
     End,
 }
 
-const TABLE: TableId = TableId { oid: 1, root: 1 };
+const TABLE: TableId = TableId { published: RelId(1), oid: 1, root: 1 };
 
 pub(crate) fn row(key: u64) -> Insertion {
     let (first, last) = (true, true);
@@ -48,7 +48,7 @@ fn of_kind(key: u64, kind: Kind) -> Insertion {
 impl Insertion {
     /// A row of this table.
     pub(crate) fn into_table(oid: u32) -> Self {
-        Self { table: TableId { oid, root: oid }, ..row(1) }
+        Self { table: TableId { published: RelId(oid), oid, root: oid }, ..row(1) }
     }
 
     /// The same with another commit LSN.
@@ -298,14 +298,30 @@ fn transactions_prepared_at_once_wait_only_for_what_came_before_all_of_them() {
 }
 
 #[test]
-fn a_table_under_another_topmost_relation_is_a_barrier() {
-    let mut dispatch = dispatch(settings(4));
-    let moved = TableId { oid: 1, root: 7 };
-    let waits = (1..).zip([TABLE, moved, moved]).map(|(key, table)| {
+fn another_table_of_that_name_or_another_topmost_relation_is_a_barrier() {
+    for moved in [TableId { root: 7, ..TABLE }, TableId { oid: 7, root: 7, ..TABLE }] {
+        let mut dispatch = dispatch(settings(4));
+        let waits = (1..).zip([TABLE, moved, moved]).map(|(key, table)| {
+            dispatch.push(Insertion { table, ..row(key) });
+            handed(&mut dispatch, at(key * 2)).expect("one is free").1.dependent.waits.through.0
+        });
+        assert_eq!(waits.collect::<Vec<_>>(), [0, 1, 2]);
+    }
+}
+
+#[test]
+fn a_group_ends_before_the_name_of_a_table_leads_to_another_one() {
+    let mut dispatch = dispatch(settings(1));
+    let moved = TableId { oid: 7, root: 7, ..TABLE };
+    for (key, table) in (1..).zip([TABLE, TABLE, moved, moved]) {
         dispatch.push(Insertion { table, ..row(key) });
-        handed(&mut dispatch, at(key * 2)).expect("one is free").1.dependent.waits.through.0
+    }
+    let lengths = [1, 2].map(|now| {
+        let (worker, group) = handed(&mut dispatch, at(now)).expect("nobody is busy");
+        dispatch.answered(worker, 1, &[group.seq], at(now));
+        group.works.len()
     });
-    assert_eq!(waits.collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(lengths, [2, 2]);
 }
 
 #[test]

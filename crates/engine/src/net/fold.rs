@@ -11,7 +11,8 @@ use super::{ChangeAt, Segment, Step, TableFolding, TableRules};
 /// Folds the changes of one group. `'a` is the lifetime of the received bytes.
 ///
 /// Each table has a lane of its own, except where a group changes a partitioned table: all tables below
-/// its topmost relation share a lane then. Table versions of one relation always do.
+/// its topmost relation share a lane then. Table versions of one relation always do: if the subscriber's table
+/// behind its name is another one in the middle of a transaction, all tables share a lane.
 #[derive(Debug)]
 pub struct Folder<'t, 'a> {
     tables: &'t [TableRules],
@@ -52,20 +53,31 @@ enum Collector<'t, 'a> {
     Append(Append<'a>),
 }
 
+/// Whether the versions of a published table have different places on the subscriber.
+fn is_one_relation_in_two_places(tables: &[TableRules]) -> bool {
+    let mut places = FxHashMap::default();
+    tables.iter().any(|rules| {
+        let place = (rules.root, rules.storage);
+        places.insert(rules.published, place).is_some_and(|before| before != place)
+    })
+}
+
 impl<'t, 'a> Folder<'t, 'a> {
     /// A folder for a group with changes of these table versions.
     #[must_use]
     pub fn new(tables: &'t [TableRules]) -> Self {
         let mut places = FxHashMap::default();
         let mut lanes = Vec::new();
+        let together = is_one_relation_in_two_places(tables);
         let shared: FxHashSet<u32> =
             tables.iter().filter(|rules| rules.storage.is_none()).map(|rules| rules.root).collect();
         let lane_of = tables
             .iter()
             .map(|rules| {
                 let storage = rules.storage.filter(|_| !shared.contains(&rules.root));
-                *places.entry((rules.root, storage)).or_insert_with(|| {
-                    let shared = storage.is_none();
+                let place = if together { (0, None) } else { (rules.root, storage) };
+                *places.entry(place).or_insert_with(|| {
+                    let shared = place.1.is_none();
                     let (emptied, collector) = (None, Collector::None);
                     lanes.push(Lane { table: 0, shared, emptied, opened: 0, collector });
                     lanes.len() - 1

@@ -25,7 +25,7 @@ mod whole_row;
 
 pub use fold::Folder;
 
-use pgoutput::{Column, Tuple, TupleColumns};
+use pgoutput::{Column, RelId, Tuple, TupleColumns};
 
 use crate::key::KeyForm;
 
@@ -41,6 +41,8 @@ pub struct ChangeAt {
 /// How the changes of one version of a table may be folded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableRules {
+    /// The oid of the published table on the publisher.
+    pub published: RelId,
     /// The topmost relation of the subscriber that holds the rows. Tables below one may share rows.
     /// Then a change of one table closes the open segments of the others.
     pub root: u32,

@@ -37,7 +37,7 @@ pub(crate) fn counts_by_table(
 
 impl Table for TableMap {
     fn id(&self) -> TableId {
-        TableId { oid: self.table.oid, root: self.table.root }
+        TableId { published: self.remote.id, oid: self.table.oid, root: self.table.root }
     }
 
     fn locks(&self) -> Option<&LockRules> {

@@ -76,6 +76,7 @@ pub(crate) fn decide(
 ) -> (TableApplyMode, TableRules) {
     let (mode, fold) = fold(remote, table, columns, search, types);
     let rules = TableRules {
+        published: remote.id,
         root: table.root,
         storage: (!table.partitioned).then_some(table.oid),
         columns: columns.len(),

@@ -6,11 +6,14 @@ mod random;
 
 use history::{History, shown};
 
+use pgoutput::RelId;
+
 use super::{ChangeAt, Step, TableFolding, TableRules};
 use crate::key::KeyForm;
 
 fn rules(root: u32, columns: usize, fold: TableFolding) -> TableRules {
-    TableRules { root, storage: None, columns, fold, updates_alone: false, seeks: false }
+    let published = RelId(root);
+    TableRules { published, root, storage: None, columns, fold, updates_alone: false, seeks: false }
 }
 
 fn keyed(lane: u32) -> TableRules {
@@ -234,7 +237,10 @@ fn another_table_of_the_lane_closes_the_segment() {
 
 #[test]
 fn partitions_have_lanes_of_their_own_unless_their_parent_is_changed() {
-    let leaf = |storage| TableRules { storage: Some(storage), ..keyed(7) };
+    let leaf = |storage| {
+        let published = RelId(storage);
+        TableRules { published, storage: Some(storage), ..keyed(7) }
+    };
     let history = "I 1 a; 1:I 2 b; I 3 c; 1:D 2 -; I 2 b";
     check(
         &[leaf(100), leaf(101)],
@@ -246,6 +252,9 @@ fn partitions_have_lanes_of_their_own_unless_their_parent_is_changed() {
     check(&[leaf(100), leaf(101), keyed(7)], history, &apart);
     // Two versions of one table.
     check(&[leaf(100), leaf(100)], history, &apart);
+    // Its name leads to another table of the subscriber, below another relation.
+    let elsewhere = TableRules { root: 8, storage: Some(8), ..leaf(100) };
+    check(&[leaf(100), elsewhere], history, &apart);
 }
 
 #[test]

@@ -8,9 +8,14 @@ use super::model::{Model, PARTITIONS};
 use super::{keyed, rules};
 use crate::key::KeyForm;
 use crate::net::{TableFolding, TableRules};
+use pgoutput::RelId;
 
 /// Topmost relations.
 const ROOTS: usize = 9;
+
+fn partition(storage: u32, fold: TableFolding) -> TableRules {
+    TableRules { published: RelId(storage), storage: Some(storage), ..rules(7, 3, fold) }
+}
 
 /// With `parent`, the last table is the parent of the two partitions before it.
 fn tables(parent: bool) -> Vec<TableRules> {
@@ -26,8 +31,8 @@ fn tables(parent: bool) -> Vec<TableRules> {
         rules(4, 3, TableFolding::Never { barrier: false }),
         rules(5, 3, TableFolding::Never { barrier: true }),
         TableRules { columns: 3, updates_alone: true, ..keyed(6) },
-        TableRules { storage: Some(PARTITIONS[0]), ..rules(7, 3, numeric()) },
-        TableRules { storage: Some(PARTITIONS[1]), ..rules(7, 3, numeric()) },
+        partition(PARTITIONS[0], numeric()),
+        partition(PARTITIONS[1], numeric()),
         rules(if parent { 7 } else { 8 }, 3, numeric()),
     ];
     assert!(tables.iter().all(|rules| (rules.root as usize) < ROOTS));
