@@ -16,7 +16,7 @@ use crate::subscriber::conflict::{Action, ConflictType};
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::missing_label;
 use crate::subscriber::state::conflicts::Conflict;
-use crate::subscriber::statement::row::{Expect, FOUND_SEVERAL};
+use crate::subscriber::statement::row::{CHANGED_MEANWHILE, Expect, FOUND_SEVERAL};
 
 /// The group that is being answered.
 #[derive(Debug, Clone, Copy)]
@@ -165,6 +165,10 @@ impl<'a> Context<'a> {
             let several = several_rows(failure.sqlstate.take());
             return Failure { offender: failure.offender, ..several };
         }
+        if is_changed_meanwhile(error) {
+            let message = "another session changes the row of a change again and again";
+            return Failure { message: message.to_owned(), ..failure }.transient(true);
+        }
         match failure.sqlstate.as_deref() {
             // The progress statement fails if the epoch or the predecessor is not there.
             Some(sqlstate::NOT_NULL_VIOLATION | sqlstate::UNIQUE_VIOLATION) if progress => {
@@ -237,6 +241,11 @@ impl<'a> Context<'a> {
             _ => None,
         }
     }
+}
+
+/// Whether a row without a key was changed by another session while it was looked for.
+pub(crate) fn is_changed_meanwhile(error: &wire::Error) -> bool {
+    error.server_error().is_some_and(|said| said.message.contains(CHANGED_MEANWHILE))
 }
 
 /// The failure of a change of one row that finds several.

@@ -28,7 +28,7 @@ use crate::publisher::slot::BEGIN_READING;
 use crate::sqlstate;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, parse_name_array};
-use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::session::{self, Purpose, Subscriber};
 use crate::subscriber::state::{SubscriptionId, ownership};
 use crate::subscriber::writer_tag::{TagRules, Writer, WriterTag};
 use crate::verify::plan::TablePlan;
@@ -174,6 +174,7 @@ impl Repairer<'_> {
             return Ok(Written::NotImported(Failure::publisher(&error, "importing the snapshot")));
         }
         let mut ours = self.subscriber.connect(Purpose::DurableApply)?;
+        session::read_values_too(&mut ours)?;
         // A later run of the subscription terminates this session before it applies anything.
         ownership::join(&mut ours, self.id)?;
         let tag = WriterTag::attach(&mut ours, self.id, self.options.tags, Writer::Repair)?;

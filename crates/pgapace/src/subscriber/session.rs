@@ -25,10 +25,9 @@ const SETTINGS: &[(&str, &str)] = &[
     ("default_transaction_deferrable", "off"),
     ("idle_in_transaction_session_timeout", "0"),
     ("idle_session_timeout", "0"),
-    // These define the text form of values. The publisher's session has the same settings.
-    ("datestyle", "ISO"),
+    // These define the text form of values, with [`TEXT_OF_TIMES`]. The publisher's session has the same
+    // settings.
     ("intervalstyle", "postgres"),
-    ("timezone", "UTC"),
     ("lc_monetary", "C"),
     ("xmloption", "content"),
     ("extra_float_digits", "3"),
@@ -43,6 +42,12 @@ const SETTINGS: &[(&str, &str)] = &[
     ("enable_mergejoin", "off"),
     ("jit", "off"),
 ];
+
+/// Settings of sessions that read dates and times. Those that only write them keep what the role, the database or
+/// the server has, as the native apply worker does: defaults of columns (`now()` for a timestamp), triggers and
+/// constraints see it. What the publisher sends is read alike under all settings: the year comes first and has
+/// four digits, and a time with time zone has its offset.
+const TEXT_OF_TIMES: &[(&str, &str)] = &[("datestyle", "ISO"), ("timezone", "UTC")];
 
 /// Settings that exist since PostgreSQL 17.
 const NEWER_SETTINGS: &[(&str, &str)] = &[("transaction_timeout", "0")];
@@ -136,6 +141,11 @@ impl Purpose {
                 | Self::Standby
                 | Self::Heartbeat
         )
+    }
+
+    /// Whether the session writes rows as the native apply worker does, and reads none.
+    fn only_writes(self) -> bool {
+        matches!(self, Self::Apply | Self::DurableApply | Self::Copy)
     }
 
     /// Results of these sessions are of no use after one second.
@@ -330,6 +340,14 @@ pub(crate) fn names_of_owner(subscription: &str) -> Vec<String> {
     own.iter().map(shown).filter(|name| !others.contains(name)).collect()
 }
 
+/// Has a session that writes read values in the form in which the publisher's sessions send them.
+pub(crate) fn read_values_too(session: &mut Session) -> Result<()> {
+    let calls: Vec<_> = TEXT_OF_TIMES.iter().map(set_config).collect();
+    let sql = format!("SELECT {}", calls.join(", "));
+    session.simple(&sql).map_err(|e| Failure::subscriber(&e, "preparing the session"))?;
+    Ok(())
+}
+
 /// SQL that sets a lock timeout for the control session, so that a lock that it cannot get ends the
 /// run. All locks of the run are released then, and the next run tries again. The session's queries
 /// take no locks on user tables; the timeout covers unforeseen cases.
@@ -360,10 +378,23 @@ fn settings(purpose: Purpose, major: u32, with_citus: bool) -> Vec<(&'static str
         ("statement_timeout", purpose.statement_timeout()),
         ("lock_timeout", purpose.lock_timeout()),
     ];
+    let times = if purpose.only_writes() { &[] } else { TEXT_OF_TIMES };
     let newer = if major >= 17 { NEWER_SETTINGS } else { &[] };
     let citus = if with_citus { citus::SETTINGS } else { &[] };
     let last = citus.iter().chain([&WATCH]);
-    role.into_iter().chain(SETTINGS).chain(newer).chain(&own).chain(last).copied().collect()
+    role.into_iter()
+        .chain(SETTINGS)
+        .chain(times)
+        .chain(newer)
+        .chain(&own)
+        .chain(last)
+        .copied()
+        .collect()
+}
+
+fn set_config((name, value): &(&str, &str)) -> String {
+    let (name, value) = (wire::quote_literal(name), wire::quote_literal(value));
+    format!("pg_catalog.set_config({name}, {value}, false)")
 }
 
 /// Makes all settings, or none if a connection pooler answers. `version` is an SQL expression.
@@ -375,13 +406,7 @@ fn prepare(
 ) -> std::result::Result<ServerProperties, Refusal> {
     // The settings are not joined to pg_settings to leave out those that the server lacks: reading
     // that view costs more than the rest of the connection.
-    let calls: Vec<String> = settings
-        .iter()
-        .map(|(name, value)| {
-            let (name, value) = (wire::quote_literal(name), wire::quote_literal(value));
-            format!("pg_catalog.set_config({name}, {value}, false)")
-        })
-        .collect();
+    let calls: Vec<String> = settings.iter().map(set_config).collect();
     loop {
         let sql = format!(
             "SELECT pid, age, product, pg_catalog.pg_is_in_recovery(), \

@@ -19,7 +19,7 @@ use crate::repair::{self, BatchSize, WriteWay};
 use crate::sqlstate;
 use crate::stopping::interrupt::interruptible;
 use crate::subscriber::catalogue::{field, first_row};
-use crate::subscriber::session::Purpose;
+use crate::subscriber::session::{self, Purpose};
 use crate::subscriber::state::ownership;
 use crate::subscriber::state::verification::{self, VerificationKind};
 use crate::subscriber::writer_tag::{Writer, WriterTag};
@@ -194,6 +194,7 @@ fn make_equal(
     let owner = context.owner();
     let mut theirs = snapshot.open(context.publisher)?;
     let mut ours = context.subscriber.connect(Purpose::Copy)?;
+    session::read_values_too(&mut ours)?;
     ownership::join(&mut ours, owner.id)?;
     // The first copy worker has the same origin afterwards.
     let tags = context.options.tags;

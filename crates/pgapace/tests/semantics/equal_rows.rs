@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 
-use crate::support::{Case, on_versions};
+use crate::support::{Case, PATIENCE, must, on_versions, wait_while_running};
 
 const PAIRS: [(u16, u16); 4] = [(15, 15), (18, 18), (15, 18), (18, 15)];
 
@@ -166,4 +166,34 @@ fn where_no_row_is_identical_an_equal_one_is_changed() {
             assert_eq!(rows, ["1.000|1|1", "1|0|3", "1.0|0|4", "2|7|5", "1.000|2|6"], "{args:?}");
         });
     }
+}
+
+/// A session of the subscriber has changed a row without a key, and commits while a change of that row waits.
+#[test]
+fn a_row_that_is_being_changed_is_waited_for_and_found() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        let ddl = "CREATE TABLE t (a int, b text, own int)";
+        case.subscriber.sql(ddl);
+        case.publisher.sql("CREATE TABLE t (a int, b text); ALTER TABLE t REPLICA IDENTITY FULL");
+        case.publish("FOR ALL TABLES");
+        case.publisher.sql("INSERT INTO t SELECT g, 'b' FROM generate_series(1, 4) g");
+        let mut process = case.start();
+        case.wait_until_applied(&mut process);
+        let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+                     AND application_name LIKE 'pgapace%' AND datname = current_database()";
+        let mut user = case.subscriber.connect();
+        for change in ["DELETE FROM t WHERE a = 1", "UPDATE t SET b = 'new' WHERE a = 2"] {
+            must(user.batch_execute("BEGIN; UPDATE t SET own = a WHERE a < 3"));
+            case.publisher.sql(change);
+            must(wait_while_running(&mut process, "a change to wait", PATIENCE, || {
+                Ok(case.subscriber.value(waits) == "1")
+            }));
+            must(user.batch_execute("COMMIT"));
+            case.wait_until_applied(&mut process);
+        }
+        case.stop(process);
+        let rows = case.subscriber.rows("SELECT a, b, own FROM t ORDER BY a");
+        assert_eq!(rows, ["2|new|2", "3|b|∅", "4|b|∅"]);
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+    });
 }

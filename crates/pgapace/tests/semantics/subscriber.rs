@@ -44,7 +44,10 @@ fn settings_of_databases_and_roles_do_not_matter() {
              CREATE TABLE t (id int PRIMARY KEY, d date, ts timestamptz, tz timetz, iv interval, \
                b bytea, f float8, r float4, m money, words text[], p pair, x text, z timestamp); \
              CREATE TABLE f (d date, ts timestamptz, iv interval, f float8, words text[]); \
-             ALTER TABLE f REPLICA IDENTITY FULL",
+             ALTER TABLE f REPLICA IDENTITY FULL; CREATE TABLE o (id int PRIMARY KEY)",
+        );
+        case.subscriber.sql(
+            "ALTER TABLE o ADD at timestamp DEFAULT now(), ADD day text DEFAULT (date '2024-03-04')::text",
         );
         let settings = |database: &crate::support::Database<'_>, settings: &[(&str, &str)]| {
             for (name, value) in settings {
@@ -102,7 +105,8 @@ fn settings_of_databases_and_roles_do_not_matter() {
                    0.1 + 0.2, 0.1, 12.34, ARRAY['NULL', NULL, 'null'], ROW('NULL', NULL)::pair, 'back\\slash', \
                    timestamp '0044-03-15 01:02:03 BC' \
                  FROM generate_series({from}, {from} + 3) g; \
-                 INSERT INTO f SELECT d, ts, iv, f, words FROM t WHERE id >= {from};"
+                 INSERT INTO f SELECT d, ts, iv, f, words FROM t WHERE id >= {from}; \
+                 INSERT INTO o VALUES ({from})"
             )
         };
         case.publish("FOR ALL TABLES");
@@ -118,6 +122,9 @@ fn settings_of_databases_and_roles_do_not_matter() {
         case.run_until_current();
         case.expect_equal(&["t", "f"]);
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+        // Defaults of columns see the settings of the database, as natively.
+        let own = "SELECT id, day, now() AT TIME ZONE 'America/St_Johns' - at < '1 hour' FROM o ORDER BY id";
+        assert_eq!(case.subscriber.rows(own), ["1|04/03/2024|t", "11|04/03/2024|t"]);
     });
 }
 

@@ -2,7 +2,7 @@
 
 use engine::worker::{ActiveGroup, AfterReply, ErrorKind, Outcome, Retry, Verdict};
 
-use crate::apply::context::Context;
+use crate::apply::context::{Context, is_changed_meanwhile};
 use crate::apply::encoder::fold::table_of;
 use crate::apply::encoder::sought::{Found, SoughtNumber};
 use crate::apply::expected::{Committing, Expected};
@@ -203,7 +203,11 @@ impl WorkerSession {
             };
             let (seq, ahead) = (first.group.seq.0, first.ahead);
             let moved = self.meets_moved_value(&error, expected);
-            let kind = if moved { ErrorKind::Anew } else { kind(error.sqlstate()) };
+            let kind = match () {
+                () if moved => ErrorKind::Anew,
+                () if is_changed_meanwhile(&error) => ErrorKind::Soon,
+                () => kind(error.sqlstate()),
+            };
             match self.groups.judge_error(kind) {
                 Verdict::Stops => self.stop(error, expected)?,
                 verdict => {

@@ -370,6 +370,10 @@ pub(crate) fn statement(
 /// The beginning of the server's error if the search for one row has found several.
 pub(crate) const FOUND_SEVERAL: &str = "pgapace found one row";
 
+/// The beginning of the server's error if a row was found and locked, and not changed.
+pub(crate) const CHANGED_MEANWHILE: &str =
+    "pgapace found a row that another session has changed meanwhile";
+
 /// A ctid is unique only within its partition.
 const BY_ADDRESS: &str = "subscriber.ctid OPERATOR(pg_catalog.=) found.address \
     AND subscriber.tableoid OPERATOR(pg_catalog.=) found.relation";
@@ -438,16 +442,38 @@ impl Builder<'_> {
             return format!("SELECT 1 FROM {table} WHERE {equal} LIMIT 1 FOR NO KEY UPDATE");
         }
         let (with, from, condition) = self.found(identity, set);
-        format!(
-            "{with}UPDATE {table} AS subscriber SET {}{from}{condition}",
-            assignments.join(", ")
-        )
+        let update =
+            format!("UPDATE {table} AS subscriber SET {}{from}{condition}", assignments.join(", "));
+        self.of_found_row(&with, update)
     }
 
     fn delete(&mut self) -> String {
         let (with, from, condition) = self.found(None, &ColumnSet::default());
         let using = from.replacen(" FROM ", " USING ", 1);
-        format!("{with}DELETE FROM {} AS subscriber{using}{condition}", self.map.table.sql_only())
+        let delete =
+            format!("DELETE FROM {} AS subscriber{using}{condition}", self.map.table.sql_only());
+        self.of_found_row(&with, delete)
+    }
+
+    /// The statement that changes the row that `with` has found and locked.
+    ///
+    /// If another session was changing that row, the address is that of its new version, which the snapshot of
+    /// the statement does not have: no row would be changed, as if there were none. The statement fails
+    /// then, and the next attempt has a newer snapshot. See [`Statement::counted`] for the cast. What triggers
+    /// and rules swallow is not changed either; Citus does not accept such a statement.
+    fn of_found_row(&self, with: &str, change: String) -> String {
+        let table = &self.map.table;
+        let plain =
+            table.placement.is_plain() && !table.hooks.may_swallow_rows && !table.hooks.rules;
+        match self.map.search {
+            Search::WholeRow(_) if plain => format!(
+                "{}, changed AS ({change} RETURNING 1 AS one) SELECT FROM found LEFT JOIN changed ON true \
+                 WHERE CASE WHEN changed.one IS NULL THEN pg_catalog.concat('{CHANGED_MEANWHILE}: ', \
+                 found.address)::pg_catalog.bool ELSE true END",
+                with.trim_end(),
+            ),
+            _ => format!("{with}{change}"),
+        }
     }
 
     /// One statement, in which the old row provides every column that has no new value.
