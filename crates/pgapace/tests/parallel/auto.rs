@@ -6,7 +6,7 @@ use crate::support::{Case, Database, PATIENCE, must, on_versions, random_pause, 
 use crate::verbs::json;
 
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
-const TRANSACTIONS: u32 = 40_000;
+const TRANSACTIONS: u32 = 25_000;
 
 /// Transactions of two changes, one of them of rows that others change too.
 fn load(case: &Case, transactions: u32) {

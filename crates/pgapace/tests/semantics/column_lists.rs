@@ -2,7 +2,7 @@
 //! servers is refused, otherwise with the same resulting rows.
 
 use crate::support::native::Native;
-use crate::support::{Case, Database, on_versions};
+use crate::support::{Case, Database, long, on_versions};
 
 const BOTH: &str = "\
     CREATE TABLE t (id int PRIMARY KEY, a int, b int); \
@@ -81,10 +81,11 @@ fn content(database: &Database<'_>, tables: &[&str]) -> Vec<String> {
 
 #[test]
 fn column_lists_in_several_publications_are_combined_as_natively() {
-    for version in [15, 16, 18] {
-        for (on_15, publications) in COMBINATIONS {
-            combination(version, *on_15, publications);
-        }
+    for (number, (on_15, publications)) in COMBINATIONS.iter().enumerate() {
+        // Publications mean the same since 16.
+        let newer = if number % 2 == 0 { 16 } else { 18 };
+        let versions = if long() { vec![15, 16, 18] } else { vec![15, newer] };
+        versions.into_iter().for_each(|version| combination(version, *on_15, publications));
     }
 }
 
