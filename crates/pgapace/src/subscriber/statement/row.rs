@@ -444,7 +444,7 @@ impl Builder<'_> {
         let (with, from, condition) = self.found(identity, set);
         let update =
             format!("UPDATE {table} AS subscriber SET {}{from}{condition}", assignments.join(", "));
-        self.of_found_row(&with, update)
+        self.of_found_row(&with, &update)
     }
 
     fn delete(&mut self) -> String {
@@ -452,7 +452,7 @@ impl Builder<'_> {
         let using = from.replacen(" FROM ", " USING ", 1);
         let delete =
             format!("DELETE FROM {} AS subscriber{using}{condition}", self.map.table.sql_only());
-        self.of_found_row(&with, delete)
+        self.of_found_row(&with, &delete)
     }
 
     /// The statement that changes the row that `with` has found and locked.
@@ -461,7 +461,7 @@ impl Builder<'_> {
     /// the statement does not have: no row would be changed, as if there were none. The statement fails
     /// then, and the next attempt has a newer snapshot. See [`Statement::counted`] for the cast. What triggers
     /// and rules swallow is not changed either; Citus does not accept such a statement.
-    fn of_found_row(&self, with: &str, change: String) -> String {
+    fn of_found_row(&self, with: &str, change: &str) -> String {
         let table = &self.map.table;
         let plain =
             table.placement.is_plain() && !table.hooks.may_swallow_rows && !table.hooks.rules;
