@@ -3,7 +3,7 @@
 use testbed::Result;
 use testbed::compare::TableName;
 
-use crate::support::{DB, PATIENCE, Site, wait_while_running};
+use crate::support::{DB, NAME, PATIENCE, Site, wait_while_running};
 
 fn site() -> Result<Site> {
     let site = Site::start(&[], &[])?;
@@ -44,6 +44,39 @@ fn a_canceled_wait_for_a_standby_acknowledges_nothing() -> Result<()> {
     }
     site.subscriber.set("synchronous_standby_names", "")?;
     site.wait_until_applied(&mut run)?;
+    site.expect_equal(&[TableName::from("t")])
+}
+
+/// The same where each commit is synchronous, because commits of the publisher wait for it.
+#[test]
+fn a_canceled_wait_of_a_synchronous_commit_acknowledges_nothing() -> Result<()> {
+    let mut site = site()?;
+    site.publisher.set("synchronous_standby_names", NAME)?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
+    site.subscriber.set("synchronous_standby_names", "absent")?;
+    let waiting = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name";
+    let canceled = format!("SELECT count(pg_cancel_backend(pid)) {waiting} LIKE '% apply'");
+    let flush =
+        format!("SELECT count(*) {waiting} LIKE '% durability' AND query LIKE '%flushed_at%'");
+    let others = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity \
+                  WHERE wait_event = 'SyncRep' AND query NOT LIKE '%flushed_at%'";
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| site.publisher.sql(DB, "INSERT INTO t VALUES (2)"));
+        wait_while_running(&mut run, "a commit to wait for the standby", PATIENCE, || {
+            // On a slow machine, commits are not synchronous.
+            let waits = [&canceled, &flush].map(|sql| site.subscriber.query_one_text(DB, sql));
+            Ok(waits.into_iter().collect::<Result<Vec<_>>>()?.contains(&"1".to_owned()))
+        })?;
+        wait_while_running(&mut run, "a flush to wait for it", PATIENCE, || {
+            // Statistics, for example, for which nothing waits.
+            site.subscriber.query_one_text(DB, others)?;
+            Ok(site.subscriber.query_one_text(DB, &flush)? == "1")
+        })?;
+        assert!(!client.is_finished(), "it is on no standby of the subscriber");
+        site.subscriber.set("synchronous_standby_names", "")?;
+        client.join().expect("no panic")
+    })?;
     site.expect_equal(&[TableName::from("t")])
 }
 

@@ -67,6 +67,8 @@ pub(super) struct WorkerSession {
     pub(super) moved_values: Vec<u32>,
     /// See [`Answered::in_doubt`].
     pub(super) in_doubt: bool,
+    /// Commits of the session that may be on no synchronous standby, up to the last report.
+    unreplicated: u64,
     pub(super) waits: Stopwatch,
     pub(super) ledger: Ledger,
     /// The leader executes a group on it, and hears nothing else meanwhile. Cleared where that may take long.
@@ -96,6 +98,7 @@ impl WorkerSession {
             offense: None,
             moved_values: Vec::new(),
             in_doubt: false,
+            unreplicated: 0,
             waits: meter.waits,
             ledger: meter.ledger,
             attended: false,
@@ -241,6 +244,10 @@ impl WorkerSession {
         }
         let time = thread_time();
         let processor = time.saturating_sub(std::mem::replace(&mut self.reported_time, time));
+        let unreplicated = self.session.unreplicated_commits();
+        // A session that replaced a lost one counts from zero.
+        self.in_doubt |= unreplicated > self.unreplicated;
+        self.unreplicated = unreplicated;
         let answered = Answered {
             committed,
             prepared,
