@@ -10,7 +10,7 @@ use engine::history::Memory;
 use engine::net::{ChangeAt, Step};
 use engine::transaction::Touched;
 use pgoutput::{Lsn, Message, Timestamp};
-use wire::Session;
+use wire::{Param, Session};
 
 use crate::apply::expected::{Committing, Expected};
 use crate::apply::offender::offender;
@@ -25,6 +25,7 @@ use crate::subscriber::state::progress::{RECORD_TYPES, RecordCheck, RecordParams
 use crate::subscriber::state::statistics::Changes;
 use crate::subscriber::statement::bind::{self, RowChange};
 use crate::subscriber::statement::cache::StatementCache;
+use crate::subscriber::statement::copy::{self, TYPES_SQL};
 use crate::subscriber::statement::row::{
     Expect, Operation, PlanError, UpdatePlan, Values, plan_delete, plan_update, values,
 };
@@ -43,6 +44,7 @@ pub(crate) fn prepare_control(session: &mut Session, identity: Identity) -> Resu
     session.queue_parse("nothing", "SELECT WHERE false", &[]);
     session.queue_parse("savepoint", "SAVEPOINT pgapace_part", &[]);
     session.queue_parse("release", "RELEASE SAVEPOINT pgapace_part", &[]);
+    session.queue_parse("column_types", TYPES_SQL, &[]);
     let Identity { progress_of, tagged, ordered, citus, .. } = identity;
     if citus {
         session.queue_parse("replica_role", citus::REPLICA_ROLE, &[]);
@@ -272,6 +274,7 @@ impl Encoder {
             let expected = map.missing.are_expected() && map.can_miss_rows();
             rules.seeks = expected && self.sought.is_some();
         }
+        let mut copied = Vec::new();
         for step in tables.fold(group, which, |message| self.count(message))? {
             match step {
                 Step::Alone(at) => {
@@ -288,6 +291,9 @@ impl Encoder {
                     let sought = &mut self.sought;
                     let mut expect = |set: set::Expected<'_>| {
                         sure &= set.sure;
+                        if set.misreads && copied.last() != Some(&segment.table) {
+                            copied.push(segment.table);
+                        }
                         let number = set
                             .sought
                             .zip(sought.as_mut())
@@ -311,6 +317,11 @@ impl Encoder {
                     .map_err(not_queued)?;
                 }
             }
+        }
+        if !copied.is_empty() {
+            queue_types(session, copied.iter().map(|table| &*tables.maps[*table]))
+                .map_err(|e| Failure::subscriber(&e, "sending net changes"))?;
+            expected.push_back(Expected::Control);
         }
         session.queue_flush();
         Ok(sure)
@@ -578,6 +589,17 @@ impl Ending {
             }
         }
     }
+}
+
+/// Queues the look at the types of columns that were copied in binary format.
+fn queue_types<'m>(
+    session: &mut Session,
+    maps: impl Iterator<Item = &'m TableMap>,
+) -> wire::Result<()> {
+    let params = copy::types_params(maps);
+    session.queue_bind("column_types", params.iter().map(|param| Param::Text(param.as_bytes())))?;
+    session.queue_execute();
+    Ok(())
 }
 
 /// Queues PREPARE TRANSACTION. A prepared transaction records no progress, because every later

@@ -90,6 +90,8 @@ pub(crate) struct Column {
     /// The type below all domains. Parameters are declared with this type, so that the assignment
     /// checks lengths and domain constraints. An explicit cast would truncate silently.
     pub(crate) base_type: u32,
+    /// Oid of the declared type, which may be a domain.
+    pub(crate) declared_type: u32,
     /// Name of the declared type, for messages.
     pub(crate) type_name: String,
     /// The base type as quoted SQL. Quotes keep the grammar from adding a length: `bit` in a cast

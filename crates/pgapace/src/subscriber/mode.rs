@@ -342,6 +342,7 @@ mod tests {
             name: "c".to_owned(),
             attnum: 1,
             base_type,
+            declared_type: base_type,
             type_name: "declared".to_owned(),
             base_type_sql: String::new(),
             array_type: 0,

@@ -257,3 +257,43 @@ fn subscriber_ddl_while_streaming() {
         case.expect_equal(&["t"]);
     });
 }
+
+/// COPY in binary format sends no types. The change comes while pgapace uses what it has read before.
+#[test]
+fn a_type_of_equal_width_is_noticed_at_once() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.subscriber.sql("CREATE DOMAIN d AS int; CREATE DOMAIN dd AS d");
+        let table = |d: &str, dd: &str| {
+            format!(
+                "CREATE TABLE t (id int PRIMARY KEY, n int, b bigint, at timestamp, d {d}, dd {dd})"
+            )
+        };
+        case.publisher.sql(&table("int", "int"));
+        case.subscriber.sql(&table("d", "dd"));
+        case.publish("FOR ALL TABLES");
+        let insert = |from: i32| {
+            format!(
+                "INSERT INTO t SELECT g, g, g, timestamp '2026-01-01' + g * interval '1 s', g, g \
+                 FROM generate_series({from}, {from} + 99) g"
+            )
+        };
+        case.publisher.sql(&insert(0));
+        let mut process = case.start();
+        for (number, change) in
+            ["n TYPE float4", "b TYPE float8", "at TYPE timestamptz", "d TYPE float4"]
+                .iter()
+                .enumerate()
+        {
+            let number = i32::try_from(number).expect("few");
+            case.publisher.sql(&insert(1000 + 200 * number));
+            case.wait_until_applied(&mut process);
+            case.subscriber.sql(&format!("ALTER TABLE t ALTER {change}"));
+            case.publisher.sql(&insert(1100 + 200 * number));
+            case.wait_until_applied(&mut process);
+            let columns = "SELECT id, n, b, at::timestamp, d, dd FROM t ORDER BY id";
+            assert_eq!(case.subscriber.rows(columns), case.publisher.rows(columns), "{change}");
+        }
+        case.stop(process);
+        assert_eq!(case.subscriber.value("SELECT format FROM pgapace.subscription"), "binary");
+    });
+}

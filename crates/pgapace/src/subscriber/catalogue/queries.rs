@@ -186,7 +186,8 @@ SELECT a.attname, a.attnum, b.typ, pg_catalog.format_type(a.atttypid, a.atttypmo
        EXISTS (SELECT 1 FROM pg_catalog.pg_cast ct
                WHERE ct.castsource = 25 AND ct.casttarget = b.typ AND ct.castmethod = 'f'
                  AND ct.oid >= 16384),
-       fit.nspname, fit.proname, fit.pronargs = 3, pg_catalog.format_type(b.typ, b.modifier)
+       fit.nspname, fit.proname, fit.pronargs = 3, pg_catalog.format_type(b.typ, b.modifier),
+       a.atttypid
 FROM attribute a
 JOIN base b ON b.attnum = a.attnum
 JOIN pg_catalog.pg_type bt ON bt.oid = b.typ

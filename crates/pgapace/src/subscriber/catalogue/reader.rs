@@ -115,7 +115,7 @@ impl CatalogueReader {
         let [columns, types, keys, constraints] = run(session)?;
         let types = equalities(&types)?;
         let (columns, keys) =
-            (by_place(&columns, 22, roots.len())?, by_place(&keys, 8, roots.len())?);
+            (by_place(&columns, 23, roots.len())?, by_place(&keys, 8, roots.len())?);
         let constraints = by_place(&constraints, 7, trees.len())?;
         let constraints: FxHashMap<u32, Constraints> = trees
             .into_iter()
@@ -338,6 +338,7 @@ fn column(row: &Row<'_>, types: &FxHashMap<u32, Equality>) -> Result<Column> {
         },
         domain_code: row.get(16).map(str::to_owned),
         cast_from_text: boolean(row, 17)?,
+        declared_type: field(row, 22)?,
     })
 }
 

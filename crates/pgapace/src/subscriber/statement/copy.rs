@@ -2,8 +2,10 @@
 //! input or receive function of the column, with the column's `typmod`.
 //!
 //! COPY in binary format does not send types. If a user changes the type of a column to another of
-//! equal width (int4 to float4) while changes are applied, rows are misread until the schema watch
-//! notices it, within two seconds. Statements with arrays declare their types and fail instead.
+//! equal width (int4 to float4) while changes are applied, it would be misread until the schema watch
+//! notices that. So [`TYPES_SQL`] follows in the same transaction. Statements with arrays declare their types.
+
+use std::fmt::Write as _;
 
 use pgoutput::Column;
 use wire::{CopyData, quote_ident};
@@ -15,6 +17,36 @@ use crate::subscriber::statement::row::Statement;
 pub(crate) const BINARY_HEADER: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0";
 /// Stands in place of a row's number of fields, at the end.
 pub(crate) const BINARY_TRAILER: &[u8] = &(-1_i16).to_be_bytes();
+
+/// Fails unless columns have these types: table (`$1`), number (`$2`) and declared type (`$3`) of each. The locks of
+/// the COPYs before it keep the types as they are until the end of the transaction. See
+/// [`Statement::counted`] for the cast.
+pub(crate) const TYPES_SQL: &str = "\
+    SELECT CASE WHEN pg_catalog.count(a.attnum) = pg_catalog.count(*) THEN 1 \
+      ELSE pg_catalog.concat('pgapace copied columns whose types have changed: ', \
+        pg_catalog.count(*) - pg_catalog.count(a.attnum))::pg_catalog.int4 END \
+    FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.oid[]), pg_catalog.unnest($2::pg_catalog.int2[]), \
+                    pg_catalog.unnest($3::pg_catalog.oid[])) AS copied (oid, number, type) \
+    LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = copied.oid AND a.attnum = copied.number \
+      AND a.atttypid = copied.type AND NOT a.attisdropped";
+
+/// The parameters of [`TYPES_SQL`], as text, for the published columns of these tables.
+pub(crate) fn types_params<'m>(maps: impl Iterator<Item = &'m TableMap>) -> [String; 3] {
+    let mut params = ["{".to_owned(), "{".to_owned(), "{".to_owned()];
+    for map in maps {
+        for local in &map.columns {
+            let column = &map.table.columns[*local];
+            let values =
+                [i64::from(map.table.oid), column.attnum.into(), column.declared_type.into()];
+            for (param, value) in params.iter_mut().zip(values) {
+                let comma = if param.len() > 1 { "," } else { "" };
+                // A String accepts everything.
+                let _ = write!(param, "{comma}{value}");
+            }
+        }
+    }
+    params.map(|param| param + "}")
+}
 
 /// The format of values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -65,6 +65,6 @@ fn copy<'r, 'a, E: FnMut(Expected<'_>)>(
             data.end_row();
         }
     });
-    subscriber.expect_all(rows.len() - other.len());
+    subscriber.expect_copy(rows.len() - other.len(), format);
     Ok(other)
 }

@@ -23,6 +23,7 @@ use wire::Session;
 use crate::subscriber::mapping::{Search, TableMap};
 use crate::subscriber::statement::cache::StatementCache;
 use crate::subscriber::statement::column_set::ColumnSet;
+use crate::subscriber::statement::copy::Format;
 use crate::subscriber::statement::row::{self, PlanError};
 use columns::Columns;
 use rows::Rows;
@@ -45,6 +46,8 @@ pub(crate) struct Expected<'s> {
     pub(crate) sure: bool,
     /// If rows may be missing, those that it looks for.
     pub(crate) sought: Option<Sought<'s>>,
+    /// It is a COPY in binary format: the types of the columns must be looked at before the commit.
+    pub(crate) misreads: bool,
 }
 
 /// The rows that a statement looks for, where some may be missing.
@@ -167,18 +170,24 @@ impl<E: FnMut(Expected<'_>)> Subscriber<'_, E> {
     /// Expects a statement to find this many rows. A `counted` statement then returns one row.
     fn expect(&mut self, rows: usize, counted: bool) {
         let rows = if counted { 1 } else { rows as u64 };
-        (self.expect)(Expected { rows, sure: counted, sought: None });
+        (self.expect)(Expected { rows, sure: counted, sought: None, misreads: false });
     }
 
     /// Expects a statement that either affects this many rows or fails.
     fn expect_all(&mut self, rows: usize) {
-        (self.expect)(Expected { rows: rows as u64, sure: true, sought: None });
+        (self.expect)(Expected { rows: rows as u64, sure: true, sought: None, misreads: false });
+    }
+
+    /// Expects a COPY, which either affects this many rows or fails.
+    fn expect_copy(&mut self, rows: usize, format: Format) {
+        let (rows, misreads) = (rows as u64, format == Format::Binary);
+        (self.expect)(Expected { rows, sure: true, sought: None, misreads });
     }
 
     /// Expects a statement to find these rows, or to say which are missing.
     fn expect_sought(&mut self, sought: Sought<'_>) {
         let rows = sought.rows.len() as u64;
-        (self.expect)(Expected { rows, sure: false, sought: Some(sought) });
+        (self.expect)(Expected { rows, sure: false, sought: Some(sought), misreads: false });
     }
 }
 
