@@ -13,10 +13,11 @@ use crate::subscriber::catalogue::{boolean, field, first_row};
 /// streaming.
 pub(crate) const OLDEST_MAJOR: u32 = 14;
 
-/// A limit that a role or database may have. The walsender sends a transaction inside a transaction of its
-/// own, which lasts as long as the subscriber needs: the limit would end it again and again. It would also
-/// end copies. It exists since PostgreSQL 17, and older servers refuse it as a startup parameter.
-const TIME_LIMIT: &str = "transaction_timeout";
+/// Limits that a role or database may have, with the version that they exist since: older servers refuse
+/// them as startup parameters. The walsender sends a transaction inside a transaction of its own, which lasts
+/// as long as the subscriber needs: `transaction_timeout` would end it again and again, and copies too.
+/// `idle_session_timeout` would end a session that waits for the other server or for its next look.
+const TIME_LIMITS: [(&str, u32); 2] = [("idle_session_timeout", 14), ("transaction_timeout", 17)];
 
 /// Opens sessions on the publisher for one subscription.
 #[derive(Debug, Clone)]
@@ -137,12 +138,12 @@ impl Publisher {
 }
 
 /// Refuses a session that a connection pooler or another product than PostgreSQL provides. Then lifts
-/// [`TIME_LIMIT`], unless a connection pooler answers.
+/// [`TIME_LIMITS`], unless a connection pooler answers.
 fn prepare(session: &mut Session, start: ConnectionStart) -> Result<()> {
-    let lift = match session.server_version().major() {
-        17.. => format!("pg_catalog.set_config('{TIME_LIMIT}', '0', false)"),
-        _ => "'0'".to_owned(),
-    };
+    let major = session.server_version().major();
+    let known = TIME_LIMITS.iter().filter(|(_, since)| major >= *since);
+    let calls = known.map(|(name, _)| format!("pg_catalog.set_config('{name}', '0', false)"));
+    let lift = std::iter::once("''".to_owned()).chain(calls).collect::<Vec<_>>().join(" || ");
     loop {
         let sql = format!(
             "SELECT pid, age, product, CASE WHEN {} THEN {lift} END FROM ({BACKEND_SQL}) backend",

@@ -109,7 +109,7 @@ fn what_does_not_matter() {
         for side in [&case.publisher, &case.subscriber] {
             side.sql(&format!(
                 "{role} {0} SET statement_timeout = '5s'; {role} {0} SET idle_in_transaction_session_timeout = '100ms'; \
-                 {role} {0} SET enable_bitmapscan = off; {role} {0} SET default_transaction_read_only = on; \
+                 {role} {0} SET idle_session_timeout = '300ms'; {role} {0} SET enable_bitmapscan = off; {role} {0} SET default_transaction_read_only = on; \
                  {role} {0} SET default_transaction_isolation = 'serializable'",
                 side.name
             ));
