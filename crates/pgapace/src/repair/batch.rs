@@ -7,9 +7,10 @@ use super::row::{PublisherRow, RepairColumns, RowRepair, Statement, SubscriberRo
 use super::{Difference, Repaired};
 use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
-use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::verify::columns::{ColumnSql, ComparedColumn};
 use crate::verify::plan::TablePlan;
+use crate::verify::sessions::Read;
 use crate::verify::sql::TableSql;
 
 /// Rows that one statement writes, at most.
@@ -28,14 +29,14 @@ pub(super) struct FoundRows {
 }
 
 /// Reads the rows of the batch from both servers, and locks those of the subscriber if they are to be
-/// written.
+/// written. A table of the publisher that was rewritten after the snapshot looks empty under it.
 pub(super) fn read(
     theirs: &mut Session,
     ours: &mut Session,
     plan: &TablePlan,
     batch: &[Difference],
     locks: bool,
-) -> Result<FoundRows> {
+) -> Result<Read<FoundRows>> {
     let columns = columns(ours, plan)?;
     let mut wanted: FxHashMap<Identity, (Vec<i64>, usize)> = FxHashMap::default();
     for difference in batch {
@@ -69,7 +70,13 @@ pub(super) fn read(
     let reading = format!("reading rows of {}", plan.display_name());
     let mut found: FxHashMap<&Identity, (Vec<PublisherRow>, Vec<SubscriberRow>)> =
         FxHashMap::default();
-    let results = theirs.simple(&sql).map_err(|e| Failure::publisher(&e, &reading))?;
+    // The check comes second: the rows that were read have locked the table by then.
+    let [results, check] = theirs
+        .simple_each([&sql, &plan.publisher.is_rewritten(None)])
+        .map_err(|e| Failure::publisher(&e, &reading))?;
+    if boolean(&first_row(&check, "the query for rewritten tables")?, 0)? {
+        return Ok(Read::Rewritten);
+    }
     for row in last(results).iter() {
         let compared = texts(&row, 0, width);
         let identity = identity(plan, &compared);
@@ -109,7 +116,8 @@ pub(super) fn read(
         })
         .collect();
     rows.sort_by_key(|(place, _)| *place);
-    Ok(FoundRows { columns, bytes, rows: rows.into_iter().map(|(_, row)| row).collect() })
+    let rows = rows.into_iter().map(|(_, row)| row).collect();
+    Ok(Read::Rows(FoundRows { columns, bytes, rows }))
 }
 
 fn size(values: &[Option<String>]) -> usize {

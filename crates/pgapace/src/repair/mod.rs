@@ -33,8 +33,9 @@ use crate::subscriber::state::{SubscriptionId, ownership};
 use crate::subscriber::writer_tag::{TagRules, Writer, WriterTag};
 use crate::verify::plan::TablePlan;
 use crate::verify::requirements::check_ready;
+use crate::verify::sessions::Read;
 
-/// How often a batch is tried again when the stream went on before it was written.
+/// How many barriers a batch may need: the stream may go on, or the table be rewritten, before it is read.
 const ATTEMPTS: usize = 5;
 
 /// How differences are repaired.
@@ -131,31 +132,37 @@ impl Repairer<'_> {
         batch: &[Difference],
         print: &mut dyn FnMut(&str),
     ) -> Result<(Repaired, usize)> {
-        if self.options.dry_run {
-            let taken = self.taker.take_barrier(false)?;
-            let (mut theirs, mut ours) = taken.pair().open(self.publisher, self.subscriber)?;
-            drop(taken);
-            let found = batch::read(&mut theirs, &mut ours, plan, batch, false)?;
-            let statements = found.statements(self.options.delete_extra);
-            statements.iter().for_each(|statement| print(&format!("{};", statement.sql)));
-            return Ok((found.repaired(self.options.delete_extra), found.bytes));
-        }
-        let mut refused = None;
+        let mut failed = None;
         for _ in 0..ATTEMPTS {
-            let taken = self.taker.take_barrier(true)?;
-            match self.write(plan, batch, taken)? {
+            let taken = self.taker.take_barrier(!self.options.dry_run)?;
+            let written = match self.options.dry_run {
+                true => self.show(plan, batch, taken, print)?,
+                false => self.write(plan, batch, taken)?,
+            };
+            match written {
                 Written::Batch(repaired, bytes) => return Ok((repaired, bytes)),
-                Written::StreamWentOn => refused = None,
-                Written::NotImported(error) => refused = Some(error),
+                Written::Nothing(failure) => failed = Some(failure),
             }
         }
-        Err(refused.unwrap_or_else(|| {
-            Failure::new(
-                Class::Busy,
-                "the stream went on before a batch was written, again and again",
-            )
-            .hint("Repair with a smaller --batch. The batches before this one are repaired.")
-        }))
+        Err(failed.unwrap_or_else(|| Failure::internal("a repair makes an attempt at least")))
+    }
+
+    /// Prints the statements for a batch.
+    fn show(
+        &self,
+        plan: &TablePlan,
+        batch: &[Difference],
+        taken: TakenBarrier,
+        print: &mut dyn FnMut(&str),
+    ) -> Result<Written> {
+        let (mut theirs, mut ours) = taken.pair().open(self.publisher, self.subscriber)?;
+        drop(taken);
+        let Read::Rows(found) = batch::read(&mut theirs, &mut ours, plan, batch, false)? else {
+            return Ok(Written::Nothing(rewritten(plan)));
+        };
+        let statements = found.statements(self.options.delete_extra);
+        statements.iter().for_each(|statement| print(&format!("{};", statement.sql)));
+        Ok(Written::Batch(found.repaired(self.options.delete_extra), found.bytes))
     }
 
     /// Repairs a batch while the stream is held.
@@ -171,7 +178,8 @@ impl Repairer<'_> {
             quote_literal(&taken.publisher)
         );
         if let Err(error) = theirs.simple(&import) {
-            return Ok(Written::NotImported(Failure::publisher(&error, "importing the snapshot")));
+            // It was gone, or is not one of this publisher.
+            return Ok(Written::Nothing(Failure::publisher(&error, "importing the snapshot")));
         }
         let mut ours = self.subscriber.connect(Purpose::DurableApply)?;
         session::read_values_too(&mut ours)?;
@@ -187,11 +195,12 @@ impl Repairer<'_> {
             .simple(&format!("BEGIN; {BRIEFLY}; {}", taken.write_sql()))
             .map_err(|e| writing(&e))?;
         if held.last().is_none_or(wire::Rows::is_empty) {
-            return Ok(Written::StreamWentOn);
+            return Ok(Written::Nothing(stream_went_on()));
         }
         check_ready(&mut ours, self.taker.row, &[(plan.schema.clone(), plan.name.clone())])?;
         let found =
             batch::read(&mut theirs, &mut ours, plan, batch, true).map_err(|e| locked(e, plan))?;
+        let Read::Rows(found) = found else { return Ok(Written::Nothing(rewritten(plan))) };
         let repaired = found.write(&mut ours, self.options.delete_extra, &writing)?;
         let ids: Vec<_> =
             found.settled(self.options.delete_extra).map(|id| id.to_string()).collect();
@@ -212,10 +221,24 @@ impl Repairer<'_> {
 enum Written {
     /// Its rows, and the bytes that were read.
     Batch(Repaired, usize),
-    /// The stream has gone on before that.
-    StreamWentOn,
-    /// The publisher's snapshot was gone, or is not one of this publisher.
-    NotImported(Failure),
+    /// Why nothing was written. Another barrier may help.
+    Nothing(Failure),
+}
+
+fn stream_went_on() -> Failure {
+    Failure::new(Class::Busy, "the stream went on before a batch was written, again and again")
+        .hint("Repair with a smaller --batch. The batches before this one are repaired.")
+}
+
+fn rewritten(plan: &TablePlan) -> Failure {
+    Failure::new(
+        Class::Busy,
+        format!(
+            "table {} was truncated or rewritten on the publisher after the snapshot, again and again",
+            plan.display_name()
+        ),
+    )
+    .hint("Repair when nothing truncates or rewrites it. The batches before this one are repaired.")
 }
 
 /// While a batch is written the stream is held. So it does not wait for a lock: the holder may be an open
@@ -309,18 +332,20 @@ pub(crate) enum WriteWay {
 }
 
 /// Reads the rows of a batch from both sessions, and makes them equal in the transaction of `ours`. Returns
-/// the bytes that were read too.
+/// the bytes that were read too. Nothing is written if the table was rewritten on the publisher.
 pub(crate) fn write_batch(
     theirs: &mut Session,
     ours: &mut Session,
     plan: &TablePlan,
     batch: &[Difference],
     way: WriteWay,
-) -> Result<(Repaired, usize)> {
+) -> Result<Read<(Repaired, usize)>> {
     let explain = |e: &wire::Error| {
         Failure::subscriber(e, &format!("making rows of {} equal", plan.display_name()))
     };
-    let found = batch::read(theirs, ours, plan, batch, true)?;
+    let Read::Rows(found) = batch::read(theirs, ours, plan, batch, true)? else {
+        return Ok(Read::Rewritten);
+    };
     let written = match way {
         WriteWay::Update => found.write(ours, true, &explain),
         WriteWay::Delete if found.has_local_columns() => {
@@ -336,7 +361,7 @@ pub(crate) fn write_batch(
         }
         WriteWay::Delete => found.delete(ours, &explain),
     };
-    Ok((written?, found.bytes))
+    Ok(Read::Rows((written?, found.bytes)))
 }
 
 fn log_batch(plan: &TablePlan, lsn: Lsn, repaired: Repaired) {

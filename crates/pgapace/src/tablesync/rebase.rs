@@ -32,6 +32,7 @@ use crate::verify::progress::Progress;
 use crate::verify::rate::Pace;
 use crate::verify::record::{Recorder, TableRecord};
 use crate::verify::run::{Manner, Verification};
+use crate::verify::sessions::Read;
 use crate::verify::whole::Passes;
 use crate::verify::work::{TableWork, Work};
 
@@ -144,6 +145,7 @@ pub(super) fn tables(
         Err(failure) if changed.load(Ordering::Acquire) => return Ok(vec![failure]),
         Err(failure) => return Err(failure),
     };
+    let mut again = Vec::new();
     for (plan, counts) in plans.iter().zip(counts) {
         let key = (plan.schema.clone(), plan.name.clone());
         let table = published.iter().find(|table| table.key() == key);
@@ -152,7 +154,13 @@ pub(super) fn tables(
         };
         let mut complete = Complete::default();
         complete.push(table, counts.rows, *generation);
-        let repaired = make_equal(context, control, snapshot, plan, &complete)?;
+        let made = make_equal(context, control, snapshot, plan, &complete)?;
+        let Read::Rows(repaired) = made else {
+            let message =
+                format!("table {} was truncated or rewritten meanwhile", plan.display_name());
+            again.push(Failure::new(Class::Publisher, message));
+            continue;
+        };
         tracing::info!(
             event = "table_rebased",
             table = plan.display_name(),
@@ -164,7 +172,7 @@ pub(super) fn tables(
             "table was compared with the publisher's and made equal"
         );
     }
-    Ok(Vec::new())
+    Ok(again)
 }
 
 /// A column that cannot be compared could not be made equal.
@@ -183,14 +191,15 @@ fn check_comparable(plans: &[TablePlan]) -> Result<()> {
     Ok(())
 }
 
-/// Writes the rows of a table that differ, in one transaction.
+/// Writes the rows of a table that differ, in one transaction; or nothing, if the snapshot no longer shows the
+/// publisher's rows.
 fn make_equal(
     context: SyncContext<'_>,
     control: &mut Session,
     snapshot: &Snapshot,
     plan: &TablePlan,
     complete: &Complete,
-) -> Result<repair::Repaired> {
+) -> Result<Read<repair::Repaired>> {
     let owner = context.owner();
     let mut theirs = snapshot.open(context.publisher)?;
     let mut ours = context.subscriber.connect(Purpose::Copy)?;
@@ -204,14 +213,15 @@ fn make_equal(
         Failure::subscriber(e, &format!("making table {} equal", plan.display_name()))
     };
     let repaired = interruptible(context.shutdown, &sessions, "table sync", || {
-        let mut write = |ours: &mut Session, way| -> Result<repair::Repaired> {
+        let mut write = |ours: &mut Session, way| -> Result<Read<repair::Repaired>> {
             let mut sum = repair::Repaired::default();
             let (mut after, mut sizes) = (0, BatchSize::new(BATCH));
             loop {
                 let batch = repair::differences(control, owner.id, plan, after, sizes.next())?;
-                let Some(last) = repair::last_id(&batch) else { return Ok(sum) };
+                let Some(last) = repair::last_id(&batch) else { return Ok(Read::Rows(sum)) };
                 after = last;
-                let (repaired, bytes) = repair::write_batch(&mut theirs, ours, plan, &batch, way)?;
+                let written = repair::write_batch(&mut theirs, ours, plan, &batch, way)?;
+                let Read::Rows((repaired, bytes)) = written else { return Ok(Read::Rewritten) };
                 sizes.read(batch.len(), bytes);
                 sum.add(repaired);
             }
@@ -224,9 +234,18 @@ fn make_equal(
                 ours.simple("ROLLBACK; BEGIN").map_err(|e| writing(&e))?;
                 let deleted = write(&mut ours, WriteWay::Delete)?;
                 let inserted = write(&mut ours, WriteWay::Update)?;
-                repair::Repaired { deleted: deleted.deleted, ..inserted }
+                match deleted.and(inserted) {
+                    Read::Rows((deleted, inserted)) => {
+                        Read::Rows(repair::Repaired { deleted: deleted.deleted, ..inserted })
+                    }
+                    Read::Rewritten => Read::Rewritten,
+                }
             }
             written => written?,
+        };
+        let Read::Rows(repaired) = repaired else {
+            ours.simple("ROLLBACK").map_err(|e| writing(&e))?;
+            return Ok(Read::Rewritten);
         };
         let sql = format!(
             "DELETE FROM pgapace.difference \
@@ -238,7 +257,7 @@ fn make_equal(
         ours.simple(&sql).map_err(|e| writing(&e))?;
         complete.record(&mut ours, owner, snapshot.lsn)?;
         ours.simple("COMMIT").map_err(|e| writing(&e))?;
-        Ok(repaired)
+        Ok(Read::Rows(repaired))
     })?;
     if let Some(tag) = tag {
         tag.release(&mut ours);
