@@ -26,6 +26,7 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
 use crate::publisher::slot::BEGIN_READING;
 use crate::sqlstate;
+use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, parse_name_array};
 use crate::subscriber::session::{self, Purpose, Subscriber};
@@ -157,9 +158,11 @@ impl Repairer<'_> {
     ) -> Result<Written> {
         let (mut theirs, mut ours) = taken.pair().open(self.publisher, self.subscriber)?;
         drop(taken);
-        let Read::Rows(found) = batch::read(&mut theirs, &mut ours, plan, batch, false)? else {
-            return Ok(Written::Nothing(rewritten(plan)));
-        };
+        let sessions = [theirs.cancel_handle(), ours.cancel_handle()];
+        let read = interruptible(self.shutdown, &sessions, DOING, || {
+            batch::read(&mut theirs, &mut ours, plan, batch, false)
+        })?;
+        let Read::Rows(found) = read else { return Ok(Written::Nothing(rewritten(plan))) };
         let statements = found.statements(self.options.delete_extra);
         statements.iter().for_each(|statement| print(&format!("{};", statement.sql)));
         Ok(Written::Batch(found.repaired(self.options.delete_extra), found.bytes))
@@ -174,7 +177,7 @@ impl Repairer<'_> {
     ) -> Result<Written> {
         let mut theirs = self.publisher.connect_to_look()?;
         let import = format!(
-            "{BEGIN_READING}; SET TRANSACTION SNAPSHOT {}",
+            "{BEGIN_READING}; SET TRANSACTION SNAPSHOT {}; {BRIEFLY}",
             quote_literal(&taken.publisher)
         );
         if let Err(error) = theirs.simple(&import) {
@@ -183,9 +186,23 @@ impl Repairer<'_> {
         }
         let mut ours = self.subscriber.connect(Purpose::DurableApply)?;
         session::read_values_too(&mut ours)?;
+        let sessions = [theirs.cancel_handle(), ours.cancel_handle()];
+        interruptible(self.shutdown, &sessions, DOING, || {
+            self.write_held(plan, batch, &mut taken, (&mut theirs, &mut ours))
+        })
+    }
+
+    /// The same by these sessions: the publisher's, under the snapshot of the barrier, and the subscriber's.
+    fn write_held(
+        &self,
+        plan: &TablePlan,
+        batch: &[Difference],
+        taken: &mut TakenBarrier,
+        (theirs, ours): (&mut Session, &mut Session),
+    ) -> Result<Written> {
         // A later run of the subscription terminates this session before it applies anything.
-        ownership::join(&mut ours, self.id)?;
-        let tag = WriterTag::attach(&mut ours, self.id, self.options.tags, Writer::Repair)?;
+        ownership::join(ours, self.id)?;
+        let tag = WriterTag::attach(ours, self.id, self.options.tags, Writer::Repair)?;
         taken.writes_from(ours.backend_pid())?;
         let writing = |e: &wire::Error| {
             Failure::subscriber(e, &format!("repairing {}", plan.display_name()))
@@ -197,11 +214,10 @@ impl Repairer<'_> {
         if held.last().is_none_or(wire::Rows::is_empty) {
             return Ok(Written::Nothing(stream_went_on()));
         }
-        check_ready(&mut ours, self.taker.row, &[(plan.schema.clone(), plan.name.clone())])?;
-        let found =
-            batch::read(&mut theirs, &mut ours, plan, batch, true).map_err(|e| locked(e, plan))?;
+        check_ready(ours, self.taker.row, &[(plan.schema.clone(), plan.name.clone())])?;
+        let found = batch::read(theirs, ours, plan, batch, true).map_err(|e| locked(e, plan))?;
         let Read::Rows(found) = found else { return Ok(Written::Nothing(rewritten(plan))) };
-        let repaired = found.write(&mut ours, self.options.delete_extra, &writing)?;
+        let repaired = found.write(ours, self.options.delete_extra, &writing)?;
         let ids: Vec<_> =
             found.settled(self.options.delete_extra).map(|id| id.to_string()).collect();
         let sql = format!(
@@ -210,12 +226,15 @@ impl Repairer<'_> {
         );
         ours.simple(&sql).map_err(|e| writing(&e))?;
         if let Some(tag) = tag {
-            tag.release(&mut ours);
+            tag.release(ours);
         }
         log_batch(plan, taken.lsn, repaired);
         Ok(Written::Batch(repaired, found.bytes))
     }
 }
+
+/// What a request to stop interrupts.
+const DOING: &str = "the repair";
 
 /// The result of an attempt to repair a batch.
 enum Written {
@@ -241,9 +260,9 @@ fn rewritten(plan: &TablePlan) -> Failure {
     .hint("Repair when nothing truncates or rewrites it. The batches before this one are repaired.")
 }
 
-/// While a batch is written the stream is held. So it does not wait for a lock: the holder may be an open
-/// transaction of the publisher, which cannot end before the stream goes on. Nor does a repair that is
-/// suspended hold the stream for longer than a barrier may.
+/// While a batch is written the stream is held. So neither session waits for a lock for long: on the
+/// subscriber, the holder may be an open transaction of the publisher, which cannot end before the stream goes
+/// on. Nor does a repair that is suspended hold the stream for longer than a barrier may.
 const BRIEFLY: &str = "SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '60s'; \
      SET LOCAL idle_in_transaction_session_timeout = '60s'";
 
@@ -252,16 +271,20 @@ fn locked(failure: Failure, plan: &TablePlan) -> Failure {
     if failure.sqlstate.as_deref() != Some(sqlstate::LOCK_NOT_AVAILABLE) {
         return failure;
     }
-    Failure::new(
-        Class::Busy,
-        format!("a row of {} that is to be repaired is locked", plan.display_name()),
-    )
-    .detail(failure.to_string())
-    .hint(
-        "A long transaction of the publisher that is applied while it is open, a prepared transaction, or \
-         another session of the subscriber holds it. Repair again when that has ended; the batches before \
-         this one are repaired.",
-    )
+    let table = plan.display_name();
+    let (message, holder) = match failure.class {
+        Class::Publisher => (
+            format!("table {table} is locked on the publisher"),
+            "Another session of the publisher holds it, such as one with an ALTER TABLE: see pg_locks.",
+        ),
+        _ => (
+            format!("a row of {table} that is to be repaired is locked"),
+            "A long transaction of the publisher that is applied while it is open, a prepared transaction, \
+             or another session of the subscriber holds it.",
+        ),
+    };
+    let next = "Repair again when that has ended; the batches before this one are repaired.";
+    Failure::new(Class::Busy, message).detail(failure.to_string()).hint(format!("{holder} {next}"))
 }
 
 /// The next recorded differences of a table.

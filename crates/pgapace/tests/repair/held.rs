@@ -5,6 +5,7 @@ use testbed::postgres::Client;
 use testbed::program::Process;
 use testbed::wait_until;
 
+use super::recorded;
 use crate::support::{Case, PATIENCE, must};
 
 /// Rows that the publisher has under another file: a snapshot from before shows none of them.
@@ -88,4 +89,30 @@ fn a_table_that_is_rewritten_after_the_snapshot() {
     let log = ends(rebase, 0);
     assert!(log.contains("table_copy_repeated"), "{log}");
     case.expect_equal(&["t"]);
+}
+
+/// While a repair reads, the stream waits.
+#[test]
+fn a_lock_of_the_publisher_ends_a_repair_and_so_does_a_signal() {
+    let case = Case::new(15, 18);
+    let process = damaged(&case);
+    for (signal, code, named) in
+        [(false, 8, "is locked on the publisher"), (true, 11, "stopped during")]
+    {
+        let held = HeldLogins::of(&case, "apply");
+        let mut repair = held.start("repair", &[]);
+        let mut locker = case.publisher.connect();
+        must(locker.batch_execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE"));
+        if signal {
+            must(repair.interrupt());
+        }
+        held.release();
+        let log = ends(repair, code);
+        assert!(log.contains(named), "{log}");
+        must(locker.batch_execute("ROLLBACK"));
+    }
+    assert_eq!(recorded(&case), "2");
+    case.tool.finish("repair", &[]).expect(0, &[]);
+    case.expect_equal(&["t"]);
+    case.stop(process);
 }
