@@ -4,7 +4,7 @@ use rustc_hash::FxHashMap;
 use wire::{Row, Rows, Session, quote_ident, quote_literal};
 
 use super::row::{PublisherRow, RepairColumns, RowRepair, Statement, SubscriberRow, repairs};
-use super::{Difference, Repaired};
+use super::{Difference, Repaired, not_utf8};
 use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, first_row};
@@ -26,6 +26,8 @@ pub(super) struct FoundRows {
     pub(super) bytes: usize,
     /// The recorded differences of each row, and the repairs that make it equal.
     rows: Vec<(Vec<i64>, Vec<RowRepair>)>,
+    /// Rows that neither server has.
+    pub(super) absent: usize,
 }
 
 /// Reads the rows of the batch from both servers, and locks those of the subscriber if they are to be
@@ -73,7 +75,7 @@ pub(super) fn read(
     // The check comes second: the rows that were read have locked the table by then.
     let [results, check] = theirs
         .simple_each([&sql, &plan.publisher.is_rewritten(None)])
-        .map_err(|e| Failure::publisher(&e, &reading))?;
+        .map_err(|e| explained(&e, Failure::publisher(&e, &reading), plan))?;
     if boolean(&first_row(&check, "the query for rewritten tables")?, 0)? {
         return Ok(Read::Rewritten);
     }
@@ -96,7 +98,8 @@ pub(super) fn read(
         plan.subscriber.filter(&condition(plan, &plan.subscriber, &subscriber_texts, &identities)),
         if locks { " FOR UPDATE" } else { "" },
     );
-    let results = ours.simple(&sql).map_err(|e| Failure::subscriber(&e, &reading))?;
+    let results =
+        ours.simple(&sql).map_err(|e| explained(&e, Failure::subscriber(&e, &reading), plan))?;
     for row in last(results).iter() {
         let compared = texts(&row, 0, width);
         let identity = identity(plan, &compared);
@@ -108,6 +111,7 @@ pub(super) fn read(
         found.entry(known).or_default().1.push(SubscriberRow { compared, local, relid, ctid });
     }
 
+    let absent = wanted.keys().filter(|identity| !found.contains_key(identity)).count();
     let mut rows: Vec<_> = wanted
         .iter()
         .map(|(identity, (ids, place))| {
@@ -117,7 +121,15 @@ pub(super) fn read(
         .collect();
     rows.sort_by_key(|(place, _)| *place);
     let rows = rows.into_iter().map(|(_, row)| row).collect();
-    Ok(Read::Rows(FoundRows { columns, bytes, rows }))
+    Ok(Read::Rows(FoundRows { columns, bytes, rows, absent }))
+}
+
+/// Values are read as UTF-8, and written as such.
+fn explained(error: &wire::Error, failure: Failure, plan: &TablePlan) -> Failure {
+    match error {
+        wire::Error::UnexpectedResult(_) => not_utf8(plan).detail(failure.message),
+        _ => failure,
+    }
 }
 
 fn size(values: &[Option<String>]) -> usize {

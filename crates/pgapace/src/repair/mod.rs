@@ -323,6 +323,7 @@ pub(crate) fn differences(
     let rows = control
         .query(&sql, &[])
         .map_err(|e| Failure::subscriber(&e, "reading pgapace.difference"))?;
+    let any_bytes = control.parameter("server_encoding") == Some("SQL_ASCII");
     let difference = |row: wire::Row<'_>| {
         if row.get(1) == Some("t") {
             return Err(Failure::new(
@@ -335,9 +336,27 @@ pub(crate) fn differences(
             .hint("Run pgapace verify again."));
         }
         let values = (0..names.len()).map(|column| row.get(column + 2).map(str::to_owned));
-        Ok(Difference { id: field(&row, 0)?, values: values.collect() })
+        let values: Vec<_> = values.collect();
+        // The verification could not record other bytes. Neither server finds the row, and the difference
+        // would be taken for gone.
+        if any_bytes && values.iter().flatten().any(|v| v.contains(char::REPLACEMENT_CHARACTER)) {
+            return Err(not_utf8(plan));
+        }
+        Ok(Difference { id: field(&row, 0)?, values })
     };
     rows.iter().map(difference).collect()
+}
+
+/// A row that cannot be found or written again.
+fn not_utf8(plan: &TablePlan) -> Failure {
+    Failure::new(
+        Class::Mismatch,
+        format!("a row of {} that differs has text that is not UTF-8", plan.display_name()),
+    )
+    .hint(
+        "A copy of the table makes it equal: pgapace resync; in a rebase, TRUNCATE it on the subscriber, so \
+         that it is copied.",
+    )
 }
 
 /// The greatest id of a batch, behind which the next one begins.
@@ -350,8 +369,10 @@ pub(crate) fn last_id(batch: &[Difference]) -> Option<i64> {
 pub(crate) enum WriteWay {
     /// Each is inserted, updated or deleted.
     Update,
-    /// All that the subscriber has are deleted. Later they are inserted.
+    /// All that the subscriber has are deleted, before they are inserted.
     Delete,
+    /// All that the publisher has are inserted.
+    Insert,
 }
 
 /// Reads the rows of a batch from both sessions, and makes them equal in the transaction of `ours`. Returns
@@ -369,8 +390,20 @@ pub(crate) fn write_batch(
     let Read::Rows(found) = batch::read(theirs, ours, plan, batch, true)? else {
         return Ok(Read::Rewritten);
     };
+    // Both servers have the rows as they had them when they were compared.
+    if way != WriteWay::Insert && found.absent > 0 {
+        return Err(Failure::new(
+            Class::Mismatch,
+            format!(
+                "{} rows of {} that differed are on neither server any more",
+                found.absent,
+                plan.display_name()
+            ),
+        )
+        .hint("If another session of the subscriber deleted them, start again."));
+    }
     let written = match way {
-        WriteWay::Update => found.write(ours, true, &explain),
+        WriteWay::Update | WriteWay::Insert => found.write(ours, true, &explain),
         WriteWay::Delete if found.has_local_columns() => {
             return Err(Failure::new(
                 Class::Mismatch,

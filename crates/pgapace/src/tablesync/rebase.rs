@@ -233,7 +233,7 @@ fn make_equal(
                 // the first one is inserted.
                 ours.simple("ROLLBACK; BEGIN").map_err(|e| writing(&e))?;
                 let deleted = write(&mut ours, WriteWay::Delete)?;
-                let inserted = write(&mut ours, WriteWay::Update)?;
+                let inserted = write(&mut ours, WriteWay::Insert)?;
                 match deleted.and(inserted) {
                     Read::Rows((deleted, inserted)) => {
                         Read::Rows(repair::Repaired { deleted: deleted.deleted, ..inserted })

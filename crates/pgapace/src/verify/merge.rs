@@ -175,7 +175,8 @@ fn next_order<I: Iterator<Item = Result<RowEntry>>>(
     Ok(stream.peek().and_then(|head| head.as_ref().ok()).map(|entry| entry.order))
 }
 
-/// The values of fields in the text format of COPY; `None` is NULL.
+/// The values of fields in the text format of COPY; `None` is NULL. A database with SQL_ASCII may send bytes
+/// that are not UTF-8: U+FFFD takes their place, and such a row is not repaired.
 pub(crate) fn values(fields: &[u8]) -> Vec<Option<String>> {
     let value = |field: &[u8]| {
         if field == b"\\N" {

@@ -184,7 +184,9 @@ pub(crate) fn plan(
         users,
         scope,
         types: &types,
-        same_encoding: encoding(publisher) == encoding(subscriber),
+        // With SQL_ASCII, the bound of a range may not be UTF-8.
+        same_encoding: encoding(publisher) == encoding(subscriber)
+            && encoding(publisher) != "SQL_ASCII",
         converts: encoding(publisher) != encoding(subscriber)
             && ![encoding(publisher), encoding(subscriber)].contains(&"SQL_ASCII"),
     };

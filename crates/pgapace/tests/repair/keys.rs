@@ -195,3 +195,30 @@ fn a_key_that_changed_since_the_verification_is_refused() {
     case.tool.finish("repair", &[]).expect(0, &[]);
     case.expect_equal(&["t"]);
 }
+
+/// In a database with SQL_ASCII, bytes that cannot be recorded: such a row is not taken for gone.
+#[test]
+fn text_that_is_not_utf8_is_refused() {
+    let options = "TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'";
+    let case = Case::with_databases(18, 18, options, options);
+    case.both(
+        "CREATE TABLE k (k text PRIMARY KEY, v text); CREATE TABLE v (id int PRIMARY KEY, v text)",
+    );
+    case.publisher.sql("INSERT INTO k VALUES (E'\\377', 'a'); INSERT INTO v VALUES (1, E'\\376')");
+    case.publish("FOR ALL TABLES");
+    case.run_until_current();
+    case.subscriber.sql("UPDATE k SET v = 'x'; UPDATE v SET v = 'x'");
+    case.tool.finish("verify", &[]).expect(18, &[]);
+    for table in ["k", "v"] {
+        let named =
+            [&format!("a row of public.{table} that differs"), "not UTF-8", "pgapace resync"];
+        case.tool.finish("repair", &["--table", table]).expect(6, &named);
+    }
+    assert_eq!(recorded(&case), "2");
+    case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{}')", case.tool.name));
+    case.tool.finish("rebase", &[]).expect(6, &["not UTF-8", "TRUNCATE it on the subscriber"]);
+    case.subscriber.sql("TRUNCATE k, v");
+    case.tool.finish("rebase", &[]).expect(0, &[]);
+    let rows = "SELECT convert_to(k, 'SQL_ASCII'), v FROM k UNION ALL SELECT '', convert_to(v, 'SQL_ASCII')::text FROM v";
+    assert_eq!(case.publisher.rows(rows), case.subscriber.rows(rows));
+}
