@@ -223,7 +223,7 @@ impl FoundRows {
             ))
     }
 
-    /// Whether the subscriber has columns that are not replicated.
+    /// Whether the subscriber has columns that are not compared.
     pub(super) fn has_local_columns(&self) -> bool {
         !self.columns.local.is_empty()
     }
@@ -249,12 +249,13 @@ fn joined(statements: &[Statement]) -> String {
     statements.iter().map(|statement| statement.sql.as_str()).collect::<Vec<_>>().join("; ")
 }
 
-/// The columns that are written, and those of the subscriber that replication leaves alone.
+/// The columns that are written, and those of the subscriber that are left alone.
 fn columns(ours: &mut Session, plan: &TablePlan) -> Result<RepairColumns> {
-    let compared = plan.columns.iter().map(|column| column.name.clone());
-    let names: Vec<String> = compared.chain(plan.columns_left()).collect();
+    let mut names: Vec<String> = plan.columns.iter().map(|column| column.name.clone()).collect();
+    let compared = names.len();
+    names.extend(plan.columns_left());
     let sql = format!(
-        "SELECT attname, attgenerated <> '', pg_catalog.format_type(atttypid, -1) \
+        "SELECT attname, attgenerated <> '', attidentity = 'a', pg_catalog.format_type(atttypid, -1) \
          FROM pg_catalog.pg_attribute \
          WHERE attrelid = {} AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
         plan.subscriber.oid
@@ -262,23 +263,31 @@ fn columns(ours: &mut Session, plan: &TablePlan) -> Result<RepairColumns> {
     let results = ours.simple(&sql).map_err(|e| {
         Failure::subscriber(&e, &format!("reading columns of {}", plan.display_name()))
     })?;
-    let mut known: FxHashMap<String, (bool, String)> = FxHashMap::default();
+    let mut known: FxHashMap<String, (bool, bool, String)> = FxHashMap::default();
     let mut local = Vec::new();
     for row in last(results).iter() {
         let (name, is_generated) = (field::<String>(&row, 0)?, boolean(&row, 1)?);
-        if !names.contains(&name) && !is_generated {
+        if !names[..compared].contains(&name) && !is_generated {
             local.push(quote_ident(&name));
         }
-        known.insert(name, (is_generated, field(&row, 2)?));
+        known.insert(name, (is_generated, boolean(&row, 2)?, field(&row, 3)?));
     }
-    // A column that is gone cannot be written either.
-    let columns = names.iter().map(|name| known.remove(name).unwrap_or((true, String::new())));
-    let (generated, types) = columns.unzip();
+    let (mut generated, mut identity, mut types) = (Vec::new(), Vec::new(), Vec::new());
+    for name in &names {
+        // A column that is gone cannot be written either.
+        let gone = (true, false, String::new());
+        let (is_generated, is_identity, of_type) = known.remove(name).unwrap_or(gone);
+        generated.push(is_generated);
+        identity.push(is_identity);
+        types.push(of_type);
+    }
     Ok(RepairColumns {
         relation: plan.subscriber.relation.clone(),
         names: names.iter().map(|name| quote_ident(name)).collect(),
+        compared,
         types,
         generated,
+        identity,
         local,
     })
 }

@@ -9,13 +9,17 @@ use wire::quote_literal;
 pub(super) struct RepairColumns {
     /// `ONLY` and the quoted name, on the subscriber.
     pub(super) relation: String,
-    /// Quoted names of the columns that are compared.
+    /// Quoted names of the replicated columns, those first that are compared.
     pub(super) names: Vec<String>,
+    /// How many of them are compared.
+    pub(super) compared: usize,
     /// Their types on the subscriber.
     pub(super) types: Vec<String>,
     /// Which of them are generated on the subscriber, and cannot be written.
     pub(super) generated: Vec<bool>,
-    /// Columns of the subscriber that are not replicated and can be written, quoted.
+    /// Which of them are GENERATED ALWAYS AS IDENTITY there: INSERT writes them, and UPDATE does not.
+    pub(super) identity: Vec<bool>,
+    /// Columns of the subscriber that are not compared and can be written, quoted: a row keeps their values.
     pub(super) local: Vec<String>,
 }
 
@@ -41,7 +45,7 @@ impl PublisherRow {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SubscriberRow {
     pub(super) compared: Vec<Option<String>>,
-    /// Of the columns that are not replicated.
+    /// Of the columns that are not compared.
     pub(super) local: Vec<Option<String>>,
     /// The table or partition that has the row, and where.
     pub(super) relid: u32,
@@ -106,12 +110,16 @@ impl RepairColumns {
     /// The statements of some repairs. Each writes `most` rows at most. A value that moves from a deleted
     /// row to another one is free by then.
     pub(super) fn statements(&self, repairs: &[&RowRepair], most: usize) -> Vec<Statement> {
-        let (mut deleted, mut inserted) = (Vec::new(), Vec::new());
+        let (mut deleted, mut inserted, mut replaced) = (Vec::new(), Vec::new(), Vec::new());
         let mut updated: BTreeMap<(u32, Vec<usize>), Vec<Pair<'_>>> = BTreeMap::new();
         for repair in repairs {
             match repair {
                 RowRepair::Delete(row) => deleted.push(row),
                 RowRepair::Insert(row) => inserted.push((row, None)),
+                RowRepair::Update { row, to, columns } if self.replaces(columns) => {
+                    deleted.push(row);
+                    replaced.push((to, Some(row)));
+                }
                 RowRepair::Update { row, to, columns } => {
                     let written = columns.iter().copied().filter(|column| !self.generated[*column]);
                     updated.entry((row.relid, written.collect())).or_default().push((row, to));
@@ -124,6 +132,7 @@ impl RepairColumns {
         for ((relid, columns), rows) in updated {
             statements.extend(rows.chunks(most).map(|rows| self.update(*relid, columns, rows)));
         }
+        statements.extend(self.inserts(&replaced, most));
         statements.extend(self.inserts(&inserted, most));
         statements
     }
@@ -131,6 +140,11 @@ impl RepairColumns {
     /// Whether one of these columns can be written.
     pub(super) fn writes(&self, columns: &[usize]) -> bool {
         columns.iter().any(|column| !self.generated[*column])
+    }
+
+    /// Whether a row with these columns to write is deleted and inserted.
+    fn replaces(&self, columns: &[usize]) -> bool {
+        columns.iter().any(|column| self.identity[*column])
     }
 
     /// The same by statements that delete and others that insert. The former are executed for all rows
@@ -214,17 +228,19 @@ impl RepairColumns {
         }
     }
 
-    /// Inserts rows, with what the subscriber had in columns that are not replicated, or with their
-    /// defaults.
+    /// Inserts rows. A row that replaces one keeps what that had in columns that are not compared; another
+    /// one has the publisher's values there, and defaults in columns that are not replicated.
     fn inserts(
         &self,
         rows: &[(&PublisherRow, Option<&SubscriberRow>)],
         most: usize,
     ) -> Vec<Statement> {
-        let written: Vec<_> =
-            (0..self.names.len()).filter(|place| !self.generated[*place]).collect();
         let keeps_local = rows.first().is_some_and(|(_, replaced)| replaced.is_some());
-        let local = if keeps_local { self.local.as_slice() } else { &[] };
+        let (number, local) = match keeps_local {
+            true => (self.compared, self.local.as_slice()),
+            false => (self.names.len(), &[][..]),
+        };
+        let written: Vec<_> = (0..number).filter(|place| !self.generated[*place]).collect();
         let relation = without_only(&self.relation);
         if written.is_empty() && local.is_empty() {
             let insert =
@@ -287,8 +303,10 @@ mod tests {
         RepairColumns {
             relation: "ONLY s.t".to_owned(),
             names: vec!["id".to_owned(), "v".to_owned()],
+            compared: 2,
             types: vec!["integer".to_owned(), "text".to_owned()],
             generated: vec![false, false],
+            identity: vec![false, false],
             local: vec!["note".to_owned()],
         }
     }
@@ -357,6 +375,40 @@ mod tests {
         let found = repairs(vec![], vec![ours(&["1", "a"])]);
         let delete = "DELETE FROM ONLY s.t WHERE ctid = '(0,1)' AND tableoid = 7";
         assert_eq!(statements(&found, 10), [(delete.to_owned(), 1)]);
+    }
+
+    #[test]
+    fn a_row_whose_identity_column_differs_is_replaced() {
+        let columns = RepairColumns {
+            names: ["id", "n", "v", "left"].map(str::to_owned).to_vec(),
+            compared: 3,
+            types: ["integer", "integer", "text", "text"].map(str::to_owned).to_vec(),
+            generated: vec![false; 4],
+            identity: vec![false, true, false, false],
+            local: ["left", "note"].map(str::to_owned).to_vec(),
+            ..columns()
+        };
+        let row = |values: &[&str]| PublisherRow {
+            compared: text(values),
+            sent: vec![(3, Some("theirs".to_owned()))],
+        };
+        let own = |values: &[&str]| SubscriberRow { local: text(&["ours", "l"]), ..ours(values) };
+        let mut found = repairs(vec![row(&["1", "7", "a"])], vec![own(&["1", "8", "a"])]);
+        found.extend(repairs(vec![row(&["2", "9", "b"])], vec![own(&["2", "9", "c"])]));
+        found.extend(repairs(vec![row(&["3", "9", "b"])], vec![]));
+        let found: Vec<_> = found.iter().collect();
+        let place = "ctid = '(0,1)' AND tableoid = 7";
+        let insert = |names: &str, values: &str| {
+            format!("INSERT INTO s.t ({names}) OVERRIDING SYSTEM VALUE VALUES ({values})")
+        };
+        let expected = [
+            format!("DELETE FROM ONLY s.t WHERE {place}"),
+            format!("UPDATE ONLY s.t SET v = 'b' WHERE {place}"),
+            insert("id, n, v, left, note", "'1', '7', 'a', 'ours', 'l'"),
+            insert("id, n, v, left", "'3', '9', 'b', 'theirs'"),
+        ];
+        let expected: Vec<_> = expected.into_iter().map(|sql| (sql, 1)).collect();
+        assert_eq!(told(columns.statements(&found, 10)), expected);
     }
 
     #[test]

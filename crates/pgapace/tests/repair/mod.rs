@@ -28,22 +28,28 @@ fn differences_of_all_kinds_are_repaired() {
             "CREATE TABLE keyed (id int PRIMARY KEY, v text, n numeric(9,2) UNIQUE); CREATE TABLE keyless (a int, v text, x xml); \
              CREATE TABLE named (k text PRIMARY KEY, at timestamptz, list int[]); \
              CREATE TABLE identified (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v text); \
+             CREATE TABLE numbered (id int PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY, v text); \
              CREATE TABLE filtered (id int PRIMARY KEY, v text); \
              CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id); \
              CREATE TABLE p1 PARTITION OF root FOR VALUES FROM (MINVALUE) TO (500); CREATE TABLE p2 PARTITION OF root DEFAULT",
         );
-        case.subscriber.sql("ALTER TABLE keyed ADD note text DEFAULT 'local'");
+        case.subscriber.sql(
+            "ALTER TABLE keyed ADD note text DEFAULT 'local'; ALTER TABLE numbered ADD note text",
+        );
         case.publisher.sql(
             "INSERT INTO keyed SELECT i, md5(i::text), i FROM generate_series(1, 2000) i; \
              INSERT INTO keyless SELECT i % 100, 'v' || i % 7, '<a/>' FROM generate_series(1, 1000) i; \
              INSERT INTO named SELECT 'it''s ' || i, now(), ARRAY[i, NULL] FROM generate_series(1, 1000) i; \
              INSERT INTO identified (v) SELECT i FROM generate_series(1, 1000) i; \
+             INSERT INTO numbered (id, v) SELECT i, i FROM generate_series(1, 1000) i; \
              INSERT INTO filtered SELECT i, 'v' FROM generate_series(1, 1000) i; \
              INSERT INTO root SELECT i, md5(i::text) FROM generate_series(1, 1000) i; \
              CREATE PUBLICATION rooted FOR TABLE root WITH (publish_via_partition_root); \
              ALTER TABLE keyless REPLICA IDENTITY FULL",
         );
-        case.publish("FOR TABLE keyed, keyless, named, identified, filtered WHERE (id < 900)");
+        case.publish(
+            "FOR TABLE keyed, keyless, named, identified, numbered, filtered WHERE (id < 900)",
+        );
         case.tool.publications = "pub,rooted".to_owned();
         case.run_until_current();
         case.subscriber.sql(
@@ -54,6 +60,7 @@ fn differences_of_all_kinds_are_repaired() {
              DELETE FROM keyless WHERE ctid = (SELECT min(ctid) FROM keyless WHERE a = 5); INSERT INTO keyless VALUES (NULL, '', '<b/>'); \
              UPDATE named SET list = '{}' WHERE k = 'it''s 7'; DELETE FROM named WHERE k = 'it''s 8'; \
              DELETE FROM identified WHERE id = 3; UPDATE identified SET v = 'x' WHERE id = 4; \
+             UPDATE numbered SET note = 'kept'; UPDATE numbered SET n = DEFAULT WHERE id < 5; UPDATE numbered SET v = 'x' WHERE id = 9; \
              INSERT INTO filtered VALUES (950, 'extra'); DELETE FROM filtered WHERE id = 5; \
              UPDATE root SET id = 5000 WHERE id = 77; DELETE FROM root WHERE id = 1",
         );
@@ -83,8 +90,13 @@ fn differences_of_all_kinds_are_repaired() {
         assert_eq!(recorded(&case), "0");
         case.tool.finish("verify", &[]).expect(0, &[]);
         case.expect_equal(&["keyless", "named", "identified", "root"]);
-        let rows = "SELECT id, v, n FROM keyed ORDER BY 1";
-        assert_eq!(case.publisher.rows(rows), case.subscriber.rows(rows));
+        for rows in
+            ["SELECT id, v, n FROM keyed ORDER BY 1", "SELECT id, v, n FROM numbered ORDER BY 1"]
+        {
+            assert_eq!(case.publisher.rows(rows), case.subscriber.rows(rows));
+        }
+        let kept = "SELECT count(*) FROM numbered WHERE note = 'kept'";
+        assert_eq!(case.subscriber.value(kept), "1000");
     });
 }
 
