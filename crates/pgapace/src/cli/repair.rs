@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
+use wire::Session;
 
 use crate::barrier::taker::{BarrierManner, BarrierTaker};
 use crate::cli::table_name::split;
@@ -11,10 +12,10 @@ use crate::cli::{Selection, output, seconds};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
-use crate::repair::{RepairOptions, Repaired, Repairer, columns_left, tables_with_differences};
+use crate::repair::{RecordedDifferences, RepairOptions, Repaired, Repairer, recorded, rounds};
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
-use crate::subscriber::state;
+use crate::subscriber::state::{self, Subscription};
 use crate::subscriber::writer_tag::TagRules;
 use crate::verify::exclusive;
 use crate::verify::prepare::{Scope, prepare};
@@ -65,6 +66,18 @@ struct Outcome {
     tables: Vec<TableReport>,
 }
 
+impl Outcome {
+    fn add(&mut self, report: TableReport) {
+        let same = |other: &&mut TableReport| {
+            (&other.schema, &other.name) == (&report.schema, &report.name)
+        };
+        match self.tables.iter_mut().find(same) {
+            Some(other) => other.repaired.add(report.repaired),
+            None => self.tables.push(report),
+        }
+    }
+}
+
 /// Repairs all subscriptions, then fails if extra rows were left.
 pub(crate) fn run(args: &RepairArgs) -> Result<()> {
     let shutdown = Shutdown::on_signals()?;
@@ -99,9 +112,9 @@ fn one(args: &RepairArgs, config: &Config, shutdown: &Shutdown) -> Result<Outcom
             .hint("pgapace status lists the subscriptions of a subscriber.")
     })?;
     exclusive::begin_verb(&mut control, row.id)?;
-    let mut found = tables_with_differences(&mut control, row.id)?;
+    let mut found = recorded(&mut control, row.id)?;
     let wanted: Vec<_> = args.table.iter().map(|name| split(name)).collect();
-    found.retain(|(table, _)| wanted.is_empty() || wanted.contains(table));
+    found.retain(|one| wanted.is_empty() || wanted.contains(&key(one)));
     let mut outcome =
         Outcome { subscription: config.name.clone(), dry_run: args.dry_run, tables: Vec::new() };
     if found.is_empty() {
@@ -113,30 +126,53 @@ fn one(args: &RepairArgs, config: &Config, shutdown: &Shutdown) -> Result<Outcom
         return Ok(outcome);
     }
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
-    let tables: Vec<_> = found.into_iter().map(|(table, _)| table).collect();
+    for recorded in rounds(found) {
+        let servers = (&publisher, &subscriber);
+        round(args, config, shutdown, (&mut control, &row), servers, &recorded, &mut outcome)?;
+    }
+    Ok(outcome)
+}
+
+fn key(recorded: &RecordedDifferences) -> (String, String) {
+    (recorded.schema.clone(), recorded.name.clone())
+}
+
+/// Repairs differences of several tables, each once.
+fn round(
+    args: &RepairArgs,
+    config: &Config,
+    shutdown: &Shutdown,
+    (control, row): (&mut Session, &Subscription),
+    (publisher, subscriber): (&Publisher, &Subscriber),
+    recorded: &[RecordedDifferences],
+    outcome: &mut Outcome,
+) -> Result<()> {
+    let except = |one: &RecordedDifferences| -> Vec<_> {
+        one.columns_left.iter().map(|column| (key(one), column.clone())).collect()
+    };
     let scope = Scope {
-        except: columns_left(&mut control, row.id, &tables)?,
-        tables,
+        tables: recorded.iter().map(key).collect(),
+        except: recorded.iter().flat_map(except).collect(),
         share: None,
         condition: None,
     };
     let mut look = publisher.connect_to_look()?;
     let mut local = subscriber.connect(Purpose::Verify)?;
-    let prepared = prepare(&mut look, &mut local, config, &row, &scope)?;
+    let prepared = prepare(&mut look, &mut local, config, row, &scope)?;
     drop((look, local));
     let mut repairer = Repairer {
         taker: BarrierTaker {
             tables: &scope.tables,
             config,
-            publisher: &publisher,
-            subscriber: &subscriber,
-            row: &row,
+            publisher,
+            subscriber,
+            row,
             manner: BarrierManner::of_verb(Duration::from_secs(args.barrier_timeout)),
             shutdown,
             runner: None,
         },
-        publisher: &publisher,
-        subscriber: &subscriber,
+        publisher,
+        subscriber,
         id: row.id,
         options: RepairOptions {
             dry_run: args.dry_run,
@@ -147,15 +183,17 @@ fn one(args: &RepairArgs, config: &Config, shutdown: &Shutdown) -> Result<Outcom
         shutdown,
     };
     for plan in &prepared.plans {
-        let repaired = repairer.table(&mut control, plan, &mut |sql| {
+        let (schema, name) = (plan.schema.clone(), plan.name.clone());
+        let of_plan = |one: &&RecordedDifferences| one.schema == schema && one.name == name;
+        let Some(one) = recorded.iter().find(of_plan) else { continue };
+        let repaired = repairer.table(control, (plan, &one.found_by), &mut |sql| {
             if !args.json {
                 output::line(sql);
             }
         })?;
-        let (schema, name) = (plan.schema.clone(), plan.name.clone());
-        outcome.tables.push(TableReport { schema, name, repaired });
+        outcome.add(TableReport { schema, name, repaired });
     }
-    Ok(outcome)
+    Ok(())
 }
 
 fn print(outcome: &Outcome) {

@@ -30,6 +30,7 @@ use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, parse_name_array};
 use crate::subscriber::session::{self, Purpose, Subscriber};
+use crate::subscriber::state::verification::VerificationNumber;
 use crate::subscriber::state::{SubscriptionId, ownership};
 use crate::subscriber::writer_tag::{TagRules, Writer, WriterTag};
 use crate::verify::plan::TablePlan;
@@ -93,11 +94,12 @@ pub(crate) struct Repairer<'a> {
 }
 
 impl Repairer<'_> {
-    /// Repairs the recorded differences of one table. `print` gets the statements of a dry run.
+    /// Repairs the differences of one table that these verifications recorded. `print` gets the statements
+    /// of a dry run.
     pub(crate) fn table(
         &mut self,
         control: &mut Session,
-        plan: &TablePlan,
+        (plan, found_by): (&TablePlan, &Verifications),
         print: &mut dyn FnMut(&str),
     ) -> Result<Repaired> {
         let mut sum = Repaired::default();
@@ -107,7 +109,7 @@ impl Repairer<'_> {
                 return Err(Failure::new(Class::Stopped, "stopped; whole batches were repaired"));
             }
             let size = sizes.next();
-            let batch = differences(control, self.id, plan, after, size)?;
+            let batch = differences(control, self.id, (plan, found_by), after, size)?;
             let Some(last) = last_id(&batch) else { return Ok(sum) };
             match self.batch(plan, &batch, print) {
                 // A value is in use by a row of a later batch.
@@ -287,11 +289,11 @@ fn locked(failure: Failure, plan: &TablePlan) -> Failure {
     Failure::new(Class::Busy, message).detail(failure.to_string()).hint(format!("{holder} {next}"))
 }
 
-/// The next recorded differences of a table.
+/// The next differences of a table that these verifications recorded.
 pub(crate) fn differences(
     control: &mut Session,
     id: SubscriptionId,
-    plan: &TablePlan,
+    (plan, found_by): (&TablePlan, &Verifications),
     after: i64,
     most: usize,
 ) -> Result<Vec<Difference>> {
@@ -311,14 +313,14 @@ pub(crate) fn differences(
         literals.len()
     );
     let sql = format!(
-        "SELECT id, ({same_columns}) IS NOT TRUE, {} FROM pgapace.difference \
+        "SELECT id, ({same_columns}) IS NOT TRUE, {} FROM pgapace.difference d \
          WHERE subscription = {} AND schema_name = {} AND table_name = {} AND id > {after} \
-         ORDER BY id LIMIT {}",
+           AND {FOUND_BY} = ANY ('{}'::pg_catalog.int8[]) ORDER BY id LIMIT {most}",
         values.join(", "),
         id.0,
         quote_literal(&plan.schema),
         quote_literal(&plan.name),
-        most
+        found_by.0,
     );
     let rows = control
         .query(&sql, &[])
@@ -432,48 +434,86 @@ fn log_batch(plan: &TablePlan, lsn: Lsn, repaired: Repaired) {
     );
 }
 
-/// Columns that were not compared by the verifications whose differences are recorded. They are left alone.
-pub(crate) fn columns_left(
-    control: &mut Session,
-    id: SubscriptionId,
-    tables: &[(String, String)],
-) -> Result<Vec<((String, String), String)>> {
-    let sql = format!(
-        "SELECT DISTINCT v.schema_name, v.table_name, c.name \
-         FROM pgapace.verification v CROSS JOIN pg_catalog.unnest(v.columns_left) c (name) \
-         WHERE v.subscription = {} AND EXISTS (SELECT FROM pgapace.difference d \
-           WHERE d.subscription = v.subscription AND d.schema_name = v.schema_name \
-             AND d.table_name = v.table_name AND d.verification = v.verification)",
-        id.0
-    );
-    let rows =
-        control.query(&sql, &[]).map_err(|e| Failure::subscriber(&e, "reading verifications"))?;
-    let left = |row: wire::Row<'_>| Ok(((field(&row, 0)?, field(&row, 1)?), field(&row, 2)?));
-    let left: Vec<((String, String), String)> = rows.iter().map(left).collect::<Result<_>>()?;
-    Ok(left.into_iter().filter(|(table, _)| tables.contains(table)).collect())
+/// Recorded differences of a table, by verifications that left the same columns out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RecordedDifferences {
+    pub(crate) schema: String,
+    pub(crate) name: String,
+    /// Columns that were not compared. They are left alone.
+    pub(crate) columns_left: Vec<String>,
+    pub(crate) found_by: Verifications,
 }
 
-/// Tables with recorded differences, by schema and name, with their number.
-pub(crate) fn tables_with_differences(
+/// Numbers of verifications, as an array of the server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Verifications(String);
+
+impl Verifications {
+    pub(crate) fn one(number: VerificationNumber) -> Self {
+        Self(format!("{{{}}}", number.0))
+    }
+}
+
+/// The number of a difference's verification; early versions of pgapace recorded none.
+const FOUND_BY: &str = "coalesce(d.verification, -1)";
+
+/// What is recorded of all tables. Two verifications of a table may differ in the columns that they left out:
+/// one of a verb, and one in the background.
+pub(crate) fn recorded(
     control: &mut Session,
     id: SubscriptionId,
-) -> Result<Vec<((String, String), u64)>> {
+) -> Result<Vec<RecordedDifferences>> {
     let sql = format!(
-        "SELECT ARRAY[schema_name, table_name]::pg_catalog.text[], pg_catalog.count(*) \
-         FROM pgapace.difference WHERE subscription = {} GROUP BY schema_name, table_name \
-         ORDER BY schema_name, table_name",
+        "SELECT d.schema_name, d.table_name, coalesce(v.columns_left, '{{}}'), \
+           pg_catalog.array_agg(DISTINCT {FOUND_BY}) \
+         FROM pgapace.difference d LEFT JOIN pgapace.verification v ON v.subscription = d.subscription \
+           AND v.schema_name = d.schema_name AND v.table_name = d.table_name \
+           AND v.verification = d.verification \
+         WHERE d.subscription = {} GROUP BY 1, 2, 3 ORDER BY 1, 2, 3",
         id.0
     );
     let rows = control
         .query(&sql, &[])
         .map_err(|e| Failure::subscriber(&e, "reading pgapace.difference"))?;
-    rows.iter()
-        .map(|row| {
-            let names = parse_name_array(&field::<String>(&row, 0)?)?;
-            let [schema, name]: [String; 2] = names
-                .try_into()
-                .map_err(|_| Failure::internal("a table has a schema and a name"))?;
-            Ok(((schema, name), field(&row, 1)?))
+    let recorded = |row: wire::Row<'_>| {
+        Ok(RecordedDifferences {
+            schema: field(&row, 0)?,
+            name: field(&row, 1)?,
+            columns_left: parse_name_array(&field::<String>(&row, 2)?)?,
+            found_by: Verifications(field(&row, 3)?),
         })
-        .collect()
+    };
+    rows.iter().map(recorded).collect()
+}
+
+/// Divides them into rounds with each table once, because a table is planned with the columns to leave out.
+pub(crate) fn rounds(recorded: Vec<RecordedDifferences>) -> Vec<Vec<RecordedDifferences>> {
+    let mut rounds: Vec<Vec<RecordedDifferences>> = Vec::new();
+    for one in recorded {
+        let of_table =
+            |other: &RecordedDifferences| (&other.schema, &other.name) == (&one.schema, &one.name);
+        match rounds.iter_mut().find(|round| !round.iter().any(of_table)) {
+            Some(round) => round.push(one),
+            None => rounds.push(vec![one]),
+        }
+    }
+    rounds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RecordedDifferences, Verifications, rounds};
+
+    #[test]
+    fn each_round_has_a_table_once() {
+        let one = |name: &str, columns: &[&str]| RecordedDifferences {
+            schema: "s".to_owned(),
+            name: name.to_owned(),
+            columns_left: columns.iter().map(|name| (*name).to_owned()).collect(),
+            found_by: Verifications("{1}".to_owned()),
+        };
+        let all = [one("a", &[]), one("a", &["c"]), one("b", &["c"]), one("a", &["d"])];
+        let [a, again, b, last] = all.clone();
+        assert_eq!(rounds(all.to_vec()), [vec![a, b], vec![again], vec![last]]);
+    }
 }

@@ -154,7 +154,8 @@ pub(super) fn tables(
         };
         let mut complete = Complete::default();
         complete.push(table, counts.rows, *generation);
-        let made = make_equal(context, control, snapshot, plan, &complete)?;
+        let of = (plan, &repair::Verifications::one(number));
+        let made = make_equal(context, control, snapshot, of, &complete)?;
         let Read::Rows(repaired) = made else {
             let message =
                 format!("table {} was truncated or rewritten meanwhile", plan.display_name());
@@ -197,7 +198,7 @@ fn make_equal(
     context: SyncContext<'_>,
     control: &mut Session,
     snapshot: &Snapshot,
-    plan: &TablePlan,
+    (plan, found_by): (&TablePlan, &repair::Verifications),
     complete: &Complete,
 ) -> Result<Read<repair::Repaired>> {
     let owner = context.owner();
@@ -217,7 +218,8 @@ fn make_equal(
             let mut sum = repair::Repaired::default();
             let (mut after, mut sizes) = (0, BatchSize::new(BATCH));
             loop {
-                let batch = repair::differences(control, owner.id, plan, after, sizes.next())?;
+                let batch =
+                    repair::differences(control, owner.id, (plan, found_by), after, sizes.next())?;
                 let Some(last) = repair::last_id(&batch) else { return Ok(Read::Rows(sum)) };
                 after = last;
                 let written = repair::write_batch(&mut theirs, ours, plan, &batch, way)?;

@@ -178,6 +178,27 @@ fn columns_that_were_not_compared_stay() {
     }
 }
 
+/// One verification left a column out in which another one found a difference.
+#[test]
+fn a_column_that_another_verification_left_out_is_repaired() {
+    let case = Case::new(18, 18);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text, note text)");
+    case.publisher.sql("INSERT INTO t SELECT i, 'v', 'n' FROM generate_series(1, 100) i");
+    case.run_until_current();
+    case.subscriber.sql("UPDATE t SET note = 'x' WHERE id = 5; UPDATE t SET v = 'x' WHERE id = 6");
+    case.tool.finish("verify", &[]).expect(18, &[]);
+    // As if that one had gone on in the background.
+    case.subscriber.sql("UPDATE pgapace.verification SET kind = 'background'; CREATE TABLE kept AS TABLE pgapace.difference");
+    case.tool.finish("verify", &["--except-column", "t.note"]).expect(18, &[]);
+    case.subscriber.sql("INSERT INTO pgapace.difference OVERRIDING SYSTEM VALUE TABLE kept");
+    let repaired = case.tool.finish("repair", &[]);
+    repaired.expect(0, &[]);
+    let counts = "public.t: 0 inserted, 2 updated, 0 deleted, 0 extra left, 1 differ no more";
+    assert!(repaired.stdout.contains(counts), "{}", repaired.stdout);
+    assert_eq!(recorded(&case), "0");
+    case.expect_equal(&["t"]);
+}
+
 /// If the key has other columns now, neither server finds the row, although it still differs.
 #[test]
 fn a_key_that_changed_since_the_verification_is_refused() {
