@@ -15,6 +15,7 @@ use crate::publisher::slot;
 use crate::sqlstate;
 use crate::subscriber::catalogue::field;
 use crate::subscriber::state::Phase;
+use crate::verify::facts::HAS_NO_NULL;
 
 const SIDE: Side = Side::Publisher;
 
@@ -297,13 +298,14 @@ fn identity(
 ) -> Result<bool> {
     let rows = session
         .query(
-            "SELECT c.oid::pg_catalog.regclass, \
+            &format!(
+                "SELECT c.oid::pg_catalog.regclass, \
                (SELECT pg_catalog.quote_ident(ic.relname) FROM pg_catalog.pg_index i \
                 JOIN pg_catalog.pg_class ic ON ic.oid = i.indexrelid \
                 WHERE i.indrelid = c.oid AND i.indisunique AND i.indimmediate AND i.indisvalid \
                   AND i.indpred IS NULL AND i.indexprs IS NULL \
                   AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_attribute a \
-                    WHERE a.attrelid = c.oid AND a.attnum = ANY (i.indkey) AND NOT a.attnotnull) \
+                    WHERE a.attrelid = c.oid AND a.attnum = ANY (i.indkey) AND NOT {HAS_NO_NULL}) \
                 ORDER BY i.indisprimary DESC, ic.relname LIMIT 1) \
              FROM (SELECT $1::pg_catalog.oid AS relid \
                    UNION SELECT relid FROM pg_catalog.pg_partition_tree( \
@@ -313,7 +315,8 @@ fn identity(
                AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid \
                  AND CASE c.relreplident WHEN 'i' THEN i.indisreplident \
                      WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE false END) \
-             ORDER BY 1",
+             ORDER BY 1"
+            ),
             &[Some(&table.oid.to_string())],
         )
         .map_err(|e| failed(SIDE, &e, "reading replica identities"))?;

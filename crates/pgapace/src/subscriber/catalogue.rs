@@ -107,6 +107,7 @@ pub(crate) struct Column {
     pub(crate) deterministic: bool,
     pub(crate) identity: Identity,
     pub(crate) generated: bool,
+    /// Whether new rows must have a value: the constraint may be NOT VALID.
     pub(crate) not_null: bool,
     /// The equality of the type's default operator class.
     pub(crate) equality: Equality,

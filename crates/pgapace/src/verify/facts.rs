@@ -46,6 +46,11 @@ const QUOTES_BY_LOCALE: &str = "(SELECT d.datctype NOT IN ('C', 'POSIX') \
       AND (pg_catalog.pg_encoding_max_length(d.encoding) = 1 OR pg_catalog.version() ~ 'apple-darwin') \
     FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())";
 
+/// Whether no row has a NULL in column `a`. Since PostgreSQL 18, `attnotnull` is true for a constraint that is
+/// NOT VALID too: rows from before it may have one.
+pub(crate) const HAS_NO_NULL: &str = "(a.attnotnull AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint k \
+    WHERE k.conrelid = a.attrelid AND k.contype = 'n' AND NOT k.convalidated AND a.attnum = ANY (k.conkey)))";
+
 /// Whether a composite or a range of a user is in type `t`; and of a composite the oids of its types, if all
 /// are built in.
 fn record_forms() -> String {
@@ -108,7 +113,7 @@ fn queries(names: &[(String, String)]) -> [String; 4] {
         format!(
             "WITH RECURSIVE {wanted}, chain AS ( \
                SELECT w.place, a.attnum, a.attname, a.atttypid AS typ, a.atttypmod AS modifier, \
-                 a.attnotnull, a.attgenerated <> '' AS generated, a.attcollation, w.relid \
+                 {HAS_NO_NULL} AS attnotnull, a.attgenerated <> '' AS generated, a.attcollation, w.relid \
                FROM wanted w JOIN pg_catalog.pg_attribute a ON a.attrelid = w.relid \
                  AND a.attnum > 0 AND NOT a.attisdropped \
                UNION ALL \

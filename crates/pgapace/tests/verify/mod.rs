@@ -5,6 +5,7 @@ mod bad_input;
 mod equal;
 mod found;
 mod meanwhile;
+mod not_valid;
 mod progress;
 mod running;
 mod stale;

@@ -316,12 +316,17 @@ SELECT p.whole, pg_catalog.max(c.nspname::pg_catalog.text) FILTER (WHERE p.typ =
 FROM part p JOIN comparable c ON c.typ = p.typ
 GROUP BY p.whole";
 
-/// Reads the key columns of the unique indexes that can find a row of these tables (`$1`), with the equality operator of
-/// each column's operator class. The operator is NULL for access methods other than btree and hash,
+/// Reads the key columns of the unique indexes that can find a row of these tables (`$1`), with whether none of
+/// their rows has a NULL there, and the equality operator of each column's operator class. A NOT NULL that is
+/// NOT VALID (18 and later) leaves NULLs, of which a unique index may have several. The operator is NULL for access methods other than btree and hash,
 /// whose strategy numbers have other meanings. Then the default equality of the type is used, which
 /// such an index enforces too.
 pub(super) const KEYS_SQL: &str = "\
-SELECT i.indexrelid, ic.relname, i.indisreplident, i.indisprimary, a.attnum, a.attnotnull,
+SELECT i.indexrelid, ic.relname, i.indisreplident, i.indisprimary, a.attnum,
+       a.attnotnull AND NOT EXISTS (
+         SELECT 1 FROM pg_catalog.pg_constraint k
+         WHERE k.conrelid = a.attrelid AND k.contype = 'n' AND NOT k.convalidated
+           AND a.attnum = ANY (k.conkey)),
        n.nspname, o.oprname, w.ord
 FROM pg_catalog.unnest($1::pg_catalog.oid[]) WITH ORDINALITY AS w (oid, ord)
 JOIN pg_catalog.pg_index i ON i.indrelid = w.oid
