@@ -213,12 +213,17 @@ fn verified(writer: &mut Writer, all: &[(String, Shown)]) {
     let last = "When the last verification of a table ended, in seconds since 1970.";
     writer
         .each((GAUGE, "verification_last_timestamp_seconds", last), all, |s| summary(s)?.newest_at);
-    let tables = (GAUGE, "verified_tables", "Tables by the result of their last verification.");
+    let tables = "Tables by the result of their last verification; equal_in_part: some columns were not compared.";
+    let tables = (GAUGE, "verified_tables", tables);
     writer.by(tables, "result", all, |shown| {
         summary(shown).map_or_else(Vec::new, |s| {
-            let results = ["equal", "different", "unverified"];
-            let counts = [s.tables_equal, s.tables_different, s.tables_unverified];
-            results.into_iter().zip(counts).collect()
+            let results = [
+                ("equal", s.tables_equal),
+                ("equal_in_part", s.tables_equal_in_part),
+                ("different", s.tables_different),
+                ("unverified", s.tables_unverified),
+            ];
+            results.to_vec()
         })
     });
     let differences = "Rows that differed in the last verification of their table.";

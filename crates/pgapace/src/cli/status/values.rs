@@ -10,8 +10,12 @@ use crate::subscriber::state::verification::{TableVerification, VerificationKind
 /// All tables together.
 pub(super) fn verified_tables(summary: &VerificationSummary) -> String {
     let VerificationSummary { tables_equal, tables_different, tables_unverified, .. } = summary;
+    let in_part = match summary.tables_equal_in_part {
+        0 => String::new(),
+        number => format!("{number} equal without some columns, "),
+    };
     let found = format!(
-        "{tables_equal} tables equal, {tables_different} different, {tables_unverified} not verified"
+        "{tables_equal} tables equal, {in_part}{tables_different} different, {tables_unverified} not verified"
     );
     match (summary.lsn, summary.oldest_at) {
         (Some(lsn), Some(at)) => {

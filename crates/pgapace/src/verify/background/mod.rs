@@ -22,6 +22,7 @@ mod left_out;
 mod pass;
 mod watch;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -72,6 +73,7 @@ impl BackgroundVerification {
             ended: ended.clone(),
             left_out: LeftOut::default(),
             alone: 0,
+            named: HashMap::new(),
         };
         let thread = thread::spawn("verify".to_owned(), move || background.run())?;
         Ok(Some(Self { ended, thread: Some(thread) }))
@@ -102,7 +104,12 @@ struct Background {
     left_out: LeftOut,
     /// So many tables are compared alone, because one of them failed together with others.
     alone: usize,
+    /// The columns of each table that the log named because they cannot be compared.
+    named: NamedColumns,
 }
+
+/// Columns by schema and name of their table.
+type NamedColumns = HashMap<(String, String), Vec<String>>;
 
 /// The result of one look for work.
 enum Looked {
@@ -169,7 +176,7 @@ impl Background {
             subscriber: &subscriber,
             row: &row,
         };
-        let compared = pass.tables(control, &tables);
+        let compared = pass.tables(control, &tables, &mut self.named);
         let compared = self.judge(&tables, compared);
         if let Ok(mut session) = subscriber.connect_first()
             && let Ok(summary) = summary::read(&mut session, row.id)

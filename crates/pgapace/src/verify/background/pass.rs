@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use wire::Session;
 
+use super::NamedColumns;
 use super::watch::Watch;
 use crate::barrier::taker::{BarrierManner, BarrierTaker};
 use crate::config::Subscription as Config;
@@ -45,7 +46,12 @@ pub(super) struct Pass<'a> {
 impl Pass<'_> {
     /// Compares these tables. Returns false if a verb or a session that waits for a lock came
     /// first.
-    pub(super) fn tables(&self, mut control: Session, tables: &[(String, String)]) -> Result<bool> {
+    pub(super) fn tables(
+        &self,
+        mut control: Session,
+        tables: &[(String, String)],
+        named: &mut NamedColumns,
+    ) -> Result<bool> {
         let (config, row) = (self.config, self.row);
         if !exclusive::begin_background(&mut control, row.id)? {
             return Ok(false);
@@ -57,6 +63,7 @@ impl Pass<'_> {
         let prepared = prepare(&mut look, &mut local, config, row, &scope)?;
         drop((look, local));
         let plans = &prepared.plans;
+        plans.iter().for_each(|plan| self.name_columns(plan, named));
         let (work, records) = self.begin(&mut control, plans)?;
         let rate = Some(config.verify_max_rate);
         let manner = Manner { jobs: 1, rate, lifetime: LIFETIME, go_on: None };
@@ -106,6 +113,28 @@ impl Pass<'_> {
             "tables were compared with the publisher's"
         );
         Ok(true)
+    }
+
+    /// Logs which columns of a table cannot be compared, once in a process.
+    fn name_columns(&self, plan: &TablePlan, named: &mut NamedColumns) {
+        let columns: Vec<_> = plan.not_comparable.iter().map(|(name, _)| name.clone()).collect();
+        let before = named.insert((plan.schema.clone(), plan.name.clone()), columns.clone());
+        if columns.is_empty() || before.is_some_and(|before| before == columns) {
+            return;
+        }
+        let reasons: Vec<_> = plan
+            .not_comparable
+            .iter()
+            .map(|(column, reason)| format!("{column}: {reason}"))
+            .collect();
+        tracing::warn!(
+            event = "columns_not_compared",
+            subscription = self.config.name,
+            table = plan.display_name(),
+            columns = columns.join(", "),
+            reason = reasons.join("; "),
+            "columns cannot be compared; the others of the table are"
+        );
     }
 
     /// Records the beginning of each table, or goes on with it where it was interrupted.

@@ -18,7 +18,10 @@ pub(crate) struct VerificationSummary {
     /// When the oldest and the newest of them ended, in seconds since 1970.
     pub(crate) oldest_at: Option<f64>,
     pub(crate) newest_at: Option<f64>,
+    /// In all published columns.
     pub(crate) tables_equal: u64,
+    /// Equal as far as they were compared: columns were left out, or cannot be compared.
+    pub(crate) tables_equal_in_part: u64,
     pub(crate) tables_different: u64,
     pub(crate) tables_unverified: u64,
     pub(crate) missing: u64,
@@ -38,11 +41,12 @@ pub(crate) fn read(
     let sql = format!(
         "SELECT CASE WHEN pg_catalog.count(l.result) = pg_catalog.count(*) THEN pg_catalog.min(l.first_lsn) END, \
            extract(epoch FROM pg_catalog.min(l.finished_at)), extract(epoch FROM pg_catalog.max(l.finished_at)), \
-           pg_catalog.count(*) FILTER (WHERE l.result = 'equal'), \
+           pg_catalog.count(*) FILTER (WHERE l.result = 'equal' AND l.columns_left = '{{}}'), \
            pg_catalog.count(*) FILTER (WHERE l.result = 'different'), \
            pg_catalog.count(*) FILTER (WHERE l.result IS NULL), \
            coalesce(pg_catalog.sum(l.missing), 0), coalesce(pg_catalog.sum(l.extra), 0), \
-           coalesce(pg_catalog.sum(l.different), 0) \
+           coalesce(pg_catalog.sum(l.different), 0), \
+           pg_catalog.count(*) FILTER (WHERE l.result = 'equal' AND l.columns_left <> '{{}}') \
          FROM pgapace.relation r LEFT JOIN LATERAL ( \
            SELECT * FROM pgapace.verification v WHERE v.subscription = r.subscription \
              AND v.schema_name = r.schema_name AND v.table_name = r.table_name \
@@ -59,6 +63,7 @@ pub(crate) fn read(
         oldest_at: number(1)?,
         newest_at: number(2)?,
         tables_equal: field(&row, 3)?,
+        tables_equal_in_part: field(&row, 9)?,
         tables_different: field(&row, 4)?,
         tables_unverified: field(&row, 5)?,
         missing: field(&row, 6)?,
