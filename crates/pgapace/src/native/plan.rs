@@ -103,7 +103,9 @@ pub(crate) fn plan(
 /// which they do not, if they do for the native one: without its worker they would hang for good.
 fn is_synchronous(source: &mut Session, found: &Found, name: &str) -> Result<bool> {
     let native = watch::look_once(source, &found.application_name)?;
-    if watch::look_once(source, name)? || !native {
+    // The connection string may name the sessions otherwise.
+    let name = watch::standby_name(source, name);
+    if watch::look_once(source, &name)? || !native {
         return Ok(native);
     }
     let native = &found.application_name;

@@ -42,31 +42,37 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// SQL expression for the setting.
 const SYNCHRONOUS: &str = "pg_catalog.current_setting('synchronous_standby_names')";
 
+/// The name by which `synchronous_standby_names` may name a subscription: that of all its sessions on the
+/// publisher, which the connection string may have set.
+pub(crate) fn standby_name(source: &Session, subscription: &str) -> String {
+    source.parameter("application_name").unwrap_or(subscription).to_owned()
+}
+
 /// The query for [`waits`].
 pub(crate) fn waits_sql() -> String {
     format!("SELECT {SYNCHRONOUS}")
 }
 
-/// Whether commits of the publisher may wait for a subscription. From the rows of [`waits_sql`].
-pub(crate) fn waits(rows: &Rows, subscription: &str) -> Result<bool> {
+/// Whether commits of the publisher may wait for a standby of this name. From the rows of [`waits_sql`].
+pub(crate) fn waits(rows: &Rows, name: &str) -> Result<bool> {
     let row = first_row(std::slice::from_ref(rows), "a query for a setting")?;
-    Ok(names(&field::<String>(&row, 0)?, subscription))
+    Ok(names(&field::<String>(&row, 0)?, name))
 }
 
 /// The same, read now.
-pub(crate) fn look_once(source: &mut Session, subscription: &str) -> Result<bool> {
+pub(crate) fn look_once(source: &mut Session, name: &str) -> Result<bool> {
     let mut results = source
         .simple(&waits_sql())
         .map_err(|e| Failure::publisher(&e, "reading synchronous_standby_names"))?;
-    waits(&results.pop().unwrap_or_default(), subscription)
+    waits(&results.pop().unwrap_or_default(), name)
 }
 
-/// Whether this setting names a subscription.
-fn names(setting: &str, subscription: &str) -> bool {
+/// Whether this setting has a name.
+fn names(setting: &str, name: &str) -> bool {
     // The words include numbers, FIRST and ANY. Names match without regard to case
     // (`SyncRepGetStandbyPriority` in `syncrep.c`).
     let mut words = setting.split(|c: char| c.is_whitespace() || "(),\"".contains(c));
-    words.any(|word| word == "*" || word.eq_ignore_ascii_case(subscription))
+    words.any(|word| word == "*" || word.eq_ignore_ascii_case(name))
 }
 
 /// A standby from which a run reads.
@@ -225,8 +231,8 @@ fn watch(asked: &Asked, waits: bool, sender: &Sender<bool>, ended: &Receiver<()>
     while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
         pause = if asked.standby.is_some() { EVERY_OF_STANDBY } else { EVERY };
         match look(asked, &mut session) {
-            Ok(setting) => {
-                let now = names(&setting, &asked.subscription);
+            Ok((setting, name)) => {
+                let now = names(&setting, &name);
                 if now != waits {
                     // The leader may have ended.
                     let _ = sender.send(now);
@@ -242,8 +248,8 @@ fn watch(asked: &Asked, waits: bool, sender: &Sender<bool>, ended: &Receiver<()>
     }
 }
 
-/// Asks, and returns the setting.
-fn look(asked: &Asked, kept: &mut Option<Session>) -> Result<String> {
+/// Asks, and returns the setting, and the name of the session.
+fn look(asked: &Asked, kept: &mut Option<Session>) -> Result<(String, String)> {
     let session = match kept {
         Some(session) => session,
         None => kept.insert(match asked.standby {
@@ -267,14 +273,14 @@ fn look(asked: &Asked, kept: &mut Option<Session>) -> Result<String> {
     };
     asked.committing.store(field::<u32>(&row, 6)? as usize, Ordering::Relaxed);
     *lock(&asked.seen) = Some((now, seen));
-    let setting = field(&row, 0)?;
+    let answer = (field(&row, 0)?, standby_name(session, &asked.subscription));
     if let Some(standby) = &asked.standby
         && row.get(7) == Some(&standby.started)
         && row.get(8) == Some(&standby.walsender.to_string())
     {
         look_at_timeline(session, &asked.timeline)?;
     }
-    Ok(setting)
+    Ok(answer)
 }
 
 /// Tells whether the server is on another timeline than the recorded one.

@@ -1,5 +1,7 @@
 //! Sessions on the subscriber: their settings, with the reasons, and how they are opened.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use wire::{Activity, ConnInfo, ServerVersion, Session, Startup};
 
 use crate::connecting;
@@ -194,6 +196,8 @@ pub(crate) struct Subscriber {
     /// Whether the database has the extension Citus.
     citus: bool,
     activity: Activity,
+    /// Backends of [`Purpose::Verify`], also of those that have ended.
+    comparing: Arc<Mutex<Vec<i32>>>,
 }
 
 impl Subscriber {
@@ -206,7 +210,14 @@ impl Subscriber {
             encoding: "UTF8",
             citus: false,
             activity: Activity::default(),
+            comparing: Arc::default(),
         }
+    }
+
+    /// Backends of the sessions that compare, and that were opened from here or from a clone. The connection
+    /// string may give sessions of others the same name.
+    pub(crate) fn comparing(&self) -> Vec<i32> {
+        self.comparing.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Waits of the sessions that were opened from here. Another thread sees by them whether they go on.
@@ -271,7 +282,12 @@ impl Subscriber {
 
     /// Opens a session and applies all settings.
     pub(crate) fn connect(&self, purpose: Purpose) -> Result<Session> {
-        Ok(self.open(purpose)?.0)
+        let (session, _) = self.open(purpose)?;
+        if purpose == Purpose::Verify {
+            let mut comparing = self.comparing.lock().unwrap_or_else(PoisonError::into_inner);
+            comparing.push(session.backend_pid());
+        }
+        Ok(session)
     }
 
     fn open(&self, purpose: Purpose) -> Result<(Session, ServerProperties)> {

@@ -169,9 +169,10 @@ impl Supervisor<'_> {
         source: &mut Session,
         prefix: &str,
     ) -> Result<(bool, Tagging)> {
+        let name = watch::standby_name(source, &self.config.name);
         let (waits, tagging) = beside(
             "reading synchronous_standby_names",
-            || watch::look_once(source, &self.config.name),
+            || watch::look_once(source, &name),
             || Tagging::read(control, self.config.tag_commits, Some(prefix)),
         );
         let tagging = tagging?;

@@ -171,9 +171,10 @@ impl Supervisor<'_> {
         let (looked, found) = beside(
             "looking at the publisher",
             || {
+                let name = watch::standby_name(source, &config.name);
                 let waits = watch::waits_sql();
                 let waits = publication::check_exist_and(source, &config.publications, &waits)?;
-                let waits = watch::waits(&waits, &config.name)?;
+                let waits = watch::waits(&waits, &name)?;
                 Ok((waits, (version == 0).then(|| this.look_at_publisher(source))))
             },
             || {

@@ -100,8 +100,11 @@ fn a_synchronous_publisher_gets_acknowledgements_at_once() -> Result<()> {
     let mut run = site.spawn_streaming(&site.program())?;
     site.wait_until_applied(&mut run)?;
     run.kill9()?;
-    site.publisher.set("synchronous_standby_names", NAME)?;
-    let run = site.spawn_streaming(&site.program().args(["--status-interval", "10"]))?;
+    // The connection string names the walsender.
+    let named = format!("{} application_name=mirror", site.publisher.conninfo(DB));
+    site.publisher.set("synchronous_standby_names", "mirror")?;
+    let program = site.program_between(&named, &site.subscriber.conninfo(DB));
+    let run = site.spawn_streaming(&program.args(["--status-interval", "10"]))?;
     for level in ["on", "remote_write", "remote_apply"] {
         let mut client = site.publisher.connect(DB)?;
         client.batch_execute(&format!(

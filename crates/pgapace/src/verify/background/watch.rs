@@ -30,11 +30,12 @@ impl Watch {
         pass: &Shutdown,
     ) -> Result<Self> {
         let mut session = subscriber.connect(Purpose::Verify)?;
+        let subscriber = subscriber.clone();
         let ended = Shutdown::default();
         let (process, pass, over) = (process.clone(), pass.clone(), ended.clone());
         let watch = move || {
             while !over.requested() {
-                match comes_first(&mut session, id) {
+                match comes_first(&mut session, id, &subscriber.comparing()) {
                     Ok(false) if !process.requested() => over.sleep(POLL),
                     Ok(_) => break,
                     Err(failure) => {
@@ -60,20 +61,19 @@ impl Drop for Watch {
     }
 }
 
-/// Whether a verb wants to verify or repair, or a session waits for a lock of one that compares. All sessions
-/// that compare have one application_name, and there is no verb.
-fn comes_first(session: &mut Session, id: SubscriptionId) -> Result<bool> {
+/// Whether a verb wants to verify or repair, or a session waits for a lock of one that compares.
+fn comes_first(session: &mut Session, id: SubscriptionId, comparing: &[i32]) -> Result<bool> {
     if exclusive::is_wanted_by_verb(session, id)? {
         return Ok(true);
     }
-    let results = session
-        .simple(
-            "SELECT EXISTS (SELECT FROM pg_catalog.pg_locks w \
-               CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid)) AS b (pid) \
-               JOIN pg_catalog.pg_stat_activity a ON a.pid = b.pid \
-               WHERE NOT w.granted AND a.application_name = pg_catalog.current_setting('application_name') \
-                 AND a.usename = current_user)",
-        )
-        .map_err(|e| Failure::subscriber(&e, "looking for sessions that wait for a verification"))?;
+    let pids: Vec<_> = comparing.iter().map(i32::to_string).collect();
+    let sql = format!(
+        "SELECT EXISTS (SELECT FROM pg_catalog.pg_locks w \
+           WHERE NOT w.granted AND pg_catalog.pg_blocking_pids(w.pid) && '{{{}}}'::pg_catalog.int4[])",
+        pids.join(",")
+    );
+    let results = session.simple(&sql).map_err(|e| {
+        Failure::subscriber(&e, "looking for sessions that wait for a verification")
+    })?;
     boolean(&first_row(&results, "EXISTS")?, 0)
 }
