@@ -11,6 +11,8 @@ use crate::cli::table_name::split;
 use crate::cli::{Selection, output, seconds};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
+use crate::publisher::history::check_system;
+use crate::publisher::publication;
 use crate::publisher::session::Publisher;
 use crate::repair::{RecordedDifferences, RepairOptions, Repaired, Repairer, recorded, rounds};
 use crate::stopping::shutdown::Shutdown;
@@ -126,11 +128,40 @@ fn one(args: &RepairArgs, config: &Config, shutdown: &Shutdown) -> Result<Outcom
         return Ok(outcome);
     }
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
+    let found = published_ones(&publisher, config, &row, found)?;
     for recorded in rounds(found) {
         let servers = (&publisher, &subscriber);
         round(args, config, shutdown, (&mut control, &row), servers, &recorded, &mut outcome)?;
     }
     Ok(outcome)
+}
+
+/// Leaves out tables and columns that are no longer published: nothing makes them equal.
+fn published_ones(
+    publisher: &Publisher,
+    config: &Config,
+    row: &Subscription,
+    found: Vec<RecordedDifferences>,
+) -> Result<Vec<RecordedDifferences>> {
+    let mut look = publisher.connect_to_look()?;
+    check_system(&mut look, row)?;
+    publication::check_exist(&mut look, &config.publications)?;
+    let published = publication::tables(&mut look, &config.publications)?;
+    let mut kept = Vec::new();
+    for mut one in found {
+        let Some(table) = published.iter().find(|table| table.key() == key(&one)) else {
+            tracing::warn!(
+                event = "table_not_repaired",
+                subscription = config.name,
+                table = format!("{}.{}", one.schema, one.name),
+                "table is no longer published, and was not repaired"
+            );
+            continue;
+        };
+        one.columns_left.retain(|name| table.columns.iter().any(|column| column.name == *name));
+        kept.push(one);
+    }
+    Ok(kept)
 }
 
 fn key(recorded: &RecordedDifferences) -> (String, String) {

@@ -100,6 +100,26 @@ fn differences_of_all_kinds_are_repaired() {
     });
 }
 
+/// A table that was taken out of the publication keeps the others from nothing.
+#[test]
+fn a_table_that_is_no_longer_published_is_left() {
+    let case = Case::new(18, 18);
+    case.both("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE gone (id int PRIMARY KEY)");
+    case.both("INSERT INTO gone SELECT generate_series(1, 9); INSERT INTO t TABLE gone");
+    case.publish("FOR TABLE t, gone");
+    case.tool.finish("run", &["--until", "current", "--if-not-empty", "rebase"]).expect(0, &[]);
+    case.subscriber.sql("DELETE FROM t WHERE id = 5; DELETE FROM gone WHERE id = 5");
+    case.tool.finish("verify", &[]).expect(18, &[]);
+    case.publisher.sql("ALTER PUBLICATION pub DROP TABLE gone");
+    let repaired = case.tool.finish("repair", &[]);
+    repaired.expect(0, &["table_not_repaired", "public.gone"]);
+    assert!(repaired.stdout.contains("public.t: 1 inserted"), "{}", repaired.stdout);
+    case.expect_equal(&["t"]);
+    // The run of the repair has forgotten it.
+    let left = "SELECT count(*) FROM pgapace.verification WHERE table_name = 'gone'";
+    assert_eq!((recorded(&case).as_str(), case.subscriber.value(left).as_str()), ("0", "0"));
+}
+
 /// Everything under load: no false difference, and repairs of rows that nobody changes meanwhile. In the long
 /// form the servers crash, too.
 fn under_load(publisher: u16, subscriber: u16, rounds: usize) -> Result<()> {

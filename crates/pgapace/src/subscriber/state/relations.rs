@@ -235,7 +235,8 @@ pub(crate) fn modes(session: &mut Session, id: SubscriptionId) -> Result<Vec<Rel
         .collect()
 }
 
-/// Deletes the state of one table of a subscription.
+/// Deletes the state of one table of a subscription, and what its verifications found: nothing keeps its rows
+/// equal from now on.
 pub(crate) fn forget_relation(
     session: &mut Session,
     id: SubscriptionId,
@@ -246,7 +247,11 @@ pub(crate) fn forget_relation(
         .execute(
             "WITH forgotten AS (DELETE FROM pgapace.relation \
                WHERE subscription = $1::pg_catalog.int4 AND schema_name = $2 AND table_name = $3 \
-               RETURNING catch_up) \
+               RETURNING catch_up), \
+             verified AS (DELETE FROM pgapace.verification \
+               WHERE subscription = $1::pg_catalog.int4 AND schema_name = $2 AND table_name = $3), \
+             differing AS (DELETE FROM pgapace.difference \
+               WHERE subscription = $1::pg_catalog.int4 AND schema_name = $2 AND table_name = $3) \
              DELETE FROM pgapace.progress WHERE subscription IN (SELECT catch_up FROM forgotten)",
             &[Some(&id.0.to_string()), Some(schema), Some(name)],
         )
