@@ -6,7 +6,7 @@
 mod connections;
 mod disk;
 mod indexes;
-mod opposite;
+pub(crate) mod opposite;
 mod origins;
 mod program;
 mod protection;

@@ -30,21 +30,7 @@ pub(super) fn check(
     published: &[PublishedTable],
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
-    let slots = subscriber
-        .query(
-            "SELECT slot_name FROM pg_catalog.pg_replication_slots \
-             WHERE slot_type = 'logical' AND database = pg_catalog.current_database()",
-            &[],
-        )
-        .map_err(|e| failed(Side::Subscriber, &e, "reading its replication slots"))?;
-    let slots: Vec<String> = slots.iter().map(|row| field(&row, 0)).collect::<Result<_>>()?;
-    if slots.is_empty() {
-        return Ok(());
-    }
-    for opposite in read(publisher)? {
-        if !slots.contains(&opposite.slot) {
-            continue;
-        }
+    for opposite in facing(publisher, subscriber)? {
         let common =
             published.iter().filter(|table| opposite.tables.contains(&table.display_name()));
         let common = common.count();
@@ -68,6 +54,47 @@ pub(super) fn check(
         }
     }
     Ok(())
+}
+
+/// Warns that rows of these tables are made equal to the publisher's while a subscription in the opposite
+/// direction may have changes of them under way.
+pub(crate) fn warn(
+    publisher: &mut Session,
+    subscriber: &mut Session,
+    tables: &[(String, String)],
+) -> Result<()> {
+    let names: Vec<_> = tables.iter().map(|(schema, name)| format!("{schema}.{name}")).collect();
+    for opposite in facing(publisher, subscriber)? {
+        let common = names.iter().filter(|name| opposite.tables.contains(name)).count();
+        if common > 0 {
+            tracing::warn!(
+                event = "opposite_direction",
+                opposite = opposite.name,
+                tables = common,
+                "a subscription in the opposite direction changes these tables: changes that it has not yet \
+                 applied on the publisher are overwritten here, and the servers differ once it applies them"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The subscriptions of the publisher's database whose slot is in the subscriber's.
+fn facing(publisher: &mut Session, subscriber: &mut Session) -> Result<Vec<Opposite>> {
+    let slots = subscriber
+        .query(
+            "SELECT slot_name FROM pg_catalog.pg_replication_slots \
+             WHERE slot_type = 'logical' AND database = pg_catalog.current_database()",
+            &[],
+        )
+        .map_err(|e| failed(Side::Subscriber, &e, "reading its replication slots"))?;
+    let slots: Vec<String> = slots.iter().map(|row| field(&row, 0)).collect::<Result<_>>()?;
+    if slots.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut found = read(publisher)?;
+    found.retain(|opposite| slots.contains(&opposite.slot));
+    Ok(found)
 }
 
 /// The warning about changes that return to their origin; `None` if none do.

@@ -144,6 +144,8 @@ const VERIFY_HELP: &str = r#"It compares what is published, at one LSN: a differ
 
 Tables are compared by ranges of their key if its order is the same on both servers: integers, numeric, uuid, date, timestamps, bytea, boolean, and strings with collation C. All other tables are compared in one pass.
 
+With a subscription in the opposite direction, rows that the subscriber's clients changed differ until their changes are applied on the publisher.
+
 Example:
   pgapace verify --config /etc/pgapace.toml --name shop
   pgapace verify --config /etc/pgapace.toml --name shop --table orders --where "created > '2026-01-01'" --max-rate 20MB"#;
@@ -152,12 +154,16 @@ const REBASE_HELP: &str = r#"For a subscription whose slot was lost, or whose su
 
 The process that runs the subscription must be stopped. Another publisher than the one that the subscription follows is refused (exit code 10): a promoted standby is the same, a server after pg_upgrade is not. To follow another one: pgapace drop --keep-slot, then pgapace run --if-not-empty rebase.
 
+With a subscription in the opposite direction: first stop writes on the subscriber, and wait until that subscription has applied them. A rebase would overwrite the changes that are on their way, and warns of that (opposite_direction).
+
 For a new subscription into tables that hold rows: pgapace run --if-not-empty rebase.
 
 Example:
   pgapace rebase --config /etc/pgapace.toml --name shop"#;
 
 const REPAIR_HELP: &str = r#"It repairs the differences that pgapace verify recorded in pgapace.difference. The rows are read again from both servers at a new LSN, while the stream waits for some milliseconds. What still differs is written in one transaction for each batch. A batch is repaired or untouched, whatever fails; run the verb again to go on.
+
+With a subscription in the opposite direction: first stop writes on the subscriber, and wait until that subscription has applied them. A repair would overwrite the changes that are on their way, and warns of that (opposite_direction).
 
 Example:
   pgapace repair --config /etc/pgapace.toml --name shop --dry-run

@@ -7,6 +7,7 @@ use serde::Serialize;
 use wire::Session;
 
 use crate::barrier::taker::{BarrierManner, BarrierTaker};
+use crate::check::opposite;
 use crate::cli::table_name::split;
 use crate::cli::{Selection, output, seconds};
 use crate::config::Subscription as Config;
@@ -128,7 +129,11 @@ fn one(args: &RepairArgs, config: &Config, shutdown: &Shutdown) -> Result<Outcom
         return Ok(outcome);
     }
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
-    let found = published_ones(&publisher, config, &row, found)?;
+    let mut look = publisher.connect_to_look()?;
+    let found = published_ones(&mut look, config, &row, found)?;
+    let tables: Vec<_> = found.iter().map(key).collect();
+    opposite::warn(&mut look, &mut control, &tables)?;
+    drop(look);
     for recorded in rounds(found) {
         let servers = (&publisher, &subscriber);
         round(args, config, shutdown, (&mut control, &row), servers, &recorded, &mut outcome)?;
@@ -138,15 +143,14 @@ fn one(args: &RepairArgs, config: &Config, shutdown: &Shutdown) -> Result<Outcom
 
 /// Leaves out tables and columns that are no longer published: nothing makes them equal.
 fn published_ones(
-    publisher: &Publisher,
+    look: &mut Session,
     config: &Config,
     row: &Subscription,
     found: Vec<RecordedDifferences>,
 ) -> Result<Vec<RecordedDifferences>> {
-    let mut look = publisher.connect_to_look()?;
-    check_system(&mut look, row)?;
-    publication::check_exist(&mut look, &config.publications)?;
-    let published = publication::tables(&mut look, &config.publications)?;
+    check_system(look, row)?;
+    publication::check_exist(look, &config.publications)?;
+    let published = publication::tables(look, &config.publications)?;
     let mut kept = Vec::new();
     for mut one in found {
         let Some(table) = published.iter().find(|table| table.key() == key(&one)) else {

@@ -13,6 +13,7 @@ use std::time::Duration;
 use wire::{Session, quote_literal};
 
 use super::{Snapshot, SyncContext};
+use crate::check::opposite;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::repair::{self, BatchSize, WriteWay};
@@ -94,6 +95,7 @@ pub(super) fn tables(
     let mut local = context.subscriber.connect(Purpose::Verify)?;
     let users = [context.publisher.user(), context.subscriber.user()];
     let prepared = plan(&mut look, &mut local, (context.publications, users), &scope)?;
+    opposite::warn(&mut look, &mut local, &scope.tables)?;
     drop((look, local));
     let plans = &prepared.plans;
     check_comparable(plans)?;

@@ -131,7 +131,7 @@ fn changes_by_pgapace_itself_are_not_sent_back() {
         damage(&case);
         case.publisher.sql("UPDATE t SET v = 'newer' WHERE id = 3");
         case.tool.finish("verify", &[]).expect(18, &[]);
-        case.tool.finish("repair", &["--delete-extra"]).expect(0, &[]);
+        case.tool.finish("repair", &["--delete-extra"]).expect(0, &["opposite_direction"]);
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t", "u"]);
         back.expect_nothing_sent("repair");
@@ -140,7 +140,7 @@ fn changes_by_pgapace_itself_are_not_sent_back() {
         damage(&case);
         let slot = format!("SELECT pg_drop_replication_slot('{}')", case.tool.name);
         case.publisher.sql(&slot);
-        case.tool.finish("rebase", &[]).expect(0, &[]);
+        case.tool.finish("rebase", &[]).expect(0, &["opposite_direction"]);
         let mut process = case.start();
         case.wait_until_applied(&mut process);
         case.expect_equal(&["t", "u"]);
