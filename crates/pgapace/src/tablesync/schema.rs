@@ -250,7 +250,7 @@ impl SchemaCopier<'_> {
     fn dump(&self, section: &str, format: &str, file: &Path) -> Result<()> {
         let mut dump = self.tool("pg_dump", self.publisher);
         dump.args(["--no-owner", "--no-privileges", "--no-publications", "--no-subscriptions"])
-            .args(["--exclude-schema=pgapace"])
+            .args(["--no-blobs", "--exclude-schema=pgapace"])
             .arg(format!("--section={section}"))
             .arg(format!("--format={format}"))
             .arg("--file")
