@@ -57,7 +57,7 @@ impl Supervisor<'_> {
                     self.go_on(control, source, row, context, read)?
                 }
             };
-            self.make_indexes(control, context, row)?;
+            self.make_indexes(control, source, context, row, &published)?;
             if row.phase != Phase::Streaming {
                 state::set_streaming(control, row.id)?;
             }
@@ -161,13 +161,14 @@ impl Supervisor<'_> {
     fn make_indexes(
         &self,
         control: &mut Session,
+        source: &mut Session,
         context: SyncContext<'_>,
         row: &Subscription,
+        published: &[PublishedTable],
     ) -> Result<()> {
-        match row.schema_copy {
-            None => Ok(()),
-            Some(left) => self.schema_copier(context).after(control, left == SchemaCopy::Begun),
-        }
+        let Some(left) = row.schema_copy else { return Ok(()) };
+        let begun = left == SchemaCopy::Begun;
+        self.schema_copier(context).after(control, source, published, begun)
     }
 
     /// The first run: slot, start of the progress, tables. Returns the published tables.

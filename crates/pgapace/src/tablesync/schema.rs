@@ -6,10 +6,10 @@
 //! second section cannot be one transaction; if it was interrupted, it is repeated, and existing
 //! objects are ignored.
 //!
-//! If an interruption left tables under several snapshots, a row may refer to one that the stream brings:
-//! such a foreign key is created NOT VALID. (Before 18, a partitioned table cannot have one.) Waiting for
-//! the stream would leave its table without the constraint until then, and would need another stage of
-//! the subscription.
+//! If an interruption left tables under several snapshots, a row may refer to one that the stream brings; and
+//! it may refer to a row that is not published, and never comes. Such a foreign key is created NOT VALID.
+//! (Before 18, a partitioned table cannot have one.) Waiting for the stream would leave its table without
+//! the constraint until then, and would need another stage of the subscription.
 //!
 //! The tools outlive a process that is killed. Their sessions are terminated before others begin.
 
@@ -23,6 +23,7 @@ use std::time::Duration;
 use wire::{Activity, ConnInfo, Session};
 
 use crate::error::{Class, Failure, Result};
+use crate::publisher::publication::PublishedTable;
 use crate::sqlstate;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{boolean, first_row};
@@ -107,7 +108,13 @@ impl SchemaCopier<'_> {
     }
 
     /// Creates indexes, constraints and triggers.
-    pub(crate) fn after(&self, control: &mut Session, begun: bool) -> Result<()> {
+    pub(crate) fn after(
+        &self,
+        control: &mut Session,
+        source: &mut Session,
+        published: &[PublishedTable],
+        begun: bool,
+    ) -> Result<()> {
         self.end_leftovers(control)?;
         let directory = Directory::create()?;
         let failed = |said: String| {
@@ -122,8 +129,9 @@ impl SchemaCopier<'_> {
             )
         };
         tracing::info!(event = "schema_copy_started", section = "post-data", "copying the schema");
-        // Tables that were copied under several snapshots may refer to rows that the stream brings.
-        let several = !begun && has_several_snapshots(control, self.id)?;
+        // Else all foreign keys are those of one snapshot of the publisher.
+        let one_by_one = !begun
+            && (has_several_snapshots(control, self.id)? || refer_elsewhere(source, published)?);
         if !begun {
             state::set_schema_copy(control, self.id, Some(SchemaCopy::Begun))?;
             let file = directory.0.join("post-data.dump");
@@ -132,7 +140,7 @@ impl SchemaCopier<'_> {
             restore
                 .args(["--no-owner", "--no-privileges", "--exit-on-error"])
                 .arg(format!("--jobs={}", self.jobs));
-            if several {
+            if one_by_one {
                 restore.arg("--use-list").arg(self.list_without_foreign_keys(&directory, &file)?);
             }
             let (succeeded, said) = self.run(restore.arg(&file), "pg_restore")?;
@@ -140,7 +148,7 @@ impl SchemaCopier<'_> {
                 return Err(failed(said));
             }
         }
-        if begun || several {
+        if begun || one_by_one {
             let file = directory.0.join("post-data.sql");
             self.dump("post-data", "plain", &file)?;
             let script = std::fs::read_to_string(&file).map_err(|error| {
@@ -249,6 +257,8 @@ impl SchemaCopier<'_> {
 
     fn dump(&self, section: &str, format: &str, file: &Path) -> Result<()> {
         let mut dump = self.tool("pg_dump", self.publisher);
+        // Large objects are in the section pre-data up to 16: without their contents, and with their oids. Later
+        // versions know the option as --no-large-objects too.
         dump.args(["--no-owner", "--no-privileges", "--no-publications", "--no-subscriptions"])
             .args(["--no-blobs", "--exclude-schema=pgapace"])
             .arg(format!("--section={section}"))
@@ -401,6 +411,28 @@ fn has_several_snapshots(control: &mut Session, id: SubscriptionId) -> Result<bo
         .simple(&sql)
         .map_err(|e| Failure::subscriber(&e, "reading the snapshots of the tables"))?;
     boolean(&first_row(&results, "count")?, 0)
+}
+
+/// Whether a published table has a foreign key that refers to a table of which not all rows are published.
+fn refer_elsewhere(source: &mut Session, published: &[PublishedTable]) -> Result<bool> {
+    let oids = |tables: &mut dyn Iterator<Item = &PublishedTable>| {
+        let oids: Vec<_> = tables.map(|table| table.oid.to_string()).collect();
+        format!("'{{{}}}'::pg_catalog.oid[]", oids.join(","))
+    };
+    let all = oids(&mut published.iter());
+    let whole = oids(&mut published.iter().filter(|table| table.filters.is_empty()));
+    // A partition has the foreign keys of its partitioned table, and its rows are published under either name.
+    let sql = format!(
+        "SELECT EXISTS (SELECT FROM pg_catalog.pg_constraint c WHERE c.contype = 'f' \
+           AND ARRAY(SELECT c.conrelid::pg_catalog.oid UNION \
+             SELECT relid::pg_catalog.oid FROM pg_catalog.pg_partition_ancestors(c.conrelid)) && {all} \
+           AND NOT ARRAY(SELECT c.confrelid::pg_catalog.oid UNION \
+             SELECT relid::pg_catalog.oid FROM pg_catalog.pg_partition_ancestors(c.confrelid)) && {whole})"
+    );
+    let results = source
+        .simple(&sql)
+        .map_err(|e| Failure::publisher(&e, "reading foreign keys of published tables"))?;
+    boolean(&first_row(&results, "EXISTS")?, 0)
 }
 
 /// A private directory, removed when dropped.

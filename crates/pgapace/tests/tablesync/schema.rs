@@ -177,6 +177,33 @@ fn a_foreign_key_waits_for_the_stream_after_an_interruption() {
     });
 }
 
+/// The rows to which a foreign key refers are not published.
+#[test]
+fn a_foreign_key_to_rows_that_are_not_published_is_not_valid() {
+    if !tools_are_there() {
+        return;
+    }
+    on_versions(&[(15, 15)], |mut case| {
+        case.publisher.sql(DDL);
+        case.publish("FOR TABLE child, parent WHERE (id < 500)");
+        case.tool.args = vec!["--copy-schema".to_owned()];
+        let log = case.run_until_current();
+        assert_eq!(events(&log, "foreign_key_not_valid"), 1, "{log}");
+        case.expect_equal(&["child"]);
+        assert_eq!(case.subscriber.rows(OBJECTS), case.publisher.rows(OBJECTS));
+    });
+    on_versions(&[(15, 18)], |mut case| {
+        case.publisher.sql(DDL);
+        case.publish("FOR TABLE child");
+        case.tool.args = vec!["--copy-schema".to_owned()];
+        let log = case.run_until_current();
+        assert_eq!(events(&log, "foreign_key_not_valid"), 1, "{log}");
+        assert_eq!(case.subscriber.rows(OBJECTS), case.publisher.rows(OBJECTS));
+        let valid = "SELECT convalidated FROM pg_constraint WHERE contype = 'f'";
+        assert_eq!(case.subscriber.value(valid), "f");
+    });
+}
+
 #[test]
 fn the_schema_is_not_created_over_existing_tables() {
     on_versions(&[(15, 15)], |mut case| {
