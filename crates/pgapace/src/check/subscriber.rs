@@ -204,26 +204,10 @@ fn own_schema(
         return Ok(());
     }
     let may_create = boolean(&row, 1)?;
-    let refused = session
-        .query(
-            "SELECT coalesce(pg_catalog.string_agg(c.oid::pg_catalog.regclass::pg_catalog.text, \
-               ', ' ORDER BY c.relname), '') FROM pg_catalog.pg_class c \
-             WHERE c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n \
-                                     WHERE n.nspname = 'pgapace') \
-               AND c.relkind = 'r' AND NOT ( \
-                 pg_catalog.has_table_privilege(c.oid, 'SELECT') \
-                 AND pg_catalog.has_table_privilege(c.oid, 'INSERT') \
-                 AND pg_catalog.has_table_privilege(c.oid, 'UPDATE') \
-                 AND pg_catalog.has_table_privilege(c.oid, 'DELETE'))",
-            &[],
-        )
-        .map_err(|e| failed(SIDE, &e, "reading privileges"))?;
-    if let Some(tables) = refused.first().and_then(|row| row.get(0)).filter(|t| !t.is_empty()) {
-        reporter.block("state", format!("role {role} may not use the state in {tables}")).sql(
-            format!(
-                "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgapace TO {role};"
-            ),
-        );
+    if let Some((refused, grant)) = refused_state(session, &role)? {
+        reporter
+            .block("state", format!("role {role} may not use the state in {refused}"))
+            .sql(grant);
         return Ok(());
     }
     let version = schema::version(session)?;
@@ -238,7 +222,14 @@ fn own_schema(
         );
         return Ok(());
     }
-    if version < newest && !may_create {
+    let owners = if version < newest { other_owners(session)? } else { None };
+    if let Some(owners) = owners {
+        let what = format!(
+            "schema pgapace has version {version}, and only the owner of its tables upgrades it to {newest}; \
+             role {role} is not a member of {owners}"
+        );
+        reporter.block("state", what).sql(format!("GRANT {owners} TO {role};"));
+    } else if version < newest && !may_create {
         reporter
             .block("state", format!("role {role} may not create tables in schema pgapace"))
             .sql(format!("GRANT CREATE ON SCHEMA pgapace TO {role};"));
@@ -250,6 +241,46 @@ fn own_schema(
         return Ok(());
     }
     own_subscription(session, config, known, reporter)
+}
+
+/// Tables and sequences of schema pgapace that the role may not use, and the SQL that grants it.
+fn refused_state(session: &mut Session, role: &str) -> Result<Option<(String, String)>> {
+    const TABLES: &str = "SELECT, INSERT, UPDATE, DELETE";
+    // The sequence of an identity column needs no privilege.
+    let sql = "SELECT pg_catalog.string_agg(c.oid::pg_catalog.regclass::pg_catalog.text, ', ' \
+             ORDER BY c.relname) FROM pg_catalog.pg_class c \
+           WHERE c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n \
+                                   WHERE n.nspname = 'pgapace') \
+             AND CASE c.relkind WHEN 'r' THEN NOT ( \
+                 pg_catalog.has_table_privilege(c.oid, 'SELECT') \
+                 AND pg_catalog.has_table_privilege(c.oid, 'INSERT') \
+                 AND pg_catalog.has_table_privilege(c.oid, 'UPDATE') \
+                 AND pg_catalog.has_table_privilege(c.oid, 'DELETE')) \
+               WHEN 'S' THEN NOT pg_catalog.has_sequence_privilege(c.oid, 'USAGE') \
+                 AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d \
+                   WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass \
+                     AND d.objid = c.oid AND d.deptype = 'i') \
+               ELSE false END";
+    let rows = session.query(sql, &[]).map_err(|e| failed(SIDE, &e, "reading privileges"))?;
+    let refused = rows.first().and_then(|row| row.get(0).map(str::to_owned));
+    Ok(refused.map(|refused| {
+        let grant = format!(
+            "GRANT {TABLES} ON ALL TABLES IN SCHEMA pgapace TO {role}; GRANT USAGE ON ALL SEQUENCES IN SCHEMA \
+             pgapace TO {role};"
+        );
+        (refused, grant)
+    }))
+}
+
+/// Owners of tables, views and sequences of schema pgapace whose privileges the role does not have.
+fn other_owners(session: &mut Session) -> Result<Option<String>> {
+    let sql = "SELECT pg_catalog.string_agg(DISTINCT pg_catalog.quote_ident(r.rolname), ', ') \
+           FROM pg_catalog.pg_class c JOIN pg_catalog.pg_roles r ON r.oid = c.relowner \
+           JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+           WHERE n.nspname = 'pgapace' AND c.relkind IN ('r', 'v', 'S') \
+             AND NOT pg_catalog.pg_has_role(c.relowner, 'USAGE')";
+    let rows = session.query(sql, &[]).map_err(|e| failed(SIDE, &e, "reading owners"))?;
+    Ok(rows.first().and_then(|row| row.get(0).map(str::to_owned)))
 }
 
 /// The subscription as an earlier run has left it.

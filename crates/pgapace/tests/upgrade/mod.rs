@@ -92,6 +92,40 @@ fn upgrade_while_a_table_catches_up() {
     });
 }
 
+/// Only the owner of the tables upgrades them. `check` says so before a run fails, and both say how.
+#[test]
+fn a_role_that_cannot_upgrade_the_state_is_told_whose_member_it_must_be() {
+    on_versions(&[(18, 18)], |mut case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+        as_of_0_1(&case);
+        let role = format!("applier_{}", case.tool.name);
+        case.subscriber.sql(&format!(
+            "CREATE ROLE {role} LOGIN; GRANT ALL ON t TO {role}; \
+             GRANT SET ON PARAMETER session_replication_role TO {role}; \
+             GRANT USAGE, CREATE ON SCHEMA pgapace TO {role}"
+        ));
+        case.tool.subscriber = format!("{} user={role}", case.tool.subscriber);
+        // What it says is executed, until nothing is missing.
+        for missing in ["ALL SEQUENCES IN SCHEMA pgapace", "GRANT postgres"] {
+            let checked = case.tool.finish("check", &[]);
+            checked.expect(6, &[]);
+            let said = "SQL on the subscriber: ";
+            let mut statements =
+                checked.stdout.lines().filter_map(|line| line.trim().strip_prefix(said));
+            let grant = statements.find(|sql| sql.contains(missing));
+            let grant = grant.unwrap_or_else(|| panic!("{missing}: {}", checked.stdout));
+            if missing.ends_with("postgres") {
+                case.run().expect(5, &["upgrading schema pgapace", grant]);
+            }
+            case.subscriber.sql(grant);
+        }
+        case.publisher.sql("INSERT INTO t VALUES (1)");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+        case.subscriber.sql(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+    });
+}
+
 /// A session has read the state for hours, as pg_dump does. The upgrade is tried again and again, and others can
 /// read the state meanwhile.
 #[test]

@@ -666,13 +666,18 @@ pub(crate) fn upgrade(session: &mut Session, current: usize) -> Result<()> {
     let failed = |e: &wire::Error| {
         let doing = if current == 0 { "creating" } else { "upgrading" };
         let failure = Failure::subscriber(e, &format!("{doing} schema pgapace"));
-        if failure.sqlstate.as_deref() == Some(sqlstate::INSUFFICIENT_PRIVILEGE) {
+        if failure.sqlstate.as_deref() != Some(sqlstate::INSUFFICIENT_PRIVILEGE) {
+            failure
+        } else if current == 0 {
             failure.hint(
                 "GRANT CREATE ON DATABASE … TO <role>; or create the schema as an \
                  administrator: CREATE SCHEMA pgapace AUTHORIZATION <role>.",
             )
         } else {
-            failure
+            failure.hint(
+                "Only the owner of the tables in schema pgapace upgrades it: GRANT <owner> TO <role>; pgapace \
+                 check names both.",
+            )
         }
     };
     // All statements go in two messages, because each round trip to a remote server takes time. Citus would
