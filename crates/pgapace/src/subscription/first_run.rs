@@ -193,10 +193,12 @@ impl Supervisor<'_> {
         let start = start.ok_or_else(|| {
             Failure::new(Class::Slot, format!("slot \"{}\" has no position", row.slot_name))
         })?;
-        if row.owns_slot && created.is_none() && self.config.failover {
+        // A switchover has created the slot of a way back for this subscription alone.
+        let is_way_back = self.supersedes.is_some();
+        if (row.owns_slot || is_way_back) && created.is_none() && self.config.failover {
             slot::set_failover(source, &row.slot_name)?;
         }
-        state::set_copying(control, row.id, row.epoch, start, &system, &self.sent_as())?;
+        state::set_copying(control, context.owner(), start, &system, &self.sent_as(), is_way_back)?;
         if created.is_some() {
             self.known = Known::Begun;
         }

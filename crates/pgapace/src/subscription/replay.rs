@@ -159,12 +159,12 @@ impl Supervisor<'_> {
         recording: &Recording,
     ) -> Result<()> {
         let (head, start) = (&recording.head, recording.head.start());
+        let owner = Owner { id: row.id, epoch: row.epoch };
         if row.phase == Phase::Creating {
             let sent_as = self.sent_as();
-            state::set_copying(control, row.id, row.epoch, start, &head.identity(), &sent_as)?;
+            state::set_copying(control, owner, start, &head.identity(), &sent_as, false)?;
         }
         if row.phase != Phase::Streaming {
-            let owner = Owner { id: row.id, epoch: row.epoch };
             set_sync_lsns(control, owner, &head.tables, start)?;
             state::set_streaming(control, row.id)?;
         }

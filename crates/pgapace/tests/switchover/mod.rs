@@ -187,6 +187,19 @@ fn outage(done: &Finished) -> u64 {
     must(digits.unwrap_or_else(|| panic!("no outage: {}", done.stdout)).parse::<u64>())
 }
 
+/// The slot of the way back belongs to its subscription, and is synchronised to standbys where the server can.
+fn expect_slot_of_way_back(case: &Case) {
+    let (new, database) = (case.subscriber.cluster, case.publisher.name.as_str());
+    let name = format!("{}_back", case.tool.name);
+    let owns = format!("SELECT owns_slot FROM pgapace.subscription WHERE name = '{name}'");
+    assert_eq!(value(case.publisher.cluster, database, &owns), "t");
+    if new.binaries().major() >= 17 {
+        let failover =
+            format!("SELECT failover FROM pg_replication_slots WHERE slot_name = '{name}'");
+        assert_eq!(value(new, database, &failover), "t");
+    }
+}
+
 /// Over, back, and over again, with one process that turns round each time.
 #[test]
 fn clients_move_over_and_back() {
@@ -227,6 +240,7 @@ fn clients_move_over_and_back() {
             expect_there(new, database, &clients.stop());
             turns += 1;
             assert_eq!(process.events("applies_way_back"), turns, "{}", process.log());
+            expect_slot_of_way_back(&case);
             assert_eq!(value(old, database, read_only), "on");
             case.run().expect(13, &["was switched over at"]);
             let checked = case.tool.finish("check", &[]).stdout;

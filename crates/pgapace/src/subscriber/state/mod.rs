@@ -259,24 +259,26 @@ pub(crate) fn set_slot_made_at(
 }
 
 /// Records in one transaction that the slot exists. After that, pgapace never drops it to create
-/// another. `sent_as` identifies the changes that the publisher is asked to send.
+/// another. `sent_as` identifies the changes that the publisher is asked to send. With `takes_slot` the slot, which
+/// was not created by this run, belongs to the subscription.
 pub(crate) fn set_copying(
     session: &mut Session,
-    id: SubscriptionId,
-    epoch: i64,
+    owner: Owner,
     start: Lsn,
     publisher: &SystemIdentity,
     sent_as: &str,
+    takes_slot: bool,
 ) -> Result<()> {
     session
         .simple(&format!(
             "BEGIN; {}; UPDATE pgapace.subscription \
-             SET phase = 'copying', system_identifier = {}, timeline = {}, sent_as = {} WHERE id = {}; COMMIT",
-            progress::start_sql(id, start, epoch),
+             SET phase = 'copying', system_identifier = {}, timeline = {}, sent_as = {}, \
+               owns_slot = owns_slot OR {takes_slot} WHERE id = {}; COMMIT",
+            progress::start_sql(owner.id, start, owner.epoch),
             wire::quote_literal(&publisher.system_identifier),
             publisher.timeline,
             wire::quote_literal(sent_as),
-            id.0
+            owner.id.0
         ))
         .map_err(|e| writing(&e))?;
     Ok(())
