@@ -11,7 +11,6 @@
 
 use std::time::Duration;
 
-use engine::table_sync::TableSyncState;
 use pgoutput::Lsn;
 use wire::{Session, quote_ident, quote_literal};
 
@@ -199,15 +198,10 @@ fn unready(relations: &[RelationState], published: &[PublishedTable]) -> Vec<Str
     let is_published = |table: &&RelationState| {
         published.iter().any(|one| one.schema == table.schema && one.name == table.name)
     };
-    let is_ready = |table: &RelationState| {
-        table.state == TableSyncState::Ready
-            && table.requested.is_none()
-            && table.stale_from.is_none()
-    };
     relations
         .iter()
         .filter(is_published)
-        .filter(|table| !is_ready(table))
+        .filter(|table| !table.is_complete())
         .map(|table| format!("{}.{}", table.schema, table.name))
         .collect()
 }

@@ -14,12 +14,14 @@ use crate::check;
 use crate::check::report::{Fix, Severity};
 use crate::error::{Failure, Result};
 use crate::lag;
-use crate::publisher::publication::{self, PublishedTable};
+use crate::publisher::publication::{self, Look, PublishedTable};
 use crate::sequences::{self, Chosen, SetOptions};
 use crate::subscriber::catalogue::{field, first_row};
+use crate::subscriber::state::published::{self, PreviousReading};
 use crate::subscriber::state::verification::ALL_ROWS;
-use crate::subscriber::state::{Phase, ownership};
-use crate::verify::requirements;
+use crate::subscriber::state::{self, Phase, ownership};
+use crate::verify::prepare::Problem;
+use crate::verify::requirements::not_ready;
 
 /// How long the process that applies may own nothing between two of its runs.
 const ABSENCE: Duration = Duration::from_secs(5);
@@ -48,8 +50,7 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Vec<S
     }
     prepared_transactions(sides.source, &mut problems)?;
     native_subscriptions(sides.source, &mut problems)?;
-    let tables = publication::tables(sides.source, &sides.row.publications)?;
-    tables_ready(sides, &tables, &mut problems)?;
+    let tables = tables_ready(sides, &mut problems)?;
     if !request.ignore_roles {
         problems.extend(roles::missing(sides.source, sides.control, &tables)?);
     }
@@ -57,15 +58,7 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Vec<S
         verified(sides, &tables, age, &mut problems)?;
     }
     if let Some(back) = &request.back {
-        let left = record::is_left_slot(sides.source, &back.name)?;
-        slot_possible(sides.control, back, left, &mut problems)?;
-        if publications_exist(sides.control, back, &mut problems)? {
-            unpublished(sides.control, &tables, back, &mut problems)?;
-            // Else it worked before, and its remains say that its slot is gone.
-            if ended_generation(sides.source, &back.name)? == 0 {
-                way_back(sides, back, &mut problems);
-            }
-        }
+        check_way_back(sides, back, &tables, &mut problems)?;
     }
     let found = sequences::read(sides.source, &sides.row.publications, &tables, Chosen::All)?;
     let options = SetOptions { dry_run: true, ..SetOptions::default() };
@@ -79,6 +72,25 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Vec<S
         problems.push(format!("the subscriber does not catch up within --deadline: {lag}"));
     }
     Ok(problems)
+}
+
+/// Whether the way back can begin, and would carry everything.
+fn check_way_back(
+    sides: &mut Sides<'_>,
+    back: &WayBack,
+    tables: &[PublishedTable],
+    problems: &mut Vec<String>,
+) -> Result<()> {
+    let left = record::is_left_slot(sides.source, &back.name)?;
+    slot_possible(sides.control, back, left, problems)?;
+    if publications_exist(sides.control, back, problems)? {
+        unpublished(sides.control, tables, back, problems)?;
+        // Else it worked before, and its remains say that its slot is gone.
+        if ended_generation(sides.source, &back.name)? == 0 {
+            way_back(sides, back, problems);
+        }
+    }
+    Ok(())
 }
 
 /// The privileges that the procedure needs on both sides.
@@ -158,20 +170,43 @@ fn prepared_transactions(source: &mut Session, problems: &mut Vec<String>) -> Re
     Ok(())
 }
 
-/// Every published table takes part: a table that was added meanwhile would lack its rows.
+/// Every published table takes part, and has all changes. A table that was added meanwhile would lack its rows, and
+/// one that was published in another way for a while would lack the changes of that time. Returns the tables.
 pub(super) fn tables_ready(
     sides: &mut Sides<'_>,
-    tables: &[PublishedTable],
     problems: &mut Vec<String>,
-) -> Result<()> {
-    let names: Vec<_> = tables.iter().map(PublishedTable::key).collect();
-    if let Err(failure) = requirements::check_ready(sides.control, sides.row, &names) {
-        problems.push(match failure.hint {
-            Some(hint) => format!("{}: {hint}", failure.message),
-            None => failure.message,
-        });
+) -> Result<Vec<PublishedTable>> {
+    let Sides { control, source, row, .. } = sides;
+    // Before the look: what is recorded must not be newer.
+    let recorded = published::read(control, row.id)?;
+    let look = publication::look(source, &row.publications)?;
+    let waiting = not_ready(control, row, look.tables.iter())?;
+    problems.extend(waiting.iter().map(Problem::line));
+    problems.extend(changed_publications(&recorded, &look));
+    let states = state::relations_by_name(control, row.id)?;
+    for key in look.tables.iter().map(PublishedTable::key) {
+        let Some(state) = states.get(&key) else { continue };
+        if let Some(from) = state.stale_from {
+            let (schema, name) = key;
+            problems.push(format!(
+                "table {schema}.{name} may lack changes since {from} ({}): pgapace resync copies it again, and \
+                 pgapace verify ends the mark if it is equal",
+                state.stale_reason.as_deref().unwrap_or("unknown")
+            ));
+        }
     }
-    Ok(())
+    Ok(look.tables)
+}
+
+fn changed_publications(recorded: &PreviousReading, look: &Look) -> Option<String> {
+    let tables = published::unjudged(recorded, look);
+    (!tables.is_empty()).then(|| {
+        format!(
+            "tables were published in another way since pgapace run looked, and may lack changes ({}): it looks \
+             again after --refresh-interval, and at its start",
+            tables.join(", ")
+        )
+    })
 }
 
 /// The last verification of every table found all of its rows and columns equal, not longer ago than this.

@@ -22,7 +22,7 @@ use crate::error::{Class, Failure, Result};
 use crate::hand_over;
 use crate::lag;
 use crate::publisher::session::Publisher;
-use crate::publisher::{publication, slot};
+use crate::publisher::slot;
 use crate::sequences::{self, Chosen, SetOptions};
 use crate::subscriber::catalogue::first_row;
 use crate::subscriber::session::Subscriber;
@@ -200,11 +200,7 @@ fn up_to_end(
     }
     record::advance(sides.control, row.id, Step::Sequences, None)?;
     display.step("looking for late changes, and setting sequences");
-    // A session may have begun while writes were being stopped.
-    if request.stop_writes.is_none() {
-        end_sessions(sides.source, &since, deadline.0)?;
-    }
-    wait_for_writers(sides.source, deadline.0)?;
+    end_late_sessions(sides, request, &since, deadline)?;
     set_sequences(sides, fence, request.margin)?;
     if let Some(back) = &request.back {
         // The undo of the next step drops this slot: it must not be another one's.
@@ -221,6 +217,19 @@ fn up_to_end(
     // A synchronous commit: all that was applied is durable with it.
     record::advance(sides.control, row.id, Step::Ended, None)?;
     Ok(fence)
+}
+
+/// Ends sessions that have begun while writes were being stopped, and waits for their transactions.
+fn end_late_sessions(
+    sides: &mut Sides<'_>,
+    request: &Request<'_>,
+    since: &str,
+    deadline: Deadline,
+) -> Result<()> {
+    if request.stop_writes.is_none() {
+        end_sessions(sides.source, since, deadline.0)?;
+    }
+    wait_for_writers(sides.source, deadline.0)
 }
 
 /// Waits until everything before the fence is applied.
@@ -265,21 +274,27 @@ fn take_over(sides: &mut Sides<'_>, deadline: Deadline) -> Result<()> {
     deadline.check()
 }
 
+/// Refuses late changes, applied or not, while this process owns the subscription.
+fn nothing_is_left(sides: &mut Sides<'_>, fence: Lsn) -> Result<()> {
+    // The process that stood aside may have applied late changes until then.
+    let applied = nothing_applied_behind(sides.control, sides.row, fence)?;
+    if applied.highest() != applied.through || has_more(sides.source, sides.row, applied.through)? {
+        return Err(changed_behind_the_fence());
+    }
+    Ok(())
+}
+
 /// Both sides are quiet: nothing is left in the slot, all tables take part, sequences are set.
 fn set_sequences(sides: &mut Sides<'_>, fence: Lsn, margin: u64) -> Result<()> {
     let row = sides.row;
-    let tables = publication::tables(sides.source, &row.publications)?;
     let mut problems = Vec::new();
-    tables_ready(sides, &tables, &mut problems)?;
-    if let Some(problem) = problems.pop() {
-        return Err(Failure::new(Class::Mismatch, problem));
+    let tables = tables_ready(sides, &mut problems)?;
+    if !problems.is_empty() {
+        return Err(Failure::new(Class::Mismatch, problems.join("; ")));
     }
     let found = sequences::read(sides.source, &row.publications, &tables, Chosen::All)?;
-    // The process that stood aside may have applied late changes until then.
-    let applied = nothing_applied_behind(sides.control, row, fence)?;
-    if applied.highest() != applied.through || has_more(sides.source, row, applied.through)? {
-        return Err(changed_behind_the_fence());
-    }
+    // Values that late changes have taken are read before these are looked for.
+    nothing_is_left(sides, fence)?;
     let options =
         SetOptions { rules: Rules { margin, allow_backwards: false }, ..SetOptions::default() };
     let report = sequences::set(sides.control, &found, &options)?;

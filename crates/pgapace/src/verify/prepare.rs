@@ -114,7 +114,7 @@ fn is_published_alike(one: &PublishedTable, other: &PublishedTable) -> bool {
 }
 
 /// One table that cannot be compared.
-pub(super) struct Problem {
+pub(crate) struct Problem {
     class: Class,
     message: String,
     hint: String,
@@ -124,6 +124,11 @@ pub(super) struct Problem {
 impl Problem {
     pub(super) fn new(message: String, hint: impl Into<String>) -> Self {
         Self { class: Class::Mismatch, message, hint: hint.into(), sqlstate: None }
+    }
+
+    /// The message with the next step.
+    pub(crate) fn line(&self) -> String {
+        format!("{}: {}", self.message, self.hint)
     }
 
     fn failure(self) -> Failure {

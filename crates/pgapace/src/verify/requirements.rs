@@ -110,7 +110,7 @@ pub(crate) fn check_ready(
 }
 
 /// Tables whose rows are not yet those of the publisher.
-pub(super) fn not_ready<'t>(
+pub(crate) fn not_ready<'t>(
     subscriber: &mut Session,
     row: &Subscription,
     published: impl Iterator<Item = &'t PublishedTable>,

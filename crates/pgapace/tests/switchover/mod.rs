@@ -5,6 +5,7 @@ mod arena;
 mod expected;
 mod failures;
 mod faults;
+mod gaps;
 mod kills;
 mod late;
 mod pooled;

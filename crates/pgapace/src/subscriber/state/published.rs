@@ -70,14 +70,33 @@ impl PreviousReading {
     }
 }
 
-/// Whether a recorded table is not published, or is published in another way than recorded. Then
-/// [`compare`] writes something.
+/// Whether a recorded table is not published, or is published in another way than recorded.
 pub(crate) fn differs(recorded: &PreviousReading, look: &Look) -> bool {
-    let published: FxHashMap<_, _> = look.tables.iter().map(|table| (table.key(), table)).collect();
-    recorded.tables.iter().any(|table| {
-        let found = published.get(&(table.schema.clone(), table.name.clone()));
-        found.is_none_or(|found| table.by.as_ref() != Some(&found.published_by))
+    !differing(recorded, look, |_| true).is_empty()
+}
+
+/// The tables of which [`compare`] has not judged yet whether they lack changes: they are published in another way
+/// than recorded, or no longer, which is not recorded.
+pub(crate) fn unjudged(recorded: &PreviousReading, look: &Look) -> Vec<String> {
+    differing(recorded, look, |table| {
+        table.by.as_ref().is_none_or(|by| by.unpublished_since().is_none())
     })
+}
+
+/// The recorded tables that are published in another way than recorded, and those that are not published for which
+/// `counts` is true.
+fn differing(
+    recorded: &PreviousReading,
+    look: &Look,
+    counts: impl Fn(&RecordedTable) -> bool,
+) -> Vec<String> {
+    let published: FxHashMap<_, _> = look.tables.iter().map(|table| (table.key(), table)).collect();
+    let differs = |table: &&RecordedTable| {
+        let found = published.get(&(table.schema.clone(), table.name.clone()));
+        found.map_or_else(|| counts(table), |found| table.by.as_ref() != Some(&found.published_by))
+    };
+    let differing = recorded.tables.iter().filter(differs);
+    differing.map(|table| format!("{}.{}", table.schema, table.name)).collect()
 }
 
 /// Compares the publications with the previous reading and records them. Tables that may lack
@@ -295,6 +314,24 @@ mod tests {
             stale: false,
             by,
         }
+    }
+
+    #[test]
+    fn a_table_that_is_known_to_be_unpublished_is_judged() {
+        let look = Look { lsn: Lsn(9), tables: Vec::new() };
+        let unpublished = PublishedBy::default().unpublished(Lsn(5));
+        let tables = vec![
+            table("known", Some(unpublished), Some(1)),
+            table("new", Some(PublishedBy::default()), Some(1)),
+            table("unknown", None, Some(1)),
+        ];
+        let recorded = PreviousReading { looked_at: None, tables };
+        assert_eq!(unjudged(&recorded, &look), ["public.new", "public.unknown"]);
+        assert!(differs(&recorded, &look));
+        let recorded =
+            PreviousReading { tables: recorded.tables.into_iter().take(1).collect(), ..recorded };
+        assert_eq!(unjudged(&recorded, &look), Vec::<String>::new());
+        assert!(differs(&recorded, &look));
     }
 
     /// A table that was added, copied again or recorded anew during a look is left to the next one.

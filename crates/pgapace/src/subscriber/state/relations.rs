@@ -49,6 +49,11 @@ impl RelationState {
         self.state == TableSyncState::Blocked && self.stale_from.is_none()
     }
 
+    /// Whether the table is copied, and has all changes up to the progress, as far as is known.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.state == TableSyncState::Ready && self.requested.is_none() && self.stale_from.is_none()
+    }
+
     /// Whether the table was copied, and has all changes since, as far as is known.
     pub(crate) fn is_copied_without_gap(&self) -> bool {
         self.sync_lsn.is_some() && self.copied_rows.is_some() && self.stale_from.is_none()
