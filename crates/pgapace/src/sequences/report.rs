@@ -2,6 +2,7 @@
 
 use engine::sequence::Position;
 use serde::Serialize;
+use wire::{quote_ident, quote_literal};
 
 /// The result for a sequence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -77,6 +78,22 @@ impl Sequence {
     pub(crate) fn failed(&self) -> bool {
         matches!(self.state, SequenceState::LeftOut { failed: true, .. })
     }
+
+    /// A sequence that cycles, and may be a round behind the publisher's: the reason, and SQL that takes the
+    /// publisher's value.
+    fn doubt(&self) -> Option<String> {
+        let SequenceState::Ahead { at, publisher, cycles: true } = &self.state else { return None };
+        let name = format!("{}.{}", quote_ident(&self.schema), quote_ident(&self.name));
+        Some(format!(
+            "{}.{}: it cycles and is at {at}, the publisher's at {publisher}, which may have started over. On \
+             the subscriber: SELECT pg_catalog.setval({}, {}, {});",
+            self.schema,
+            self.name,
+            quote_literal(&name),
+            publisher.last_value,
+            publisher.is_called
+        ))
+    }
 }
 
 /// The results for all sequences.
@@ -88,6 +105,22 @@ pub(crate) struct Report {
 impl Report {
     pub(crate) fn count(&self, which: impl Fn(&SequenceState) -> bool) -> usize {
         self.sequences.iter().filter(|one| which(&one.state)).count()
+    }
+
+    /// For a switchover, behind which the subscriber assigns the values: sequences that would assign wrong ones, and
+    /// then the others that were not set. Each with the reason.
+    pub(crate) fn reasons(&self) -> (Vec<String>, Vec<String>) {
+        let (mut problems, mut others) = (Vec::new(), Vec::new());
+        for one in &self.sequences {
+            if let Some(doubt) = one.doubt() {
+                problems.push(doubt);
+            } else if one.failed() {
+                problems.extend(one.reason());
+            } else {
+                others.extend(one.reason());
+            }
+        }
+        (problems, others)
     }
 
     /// Logs the results.
@@ -121,5 +154,38 @@ impl Report {
                 ),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Report, Sequence, SequenceState, Value};
+
+    #[test]
+    fn a_cycling_sequence_that_is_ahead_keeps_a_switchover_from_ending() {
+        let sequence = |name: &str, state| {
+            let (schema, name) = ("public".to_owned(), name.to_owned());
+            Sequence { schema, name, state }
+        };
+        let value = |last_value| Value { last_value, is_called: true };
+        let ahead = |cycles| SequenceState::Ahead { at: value(900), publisher: value(3), cycles };
+        let left = |failed| SequenceState::LeftOut { reason: "a reason".to_owned(), failed };
+        let report = Report {
+            sequences: vec![
+                sequence("ring", ahead(true)),
+                sequence("line", ahead(false)),
+                sequence("missing", left(true)),
+                sequence("unused", left(false)),
+                sequence("same", SequenceState::Unchanged { at: value(1) }),
+            ],
+        };
+        let (problems, others) = report.reasons();
+        assert_eq!(problems.len(), 2);
+        assert!(problems[0].ends_with("setval('\"public\".\"ring\"', 3, true);"), "{problems:?}");
+        assert_eq!(problems[1], "public.missing: a reason");
+        assert_eq!(
+            others,
+            ["public.line: it is at 900, ahead of the publisher's 3", "public.unused: a reason"]
+        );
     }
 }

@@ -35,7 +35,7 @@ mod roles;
 mod undo;
 pub(crate) mod way_back;
 
-pub(crate) use plan::plan;
+pub(crate) use plan::{Findings, plan};
 pub(crate) use procedure::{Request, Sides, go, lock};
 pub(crate) use record::{check_finished, check_not_ended, ended_sql};
 pub(crate) use undo::abort;

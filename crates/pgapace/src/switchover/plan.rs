@@ -26,9 +26,17 @@ use crate::verify::requirements::not_ready;
 /// How long the process that applies may own nothing between two of its runs.
 const ABSENCE: Duration = Duration::from_secs(5);
 
-/// Everything that can be checked before writes are stopped. Returns the problems, each with its next
-/// step.
-pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Vec<String>> {
+/// What the checks have found.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    /// What keeps writes where they are, each with its next step.
+    pub(crate) problems: Vec<String>,
+    /// Sequences that are not set, each with the reason.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Everything that can be checked before writes are stopped.
+pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findings> {
     let mut problems = Vec::new();
     if sides.row.phase != Phase::Streaming {
         problems.push("the tables are not copied yet: run pgapace run".to_owned());
@@ -62,16 +70,15 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Vec<S
     }
     let found = sequences::read(sides.source, &sides.row.publications, &tables, Chosen::All)?;
     let options = SetOptions { dry_run: true, ..SetOptions::default() };
-    let report = sequences::set(sides.control, &found, &options)?;
-    problems
-        .extend(report.sequences.iter().filter(|one| one.failed()).filter_map(|one| one.reason()));
+    let (unset, notes) = sequences::set(sides.control, &found, &options)?.reasons();
+    problems.extend(unset);
     // WAL that is not flushed yet is awaited at the fence.
     let end = lag::end_of_flushed_wal(sides.source)?;
     let lag = lag::wait(sides.control, sides.source, sides.row, end, request.deadline)?;
     if let Some(lag) = lag {
         problems.push(format!("the subscriber does not catch up within --deadline: {lag}"));
     }
-    Ok(problems)
+    Ok(Findings { problems, notes })
 }
 
 /// Whether the way back can begin, and would carry everything.

@@ -10,7 +10,7 @@ use super::Step;
 use super::display::Display;
 use super::fence_verify;
 use super::finish::{drop_left_slot, drop_slot, finish};
-use super::plan::{plan, slot_possible, tables_ready};
+use super::plan::{Findings, plan, slot_possible, tables_ready};
 use super::publisher::{
     allow_writes, database_setting, end_sessions, fence, has_more, stop, wait_for_writers,
 };
@@ -103,7 +103,7 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
     }
     display.step("checking both sides");
     drop_left_slot(sides, request)?;
-    let problems = plan(sides, request)?;
+    let Findings { problems, .. } = plan(sides, request)?;
     if !problems.is_empty() {
         return Err(Failure::new(Class::Config, format!("{} cannot be switched over", row.name))
             .detail(problems.join("\n         ")));
@@ -201,7 +201,7 @@ fn up_to_end(
     record::advance(sides.control, row.id, Step::Sequences, None)?;
     display.step("looking for late changes, and setting sequences");
     end_late_sessions(sides, request, &since, deadline)?;
-    set_sequences(sides, fence, request.margin)?;
+    set_sequences(sides, fence, request.margin, display)?;
     if let Some(back) = &request.back {
         // The undo of the next step drops this slot: it must not be another one's.
         let mut problems = Vec::new();
@@ -285,7 +285,7 @@ fn nothing_is_left(sides: &mut Sides<'_>, fence: Lsn) -> Result<()> {
 }
 
 /// Both sides are quiet: nothing is left in the slot, all tables take part, sequences are set.
-fn set_sequences(sides: &mut Sides<'_>, fence: Lsn, margin: u64) -> Result<()> {
+fn set_sequences(sides: &mut Sides<'_>, fence: Lsn, margin: u64, display: &Display) -> Result<()> {
     let row = sides.row;
     let mut problems = Vec::new();
     let tables = tables_ready(sides, &mut problems)?;
@@ -297,15 +297,16 @@ fn set_sequences(sides: &mut Sides<'_>, fence: Lsn, margin: u64) -> Result<()> {
     nothing_is_left(sides, fence)?;
     let options =
         SetOptions { rules: Rules { margin, allow_backwards: false }, ..SetOptions::default() };
-    let report = sequences::set(sides.control, &found, &options)?;
-    let failed: Vec<_> =
-        report.sequences.iter().filter(|one| one.failed()).filter_map(|one| one.reason()).collect();
-    if failed.is_empty() {
+    let (unset, notes) = sequences::set(sides.control, &found, &options)?.reasons();
+    for note in notes {
+        display.step(&format!("sequence {note}"));
+    }
+    if unset.is_empty() {
         return Ok(());
     }
     Err(Failure::new(
         Class::Mismatch,
-        format!("sequences that could not be set: {}", failed.join("; ")),
+        format!("sequences that could not be set: {}", unset.join("; ")),
     ))
 }
 

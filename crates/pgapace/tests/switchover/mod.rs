@@ -8,6 +8,7 @@ mod faults;
 mod gaps;
 mod kills;
 mod late;
+mod plan;
 mod pooled;
 mod privileges;
 

@@ -18,7 +18,7 @@ use crate::subscriber::state::ownership::{self, Owner};
 use crate::subscriber::state::{self, Subscription};
 use crate::switchover::back::{self, Returned};
 use crate::switchover::way_back::WayBack;
-use crate::switchover::{self, Request, Sides};
+use crate::switchover::{self, Findings, Request, Sides};
 use lag::LagBound;
 
 #[derive(Debug, Args)]
@@ -358,9 +358,15 @@ fn abort(mut forward: Direction, returned: Option<Returned>) -> Result<()> {
     Ok(())
 }
 
-fn plan(problems: &[String], name: &str) -> Result<()> {
+fn plan(found: &Findings, name: &str) -> Result<()> {
+    let Findings { problems, notes } = found;
     if problems.is_empty() {
         output::line(&format!("subscription {name} can be switched over"));
+    }
+    for note in notes {
+        output::line(&format!("  sequence {note}"));
+    }
+    if problems.is_empty() {
         return Ok(());
     }
     Err(Failure::new(Class::Config, format!("{name} cannot be switched over"))

@@ -1,0 +1,40 @@
+//! `--plan` names everything that keeps writes from moving.
+
+use super::{switchover, two_way_case};
+#[test]
+fn a_plan_names_what_is_missing() {
+    let case = two_way_case(15, 18);
+    case.both(
+        "CREATE SEQUENCE ring MAXVALUE 1000 CYCLE; CREATE TABLE other (v int DEFAULT nextval('ring'))",
+    );
+    case.publisher.sql("ALTER PUBLICATION pub ADD TABLE other");
+    let role = format!("clerk_{}", case.tool.name);
+    case.publisher.sql(&format!("CREATE ROLE {role}; GRANT INSERT ON orders TO {role}"));
+    case.run_until_current();
+    case.subscriber.sql("SELECT setval('ring', 900)");
+    let planned = switchover(&case.tool, &["--plan", "--verified-within", "1h"]);
+    planned.expect(
+        3,
+        &[
+            "no process applies",
+            "does not publish public.other",
+            &format!("no role {role}"),
+            "not found equal within --verified-within: public.orders, public.other",
+            "SELECT pg_catalog.setval('\"public\".\"ring\"', 1, false);",
+        ],
+    );
+    case.tool.finish("verify", &[]).expect(0, &[]);
+    case.subscriber.sql(&format!("DROP PUBLICATION pgapace_back; CREATE ROLE {role}"));
+    let planned = switchover(&case.tool, &["--plan", "--verified-within", "1h"]);
+    let grant = format!("GRANT INSERT ON \"public\".\"orders\" TO \"{role}\";");
+    planned.expect(3, &["no process applies", "no publication \"pgapace_back\"", &grant]);
+    assert!(!planned.log.contains("--verified-within"), "{}", planned.log);
+    // The last verification counts, and it has left a column out.
+    case.tool.finish("verify", &["--except-column", "orders.n"]).expect(0, &[]);
+    let planned = switchover(&case.tool, &["--plan", "--verified-within", "1h"]);
+    planned.expect(3, &["not found equal within --verified-within: public.orders: pgapace verify"]);
+    switchover(&case.tool, &[]).expect(2, &[]);
+    for database in [&case.publisher, &case.subscriber] {
+        database.sql(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+    }
+}
