@@ -32,6 +32,7 @@ mod procedure;
 mod publisher;
 mod record;
 mod roles;
+mod servers;
 mod undo;
 pub(crate) mod way_back;
 

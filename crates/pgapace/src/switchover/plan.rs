@@ -9,6 +9,7 @@ use super::procedure::{Request, Sides};
 use super::publisher::{database_setting, missing_on_publisher, missing_ownership};
 use super::record::{self, ended_generation};
 use super::roles;
+use super::servers;
 use super::way_back::WayBack;
 use crate::check;
 use crate::check::report::{Fix, Severity};
@@ -35,8 +36,10 @@ pub(crate) struct Findings {
     pub(crate) notes: Vec<String>,
 }
 
-/// Everything that can be checked before writes are stopped.
+/// Everything that can be checked before writes are stopped. It fails if the publisher is not the one that the
+/// subscription follows.
 pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findings> {
+    servers::check_publisher(sides)?;
     let mut problems = Vec::new();
     if sides.row.phase != Phase::Streaming {
         problems.push("the tables are not copied yet: run pgapace run".to_owned());

@@ -15,6 +15,7 @@ use super::publisher::{
     allow_writes, database_setting, end_sessions, fence, has_more, stop, wait_for_writers,
 };
 use super::record::{self, Record, Stopped};
+use super::servers::check_system;
 use super::undo::{Settled, settle, undo};
 use super::way_back::WayBack;
 use crate::config::Subscription as Config;
@@ -86,6 +87,7 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
     let row = sides.row;
     let mut display = Display::new();
     lock(sides.control, row)?;
+    check_system(sides)?;
     allow_writes(sides.source)?;
     match record::read(sides.control, row.id)? {
         Some(Record { step: Step::Opened, fence, .. }) => {

@@ -8,6 +8,7 @@ use wire::Session;
 use super::procedure::{Sides, lock};
 use super::publisher::{allow_writes, resume};
 use super::record::{self, Record};
+use super::servers::check_system;
 use super::{Step, Undo};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::slot;
@@ -136,6 +137,7 @@ pub(super) fn undo(sides: &mut Sides<'_>, begun: &Record) -> Result<()> {
 /// Undoes an interrupted switchover. Returns whether there was one.
 pub(crate) fn abort(sides: &mut Sides<'_>) -> Result<bool> {
     lock(sides.control, sides.row)?;
+    check_system(sides)?;
     allow_writes(sides.source)?;
     match record::read(sides.control, sides.row.id)? {
         Some(begun) => undo(sides, &begun).map(|()| true),

@@ -1,6 +1,8 @@
 //! `--plan` names everything that keeps writes from moving.
 
 use super::{switchover, two_way_case};
+use crate::support::Tool;
+
 #[test]
 fn a_plan_names_what_is_missing() {
     let case = two_way_case(15, 18);
@@ -12,6 +14,10 @@ fn a_plan_names_what_is_missing() {
     case.publisher.sql(&format!("CREATE ROLE {role}; GRANT INSERT ON orders TO {role}"));
     case.run_until_current();
     case.subscriber.sql("SELECT setval('ring', 900)");
+    let wrong = Tool { publisher: case.tool.subscriber.clone(), ..case.tool.clone() };
+    for action in ["--plan", "--go", "--abort"] {
+        switchover(&wrong, &[action]).expect(10, &["is another database system"]);
+    }
     let planned = switchover(&case.tool, &["--plan", "--verified-within", "1h"]);
     planned.expect(
         3,
