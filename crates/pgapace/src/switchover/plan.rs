@@ -61,6 +61,9 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findi
     }
     prepared_transactions(sides.source, &mut problems)?;
     native_subscriptions(sides.source, &mut problems)?;
+    if !request.with_others {
+        servers::other_subscriptions(sides, &mut problems)?;
+    }
     let tables = tables_ready(sides, &mut problems)?;
     if !request.ignore_roles {
         problems.extend(roles::missing(sides.source, sides.control, &tables)?);

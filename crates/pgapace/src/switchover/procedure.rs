@@ -60,6 +60,8 @@ pub(crate) struct Request<'a> {
     pub(crate) verified_within: Option<Duration>,
     /// Whether roles and privileges on the new side are not looked at.
     pub(crate) ignore_roles: bool,
+    /// Whether other subscriptions between the same databases may end later.
+    pub(crate) with_others: bool,
     /// Whether the subscription is itself a way back: then an earlier switchover has created its slot.
     pub(crate) returns: bool,
 }
@@ -100,7 +102,9 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
             let outage = finish(sides, request, fence, &display)?;
             return Ok(Outcome { fence, outage: Some(outage) });
         }
-        Some(begun) => undo(sides, &begun)?,
+        Some(begun) => {
+            undo(sides, &begun)?;
+        }
         None => {}
     }
     display.step("checking both sides");

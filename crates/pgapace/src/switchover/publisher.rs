@@ -46,6 +46,18 @@ pub(super) fn database_setting(session: &mut Session) -> Result<(String, Option<
     Ok((field(&row, 0)?, row.get(1).map(str::to_owned)))
 }
 
+/// Whether new sessions of the database are read-only, unless they or their role say otherwise.
+pub(super) fn is_read_only(session: &mut Session) -> Result<bool> {
+    Ok(database_setting(session)?.1.as_deref().is_some_and(is_on))
+}
+
+/// Whether a boolean setting has this value (`parse_bool` in `bool.c`).
+fn is_on(value: &str) -> bool {
+    let value = value.to_ascii_lowercase();
+    let begins = |word: &str| !value.is_empty() && word.starts_with(&value);
+    begins("true") || begins("yes") || value == "on" || value == "1"
+}
+
 /// The SQL that the role lacks for seeing who writes, and for stopping writes if it `stops` them itself;
 /// `None` if it lacks nothing. `pg_stat_activity` tells only members of `pg_read_all_stats` what sessions of
 /// other roles are, and when they began.
@@ -205,4 +217,15 @@ pub(super) fn set_database(session: &mut Session, value: Option<&str>) -> Result
     };
     session.simple(&sql).map_err(|e| failed(&e, "allowing writes"))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_on;
+
+    #[test]
+    fn a_boolean_setting_is_read_as_the_server_reads_it() {
+        assert!(["on", "true", "T", "yes", "1", "tr"].into_iter().all(is_on));
+        assert!(!["off", "false", "no", "0", "", "o"].into_iter().any(is_on));
+    }
 }

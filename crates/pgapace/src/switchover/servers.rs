@@ -1,9 +1,13 @@
-//! Checks of both servers before writes are stopped: the publisher is the one that the subscription follows.
+//! Checks of both servers before writes are stopped: the publisher is the one that the subscription follows, and no
+//! other subscription follows it.
+
+use wire::{Session, quote_literal};
 
 use super::procedure::Sides;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::is_standby;
 use crate::publisher::{history, slot};
+use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::{Phase, progress};
 
 /// Refuses another database system, on which nothing may be stopped, resumed or dropped.
@@ -37,4 +41,46 @@ pub(super) fn check_publisher(sides: &mut Sides<'_>) -> Result<()> {
         )
         .hint("Changes may be lost: pgapace run says what to do.")),
     }
+}
+
+/// Other subscriptions that apply changes of the publisher's database here, and have not ended. Their changes may not
+/// be applied when applications move.
+pub(super) fn other_subscriptions(sides: &mut Sides<'_>, problems: &mut Vec<String>) -> Result<()> {
+    let Sides { control, source, row, .. } = sides;
+    let system = row.system_identifier.as_deref().unwrap_or_default();
+    let sql = format!(
+        "SELECT s.name, s.slot_name, s.system_identifier IS NOT NULL FROM pgapace.subscription s \
+         WHERE s.id <> {} AND coalesce(s.system_identifier, {system}) = {system} \
+           AND NOT EXISTS (SELECT FROM pgapace.switchover w \
+             WHERE w.subscription = s.id AND w.step IN ('ended', 'opened')) \
+         ORDER BY s.name",
+        row.id.0,
+        system = quote_literal(system)
+    );
+    let results = control
+        .simple(&sql)
+        .map_err(|e| Failure::subscriber(&e, "looking for other subscriptions"))?;
+    let mut others = Vec::new();
+    for row in results.first().into_iter().flat_map(wire::Rows::iter) {
+        let (name, slot): (String, String) = (field(&row, 0)?, field(&row, 1)?);
+        // Of a subscription that has not begun, the slot alone tells which publisher it follows.
+        let follows = boolean(&row, 2)?;
+        if slot_is_here(source, &slot)?.unwrap_or(follows) {
+            others.push(name);
+        }
+    }
+    if !others.is_empty() {
+        problems.push(format!(
+            "other subscriptions apply changes of the same database, and have not ended: {}. Let one subscription \
+             have all publications; or keep applications stopped until the last one has ended, and pass \
+             --with-others; pgapace drop if one is not needed",
+            others.join(", ")
+        ));
+    }
+    Ok(())
+}
+
+/// Whether a slot of this name belongs to the publisher's database; `None` if there is no such slot.
+fn slot_is_here(source: &mut Session, name: &str) -> Result<Option<bool>> {
+    Ok(slot::find(source, name)?.map(|found| found.in_this_database))
 }

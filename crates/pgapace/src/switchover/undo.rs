@@ -6,7 +6,7 @@ use pgoutput::Lsn;
 use wire::Session;
 
 use super::procedure::{Sides, lock};
-use super::publisher::{allow_writes, resume};
+use super::publisher::{allow_writes, is_read_only, resume};
 use super::record::{self, Record};
 use super::servers::check_system;
 use super::{Step, Undo};
@@ -33,14 +33,16 @@ pub(super) enum Settled {
 pub(super) fn settle(sides: &mut Sides<'_>, failure: Failure, deadline: Instant) -> Settled {
     loop {
         match try_to_settle(sides, deadline) {
-            Ok(Some(fence)) => return Settled::Ended(fence),
-            Ok(None) => {
-                let said = "Everything was undone: the publisher takes writes, and the process that \
-                            applies continues.";
+            Ok(Found::Ended(fence)) => return Settled::Ended(fence),
+            Ok(Found::Undone { writes }) => {
+                let said = format!(
+                    "Everything was undone: {}, and the process that applies continues.",
+                    writes.said()
+                );
                 let detail = failure
                     .detail
                     .clone()
-                    .map_or(said.to_owned(), |d| format!("{d}\n         {said}"));
+                    .map_or(said.clone(), |d| format!("{d}\n         {said}"));
                 return Settled::Undone(failure.detail(detail));
             }
             Err(second) if second.connection_lost && Instant::now() < deadline => {}
@@ -55,13 +57,43 @@ pub(super) fn settle(sides: &mut Sides<'_>, failure: Failure, deadline: Instant)
     }
 }
 
-fn try_to_settle(sides: &mut Sides<'_>, deadline: Instant) -> Result<Option<Lsn>> {
-    reconnect(sides, deadline)?;
-    match record::read(sides.control, sides.row.id)? {
-        Some(begun) if begun.step.has_ended() => Ok(Some(begun.fence.unwrap_or(Lsn::INVALID))),
-        Some(begun) => undo(sides, &begun).map(|()| None),
-        None => Ok(None),
+/// What became of a switchover that failed.
+enum Found {
+    Ended(Lsn),
+    Undone { writes: Writes },
+}
+
+/// Whether the publisher takes writes after all is undone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Writes {
+    Taken,
+    /// The setting that was there before is restored, as after a switchover of another subscription.
+    ReadOnlyAsBefore,
+}
+
+impl Writes {
+    fn read(source: &mut Session) -> Result<Self> {
+        Ok(if is_read_only(source)? { Self::ReadOnlyAsBefore } else { Self::Taken })
     }
+
+    fn said(self) -> &'static str {
+        match self {
+            Self::Taken => "the publisher takes writes",
+            Self::ReadOnlyAsBefore => "the publisher's database is read-only, as it was before",
+        }
+    }
+}
+
+fn try_to_settle(sides: &mut Sides<'_>, deadline: Instant) -> Result<Found> {
+    reconnect(sides, deadline)?;
+    let writes = match record::read(sides.control, sides.row.id)? {
+        Some(begun) if begun.step.has_ended() => {
+            return Ok(Found::Ended(begun.fence.unwrap_or(Lsn::INVALID)));
+        }
+        Some(begun) => undo(sides, &begun)?,
+        None => Writes::read(sides.source)?,
+    };
+    Ok(Found::Undone { writes })
 }
 
 /// Opens sessions again that were lost.
@@ -98,7 +130,7 @@ fn answers(session: &mut Session) -> bool {
     !session.is_broken() && session.simple("SELECT 1").is_ok()
 }
 
-pub(super) fn undo(sides: &mut Sides<'_>, begun: &Record) -> Result<()> {
+pub(super) fn undo(sides: &mut Sides<'_>, begun: &Record) -> Result<Writes> {
     let Sides { control, source, row, .. } = sides;
     let Some(actions) = begun.step.undo() else {
         let hint = match begun.step {
@@ -125,13 +157,16 @@ pub(super) fn undo(sides: &mut Sides<'_>, begun: &Record) -> Result<()> {
             Undo::ResumeWrites => resume(source, &begun.stopped)?,
         }
     }
+    let writes = Writes::read(source)?;
     record::forget(control, row.id)?;
     tracing::info!(
         event = "switchover_undone",
         subscription = row.name,
-        "switchover was undone; the publisher takes writes"
+        read_only = writes == Writes::ReadOnlyAsBefore,
+        "switchover was undone; {}",
+        writes.said()
     );
-    Ok(())
+    Ok(writes)
 }
 
 /// Undoes an interrupted switchover. Returns whether there was one.
@@ -140,7 +175,7 @@ pub(crate) fn abort(sides: &mut Sides<'_>) -> Result<bool> {
     check_system(sides)?;
     allow_writes(sides.source)?;
     match record::read(sides.control, sides.row.id)? {
-        Some(begun) => undo(sides, &begun).map(|()| true),
+        Some(begun) => undo(sides, &begun).map(|_| true),
         None => Ok(false),
     }
 }

@@ -7,12 +7,20 @@ use crate::support::Tool;
 fn a_plan_names_what_is_missing() {
     let case = two_way_case(15, 18);
     case.both(
-        "CREATE SEQUENCE ring MAXVALUE 1000 CYCLE; CREATE TABLE other (v int DEFAULT nextval('ring'))",
+        "CREATE SEQUENCE ring MAXVALUE 1000 CYCLE; CREATE TABLE other (v int DEFAULT nextval('ring')); \
+         CREATE TABLE third (v int)",
     );
-    case.publisher.sql("ALTER PUBLICATION pub ADD TABLE other");
+    case.publisher
+        .sql("ALTER PUBLICATION pub ADD TABLE other; CREATE PUBLICATION more FOR TABLE third");
     let role = format!("clerk_{}", case.tool.name);
     case.publisher.sql(&format!("CREATE ROLE {role}; GRANT INSERT ON orders TO {role}"));
     case.run_until_current();
+    let more = Tool {
+        name: format!("{}_more", case.tool.name),
+        publications: "more".to_owned(),
+        ..case.tool.clone()
+    };
+    more.run_until_current();
     case.subscriber.sql("SELECT setval('ring', 900)");
     let wrong = Tool { publisher: case.tool.subscriber.clone(), ..case.tool.clone() };
     for action in ["--plan", "--go", "--abort"] {
@@ -26,15 +34,19 @@ fn a_plan_names_what_is_missing() {
             "does not publish public.other",
             &format!("no role {role}"),
             "not found equal within --verified-within: public.orders, public.other",
+            &format!("have not ended: {}.", more.name),
             "SELECT pg_catalog.setval('\"public\".\"ring\"', 1, false);",
         ],
     );
     case.tool.finish("verify", &[]).expect(0, &[]);
     case.subscriber.sql(&format!("DROP PUBLICATION pgapace_back; CREATE ROLE {role}"));
-    let planned = switchover(&case.tool, &["--plan", "--verified-within", "1h"]);
+    let planned = switchover(&case.tool, &["--plan", "--with-others", "--verified-within", "1h"]);
     let grant = format!("GRANT INSERT ON \"public\".\"orders\" TO \"{role}\";");
     planned.expect(3, &["no process applies", "no publication \"pgapace_back\"", &grant]);
-    assert!(!planned.log.contains("--verified-within"), "{}", planned.log);
+    for text in ["--verified-within", "have not ended"] {
+        assert!(!planned.log.contains(text), "{}", planned.log);
+    }
+    more.finish("drop", &[]).expect(0, &[]);
     // The last verification counts, and it has left a column out.
     case.tool.finish("verify", &["--except-column", "orders.n"]).expect(0, &[]);
     let planned = switchover(&case.tool, &["--plan", "--verified-within", "1h"]);

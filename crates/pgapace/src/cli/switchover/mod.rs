@@ -91,6 +91,10 @@ pub(crate) struct SwitchoverArgs {
     #[arg(long)]
     ignore_roles: bool,
 
+    /// Other subscriptions between the same databases end later, while applications stay stopped
+    #[arg(long)]
+    with_others: bool,
+
     /// Name of the subscription and slot of the way back [default: --name with _back]
     #[arg(long, value_name = "NAME")]
     back_name: Option<String>,
@@ -254,6 +258,7 @@ fn switch(
         verify: (!args.verify.is_empty()).then(tables),
         verified_within: args.verified_within,
         ignore_roles: args.ignore_roles,
+        with_others: args.with_others,
         returns,
     };
     let name = direction.row.name.clone();
