@@ -38,7 +38,7 @@ use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::ownership::Owner;
 use crate::subscriber::state::progress::Followed;
 use crate::subscriber::state::{RelationState, SchemaCopy, Subscription};
-use report::{Report, Reporter, Side};
+use report::{Fix, Report, Reporter, Side};
 use service::Service;
 
 /// The subscription's state on the subscriber.
@@ -163,6 +163,14 @@ pub(crate) fn check(config: &Config) -> Report {
         });
     }
     report
+}
+
+/// The topic of the role that replicates.
+pub(crate) const REPLICATION: &str = "replication";
+
+/// How a role may replicate from this subscriber, which becomes a publisher, in the words of its managed service.
+pub(crate) fn replication_fix(session: &mut Session, role: &str) -> Result<Fix> {
+    Ok(Service::read(session, Side::Subscriber)?.replication(role))
 }
 
 fn reach(

@@ -5,7 +5,9 @@ use wire::{Session, quote_ident, quote_literal};
 
 use crate::check::report::{Reporter, Side};
 use crate::check::service::Service;
-use crate::check::{SubscriptionState, failed, genuine, one, publisher_settings, service};
+use crate::check::{
+    REPLICATION, SubscriptionState, failed, genuine, one, publisher_settings, service,
+};
 use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::history;
@@ -67,7 +69,7 @@ pub(super) fn check(
     reporter.group("settings", |reporter| {
         publisher_settings::check(session, config, known, about, reporter)
     });
-    reporter.group("replication", |reporter| walsender(publisher, known, about, reporter));
+    reporter.group(REPLICATION, |reporter| walsender(publisher, known, about, reporter));
     reporter.group("slot", |reporter| check_slot(session, config, known, reporter));
     reporter.group("publication", |reporter| {
         let missing = publication::missing(session, &config.publications)?;
@@ -104,7 +106,7 @@ fn walsender(
         Ok(walsender) => walsender,
         Err(failure) if failure.sqlstate.as_deref() == Some(sqlstate::INSUFFICIENT_PRIVILEGE) => {
             reporter
-                .block("replication", format!("role {role} may not replicate"))
+                .block(REPLICATION, format!("role {role} may not replicate"))
                 .fix(service.replication(role));
             return Ok(());
         }
@@ -112,7 +114,7 @@ fn walsender(
         Err(_) if !reporter.report.fine(&["max_wal_senders"]) => return Ok(()),
         Err(failure) => return Err(failure),
     };
-    reporter.ok("replication", format!("role {role} may replicate"));
+    reporter.ok(REPLICATION, format!("role {role} may replicate"));
     if let (Some(row), Some(followed)) = (&known.row, &known.followed) {
         match history::check(&mut walsender, row, followed) {
             Ok(_) => {

@@ -16,7 +16,9 @@ use crate::check::report::{Fix, Severity};
 use crate::error::{Failure, Result};
 use crate::lag;
 use crate::publisher::publication::{self, Look, PublishedTable};
+use crate::publisher::session::Publisher;
 use crate::sequences::{self, Chosen, SetOptions};
+use crate::sqlstate;
 use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::state::published::{self, PreviousReading};
 use crate::subscriber::state::verification::ALL_ROWS;
@@ -96,6 +98,7 @@ fn check_way_back(
 ) -> Result<()> {
     let left = record::is_left_slot(sides.source, &back.name)?;
     slot_possible(sides.control, back, left, problems)?;
+    may_replicate(sides, back, problems)?;
     if publications_exist(sides.control, back, problems)? {
         unpublished(sides.control, tables, back, problems)?;
         // Else it worked before, and its remains say that its slot is gone.
@@ -260,6 +263,34 @@ fn verified(
     Ok(())
 }
 
+/// Whether the role may replicate from the new side. A walsender tells: managed services have rules of their own.
+fn may_replicate(sides: &mut Sides<'_>, back: &WayBack, problems: &mut Vec<String>) -> Result<()> {
+    let info = sides.config.subscriber.clone();
+    let user = quote_ident(info.user());
+    let walsender = Publisher::new(info, &back.name, sides.publisher.encoding()).connect();
+    let Err(failure) = walsender else { return Ok(()) };
+    if failure.sqlstate.as_deref() == Some(sqlstate::INSUFFICIENT_PRIVILEGE) {
+        let fix = check::replication_fix(sides.control, &user)?;
+        problems.push(format!(
+            "role {user} may not replicate from the subscriber, which the way back needs{}; or pass --no-back",
+            said(&fix)
+        ));
+    } else {
+        let hint = failure.hint.map_or(String::new(), |hint| format!(": {hint}"));
+        problems.push(format!("the way back cannot be read: {}{hint}", failure.message));
+    }
+    Ok(())
+}
+
+/// A fix, behind the problem.
+fn said(fix: &Fix) -> String {
+    match fix {
+        Fix::Sql(sql) => format!(": {sql}"),
+        Fix::Command(command) => format!(": {command}"),
+        Fix::Service { service, text } => format!(": in {service}: {text}"),
+    }
+}
+
 /// Whether the subscriber can have the slot of the way back. With `left`, a slot of that name is dropped before.
 pub(super) fn slot_possible(
     control: &mut Session,
@@ -271,8 +302,7 @@ pub(super) fn slot_possible(
         "SELECT pg_catalog.current_setting('wal_level'), \
            EXISTS (SELECT FROM pg_catalog.pg_replication_slots WHERE slot_name = {}), \
            (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots) \
-             < pg_catalog.current_setting('max_replication_slots')::int4, \
-           (SELECT rolreplication OR rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user)",
+             < pg_catalog.current_setting('max_replication_slots')::int4",
         quote_literal(&back.name)
     );
     let results =
@@ -295,13 +325,6 @@ pub(super) fn slot_possible(
     if row.get(2) != Some("t") {
         problems.push(
             "the subscriber has no free replication slot: raise max_replication_slots".to_owned(),
-        );
-    }
-    if row.get(3) != Some("t") {
-        problems.push(
-            "the role has no REPLICATION on the subscriber, which the way back needs: ALTER ROLE … \
-             REPLICATION; or pass --no-back"
-                .to_owned(),
         );
     }
     Ok(())
@@ -378,14 +401,12 @@ fn way_back(sides: &Sides<'_>, back: &WayBack, problems: &mut Vec<String>) {
     // The slot is created by the switchover.
     config.create_slot = true;
     let report = check::check(&config);
-    let blockers = report.findings.iter().filter(|finding| finding.severity == Severity::Blocker);
+    // The role was tried by itself.
+    let blockers = report.findings.iter().filter(|finding| {
+        finding.severity == Severity::Blocker && finding.topic != check::REPLICATION
+    });
     problems.extend(blockers.map(|finding| {
-        let fix = match &finding.fix {
-            Some(Fix::Sql(sql)) => format!(": {sql}"),
-            Some(Fix::Command(command)) => format!(": {command}"),
-            Some(Fix::Service { service, text }) => format!(": in {service}: {text}"),
-            None => String::new(),
-        };
+        let fix = finding.fix.as_ref().map(said).unwrap_or_default();
         let side = match finding.side {
             check::report::Side::Publisher => "new side",
             check::report::Side::Subscriber => "old side",

@@ -51,7 +51,7 @@ fn a_plan_names_what_would_stop_the_last_steps() {
     let database = case.publisher.name.clone();
     let applier = format!("applier_{database}");
     case.subscriber.sql(&format!(
-        "CREATE ROLE {applier} LOGIN REPLICATION; GRANT CREATE ON DATABASE {database} TO {applier}; \
+        "CREATE ROLE {applier} LOGIN; GRANT CREATE ON DATABASE {database} TO {applier}; \
          GRANT SET ON PARAMETER session_replication_role TO {applier}; \
          GRANT ALL ON ALL TABLES IN SCHEMA public TO {applier}; \
          GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {applier}; \
@@ -64,6 +64,9 @@ fn a_plan_names_what_would_stop_the_last_steps() {
            WITH (connect = false, slot_name = NONE)",
     );
     let process = case.start();
+    let grant = format!("ALTER ROLE \"{applier}\" REPLICATION;");
+    switchover(&case.tool, &["--plan"])
+        .expect(3, &["may not replicate from the subscriber", &grant]);
     let plan = |tool: &Tool| switchover(tool, &["--plan", "--no-back", "--ignore-roles"]);
     let owner = case.subscriber.value(
         "SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = current_database()",
