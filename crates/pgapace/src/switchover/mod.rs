@@ -16,7 +16,8 @@
 //!
 //! Before `ended` is recorded, this process owns the subscription and no apply session is left. Then it
 //! looks into the slot: a transaction with published changes that is not applied means that a session
-//! still writes on the publisher, and everything is undone.
+//! still writes on the publisher, and everything is undone. It looks before the sequences are set, and again
+//! when the slot of the way back is created, which may wait for other transactions.
 //!
 //! The process that applied the subscription stands aside meanwhile ([`crate::hand_over`]). Afterwards it
 //! finds what became of the subscription: undone, it applies it further; ended, it turns round and applies

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use wire::{Session, quote_ident, quote_literal};
 
 use super::procedure::{Request, Sides};
-use super::publisher::{database_setting, missing_on_publisher, missing_ownership};
+use super::publisher::{
+    database_setting, missing_on_publisher, missing_ownership, roles_that_write,
+};
 use super::record::{self, ended_generation};
 use super::roles;
 use super::servers;
@@ -63,6 +65,9 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findi
     }
     prepared_transactions(sides.source, &mut problems)?;
     native_subscriptions(sides.source, &mut problems)?;
+    if request.stop_writes.is_none() {
+        problems.extend(roles_that_write(sides.source)?);
+    }
     if !request.with_others {
         servers::other_subscriptions(sides, &mut problems)?;
     }

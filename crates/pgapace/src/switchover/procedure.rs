@@ -218,6 +218,9 @@ fn up_to_end(
         record::advance(sides.control, row.id, Step::Slot, None)?;
         display.step(&format!("creating slot {} of the way back", back.name));
         create_slot(sides.control, &back.name, deadline.left())?;
+        // It may have waited for a while.
+        end_late_sessions(sides, request, &since, deadline)?;
+        nothing_is_left(sides, fence)?;
     }
     deadline.check()?;
     // A synchronous commit: all that was applied is durable with it.

@@ -58,6 +58,37 @@ fn is_on(value: &str) -> bool {
     begins("true") || begins("yes") || value == "on" || value == "1"
 }
 
+/// Roles whose sessions write although the database is read-only, because of a setting of their own; each with the
+/// SQL that resets it.
+pub(super) fn roles_that_write(source: &mut Session) -> Result<Vec<String>> {
+    // A setting for this database goes before one for all.
+    let sql = "SELECT pg_catalog.quote_ident(t.rolname), t.here, pg_catalog.quote_ident(t.datname), t.value \
+               FROM (SELECT DISTINCT ON (r.rolname) r.rolname, d.datname, s.setdatabase <> 0 AS here, \
+                   pg_catalog.split_part(c.one, '=', 2) AS value \
+                 FROM pg_catalog.pg_db_role_setting s \
+                   JOIN pg_catalog.pg_roles r ON r.oid = s.setrole \
+                   JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database() \
+                   CROSS JOIN pg_catalog.unnest(s.setconfig) AS c (one) \
+                 WHERE r.rolcanlogin AND s.setdatabase IN (0, d.oid) \
+                   AND c.one LIKE 'default\\_transaction\\_read\\_only=%' \
+                 ORDER BY r.rolname, s.setdatabase DESC) t ORDER BY 1";
+    let doing = "reading the settings of roles";
+    let results = source.simple(sql).map_err(|e| failed(&e, doing))?;
+    let mut found = Vec::new();
+    for row in results.first().into_iter().flat_map(wire::Rows::iter) {
+        let (role, here, database): (String, _, String) =
+            (field(&row, 0)?, boolean(&row, 1)?, field(&row, 2)?);
+        if !row.get(3).is_some_and(is_on) {
+            let here = if here { format!(" IN DATABASE {database}") } else { String::new() };
+            found.push(format!(
+                "role {role} writes also in a read-only database: ALTER ROLE {role}{here} RESET \
+                 default_transaction_read_only; or pass --stop-writes"
+            ));
+        }
+    }
+    Ok(found)
+}
+
 /// The SQL that the role lacks for seeing who writes, and for stopping writes if it `stops` them itself;
 /// `None` if it lacks nothing. `pg_stat_activity` tells only members of `pg_read_all_stats` what sessions of
 /// other roles are, and when they began.

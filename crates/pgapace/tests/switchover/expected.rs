@@ -47,13 +47,13 @@ pub(super) fn expected(fault: Fault, step: &str) -> Option<Said> {
         Fault::VerbKilled | Fault::VerbKilledAfterSending => return None,
         // Behind the hand-over nobody needs the process.
         Fault::ProcessKilled if before("verifying") => Said { codes: &[8, 14, 16], text: UNDONE },
-        // Behind the look for late changes nobody needs the server from which writes move.
+        // Behind the last look for late changes nobody needs the server from which writes move.
         // Without it the process that applies may be missed first.
-        Fault::SourceStops if before("slot") => Said { codes: &[4, 8, 16], text: UNDONE },
+        Fault::SourceStops if before("ended") => Said { codes: &[4, 8, 16], text: UNDONE },
         Fault::ProcessKilled | Fault::SourceStops => Said { codes: &[0], text: DONE },
         Fault::TargetStops if before("opened") => Said { codes: &[5], text: UNDONE },
         Fault::TargetStops => Said { codes: &[0], text: DONE },
-        Fault::SourceStaysAway if before("slot") => {
+        Fault::SourceStaysAway if before("ended") => {
             Said { codes: &[4, 8, 16], text: "could not be undone" }
         }
         Fault::SourceStaysAway => Said { codes: &[0], text: "event=\"ended_slot_left\"" },

@@ -45,6 +45,8 @@ enum At {
     Aside,
     /// Nothing is applied any more: the change is in the slot.
     Quiet,
+    /// The slot of the way back is being created, which waits for a transaction.
+    Slot,
 }
 
 /// Starts the verb, and waits until it waits for the lock that `blocker` has.
@@ -76,6 +78,18 @@ fn try_one(case: &Case, process: &mut Process, late: Late, at: At) {
     let mut blocker = case.subscriber.connect();
     let mut verb = held(case, &mut blocker);
     let mut second = case.subscriber.connect();
+    if at == At::Slot {
+        must(second.batch_execute("BEGIN; SELECT pg_current_xact_id()"));
+        must(blocker.batch_execute("ROLLBACK"));
+        let creates = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+                       AND datname = current_database() AND query LIKE '%_create_logical_replication_slot%' \
+                       AND application_name LIKE 'pgapace % control'";
+        let waits = wait_until(PATIENCE, "the verb to create the slot", || {
+            assert!(verb.is_running(), "{what}: {}", verb.log());
+            Ok(value(case.subscriber.cluster, &case.subscriber.name, creates) == "t")
+        });
+        waits.unwrap_or_else(|error| panic!("{what}: {error}\n{}", verb.log()));
+    }
     if at == At::Quiet {
         // The next step cannot be recorded, so the record stays at the step before.
         must(second.batch_execute("BEGIN; SELECT FROM pgapace.switchover FOR UPDATE"));
@@ -123,6 +137,7 @@ fn a_late_change_undoes_everything_however_it_is_committed() {
             let mut process = case.start();
             case.tool.args.clear();
             let _slots = Slots(&case);
+            try_one(&case, &mut process, Late::Plain, At::Slot);
             for late in lates {
                 try_one(&case, &mut process, *late, At::Quiet);
                 if !matches!(late, Late::OnlyPrepared) {

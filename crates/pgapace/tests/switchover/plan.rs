@@ -13,7 +13,10 @@ fn a_plan_names_what_is_missing() {
     case.publisher
         .sql("ALTER PUBLICATION pub ADD TABLE other; CREATE PUBLICATION more FOR TABLE third");
     let role = format!("clerk_{}", case.tool.name);
-    case.publisher.sql(&format!("CREATE ROLE {role}; GRANT INSERT ON orders TO {role}"));
+    case.publisher.sql(&format!(
+        "CREATE ROLE {role} LOGIN; GRANT INSERT ON orders TO {role}; \
+         ALTER ROLE {role} SET default_transaction_read_only = off"
+    ));
     case.run_until_current();
     let more = Tool {
         name: format!("{}_more", case.tool.name),
@@ -34,6 +37,7 @@ fn a_plan_names_what_is_missing() {
             "does not publish public.other",
             &format!("no role {role}"),
             "not found equal within --verified-within: public.orders, public.other",
+            &format!("ALTER ROLE {role} RESET default_transaction_read_only; or pass"),
             &format!("have not ended: {}.", more.name),
             "SELECT pg_catalog.setval('\"public\".\"ring\"', 1, false);",
         ],
