@@ -67,6 +67,29 @@ pub(crate) fn look_once(source: &mut Session, name: &str) -> Result<bool> {
     waits(&results.pop().unwrap_or_default(), name)
 }
 
+/// Whether commits of the publisher need the answer of a subscription: too few other standbys answer them.
+pub(crate) fn needs(source: &mut Session, subscription: &str) -> Result<bool> {
+    let sql = format!(
+        "SELECT {SYNCHRONOUS}, (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication \
+           WHERE sync_state IN ('sync', 'potential', 'quorum') \
+             AND pg_catalog.lower(application_name) <> pg_catalog.lower({}))",
+        wire::quote_literal(subscription)
+    );
+    let results = source
+        .simple(&sql)
+        .map_err(|e| Failure::publisher(&e, "reading synchronous_standby_names"))?;
+    let row = first_row(&results, "a query for a setting")?;
+    let (setting, others): (String, u64) = (field(&row, 0)?, field(&row, 1)?);
+    Ok(names(&setting, subscription) && others < answers(&setting))
+}
+
+/// How many standbys must answer a commit by this setting: `FIRST 2 (a, b)`, `ANY 2 (a, b)`, `2 (a, b)`; or a list
+/// of names, of which one must.
+fn answers(setting: &str) -> u64 {
+    let number = setting.split_once('(').and_then(|(method, _)| method.split_whitespace().last());
+    number.and_then(|number| number.parse().ok()).unwrap_or(1)
+}
+
 /// Whether this setting has a name.
 fn names(setting: &str, name: &str) -> bool {
     // The words include numbers, FIRST and ANY. Names match without regard to case
@@ -299,7 +322,21 @@ fn look_at_timeline(session: &mut Session, timeline: &Mutex<WatchedTimeline>) ->
 
 #[cfg(test)]
 mod tests {
-    use super::names;
+    use super::{answers, names};
+
+    #[test]
+    fn the_number_of_standbys_that_answer_stands_before_the_list() {
+        for (setting, number) in [
+            ("sub", 1),
+            ("a, b", 1),
+            ("ANY 2 (a, \"sub\")", 2),
+            ("FIRST 3(*)", 3),
+            ("2 (x,sub)", 2),
+        ] {
+            assert_eq!(answers(setting), number, "{setting}");
+        }
+        assert_eq!(answers("\"odd (name\""), 1);
+    }
 
     #[test]
     fn a_subscription_is_named_alone_in_a_list_or_by_a_star() {

@@ -19,12 +19,16 @@
 //! still writes on the publisher, and everything is undone. It looks before the sequences are set, and again
 //! when the slot of the way back is created, which may wait for other transactions.
 //!
+//! Nothing may wait longer than the deadline while writes are stopped ([`deadline`]). Commits on the publisher
+//! wait for no standby, because the subscription may be the one: it does not answer while the verb lasts.
+//!
 //! The process that applied the subscription stands aside meanwhile ([`crate::hand_over`]). Afterwards it
 //! finds what became of the subscription: undone, it applies it further; ended, it turns round and applies
 //! the way back ([`way_back`]). So does any later `pgapace run` of the subscription.
 
 pub(crate) mod back;
 mod command;
+mod deadline;
 mod display;
 mod fence_verify;
 mod finish;

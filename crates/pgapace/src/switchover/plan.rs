@@ -101,6 +101,7 @@ fn check_way_back(
     tables: &[PublishedTable],
     problems: &mut Vec<String>,
 ) -> Result<()> {
+    servers::synchronous(sides, problems)?;
     let left = record::is_left_slot(sides.source, &back.name)?;
     slot_possible(sides.control, back, left, problems)?;
     may_replicate(sides, back, problems)?;

@@ -1,12 +1,13 @@
 //! The procedure: the steps in their order, and the way back from each.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use engine::sequence::Rules;
 use pgoutput::Lsn;
 use wire::{Session, quote_literal};
 
 use super::Step;
+use super::deadline::Deadline;
 use super::display::Display;
 use super::fence_verify;
 use super::finish::{drop_left_slot, drop_slot, finish};
@@ -130,9 +131,12 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
         fence: None,
     };
     display.writes_stop();
-    let deadline = Deadline(Instant::now() + request.deadline);
-    let ended = record::begin(sides.control, row.id, &begun)
-        .and_then(|()| up_to_end(sides, request, deadline, &display));
+    let deadline = Deadline::after(request.deadline);
+    let sessions = [sides.control.cancel_handle(), sides.source.cancel_handle()];
+    let ended = deadline.enforce(&sessions, || {
+        record::begin(sides.control, row.id, &begun)?;
+        up_to_end(sides, request, deadline, &display)
+    });
     let fence = match ended {
         Ok(fence) => fence,
         Err(failure) => match settle(sides, failure, deadline.0) {
@@ -158,23 +162,6 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
     let outage = display.outage();
     display.end();
     Ok(Outcome { fence, outage })
-}
-
-/// The deadline, and the time left until it.
-#[derive(Clone, Copy)]
-struct Deadline(Instant);
-
-impl Deadline {
-    fn left(self) -> Duration {
-        self.0.saturating_duration_since(Instant::now())
-    }
-
-    fn check(self) -> Result<()> {
-        if Instant::now() < self.0 {
-            return Ok(());
-        }
-        Err(Failure::new(Class::Behind, "the switchover took longer than --deadline"))
-    }
 }
 
 /// The steps up to the end of the subscription.

@@ -19,14 +19,12 @@ fn failed(error: &wire::Error, doing: &str) -> Failure {
 }
 
 /// Lets this session write although the database is read-only by default. Its writes are durable: after a
-/// crash of the publisher, applications must not find a database that takes writes again.
+/// crash of the publisher, applications must not find a database that takes writes again. But its commits wait
+/// for no standby. The subscription may be one, and it answers no commit while its process stands aside, which
+/// lasts as long as the verb.
 pub(super) fn allow_writes(source: &mut Session) -> Result<()> {
     source
-        .simple(
-            "SET default_transaction_read_only = off; \
-             SELECT pg_catalog.set_config('synchronous_commit', 'on', false) \
-             WHERE pg_catalog.current_setting('synchronous_commit') = 'off'",
-        )
+        .simple("SET default_transaction_read_only = off; SET synchronous_commit = local")
         .map_err(|e| failed(&e, "preparing the session"))?;
     Ok(())
 }
@@ -191,11 +189,16 @@ pub(super) fn wait_for_writers(source: &mut Session, deadline: Instant) -> Resul
     }
 }
 
-/// Writes the fence: a transactional message, behind which nothing published may come.
+/// Writes the fence: a transactional message, behind which nothing published may come. It waits for the synchronous
+/// standbys, so that they have the stop of writes too: one of them may be promoted. The process still applies, so
+/// that a subscription among them answers.
 pub(super) fn fence(source: &mut Session) -> Result<Lsn> {
     let doing = "writing the fence";
     source
-        .simple("SELECT pg_catalog.pg_logical_emit_message(true, 'pgapace', 'switchover')")
+        .simple(
+            "BEGIN; SET LOCAL synchronous_commit = on; \
+             SELECT pg_catalog.pg_logical_emit_message(true, 'pgapace', 'switchover'); COMMIT",
+        )
         .map_err(|e| failed(&e, doing))?;
     // The commit of the message is flushed, and so is all that had committed before.
     crate::lag::end_of_flushed_wal(source)

@@ -1,12 +1,12 @@
-//! Checks of both servers before writes are stopped: the publisher is the one that the subscription follows, and no
-//! other subscription follows it.
+//! Checks of both servers before writes are stopped: the publisher is the one that the subscription follows, no other
+//! subscription follows it, and no commit would wait for a subscription that is gone.
 
-use wire::{Session, quote_literal};
+use wire::{Session, quote_ident, quote_literal};
 
 use super::procedure::Sides;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::is_standby;
-use crate::publisher::{history, slot};
+use crate::publisher::{history, slot, watch};
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::{Phase, progress};
 
@@ -83,4 +83,20 @@ pub(super) fn other_subscriptions(sides: &mut Sides<'_>, problems: &mut Vec<Stri
 /// Whether a slot of this name belongs to the publisher's database; `None` if there is no such slot.
 fn slot_is_here(source: &mut Session, name: &str) -> Result<Option<bool>> {
     Ok(slot::find(source, name)?.map(|found| found.in_this_database))
+}
+
+/// The process that applies the way back commits on the old side. If these commits wait for the subscription, they
+/// wait for ever, because it has ended.
+pub(super) fn synchronous(sides: &mut Sides<'_>, problems: &mut Vec<String>) -> Result<()> {
+    // The name by which the subscription connects.
+    let name = &sides.row.name;
+    if watch::needs(sides.source, name)? {
+        problems.push(format!(
+            "synchronous_standby_names of the publisher names {name}. Behind the end of that subscription, commits \
+             of the way back would wait for it for ever: take the name out with ALTER SYSTEM SET \
+             synchronous_standby_names = …; and SELECT pg_reload_conf(); or pass --no-back",
+            name = quote_ident(name)
+        ));
+    }
+    Ok(())
 }

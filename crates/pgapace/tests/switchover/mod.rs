@@ -11,6 +11,7 @@ mod late;
 mod plan;
 mod pooled;
 mod privileges;
+mod synchronous;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
