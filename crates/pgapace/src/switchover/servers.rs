@@ -88,14 +88,14 @@ fn slot_is_here(source: &mut Session, name: &str) -> Result<Option<bool>> {
 /// The process that applies the way back commits on the old side. If these commits wait for the subscription, they
 /// wait for ever, because it has ended.
 pub(super) fn synchronous(sides: &mut Sides<'_>, problems: &mut Vec<String>) -> Result<()> {
-    // The name by which the subscription connects.
-    let name = &sides.row.name;
-    if watch::needs(sides.source, name)? {
+    // The connection string may name the sessions otherwise.
+    let name = watch::standby_name(sides.source, &sides.row.name);
+    if watch::needs(sides.source, &name)? {
         problems.push(format!(
             "synchronous_standby_names of the publisher names {name}. Behind the end of that subscription, commits \
              of the way back would wait for it for ever: take the name out with ALTER SYSTEM SET \
              synchronous_standby_names = …; and SELECT pg_reload_conf(); or pass --no-back",
-            name = quote_ident(name)
+            name = quote_ident(&name)
         ));
     }
     Ok(())
