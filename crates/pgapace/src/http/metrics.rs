@@ -181,7 +181,8 @@ fn servers(writer: &mut Writer, all: &[(String, Shown)]) {
     writer.each((GAUGE, "slot_retained_bytes", retained), all, |s| slot(s)?.retained_bytes);
     let safe = "WAL that can still be written before the slot is lost; absent without a limit.";
     writer.each((GAUGE, "slot_safe_bytes", safe), all, |s| slot(s)?.safe_wal_size);
-    let lost = "Time until the slot is lost at the present rate; absent if it is not.";
+    let lost =
+        "Time until the slot is lost at the present rate, 0 if its limit is reached; absent if it is not.";
     writer.each((GAUGE, "slot_lost_seconds", lost), all, |s| slot(s)?.lost_in_seconds);
     let workers = "Apply workers that are there.";
     writer.each((GAUGE, "apply_workers", workers), all, |s| {

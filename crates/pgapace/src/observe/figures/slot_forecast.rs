@@ -94,7 +94,10 @@ impl SlotForecast {
         let rates = [self.behind.rate(), self.retained.rate()].into_iter().flatten();
         let growth = rates.max_by(f64::total_cmp);
         let lost_in = match (seen.safe_wal_size, growth) {
-            (Some(safe), Some(growth)) if growth > 0.0 => Some((safe as f64 / growth).max(0.0)),
+            // The next checkpoint of the publisher may remove WAL that the slot needs, or has removed it.
+            (Some(..=0), _) => Some(0.0),
+            _ if seen.wal_status.as_deref() == Some("lost") => Some(0.0),
+            (Some(safe), Some(growth)) if growth > 0.0 => Some(safe as f64 / growth),
             _ => None,
         };
         Some(SlotFigures {
@@ -145,6 +148,19 @@ mod tests {
         assert_eq!(unlimited.retained_bytes_per_second, Some(100.0));
         // Nor is one that takes years.
         assert_eq!(after(300, |second| (0, Some(1 << 40), second)).lost_in_seconds, None);
+    }
+
+    #[test]
+    fn a_slot_beyond_its_limit_is_lost_now_whether_it_grows_or_not() {
+        for safe in [0, -4096] {
+            assert_eq!(after(0, |_| (9000, Some(safe), 0)).lost_in_seconds, Some(0.0), "{safe}");
+            assert_eq!(after(120, |_| (9000, Some(safe), 0)).lost_in_seconds, Some(0.0), "{safe}");
+        }
+        assert_eq!(after(120, |_| (9000, Some(1), 0)).lost_in_seconds, None);
+        let mut forecast = SlotForecast::new();
+        let wal_status = Some("lost".to_owned());
+        forecast.seen(Duration::ZERO, &PublisherSeen { wal_status, ..PublisherSeen::default() }, 0);
+        assert_eq!(forecast.figures().and_then(|slot| slot.lost_in_seconds), Some(0.0));
     }
 
     #[test]
