@@ -296,12 +296,14 @@ impl Configured {
         let Entries { given, log_level } = file::entries(file, given)?;
         let resolve = |given: Given| Ok((given.clone(), Subscription::resolve(given)?));
         let subscriptions: Vec<_> = given.into_iter().map(resolve).collect::<Result<_>>()?;
-        let mut names: Vec<_> =
-            subscriptions.iter().map(|(_, s)| (&s.name, s.subscriber.redacted())).collect();
+        // Log, events and metrics tell subscriptions of a process by name.
+        let mut names: Vec<_> = subscriptions.iter().map(|(_, s)| &s.name).collect();
         names.sort();
-        if names.windows(2).any(|pair| pair[0] == pair[1]) {
-            return Err(wrong(
-                "the configuration has two subscriptions of one name on one subscriber",
+        if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            let message = format!("the configuration has two subscriptions of name {:?}", pair[0]);
+            return Err(wrong(message).hint(
+                "Give one of them another name. If both exist, give one a configuration file and a \
+                 process of its own.",
             ));
         }
         Ok(Self { subscriptions, log_level })

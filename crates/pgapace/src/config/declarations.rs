@@ -95,7 +95,8 @@ settings! {
         "name" name: String {
             value: "NAME",
             help: "Name of the subscription",
-            more: "It names the state on the subscriber, the slot and application_name on the publisher.",
+            more: "It names the state on the subscriber, the slot and application_name on the publisher. A \
+                   process runs one subscription of a name.",
             group: Group::Subscription,
             reload: Reload::Restart,
             verbs: ALL,

@@ -64,6 +64,19 @@ fn common_settings_reach_every_subscription() {
 }
 
 #[test]
+fn two_subscriptions_of_one_name_are_refused() {
+    let other = "[[subscription]]\nname='a'\npublication='p4'\nsubscriber='host=other user=u'\n";
+    let file = file(&format!("{NEEDED}{TWO}{other}"));
+    for given in [&[][..], &["--name=a"]] {
+        let failure = subscriptions(Some(file.path()), &flags(given)).expect_err("two of a name");
+        assert_eq!(failure.class.exit_code(), 3);
+        assert!(failure.message.contains("two subscriptions of name \"a\""), "{failure}");
+    }
+    let b = subscriptions(Some(file.path()), &flags(&["--name=b"])).expect("one of that name");
+    assert_eq!(b.len(), 1);
+}
+
+#[test]
 fn a_missing_connection_string_may_be_a_credential() {
     let file = file("name = 'a'\npublication = 'p'\n");
     let unit = file.path().file_stem().expect("a name").to_string_lossy().into_owned();
