@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use sd_notify::{NotifyState, notify, watchdog_enabled};
 
 use crate::error::{Failure, Result};
-use crate::observe::board::{Boards, RunPhase, Shown, wall};
+use crate::observe::board::{Boards, RunPhase, Shown};
 use crate::stopping::shutdown::Shutdown;
 
 const POLL: Duration = Duration::from_millis(500);
@@ -113,8 +113,7 @@ impl Informer {
     fn feed(&mut self, all: &[(String, Shown)]) {
         let Some(period) = self.watchdog else { return };
         let due = self.fed.is_none_or(|fed| fed.elapsed() >= period / 3);
-        let now = wall();
-        if due && !all.iter().any(|(_, shown)| shown.is_stuck(now, period.as_secs_f64())) {
+        if due && !all.iter().any(|(_, shown)| shown.is_stuck(period)) {
             tell(&[NotifyState::Watchdog]);
             self.fed = Some(Instant::now());
         }

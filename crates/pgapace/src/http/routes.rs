@@ -1,5 +1,7 @@
 //! Requests to answers.
 
+use std::time::Duration;
+
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
@@ -18,8 +20,8 @@ use crate::observe::figures::Figures;
 use crate::observe::history::Point;
 use crate::subscriber::state::statistics::Counters;
 
-/// A leader that shows nothing for so long is stuck, in seconds.
-const STUCK: f64 = 300.0;
+/// A leader that shows nothing for so long is stuck.
+const STUCK: Duration = Duration::from_secs(300);
 
 type Answer = Response<Full<Bytes>>;
 
@@ -130,9 +132,8 @@ impl Routes {
 
     /// Whether the process works. A server that is away is no reason to restart it.
     fn live(&self) -> Answer {
-        let now = wall();
         let all = self.boards.all();
-        let stuck = all.iter().filter(|(_, shown)| shown.is_stuck(now, STUCK));
+        let stuck = all.iter().filter(|(_, shown)| shown.is_stuck(STUCK));
         let stuck: Vec<_> = stuck.map(|(name, _)| name.as_str()).collect();
         if stuck.is_empty() {
             text(StatusCode::OK, "ok\n")

@@ -19,8 +19,8 @@ use crate::subscriber::state::verification::summary::VerificationSummary;
 const HISTORY: Duration = Duration::from_secs(3600);
 pub(crate) const POINT_EVERY: Duration = Duration::from_secs(10);
 
-/// A run that streams for so many seconds has gone beyond an error that is not of a transaction.
-const PROVEN: f64 = 10.0;
+/// A run that streams for so long has gone beyond an error that is not of a transaction.
+const PROVEN: Duration = Duration::from_secs(10);
 
 /// The present phase of a subscription of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -72,15 +72,32 @@ pub(crate) struct LastError {
     pub(crate) next_try_at: Option<f64>,
 }
 
+/// Whether the subscription has gone beyond its last error. Until then it is retrying.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trial {
+    /// A run that streams has.
+    Passed,
+    /// The next run may meet the error again, and does not stream yet.
+    Ahead,
+    /// The same, and it has been streaming since then.
+    Since(Instant),
+}
+
+impl Trial {
+    fn is_proven(self) -> bool {
+        matches!(self, Self::Since(began) if began.elapsed() > PROVEN)
+    }
+}
+
 /// A subscription as of its last change.
 #[derive(Debug, Clone)]
 pub(crate) struct Shown {
     pub(crate) phase: RunPhase,
     pub(crate) since: f64,
+    /// When it went over to the phase, or showed figures. The wall clock may be set.
+    moved: Instant,
     pub(crate) error: Option<LastError>,
-    /// After an error that the next run may meet again: when that run began to stream. The subscription
-    /// is retrying until the run has gone beyond the error.
-    proves_itself: Option<f64>,
+    trial: Trial,
     /// Since the start of the process.
     pub(crate) counters: Counters,
     /// Retries by SQLSTATE, since the start of the process.
@@ -132,18 +149,25 @@ pub(crate) struct CopiedTable {
 }
 
 impl Shown {
-    /// Whether its leader has shown nothing for so many seconds, although it streams. A server that is
-    /// away is no such case.
-    pub(crate) fn is_stuck(&self, now: f64, limit: f64) -> bool {
-        self.phase == RunPhase::Streaming && now - self.figures.at.max(self.since) > limit
+    /// Whether its leader has shown nothing for so long, although it streams. A server that is away is no
+    /// such case.
+    pub(crate) fn is_stuck(&self, limit: Duration) -> bool {
+        self.phase == RunPhase::Streaming && self.moved.elapsed() > limit
+    }
+
+    fn goes_over_to(&mut self, phase: RunPhase) {
+        if self.phase != phase {
+            (self.phase, self.since, self.moved) = (phase, wall(), Instant::now());
+        }
     }
 
     fn new() -> Self {
         Self {
             phase: RunPhase::Starting,
             since: wall(),
+            moved: Instant::now(),
             error: None,
-            proves_itself: None,
+            trial: Trial::Passed,
             counters: Counters::default(),
             retries: BTreeMap::new(),
             received_bytes: 0,
@@ -205,11 +229,10 @@ impl Board {
         let retries = shown.phase == RunPhase::Retrying;
         match phase {
             RunPhase::Starting if retries => {}
-            RunPhase::Streaming if retries && shown.proves_itself.is_some() => {
-                shown.proves_itself = Some(wall());
+            RunPhase::Streaming if retries && shown.trial != Trial::Passed => {
+                shown.trial = Trial::Since(Instant::now());
             }
-            _ if shown.phase != phase => (shown.phase, shown.since) = (phase, wall()),
-            _ => {}
+            _ => shown.goes_over_to(phase),
         }
         if phase == RunPhase::Streaming
             && let Some(error) = &mut shown.error
@@ -227,11 +250,9 @@ impl Board {
         let error = LastError { at, message, sqlstate, next_try_at };
         let phase = if next.is_some() { RunPhase::Retrying } else { RunPhase::Stopped };
         let mut shown = self.lock();
-        if shown.phase != phase {
-            (shown.phase, shown.since) = (phase, at);
-        }
+        shown.goes_over_to(phase);
         shown.error = Some(error);
-        shown.proves_itself = (!failure.connection_lost).then_some(f64::INFINITY);
+        shown.trial = if failure.connection_lost { Trial::Passed } else { Trial::Ahead };
         if let Some(sqlstate) = retries {
             *shown.retries.entry(sqlstate).or_default() += 1;
         }
@@ -252,12 +273,11 @@ impl Board {
         let mut shown = self.lock();
         shown.counters.add(&counters);
         shown.received_bytes += received_bytes;
-        let beyond = counters.transactions > 0
-            || shown.proves_itself.is_some_and(|began| figures.at - began > PROVEN);
+        let beyond = counters.transactions > 0 || shown.trial.is_proven();
         if shown.phase == RunPhase::Retrying && beyond {
-            (shown.phase, shown.since) = (RunPhase::Streaming, figures.at);
+            shown.goes_over_to(RunPhase::Streaming);
         }
-        shown.figures = figures;
+        (shown.figures, shown.moved) = (figures, Instant::now());
         for (sqlstate, count) in retries {
             *shown.retries.entry(sqlstate).or_default() += count;
         }
@@ -328,5 +348,67 @@ impl Every {
             self.last = Some(Instant::now());
         }
         due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::{Board, PROVEN, Posted, RunPhase, Trial};
+    use crate::error::{Class, Failure};
+    use crate::observe::figures::Figures;
+    use crate::subscriber::state::statistics::Counters;
+
+    /// Figures of a leader whose wall clock shows this time.
+    fn posted(at: f64, transactions: u64) -> Posted {
+        let figures = Figures { at, ..Figures::default() };
+        let counters = Counters { transactions, ..Counters::default() };
+        Posted { figures, counters, received_bytes: 0, retries: Default::default() }
+    }
+
+    /// After a failure that the next run may meet again.
+    fn failed() -> Board {
+        let board = Board::default();
+        let failure = Failure::new(Class::Apply, "a change cannot be applied");
+        board.failed(&failure, Some(Duration::from_secs(1)));
+        board
+    }
+
+    /// So long after the run began that it has proved itself.
+    fn time_passes(board: &Board) {
+        let mut shown = board.lock();
+        let Trial::Since(began) = &mut shown.trial else { panic!("{:?}", shown.trial) };
+        *began = began.checked_sub(2 * PROVEN).expect("the machine runs for longer");
+    }
+
+    #[test]
+    fn a_run_that_streams_is_retrying_until_it_has_gone_beyond_the_error() {
+        for by_transaction in [true, false] {
+            let board = failed();
+            board.enters(RunPhase::Starting);
+            board.enters(RunPhase::Streaming);
+            // The wall clock is set while it streams.
+            board.post(posted(1e12, 0));
+            assert_eq!(board.shown().phase, RunPhase::Retrying);
+            if !by_transaction {
+                time_passes(&board);
+            }
+            board.post(posted(1.0, u64::from(by_transaction)));
+            assert_eq!(board.shown().phase, RunPhase::Streaming, "{by_transaction}");
+        }
+    }
+
+    #[test]
+    fn a_leader_without_figures_is_stuck_whatever_the_clock_says() {
+        let board = Board::default();
+        board.enters(RunPhase::Streaming);
+        board.post(posted(1.0, 0));
+        assert!(!board.shown().is_stuck(PROVEN));
+        let before = Instant::now().checked_sub(2 * PROVEN);
+        board.lock().moved = before.expect("the machine runs for longer");
+        assert!(board.shown().is_stuck(PROVEN));
+        board.post(posted(1e12, 0));
+        assert!(!board.shown().is_stuck(PROVEN));
     }
 }
