@@ -19,7 +19,7 @@ use crate::subscriber::state::verification::summary::VerificationSummary;
 const HISTORY: Duration = Duration::from_secs(3600);
 pub(crate) const POINT_EVERY: Duration = Duration::from_secs(10);
 
-/// A run that streams for so long has gone beyond an error that is not of a transaction.
+/// A run that copies or streams for so long has gone beyond an error that is not of a transaction.
 const PROVEN: Duration = Duration::from_secs(10);
 
 /// The present phase of a subscription of this process.
@@ -75,17 +75,18 @@ pub(crate) struct LastError {
 /// Whether the subscription has gone beyond its last error. Until then it is retrying.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trial {
-    /// A run that streams has.
+    /// A run that copies or streams has.
     Passed,
-    /// The next run may meet the error again, and does not stream yet.
+    /// The next run may meet the error again, and neither copies nor streams yet.
     Ahead,
-    /// The same, and it has been streaming since then.
-    Since(Instant),
+    /// The same, and it has been in this phase since then.
+    Since(RunPhase, Instant),
 }
 
 impl Trial {
-    fn is_proven(self) -> bool {
-        matches!(self, Self::Since(began) if began.elapsed() > PROVEN)
+    /// Whether the run is in this phase, and has been for long enough.
+    fn is_proven_by(self, phase: RunPhase) -> bool {
+        matches!(self, Self::Since(of, began) if of == phase && began.elapsed() > PROVEN)
     }
 }
 
@@ -229,8 +230,8 @@ impl Board {
         let retries = shown.phase == RunPhase::Retrying;
         match phase {
             RunPhase::Starting if retries => {}
-            RunPhase::Streaming if retries && shown.trial != Trial::Passed => {
-                shown.trial = Trial::Since(Instant::now());
+            RunPhase::Copying | RunPhase::Streaming if retries && shown.trial != Trial::Passed => {
+                shown.trial = Trial::Since(phase, Instant::now());
             }
             _ => shown.goes_over_to(phase),
         }
@@ -273,7 +274,8 @@ impl Board {
         let mut shown = self.lock();
         shown.counters.add(&counters);
         shown.received_bytes += received_bytes;
-        let beyond = counters.transactions > 0 || shown.trial.is_proven();
+        let beyond =
+            counters.transactions > 0 || shown.trial.is_proven_by(RunPhase::Streaming);
         if shown.phase == RunPhase::Retrying && beyond {
             shown.goes_over_to(RunPhase::Streaming);
         }
@@ -286,10 +288,15 @@ impl Board {
         }
     }
 
-    /// How far the copy has come; `None` when it has ended.
+    /// How far the copy has come, several times per second; `None` when it has ended.
     pub(crate) fn set_copy(&self, copy: Option<CopyShown>) {
         let copy = copy.map(Arc::new);
-        self.lock().copy = copy;
+        let mut shown = self.lock();
+        let beyond = copy.is_some() && shown.trial.is_proven_by(RunPhase::Copying);
+        if shown.phase == RunPhase::Retrying && beyond {
+            shown.goes_over_to(RunPhase::Copying);
+        }
+        shown.copy = copy;
     }
 
     /// The slot while the subscription is retrying; `None` if it is not known.
@@ -355,7 +362,7 @@ impl Every {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use super::{Board, PROVEN, Posted, RunPhase, Trial};
+    use super::{Board, CopyShown, PROVEN, Posted, RunPhase, Trial};
     use crate::error::{Class, Failure};
     use crate::observe::figures::Figures;
     use crate::subscriber::state::statistics::Counters;
@@ -378,7 +385,7 @@ mod tests {
     /// So long after the run began that it has proved itself.
     fn time_passes(board: &Board) {
         let mut shown = board.lock();
-        let Trial::Since(began) = &mut shown.trial else { panic!("{:?}", shown.trial) };
+        let Trial::Since(_, began) = &mut shown.trial else { panic!("{:?}", shown.trial) };
         *began = began.checked_sub(2 * PROVEN).expect("the machine runs for longer");
     }
 
@@ -397,6 +404,36 @@ mod tests {
             board.post(posted(1.0, u64::from(by_transaction)));
             assert_eq!(board.shown().phase, RunPhase::Streaming, "{by_transaction}");
         }
+    }
+
+    #[test]
+    fn a_run_that_copies_is_retrying_until_it_has_gone_beyond_the_error() {
+        let copy = || CopyShown {
+            tables: 2,
+            tables_done: 1,
+            bytes: 2,
+            bytes_done: 1,
+            seconds_left: None,
+            running: Vec::new(),
+            slot: None,
+        };
+        let board = failed();
+        board.enters(RunPhase::Starting);
+        board.enters(RunPhase::Copying);
+        board.set_copy(Some(copy()));
+        assert_eq!(board.shown().phase, RunPhase::Retrying);
+        time_passes(&board);
+        board.set_copy(Some(copy()));
+        assert_eq!(board.shown().phase, RunPhase::Copying);
+        // A copy beside the stream proves nothing of the stream.
+        let board = failed();
+        board.enters(RunPhase::Copying);
+        board.enters(RunPhase::Streaming);
+        time_passes(&board);
+        board.set_copy(Some(copy()));
+        assert_eq!(board.shown().phase, RunPhase::Retrying);
+        board.post(posted(1.0, 0));
+        assert_eq!(board.shown().phase, RunPhase::Streaming);
     }
 
     #[test]

@@ -3,38 +3,20 @@
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use testbed::program::Process;
 use testbed::wait_until;
 
+use super::alerts::promtool;
 use super::http_client::{Samples, free_port, get, parse, request};
-use crate::support::{Case, PATIENCE, must, skipped};
+use crate::support::{Case, PATIENCE, must};
 
 /// The value of a metric of the case's subscription.
 fn value(case: &Case, samples: &Samples, name: &str, label: Option<(&str, &str)>) -> Option<f64> {
     let mut labels = BTreeMap::from([("subscription".to_owned(), case.tool.name.clone())]);
     labels.extend(label.map(|(label, text)| (label.to_owned(), text.to_owned())));
     samples.get(&(name.to_owned(), labels)).copied()
-}
-
-/// Asks the tool of Prometheus, if it is there.
-#[track_caller]
-fn promtool(args: &[&str], input: &str) {
-    let program = Command::new("promtool")
-        .args(args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    let Ok(mut program) = program else {
-        return skipped("see::http::metrics_and_status_are_what_sql_says", "there is no promtool");
-    };
-    must(program.stdin.take().expect("a pipe").write_all(input.as_bytes()));
-    let output = must(program.wait_with_output());
-    let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
 }
 
 fn start(case: &mut Case, args: &[&str]) -> (u16, Process) {
@@ -81,8 +63,6 @@ fn metrics_and_status_are_what_sql_says() {
     });
     waited.unwrap_or_else(|error| panic!("{error}\n{text}"));
     promtool(&["check", "metrics"], &text);
-    let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib/prometheus-alerts.yml");
-    promtool(&["check", "rules", rules], "");
     let status: serde_json::Value = must(serde_json::from_str(&get(port, "/api/v1/status").body));
     let one = &status["subscriptions"][0];
     assert_eq!(

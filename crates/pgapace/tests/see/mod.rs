@@ -1,5 +1,6 @@
 //! Everything that shows a subscription: figures on the subscriber, `status`, `top`, the HTTP server.
 
+mod alerts;
 mod browser;
 mod events;
 mod figures;
