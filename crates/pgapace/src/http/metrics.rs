@@ -316,7 +316,7 @@ mod tests {
         };
         // A process that waits (--standby) is healthy, as long as another one applies.
         assert!(of("PgapaceNotStreaming").contains(r#"phase=~"streaming|copying|standby""#));
-        assert!(of("PgapaceNoProcess").starts_with("max by (subscription)"));
+        assert!(of("PgapaceNoProcess").starts_with("max by (environment, subscription)"));
         assert!(!of("PgapaceNoProcess").contains("standby"));
         for phase in ["streaming", "copying", "standby"] {
             assert!(RunPhase::ALL.iter().any(|known| known.name() == phase), "{phase}");
