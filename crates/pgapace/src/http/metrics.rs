@@ -321,8 +321,6 @@ mod tests {
         for phase in ["streaming", "copying", "standby"] {
             assert!(RunPhase::ALL.iter().any(|known| known.name() == phase), "{phase}");
         }
-        // Only one side has a stage.
-        assert!(of("PgapaceLagGrows").contains("unless ignoring(stage) "));
         assert!(of("PgapaceTableBlocked").contains("or pgapace_stale_tables > 0"));
     }
 
