@@ -91,9 +91,11 @@ fn state(writer: &mut Writer, all: &[(String, Shown)]) {
     let at = "When the figures were made, in seconds since 1970.";
     writer.each((GAUGE, "figures_timestamp_seconds", at), all, |shown| Some(shown.figures.at));
     let tables = (GAUGE, "tables", "Tables by state of their synchronization.");
-    writer.by(tables, "state", all, |shown| shown.tables.by_state.clone());
+    writer.by(tables, "state", all, |shown| {
+        shown.tables.as_ref().map_or_else(Vec::new, |tables| tables.by_state.clone())
+    });
     let stale = "Tables that may lack changes, whatever their state.";
-    writer.each((GAUGE, "stale_tables", stale), all, |shown| Some(shown.tables.stale));
+    writer.each((GAUGE, "stale_tables", stale), all, |shown| Some(shown.tables.as_ref()?.stale));
     let retries =
         "Groups and runs that were tried again after an error; sqlstate is none without one.";
     writer.by((COUNTER, "retries_total", retries), "sqlstate", all, |shown| {
@@ -181,8 +183,7 @@ fn servers(writer: &mut Writer, all: &[(String, Shown)]) {
     writer.each((GAUGE, "slot_retained_bytes", retained), all, |s| slot(s)?.retained_bytes);
     let safe = "WAL that can still be written before the slot is lost; absent without a limit.";
     writer.each((GAUGE, "slot_safe_bytes", safe), all, |s| slot(s)?.safe_wal_size);
-    let lost =
-        "Time until the slot is lost at the present rate, 0 if its limit is reached; absent if it is not.";
+    let lost = "Time until the slot is lost at the present rate, 0 if its limit is reached; absent if it is not.";
     writer.each((GAUGE, "slot_lost_seconds", lost), all, |s| slot(s)?.lost_in_seconds);
     let workers = "Apply workers that are there.";
     writer.each((GAUGE, "apply_workers", workers), all, |s| {
@@ -193,9 +194,13 @@ fn servers(writer: &mut Writer, all: &[(String, Shown)]) {
         Some(streaming(s).next()?.figures.blockers.len())
     });
     let spool = "Bytes in the spool.";
-    writer.each((GAUGE, "spool_bytes", spool), all, |s| Some(s.figures.spool_bytes));
+    writer.each((GAUGE, "spool_bytes", spool), all, |s| {
+        Some(streaming(s).next()?.figures.spool_bytes)
+    });
     let memory = "Bytes that are received and not yet applied.";
-    writer.each((GAUGE, "memory_bytes", memory), all, |s| Some(s.figures.memory_bytes));
+    writer.each((GAUGE, "memory_bytes", memory), all, |s| {
+        Some(streaming(s).next()?.figures.memory_bytes)
+    });
     let limit = "The limit of these bytes: --memory-limit.";
     writer.each((GAUGE, "memory_limit_bytes", limit), all, |s| {
         streaming(s).next().map(|s| s.figures.memory_limit)
@@ -255,7 +260,10 @@ mod tests {
 
     use super::{names, text};
     use crate::error::{Class, Failure};
-    use crate::observe::board::{Boards, RunPhase, TableCounts};
+    use crate::observe::board::{Boards, Posted, RunPhase, TableCounts};
+    use crate::observe::figures::Figures;
+    use crate::subscriber::state::statistics::Counters;
+    use crate::subscriber::state::verification::summary::VerificationSummary;
 
     /// Every word of a file that looks like a metric.
     fn metrics_in(file: &str) -> BTreeSet<String> {
@@ -336,6 +344,48 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line}:\n{text}");
         }
+    }
+
+    /// Another process shows them then.
+    #[test]
+    fn nothing_of_the_tables_is_left_when_the_process_has_lost_the_subscription() {
+        let boards = Boards::default();
+        let board = boards.of("shop");
+        let by_state = vec![("blocked".to_owned(), 1)];
+        let tables = TableCounts { by_state, stale: 2 };
+        let verified = VerificationSummary { missing: 3, ..VerificationSummary::default() };
+        let figures = Figures { at: 1.0, spool_bytes: 4, memory_bytes: 5, ..Figures::default() };
+        let posted = || Posted {
+            figures: figures.clone(),
+            counters: Counters { transactions: 7, ..Counters::default() },
+            received_bytes: 0,
+            retries: Default::default(),
+        };
+        let shows = || {
+            let text = text(&boards.all(), 1.5);
+            let lines = text.lines().filter(|line| line.starts_with("pgapace_"));
+            let gauges = ["tables{", "stale_tables", "verification_differ", "spool", "memory_b"];
+            let of = |line: &str| gauges.iter().any(|gauge| line[8..].starts_with(gauge));
+            lines.filter(|line| of(line)).count()
+        };
+        board.enters(RunPhase::Streaming);
+        board.post(posted());
+        board.set_tables(tables.clone());
+        board.set_verified(verified.clone());
+        assert_eq!(shows(), 7);
+        board.enters(RunPhase::Standby);
+        assert_eq!(shows(), 0);
+        // Background threads may be late.
+        board.set_tables(tables.clone());
+        board.set_verified(verified.clone());
+        assert_eq!(shows(), 0);
+        let line = "pgapace_transactions_total{subscription=\"shop\"} 7";
+        assert!(text(&boards.all(), 1.5).contains(line), "counters stay");
+        board.enters(RunPhase::Starting);
+        board.set_tables(tables);
+        assert_eq!(shows(), 2);
+        board.failed(&Failure::new(Class::Apply, "it cannot be applied"), None);
+        assert_eq!(shows(), 0);
     }
 
     #[test]

@@ -169,8 +169,8 @@ impl Routes {
             received_bytes: shown.received_bytes,
             tables: shown
                 .tables
-                .by_state
                 .iter()
+                .flat_map(|tables| &tables.by_state)
                 .map(|(state, count)| (state.as_str(), *count))
                 .collect(),
             copy: shown.copy.as_deref(),

@@ -49,6 +49,12 @@ impl RunPhase {
         Self::Stopped,
     ];
 
+    /// Whether this process has or seeks the subscription. What it knew of the tables says nothing after that:
+    /// another process may run it.
+    fn is_ours(self) -> bool {
+        !matches!(self, Self::Standby | Self::Stopped)
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -105,7 +111,8 @@ pub(crate) struct Shown {
     pub(crate) retries: BTreeMap<String, u64>,
     pub(crate) received_bytes: u64,
     pub(crate) figures: Arc<Figures>,
-    pub(crate) tables: Arc<TableCounts>,
+    /// `None` until the subscriber was asked.
+    pub(crate) tables: Option<Arc<TableCounts>>,
     pub(crate) history: Arc<VecDeque<Point>>,
     /// While tables are copied, before the stream begins or beside it.
     pub(crate) copy: Option<Arc<CopyShown>>,
@@ -119,7 +126,7 @@ pub(crate) struct Shown {
 }
 
 /// Numbers of tables.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct TableCounts {
     pub(crate) by_state: Vec<(String, u64)>,
     /// Those that may lack changes, whatever their state: with --on-missed-changes ignore it stays ready.
@@ -160,6 +167,10 @@ impl Shown {
         if self.phase != phase {
             (self.phase, self.since, self.moved) = (phase, wall(), Instant::now());
         }
+        if !phase.is_ours() {
+            self.figures = Arc::default();
+            (self.tables, self.verified, self.copy, self.slot) = (None, None, None, None);
+        }
     }
 
     fn new() -> Self {
@@ -173,7 +184,7 @@ impl Shown {
             retries: BTreeMap::new(),
             received_bytes: 0,
             figures: Arc::default(),
-            tables: Arc::default(),
+            tables: None,
             history: Arc::default(),
             copy: None,
             slot: None,
@@ -274,8 +285,7 @@ impl Board {
         let mut shown = self.lock();
         shown.counters.add(&counters);
         shown.received_bytes += received_bytes;
-        let beyond =
-            counters.transactions > 0 || shown.trial.is_proven_by(RunPhase::Streaming);
+        let beyond = counters.transactions > 0 || shown.trial.is_proven_by(RunPhase::Streaming);
         if shown.phase == RunPhase::Retrying && beyond {
             shown.goes_over_to(RunPhase::Streaming);
         }
@@ -306,12 +316,18 @@ impl Board {
 
     /// The numbers of tables, as the subscriber has them.
     pub(crate) fn set_tables(&self, tables: TableCounts) {
-        self.lock().tables = Arc::new(tables);
+        let mut shown = self.lock();
+        if shown.phase.is_ours() {
+            shown.tables = Some(Arc::new(tables));
+        }
     }
 
     /// Sets the summary of the verifications of its tables.
     pub(crate) fn set_verified(&self, summary: VerificationSummary) {
-        self.lock().verified = Some(Arc::new(summary));
+        let mut shown = self.lock();
+        if shown.phase.is_ours() {
+            shown.verified = Some(Arc::new(summary));
+        }
     }
 
     /// So much was compared in the background.
