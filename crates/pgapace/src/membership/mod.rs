@@ -33,7 +33,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::config::live::LiveSettings;
-use crate::error::Result;
+use crate::error::{Failure, Result};
 use crate::process::Process;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::state::membership::BeatingOwner;
@@ -191,6 +191,12 @@ impl Waiting<'_> {
             seen = self.membership.shared.wait(seen, left);
         }
         seen.place(self.name, rounds)
+    }
+
+    /// When the subscriber was seen last, and why it was not seen since, as far as that is known.
+    pub(crate) fn last_look(&self) -> (Option<Instant>, Option<Arc<Failure>>) {
+        let seen = self.membership.shared.lock();
+        (seen.last_look, seen.failure.clone())
     }
 
     /// Whether another process is to have it, and this one only if that does not take it.

@@ -1,11 +1,14 @@
 //! The owners and members of one subscriber database as they were seen last, and their beats.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
 
 use engine::heartbeat::{Heartbeats, patience};
 
 use super::Place;
 use super::view::{DatabaseView, SeenRunner, SeenSubscription};
+use crate::error::Failure;
 use crate::subscriber::state::heartbeat::OwnerStage;
 use crate::subscriber::state::membership::{
     BeatingOwner, HeldSubscription, Look, OwnerBeat, SeenMember, process_of,
@@ -24,6 +27,9 @@ pub(super) struct SeenSubscriber {
     pub(super) standing: Standing,
     /// Raised with each look.
     pub(super) looks: u64,
+    /// When the last look came that saw the subscriber, and why there was none since.
+    pub(super) last_look: Option<Instant>,
+    pub(super) failure: Option<Arc<Failure>>,
     pub(super) beats: Heartbeats<String, OwnerBeat>,
     /// The rows of processes that share subscriptions, and their beats.
     pub(super) members: Vec<SeenMember>,
@@ -139,6 +145,7 @@ impl SeenSubscriber {
         self.standing = Standing::Known(held);
         self.members = members;
         self.looks += 1;
+        (self.last_look, self.failure) = (Some(Instant::now()), None);
     }
 
     /// Nothing is known any more.

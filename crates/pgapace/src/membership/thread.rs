@@ -111,7 +111,7 @@ impl Watcher {
             let waits = !waits_for.is_empty();
             let pause = match self.look(waits_for) {
                 Ok(pause) => pause,
-                Err(failure) => self.failed(&failure),
+                Err(failure) => self.failed(failure),
             };
             self.shared.news.notify_all();
             self.pause(pause, waits);
@@ -202,7 +202,7 @@ impl Watcher {
         }
     }
 
-    fn failed(&mut self, failure: &Failure) -> Duration {
+    fn failed(&mut self, failure: Failure) -> Duration {
         self.session = None;
         // A process that may no longer log in sees nothing, which does not mean that no process owns a
         // subscription: a new password may have been read for the runs alone.
@@ -219,6 +219,7 @@ impl Watcher {
                 "standby cannot see its subscriptions until the subscriber is back"
             );
         }
+        self.shared.lock().failure = Some(Arc::new(failure));
         AWAY
     }
 

@@ -33,7 +33,7 @@ pub(crate) enum RunPhase {
     Streaming,
     /// Another process runs it, and this one waits (`--standby`).
     Standby,
-    /// A run has failed, and another follows.
+    /// A run has failed, and another follows. Or this process waits, and cannot see the subscriber.
     Retrying,
     /// The subscription does not run any more.
     Stopped,
@@ -246,7 +246,7 @@ impl Board {
             }
             _ => shown.goes_over_to(phase),
         }
-        if phase == RunPhase::Streaming
+        if matches!(phase, RunPhase::Streaming | RunPhase::Standby)
             && let Some(error) = &mut shown.error
         {
             error.next_try_at = None;
@@ -268,6 +268,17 @@ impl Board {
         if let Some(sqlstate) = retries {
             *shown.retries.entry(sqlstate).or_default() += 1;
         }
+    }
+
+    /// This process waits while another one runs the subscription, and cannot see the subscriber: it could not
+    /// go on in its place.
+    pub(crate) fn cut_off(&self, failure: &Failure) {
+        let at = wall();
+        let (message, sqlstate) = (failure.to_string(), failure.sqlstate.clone());
+        let mut shown = self.lock();
+        shown.goes_over_to(RunPhase::Retrying);
+        shown.error = Some(LastError { at, message, sqlstate, next_try_at: Some(at) });
+        shown.trial = Trial::Passed;
     }
 
     /// A run that streams shows its figures.
@@ -450,6 +461,20 @@ mod tests {
         assert_eq!(board.shown().phase, RunPhase::Retrying);
         board.post(posted(1.0, 0));
         assert_eq!(board.shown().phase, RunPhase::Streaming);
+    }
+
+    #[test]
+    fn a_standby_that_is_cut_off_is_retrying_until_it_sees_the_subscriber_again() {
+        let board = Board::default();
+        board.enters(RunPhase::Standby);
+        board.cut_off(&Failure::new(Class::Subscriber, "subscriber: it does not answer"));
+        let shown = board.shown();
+        assert_eq!((shown.phase, shown.retries.len()), (RunPhase::Retrying, 0));
+        assert!(shown.error.is_some_and(|error| error.next_try_at.is_some()));
+        board.enters(RunPhase::Standby);
+        let shown = board.shown();
+        assert_eq!(shown.phase, RunPhase::Standby);
+        assert!(shown.error.is_some_and(|error| error.next_try_at.is_none()));
     }
 
     #[test]

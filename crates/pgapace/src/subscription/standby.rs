@@ -7,7 +7,7 @@ use super::Supervisor;
 use super::retry::Known;
 use crate::error::{Class, Failure};
 use crate::membership::{MoveOrder, Place, Waiting};
-use crate::observe::board::RunPhase;
+use crate::observe::board::{Board, RunPhase};
 use crate::subscriber::state::heartbeat::OwnerStage;
 use crate::subscriber::state::membership::BeatingOwner;
 use crate::subscriber::state::ownership::SessionId;
@@ -24,6 +24,8 @@ const LEFT_TO_ANOTHER: Duration = Duration::from_secs(2);
 const STREAMED: Duration = Duration::from_secs(5);
 /// After so long, the subscriber was looked at again.
 const SURELY_SEEN: Duration = Duration::from_secs(1);
+/// A process that waits and has not seen the subscriber for so long is of no use as a standby.
+const CUT_OFF: Duration = Duration::from_secs(5);
 /// How long another look at the subscriber may take.
 const LOOK_PATIENCE: Duration = Duration::from_secs(3);
 
@@ -36,7 +38,11 @@ impl Supervisor<'_> {
         let name = self.config.name.clone();
         let waiting = membership.wait_for(&name);
         let (mut announced, mut is_to_be_had) = (None, None::<Instant>);
+        let mut sight = Sight { began: Instant::now(), cut_off: false };
         while !self.shutdown.requested() {
+            if sight.returns(&waiting, &self.board) && announced.is_some() {
+                self.board.enters(RunPhase::Standby);
+            }
             let place = waiting.place(self.config.takeover_rounds());
             let left = match place {
                 Place::Free | Place::Stopped(..) => {
@@ -167,6 +173,30 @@ impl Supervisor<'_> {
             stage = owner.stage.name(),
             "heartbeat of the process that runs the subscription has stopped; taking over"
         );
+    }
+}
+
+/// Whether a process that waits sees the subscriber.
+struct Sight {
+    /// When it began to wait.
+    began: Instant,
+    cut_off: bool,
+}
+
+impl Sight {
+    /// Shows on the board that the subscriber has not been seen for a while. Returns whether it is seen again.
+    fn returns(&mut self, waiting: &Waiting<'_>, board: &Board) -> bool {
+        let (last, failure) = waiting.last_look();
+        let since = last.map_or(self.began, |last| last.max(self.began));
+        let was = std::mem::replace(&mut self.cut_off, since.elapsed() >= CUT_OFF);
+        if self.cut_off && !was {
+            let silent = || Failure::new(Class::Subscriber, "the subscriber does not answer");
+            match failure {
+                Some(failure) => board.cut_off(&failure),
+                None => board.cut_off(&silent()),
+            }
+        }
+        was && !self.cut_off
     }
 }
 

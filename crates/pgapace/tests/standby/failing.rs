@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use testbed::proxy::Proxy;
 use testbed::{Result, wait_until};
 
 use super::{first_commit, pair_of_processes, wait_for, within};
+use crate::see::http_client::{free_port, get};
 use crate::support::{DB, NAME, PATIENCE, Site, finish, pgapace};
 
 /// The pause of both processes when the subscription is enabled.
@@ -78,5 +80,37 @@ fn a_standby_that_cannot_start_reports_its_failure() -> Result<()> {
     })?;
     first.thaw()?;
     first_commit(&site, 1)?;
+    Ok(())
+}
+
+/// It can no longer go on in the owner's place, although the owner is well.
+#[test]
+fn a_standby_that_is_cut_off_is_not_ready() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.publish_tables("CREATE TABLE log (v int)")?;
+    let mut first = site.spawn_streaming(&site.program().arg("--standby"))?;
+    let proxy = Proxy::in_front_of(&site.subscriber)?;
+    let program = site.program_between(&site.publisher.conninfo(DB), &proxy.conninfo(DB));
+    let port = free_port();
+    let http = format!("127.0.0.1:{port}");
+    let mut second = site.spawn(&program.args(["--standby", "--http", &http]))?;
+    wait_for(&mut second, "standby_waiting")?;
+    let is_ready = || get(port, "/readyz").status == 200;
+    assert!(is_ready());
+    // Its connections stay open: it hears nothing of it.
+    proxy.freeze();
+    wait_until(PATIENCE, "a standby that is not ready", || Ok(!is_ready()))?;
+    let status = get(port, "/api/v1/status").body;
+    assert!(status.contains("the subscriber does not answer"), "{status}");
+    proxy.unfreeze();
+    wait_until(PATIENCE, "a standby that is ready again", || Ok(is_ready()))?;
+    // Now the connections end, and no other can be opened.
+    proxy.refuse(true);
+    proxy.cut_all();
+    wait_until(PATIENCE, "a standby that is not ready", || Ok(!is_ready()))?;
+    proxy.refuse(false);
+    wait_until(PATIENCE, "a standby that is ready again", || Ok(is_ready()))?;
+    assert_eq!(second.events("standby_waiting"), 1, "{}", second.log());
+    assert!(first.is_running() && first.events("streaming") == 1, "{}", first.log());
     Ok(())
 }
