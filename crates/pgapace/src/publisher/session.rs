@@ -191,9 +191,15 @@ pub(crate) fn system_identifier(session: &mut Session) -> Option<String> {
     results.first()?.first()?.get(0).map(str::to_owned)
 }
 
-/// SQL expression for the end of the publisher's WAL.
+/// SQL expression for the end of the WAL that the publisher can send.
 pub(crate) const CURRENT_LSN: &str = "CASE WHEN pg_catalog.pg_is_in_recovery() \
      THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END";
+
+/// SQL expression for the end of the publisher's WAL from which a lag is computed. A standby sends what it has replayed,
+/// and the subscriber is behind by what it has received too. What its primary has not sent to it nobody knows here.
+pub(crate) const END_OF_WAL: &str = "CASE WHEN pg_catalog.pg_is_in_recovery() \
+     THEN greatest(pg_catalog.pg_last_wal_receive_lsn(), pg_catalog.pg_last_wal_replay_lsn()) \
+     ELSE pg_catalog.pg_current_wal_flush_lsn() END";
 
 /// SQL expression that tells a server from other hosts of a connection string.
 pub(crate) const SERVER_START: &str = "pg_catalog.pg_postmaster_start_time()::pg_catalog.text";
@@ -206,9 +212,14 @@ pub(crate) fn is_standby(session: &mut Session) -> Result<bool> {
     boolean(&first_row(&results, "pg_is_in_recovery")?, 0)
 }
 
-/// Returns the end of the publisher's WAL.
+/// Returns the end of the WAL that the publisher can send.
 pub(crate) fn current_lsn(session: &mut Session) -> Result<Lsn> {
     one_lsn(session, &format!("SELECT {CURRENT_LSN}"), "reading its current LSN")
+}
+
+/// Returns the end of the publisher's WAL from which a lag is computed.
+pub(crate) fn end_of_wal(session: &mut Session) -> Result<Lsn> {
+    one_lsn(session, &format!("SELECT {END_OF_WAL}"), "reading where its WAL ends")
 }
 
 /// Returns the process id of the session's backend.

@@ -26,7 +26,7 @@ use crate::error::{Failure, Result};
 use crate::observe::board::wall;
 use crate::observe::figures::PublisherSeen;
 use crate::publisher::history;
-use crate::publisher::session::{CURRENT_LSN, Publisher, SERVER_START, identify};
+use crate::publisher::session::{END_OF_WAL, Publisher, SERVER_START, identify};
 use crate::subscriber::catalogue::{field, first_row};
 
 /// Time between two checks.
@@ -243,7 +243,7 @@ fn sql(slot: &str, waits: bool) -> String {
            pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()), s.wal_status, \
            pg_catalog.pg_wal_lsn_diff(o.lsn, s.restart_lsn)::pg_catalog.int8, s.safe_wal_size, \
            {committing}, {SERVER_START}, s.active_pid \
-         FROM (SELECT {CURRENT_LSN}) o (lsn) \
+         FROM (SELECT {END_OF_WAL}) o (lsn) \
          LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = {}",
         wire::quote_literal(slot)
     )

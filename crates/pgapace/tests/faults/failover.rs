@@ -9,6 +9,7 @@ use testbed::compare::TableName;
 use testbed::program::Process;
 use testbed::{Cluster, Error, Program, Result, Stop, servers, wait_until};
 
+use crate::see::http_client::{free_port, get, parse};
 use crate::support::{
     DB, NAME, PATIENCE, Site, Tool, expect_exit, holds_for, wait_for_event, wait_for_log,
     wait_while_running,
@@ -289,6 +290,8 @@ fn a_standby_may_be_promoted_under_its_stream() -> Result<()> {
     let mut site = site()?;
     let standby = standby(&mut site, "")?;
     let program = site.program_between(&standby.conninfo(DB), &site.subscriber.conninfo(DB));
+    let port = free_port();
+    let program = program.args(["--http", &format!("127.0.0.1:{port}")]);
     let mut run = site.spawn(&program)?;
     wait_while_running(&mut run, "the stream of a standby", PATIENCE, || {
         // A slot of a standby is created at such a snapshot.
@@ -302,6 +305,17 @@ fn a_standby_may_be_promoted_under_its_stream() -> Result<()> {
     wait_for_event(&mut run, "streaming", PATIENCE)?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (1, 'old'); INSERT INTO log VALUES (1)")?;
     wait_for_rows(&site, &mut run, 1)?;
+    // What the standby has received and not replayed is a lag.
+    standby.sql(DB, "SELECT pg_wal_replay_pause()")?;
+    site.publisher.sql(DB, "SELECT pg_logical_emit_message(true, '', repeat('x', 1000000))")?;
+    wait_while_running(&mut run, "the lag", PATIENCE, || {
+        let samples = parse(&get(port, "/metrics").body);
+        let bytes = samples.iter().find(|((name, labels), _)| {
+            name == "pgapace_lag_bytes" && labels["stage"] == "committed"
+        });
+        Ok(bytes.is_some_and(|(_, bytes)| *bytes > 900_000.0))
+    })?;
+    standby.sql(DB, "SELECT pg_wal_replay_resume()")?;
     // As if another server had sent rows of a copy that this one lacks.
     let column = |name: &str| {
         site.subscriber.query_one_text(DB, &format!("SELECT {name} FROM pgapace.subscription"))

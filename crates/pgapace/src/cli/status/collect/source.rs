@@ -6,7 +6,7 @@ use wire::Session;
 
 use crate::config::Site;
 use crate::error::{Failure, Result};
-use crate::publisher::session::{Publisher, current_lsn, is_standby, system_identifier};
+use crate::publisher::session::{Publisher, end_of_wal, is_standby, system_identifier};
 use crate::publisher::slot::{self, Slot};
 use crate::subscriber::state::{Phase, Subscription};
 
@@ -50,7 +50,7 @@ pub(super) struct Source {
 impl Source {
     /// Reads again where its WAL ends.
     pub(super) fn look(&mut self) -> Result<()> {
-        self.lsn = current_lsn(&mut self.session)?;
+        self.lsn = end_of_wal(&mut self.session)?;
         Ok(())
     }
 }
@@ -64,7 +64,7 @@ pub(super) fn connect_source(
     let name = site.name.as_deref().unwrap_or("pgapace status");
     let reason = |failure: Failure| failure.message;
     let mut session = Publisher::new(info, name, encoding).connect_to_look().map_err(reason)?;
-    let lsn = current_lsn(&mut session).map_err(reason)?;
+    let lsn = end_of_wal(&mut session).map_err(reason)?;
     let system_identifier = system_identifier(&mut session);
     Ok(Source { session, system_identifier, lsn })
 }
