@@ -1,7 +1,7 @@
 //! The file of a recording: blocks with checksums. See [`super`] for their order.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -31,20 +31,45 @@ const END: u8 = b'e';
 
 /// Writes a recording.
 #[derive(Debug)]
-pub(crate) struct Writer {
-    file: BufWriter<File>,
+pub(crate) struct Writer<F = File> {
+    file: F,
     path: PathBuf,
     /// Where the file is until it is whole.
     partial: PathBuf,
     number: u64,
     pending: Vec<u8>,
-    /// Size of the file so far.
+    /// Size of the whole blocks so far.
     written: u64,
+    /// A write failed, so a part of a block may lie behind them.
+    torn: bool,
+    /// The end of what is in these blocks, and of what is pending.
+    tails: [Tail; 2],
+}
+
+/// A recording that has its name.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) size: u64,
+    pub(crate) tail: Tail,
+    /// Why it lacks what was pending.
+    pub(crate) failure: Option<Failure>,
+}
+
+/// A file that can be cut off behind its whole blocks.
+pub(crate) trait Cut: Write {
+    fn cut_at(&mut self, size: u64) -> io::Result<()>;
+}
+
+impl Cut for File {
+    fn cut_at(&mut self, size: u64) -> io::Result<()> {
+        self.set_len(size)?;
+        self.seek(SeekFrom::Start(size)).map(drop)
+    }
 }
 
 impl Writer {
-    /// Begins a file that must not exist.
-    pub(crate) fn create(path: &Path, head: &Head) -> Result<Self> {
+    /// Begins a file that must not exist. `tail`: the end without any message.
+    pub(crate) fn create(path: &Path, head: &Head, tail: Tail) -> Result<Self> {
         let mut partial = path.as_os_str().to_owned();
         partial.push(".partial");
         let partial = PathBuf::from(partial);
@@ -52,22 +77,48 @@ impl Writer {
         let file = open_partial(&partial)?;
         // Another process may have ended its recording in between.
         check_new(path)?;
+        Self::begin(file, path, partial, head, tail)
+    }
+
+    /// Ends the file. From here on it has its name, and is durable.
+    ///
+    /// Messages that cannot be written are left out: what is in the file is of use without them.
+    pub(crate) fn finish(mut self) -> Result<Finished> {
+        let failure = self.flush_block().err();
+        let [tail, _] = self.tails;
+        self.json(END, &tail)?;
+        let Self { file, path, partial, written, .. } = self;
+        let renamed = file.sync_all().and_then(|()| std::fs::rename(&partial, &path));
+        // Until its folder is written, a crash could take the file away again.
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let kept = || File::open(folder.unwrap_or(Path::new(".")))?.sync_all();
+        renamed.and_then(|()| kept()).map_err(|e| unwritable(&path, &e))?;
+        Ok(Finished { size: written, tail, failure })
+    }
+}
+
+impl<F: Cut> Writer<F> {
+    fn begin(mut file: F, path: &Path, partial: PathBuf, head: &Head, tail: Tail) -> Result<Self> {
+        file.write_all(MAGIC).map_err(|e| unwritable(&partial, &e))?;
         let mut writer = Self {
-            file: BufWriter::new(file),
+            file,
             path: path.to_owned(),
             partial,
             number: 0,
             pending: Vec::with_capacity(2 * BLOCK),
             written: MAGIC.len() as u64,
+            torn: false,
+            tails: [tail; 2],
         };
-        writer.file.write_all(MAGIC).map_err(|e| unwritable(&writer.partial, &e))?;
         writer.json(HEAD, head)?;
         Ok(writer)
     }
 
-    /// Adds whole CopyData messages, headers included.
-    pub(crate) fn append(&mut self, messages: &[u8]) -> Result<()> {
+    /// Adds whole CopyData messages, headers included. `tail`: the end with them. After an error they are
+    /// still pending.
+    pub(crate) fn append(&mut self, messages: &[u8], tail: Tail) -> Result<()> {
         self.pending.extend_from_slice(messages);
+        self.tails[1] = tail;
         if self.pending.len() < BLOCK {
             return Ok(());
         }
@@ -79,24 +130,12 @@ impl Writer {
             return Ok(());
         }
         let content = std::mem::take(&mut self.pending);
-        self.block(MESSAGES, &content)?;
+        let written = self.block(MESSAGES, &content);
         self.pending = content;
+        written?;
         self.pending.clear();
+        self.tails[0] = self.tails[1];
         Ok(())
-    }
-
-    /// Ends the file. From here on it has its name, and is durable. Returns its size.
-    pub(crate) fn finish(mut self, tail: &Tail) -> Result<u64> {
-        self.flush_block()?;
-        self.json(END, tail)?;
-        let Self { file, path, partial, written, .. } = self;
-        let file = file.into_inner().map_err(|e| unwritable(&partial, e.error()))?;
-        let renamed = file.sync_all().and_then(|()| std::fs::rename(&partial, &path));
-        // Until its folder is written, a crash could take the file away again.
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let kept = || File::open(folder.unwrap_or(Path::new(".")))?.sync_all();
-        renamed.and_then(|()| kept()).map_err(|e| unwritable(&path, &e))?;
-        Ok(written)
     }
 
     fn json(&mut self, kind: u8, value: &impl Serialize) -> Result<()> {
@@ -106,9 +145,29 @@ impl Writer {
     }
 
     fn block(&mut self, kind: u8, content: &[u8]) -> Result<()> {
-        let written = write_block(&mut self.file, kind, self.number, content);
+        let written = self.write_whole(kind, content);
         self.written += written.map_err(|e| unwritable(&self.partial, &e))?;
         self.number += 1;
+        Ok(())
+    }
+
+    /// Writes a block, and none of it if that fails. Returns its size.
+    fn write_whole(&mut self, kind: u8, content: &[u8]) -> io::Result<u64> {
+        let block = block(kind, self.number, content)?;
+        self.cut()?;
+        let written = self.file.write_all(&block);
+        self.torn = written.is_err();
+        // The room that it takes may be what the end of the file needs.
+        written.or_else(|error| self.cut().and(Err(error)))?;
+        Ok(block.len() as u64)
+    }
+
+    /// Removes what a write that failed has left.
+    fn cut(&mut self) -> io::Result<()> {
+        if self.torn {
+            self.file.cut_at(self.written)?;
+            self.torn = false;
+        }
         Ok(())
     }
 }
@@ -148,8 +207,8 @@ fn open_partial(partial: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Writes one block. Returns its size in the file.
-fn write_block(to: &mut impl Write, kind: u8, number: u64, content: &[u8]) -> io::Result<u64> {
+/// A block as it is in the file.
+fn block(kind: u8, number: u64, content: &[u8]) -> io::Result<Vec<u8>> {
     let mut encoder = DeflateEncoder::new(Vec::new(), Compression::fast());
     encoder.write_all(content)?;
     let stored = encoder.finish()?;
@@ -157,12 +216,13 @@ fn write_block(to: &mut impl Write, kind: u8, number: u64, content: &[u8]) -> io
     let [Ok(length), Ok(stored_length)] = lengths else {
         return Err(io::Error::other("a message is larger than a block can be"));
     };
-    to.write_all(&[kind])?;
-    to.write_all(&length.to_le_bytes())?;
-    to.write_all(&stored_length.to_le_bytes())?;
-    to.write_all(&checksum(kind, number, length, &stored).to_le_bytes())?;
-    to.write_all(&stored)?;
-    Ok((BLOCK_HEAD + stored.len()) as u64)
+    let mut block = Vec::with_capacity(BLOCK_HEAD + stored.len());
+    block.push(kind);
+    block.extend_from_slice(&length.to_le_bytes());
+    block.extend_from_slice(&stored_length.to_le_bytes());
+    block.extend_from_slice(&checksum(kind, number, length, &stored).to_le_bytes());
+    block.extend_from_slice(&stored);
+    Ok(block)
 }
 
 fn checksum(kind: u8, number: u64, length: u32, stored: &[u8]) -> u32 {
@@ -384,10 +444,12 @@ mod tests {
     fn recorded(directory: &Path) -> (PathBuf, Vec<u8>) {
         let path = directory.join("recording");
         let messages: Vec<u8> = (0..=250).cycle().take(3 * BLOCK).collect();
-        let mut writer = Writer::create(&path, &head()).unwrap();
-        messages.chunks(BLOCK).for_each(|chunk| writer.append(chunk).unwrap());
+        let mut writer = Writer::create(&path, &head(), Tail::default()).unwrap();
         let whole = messages.len() as u64 - 100;
-        let size = writer.finish(&Tail { whole, end: 99, ..Tail::default() }).unwrap();
+        let tail = Tail { whole, end: 99, ..Tail::default() };
+        messages.chunks(BLOCK).for_each(|chunk| writer.append(chunk, tail).unwrap());
+        let Finished { size, failure, .. } = writer.finish().unwrap();
+        assert!(failure.is_none());
         assert_eq!(size, std::fs::metadata(&path).unwrap().len());
         (path, messages)
     }
@@ -404,7 +466,78 @@ mod tests {
             read.extend_from_slice(&bytes);
         }
         assert_eq!(read, messages[..messages.len() - 100]);
-        assert_eq!(Writer::create(&path, &head()).unwrap_err().class, Class::Recording);
+        let failure = Writer::create(&path, &head(), Tail::default()).unwrap_err();
+        assert_eq!(failure.class, Class::Recording);
+    }
+
+    /// A disk with room for so many bytes.
+    #[derive(Debug, Default)]
+    struct SmallDisk {
+        bytes: Vec<u8>,
+        room: usize,
+    }
+
+    impl Write for SmallDisk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let fits = bytes.len().min(self.room - self.bytes.len());
+            if fits == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.bytes.extend_from_slice(&bytes[..fits]);
+            Ok(fits)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Cut for SmallDisk {
+        fn cut_at(&mut self, size: u64) -> io::Result<()> {
+            self.bytes.truncate(usize::try_from(size).unwrap());
+            Ok(())
+        }
+    }
+
+    /// Noise, which cannot be compressed.
+    fn noise() -> Vec<u8> {
+        let mut state = 1_u64;
+        let step = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state.to_be_bytes()[0]
+        };
+        std::iter::repeat_with(step).take(BLOCK).collect()
+    }
+
+    #[test]
+    fn a_recording_on_a_full_disk_has_what_was_written_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("recording");
+        let tail =
+            |number: u64| Tail { whole: number * BLOCK as u64, end: number, ..Tail::default() };
+        let messages = noise();
+        let stored = block(MESSAGES, 1, &messages).unwrap().len();
+        // The second block fits in part, or hardly not.
+        for (room, more) in [(stored + 5000, false), (2 * stored, false), (stored + 5000, true)] {
+            let disk = SmallDisk { room, ..SmallDisk::default() };
+            let partial = path.with_extension("partial");
+            let mut writer = Writer::begin(disk, &path, partial, &head(), tail(0)).unwrap();
+            writer.append(&messages, tail(1)).unwrap();
+            assert_eq!(writer.append(&messages, tail(2)).unwrap_err().class, Class::Recording);
+            if more {
+                // Somebody has removed other files.
+                writer.file.room = 10 * stored;
+            }
+            assert_eq!(writer.flush_block().is_ok(), more);
+            let [end, _] = writer.tails;
+            writer.json(END, &end).unwrap();
+            std::fs::write(&path, &writer.file.bytes).unwrap();
+            assert_eq!(writer.written, writer.file.bytes.len() as u64);
+            let recording = Recording::open(&path).unwrap();
+            assert_eq!(recording.tail, tail(if more { 2 } else { 1 }), "{room}");
+            let mut stream = recording.messages().unwrap();
+            assert_eq!(stream.next().unwrap().as_deref(), Some(&messages[..]));
+        }
     }
 
     #[test]
@@ -413,13 +546,13 @@ mod tests {
         let path = directory.path().join("recording");
         // A process that was killed left the file without a lock: it is taken over.
         std::fs::write(directory.path().join("recording.partial"), [b'x'; 10_000]).unwrap();
-        let mut first = Writer::create(&path, &head()).unwrap();
-        first.append(b"first").unwrap();
-        let second = Writer::create(&path, &head()).unwrap_err();
+        let mut first = Writer::create(&path, &head(), Tail::default()).unwrap();
+        let tail = Tail { whole: 5, ..Tail::default() };
+        first.append(b"first", tail).unwrap();
+        let second = Writer::create(&path, &head(), Tail::default()).unwrap_err();
         assert_eq!(second.class, Class::Recording);
         assert!(second.message.contains("another process writes"), "{second}");
-        let tail = Tail { whole: 5, ..Tail::default() };
-        let size = first.finish(&tail).unwrap();
+        let size = first.finish().unwrap().size;
         assert_eq!(std::fs::metadata(&path).unwrap().len(), size);
         assert_eq!(Recording::open(&path).unwrap().tail, tail);
     }
@@ -457,7 +590,7 @@ mod tests {
             [(HEAD, &head[..]), (MESSAGES, b"b"), (MESSAGES, b"a"), (END, &end)].iter().enumerate()
         {
             let number = [0, 2, 1, 3][number];
-            write_block(&mut file, *kind, number, content).unwrap();
+            file.extend_from_slice(&block(*kind, number, content).unwrap());
         }
         std::fs::write(&path, &file).unwrap();
         assert!(Recording::open(&path).unwrap_err().message.contains("checksum"));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use pgoutput::{Lsn, StatusUpdate, Streaming, Timestamp};
 use wire::{CopyChunk, EndReason, Haste, Received, ReplicationStream, Session};
 
-use super::file::Writer;
+use super::file::{Finished, Writer};
 use super::progress::RecordedSoFar;
 use super::{Head, PublisherFacts, StreamFacts, Tail, streaming_name};
 use crate::config::RecordSettings;
@@ -54,7 +54,8 @@ struct HeldSnapshot {
     name: String,
 }
 
-/// Records until the end is reached, a signal comes, or the stream ends. In all cases the file is whole.
+/// Records until the end is reached, a signal comes, the stream ends, or the disk is full. In all cases the
+/// file is whole.
 pub(crate) fn record(
     settings: &RecordSettings,
     path: &Path,
@@ -88,8 +89,9 @@ pub(crate) fn record(
         streaming,
     };
     let head = head(&mut source, settings, &created, options, tables)?;
-    let mut writer = Writer::create(path, &head)?;
     let start = head.start();
+    let mut so_far = RecordedSoFar::new(start);
+    let mut writer = Writer::create(path, &head, so_far.tail())?;
     let command =
         start_replication::start_command(major, &name, start, &settings.publications, &options);
     let stream = ReplicationStream::start(source, &command)
@@ -100,12 +102,10 @@ pub(crate) fn record(
         snapshot = held.as_ref().map(|held| held.name.as_str()),
         "recording the stream of a temporary slot; a clone must have the state at this LSN"
     );
-    let mut so_far = RecordedSoFar::new(start);
     let ends = Ends { at: Instant::now() + end.after, until, shutdown };
     let read = Recorder { stream, writer: &mut writer, so_far: &mut so_far }.read(&ends);
-    let tail = so_far.tail();
-    let size = writer.finish(&tail)?;
-    Ok(Recorded { start, tail, size, failure: read.err() })
+    let Finished { size, tail, failure } = writer.finish()?;
+    Ok(Recorded { start, tail, size, failure: read.err().or(failure) })
 }
 
 /// Exports the snapshot of the slot once more, from a session that outlives the start of the stream.
@@ -216,7 +216,7 @@ impl Recorder<'_> {
         for (_, message) in chunk.frames() {
             answer |= self.so_far.add(message)?;
         }
-        self.writer.append(chunk.bytes())?;
+        self.writer.append(chunk.bytes(), self.so_far.tail())?;
         Ok(answer)
     }
 

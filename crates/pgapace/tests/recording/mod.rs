@@ -9,8 +9,9 @@ use std::time::Duration;
 use testbed::Program;
 use testbed::program::Process;
 
+use crate::support::small_disk::SmallDisk;
 use crate::support::{
-    Case, Finished, PATIENCE, finish, must, on_versions, pgapace, wait_for_event,
+    Case, Finished, PATIENCE, expect_exit, finish, must, on_versions, pgapace, wait_for_event,
     wait_while_running,
 };
 use crate::verbs::json;
@@ -196,4 +197,37 @@ fn the_snapshot_of_the_start_can_be_held_for_a_copy() {
     let row = must(session.query_one("SELECT count(*) FROM a", &[]));
     assert_eq!(row.get::<_, i64>(0), 200);
     recording.end(&case);
+}
+
+#[test]
+fn a_recording_on_a_full_disk_has_what_was_written_before() {
+    let case = Case::new(18, 18);
+    prepare(&case);
+    let owner = case.log_file("owner");
+    must(std::fs::write(&owner, ""));
+    let Some(disk) = SmallDisk::mount(&owner.to_string_lossy(), 1) else { return };
+    let file = disk.path().join("full.recording");
+    let program = pgapace("record").arg(&file).args([
+        "--publisher",
+        &case.tool.publisher,
+        "--publication",
+        "pub",
+        "--minutes",
+        "30",
+    ]);
+    let mut process = must(program.spawn_logged(case.log_file("full")));
+    must(wait_for_event(&mut process, "recording_started", PATIENCE));
+    // Four times as much as fits.
+    for _ in 0..60 {
+        case.publisher.sql(
+            "UPDATE a SET v = v + 1, t = (SELECT string_agg(md5(random()::text || a.id || i), '') \
+             FROM generate_series(1, 20) i)",
+        );
+    }
+    must(expect_exit(&mut process, 20, &["cannot write recording", "can be replayed"]));
+    replay(&case, &file, &[]).expect(0, &[]);
+    // Whole transactions, and several of them.
+    let rounds = case.subscriber.value("SELECT max(v) FROM a");
+    assert!(rounds.parse::<u32>().is_ok_and(|rounds| (5..60).contains(&rounds)), "{rounds}");
+    assert_eq!(case.subscriber.value("SELECT count(DISTINCT v) FROM a"), "1");
 }
