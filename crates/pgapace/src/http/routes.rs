@@ -54,6 +54,8 @@ struct SubscriptionStatus<'a> {
     retries: &'a std::collections::BTreeMap<String, u64>,
     received_bytes: u64,
     tables: std::collections::BTreeMap<&'a str, u64>,
+    /// Those that may lack changes, whatever their state; null if that is not known.
+    stale_tables: Option<u64>,
     /// Null unless tables are copied.
     copy: Option<&'a CopyShown>,
     /// Null unless it streams.
@@ -173,6 +175,7 @@ impl Routes {
                 .flat_map(|tables| &tables.by_state)
                 .map(|(state, count)| (state.as_str(), *count))
                 .collect(),
+            stale_tables: shown.tables.as_ref().map(|tables| tables.stale),
             copy: shown.copy.as_deref(),
             figures: (shown.phase == RunPhase::Streaming && shown.figures.at > 0.0)
                 .then_some(&*shown.figures),

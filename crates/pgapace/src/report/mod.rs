@@ -83,12 +83,16 @@ fn subscription(reader: &mut StatusReader, status: &Status, minutes: u64) -> Res
         "SELECT at, level, event, message, fields FROM pgapace.event \
          WHERE subscription = $1 OR subscription IS NULL ORDER BY at DESC, id DESC LIMIT 100",
     )?;
-    let not_ready: Vec<_> = status.tables.iter().filter(|table| table.state != "ready").collect();
-    let not_ready: Vec<Vec<String>> = not_ready
-        .iter()
+    let remarkable = status.tables.iter().filter(|table| table.is_remarkable());
+    let remarkable: Vec<Vec<String>> = remarkable
         .map(|table| {
-            let reason = table.reason.clone().unwrap_or_default();
-            vec![format!("{}.{}", table.schema, table.name), table.state.to_owned(), reason]
+            let stale = table.stale_lsn.as_ref().map(|lsn| {
+                let reason = table.stale_reason.as_deref().unwrap_or("unknown reason");
+                format!("may lack changes since {lsn}: {reason}")
+            });
+            let reasons: Vec<_> = table.reason.iter().cloned().chain(stale).collect();
+            let name = format!("{}.{}", table.schema, table.name);
+            vec![name, table.state.to_owned(), reasons.join("; ")]
         })
         .collect();
     let parts = [
@@ -119,7 +123,10 @@ fn subscription(reader: &mut StatusReader, status: &Status, minutes: u64) -> Res
             "Tables by changes",
             &table(&["table", "inserts", "updates", "deletes", "truncates", "last"], &tables),
         ),
-        section("Tables that are not ready", &table(&["table", "state", "reason"], &not_ready)),
+        section(
+            "Tables that are not ready, or may lack changes",
+            &table(&["table", "state", "reason"], &remarkable),
+        ),
         section("Conflicts", &table(&["table", "conflict", "number", "last"], &conflicts)),
         section("Retries", &table(&["SQLSTATE", "number", "last"], &retries)),
         section(

@@ -185,17 +185,19 @@ pub(super) fn blockers(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
     frame.render_widget(Paragraph::new(lines.collect::<Vec<_>>()), area);
 }
 
-/// Tables by rows per second, then those that are not ready.
+/// Tables by rows per second, then those that are not ready or may lack changes.
 pub(super) fn tables(frame: &mut Frame<'_>, area: Rect, status: &Status, scrolled: usize) {
     let rates = status.figures.iter().flat_map(|figures| &figures.tables).map(|table| {
         let name = format!("{}.{}", table.schema, table.name);
         row(vec![name, format!("{:.0}", table.changes_per_second_10s)], 1)
     });
-    let others = status.tables.iter().filter(|table| table.state != "ready");
+    let others = status.tables.iter().filter(|table| table.is_remarkable());
     let others = others.map(|table| {
-        let style = if table.reason.is_some() { coloured(Color::Red) } else { Style::new() };
+        let is_bad = table.reason.is_some() || table.stale_lsn.is_some();
+        let style = if is_bad { coloured(Color::Red) } else { Style::new() };
         let name = format!("{}.{}", table.schema, table.name);
-        row(vec![name, table.state.to_owned()], 1).style(style)
+        let state = if table.state == "ready" { "stale" } else { table.state };
+        row(vec![name, state.to_owned()], 1).style(style)
     });
     let rows: Vec<_> = rates.chain(others).skip(scrolled).collect();
     let head = head(&["table", "rows/s"], 1);

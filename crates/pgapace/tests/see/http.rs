@@ -246,30 +246,6 @@ fn tables_that_are_added_are_shown_while_they_are_copied() {
     case.stop(process);
 }
 
-/// With --on-missed-changes ignore, the state says nothing about them.
-#[test]
-fn stale_tables_are_counted_although_they_are_ready() {
-    let mut case = Case::new(18, 18);
-    case.both("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)");
-    case.publish("FOR ALL TABLES");
-    case.run_until_current();
-    case.subscriber.sql(
-        "UPDATE pgapace.relation SET stale_lsn = '0/1', stale_through = '0/1', stale_reason = 'a gap' \
-         WHERE table_name = 't'",
-    );
-    let (port, mut process) = start(&mut case, &["--on-missed-changes", "ignore"]);
-    let mut text = String::new();
-    let waited = wait_until(PATIENCE, "the stale table", || {
-        assert!(process.is_running(), "{}", process.log());
-        text = get(port, "/metrics").body;
-        let samples = parse(&text);
-        Ok(value(&case, &samples, "pgapace_stale_tables", None) == Some(1.0)
-            && value(&case, &samples, "pgapace_tables", Some(("state", "ready"))) == Some(2.0))
-    });
-    waited.unwrap_or_else(|error| panic!("{error}\n{text}"));
-    case.stop(process);
-}
-
 #[test]
 fn other_addresses_and_tokens() {
     let mut case = Case::new(18, 18);

@@ -1,7 +1,8 @@
-//! `pgapace report` writes one file that needs nothing else, with figures that SQL knows.
+//! `pgapace report` writes one file that needs nothing else, with figures that SQL knows; and what all ways to look show.
 
 use testbed::wait_until;
 
+use super::http_client::{free_port, get, parse};
 use crate::support::{Case, PATIENCE, must};
 
 #[test]
@@ -45,4 +46,46 @@ fn a_report_has_curves_and_tables() {
     for not in ["<script", "http:", "https:", "src=", "onload"] {
         assert!(!report.contains(not), "{not}");
     }
+}
+
+/// With --on-missed-changes ignore, the state says nothing about them.
+#[test]
+fn tables_that_may_lack_changes_are_shown_although_they_are_ready() {
+    let mut case = Case::new(18, 18);
+    case.both("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)");
+    case.publish("FOR ALL TABLES");
+    case.run_until_current();
+    case.subscriber.sql(
+        "UPDATE pgapace.relation SET stale_lsn = '0/1', stale_through = '0/1', stale_reason = 'a gap' \
+         WHERE table_name = 't'",
+    );
+    let port = free_port();
+    let http = format!("127.0.0.1:{port}");
+    let args = ["--on-missed-changes", "ignore", "--http", &http];
+    case.tool.args.extend(args.map(str::to_owned));
+    let mut process = case.start();
+    let mut text = String::new();
+    let waited = wait_until(PATIENCE, "the stale table", || {
+        assert!(process.is_running(), "{}", process.log());
+        text = get(port, "/metrics").body;
+        let samples = parse(&text);
+        let has = |name: &str, number: f64| {
+            samples.iter().any(|((of, _), value)| of == name && *value == number)
+        };
+        Ok(has("pgapace_stale_tables", 1.0) && has("pgapace_tables", 2.0))
+    });
+    waited.unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let status: serde_json::Value = must(serde_json::from_str(&get(port, "/api/v1/status").body));
+    let one = &status["subscriptions"][0];
+    assert_eq!((&one["stale_tables"], &one["tables"]["ready"]), (&1.into(), &2.into()), "{one:#}");
+    case.tool.args.clear();
+    let top = case.tool.finish("top", &["--once"]);
+    top.expect(0, &[]);
+    let shown = |line: &str| line.contains("public.t ") && line.contains("stale");
+    assert!(top.stdout.lines().any(shown), "{}", top.stdout);
+    let report = case.tool.finish("report", &["-"]);
+    report.expect(0, &[]);
+    let row = "<td>public.t</td><td>ready</td><td>may lack changes since 0/1: a gap</td>";
+    assert!(report.stdout.contains(row), "{}", report.stdout);
+    case.stop(process);
 }

@@ -54,6 +54,11 @@ pub(super) fn tables(session: &mut Session, row: &Subscription) -> Result<Vec<Ta
 }
 
 impl Table {
+    /// Whether it is not ready, or may lack changes: with --on-missed-changes ignore it stays ready then.
+    pub(crate) fn is_remarkable(&self) -> bool {
+        self.state != "ready" || self.stale_lsn.is_some()
+    }
+
     pub(super) fn of(table: RelationState, mode: Option<RelationMode>) -> Self {
         let (apply_mode, apply_reason) =
             mode.map_or((None, None), |mode| (Some(mode.mode), mode.reason));
