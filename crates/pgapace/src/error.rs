@@ -92,6 +92,7 @@ pub(crate) struct Offender {
     pub(crate) key: Option<String>,
 }
 
+/// The alternate form has no key.
 impl fmt::Display for Offender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "transaction {} with commit LSN {}", self.xid, self.commit_lsn)?;
@@ -99,7 +100,8 @@ impl fmt::Display for Offender {
         if let Some(table) = &self.table {
             write!(f, " on {table}")?;
         }
-        if let Some(key) = &self.key {
+        let names_row = !f.alternate();
+        if let Some(key) = self.key.as_ref().filter(|_| names_row) {
             write!(f, ", key {key}")?;
         }
         Ok(())
@@ -281,6 +283,7 @@ pub(crate) fn is_stale_catalogue(code: &str) -> bool {
         || matches!(code, sqlstate::FEATURE_NOT_SUPPORTED | sqlstate::INVALID_SQL_STATEMENT_NAME)
 }
 
+/// The alternate form leaves out what may quote rows: the key, and DETAIL.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
@@ -289,10 +292,13 @@ impl fmt::Display for Failure {
         if let Some(code) = code.filter(|code| !self.message.contains(code)) {
             write!(f, " {code}")?;
         }
-        if let Some(offender) = &self.offender {
-            write!(f, "\nCONTEXT:  {offender}")?;
+        let quotes_rows = !f.alternate();
+        match &self.offender {
+            Some(offender) if quotes_rows => write!(f, "\nCONTEXT:  {offender}")?,
+            Some(offender) => write!(f, "\nCONTEXT:  {offender:#}")?,
+            None => {}
         }
-        if let Some(detail) = &self.detail {
+        if let Some(detail) = self.detail.as_ref().filter(|_| quotes_rows) {
             write!(f, "\nDETAIL:  {detail}")?;
         }
         if let Some(hint) = &self.hint {

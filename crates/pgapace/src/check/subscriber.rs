@@ -310,7 +310,7 @@ fn own_subscription(
             ),
         );
     }
-    if let Err(failure) = row.check_enabled() {
+    if let Err(failure) = row.check_enabled(session) {
         reporter.failure("subscription", &failure);
     }
     refused_by_others(session, config, &row, reporter)?;

@@ -1,5 +1,8 @@
 //! `pgapace report`: one HTML file about subscriptions, to attach to a ticket.
 
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -35,7 +38,10 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
         return Ok(());
     }
     let shown = args.file.display();
-    std::fs::write(&args.file, report)
+    // It quotes rows, in error texts and in queries of sessions that block.
+    let file =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&args.file);
+    file.and_then(|mut file| file.write_all(report.as_bytes()))
         .map_err(|error| Failure::new(Class::Config, format!("cannot write {shown}: {error}")))?;
     output::line(&format!("{shown} is written"));
     Ok(())

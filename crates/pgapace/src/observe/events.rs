@@ -16,6 +16,9 @@ use crate::observe::board::wall;
 /// How many are kept in memory, and how many wait to be written at most.
 const MOST: usize = 1000;
 
+/// Fields that quote rows.
+const OF_ROWS: [&str; 2] = ["key", "detail"];
+
 static EVENTS: LazyLock<Mutex<Kept>> = LazyLock::new(Mutex::default);
 
 /// An event of the log.
@@ -32,6 +35,9 @@ pub(crate) struct LogEvent {
     pub(crate) message: String,
     /// The other fields, as in the log.
     pub(crate) fields: String,
+    /// The same without what may quote rows, for `pgapace.event`, which members of pg_monitor read.
+    #[serde(skip)]
+    pub(crate) stored_fields: String,
 }
 
 #[derive(Debug, Default)]
@@ -115,6 +121,7 @@ impl<S: tracing::Subscriber> Layer<S> for EventLayer {
             subscription: fields.subscription,
             message: fields.message,
             fields: fields.others.trim_end().to_owned(),
+            stored_fields: fields.stored.trim_end().to_owned(),
         });
     }
 }
@@ -125,33 +132,46 @@ struct Fields {
     subscription: Option<String>,
     message: String,
     others: String,
+    stored: String,
 }
 
 impl Fields {
-    fn set(&mut self, field: &tracing::field::Field, value: String) {
-        match field.name() {
+    /// `stored`: the value without what may quote rows.
+    fn set(&mut self, name: &str, value: String, stored: &str) {
+        match name {
             "event" => self.event = Some(value),
             "subscription" => self.subscription = Some(value),
             "message" => self.message = value,
-            // Writing to a string cannot fail.
-            name => drop(write!(self.others, "{name}={value} ")),
+            _ => {
+                // Writing to a string cannot fail.
+                let _ = write!(self.others, "{name}={value} ");
+                if !OF_ROWS.contains(&name) {
+                    let _ = write!(self.stored, "{name}={stored} ");
+                }
+            }
         }
     }
 }
 
 impl tracing::field::Visit for Fields {
     fn record_str(&mut self, field: &tracing::field::Field, value: &str) {
-        self.set(field, value.to_owned());
+        self.set(field.name(), value.to_owned(), value);
     }
 
     fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn Debug) {
-        self.set(field, format!("{value:?}"));
+        let text = format!("{value:?}");
+        // A failure has such a form.
+        let stored = if field.name() == "error" { format!("{value:#?}") } else { text.clone() };
+        self.set(field.name(), text, &stored);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Kept, LogEvent, MOST};
+    use tracing_subscriber::layer::SubscriberExt;
+
+    use super::{EventLayer, Kept, LogEvent, MOST};
+    use crate::error::{Class, Failure};
 
     fn event(number: usize, level: &'static str, subscription: Option<&str>) -> LogEvent {
         LogEvent {
@@ -161,7 +181,31 @@ mod tests {
             subscription: subscription.map(str::to_owned),
             message: String::new(),
             fields: String::new(),
+            stored_fields: String::new(),
         }
+    }
+
+    #[test]
+    fn what_quotes_rows_is_in_memory_only() {
+        let mut failure = Failure::new(Class::Apply, "a row violates a check").hint("mend it");
+        failure.detail = Some("Failing row contains (1, secret).".to_owned());
+        let subscriber = tracing_subscriber::registry().with(EventLayer);
+        tracing::subscriber::with_default(subscriber, || {
+            // Not an event of the program.
+            tracing::event!(
+                tracing::Level::WARN,
+                event = "what_quotes_rows",
+                table = "public.t",
+                key = "(name)=(secret)",
+                error = %failure,
+                "for this test"
+            );
+        });
+        let all = super::last();
+        let event = all.iter().find(|event| event.event == "what_quotes_rows").expect("the event");
+        assert_eq!(event.fields.matches("secret").count(), 2, "{event:?}");
+        let stored = "table=public.t error=a row violates a check\nHINT:  mend it";
+        assert_eq!(event.stored_fields, stored);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::observe::board::{Board, RunPhase};
 use crate::observe::events;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::repertoire::Repertoire;
-use crate::subscriber::state::{self, Subscription, figures, schema, statistics};
+use crate::subscriber::state::{self, Subscription, error_detail, figures, schema, statistics};
 
 /// How often the same failure is written.
 const WRITE_AGAIN: Duration = Duration::from_secs(5);
@@ -69,7 +69,8 @@ impl FailureRecord {
         let disable = self.config.disable_on_error && failure.class == Class::Apply;
         self.write(failure, |session, id| {
             if disable {
-                let message = failure.to_string();
+                error_detail::write(session, id, error_detail::DISABLED, failure)?;
+                let message = error_detail::public_text(failure);
                 state::set_disabled(session, id, Some(&message))?;
             }
             statistics::error(session, id, failure, next.filter(|_| !disable))

@@ -28,7 +28,7 @@ use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::heartbeat::OwnerRecord;
 use crate::subscriber::state::ownership::Former;
 use crate::subscriber::state::{self, Phase, Subscription};
-use crate::subscriber::state::{ownership, schema, statistics};
+use crate::subscriber::state::{error_detail, ownership, schema, statistics};
 use crate::subscriber::tagging::Tagging;
 use crate::subscription::start_beat::StartBeat;
 use crate::switchover::{self, way_back};
@@ -232,7 +232,7 @@ impl Supervisor<'_> {
             hand_over::wait_aside(control, row.id, &|| self.shutdown.requested())?;
         }
         self.known = self.known.max(has_run(row));
-        row.check_enabled()?;
+        row.check_enabled(control)?;
         self.check_same_slot(row)?;
         let stopped = self.stopped.clone();
         let judged = stopped.is_some();
@@ -251,7 +251,7 @@ impl Supervisor<'_> {
         let row = ownership::fence(control, row.id, &owning, &stopping)?.ok_or_else(|| {
             Failure::new(Class::Busy, "the subscription was dropped while pgapace waited for it")
         })?;
-        row.check_enabled()?;
+        row.check_enabled(control)?;
         self.check_same_slot(&row)?;
         let owner = Owner { id: row.id, epoch: row.epoch };
         let beat = StartBeat::spawn(subscriber, publisher, owner)?;
@@ -366,13 +366,14 @@ impl Supervisor<'_> {
     /// Blocks the table that ended the previous run.
     fn block_failed(&mut self, control: &mut Session, row: &Subscription) -> Result<()> {
         let Some(failure) = &self.failed_table else { return Ok(()) };
-        let reason = failure.to_string();
+        let reason = error_detail::public_text(failure);
         let offender = failure.offender.as_deref();
         let relation = offender.and_then(|offender| Some((offender, offender.relation.as_ref()?)));
         let owner = Owner { id: row.id, epoch: row.epoch };
         let blocked = match relation {
             Some((offender, (schema, name))) => {
                 let from = offender.commit_lsn;
+                error_detail::write(control, row.id, &format!("{schema}.{name}"), failure)?;
                 table_state::block_member(control, owner, (schema, name), &reason, from)?
             }
             None => false,

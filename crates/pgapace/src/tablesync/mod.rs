@@ -41,7 +41,7 @@ use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::format::Servers;
 use crate::subscriber::session::Subscriber;
-use crate::subscriber::state::{self, RelationState, SubscriptionId};
+use crate::subscriber::state::{self, RelationState, SubscriptionId, error_detail};
 use crate::tablesync::emptying::{Emptied, TruncateDecision};
 use crate::tablesync::subscriber_tables::SubscriberTable;
 use crate::tablesync::table_state::Owner;
@@ -389,7 +389,9 @@ fn block(
 ) -> Result<()> {
     let until = if lacks_from.is_some() { "pgapace resync" } else { "its obstacle is gone" };
     for ((schema, name), failure) in tables {
-        table_state::block(control, owner, (schema, name), &failure.to_string(), lacks_from)?;
+        error_detail::write(control, owner.id, &format!("{schema}.{name}"), failure)?;
+        let reason = error_detail::public_text(failure);
+        table_state::block(control, owner, (schema, name), &reason, lacks_from)?;
         tracing::warn!(
             event = "table_blocked",
             table = format!("{schema}.{name}"),

@@ -2,6 +2,7 @@
 
 use crate::see::wait_for;
 use crate::support::{Case, must, on_versions};
+use crate::verbs::json;
 
 const VERSIONS: [(u16, u16); 3] = [(14, 14), (15, 15), (18, 18)];
 
@@ -158,7 +159,7 @@ fn a_blocked_worker_names_who_blocks_it() {
 #[test]
 fn a_role_with_pg_monitor_reads_all_but_rows() {
     on_versions(&VERSIONS[1..], |case| {
-        case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+        case.replicate("CREATE TABLE t (id text PRIMARY KEY)");
         let role = format!("{}_monitor", case.tool.name);
         case.subscriber.sql(&format!("CREATE ROLE {role} LOGIN IN ROLE pg_monitor"));
         for table in
@@ -167,12 +168,37 @@ fn a_role_with_pg_monitor_reads_all_but_rows() {
             case.subscriber
                 .sql(&format!("SET ROLE {role}; SELECT * FROM pgapace.{table}; RESET ROLE"));
         }
-        let mut tool = case.tool.clone();
-        tool.subscriber = format!("{} user={role}", tool.subscriber);
-        tool.finish("status", &["--json"]).expect(0, &[]);
+        let mut monitor = case.tool.clone();
+        monitor.subscriber = format!("{} user={role}", monitor.subscriber);
+        monitor.finish("status", &["--json"]).expect(0, &[]);
+        // A conflict, and an error that quotes the row.
+        case.publisher.sql("INSERT INTO t VALUES ('secret 1')");
+        case.run_until_current();
+        case.subscriber.sql("DELETE FROM t; ALTER TABLE t ADD CHECK (id <> 'secret 2')");
+        case.publisher.sql("DELETE FROM t");
+        case.publisher.sql("INSERT INTO t VALUES ('secret 2')");
+        let run = case.tool.finish("run", &["--until", "current", "--disable-on-error"]);
+        run.expect(9, &["secret 1", "Failing row contains (secret 2)"]);
+        for table in ["event", "subscription", "stat_subscription", "relation"] {
+            let quoted =
+                format!("SELECT count(*) FROM pgapace.{table} r WHERE r::text LIKE '%secret%'");
+            assert_eq!(case.subscriber.value(&quoted), "0", "{table}");
+        }
+        let conflicts = "SELECT count(*) FROM pgapace.event WHERE event = 'conflict'";
+        assert_eq!(case.subscriber.value(conflicts), "1");
+        for (tool, quotes) in [(&monitor, false), (&case.tool, true)] {
+            let status = json(&tool.finish("status", &["--json"]));
+            for text in ["disabled", "last_error"].map(|name| status[0][name].to_string()) {
+                assert!(text.contains("23514"), "{text}");
+                assert_eq!(text.contains("contains (secret 2)"), quotes, "{text}");
+            }
+        }
         let mut session = case.subscriber.connect();
         must(session.batch_execute(&format!("SET ROLE {role}")));
-        assert!(session.batch_execute("SELECT * FROM pgapace.conflict").is_err(), "rows of users");
+        for table in ["conflict", "error_detail"] {
+            let read = session.batch_execute(&format!("SELECT * FROM pgapace.{table}"));
+            assert!(read.is_err(), "rows of users: {table}");
+        }
         drop(session);
         case.subscriber.sql(&format!("DROP ROLE {role}"));
     });

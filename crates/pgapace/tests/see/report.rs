@@ -1,5 +1,7 @@
 //! `pgapace report` writes one file that needs nothing else, with figures that SQL knows; and what all ways to look show.
 
+use std::os::unix::fs::PermissionsExt;
+
 use testbed::wait_until;
 
 use super::http_client::{free_port, get, parse};
@@ -31,6 +33,8 @@ fn a_report_has_curves_and_tables() {
     let file = case.log_file("report").with_extension("html");
     let path = file.to_string_lossy().into_owned();
     case.tool.finish("report", &[&path]).expect(0, &[]);
+    let mode = must(std::fs::metadata(&file)).permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "it quotes rows");
     let report = must(std::fs::read_to_string(&file));
     for part in ["Lag in bytes", "Slowest groups", "Warnings and errors", "1 update_missing"] {
         assert!(report.contains(part), "{part}");

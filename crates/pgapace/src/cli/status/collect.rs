@@ -24,7 +24,7 @@ use crate::subscriber::state::statistics::{self, Counters, Spooled, Statistics};
 use crate::subscriber::state::verification::summary::{self, VerificationSummary};
 use crate::subscriber::state::verification::{self, TableVerification};
 use crate::subscriber::state::{
-    self, LastRun, Subscription, figures, heartbeat, prepared, progress, schema,
+    self, LastRun, Subscription, error_detail, figures, heartbeat, prepared, progress, schema,
 };
 use crate::switchover;
 use crate::tablesync::copy_progress::{self, CopyProgress};
@@ -231,7 +231,11 @@ fn of(
     };
     // The files of the spool end with the process.
     let runs = owner.is_some();
-    let tables = tables(session, row)?;
+    let mut tables = tables(session, row)?;
+    let texts = error_detail::read(session, row.id)?;
+    for table in &mut tables {
+        table.quote_rows(&texts);
+    }
     let copy = copy_progress::read(session, row.id)?;
     let LastRun { format, format_reason, streaming, streaming_reason } =
         state::last_run(session, row.id)?;
@@ -246,7 +250,7 @@ fn of(
         running: runs,
         owner,
         standbys: membership::waiting(session, &row.name)?,
-        disabled: row.disabled.clone(),
+        disabled: texts.of(error_detail::DISABLED, row.disabled.clone()),
         // A later position means that the transaction was skipped already.
         skip_lsn: text(row.skip.filter(|skip| applied.is_none_or(|applied| *skip >= applied))),
         epoch: row.epoch,
@@ -276,7 +280,7 @@ fn of(
         tables,
         verified: summary::read(session, row.id)?,
         verifications: verification::read(session, row.id)?,
-        last_error: statistics.and_then(|s| s.last_error.clone()),
+        last_error: texts.of(error_detail::WHOLE, statistics.and_then(|s| s.last_error.clone())),
         last_error_at: statistics.and_then(|s| s.last_error_at.clone()),
         error_since: statistics.and_then(|s| s.error_since.clone()),
         error_count: statistics.map_or(0, |s| s.error_count),

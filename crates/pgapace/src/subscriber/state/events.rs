@@ -31,7 +31,7 @@ pub(crate) fn write_sql(
                 quote_literal(&event.level.to_lowercase()),
                 quote_literal(&event.event),
                 quote_literal(&repertoire.storable(&event.message)),
-                quote_literal(&repertoire.storable(&event.fields))
+                quote_literal(&repertoire.storable(&event.stored_fields))
             )
         })
         .collect();

@@ -4,6 +4,7 @@
 pub(crate) mod adoption;
 pub(crate) mod advisory_lock;
 pub(crate) mod conflicts;
+pub(crate) mod error_detail;
 pub(crate) mod events;
 pub(crate) mod figures;
 pub(crate) mod heartbeat;
@@ -111,19 +112,22 @@ pub(crate) struct Subscription {
 
 impl Subscription {
     /// Refuses a subscription that was disabled because of an error.
-    pub(crate) fn check_enabled(&self) -> Result<()> {
-        match &self.disabled {
-            None => Ok(()),
-            Some(reason) => Err(Failure::new(
-                Class::Disabled,
-                format!("subscription {} was disabled because of an error", self.name),
-            )
-            .detail(reason.as_str())
-            .hint(
-                "When its cause is gone, or the transaction is to be left out (pgapace skip): pgapace \
-                 enable.",
-            )),
+    pub(crate) fn check_enabled(&self, session: &mut Session) -> Result<()> {
+        if self.disabled.is_none() {
+            return Ok(());
         }
+        let reason = error_detail::read(session, self.id)?
+            .of(error_detail::DISABLED, self.disabled.clone())
+            .unwrap_or_default();
+        Err(Failure::new(
+            Class::Disabled,
+            format!("subscription {} was disabled because of an error", self.name),
+        )
+        .detail(reason)
+        .hint(
+            "When its cause is gone, or the transaction is to be left out (pgapace skip): pgapace \
+             enable.",
+        ))
     }
 }
 

@@ -285,6 +285,7 @@ pub(crate) fn forget_sql(id: SubscriptionId) -> String {
              DELETE FROM pgapace.stat_table WHERE subscription = {id}; \
              DELETE FROM pgapace.stat_conflict WHERE subscription = {id}; \
              DELETE FROM pgapace.stat_retry WHERE subscription = {id}; \
+             DELETE FROM pgapace.error_detail WHERE subscription = {id}; \
              DELETE FROM pgapace.event WHERE subscription = (SELECT s.name \
                FROM pgapace.subscription s WHERE s.id = {id}); \
              DELETE FROM pgapace.conflict WHERE subscription = {id}; \

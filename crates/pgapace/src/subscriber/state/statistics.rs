@@ -14,7 +14,7 @@ use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::conflict::ConflictType;
 use crate::subscriber::state::repertoire::Repertoire;
 use crate::subscriber::state::workers_in_use::WorkersInUse;
-use crate::subscriber::state::{SubscriptionId, conflicts, figures};
+use crate::subscriber::state::{SubscriptionId, conflicts, error_detail, figures};
 
 /// Declares each counter once. Each is a column with the same name.
 macro_rules! counters {
@@ -336,7 +336,8 @@ pub(crate) fn error(
         let column = conflict.kind.name();
         format!(", {column} = s.{column} + 1")
     });
-    let message = failure.to_string();
+    error_detail::write(session, id, error_detail::WHOLE, failure)?;
+    let message = error_detail::public_text(failure);
     let message = Repertoire::of(session).storable(&message);
     let lsn = failure.offender.as_deref().map(|offender| offender.commit_lsn.to_string());
     let next = next.map(|next| next.as_secs_f64().to_string());

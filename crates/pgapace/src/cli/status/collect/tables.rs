@@ -7,6 +7,7 @@ use wire::Session;
 
 use crate::cli::status::collect::text;
 use crate::error::Result;
+use crate::subscriber::state::error_detail::FullTexts;
 use crate::subscriber::state::{self, RelationMode, RelationState, Subscription};
 
 #[derive(Debug, Serialize)]
@@ -57,6 +58,13 @@ impl Table {
     /// Whether it is not ready, or may lack changes: with --on-missed-changes ignore it stays ready then.
     pub(crate) fn is_remarkable(&self) -> bool {
         self.state != "ready" || self.stale_lsn.is_some()
+    }
+
+    /// Puts in what the reasons quote of rows, as far as that is known.
+    pub(super) fn quote_rows(&mut self, texts: &FullTexts) {
+        let about = format!("{}.{}", self.schema, self.name);
+        self.reason = texts.of(&about, self.reason.take());
+        self.stale_reason = texts.of(&about, self.stale_reason.take());
     }
 
     pub(super) fn of(table: RelationState, mode: Option<RelationMode>) -> Self {
