@@ -115,6 +115,12 @@ impl Publisher {
             ("lc_monetary", "C"),
             ("xmlbinary", "base64"),
             ("search_path", ""),
+            // A warning of the walsender tells that changes may be missing.
+            ("client_min_messages", "warning"),
+            // A standby refuses every query of a serializable transaction.
+            ("default_transaction_isolation", "read committed"),
+            ("default_transaction_read_only", "off"),
+            ("default_transaction_deferrable", "off"),
             ("statement_timeout", "0"),
             ("lock_timeout", "0"),
             ("idle_in_transaction_session_timeout", "0"),

@@ -20,6 +20,8 @@ pub(crate) const OLDEST_MAJOR: u32 = 14;
 /// replicated change, so pgapace sets all of these itself.
 const SETTINGS: &[(&str, &str)] = &[
     ("search_path", ""),
+    // A warning tells that a commit does not wait for the synchronous standbys any more.
+    ("client_min_messages", "warning"),
     // Row-level security raises an error instead of silently hiding rows.
     ("row_security", "off"),
     ("default_transaction_read_only", "off"),

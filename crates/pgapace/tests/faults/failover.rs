@@ -284,14 +284,17 @@ fn prepared_transactions_outlive_a_promotion() -> Result<()> {
 }
 
 /// pgapace reads from a standby, which is promoted while the stream goes on. The next run does not take the transactions
-/// that came after the promotion for ones that the promoted server lacks.
+/// that came after the promotion for ones that the promoted server lacks. A standby refuses serializable transactions,
+/// which the role, the database or the connection string may have as default.
 #[test]
 fn a_standby_may_be_promoted_under_its_stream() -> Result<()> {
     let mut site = site()?;
     let standby = standby(&mut site, "")?;
-    let program = site.program_between(&standby.conninfo(DB), &site.subscriber.conninfo(DB));
+    let from = standby.conninfo(DB) + " options='-c default_transaction_isolation=serializable'";
     let port = free_port();
-    let program = program.args(["--http", &format!("127.0.0.1:{port}")]);
+    let program = site
+        .program_between(&from, &site.subscriber.conninfo(DB))
+        .args(["--http", &format!("127.0.0.1:{port}")]);
     let mut run = site.spawn(&program)?;
     wait_while_running(&mut run, "the stream of a standby", PATIENCE, || {
         // A slot of a standby is created at such a snapshot.
