@@ -229,21 +229,10 @@ fn ended(reason: EndReason) -> Failure {
     }
 }
 
-/// Gives errors of the walsender about the slot their own class and next step.
+/// Gives errors of a walsender that streams their class and next step. If it has lost its slot, the next run sees
+/// that: the check before the stream says it in more than the words of the server.
 pub(crate) fn explain(mut failure: Failure) -> Failure {
-    let text = failure.message.to_lowercase();
-    let invalidated = text.contains("can no longer get changes")
-        || text.contains("invalidat")
-        || text.contains("requested wal segment");
     match failure.sqlstate.as_deref() {
-        Some(sqlstate::OBJECT_IN_USE) => {
-            failure.class = Class::Busy;
-            failure.transient = true;
-        }
-        _ if invalidated => {
-            failure.class = Class::Slot;
-            failure.transient = false;
-        }
         // Before 18, decoding a change fails if the publication does not exist as of that change:
         // it is missing now, or it was missing then.
         Some(sqlstate::UNDEFINED_OBJECT) => {

@@ -1,7 +1,12 @@
-//! The START_REPLICATION command of each version.
+//! The START_REPLICATION command of each version, and its errors.
 
 use pgoutput::{Lsn, Streaming};
 use wire::{quote_ident, quote_literal};
+
+use crate::error::{Class, Failure, Result};
+use crate::publisher::session::{Publisher, is_standby};
+use crate::publisher::slot;
+use crate::sqlstate;
 
 /// Options of START_REPLICATION other than the protocol version.
 #[derive(Debug, Clone, Copy, Default)]
@@ -57,9 +62,60 @@ pub(crate) fn start_command(
     sql
 }
 
+/// The failure of START_REPLICATION. Nothing is decoded yet, so the server's own hint is the next step. It may have
+/// lost the slot since that was checked: its messages have any language, so the slot is read again.
+pub(crate) fn refused(publisher: &Publisher, name: &str, error: &wire::Error) -> Failure {
+    let failure = failure(error);
+    if failure.connection_lost || failure.class == Class::Busy {
+        return failure;
+    }
+    match check_slot(publisher, name) {
+        Err(found) if found.class == Class::Slot => found,
+        _ => failure,
+    }
+}
+
+fn failure(error: &wire::Error) -> Failure {
+    let mut failure = Failure::publisher(error, "starting the stream");
+    if failure.sqlstate.as_deref() == Some(sqlstate::OBJECT_IN_USE) {
+        (failure.class, failure.transient) = (Class::Busy, true);
+    }
+    failure
+}
+
+fn check_slot(publisher: &Publisher, name: &str) -> Result<Lsn> {
+    let mut session = publisher.connect_to_look()?;
+    let (found, recovers) = (slot::find(&mut session, name)?, is_standby(&mut session)?);
+    slot::check_resume(name, found.as_ref(), recovers, Lsn(u64::MAX))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Lsn, StreamOptions, Streaming, start_command};
+    use wire::ServerError;
+
+    use super::{Lsn, StreamOptions, Streaming, failure, start_command};
+    use crate::error::Class;
+    use crate::sqlstate;
+
+    #[test]
+    fn an_error_of_the_start_is_none_of_decoding() {
+        let refused = |code: &str| {
+            let mut said = ServerError::default();
+            code.clone_into(&mut said.code);
+            said.hint = Some("the server's".to_owned());
+            failure(&wire::Error::Server(Box::new(said)))
+        };
+        let busy = refused(sqlstate::OBJECT_IN_USE);
+        assert!(busy.class == Class::Busy && busy.transient);
+        for code in [sqlstate::UNDEFINED_OBJECT, sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE] {
+            let other = refused(code);
+            assert_eq!(
+                (other.class, other.hint.as_deref()),
+                (Class::Publisher, Some("the server's"))
+            );
+            assert!(!other.transient && !other.in_decoding);
+        }
+    }
 
     #[test]
     fn options_follow_the_version() {

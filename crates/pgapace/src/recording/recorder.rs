@@ -95,7 +95,7 @@ pub(crate) fn record(
     let command =
         start_replication::start_command(major, &name, start, &settings.publications, &options);
     let stream = ReplicationStream::start(source, &command)
-        .map_err(|e| explain(Failure::publisher(&e, "starting the stream")))?;
+        .map_err(|e| start_replication::refused(&publisher, &name, &e))?;
     tracing::info!(
         event = "recording_started",
         lsn = %start,

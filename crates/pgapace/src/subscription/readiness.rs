@@ -24,7 +24,7 @@ use crate::config;
 use crate::error::{Failure, Result};
 use crate::observe::board::RunPhase;
 use crate::publisher::publication::PublishedTable;
-use crate::publisher::reader::explain;
+use crate::publisher::session::Publisher;
 use crate::publisher::source::ChangeSource;
 use crate::publisher::start_replication;
 use crate::publisher::watch::{self, Watch};
@@ -100,6 +100,7 @@ impl Supervisor<'_> {
             let resumption =
                 self.resume(&mut control, &mut source, row, context, opening.waits, &published)?;
             let (streaming, servers) = (self.streaming(&source), Servers::of(&source, &control));
+            let source = (context.publisher, source);
             let (stream, states) =
                 self.begin_stream(source, &mut control, row, &resumption, streaming, &published)?;
             let Opening { waits, durable_commits, mut applying, sessions, .. } = opening;
@@ -183,7 +184,7 @@ impl Supervisor<'_> {
     /// stored.
     fn begin_stream(
         &mut self,
-        source: Session,
+        (publisher, source): (&Publisher, Session),
         control: &mut Session,
         row: &Subscription,
         resumption: &Resumption,
@@ -197,7 +198,7 @@ impl Supervisor<'_> {
         let this: &Self = self;
         let (stream, read) = beside(
             "starting the stream",
-            || this.start_stream(source, row, resumption, streaming),
+            || this.start_stream(publisher, source, row, resumption, streaming),
             || state::relations_and(control, row.id, &session::give_up_locks_sql(), stored),
         );
         let (stream, (states, stored)) = (stream?, read?);
@@ -220,6 +221,7 @@ impl Supervisor<'_> {
 
     fn start_stream(
         &self,
+        publisher: &Publisher,
         source: Session,
         row: &Subscription,
         resumption: &Resumption,
@@ -239,6 +241,6 @@ impl Supervisor<'_> {
         );
         tracing::debug!(command, "starting the stream");
         ReplicationStream::start(source, &command)
-            .map_err(|e| explain(Failure::publisher(&e, "starting the stream")))
+            .map_err(|e| start_replication::refused(publisher, &row.slot_name, &e))
     }
 }
