@@ -47,7 +47,7 @@ fn open(config: &Config) -> Result<Site> {
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
     let mut source = publisher.connect_to_look()?;
     publication::check_exist(&mut source, &config.publications)?;
-    let published = publication::tables(&mut source, &config.publications)?;
+    let published = publication::look(&mut source, &config.publications)?.tables;
     Ok(Site { control, row, published })
 }
 

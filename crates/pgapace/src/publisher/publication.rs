@@ -22,7 +22,8 @@ pub(crate) struct PublishedTable {
     /// children.
     pub(crate) partitioned: bool,
     pub(crate) columns: Vec<PublishedColumn>,
-    /// Row filters, combined with OR; empty if all rows are published.
+    /// Row filters, combined with OR; empty if all rows are published. [`UNREAD`] stands for each filter of a
+    /// [`Look`].
     pub(crate) filters: Vec<String>,
     /// `pg_class.relreplident`; `has_identity` tells whether the index that it names exists.
     pub(crate) replica_identity: char,
@@ -36,6 +37,29 @@ pub(crate) struct PublishedTable {
     /// not in a recording.
     #[serde(skip)]
     pub(crate) published_by: PublishedBy,
+}
+
+/// Takes the place of the text of a row filter. Reading that waits for the lock of a session that has locked the
+/// table, and that session may itself wait: its commit for the subscription. No server executes this.
+const UNREAD: &str = "row filter that was not read";
+
+/// Whether the text of row filters is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RowFilters {
+    Read,
+    Unread,
+}
+
+impl RowFilters {
+    /// SQL for the text of a filter, from its expression and the OID of its table.
+    fn sql(self, expression: &str, relation: &str) -> String {
+        match self {
+            Self::Read => format!("pg_catalog.pg_get_expr({expression}, {relation})"),
+            Self::Unread => {
+                format!("CASE WHEN {expression} IS NOT NULL THEN {} END", quote_literal(UNREAD))
+            }
+        }
+    }
 }
 
 /// A published column with its declared and its base type.
@@ -187,23 +211,25 @@ pub(crate) struct Look {
     pub(crate) tables: Vec<PublishedTable>,
 }
 
-/// Reads the current contents of the publications.
+/// Reads the current contents of the publications, except for the text of row filters: it waits for no lock of a
+/// table.
 pub(crate) fn look(session: &mut Session, publications: &[String]) -> Result<Look> {
     // Read before the catalogue: `tables` may or may not contain a change that a publication gets
     // later.
-    let (lsn, tables) = load_after(session, publications, "")?;
+    let (lsn, tables) = load(session, publications, "", RowFilters::Unread)?;
     Ok(Look { lsn, tables })
 }
 
-/// Returns all tables of the publications, except those of schema `pgapace`.
+/// Returns all tables of the publications, except those of schema `pgapace`, to read their rows. It waits for
+/// the locks of tables that have a row filter.
 pub(crate) fn tables(
     session: &mut Session,
     publications: &[String],
 ) -> Result<Vec<PublishedTable>> {
-    load(session, publications, "")
+    Ok(load(session, publications, "", RowFilters::Read)?.1)
 }
 
-/// Returns one table by name, if it is published.
+/// Returns one table by name, if it is published, as a [`look`] does.
 pub(crate) fn table(
     session: &mut Session,
     publications: &[String],
@@ -215,23 +241,19 @@ pub(crate) fn table(
         quote_literal(schema),
         quote_literal(name)
     );
-    Ok(load(session, publications, &only)?.pop())
+    Ok(load(session, publications, &only, RowFilters::Unread)?.1.pop())
 }
 
-/// Reads all tables with a fixed number of queries.
-fn load(session: &mut Session, publications: &[String], only: &str) -> Result<Vec<PublishedTable>> {
-    Ok(load_after(session, publications, only)?.1)
-}
-
-/// The same, with the end of WAL before the first query.
-fn load_after(
+/// Reads all tables with a fixed number of queries, and the end of WAL before the first one.
+fn load(
     session: &mut Session,
     publications: &[String],
     only: &str,
+    filters: RowFilters,
 ) -> Result<(Lsn, Vec<PublishedTable>)> {
     let names = literals(publications);
     let major = session.server_version().major();
-    let listed = Listed::of(major, &names);
+    let listed = Listed::of(major, &names, filters);
     let Listed { with, columns: listed_columns, source, condition } = &listed;
     let listing = format!(
         "{with} \
@@ -427,16 +449,16 @@ struct Listed {
 
 impl Listed {
     /// The view pg_publication_tables is not used: it returns names, whose lookup is much slower.
-    fn of(major: u32, names: &str) -> Self {
+    fn of(major: u32, names: &str, filters: RowFilters) -> Self {
         if (16..19).contains(&major) {
-            return Self::without_locks(names);
+            return Self::without_locks(names, filters);
         }
         if major >= 19 {
             // All publications in one call: of a partition and its root, only one is published. A
             // relation without a column list returns all of its columns.
             return Self {
                 with: String::new(),
-                columns: "g.attrs, pg_catalog.pg_get_expr(g.qual, g.relid)".into(),
+                columns: format!("g.attrs, {}", filters.sql("g.qual", "g.relid")).into(),
                 source: format!(
                     "pg_catalog.pg_get_publication_tables(VARIADIC ( \
                        SELECT pg_catalog.array_agg(p.pubname::pg_catalog.text) \
@@ -455,13 +477,15 @@ impl Listed {
             ),
             // The walsender of 15 treats a list with `relnatts` columns as no list.
             columns: if major == 15 {
-                "CASE WHEN pg_catalog.array_length(g.attrs, 1) \
-                      OPERATOR(pg_catalog.<>) c.relnatts THEN g.attrs END, \
-                 pg_catalog.pg_get_expr(g.qual, g.relid)"
+                format!(
+                    "CASE WHEN pg_catalog.array_length(g.attrs, 1) \
+                      OPERATOR(pg_catalog.<>) c.relnatts THEN g.attrs END, {}",
+                    filters.sql("g.qual", "g.relid")
+                )
+                .into()
             } else {
-                "NULL, NULL"
-            }
-            .into(),
+                "NULL, NULL".into()
+            },
             source: "listed g".to_owned(),
             // The walsender sends changes as those of the topmost ancestor in any publication, with
             // the column lists and row filters of the publications that contain that ancestor.
@@ -473,7 +497,7 @@ impl Listed {
 impl Listed {
     /// The result of `pg_get_publication_tables`, which locks each relation that has no column list. The
     /// session that has locked one may itself wait: its commit for the subscription that is to start.
-    fn without_locks(names: &str) -> Self {
+    fn without_locks(names: &str, filters: RowFilters) -> Self {
         let list = "(SELECT {} FROM pg_catalog.pg_publication_rel r \
            WHERE r.prpubid = g.pubid AND r.prrelid = c.oid AND NOT EXISTS ( \
              SELECT FROM pg_catalog.pg_publication_namespace s \
@@ -484,7 +508,7 @@ impl Listed {
                WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped \
                  AND (a.attgenerated = '' OR a.attgenerated = 's' AND g.generated))), {}",
             list.replace("{}", "r.prattrs::text"),
-            list.replace("{}", "pg_catalog.pg_get_expr(r.prqual, r.prrelid)")
+            list.replace("{}", &filters.sql("r.prqual", "r.prrelid"))
         );
         Self {
             with: format!("WITH RECURSIVE {}", LISTED_SQL.replace("{NAMES}", names)),

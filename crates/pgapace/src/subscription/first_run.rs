@@ -87,7 +87,7 @@ impl Supervisor<'_> {
             };
             return Err(Failure::new(Class::Slot, message).hint(hint));
         }
-        publication::tables(source, &config.publications)
+        Ok(publication::look(source, &config.publications)?.tables)
     }
 
     /// Creates the subscription's row, after every check that can be made before.
@@ -153,7 +153,7 @@ impl Supervisor<'_> {
             return Ok(());
         }
         self.schema_copier(context).before(control)?;
-        let tables = publication::tables(source, &self.config.publications)?;
+        let tables = publication::look(source, &self.config.publications)?.tables;
         check_subscribers(control, &tables, row.copy_data, self.config.if_not_empty)
     }
 
@@ -224,7 +224,7 @@ impl Supervisor<'_> {
             }
             None => {}
         }
-        let tables = publication::tables(source, context.publications)?;
+        let tables = publication::look(source, context.publications)?.tables;
         set_sync_lsns(control, context.owner(), &tables, start)?;
         Ok(tables)
     }

@@ -368,7 +368,7 @@ impl<'a> Adder<'a> {
         names: &[Name],
     ) -> Result<()> {
         let mut session = self.context.publisher.connect_to_look()?;
-        let mut published = publication::tables(&mut session, self.context.publications)?;
+        let mut published = publication::look(&mut session, self.context.publications)?.tables;
         published.retain(|table| names.iter().any(|name| is(table, name)));
         table_state::set_sync_lsns(control, self.context.owner(), &published, Lsn::INVALID)?;
         published.iter().for_each(|table| tables.add_types(table));

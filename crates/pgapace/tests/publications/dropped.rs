@@ -61,7 +61,11 @@ fn a_change_that_the_publisher_cannot_decode_is_asked_for_again_and_left_behind_
 fn a_start_does_not_wait_for_a_locked_table() {
     on_versions(&[(14, 14), (16, 18), (18, 18)], |case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)");
-        case.publish("FOR ALL TABLES");
+        case.publish("FOR TABLE u, t");
+        if case.publisher.major() > 15 {
+            // Its text waits for a lock.
+            case.publisher.sql("ALTER PUBLICATION pub SET TABLE u, t WHERE (id > 0)");
+        }
         case.run_until_current();
         let mut client = case.publisher.connect();
         must(client.batch_execute("BEGIN; TRUNCATE t; INSERT INTO t VALUES (1)"));
