@@ -80,6 +80,7 @@ pub(super) fn sync_context<'a>(
     SyncContext {
         publisher,
         subscriber,
+        subscription: &config.name,
         id: row.id,
         epoch: row.epoch,
         publications: &config.publications,

@@ -14,7 +14,7 @@ use wire::Session;
 use crate::apply::tables::Tables;
 use crate::config::CopyOptions;
 use crate::error::{Class, Failure, Result};
-use crate::observe::board::Board;
+use crate::observe::board::{Board, wall};
 use crate::publisher::publication::{self, Look, PublishedTable};
 use crate::publisher::session::{Publisher, current_lsn};
 use crate::stopping::interrupt::interruptible;
@@ -35,6 +35,9 @@ const END_PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two checks for requests.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3);
 
+/// Time between two log lines about the same failure of looks at the publications.
+const LOGGED_AGAIN: Duration = Duration::from_secs(3600);
+
 /// Longest time before a table whose copy failed is copied again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 
@@ -44,6 +47,44 @@ struct FailedCopy {
     again: Instant,
     /// The pause after the next failure.
     pause: Duration,
+}
+
+/// How the looks at the publications went.
+#[derive(Debug)]
+struct Refreshes {
+    /// When the last one succeeded, in seconds since 1970.
+    read_at: f64,
+    /// Why those since have failed.
+    error: Option<String>,
+    /// The error that was logged last, and when.
+    logged: Option<(String, Instant)>,
+}
+
+impl Refreshes {
+    /// The start of a run has read the publications.
+    fn new(read_at: f64) -> Self {
+        Self { read_at, error: None, logged: None }
+    }
+
+    fn succeeded(&mut self, at: f64) {
+        *self = Self::new(at);
+    }
+
+    /// Returns whether to log the failure: each reason once, and again after a long time. A connection that is
+    /// lost once tells nothing: the next look succeeds, or the stream ends too.
+    fn failed(&mut self, failure: &Failure, now: Instant) -> bool {
+        let first = self.error.is_none();
+        let error = self.error.insert(failure.to_string());
+        let known = self
+            .logged
+            .as_ref()
+            .is_some_and(|(logged, at)| logged == error && now.duration_since(*at) < LOGGED_AGAIN);
+        if known || first && failure.connection_lost {
+            return false;
+        }
+        self.logged = Some((error.clone(), now));
+        true
+    }
 }
 
 /// A table by schema and name.
@@ -81,6 +122,9 @@ pub(crate) struct Adder<'a> {
     inspection_started_at: Option<Instant>,
     /// The answers of a running inspection.
     answers: Option<Receiver<InspectionAnswer>>,
+    /// Whether it reads the publications.
+    reads_publications: bool,
+    refreshes: Refreshes,
     /// Whether a table was found that may lack changes.
     found_gap: bool,
 }
@@ -98,6 +142,8 @@ impl<'a> Adder<'a> {
             publications_read_at: Some(Instant::now()),
             inspection_started_at: None,
             answers: None,
+            reads_publications: false,
+            refreshes: Refreshes::new(wall()),
             found_gap: false,
         }
     }
@@ -144,10 +190,16 @@ impl<'a> Adder<'a> {
             }
             Ok(InspectionAnswer::Inspected { found, locked }) => {
                 (self.answers, self.new) = (None, locked);
+                if self.reads_publications {
+                    self.refreshes.succeeded(wall());
+                }
                 self.judge(control, tables, found, dispatched)?;
             }
             Err(TryRecvError::Empty) => {}
-            // The inspection failed. Either the next one succeeds, or the stream ends too.
+            Ok(InspectionAnswer::Failed(failure)) => {
+                self.answers = None;
+                self.refresh_failed(&failure);
+            }
             Err(TryRecvError::Disconnected) => self.answers = None,
         }
         Ok(())
@@ -168,7 +220,7 @@ impl<'a> Adder<'a> {
         } else if !known {
             return;
         }
-        self.inspection_started_at = Some(now);
+        (self.inspection_started_at, self.reads_publications) = (Some(now), due);
         let not_due = self.failed.iter().filter(|(_, failed)| failed.again > now);
         let inspection = Inspection {
             publisher: self.context.publisher.clone(),
@@ -179,7 +231,29 @@ impl<'a> Adder<'a> {
             not_due: not_due.map(|(name, _)| name.clone()).collect(),
             must_be_empty: self.must_be_empty(),
         };
-        self.answers = inspection.start();
+        match inspection.start() {
+            Ok(answers) => self.answers = Some(answers),
+            Err(failure) => self.refresh_failed(&failure),
+        }
+    }
+
+    /// Without looks, nobody finds tables that are added, or lack changes.
+    fn refresh_failed(&mut self, failure: &Failure) {
+        if self.refreshes.failed(failure, Instant::now()) {
+            tracing::warn!(
+                event = "refresh_failed",
+                subscription = self.context.subscription,
+                error = %failure,
+                "could not look for changes of the publications"
+            );
+        } else {
+            tracing::debug!("{failure}");
+        }
+    }
+
+    /// When the publications were read last, in seconds since 1970, and why they could not be read since.
+    pub(crate) fn refreshes(&self) -> (f64, Option<&str>) {
+        (self.refreshes.read_at, self.refreshes.error.as_deref())
     }
 
     fn is_due(&self) -> bool {
@@ -488,6 +562,7 @@ impl Drop for Adder<'_> {
 struct Copier {
     publisher: Publisher,
     subscriber: Subscriber,
+    subscription: String,
     owner: Owner,
     publications: Vec<String>,
     slot: String,
@@ -502,6 +577,7 @@ impl Copier {
         Self {
             publisher: context.publisher.clone(),
             subscriber: context.subscriber.clone(),
+            subscription: context.subscription.to_owned(),
             owner: context.owner(),
             publications: context.publications.to_vec(),
             slot: context.slot.to_owned(),
@@ -516,6 +592,7 @@ impl Copier {
         let context = SyncContext {
             publisher: &self.publisher,
             subscriber: &self.subscriber,
+            subscription: &self.subscription,
             id: self.owner.id,
             epoch: self.owner.epoch,
             publications: &self.publications,
@@ -537,5 +614,29 @@ impl Copier {
         let mut published = copy_tables(context, &mut control, None, &these)?;
         published.retain(these);
         Ok(published)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Failure, Instant, LOGGED_AGAIN, Refreshes};
+    use crate::error::Class;
+
+    #[test]
+    fn each_reason_is_logged_once() {
+        let failure = |message: &str, connection_lost| Failure {
+            connection_lost,
+            ..Failure::new(Class::Publisher, message)
+        };
+        let (mut refreshes, now) = (Refreshes::new(1.0), Instant::now());
+        let lost = failure("lost", true);
+        assert!(!refreshes.failed(&lost, now), "the next look may succeed");
+        assert!(refreshes.failed(&lost, now) && !refreshes.failed(&lost, now));
+        let refused = failure("refused", false);
+        assert!(refreshes.failed(&refused, now) && !refreshes.failed(&refused, now));
+        assert!(refreshes.failed(&refused, now + LOGGED_AGAIN));
+        assert!(refreshes.error.is_some() && refreshes.read_at < 2.0);
+        refreshes.succeeded(2.0);
+        assert!(refreshes.error.is_none() && refreshes.failed(&refused, now));
     }
 }

@@ -201,6 +201,11 @@ impl<'a> StreamedTableSync<'a> {
         Ok(true)
     }
 
+    /// When the publications were read last, and why they could not be read since.
+    pub(crate) fn refreshes(&self) -> (f64, Option<&str>) {
+        self.adder.refreshes()
+    }
+
     /// The publications may have changed: pgapace reads them again soon.
     pub(crate) fn publications_changed(&mut self) {
         self.adder.look_soon();

@@ -31,6 +31,9 @@ impl InspectedTable {
     }
 }
 
+/// How long a query of a look may take. A look that never ends would look as if all went well.
+const QUERY_LIMIT: &str = "SET statement_timeout = '5min'";
+
 /// An answer of an inspection.
 pub(super) enum InspectionAnswer {
     /// The contents of the publications; sent first.
@@ -45,6 +48,8 @@ pub(super) enum InspectionAnswer {
         /// Tables that another session has locked.
         locked: Vec<PublishedTable>,
     },
+    /// It failed; nothing follows.
+    Failed(Failure),
 }
 
 /// An inspection of the publications and of the subscriber's tables. It has its own thread and
@@ -62,29 +67,32 @@ pub(super) struct Inspection {
 }
 
 impl Inspection {
-    pub(super) fn start(mut self) -> Option<Receiver<InspectionAnswer>> {
+    pub(super) fn start(mut self) -> Result<Receiver<InspectionAnswer>> {
         let (sender, receiver) = bounded(2);
         let thread = std::thread::Builder::new().name("refresh".to_owned()).spawn(move || {
             if let Err(failure) = self.inspect(&sender) {
-                tracing::debug!("{failure}");
+                // The leader may have ended.
+                drop(sender.send(InspectionAnswer::Failed(failure)));
             }
         });
-        match thread {
-            Ok(_) => Some(receiver),
-            Err(error) => {
-                tracing::debug!(%error, "cannot start a thread");
-                None
-            }
-        }
+        thread
+            .map(|_| receiver)
+            .map_err(|error| Failure::refused_by_system("start the refresh thread", &error))
     }
 
     fn inspect(&mut self, sender: &Sender<InspectionAnswer>) -> Result<()> {
         let mut session = self.subscriber.connect(Purpose::Look)?;
+        session
+            .simple(QUERY_LIMIT)
+            .map_err(|e| Failure::subscriber(&e, "preparing a look at its tables"))?;
         let mut published = match self.published.take() {
             Some(published) => published,
             None => {
                 let before = published::read(&mut session, self.id)?;
                 let mut publisher = self.publisher.connect_to_look()?;
+                publisher
+                    .simple(QUERY_LIMIT)
+                    .map_err(|e| Failure::publisher(&e, "preparing to read the publications"))?;
                 let look = publication::look(&mut publisher, &self.publications)?;
                 let tables = look.tables.clone();
                 // The leader may have ended.

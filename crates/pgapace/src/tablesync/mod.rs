@@ -54,6 +54,8 @@ const SNAPSHOTS: usize = 10;
 pub(crate) struct SyncContext<'a> {
     pub(crate) publisher: &'a Publisher,
     pub(crate) subscriber: &'a Subscriber,
+    /// Its name.
+    pub(crate) subscription: &'a str,
     pub(crate) id: SubscriptionId,
     /// The epoch of this run; nothing may be committed under another.
     pub(crate) epoch: i64,

@@ -1,8 +1,9 @@
 //! A publication that is dropped during a run.
 
+use testbed::program::events;
 use testbed::wait_until;
 
-use crate::support::{PATIENCE, must, on_versions, wait_while_running};
+use crate::support::{Case, PATIENCE, must, on_versions, wait_for_event, wait_while_running};
 use crate::verbs::json;
 
 /// Before PostgreSQL 18 the walsender ends with an error. The run waits and reports it. It
@@ -80,4 +81,35 @@ fn a_start_does_not_wait_for_a_locked_table() {
         case.stop(process);
         case.expect_equal(&["t", "u"]);
     });
+}
+
+/// Without a look at the publications, nobody would learn that a table lacks changes.
+#[test]
+fn publications_that_cannot_be_read_are_reported_once() {
+    let mut case = Case::new(18, 18);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+    case.tool.args = vec!["--refresh-interval=1".to_owned()];
+    let mut process = case.start();
+    let connections = |allowed| {
+        let name = &case.publisher.name;
+        let sql = format!("ALTER DATABASE {name} ALLOW_CONNECTIONS {allowed}");
+        must(case.publisher.cluster.sql("postgres", &sql));
+    };
+    connections(false);
+    must(wait_for_event(&mut process, "refresh_failed", PATIENCE));
+    let shown = || case.tool.finish("status", &[]).stdout;
+    let has = || Ok(shown().contains("ago; since then: publisher: "));
+    must(wait_until(PATIENCE, "status to show the error", has));
+    let told = || shown().contains("refresh_failed");
+    assert!(told(), "{}", shown());
+    case.publisher.sql("INSERT INTO t VALUES (1)");
+    case.wait_until_applied(&mut process);
+    connections(true);
+    case.both("CREATE TABLE late (id int PRIMARY KEY)");
+    let joined = "SELECT count(*) FROM pgapace.relation WHERE table_name = 'late'";
+    must(wait_while_running(&mut process, "a look that succeeds", PATIENCE, || {
+        Ok(case.subscriber.value(joined) == "1")
+    }));
+    let log = case.stop(process);
+    assert_eq!(events(&log, "refresh_failed"), 1, "{log}");
 }

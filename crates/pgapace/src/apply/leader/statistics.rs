@@ -117,7 +117,10 @@ impl Leader<'_> {
             slow_groups: self.watched.slow_groups.clone(),
         };
         let at = self.now();
-        let figures = self.watched.collector.observe(at, &seen);
+        let mut figures = self.watched.collector.observe(at, &seen);
+        let (read_at, error) = self.around.table_sync.refreshes();
+        (figures.publications_read_at, figures.refresh_error) =
+            (Some(read_at), error.map(str::to_owned));
         let watched = &mut self.watched;
         let received = watched.received_bytes - watched.posted_bytes;
         watched.posted_bytes = watched.received_bytes;

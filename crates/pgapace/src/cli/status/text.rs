@@ -345,6 +345,11 @@ fn figure_lines(figures: &Figures, lines: &mut Lines) {
         let query = query.unwrap_or_default();
         lines.item("blocked by", &format!("{session}{query}"));
     }
+    if let Some(error) = &figures.refresh_error {
+        let ago = figures.publications_read_at.map(|read_at| duration(wall() - read_at));
+        let ago = ago.unwrap_or_else(|| "?".to_owned());
+        lines.item("publications", &format!("read {ago} ago; since then: {}", one_line(error)));
+    }
     if let Some(slot) = &figures.slot
         && let Some(seconds) = slot.lost_in_seconds
     {

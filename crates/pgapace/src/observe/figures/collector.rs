@@ -243,6 +243,9 @@ impl Collector {
             spool_files: seen.spool.files,
             tables: self.table_rates(),
             slow_groups: seen.slow_groups.clone(),
+            // The leader knows.
+            publications_read_at: None,
+            refresh_error: None,
         }
     }
 

@@ -120,6 +120,10 @@ pub(crate) struct Figures {
     pub(crate) tables: Vec<TableRate>,
     /// The groups of the run that took longest from encoding to the answer to COMMIT.
     pub(crate) slow_groups: Vec<SlowGroup>,
+    /// When the publications were read last, in seconds since 1970.
+    pub(crate) publications_read_at: Option<f64>,
+    /// Why they could not be read since; null if they could.
+    pub(crate) refresh_error: Option<String>,
 }
 
 /// A group that took long.
