@@ -25,6 +25,6 @@
 pub(crate) mod keeper;
 mod row;
 pub(crate) mod taker;
-mod waiting_for;
+pub(crate) mod waiting_for;
 
 pub(crate) use row::clear_sql;

@@ -7,7 +7,7 @@ use pgoutput::Lsn;
 use wire::Session;
 
 use super::row::{self, BarrierId, BarrierState};
-use super::waiting_for;
+use super::waiting_for::{self, TELL_AFTER};
 use crate::apply::leader::Outcome;
 use crate::apply::sessions::Share;
 use crate::config::Subscription as Config;
@@ -24,8 +24,6 @@ use crate::verify::pair::{Held, PairSource, SnapshotPair};
 use crate::verify::requirements::check_ready;
 
 const POLL: Duration = Duration::from_millis(20);
-/// The time after which a user is told why the barrier waits, and how often that is repeated.
-const TELL_AFTER: Duration = Duration::from_secs(5);
 /// How long a running process may take to see the request.
 const SEEN_WITHIN: Duration = Duration::from_secs(30);
 /// How often a barrier is asked for if its snapshots cannot be imported.
@@ -340,12 +338,7 @@ impl BarrierTaker<'_> {
             ));
         }
         if let Some(blocker) = blocker {
-            tracing::warn!(
-                event = "slot_waits",
-                subscription = self.config.name,
-                blocker,
-                "creating a slot on the publisher waits for a transaction"
-            );
+            waiting_for::tell(&self.config.name, &blocker);
         }
         Ok(())
     }

@@ -1,13 +1,28 @@
 //! Which transaction of the publisher keeps a slot from being created.
 
+use std::time::Duration;
+
 use wire::Session;
 
 use crate::error::{Failure, Result};
 
+/// The time after which a user is told what a slot waits for.
+pub(crate) const TELL_AFTER: Duration = Duration::from_secs(5);
+
+/// Logs which transaction keeps a slot from being created.
+pub(crate) fn tell(subscription: &str, blocker: &str) {
+    tracing::warn!(
+        event = "slot_waits",
+        subscription,
+        blocker,
+        "creating a slot on the publisher waits for a transaction"
+    );
+}
+
 /// Describes the transaction that backend `walsender` waits for while it creates a slot; `None` if it
 /// waits for none. The server waits for all transactions that have an xid, of all databases
 /// (`SnapBuildWaitSnapshot` in `snapbuild.c`).
-pub(super) fn transaction(session: &mut Session, walsender: i32) -> Result<Option<String>> {
+pub(crate) fn transaction(session: &mut Session, walsender: i32) -> Result<Option<String>> {
     let sql = format!(
         "SELECT w.transactionid, h.pid, a.usename, a.datname, a.application_name, \
            a.xact_start::pg_catalog.text, p.gid, p.prepared::pg_catalog.text \

@@ -94,6 +94,16 @@ pub(crate) fn take_pending(subscription: &str) -> Vec<LogEvent> {
     kept().take_pending(subscription)
 }
 
+/// Gives events back that were taken and could not be written.
+pub(crate) fn give_back(events: Vec<LogEvent>) {
+    let mut kept = kept();
+    for event in events.into_iter().rev() {
+        if kept.pending.len() < MOST {
+            kept.pending.push_front(event);
+        }
+    }
+}
+
 /// Adds events to those of a subscription that wait to be written. The oldest ones are dropped if there are too
 /// many.
 pub(crate) fn add(waiting: &mut Vec<LogEvent>, newer: Vec<LogEvent>) {

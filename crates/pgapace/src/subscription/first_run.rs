@@ -24,6 +24,7 @@ use crate::subscriber::state::{
 };
 use crate::tablesync::copy_requests;
 use crate::tablesync::schema::SchemaCopier;
+use crate::tablesync::slot_wait::SlotWait;
 use crate::tablesync::table_state::set_sync_lsns;
 use crate::tablesync::{
     Snapshot, SyncContext, check_absent, check_first_subscribers, check_subscribers, copy_tables,
@@ -182,7 +183,7 @@ impl Supervisor<'_> {
         let system = identify(source)?;
         let found = slot::find(source, &row.slot_name)?;
         let created = match (&found, row.owns_slot) {
-            (None, true) => Some(self.create_slot(control, source, row)?),
+            (None, true) => Some(self.create_slot(control, source, row, context)?),
             (Some(found), true) if !slot::is_ours(found, row.slot_made_at) => {
                 return Err(slot::not_ours(&row.slot_name));
             }
@@ -235,7 +236,9 @@ impl Supervisor<'_> {
         control: &mut Session,
         source: &mut Session,
         row: &Subscription,
+        context: SyncContext<'_>,
     ) -> Result<slot::CreatedSlot> {
+        let _told = SlotWait::watch(context.publisher, context.subscription, source);
         let failover = self.config.failover;
         let temporary = slot::temporary_name(source, row.id)?;
         let mut created = slot::create(source, &temporary, slot::Kind::Temporary)?;

@@ -7,6 +7,8 @@
 //! subscriber, this thread is too. A server that is gone ends the wait (TCP keepalives).
 //!
 //! While tables are copied, the coordinator of the copy beats; from the stream on, the leader does.
+//!
+//! The same thread writes warnings of the start to `pgapace.event`: `status` shows why a start takes so long.
 
 use std::time::Duration;
 
@@ -14,10 +16,14 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use wire::{Activity, Session};
 
 use crate::apply::thread;
+use crate::config::Subscription as Config;
 use crate::error::Result;
+use crate::observe::events::{self, LogEvent};
 use crate::publisher::session::Publisher;
 use crate::subscriber::session::{Purpose, Subscriber};
-use crate::subscriber::state::heartbeat;
+use crate::subscriber::state::events::write_sql;
+use crate::subscriber::state::repertoire::Repertoire;
+use crate::subscriber::state::{figures, heartbeat};
 use crate::tablesync::table_state::Owner;
 
 /// Time between two beats. A start that takes less has none, and no session for it.
@@ -31,40 +37,89 @@ pub(super) struct StartBeat {
 
 impl StartBeat {
     pub(super) fn spawn(
+        config: &Config,
         subscriber: &Subscriber,
         publisher: &Publisher,
         owner: Owner,
     ) -> Result<Self> {
         let (alive, ended) = bounded(0);
+        let events = Warnings {
+            subscription: config.name.clone(),
+            retention: config.event_retention(),
+            unwritten: Vec::new(),
+        };
         let work = Work {
             sessions: [subscriber.activity().clone(), publisher.activity().clone()],
             ended: [0; 2],
         };
         let observer = subscriber.observer();
-        thread::spawn("heartbeat".to_owned(), move || run(&observer, owner, work, &ended))?;
+        thread::spawn("heartbeat".to_owned(), move || run(&observer, owner, work, events, &ended))?;
         Ok(Self { _alive: alive })
     }
 }
 
-fn run(subscriber: &Subscriber, owner: Owner, mut work: Work, ended: &Receiver<()>) {
+fn run(
+    subscriber: &Subscriber,
+    owner: Owner,
+    mut work: Work,
+    mut warnings: Warnings,
+    ended: &Receiver<()>,
+) {
     let mut session = None;
     while ended.recv_timeout(BEAT) == Err(RecvTimeoutError::Timeout) {
-        if !work.goes_on() {
+        let beats = work.goes_on();
+        if !beats && !warnings.take() {
             continue;
         }
-        if let Err(failure) = beat(&mut session, subscriber, owner) {
+        let written = open(&mut session, subscriber).and_then(|session| {
+            if beats {
+                heartbeat::beat_before_stream(session, owner)?;
+            }
+            warnings.write(session)
+        });
+        if let Err(failure) = written {
             tracing::debug!(%failure, "cannot write the heartbeat of a start");
             session = None;
         }
     }
 }
 
-fn beat(session: &mut Option<Session>, subscriber: &Subscriber, owner: Owner) -> Result<()> {
-    let session = match session {
+fn open<'s>(session: &'s mut Option<Session>, subscriber: &Subscriber) -> Result<&'s mut Session> {
+    Ok(match session {
         Some(session) => session,
         None => session.insert(subscriber.connect(Purpose::Heartbeat)?),
-    };
-    heartbeat::beat_before_stream(session, owner)
+    })
+}
+
+/// Warnings and errors of the start. Those that are left are written by the run, or after its failure.
+struct Warnings {
+    subscription: String,
+    retention: Option<Duration>,
+    unwritten: Vec<LogEvent>,
+}
+
+impl Warnings {
+    /// Takes those that were logged since. Returns whether there are any to write.
+    fn take(&mut self) -> bool {
+        events::add(&mut self.unwritten, events::take_pending(&self.subscription));
+        !self.unwritten.is_empty()
+    }
+
+    fn write(&mut self, session: &mut Session) -> Result<()> {
+        self.take();
+        let repertoire = Repertoire::of(session);
+        if let Some(sql) = write_sql(repertoire, &self.unwritten, self.retention) {
+            figures::execute(session, &[sql])?;
+            self.unwritten.clear();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Warnings {
+    fn drop(&mut self) {
+        events::give_back(std::mem::take(&mut self.unwritten));
+    }
 }
 
 /// The activity of the run on both servers, by which the thread sees whether it goes on.

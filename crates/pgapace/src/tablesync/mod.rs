@@ -20,6 +20,7 @@ mod queue;
 mod rebase;
 mod scaling;
 pub(crate) mod schema;
+pub(crate) mod slot_wait;
 mod snapshot;
 pub(crate) mod subscriber_tables;
 pub(crate) mod table_state;
@@ -149,8 +150,7 @@ pub(crate) fn copy_tables(
         let (snapshot, publisher) = match first.take() {
             Some(first) => first,
             None => {
-                let (id, shutdown) = (context.id, context.shutdown);
-                let (snapshot, session) = Snapshot::temporary(context.publisher, id, shutdown)?;
+                let (snapshot, session) = Snapshot::temporary(context)?;
                 (snapshot, holder.insert(session))
             }
         };

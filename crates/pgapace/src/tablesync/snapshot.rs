@@ -8,8 +8,8 @@ use crate::publisher::session::Publisher;
 use crate::publisher::slot::{self, CreatedSlot};
 use crate::sqlstate;
 use crate::stopping::interrupt::interruptible;
-use crate::stopping::shutdown::Shutdown;
-use crate::subscriber::state::SubscriptionId;
+use crate::tablesync::SyncContext;
+use crate::tablesync::slot_wait::SlotWait;
 
 /// An exported snapshot with its LSN: it contains transactions that committed before the LSN, and
 /// none that commit later. It can be imported until the session that created its slot ends its
@@ -33,12 +33,10 @@ impl Snapshot {
 
     /// Creates a temporary slot with a snapshot. The returned session holds both, and reads under
     /// the snapshot.
-    pub(crate) fn temporary(
-        publisher: &Publisher,
-        id: SubscriptionId,
-        shutdown: &Shutdown,
-    ) -> Result<(Self, Session)> {
+    pub(crate) fn temporary(context: SyncContext<'_>) -> Result<(Self, Session)> {
+        let SyncContext { publisher, subscription, id, shutdown, .. } = context;
         let mut holder = publisher.connect()?;
+        let _told = SlotWait::watch(publisher, subscription, &holder);
         let sessions = [holder.cancel_handle()];
         // Waits for running transactions on the publisher.
         let created = interruptible(shutdown, &sessions, "table sync", || {

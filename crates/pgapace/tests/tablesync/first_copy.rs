@@ -2,9 +2,12 @@
 //! dropped meanwhile.
 
 use testbed::program::Process;
-use testbed::wait_until;
+use testbed::{Result, wait_until};
 
-use crate::support::{Case, PATIENCE, must, on_versions, wait_for_event};
+use crate::support::{
+    Case, DB, PATIENCE, Site, must, on_versions, wait_for_event, wait_for_events,
+    wait_while_running,
+};
 use crate::tablesync::while_streaming::{holder, wait_for_a_waiter};
 
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
@@ -127,4 +130,32 @@ fn a_partition_dropped_before_the_sizes_are_read_stops_nothing() {
         case.expect_equal(&["p"]);
         case.stop(process);
     });
+}
+
+/// A new slot waits for all transactions of the publisher that write. A forgotten prepared one would keep copies from
+/// beginning for ever.
+#[test]
+fn a_transaction_that_keeps_a_copy_from_beginning_is_named() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    let prepare = "BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'forgotten'";
+    site.publisher.sql(DB, prepare)?;
+    let mut run = site.spawn(&site.program())?;
+    wait_for_event(&mut run, "slot_waits", PATIENCE)?;
+    assert!(run.log().contains("forgotten"), "{}", run.log());
+    let status = || site.tool().finish("status", &[]).stdout;
+    let shown = || Ok(status().contains("slot_waits"));
+    wait_while_running(&mut run, "status to show the wait", PATIENCE, shown)?;
+    site.publisher.sql(DB, "COMMIT PREPARED 'forgotten'")?;
+    wait_for_event(&mut run, "streaming", PATIENCE)?;
+    site.publisher.sql(DB, prepare.replace("(1)", "(2)").as_str())?;
+    site.subscriber.sql(DB, "CREATE TABLE late (id int PRIMARY KEY)")?;
+    site.publisher
+        .sql(DB, "CREATE TABLE late (id int PRIMARY KEY); INSERT INTO late VALUES (1)")?;
+    wait_for_events(&mut run, "slot_waits", 2, PATIENCE)?;
+    site.publisher.sql(DB, "COMMIT PREPARED 'forgotten'")?;
+    let copied = "SELECT (SELECT count(*) FROM late) + (SELECT count(*) FROM t)";
+    wait_while_running(&mut run, "both copies", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, copied)? == "3")
+    })
 }
