@@ -190,7 +190,7 @@ fn retention(settings: &Settings, reporter: &mut Reporter<'_>) {
             "idle_replication_slot_timeout",
             format!(
                 "idle_replication_slot_timeout is {value}: a subscription that is stopped for \
-                 longer loses its slot"
+                 longer loses its slot (a first copy that takes longer does not)"
             ),
         );
     }

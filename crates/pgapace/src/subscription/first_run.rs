@@ -7,6 +7,7 @@ use wire::Session;
 
 use super::Supervisor;
 use super::retry::Known;
+use super::slot_touch::SlotTouch;
 use super::startup::OwnedSubscription;
 use crate::apply::leader::Outcome;
 use crate::beside::beside;
@@ -50,6 +51,8 @@ impl Supervisor<'_> {
         read: Option<PublicationsRead>,
     ) -> Result<Vec<PublishedTable>> {
         let sessions = [control.cancel_handle(), source.cancel_handle()];
+        let _touched = (row.phase != Phase::Streaming)
+            .then(|| SlotTouch::start(context.publisher, source, &row.slot_name));
         interruptible(self.shutdown, &sessions, "table sync", || {
             self.make_tables(control, source, context, row)?;
             let published = match row.phase {

@@ -23,6 +23,7 @@ mod resume;
 mod retry;
 mod retry_loop;
 mod sessions;
+mod slot_touch;
 mod slot_watch;
 mod standby;
 mod start_beat;

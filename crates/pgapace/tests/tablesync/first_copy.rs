@@ -159,3 +159,31 @@ fn a_transaction_that_keeps_a_copy_from_beginning_is_named() -> Result<()> {
         Ok(site.subscriber.query_one_text(DB, copied)? == "3")
     })
 }
+
+/// PostgreSQL 18 invalidates a slot that nothing uses, as the subscription's during its first copy.
+#[test]
+fn a_copy_that_takes_longer_than_a_slot_may_be_idle_keeps_it() -> Result<()> {
+    let site = Site::start(&[("idle_replication_slot_timeout", "3s")], &[])?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
+    let mut holder = site.subscriber.connect(DB)?;
+    holder.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE")?;
+    let mut run = site.spawn(&site.program())?;
+    let started =
+        "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'sub' AND NOT temporary";
+    wait_while_running(&mut run, "the slot", PATIENCE, || {
+        Ok(site.publisher.query_one_text(DB, started)? == "1")
+    })?;
+    // Twice the limit. A checkpoint invalidates idle slots.
+    let until = "SELECT clock_timestamp() + interval '6 s'";
+    let until = site.publisher.query_one_text(DB, until)?;
+    let over = format!("SELECT clock_timestamp() > '{until}'");
+    wait_while_running(&mut run, "the limit to pass", PATIENCE, || {
+        site.publisher.sql(DB, "CHECKPOINT")?;
+        Ok(site.publisher.query_one_text(DB, &over)? == "t")
+    })?;
+    holder.batch_execute("COMMIT")?;
+    site.wait_until_applied(&mut run)?;
+    assert_eq!(site.subscriber.query_one_text(DB, "SELECT count(*) FROM t")?, "1");
+    Ok(())
+}
