@@ -31,6 +31,7 @@ pub(crate) mod schema_watch;
 pub(crate) mod session;
 pub(crate) mod sessions;
 pub(crate) mod spool_memory;
+pub(crate) mod standby_wait;
 pub(crate) mod streams;
 pub(crate) mod tables;
 pub(crate) mod thread;

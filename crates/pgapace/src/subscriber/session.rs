@@ -82,6 +82,8 @@ pub(crate) enum Purpose {
     DurableApply,
     /// Makes earlier commits durable.
     Durability,
+    /// Does other jobs of the durability session while that waits.
+    Relief,
     /// Copies tables.
     Copy,
     /// Reads which sessions block others.
@@ -99,11 +101,12 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Control,
         Self::Apply,
         Self::DurableApply,
         Self::Durability,
+        Self::Relief,
         Self::Copy,
         Self::Monitor,
         Self::Look,
@@ -118,6 +121,7 @@ impl Purpose {
             Self::Control => "control",
             Self::Apply | Self::DurableApply => "apply",
             Self::Durability => "durability",
+            Self::Relief => "relief",
             Self::Copy => "copy",
             Self::Monitor => "monitor",
             Self::Look => "look",
@@ -165,7 +169,7 @@ impl Purpose {
     fn lock_timeout(self) -> &'static str {
         match self {
             Self::Look | Self::Standby | Self::Heartbeat => "5s",
-            Self::Durability => LEADER_PATIENCE,
+            Self::Durability | Self::Relief => LEADER_PATIENCE,
             _ => "0",
         }
     }
@@ -175,16 +179,16 @@ impl Purpose {
             // If the copy of a table is lost in a crash, its sync LSN is lost too. The next commit
             // of the control session makes both durable.
             Self::Apply | Self::Copy => "off",
-            // Changes of the state are rare, and later steps rely on them.
-            Self::DurableApply
-            | Self::Control
-            | Self::Durability
-            | Self::Monitor
-            | Self::Look
-            | Self::ReadAhead
-            | Self::Verify
-            | Self::Standby
-            | Self::Heartbeat => "on",
+            // A heartbeat means nothing after a crash.
+            Self::Standby | Self::Heartbeat => "off",
+            // Nothing that the publisher or a user is told relies on what these write: it survives a crash, and
+            // waits for no standby. A flush makes its own commit wait.
+            Self::Durability | Self::Relief | Self::Monitor | Self::Look | Self::ReadAhead => {
+                "local"
+            }
+            // Changes of the state are rare, and later steps rely on them. A run sets its control session to
+            // `local`: see [`LOCAL_COMMITS`].
+            Self::DurableApply | Self::Control | Self::Verify => "on",
         }
     }
 }
@@ -370,8 +374,23 @@ pub(crate) fn read_values_too(session: &mut Session) -> Result<()> {
 /// run. All locks of the run are released then, and the next run tries again. The session's queries
 /// take no locks on user tables; the timeout covers unforeseen cases.
 pub(crate) fn give_up_locks_sql() -> String {
-    format!("SELECT pg_catalog.set_config('lock_timeout', '{LEADER_PATIENCE}', false)")
+    format!(
+        "SELECT pg_catalog.set_config('lock_timeout', '{LEADER_PATIENCE}', false), {LOCAL_COMMITS}"
+    )
 }
+
+/// SQL for the control session of a run that streams: no commit of the leader waits for a synchronous standby, which
+/// may be gone, and apply goes on as natively.
+///
+/// The standby replays WAL in order. So it has all of this before anything that is committed later, and before the
+/// commit of the durability session, without which nothing is acknowledged to the publisher. If the subscriber fails
+/// over to a standby that lacks the end, it is as if pgapace had stopped there.
+pub(crate) const LOCAL_COMMITS: &str =
+    "pg_catalog.set_config('synchronous_commit', 'local', false)";
+
+/// SQL for what the publisher keeps a trace of, as the first run, which creates a slot: its record must not be lost.
+pub(crate) const WAITING_COMMITS: &str =
+    "SELECT pg_catalog.set_config('synchronous_commit', 'on', false)";
 
 /// The server's properties, read by the statement that makes a session's settings.
 struct ServerProperties {

@@ -19,6 +19,7 @@ use crate::publisher::publication::{self, Look, PublishedTable};
 use crate::publisher::session::identify;
 use crate::publisher::slot;
 use crate::stopping::interrupt::interruptible;
+use crate::subscriber::session::WAITING_COMMITS;
 use crate::subscriber::state::published::{self, PreviousReading};
 use crate::subscriber::state::{
     self, NewSubscription, Phase, RelationsByName, SchemaCopy, Subscription, progress,
@@ -54,6 +55,10 @@ impl Supervisor<'_> {
         let _touched = (row.phase != Phase::Streaming)
             .then(|| SlotTouch::start(context.publisher, source, &row.slot_name));
         interruptible(self.shutdown, &sessions, "table sync", || {
+            if row.phase != Phase::Streaming {
+                let failed = |e: &wire::Error| Failure::subscriber(e, "preparing the session");
+                control.simple(WAITING_COMMITS).map_err(|e| failed(&e))?;
+            }
             self.make_tables(control, source, context, row)?;
             let published = match row.phase {
                 Phase::Creating => self.set_up(control, source, row, context)?,

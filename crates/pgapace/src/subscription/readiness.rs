@@ -156,9 +156,9 @@ impl Supervisor<'_> {
         let applying = self.applying(control, *database, row, &tagging, citus);
         let Applying { identity, workers, .. } = applying;
         let connector = self.connector(context.subscriber, purpose(durable_commits), identity);
-        let (share, subscriber) = (Arc::clone(&self.share), context.subscriber);
+        let (share, subscriber, id) = (Arc::clone(&self.share), context.subscriber, row.id);
         let sessions =
-            scope.spawn(move || OpenedSessions::open(subscriber, &share, workers, &connector));
+            scope.spawn(move || OpenedSessions::open(subscriber, &share, workers, &connector, id));
         Ok(Opening { waits, durable_commits, tagging, applying, sessions })
     }
 

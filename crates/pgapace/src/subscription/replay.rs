@@ -192,7 +192,10 @@ impl Supervisor<'_> {
         let this: &Self = self;
         let (opened, resumed) = beside(
             "opening sessions",
-            || OpenedSessions::open(subscriber, &this.share, applying.workers, &connector),
+            || {
+                let workers = applying.workers;
+                OpenedSessions::open(subscriber, &this.share, workers, &connector, row.id)
+            },
             || {
                 let resumption = this.resume_replay(&mut control, row, replay)?;
                 let locks = session::give_up_locks_sql();

@@ -18,7 +18,7 @@ use crate::apply::sessions::Share;
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::origin;
 use crate::subscriber::session::{Purpose, Subscriber};
-use crate::subscriber::state::ownership;
+use crate::subscriber::state::{SubscriptionId, ownership};
 use crate::subscriber::tagging::{RunSessions, Tagging};
 
 /// The sessions with which a run starts to apply.
@@ -35,10 +35,16 @@ impl OpenedSessions {
         share: &Arc<Share>,
         workers: WorkerNumber,
         connector: &Connector,
+        id: SubscriptionId,
     ) -> Result<Self> {
         let panicked = |_| Err(Failure::internal("connecting panicked"));
         std::thread::scope(|scope| {
-            let durability = scope.spawn(|| subscriber.connect(Purpose::Durability));
+            let durability = scope.spawn(|| {
+                let mut session = subscriber.connect(Purpose::Durability)?;
+                // One that waits for a standby does not notice that its process is gone: the next owner ends it.
+                ownership::join(&mut session, id)?;
+                Ok(session)
+            });
             let monitor = scope.spawn(|| subscriber.connect(Purpose::Monitor));
             let workers = OpenedWorkers::open(share, workers, connector)?;
             let monitor = monitor.join().unwrap_or_else(panicked)?;
@@ -164,7 +170,8 @@ impl Supervisor<'_> {
             Blockers::spawn(monitor, identity.id, &config.name, watched, identity.citus)?;
         let pool = Pool::new(slots, settings, identity, blockers);
         let prefetch = Prefetch::spawn(config.prefetch, subscriber, &config.name)?;
-        let durability = Durability::spawn(durability, identity.id, flusher)?;
+        let of = (subscriber, config.name.as_str());
+        let durability = Durability::spawn(durability, of, identity.id, flusher)?;
         Ok((pool.with_prefetch(prefetch), durability))
     }
 }

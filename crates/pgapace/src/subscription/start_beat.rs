@@ -15,7 +15,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use wire::{Activity, Session};
 
-use crate::apply::thread;
+use crate::apply::{standby_wait, thread};
 use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::observe::events::{self, LogEvent};
@@ -40,6 +40,7 @@ impl StartBeat {
         config: &Config,
         subscriber: &Subscriber,
         publisher: &Publisher,
+        control: &Session,
         owner: Owner,
     ) -> Result<Self> {
         let (alive, ended) = bounded(0);
@@ -49,6 +50,8 @@ impl StartBeat {
             unwritten: Vec::new(),
         };
         let work = Work {
+            control: control.backend_pid(),
+            waited: 0,
             sessions: [subscriber.activity().clone(), publisher.activity().clone()],
             ended: [0; 2],
         };
@@ -74,6 +77,7 @@ fn run(
         let written = open(&mut session, subscriber).and_then(|session| {
             if beats {
                 heartbeat::beat_before_stream(session, owner)?;
+                work.look_for_standby(session, &warnings.subscription)?;
             }
             warnings.write(session)
         });
@@ -124,6 +128,9 @@ impl Drop for Warnings {
 
 /// The activity of the run on both servers, by which the thread sees whether it goes on.
 struct Work {
+    /// The backend of the control session, and how many looks in a row have seen it wait for a synchronous standby.
+    control: i32,
+    waited: u32,
     sessions: [Activity; 2],
     /// Waits that had ended at the last look.
     ended: [u64; 2],
@@ -136,6 +143,16 @@ impl Work {
         let before = std::mem::replace(&mut self.ended, ended);
         before != ended || self.sessions.iter().any(Activity::is_waiting)
     }
+
+    /// Logs once that the control session waits for a synchronous standby, if it does for long.
+    fn look_for_standby(&mut self, session: &mut Session, subscription: &str) -> Result<()> {
+        let waits = standby_wait::is_waiting(session, self.control)?;
+        self.waited = if waits { self.waited.saturating_add(1) } else { 0 };
+        if BEAT * self.waited == standby_wait::TELL_AFTER {
+            standby_wait::tell(subscription, "control session", self.control);
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -144,7 +161,7 @@ mod tests {
 
     #[test]
     fn work_without_a_session_that_waits_stands_still() {
-        let mut work = Work { sessions: Default::default(), ended: [0; 2] };
+        let mut work = Work { control: 0, waited: 0, sessions: Default::default(), ended: [0; 2] };
         assert!(!work.goes_on());
         work.sessions[1].note();
         assert!(work.goes_on());

@@ -255,7 +255,7 @@ impl Supervisor<'_> {
         row.check_enabled(control)?;
         self.check_same_slot(&row)?;
         let owner = Owner { id: row.id, epoch: row.epoch };
-        let beat = StartBeat::spawn(&config, subscriber, publisher, owner)?;
+        let beat = StartBeat::spawn(&config, subscriber, publisher, control, owner)?;
         if std::mem::take(&mut self.take_over) || member {
             ownership::end_leftovers(control, &config.name)?;
             if let Some(source) = source {

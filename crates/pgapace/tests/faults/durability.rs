@@ -2,8 +2,9 @@
 
 use testbed::Result;
 use testbed::compare::TableName;
+use testbed::program::Process;
 
-use crate::support::{DB, NAME, PATIENCE, Site, wait_while_running};
+use crate::support::{DB, NAME, PATIENCE, Site, expect_exit, wait_for_event, wait_while_running};
 
 fn site() -> Result<Site> {
     let site = Site::start(&[], &[])?;
@@ -24,14 +25,11 @@ fn a_canceled_wait_for_a_standby_acknowledges_nothing() -> Result<()> {
     site.publisher.sql(DB, "INSERT INTO t VALUES (2)")?;
     let end = site.publisher_lsn()?;
     let waiting = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query";
-    let others = format!("SELECT count(pg_cancel_backend(pid)) {waiting} NOT LIKE '%flushed_at%'");
     let (mut started, mut canceled) = (String::new(), String::new());
     for _ in 0..3 {
         let flush =
-            format!("SELECT coalesce(max(query_start)::text, '') {waiting} LIKE '%flushed_at%'");
+            format!("SELECT coalesce(max(query_start)::text, '') {waiting} LIKE '%emit_message%'");
         wait_while_running(&mut run, "a flush to wait for the standby", PATIENCE, || {
-            // Statistics, for example, for which nothing waits.
-            site.subscriber.query_one_text(DB, &others)?;
             started = site.subscriber.query_one_text(DB, &flush)?;
             Ok(started > canceled)
         })?;
@@ -40,7 +38,8 @@ fn a_canceled_wait_for_a_standby_acknowledges_nothing() -> Result<()> {
              WHERE application_name = 'sub' AND flush_lsn >= '{end}'"
         );
         assert_eq!(site.publisher.query_one_text(DB, &acknowledged)?, "0");
-        let cancel = format!("SELECT count(pg_cancel_backend(pid)) {waiting} LIKE '%flushed_at%'");
+        let cancel =
+            format!("SELECT count(pg_cancel_backend(pid)) {waiting} LIKE '%emit_message%'");
         assert_eq!(site.subscriber.query_one_text(DB, &cancel)?, "1");
         canceled.clone_from(&started);
     }
@@ -82,47 +81,75 @@ fn a_canceled_wait_of_a_synchronous_commit_acknowledges_nothing() -> Result<()> 
     site.expect_equal(&[TableName::from("t")])
 }
 
-/// The session waits for the standby for a while. Meanwhile everything is counted, and is written at once.
+/// The subscriber's synchronous standby is gone. Nothing is acknowledged, and everything else goes on, also after a
+/// kill, as natively.
 #[test]
-fn statistics_that_cannot_be_written_do_not_pile_up() -> Result<()> {
+fn apply_goes_on_without_a_synchronous_standby() -> Result<()> {
     let mut site = site()?;
-    let mut run = site.spawn_streaming(&site.program())?;
-    site.subscriber.sql(
-        DB,
-        "CREATE TABLE written (at timestamptz DEFAULT clock_timestamp()); \
-         CREATE FUNCTION written() RETURNS trigger LANGUAGE plpgsql \
-           AS 'BEGIN INSERT INTO public.written DEFAULT VALUES; RETURN NULL; END'; \
-         CREATE TRIGGER written AFTER UPDATE ON pgapace.stat_subscription EXECUTE FUNCTION written(); \
-         ALTER TABLE pgapace.stat_subscription ENABLE ALWAYS TRIGGER written",
-    )?;
-    site.subscriber.set("synchronous_standby_names", "absent")?;
-    let mut id = 0;
-    let mut write = |site: &Site| {
-        id += 1;
-        site.publisher.sql(DB, &format!("INSERT INTO t VALUES ({id})"))
-    };
-    let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' \
-                 AND query_start < clock_timestamp() - interval '5 s'";
-    wait_while_running(&mut run, "statistics to be late", PATIENCE, || {
-        write(&site)?;
-        Ok(site.subscriber.query_one_text(DB, waits)? == "1")
-    })?;
-    let released = site.subscriber.query_one_text(DB, "SELECT clock_timestamp()::text")?;
-    site.subscriber.set("synchronous_standby_names", "")?;
-    let since = format!("FROM written WHERE at > '{released}'");
-    let written = format!("SELECT max(at) > min(at) + interval '2 s' {since}");
-    wait_while_running(&mut run, "statistics to be written again", PATIENCE, || {
-        write(&site)?;
-        let written = site.subscriber.query_texts(DB, &written)?;
-        Ok(written[0][0].as_deref() == Some("t"))
-    })?;
-    let at_once =
-        format!("SELECT count(*) {since} AND at < (SELECT min(at) {since}) + interval '800 ms'");
-    let at_once: u32 = site.subscriber.query_one_text(DB, &at_once)?.parse().expect("a number");
-    assert!(at_once <= 2, "{at_once} jobs had waited");
+    let program = site.program().arg("--refresh-interval=1");
+    let mut run = site.spawn_streaming(&program)?;
     site.wait_until_applied(&mut run)?;
-    let counted = format!("SELECT transactions >= {id} FROM pgapace.stat_subscription");
-    wait_while_running(&mut run, "everything to be counted", PATIENCE, || {
-        Ok(site.subscriber.query_one_text(DB, &counted)? == "t")
-    })
+    site.subscriber.set("synchronous_standby_names", "absent")?;
+    // Commits of this session do not wait.
+    let mut subscriber = site.subscriber.connect(DB)?;
+    subscriber.batch_execute("SET synchronous_commit = local")?;
+    let there = |run: &mut Process, table: &str, rows: u32| {
+        let count = format!("SELECT count(*) = {rows} FROM {table}");
+        wait_while_running(run, "rows to be applied", PATIENCE, || {
+            Ok(site.subscriber.query_one_text(DB, &count)? == "t")
+        })
+    };
+    site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
+    let end = site.publisher_lsn()?;
+    wait_for_event(&mut run, "synchronous_standby_wait", PATIENCE)?;
+    there(&mut run, "t", 1)?;
+    // A table is added, and the leader records that.
+    let ddl = "CREATE TABLE late (id int PRIMARY KEY)";
+    subscriber.batch_execute(ddl)?;
+    site.publisher.sql(DB, &format!("{ddl}; INSERT INTO late VALUES (1), (2)"))?;
+    there(&mut run, "late", 2)?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (2)")?;
+    there(&mut run, "t", 2)?;
+    // Statistics are written, and verbs are heard.
+    let told = "SELECT count(*) FROM pgapace.event WHERE event = 'synchronous_standby_wait'";
+    wait_while_running(&mut run, "the event to be written", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, told)? == "1")
+    })?;
+    // The session that waits does not notice that its process is gone.
+    run.kill9()?;
+    let mut run = site.spawn_streaming(&program)?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (3)")?;
+    there(&mut run, "t", 3)?;
+    assert!(!run.log().contains("retry_in_ms"), "{}", run.log());
+    let flushed = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'sub'";
+    let acknowledged = format!("SELECT ({flushed}) >= '{end}'");
+    assert_eq!(site.publisher.query_one_text(DB, &acknowledged)?, "f");
+    site.subscriber.set("synchronous_standby_names", "")?;
+    wait_while_running(&mut run, "it to be acknowledged", PATIENCE, || {
+        Ok(site.publisher.query_one_text(DB, &acknowledged)? == "t")
+    })?;
+    run.terminate()?;
+    expect_exit(&mut run, 0, &[])?;
+    site.expect_equal(&[TableName::from("t"), TableName::from("late")])
+}
+
+/// A first run creates a slot, which the publisher keeps. So its record waits for the standby, and the log says so.
+#[test]
+fn a_first_run_that_waits_for_a_standby_says_so() -> Result<()> {
+    let mut site = site()?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
+    let mut holder = site.subscriber.connect(DB)?;
+    holder.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE")?;
+    let mut run = site.spawn(&site.program())?;
+    let copying = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'relation'";
+    wait_while_running(&mut run, "the copy", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, copying)? == "1")
+    })?;
+    site.subscriber.set("synchronous_standby_names", "absent")?;
+    holder.batch_execute("ROLLBACK")?;
+    wait_for_event(&mut run, "synchronous_standby_wait", PATIENCE)?;
+    assert!(run.log().contains("control session"), "{}", run.log());
+    site.subscriber.set("synchronous_standby_names", "")?;
+    site.wait_until_applied(&mut run)?;
+    site.expect_equal(&[TableName::from("t")])
 }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// A working thread gives a sign of life at least every tenth of a second. Without one for so many
-/// milliseconds, it may wait for the server.
-const STALE: u64 = 400;
+/// A working thread gives a sign of life at least every tenth of a second. Without one for so long, it may wait
+/// for the server.
+const STALE: Duration = Duration::from_millis(400);
 /// The thread sleeps and needs no sign of life.
 const AT_REST: u64 = u64::MAX;
 
@@ -40,8 +40,14 @@ impl Pulse {
 
     /// Whether a sign of life is overdue.
     pub(super) fn is_stale(&self) -> bool {
+        self.is_silent_for(STALE)
+    }
+
+    /// Whether the thread has worked for so long without a sign of life.
+    pub(crate) fn is_silent_for(&self, time: Duration) -> bool {
         let last = self.0.last.load(Ordering::Relaxed);
-        last != AT_REST && self.now().saturating_sub(last) > STALE
+        let limit = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        last != AT_REST && self.now().saturating_sub(last) > limit
     }
 
     fn now(&self) -> u64 {

@@ -22,7 +22,7 @@ use crate::error::{Class, Failure, Result};
 use crate::pooler;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
-use crate::subscriber::session::names_of_owner;
+use crate::subscriber::session::{LOCAL_COMMITS, names_of_owner};
 use crate::subscriber::state::heartbeat::OwnerRecord;
 use crate::subscriber::state::{
     COLUMNS, Subscription, SubscriptionId, advisory_lock, name_array, subscription,
@@ -90,7 +90,8 @@ pub(crate) fn become_owner(
     let failed = |e: &wire::Error| Failure::subscriber(e, "taking ownership of the subscription");
     let ends_others = former.any || former.own.is_some() || former.stopped.is_some();
     let deadline = Instant::now() + patience;
-    let (lock, fence) = (lock_sql(id), fence_sql(id, session.backend_pid(), record));
+    let lock = lock_sql(id, record.is_some());
+    let fence = fence_sql(id, session.backend_pid(), record);
     loop {
         let [asked, fenced] = session.simple_each([&lock, &fence]).map_err(|e| failed(&e))?;
         let row = asked
@@ -133,11 +134,13 @@ pub(crate) fn become_owner(
     }
 }
 
-/// Tries to take the owner lock, and tells which session and with which settings.
-fn lock_sql(id: SubscriptionId) -> String {
+/// Tries to take the owner lock, and tells which session and with which settings. For a run, no commit waits for a
+/// standby from here on.
+fn lock_sql(id: SubscriptionId, runs: bool) -> String {
+    let commits = if runs { LOCAL_COMMITS } else { "NULL" };
     format!(
         "SELECT pg_catalog.pg_try_advisory_lock({OWNER_LOCK}, {}), pid, backend_start, datid, \
-           pg_catalog.current_setting('session_replication_role') \
+           pg_catalog.current_setting('session_replication_role'), {commits} \
          FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())",
         id.0
     )

@@ -34,7 +34,7 @@ use engine::progress::Range;
 use pgoutput::{Lsn, Timestamp, Xid};
 use wire::{Row, Rows, Session};
 
-use crate::error::{Failure, Result};
+use crate::error::{Class, Failure, Result};
 use crate::subscriber::catalogue::field;
 use crate::subscriber::state::SubscriptionId;
 
@@ -348,32 +348,55 @@ pub(crate) fn seconds_behind(session: &mut Session, id: SubscriptionId) -> Resul
     rows.first().map(|row| field(&row, 0)).transpose()
 }
 
+/// The commit that makes others durable: one that waits for the synchronous standbys, whatever else the session does.
+const WAITING: &str = "SELECT pg_catalog.set_config('synchronous_commit', 'on', true)";
+
+/// It does useful work, the removal of progress rows. If there are none, it writes a message to WAL, which takes no
+/// lock: it may wait for a standby that is gone, and another session would wait for the row that it has changed.
+///
+/// The deletes find their rows in order, by the primary key: see the head of this module.
+const FLUSH: &str = "\
+WITH removed AS ( \
+  DELETE FROM pgapace.progress WHERE ctid = ANY (ARRAY( \
+    SELECT p.ctid FROM pgapace.progress p WHERE p.subscription = $1::pg_catalog.int4 \
+      AND p.lsn >= $2::pg_catalog.pg_lsn AND p.lsn < $3::pg_catalog.pg_lsn \
+    ORDER BY p.lsn)) RETURNING 1) \
+SELECT CASE WHEN NOT EXISTS (SELECT FROM removed) \
+  THEN pg_catalog.pg_logical_emit_message(true, 'pgapace'::pg_catalog.text, ''::pg_catalog.text) END";
+
 /// Makes everything committed before this call durable, on synchronous standbys too: a commit with
-/// `synchronous_commit = on` waits for all WAL before it. The commit does useful work, the removal
-/// of progress rows before `lsn`. If there are none, it updates the subscription's row.
+/// `synchronous_commit = on` waits for all WAL before it. Progress rows before `lsn` are removed.
 ///
 /// `done` is the `lsn` of the previous call. It keeps the index scan from reading dead rows.
 pub(crate) fn flush(session: &mut Session, id: SubscriptionId, done: Lsn, lsn: Lsn) -> Result<()> {
+    flush_unless(session, id, (done, lsn), &|| false)
+}
+
+/// The same. It fails if a user has canceled the wait for the synchronous standbys and `gives_up`.
+pub(crate) fn flush_unless(
+    session: &mut Session,
+    id: SubscriptionId,
+    (done, lsn): (Lsn, Lsn),
+    gives_up: &dyn Fn() -> bool,
+) -> Result<()> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "making commits durable");
-    let id = id.0.to_string();
+    let (id, done, lsn) = (id.0.to_string(), done.to_string(), lsn.to_string());
     loop {
         let unreplicated = session.unreplicated_commits();
-        session
-            .execute(
-                // The deletes find their rows in order, by the primary key: see the head of this module.
-                "WITH removed AS ( \
-               DELETE FROM pgapace.progress WHERE ctid = ANY (ARRAY( \
-                 SELECT p.ctid FROM pgapace.progress p WHERE p.subscription = $1::pg_catalog.int4 \
-                   AND p.lsn >= $2::pg_catalog.pg_lsn AND p.lsn < $3::pg_catalog.pg_lsn \
-                 ORDER BY p.lsn)) RETURNING 1) \
-             UPDATE pgapace.subscription SET flushed_at = pg_catalog.now() \
-             WHERE id = $1::pg_catalog.int4 AND NOT EXISTS (SELECT FROM removed)",
-                &[Some(&id), Some(&done.to_string()), Some(&lsn.to_string())],
-            )
+        // One transaction.
+        let [waiting, _] = session
+            .query_each([(WAITING, &[]), (FLUSH, &[Some(&id), Some(&done), Some(&lsn)])])
             .map_err(|e| failed(&e))?;
+        if waiting.first().and_then(|row| row.get(0).map(str::to_owned)).as_deref() != Some("on") {
+            return Err(Failure::internal("synchronous_commit was not set"));
+        }
         if session.unreplicated_commits() == unreplicated {
             return Ok(());
         }
-        // A user has canceled the wait for the synchronous standbys: the next commit waits for them again.
+        // The wait for the synchronous standbys was canceled: the next commit waits for them again.
+        if gives_up() {
+            let message = "stopped while commits wait for a synchronous standby of the subscriber";
+            return Err(Failure::new(Class::Stopped, message));
+        }
     }
 }

@@ -23,6 +23,7 @@ CREATE TABLE pgapace.subscription (
   epoch             bigint NOT NULL DEFAULT 0,
   system_identifier text,
   timeline          bigint,
+  -- of earlier versions; nothing writes it any more
   flushed_at        timestamptz,
   created_at        timestamptz NOT NULL DEFAULT pg_catalog.now()
 );

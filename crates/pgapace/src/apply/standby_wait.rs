@@ -1,0 +1,32 @@
+//! Sessions that wait for a synchronous standby of the subscriber (`synchronous_standby_names`), which may be gone.
+
+use std::time::Duration;
+
+use wire::Session;
+
+use crate::error::{Failure, Result};
+
+/// The time after which such a wait is logged.
+pub(crate) const TELL_AFTER: Duration = Duration::from_secs(4);
+
+/// Whether this backend waits for a synchronous standby.
+pub(crate) fn is_waiting(session: &mut Session, pid: i32) -> Result<bool> {
+    let sql = format!(
+        "SELECT FROM pg_catalog.pg_stat_activity WHERE pid = {pid} AND wait_event = 'SyncRep'"
+    );
+    let results = session
+        .simple(&sql)
+        .map_err(|e| Failure::subscriber(&e, "looking what a session waits for"))?;
+    Ok(results.first().is_some_and(|rows| !rows.is_empty()))
+}
+
+/// Logs the wait of a session, by the name that it has in the log.
+pub(crate) fn tell(subscription: &str, waiting: &str, pid: i32) {
+    tracing::warn!(
+        event = "synchronous_standby_wait",
+        subscription,
+        waiting,
+        pid,
+        "session waits for a synchronous standby of the subscriber"
+    );
+}
