@@ -137,7 +137,9 @@ fn a_late_change_undoes_everything_however_it_is_committed() {
             let mut process = case.start();
             case.tool.args.clear();
             let _slots = Slots(&case);
-            try_one(&case, &mut process, Late::Plain, At::Slot);
+            if !two_phase {
+                try_one(&case, &mut process, Late::Plain, At::Slot);
+            }
             for late in lates {
                 try_one(&case, &mut process, *late, At::Quiet);
                 if !matches!(late, Late::OnlyPrepared) {
