@@ -63,7 +63,7 @@ fn table(root: u32, row: RowLock) -> LockRules {
         foreign: Vec::new(),
         referenced: Vec::new(),
         whole_table: false,
-        barrier: false,
+        user_code: false,
     }
 }
 

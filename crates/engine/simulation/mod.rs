@@ -36,11 +36,11 @@
 //! | 2. a full writeset takes nothing new | [`Sabotage::UnboundedWriteset`] |
 //! | 3. a worker has a bounded number of groups | [`Sabotage::UnboundedQueue`] |
 //! | 4. a worker that leaves gets no more | [`Sabotage::LeavingWorker`] |
-//! | 5. the end of a prepared transaction is a barrier | a unit test: `the_end_of_a_prepared_transaction_is_a_barrier` |
+//! | 5. the end of a prepared transaction is isolated | a unit test: `the_end_of_a_prepared_transaction_is_isolated` |
 //! | 6. so is a table under another topmost relation | [`Sabotage::UnbarredMove`] |
 //! | 7. what is prepared at once waits for what came before | [`Sabotage::HastyPrepare`] |
 //! | 8. some transactions are committed alone | [`Sabotage::GroupedAlone`] |
-//! | 9. what waits is handed over in bounded time | [`Sabotage::LatePickup`] |
+//! | 9. what waits is assigned in bounded time | [`Sabotage::LatePickup`] |
 //! | 10. a table is serialized only after several victims | [`Sabotage::HastySerialization`] |
 //! | 11. only its worker gets more beside a group without locks | a unit test: `only_their_worker_gets_groups_while_some_have_no_locks` |
 //! | 12. where updates are executed one by one, a group has few of one row | [`Sabotage::UncountedVersions`] |

@@ -64,7 +64,7 @@ pub(crate) enum Sabotage {
     HastyPrepare,
     /// Transactions that are to be committed alone are committed together.
     GroupedAlone,
-    /// Waiting transactions are handed over late.
+    /// Waiting transactions are assigned late.
     LatePickup,
     /// A table is serialized for the first group that gives way.
     HastySerialization,

@@ -6,7 +6,7 @@
 //!
 //! Small groups cost both servers more work per change. Where the subscriber applies as fast as the
 //! publisher sends, groups would stay small for ever. So a subscription with a backlog waits for a
-//! larger group before it hands one over, for at most a tenth of its lag.
+//! larger group before it assigns one, for at most a tenth of its lag.
 //!
 //! Where changes are thinly spread over many tables, a group may be larger: a statement for a few rows
 //! costs each of them more.
@@ -17,7 +17,7 @@
 //! flight at once. The wait ends when half of that number waits, so a session that commits alone
 //! never waits.
 //!
-//! A transaction that arrives in several parts is never grouped. Each part is handed over alone, so
+//! A transaction that arrives in several parts is never grouped. Each part is assigned alone, so
 //! that its memory is released while the next part arrives. Transactions that must be committed
 //! alone, row by row, share a group with each other but with no others: user code can observe where
 //! they end.

@@ -17,7 +17,7 @@
 //! | …, and the subscription now names other publications or another origin than before | as above, except by the stream: it has other transactions for this reason alone | only while its WAL ends before the progress, and by xid and commit timestamp |
 //! | has crashed | its slot may have gone back; the stream sends the remembered transaction again | it is the same history |
 //!
-//! [`Memory`] keeps one transaction, not a list. Everything applied before that transaction is
+//! [`HistoryMark`] keeps one transaction, not a list. Everything applied before that transaction is
 //! older. If the stream has it again with the same LSNs, xid and commit time, both histories also
 //! share everything before it. After it, no transaction is known up to the progress.
 //!
@@ -251,9 +251,9 @@ pub struct Identity {
     pub commit_time: Timestamp,
 }
 
-/// The memory of the publisher's history up to a position.
+/// The last transaction with changes up to a position, by which the publisher's history is recognised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Memory {
+pub struct HistoryMark {
     /// The last transaction with changes; `None` if there was none since the slot was created.
     pub last: Option<Identity>,
     /// End of [`Self::last`], or the start of the slot. No transaction with changes ends between
@@ -261,14 +261,14 @@ pub struct Memory {
     pub quiet_from: Lsn,
 }
 
-impl Memory {
-    /// Memory after a transaction with changes.
+impl HistoryMark {
+    /// The mark after a transaction with changes.
     #[must_use]
     pub fn of(last: Identity) -> Self {
         Self { last: Some(last), quiet_from: last.end_lsn }
     }
 
-    /// Memory after the start of a slot.
+    /// The mark after the start of a slot.
     #[must_use]
     pub fn since(start: Lsn) -> Self {
         Self { last: None, quiet_from: start }
@@ -299,11 +299,11 @@ pub struct Standpoint {
     pub in_recovery: bool,
     /// End of its WAL: the flushed position, or the replayed one of a standby.
     pub end: Lsn,
-    /// Fate of the last remembered transaction, if [`Memory::is_comparable`].
+    /// Fate of the last remembered transaction, if [`HistoryMark::is_comparable`].
     pub fate: Fate,
 }
 
-impl Memory {
+impl HistoryMark {
     /// Whether the xid of the last transaction still names the same transaction, on a server whose
     /// WAL ends at `end`.
     #[must_use]
@@ -314,12 +314,11 @@ impl Memory {
 }
 
 impl Standpoint {
-    /// Compares it with the position `needed` of the subscriber, and with the memory of that
-    /// position.
+    /// Compares it with the position `needed` of the subscriber, and with the mark of that position.
     ///
     /// # Errors
     /// When the publisher has another history, or is a standby that may only have to replay it.
-    pub fn check(&self, needed: Lsn, memory: Option<&Memory>) -> Result<(), HistoryError> {
+    pub fn check(&self, needed: Lsn, history: Option<&HistoryMark>) -> Result<(), HistoryError> {
         let end = self.end;
         if end < needed && self.in_recovery {
             return Err(HistoryError::StandbyBehind { end, needed });
@@ -327,8 +326,8 @@ impl Standpoint {
         if end < needed {
             return Err(HistoryError::WentBack { end, needed });
         }
-        let comparable = memory.filter(|memory| memory.is_comparable(end));
-        let Some(applied) = comparable.and_then(|memory| memory.last) else { return Ok(()) };
+        let comparable = history.filter(|history| history.is_comparable(end));
+        let Some(applied) = comparable.and_then(|history| history.last) else { return Ok(()) };
         match self.fate {
             Fate::Unassigned => Err(HistoryError::NotAssigned { applied }),
             Fate::Aborted => Err(HistoryError::RolledBack { applied }),
@@ -340,16 +339,16 @@ impl Standpoint {
     }
 }
 
-/// A range of applied transactions, and the memory of the last of them.
+/// A range of applied transactions, and the mark of the last of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Applied {
+pub struct AppliedRange {
     /// The range of LSNs.
     pub range: Range,
     /// `None` if nothing is known.
-    pub memory: Option<Memory>,
+    pub history: Option<HistoryMark>,
 }
 
-impl Applied {
+impl AppliedRange {
     /// Checks a transaction that commits before this range and ends at `end`.
     ///
     /// # Errors
@@ -370,7 +369,7 @@ pub struct Witness {
     /// The publisher does not send transactions that commit before this position.
     sent_from: Lsn,
     /// The applied ranges that the stream has not passed yet, in order.
-    applied: VecDeque<Applied>,
+    applied: VecDeque<AppliedRange>,
     /// Whether the stream has sent the last transaction of the first range.
     seen: bool,
     /// Transactions prepared on the subscriber whose PREPAREs must be sent again, in that order.
@@ -381,7 +380,7 @@ impl Witness {
     /// A witness for a stream that starts with transactions that commit at or after `sent_from`. The
     /// ranges in `applied` are in order and do not overlap.
     #[must_use]
-    pub fn new(sent_from: Lsn, applied: impl IntoIterator<Item = Applied>) -> Self {
+    pub fn new(sent_from: Lsn, applied: impl IntoIterator<Item = AppliedRange>) -> Self {
         let applied = applied.into_iter().collect();
         Self { sent_from, applied, seen: false, prepared: VecDeque::new() }
     }
@@ -430,10 +429,10 @@ impl Witness {
     fn compare(&mut self, sent: Identity, changes: bool) -> Result<(), HistoryError> {
         self.must_be_prepared_before(sent.commit_lsn)?;
         self.forget_before(sent.commit_lsn, false)?;
-        let Some(Applied { range, memory: Some(memory) }) = self.applied.front() else {
+        let Some(AppliedRange { range, history: Some(history) }) = self.applied.front() else {
             return Ok(());
         };
-        match memory.last {
+        match history.last {
             Some(applied) if applied.commit_lsn == sent.commit_lsn => {
                 if applied != sent {
                     return Err(HistoryError::Replaced { sent, applied });
@@ -444,7 +443,7 @@ impl Witness {
             Some(applied) if applied.commit_lsn < sent.commit_lsn => self.must_be_seen()?,
             _ => {}
         }
-        let known = memory.quiet_from <= sent.commit_lsn && range.covers(sent.commit_lsn);
+        let known = history.quiet_from <= sent.commit_lsn && range.covers(sent.commit_lsn);
         if changes && known {
             return Err(HistoryError::Unexpected { sent, progress: range.through });
         }
@@ -469,7 +468,7 @@ impl Witness {
             self.applied.pop_front();
             self.seen = false;
         }
-        let last = self.applied.front().and_then(|first| first.memory).and_then(|m| m.last);
+        let last = self.applied.front().and_then(|first| first.history).and_then(|m| m.last);
         if whole && last.is_some_and(|last| last.end_lsn <= lsn) {
             self.must_be_seen()?;
         }
@@ -478,10 +477,10 @@ impl Witness {
 
     /// The last transaction of the first range must have been sent, unless it is before the stream.
     fn must_be_seen(&self) -> Result<(), HistoryError> {
-        let Some(Applied { range, memory: Some(memory) }) = self.applied.front() else {
+        let Some(AppliedRange { range, history: Some(history) }) = self.applied.front() else {
             return Ok(());
         };
-        match memory.last {
+        match history.last {
             // If the range does not cover it, it belongs to an earlier range.
             Some(applied)
                 if !self.seen
@@ -498,8 +497,8 @@ impl Witness {
 #[cfg(test)]
 mod tests {
     use super::{
-        Applied, COMPARABLE, Fate, HistoryError, Identity, Memory, Standpoint, Timeline, Witness,
-        check_history,
+        AppliedRange, COMPARABLE, Fate, HistoryError, HistoryMark, Identity, Standpoint, Timeline,
+        Witness, check_history,
     };
     use crate::progress::Range;
     use pgoutput::{Lsn, Timestamp, Xid};
@@ -548,8 +547,8 @@ mod tests {
 
     const LAST: u64 = 100;
 
-    fn memory() -> Memory {
-        Memory::of(identity(LAST, 7, 70))
+    fn mark() -> HistoryMark {
+        HistoryMark::of(identity(LAST, 7, 70))
     }
 
     fn standpoint(end: u64) -> Standpoint {
@@ -558,7 +557,7 @@ mod tests {
 
     #[test]
     fn wal_that_ends_before_the_progress_is_conclusive_except_on_a_standby() {
-        let check = |standpoint: Standpoint| standpoint.check(Lsn(110), Some(&memory()));
+        let check = |standpoint: Standpoint| standpoint.check(Lsn(110), Some(&mark()));
         assert_eq!(check(standpoint(110)), Ok(()));
         assert!(matches!(check(standpoint(109)), Err(HistoryError::WentBack { .. })));
         let standby = Standpoint { in_recovery: true, ..standpoint(109) };
@@ -569,9 +568,8 @@ mod tests {
 
     #[test]
     fn another_fate_of_the_last_transaction_is_another_history() {
-        let at = |end: u64, fate| {
-            Standpoint { fate, ..standpoint(end) }.check(Lsn(110), Some(&memory()))
-        };
+        let at =
+            |end: u64, fate| Standpoint { fate, ..standpoint(end) }.check(Lsn(110), Some(&mark()));
         let other = Fate::CommittedAt(Timestamp(71));
         assert!(matches!(at(200, Fate::Unassigned), Err(HistoryError::NotAssigned { .. })));
         assert!(matches!(at(200, Fate::Aborted), Err(HistoryError::RolledBack { .. })));
@@ -616,7 +614,7 @@ mod tests {
     /// Applied up to 130, with no transaction since the one at 100.
     fn witness(sent_from: u64) -> Witness {
         let range = Range { after: Lsn(0), through: Lsn(130) };
-        Witness::new(Lsn(sent_from), [Applied { range, memory: Some(memory()) }])
+        Witness::new(Lsn(sent_from), [AppliedRange { range, history: Some(mark()) }])
     }
 
     #[test]
@@ -653,16 +651,16 @@ mod tests {
     }
 
     #[test]
-    fn gaps_and_ranges_without_a_memory_accept_any_transaction() {
-        let applied = |after, through, memory| Applied {
+    fn gaps_and_ranges_without_a_mark_accept_any_transaction() {
+        let applied = |after, through, history| AppliedRange {
             range: Range { after: Lsn(after), through: Lsn(through) },
-            memory,
+            history,
         };
         let marks = [
-            applied(0, 130, Some(memory())),
-            // Idle progress carries the memory of the range before it.
-            applied(150, 160, Some(memory())),
-            applied(170, 190, Some(Memory::of(identity(180, 12, 120)))),
+            applied(0, 130, Some(mark())),
+            // Idle progress carries the mark of the range before it.
+            applied(150, 160, Some(mark())),
+            applied(170, 190, Some(HistoryMark::of(identity(180, 12, 120)))),
         ];
         let begun = || {
             let mut witness = Witness::new(Lsn(50), marks);

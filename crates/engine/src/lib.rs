@@ -23,8 +23,8 @@
 //! 1. [`worker`]: the next step of a worker, and what the answers of the subscriber mean for it.
 //! 1. [`blockers`]: which groups are rolled back when they block the oldest group.
 //! 1. [`serialized`]: which tables run one transaction at a time because that happens often.
-//! 1. [`read_ahead`]: whether reads are so slow that rows are read before they are needed.
-//! 1. [`share`]: how many sessions each of several subscriptions has.
+//! 1. [`prefetch`]: whether reads are so slow that rows are read before they are needed.
+//! 1. [`session_leases`]: how many sessions each of several subscriptions has.
 //! 1. [`progress`]: the received, applied and durable positions, and what may be acknowledged.
 //! 1. [`unresolved`]: when a held prepared transaction is due, and how long a committed one is
 //!    kept.
@@ -51,13 +51,13 @@ pub mod intake;
 pub mod key;
 pub mod net;
 pub mod order;
+pub mod prefetch;
 pub mod progress;
 pub mod published;
-pub mod read_ahead;
 pub mod relation;
 pub mod sequence;
 pub mod serialized;
-pub mod share;
+pub mod session_leases;
 pub mod spread;
 pub mod stream_start;
 pub mod streaming;

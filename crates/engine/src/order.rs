@@ -1,7 +1,7 @@
 //! Commit order: which groups have ended, and which workers wait for them.
 //!
 //! A worker asks before each step for which another group may have to end first: to start (user code, a
-//! second attempt), to execute dependent changes, to commit. It asks with a set of [`Waits`]. The worker
+//! second attempt), to execute dependent changes, to commit. It asks with a set of [`Prerequisites`]. The worker
 //! that ends a group learns which workers that allows to proceed, and wakes them. So the turn passes from
 //! worker to worker, without the leader between them.
 
@@ -11,14 +11,14 @@ use crate::group::GroupSeq;
 
 /// The groups that must have ended before something may be done.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Waits {
+pub struct Prerequisites {
     /// This one and everything before it.
     pub through: GroupSeq,
     /// And each of these: used only where commits are not in order.
     pub groups: Vec<GroupSeq>,
 }
 
-impl Waits {
+impl Prerequisites {
     /// For everything up to a group.
     #[must_use]
     pub fn through(group: GroupSeq) -> Self {
@@ -44,7 +44,7 @@ pub trait Ended {
     fn ended_through(&self) -> GroupSeq;
 
     /// Whether these groups have ended.
-    fn is_met(&self, waits: &Waits) -> bool;
+    fn is_met(&self, prerequisites: &Prerequisites) -> bool;
 }
 
 /// Which groups have ended (their subscriber transactions are committed), and which workers wait.
@@ -55,7 +55,7 @@ pub struct CommitOrder {
     /// Groups beyond `through` that have ended.
     above: BTreeSet<GroupSeq>,
     /// The conditions that each worker waits for, by its number. Any of these wakes it.
-    waiting: Vec<Vec<Waits>>,
+    waiting: Vec<Vec<Prerequisites>>,
 }
 
 impl CommitOrder {
@@ -72,10 +72,10 @@ impl CommitOrder {
     }
 
     /// A worker looks again when any of these is met. Its earlier conditions are forgotten.
-    pub fn wait(&mut self, worker: usize, waits: impl IntoIterator<Item = Waits>) {
+    pub fn wait(&mut self, worker: usize, prerequisites: impl IntoIterator<Item = Prerequisites>) {
         let waiting = &mut self.waiting[worker];
         waiting.clear();
-        waiting.extend(waits);
+        waiting.extend(prerequisites);
     }
 
     /// A group has ended. Returns the workers that may go on; they wait no longer.
@@ -87,7 +87,7 @@ impl CommitOrder {
         }
         let mut woken = Vec::new();
         for worker in 0..self.waiting.len() {
-            if self.waiting[worker].iter().any(|waits| self.is_met(waits)) {
+            if self.waiting[worker].iter().any(|prerequisites| self.is_met(prerequisites)) {
                 self.waiting[worker].clear();
                 woken.push(worker);
             }
@@ -101,9 +101,12 @@ impl Ended for CommitOrder {
         self.through
     }
 
-    fn is_met(&self, waits: &Waits) -> bool {
-        waits.through <= self.through
-            && waits.groups.iter().all(|group| *group <= self.through || self.above.contains(group))
+    fn is_met(&self, prerequisites: &Prerequisites) -> bool {
+        prerequisites.through <= self.through
+            && prerequisites
+                .groups
+                .iter()
+                .all(|group| *group <= self.through || self.above.contains(group))
     }
 }
 
@@ -113,16 +116,16 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{CommitOrder, Ended, GroupSeq, Waits};
+    use super::{CommitOrder, Ended, GroupSeq, Prerequisites};
 
     #[test]
     fn the_turn_passes_to_the_next_group_only() {
         let mut order = CommitOrder::new(3);
-        order.wait(1, [Waits::all_before(GroupSeq(2))]);
-        order.wait(2, [Waits::all_before(GroupSeq(3))]);
+        order.wait(1, [Prerequisites::all_before(GroupSeq(2))]);
+        order.wait(2, [Prerequisites::all_before(GroupSeq(3))]);
         assert_eq!(order.ended(GroupSeq(1)), [1]);
-        assert!(order.is_met(&Waits::all_before(GroupSeq(2))));
-        assert!(!order.is_met(&Waits::all_before(GroupSeq(3))));
+        assert!(order.is_met(&Prerequisites::all_before(GroupSeq(2))));
+        assert!(!order.is_met(&Prerequisites::all_before(GroupSeq(3))));
         assert_eq!(order.ended(GroupSeq(2)), [2]);
         assert_eq!(order.ended(GroupSeq(3)), []);
     }
@@ -130,13 +133,13 @@ mod tests {
     #[test]
     fn groups_beyond_a_gap_count_one_by_one() {
         let mut order = CommitOrder::new(1);
-        let third = Waits { through: GroupSeq::NONE, groups: vec![GroupSeq(3)] };
-        order.wait(0, [Waits::through(GroupSeq(2)), third.clone()]);
+        let third = Prerequisites { through: GroupSeq::NONE, groups: vec![GroupSeq(3)] };
+        order.wait(0, [Prerequisites::through(GroupSeq(2)), third.clone()]);
         assert_eq!(order.ended(GroupSeq(2)), []);
         assert_eq!(order.ended_through(), GroupSeq::NONE);
         assert_eq!(order.ended(GroupSeq(3)), [0]);
         assert!(order.is_met(&third));
-        assert!(!order.is_met(&Waits::through(GroupSeq(2))));
+        assert!(!order.is_met(&Prerequisites::through(GroupSeq(2))));
         order.ended(GroupSeq(1));
         assert_eq!(order.ended_through(), GroupSeq(3));
     }
@@ -146,32 +149,32 @@ mod tests {
         #[test]
         fn a_worker_is_woken_when_its_wait_is_met(
             ends in Just((1u64..30).collect::<Vec<_>>()).prop_shuffle(),
-            waits in prop::collection::vec(
+            prerequisites in prop::collection::vec(
                 (0u64..30, prop::collection::vec(1u64..30, 0..3)), 1..8)
         ) {
-            let mut order = CommitOrder::new(waits.len());
-            let waits: Vec<_> = waits.into_iter().map(|(through, groups)| Waits {
+            let mut order = CommitOrder::new(prerequisites.len());
+            let prerequisites: Vec<_> = prerequisites.into_iter().map(|(through, groups)| Prerequisites {
                 through: GroupSeq(through),
                 groups: groups.into_iter().map(GroupSeq).collect(),
             }).collect();
-            let met = |ended: &BTreeSet<u64>, waits: &Waits| {
-                (1..=waits.through.0).all(|group| ended.contains(&group))
-                    && waits.groups.iter().all(|group| ended.contains(&group.0))
+            let met = |ended: &BTreeSet<u64>, prerequisites: &Prerequisites| {
+                (1..=prerequisites.through.0).all(|group| ended.contains(&group))
+                    && prerequisites.groups.iter().all(|group| ended.contains(&group.0))
             };
             let mut ended = BTreeSet::new();
-            let mut asleep: BTreeSet<usize> = (0..waits.len()).collect();
-            asleep.retain(|worker| !order.is_met(&waits[*worker]));
+            let mut asleep: BTreeSet<usize> = (0..prerequisites.len()).collect();
+            asleep.retain(|worker| !order.is_met(&prerequisites[*worker]));
             for worker in &asleep {
-                order.wait(*worker, [waits[*worker].clone()]);
+                order.wait(*worker, [prerequisites[*worker].clone()]);
             }
             for group in ends {
                 ended.insert(group);
                 for worker in order.ended(GroupSeq(group)) {
                     prop_assert!(asleep.remove(&worker));
                 }
-                for (worker, waits) in waits.iter().enumerate() {
-                    prop_assert_eq!(order.is_met(waits), met(&ended, waits));
-                    prop_assert_eq!(asleep.contains(&worker), !met(&ended, waits));
+                for (worker, prerequisites) in prerequisites.iter().enumerate() {
+                    prop_assert_eq!(order.is_met(prerequisites), met(&ended, prerequisites));
+                    prop_assert_eq!(asleep.contains(&worker), !met(&ended, prerequisites));
                 }
             }
             prop_assert_eq!((order.ended_through(), order.ended_beyond()), (GroupSeq(29), 0));

@@ -18,22 +18,22 @@
 
 use pgoutput::Lsn;
 
-use crate::history::Memory;
+use crate::history::HistoryMark;
 
 /// Returns the position to ask for. The slot has confirmed `confirmed`. Nothing before `needed_from` is
-/// lacking, and `memory` is the remembered history at the progress.
+/// lacking, and `history` is the mark at the progress.
 #[must_use]
 pub fn stream_start(
     confirmed: Lsn,
     needed_from: Lsn,
-    memory: Option<&Memory>,
+    history: Option<&HistoryMark>,
     sends_prepared: bool,
 ) -> Lsn {
     if sends_prepared {
         return confirmed;
     }
-    let compared_from = memory.map(|memory| {
-        memory.last.map_or(memory.quiet_from, |last| last.commit_lsn.min(memory.quiet_from))
+    let compared_from = history.map(|history| {
+        history.last.map_or(history.quiet_from, |last| last.commit_lsn.min(history.quiet_from))
     });
     let start = compared_from.map_or(needed_from, |compared| compared.min(needed_from));
     // The publisher would move an older position up to its own.
@@ -43,44 +43,44 @@ pub fn stream_start(
 #[cfg(test)]
 mod tests {
     use super::stream_start;
-    use crate::history::{Identity, Memory};
+    use crate::history::{HistoryMark, Identity};
     use pgoutput::{Lsn, Timestamp, Xid};
 
-    fn memory(last: Option<u64>, quiet_from: u64) -> Memory {
+    fn mark(last: Option<u64>, quiet_from: u64) -> HistoryMark {
         let identity = |commit| Identity {
             xid: Xid(7),
             commit_lsn: Lsn(commit),
             end_lsn: Lsn(commit + 8),
             commit_time: Timestamp(1),
         };
-        Memory { last: last.map(identity), quiet_from: Lsn(quiet_from) }
+        HistoryMark { last: last.map(identity), quiet_from: Lsn(quiet_from) }
     }
 
-    fn start(confirmed: u64, needed: u64, memory: Option<Memory>) -> u64 {
-        stream_start(Lsn(confirmed), Lsn(needed), memory.as_ref(), false).as_u64()
+    fn start(confirmed: u64, needed: u64, history: Option<HistoryMark>) -> u64 {
+        stream_start(Lsn(confirmed), Lsn(needed), history.as_ref(), false).as_u64()
     }
 
     #[test]
     fn the_last_applied_transaction_is_sent_again() {
-        assert_eq!(start(100, 500, Some(memory(Some(480), 488))), 480);
-        assert_eq!(start(100, 500, Some(memory(None, 300))), 300);
+        assert_eq!(start(100, 500, Some(mark(Some(480), 488))), 480);
+        assert_eq!(start(100, 500, Some(mark(None, 300))), 300);
         assert_eq!(start(100, 500, None), 500);
     }
 
     #[test]
     fn a_table_that_lacks_changes_gets_them() {
-        assert_eq!(start(100, 200, Some(memory(Some(480), 488))), 200);
+        assert_eq!(start(100, 200, Some(mark(Some(480), 488))), 200);
     }
 
     #[test]
     fn never_before_the_slot() {
-        assert_eq!(start(490, 500, Some(memory(Some(480), 488))), 490);
+        assert_eq!(start(490, 500, Some(mark(Some(480), 488))), 490);
         assert_eq!(start(500, 500, None), 500);
     }
 
     #[test]
     fn prepared_transactions_come_from_the_slots_position() {
-        let memory = memory(Some(480), 488);
-        assert_eq!(stream_start(Lsn(100), Lsn(500), Some(&memory), true), Lsn(100));
+        let mark = mark(Some(480), 488);
+        assert_eq!(stream_start(Lsn(100), Lsn(500), Some(&mark), true), Lsn(100));
     }
 }

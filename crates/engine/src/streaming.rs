@@ -2,10 +2,13 @@
 //! of them has a session, and the next step of that session.
 //!
 //! ```text
-//!  first block ──► Behind ──► Waiting ──► Active ──► committing ──► committed
+//!  first block ──► Behind ──► Waiting ──► Active ──► Committing ──► committed
 //!                    │           │          │            │
-//!                    └───────────┴──────────┴────────────┴──► abandoned: applied from the spool
+//!                    └───────────┴──────────┴────────────┴──► Spooled: abandoned, applied from the spool
 //! ```
+//!
+//! A stream that is abandoned while it is `Committing` is forgotten at once: its turn to be applied from the
+//! spool has come.
 //!
 //! Every stream is spooled as well, and its changes are read from the spool for execution, so a slow
 //! subscriber delays nothing else. A stream is *abandoned* after any error, any unexpected number of rows,
@@ -92,7 +95,7 @@ struct StreamSlot {
 struct Stream {
     executable: Executable,
     state: StreamState,
-    /// When changes were last handed over, or it began.
+    /// When changes were last assigned, or it began.
     fed: Duration,
 }
 
@@ -104,11 +107,14 @@ enum StreamState {
     Waiting,
     /// The stream has this session.
     Active(usize),
-    /// The stream is applied when it has committed.
-    Kept,
+    /// The stream has committed on the publisher, and all before it is applied first. At most one stream is
+    /// in this state. `sent`: its COMMIT is on its way.
+    Committing { slot: usize, sent: bool },
+    /// The stream was abandoned. It is applied from the spool when it has committed.
+    Spooled,
 }
 
-/// Changes that are to be read and handed over with [`Streams::hand_over`].
+/// Changes that are to be read and assigned with [`Streams::assign`].
 #[derive(Debug)]
 pub struct NextPart {
     /// Of this stream.
@@ -133,9 +139,6 @@ pub struct Streams<W> {
     position: Lsn,
     from: Lsn,
     tickets: Ticket,
-    /// The stream that has committed, and is next; whether its COMMIT is on its way.
-    committing: Option<Xid>,
-    commit_sent: bool,
     orders: VecDeque<(usize, Ticket, Order<W>)>,
 }
 
@@ -152,8 +155,6 @@ impl<W> Streams<W> {
             position: Lsn::INVALID,
             from,
             tickets: 0,
-            committing: None,
-            commit_sent: false,
             orders: VecDeque::new(),
         }
     }
@@ -271,19 +272,25 @@ impl<W> Streams<W> {
 
     /// Abandons a stream: it is rolled back, and applied from the spool when it has committed.
     pub fn abandon(&mut self, xid: Xid) {
-        if self.commit_sent && self.committing == Some(xid) {
-            // It waits for nothing any more.
-            return;
-        }
         let Some(stream) = self.open.get_mut(&xid) else { return };
-        let state = std::mem::replace(&mut stream.state, StreamState::Kept);
-        if let StreamState::Active(slot) = state {
-            self.order(slot, Order::Abandon);
-            self.slots[slot].stream = None;
+        match stream.state {
+            // It waits for nothing any more.
+            StreamState::Committing { sent: true, .. } => {}
+            StreamState::Committing { .. } => self.forget(xid),
+            StreamState::Active(slot) => {
+                stream.state = StreamState::Spooled;
+                self.release(slot);
+            }
+            StreamState::Behind | StreamState::Waiting | StreamState::Spooled => {
+                stream.state = StreamState::Spooled;
+            }
         }
-        if self.committing == Some(xid) {
-            self.forget(xid);
-        }
+    }
+
+    /// Has the session of a stream that is abandoned roll it back.
+    fn release(&mut self, slot: usize) {
+        self.order(slot, Order::Abandon);
+        self.slots[slot].stream = None;
     }
 
     /// Abandons all streams.
@@ -295,56 +302,66 @@ impl<W> Streams<W> {
 
     /// A stream has ended, or is applied like all other transactions now.
     pub fn forget(&mut self, xid: Xid) {
-        if self.committing == Some(xid) {
-            (self.committing, self.commit_sent) = (None, false);
+        let Some(stream) = self.open.remove(&xid) else { return };
+        if let StreamState::Active(slot) | StreamState::Committing { slot, .. } = stream.state {
+            self.release(slot);
         }
-        self.abandon(xid);
-        self.open.remove(&xid);
     }
 
     /// The stream has committed. Returns whether all of it is to be applied here; [`Self::committing`]
     /// tells that until it is done.
     pub fn begin_commit(&mut self, xid: Xid) -> bool {
-        // A stream that changed nothing, or was not begun, needs no session of its own.
-        let begun = self.open.get(&xid).is_some_and(|stream| {
-            matches!(stream.state, StreamState::Active(_)) && stream.executable.taken() > 0
-        });
-        if !begun {
-            self.forget(xid);
-            return false;
+        if let Some(stream) = self.open.get_mut(&xid)
+            && let StreamState::Active(slot) = stream.state
+            && stream.executable.taken() > 0
+        {
+            stream.state = StreamState::Committing { slot, sent: false };
+            return true;
         }
-        self.committing = Some(xid);
-        true
+        // A stream that changed nothing, or was not begun, needs no session of its own.
+        self.forget(xid);
+        false
     }
 
     /// The stream that has committed and is being ended.
     #[must_use]
     pub fn committing(&self) -> Option<Xid> {
-        self.committing
+        self.slots[self.committing_slot()?].stream
     }
 
-    /// Whether all of a stream, which is `length` long, is on the subscriber, and not yet committed.
+    /// The session of that stream.
+    fn committing_slot(&self) -> Option<usize> {
+        let is_committing = |slot: &StreamSlot| {
+            let stream = slot.stream.and_then(|xid| self.open.get(&xid));
+            stream.is_some_and(|stream| matches!(stream.state, StreamState::Committing { .. }))
+        };
+        self.slots.iter().position(is_committing)
+    }
+
+    /// Whether all of the stream that has committed, which is `length` long, is on the subscriber, and its
+    /// COMMIT was not sent yet.
     #[must_use]
     pub fn is_through(&self, xid: Xid, length: u64) -> bool {
-        !self.commit_sent
-            && self.open.get(&xid).is_some_and(|stream| match stream.state {
-                StreamState::Active(slot) => {
-                    stream.executable.taken() == length && self.slots[slot].unanswered == 0
-                }
-                _ => false,
-            })
+        self.open.get(&xid).is_some_and(|stream| match stream.state {
+            StreamState::Committing { slot, sent: false } => {
+                stream.executable.taken() == length && self.slots[slot].unanswered == 0
+            }
+            _ => false,
+        })
     }
 
-    /// Has it committed; `end` says where it ends.
+    /// Sends its COMMIT; `end` says where it ends.
     pub fn commit(&mut self, xid: Xid, end: W) {
-        if let Some(Stream { state: StreamState::Active(slot), .. }) = self.open.get(&xid) {
+        if let Some(stream) = self.open.get_mut(&xid)
+            && let StreamState::Committing { slot, sent } = &mut stream.state
+        {
+            *sent = true;
             let slot = *slot;
-            self.commit_sent = true;
             self.order(slot, Order::Commit(end));
         }
     }
 
-    /// The next changes to hand over, when everything that ends at or before `committed` is committed.
+    /// The next changes to assign, when everything that ends at or before `committed` is committed.
     pub fn next<'a>(
         &mut self,
         committed: Lsn,
@@ -360,7 +377,7 @@ impl<W> Streams<W> {
             let Some(xid) = has.stream.filter(|_| room) else { continue };
             let Some(stream) = self.open.get_mut(&xid) else { continue };
             stream.executable.committed(committed);
-            let ended = self.committing == Some(xid);
+            let ended = matches!(stream.state, StreamState::Committing { .. });
             let pressure = stream.pressure(ended, now, self.pacing.stream_gathering);
             if let Some(step) = stream.executable.step(&subtransactions(xid), pressure) {
                 return Some(NextPart { xid, step, slot });
@@ -369,7 +386,7 @@ impl<W> Streams<W> {
         None
     }
 
-    /// When to look again whether something is to be handed over, if nothing happens.
+    /// When to look again whether something is to be assigned, if nothing happens.
     #[must_use]
     pub fn look_again(&self, now: Duration) -> Option<Duration> {
         let free = self.slots.iter().filter(|slot| slot.unanswered < self.pacing.depth);
@@ -379,8 +396,8 @@ impl<W> Streams<W> {
         waiting.map(|stream| gathering.saturating_sub(now.saturating_sub(stream.fed))).min()
     }
 
-    /// Hands changes over that were read, up to this place.
-    pub fn hand_over(&mut self, next: &NextPart, through: u64, work: W, now: Duration) {
+    /// Assigns changes that were read, up to this place.
+    pub fn assign(&mut self, next: &NextPart, through: u64, work: W, now: Duration) {
         let Some(stream) = self.open.get_mut(&next.xid) else { return };
         stream.executable.take(&next.step, through);
         stream.fed = now;
@@ -419,7 +436,8 @@ impl<W> Streams<W> {
             .map(|(x, _)| *x)
     }
 
-    /// Takes note of the answer of a session. Returns the stream that the answer brings to an end, if any.
+    /// Takes note of the answer of a session. Returns the stream that the answer brings to an end, if any. If
+    /// that is the one that has committed, it is forgotten.
     pub fn said(&mut self, slot: usize, ticket: Ticket, said: Said) -> Option<Xid> {
         let slot = &mut self.slots[slot];
         if slot.ticket != ticket {
@@ -430,27 +448,32 @@ impl<W> Streams<W> {
             return None;
         }
         slot.busy = false;
-        // One that was forgotten before needs nothing.
-        let xid = slot.stream.take();
-        if let Some(xid) = xid
-            && let Some(stream) = self.open.get_mut(&xid)
-        {
-            stream.state = StreamState::Kept;
+        let Some(xid) = slot.stream else {
+            // One that was forgotten before needs nothing.
+            return (said == Said::Failed).then_some(Xid(0));
+        };
+        if let Some(stream) = self.open.get_mut(&xid) {
+            match (stream.state, said) {
+                // The run ends. Until then nothing may be applied behind it.
+                (StreamState::Committing { .. }, Said::Failed) => return Some(xid),
+                (StreamState::Committing { .. }, _) => {
+                    self.open.remove(&xid);
+                }
+                _ => stream.state = StreamState::Spooled,
+            }
         }
-        match (xid, said) {
-            (None, Said::Failed) => Some(Xid(0)),
-            (xid, _) => xid,
-        }
+        slot.stream = None;
+        Some(xid)
     }
 
     /// The sessions in which something is being applied, with numbers behind those of all groups; the
     /// stream that has committed comes first.
     #[must_use]
     pub fn sessions(&self) -> Vec<(usize, GroupSeq)> {
+        let committing = self.committing_slot();
         let slots = self.slots.iter().enumerate().filter(|(_, slot)| slot.busy);
-        let numbered = slots.map(|(number, slot)| {
-            let committing = slot.stream.is_some() && slot.stream == self.committing;
-            let place = if committing { 0 } else { 1 + number as u64 };
+        let numbered = slots.map(|(number, _)| {
+            let place = if Some(number) == committing { 0 } else { 1 + number as u64 };
             (number, GroupSeq(NUMBERS + place))
         });
         let mut sessions: Vec<_> = numbered.collect();
@@ -461,7 +484,7 @@ impl<W> Streams<W> {
     /// The number of the stream that has committed.
     #[must_use]
     pub fn first(&self) -> Option<GroupSeq> {
-        self.committing.map(|_| GroupSeq(NUMBERS))
+        self.committing().map(|_| GroupSeq(NUMBERS))
     }
 
     /// Abandons the streams among the victims: they hold locks that a committed transaction needs. Returns
@@ -469,20 +492,20 @@ impl<W> Streams<W> {
     pub fn resolve_deadlock(&mut self, victims: &[GroupSeq]) -> (Vec<usize>, usize) {
         let (mut sessions, mut abandoned) = (Vec::new(), 0);
         for victim in victims.iter().filter(|victim| victim.0 >= NUMBERS) {
-            let committing = self
-                .slots
-                .iter()
-                .position(|slot| slot.stream.is_some() && slot.stream == self.committing);
             let place = usize::try_from(victim.0 - NUMBERS).unwrap_or_default();
-            let Some(number) = place.checked_sub(1).or(committing) else { continue };
+            let Some(number) = place.checked_sub(1).or_else(|| self.committing_slot()) else {
+                continue;
+            };
             let Some(slot) = self.slots.get(number).filter(|slot| slot.busy) else { continue };
-            if self.commit_sent && Some(number) == committing {
+            let xid = slot.stream;
+            let state = xid.and_then(|xid| Some(self.open.get(&xid)?.state));
+            if matches!(state, Some(StreamState::Committing { sent: true, .. })) {
                 continue;
             }
             // It may be sending to a server that waits; or it rolls back already, and a statement that
             // was sent before waits.
             sessions.push(number);
-            if let Some(xid) = slot.stream {
+            if let Some(xid) = xid {
                 self.abandon(xid);
                 abandoned += 1;
             }

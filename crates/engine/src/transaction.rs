@@ -138,7 +138,7 @@ impl TransactionPart {
         Self { end_lsn: Some(end), ..Self::new(head, true) }
     }
 
-    /// The end of a transaction whose changes were handed over before.
+    /// The end of a transaction whose changes were assigned before.
     #[must_use]
     pub fn end_of(head: TransactionHead, end_lsn: Lsn) -> Self {
         Self { end_lsn: Some(end_lsn), ..Self::new(head, false) }

@@ -6,7 +6,7 @@ use pgoutput::{Lsn, Message};
 
 use crate::dispatch::{Dispatchable, LockError, Locks, RowVersions, TableId};
 use crate::group::Size;
-use crate::history::Memory;
+use crate::history::HistoryMark;
 use crate::net::TableFolding;
 use crate::transaction::{Touched, TransactionPart};
 use crate::worker::GroupMember;
@@ -54,8 +54,8 @@ pub struct Work<M, P> {
     pub tables: Vec<Option<Arc<M>>>,
     /// The progress before this transaction.
     pub predecessor: Lsn,
-    /// The memory of the publisher's history once this transaction is applied.
-    pub memory: Option<Memory>,
+    /// The mark of the publisher's history once this transaction is applied.
+    pub history: Option<HistoryMark>,
     /// Whether an earlier run applied the transaction before this one. A progress row stands for
     /// adjacent transactions, so a group cannot span the applied one.
     pub after_applied: bool,
@@ -115,7 +115,7 @@ impl<M: Table, P> GroupMember for Work<M, P> {
     }
 
     fn runs_user_code(&self) -> bool {
-        self.applied_tables().any(|table| *table.fold() == TableFolding::Never { barrier: true })
+        self.applied_tables().any(|table| *table.fold() == TableFolding::Never { user_code: true })
     }
 
     fn is_under_rules(&self) -> bool {

@@ -119,19 +119,28 @@ pub(crate) struct Failure {
     pub(crate) offender: Option<Box<Offender>>,
     /// The conflict behind it, to count and record.
     pub(crate) conflict: Option<Box<Conflict>>,
-    /// Whether a retry from the recorded state may succeed.
-    pub(crate) transient: bool,
-    /// The connection was lost or not established, for a reason that may pass.
-    pub(crate) connection_lost: bool,
-    /// The server accepts no connections now: it is down, starts, stops or recovers.
-    pub(crate) away: bool,
-    /// The publisher could not decode its WAL or could not write a change. A bug of the server may be
-    /// the cause, and its caches may differ the next time.
-    pub(crate) in_decoding: bool,
-    /// Whether another run succeeds if values are sent as text.
-    pub(crate) needs_text: bool,
-    /// The subscription was switched over: the way back that is to be applied instead.
-    pub(crate) way_back: Option<Box<WayBack>>,
+    pub(crate) recovery: Recovery,
+}
+
+/// What may help after a failure. Whether another run follows also depends on the runs before: see
+/// `subscription/retry.rs`.
+#[derive(Debug)]
+pub(crate) enum Recovery {
+    /// Nothing: another run would fail as well.
+    None,
+    /// A retry from the recorded state.
+    Retry,
+    /// A retry when the connection can be established again: it was lost, or refused for a reason that may pass.
+    Reconnect,
+    /// A retry when the server accepts connections again: it is down, starts, stops or recovers.
+    WaitForServer,
+    /// A retry in which values are sent as text.
+    SendText,
+    /// A few retries: the publisher could not decode its WAL or could not write a change. A bug of the server
+    /// may be the cause, and its caches may differ the next time.
+    DecodeAgain,
+    /// The subscription was switched over: this way back is to be applied instead.
+    WayBack(Box<WayBack>),
 }
 
 impl Failure {
@@ -144,12 +153,7 @@ impl Failure {
             hint: None,
             offender: None,
             conflict: None,
-            transient: false,
-            connection_lost: false,
-            away: false,
-            in_decoding: false,
-            needs_text: false,
-            way_back: None,
+            recovery: Recovery::None,
         }
     }
 
@@ -202,11 +206,15 @@ impl Failure {
                     .to_owned()
             });
         }
-        failure.away = error.is_away();
-        failure.connection_lost =
-            error.is_connection_loss() || matches!(error, wire::Error::Timeout);
-        failure.transient =
-            failure.connection_lost || failure.sqlstate.as_deref().is_some_and(is_transient);
+        failure.recovery = if error.is_away() {
+            Recovery::WaitForServer
+        } else if error.is_connection_loss() || matches!(error, wire::Error::Timeout) {
+            Recovery::Reconnect
+        } else if failure.sqlstate.as_deref().is_some_and(is_transient) {
+            Recovery::Retry
+        } else {
+            Recovery::None
+        };
         failure
     }
 
@@ -222,15 +230,15 @@ impl Failure {
             sqlstate: self.sqlstate.clone(),
             detail: self.detail.clone(),
             hint: self.hint.clone(),
-            transient: self.transient,
             ..Self::new(self.class, self.message.clone())
         }
+        .transient(self.is_transient())
     }
 
     /// Names the change that failed, unless one is named or the failure is not about a change.
     #[must_use]
     pub(crate) fn of(mut self, offender: impl FnOnce() -> Offender) -> Self {
-        if !self.transient && self.class != Class::Stopped {
+        if !self.is_transient() && self.class != Class::Stopped {
             self.offender.get_or_insert_with(|| Box::new(offender()));
         }
         self
@@ -251,14 +259,32 @@ impl Failure {
     /// The server does not serve now, as if the connection was lost: try again, after pauses that grow.
     #[must_use]
     pub(crate) fn not_serving(mut self) -> Self {
-        (self.connection_lost, self.transient) = (true, true);
+        self.recovery = Recovery::Reconnect;
         self
     }
 
+    /// Whether a retry may succeed.
     #[must_use]
     pub(crate) fn transient(mut self, transient: bool) -> Self {
-        self.transient = transient;
+        if transient != self.is_transient() {
+            self.recovery = if transient { Recovery::Retry } else { Recovery::None };
+        }
         self
+    }
+
+    /// Whether a retry from the recorded state may succeed, when a server is there again if that is why.
+    pub(crate) fn is_transient(&self) -> bool {
+        matches!(self.recovery, Recovery::Retry | Recovery::SendText) || self.is_connection_lost()
+    }
+
+    /// Whether the connection was lost or not established, for a reason that may pass.
+    pub(crate) fn is_connection_lost(&self) -> bool {
+        matches!(self.recovery, Recovery::Reconnect | Recovery::WaitForServer)
+    }
+
+    /// Whether the server accepts no connections now.
+    pub(crate) fn is_away(&self) -> bool {
+        matches!(self.recovery, Recovery::WaitForServer)
     }
 }
 

@@ -6,7 +6,7 @@
 
 mod apply;
 mod barrier;
-mod beside;
+mod both_servers;
 mod check;
 mod cli;
 mod config;

@@ -12,7 +12,7 @@ pub(crate) fn until<T>(
 ) -> Result<T> {
     loop {
         match attempt() {
-            Err(failure) if failure.transient && !ended() => std::thread::sleep(pause),
+            Err(failure) if failure.is_transient() && !ended() => std::thread::sleep(pause),
             result => return result,
         }
     }

@@ -16,7 +16,8 @@ use wire::Session;
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::slot;
-use crate::subscriber::state::prepared::{self, Known, Standing};
+use crate::publisher::watch::Commits;
+use crate::subscriber::state::prepared::{self, KnownPrepared, Standing};
 use crate::subscriber::state::{Subscription, SubscriptionId};
 
 /// Decides whether the publisher sends prepared transactions at their PREPARE, and changes the slot where
@@ -98,7 +99,7 @@ pub(crate) fn known(
     id: SubscriptionId,
     two_phase: bool,
     any_prepared: bool,
-) -> Result<Vec<Known>> {
+) -> Result<Vec<KnownPrepared>> {
     if !two_phase || !any_prepared {
         return Ok(Vec::new());
     }
@@ -115,10 +116,10 @@ pub(crate) fn known(
 }
 
 /// How long transactions are held before they are prepared on the subscriber, `None` for ever. `limit` is
-/// how many the subscriber can have. `waits`: the publisher's PREPARE and COMMIT wait for the subscriber.
-pub(crate) fn hold(config: &Config, limit: usize, waits: bool) -> Result<Option<Duration>> {
+/// how many the subscriber can have.
+pub(crate) fn hold(config: &Config, limit: usize, commits: Commits) -> Result<Option<Duration>> {
     if limit > 0 {
-        if waits && config.on_conflict.has_rules() {
+        if commits.are_synchronous() && config.on_conflict.has_rules() {
             return Err(Failure::new(
                 Class::Config,
                 "rules for conflicts do not go together with two-phase transactions of a publisher \
@@ -129,9 +130,13 @@ pub(crate) fn hold(config: &Config, limit: usize, waits: bool) -> Result<Option<
                  the subscription out of synchronous_standby_names, or leave out --on-conflict.",
             ));
         }
-        return Ok(Some(if waits { Duration::ZERO } else { config.two_phase_hold }));
+        return Ok(Some(if commits.are_synchronous() {
+            Duration::ZERO
+        } else {
+            config.two_phase_hold
+        }));
     }
-    if waits {
+    if commits.are_synchronous() {
         return Err(Failure::new(
             Class::Subscriber,
             "the publisher waits for this subscription, and the subscriber cannot prepare transactions: \

@@ -66,7 +66,7 @@ impl World<'_> {
         self.sent = self.sent.max(self.run.sent);
         loop {
             match self.run.next(self.clock)? {
-                Step::HandOver { worker, group, .. } => {
+                Step::Assign { worker, group, .. } => {
                     let mut answered = Answered { groups: 1, ..Answered::default() };
                     let after = group.works.first().map_or(Lsn(0), |work| work.predecessor);
                     for work in &group.works {
@@ -121,8 +121,8 @@ impl World<'_> {
             (table_of(remote.id) == self.table).then(|| self.run.outside.map(self.table))
         };
         let tables = part.relations().iter().map(mine).collect();
-        let (predecessor, memory, after_applied, two_phase) = (Lsn(0), None, false, None);
-        let plain = PlainWork { part, tables, predecessor, memory, after_applied, two_phase };
+        let (predecessor, history, after_applied, two_phase) = (Lsn(0), None, false, None);
+        let plain = PlainWork { part, tables, predecessor, history, after_applied, two_phase };
         Work { plain, sabotage: Sabotage::None }
     }
 

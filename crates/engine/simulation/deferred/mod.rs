@@ -174,7 +174,7 @@ fn connect(
         },
         progress: Progress::resume(progress, slot, progress),
         applied_beyond: VecDeque::new(),
-        memory: None,
+        history: None,
         witness: Witness::new(slot, []),
         incoming: Incoming::new(settings, Spool::default(), []),
         streams: Streams::new(0, Lsn(0), pacing),

@@ -89,7 +89,7 @@ pub(super) fn locks(table: usize, full_identity: bool) -> LockRules {
         foreign: Vec::new(),
         referenced: Vec::new(),
         whole_table: table == UNCERTAIN,
-        barrier: table == TRIGGERED,
+        user_code: table == TRIGGERED,
     };
     match table {
         UNIQUE => rules.unique.push(UniqueLock {
@@ -119,8 +119,8 @@ pub(super) fn locks(table: usize, full_identity: bool) -> LockRules {
 /// `as_sent`: as with `--apply-mode row`.
 pub(super) fn rules(table: usize, as_sent: bool) -> TableRules {
     let fold = match table {
-        UNCERTAIN => TableFolding::Never { barrier: false },
-        TRIGGERED => TableFolding::Never { barrier: true },
+        UNCERTAIN => TableFolding::Never { user_code: false },
+        TRIGGERED => TableFolding::Never { user_code: true },
         _ if as_sent => TableFolding::AsSent,
         FULL => TableFolding::WholeRow,
         APPEND => TableFolding::Append,

@@ -144,7 +144,7 @@ impl Run {
         }
     }
 
-    /// Hands over what may be executed now, and ends the stream that has committed when it is next.
+    /// Assigns what may be executed now, and ends the stream that has committed when it is next.
     pub(crate) fn feed_streams(&mut self, now: Duration) -> Result<(), String> {
         let ready = self.intake.stream_readiness(&self.outside);
         let ready = match self.sabotage {

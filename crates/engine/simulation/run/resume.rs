@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use engine::deferred::{BlockLimits, DeferredTables};
-use engine::history::{Applied, Fate, Standpoint, Witness};
+use engine::history::{AppliedRange, Fate, Standpoint, Witness};
 use engine::intake::{
     Incoming, IncomingSettings, Intake, IntakeSettings, KnownPrepared, ResumedRun,
 };
@@ -34,7 +34,8 @@ impl Run {
         sabotage: Sabotage,
     ) -> Result<Self, String> {
         let mut applied = joined(subscriber.read_progress());
-        let Some(Applied { range: Range { through, .. }, memory }) = applied.first().copied()
+        let Some(AppliedRange { range: Range { through, .. }, history: mark }) =
+            applied.first().copied()
         else {
             return Err("P3: the progress is lost".to_owned());
         };
@@ -42,7 +43,7 @@ impl Run {
             return Err(format!("P4: the slot is at {slot}, the progress at {through}"));
         }
         let applied_through = applied.last().map_or(through, |last| last.range.through);
-        let newest = applied.last().and_then(|last| last.memory);
+        let newest = applied.last().and_then(|last| last.history);
         let prepared =
             subscriber.known_prepared().into_iter().map(|(of, _)| (of.prepare_lsn, of.xid));
         let prepared: Vec<_> = match sabotage {
@@ -51,7 +52,7 @@ impl Run {
         };
         let farthest = prepared.iter().map(|(lsn, _)| *lsn).max();
         let needed = farthest.map_or(applied_through, |farthest| farthest.max(applied_through));
-        let last = newest.and_then(|memory| memory.last);
+        let last = newest.and_then(|mark| mark.last);
         let fate = last.map_or(Fate::Unknown, |last| {
             // Not every publisher knows.
             if rng.chance(1, 2) { history.fate(last.xid) } else { Fate::Unknown }
@@ -73,7 +74,7 @@ impl Run {
         };
         let start = match sabotage {
             Sabotage::LateStart if !history.two_phase => through.max(slot),
-            _ => stream_start(slot, through, memory.as_ref(), history.two_phase),
+            _ => stream_start(slot, through, mark.as_ref(), history.two_phase),
         };
         let pacing = setting.dispatch.pacing;
         let incoming = IncomingSettings {
@@ -103,7 +104,7 @@ impl Run {
                 Sabotage::ForgottenGap => VecDeque::new(),
                 _ => applied.drain(1..).collect(),
             },
-            memory,
+            history: mark,
             incoming: Incoming::new(incoming, Spool::default(), known),
             streams: Streams::new(setting.streams, needed, pacing),
             deferred: DeferredTables::new(slot, true, BlockLimits::default()),
@@ -116,18 +117,18 @@ impl Run {
 }
 
 /// Progress rows, those that follow one another as one. The first begins at 0.
-fn joined(rows: Vec<Applied>) -> Vec<Applied> {
-    let mut applied: Vec<Applied> = Vec::new();
-    for Applied { range, memory } in rows {
+fn joined(rows: Vec<AppliedRange>) -> Vec<AppliedRange> {
+    let mut applied: Vec<AppliedRange> = Vec::new();
+    for AppliedRange { range, history } in rows {
         match applied.last_mut() {
             Some(last) if range.after == last.range.through => {
-                (last.range.through, last.memory) = (range.through, memory);
+                (last.range.through, last.history) = (range.through, history);
             }
             None => {
                 let range = Range { after: Lsn(0), ..range };
-                applied.push(Applied { range, memory });
+                applied.push(AppliedRange { range, history });
             }
-            _ => applied.push(Applied { range, memory }),
+            _ => applied.push(AppliedRange { range, history }),
         }
     }
     applied

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use engine::history::Memory;
+use engine::history::HistoryMark;
 use engine::progress::Range;
 
 use crate::simulation::history::{FULL, Row, UNCERTAIN};
@@ -45,7 +45,7 @@ pub(crate) enum Command {
     Progress {
         range: Range,
         ordered: bool,
-        memory: Option<Memory>,
+        mark: Option<HistoryMark>,
     },
     /// The row of `pgapace.prepared` that shows whether it has committed.
     NotePrepared(PreparedHere),

@@ -1,6 +1,6 @@
 //! Commits with their progress, what must hold of what they make visible, and which of them a crash loses.
 
-use engine::history::{Applied, Memory};
+use engine::history::{AppliedRange, HistoryMark};
 use engine::progress::Range;
 use pgoutput::Lsn;
 
@@ -11,7 +11,7 @@ use crate::simulation::subscriber::{Database, Done, Status, Stop, Tx};
 #[derive(Debug)]
 pub(super) struct ProgressRow {
     pub(super) range: Range,
-    pub(super) memory: Option<Memory>,
+    pub(super) mark: Option<HistoryMark>,
     pub(super) created: Tx,
     pub(super) deleted: Tx,
 }
@@ -29,7 +29,7 @@ impl Database {
         number: usize,
         range: Range,
         ordered: bool,
-        memory: Option<Memory>,
+        mark: Option<HistoryMark>,
     ) -> Done<()> {
         let tx = self.sessions[number].tx;
         let there =
@@ -49,7 +49,7 @@ impl Database {
                 return Err(Stop::Fail(Fault::Unique));
             }
         }
-        self.progress.push(ProgressRow { range, memory, created: tx, deleted: 0 });
+        self.progress.push(ProgressRow { range, mark, created: tx, deleted: 0 });
         self.sessions[number].progress.push(range);
         Ok(())
     }
@@ -176,10 +176,10 @@ impl Database {
     }
 
     /// The progress rows, in order.
-    pub(crate) fn read_progress(&self) -> Vec<Applied> {
+    pub(crate) fn read_progress(&self) -> Vec<AppliedRange> {
         let there =
             |row: &&ProgressRow| self.is_committed(row.created) && !self.is_committed(row.deleted);
-        let applied = |row: &ProgressRow| Applied { range: row.range, memory: row.memory };
+        let applied = |row: &ProgressRow| AppliedRange { range: row.range, history: row.mark };
         let mut rows: Vec<_> = self.progress.iter().filter(there).map(applied).collect();
         rows.sort_by_key(|applied| applied.range.through);
         rows

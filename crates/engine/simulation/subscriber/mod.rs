@@ -11,7 +11,7 @@ mod rows;
 mod sessions;
 mod statements;
 
-use engine::history::Memory;
+use engine::history::HistoryMark;
 use engine::progress::Range;
 use pgoutput::Lsn;
 
@@ -84,7 +84,7 @@ impl Database {
     pub(crate) fn new() -> Self {
         let start = ProgressRow {
             range: Range { after: Lsn(0), through: Lsn(100) },
-            memory: Some(Memory::since(Lsn(100))),
+            mark: Some(HistoryMark::since(Lsn(100))),
             created: 1,
             deleted: 0,
         };

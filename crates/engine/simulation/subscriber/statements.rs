@@ -83,8 +83,8 @@ impl Database {
                 self.commit(number, history).map_err(Stop::Wrong)?;
                 Ok(Some(Reply::Completed(0)))
             }
-            Command::Progress { range, ordered, memory } => {
-                self.record(number, *range, *ordered, *memory)?;
+            Command::Progress { range, ordered, mark } => {
+                self.record(number, *range, *ordered, *mark)?;
                 Ok(Some(Reply::Completed(1)))
             }
             Command::NotePrepared(of) => {

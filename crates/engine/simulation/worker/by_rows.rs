@@ -26,8 +26,8 @@ pub(crate) fn rows(
         statements.extend(alone(work, change));
     }
     let range = Range { after: work.predecessor, through: work.part.end_lsn? };
-    let (memory, two_phase) = (work.memory, work.two_phase.clone());
-    let ending = Ending { range, ordered, memory, two_phase };
+    let (mark, two_phase) = (work.history, work.two_phase.clone());
+    let ending = Ending { range, ordered, mark, two_phase };
     if work.part.first && !ahead {
         end(ending, statements);
         if !last && let Some((_, Pending::Sync(Some(commits)))) = statements.pop_if(is_sync) {

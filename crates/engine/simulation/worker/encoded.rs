@@ -1,6 +1,6 @@
 //! Statements with the replies that they must get, and the end of a group.
 
-use engine::history::Memory;
+use engine::history::HistoryMark;
 use engine::progress::Range;
 use engine::work::TwoPhase;
 use engine::worker::{ExpectedReply, WorkerTypes};
@@ -33,7 +33,7 @@ pub(crate) struct Commits {
 pub(crate) struct Ending {
     pub(super) range: Range,
     pub(super) ordered: bool,
-    pub(super) memory: Option<Memory>,
+    pub(super) mark: Option<HistoryMark>,
     pub(super) two_phase: Option<TwoPhase<PreparedHere>>,
 }
 
@@ -73,13 +73,13 @@ pub(crate) fn ending(group: &Group, ordered: bool) -> Option<Ending> {
     Some(Ending {
         range: Range { after, through: last.part.end_lsn? },
         ordered,
-        memory: last.memory,
+        mark: last.history,
         two_phase: last.two_phase.clone(),
     })
 }
 
 pub(crate) fn end(ending: Ending, statements: &mut Statements) {
-    let Ending { range, ordered, memory, two_phase } = ending;
+    let Ending { range, ordered, mark, two_phase } = ending;
     let mut push = |command| statements.push((command, Pending::Any));
     let mut prepared = None;
     match two_phase {
@@ -92,7 +92,7 @@ pub(crate) fn end(ending: Ending, statements: &mut Statements) {
             if let Some(TwoPhase::Commit(of) | TwoPhase::Rollback(of)) = two_phase {
                 push(Command::ForgetPrepared(*of));
             }
-            push(Command::Progress { range, ordered, memory });
+            push(Command::Progress { range, ordered, mark });
             push(Command::Commit);
         }
     }

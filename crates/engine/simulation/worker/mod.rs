@@ -13,7 +13,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use engine::dispatch::Pacing;
 use engine::group::GroupSeq;
-use engine::order::{CommitOrder, Ended, Waits};
+use engine::order::{CommitOrder, Ended, Prerequisites};
 use engine::progress::Range;
 use engine::worker::{Next, WorkerGroups};
 use pgoutput::{Lsn, Xid};
@@ -142,20 +142,20 @@ impl Worker {
                 around.woken.insert(self.number);
                 Ok(())
             }
-            Next::Wait(waits) => {
+            Next::Wait(prerequisites) => {
                 self.send(around)?;
-                self.sleep(&waits, around)
+                self.sleep(&prerequisites, around)
             }
         }
     }
 
     /// Takes replies if there are any; sleeps otherwise.
-    fn sleep(&mut self, waits: &[Waits], around: &mut Around<'_>) -> Result<()> {
-        if waits.iter().any(|waits| around.order.is_met(waits)) {
+    fn sleep(&mut self, prerequisites: &[Prerequisites], around: &mut Around<'_>) -> Result<()> {
+        if prerequisites.iter().any(|prerequisites| around.order.is_met(prerequisites)) {
             around.woken.insert(self.number);
             return Ok(());
         }
-        around.order.wait(self.number, waits.iter().cloned());
+        around.order.wait(self.number, prerequisites.iter().cloned());
         let session = &around.subscriber.sessions[self.number];
         if session.broken {
             return Err(Failure::Run);

@@ -34,10 +34,10 @@ impl Worker {
         around.note(|| {
             let name = |work: &Work| (work.part.head.xid, work.part.len(), work.part.end_lsn);
             let parts: Vec<_> = group.works.iter().map(name).collect();
-            let Dependent { waits, changes } = &group.dependent;
+            let Dependent { prerequisites, changes } = &group.dependent;
             format!(
                 "worker {number} starts group {} {mode:?} ahead={ahead} split={split} counted={counted} \
-                 in_order={in_order} attempts={} {parts:?} dependent={changes:?} {waits:?}",
+                 in_order={in_order} attempts={} {parts:?} dependent={changes:?} {prerequisites:?}",
                 group.seq.0, group.attempts
             )
         });

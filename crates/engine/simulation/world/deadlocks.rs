@@ -35,13 +35,13 @@ impl World {
             let (cancelled, _) = self.run.intake.streams.resolve_deadlock(&victims);
             self.cancels.extend(cancelled.into_iter().map(|slot| self.workers.len() + slot));
         }
-        let (victims, turned) =
+        let (victims, change) =
             self.run.outside.dispatch.resolve_deadlock(oldest, (waits, &victims), self.now);
         self.victims += victims.len();
-        if !turned.roots.is_empty() && self.victims < self.setting.dispatch.pacing.victims {
+        if !change.roots.is_empty() && self.victims < self.setting.dispatch.pacing.victims {
             self.hasty = true;
         }
-        self.seen.serialized += turned.roots.len();
+        self.seen.serialized += change.roots.len();
         for (worker, victim) in victims {
             self.seen.made_way += 1;
             self.workers[worker].mail.push_back(Mail::GiveWay(victim));

@@ -2,7 +2,7 @@
 
 use engine::dispatch::{DispatchSettings, GroupContents, Leaves, Step, Want};
 use engine::group::Contents;
-use engine::order::Waits;
+use engine::order::Prerequisites;
 use engine::worker::Dependent;
 
 use crate::simulation::Sabotage;
@@ -36,12 +36,12 @@ impl World {
                 let time = if late { time * 100 } else { time };
                 let longest = self.setting.dispatch.pacing.backlog_pace;
                 if idle && time > longest {
-                    return Err(format!("P9: what waits is not handed over for {time:?}"));
+                    return Err(format!("P9: what waits is not assigned for {time:?}"));
                 }
                 self.again = Some(now + time);
             }
-            Step::HandOver { worker, mut group, .. } => {
-                self.check_hand_over(worker, open, &group)?;
+            Step::Assign { worker, mut group, .. } => {
+                self.check_assignment(worker, open, &group)?;
                 let workers = self.workers.len();
                 let in_parts = group.works.iter().any(|work| !work.part.first);
                 let worker = match self.sabotage {
@@ -50,7 +50,7 @@ impl World {
                 };
                 match self.sabotage {
                     Sabotage::HastyPrepare if group.is_prepared_at_once() => {
-                        group.dependent.waits = Waits::default();
+                        group.dependent.prerequisites = Prerequisites::default();
                     }
                     Sabotage::DependentAsIndependent => group.dependent = Dependent::default(),
                     _ => {}
@@ -62,8 +62,13 @@ impl World {
         Ok(())
     }
 
-    /// Checks a group that is handed over, while so many workers are `open`.
-    fn check_hand_over(&mut self, worker: usize, open: usize, group: &Group) -> Result<(), String> {
+    /// Checks a group that is assigned, while so many workers are `open`.
+    fn check_assignment(
+        &mut self,
+        worker: usize,
+        open: usize,
+        group: &Group,
+    ) -> Result<(), String> {
         let DispatchSettings { group: limits, writeset, pacing, .. } = self.setting.dispatch;
         if !self.present.contains(&worker) {
             return Err(format!("a group is handed to worker {worker}, which has left"));

@@ -56,7 +56,7 @@ pub(super) struct World {
     pub(super) found: Option<(GroupSeq, bool, Vec<GroupSeq>)>,
     /// Since the run began.
     now: Duration,
-    /// Something has happened since the leader tried to hand something over; when to try again if
+    /// Something has happened since the leader tried to assign something; when to try again if
     /// nothing happens.
     dispatchable: bool,
     pub(super) again: Option<Duration>,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::Pacing;
 
-/// Decides it by the groups that were handed over lately.
+/// Decides it by the groups that were assigned lately.
 #[derive(Debug, Default)]
 pub struct Attention {
     on: bool,
@@ -22,7 +22,7 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// A small group is to be handed over, with nothing else in flight. Returns whether the leader executes
+    /// A small group is to be assigned, with nothing else in flight. Returns whether the leader executes
     /// it itself.
     pub fn small_group(&mut self, pacing: &Pacing, now: Duration) -> bool {
         self.small_groups += 1;

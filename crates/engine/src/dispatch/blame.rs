@@ -12,21 +12,21 @@ use crate::group::GroupSeq;
 use crate::serialized::SerializedTables;
 use crate::writeset::Writeset;
 
-/// Tables that are serialized, or not any more, by the oid of their topmost relation.
+/// Tables that are serialized from now on, or not any more, by the oid of their topmost relation.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Turned {
+pub struct SerializationChange {
     /// The tables.
     pub roots: Vec<u32>,
     /// Whether they are serialized now, and why.
-    pub turn: Turn,
+    pub serialization: Serialization,
 }
 
 /// Why transactions of a table are applied one after the other, or not any more.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Turn {
+pub enum Serialization {
     /// Transactions of the table are applied side by side again.
     #[default]
-    Released,
+    Ended,
     /// Transactions of the table have often held locks that an earlier group needed.
     ForLocks,
     /// Unique values move between rows.
@@ -63,7 +63,7 @@ pub(super) struct Blame {
     /// By published table, the table of the subscriber when it was changed last.
     known: FxHashMap<RelId, TableId>,
     /// Decided, and not yet known to the writeset.
-    turned: Vec<(u32, bool)>,
+    decided: Vec<(u32, bool)>,
 }
 
 impl Blame {
@@ -72,13 +72,13 @@ impl Blame {
             policy: SerializedTables::new(pacing),
             groups: VecDeque::new(),
             known: FxHashMap::default(),
-            turned: Vec::new(),
+            decided: Vec::new(),
         }
     }
 
     /// A group is about to be opened: tables are locked in another way from now on.
     pub(super) fn settle(&mut self, writeset: &mut Writeset) {
-        for (root, serialized) in self.turned.drain(..) {
+        for (root, serialized) in self.decided.drain(..) {
             writeset.serialize(root, serialized);
         }
     }
@@ -134,22 +134,22 @@ impl Blame {
         let (needs, holds) = (&self.groups[oldest].roots, &self.groups[victim].roots);
         let both = holds.iter().copied().filter(|root| needs.contains(root));
         let roots: Vec<_> = both.filter(|root| self.policy.victim(*root, now)).collect();
-        self.turned.extend(roots.iter().map(|root| (*root, true)));
+        self.decided.extend(roots.iter().map(|root| (*root, true)));
         roots
     }
 
     /// Tables whose term is over.
-    pub(super) fn release(&mut self, now: Duration) -> Turned {
+    pub(super) fn release(&mut self, now: Duration) -> SerializationChange {
         let roots = self.policy.release(now);
-        self.turned.extend(roots.iter().map(|root| (*root, false)));
-        Turned { roots, turn: Turn::Released }
+        self.decided.extend(roots.iter().map(|root| (*root, false)));
+        SerializationChange { roots, serialization: Serialization::Ended }
     }
 
     /// A group met a unique value that another row has, in a table below this topmost relation.
-    pub(super) fn unique_value_moved(&mut self, root: u32, now: Duration) -> Turned {
+    pub(super) fn unique_value_moved(&mut self, root: u32, now: Duration) -> SerializationChange {
         let roots = if self.policy.conflict(root, now) { vec![root] } else { Vec::new() };
-        self.turned.extend(roots.iter().map(|root| (*root, true)));
-        Turned { roots, turn: Turn::ForUniqueValues }
+        self.decided.extend(roots.iter().map(|root| (*root, true)));
+        SerializationChange { roots, serialization: Serialization::ForUniqueValues }
     }
 
     /// Groups that are remembered.

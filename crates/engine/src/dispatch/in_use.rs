@@ -13,7 +13,7 @@ use crate::worker::Group;
 /// A group that a worker has not answered.
 #[derive(Debug, Clone)]
 pub(super) struct Given {
-    /// When it was handed over.
+    /// When it was assigned.
     at: Duration,
     work: GroupWork,
     transactions: usize,
@@ -201,7 +201,7 @@ mod tests {
         let (at, pacing) = (Duration::from_millis, &Pacing::MEASURED);
         let mut sizes = GroupSizes::new(2);
         assert_eq!(sizes.changes(true, at(0), pacing), pacing.first_group_changes);
-        // A thousand changes per second, first as it was handed over, then behind another group.
+        // A thousand changes per second, first as it was assigned, then behind another group.
         sizes.ended(0, at(100), 100, at(0), at(200));
         assert_eq!(sizes.changes(true, at(0), pacing), 150);
         sizes.ended(0, at(100), 100, at(0), at(300));

@@ -4,22 +4,22 @@
 //! ([`Dispatch::next`]), and takes it:
 //!
 //! ```text
-//!  push() ──► waiting ──► next() ──► hand over ──► queue of a worker ──► answered()
+//!  push() ──► waiting ──► next() ──►  assign  ──► queue of a worker ──► answered()
 //!                           │
 //!                           ├──► wait: a larger group soon, or the time between small groups
 //!                           └──► busy: until a worker has answered, or another one comes
 //! ```
 //!
-//! A group is handed over with the groups that it must wait for: the [writeset](crate::writeset) says
+//! A group is assigned with the groups that it must wait for: the [writeset](crate::writeset) says
 //! which of its changes conflict with groups in flight. These are the rules. The simulation breaks each
 //! but the fifth on purpose, to see that it notices (`crates/engine/simulation`); without the fifth,
 //! locks of the subscriber make most wait that have to:
 //!
 //! 1. The parts of one transaction go to one worker, under one number.
-//! 2. While the writeset is full, nothing new is handed over: its memory is bounded.
+//! 2. While the writeset is full, nothing new is assigned: its memory is bounded.
 //! 3. A worker has a bounded number of groups.
 //! 4. A worker that leaves gets no more groups.
-//! 5. The end of a transaction that is prepared on the subscriber is a barrier: whatever comes behind it
+//! 5. The end of a transaction that is prepared on the subscriber is isolated: whatever comes behind it
 //!    waits until it has ended.
 //! 6. So is a group that meets a table under another topmost relation than before: its locks have other
 //!    names.
@@ -27,7 +27,7 @@
 //!    that they run side by side.
 //! 8. Transactions that must be committed alone (user code, rules by time) and steps of two-phase
 //!    transactions are applied change by change.
-//! 9. Transactions that wait are handed over at once when no worker is busy, unless there is a backlog or
+//! 9. Transactions that wait are assigned at once when no worker is busy, unless there is a backlog or
 //!    concurrent committers; then after a bounded time (promise P9).
 //! 10. A table is serialized between groups only: when groups with it have often given way, or when a
 //!     unique value was found to move between its rows.
@@ -56,7 +56,7 @@ use std::time::Duration;
 
 pub use attention::Attention;
 use blame::Blame;
-pub use blame::{TableId, Turn, Turned};
+pub use blame::{Serialization, SerializationChange, TableId};
 use committers::Committers;
 pub use contents::GroupContents;
 use one_by_one::OneByOne;
@@ -68,7 +68,7 @@ pub use stalls::{Look, Stalls};
 pub use workers::{Leaves, Want, Workers};
 
 use crate::group::{Batcher, GroupLimits, GroupSeq, Size};
-use crate::order::Waits;
+use crate::order::Prerequisites;
 use crate::worker::{Dependent, Group, GroupMember, GroupMode};
 use crate::writeset::{LockRules, Verdict, Writeset, WritesetLimits};
 
@@ -140,7 +140,7 @@ pub enum Step<T> {
         short: bool,
     },
     /// Hand this group to this worker, and ask again.
-    HandOver {
+    Assign {
         /// The worker.
         worker: usize,
         /// Others are busy at the same time.
@@ -185,7 +185,7 @@ pub struct Dispatch<T> {
     given: Vec<VecDeque<in_use::Given>>,
     /// When all workers were busy and enough waited for a group.
     pressed_at: Option<Duration>,
-    /// The group that was handed over last.
+    /// The group that was assigned last.
     last: GroupSeq,
     /// The last of them that was not prepared at once.
     last_ordinary: GroupSeq,
@@ -326,16 +326,16 @@ impl<T: Dispatchable> Dispatch<T> {
         self.committers.counted(sessions, now);
     }
 
-    /// How the reader may gather what the publisher sends. `commits_wait`: commits wait for the subscriber.
+    /// How the reader may gather what the publisher sends. `synchronous`: commits of the publisher wait for the subscriber.
     #[must_use]
-    pub fn gathering(&self, commits_wait: bool) -> ReaderGathering {
+    pub fn gathering(&self, synchronous: bool) -> ReaderGathering {
         if self.is_backlog() {
             return ReaderGathering::Backlog;
         }
         let short = self.short_of_processors;
-        let many = self.waiting.has_concurrent_committers(short && !commits_wait);
+        let many = self.waiting.has_concurrent_committers(short && !synchronous);
         let slow = self.committers.cycle() >= self.settings.pacing.slow_committers;
-        match (commits_wait, short) {
+        match (synchronous, short) {
             (true, true) if slow => ReaderGathering::ScarceProcessors,
             (true, _) if many => ReaderGathering::Little,
             (true, _) => ReaderGathering::Nothing,
@@ -412,7 +412,7 @@ impl<T: Dispatchable> Dispatch<T> {
             }
         }
         match self.waiting.take(self.contents.begin()) {
-            Some(works) => self.hand_over(worker, works, now),
+            Some(works) => self.assign(worker, works, now),
             None => Ok(Step::Nothing),
         }
     }
@@ -486,7 +486,7 @@ impl<T: Dispatchable> Dispatch<T> {
         })
     }
 
-    fn hand_over(
+    fn assign(
         &mut self,
         worker: usize,
         works: Vec<T>,
@@ -502,7 +502,7 @@ impl<T: Dispatchable> Dispatch<T> {
             // Those of one run of them were all prepared on the publisher at the same time, so none is
             // in the way of another. They need no turn, since a prepared transaction is not visible.
             // Together they share the subscriber's writes to disk.
-            group.dependent.waits = Waits::through(self.last_ordinary);
+            group.dependent.prerequisites = Prerequisites::through(self.last_ordinary);
         } else {
             self.last_ordinary = seq;
         }
@@ -511,7 +511,7 @@ impl<T: Dispatchable> Dispatch<T> {
         (self.last, self.last_at) = (seq, now);
         self.pinned = (!ends).then_some(worker);
         self.workers.push(worker, seq);
-        Ok(Step::HandOver { worker, beside_others, group })
+        Ok(Step::Assign { worker, beside_others, group })
     }
 
     /// Takes the locks of all changes of a group. Returns which changes must wait for which groups.
@@ -535,10 +535,10 @@ impl<T: Dispatchable> Dispatch<T> {
             // this touches a row of it, because on the publisher it held their locks all that time; so
             // nothing before it waits for it, and it is never behind a group that does. Later groups
             // wait until it has ended.
-            writeset.barrier();
+            writeset.isolate();
         }
         if self.blame.note(seq, works.iter().flat_map(Dispatchable::tables)) {
-            writeset.barrier();
+            writeset.isolate();
         }
         let mut locks = Locks { writeset, dependent: Vec::new() };
         works.iter().try_for_each(|work| work.lock(&mut locks))?;
@@ -548,7 +548,11 @@ impl<T: Dispatchable> Dispatch<T> {
         }
         let ends = works.last().is_some_and(|work| work.end().is_some());
         // One whose end is still to come runs only as the oldest.
-        Ok(if ends { Dependent { waits: writeset.close(), changes } } else { Dependent::default() })
+        Ok(if ends {
+            Dependent { prerequisites: writeset.close(), changes }
+        } else {
+            Dependent::default()
+        })
     }
 
     fn mode(&self, works: &[T]) -> GroupMode {
@@ -630,30 +634,31 @@ impl<T: Dispatchable> Dispatch<T> {
         oldest: GroupSeq,
         (waits, victims): (bool, &[GroupSeq]),
         now: Duration,
-    ) -> (Vec<(usize, GroupSeq)>, Turned) {
-        let mut turned = Turned { roots: Vec::new(), turn: Turn::ForLocks };
+    ) -> (Vec<(usize, GroupSeq)>, SerializationChange) {
+        let mut change =
+            SerializationChange { roots: Vec::new(), serialization: Serialization::ForLocks };
         if !self.stalls.found(oldest, waits) {
-            return (Vec::new(), turned);
+            return (Vec::new(), change);
         }
         let running: Vec<_> =
             self.workers.running().filter(|(_, group)| victims.contains(group)).collect();
         for victim in victims {
             if running.iter().any(|(_, group)| group == victim) {
-                turned.roots.extend(self.blame.gave_way(oldest, *victim, now));
+                change.roots.extend(self.blame.gave_way(oldest, *victim, now));
             }
         }
-        (running, turned)
+        (running, change)
     }
 
     /// Tables that are not serialized any more.
-    pub fn release(&mut self, now: Duration) -> Turned {
+    pub fn release(&mut self, now: Duration) -> SerializationChange {
         self.blame.release(now)
     }
 
     /// A group met a unique value that another row has, in a table below this topmost relation. Until
     /// they are [released](Self::release), groups with such tables run one after the other: the writeset
     /// does not see secondary unique values that an update frees.
-    pub fn unique_value_moved(&mut self, root: u32, now: Duration) -> Turned {
+    pub fn unique_value_moved(&mut self, root: u32, now: Duration) -> SerializationChange {
         self.blame.unique_value_moved(root, now)
     }
 

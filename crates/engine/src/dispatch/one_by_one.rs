@@ -110,12 +110,12 @@ impl OneByOne {
     }
 
     /// A group of so many transactions has ended.
-    pub(super) fn ended(&mut self, handed_over: Duration, transactions: usize, now: Duration) {
+    pub(super) fn ended(&mut self, assigned: Duration, transactions: usize, now: Duration) {
         let before = std::mem::replace(&mut self.ended_at, now);
         match self.way {
             Way::Pipeline => {
-                // One that was handed over later has waited for the publisher, and for the answer.
-                if handed_over <= before {
+                // One that was assigned later has waited for the publisher, and for the answer.
+                if assigned <= before {
                     self.time += now.saturating_sub(before);
                     self.transactions += transactions;
                 }

@@ -1,4 +1,4 @@
-//! Every constant that paces dispatch: how long to wait, how much to gather, how much to hand over
+//! Every constant that paces dispatch: how long to wait, how much to gather, how much to assign
 //! ahead of the answers.
 //!
 //! [`Pacing::MEASURED`] is what the program runs with. Each value names its unit, its reason, and the
@@ -221,7 +221,7 @@ pub struct Pacing {
     ///
     /// 208 to 217 µs with `simple-update`, `--apply-mode row` and two or four workers; 40 in one pipeline.
     pub turn: Duration,
-    /// Transactions that are committed one by one and handed over together, at most.
+    /// Transactions that are committed one by one and assigned together, at most.
     ///
     /// They share nothing but the wake-ups of the threads.
     pub run: usize,

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::group::{GroupLimits, GroupSeq, Size};
 use crate::key::KeyForm;
-use crate::order::Waits;
+use crate::order::Prerequisites;
 use crate::worker::{Group, GroupMember, GroupMode};
 use crate::writeset::{LockColumn, LockRules, RowLock, WritesetLimits};
 
@@ -128,7 +128,7 @@ impl Dispatchable for Insertion {
             foreign: Vec::new(),
             referenced: Vec::new(),
             whole_table: false,
-            barrier: false,
+            user_code: false,
         };
         let tuple = TupleBuilder::new().text(self.key.to_string());
         let (xid, relation) = (None, RelId(1));
@@ -164,10 +164,10 @@ fn dispatch(settings: DispatchSettings) -> Dispatch<Insertion> {
     Dispatch::new(settings)
 }
 
-/// The group that is handed over now, and to whom.
+/// The group that is assigned now, and to whom.
 fn handed(dispatch: &mut Dispatch<Insertion>, now: Duration) -> Option<(usize, Group<Insertion>)> {
     match dispatch.next(now, true).expect("locks are known") {
-        Step::HandOver { worker, group, .. } => Some((worker, group)),
+        Step::Assign { worker, group, .. } => Some((worker, group)),
         _ => None,
     }
 }
@@ -249,10 +249,11 @@ fn what_conflicts_with_groups_in_flight_waits_for_them() {
     for (time, key) in [(0, 1), (2, 2), (4, 1)] {
         dispatch.push(row(key));
         let (_, group) = handed(&mut dispatch, at(time)).expect("one is free");
-        let waits = if time == 4 { Waits::through(GroupSeq(1)) } else { Waits::default() };
+        let prerequisites =
+            if time == 4 { Prerequisites::through(GroupSeq(1)) } else { Prerequisites::default() };
         assert_eq!(
-            (group.dependent.waits, group.dependent.changes.len()),
-            (waits, (time / 4) as usize)
+            (group.dependent.prerequisites, group.dependent.changes.len()),
+            (prerequisites, (time / 4) as usize)
         );
     }
 }
@@ -272,40 +273,46 @@ fn a_full_writeset_waits_for_the_oldest_group() {
 }
 
 #[test]
-fn the_end_of_a_prepared_transaction_is_a_barrier() {
+fn the_end_of_a_prepared_transaction_is_isolated() {
     let mut dispatch = dispatch(settings(4));
     let kinds = [Kind::Ordinary, Kind::End, Kind::Ordinary];
-    let waits = (1..).zip(kinds).map(|(key, kind)| {
+    let prerequisites = (1..).zip(kinds).map(|(key, kind)| {
         dispatch.push(of_kind(key, kind));
         let (_, group) = handed(&mut dispatch, at(key * 2)).expect("one is free");
         assert_eq!(group.mode, if kind == Kind::End { GroupMode::Rows } else { GroupMode::Net });
-        group.dependent.waits.through.0
+        group.dependent.prerequisites.through.0
     });
-    assert_eq!(waits.collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(prerequisites.collect::<Vec<_>>(), [0, 1, 2]);
 }
 
 #[test]
 fn transactions_prepared_at_once_wait_only_for_what_came_before_all_of_them() {
     let mut dispatch = dispatch(settings(4));
     let kinds = [Kind::Ordinary, Kind::Prepare, Kind::Prepare, Kind::Ordinary, Kind::Prepare];
-    let waits = (1..).zip(kinds).map(|(key, kind)| {
+    let prerequisites = (1..).zip(kinds).map(|(key, kind)| {
         dispatch.push(of_kind(key, kind));
         let (worker, group) = handed(&mut dispatch, at(key * 2)).expect("one is free");
         dispatch.answered(worker, 1, &[], at(key * 2));
-        group.dependent.waits.through.0
+        group.dependent.prerequisites.through.0
     });
-    assert_eq!(waits.collect::<Vec<_>>(), [0, 1, 1, 0, 4]);
+    assert_eq!(prerequisites.collect::<Vec<_>>(), [0, 1, 1, 0, 4]);
 }
 
 #[test]
 fn another_table_of_that_name_or_another_topmost_relation_is_a_barrier() {
     for moved in [TableId { root: 7, ..TABLE }, TableId { oid: 7, root: 7, ..TABLE }] {
         let mut dispatch = dispatch(settings(4));
-        let waits = (1..).zip([TABLE, moved, moved]).map(|(key, table)| {
+        let prerequisites = (1..).zip([TABLE, moved, moved]).map(|(key, table)| {
             dispatch.push(Insertion { table, ..row(key) });
-            handed(&mut dispatch, at(key * 2)).expect("one is free").1.dependent.waits.through.0
+            handed(&mut dispatch, at(key * 2))
+                .expect("one is free")
+                .1
+                .dependent
+                .prerequisites
+                .through
+                .0
         });
-        assert_eq!(waits.collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(prerequisites.collect::<Vec<_>>(), [0, 1, 2]);
     }
 }
 
@@ -343,7 +350,7 @@ fn transactions_that_are_committed_one_by_one_go_through_one_pipeline_while_they
     let group = GroupLimits { transactions: 1, thin_transactions: 1, ..settings(4).group };
     for slow in [false, true] {
         let mut dispatch = dispatch(DispatchSettings { group, ..settings(4) });
-        let (mut largest, mut workers, mut handed_over) = (0, [0; 4], Vec::new());
+        let (mut largest, mut workers, mut assigned) = (0, [0; 4], Vec::new());
         for round in 0..400 {
             let now = at(round * 10);
             for key in 0..200 {
@@ -353,11 +360,11 @@ fn transactions_that_are_committed_one_by_one_go_through_one_pipeline_while_they
                 assert_eq!(group.mode, GroupMode::Rows);
                 largest = largest.max(group.works.len());
                 workers[worker] += 1;
-                handed_over.push((worker, group.seq));
+                assigned.push((worker, group.seq));
             }
             assert!(dispatch.remembered().queued <= 64 * 4);
-            let through = if slow { 1 } else { handed_over.len() };
-            for (worker, seq) in handed_over.drain(..through.min(handed_over.len())) {
+            let through = if slow { 1 } else { assigned.len() };
+            for (worker, seq) in assigned.drain(..through.min(assigned.len())) {
                 dispatch.answered(worker, 1, &[seq], now + at(9));
             }
         }
@@ -374,7 +381,7 @@ fn a_backlog_is_gathered_for_a_bounded_time() {
     dispatch.push(row(1));
     let step = kept(&mut dispatch, at(0));
     assert!(matches!(step, Step::Wait(time) if time == at(20)), "{step:?}");
-    assert!(matches!(dispatch.next(at(0), false), Ok(Step::HandOver { .. })), "nothing more comes");
+    assert!(matches!(dispatch.next(at(0), false), Ok(Step::Assign { .. })), "nothing more comes");
     dispatch.answered(0, 1, &[GroupSeq(1)], at(1));
     dispatch.push(row(2));
     handed(&mut dispatch, at(21)).expect("that was long enough");
@@ -386,7 +393,7 @@ fn the_reader_gathers_as_much_as_waiting_commits_allow() {
     use super::ReaderGathering::*;
     let mut dispatch = dispatch(settings(2));
     let mut second = 0;
-    let mut gathering = |in_flight, sessions, rate: u64, short, commits_wait| {
+    let mut gathering = |in_flight, sessions, rate: u64, short, synchronous| {
         for key in 0..rate {
             dispatch.push(row(key));
         }
@@ -397,7 +404,7 @@ fn the_reader_gathers_as_much_as_waiting_commits_allow() {
         }
         dispatch.on_their_way(in_flight);
         dispatch.observed(short, sessions, now);
-        dispatch.gathering(commits_wait)
+        dispatch.gathering(synchronous)
     };
     for (in_flight, sessions, rate, short, waiting, otherwise) in [
         (1, 1, 500, false, Nothing, Little),
@@ -409,11 +416,11 @@ fn the_reader_gathers_as_much_as_waiting_commits_allow() {
         (9, 0, 2000, true, Little, ScarceProcessors),
     ] {
         let case = (in_flight, sessions, rate, short);
-        for (commits_wait, expected) in [(true, waiting), (false, otherwise)] {
+        for (synchronous, expected) in [(true, waiting), (false, otherwise)] {
             // Estimates of the case before decay.
-            gathering(0, sessions, rate, short, commits_wait);
-            let found = gathering(in_flight, sessions, rate, short, commits_wait);
-            assert_eq!(found, expected, "{case:?} {commits_wait}");
+            gathering(0, sessions, rate, short, synchronous);
+            let found = gathering(in_flight, sessions, rate, short, synchronous);
+            assert_eq!(found, expected, "{case:?} {synchronous}");
         }
     }
     dispatch.sent_after(at(5000));
@@ -471,7 +478,8 @@ fn only_their_worker_gets_groups_while_some_have_no_locks() {
     let mut dispatch = dispatch(settings(3));
     let next = |dispatch: &mut Dispatch<Insertion>, key| {
         (0..64).for_each(|_| dispatch.push(row(key)));
-        handed(dispatch, at(key)).map(|(worker, group)| (worker, group.dependent.waits.through.0))
+        handed(dispatch, at(key))
+            .map(|(worker, group)| (worker, group.dependent.prerequisites.through.0))
     };
     dispatch.limit(1, true);
     assert_eq!(next(&mut dispatch, 1), Some((0, 0)));
@@ -541,19 +549,19 @@ fn tables_of_groups_that_give_way_often_are_serialized_for_a_while() {
         let now = at(round * 100 + 90);
         dispatch.look_at_stalls(None, now);
         let found = (true, &[victim][..]);
-        let (rolled_back, turned) = dispatch.resolve_deadlock(oldest, found, now);
+        let (rolled_back, change) = dispatch.resolve_deadlock(oldest, found, now);
         assert_eq!(rolled_back, [(1, victim)]);
-        serialized.extend(turned.roots);
+        serialized.extend(change.roots);
         // However often it is found.
         assert!(dispatch.resolve_deadlock(oldest, found, now).1.roots.is_empty());
         dispatch.answered(0, 1, &[oldest], now);
         dispatch.answered(1, 1, &[victim], now);
     }
     assert_eq!(serialized, [TABLE.root]);
-    for (key, waits) in [(101, 0), (102, 9)] {
+    for (key, prerequisites) in [(101, 0), (102, 9)] {
         dispatch.push(row(key));
         let (_, group) = handed(&mut dispatch, at(key * 10)).expect("one is free");
-        assert_eq!(group.dependent.waits.through.0, waits);
+        assert_eq!(group.dependent.prerequisites.through.0, prerequisites);
     }
     assert_eq!(dispatch.release(at(60_000)).roots, [TABLE.root]);
 }

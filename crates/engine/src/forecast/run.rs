@@ -9,7 +9,7 @@ use super::session::{GroupRun, Job, Session, State};
 use super::{Chunk, Costs, GroupWork, Recorded, Statements};
 use crate::dispatch::{Dispatch, DispatchSettings, Dispatchable, LockError, Step};
 use crate::group::{GroupSeq, Size};
-use crate::order::{CommitOrder, Ended, Waits};
+use crate::order::{CommitOrder, Ended, Prerequisites};
 use crate::worker::{Group, GroupMember, GroupMode};
 
 /// Parameters of one forecast.
@@ -243,7 +243,7 @@ impl<T: Dispatchable> Run<T> {
             self.next = recorded.next().map_err(ForecastError::Recorded)?;
             self.read_all = self.next.is_none();
         }
-        self.hand_over(recorded)?;
+        self.assign(recorded)?;
         self.receive();
         Ok(())
     }
@@ -253,7 +253,7 @@ impl<T: Dispatchable> Run<T> {
             && self.bytes < self.settings.memory
     }
 
-    fn hand_over<R: Recorded<Work = T>>(
+    fn assign<R: Recorded<Work = T>>(
         &mut self,
         recorded: &mut R,
     ) -> Result<(), ForecastError<R::Error>> {
@@ -270,15 +270,15 @@ impl<T: Dispatchable> Run<T> {
                     }
                     return Ok(());
                 }
-                Step::HandOver { worker, group, .. } => {
+                Step::Assign { worker, group, .. } => {
                     let work = recorded.work(&group).map_err(ForecastError::Recorded)?;
-                    self.handed_over(worker, &group, work);
+                    self.assigned(worker, &group, work);
                 }
             }
         }
     }
 
-    fn handed_over(&mut self, worker: usize, group: &Group<T>, work: GroupWork) {
+    fn assigned(&mut self, worker: usize, group: &Group<T>, work: GroupWork) {
         self.found.transactions += work.transactions;
         self.found.changes += work.changes;
         self.found.dependent_changes += work.dependent_changes;
@@ -289,8 +289,8 @@ impl<T: Dispatchable> Run<T> {
         self.sessions[worker].groups.push_back(GroupRun {
             seq: group.seq,
             work,
-            to_start: group.waits_to_start(),
-            dependencies: group.dependent.waits.clone(),
+            to_start: group.prerequisites_to_start(),
+            dependencies: group.dependent.prerequisites.clone(),
             by_rows: group.mode == GroupMode::Rows,
             ends,
             whole: group.is_whole(),
@@ -314,9 +314,10 @@ impl<T: Dispatchable> Run<T> {
         }
         let mut length = 1;
         if !group.dependent.is_empty() {
-            let waits = &group.dependent.waits;
+            let prerequisites = &group.dependent.prerequisites;
             let before = self.chains.iter().filter(|(seq, _)| {
-                *seq < group.seq && (*seq == waits.through || waits.groups.contains(seq))
+                *seq < group.seq
+                    && (*seq == prerequisites.through || prerequisites.groups.contains(seq))
             });
             length += before.map(|(_, length)| *length).max().unwrap_or(0);
         }
@@ -486,8 +487,9 @@ impl<T: Dispatchable> Run<T> {
     }
 
     /// Whether groups have ended, or come before the next statements on the same session.
-    fn is_met(&self, waits: &Waits, follow: GroupSeq) -> bool {
-        waits.through <= follow && waits.groups.is_empty() || self.order.is_met(waits)
+    fn is_met(&self, prerequisites: &Prerequisites, follow: GroupSeq) -> bool {
+        prerequisites.through <= follow && prerequisites.groups.is_empty()
+            || self.order.is_met(prerequisites)
     }
 
     /// One step of a worker; false if there is none.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::GroupWork;
 use crate::group::GroupSeq;
-use crate::order::Waits;
+use crate::order::Prerequisites;
 
 /// A group, or a part of a large transaction.
 #[derive(Debug)]
@@ -12,9 +12,9 @@ pub(super) struct GroupRun {
     pub(super) seq: GroupSeq,
     pub(super) work: GroupWork,
     /// The groups that must have ended before this one begins.
-    pub(super) to_start: Waits,
+    pub(super) to_start: Prerequisites,
     /// The groups that must have ended before its dependent changes are sent.
-    pub(super) dependencies: Waits,
+    pub(super) dependencies: Prerequisites,
     /// Applied by rows: the subscriber commits each transaction.
     pub(super) by_rows: bool,
     /// Whether it ends a transaction.

@@ -30,7 +30,7 @@ pub use streams::StreamReadiness;
 
 use crate::assemble::{AssembleError, PartLimits, Prepared, ReplayError};
 use crate::deferred::DeferredTables;
-use crate::history::{Applied, HistoryError, Memory, Witness};
+use crate::history::{AppliedRange, HistoryError, HistoryMark, Witness};
 use crate::progress::{Positions, Progress, Range};
 use crate::relation::RemoteRelation;
 use crate::streaming::Streams;
@@ -191,9 +191,9 @@ pub struct ResumedRun<E: Surroundings> {
     /// How far the subscription has come.
     pub progress: Progress,
     /// The ranges applied beyond the progress, in order.
-    pub applied_beyond: VecDeque<Applied>,
-    /// The memory of the publisher's history up to the progress.
-    pub memory: Option<Memory>,
+    pub applied_beyond: VecDeque<AppliedRange>,
+    /// The mark of the publisher's history at the progress.
+    pub history: Option<HistoryMark>,
     /// Compares what the stream brings again with that.
     pub witness: Witness,
     /// The input.
@@ -216,9 +216,9 @@ pub struct Intake<E: Surroundings> {
     /// The tables whose changes are deferred.
     pub deferred: DeferredTables<E::Copied>,
     witness: Witness,
-    applied_beyond: VecDeque<Applied>,
-    /// The memory of the publisher's history, once everything dispatched is applied.
-    memory: Option<Memory>,
+    applied_beyond: VecDeque<AppliedRange>,
+    /// The mark of the publisher's history, once everything dispatched is applied.
+    history: Option<HistoryMark>,
     /// Everything up to here was applied before this run: such transactions are skipped.
     resumed_at: Lsn,
     /// The transactions before the next were skipped because they were applied beyond a gap.
@@ -243,7 +243,7 @@ impl<E: Surroundings> Intake<E> {
             deferred: run.deferred,
             witness: run.witness,
             applied_beyond: run.applied_beyond,
-            memory: run.memory,
+            history: run.history,
             after_applied: false,
             partly_dispatched: false,
             closing: None,
@@ -390,7 +390,7 @@ impl<E: Surroundings> Intake<E> {
             self.expect_before_applied(end)?;
             self.progress.dispatched(end);
             if !part.first || !part.is_empty() {
-                self.memory = Some(Memory::of(part.head.ends_at(end)));
+                self.history = Some(HistoryMark::of(part.head.ends_at(end)));
             }
         }
         self.partly_dispatched = end.is_none();
@@ -408,8 +408,8 @@ impl<E: Surroundings> Intake<E> {
         env: &mut E,
     ) {
         let after_applied = std::mem::take(&mut self.after_applied);
-        let memory = self.memory;
-        let work = Work { part, tables, predecessor, memory, after_applied, two_phase };
+        let history = self.history;
+        let work = Work { part, tables, predecessor, history, after_applied, two_phase };
         env.dispatch(work, self.progress.outstanding());
     }
 
@@ -457,7 +457,7 @@ impl<E: Surroundings> Intake<E> {
     /// Takes the range that was applied beyond a gap, and begins before `lsn`, into the progress. The gap
     /// ends where the range begins.
     fn pass_applied(&mut self, lsn: Lsn, env: &mut E) {
-        while let Some(Applied { range, memory }) = self.applied_beyond.front().copied()
+        while let Some(AppliedRange { range, history }) = self.applied_beyond.front().copied()
             && range.after <= lsn
         {
             if self.progress.last_dispatched() < range.after {
@@ -465,7 +465,7 @@ impl<E: Surroundings> Intake<E> {
             }
             self.progress.dispatched(range.through);
             self.progress.committed_range(range);
-            self.memory = memory;
+            self.history = history;
             self.resumed_at = range.through;
             self.after_applied = true;
             self.applied_beyond.pop_front();

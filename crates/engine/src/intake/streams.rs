@@ -6,7 +6,7 @@ use std::time::Duration;
 use pgoutput::{Lsn, Message, Xid};
 
 use super::{Intake, IntakeResult, Surroundings, is_beyond};
-use crate::history::Memory;
+use crate::history::HistoryMark;
 use crate::net::TableFolding;
 use crate::progress::Range;
 use crate::relation::RemoteRelation;
@@ -68,7 +68,7 @@ impl<E: Surroundings> Intake<E> {
         StreamReadiness { committed: self.progress.committed(), quiet }
     }
 
-    /// Hands over the changes that may be executed now, and ends the stream that has committed when it
+    /// Assigns the changes that may be executed now, and ends the stream that has committed when it
     /// is next.
     ///
     /// # Errors
@@ -90,10 +90,10 @@ impl<E: Surroundings> Intake<E> {
                 self.streams.abandon(next.xid);
                 continue;
             };
-            let (predecessor, memory, two_phase) = (Lsn::INVALID, None, None);
+            let (predecessor, history, two_phase) = (Lsn::INVALID, None, None);
             let after_applied = false;
-            let work = Work { part, tables, predecessor, memory, after_applied, two_phase };
-            self.streams.hand_over(&next, through, Box::new(work), now);
+            let work = Work { part, tables, predecessor, history, after_applied, two_phase };
+            self.streams.assign(&next, through, Box::new(work), now);
         }
         self.end_stream(ready.quiet)
     }
@@ -141,12 +141,12 @@ impl<E: Surroundings> Intake<E> {
         {
             self.expect_before_applied(end)?;
             if length > 0 {
-                self.memory = Some(Memory::of(head.ends_at(end)));
+                self.history = Some(HistoryMark::of(head.ends_at(end)));
             }
             let (part, tables, two_phase) = (TransactionPart::end_of(head, end), Vec::new(), None);
-            let (predecessor, memory) = (self.progress.last_dispatched(), self.memory);
+            let (predecessor, history) = (self.progress.last_dispatched(), self.history);
             let after_applied = false;
-            let work = Work { part, tables, predecessor, memory, after_applied, two_phase };
+            let work = Work { part, tables, predecessor, history, after_applied, two_phase };
             self.streams.commit(xid, Box::new(work));
         }
         Ok(())
@@ -165,19 +165,11 @@ impl<E: Surroundings> Intake<E> {
         committed: Option<Range>,
     ) -> IntakeResult<Option<Xid>, E> {
         let Some(xid) = self.streams.said(slot, ticket, said) else { return Ok(None) };
-        match (said, committed) {
-            (Said::Committed, Some(range)) => {
-                self.progress.dispatched(range.through);
-                self.progress.committed_range(range);
-                self.after_applied = false;
-                self.streams.forget(xid);
-                self.incoming.drop_replay()?;
-            }
-            (Said::Abandoned, _) if self.streams.committing() == Some(xid) => {
-                // From here on it is applied like all others.
-                self.streams.forget(xid);
-            }
-            _ => {}
+        if let (Said::Committed, Some(range)) = (said, committed) {
+            self.progress.dispatched(range.through);
+            self.progress.committed_range(range);
+            self.after_applied = false;
+            self.incoming.drop_replay()?;
         }
         Ok(Some(xid))
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Intake, IntakeError, IntakeResult, PreparedTransaction, Surroundings};
-use crate::history::{HistoryError, Memory};
+use crate::history::{HistoryError, HistoryMark};
 use crate::transaction::TransactionPart;
 use crate::work::{TwoPhase, Work};
 
@@ -27,7 +27,7 @@ impl<E: Surroundings> Intake<E> {
         }
         self.expect_before_applied(end)?;
         if !part.is_idle() {
-            self.memory = Some(Memory::of(part.head.ends_at(end)));
+            self.history = Some(HistoryMark::of(part.head.ends_at(end)));
         }
         let step = match step {
             TwoPhase::Commit(here) if self.settings.skip == Some(lsn) => {
@@ -61,9 +61,9 @@ impl<E: Surroundings> Intake<E> {
             tables.push(table.map_err(IntakeError::Outside)?);
         }
         self.partly_dispatched = part.end_lsn.is_none();
-        let (predecessor, memory) = (self.progress.last_dispatched(), None);
+        let (predecessor, history) = (self.progress.last_dispatched(), None);
         let (after_applied, two_phase) = (false, Some(TwoPhase::Prepare(here)));
-        let work = Work { part, tables, predecessor, memory, after_applied, two_phase };
+        let work = Work { part, tables, predecessor, history, after_applied, two_phase };
         env.dispatch(work, self.progress.outstanding());
         Ok(())
     }

@@ -95,8 +95,8 @@ impl<'t, 'a> Folder<'t, 'a> {
     pub fn push(&mut self, at: ChangeAt, table: usize, message: &Message<'a>) {
         let rules = &self.tables[table];
         let alone = match rules.fold {
-            TableFolding::Never { barrier } => {
-                if barrier {
+            TableFolding::Never { user_code } => {
+                if user_code {
                     self.close_all();
                     // User code may fill any table.
                     self.lanes.iter_mut().for_each(|lane| lane.emptied = None);
@@ -133,16 +133,16 @@ impl<'t, 'a> Folder<'t, 'a> {
             return;
         }
         let runs_user_code =
-            |&table: &usize| self.tables[table].fold == TableFolding::Never { barrier: true };
-        let barrier = tables.iter().any(runs_user_code);
-        if barrier {
+            |&table: &usize| self.tables[table].fold == TableFolding::Never { user_code: true };
+        let user_code = tables.iter().any(runs_user_code);
+        if user_code {
             self.close_all();
             self.lanes.iter_mut().for_each(|lane| lane.emptied = None);
         }
         for &table in tables {
             self.close(self.lane_of[table]);
             let lane = &mut self.lanes[self.lane_of[table]];
-            lane.emptied = (!lane.shared && !barrier).then_some(Emptied { restarted: restarts });
+            lane.emptied = (!lane.shared && !user_code).then_some(Emptied { restarted: restarts });
         }
         self.steps.push(Step::Alone(at));
     }

@@ -13,7 +13,7 @@
 //! Steps of different lanes never touch the same rows, nor rows that a constraint relates: a unique
 //! constraint of a partitioned table contains the partition key, so rows of two partitions never
 //! conflict. The segments and single changes of one lane
-//! stay in stream order. Between lanes, the order is kept only around a barrier.
+//! stay in stream order. Between lanes, the order is kept only around user code.
 
 mod append;
 mod fold;
@@ -86,11 +86,11 @@ pub enum TableFolding {
     /// As well as by one of the others, but nothing is folded: each change is executed as the publisher
     /// sent it, because the user wants that (`--apply-mode row`).
     AsSent,
-    /// Nothing is folded, because a change has other effects than those on its row. With `barrier`, a
+    /// Nothing is folded, because a change has other effects than those on its row. With `user_code`, a
     /// change may run user code, so all earlier changes of every table are executed before it.
     Never {
         /// Whether user code may run.
-        barrier: bool,
+        user_code: bool,
     },
 }
 

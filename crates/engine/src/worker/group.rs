@@ -3,7 +3,7 @@
 use pgoutput::Lsn;
 
 use crate::group::GroupSeq;
-use crate::order::Waits;
+use crate::order::Prerequisites;
 
 /// A transaction or a part of one, with the properties by which a worker decides.
 pub trait GroupMember {
@@ -51,7 +51,7 @@ pub enum GroupMode {
 #[derive(Debug, Clone, Default)]
 pub struct Dependent {
     /// The groups that they depend on.
-    pub waits: Waits,
+    pub prerequisites: Prerequisites,
     /// By number of the change in the group; empty if there is none.
     pub changes: Vec<bool>,
 }
@@ -154,17 +154,17 @@ impl<T: GroupMember> Group<T> {
 
     /// The groups that must have ended before any of it is sent.
     #[must_use]
-    pub fn waits_to_start(&self) -> Waits {
+    pub fn prerequisites_to_start(&self) -> Prerequisites {
         if self.is_prepared_at_once() {
-            return self.dependent.waits.clone();
+            return self.dependent.prerequisites.clone();
         }
         if !self.may_run_ahead() {
-            return Waits::all_before(self.seq);
+            return Prerequisites::all_before(self.seq);
         }
         match self.mode {
-            GroupMode::Net => Waits::default(),
+            GroupMode::Net => Prerequisites::default(),
             // Its changes are executed in stream order, so the independent ones cannot go first.
-            GroupMode::Rows => self.dependent.waits.clone(),
+            GroupMode::Rows => self.dependent.prerequisites.clone(),
         }
     }
 

@@ -25,7 +25,7 @@ use state::{GroupState, follow};
 
 use crate::dispatch::Pacing;
 use crate::group::GroupSeq;
-use crate::order::{Ended, Waits};
+use crate::order::{Ended, Prerequisites};
 
 /// The types that the owner of the session defines: statements, replies and endings.
 pub trait WorkerTypes {
@@ -90,7 +90,7 @@ pub enum Next<M> {
     /// Encode this group.
     Start(Start<M>),
     /// Wait for a reply, for mail, or until one of these is met.
-    Wait(Vec<Waits>),
+    Wait(Vec<Prerequisites>),
 }
 
 /// A group that is to be encoded.
@@ -178,28 +178,28 @@ impl<T: WorkerTypes> WorkerGroups<T> {
         if self.last().is_none_or(ActiveGroup::is_completely_sent) {
             return self.active.get_mut(sent)?.advance();
         }
-        let waits = self.waits_to_advance()?;
-        if self.is_met(&waits, order) { self.last_mut()?.advance() } else { None }
+        let prerequisites = self.prerequisites_to_advance()?;
+        if self.is_met(&prerequisites, order) { self.last_mut()?.advance() } else { None }
     }
 
     /// The next step when [`Self::further`] has nothing more.
     pub fn next(&mut self, order: &impl Ended) -> Next<T::Member> {
-        let mut waits = Vec::new();
+        let mut prerequisites = Vec::new();
         if self.is_rolling_back() {
-            return if self.expects_replies() { Next::Wait(waits) } else { Next::RollBack };
+            return if self.expects_replies() { Next::Wait(prerequisites) } else { Next::RollBack };
         }
         if self.has_room()
-            && let Some(to_start) = self.queue.front().map(Group::waits_to_start)
+            && let Some(to_start) = self.queue.front().map(Group::prerequisites_to_start)
         {
             if self.is_met(&to_start, order)
                 && let Some(group) = self.queue.pop_front()
             {
                 return Next::Start(self.start(group, order));
             }
-            waits.push(to_start);
+            prerequisites.push(to_start);
         }
-        waits.extend(self.waits_to_advance());
-        Next::Wait(waits)
+        prerequisites.extend(self.prerequisites_to_advance());
+        Next::Wait(prerequisites)
     }
 
     fn start(&mut self, mut group: Group<T::Member>, order: &impl Ended) -> Start<T::Member> {
@@ -229,7 +229,7 @@ impl<T: WorkerTypes> WorkerGroups<T> {
         *ahead
             && group.mode == GroupMode::Net
             && !group.dependent.is_empty()
-            && !self.is_met(&group.dependent.waits, order)
+            && !self.is_met(&group.dependent.prerequisites, order)
     }
 
     /// The first statements of a group are sent.
@@ -274,14 +274,14 @@ impl<T: WorkerTypes> WorkerGroups<T> {
 
     /// Whether all of this has ended. Groups whose COMMIT was sent on this session count, because they
     /// come before everything that is sent now.
-    fn is_met(&mut self, waits: &Waits, order: &impl Ended) -> bool {
+    fn is_met(&mut self, prerequisites: &Prerequisites, order: &impl Ended) -> bool {
         let committing = self.active.iter().take_while(|group| group.is_completely_sent());
         let through = follow(self.ended_through, committing);
-        if waits.through <= through && waits.groups.is_empty() {
+        if prerequisites.through <= through && prerequisites.groups.is_empty() {
             return true;
         }
         self.ended_through = order.ended_through();
-        order.is_met(waits)
+        order.is_met(prerequisites)
     }
 
     /// Whether every group before this one has ended, or comes before it on this session.
@@ -290,12 +290,14 @@ impl<T: WorkerTypes> WorkerGroups<T> {
     }
 
     /// The groups that must have ended before more of the last group in flight can be sent.
-    fn waits_to_advance(&self) -> Option<Waits> {
+    fn prerequisites_to_advance(&self) -> Option<Prerequisites> {
         let last = self.last()?;
         match last.state {
-            GroupState::WaitingForDependencies { .. } => Some(last.group.dependent.waits.clone()),
-            GroupState::WaitingForTurn { .. } if !self.ordered => Some(Waits::default()),
-            GroupState::WaitingForTurn { .. } => Some(Waits::all_before(last.group.seq)),
+            GroupState::WaitingForDependencies { .. } => {
+                Some(last.group.dependent.prerequisites.clone())
+            }
+            GroupState::WaitingForTurn { .. } if !self.ordered => Some(Prerequisites::default()),
+            GroupState::WaitingForTurn { .. } => Some(Prerequisites::all_before(last.group.seq)),
             _ => None,
         }
     }

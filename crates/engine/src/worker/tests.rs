@@ -6,7 +6,7 @@ use pgoutput::Lsn;
 
 use crate::dispatch::Pacing;
 use crate::group::GroupSeq;
-use crate::order::{CommitOrder, Waits};
+use crate::order::{CommitOrder, Prerequisites};
 use crate::worker::{
     AfterReply, Dependent, EncodedGroup, ErrorKind, ExpectedReply, Further, Group, GroupMember,
     GroupMode, Next, Outcome, Rest, Retry, Start, Verdict, WaitReason, WorkerGroups, WorkerTypes,
@@ -155,7 +155,8 @@ fn ended(groups: u64) -> CommitOrder {
 fn contended_changes_wait_for_groups_and_the_end_for_its_turn() {
     let (first, mut order) = (GroupSeq(1), ended(0));
     let mut groups: WorkerGroups<Words> = WorkerGroups::new(true, false, &PACING);
-    let dependent = Dependent { waits: Waits::through(first), changes: vec![true, false] };
+    let dependent =
+        Dependent { prerequisites: Prerequisites::through(first), changes: vec![true, false] };
     groups.push(Group { dependent, ..group(3, &[30], true) });
     let start = start(&mut groups, &order);
     assert!(start.ahead && !start.behind && groups.is_split(&start, &order));
@@ -176,7 +177,7 @@ fn contended_changes_wait_for_groups_and_the_end_for_its_turn() {
         groups.further(&order).is_none() && groups.wait_reason() == Some(WaitReason::CommitOrder)
     );
     assert!(
-        matches!(groups.next(&order), Next::Wait(waits) if waits == [Waits::through(GroupSeq(2))])
+        matches!(groups.next(&order), Next::Wait(prerequisites) if prerequisites == [Prerequisites::through(GroupSeq(2))])
     );
     order.ended(GroupSeq(2));
     assert!(matches!(groups.further(&order), Some(Further::Ending("end"))));
@@ -248,7 +249,9 @@ fn the_oldest_is_tried_again_a_few_times() {
         assert_eq!(groups.start_recovery(Retry::Later), Some(true));
         assert_eq!(groups.start_recovery(Retry::ByRows), None, "the first reason counts");
         groups.skip_to_sync();
-        assert!(matches!(groups.next(&order), Next::Wait(waits) if waits.is_empty()));
+        assert!(
+            matches!(groups.next(&order), Next::Wait(prerequisites) if prerequisites.is_empty())
+        );
         assert_eq!(groups.take_expected(), Some(Answer::sync()));
         assert!(matches!(groups.next(&order), Next::RollBack));
         groups.rolled_back();

@@ -29,8 +29,8 @@ impl Writeset {
         self.newest.taken.clear();
         self.newest.touched.clear();
         self.newest.dependent = self.newest.all;
-        if self.barrier != self.newest.seq {
-            self.wait_for(self.barrier);
+        if self.isolated != self.newest.seq {
+            self.wait_for(self.isolated);
         }
     }
 
@@ -60,7 +60,7 @@ impl Writeset {
             // safe.
             return self.lock_tables(&[rules]);
         };
-        if rules.barrier {
+        if rules.user_code {
             return self.lock_everything();
         }
         let own = Root { oid: rules.root, place: self.roots.place(rules.root) };
@@ -92,7 +92,7 @@ impl Writeset {
             }
         }
         // A TRUNCATE runs triggers of users as any other change does.
-        if tables.iter().any(|rules| rules.barrier) {
+        if tables.iter().any(|rules| rules.user_code) {
             self.lock_everything();
         }
     }
@@ -102,7 +102,7 @@ impl Writeset {
     pub(super) fn lock_everything(&mut self) {
         self.wait_through(self.newest.seq.previous());
         self.newest.all = self.newest.dependent;
-        self.barrier = self.newest.seq;
+        self.isolated = self.newest.seq;
     }
 
     /// Takes the locks of a change in its own table.

@@ -37,7 +37,7 @@ pub use rules::{
 use table::{Access, LockTable};
 
 use crate::group::GroupSeq;
-use crate::order::Waits;
+use crate::order::Prerequisites;
 
 /// When a change may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,8 +63,8 @@ pub struct Writeset {
     table: LockTable,
     roots: Roots,
     keys: Keys,
-    /// The latest group with a barrier: all later changes depend on it.
-    barrier: GroupSeq,
+    /// The latest isolated group: all later changes depend on it.
+    isolated: GroupSeq,
     newest: NewestGroup,
 }
 
@@ -90,7 +90,7 @@ struct NewestGroup {
     settled: GroupSeq,
     /// Whether every further change is dependent.
     all: bool,
-    waits: Waits,
+    prerequisites: Prerequisites,
     keys: usize,
     reads: usize,
     /// Of the current change: whether it is dependent, the keys that it locks, and the roots in
@@ -122,7 +122,7 @@ impl Writeset {
             table: LockTable::default(),
             roots: Roots::default(),
             keys: Keys::new(),
-            barrier: GroupSeq::NONE,
+            isolated: GroupSeq::NONE,
             newest: NewestGroup::default(),
         }
     }
@@ -143,7 +143,7 @@ impl Writeset {
         let newest = &mut self.newest;
         (newest.seq, newest.open, newest.ahead) = (group, true, ahead);
         (newest.all, newest.keys, newest.reads) = (false, 0, 0);
-        newest.waits = Waits::default();
+        newest.prerequisites = Prerequisites::default();
         self.update_settled();
     }
 
@@ -163,10 +163,10 @@ impl Writeset {
         self.end_change()
     }
 
-    /// Makes the open group wait for all earlier groups, and all later groups wait for it. This is
+    /// Isolates the open group: it waits for all earlier groups, and all later groups wait for it. This is
     /// needed if the further changes of the group are unknown, or if the keys locked so far may
     /// have other identities from here on.
-    pub fn barrier(&mut self) {
+    pub fn isolate(&mut self) {
         self.begin_change();
         self.lock_everything();
         self.end_change();
@@ -190,17 +190,17 @@ impl Writeset {
     /// # Panics
     ///
     /// If no group is open.
-    pub fn close(&mut self) -> Waits {
+    pub fn close(&mut self) -> Prerequisites {
         assert!(self.newest.open, "only an open group is closed");
         self.newest.open = false;
         if let Some(group) = self.groups.back_mut() {
             (group.keys, group.reads) = (self.newest.keys, self.newest.reads);
             self.held += group.keys;
         }
-        let mut waits = std::mem::take(&mut self.newest.waits);
-        waits.groups.retain(|group| *group > waits.through);
-        waits.groups.sort_unstable();
-        waits
+        let mut prerequisites = std::mem::take(&mut self.newest.prerequisites);
+        prerequisites.groups.retain(|group| *group > prerequisites.through);
+        prerequisites.groups.sort_unstable();
+        prerequisites
     }
 
     /// Releases the locks of a group that has committed. If the writeset is ordered, groups commit
@@ -208,7 +208,7 @@ impl Writeset {
     ///
     /// # Panics
     ///
-    /// If the group is open, and so not handed over yet.
+    /// If the group is open, and so not assigned yet.
     pub fn committed(&mut self, group: GroupSeq) {
         assert!(!self.newest.open || group < self.newest.seq, "an open group does not commit");
         if let Ok(place) = self.groups.binary_search_by_key(&group, |group| group.seq) {
@@ -286,8 +286,8 @@ impl Writeset {
             self.wait_through(group);
         } else if group != self.newest.ahead && !self.has_committed(group) {
             self.newest.dependent = true;
-            if !self.newest.waits.groups.contains(&group) {
-                self.newest.waits.groups.push(group);
+            if !self.newest.prerequisites.groups.contains(&group) {
+                self.newest.prerequisites.groups.push(group);
             }
         }
     }
@@ -297,7 +297,7 @@ impl Writeset {
     fn wait_through(&mut self, group: GroupSeq) {
         if group > self.newest.settled {
             self.newest.dependent = true;
-            self.newest.waits.through = self.newest.waits.through.max(group);
+            self.newest.prerequisites.through = self.newest.prerequisites.through.max(group);
         }
     }
 }

@@ -34,7 +34,7 @@ pub struct LockRules {
     pub whole_table: bool,
     /// Whether a change may run user code, which may access any table. Such a change waits for all
     /// earlier groups, and all later groups wait for it.
-    pub barrier: bool,
+    pub user_code: bool,
 }
 
 /// How rows are identified.

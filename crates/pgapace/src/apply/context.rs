@@ -183,7 +183,7 @@ impl<'a> Context<'a> {
             }
             // The supervisor looks at the servers and says which privilege is missing.
             Some(sqlstate::INSUFFICIENT_PRIVILEGE) => Failure { class: Class::Apply, ..failure },
-            _ if failure.transient => failure,
+            _ if failure.is_transient() => failure,
             _ => {
                 let said = error.server_error();
                 let hint = failure.offender.as_deref().zip(said);

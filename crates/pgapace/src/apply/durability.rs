@@ -36,7 +36,7 @@ use crate::subscriber::catalogue;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::conflicts::{self, Conflict};
 use crate::subscriber::state::heartbeat::{self, OwnerStage};
-use crate::subscriber::state::ownership;
+use crate::subscriber::state::ownership::{self, OwnedEpoch};
 use crate::subscriber::state::prepared::PreparedHere;
 use crate::subscriber::state::progress;
 use crate::subscriber::state::repertoire::Repertoire;
@@ -44,7 +44,6 @@ use crate::subscriber::state::statistics::{self, Delta};
 use crate::subscriber::state::verification::summary;
 use crate::subscriber::state::{self, RelationMode, SubscriptionId};
 use crate::subscriber::state::{events, figures};
-use crate::tablesync::table_state::Owner;
 
 /// How long the last jobs, such as statistics, may take before they are canceled.
 const END_PATIENCE: Duration = Duration::from_secs(2);
@@ -77,9 +76,9 @@ pub(crate) enum DurabilityJob {
     /// Read the fingerprints of these tables of the subscriber.
     Fingerprints(Vec<u32>),
     /// Look whether a verb has requested a barrier, or the subscription of this owner.
-    LookForRequests(Owner),
+    LookForRequests(OwnedEpoch),
     /// Beat once for the leader. `applied`: it has committed something since its start.
-    Beat { owner: Owner, applied: bool },
+    Beat { owner: OwnedEpoch, applied: bool },
 }
 
 /// Statistics that the durability session writes about once per second.

@@ -6,15 +6,15 @@ pub(crate) mod sought;
 
 use std::collections::VecDeque;
 
-use engine::history::Memory;
+use engine::history::HistoryMark;
 use engine::net::{ChangeAt, Step};
 use engine::transaction::Touched;
 use pgoutput::{Lsn, Message, Timestamp};
 use wire::{Param, Session};
 
+use crate::apply::apply_session::Identity;
 use crate::apply::expected::{Committing, Expected};
 use crate::apply::offender::offender;
-use crate::apply::session::Identity;
 use crate::apply::work::{Group, TwoPhase, Work};
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::citus;
@@ -365,7 +365,7 @@ impl Encoder {
         Some(Ending {
             part,
             time,
-            memory: work.memory,
+            history: work.history,
             commits: Committing { after: predecessor, end, changes, prepared },
             two_phase: work.two_phase.clone(),
         })
@@ -528,8 +528,8 @@ pub(crate) struct Ending {
     part: u32,
     /// The commit time on the publisher.
     time: Option<Timestamp>,
-    /// The record of the publisher's history up to its end.
-    memory: Option<Memory>,
+    /// The mark of the publisher's history at its end.
+    history: Option<HistoryMark>,
     pub(crate) commits: Committing,
     two_phase: Option<TwoPhase>,
 }
@@ -542,7 +542,7 @@ impl Ending {
         (follows, then): (bool, Then),
         expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
-        let Self { part, time, memory, commits, two_phase } = self;
+        let Self { part, time, history, commits, two_phase } = self;
         match two_phase {
             None => {}
             Some(TwoPhase::Prepare(prepared)) => {
@@ -564,7 +564,7 @@ impl Ending {
         }
         let Committing { after, end, .. } = commits;
         let statement = if follows { "progress_following" } else { "progress" };
-        let record = RecordParams::new(identity.id, (end, after), identity.epoch, time, memory);
+        let record = RecordParams::new(identity.id, (end, after), identity.epoch, time, history);
         session
             .queue_bind(statement, record.params().into_iter())
             .map_err(|e| Failure::subscriber(&e, "recording progress"))?;

@@ -8,6 +8,7 @@ mod barrier;
 mod ending;
 mod heartbeat;
 mod intake;
+mod periodic_job;
 mod statistics;
 mod streaming;
 mod surroundings;
@@ -24,7 +25,7 @@ use pgoutput::{Decoder, Lsn, Streaming};
 
 use crate::apply::blockers::{FromBlockers, Pulse};
 use crate::apply::durability::{DurabilityJob, FromDurability};
-use crate::apply::pool::HandedOver;
+use crate::apply::pool::Assigned;
 use crate::apply::schema_watch::SchemaWatch;
 use crate::apply::streams::StreamSessions;
 use crate::apply::worker::{Answered, FromWorker};
@@ -38,13 +39,14 @@ use crate::publisher::receiver::Receiver;
 use crate::publisher::watch::Watch;
 use crate::subscriber::state;
 use crate::subscriber::state::conflicts::Conflict;
+use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::statistics::Counters;
 use crate::tablesync::deferred::LeaderAccess;
-use crate::tablesync::table_state::Owner;
 
 use barrier::StreamBarrier;
 pub(crate) use engine::intake::Outcome;
 use heartbeat::Heartbeat;
+use periodic_job::PeriodicJob;
 pub(crate) use surroundings::{Decoded, PrepareNames, Surroundings};
 pub(crate) use watched::Watched;
 
@@ -83,7 +85,7 @@ pub(crate) struct LeaderParts<'a> {
     /// For barriers that verbs request.
     pub(crate) keeper: KeeperContext,
     /// This process, as verbs address their requests to it.
-    pub(crate) owner: Owner,
+    pub(crate) owner: OwnedEpoch,
 }
 
 /// The leader of one run of a subscription.
@@ -105,10 +107,9 @@ pub(crate) struct Leader<'a> {
     /// Messages behind the transaction whose parts are being taken.
     rest: Bytes,
     barrier: StreamBarrier,
-    owner: Owner,
-    /// Verbs' requests are being read, or were read then.
-    looking_for_requests: bool,
-    looked_for_requests: Option<Instant>,
+    owner: OwnedEpoch,
+    /// Reading requests of verbs.
+    request_search: PeriodicJob,
     heartbeat: Heartbeat,
     /// When the user, or another process, asked for the end.
     stopping_since: Option<Instant>,
@@ -130,8 +131,8 @@ pub(crate) struct Leader<'a> {
     newer: SettingsWatch,
     move_order: MoveOrder,
     schema_watch: SchemaWatch,
-    /// When old conflicts are removed next; `None` while that goes on.
-    remove_conflicts: Option<Instant>,
+    /// Removing old conflicts.
+    conflict_removal: PeriodicJob,
 }
 
 impl<'a> Leader<'a> {
@@ -155,8 +156,7 @@ impl<'a> Leader<'a> {
             rest: Bytes::new(),
             barrier: StreamBarrier::new(parts.keeper),
             owner: parts.owner,
-            looking_for_requests: false,
-            looked_for_requests: None,
+            request_search: PeriodicJob::new(now),
             heartbeat: Heartbeat::new(parts.owner, begun),
             stopping_since: None,
             full_since: None,
@@ -169,7 +169,7 @@ impl<'a> Leader<'a> {
             newer: parts.newer,
             move_order: parts.move_order,
             schema_watch: SchemaWatch::new(),
-            remove_conflicts: Some(now),
+            conflict_removal: PeriodicJob::new(now),
         }
     }
 
@@ -241,10 +241,10 @@ impl<'a> Leader<'a> {
                 },
                 recv(self.watch.changed) -> now => {
                     self.watch.changed = never();
-                    if let Ok(waits) = now {
+                    if let Ok(commits) = now {
                         tracing::info!(
                             event = "synchronous_changed",
-                            waits,
+                            waits = commits.are_synchronous(),
                             "publisher was told whether to wait for this subscription"
                         );
                         self.intake.close(Outcome::Changed);
@@ -302,8 +302,8 @@ impl<'a> Leader<'a> {
         // The positions are reported even while no transaction commits.
         self.publish_positions();
         self.around.pool.look_at_attention();
-        let turned = self.around.pool.release();
-        self.around.tables.turned(&turned);
+        let change = self.around.pool.release();
+        self.around.tables.record_serialization(&change);
         self.write_statistics(false, true);
         self.look_at_the_schema();
         self.look_for_requests();
@@ -350,7 +350,7 @@ impl<'a> Leader<'a> {
             FromDurability::Beaten => self.heartbeat.beaten(),
             FromDurability::RemovedConflicts(more) => {
                 let pause = if more { BETWEEN_BATCHES } else { BETWEEN_REMOVALS };
-                self.remove_conflicts = Some(Instant::now() + pause);
+                self.conflict_removal.ended(pause);
             }
             FromDurability::Failed(failure) => return Err(failure),
         }
@@ -434,8 +434,8 @@ impl<'a> Leader<'a> {
         }
         self.conflicts.extend(answered.conflicts);
         for root in answered.moved_values {
-            let turned = self.around.pool.unique_value_moved(root);
-            self.serialized(&turned);
+            let change = self.around.pool.unique_value_moved(root);
+            self.serialized(&change);
         }
     }
 
@@ -456,11 +456,11 @@ impl<'a> Leader<'a> {
     fn dispatch(&mut self) -> Result<Duration> {
         let reading = self.wants_chunks();
         let attends = (reading && self.may_attend()).then_some(&self.waits);
-        let handed_over = self.around.pool.hand_over(reading, attends)?;
-        self.all_busy = handed_over == HandedOver::Busy;
-        Ok(match handed_over {
-            HandedOver::Later(time) => time,
-            HandedOver::All | HandedOver::Busy => TICK,
+        let assigned = self.around.pool.assign(reading, attends)?;
+        self.all_busy = assigned == Assigned::Busy;
+        Ok(match assigned {
+            Assigned::Later(time) => time,
+            Assigned::All | Assigned::Busy => TICK,
         })
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Imports run one way. A module imports only from lines above its own:
 //!
-//! 1. `work`, `readable`, `expected`, `session`, `sessions`, `thread`, `turns`, `conflict_log`,
+//! 1. `work`, `readable`, `expected`, `apply_session`, `session_leases`, `thread`, `shared_commit_order`, `conflict_log`,
 //!    `read_tables` and `tables`, `schema_watch`, `requests`
 //! 2. `offender`, `blockers`, `prefetch`, `spool_memory`
 //! 3. `context`: what an error says about a change; `encoder`: groups to queued statements; `durability`
@@ -12,6 +12,7 @@
 //! 7. `pool`
 //! 8. `leader`
 
+pub(crate) mod apply_session;
 pub(crate) mod blockers;
 pub(crate) mod conflict_log;
 pub(crate) mod conflicts;
@@ -28,13 +29,12 @@ pub(crate) mod readable;
 pub(crate) mod replies;
 pub(crate) mod requests;
 pub(crate) mod schema_watch;
-pub(crate) mod session;
-pub(crate) mod sessions;
+pub(crate) mod session_leases;
+pub(crate) mod shared_commit_order;
 pub(crate) mod spool_memory;
 pub(crate) mod standby_wait;
 pub(crate) mod streams;
 pub(crate) mod tables;
 pub(crate) mod thread;
-pub(crate) mod turns;
 pub(crate) mod work;
 pub(crate) mod worker;

@@ -9,28 +9,28 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use engine::dispatch::{
-    Attention, Dispatch, DispatchSettings, Leaves, Look, Pacing, Step, Turned, Want,
+    Attention, Dispatch, DispatchSettings, Leaves, Look, Pacing, SerializationChange, Step, Want,
 };
 use engine::group::{GroupLimits, GroupSeq};
 use engine::writeset::WritesetLimits;
 
+use crate::apply::apply_session::Identity;
 use crate::apply::blockers::{APPLY_WORKER, Blockers, Detection, DetectionRequest, FromBlockers};
 use crate::apply::prefetch::Prefetch;
-use crate::apply::session::Identity;
 use crate::apply::work::{Group, Work};
 use crate::apply::worker::{Answered, FromWorker, Moved};
 use crate::error::{Failure, Result};
 use crate::observe::figures::{BlockerNow, SlowGroup, WorkerNow};
 use crate::observe::ledger::Counts;
 use crate::observe::stopwatch::{Reason, Stopwatch};
-use crate::subscriber::state::statistics::Waits;
+use crate::subscriber::state::statistics::WaitTimes;
 use crate::subscriber::state::workers_in_use::WorkersInUse;
 
 use in_use::ReportedWorkers;
 pub(crate) use slots::{Connector, OpenedWorkers, Slots, WorkerNumber};
 pub(crate) use span::{ApplySpan, Elapsed};
 
-/// How groups are made and handed over.
+/// How groups are made and assigned.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PoolSettings {
     /// The limits of one group.
@@ -39,12 +39,12 @@ pub(crate) struct PoolSettings {
     pub(crate) deadlock_timeout: Duration,
 }
 
-/// The result of handing work over to the workers.
+/// The result of assigning work to the workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum HandedOver {
-    /// All of it is handed over.
+pub(crate) enum Assigned {
+    /// All of it is assigned.
     All,
-    /// More is to be handed over when this time has passed.
+    /// More is to be assigned when this time has passed.
     Later(Duration),
     /// No worker takes more.
     Busy,
@@ -127,30 +127,30 @@ impl Pool {
         &mut self.dispatch
     }
 
-    /// Hands over all work that may be handed over now. `reading`: whether more is being received.
+    /// Assigns all work that may be assigned now. `reading`: whether more is being received.
     /// `attends`: the calling thread may execute small groups itself, and these are its waits.
-    pub(crate) fn hand_over(
+    pub(crate) fn assign(
         &mut self,
         reading: bool,
         attends: Option<&Stopwatch>,
-    ) -> Result<HandedOver> {
+    ) -> Result<Assigned> {
         let mut short = false;
-        let handed_over = loop {
+        let assigned = loop {
             let step = self.dispatch.next(self.now(), reading);
             match step.map_err(|e| Failure::internal(e.to_string()))? {
-                Step::Nothing => break HandedOver::All,
-                Step::Wait(time) => break HandedOver::Later(time),
+                Step::Nothing => break Assigned::All,
+                Step::Wait(time) => break Assigned::Later(time),
                 Step::Busy { short: more } => {
                     short = more;
-                    break HandedOver::Busy;
+                    break Assigned::Busy;
                 }
-                Step::HandOver { worker, beside_others, group } => {
+                Step::Assign { worker, beside_others, group } => {
                     self.submit(worker, (beside_others, attends), group)?;
                 }
             }
         };
         self.want(short);
-        Ok(handed_over)
+        Ok(assigned)
     }
 
     fn submit(
@@ -327,29 +327,29 @@ impl Pool {
 
     /// Rolls back later groups that hold locks for which the oldest group waits. Returns the tables that
     /// are serialized from now on because of it.
-    pub(crate) fn resolve_deadlock(&mut self, found: &Detection) -> Turned {
+    pub(crate) fn resolve_deadlock(&mut self, found: &Detection) -> SerializationChange {
         if self.is_stalled(found.oldest) {
             self.lock_waits.set(found.waits.then_some(Reason::SubscriberLock));
         }
         let now = self.now();
         let seen = (found.waits, &found.victims[..]);
-        let (victims, turned) = self.dispatch.resolve_deadlock(found.oldest, seen, now);
+        let (victims, change) = self.dispatch.resolve_deadlock(found.oldest, seen, now);
         for (worker, group) in victims {
             if let Some(worker) = self.slots.worker(worker) {
                 worker.give_way(group);
             }
         }
-        turned
+        change
     }
 
     /// Returns the tables whose serialization has ended.
-    pub(crate) fn release(&mut self) -> Turned {
+    pub(crate) fn release(&mut self) -> SerializationChange {
         let now = self.now();
         self.dispatch.release(now)
     }
 
     /// A unique value was found to move between rows. Returns the tables that are serialized for it.
-    pub(crate) fn unique_value_moved(&mut self, root: u32) -> Turned {
+    pub(crate) fn unique_value_moved(&mut self, root: u32) -> SerializationChange {
         let now = self.now();
         self.dispatch.unique_value_moved(root, now)
     }
@@ -365,14 +365,14 @@ impl Pool {
 
     /// How long the oldest groups, and sessions beside those of the workers, have waited for locks since
     /// the last call.
-    pub(crate) fn take_lock_waits(&mut self) -> Waits {
+    pub(crate) fn take_lock_waits(&mut self) -> WaitTimes {
         let mut waits = self.lock_waits.take();
         waits.add(&self.blockers.take_waits());
         waits
     }
 
     /// How long each worker has waited since the last call.
-    pub(crate) fn take_waits(&mut self) -> Vec<(usize, Waits)> {
+    pub(crate) fn take_waits(&mut self) -> Vec<(usize, WaitTimes)> {
         self.slots.take_waits()
     }
 

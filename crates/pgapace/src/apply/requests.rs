@@ -5,7 +5,7 @@ use wire::Session;
 use crate::error::{Failure, Result};
 use crate::hand_over;
 use crate::subscriber::catalogue::{boolean, first_row};
-use crate::tablesync::table_state::Owner;
+use crate::subscriber::state::ownership::OwnedEpoch;
 
 /// The requests for a subscription that are recorded now.
 #[derive(Debug, Clone, Copy)]
@@ -17,7 +17,7 @@ pub(crate) struct Requests {
 }
 
 /// Reads all requests at once, because this is done several times per second.
-pub(crate) fn find(session: &mut Session, owner: Owner) -> Result<Requests> {
+pub(crate) fn find(session: &mut Session, owner: OwnedEpoch) -> Result<Requests> {
     let sql = format!(
         "SELECT EXISTS (SELECT FROM pgapace.barrier \
            WHERE subscription = {id} AND state IN ('requested', 'creating')), ({})",

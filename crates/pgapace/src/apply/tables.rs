@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use engine::dispatch::{Turn, Turned};
+use engine::dispatch::{Serialization, SerializationChange};
 use engine::net::TableFolding;
 use engine::relation::RemoteRelation;
 use engine::sync_lsn::SyncLsn;
@@ -24,10 +24,12 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::announced::Announced;
 use crate::publisher::dump_command::dump_command;
 use crate::publisher::publication::PublishedTable;
+use crate::publisher::watch::Commits;
 use crate::subscriber::catalogue::{CatalogueReader, TableFacts};
 use crate::subscriber::citus;
 use crate::subscriber::conflict::Policy;
 use crate::subscriber::format::{self, PublisherTypes};
+use crate::subscriber::locks::Locking;
 use crate::subscriber::mapping::{Search, TableMap, lacks_columns};
 use crate::subscriber::state::{self, RelationMode, RelationState, SubscriptionId};
 
@@ -39,14 +41,14 @@ pub(crate) const OWN_SCHEMA: &str = "pgapace";
 const READ_AT_ONCE: usize = 1000;
 
 /// Shown in `status` as the reason, while it lasts.
-fn serialized_because(turn: Turn) -> Option<&'static str> {
-    match turn {
-        Turn::Released => None,
-        Turn::ForLocks => Some(
+fn serialized_because(serialization: Serialization) -> Option<&'static str> {
+    match serialization {
+        Serialization::Ended => None,
+        Serialization::ForLocks => Some(
             "its transactions are applied one after the other for a while: they often held locks that \
              earlier ones needed",
         ),
-        Turn::ForUniqueValues => Some(
+        Serialization::ForUniqueValues => Some(
             "its transactions are applied one after the other for a while: unique values move between \
              its rows",
         ),
@@ -79,9 +81,7 @@ pub(crate) struct Tables {
     /// first change in this run.
     oids: FxHashMap<(String, String), RelId>,
     types: PublisherTypes,
-    /// Whether changes lock something, for more workers than one, and then whether commits keep
-    /// the publisher's order.
-    locks_ordered: Option<bool>,
+    locking: Locking,
     apply_mode: ApplyModeSetting,
     policy: Policy,
     subscription: Option<SubscriptionId>,
@@ -102,11 +102,7 @@ struct ReadTable {
 }
 
 impl Tables {
-    pub(crate) fn new(
-        states: &[RelationState],
-        types: PublisherTypes,
-        locks_ordered: Option<bool>,
-    ) -> Self {
+    pub(crate) fn new(states: &[RelationState], types: PublisherTypes, locking: Locking) -> Self {
         let sync_lsns = states
             .iter()
             .filter_map(|s| Some(((s.schema.clone(), s.name.clone()), s.sync_lsn?)))
@@ -116,7 +112,7 @@ impl Tables {
             .filter(|s| s.state == TableSyncState::Blocked)
             .map(|s| (s.schema.clone(), s.name.clone()))
             .collect();
-        Self { sync_lsns, blocked, types, locks_ordered, ..Self::default() }
+        Self { sync_lsns, blocked, types, locking, ..Self::default() }
     }
 
     /// Takes the oids of copied tables from a look at the publications. Since the copy, such a table was
@@ -221,12 +217,12 @@ impl Tables {
         self.maps().map(|map| map.table.oid).collect()
     }
 
-    /// Notes that tables are applied in another order than before.
-    pub(crate) fn turned(&mut self, turned: &Turned) {
-        let because = serialized_because(turned.turn);
-        for root in &turned.roots {
+    /// Records that transactions of tables are applied one at a time from now on, or not any more.
+    pub(crate) fn record_serialization(&mut self, change: &SerializationChange) {
+        let because = serialized_because(change.serialization);
+        for root in &change.roots {
             let maps: Vec<_> = self.maps().filter(|map| map.table.root == *root).collect();
-            if turned.turn == Turn::Released {
+            if change.serialization == Serialization::Ended {
                 maps.iter().for_each(|map| map.unique.end_moving());
             }
             let modes: Vec<_> = maps
@@ -445,7 +441,7 @@ impl Tables {
         session: &mut Session,
         relations: &[Arc<RemoteRelation>],
         lsn: Lsn,
-        waits: bool,
+        commits: Commits,
     ) -> Result<bool> {
         for remote in relations {
             if remote.schema == OWN_SCHEMA || self.is_blocked(remote) {
@@ -461,13 +457,15 @@ impl Tables {
             }
             let map = match self.resolve(session, remote, lsn) {
                 // An error is reported if it commits.
-                Err(failure) if !waits && !failure.transient => return Ok(false),
+                Err(failure) if !commits.are_synchronous() && !failure.is_transient() => {
+                    return Ok(false);
+                }
                 resolved => resolved.map_err(|failure| failure.of(|| of_table(remote, lsn)))?,
             };
             let Some(map) = map.filter(|map| map.conflicts.is_none()) else { return Ok(false) };
-            let locks_others = matches!(map.rules.fold, TableFolding::Never { barrier: true })
+            let locks_others = matches!(map.rules.fold, TableFolding::Never { user_code: true })
                 || matches!(map.search, Search::WholeRow(_));
-            if locks_others && !waits {
+            if locks_others && !commits.are_synchronous() {
                 return Ok(false);
             }
         }
@@ -509,7 +507,7 @@ impl Tables {
         let columns: Vec<_> = unlike.iter().map(|index| &remote.columns[*index]).collect();
         let names = self.types.names.of(session, &columns)?;
         map.unlike = unlike.into_iter().zip(names).collect();
-        map = map.with_constraints(&constraints, &self.types, self.locks_ordered);
+        map = map.with_constraints(&constraints, &self.types, self.locking);
         if self.apply_mode == ApplyModeSetting::Row {
             map = map.applied_as_sent();
         }

@@ -8,8 +8,8 @@ use wire::Session;
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::state::SubscriptionId;
+use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::repertoire::Repertoire;
-use crate::tablesync::table_state::Owner;
 
 /// A row of `pgapace.barrier`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -198,7 +198,7 @@ pub(super) fn written_by(session: &mut Session, id: BarrierId, backend: i32) -> 
 }
 
 /// SQL that deletes the rows of earlier runs, before this one applies anything.
-pub(crate) fn clear_sql(owner: Owner) -> String {
+pub(crate) fn clear_sql(owner: OwnedEpoch) -> String {
     format!("DELETE FROM pgapace.barrier WHERE subscription = {}", owner.sql())
 }
 

@@ -9,7 +9,7 @@ use wire::Session;
 use super::row::{self, BarrierId, BarrierState};
 use super::waiting_for::{self, TELL_AFTER};
 use crate::apply::leader::Outcome;
-use crate::apply::sessions::Share;
+use crate::apply::session_leases::Leaseholder;
 use crate::config::Subscription as Config;
 use crate::config::live::LiveSettings;
 use crate::error::{Class, Failure, Result};
@@ -135,14 +135,14 @@ impl Runner {
         let thread = std::thread::Builder::new()
             .name(config.name.clone())
             .spawn(move || {
-                let share = Share::of(std::slice::from_ref(&config)).pop();
-                let share =
-                    share.ok_or_else(|| Failure::internal("a subscription has no share"))?;
+                let leaseholder = Leaseholder::of(std::slice::from_ref(&config)).pop();
+                let leaseholder = leaseholder
+                    .ok_or_else(|| Failure::internal("a subscription is no leaseholder"))?;
                 subscription::run(
                     &LiveSettings::new(config),
                     &options,
                     &stop,
-                    share,
+                    leaseholder,
                     &Board::default(),
                 )
             })

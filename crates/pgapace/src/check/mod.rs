@@ -35,7 +35,7 @@ use crate::publisher::slot;
 use crate::sequences::{self, Chosen, SetOptions};
 use crate::subscriber::catalogue::field;
 use crate::subscriber::session::{Purpose, Subscriber};
-use crate::subscriber::state::ownership::Owner;
+use crate::subscriber::state::ownership::OwnerProcess;
 use crate::subscriber::state::progress::Followed;
 use crate::subscriber::state::{RelationState, SchemaCopy, Subscription};
 use report::{Fix, Report, Reporter, Side};
@@ -52,7 +52,7 @@ struct SubscriptionState {
     relations: Vec<RelationState>,
     applied: Option<Lsn>,
     followed: Option<Followed>,
-    owner: Option<Owner>,
+    owner: Option<OwnerProcess>,
     /// Why a first run must not use the slot: a native subscription of this subscriber does, or has.
     native: Option<Failure>,
 }

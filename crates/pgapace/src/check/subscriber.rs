@@ -10,7 +10,7 @@ use crate::check::report::{Reporter, Severity, Side};
 use crate::check::service::Service;
 use crate::check::{Settings, SubscriptionState, failed, genuine, one, origins, service};
 use crate::config::{Prefetch, Subscription as Config};
-use crate::error::Result;
+use crate::error::{Recovery, Result};
 use crate::native::guard;
 use crate::sqlstate;
 use crate::subscriber::catalogue::boolean;
@@ -348,9 +348,9 @@ fn refused_by_others(
         .map_err(|e| failed(SIDE, &e, "looking for a switchover and a native subscription"))?;
     if let Err(failure) = switchover::check_not_ended(&ended, &row.name) {
         // A run without --until goes on with the way back.
-        let turns = failure.way_back.is_some();
+        let reverses = matches!(failure.recovery, Recovery::WayBack(_));
         let finding = reporter.failure("subscription", &failure);
-        if turns {
+        if reverses {
             finding.severity = Severity::Warning;
         }
     }
@@ -420,7 +420,7 @@ fn room(limit: &ConnectionLimit, config: &Config, runs: bool, reporter: &mut Rep
             let _ = write!(message, ", and {streams} more for streaming transactions");
         }
         if reading > 0 {
-            let _ = write!(message, ", and {reading} more to read ahead");
+            let _ = write!(message, ", and {reading} more to prefetch");
         }
         reporter.warn(topic, message).fix(fix);
     } else {

@@ -7,7 +7,7 @@ use crate::cli::{Selection, output};
 use crate::config::{Site, check_name};
 use crate::error::{Class, Failure, Result};
 use crate::native::abort;
-use crate::native::adopt::Request;
+use crate::native::adopt::AdoptRequest;
 use crate::native::interrupted::{self, Servers};
 use crate::native::options;
 use crate::native::plan::{self, Plan};
@@ -56,8 +56,12 @@ pub(crate) fn run(args: &AdoptArgs) -> Result<()> {
     let shutdown = Shutdown::on_signals()?;
     let mut subscriber = Subscriber::new(site.subscriber.clone(), &name);
     let mut control = subscriber.connect_first()?;
-    let request =
-        Request { native, name: &name, slot: site.slot.as_deref(), patience: site.busy_timeout };
+    let request = AdoptRequest {
+        native,
+        name: &name,
+        slot: site.slot.as_deref(),
+        patience: site.busy_timeout,
+    };
     // First the checks that need no publisher, so that all privileges are named at once.
     let found = plan::sound(&mut control, &request)?;
     let info = publisher(&mut control, &site, found.subscription.oid)?;

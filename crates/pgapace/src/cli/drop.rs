@@ -91,10 +91,7 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
         if args.if_exists {
             return Ok(());
         }
-        return Err(Failure::new(
-            Class::Config,
-            format!("the subscriber has no subscription {name:?}"),
-        ));
+        return Err(state::missing(&name));
     };
     let none = ownership::Former::default();
     let owning = ownership::become_owner(

@@ -8,7 +8,7 @@ use wire::Session;
 use crate::cli::{Selection, output, seconds};
 use crate::error::{Class, Failure, Result};
 use crate::hand_over;
-use crate::subscriber::state::ownership::{self, Owner};
+use crate::subscriber::state::ownership::{self, OwnerProcess};
 use crate::subscriber::state::{Subscription, find};
 
 #[derive(Debug, Args)]
@@ -55,7 +55,11 @@ pub(crate) fn run(args: &HandOverArgs) -> Result<()> {
 }
 
 /// Waits until a process with a later epoch owns the subscription.
-fn next_owner(control: &mut Session, row: &Subscription, patience: Duration) -> Result<Owner> {
+fn next_owner(
+    control: &mut Session,
+    row: &Subscription,
+    patience: Duration,
+) -> Result<OwnerProcess> {
     let deadline = Instant::now() + patience;
     loop {
         let later = find(control, &row.name)?.is_some_and(|now| now.epoch > row.epoch);

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
-use crate::subscriber::state::prepared::{self, Known, Standing};
+use crate::subscriber::state::prepared::{self, KnownPrepared, Standing};
 
 #[derive(Debug, Args)]
 pub(crate) struct PreparedArgs {
@@ -41,8 +41,8 @@ pub(crate) struct Shown {
 }
 
 impl Shown {
-    pub(crate) fn new(known: &Known) -> Self {
-        let Known { prepared, standing, age, given_up, .. } = known;
+    pub(crate) fn new(known: &KnownPrepared) -> Self {
+        let KnownPrepared { prepared, standing, age, given_up, .. } = known;
         Self {
             gid: prepared.gid.clone(),
             name: prepared.name.clone(),
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &PreparedArgs) -> Result<()> {
         }
     };
     let mut named = known.iter().filter(|one| {
-        let Known { prepared, .. } = one;
+        let KnownPrepared { prepared, .. } = one;
         prepared.name == *gid || prepared.gid == *gid
     });
     let (Some(one), None) = (named.next(), named.next()) else {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use wire::Session;
 
-use crate::apply::sessions::Share;
+use crate::apply::session_leases::Leaseholder;
 use crate::cli::{Selection, output};
 use crate::config::live::LiveSettings;
 use crate::config::{IfNotEmpty, Subscription as Config};
@@ -43,10 +43,17 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<()> {
     begin(&config, &shutdown)?;
     let config = Config { if_not_empty: IfNotEmpty::Rebase, ..config };
     let options = RunOptions::alone(Some(Until::Current))?;
-    let share = Share::of(std::slice::from_ref(&config)).pop();
-    let share = share.ok_or_else(|| Failure::internal("a subscription has no share"))?;
+    let leaseholder = Leaseholder::of(std::slice::from_ref(&config)).pop();
+    let leaseholder =
+        leaseholder.ok_or_else(|| Failure::internal("a subscription is no leaseholder"))?;
     let name = config.name.clone();
-    subscription::run(&LiveSettings::new(config), &options, &shutdown, share, &Board::default())?;
+    subscription::run(
+        &LiveSettings::new(config),
+        &options,
+        &shutdown,
+        leaseholder,
+        &Board::default(),
+    )?;
     output::line(&format!("rebased subscription {name}; pgapace run goes on"));
     Ok(())
 }
@@ -56,10 +63,9 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
     let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
     let mut control = subscriber.connect_first()?;
     let row = state::find_in_any(&mut control, &config.name)?.ok_or_else(|| {
-        Failure::new(Class::Config, format!("the subscriber has no subscription {:?}", config.name))
-            .hint(
-                "A new one compares tables that hold rows with: pgapace run --if-not-empty rebase.",
-            )
+        state::missing(&config.name).hint(
+            "A new one compares tables that hold rows with: pgapace run --if-not-empty rebase.",
+        )
     })?;
     let none = ownership::Former::default();
     let stopping = || shutdown.requested();

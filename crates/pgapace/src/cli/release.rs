@@ -6,7 +6,7 @@ use wire::quote_ident;
 use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
 use crate::native::interrupted::{self, Servers};
-use crate::native::release::{self, Request};
+use crate::native::release::{self, ReleaseRequest};
 use crate::native::subscription::conninfo;
 use crate::publisher::session::Publisher;
 use crate::subscriber::session::Subscriber;
@@ -40,10 +40,13 @@ pub(crate) fn run(args: &ReleaseArgs) -> Result<()> {
             .and_then(|text| crate::config::conninfo(&text).ok()),
         (None, None) => None,
     };
-    let info = info.ok_or_else(|| Failure::new(Class::Config, "--publisher is not given"))?;
+    let info = info.ok_or_else(|| {
+        Failure::new(Class::Config, "--publisher is not given")
+            .hint("Pass --publisher as for pgapace run, or the same --config.")
+    })?;
     let publisher = Publisher::new(info, &name, subscriber.encoding());
     let mut source = publisher.connect()?;
-    let request = Request {
+    let request = ReleaseRequest {
         name: &name,
         native: args.subscription.as_deref(),
         connection: args.connection.as_deref(),

@@ -110,10 +110,7 @@ pub(crate) fn run(args: &RepairArgs) -> Result<()> {
 fn one(args: &RepairArgs, config: &Config, shutdown: &Shutdown) -> Result<Outcome> {
     let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
     let mut control = subscriber.connect_first()?;
-    let row = state::find_in_any(&mut control, &config.name)?.ok_or_else(|| {
-        Failure::new(Class::Config, format!("the subscriber has no subscription {:?}", config.name))
-            .hint("pgapace status lists the subscriptions of a subscriber.")
-    })?;
+    let row = state::find_existing(&mut control, &config.name)?;
     exclusive::begin_verb(&mut control, row.id)?;
     let mut found = recorded(&mut control, row.id)?;
     let wanted: Vec<_> = args.table.iter().map(|name| split(name)).collect();

@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 use wire::Session;
 
-use crate::apply::sessions::Share;
+use crate::apply::session_leases::Leaseholder;
 use crate::cli::whatif::round_trip;
 use crate::cli::{Selection, output};
 use crate::config::{ApplyWorkers, Subscription as Config};
@@ -70,12 +70,13 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     let recording = Recording::open(&args.file)?;
     let config = args.selection.replayed(&recording.head.publications, &recording.head.slot())?;
     let shutdown = Shutdown::on_signals_or_exit(Class::Stopped.exit_code())?;
-    let share = Share::of(std::slice::from_ref(&config)).pop();
-    let share = share.ok_or_else(|| Failure::internal("a subscription has no share"))?;
+    let leaseholder = Leaseholder::of(std::slice::from_ref(&config)).pop();
+    let leaseholder =
+        leaseholder.ok_or_else(|| Failure::internal("a subscription is no leaseholder"))?;
     let before = applied(&config)?;
     let round_trip = look(&config).and_then(|mut session| round_trip(&mut session))?;
     let replay = Replay::new(recording, args.pace);
-    subscription::replay(&config, &replay, &shutdown, share)?;
+    subscription::replay(&config, &replay, &shutdown, leaseholder)?;
     let after = applied(&config)?;
     let elapsed = replay.applied_for();
     let manner = Manner {

@@ -41,13 +41,11 @@ struct Site {
 fn open(config: &Config) -> Result<Site> {
     let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
     let mut control = subscriber.connect_first()?;
-    let row = state::find_in_any(&mut control, &config.name)?.ok_or_else(|| {
-        Failure::new(Class::Config, format!("the subscriber has no subscription {:?}", config.name))
-    })?;
+    let row = state::find_existing(&mut control, &config.name)?;
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
     let mut source = publisher.connect_to_look()?;
     publication::check_exist(&mut source, &config.publications)?;
-    let published = publication::look(&mut source, &config.publications)?.tables;
+    let published = publication::read_contents(&mut source, &config.publications)?.tables;
     Ok(Site { control, row, published })
 }
 

@@ -10,7 +10,7 @@ use crossbeam_channel::{Receiver, unbounded};
 use pgoutput::Lsn;
 
 use crate::apply::leader::Outcome;
-use crate::apply::sessions::Share;
+use crate::apply::session_leases::Leaseholder;
 use crate::cli::Selection;
 use crate::cli::reload::{Member, Reloader};
 use crate::config::given::Given;
@@ -134,7 +134,7 @@ pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
         supersedes: None,
     };
     let several = subscriptions.len() > 1;
-    let shares = Share::of(&subscriptions);
+    let leaseholders = Leaseholder::of(&subscriptions);
     let boards = Boards::default();
     if let [subscription] = &subscriptions[..] {
         events::set_sole(&subscription.name);
@@ -165,7 +165,7 @@ pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
     reloader.on_hangup()?;
     let (sender, ended) = unbounded();
     let mut threads = Vec::new();
-    for ((live, share), standby) in lives.into_iter().zip(shares).zip(memberships) {
+    for ((live, leaseholder), standby) in lives.into_iter().zip(leaseholders).zip(memberships) {
         let (shutdown, sender) = (shutdown.clone(), sender.clone());
         let options = RunOptions { standby, ..options.clone() };
         let name = live.newest().name.clone();
@@ -179,7 +179,14 @@ pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
                         None => BackgroundVerification::start(of, &board),
                         Some(_) => Ok(None),
                     };
-                    subscription::follow(&live, &options, &shutdown, &share, &board, verification)
+                    subscription::follow(
+                        &live,
+                        &options,
+                        &shutdown,
+                        &leaseholder,
+                        &board,
+                        verification,
+                    )
                 }));
                 let result = result.unwrap_or_else(|_| {
                     Err(Failure::internal(format!("subscription {name} panicked")))

@@ -99,9 +99,7 @@ impl Selection {
     pub(crate) fn existing(&self) -> Result<(Session, state::Subscription)> {
         let (name, site) = self.one_by_name()?;
         let mut control = Subscriber::new(site.subscriber.clone(), &name).connect_first()?;
-        let row = state::find_in_any(&mut control, &name)?.ok_or_else(|| {
-            Failure::new(Class::Config, format!("the subscriber has no subscription {name:?}"))
-        })?;
+        let row = state::find_existing(&mut control, &name)?;
         Ok((control, row))
     }
 }

@@ -184,10 +184,7 @@ fn scope(args: &VerifyArgs) -> Result<Scope> {
 fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -> Result<Outcome> {
     let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
     let mut control = subscriber.connect_first()?;
-    let row = state::find_in_any(&mut control, &config.name)?.ok_or_else(|| {
-        Failure::new(Class::Config, format!("the subscriber has no subscription {:?}", config.name))
-            .hint("pgapace status lists the subscriptions of a subscriber.")
-    })?;
+    let row = state::find_existing(&mut control, &config.name)?;
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
     let mut look = publisher.connect_to_look()?;
     let mut local = subscriber.connect(Purpose::Verify)?;

@@ -12,7 +12,7 @@ pub(crate) struct LiveSettings {
     configured: Arc<NewestSettings>,
     /// The ways back that are applied instead, the oldest first: each belongs to the one before it.
     /// Settings are always configured for the subscription itself.
-    turns: Vec<WayBack>,
+    reversals: Vec<WayBack>,
 }
 
 #[derive(Debug)]
@@ -31,22 +31,22 @@ impl LiveSettings {
             replaced: AtomicU64::new(0),
             rejected: AtomicBool::new(false),
         };
-        Arc::new(Self { configured: Arc::new(configured), turns: Vec::new() })
+        Arc::new(Self { configured: Arc::new(configured), reversals: Vec::new() })
     }
 
     /// The settings of the way back of this subscription. A reload replaces them with those of the
     /// subscription: a new password serves both directions.
-    pub(crate) fn turned(&self, back: WayBack) -> Arc<Self> {
-        let mut turns = self.turns.clone();
-        turns.push(back);
-        Arc::new(Self { configured: Arc::clone(&self.configured), turns })
+    pub(crate) fn reversed(&self, back: WayBack) -> Arc<Self> {
+        let mut reversals = self.reversals.clone();
+        reversals.push(back);
+        Arc::new(Self { configured: Arc::clone(&self.configured), reversals })
     }
 
     pub(crate) fn newest(&self) -> Arc<Subscription> {
         let newest = self.configured.newest.lock().unwrap_or_else(PoisonError::into_inner);
         let configured = Arc::clone(&newest);
         drop(newest);
-        self.turns.iter().fold(configured, |settings, back| Arc::new(settings.turned(back)))
+        self.reversals.iter().fold(configured, |settings, back| Arc::new(settings.reversed(back)))
     }
 
     pub(crate) fn replace(&self, settings: Subscription) {

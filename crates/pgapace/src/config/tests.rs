@@ -309,19 +309,19 @@ fn settings_that_are_replaced_reach_the_way_back() {
         origin_none: true,
         generation: 1,
     };
-    let turned = live.turned(back("a_back"));
-    let (_, watch) = turned.take();
-    let again = turned.turned(back("a"));
+    let reversed = live.reversed(back("a_back"));
+    let (_, watch) = reversed.take();
+    let again = reversed.reversed(back("a"));
     assert!(!watch.are_newer());
     live.replace(one("workers=7\n"));
     assert!(watch.are_newer());
-    let (ahead, turned, again) = (live.newest(), turned.newest(), again.newest());
-    assert_eq!(turned.workers, ahead.workers);
+    let (ahead, reversed, again) = (live.newest(), reversed.newest(), again.newest());
+    assert_eq!(reversed.workers, ahead.workers);
     assert_eq!(
-        (turned.name.as_str(), turned.publications.as_slice()),
+        (reversed.name.as_str(), reversed.publications.as_slice()),
         ("a_back", &["q".to_owned()][..])
     );
-    assert_eq!(turned.publisher.redacted(), ahead.subscriber.redacted());
+    assert_eq!(reversed.publisher.redacted(), ahead.subscriber.redacted());
     assert_eq!(again.publisher.redacted(), ahead.publisher.redacted());
-    assert!(turned.copy_data == Some(false) && ahead.copy_data.is_none());
+    assert!(reversed.copy_data == Some(false) && ahead.copy_data.is_none());
 }

@@ -7,8 +7,8 @@ use wire::{Rows, Session};
 
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::{SubscriptionId, advisory_lock};
-use crate::tablesync::table_state::Owner;
 
 /// How often a process that stands aside looks whether it may run again.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
@@ -69,7 +69,7 @@ pub(super) fn insert(session: &mut Session, id: SubscriptionId, request: Request
 
 /// SQL for the unanswered request to the process with this epoch, or to any process: stands_aside for
 /// [`Request::of`], or no row. A request whose session is gone is none.
-pub(crate) fn request_sql(owner: Owner) -> String {
+pub(crate) fn request_sql(owner: OwnedEpoch) -> String {
     format!(
         "SELECT stands_aside FROM pgapace.hand_over h \
          WHERE subscription = {} AND (epoch = {} OR stands_aside) AND done_at IS NULL AND {}",

@@ -18,12 +18,12 @@
 //! This module decides only when to try. That two processes never commit for one subscription is the work of
 //! [`crate::subscriber::state::ownership`]: whatever a standby believes, and however wrong it is.
 //!
-//! A process with several subscriptions shares them with the others ([`sharing`]): then its threads look all
+//! A process with several subscriptions shares them with the others ([`assignment`]): then its threads look all
 //! the time.
 
+mod assignment;
 mod move_order;
 mod seen;
-mod sharing;
 mod thread;
 mod view;
 
@@ -38,9 +38,9 @@ use crate::process::Process;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::state::membership::BeatingOwner;
 use crate::subscriber::state::ownership::SessionId;
+use assignment::Assignment;
 pub(crate) use move_order::MoveOrder;
 use seen::{SeenSubscriber, Standing};
-use sharing::Sharing;
 use thread::Watcher;
 
 /// How long the end of the process waits until its rows are removed.
@@ -68,7 +68,7 @@ pub(crate) struct Membership {
     /// Number of the database in this process.
     database: usize,
     /// If the process has several subscriptions.
-    sharing: Option<Arc<Sharing>>,
+    assignment: Option<Arc<Assignment>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -100,16 +100,22 @@ impl Membership {
             let weight = u32::try_from(one.weight).unwrap_or(u32::MAX);
             ((*database, one.name.clone()), weight)
         });
-        let sharing =
-            (subscriptions.len() > 1).then(|| Arc::new(Sharing::new(process.id.clone(), own)));
+        let assignment =
+            (subscriptions.len() > 1).then(|| Arc::new(Assignment::new(process.id.clone(), own)));
         let mut memberships: Vec<Arc<Self>> = Vec::new();
         for (database, of) in databases.iter().zip(settings) {
             if *database == memberships.len() {
                 let shared = Arc::<Shared>::default();
-                let watcher = Watcher::new(of, process, shutdown, &shared, (*database, &sharing));
+                let watcher =
+                    Watcher::new(of, process, shutdown, &shared, (*database, &assignment));
                 let thread = Some(watcher.spawn()?);
-                let sharing = sharing.clone();
-                memberships.push(Arc::new(Self { shared, database: *database, sharing, thread }));
+                let assignment = assignment.clone();
+                memberships.push(Arc::new(Self {
+                    shared,
+                    database: *database,
+                    assignment,
+                    thread,
+                }));
             }
         }
         Ok(databases.into_iter().map(|database| Arc::clone(&memberships[database])).collect())
@@ -117,22 +123,22 @@ impl Membership {
 
     /// The order by which the leader of a subscription learns that another process is to have it.
     pub(crate) fn move_order(&self, name: &str) -> MoveOrder {
-        let sharing = self.sharing.as_ref();
-        sharing.map(|sharing| sharing.order(&self.key(name))).unwrap_or_default()
+        let assignment = self.assignment.as_ref();
+        assignment.map(|assignment| assignment.order(&self.key(name))).unwrap_or_default()
     }
 
     /// This process could not run a subscription, or was asked to leave it to others.
     /// `passes`: because of a server or the network.
     pub(crate) fn failed(&self, name: &str, passes: bool) {
-        if let Some(sharing) = &self.sharing {
-            sharing.failed(&self.key(name), passes, Instant::now());
+        if let Some(assignment) = &self.assignment {
+            assignment.failed(&self.key(name), passes, Instant::now());
         }
     }
 
     /// This process will not run a subscription again.
     pub(crate) fn ended(&self, name: &str) {
-        if let Some(sharing) = &self.sharing {
-            sharing.ended(&self.key(name), Instant::now());
+        if let Some(assignment) = &self.assignment {
+            assignment.ended(&self.key(name), Instant::now());
         }
     }
 
@@ -201,8 +207,8 @@ impl Waiting<'_> {
 
     /// Whether another process is to have it, and this one only if that does not take it.
     pub(crate) fn is_for_another(&self) -> bool {
-        let Membership { sharing, .. } = self.membership;
-        sharing.as_ref().is_some_and(|one| one.is_for_another(&self.membership.key(self.name)))
+        let Membership { assignment, .. } = self.membership;
+        assignment.as_ref().is_some_and(|one| one.is_for_another(&self.membership.key(self.name)))
     }
 
     /// Whether the subscription may run, as far as its row was seen: it is not disabled because of an error.

@@ -11,7 +11,7 @@ use super::view::{DatabaseView, SeenRunner, SeenSubscription};
 use crate::error::Failure;
 use crate::subscriber::state::heartbeat::OwnerStage;
 use crate::subscriber::state::membership::{
-    BeatingOwner, HeldSubscription, Look, OwnerBeat, SeenMember, process_of,
+    BeatingOwner, HeldSubscription, OwnerBeat, OwnersAndMembers, SeenMember, process_of,
 };
 
 /// Factor by which an owner that creates its slot and its schema, or compares tables, may be silent for longer: it also
@@ -129,8 +129,8 @@ impl SeenSubscriber {
     }
 
     /// Takes the result of a look; `counts` if the look came after a commit of our own.
-    pub(super) fn saw(&mut self, look: Look, counts: bool) {
-        let Look { held, members } = look;
+    pub(super) fn saw(&mut self, now: OwnersAndMembers, counts: bool) {
+        let OwnersAndMembers { held, members } = now;
         let beats = held
             .iter()
             .filter_map(|one| Some((one.name.clone(), one.owner.as_ref()?.beat.clone())));

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use wire::Session;
 
 use super::Shared;
+use super::assignment::Assignment;
 use super::seen::Standing;
-use super::sharing::Sharing;
 use crate::apply::thread;
 use crate::config::live::LiveSettings;
 use crate::error::{Failure, Result};
@@ -46,9 +46,9 @@ pub(super) struct Watcher {
     id: String,
     shutdown: Shutdown,
     shared: Arc<Shared>,
-    /// Number of the database in `sharing`.
+    /// Number of the database in `assignment`.
     database: usize,
-    sharing: Option<Arc<Sharing>>,
+    assignment: Option<Arc<Assignment>>,
     /// After how many rounds the beat of another process has stopped.
     rounds: u32,
     session: Option<Session>,
@@ -64,7 +64,7 @@ impl Watcher {
         process: &Process,
         shutdown: &Shutdown,
         shared: &Arc<Shared>,
-        (database, sharing): (usize, &Option<Arc<Sharing>>),
+        (database, assignment): (usize, &Option<Arc<Assignment>>),
     ) -> Self {
         let of = settings.newest();
         Self {
@@ -75,7 +75,7 @@ impl Watcher {
             shutdown: shutdown.clone(),
             shared: Arc::clone(shared),
             database,
-            sharing: sharing.clone(),
+            assignment: assignment.clone(),
             rounds: of.takeover_rounds(),
             session: None,
             cut_off: false,
@@ -121,7 +121,8 @@ impl Watcher {
     /// Whether the thread needs a session: a subscription waits, or the subscriptions are shared. A process
     /// that ends is no longer there for others.
     fn is_needed(&self, waits: bool) -> bool {
-        waits && self.sharing.is_none() || self.sharing.is_some() && !self.shutdown.requested()
+        waits && self.assignment.is_none()
+            || self.assignment.is_some() && !self.shutdown.requested()
     }
 
     /// Sleeps between two looks. A subscription that begins to wait ends the pause, unless others wait
@@ -157,7 +158,7 @@ impl Watcher {
             }
         };
         // Without others nothing is written: an idle subscriber stays idle.
-        let others = self.sharing.is_some() && self.shared.lock().has_others(&self.process.id);
+        let others = self.assignment.is_some() && self.shared.lock().has_others(&self.process.id);
         let due = match &self.beaten {
             None => true,
             Some((at, told)) => at.elapsed() >= BEAT && (waits || others || *told != row),
@@ -173,10 +174,10 @@ impl Watcher {
         let view = {
             let mut seen = self.shared.lock();
             seen.saw(look, due);
-            self.sharing.is_some().then(|| seen.view(&self.process.id, &self.id, self.rounds))
+            self.assignment.is_some().then(|| seen.view(&self.process.id, &self.id, self.rounds))
         };
-        if let (Some(sharing), Some(view)) = (&self.sharing, view) {
-            sharing.saw(self.database, view, Instant::now());
+        if let (Some(assignment), Some(view)) = (&self.assignment, view) {
+            assignment.saw(self.database, view, Instant::now());
         }
         let pause = if waits { LOOK } else { IDLE_LOOK };
         // A round each second: the time until a takeover is counted in rounds.
@@ -187,18 +188,18 @@ impl Watcher {
 
     /// The row by which other processes see this one.
     fn row(&self, waits_for: Vec<String>) -> MemberRow {
-        let Some(sharing) = &self.sharing else {
+        let Some(assignment) = &self.assignment else {
             return MemberRow { waits_for, ..MemberRow::default() };
         };
-        let (runs, failed, claims) = sharing.row(self.database, Instant::now());
+        let (runs, failed, claims) = assignment.row(self.database, Instant::now());
         MemberRow { waits_for, runs, failed, claims }
     }
 
     /// Nothing is known any more.
     fn lost(&self, standing: Standing) {
         self.shared.lock().lost(standing);
-        if let Some(sharing) = &self.sharing {
-            sharing.lost(self.database, Instant::now());
+        if let Some(assignment) = &self.assignment {
+            assignment.lost(self.database, Instant::now());
         }
     }
 
@@ -207,10 +208,7 @@ impl Watcher {
         // A process that may no longer log in sees nothing, which does not mean that no process owns a
         // subscription: a new password may have been read for the runs alone.
         let refused = failure.sqlstate.as_deref().is_some_and(|code| code.starts_with("28"));
-        let passes = failure.transient
-            || failure.away
-            || failure.connection_lost
-            || refused && self.beaten.is_some();
+        let passes = failure.is_transient() || refused && self.beaten.is_some();
         self.lost(if passes { Standing::Unknown } else { Standing::Refused });
         if passes && !std::mem::replace(&mut self.cut_off, true) {
             tracing::warn!(

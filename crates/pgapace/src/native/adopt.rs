@@ -14,19 +14,19 @@ use super::plan::{
 };
 use super::requirements::{failure, problems, sync_lsn};
 use super::subscription::{
-    NativeSubscription, NativeTable, Wanted, durable_position, look, workers,
+    NativeSubscription, NativeTable, Wanted, durable_position, read_facts, workers,
 };
 use crate::error::{Class, Failure, Result};
-use crate::publisher::publication::{self, Look};
+use crate::publisher::publication::{self, PublicationContents};
 use crate::publisher::session::identify;
 use crate::publisher::slot;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::state::adoption::{self, Adoption, Step};
+use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::{self, SubscriptionId, name_array, progress, schema};
-use crate::tablesync::table_state::Owner;
 
 /// The native subscription to adopt, and the name that pgapace gives it.
-pub(crate) struct Request<'a> {
+pub(crate) struct AdoptRequest<'a> {
     pub(crate) native: &'a str,
     /// The name of pgapace's subscription.
     pub(crate) name: &'a str,
@@ -44,7 +44,7 @@ pub(crate) struct Request<'a> {
 pub(super) fn attempt(
     control: &mut Session,
     source: &mut Session,
-    request: &Request<'_>,
+    request: &AdoptRequest<'_>,
     shutdown: &Shutdown,
     handed: &mut Option<Plan>,
 ) -> Result<Plan> {
@@ -59,12 +59,12 @@ pub(super) fn attempt(
     if let Some(plan) = done {
         return Ok(plan);
     }
-    let found = sound(control, request)?;
-    let native = found.subscription.clone();
+    let facts = sound(control, request)?;
+    let native = facts.subscription.clone();
     lock(control, &native)?;
     let begun = adoption::all(control)?;
     check_names(control, request, &native, &begun)?;
-    plan(control, source, &found, request)?;
+    plan(control, source, &facts, request)?;
     let adoption = Adoption {
         name: request.name.to_owned(),
         native: native.oid,
@@ -77,7 +77,7 @@ pub(super) fn attempt(
     };
     disable(control, &adoption)?;
     let done = wait_for_end(control, source, &adoption, request.patience, shutdown)
-        .and_then(|()| hand_over(control, source, &adoption, handed));
+        .and_then(|()| take_slot(control, source, &adoption, handed));
     done.map_err(
         |failure| {
             if control.is_broken() { failure } else { undone(control, failure, &adoption) }
@@ -88,7 +88,7 @@ pub(super) fn attempt(
 /// Refuses names that others use. An adoption that was begun goes on under its name.
 fn check_names(
     control: &mut Session,
-    request: &Request<'_>,
+    request: &AdoptRequest<'_>,
     native: &NativeSubscription,
     begun: &[Adoption],
 ) -> Result<()> {
@@ -220,13 +220,13 @@ fn wait_for_end(
 }
 
 /// Takes the slot from the native subscription and records its position, in one transaction.
-fn hand_over(
+fn take_slot(
     control: &mut Session,
     source: &mut Session,
     adoption: &Adoption,
     handed: &mut Option<Plan>,
 ) -> Result<Plan> {
-    let done = try_hand_over(control, source, adoption, handed);
+    let done = try_take_slot(control, source, adoption, handed);
     if done.is_err() && !control.is_broken() {
         let doing = "rolling back the adoption";
         control.simple("ROLLBACK").map_err(|e| Failure::subscriber(&e, doing))?;
@@ -234,7 +234,7 @@ fn hand_over(
     done
 }
 
-fn try_hand_over(
+fn try_take_slot(
     control: &mut Session,
     source: &mut Session,
     adoption: &Adoption,
@@ -244,41 +244,50 @@ fn try_hand_over(
     // It locks the subscription: from here on no other session can alter it.
     let begin = format!("BEGIN; {} SET (slot_name = NONE)", alter(&adoption.native_name));
     control.simple(&begin).map_err(|e| failed(&e))?;
-    let found = look(control, Wanted::Oid(adoption.native))?.ok_or_else(|| {
+    let facts = read_facts(control, Wanted::Oid(adoption.native))?.ok_or_else(|| {
         Failure::new(Class::Config, "the native subscription was dropped meanwhile")
+            .hint("On the subscriber, see which there are: SELECT subname FROM pg_subscription.")
     })?;
-    if found.subscription.name != adoption.native_name || found.subscription.enabled {
+    if facts.subscription.name != adoption.native_name || facts.subscription.enabled {
         return Err(Failure::new(
             Class::Config,
             "the native subscription was renamed or enabled meanwhile",
+        )
+        .hint(
+            "On the subscriber: SELECT subname, subenabled FROM pg_subscription. Then run pgapace adopt \
+             again, with its present name.",
         ));
     }
-    if let Some(failure) = failure(&cannot(&adoption.native_name), &problems(&found)) {
+    if let Some(failure) = failure(&cannot(&adoption.native_name), &problems(&facts)) {
         return Err(failure);
     }
-    if !found.workers.is_empty() {
+    if !facts.workers.is_empty() {
         return Err(Failure::new(
             Class::Busy,
             "a worker of the native subscription started meanwhile",
-        ));
+        )
+        .hint("Run pgapace adopt again, while nobody else alters the native subscription."));
     }
     let origin = durable_position(control, adoption.native)?;
     let state = usable_slot(source, &adoption.slot)?;
     if let Some(pid) = state.active_pid {
         let message =
             format!("slot \"{}\" is in use by walsender {pid} of the publisher", adoption.slot);
-        return Err(Failure::new(Class::Busy, message));
+        return Err(Failure::new(Class::Busy, message).hint(format!(
+            "On the publisher, see whose it is: SELECT * FROM pg_stat_replication WHERE pid = {pid}. When \
+             it has ended, run pgapace adopt again."
+        )));
     }
-    let look = publication::look(source, &found.subscription.publications)?;
+    let contents = publication::read_contents(source, &facts.subscription.publications)?;
     let slot = (adoption.name.as_str(), adoption.slot.clone(), &state);
-    let plan = make_plan(source, &found, slot, &look, origin)?;
+    let plan = make_plan(source, &facts, slot, &contents, origin)?;
     let identity = identify(source)?;
     let created = state::create(
         control,
         &state::NewSubscription {
             name: &adoption.name,
             slot_name: &adoption.slot,
-            publications: &found.subscription.publications,
+            publications: &facts.subscription.publications,
             owns_slot: true,
             copy_data: true,
             schema_copy: None,
@@ -295,12 +304,12 @@ fn try_hand_over(
         progress::start_sql(created.id, plan.start, created.epoch),
         quote_literal(&identity.system_identifier),
         identity.timeline,
-        look.lsn,
+        contents.lsn,
         created.id.0,
         adoption::end_sql(adoption.native, plan.start)
     );
     control.simple(&streaming).map_err(|e| failed(&e))?;
-    record_tables(control, created.id, &found.tables, &look, plan.start)?;
+    record_tables(control, created.id, &facts.tables, &contents, plan.start)?;
     *handed = Some(plan.clone());
     // A synchronous commit: it makes all commits of the native worker durable too, on synchronous
     // standbys as well.
@@ -322,7 +331,7 @@ fn record_tables(
     control: &mut Session,
     id: SubscriptionId,
     tables: &[NativeTable],
-    look: &Look,
+    contents: &PublicationContents,
     start: Lsn,
 ) -> Result<()> {
     let native: FxHashMap<_, _> = tables
@@ -331,7 +340,7 @@ fn record_tables(
         .collect();
     let (mut schemas, mut names) = (Vec::new(), Vec::new());
     let (mut lsns, mut by) = (Vec::new(), Vec::new());
-    for table in &look.tables {
+    for table in &contents.tables {
         let Some(recorded) = native.get(&table.key()) else { continue };
         schemas.push(table.schema.clone());
         names.push(table.name.clone());
@@ -348,7 +357,7 @@ fn record_tables(
                          pg_catalog.unnest($3::pg_catalog.pg_lsn[]), \
                          pg_catalog.unnest($4::pg_catalog.text[])) \
            AS c (schema_name, table_name, sync_lsn, published_by)",
-        Owner { id, epoch: 0 }.sql()
+        OwnedEpoch { id, epoch: 0 }.sql()
     );
     let arguments = [name_array(&schemas), name_array(&names), name_array(&lsns), name_array(&by)];
     let arguments: Vec<_> = arguments.iter().map(|text| Some(text.as_str())).collect();

@@ -30,7 +30,7 @@ pub(crate) struct Servers<'a> {
 pub(crate) fn adopt(
     servers: &Servers<'_>,
     (control, source): (&mut Session, &mut Session),
-    request: &adopt::Request<'_>,
+    request: &adopt::AdoptRequest<'_>,
     shutdown: &Shutdown,
 ) -> Result<plan::Plan> {
     let mut handed = None;
@@ -48,7 +48,7 @@ pub(crate) fn release(
     servers: &Servers<'_>,
     (control, source): (&mut Session, &mut Session),
     owned: (state::Subscription, Option<Adoption>),
-    request: &release::Request<'_>,
+    request: &release::ReleaseRequest<'_>,
 ) -> Result<release::Released> {
     let mut handed = None;
     let mut owned = Some(owned);

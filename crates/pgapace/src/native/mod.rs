@@ -6,7 +6,7 @@
 //! two positions would be applied a second time.
 //!
 //! ```text
-//! native runs ──disable──► disabled ──hand over──► adopted ──release──► native runs
+//! native runs ──disable──► disabled ──take slot──► adopted ──release──► native runs
 //!      ▲                      │
 //!      └───────enable─────────┘
 //! ```

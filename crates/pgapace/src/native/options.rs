@@ -67,11 +67,11 @@ pub(crate) fn differences(native: &NativeSubscription, role: &str) -> Vec<String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::native::requirements::tests::found;
+    use crate::native::requirements::tests::facts;
 
     #[test]
     fn the_command_says_only_what_is_not_a_default() {
-        let mut native = found().subscription;
+        let mut native = facts().subscription;
         assert_eq!(run_arguments(&native, 18, ("s", "s")), "--name s --publication pub");
         native.origin = "none".to_owned();
         native.disable_on_error = true;
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn differences_are_told() {
-        let mut native = found().subscription;
+        let mut native = facts().subscription;
         native.two_phase = 'e';
         let text = differences(&native, "app").join("\n");
         assert!(text.contains("streaming = off") && text.contains("two_phase = true"), "{text}");

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use pgoutput::Lsn;
 use wire::{Session, quote_ident};
 
-use super::adopt::Request;
+use super::adopt::AdoptRequest;
 use super::requirements::{failure, problems, start};
 use super::subscription::{
-    Found, NativeSubscription, NativeTable, Wanted, durable_position, look, workers,
+    AdoptionFacts, NativeSubscription, NativeTable, Wanted, durable_position, read_facts, workers,
 };
 use crate::error::{Class, Failure, Result};
 use crate::lag;
-use crate::publisher::publication::{self, Look};
+use crate::publisher::publication::{self, PublicationContents};
 use crate::publisher::session::is_standby;
 use crate::publisher::slot::{self, Slot};
 use crate::publisher::watch;
@@ -69,14 +69,14 @@ pub(super) fn lock(control: &mut Session, native: &NativeSubscription) -> Result
 }
 
 /// The native subscription, free of problems.
-pub(crate) fn sound(control: &mut Session, request: &Request<'_>) -> Result<Found> {
+pub(crate) fn sound(control: &mut Session, request: &AdoptRequest<'_>) -> Result<AdoptionFacts> {
     let wanted = Wanted::Name(request.native);
-    let Some(found) = look(control, wanted)? else {
+    let Some(facts) = read_facts(control, wanted)? else {
         return Err(super::subscription::missing(control, request.native)?);
     };
-    match failure(&cannot(request.native), &problems(&found)) {
+    match failure(&cannot(request.native), &problems(&facts)) {
         Some(failure) => Err(failure),
-        None => Ok(found),
+        None => Ok(facts),
     }
 }
 
@@ -88,27 +88,27 @@ pub(super) fn cannot(native: &str) -> String {
 pub(crate) fn plan(
     control: &mut Session,
     source: &mut Session,
-    found: &Found,
-    request: &Request<'_>,
+    facts: &AdoptionFacts,
+    request: &AdoptRequest<'_>,
 ) -> Result<Plan> {
-    let slot = slot_name(&found.subscription, request)?;
-    check_in_use(control, source, found, &slot)?;
+    let slot = slot_name(&facts.subscription, request)?;
+    check_in_use(control, source, facts, &slot)?;
     let state = usable_slot(source, &slot)?;
-    let look = publication::look(source, &found.subscription.publications)?;
-    let origin = durable_position(control, found.subscription.oid)?;
-    make_plan(source, found, (request.name, slot, &state), &look, origin)
+    let contents = publication::read_contents(source, &facts.subscription.publications)?;
+    let origin = durable_position(control, facts.subscription.oid)?;
+    make_plan(source, facts, (request.name, slot, &state), &contents, origin)
 }
 
 /// Whether commits of the publisher may wait for the subscription. Refuses a name of pgapace's subscription for
 /// which they do not, if they do for the native one: without its worker they would hang for good.
-fn is_synchronous(source: &mut Session, found: &Found, name: &str) -> Result<bool> {
-    let native = watch::look_once(source, &found.application_name)?;
+fn is_synchronous(source: &mut Session, facts: &AdoptionFacts, name: &str) -> Result<bool> {
+    let native = watch::look_once(source, &facts.application_name)?.are_synchronous();
     // The connection string may name the sessions otherwise.
     let name = watch::standby_name(source, name);
-    if watch::look_once(source, &name)? || !native {
+    if watch::look_once(source, &name)?.are_synchronous() || !native {
         return Ok(native);
     }
-    let native = &found.application_name;
+    let native = &facts.application_name;
     Err(Failure::new(
         Class::Config,
         format!(
@@ -124,15 +124,13 @@ fn is_synchronous(source: &mut Session, found: &Found, name: &str) -> Result<boo
 
 pub(super) fn make_plan(
     source: &mut Session,
-    found: &Found,
+    facts: &AdoptionFacts,
     (name, slot, state): (&str, String, &Slot),
-    look: &Look,
+    contents: &PublicationContents,
     origin: Option<Lsn>,
 ) -> Result<Plan> {
-    let synchronous = is_synchronous(source, found, name)?;
-    let confirmed = state
-        .confirmed_flush
-        .ok_or_else(|| Failure::new(Class::Slot, format!("slot \"{slot}\" has no position")))?;
+    let synchronous = is_synchronous(source, facts, name)?;
+    let confirmed = state.confirmed_flush.ok_or_else(|| slot::without_position(&slot))?;
     let start = start(origin, confirmed);
     let end = lag::end_of_wal(source)?;
     if start > end {
@@ -146,27 +144,27 @@ pub(super) fn make_plan(
         .hint("Check --publisher: it is another server, or was restored to an earlier state."));
     }
     let native = |key: &(String, String)| {
-        found.tables.iter().any(|table| table.schema == key.0 && table.name == key.1)
+        facts.tables.iter().any(|table| table.schema == key.0 && table.name == key.1)
     };
     let published = |table: &&NativeTable| {
-        look.tables.iter().any(|one| one.schema == table.schema && one.name == table.name)
+        contents.tables.iter().any(|one| one.schema == table.schema && one.name == table.name)
     };
     Ok(Plan {
-        native: found.subscription.clone(),
-        role: found.role.clone(),
+        native: facts.subscription.clone(),
+        role: facts.role.clone(),
         slot,
         confirmed,
         origin,
         start,
         behind: end.as_u64() - start.as_u64(),
-        tables: look.tables.iter().filter(|table| native(&table.key())).count(),
-        unknown: look
+        tables: contents.tables.iter().filter(|table| native(&table.key())).count(),
+        unknown: contents
             .tables
             .iter()
             .filter(|table| !native(&table.key()))
             .map(publication::PublishedTable::display_name)
             .collect(),
-        unpublished: found
+        unpublished: facts
             .tables
             .iter()
             .filter(|table| !published(table))
@@ -177,7 +175,7 @@ pub(super) fn make_plan(
     })
 }
 
-pub(super) fn slot_name(native: &NativeSubscription, request: &Request<'_>) -> Result<String> {
+pub(super) fn slot_name(native: &NativeSubscription, request: &AdoptRequest<'_>) -> Result<String> {
     match (&native.slot, request.slot) {
         (Some(slot), None) => Ok(slot.clone()),
         (Some(slot), Some(given)) if slot == given => Ok(slot.clone()),
@@ -209,14 +207,14 @@ pub(super) fn usable_slot(source: &mut Session, name: &str) -> Result<Slot> {
 pub(super) fn check_in_use(
     control: &mut Session,
     source: &mut Session,
-    found: &Found,
+    facts: &AdoptionFacts,
     slot: &str,
 ) -> Result<()> {
     let deadline = Instant::now() + GRACE;
     loop {
         // In this order: a worker that starts now has no slot yet.
         let active = slot::find(source, slot)?.is_none_or(|slot| slot.active_pid.is_some());
-        if active || workers(control, found.subscription.oid)?.is_empty() {
+        if active || workers(control, facts.subscription.oid)?.is_empty() {
             return Ok(());
         }
         if Instant::now() >= deadline {

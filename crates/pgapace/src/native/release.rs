@@ -31,7 +31,7 @@ use crate::subscriber::state::{
 use crate::switchover;
 
 /// The subscription to release, and the native subscription that continues it.
-pub(crate) struct Request<'a> {
+pub(crate) struct ReleaseRequest<'a> {
     pub(crate) name: &'a str,
     /// The name of a native subscription that is to be created.
     pub(crate) native: Option<&'a str>,
@@ -56,10 +56,7 @@ pub(crate) struct Released {
 
 /// The subscription to hand back, owned by this session.
 pub(crate) fn own(control: &mut Session, name: &str) -> Result<(Subscription, Option<Adoption>)> {
-    let row = state::find_in_any(control, name)?.ok_or_else(|| {
-        Failure::new(Class::Config, format!("the subscriber has no subscription {name:?}"))
-            .hint("pgapace status lists the subscriptions of a subscriber.")
-    })?;
+    let row = state::find_existing(control, name)?;
     let owning = ownership::become_owner(
         control,
         row.id,
@@ -84,7 +81,7 @@ pub(super) fn attempt(
     control: &mut Session,
     source: &mut Session,
     (row, adopted): (&Subscription, Option<Adoption>),
-    request: &Request<'_>,
+    request: &ReleaseRequest<'_>,
     handed: &mut Option<Released>,
 ) -> Result<Released> {
     if row.phase != Phase::Streaming {
@@ -94,19 +91,75 @@ pub(super) fn attempt(
         )
         .hint("Run pgapace run --until current first."));
     }
-    let state = slot::wait_until_free(source, &row.slot_name, request.patience, &|| false)?;
+    let facts = gather_facts(control, source, row, adopted.as_ref(), request.patience)?;
+    let ReleaseFacts { releasing, existing, slot, sets_origin, tables } = facts;
+    let what = format!("subscription {} cannot be handed back", row.name);
+    if let Some(failure) = failure(&what, &release_problems(&releasing)) {
+        return Err(failure);
+    }
+    let mut released = Released {
+        native: existing.as_ref().map_or_else(
+            || request.native.unwrap_or(request.name).to_owned(),
+            |(one, _)| one.native_name.clone(),
+        ),
+        created: existing.is_none(),
+        enabled: existing.as_ref().is_none_or(|(one, _)| one.enabled),
+        sets_origin,
+        slot: row.slot_name.clone(),
+        applied: releasing.applied,
+        tables,
+    };
+    check_connection(request, existing.is_none())?;
+    if request.dry_run {
+        return Ok(released);
+    }
+    let native = match existing {
+        Some((existing, _)) => existing,
+        None => {
+            let options = (&slot, releasing.origin_none);
+            create(control, row, adopted.as_ref(), options, &released.native, request)?
+        }
+    };
+    released.native.clone_from(&native.native_name);
+    origin::drop_all(control, row.id)?;
+    *handed = Some(released.clone());
+    release_slot(control, row, (&native, sets_origin), releasing.applied)?;
+    Ok(released)
+}
+
+/// What decides about a release, and what it needs.
+struct ReleaseFacts {
+    releasing: Releasing,
+    /// The native subscription that was adopted.
+    existing: Option<(Adoption, NativeSubscription)>,
+    slot: Slot,
+    /// See [`Released::sets_origin`].
+    sets_origin: bool,
+    /// How many published tables pgapace has.
+    tables: usize,
+}
+
+/// Reads everything that decides whether the subscription can be released. Waits until its slot is free.
+fn gather_facts(
+    control: &mut Session,
+    source: &mut Session,
+    row: &Subscription,
+    adopted: Option<&Adoption>,
+    patience: Duration,
+) -> Result<ReleaseFacts> {
+    let state = slot::wait_until_free(source, &row.slot_name, patience, &|| false)?;
     let applied = progress::read(control, row.id)?.unwrap_or_default();
     let (name, recovers) = (&row.slot_name, is_standby(source)?);
     let confirmed = slot::check_resume(name, state.as_ref(), recovers, applied.through)?;
     history::check(source, row, &progress::followed(control, row.id, &applied)?)?;
     let state = state.ok_or_else(|| Failure::internal("the slot is gone"))?;
-    let existing = match &adopted {
+    let existing = match adopted {
         Some(adopted) => existing(control, adopted)?,
         None => None,
     };
     // Before the look: what is recorded must not be newer.
     let recorded = published::read(control, row.id)?;
-    let look = publication::look(source, &row.publications)?;
+    let contents = publication::read_contents(source, &row.publications)?;
     let relations = state::relations(control, row.id)?;
     let native_tables = match &existing {
         Some((existing, _)) => tables(control, existing.native)?,
@@ -123,19 +176,19 @@ pub(super) fn attempt(
     let names = |tables: Vec<&PublishedTable>| -> Vec<String> {
         tables.into_iter().map(PublishedTable::display_name).collect()
     };
-    let known: Vec<_> = look.tables.iter().filter(is_known).collect();
-    let unknown = look.tables.iter().filter(|table| !is_known(table));
+    let known: Vec<_> = contents.tables.iter().filter(is_known).collect();
+    let unknown = contents.tables.iter().filter(|table| !is_known(table));
     let filtered = row.sent_as.as_deref().is_some_and(|sent| sent.ends_with("origin none"));
-    let origin_none = filtered
-        || existing.is_none() && adopted.as_ref().is_some_and(|adopted| adopted.origin_none);
+    let origin_none =
+        filtered || existing.is_none() && adopted.is_some_and(|adopted| adopted.origin_none);
     let sets_origin =
         filtered && existing.as_ref().is_some_and(|(_, native)| native.origin != "none");
     let releasing = Releasing {
         origin_none,
         publisher_major: source.server_version().major(),
         subscriber_major: control.server_version().major(),
-        unready: unready(&relations, &look.tables),
-        unknown: match existing {
+        unready: unready(&relations, &contents.tables),
+        unknown: match &existing {
             // Those that it does not have, it copies once it is told to (REFRESH PUBLICATION). The others it
             // would apply from pgapace's position on, without the changes before.
             Some(_) => names(unknown.filter(is_native).collect()),
@@ -145,7 +198,7 @@ pub(super) fn attempt(
         native: existing.as_ref().map(|(one, _)| one.native_name.clone()),
         publications: row.publications.clone(),
         native_publications: existing.as_ref().map(|(_, native)| native.publications.clone()),
-        published_otherwise: published::differs(&recorded, &look),
+        published_otherwise: published::differs(&recorded, &contents),
         skip: row.skip,
         prepared: prepared::read(control, row.id)?.len(),
         two_phase: state.two_phase,
@@ -159,38 +212,8 @@ pub(super) fn attempt(
             .unwrap_or(Lsn::INVALID),
         confirmed,
     };
-    let what = format!("subscription {} cannot be handed back", row.name);
-    if let Some(failure) = failure(&what, &release_problems(&releasing)) {
-        return Err(failure);
-    }
-    let mut released = Released {
-        native: existing.as_ref().map_or_else(
-            || request.native.unwrap_or(request.name).to_owned(),
-            |(one, _)| one.native_name.clone(),
-        ),
-        created: existing.is_none(),
-        enabled: existing.as_ref().is_none_or(|(one, _)| one.enabled),
-        sets_origin,
-        slot: row.slot_name.clone(),
-        applied: applied.through,
-        tables: known.len(),
-    };
-    check_connection(request, existing.is_none())?;
-    if request.dry_run {
-        return Ok(released);
-    }
-    let native = match existing {
-        Some((existing, _)) => existing,
-        None => {
-            let options = (&state, origin_none);
-            create(control, row, adopted.as_ref(), options, &released.native, request)?
-        }
-    };
-    released.native.clone_from(&native.native_name);
-    origin::drop_all(control, row.id)?;
-    *handed = Some(released.clone());
-    hand_back(control, row, (&native, sets_origin), applied.through)?;
-    Ok(released)
+    let tables = known.len();
+    Ok(ReleaseFacts { releasing, existing, slot: state, sets_origin, tables })
 }
 
 /// The published tables whose copy is not complete, was requested again, or may lack changes.
@@ -207,7 +230,7 @@ fn unready(relations: &[RelationState], published: &[PublishedTable]) -> Vec<Str
 }
 
 /// A native subscription that is created needs a connection string, which must be valid.
-fn check_connection(request: &Request<'_>, creates: bool) -> Result<()> {
+fn check_connection(request: &ReleaseRequest<'_>, creates: bool) -> Result<()> {
     if creates && request.connection.is_none() {
         return Err(Failure::new(Class::Config, "--connection is not given").hint(
             "There is no native subscription, so one is created: pass the connection string with which \
@@ -259,7 +282,7 @@ fn create(
     adopted: Option<&Adoption>,
     (slot, origin_none): (&Slot, bool),
     name: &str,
-    request: &Request<'_>,
+    request: &ReleaseRequest<'_>,
 ) -> Result<Adoption> {
     let connection = request.connection.unwrap_or_default();
     let major = control.server_version().major();
@@ -304,7 +327,7 @@ fn create(
 }
 
 /// Gives the slot and the position to the native subscription, and forgets pgapace's.
-fn hand_back(
+fn release_slot(
     control: &mut Session,
     row: &Subscription,
     (native, sets_origin): (&Adoption, bool),

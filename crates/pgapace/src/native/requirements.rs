@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use pgoutput::Lsn;
 use wire::quote_ident;
 
-use super::subscription::Found;
+use super::subscription::AdoptionFacts;
 use crate::error::{Class, Failure};
 
 /// Something that must change first, and the next step.
@@ -26,8 +26,9 @@ impl Problem {
 const NAMED: usize = 5;
 
 /// The problems that prevent an adoption.
-pub(crate) fn problems(found: &Found) -> Vec<Problem> {
-    let Found { subscription: native, tables, prepared, refused_functions, role, .. } = found;
+pub(crate) fn problems(facts: &AdoptionFacts) -> Vec<Problem> {
+    let AdoptionFacts { subscription: native, tables, prepared, refused_functions, role, .. } =
+        facts;
     let name = quote_ident(&native.name);
     let mut problems = Vec::new();
     if !native.may_alter {
@@ -312,8 +313,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::native::subscription::{NativeSubscription, NativeTable};
 
-    pub(crate) fn found() -> Found {
-        Found {
+    pub(crate) fn facts() -> AdoptionFacts {
+        AdoptionFacts {
             subscription: NativeSubscription {
                 oid: 16400,
                 name: "Sub".to_owned(),
@@ -347,21 +348,21 @@ pub(crate) mod tests {
 
     #[test]
     fn a_sound_subscription_has_no_problem() {
-        assert_eq!(problems(&found()), []);
+        assert_eq!(problems(&facts()), []);
         assert!(failure("s", &[]).is_none());
     }
 
     #[test]
     fn every_problem_is_told_at_once_with_its_next_step() {
-        let mut found = found();
-        found.subscription.may_alter = false;
-        found.subscription.password_required = false;
-        found.subscription.skip = Some(Lsn(16));
-        found.subscription.two_phase = 'p';
-        found.tables[1].state = 'd';
-        found.prepared = (0..7).map(|n| format!("pg_gid_16400_{n}")).collect();
-        found.refused_functions = vec!["pg_replication_origin_progress(text,boolean)".to_owned()];
-        let problems = problems(&found);
+        let mut facts = facts();
+        facts.subscription.may_alter = false;
+        facts.subscription.password_required = false;
+        facts.subscription.skip = Some(Lsn(16));
+        facts.subscription.two_phase = 'p';
+        facts.tables[1].state = 'd';
+        facts.prepared = (0..7).map(|n| format!("pg_gid_16400_{n}")).collect();
+        facts.refused_functions = vec!["pg_replication_origin_progress(text,boolean)".to_owned()];
+        let problems = problems(&facts);
         assert_eq!(problems.len(), 7);
         let text =
             failure("\"Sub\"", &problems).map(|failure| failure.to_string()).unwrap_or_default();

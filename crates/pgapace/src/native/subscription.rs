@@ -49,7 +49,7 @@ impl NativeTable {
 
 /// A native subscription with everything that decides whether it can be adopted.
 #[derive(Debug, Clone)]
-pub(crate) struct Found {
+pub(crate) struct AdoptionFacts {
     pub(crate) subscription: NativeSubscription,
     pub(crate) tables: Vec<NativeTable>,
     /// Process ids of its workers.
@@ -173,7 +173,10 @@ pub(crate) fn missing(session: &mut Session, name: &str) -> Result<Failure> {
 }
 
 /// Reads a subscription and everything that decides whether it can be adopted.
-pub(crate) fn look(session: &mut Session, wanted: Wanted<'_>) -> Result<Option<Found>> {
+pub(crate) fn read_facts(
+    session: &mut Session,
+    wanted: Wanted<'_>,
+) -> Result<Option<AdoptionFacts>> {
     let Some(subscription) = find(session, wanted)? else { return Ok(None) };
     let oid = subscription.oid;
     let tables = tables(session, oid)?;
@@ -203,7 +206,7 @@ pub(crate) fn look(session: &mut Session, wanted: Wanted<'_>) -> Result<Option<F
         .and_then(|text| crate::config::conninfo(&text).ok())
         .and_then(|info| info.get("application_name").map(str::to_owned))
         .unwrap_or_else(|| subscription.name.clone());
-    let found = Found {
+    let facts = AdoptionFacts {
         subscription,
         tables,
         workers,
@@ -212,7 +215,7 @@ pub(crate) fn look(session: &mut Session, wanted: Wanted<'_>) -> Result<Option<F
         role,
         application_name,
     };
-    Ok(Some(found))
+    Ok(Some(facts))
 }
 
 /// The tables of a subscription, by the names that the subscriber has for them.

@@ -264,7 +264,7 @@ impl Board {
         let mut shown = self.lock();
         shown.goes_over_to(phase);
         shown.error = Some(error);
-        shown.trial = if failure.connection_lost { Trial::Passed } else { Trial::Ahead };
+        shown.trial = if failure.is_connection_lost() { Trial::Passed } else { Trial::Ahead };
         if let Some(sqlstate) = retries {
             *shown.retries.entry(sqlstate).or_default() += 1;
         }

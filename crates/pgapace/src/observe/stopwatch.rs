@@ -7,9 +7,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::subscriber::state::statistics::Waits;
+use crate::subscriber::state::statistics::WaitTimes;
 
-/// The reasons for which a thread waits. See [`Waits`].
+/// The reasons for which a thread waits. See [`WaitTimes`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reason {
     Dependency,
@@ -23,7 +23,7 @@ pub(crate) enum Reason {
 }
 
 impl Reason {
-    /// The name, as in [`Waits`].
+    /// The name, as in [`WaitTimes`].
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Dependency => "dependency",
@@ -45,7 +45,7 @@ pub(crate) struct Stopwatch(Arc<Mutex<State>>);
 #[derive(Debug, Default)]
 struct State {
     /// Time waited and not yet collected.
-    waited: Waits,
+    waited: WaitTimes,
     running: Option<(Reason, Instant)>,
 }
 
@@ -64,7 +64,7 @@ impl Stopwatch {
     }
 
     /// Takes the time waited since the last call, by reason.
-    pub(crate) fn take(&self) -> Waits {
+    pub(crate) fn take(&self) -> WaitTimes {
         self.state().take(Instant::now())
     }
 
@@ -82,7 +82,7 @@ impl State {
         self.running = reason.map(|reason| (reason, now));
     }
 
-    fn take(&mut self, now: Instant) -> Waits {
+    fn take(&mut self, now: Instant) -> WaitTimes {
         self.set(self.running.map(|(reason, _)| reason), now);
         std::mem::take(&mut self.waited)
     }
@@ -93,7 +93,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::{Reason, State};
-    use crate::subscriber::state::statistics::Waits;
+    use crate::subscriber::state::statistics::WaitTimes;
 
     #[test]
     fn a_wait_is_collected_in_pieces_and_never_twice() {
@@ -102,18 +102,18 @@ mod tests {
         let mut state = State::default();
         state.set(Some(Reason::Publisher), at(0));
         let publisher =
-            |seconds| Waits { publisher: Duration::from_secs(seconds), ..Waits::default() };
+            |seconds| WaitTimes { publisher: Duration::from_secs(seconds), ..WaitTimes::default() };
         assert_eq!(state.take(at(3)), publisher(3));
         state.set(None, at(5));
         state.set(Some(Reason::Worker), at(10));
         state.set(Some(Reason::Memory), at(11));
-        let both = Waits {
+        let both = WaitTimes {
             worker: Duration::from_secs(1),
             memory: Duration::from_secs(4),
             ..publisher(2)
         };
         assert_eq!(state.take(at(15)), both);
         state.set(None, at(15));
-        assert_eq!(state.take(at(99)), Waits::default());
+        assert_eq!(state.take(at(99)), WaitTimes::default());
     }
 }

@@ -13,10 +13,10 @@ use pgoutput::{Lsn, StatusUpdate, Timestamp};
 /// Shared positions. A mutex is enough: it is taken a few times per batch, and held for at most one send
 /// that does not block. So the publisher never gets an older position after a newer one.
 #[derive(Debug, Clone)]
-pub(crate) struct Feedback(Arc<Mutex<Known>>);
+pub(crate) struct Feedback(Arc<Mutex<SharedPositions>>);
 
 #[derive(Debug)]
-struct Known {
+struct SharedPositions {
     /// As the leader has set them.
     positions: Positions,
     /// The receiver has read everything before, whether or not the leader has.
@@ -25,7 +25,7 @@ struct Known {
     sent_at: Instant,
 }
 
-impl Known {
+impl SharedPositions {
     fn positions(&self) -> Positions {
         Positions { write: self.positions.write.max(self.read), ..self.positions }
     }
@@ -54,7 +54,7 @@ impl Known {
 impl Feedback {
     pub(crate) fn new(positions: Positions) -> Self {
         let (read, sent_at) = (positions.write, Instant::now());
-        Self(Arc::new(Mutex::new(Known { positions, read, sent: None, sent_at })))
+        Self(Arc::new(Mutex::new(SharedPositions { positions, read, sent: None, sent_at })))
     }
 
     /// The leader's positions. Returns whether there is anything new to send.
@@ -90,7 +90,7 @@ impl Feedback {
         self.lock().send(reply_requested, send)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, SharedPositions> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

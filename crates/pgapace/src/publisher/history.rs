@@ -2,7 +2,7 @@
 //! can be known for certain, and how the stream is compared, is in [`engine::history`].
 
 use engine::history::{
-    COMPARABLE, Fate, HistoryError, Memory, Standpoint, Timeline, check_history, switch_point,
+    COMPARABLE, Fate, HistoryError, HistoryMark, Standpoint, Timeline, check_history, switch_point,
 };
 use pgoutput::{Lsn, Timestamp};
 use wire::Session;
@@ -38,7 +38,7 @@ pub(crate) fn check_identified(
     if let (Some(identifier), Some(timeline)) = (&row.system_identifier, row.timeline) {
         check_identity(session, now, identifier, timeline, followed.farthest)?;
     }
-    check_standpoint(session, followed.farthest, followed.memory)
+    check_standpoint(session, followed.farthest, followed.history)
 }
 
 /// Checks that this publisher continues the history that the subscription has followed. `needed` is the
@@ -158,9 +158,13 @@ fn check_identifier(now: Option<String>, row: &Subscription, hint: &str) -> Resu
 
 /// Checks the position of a publisher with the same timeline. `needed` is the highest LSN that the
 /// subscriber has followed.
-fn check_standpoint(session: &mut Session, needed: Lsn, memory: Option<Memory>) -> Result<()> {
+fn check_standpoint(
+    session: &mut Session,
+    needed: Lsn,
+    history: Option<HistoryMark>,
+) -> Result<()> {
     let failed = |e: &wire::Error| Failure::publisher(e, "reading its history");
-    let standpoint = match session.simple(&standpoint_sql(needed, memory.as_ref())) {
+    let standpoint = match session.simple(&standpoint_sql(needed, history.as_ref())) {
         Ok(results) => {
             let row = first_row(&results, "a query for its history")?;
             let fate = match (row.get(2), row.get(3)) {
@@ -178,15 +182,15 @@ fn check_standpoint(session: &mut Session, needed: Lsn, memory: Option<Memory>) 
         }
         Err(error) => return Err(failed(&error)),
     };
-    standpoint.check(needed, memory.as_ref()).map_err(|e| another_history(&e))
+    standpoint.check(needed, history.as_ref()).map_err(|e| another_history(&e))
 }
 
 /// SQL for the recovery state, the end of WAL, and the fate of the last remembered transaction:
 /// whether it was committed, and when (microseconds since 2000). The 32-bit xid is extended to the
 /// 64-bit one nearest to the next xid. That is correct as long as not too much WAL was written
 /// since.
-fn standpoint_sql(needed: Lsn, memory: Option<&Memory>) -> String {
-    let Some(last) = memory.and_then(|memory| memory.last) else {
+fn standpoint_sql(needed: Lsn, history: Option<&HistoryMark>) -> String {
+    let Some(last) = history.and_then(|history| history.last) else {
         return format!(
             "SELECT pg_catalog.pg_is_in_recovery(), {CURRENT_LSN}, NULL::text, NULL::int8"
         );
@@ -244,13 +248,13 @@ mod tests {
     fn a_standby_that_is_behind_does_not_serve() {
         let behind = HistoryError::StandbyBehind { end: Lsn(1), needed: Lsn(2) };
         let failure = another_history(&behind);
-        assert!(failure.connection_lost && failure.transient && !failure.away);
+        assert!(failure.is_connection_lost() && failure.is_transient() && !failure.is_away());
     }
 
     #[test]
     fn a_standby_may_still_follow_the_newer_timeline() {
         let (primary, standby) = (left_behind(1, 2, false), left_behind(1, 2, true));
-        assert_eq!((primary.class, primary.transient), (Class::History, false));
-        assert!(standby.connection_lost && standby.class == Class::Publisher);
+        assert_eq!((primary.class, primary.is_transient()), (Class::History, false));
+        assert!(standby.is_connection_lost() && standby.class == Class::Publisher);
     }
 }

@@ -204,7 +204,7 @@ fn missing_in<'a>(rows: &wire::Rows, publications: &'a [String]) -> Vec<&'a str>
 
 /// The contents of the publications at one moment.
 #[derive(Debug)]
-pub(crate) struct Look {
+pub(crate) struct PublicationContents {
     /// Transactions that commit before this LSN were published as in `tables`, if an earlier
     /// reading has the same.
     pub(crate) lsn: Lsn,
@@ -213,11 +213,14 @@ pub(crate) struct Look {
 
 /// Reads the current contents of the publications, except for the text of row filters: it waits for no lock of a
 /// table.
-pub(crate) fn look(session: &mut Session, publications: &[String]) -> Result<Look> {
+pub(crate) fn read_contents(
+    session: &mut Session,
+    publications: &[String],
+) -> Result<PublicationContents> {
     // Read before the catalogue: `tables` may or may not contain a change that a publication gets
     // later.
     let (lsn, tables) = load(session, publications, "", RowFilters::Unread)?;
-    Ok(Look { lsn, tables })
+    Ok(PublicationContents { lsn, tables })
 }
 
 /// Returns all tables of the publications, except those of schema `pgapace`, to read their rows. It waits for

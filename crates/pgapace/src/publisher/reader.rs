@@ -8,12 +8,13 @@ use bytes::Bytes;
 use pgoutput::{Frame, Lsn};
 use wire::{EndReason, Haste, Received};
 
-use crate::error::{Class, Failure, Result};
+use crate::error::{Class, Failure, Recovery, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::publisher::announced::{Announcer, MESSAGE};
 use crate::publisher::feedback::Feedback;
 use crate::publisher::memory::Memory;
 use crate::publisher::source::ChangeSource;
+use crate::publisher::watch::Commits;
 use crate::sqlstate;
 
 /// Longest time between two status messages while nothing is read. The receiver then does not see
@@ -51,7 +52,7 @@ pub(crate) struct ReceiverOptions {
     /// Reading stops above this many bytes that were received and not yet released.
     pub(crate) memory_limit: usize,
     /// Whether commits on the publisher wait for the subscription.
-    pub(crate) commits_wait: bool,
+    pub(crate) commits: Commits,
 }
 
 /// The connection, for the thread that receives.
@@ -138,7 +139,7 @@ impl StreamReader {
                 // Before the leader gets the chunk.
                 self.announcer.end(chunk.bytes().len());
                 if let Some(end) = ended
-                    && self.options.commits_wait
+                    && self.options.commits.are_synchronous()
                 {
                     // With synchronous_commit = remote_write, its session waits for that alone. The
                     // leader, which has more to do, need not wake this thread for it.
@@ -236,15 +237,14 @@ pub(crate) fn explain(mut failure: Failure) -> Failure {
         // Before 18, decoding a change fails if the publication does not exist as of that change:
         // it is missing now, or it was missing then.
         Some(sqlstate::UNDEFINED_OBJECT) => {
-            failure.transient = true;
-            failure = failure.hint(
+            failure = failure.transient(true).hint(
                 "If the publication was dropped, create it again. If it exists, it was created \
                  after changes that the slot must still send, which PostgreSQL before 18 cannot \
                  do: copy the tables again, with pgapace drop and then pgapace run.",
             );
         }
-        _ if !failure.transient => {
-            failure.in_decoding = true;
+        _ if !failure.is_transient() => {
+            failure.recovery = Recovery::DecodeAgain;
             failure.hint.get_or_insert_with(|| {
                 "The publisher failed while it decoded its WAL; a native subscription would meet the \
                  same error. If it comes back each time, pgapace rebase makes a new slot behind it, \

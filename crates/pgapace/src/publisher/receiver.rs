@@ -64,7 +64,8 @@ impl Receiver {
         let ((sender, chunks), (lending, lent)) = (unbounded(), bounded(1));
         let (giving_back, given_back) = bounded(1);
         let waker = stream.waker();
-        let status_sender = if options.commits_wait { stream.status_sender()? } else { None };
+        let status_sender =
+            if options.commits.are_synchronous() { stream.status_sender()? } else { None };
         let reader = Box::new(StreamReader::new(stream, feedback.clone(), options, announcer));
         let (memory, haste) = (Arc::clone(&reader.memory), Arc::clone(&reader.haste));
         let waits = reader.waits.clone();

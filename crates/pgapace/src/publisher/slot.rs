@@ -97,6 +97,16 @@ pub(crate) fn create_then(
     Ok(CreatedSlot { consistent_point, snapshot: field(&exported, 0)? })
 }
 
+/// The failure for a slot whose creation has not ended.
+pub(crate) fn without_position(name: &str) -> Failure {
+    Failure::new(Class::Slot, format!("slot \"{name}\" has no position")).hint(format!(
+        "It is being created, or its creation was interrupted. On the publisher: SELECT * FROM \
+         pg_replication_slots WHERE slot_name = {}. If active_pid is NULL, drop it: SELECT \
+         pg_drop_replication_slot({0}).",
+        wire::quote_literal(name)
+    ))
+}
+
 /// Adds the next step to the error of a slot that cannot be created. One SQLSTATE has several
 /// causes, which the server's settings tell apart.
 fn explain_refusal(session: &mut Session, failure: Failure) -> Failure {
@@ -265,7 +275,7 @@ pub(crate) struct PublisherNow {
 }
 
 /// Reads the publisher's identity, a slot and the end of WAL in one round trip.
-pub(crate) fn look(session: &mut Session, name: &str) -> Result<PublisherNow> {
+pub(crate) fn read_publisher(session: &mut Session, name: &str) -> Result<PublisherNow> {
     // The timeline of a server that was not in recovery before it is read does not change.
     let now = format!("SELECT {CURRENT_LSN}, pg_catalog.pg_is_in_recovery(), {SERVER_START}");
     let [now, identified, slot] =
@@ -291,11 +301,10 @@ fn find_sql(session: &Session, name: &str) -> String {
         16 => "CASE WHEN s.conflicting THEN 'conflict with recovery' END",
         _ => "NULL::pg_catalog.text",
     };
-    let two_phase = if major >= 14 { "s.two_phase" } else { "false" };
     let synced = if major >= 17 { "s.synced" } else { "false" };
     format!(
         "SELECT s.plugin, s.database = pg_catalog.current_database(), s.active_pid, \
-             s.confirmed_flush_lsn, {two_phase}, s.wal_status, {reason}, \
+             s.confirmed_flush_lsn, s.two_phase, s.wal_status, {reason}, \
              pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery() \
                THEN pg_catalog.pg_last_wal_replay_lsn() \
                ELSE pg_catalog.pg_current_wal_lsn() END, s.restart_lsn)::pg_catalog.int8, \
@@ -560,7 +569,7 @@ mod tests {
         let of_primary = Slot { synced: true, ..slot(40) };
         for found in [None, Some(&of_primary)] {
             let failure = check_resume("s", found, true, Lsn(100)).err();
-            assert!(failure.is_some_and(|failure| failure.connection_lost), "{found:?}");
+            assert!(failure.is_some_and(|failure| failure.is_connection_lost()), "{found:?}");
         }
         assert_eq!(check_resume("s", Some(&slot(40)), true, Lsn(100)).ok(), Some(Lsn(40)));
         // It was promoted.

@@ -66,7 +66,7 @@ pub(crate) fn start_command(
 /// lost the slot since that was checked: its messages have any language, so the slot is read again.
 pub(crate) fn refused(publisher: &Publisher, name: &str, error: &wire::Error) -> Failure {
     let failure = failure(error);
-    if failure.connection_lost || failure.class == Class::Busy {
+    if failure.is_connection_lost() || failure.class == Class::Busy {
         return failure;
     }
     match check_slot(publisher, name) {
@@ -78,7 +78,8 @@ pub(crate) fn refused(publisher: &Publisher, name: &str, error: &wire::Error) ->
 fn failure(error: &wire::Error) -> Failure {
     let mut failure = Failure::publisher(error, "starting the stream");
     if failure.sqlstate.as_deref() == Some(sqlstate::OBJECT_IN_USE) {
-        (failure.class, failure.transient) = (Class::Busy, true);
+        failure.class = Class::Busy;
+        failure = failure.transient(true);
     }
     failure
 }
@@ -94,7 +95,7 @@ mod tests {
     use wire::ServerError;
 
     use super::{Lsn, StreamOptions, Streaming, failure, start_command};
-    use crate::error::Class;
+    use crate::error::{Class, Recovery};
     use crate::sqlstate;
 
     #[test]
@@ -106,14 +107,14 @@ mod tests {
             failure(&wire::Error::Server(Box::new(said)))
         };
         let busy = refused(sqlstate::OBJECT_IN_USE);
-        assert!(busy.class == Class::Busy && busy.transient);
+        assert!(busy.class == Class::Busy && busy.is_transient());
         for code in [sqlstate::UNDEFINED_OBJECT, sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE] {
             let other = refused(code);
             assert_eq!(
                 (other.class, other.hint.as_deref()),
                 (Class::Publisher, Some("the server's"))
             );
-            assert!(!other.transient && !other.in_decoding);
+            assert!(matches!(other.recovery, Recovery::None));
         }
     }
 

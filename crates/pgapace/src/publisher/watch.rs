@@ -48,23 +48,36 @@ pub(crate) fn standby_name(source: &Session, subscription: &str) -> String {
     source.parameter("application_name").unwrap_or(subscription).to_owned()
 }
 
-/// The query for [`waits`].
-pub(crate) fn waits_sql() -> String {
+/// Whether commits of the publisher wait for the subscription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Commits {
+    Synchronous,
+    Asynchronous,
+}
+
+impl Commits {
+    pub(crate) fn are_synchronous(self) -> bool {
+        self == Self::Synchronous
+    }
+}
+
+/// The query for [`commits`].
+pub(crate) fn commits_sql() -> String {
     format!("SELECT {SYNCHRONOUS}")
 }
 
-/// Whether commits of the publisher may wait for a standby of this name. From the rows of [`waits_sql`].
-pub(crate) fn waits(rows: &Rows, name: &str) -> Result<bool> {
+/// Whether commits of the publisher may wait for a standby of this name. From the rows of [`commits_sql`].
+pub(crate) fn commits(rows: &Rows, name: &str) -> Result<Commits> {
     let row = first_row(std::slice::from_ref(rows), "a query for a setting")?;
-    Ok(names(&field::<String>(&row, 0)?, name))
+    Ok(commits_by(&field::<String>(&row, 0)?, name))
 }
 
 /// The same, read now.
-pub(crate) fn look_once(source: &mut Session, name: &str) -> Result<bool> {
+pub(crate) fn look_once(source: &mut Session, name: &str) -> Result<Commits> {
     let mut results = source
-        .simple(&waits_sql())
+        .simple(&commits_sql())
         .map_err(|e| Failure::publisher(&e, "reading synchronous_standby_names"))?;
-    waits(&results.pop().unwrap_or_default(), name)
+    commits(&results.pop().unwrap_or_default(), name)
 }
 
 /// Whether commits of the publisher need the answer of a subscription: too few other standbys answer them.
@@ -88,6 +101,13 @@ pub(crate) fn needs(source: &mut Session, subscription: &str) -> Result<bool> {
 fn answers(setting: &str) -> u64 {
     let number = setting.split_once('(').and_then(|(method, _)| method.split_whitespace().last());
     number.and_then(|number| number.parse().ok()).unwrap_or(1)
+}
+
+fn commits_by(setting: &str, name: &str) -> Commits {
+    match names(setting, name) {
+        true => Commits::Synchronous,
+        false => Commits::Asynchronous,
+    }
 }
 
 /// Whether this setting has a name.
@@ -129,7 +149,7 @@ struct WatchedTimeline {
 #[derive(Debug)]
 pub(crate) struct Watch {
     /// Receives the new answer, once, when it changes.
-    pub(crate) changed: Receiver<bool>,
+    pub(crate) changed: Receiver<Commits>,
     committing: Arc<AtomicUsize>,
     /// The last answer about WAL and slot, and when it came.
     seen: Arc<Mutex<Option<(Instant, PublisherSeen)>>>,
@@ -149,12 +169,12 @@ impl Drop for Watch {
 }
 
 impl Watch {
-    /// Starts the thread. `waits` is the current answer: whether commits wait for the subscription.
+    /// Starts the thread. `commits` is the current answer.
     pub(crate) fn spawn(
         publisher: &Publisher,
         subscription: &str,
         slot: &str,
-        waits: bool,
+        commits: Commits,
         standby: Option<StandbyPublisher>,
     ) -> Result<Self> {
         let (sender, changed) = bounded(1);
@@ -166,7 +186,7 @@ impl Watch {
         let asked = Asked {
             publisher: publisher.clone(),
             subscription: subscription.to_owned(),
-            sql: sql(slot, waits),
+            sql: sql(slot, commits),
             seen: Arc::clone(&seen),
             committing: Arc::clone(&committing),
             standby,
@@ -175,7 +195,7 @@ impl Watch {
         std::thread::Builder::new()
             .name("watch".to_owned())
             .spawn(move || {
-                watch(&asked, waits, &sender, &until);
+                watch(&asked, commits, &sender, &until);
                 drop(running);
             })
             .map_err(|e| Failure::refused_by_system("start the watch thread", &e))?;
@@ -229,10 +249,10 @@ struct Asked {
     timeline: Arc<Mutex<WatchedTimeline>>,
 }
 
-/// `waits`: whether commits wait. Only then sessions are counted: pg_locks takes the locks of the publisher's
-/// lock table for a moment.
-fn sql(slot: &str, waits: bool) -> String {
-    let committing = if waits {
+/// Sessions are counted only if commits are synchronous: pg_locks takes the locks of the publisher's lock table
+/// for a moment.
+fn sql(slot: &str, commits: Commits) -> String {
+    let committing = if commits.are_synchronous() {
         "(SELECT pg_catalog.count(*) FROM pg_catalog.pg_locks \
           WHERE locktype OPERATOR(pg_catalog.=) 'transactionid' AND granted AND pid IS NOT NULL)"
     } else {
@@ -249,14 +269,14 @@ fn sql(slot: &str, waits: bool) -> String {
     )
 }
 
-fn watch(asked: &Asked, waits: bool, sender: &Sender<bool>, ended: &Receiver<()>) {
+fn watch(asked: &Asked, commits: Commits, sender: &Sender<Commits>, ended: &Receiver<()>) {
     let (mut session, mut pause) = (None, FIRST);
     while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
         pause = if asked.standby.is_some() { EVERY_OF_STANDBY } else { EVERY };
         match look(asked, &mut session) {
             Ok((setting, name)) => {
-                let now = names(&setting, &name);
-                if now != waits {
+                let now = commits_by(&setting, &name);
+                if now != commits {
                     // The leader may have ended.
                     let _ = sender.send(now);
                     return;

@@ -75,7 +75,7 @@ fn the_limit_is_for_all_transactions_together() {
     let failure = spool.carry_out(append(1, &[1; 400])).expect_err("too much");
     assert_eq!(failure.class, Class::Spool);
     assert!(failure.to_string().contains("--spool-limit"), "{failure}");
-    assert!(!failure.transient);
+    assert!(!failure.is_transient());
     spool.carry_out(SpoolCommand::Truncate { id: SpoolId(2), length: 10 }).expect("cut");
     spool.carry_out(append(1, &[1; 400])).expect("fits again");
     assert_eq!(read(&mut spool, 1, 800), [1; 800]);
@@ -113,6 +113,8 @@ fn too_many_open_files_may_pass() {
     let (_directory, spool) = spool(None);
     let failure = |error: rustix::io::Errno| spool.failure(&error.into(), "write");
     let too_many = failure(rustix::io::Errno::MFILE);
-    assert!(too_many.transient && too_many.hint.is_some_and(|hint| hint.contains("LimitNOFILE")));
-    assert!(!failure(rustix::io::Errno::NOSPC).transient);
+    assert!(
+        too_many.is_transient() && too_many.hint.is_some_and(|hint| hint.contains("LimitNOFILE"))
+    );
+    assert!(!failure(rustix::io::Errno::NOSPC).is_transient());
 }

@@ -101,5 +101,5 @@ pub(crate) fn cancel(session: &CancelHandle) {
 }
 
 fn is_cancelled(failure: &Failure) -> bool {
-    failure.transient || failure.sqlstate.as_deref() == Some(sqlstate::QUERY_CANCELED)
+    failure.is_transient() || failure.sqlstate.as_deref() == Some(sqlstate::QUERY_CANCELED)
 }

@@ -23,7 +23,7 @@ use engine::relation::RemoteColumn;
 use pgoutput::Column;
 
 use crate::config::Binary;
-use crate::error::{Class, Failure, Result};
+use crate::error::{Class, Failure, Recovery, Result};
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
 use crate::recording::PublisherFacts;
 use crate::subscriber::catalogue::{Column as LocalColumn, field};
@@ -435,7 +435,6 @@ pub(crate) fn misread_columns(
 }
 
 fn needs_text(reason: String) -> Failure {
-    let mut failure = Failure::new(Class::Mismatch, reason).transient(true);
-    failure.needs_text = true;
-    failure
+    let failure = Failure::new(Class::Mismatch, reason);
+    Failure { recovery: Recovery::SendText, ..failure }
 }

@@ -29,6 +29,25 @@ pub(crate) struct Sides<'t> {
     pub(crate) types: &'t PublisherTypes,
 }
 
+/// How changes of different groups are kept apart.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Locking {
+    /// One worker applies one group after the other: there are no lock rules.
+    #[default]
+    SingleWorker,
+    /// Several workers, whose groups commit in the order of the publisher.
+    Ordered,
+    /// Several workers, whose groups commit in any order.
+    Unordered,
+}
+
+impl Locking {
+    /// For more workers than one.
+    pub(crate) fn of_workers(preserve_commit_order: bool) -> Self {
+        if preserve_commit_order { Self::Ordered } else { Self::Unordered }
+    }
+}
+
 /// Makes the lock rules. With `ordered`, groups commit in the order of the publisher. Without it,
 /// foreign keys are locked too: a referenced row must be inserted before, and deleted after, the
 /// rows that reference it.
@@ -53,8 +72,8 @@ pub(crate) fn rules(
         foreign,
         referenced,
         // The writeset keeps the changes of such a table in stream order.
-        whole_table: rules.fold == TableFolding::Never { barrier: false },
-        barrier: rules.fold == TableFolding::Never { barrier: true },
+        whole_table: rules.fold == TableFolding::Never { user_code: false },
+        user_code: rules.fold == TableFolding::Never { user_code: true },
     }
 }
 

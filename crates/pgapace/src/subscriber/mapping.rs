@@ -14,7 +14,7 @@ use crate::subscriber::citus::Placement;
 use crate::subscriber::conflict::TablePolicy;
 use crate::subscriber::constraints::Constraints;
 use crate::subscriber::format::{Misread, PublisherTypes};
-use crate::subscriber::locks::{self, Sides};
+use crate::subscriber::locks::{self, Locking, Sides};
 use crate::subscriber::missing::MissingRows;
 use crate::subscriber::mode::{self, TableApplyMode};
 use crate::subscriber::unique::UniqueValues;
@@ -124,15 +124,18 @@ impl TableMap {
     }
 
     /// Adds the subscriber's constraints: unique values and, for several apply workers, the lock rules.
-    /// For these `ordered` says whether commits keep the publisher's order.
     pub(crate) fn with_constraints(
         self,
         constraints: &Constraints,
         types: &PublisherTypes,
-        ordered: Option<bool>,
+        locking: Locking,
     ) -> Self {
         let unique = UniqueValues::new(constraints, &self.table, &self.columns, &self.search);
-        let Some(ordered) = ordered else { return Self { unique, ..self } };
+        let ordered = match locking {
+            Locking::SingleWorker => return Self { unique, ..self },
+            Locking::Ordered => true,
+            Locking::Unordered => false,
+        };
         let sides =
             Sides { remote: &self.remote, table: &self.table, columns: &self.columns, types };
         let locks = locks::rules(&sides, constraints, &self.rules, ordered);

@@ -94,8 +94,8 @@ fn fold(
     search: &Search,
     types: &PublisherTypes,
 ) -> (TableApplyMode, TableFolding) {
-    if let Some((reason, barrier)) = side_effect(table, columns) {
-        return (TableApplyMode::Row { reason }, TableFolding::Never { barrier });
+    if let Some((reason, user_code)) = side_effect(table, columns) {
+        return (TableApplyMode::Row { reason }, TableFolding::Never { user_code });
     }
     if let Some(reason) = cast_from_text(table, columns) {
         return (TableApplyMode::Append { reason }, TableFolding::Append);

@@ -91,7 +91,7 @@ pub(crate) enum Purpose {
     /// Reads state and tables.
     Look,
     /// Reads rows that apply workers will change.
-    ReadAhead,
+    Prefetch,
     /// Compares tables with the publisher's.
     Verify,
     /// Looks whether another process still runs a subscription, and writes its own beat.
@@ -110,7 +110,7 @@ impl Purpose {
         Self::Copy,
         Self::Monitor,
         Self::Look,
-        Self::ReadAhead,
+        Self::Prefetch,
         Self::Verify,
         Self::Standby,
         Self::Heartbeat,
@@ -125,7 +125,7 @@ impl Purpose {
             Self::Copy => "copy",
             Self::Monitor => "monitor",
             Self::Look => "look",
-            Self::ReadAhead => "read ahead",
+            Self::Prefetch => "prefetch",
             Self::Verify => "verify",
             Self::Standby => "standby",
             Self::Heartbeat => "heartbeat",
@@ -144,7 +144,7 @@ impl Purpose {
             self,
             Self::Monitor
                 | Self::Look
-                | Self::ReadAhead
+                | Self::Prefetch
                 | Self::Verify
                 | Self::Standby
                 | Self::Heartbeat
@@ -159,7 +159,7 @@ impl Purpose {
     /// Results of these sessions are of no use after one second.
     fn statement_timeout(self) -> &'static str {
         match self {
-            Self::Monitor | Self::ReadAhead => "1s",
+            Self::Monitor | Self::Prefetch => "1s",
             _ => "0",
         }
     }
@@ -183,7 +183,7 @@ impl Purpose {
             Self::Standby | Self::Heartbeat => "off",
             // Nothing that the publisher or a user is told relies on what these write: it survives a crash, and
             // waits for no standby. A flush makes its own commit wait.
-            Self::Durability | Self::Relief | Self::Monitor | Self::Look | Self::ReadAhead => {
+            Self::Durability | Self::Relief | Self::Monitor | Self::Look | Self::Prefetch => {
                 "local"
             }
             // Changes of the state are rare, and later steps rely on them. A run sets its control session to

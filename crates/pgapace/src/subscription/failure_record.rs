@@ -106,7 +106,7 @@ impl FailureRecord {
         failure: &Failure,
         what: impl Fn(&mut Session, state::SubscriptionId) -> Result<()>,
     ) {
-        if failure.class == Class::Subscriber && failure.connection_lost {
+        if failure.class == Class::Subscriber && failure.is_connection_lost() {
             self.session = None;
             return;
         }

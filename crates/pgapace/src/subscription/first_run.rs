@@ -6,16 +6,16 @@ use std::sync::Arc;
 use wire::Session;
 
 use super::Supervisor;
-use super::retry::Known;
+use super::retry::PreviousRuns;
 use super::slot_touch::SlotTouch;
 use super::startup::OwnedSubscription;
 use crate::apply::leader::Outcome;
-use crate::beside::beside;
+use crate::both_servers::ask_both;
 use crate::config::IfNotEmpty;
 use crate::error::{Class, Failure, Result};
 use crate::native::guard;
 use crate::publisher::history;
-use crate::publisher::publication::{self, Look, PublishedTable};
+use crate::publisher::publication::{self, PublicationContents, PublishedTable};
 use crate::publisher::session::identify;
 use crate::publisher::slot;
 use crate::stopping::interrupt::interruptible;
@@ -35,7 +35,7 @@ use crate::tablesync::{
 
 /// The publications on the publisher, and the state of their tables that the subscriber has recorded.
 pub(super) struct PublicationsRead {
-    look: Look,
+    contents: PublicationContents,
     states: RelationsByName,
     recorded: PreviousReading,
 }
@@ -96,7 +96,7 @@ impl Supervisor<'_> {
             };
             return Err(Failure::new(Class::Slot, message).hint(hint));
         }
-        Ok(publication::look(source, &config.publications)?.tables)
+        Ok(publication::read_contents(source, &config.publications)?.tables)
     }
 
     /// Creates the subscription's row, after every check that can be made before.
@@ -162,7 +162,7 @@ impl Supervisor<'_> {
             return Ok(());
         }
         self.schema_copier(context).before(control)?;
-        let tables = publication::look(source, &self.config.publications)?.tables;
+        let tables = publication::read_contents(source, &self.config.publications)?.tables;
         check_subscribers(control, &tables, row.copy_data, self.config.if_not_empty)
     }
 
@@ -199,9 +199,7 @@ impl Supervisor<'_> {
         };
         let position = || found.and_then(|slot| slot.confirmed_flush);
         let start = created.as_ref().map(|created| created.consistent_point).or_else(position);
-        let start = start.ok_or_else(|| {
-            Failure::new(Class::Slot, format!("slot \"{}\" has no position", row.slot_name))
-        })?;
+        let start = start.ok_or_else(|| slot::without_position(&row.slot_name))?;
         // A switchover has created the slot of a way back for this subscription alone.
         let is_way_back = self.supersedes.is_some();
         if (row.owns_slot || is_way_back) && created.is_none() && self.config.failover {
@@ -209,7 +207,7 @@ impl Supervisor<'_> {
         }
         state::set_copying(control, context.owner(), start, &system, &self.sent_as(), is_way_back)?;
         if created.is_some() {
-            self.known = Known::Begun;
+            self.previous_runs = PreviousRuns::OfThisProcess;
         }
         match created {
             Some(created) => {
@@ -233,7 +231,7 @@ impl Supervisor<'_> {
             }
             None => {}
         }
-        let tables = publication::look(source, context.publications)?.tables;
+        let tables = publication::read_contents(source, context.publications)?.tables;
         set_sync_lsns(control, context.owner(), &tables, start)?;
         Ok(tables)
     }
@@ -275,9 +273,9 @@ impl Supervisor<'_> {
         owned: &OwnedSubscription,
         context: SyncContext<'_>,
     ) -> Result<std::result::Result<Option<PublicationsRead>, Outcome>> {
-        let (look, read) = beside(
+        let (contents, read) = ask_both(
             "looking at the publications",
-            || publication::look(source, context.publications),
+            || publication::read_contents(source, context.publications),
             || match self.record_start(control, owned)? {
                 Some(outcome) => Ok(Err(outcome)),
                 None => Ok(Ok(state::relations_and_published(control, owned.row.id)?)),
@@ -285,7 +283,9 @@ impl Supervisor<'_> {
         );
         Ok(match read? {
             Err(outcome) => Err(outcome),
-            Ok((states, recorded)) => Ok(Some(PublicationsRead { look: look?, states, recorded })),
+            Ok((states, recorded)) => {
+                Ok(Some(PublicationsRead { contents: contents?, states, recorded }))
+            }
         })
     }
 
@@ -298,29 +298,30 @@ impl Supervisor<'_> {
         context: SyncContext<'_>,
         read: Option<PublicationsRead>,
     ) -> Result<Vec<PublishedTable>> {
-        let PublicationsRead { look, mut states, mut recorded } = match read {
+        let PublicationsRead { contents, mut states, mut recorded } = match read {
             Some(read) => read,
             None => {
-                let (look, read) = beside(
+                let (contents, read) = ask_both(
                     "looking at the publications",
-                    || publication::look(source, context.publications),
+                    || publication::read_contents(source, context.publications),
                     || state::relations_and_published(control, row.id),
                 );
-                let (look, (states, recorded)) = (look?, read?);
-                PublicationsRead { look, states, recorded }
+                let (contents, (states, recorded)) = (contents?, read?);
+                PublicationsRead { contents, states, recorded }
             }
         };
-        if published::differs(&recorded, &look) {
+        if published::differs(&recorded, &contents) {
             // Another database system, or a standby that is behind, has other tables: nothing of its
             // look may be recorded.
             check_history(control, source, row)?;
         }
-        let forgotten = forget_unpublished(control, row.id, &look.tables, &states)?;
+        let forgotten = forget_unpublished(control, row.id, &contents.tables, &states)?;
         if forgotten {
             recorded = published::read(control, row.id)?;
         }
-        let stale = published::compare(control, context.owner(), recorded, &look, context.options)?;
-        let published = look.tables;
+        let stale =
+            published::compare(control, context.owner(), recorded, &contents, context.options)?;
+        let published = contents.tables;
         if forgotten || stale {
             states = state::relations_by_name(control, row.id)?;
         }
@@ -348,7 +349,7 @@ impl Supervisor<'_> {
         let left: Vec<_> = published.iter().filter(|table| unfinished(table)).cloned().collect();
         // A copy would be wasted if the stream could not resume.
         let applied = check_history(control, source, row)?;
-        let (name, now) = (&row.slot_name, slot::look(source, &row.slot_name)?);
+        let (name, now) = (&row.slot_name, slot::read_publisher(source, &row.slot_name)?);
         slot::check_resume(name, now.slot.as_ref(), now.standby.is_some(), applied.through)?;
         if !context.copy_data {
             set_sync_lsns(control, context.owner(), &left, applied.highest())?;
@@ -365,7 +366,7 @@ impl Supervisor<'_> {
             of = published.len(),
             "interrupted table sync continues"
         );
-        self.known = Known::Begun;
+        self.previous_runs = PreviousRuns::OfThisProcess;
         copy_tables(context, control, None, &unfinished)
     }
 }
@@ -375,7 +376,7 @@ fn check_history(
     control: &mut Session,
     source: &mut Session,
     row: &Subscription,
-) -> Result<progress::Applied> {
+) -> Result<progress::AppliedStream> {
     let applied = progress::read(control, row.id)?.unwrap_or_default();
     history::check(source, row, &progress::followed(control, row.id, &applied)?)?;
     Ok(applied)

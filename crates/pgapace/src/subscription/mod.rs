@@ -36,10 +36,10 @@ use std::time::Instant;
 use pgoutput::Lsn;
 
 use crate::apply::leader::Outcome;
-use crate::apply::sessions::Share;
+use crate::apply::session_leases::Leaseholder;
 use crate::config::Subscription as Config;
 use crate::config::live::{LiveSettings, SettingsWatch};
-use crate::error::{Failure, Result};
+use crate::error::{Failure, Recovery, Result};
 use crate::membership::Membership;
 use crate::observe::board::{Board, RunPhase};
 use crate::process::Process;
@@ -51,7 +51,7 @@ pub(crate) use pipeline::group_limits;
 use readiness::Readiness;
 use replay::Replay;
 pub(crate) use resume::check_sent_alike;
-use retry::Known;
+use retry::PreviousRuns;
 use retry_loop::run_from;
 use slot_watch::SlotWatch;
 use startup::{ConnectedServers, FoundSubscription, OwnedSubscription, sync_context};
@@ -104,7 +104,7 @@ pub(crate) fn follow<B>(
     settings: &Arc<LiveSettings>,
     options: &RunOptions,
     shutdown: &Shutdown,
-    share: &Arc<Share>,
+    leaseholder: &Arc<Leaseholder>,
     board: &Board,
     beside: impl Fn(&Arc<LiveSettings>) -> Result<B>,
 ) -> Result<Outcome> {
@@ -113,11 +113,11 @@ pub(crate) fn follow<B>(
         let config = settings.newest();
         let _share = SharedRun { standby: options.standby.clone(), name: config.name.clone() };
         let _beside = beside(&settings)?;
-        let mut failure = match run(&settings, &options, shutdown, Arc::clone(share), board) {
+        let failure = match run(&settings, &options, shutdown, Arc::clone(leaseholder), board) {
             Err(failure) if options.until.is_none() && !shutdown.requested() => failure,
             result => return result,
         };
-        let Some(back) = failure.way_back.take() else { return Err(failure) };
+        let Recovery::WayBack(back) = failure.recovery else { return Err(failure) };
         tracing::info!(
             event = "applies_way_back",
             subscription = config.name,
@@ -125,7 +125,7 @@ pub(crate) fn follow<B>(
             "subscription was switched over; its way back is applied"
         );
         let generation = back.generation;
-        settings = settings.turned(*back);
+        settings = settings.reversed(*back);
         let standby = match options.standby {
             // Processes with --standby wait on the other server now.
             Some(_) => {
@@ -159,15 +159,15 @@ impl Drop for SharedRun {
 }
 
 /// Runs one subscription until it is stopped, reaches its goal, or fails for good. Then others get its
-/// `share` of the sessions.
+/// `leaseholder` of the sessions.
 pub(crate) fn run(
     settings: &Arc<LiveSettings>,
     options: &RunOptions,
     shutdown: &Shutdown,
-    share: Arc<Share>,
+    leaseholder: Arc<Leaseholder>,
     board: &Board,
 ) -> Result<Outcome> {
-    run_from(None, settings, options, shutdown, share, board)
+    run_from(None, settings, options, shutdown, leaseholder, board)
 }
 
 /// Replays a recording until its end is durable on the subscriber.
@@ -175,11 +175,11 @@ pub(crate) fn replay(
     config: &Config,
     replay: &Replay,
     shutdown: &Shutdown,
-    share: Arc<Share>,
+    leaseholder: Arc<Leaseholder>,
 ) -> Result<Outcome> {
     let options = RunOptions::alone(Some(Until::Lsn(replay.end())))?;
     let settings = LiveSettings::new(config.clone());
-    run_from(Some(replay), &settings, &options, shutdown, share, &Board::default())
+    run_from(Some(replay), &settings, &options, shutdown, leaseholder, &Board::default())
 }
 
 struct Supervisor<'a> {
@@ -189,7 +189,7 @@ struct Supervisor<'a> {
     newer: SettingsWatch,
     /// Settings of before a reload, until a run streams with those that followed.
     previous: Option<Arc<Config>>,
-    share: Arc<Share>,
+    leaseholder: Arc<Leaseholder>,
     /// The state of the subscription that other threads read.
     board: Board,
     shutdown: &'a Shutdown,
@@ -206,8 +206,8 @@ struct Supervisor<'a> {
     /// When it gave the subscription up for another process.
     gave_up: Option<Instant>,
     until: Option<Until>,
-    /// How far the subscription is known. It decides how long pgapace waits for a server.
-    known: Known,
+    /// The runs that the subscription had. They decide how long pgapace waits for a server.
+    previous_runs: PreviousRuns,
     /// Another process has dropped it meanwhile.
     dropped: bool,
     /// Unlogged tables were logged: once in a process, not at each retry.
@@ -242,7 +242,7 @@ impl<'a> Supervisor<'a> {
         settings: &Arc<LiveSettings>,
         options: &'a RunOptions,
         shutdown: &'a Shutdown,
-        share: Arc<Share>,
+        leaseholder: Arc<Leaseholder>,
         board: &Board,
     ) -> Self {
         let (config, newer) = settings.take();
@@ -250,7 +250,7 @@ impl<'a> Supervisor<'a> {
             config,
             newer,
             previous: None,
-            share,
+            leaseholder,
             board: board.clone(),
             shutdown,
             truncate: options.truncate.clone(),
@@ -261,7 +261,7 @@ impl<'a> Supervisor<'a> {
             owns: false,
             gave_up: None,
             until: options.until,
-            known: Known::New,
+            previous_runs: PreviousRuns::None,
             dropped: false,
             looked_at_storage: false,
             reached: false,
@@ -292,17 +292,17 @@ impl Supervisor<'_> {
         let ConnectedServers { subscriber, publisher, mut control, mut source, schema_version } =
             servers;
         let found = self.find_or_create(&mut control, &mut source, schema_version)?;
-        let FoundSubscription { row, waits, tagging } = found;
+        let FoundSubscription { row, commits, tagging } = found;
         let servers = (&subscriber, &publisher);
         let (owned, beat) = self.take_ownership(&mut control, Some(&mut source), servers, &row)?;
         let (config, board) = (Arc::clone(&self.config), self.board.clone());
         let OwnedSubscription { row, .. } = &owned;
         let sides = (&subscriber, &publisher);
         let context = sync_context(self.shutdown, (&config, &board), sides, row);
-        match self.get_ready(&owned, context, (waits, tagging), control, source)? {
+        match self.get_ready(&owned, context, (commits, tagging), control, source)? {
             Readiness::GivenUp(outcome) => Ok(outcome),
             Readiness::Ready(ready, opened) => {
-                self.known = Known::Begun;
+                self.previous_runs = PreviousRuns::OfThisProcess;
                 drop(beat);
                 self.lead(ready, *opened, record)
             }

@@ -17,13 +17,13 @@ use wire::Session;
 use super::failure_record::FailureRecord;
 use super::resume::Resumption;
 use super::{Supervisor, Until};
+use crate::apply::apply_session::Identity;
 use crate::apply::blockers::Pulse;
 use crate::apply::durability::Durability;
 use crate::apply::leader::{
     Decoded, Leader, LeaderParts, Outcome, PrepareNames, Surroundings, Watched,
 };
 use crate::apply::pool::{Pool, PoolSettings, WorkerNumber};
-use crate::apply::session::Identity;
 use crate::apply::spool_memory::AccountedSpool;
 use crate::apply::streams::StreamSessions;
 use crate::apply::tables::Tables;
@@ -37,9 +37,10 @@ use crate::publisher::publication::PublishedTable;
 use crate::publisher::reader::ReceiverOptions;
 use crate::publisher::receiver::Receiver;
 use crate::publisher::source::ChangeSource;
-use crate::publisher::watch::Watch;
+use crate::publisher::watch::{Commits, Watch};
 use crate::spool::{self, Spool};
 use crate::subscriber::format::{PublisherTypes, Servers};
+use crate::subscriber::locks::Locking;
 use crate::subscriber::session::Purpose;
 use crate::subscriber::state::prepared::Standing;
 use crate::subscriber::state::statistics::Counters;
@@ -81,7 +82,7 @@ pub(super) struct Opened {
     pub(super) pulse: Pulse,
     pub(super) until: Option<Lsn>,
     /// Whether the publisher's commits wait for this subscription.
-    pub(super) waits: bool,
+    pub(super) commits: Commits,
     pub(super) durable_commits: bool,
     pub(super) streaming: Streaming,
     pub(super) servers: Servers,
@@ -141,20 +142,23 @@ impl Supervisor<'_> {
     ) -> Result<Outcome> {
         let ReadyToStream { row, context, published, .. } = ready;
         let purpose = opened.purpose();
-        let Opened { resumption, states, applying, waits, streaming, .. } = opened;
+        let Opened { resumption, states, applying, commits, streaming, .. } = opened;
         let Applying { identity, sessions, workers, .. } = applying;
         let config = Arc::clone(&self.config);
         self.previous = None;
         let ledger = Ledger::default();
         let catch_up = self.catch_up_options(context, identity, ledger.clone());
-        let last = resumption.applied.memory.as_ref().and_then(|memory| memory.last.as_ref());
+        let last = resumption.applied.history.as_ref().and_then(|history| history.last.as_ref());
         let resumed = last.map(|last| (last.end_lsn, last.commit_time));
         self.log_streaming(row, &resumption);
         record.runs();
         let mut types = PublisherTypes::new(opened.servers, resumption.format.binary);
         published.iter().for_each(|table| types.add(table));
-        let locks_ordered = (workers.most > 1).then_some(config.preserve_commit_order);
-        let tables = Tables::new(&states, types, locks_ordered)
+        let locking = match workers.most > 1 {
+            true => Locking::of_workers(config.preserve_commit_order),
+            false => Locking::SingleWorker,
+        };
+        let tables = Tables::new(&states, types, locking)
             .with_oids(&states, &published)
             .with_apply_mode(config.apply_mode)
             .with_policy(config.on_conflict.clone(), row.id)
@@ -166,14 +170,14 @@ impl Supervisor<'_> {
             subscription: row.id,
             epoch: row.epoch,
             prefix: resumption.preparing.prefix.clone(),
-            waits,
+            commits,
         };
         let feedback = Feedback::new(resumption.progress().positions());
         let options = ReceiverOptions {
             status_interval: config.status_interval,
             receive_timeout: config.receive_timeout,
             memory_limit: config.memory_limit,
-            commits_wait: waits,
+            commits,
         };
         let spool = self.spool()?;
         let announced = Announced::default();
@@ -182,7 +186,7 @@ impl Supervisor<'_> {
         let spool = AccountedSpool { spool, memory: Arc::clone(&receiver.memory) };
         let connects =
             self.stream_connects(context.subscriber, purpose, identity, sessions.streams);
-        let run = self.resumed_run(row, resumption, spool, waits, connects.len());
+        let run = self.resumed_run(row, resumption, spool, commits, connects.len());
         Leader::new(LeaderParts {
             run,
             around: Surroundings {
@@ -207,7 +211,11 @@ impl Supervisor<'_> {
             conflict_retention: config.conflict_retention(),
             durable_commits: opened.durable_commits,
             watched: Watched::new(&config, self.board.clone(), ledger, resumed),
-            idle_interval: if waits { Duration::ZERO } else { config.status_interval },
+            idle_interval: if commits.are_synchronous() {
+                Duration::ZERO
+            } else {
+                config.status_interval
+            },
             newer: self.newer.clone(),
             move_order: self.move_order(),
             keeper: KeeperContext {
@@ -227,7 +235,7 @@ impl Supervisor<'_> {
         row: &Subscription,
         resumption: Resumption,
         spool: AccountedSpool,
-        waits: bool,
+        commits: Commits,
         stream_sessions: usize,
     ) -> ResumedRun<Surroundings<'r>> {
         let parts = self.part_limits();
@@ -235,7 +243,8 @@ impl Supervisor<'_> {
         let streams_from = resumption.followed();
         let (progress, witness) = (resumption.progress(), resumption.witness());
         let Resumption { applied, acknowledged, needed_from, prepared, preparing, .. } = resumption;
-        let mut deferred = DeferredTables::new(acknowledged, !waits, BlockLimits::default());
+        let mut deferred =
+            DeferredTables::new(acknowledged, !commits.are_synchronous(), BlockLimits::default());
         deferred::resume(&mut deferred, resumption.catching_up, applied.highest());
         let incoming = IncomingSettings {
             parts,
@@ -261,7 +270,7 @@ impl Supervisor<'_> {
             },
             progress,
             applied_beyond: applied.beyond.into(),
-            memory: applied.memory,
+            history: applied.history,
             witness,
             incoming: Incoming::new(incoming, spool, known),
             streams: Streams::new(stream_sessions, streams_from, Pacing::MEASURED),

@@ -19,7 +19,7 @@ use super::startup::OwnedSubscription;
 use crate::apply::blockers::Pulse;
 use crate::apply::durability;
 use crate::apply::leader::Outcome;
-use crate::beside::beside;
+use crate::both_servers::ask_both;
 use crate::config;
 use crate::error::{Failure, Result};
 use crate::observe::board::RunPhase;
@@ -27,7 +27,7 @@ use crate::publisher::publication::PublishedTable;
 use crate::publisher::session::Publisher;
 use crate::publisher::source::ChangeSource;
 use crate::publisher::start_replication;
-use crate::publisher::watch::{self, Watch};
+use crate::publisher::watch::{self, Commits, Watch};
 use crate::subscriber::format::Servers;
 use crate::subscriber::origin;
 use crate::subscriber::session;
@@ -46,7 +46,7 @@ pub(super) enum Readiness<'r> {
 /// Sessions that are being opened, and how.
 struct Opening<'s> {
     /// Whether commits of the publisher wait for the subscription.
-    waits: bool,
+    commits: Commits,
     durable_commits: bool,
     tagging: Tagging,
     applying: Applying,
@@ -61,7 +61,7 @@ impl Supervisor<'_> {
         &mut self,
         owned: &'r OwnedSubscription,
         context: SyncContext<'r>,
-        (waits, tagging): (bool, Option<Rows>),
+        (commits, tagging): (Commits, Option<Rows>),
         mut control: Session,
         mut source: Session,
     ) -> Result<Readiness<'r>> {
@@ -73,7 +73,7 @@ impl Supervisor<'_> {
             if let Some(tagging) = tagging.filter(|_| streams) {
                 let tagging = Tagging::of(&tagging, self.config.tag_commits, Some(&prefix))?;
                 let begun =
-                    self.begin_to_open(scope, &mut control, owned, context, (waits, tagging))?;
+                    self.begin_to_open(scope, &mut control, owned, context, (commits, tagging))?;
                 opening = Some(begun);
             }
             let begun = if streams {
@@ -98,12 +98,12 @@ impl Supervisor<'_> {
             };
             self.drop_unused_origins(&mut control, &prefix, &opening.tagging)?;
             let resumption =
-                self.resume(&mut control, &mut source, row, context, opening.waits, &published)?;
+                self.resume(&mut control, &mut source, row, context, opening.commits, &published)?;
             let (streaming, servers) = (self.streaming(&source), Servers::of(&source, &control));
             let source = (context.publisher, source);
             let (stream, states) =
                 self.begin_stream(source, &mut control, row, &resumption, streaming, &published)?;
-            let Opening { waits, durable_commits, mut applying, sessions, .. } = opening;
+            let Opening { commits, durable_commits, mut applying, sessions, .. } = opening;
             applying.identity.round_trip = control
                 .measure_round_trip(Pacing::MEASURED.far)
                 .map_err(|e| Failure::subscriber(&e, "looking how far away it is"))?;
@@ -119,7 +119,7 @@ impl Supervisor<'_> {
             )?;
             let until = self.goal(resumption.wal_end);
             let (name, standby) = (&self.config.name, resumption.standby.clone());
-            let watch = Watch::spawn(context.publisher, name, &row.slot_name, waits, standby)?;
+            let watch = Watch::spawn(context.publisher, name, &row.slot_name, commits, standby)?;
             let opened = Opened {
                 control,
                 source: ChangeSource::Publisher(stream),
@@ -130,7 +130,7 @@ impl Supervisor<'_> {
                 applying,
                 pulse,
                 until,
-                waits,
+                commits,
                 durable_commits,
                 streaming,
                 servers,
@@ -148,18 +148,19 @@ impl Supervisor<'_> {
         control: &mut Session,
         OwnedSubscription { row, database, .. }: &OwnedSubscription,
         context: SyncContext<'s>,
-        (waits, tagging): (bool, Tagging),
+        (commits, tagging): (Commits, Tagging),
     ) -> Result<Opening<'s>> {
         self.drop_left_origins(control, &origin::prefix_in(database, row.id), &tagging)?;
-        let durable_commits = waits && durability::is_quick(control, row.id)?;
+        let durable_commits = commits.are_synchronous() && durability::is_quick(control, row.id)?;
         let citus = context.subscriber.has_citus();
         let applying = self.applying(control, *database, row, &tagging, citus);
         let Applying { identity, workers, .. } = applying;
         let connector = self.connector(context.subscriber, purpose(durable_commits), identity);
-        let (share, subscriber, id) = (Arc::clone(&self.share), context.subscriber, row.id);
-        let sessions =
-            scope.spawn(move || OpenedSessions::open(subscriber, &share, workers, &connector, id));
-        Ok(Opening { waits, durable_commits, tagging, applying, sessions })
+        let (leaseholder, subscriber, id) =
+            (Arc::clone(&self.leaseholder), context.subscriber, row.id);
+        let sessions = scope
+            .spawn(move || OpenedSessions::open(subscriber, &leaseholder, workers, &connector, id));
+        Ok(Opening { commits, durable_commits, tagging, applying, sessions })
     }
 
     /// Behind a copy, which may have taken long: whether commits of the publisher wait for the
@@ -169,15 +170,15 @@ impl Supervisor<'_> {
         control: &mut Session,
         source: &mut Session,
         prefix: &str,
-    ) -> Result<(bool, Tagging)> {
+    ) -> Result<(Commits, Tagging)> {
         let name = watch::standby_name(source, &self.config.name);
-        let (waits, tagging) = beside(
+        let (commits, tagging) = ask_both(
             "reading synchronous_standby_names",
             || watch::look_once(source, &name),
             || Tagging::read(control, self.config.tag_commits, Some(prefix)),
         );
         let tagging = tagging?;
-        Ok((waits?, tagging))
+        Ok((commits?, tagging))
     }
 
     /// Starts the stream, and reads the states of the tables. Tells once in a process how the tables are
@@ -196,7 +197,7 @@ impl Supervisor<'_> {
         let names = names.each_ref().map(|names| Some(names.as_str()));
         let stored = if looks { (storage::STORAGE, &names[..]) } else { ("SELECT", &[][..]) };
         let this: &Self = self;
-        let (stream, read) = beside(
+        let (stream, read) = ask_both(
             "starting the stream",
             || this.start_stream(publisher, source, row, resumption, streaming),
             || state::relations_and(control, row.id, &session::give_up_locks_sql(), stored),

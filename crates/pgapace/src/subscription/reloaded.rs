@@ -25,7 +25,7 @@ impl Supervisor<'_> {
     }
 
     fn set_config(&mut self, config: Arc<Config>, record: &mut FailureRecord, retry: &mut Retry) {
-        self.share.set_most(config.workers.most());
+        self.leaseholder.set_most(config.workers.most());
         retry.set_timeout(config.connect_timeout);
         record.set_config(Arc::clone(&config));
         self.config = config;

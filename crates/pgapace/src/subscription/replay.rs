@@ -14,20 +14,20 @@ use wire::Session;
 use super::failure_record::FailureRecord;
 use super::pipeline::{Opened, ReadyToStream};
 use super::resume::{Preparing, RecordedPosition, Resumption};
-use super::retry::Known;
+use super::retry::PreviousRuns;
 use super::sessions::OpenedSessions;
 use super::startup::{OwnedSubscription, sync_context};
 use super::{Outcome, Supervisor};
 use crate::apply::blockers::Pulse;
 use crate::apply::pool::{ApplySpan, Elapsed};
-use crate::beside::beside;
+use crate::both_servers::ask_both;
 use crate::config::{Binary, CopyOptions};
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::RunPhase;
 use crate::publisher::publication::PublishedTable;
 use crate::publisher::session::Publisher;
 use crate::publisher::source::ChangeSource;
-use crate::publisher::watch::Watch;
+use crate::publisher::watch::{Commits, Watch};
 use crate::recording::file::Recording;
 use crate::recording::player::{Pace, Player};
 use crate::subscriber::format::{self, Format, Servers};
@@ -35,7 +35,7 @@ use crate::subscriber::origin;
 use crate::subscriber::session::{self, Purpose, Subscriber};
 use crate::subscriber::state::{self, NewSubscription, Phase, Subscription, name_array, schema};
 use crate::subscriber::tagging::Tagging;
-use crate::tablesync::table_state::{Owner, set_sync_lsns};
+use crate::tablesync::table_state::set_sync_lsns;
 use crate::tablesync::{SyncContext, check_first_subscribers};
 
 /// A recording that is replayed, and the pace.
@@ -110,7 +110,7 @@ impl Supervisor<'_> {
         let published = head.tables.clone();
         let ready = ReadyToStream { row, context, published };
         let opened = self.open_replay(&ready, *database, control, replay)?;
-        self.known = Known::Begun;
+        self.previous_runs = PreviousRuns::OfThisProcess;
         drop(beat);
         self.lead(ready, opened, record)
     }
@@ -159,7 +159,7 @@ impl Supervisor<'_> {
         recording: &Recording,
     ) -> Result<()> {
         let (head, start) = (&recording.head, recording.head.start());
-        let owner = Owner { id: row.id, epoch: row.epoch };
+        let owner = row.owned_epoch();
         if row.phase == Phase::Creating {
             let sent_as = self.sent_as();
             state::set_copying(control, owner, start, &head.identity(), &sent_as, false)?;
@@ -190,11 +190,11 @@ impl Supervisor<'_> {
         let servers = Servers::recorded(&head.publisher, &control);
         let connector = self.connector(subscriber, Purpose::Apply, applying.identity);
         let this: &Self = self;
-        let (opened, resumed) = beside(
+        let (opened, resumed) = ask_both(
             "opening sessions",
             || {
                 let workers = applying.workers;
-                OpenedSessions::open(subscriber, &this.share, workers, &connector, row.id)
+                OpenedSessions::open(subscriber, &this.leaseholder, workers, &connector, row.id)
             },
             || {
                 let resumption = this.resume_replay(&mut control, row, replay)?;
@@ -219,7 +219,7 @@ impl Supervisor<'_> {
             applying,
             pulse,
             until: Some(replay.end()),
-            waits: false,
+            commits: Commits::Asynchronous,
             durable_commits: false,
             streaming: head.streaming()?,
             servers,

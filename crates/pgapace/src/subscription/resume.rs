@@ -12,14 +12,14 @@ use pgoutput::Lsn;
 use wire::{Rows, Session};
 
 use super::Supervisor;
-use super::retry::Known;
-use crate::beside::beside;
+use super::retry::PreviousRuns;
+use crate::both_servers::ask_both;
 use crate::config;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::history;
 use crate::publisher::publication::PublishedTable;
-use crate::publisher::slot::{self, PublisherNow};
-use crate::publisher::watch::StandbyPublisher;
+use crate::publisher::slot::{self, PublisherNow, Slot};
+use crate::publisher::watch::{Commits, StandbyPublisher};
 use crate::subscriber::format::{self, Format};
 use crate::subscriber::state::{self, Manner, Subscription, SubscriptionId};
 use crate::subscriber::state::{prepared, progress};
@@ -29,7 +29,7 @@ use crate::two_phase;
 
 /// Where a run resumes, and how.
 pub(super) struct Resumption {
-    pub(super) applied: progress::Applied,
+    pub(super) applied: progress::AppliedStream,
     /// The slot's position.
     pub(super) acknowledged: Lsn,
     /// The LSN where the stream starts. Transactions that commit before are not sent.
@@ -38,7 +38,7 @@ pub(super) struct Resumption {
     pub(super) needed_from: Lsn,
     pub(super) catching_up: Vec<CatchUp>,
     pub(super) two_phase: bool,
-    pub(super) prepared: Vec<prepared::Known>,
+    pub(super) prepared: Vec<prepared::KnownPrepared>,
     pub(super) preparing: Preparing,
     pub(super) format: Format,
     /// Where the publisher's WAL ended when the run started.
@@ -66,7 +66,7 @@ impl Resumption {
     /// Compares the transactions that the stream sends again with those applied and prepared.
     pub(super) fn witness(&self) -> Witness {
         // Where the publisher sends other transactions than before, nothing is remembered.
-        let known = self.prepared.iter().filter(|_| self.applied.newest_memory().is_some());
+        let known = self.prepared.iter().filter(|_| self.applied.newest_history().is_some());
         let known = known.map(|one| (one.prepared.prepare_lsn, one.prepared.xid));
         Witness::new(self.start, self.applied.ranges()).with_prepared(known)
     }
@@ -80,7 +80,7 @@ impl Resumption {
 
 /// The position of the subscription that the subscriber has recorded.
 pub(super) struct RecordedPosition {
-    pub(super) applied: Option<progress::Applied>,
+    pub(super) applied: Option<progress::AppliedStream>,
     catching_up: Vec<CatchUp>,
     /// See [`progress::BEYOND`].
     beyond: Rows,
@@ -123,20 +123,20 @@ impl Supervisor<'_> {
         source: &mut Session,
         row: &Subscription,
         context: SyncContext<'_>,
-        waits: bool,
+        commits: Commits,
         published: &[PublishedTable],
     ) -> Result<Resumption> {
         let config = Arc::clone(&self.config);
         // No other process can apply anything, or acknowledge more than is applied: the servers may be
         // read at the same time.
-        let (looked, read) = beside(
+        let (looked, read) = ask_both(
             "looking at the slot",
-            || slot::look(source, &row.slot_name),
+            || slot::read_publisher(source, &row.slot_name),
             || RecordedPosition::read(control, row.id),
         );
         let RecordedPosition { applied, mut catching_up, beyond, any_prepared, place } = read?;
         let PublisherNow { system, slot: found, wal_end, standby } = looked?;
-        let (limit, prefix) = prepared::place_in(&place, row.id, &system.system_identifier)?;
+        let place = prepared::place_in(&place, row.id, &system.system_identifier)?;
         let mut applied = applied.ok_or_else(|| {
             Failure::new(Class::Subscriber, "the progress of the subscription is missing").hint(
                 "Rows of pgapace.progress were deleted. Without them nothing can be resumed: drop \
@@ -150,7 +150,7 @@ impl Supervisor<'_> {
             state::set_skip(control, row.id, None)?;
         }
         let followed = progress::followed_beyond(&beyond, &applied)?;
-        let (checked, chosen) = beside(
+        let (checked, chosen) = ask_both(
             "checking the history",
             || history::check_identified(source, &system, row, &followed),
             || self.choose(control, published),
@@ -162,57 +162,10 @@ impl Supervisor<'_> {
         {
             applied.forget_history();
         }
-        let found = match found {
-            Some(slot) if slot.active_pid.is_some() => {
-                let stopping = || self.shutdown.requested();
-                let begun = self.known == Known::Begun;
-                if self.standby.is_some() || begun {
-                    // A process that has lost the subscription meanwhile, and does not know it yet, may have
-                    // started a stream since this one became the owner. Or the network has lost the stream
-                    // of this process, and wal_sender_timeout is long, or 0.
-                    let patience = config.busy_timeout;
-                    slot::end_user(source, &row.slot_name, &config.name, patience, &stopping)?;
-                }
-                slot::wait_until_free(source, &row.slot_name, config.busy_timeout, &stopping)
-                    .map_err(|failure| {
-                        // The walsender of this process ends some time.
-                        let passes = begun && failure.class == Class::Busy;
-                        if passes { failure.transient(true) } else { failure }
-                    })?
-            }
-            free => free,
-        };
+        let found = self.free_slot(source, row, found)?;
         let (name, recovers) = (&row.slot_name, standby.is_some());
         let acknowledged = slot::check_resume(name, found.as_ref(), recovers, applied.through)?;
-        for table in catching_up.extract_if(.., |table| table.through < acknowledged) {
-            let name = format!("{}.{}", table.schema, table.name);
-            let through = table.through;
-            if context.options.keeps_rows() {
-                // Another copy would begin with TRUNCATE.
-                let reason = format!(
-                    "it lacks changes from {through} on, which were acknowledged, and another copy \
-                     would remove the rows that --if-not-empty keep keeps"
-                );
-                let key = (table.schema.as_str(), table.name.as_str());
-                table_state::block_member(control, context.owner(), key, &reason, through)?;
-                tracing::warn!(
-                    event = "table_blocked",
-                    table = name,
-                    until = "pgapace resync",
-                    error = reason,
-                    "table is not applied any more; other tables continue"
-                );
-                continue;
-            }
-            tracing::warn!(
-                event = "table_copied_again",
-                table = name,
-                %through,
-                %acknowledged,
-                "table is copied again: changes that it lacks were acknowledged"
-            );
-            table_state::copy_again(control, context.owner(), &table)?;
-        }
+        handle_lost_tables(control, context, &mut catching_up, acknowledged)?;
         for table in &catching_up {
             // The run that copied it may have ended before it inserted this row.
             table_state::start_catch_up(control, context.owner(), table)?;
@@ -222,13 +175,10 @@ impl Supervisor<'_> {
         let two_phase =
             two_phase::settle(&config, control, source, row, slot_is_two_phase, any_prepared)?;
         let sends_prepared = two_phase || slot_is_two_phase;
-        let memory = applied.memory.as_ref();
-        let start = stream_start(acknowledged, needed_from, memory, sends_prepared);
+        let history = applied.history.as_ref();
+        let start = stream_start(acknowledged, needed_from, history, sends_prepared);
         let prepared = two_phase::known(control, row.id, two_phase, any_prepared)?;
-        // Citus refuses PREPARE TRANSACTION where several servers take part.
-        let limit = if context.subscriber.has_citus() { 0 } else { limit };
-        let hold = if two_phase { two_phase::hold(&config, limit, waits)? } else { None };
-        let preparing = Preparing { hold, limit, prefix };
+        let preparing = self.preparing(place, context, two_phase, commits)?;
         state::set_run(control, row, &system, &self.manner(&format))?;
         Ok(Resumption {
             applied,
@@ -243,6 +193,46 @@ impl Supervisor<'_> {
             wal_end,
             standby,
         })
+    }
+
+    /// Waits until no session uses the slot.
+    fn free_slot(
+        &self,
+        source: &mut Session,
+        row: &Subscription,
+        found: Option<Slot>,
+    ) -> Result<Option<Slot>> {
+        if found.as_ref().is_none_or(|slot| slot.active_pid.is_none()) {
+            return Ok(found);
+        }
+        let stopping = || self.shutdown.requested();
+        let (patience, name) = (self.config.busy_timeout, &self.config.name);
+        let begun = self.previous_runs == PreviousRuns::OfThisProcess;
+        if self.standby.is_some() || begun {
+            // A process that has lost the subscription meanwhile, and does not know it yet, may have
+            // started a stream since this one became the owner. Or the network has lost the stream
+            // of this process, and wal_sender_timeout is long, or 0.
+            slot::end_user(source, &row.slot_name, name, patience, &stopping)?;
+        }
+        slot::wait_until_free(source, &row.slot_name, patience, &stopping).map_err(|failure| {
+            // The walsender of this process ends some time.
+            let passes = begun && failure.class == Class::Busy;
+            if passes { failure.transient(true) } else { failure }
+        })
+    }
+
+    /// How transactions are prepared on the subscriber, which can have `limit` of them.
+    fn preparing(
+        &self,
+        (limit, prefix): (usize, String),
+        context: SyncContext<'_>,
+        two_phase: bool,
+        commits: Commits,
+    ) -> Result<Preparing> {
+        // Citus refuses PREPARE TRANSACTION where several servers take part.
+        let limit = if context.subscriber.has_citus() { 0 } else { limit };
+        let hold = if two_phase { two_phase::hold(&self.config, limit, commits)? } else { None };
+        Ok(Preparing { hold, limit, prefix })
     }
 
     /// The format of values.
@@ -280,6 +270,46 @@ impl Supervisor<'_> {
             }
         }
     }
+}
+
+/// Has tables copied again that lack changes which were acknowledged: those before `acknowledged`. Where rows
+/// must be kept, they are blocked. What remains of `catching_up` lacks nothing.
+fn handle_lost_tables(
+    control: &mut Session,
+    context: SyncContext<'_>,
+    catching_up: &mut Vec<CatchUp>,
+    acknowledged: Lsn,
+) -> Result<()> {
+    for table in catching_up.extract_if(.., |table| table.through < acknowledged) {
+        let name = format!("{}.{}", table.schema, table.name);
+        let through = table.through;
+        if context.options.keeps_rows() {
+            // Another copy would begin with TRUNCATE.
+            let reason = format!(
+                "it lacks changes from {through} on, which were acknowledged, and another copy \
+                 would remove the rows that --if-not-empty keep keeps"
+            );
+            let key = (table.schema.as_str(), table.name.as_str());
+            table_state::block_member(control, context.owner(), key, &reason, through)?;
+            tracing::warn!(
+                event = "table_blocked",
+                table = name,
+                until = "pgapace resync",
+                error = reason,
+                "table is not applied any more; other tables continue"
+            );
+            continue;
+        }
+        tracing::warn!(
+            event = "table_copied_again",
+            table = name,
+            %through,
+            %acknowledged,
+            "table is copied again: changes that it lacks were acknowledged"
+        );
+        table_state::copy_again(control, context.owner(), &table)?;
+    }
+    Ok(())
 }
 
 fn sent_as(config: &config::Subscription, publications: &[String]) -> String {

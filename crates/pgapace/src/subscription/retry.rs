@@ -14,7 +14,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::error::Failure;
+use crate::error::{Failure, Recovery};
 
 /// The first pause before another run, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -39,15 +39,15 @@ const DECODING_ATTEMPTS: u32 = 20;
 /// How often the same reason to wait is logged.
 const NAME_AGAIN: Duration = Duration::from_secs(30);
 
-/// How far the subscription is known when a run fails.
+/// Which runs the subscription had when one fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Known {
-    /// Nothing: this may be its first start.
-    New,
-    /// The subscription has run before: its state or its slot is there.
-    HasRun,
+pub(super) enum PreviousRuns {
+    /// None that is known: this may be its first start.
+    None,
+    /// It has run before: its state or its slot is there.
+    Earlier,
     /// This process has copied tables for it, or streamed.
-    Begun,
+    OfThisProcess,
 }
 
 /// The action after a failure.
@@ -104,28 +104,36 @@ impl Retry {
     /// Both servers were reached, by a run that has failed or not. A server that does not serve is still waited
     /// for.
     pub(super) fn reached(&mut self, failure: Option<&Failure>) {
-        if failure.is_none_or(|failure| !failure.connection_lost) {
+        if failure.is_none_or(|failure| !failure.is_connection_lost()) {
             self.away_since = None;
         }
     }
 
     /// The action after a failure, by its kind.
-    pub(super) fn next(&mut self, failure: &Failure, known: Known, now: Instant) -> Next {
+    pub(super) fn next(
+        &mut self,
+        failure: &Failure,
+        previous_runs: PreviousRuns,
+        now: Instant,
+    ) -> Next {
         // A server that has just started may still be a standby, or without room, for a moment.
-        let back_soon = self.away_since.is_some() && failure.transient;
-        let waits = failure.away || back_soon || known >= Known::HasRun && failure.connection_lost;
+        let back_soon = self.away_since.is_some() && failure.is_transient();
+        let waits = failure.is_away()
+            || back_soon
+            || previous_runs >= PreviousRuns::Earlier && failure.is_connection_lost();
         if !waits {
             self.away_since = None;
-            self.in_decoding += u32::from(failure.in_decoding);
-            let again = failure.transient && known == Known::Begun
-                || failure.in_decoding && self.in_decoding <= DECODING_ATTEMPTS;
+            let in_decoding = matches!(failure.recovery, Recovery::DecodeAgain);
+            self.in_decoding += u32::from(in_decoding);
+            let again = failure.is_transient() && previous_runs == PreviousRuns::OfThisProcess
+                || in_decoding && self.in_decoding <= DECODING_ATTEMPTS;
             return if again { self.again(failure, now) } else { Next::End };
         }
         let since = *self.away_since.get_or_insert(now);
-        let limit = self.timeout.or(match known {
-            Known::New => Some(FIRST_TIMEOUT),
-            Known::HasRun => Some(LATER_TIMEOUT),
-            Known::Begun => None,
+        let limit = self.timeout.or(match previous_runs {
+            PreviousRuns::None => Some(FIRST_TIMEOUT),
+            PreviousRuns::Earlier => Some(LATER_TIMEOUT),
+            PreviousRuns::OfThisProcess => None,
         });
         let waited = now.duration_since(since);
         match limit {
@@ -143,7 +151,9 @@ impl Retry {
 
     /// Another run, after a pause.
     pub(super) fn again(&mut self, failure: &Failure, now: Instant) -> Next {
-        let pause = if failure.away || self.away_since.is_some() && !failure.connection_lost {
+        let pause = if failure.is_away()
+            || self.away_since.is_some() && !failure.is_connection_lost()
+        {
             let away = self.away_since.map_or(Duration::ZERO, |since| now.duration_since(since));
             (away / PART_OF_AWAY).clamp(SHORTEST_AWAY, LONGEST_AWAY)
         } else {
@@ -164,24 +174,26 @@ impl Retry {
 #[cfg(test)]
 mod tests {
     use super::{
-        DECODING_ATTEMPTS, FIRST_FAILED, FIRST_PAUSE, FIRST_TIMEOUT, GOOD_RUN, Known,
-        LATER_TIMEOUT, LONGEST_FAILED, LONGEST_PAUSE, Next, Retry,
+        DECODING_ATTEMPTS, FIRST_FAILED, FIRST_PAUSE, FIRST_TIMEOUT, GOOD_RUN, LATER_TIMEOUT,
+        LONGEST_FAILED, LONGEST_PAUSE, Next, PreviousRuns, Retry,
     };
-    use crate::error::{Class, Failure};
+    use crate::error::{Class, Failure, Recovery};
     use std::time::{Duration, Instant};
 
-    fn failure(transient: bool, connection_lost: bool, away: bool) -> Failure {
-        let failure = Failure::new(Class::Subscriber, "x").transient(transient);
-        Failure { connection_lost, away, ..failure }
+    fn failure(recovery: Recovery) -> Failure {
+        Failure { recovery, ..Failure::new(Class::Subscriber, "x") }
     }
 
     /// How long pgapace waits for a server that never comes back, and the longest pause.
-    fn waited(timeout: Option<Duration>, known: Known) -> Option<(Duration, Duration)> {
+    fn waited(
+        timeout: Option<Duration>,
+        previous_runs: PreviousRuns,
+    ) -> Option<(Duration, Duration)> {
         let (start, mut longest) = (Instant::now(), Duration::ZERO);
         let (mut retry, mut now) = (Retry::new(timeout), start);
-        let away = failure(true, true, true);
+        let away = failure(Recovery::WaitForServer);
         while now < start + 2 * LATER_TIMEOUT {
-            match retry.next(&away, known, now) {
+            match retry.next(&away, previous_runs, now) {
                 Next::Again { pause, .. } => {
                     longest = longest.max(pause);
                     now += pause;
@@ -196,15 +208,15 @@ mod tests {
     #[test]
     fn a_server_that_is_away_is_looked_for_every_second_and_not_for_ever() {
         let limits = [
-            (None, Known::New, FIRST_TIMEOUT),
-            (None, Known::HasRun, LATER_TIMEOUT),
-            (Some(Duration::from_secs(60)), Known::New, Duration::from_secs(60)),
-            (Some(Duration::from_secs(60)), Known::Begun, Duration::from_secs(60)),
-            (None, Known::Begun, Duration::MAX),
+            (None, PreviousRuns::None, FIRST_TIMEOUT),
+            (None, PreviousRuns::Earlier, LATER_TIMEOUT),
+            (Some(Duration::from_secs(60)), PreviousRuns::None, Duration::from_secs(60)),
+            (Some(Duration::from_secs(60)), PreviousRuns::OfThisProcess, Duration::from_secs(60)),
+            (None, PreviousRuns::OfThisProcess, Duration::MAX),
         ];
-        for (timeout, known, limit) in limits {
-            let (waited, longest) = waited(timeout, known).expect("it is waited for");
-            assert!(waited >= limit, "{known:?}: {waited:?}");
+        for (timeout, previous_runs, limit) in limits {
+            let (waited, longest) = waited(timeout, previous_runs).expect("it is waited for");
+            assert!(waited >= limit, "{previous_runs:?}: {waited:?}");
             assert!(waited == Duration::MAX || waited < limit + Duration::from_secs(1));
             assert!(longest < Duration::from_secs(1));
         }
@@ -213,25 +225,25 @@ mod tests {
     #[test]
     fn temporary_errors_are_retried_once_the_run_has_begun() {
         let (mut retry, now) = (Retry::new(None), Instant::now());
-        let full = failure(true, false, false);
-        let lost = failure(true, true, false);
-        let wrong = failure(false, false, false);
-        assert_eq!(retry.next(&full, Known::New, now), Next::End);
-        assert_eq!(retry.next(&full, Known::HasRun, now), Next::End);
-        assert_eq!(retry.next(&lost, Known::New, now), Next::End);
-        assert!(matches!(retry.next(&lost, Known::HasRun, now), Next::Again { .. }));
-        assert!(matches!(retry.next(&full, Known::Begun, now), Next::Again { .. }));
-        assert_eq!(retry.next(&wrong, Known::Begun, now), Next::End);
+        let full = failure(Recovery::Retry);
+        let lost = failure(Recovery::Reconnect);
+        let wrong = failure(Recovery::None);
+        assert_eq!(retry.next(&full, PreviousRuns::None, now), Next::End);
+        assert_eq!(retry.next(&full, PreviousRuns::Earlier, now), Next::End);
+        assert_eq!(retry.next(&lost, PreviousRuns::None, now), Next::End);
+        assert!(matches!(retry.next(&lost, PreviousRuns::Earlier, now), Next::Again { .. }));
+        assert!(matches!(retry.next(&full, PreviousRuns::OfThisProcess, now), Next::Again { .. }));
+        assert_eq!(retry.next(&wrong, PreviousRuns::OfThisProcess, now), Next::End);
     }
 
     #[test]
     fn a_publisher_that_cannot_decode_is_asked_again_but_not_for_ever() {
         let (mut retry, now) = (Retry::new(None), Instant::now());
-        let error = Failure { in_decoding: true, ..failure(false, false, false) };
+        let error = failure(Recovery::DecodeAgain);
         let attempts = |retry: &mut Retry| {
             let again = |_: &u32| {
                 retry.after_run(now, now + GOOD_RUN, false);
-                retry.next(&error, Known::Begun, now) != Next::End
+                retry.next(&error, PreviousRuns::OfThisProcess, now) != Next::End
             };
             (0..1000).take_while(again).count()
         };
@@ -246,11 +258,11 @@ mod tests {
     fn a_server_that_is_reached_but_does_not_serve_is_not_waited_for_for_ever() {
         let (start, timeout) = (Instant::now(), Duration::from_secs(60));
         let (mut retry, mut now) = (Retry::new(Some(timeout)), start);
-        let lost = failure(true, true, false);
+        let lost = failure(Recovery::Reconnect);
         let mut longest = Duration::ZERO;
         while now < start + 10 * timeout {
             retry.reached(Some(&lost));
-            match retry.next(&lost, Known::Begun, now) {
+            match retry.next(&lost, PreviousRuns::OfThisProcess, now) {
                 Next::Again { pause, .. } => {
                     longest = longest.max(pause);
                     now += pause;
@@ -264,27 +276,27 @@ mod tests {
         assert_eq!(longest, LONGEST_PAUSE);
         assert!(now < start + timeout + LONGEST_PAUSE);
         retry.reached(None);
-        assert!(matches!(retry.next(&lost, Known::Begun, now), Next::Again { .. }));
+        assert!(matches!(retry.next(&lost, PreviousRuns::OfThisProcess, now), Next::Again { .. }));
     }
 
     /// A server that ends its recovery accepts read-only sessions first.
     #[test]
     fn temporary_errors_are_waited_for_like_a_server_before_the_run() {
         let (mut retry, now) = (Retry::new(None), Instant::now());
-        let (starts, read_only) = (failure(true, true, true), failure(true, false, false));
-        assert_eq!(retry.next(&read_only, Known::New, now), Next::End);
-        assert!(matches!(retry.next(&starts, Known::New, now), Next::Again { .. }));
-        assert!(matches!(retry.next(&read_only, Known::New, now), Next::Again { .. }));
+        let (starts, read_only) = (failure(Recovery::WaitForServer), failure(Recovery::Retry));
+        assert_eq!(retry.next(&read_only, PreviousRuns::None, now), Next::End);
+        assert!(matches!(retry.next(&starts, PreviousRuns::None, now), Next::Again { .. }));
+        assert!(matches!(retry.next(&read_only, PreviousRuns::None, now), Next::Again { .. }));
         let later = now + FIRST_TIMEOUT;
-        assert_eq!(retry.next(&read_only, Known::New, later), Next::Waited(FIRST_TIMEOUT));
-        assert_eq!(retry.next(&failure(false, false, false), Known::New, now), Next::End);
+        assert_eq!(retry.next(&read_only, PreviousRuns::None, later), Next::Waited(FIRST_TIMEOUT));
+        assert_eq!(retry.next(&failure(Recovery::None), PreviousRuns::None, now), Next::End);
     }
 
     #[test]
     fn pauses_grow_and_start_anew_when_something_was_applied() {
         let (mut retry, now) = (Retry::new(None), Instant::now());
-        let full = failure(true, false, false);
-        let pause = |retry: &mut Retry| match retry.next(&full, Known::Begun, now) {
+        let full = failure(Recovery::Retry);
+        let pause = |retry: &mut Retry| match retry.next(&full, PreviousRuns::OfThisProcess, now) {
             Next::Again { pause, .. } => pause,
             next => panic!("{next:?}"),
         };
@@ -306,10 +318,10 @@ mod tests {
     #[test]
     fn the_same_reason_is_not_named_every_second() {
         let (mut retry, now) = (Retry::new(None), Instant::now());
-        let away = failure(true, true, true);
+        let away = failure(Recovery::WaitForServer);
         let named = |next| matches!(next, Next::Again { named: true, .. });
-        assert!(named(retry.next(&away, Known::HasRun, now)));
-        assert!(!named(retry.next(&away, Known::HasRun, now + Duration::from_secs(1))));
-        assert!(named(retry.next(&away, Known::HasRun, now + Duration::from_secs(31))));
+        assert!(named(retry.next(&away, PreviousRuns::Earlier, now)));
+        assert!(!named(retry.next(&away, PreviousRuns::Earlier, now + Duration::from_secs(1))));
+        assert!(named(retry.next(&away, PreviousRuns::Earlier, now + Duration::from_secs(31))));
     }
 }

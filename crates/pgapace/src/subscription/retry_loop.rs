@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use super::failure_record::FailureRecord;
 use super::missing_grants;
 use super::replay::Replay;
-use super::retry::{Known, Next, Retry};
+use super::retry::{Next, PreviousRuns, Retry};
 use super::slot_watch::SlotWatch;
 use super::{RunOptions, Supervisor};
 use crate::apply::leader::Outcome;
-use crate::apply::sessions::Share;
+use crate::apply::session_leases::Leaseholder;
 use crate::config::OnTableError;
 use crate::config::live::LiveSettings;
-use crate::error::{Class, Failure, Result, is_stale_catalogue};
+use crate::error::{Class, Failure, Recovery, Result, is_stale_catalogue};
 use crate::observe::board::Board;
 use crate::stopping::shutdown::Shutdown;
 
@@ -33,10 +33,10 @@ pub(super) fn run_from(
     settings: &Arc<LiveSettings>,
     options: &RunOptions,
     shutdown: &Shutdown,
-    share: Arc<Share>,
+    leaseholder: Arc<Leaseholder>,
     board: &Board,
 ) -> Result<Outcome> {
-    let mut supervisor = Supervisor::new(settings, options, shutdown, share, board);
+    let mut supervisor = Supervisor::new(settings, options, shutdown, leaseholder, board);
     let mut retry = Retry::new(supervisor.config.connect_timeout);
     let mut record = FailureRecord::new(Arc::clone(&supervisor.config), board.clone());
     loop {
@@ -120,7 +120,7 @@ impl Supervisor<'_> {
             tracing::debug!(subscription, %failure, "another process was faster");
             return AfterRun::Again;
         }
-        if failure.needs_text {
+        if matches!(failure.recovery, Recovery::SendText) {
             tracing::info!(
                 event = "values_as_text",
                 subscription,
@@ -135,17 +135,16 @@ impl Supervisor<'_> {
             log_end(&subscription, &failure);
             return AfterRun::Again;
         }
-        if failure.way_back.is_some() {
+        if matches!(failure.recovery, Recovery::WayBack(_)) {
             return AfterRun::End(Err(failure));
         }
         if let Some(standby) = &self.standby {
-            let passes = failure.transient || failure.away || failure.connection_lost;
-            standby.failed(&self.config.name, passes);
+            standby.failed(&self.config.name, failure.is_transient());
         }
         let next = self.next(&failure, retry);
         let passes = matches!(next, Next::Again { .. });
         // Without SQLSTATE: a server was not asked, or its answer does not fit the settings.
-        let of_settings = !failure.connection_lost && failure.sqlstate.is_none();
+        let of_settings = !failure.is_connection_lost() && failure.sqlstate.is_none();
         if (of_settings || !passes) && self.goes_back(&failure, record, retry) {
             return AfterRun::Again;
         }
@@ -189,14 +188,14 @@ impl Supervisor<'_> {
         // for each commit LSN.
         let stale = failure.sqlstate.as_deref().is_some_and(is_stale_catalogue);
         if stale
-            && !failure.transient
-            && self.known == Known::Begun
+            && !failure.is_transient()
+            && self.previous_runs == PreviousRuns::OfThisProcess
             && let Some(offender) = &failure.offender
             && self.catalogue_error.replace(offender.commit_lsn) != Some(offender.commit_lsn)
         {
             return retry.again(failure, now);
         }
-        retry.next(failure, self.known, now)
+        retry.next(failure, self.previous_runs, now)
     }
 
     /// Logs why another run follows.
@@ -204,7 +203,7 @@ impl Supervisor<'_> {
         let (subscription, retry_in_ms) = (&self.config.name, milliseconds(pause));
         if !named {
             tracing::debug!(subscription, retry_in_ms, "{failure}");
-        } else if failure.away {
+        } else if failure.is_away() {
             tracing::warn!(
                 event = "waiting_for_server",
                 subscription,
@@ -271,7 +270,7 @@ fn log_end(subscription: &str, failure: &Failure) {
 fn is_of_table(failure: &Failure) -> bool {
     let class = matches!(failure.class, Class::Apply | Class::Mismatch | Class::Subscriber);
     let relation = failure.offender.as_deref().is_some_and(|offender| offender.relation.is_some());
-    class && relation && !failure.transient
+    class && relation && !failure.is_transient()
 }
 
 /// The same failure, after pgapace has waited for the server as long as it may.

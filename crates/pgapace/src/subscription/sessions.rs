@@ -7,14 +7,14 @@ use wire::Session;
 
 use super::Supervisor;
 use super::pipeline::Applying;
+use crate::apply::apply_session::{Connect, Identity, Lost};
 use crate::apply::blockers::{Blockers, Pulse, Watched};
 use crate::apply::conflicts;
 use crate::apply::durability::Durability;
 use crate::apply::encoder;
 use crate::apply::pool::{Connector, OpenedWorkers, Pool, Slots, WorkerNumber};
 use crate::apply::prefetch::Prefetch;
-use crate::apply::session::{Connect, Identity, Lost};
-use crate::apply::sessions::Share;
+use crate::apply::session_leases::Leaseholder;
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::origin;
 use crate::subscriber::session::{Purpose, Subscriber};
@@ -32,7 +32,7 @@ impl OpenedSessions {
     /// Opens all at the same time.
     pub(super) fn open(
         subscriber: &Subscriber,
-        share: &Arc<Share>,
+        leaseholder: &Arc<Leaseholder>,
         workers: WorkerNumber,
         connector: &Connector,
         id: SubscriptionId,
@@ -46,7 +46,7 @@ impl OpenedSessions {
                 Ok(session)
             });
             let monitor = scope.spawn(|| subscriber.connect(Purpose::Monitor));
-            let workers = OpenedWorkers::open(share, workers, connector)?;
+            let workers = OpenedWorkers::open(leaseholder, workers, connector)?;
             let monitor = monitor.join().unwrap_or_else(panicked)?;
             let durability = durability.join().unwrap_or_else(panicked)?;
             Ok(Self { workers, durability, monitor })
@@ -159,7 +159,8 @@ impl Supervisor<'_> {
         let OpenedSessions { workers: opened, durability, monitor } = opened;
         let connector = self.connector(subscriber, purpose, identity);
         let (config, round_trip) = (Arc::clone(&self.config), identity.round_trip);
-        let slots = Slots::new(&self.share, workers, connector, &config.name, opened, round_trip)?;
+        let slots =
+            Slots::new(&self.leaseholder, workers, connector, &config.name, opened, round_trip)?;
         let flusher = Pulse::default();
         let watch = |pid, pulse: &Pulse, name| Watched { pid, pulse: pulse.clone(), name };
         let watched = vec![

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use super::Supervisor;
-use super::retry::Known;
+use super::retry::PreviousRuns;
 use crate::error::{Class, Failure};
 use crate::membership::{MoveOrder, Place, Waiting};
 use crate::observe::board::{Board, RunPhase};
@@ -61,7 +61,7 @@ impl Supervisor<'_> {
                 // It was asked to leave the subscription to another process.
                 Place::Free if self.leaves() => {}
                 Place::Free => {
-                    self.known = Known::Begun;
+                    self.previous_runs = PreviousRuns::OfThisProcess;
                     return true;
                 }
                 // Its own session, which has ended since that look.
@@ -71,7 +71,7 @@ impl Supervisor<'_> {
                 Place::Held(session, _) if self.owner.as_ref() == Some(&session) => return true,
                 Place::Held(_, owner) => {
                     // The subscription exists. If it does not later, it was dropped, and is not created.
-                    self.known = Known::Begun;
+                    self.previous_runs = PreviousRuns::OfThisProcess;
                     self.gave_up = None;
                     let owner = owner.map(|owner| (owner.host, owner.process));
                     if announced.as_ref() != Some(&owner) {
@@ -81,7 +81,7 @@ impl Supervisor<'_> {
                 }
                 Place::Stopped(session, owner) => {
                     self.announce_takeover(&owner);
-                    self.known = Known::Begun;
+                    self.previous_runs = PreviousRuns::OfThisProcess;
                     self.stopped = Some(session);
                     return true;
                 }
@@ -140,7 +140,7 @@ impl Supervisor<'_> {
 
     /// Whether a run failed only because another process became the owner before it.
     pub(super) fn another_was_faster(&self, failure: &Failure) -> bool {
-        if self.owns || self.dropped || failure.connection_lost || self.shutdown.requested() {
+        if self.owns || self.dropped || failure.is_connection_lost() || self.shutdown.requested() {
             return false;
         }
         let Some(membership) = &self.standby else { return false };

@@ -22,9 +22,9 @@ use crate::observe::events::{self, LogEvent};
 use crate::publisher::session::Publisher;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::events::write_sql;
+use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::repertoire::Repertoire;
 use crate::subscriber::state::{figures, heartbeat};
-use crate::tablesync::table_state::Owner;
 
 /// Time between two beats. A start that takes less has none, and no session for it.
 const BEAT: Duration = Duration::from_secs(1);
@@ -41,7 +41,7 @@ impl StartBeat {
         subscriber: &Subscriber,
         publisher: &Publisher,
         control: &Session,
-        owner: Owner,
+        owner: OwnedEpoch,
     ) -> Result<Self> {
         let (alive, ended) = bounded(0);
         let events = Warnings {
@@ -63,7 +63,7 @@ impl StartBeat {
 
 fn run(
     subscriber: &Subscriber,
-    owner: Owner,
+    owner: OwnedEpoch,
     mut work: Work,
     mut warnings: Warnings,
     ended: &Receiver<()>,

@@ -6,11 +6,11 @@ use std::time::Duration;
 use wire::{Rows, Session};
 
 use super::Supervisor;
-use super::retry::Known;
+use super::retry::PreviousRuns;
+use crate::apply::apply_session::roll_back;
 use crate::apply::leader::Outcome;
-use crate::apply::session::roll_back;
 use crate::barrier;
-use crate::beside::beside;
+use crate::both_servers::ask_both;
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::hand_over::{self, AtStart, Request};
@@ -20,6 +20,7 @@ use crate::publisher::publication;
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
 use crate::publisher::watch;
+use crate::publisher::watch::Commits;
 use crate::sqlstate;
 use crate::stopping::interrupt::abandonable;
 use crate::stopping::shutdown::Shutdown;
@@ -32,8 +33,8 @@ use crate::subscriber::state::{error_detail, ownership, schema, statistics};
 use crate::subscriber::tagging::Tagging;
 use crate::subscription::start_beat::StartBeat;
 use crate::switchover::{self, way_back};
-use crate::tablesync::table_state::{self, Owner};
-use crate::tablesync::{SyncContext, copy_requests};
+use crate::tablesync::table_state;
+use crate::tablesync::{CopyKind, SyncContext, copy_requests};
 
 /// How long a session of an owner whose heartbeat has stopped may take to end.
 const STANDBY_PATIENCE: Duration = Duration::from_secs(3);
@@ -56,7 +57,7 @@ pub(super) struct ConnectedServers {
 pub(super) struct FoundSubscription {
     pub(super) row: Subscription,
     /// Whether commits of the publisher wait for the subscription.
-    pub(super) waits: bool,
+    pub(super) commits: Commits,
     /// The row of [`Tagging::sql`]; `None` if the subscription was just created.
     pub(super) tagging: Option<Rows>,
 }
@@ -88,7 +89,7 @@ pub(super) fn sync_context<'a>(
         copy_data: row.copy_data || row.rebasing,
         options: config.copy().rebasing(row.rebasing),
         indexes_after: config.indexes_after,
-        joins: false,
+        kind: CopyKind::First,
         shutdown,
         board: Some(board),
     }
@@ -104,7 +105,7 @@ impl Supervisor<'_> {
         let connecting = publisher.clone();
         let (subscriber, source, control) = abandonable(self.shutdown, "connecting", move || {
             let (source, control) =
-                beside("connecting", || connecting.connect(), || subscriber.connect_to_run());
+                ask_both("connecting", || connecting.connect(), || subscriber.connect_to_run());
             (subscriber, source, control)
         })?;
         let ((control, schema_version), mut source) = match (control, source) {
@@ -140,17 +141,19 @@ impl Supervisor<'_> {
             (Err(failure), Ok(mut source)) => {
                 let found = config.create_slot.then(|| slot::find(&mut source, &config.slot));
                 if matches!(found, Some(Ok(Some(_)))) {
-                    self.known = self.known.max(Known::HasRun);
+                    self.previous_runs = self.previous_runs.max(PreviousRuns::Earlier);
                 }
                 failure
             }
             (Ok(mut control), Err(failure)) => {
                 if let Ok(Some(row)) = recorded(&mut control, &config.name) {
-                    self.known = self.known.max(has_run(&row));
+                    self.previous_runs = self.previous_runs.max(has_run(&row));
                 }
                 failure
             }
-            (Err(failure), Err(other)) if failure.connection_lost && !other.connection_lost => {
+            (Err(failure), Err(other))
+                if failure.is_connection_lost() && !other.is_connection_lost() =>
+            {
                 other
             }
             (Err(failure), _) => failure,
@@ -169,21 +172,21 @@ impl Supervisor<'_> {
         let version = version.map_or_else(|| schema::version(control), Ok)?;
         let this: &Self = self;
         // Creating schema pgapace takes the subscriber a while: look at the publisher meanwhile.
-        let (looked, found) = beside(
+        let (looked, found) = ask_both(
             "looking at the publisher",
             || {
                 let name = watch::standby_name(source, &config.name);
-                let waits = watch::waits_sql();
-                let waits = publication::check_exist_and(source, &config.publications, &waits)?;
-                let waits = watch::waits(&waits, &name)?;
-                Ok((waits, (version == 0).then(|| this.look_at_publisher(source))))
+                let query = watch::commits_sql();
+                let setting = publication::check_exist_and(source, &config.publications, &query)?;
+                let commits = watch::commits(&setting, &name)?;
+                Ok((commits, (version == 0).then(|| this.look_at_publisher(source))))
             },
             || {
                 this.upgrade_schema(control, version)?;
                 state::find_and(control, &config.name, &Tagging::sql(control, config.tag_commits))
             },
         );
-        let ((mut found, tagging), (waits, mut looked)) = (found?, looked?);
+        let ((mut found, tagging), (commits, mut looked)) = (found?, looked?);
         if let (Some(row), Some(generation)) = (&found, self.supersedes)
             && way_back::forget_superseded(control, row, generation)?
         {
@@ -191,16 +194,16 @@ impl Supervisor<'_> {
         }
         match found {
             Some(row) => {
-                if !self.truncate.is_empty() && self.known == Known::New {
+                if !self.truncate.is_empty() && self.previous_runs == PreviousRuns::None {
                     tracing::warn!(
                         event = "truncate_ignored",
                         subscription = config.name,
                         "--truncate was ignored: it is only for the first start"
                     );
                 }
-                Ok(FoundSubscription { row, waits, tagging: Some(tagging) })
+                Ok(FoundSubscription { row, commits, tagging: Some(tagging) })
             }
-            None if self.known >= Known::HasRun => {
+            None if self.previous_runs >= PreviousRuns::Earlier => {
                 self.dropped = true;
                 let message = format!("subscription {} was dropped", config.name);
                 Err(Failure::new(Class::Busy, message)
@@ -212,7 +215,7 @@ impl Supervisor<'_> {
                     guard::first_start(control, &config)?;
                 }
                 let row = self.create(control, &looked?)?;
-                Ok(FoundSubscription { row, waits, tagging: None })
+                Ok(FoundSubscription { row, commits, tagging: None })
             }
         }
     }
@@ -232,7 +235,7 @@ impl Supervisor<'_> {
         if std::mem::take(&mut self.stands_aside) {
             hand_over::wait_aside(control, row.id, &|| self.shutdown.requested())?;
         }
-        self.known = self.known.max(has_run(row));
+        self.previous_runs = self.previous_runs.max(has_run(row));
         row.check_enabled(control)?;
         self.check_same_slot(row)?;
         let stopped = self.stopped.clone();
@@ -254,7 +257,7 @@ impl Supervisor<'_> {
         })?;
         row.check_enabled(control)?;
         self.check_same_slot(&row)?;
-        let owner = Owner { id: row.id, epoch: row.epoch };
+        let owner = row.owned_epoch();
         let beat = StartBeat::spawn(&config, subscriber, publisher, control, owner)?;
         if std::mem::take(&mut self.take_over) || member {
             ownership::end_leftovers(control, &config.name)?;
@@ -279,7 +282,7 @@ impl Supervisor<'_> {
         owned: &OwnedSubscription,
     ) -> Result<Option<Outcome>> {
         let OwnedSubscription { row, last_epoch, .. } = owned;
-        let owner = Owner { id: row.id, epoch: row.epoch };
+        let owner = row.owned_epoch();
         let [ended, asked, _, _, _, adopted] = control
             .simple_each([
                 &switchover::ended_sql(row.id),
@@ -370,7 +373,7 @@ impl Supervisor<'_> {
         let reason = error_detail::public_text(failure);
         let offender = failure.offender.as_deref();
         let relation = offender.and_then(|offender| Some((offender, offender.relation.as_ref()?)));
-        let owner = Owner { id: row.id, epoch: row.epoch };
+        let owner = row.owned_epoch();
         let blocked = match relation {
             Some((offender, (schema, name))) => {
                 let from = offender.commit_lsn;
@@ -412,6 +415,6 @@ fn recorded(control: &mut Session, name: &str) -> Result<Option<Subscription>> {
 }
 
 /// Whether an earlier start has created the slot.
-fn has_run(row: &Subscription) -> Known {
-    if row.phase == Phase::Creating { Known::New } else { Known::HasRun }
+fn has_run(row: &Subscription) -> PreviousRuns {
+    if row.phase == Phase::Creating { PreviousRuns::None } else { PreviousRuns::Earlier }
 }

@@ -22,7 +22,7 @@ const RETRY_EVERY: Duration = Duration::from_millis(200);
 pub(super) fn finish(
     sides: &mut Sides<'_>,
     request: &Request<'_>,
-    fence: Lsn,
+    end_lsn: Lsn,
     display: &Display,
 ) -> Result<Duration> {
     let deadline = Instant::now() + PATIENCE;
@@ -30,12 +30,12 @@ pub(super) fn finish(
     let outage = loop {
         match open(sides, request, &mut opened, display, deadline) {
             Ok(outage) => break outage,
-            Err(failure) if failure.connection_lost && Instant::now() < deadline => {
+            Err(failure) if failure.is_connection_lost() && Instant::now() < deadline => {
                 std::thread::sleep(RETRY_EVERY);
             }
             Err(failure) => {
                 return Err(failure.hint(format!(
-                    "The switchover is done: subscription {} has ended at {fence}. The same command \
+                    "The switchover is done: subscription {} has ended at {end_lsn}. The same command \
                      again opens the new side.",
                     sides.row.name
                 )));

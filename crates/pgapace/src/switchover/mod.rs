@@ -3,9 +3,9 @@
 //! ```text
 //! running ──► stopping ──► draining ──► aside ──► verifying ──► sequences ──► slot ──► ended ──► opened
 //!    ▲        writes are   all up to    nothing   both sides    are set on    of the   run       the new
-//!    │        stopped      the fence    is        are quiet:    the           way      applies   side
-//!    │                     is applied   applied   --verify      subscriber    back     the way   takes
-//!    │                                  any more                                       back      writes
+//!    │        stopped      the end      is        are quiet:    the           way      applies   side
+//!    │                     LSN is       applied   --verify      subscriber    back     the way   takes
+//!    │                     applied      any more                                       back      writes
 //!    └────────────┴────────────┴───────────┴──────────┴─────────────┴─── undo ──┘
 //! ```
 //!
@@ -30,7 +30,6 @@ pub(crate) mod back;
 mod command;
 mod deadline;
 mod display;
-mod fence_verify;
 mod finish;
 mod plan;
 mod procedure;
@@ -39,6 +38,7 @@ mod record;
 mod roles;
 mod servers;
 mod undo;
+mod verify_at_end;
 pub(crate) mod way_back;
 
 pub(crate) use plan::{Findings, plan};

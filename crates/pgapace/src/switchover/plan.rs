@@ -17,7 +17,7 @@ use crate::check;
 use crate::check::report::{Fix, Severity};
 use crate::error::{Failure, Result};
 use crate::lag;
-use crate::publisher::publication::{self, Look, PublishedTable};
+use crate::publisher::publication::{self, PublicationContents, PublishedTable};
 use crate::publisher::session::Publisher;
 use crate::sequences::{self, Chosen, SetOptions};
 use crate::sqlstate;
@@ -85,7 +85,7 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findi
     let options = SetOptions { dry_run: true, ..SetOptions::default() };
     let (unset, notes) = sequences::set(sides.control, &found, &options)?.reasons();
     problems.extend(unset);
-    // WAL that is not flushed yet is awaited at the fence.
+    // WAL that is not flushed yet is awaited at the end LSN.
     let end = lag::end_of_flushed_wal(sides.source)?;
     let lag = lag::wait(sides.control, sides.source, sides.row, end, request.deadline)?;
     if let Some(lag) = lag {
@@ -201,7 +201,7 @@ pub(super) fn tables_ready(
     let Sides { control, source, row, .. } = sides;
     // Before the look: what is recorded must not be newer.
     let recorded = published::read(control, row.id)?;
-    let look = publication::look(source, &row.publications)?;
+    let look = publication::read_contents(source, &row.publications)?;
     let waiting = not_ready(control, row, look.tables.iter())?;
     problems.extend(waiting.iter().map(Problem::line));
     problems.extend(changed_publications(&recorded, &look));
@@ -220,7 +220,7 @@ pub(super) fn tables_ready(
     Ok(look.tables)
 }
 
-fn changed_publications(recorded: &PreviousReading, look: &Look) -> Option<String> {
+fn changed_publications(recorded: &PreviousReading, look: &PublicationContents) -> Option<String> {
     let tables = published::unjudged(recorded, look);
     (!tables.is_empty()).then(|| {
         format!(
@@ -403,7 +403,7 @@ fn unpublished(
 
 /// Problems of the way back that `pgapace check` finds: identities, roles, tables of the old side.
 fn way_back(sides: &Sides<'_>, back: &WayBack, problems: &mut Vec<String>) {
-    let mut config = sides.config.turned(back);
+    let mut config = sides.config.reversed(back);
     // The slot is created by the switchover.
     config.create_slot = true;
     let report = check::check(&config);

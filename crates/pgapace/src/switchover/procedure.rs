@@ -9,15 +9,16 @@ use wire::{Session, quote_literal};
 use super::Step;
 use super::deadline::Deadline;
 use super::display::Display;
-use super::fence_verify;
 use super::finish::{drop_left_slot, drop_slot, finish};
 use super::plan::{Findings, plan, slot_possible, tables_ready};
 use super::publisher::{
-    allow_writes, database_setting, end_sessions, fence, has_more, stop, wait_for_writers,
+    allow_writes, database_setting, end_sessions, has_more, stop, wait_for_writers,
+    write_end_message,
 };
 use super::record::{self, Record, Stopped};
 use super::servers::check_system;
 use super::undo::{Settled, settle, undo};
+use super::verify_at_end;
 use super::way_back::WayBack;
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
@@ -55,7 +56,7 @@ pub(crate) struct Request<'a> {
     /// The longest outage of writes that is accepted.
     pub(crate) deadline: Duration,
     pub(crate) margin: u64,
-    /// Tables to compare at the fence: none, or all if the list is empty.
+    /// Tables to compare at the end LSN: none, or all if the list is empty.
     pub(crate) verify: Option<Vec<(String, String)>>,
     /// How old the last verification of each table may be.
     pub(crate) verified_within: Option<Duration>,
@@ -70,7 +71,7 @@ pub(crate) struct Request<'a> {
 /// The result of a switchover.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    pub(crate) fence: Lsn,
+    pub(crate) end_lsn: Lsn,
     /// How long writes were stopped; `None` if that was reported before.
     pub(crate) outage: Option<Duration>,
 }
@@ -82,7 +83,12 @@ pub(crate) fn lock(control: &mut Session, row: &Subscription) -> Result<()> {
     if first_row(&results, "the lock")?.get(0) == Some("t") {
         return Ok(());
     }
-    Err(Failure::new(Class::Busy, format!("another process switches {} over", row.name)))
+    Err(Failure::new(Class::Busy, format!("another process switches {} over", row.name)).hint(
+        format!(
+            "Wait until it has ended. On the subscriber: SELECT * FROM pg_stat_activity WHERE pid IN \
+             (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = {LOCK})."
+        ),
+    ))
 }
 
 /// Switches over. Before the subscription has ended, every failure undoes everything.
@@ -93,15 +99,15 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
     check_system(sides)?;
     allow_writes(sides.source)?;
     match record::read(sides.control, row.id)? {
-        Some(Record { step: Step::Opened, fence, .. }) => {
+        Some(Record { step: Step::Opened, end_lsn, .. }) => {
             drop_slot(sides, request);
-            return Ok(Outcome { fence: fence.unwrap_or(Lsn::INVALID), outage: None });
+            return Ok(Outcome { end_lsn: end_lsn.unwrap_or(Lsn::INVALID), outage: None });
         }
-        Some(Record { step: Step::Ended, fence, .. }) => {
+        Some(Record { step: Step::Ended, end_lsn, .. }) => {
             // Only the last steps were interrupted; each can be repeated.
-            let fence = fence.unwrap_or(Lsn::INVALID);
-            let outage = finish(sides, request, fence, &display)?;
-            return Ok(Outcome { fence, outage: Some(outage) });
+            let end_lsn = end_lsn.unwrap_or(Lsn::INVALID);
+            let outage = finish(sides, request, end_lsn, &display)?;
+            return Ok(Outcome { end_lsn, outage: Some(outage) });
         }
         Some(begun) => {
             undo(sides, &begun)?;
@@ -128,7 +134,7 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
         stopped,
         back: request.back.clone(),
         generation,
-        fence: None,
+        end_lsn: None,
     };
     display.writes_stop();
     let deadline = Deadline::after(request.deadline);
@@ -137,10 +143,10 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
         record::begin(sides.control, row.id, &begun)?;
         up_to_end(sides, request, deadline, &display)
     });
-    let fence = match ended {
-        Ok(fence) => fence,
+    let end_lsn = match ended {
+        Ok(end_lsn) => end_lsn,
         Err(failure) => match settle(sides, failure, deadline.0) {
-            Settled::Ended(fence) => fence,
+            Settled::Ended(end_lsn) => end_lsn,
             Settled::Undone(failure) => {
                 display.step("undone");
                 display.end();
@@ -155,13 +161,13 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
     tracing::info!(
         event = "subscription_switched_over",
         subscription = row.name,
-        lsn = %fence,
+        lsn = %end_lsn,
         "subscription has ended; the subscriber takes writes"
     );
-    finish(sides, request, fence, &display)?;
+    finish(sides, request, end_lsn, &display)?;
     let outage = display.outage();
     display.end();
-    Ok(Outcome { fence, outage })
+    Ok(Outcome { end_lsn, outage })
 }
 
 /// The steps up to the end of the subscription.
@@ -178,23 +184,23 @@ fn up_to_end(
         end_sessions(sides.source, &since, deadline.0)?;
     }
     wait_for_writers(sides.source, deadline.0)?;
-    let fence = fence(sides.source)?;
-    record::advance(sides.control, row.id, Step::Draining, Some(fence))?;
-    display.step(&format!("applying everything up to the fence at {fence}"));
-    drain(sides, fence, deadline)?;
+    let end_lsn = write_end_message(sides.source)?;
+    record::advance(sides.control, row.id, Step::Draining, Some(end_lsn))?;
+    display.step(&format!("applying everything up to {end_lsn}"));
+    drain(sides, end_lsn, deadline)?;
     record::advance(sides.control, row.id, Step::Aside, None)?;
     display.step("the process that applies stands aside");
     take_over(sides, deadline)?;
     if let Some(tables) = &request.verify {
         record::advance(sides.control, row.id, Step::Verifying, None)?;
-        display.step("comparing tables at the fence");
-        let rows = fence_verify::verify(sides, tables, fence, deadline.0)?;
+        display.step(&format!("comparing tables at {end_lsn}"));
+        let rows = verify_at_end::verify(sides, tables, end_lsn, deadline.0)?;
         display.step(&format!("{rows} rows are equal"));
     }
     record::advance(sides.control, row.id, Step::Sequences, None)?;
     display.step("looking for late changes, and setting sequences");
     end_late_sessions(sides, request, &since, deadline)?;
-    set_sequences(sides, fence, request.margin, display)?;
+    set_sequences(sides, end_lsn, request.margin, display)?;
     if let Some(back) = &request.back {
         // The undo of the next step drops this slot: it must not be another one's.
         let mut problems = Vec::new();
@@ -207,12 +213,12 @@ fn up_to_end(
         create_slot(sides.control, &back.name, deadline.left())?;
         // It may have waited for a while.
         end_late_sessions(sides, request, &since, deadline)?;
-        nothing_is_left(sides, fence)?;
+        nothing_is_left(sides, end_lsn)?;
     }
     deadline.check()?;
     // A synchronous commit: all that was applied is durable with it.
     record::advance(sides.control, row.id, Step::Ended, None)?;
-    Ok(fence)
+    Ok(end_lsn)
 }
 
 /// Ends sessions that have begun while writes were being stopped, and waits for their transactions.
@@ -228,10 +234,10 @@ fn end_late_sessions(
     wait_for_writers(sides.source, deadline.0)
 }
 
-/// Waits until everything before the fence is applied.
-fn drain(sides: &mut Sides<'_>, fence: Lsn, deadline: Deadline) -> Result<()> {
+/// Waits until everything before the end LSN is applied.
+fn drain(sides: &mut Sides<'_>, end_lsn: Lsn, deadline: Deadline) -> Result<()> {
     let Sides { control, source, row, .. } = sides;
-    if let Some(lag) = lag::wait(control, source, row, fence, deadline.left())? {
+    if let Some(lag) = lag::wait(control, source, row, end_lsn, deadline.left())? {
         return Err(Failure::new(
             Class::Behind,
             format!("the subscriber did not catch up within --deadline: {lag}"),
@@ -239,19 +245,19 @@ fn drain(sides: &mut Sides<'_>, fence: Lsn, deadline: Deadline) -> Result<()> {
     }
     deadline.check()?;
     // Before the other process is disturbed.
-    nothing_applied_behind(control, row, fence).map(|_| ())
+    nothing_applied_after(control, row, end_lsn).map(|_| ())
 }
 
 /// Refuses late changes that are applied already. Returns what is applied.
-fn nothing_applied_behind(
+fn nothing_applied_after(
     control: &mut Session,
     row: &Subscription,
-    fence: Lsn,
-) -> Result<progress::Applied> {
+    end_lsn: Lsn,
+) -> Result<progress::AppliedStream> {
     let applied = progress::read(control, row.id)?.unwrap_or_default();
-    let newest = applied.newest_memory().and_then(|memory| memory.last);
-    if newest.is_some_and(|last| last.commit_lsn >= fence) {
-        return Err(changed_behind_the_fence());
+    let newest = applied.newest_history().and_then(|history| history.last);
+    if newest.is_some_and(|last| last.commit_lsn >= end_lsn) {
+        return Err(changed_after_end(end_lsn));
     }
     Ok(applied)
 }
@@ -271,17 +277,22 @@ fn take_over(sides: &mut Sides<'_>, deadline: Deadline) -> Result<()> {
 }
 
 /// Refuses late changes, applied or not, while this process owns the subscription.
-fn nothing_is_left(sides: &mut Sides<'_>, fence: Lsn) -> Result<()> {
+fn nothing_is_left(sides: &mut Sides<'_>, end_lsn: Lsn) -> Result<()> {
     // The process that stood aside may have applied late changes until then.
-    let applied = nothing_applied_behind(sides.control, sides.row, fence)?;
+    let applied = nothing_applied_after(sides.control, sides.row, end_lsn)?;
     if applied.highest() != applied.through || has_more(sides.source, sides.row, applied.through)? {
-        return Err(changed_behind_the_fence());
+        return Err(changed_after_end(end_lsn));
     }
     Ok(())
 }
 
 /// Both sides are quiet: nothing is left in the slot, all tables take part, sequences are set.
-fn set_sequences(sides: &mut Sides<'_>, fence: Lsn, margin: u64, display: &Display) -> Result<()> {
+fn set_sequences(
+    sides: &mut Sides<'_>,
+    end_lsn: Lsn,
+    margin: u64,
+    display: &Display,
+) -> Result<()> {
     let row = sides.row;
     let mut problems = Vec::new();
     let tables = tables_ready(sides, &mut problems)?;
@@ -290,7 +301,7 @@ fn set_sequences(sides: &mut Sides<'_>, fence: Lsn, margin: u64, display: &Displ
     }
     let found = sequences::read(sides.source, &row.publications, &tables, Chosen::All)?;
     // Values that late changes have taken are read before these are looked for.
-    nothing_is_left(sides, fence)?;
+    nothing_is_left(sides, end_lsn)?;
     let options =
         SetOptions { rules: Rules { margin, allow_backwards: false }, ..SetOptions::default() };
     let (unset, notes) = sequences::set(sides.control, &found, &options)?.reasons();
@@ -306,10 +317,10 @@ fn set_sequences(sides: &mut Sides<'_>, fence: Lsn, margin: u64, display: &Displ
     ))
 }
 
-fn changed_behind_the_fence() -> Failure {
+fn changed_after_end(end_lsn: Lsn) -> Failure {
     Failure::new(
         Class::Busy,
-        "published tables were changed behind the fence: a client still writes",
+        format!("published tables were changed after {end_lsn}: a client still writes"),
     )
     .hint("Find out who writes although writes are stopped, or stop them with --stop-writes.")
 }

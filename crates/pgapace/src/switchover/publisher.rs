@@ -189,11 +189,11 @@ pub(super) fn wait_for_writers(source: &mut Session, deadline: Instant) -> Resul
     }
 }
 
-/// Writes the fence: a transactional message, behind which nothing published may come. It waits for the synchronous
+/// Writes the end message, a transactional one, after which no published change may commit. Returns the end LSN. It waits for the synchronous
 /// standbys, so that they have the stop of writes too: one of them may be promoted. The process still applies, so
 /// that a subscription among them answers.
-pub(super) fn fence(source: &mut Session) -> Result<Lsn> {
-    let doing = "writing the fence";
+pub(super) fn write_end_message(source: &mut Session) -> Result<Lsn> {
+    let doing = "writing the end message";
     source
         .simple(
             "BEGIN; SET LOCAL synchronous_commit = on; \

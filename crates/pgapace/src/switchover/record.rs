@@ -7,7 +7,7 @@ use wire::{Rows, Session, quote_literal};
 
 use super::Step;
 use super::way_back::WayBack;
-use crate::error::{Class, Failure, Result};
+use crate::error::{Class, Failure, Recovery, Result};
 use crate::subscriber::catalogue::{boolean, field, first_row, parse_name_array};
 use crate::subscriber::state::{Subscription, SubscriptionId, name_array, schema};
 
@@ -29,7 +29,8 @@ pub(super) struct Record {
     pub(super) back: Option<WayBack>,
     /// See [`WayBack::generation`].
     pub(super) generation: i64,
-    pub(super) fence: Option<Lsn>,
+    /// The end of the end message: every published change commits before it. The column is `fence_lsn`.
+    pub(super) end_lsn: Option<Lsn>,
 }
 
 fn failed(error: &wire::Error) -> Failure {
@@ -66,7 +67,7 @@ pub(super) fn read(control: &mut Session, id: SubscriptionId) -> Result<Option<R
         },
         back,
         generation,
-        fence: row.get(4).map(|_| field(&row, 4)).transpose()?,
+        end_lsn: row.get(4).map(|_| field(&row, 4)).transpose()?,
     }))
 }
 
@@ -119,11 +120,11 @@ pub(super) fn advance(
     control: &mut Session,
     id: SubscriptionId,
     step: Step,
-    fence: Option<Lsn>,
+    end_lsn: Option<Lsn>,
 ) -> Result<()> {
-    let fence = fence.map_or("fence_lsn".to_owned(), |fence| format!("'{fence}'"));
+    let end_lsn = end_lsn.map_or("fence_lsn".to_owned(), |lsn| format!("'{lsn}'"));
     let sql = format!(
-        "UPDATE pgapace.switchover SET step = {}, fence_lsn = {fence}, \
+        "UPDATE pgapace.switchover SET step = {}, fence_lsn = {end_lsn}, \
            ended_at = CASE WHEN {} THEN coalesce(ended_at, pg_catalog.now()) END WHERE subscription = {}",
         quote_literal(step.name()),
         step.has_ended(),
@@ -224,7 +225,7 @@ pub(crate) fn check_not_ended(results: &[Rows], name: &str) -> Result<()> {
             "pgapace run without --until applies the way back, {back}. pgapace switchover --back moves \
              writes back."
         ));
-        failure.way_back = Some(Box::new(WayBack {
+        failure.recovery = Recovery::WayBack(Box::new(WayBack {
             name: back.to_owned(),
             publications: parse_name_array(publications)?,
             origin_none: boolean(&row, 4)?,

@@ -22,7 +22,7 @@ const RETRY_EVERY: Duration = Duration::from_millis(200);
 pub(super) enum Settled {
     /// Everything was undone.
     Undone(Failure),
-    /// The subscription has ended nevertheless: only the answer was lost. With the fence.
+    /// The subscription has ended nevertheless: only the answer was lost. With its end LSN.
     Ended(Lsn),
     /// Neither could be brought about.
     Open(Failure),
@@ -33,7 +33,7 @@ pub(super) enum Settled {
 pub(super) fn settle(sides: &mut Sides<'_>, failure: Failure, deadline: Instant) -> Settled {
     loop {
         match try_to_settle(sides, deadline) {
-            Ok(Found::Ended(fence)) => return Settled::Ended(fence),
+            Ok(Found::Ended(end_lsn)) => return Settled::Ended(end_lsn),
             Ok(Found::Undone { writes }) => {
                 let said = format!(
                     "Everything was undone: {}, and the process that applies continues.",
@@ -45,7 +45,7 @@ pub(super) fn settle(sides: &mut Sides<'_>, failure: Failure, deadline: Instant)
                     .map_or(said.clone(), |d| format!("{d}\n         {said}"));
                 return Settled::Undone(failure.detail(detail));
             }
-            Err(second) if second.connection_lost && Instant::now() < deadline => {}
+            Err(second) if second.is_connection_lost() && Instant::now() < deadline => {}
             Err(second) => {
                 let detail = format!("The switchover could not be undone: {second}");
                 return Settled::Open(failure.detail(detail).hint(
@@ -88,7 +88,7 @@ fn try_to_settle(sides: &mut Sides<'_>, deadline: Instant) -> Result<Found> {
     reconnect(sides, deadline)?;
     let writes = match record::read(sides.control, sides.row.id)? {
         Some(begun) if begun.step.has_ended() => {
-            return Ok(Found::Ended(begun.fence.unwrap_or(Lsn::INVALID)));
+            return Ok(Found::Ended(begun.end_lsn.unwrap_or(Lsn::INVALID)));
         }
         Some(begun) => undo(sides, &begun)?,
         None => Writes::read(sides.source)?,

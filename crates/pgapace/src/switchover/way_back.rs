@@ -34,7 +34,7 @@ pub(crate) struct WayBack {
 
 impl Config {
     /// The same settings with the sides swapped.
-    pub(crate) fn turned(&self, back: &WayBack) -> Self {
+    pub(crate) fn reversed(&self, back: &WayBack) -> Self {
         Self {
             publisher: self.subscriber.clone(),
             subscriber: self.publisher.clone(),

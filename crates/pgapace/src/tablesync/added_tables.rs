@@ -12,22 +12,22 @@ use rustc_hash::FxHashMap;
 use wire::Session;
 
 use crate::apply::tables::Tables;
-use crate::config::CopyOptions;
 use crate::error::{Class, Failure, Result};
-use crate::observe::board::{Board, wall};
-use crate::publisher::publication::{self, Look, PublishedTable};
-use crate::publisher::session::{Publisher, current_lsn};
+use crate::observe::board::wall;
+use crate::publisher::publication::{self, PublicationContents, PublishedTable};
+use crate::publisher::session::current_lsn;
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
-use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state;
+use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::published::{self, PreviousReading};
 use crate::subscriber::state::repertoire::Repertoire;
-use crate::subscriber::state::{self, ownership};
+use crate::tablesync::added_copy::AddedCopy;
 use crate::tablesync::copy_requests::{self, Requested};
 use crate::tablesync::inspection::{InspectedTable, Inspection, InspectionAnswer, may_be_judged};
 use crate::tablesync::subscriber_tables::{self};
-use crate::tablesync::table_state::{self, Owner};
-use crate::tablesync::{self, SyncContext, copy_tables};
+use crate::tablesync::table_state;
+use crate::tablesync::{self, SyncContext};
 
 /// How long a copy may take to end after a request.
 const END_PATIENCE: Duration = Duration::from_secs(10);
@@ -79,7 +79,7 @@ impl Refreshes {
             .logged
             .as_ref()
             .is_some_and(|(logged, at)| logged == error && now.duration_since(*at) < LOGGED_AGAIN);
-        if known || first && failure.connection_lost {
+        if known || first && failure.is_connection_lost() {
             return false;
         }
         self.logged = Some((error.clone(), now));
@@ -148,7 +148,7 @@ impl<'a> Adder<'a> {
         }
     }
 
-    pub(crate) fn owner(&self) -> Owner {
+    pub(crate) fn owner(&self) -> OwnedEpoch {
         self.context.owner()
     }
 
@@ -162,7 +162,7 @@ impl<'a> Adder<'a> {
             );
         }
         let (sender, receiver) = bounded(1);
-        let copier = Copier::new(self.context, self.ended.clone());
+        let copier = AddedCopy::new(self.context, self.ended.clone());
         let thread = std::thread::Builder::new()
             .name("copy".to_owned())
             // The leader may have ended.
@@ -185,8 +185,8 @@ impl<'a> Adder<'a> {
             return Ok(());
         };
         match answers.try_recv() {
-            Ok(InspectionAnswer::Published { before, look }) => {
-                self.compare(control, &before, &look)?;
+            Ok(InspectionAnswer::Published { before, contents }) => {
+                self.compare(control, &before, &contents)?;
             }
             Ok(InspectionAnswer::Inspected { found, locked }) => {
                 (self.answers, self.new) = (None, locked);
@@ -276,11 +276,12 @@ impl<'a> Adder<'a> {
         let before = published::read(control, context.id)?;
         let mut session = context.publisher.connect_to_look()?;
         let sessions = [session.cancel_handle()];
-        let look = interruptible(context.shutdown, &sessions, "reading the publications", || {
-            publication::check_exist(&mut session, context.publications)?;
-            publication::look(&mut session, context.publications)
-        })?;
-        self.compare(control, &before, &look)
+        let contents =
+            interruptible(context.shutdown, &sessions, "reading the publications", || {
+                publication::check_exist(&mut session, context.publications)?;
+                publication::read_contents(&mut session, context.publications)
+            })?;
+        self.compare(control, &before, &contents)
     }
 
     /// Compares a look with the records of the tables, which were as in `before` when it began.
@@ -288,14 +289,14 @@ impl<'a> Adder<'a> {
         &mut self,
         control: &mut Session,
         before: &PreviousReading,
-        look: &Look,
+        contents: &PublicationContents,
     ) -> Result<()> {
         let recorded = published::read(control, self.context.id)?.unchanged_since(before);
         self.found_gap |= published::compare(
             control,
             self.context.owner(),
             recorded,
-            look,
+            contents,
             self.context.options,
         )?;
         Ok(())
@@ -442,7 +443,8 @@ impl<'a> Adder<'a> {
         names: &[Name],
     ) -> Result<()> {
         let mut session = self.context.publisher.connect_to_look()?;
-        let mut published = publication::look(&mut session, self.context.publications)?.tables;
+        let mut published =
+            publication::read_contents(&mut session, self.context.publications)?.tables;
         published.retain(|table| names.iter().any(|name| is(table, name)));
         table_state::set_sync_lsns(control, self.context.owner(), &published, Lsn::INVALID)?;
         published.iter().for_each(|table| tables.add_types(table));
@@ -558,81 +560,22 @@ impl Drop for Adder<'_> {
     }
 }
 
-/// The owned parts of a [`SyncContext`], because the thread may outlive the run.
-struct Copier {
-    publisher: Publisher,
-    subscriber: Subscriber,
-    subscription: String,
-    owner: Owner,
-    publications: Vec<String>,
-    slot: String,
-    copy_data: bool,
-    options: CopyOptions,
-    ended: Shutdown,
-    board: Option<Board>,
-}
-
-impl Copier {
-    fn new(context: SyncContext<'_>, ended: Shutdown) -> Self {
-        Self {
-            publisher: context.publisher.clone(),
-            subscriber: context.subscriber.clone(),
-            subscription: context.subscription.to_owned(),
-            owner: context.owner(),
-            publications: context.publications.to_vec(),
-            slot: context.slot.to_owned(),
-            copy_data: context.copy_data,
-            options: context.options,
-            ended,
-            board: context.board.cloned(),
-        }
-    }
-
-    fn copy(&self, names: &[Name]) -> Result<Vec<PublishedTable>> {
-        let context = SyncContext {
-            publisher: &self.publisher,
-            subscriber: &self.subscriber,
-            subscription: &self.subscription,
-            id: self.owner.id,
-            epoch: self.owner.epoch,
-            publications: &self.publications,
-            slot: &self.slot,
-            copy_data: self.copy_data,
-            options: self.options,
-            // Apply workers must never wait for a lock of a copy.
-            indexes_after: false,
-            joins: true,
-            shutdown: &self.ended,
-            board: self.board.as_ref(),
-        };
-        let mut control = self.subscriber.connect(Purpose::Copy)?;
-        // A later run terminates this session, or waits for its end, before it reads the tables'
-        // state.
-        ownership::join(&mut control, self.owner.id)?;
-        self.subscriber.see_commits(&mut control)?;
-        let these = |table: &PublishedTable| names.iter().any(|name| is(table, name));
-        let mut published = copy_tables(context, &mut control, None, &these)?;
-        published.retain(these);
-        Ok(published)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::{Failure, Instant, LOGGED_AGAIN, Refreshes};
-    use crate::error::Class;
+    use crate::error::{Class, Recovery};
 
     #[test]
     fn each_reason_is_logged_once() {
-        let failure = |message: &str, connection_lost| Failure {
-            connection_lost,
+        let failure = |message: &str, recovery| Failure {
+            recovery,
             ..Failure::new(Class::Publisher, message)
         };
         let (mut refreshes, now) = (Refreshes::new(1.0), Instant::now());
-        let lost = failure("lost", true);
+        let lost = failure("lost", Recovery::Reconnect);
         assert!(!refreshes.failed(&lost, now), "the next look may succeed");
         assert!(refreshes.failed(&lost, now) && !refreshes.failed(&lost, now));
-        let refused = failure("refused", false);
+        let refused = failure("refused", Recovery::None);
         assert!(refreshes.failed(&refused, now) && !refreshes.failed(&refused, now));
         assert!(refreshes.failed(&refused, now + LOGGED_AGAIN));
         assert!(refreshes.error.is_some() && refreshes.read_at < 2.0);

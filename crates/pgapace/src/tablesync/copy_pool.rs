@@ -17,14 +17,15 @@ use crate::publisher::slot::{self, Slot};
 use crate::stopping::interrupt::cancel;
 use crate::subscriber::state::figures;
 use crate::subscriber::state::heartbeat::{self, OwnerStage};
+use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::tablesync::SyncContext;
+use crate::tablesync::copy_display::{Copied, Display, Progress, table};
 use crate::tablesync::copy_worker::{CopySessions, JobFailure, Transferred};
 use crate::tablesync::plan::{EMPTY_AT_ONCE, Item, Job, jobs};
-use crate::tablesync::progress::{Copied, Display, Progress, table};
 use crate::tablesync::queue::Queue;
 use crate::tablesync::scaling::CopyScaling;
 use crate::tablesync::snapshot::{self, Snapshot};
-use crate::tablesync::table_state::{Begun, Complete, Owner};
+use crate::tablesync::table_state::{Begun, Complete};
 
 const TICK: Duration = Duration::from_millis(100);
 const SLOT_CHECK_INTERVAL: Duration = Duration::from_secs(10);
@@ -68,7 +69,12 @@ pub(super) fn copy(
         return Ok(CopyOutcome::default());
     }
     let workers = context.options.workers.clamp(1, jobs.len());
-    let workers = context.options.tags.copy_workers(control, owner.id, context.joins, workers)?;
+    let workers = context.options.tags.copy_workers(
+        control,
+        owner.id,
+        context.is_beside_stream(),
+        workers,
+    )?;
     let tables = items.len() - empty.len();
     let scaling = CopyScaling::new(workers);
     let bytes = items.iter().map(|item| item.bytes).sum();
@@ -93,7 +99,7 @@ pub(super) fn copy(
 /// Records that the copies have begun, and gives each its generation.
 fn begin(
     control: &mut Session,
-    owner: Owner,
+    owner: OwnedEpoch,
     snapshot: &Snapshot,
     items: &mut [Item],
 ) -> Result<()> {
@@ -185,18 +191,18 @@ impl Pool<'_> {
                 if slot_check.is_due()
                     && let Some(slot) = self.check_slot(publisher)
                     // While tables are added, the leader shows it.
-                    && !self.context.joins
+                    && !self.context.is_beside_stream()
                 {
                     forecast.seen_slot(started.elapsed(), &slot);
                     self.record_slot(control, forecast.figures());
                 }
                 // While tables are added, the leader beats.
-                if !self.context.joins && heartbeat.is_due() {
+                if !self.context.is_beside_stream() && heartbeat.is_due() {
                     self.beat(control, OwnerStage::Copying);
                 }
             }
         });
-        if !self.context.joins {
+        if !self.context.is_beside_stream() {
             self.beat(control, OwnerStage::Setup);
         }
         self.show(None);
@@ -244,22 +250,24 @@ impl Pool<'_> {
         let left = self.queue.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut unopened = Vec::new();
         if let (false, Some(failure)) = (left.is_empty(), failures.open) {
-            if !self.context.joins || failure.transient {
+            if !self.context.is_beside_stream() || failure.is_transient() {
                 return Err(failure);
             }
             let not_copied = left.tables().into_iter().filter(|t| !failures.abandoned.contains(t));
             unopened.extend(not_copied.map(|table| (table, failure.like())));
         }
-        let (failed, errors): (Vec<_>, Vec<_>) =
-            failures.tables.into_iter().partition(|(_, f)| self.context.joins && !f.transient);
+        let (failed, errors): (Vec<_>, Vec<_>) = failures
+            .tables
+            .into_iter()
+            .partition(|(_, f)| self.context.is_beside_stream() && !f.is_transient());
         let others = errors.len().saturating_sub(1);
         // A failure that does not pass by itself is reported first.
-        let first = errors.into_iter().map(|(_, failure)| failure).min_by_key(|f| f.transient);
+        let first = errors.into_iter().map(|(_, failure)| failure).min_by_key(|f| f.is_transient());
         if let Some(mut first) = first {
             if others > 0 {
                 first.message = format!("{} (and {others} more tables failed)", first.message);
             }
-            let hint = if first.transient {
+            let hint = if first.is_transient() {
                 "The other tables are copied."
             } else {
                 "The other tables are copied. Fix the cause, and start pgapace again: it copies \
@@ -470,7 +478,7 @@ impl Pool<'_> {
                     JobFailure::Table(failure)
                     | JobFailure::Indexes(failure)
                     | JobFailure::Run(failure) => {
-                        if !self.context.joins {
+                        if !self.context.is_beside_stream() {
                             tracing::error!(event = "table_copy_failed", error = %failure, "table could not be copied");
                         }
                         failures.tables.push((table, failure));

@@ -6,11 +6,12 @@ use wire::Session;
 use crate::error::{Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::{SubscriptionId, name_array};
-use crate::tablesync::table_state::{Owner, WANTED, after, writing};
+use crate::tablesync::table_state::{WANTED, after, writing};
 
 /// Takes up all requests but those for tables that catch up, before anything is applied.
-pub(crate) fn accept_requests_sql(owner: Owner) -> String {
+pub(crate) fn accept_requests_sql(owner: OwnedEpoch) -> String {
     format!(
         "UPDATE pgapace.relation r SET state = {state}, {WANTED} \
          WHERE subscription = {owner} AND requested IS NOT NULL AND state <> '{catchup}'",

@@ -10,14 +10,14 @@ use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::format::{MISREAD_HINT, MisreadColumn, Search, has_infinite_interval};
 use crate::subscriber::session::Purpose;
 use crate::subscriber::state::name_array;
-use crate::subscriber::state::ownership;
+use crate::subscriber::state::ownership::{self, OwnedEpoch};
 use crate::subscriber::writer_tag::{Writer, WriterTag};
 use crate::tablesync::SyncContext;
+use crate::tablesync::copy_display::Meter;
 use crate::tablesync::indexes;
 use crate::tablesync::plan::{Item, Part, ReadRelations};
-use crate::tablesync::progress::Meter;
 use crate::tablesync::snapshot::Snapshot;
-use crate::tablesync::table_state::{self, Complete, Owner};
+use crate::tablesync::table_state::{self, Complete};
 
 /// After this many relations, the publisher's session begins a new transaction under the same
 /// snapshot, to release its locks on them. The server's lock table has room for 64 of each session.
@@ -111,7 +111,7 @@ impl CopySessions {
     pub(super) fn batch(
         &mut self,
         items: &[&Item],
-        owner: Owner,
+        owner: OwnedEpoch,
         snapshot: &Snapshot,
         meter: &Meter,
     ) -> std::result::Result<Vec<Transferred>, JobFailure> {
@@ -194,7 +194,7 @@ impl CopySessions {
         item: &Item,
         part: &Part,
         indexes_after: bool,
-        owner: Owner,
+        owner: OwnedEpoch,
         snapshot: &Snapshot,
         meter: &Meter,
     ) -> std::result::Result<Transferred, JobFailure> {
@@ -494,7 +494,7 @@ fn queue_statement(session: &mut Session, sql: &str) -> wire::Result<()> {
 fn publisher_failure(error: &wire::Error, doing: &str) -> JobFailure {
     let failure = Failure::publisher(error, doing);
     match failure.sqlstate.as_deref() {
-        _ if failure.transient => JobFailure::Run(failure),
+        _ if failure.is_transient() => JobFailure::Run(failure),
         // A table, column or schema no longer exists.
         Some(
             sqlstate::UNDEFINED_TABLE | sqlstate::UNDEFINED_COLUMN | sqlstate::INVALID_SCHEMA_NAME,
@@ -511,7 +511,7 @@ pub(super) fn subscriber_failure(error: &wire::Error, doing: &str) -> JobFailure
             failure.hint("Make room on the subscriber's disk. The table is copied again."),
         );
     }
-    if failure.transient {
+    if failure.is_transient() {
         return JobFailure::Run(failure);
     }
     if failure.sqlstate.as_deref().is_some_and(|code| matches!(code.get(..2), Some("22" | "23"))) {

@@ -25,7 +25,7 @@ use pgoutput::Lsn;
 use rustc_hash::FxHashMap;
 use wire::Session;
 
-use crate::apply::session::Connect;
+use crate::apply::apply_session::Connect;
 use crate::apply::spool_memory::AccountedSpool;
 use crate::apply::tables::Tables;
 use crate::apply::worker::FromWorker;

@@ -16,10 +16,11 @@ use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::citus;
 use crate::subscriber::state::RelationState;
+use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::writer_tag::{Writer, WriterTag};
 use crate::tablesync::SyncContext;
 use crate::tablesync::subscriber_tables::{self, SubscriberTable};
-use crate::tablesync::table_state::{Owner, reset_sql};
+use crate::tablesync::table_state::reset_sql;
 
 /// Maximum number of tables that the hint lists one by one.
 const NAMED: usize = 20;
@@ -206,7 +207,7 @@ pub(crate) fn empty(
 /// because TRUNCATE wants tables that are linked by foreign keys together.
 fn empty_tagged(
     control: &mut Session,
-    owner: Owner,
+    owner: OwnedEpoch,
     tables: &[(&SubscriberTable, Option<&RelationState>)],
 ) -> Result<()> {
     match empty_together(control, owner, tables) {
@@ -226,7 +227,7 @@ fn empty_tagged(
 
 fn empty_together(
     control: &mut Session,
-    owner: Owner,
+    owner: OwnedEpoch,
     tables: &[(&SubscriberTable, Option<&RelationState>)],
 ) -> Result<()> {
     let shown: Vec<_> = tables.iter().map(|(table, _)| table.display_name()).collect();

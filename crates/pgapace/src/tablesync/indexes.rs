@@ -287,7 +287,7 @@ impl Removed<'_> {
 fn of_indexes(error: &wire::Error, doing: &str) -> JobFailure {
     let is_of_sort = error.sqlstate().is_some_and(|code| code.starts_with("53"));
     match subscriber_failure(error, doing) {
-        JobFailure::Table(failure) if !failure.transient => JobFailure::Indexes(failure),
+        JobFailure::Table(failure) if !failure.is_transient() => JobFailure::Indexes(failure),
         JobFailure::Table(failure) | JobFailure::Run(failure) if is_of_sort => {
             JobFailure::Indexes(failure)
         }

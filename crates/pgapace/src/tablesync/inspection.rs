@@ -4,7 +4,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use rustc_hash::FxHashSet;
 
 use crate::error::{Failure, Result};
-use crate::publisher::publication::{self, Look, PublishedTable};
+use crate::publisher::publication::{self, PublicationContents, PublishedTable};
 use crate::publisher::session::Publisher;
 use crate::sqlstate;
 use crate::subscriber::session::{Purpose, Subscriber};
@@ -40,7 +40,7 @@ pub(super) enum InspectionAnswer {
     Published {
         /// The records of the tables before the look.
         before: PreviousReading,
-        look: Look,
+        contents: PublicationContents,
     },
     /// The state of the subscriber's tables; sent last.
     Inspected {
@@ -93,10 +93,10 @@ impl Inspection {
                 publisher
                     .simple(QUERY_LIMIT)
                     .map_err(|e| Failure::publisher(&e, "preparing to read the publications"))?;
-                let look = publication::look(&mut publisher, &self.publications)?;
-                let tables = look.tables.clone();
+                let contents = publication::read_contents(&mut publisher, &self.publications)?;
+                let tables = contents.tables.clone();
                 // The leader may have ended.
-                drop(sender.send(InspectionAnswer::Published { before, look }));
+                drop(sender.send(InspectionAnswer::Published { before, contents }));
                 tables
             }
         };

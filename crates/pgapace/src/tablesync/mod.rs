@@ -5,7 +5,9 @@
 //! left over are copied under another snapshot, with sync LSNs of their own. So the stream can start at
 //! the slot's own position, whatever happened during the copy.
 
+mod added_copy;
 mod added_tables;
+mod copy_display;
 mod copy_pool;
 pub(crate) mod copy_progress;
 pub(crate) mod copy_requests;
@@ -15,7 +17,6 @@ pub(crate) mod emptying;
 mod indexes;
 mod inspection;
 mod plan;
-mod progress;
 mod queue;
 mod rebase;
 mod scaling;
@@ -42,10 +43,10 @@ use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::format::Servers;
 use crate::subscriber::session::Subscriber;
+use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::{self, RelationState, SubscriptionId, error_detail};
 use crate::tablesync::emptying::{Emptied, TruncateDecision};
 use crate::tablesync::subscriber_tables::SubscriberTable;
-use crate::tablesync::table_state::Owner;
 
 /// How many snapshots are tried for tables that change on the publisher while they are copied.
 const SNAPSHOTS: usize = 10;
@@ -67,17 +68,29 @@ pub(crate) struct SyncContext<'a> {
     /// Whether indexes of empty tables may be built after the rows, which keeps these tables locked
     /// until then.
     pub(crate) indexes_after: bool,
-    /// Whether the tables are added while others stream, as opposed to the first tables.
-    pub(crate) joins: bool,
+    pub(crate) kind: CopyKind,
     /// A copy stops as soon as this is requested.
     pub(crate) shutdown: &'a Shutdown,
     /// Where the progress is shown.
     pub(crate) board: Option<&'a Board>,
 }
 
+/// Which tables are copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CopyKind {
+    /// The first tables, before anything streams.
+    First,
+    /// Tables that were added, while others stream.
+    BesideStream,
+}
+
 impl SyncContext<'_> {
-    pub(crate) fn owner(&self) -> Owner {
-        Owner { id: self.id, epoch: self.epoch }
+    pub(crate) fn is_beside_stream(&self) -> bool {
+        self.kind == CopyKind::BesideStream
+    }
+
+    pub(crate) fn owner(&self) -> OwnedEpoch {
+        OwnedEpoch { id: self.id, epoch: self.epoch }
     }
 }
 
@@ -164,7 +177,7 @@ pub(crate) fn copy_tables(
         snapshot.release(publisher)?;
         if reasons.is_empty() {
             let mut of = published.clone();
-            of.retain(|table| !context.joins || wanted(table));
+            of.retain(|table| !context.is_beside_stream() || wanted(table));
             set_sequences(context, control, publisher, &of)?;
             return Ok(published);
         }
@@ -194,7 +207,7 @@ pub(crate) fn set_sequences(
     publisher: &mut Session,
     tables: &[PublishedTable],
 ) -> Result<()> {
-    let chosen = if context.joins { Chosen::OfTables } else { Chosen::All };
+    let chosen = if context.is_beside_stream() { Chosen::OfTables } else { Chosen::All };
     let sessions = [publisher.cancel_handle(), control.cancel_handle()];
     let report = interruptible(context.shutdown, &sessions, "table sync", || {
         let found = sequences::read(publisher, context.publications, tables, chosen)?;
@@ -230,7 +243,7 @@ fn copy_pending(
     if pending.is_empty() {
         return Ok(Vec::new());
     }
-    let (published, subscribers) = if context.joins {
+    let (published, subscribers) = if context.is_beside_stream() {
         only_possible(control, context, pending)?
     } else {
         all(control, context, pending)?
@@ -246,7 +259,7 @@ fn copy_pending(
             .enumerate()
             .partition(|(i, _)| filled.contains(i));
         let filled: Vec<_> = filled.into_iter().map(|(_, (published, _))| published).collect();
-        let mut again = if context.joins {
+        let mut again = if context.is_beside_stream() {
             rebase_added(context, control, snapshot, &filled)?
         } else {
             rebase::tables(context, control, snapshot, &filled)?
@@ -269,7 +282,7 @@ fn rebase_added(
     for table in filled {
         match rebase::tables(context, control, snapshot, std::slice::from_ref(table)) {
             Ok(changed) => again.extend(changed),
-            Err(failure) if failure.transient || failure.class == Class::Stopped => {
+            Err(failure) if failure.is_transient() || failure.class == Class::Stopped => {
                 return Err(failure);
             }
             Err(failure) => block(control, context.owner(), &[(table.key(), failure)], None)?,
@@ -364,7 +377,7 @@ fn only_possible(
             (Err(obstacle), _) => Err(obstacle.failure(&table)),
             (Ok(subscriber), Some(state)) => {
                 match emptying::empty(control, context, &[(&subscriber, Some(state))]) {
-                    Err(failure) if failure.transient => return Err(failure),
+                    Err(failure) if failure.is_transient() => return Err(failure),
                     emptied => emptied.map(|()| subscriber),
                 }
             }
@@ -385,7 +398,7 @@ fn only_possible(
 /// Blocks tables and logs it. `lacks_from` is where their changes begin, if no copy follows.
 fn block(
     control: &mut Session,
-    owner: Owner,
+    owner: OwnedEpoch,
     tables: &[(Name, Failure)],
     lacks_from: Option<Lsn>,
 ) -> Result<()> {

@@ -13,25 +13,9 @@ use wire::{Param, Session, quote_literal};
 use crate::error::{Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::field;
+use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::repertoire::Repertoire;
 use crate::subscriber::state::{SubscriptionId, name_array};
-
-/// The run that copies: a later run has another epoch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Owner {
-    pub(crate) id: SubscriptionId,
-    pub(crate) epoch: i64,
-}
-
-impl Owner {
-    /// NULL, which the tables do not take, if a later run has raised the epoch.
-    pub(crate) fn sql(self) -> String {
-        format!(
-            "(SELECT s.id FROM pgapace.subscription s WHERE s.id = {} AND s.epoch = {})",
-            self.id.0, self.epoch
-        )
-    }
-}
 
 /// The state of relation `r` after an event, as SQL: NULL, which the column does not take, where
 /// [`TableSyncState`] has no such arrow.
@@ -81,7 +65,12 @@ impl Complete {
     }
 
     /// Records them with their sync LSN, as a part of the session's transaction.
-    pub(crate) fn record(&self, session: &mut Session, owner: Owner, sync_lsn: Lsn) -> Result<()> {
+    pub(crate) fn record(
+        &self,
+        session: &mut Session,
+        owner: OwnedEpoch,
+        sync_lsn: Lsn,
+    ) -> Result<()> {
         let arguments = self.arguments();
         let arguments: Vec<_> = arguments.iter().map(|text| Some(text.as_str())).collect();
         session.execute(&record_sql(owner, sync_lsn), &arguments).map_err(|e| writing(&e))?;
@@ -92,7 +81,7 @@ impl Complete {
     pub(crate) fn queue(
         &self,
         session: &mut Session,
-        owner: Owner,
+        owner: OwnedEpoch,
         sync_lsn: Lsn,
     ) -> wire::Result<()> {
         let arguments = self.arguments();
@@ -111,7 +100,7 @@ impl Complete {
 }
 
 /// Another generation than the one that was begun has no next state.
-fn record_sql(owner: Owner, sync_lsn: Lsn) -> String {
+fn record_sql(owner: OwnedEpoch, sync_lsn: Lsn) -> String {
     format!(
         "INSERT INTO pgapace.relation AS r \
            (subscription, schema_name, table_name, state, generation, sync_lsn, snapshot_lsn, \
@@ -137,7 +126,7 @@ fn record_sql(owner: Owner, sync_lsn: Lsn) -> String {
 /// Records the sync LSN of tables that are not copied.
 pub(crate) fn set_sync_lsns(
     session: &mut Session,
-    owner: Owner,
+    owner: OwnedEpoch,
     tables: &[PublishedTable],
     sync_lsn: Lsn,
 ) -> Result<()> {
@@ -192,7 +181,7 @@ impl Begun {
     pub(crate) fn record(
         &self,
         session: &mut Session,
-        owner: Owner,
+        owner: OwnedEpoch,
         lsn: Lsn,
     ) -> Result<FxHashMap<(String, String), u32>> {
         let sql = format!(
@@ -232,7 +221,7 @@ impl Begun {
 /// The row of the table is locked from here to the COMMIT, so parts are counted exactly.
 pub(crate) fn part_done(
     session: &mut Session,
-    owner: Owner,
+    owner: OwnedEpoch,
     table: &PublishedTable,
     generation: u32,
     rows: u64,
@@ -268,7 +257,7 @@ pub(crate) fn part_done(
 ///
 /// It inserts, because an UPDATE under an older epoch would affect no row, and the tables would be
 /// emptied all the same.
-pub(crate) fn reset_sql(owner: Owner, tables: &[(&str, &str)]) -> String {
+pub(crate) fn reset_sql(owner: OwnedEpoch, tables: &[(&str, &str)]) -> String {
     let names: Vec<_> = tables
         .iter()
         .map(|(schema, name)| format!("({}, {})", quote_literal(schema), quote_literal(name)))
@@ -315,7 +304,7 @@ const NOT_COPIED: &str = "its changes were not applied while it was blocked, and
 /// lacks transactions that commit from there on.
 pub(crate) fn block(
     session: &mut Session,
-    owner: Owner,
+    owner: OwnedEpoch,
     (schema, name): (&str, &str),
     reason: &str,
     lacks_from: Option<Lsn>,
@@ -349,7 +338,7 @@ pub(crate) fn block(
 /// on, until it is copied again. Returns whether it was one like the others.
 pub(crate) fn block_member(
     session: &mut Session,
-    owner: Owner,
+    owner: OwnedEpoch,
     (schema, name): (&str, &str),
     reason: &str,
     from: Lsn,
@@ -379,7 +368,7 @@ pub(crate) fn block_member(
 /// Sets a blocked table to be copied, when the reason for which it was blocked is gone.
 pub(crate) fn unblock(
     session: &mut Session,
-    owner: Owner,
+    owner: OwnedEpoch,
     (schema, name): (&str, &str),
 ) -> Result<()> {
     let sql = format!(
@@ -395,7 +384,7 @@ pub(crate) fn unblock(
 /// Records that tables are going to be copied while others stream; that takes up requests for them.
 pub(crate) fn begin_catch_up(
     session: &mut Session,
-    owner: Owner,
+    owner: OwnedEpoch,
     names: &[(String, String)],
 ) -> Result<()> {
     let (schemas, tables): (Vec<_>, Vec<_>) = names.iter().cloned().unzip();
@@ -457,7 +446,11 @@ pub(crate) fn catching_up_in(rows: &wire::Rows) -> Result<Vec<CatchUp>> {
 
 /// Gives a table that was copied a progress of its own, which begins with its sync LSN, unless it has
 /// one.
-pub(crate) fn start_catch_up(session: &mut Session, owner: Owner, table: &CatchUp) -> Result<()> {
+pub(crate) fn start_catch_up(
+    session: &mut Session,
+    owner: OwnedEpoch,
+    table: &CatchUp,
+) -> Result<()> {
     let sql = format!(
         "INSERT INTO pgapace.progress (subscription, lsn, predecessor, epoch) \
          SELECT {number}, '{sync_lsn}', '0/0', \
@@ -475,7 +468,7 @@ pub(crate) fn start_catch_up(session: &mut Session, owner: Owner, table: &CatchU
 /// committed before is durable with it.
 pub(crate) fn end_catch_up(
     session: &mut Session,
-    owner: Owner,
+    owner: OwnedEpoch,
     numbers: &[SubscriptionId],
 ) -> Result<()> {
     let numbers: Vec<_> = numbers.iter().map(|number| number.0.to_string()).collect();
@@ -492,7 +485,7 @@ pub(crate) fn end_catch_up(
 }
 
 /// The changes that a table lacks are not sent any more: it is emptied and copied again.
-pub(crate) fn copy_again(session: &mut Session, owner: Owner, table: &CatchUp) -> Result<()> {
+pub(crate) fn copy_again(session: &mut Session, owner: OwnedEpoch, table: &CatchUp) -> Result<()> {
     let sql = format!(
         "UPDATE pgapace.relation r SET state = {state}, sync_lsn = NULL, catch_up = NULL, \
            empty_first = true, publisher_bytes = NULL \

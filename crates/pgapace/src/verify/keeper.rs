@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use wire::Session;
 
-use crate::beside::beside;
+use crate::both_servers::ask_both;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
 use crate::subscriber::session::{Purpose, Subscriber};
@@ -25,7 +25,7 @@ pub(crate) fn connect(
     subscriber: &Subscriber,
     purpose: Purpose,
 ) -> Result<(Session, Session)> {
-    let (publisher, subscriber) = beside(
+    let (publisher, subscriber) = ask_both(
         "connecting to the publisher",
         || publisher.connect_to_look(),
         || subscriber.connect(purpose),

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use pgoutput::Lsn;
 use wire::{Session, quote_literal};
 
-use crate::beside::beside;
+use crate::both_servers::ask_both;
 use crate::error::{Failure, Result};
 use crate::publisher::session::Publisher;
 use crate::publisher::slot::BEGIN_READING;
@@ -42,7 +42,7 @@ impl SnapshotPair {
         subscriber: &Subscriber,
     ) -> Result<(Session, Session)> {
         let doing = "importing the snapshot";
-        let (on_publisher, on_subscriber) = beside(
+        let (on_publisher, on_subscriber) = ask_both(
             doing,
             || {
                 let mut session = publisher.connect_to_look()?;

@@ -97,7 +97,7 @@ impl Verification<'_> {
     /// Tells the user of an interruption how to go on, if something was compared.
     fn with_next_step(&self, mut failure: Failure) -> Failure {
         let interrupted =
-            failure.transient || matches!(failure.class, Class::Stopped | Class::Busy);
+            failure.is_transient() || matches!(failure.class, Class::Stopped | Class::Busy);
         let work = lock(&self.work);
         let mut tables = (0..self.plans.len()).map(|table| work.table(table));
         if let Some(go_on) = self.manner.go_on

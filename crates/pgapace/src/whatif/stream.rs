@@ -23,6 +23,7 @@ use crate::error::{Class, Failure, Result};
 use crate::recording::file::{Messages, Recording};
 use crate::spool::{self, Spool};
 use crate::subscriber::format::{PublisherTypes, Servers};
+use crate::subscriber::locks::Locking;
 
 /// Bytes that arrive at once, as when it is replayed.
 const CHUNK: usize = 64 << 10;
@@ -77,7 +78,7 @@ impl<'a> Transactions<'a> {
         let servers = Servers::recorded(&head.publisher, control);
         let mut types = PublisherTypes::new(servers, head.options.binary);
         head.tables.iter().for_each(|table| types.add(table));
-        let mut tables = Tables::new(&[], types, Some(config.preserve_commit_order))
+        let mut tables = Tables::new(&[], types, Locking::of_workers(config.preserve_commit_order))
             .with_apply_mode(config.apply_mode);
         for table in &head.tables {
             tables.add(&table.schema, &table.name, SyncLsn(head.start()));
@@ -188,8 +189,8 @@ impl<'a> Transactions<'a> {
         }
         let predecessor = self.predecessor;
         self.predecessor = part.end_lsn.unwrap_or(predecessor);
-        let (memory, after_applied, two_phase) = (None, false, None);
-        Ok(Work { part, tables, predecessor, memory, after_applied, two_phase })
+        let (history, after_applied, two_phase) = (None, false, None);
+        Ok(Work { part, tables, predecessor, history, after_applied, two_phase })
     }
 }
 

@@ -71,8 +71,7 @@ fn snapshots_show_one_state(publisher: u16, subscriber: u16) -> Result<()> {
     let tables = load_tables();
     let mut seen = Vec::new();
     for _ in 0..if long() { 200 } else { 15 } {
-        // The load goes on between two barriers.
-        std::thread::sleep(Duration::from_millis(50));
+        load.goes_on(5)?;
         let (mut on_publisher, mut on_subscriber) = take(&site, &mut run)?;
         let expected = state_of(&mut on_publisher, &tables)?;
         assert_eq!(state_of(&mut on_subscriber, &tables)?, expected, "{}", run.log());

@@ -1,12 +1,11 @@
 //! Crashes of each process under load: no change is lost or applied twice, and readers see a prefix
 //! of the commit order.
 
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use testbed::{Proxy, Result, Stop, wait_until};
 
-use crate::support::{DB, Load, NAME, Reader, Site, long, lsn, random_pause};
+use crate::support::{DB, Load, NAME, PATIENCE, Reader, Site, long, lsn, random_pause};
 
 const RATE: f64 = 150.0;
 
@@ -64,7 +63,8 @@ fn immediate_restarts_of_the_subscriber_under_load() -> Result<()> {
             // Locked rows block only the durability session.
             observer.batch_execute("BEGIN; SELECT FROM pgapace.progress FOR SHARE")?;
             // Workers commit meanwhile, and no commit is durable.
-            sleep(Duration::from_millis(300));
+            let locked = site.progress()?;
+            wait_until(PATIENCE, "commits that are not durable", || Ok(site.progress()? > locked))?;
         }
         let sql = "SELECT max(lsn)::text FROM pgapace.progress";
         let visible = lsn(&observer.query_one(sql, &[])?.get::<_, String>(0))?;

@@ -40,8 +40,8 @@ fn prefetch_does_not_change_the_result() {
     on_versions(&VERSIONS, |mut case| {
         backlog(&mut case, &["--workers", "4", "--prefetch", "on", "--log-level", "debug"]);
         let log = case.run_until_current();
-        assert!(log.contains("count(subscriber.ctid)"), "nothing was read ahead:\n{log}");
-        assert!(!log.contains("retry_in_ms") && !log.contains("read ahead any more"), "{log}");
+        assert!(log.contains("count(subscriber.ctid)"), "nothing was prefetched:\n{log}");
+        assert!(!log.contains("retry_in_ms") && !log.contains("prefetched any more"), "{log}");
         case.expect_equal(&["n", "s", "whole"]);
     });
 }
@@ -57,7 +57,7 @@ fn terminated_or_blocked_prefetch_sessions_do_not_stop_apply() {
             while !ends.load(Ordering::Relaxed) {
                 must(other.batch_execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
-                     WHERE application_name LIKE 'pgapace % read ahead' \
+                     WHERE application_name LIKE 'pgapace % prefetch' \
                        AND datname = current_database()",
                 ));
                 // Some commands of a session get through.
@@ -98,7 +98,7 @@ fn a_lock_of_a_user_does_not_end_prefetch() {
         case.publisher.sql(more);
         // More often than there are prefetch sessions.
         let given_up = testbed::wait_until(PATIENCE, "cancelled statements", || {
-            Ok(process.log().matches("some rows are not read ahead").count() > 4)
+            Ok(process.log().matches("some rows are not prefetched").count() > 4)
         });
         must(given_up);
         must(user.batch_execute("COMMIT"));
@@ -106,7 +106,7 @@ fn a_lock_of_a_user_does_not_end_prefetch() {
         let now = case.subscriber.value("SELECT clock_timestamp()");
         let reads = format!(
             "SELECT count(*) > 0 FROM pg_stat_activity \
-             WHERE application_name LIKE 'pgapace % read ahead' AND datname = current_database() \
+             WHERE application_name LIKE 'pgapace % prefetch' AND datname = current_database() \
                AND query LIKE '%count(subscriber.ctid)%' AND query_start > '{now}'"
         );
         let seen = testbed::wait_until(PATIENCE, "another statement", || {
@@ -117,7 +117,7 @@ fn a_lock_of_a_user_does_not_end_prefetch() {
         must(seen);
         case.expect_equal(&["t"]);
         let log = case.stop(process);
-        assert!(!log.contains("retry_in_ms") && !log.contains("read ahead any more"), "{log}");
+        assert!(!log.contains("retry_in_ms") && !log.contains("prefetched any more"), "{log}");
     });
 }
 

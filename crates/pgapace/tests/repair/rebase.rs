@@ -1,6 +1,5 @@
 //! `rebase`: after a lost slot, tables are compared instead of copied.
 
-use std::thread::sleep;
 use std::time::Duration;
 
 use testbed::program::Process;
@@ -37,8 +36,8 @@ fn a_lost_slot(publisher: u16, subscriber: u16) -> Result<()> {
         wait_until(PATIENCE, "the slot to be dropped", || {
             Ok(site.publisher.sql(DB, &drop).is_ok())
         })?;
-        // The load goes on: without the slot, these changes are never sent.
-        sleep(Duration::from_millis(300));
+        // Without the slot, these changes are never sent.
+        load.goes_on(20)?;
         site.publisher
             .sql(DB, "UPDATE pgbench_accounts SET filler = 'lost' WHERE aid % 3000 = 2")?;
         site.subscriber

@@ -1,9 +1,11 @@
 //! As in PostgreSQL's tests 022 and 023: large prepared transactions.
 
+use std::time::Duration;
+
 use testbed::wait_until;
 
 use super::{Trigger, each, expect_streamed, on_triggers, streaming_case};
-use crate::support::{Case, PATIENCE, must};
+use crate::support::{Case, PATIENCE, holds_for, must};
 
 const TABLE: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
 
@@ -91,6 +93,7 @@ fn a_crash_during_commit_prepared_loses_nothing() {
         let mut holder = case.subscriber.connect();
         each(&mut holder, &["BEGIN", "SELECT FROM t WHERE id = 1 FOR UPDATE"]);
         case.publisher.sql("UPDATE t SET v = 'waits' WHERE id = 1");
+        let blocked = case.publisher.value("SELECT pg_current_wal_flush_lsn()");
         resolve(&case, "COMMIT", "one");
         resolve(&case, "COMMIT", "small");
         let waits = format!(
@@ -98,8 +101,13 @@ fn a_crash_during_commit_prepared_loses_nothing() {
             case.subscriber.name
         );
         must(wait_until(PATIENCE, "apply to wait", || Ok(case.subscriber.value(&waits) == "1")));
-        // Time for an acknowledgement, after which the publisher would not send the transaction again.
-        std::thread::sleep(std::time::Duration::from_secs(3));
+        // After an acknowledgement the publisher would not send the transaction again.
+        let acknowledged = format!(
+            "SELECT confirmed_flush_lsn > '{blocked}' FROM pg_replication_slots WHERE slot_name = '{}'",
+            case.tool.name
+        );
+        let time = Duration::from_secs(3);
+        must(holds_for(time, "unacknowledged", || Ok(case.publisher.value(&acknowledged) == "f")));
         must(process.kill9());
         each(&mut holder, &["COMMIT"]);
         case.run_until_current();

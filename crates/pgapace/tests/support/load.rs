@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use testbed::postgres::Client;
 use testbed::workload::{ledger, tpcb};
-use testbed::{Cluster, Error, Result, TableName};
+use testbed::{Cluster, Error, Result, TableName, wait_until};
 
+use super::PATIENCE;
 use super::site::DB;
 
 /// Number of the ledger's tables of entries.
@@ -40,6 +41,12 @@ impl Load {
         let options = tpcb::TpcbOptions { seed: 2, rate: Some(rate), ..Default::default() };
         let tpcb = tpcb::Load::start(&conninfo, 2, options)?;
         Ok(Self { ledger, tpcb })
+    }
+
+    /// Waits until the ledger has committed so many transactions more.
+    pub(crate) fn goes_on(&self, transactions: u64) -> Result<()> {
+        let enough = self.ledger.committed() + transactions;
+        wait_until(PATIENCE, "the load to go on", || Ok(self.ledger.committed() >= enough))
     }
 
     /// Stops both workloads and returns the number of transactions that the ledger committed.

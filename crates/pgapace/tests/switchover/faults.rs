@@ -82,8 +82,11 @@ fn try_one(arena: &mut Arena, fault: Fault, step: &str, round: usize) {
 /// Ends what was interrupted: with `--abort`, or with the same command again.
 fn settle(arena: &mut Arena, what: &str, round: usize) {
     let to = arena.side.other();
-    // A statement of a killed verb may be under way still.
-    std::thread::sleep(Duration::from_millis(200));
+    // A statement of a killed verb may be under way still. Its session holds the lock of the switchover.
+    let locks =
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 1885827959";
+    let ended = || Ok(value(arena.cluster(to), DB, locks) == "0");
+    must(wait_until(PATIENCE, "the session of a killed verb to end", ended));
     if round.is_multiple_of(2) || arena.recorded(to).is_empty() {
         let aborted = arena.verb_when_free(&["--abort"]);
         let after = ["ended", "opened"].contains(&arena.recorded(to).as_str());

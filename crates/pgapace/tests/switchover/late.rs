@@ -1,4 +1,4 @@
-//! A client writes behind the fence, although writes are stopped: everything is undone, and the late changes
+//! A client writes after the end message, although writes are stopped: everything is undone, and the late changes
 //! are applied.
 
 use testbed::postgres::Client;

@@ -2,7 +2,7 @@
 //!
 //! Groups end rarely, and in bursts: commits keep their order. So each worker is measured over whole
 //! cycles, from the end of one of its groups to the end of another, and the rates of the workers are
-//! added. Groups that were handed over before the measurement began do not count.
+//! added. Groups that were assigned before the measurement began do not count.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ struct Cycles {
 
 #[derive(Debug)]
 pub(super) struct Meter {
-    /// Groups that were handed over before do not count.
+    /// Groups that were assigned before do not count.
     restarted: Duration,
     since: Duration,
     workers: Vec<Cycles>,
@@ -114,14 +114,14 @@ impl Meter {
     pub(super) fn ended(
         &mut self,
         worker: usize,
-        handed_over: Duration,
+        assigned: Duration,
         work: GroupWork,
         idle: bool,
         now: Duration,
     ) {
         let cycles = &mut self.workers[worker];
         cycles.idle = idle;
-        if cycles.from.is_none() || handed_over < self.restarted {
+        if cycles.from.is_none() || assigned < self.restarted {
             (cycles.from, cycles.until) = (Some(now), now);
             return;
         }
@@ -175,7 +175,7 @@ mod tests {
         let mut meter = Meter::new(2);
         meter.restart(at(1000));
         meter.waits(true, at(1000));
-        // Handed over before: its end begins the first cycle.
+        // Assigned before: its end begins the first cycle.
         meter.ended(0, at(900), WORK, false, at(1100));
         for cycle in 1..=4 {
             meter.ended(0, at(1050), WORK, false, at(1100 + 100 * cycle));

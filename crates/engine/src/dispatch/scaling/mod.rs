@@ -228,12 +228,12 @@ impl Scaling {
     pub fn ended(
         &mut self,
         worker: usize,
-        handed_over: Duration,
+        assigned: Duration,
         work: GroupWork,
         idle: bool,
         now: Duration,
     ) {
-        self.meter.ended(worker, handed_over, work, idle, now);
+        self.meter.ended(worker, assigned, work, idle, now);
     }
 
     /// Decides about the number of workers. `in_use`: how many workers get groups.

@@ -26,7 +26,7 @@ struct Model {
     warm_up: f64,
     random: u64,
     now: f64,
-    /// By worker, when its group was handed over, and when it ends.
+    /// By worker, when its group was assigned, and when it ends.
     groups: Vec<Option<(f64, f64)>>,
     /// Work that was applied, and work that the best number of workers could have applied.
     applied: f64,

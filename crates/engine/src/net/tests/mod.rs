@@ -294,16 +294,16 @@ fn what_two_truncates_enclose_is_left_out_with_the_second() {
 #[test]
 fn user_code_may_fill_a_table_between_two_truncates() {
     let stored = TableRules { storage: Some(0), ..keyed(0) };
-    let barrier = rules(9, 2, TableFolding::Never { barrier: true });
+    let user_code = rules(9, 2, TableFolding::Never { user_code: true });
     for code in ["1:I 1 x", "T 1"] {
         let steps = ["alone 0", "alone 1", "alone 2"];
-        check(&[stored.clone(), barrier.clone()], &format!("T 0; {code}; T 0"), &steps);
+        check(&[stored.clone(), user_code.clone()], &format!("T 0; {code}; T 0"), &steps);
     }
 }
 
 #[test]
 fn a_table_in_row_mode_stops_its_lane_only() {
-    let never = rules(0, 2, TableFolding::Never { barrier: false });
+    let never = rules(0, 2, TableFolding::Never { user_code: false });
     check(
         &[keyed(0), keyed(1), never],
         "I 1 a; 1:I 1 b; 2:I 1 c; 2:U 1 d",
@@ -312,9 +312,9 @@ fn a_table_in_row_mode_stops_its_lane_only() {
 }
 
 #[test]
-fn a_barrier_closes_all_segments_in_the_order_in_which_they_were_opened() {
-    let barrier = rules(9, 2, TableFolding::Never { barrier: true });
-    let tables = [keyed(0), keyed(1), keyed(2), barrier];
+fn user_code_closes_all_segments_in_the_order_in_which_they_were_opened() {
+    let user_code = rules(9, 2, TableFolding::Never { user_code: true });
+    let tables = [keyed(0), keyed(1), keyed(2), user_code];
     for alone in ["3:U 1 x", "T 3"] {
         let history = format!("2:I 1 a; I 1 b; 1:I 1 c; {alone}; 1:I 1 d; I 1 e");
         check(

@@ -8,7 +8,7 @@ use crate::group::GroupSeq;
 use crate::key::KeyForm;
 use crate::writeset::Verdict::{Dependent, Independent};
 use crate::writeset::{
-    LockColumn, LockRules, RowLock, UniqueLock, Verdict, Waits, Writeset, WritesetLimits,
+    LockColumn, LockRules, Prerequisites, RowLock, UniqueLock, Verdict, Writeset, WritesetLimits,
 };
 
 pub(super) const LIMITS: WritesetLimits = WritesetLimits { keys_per_table: 1000, keys: 10_000 };
@@ -33,7 +33,7 @@ pub(super) fn table(root: u32) -> LockRules {
         foreign: Vec::new(),
         referenced: Vec::new(),
         whole_table: false,
-        barrier: false,
+        user_code: false,
     }
 }
 
@@ -102,7 +102,7 @@ impl Bed {
         &mut self,
         ahead: Option<u64>,
         changes: &[(&LockRules, &str)],
-    ) -> (String, Waits) {
+    ) -> (String, Prerequisites) {
         self.open(ahead);
         let verdicts = changes.iter().map(|(rules, change)| self.change(rules, change)).collect();
         (verdicts, self.set.close())
@@ -140,17 +140,20 @@ pub(super) fn after(
     (rules, change): (&LockRules, &str),
 ) -> char {
     let mut bed = Bed::ordered();
-    assert_eq!(bed.group(None, &[(first_rules, first)]), (".".to_owned(), Waits::default()));
+    assert_eq!(
+        bed.group(None, &[(first_rules, first)]),
+        (".".to_owned(), Prerequisites::default())
+    );
     bed.open(None);
     let verdict = bed.change(rules, change);
-    let waits = bed.set.close();
-    assert_eq!(waits.through, GroupSeq(u64::from(verdict == 'x')), "{first} {change}");
-    assert_eq!(waits.groups, []);
+    let prerequisites = bed.set.close();
+    assert_eq!(prerequisites.through, GroupSeq(u64::from(verdict == 'x')), "{first} {change}");
+    assert_eq!(prerequisites.groups, []);
     verdict
 }
 
-pub(super) fn waits(through: u64, groups: &[u64]) -> Waits {
-    Waits {
+pub(super) fn prerequisites(through: u64, groups: &[u64]) -> Prerequisites {
+    Prerequisites {
         through: GroupSeq(through),
         groups: groups.iter().map(|group| GroupSeq(*group)).collect(),
     }

@@ -1,6 +1,6 @@
 //! Limits of the writeset.
 
-use super::bed::{Bed, table, waits};
+use super::bed::{Bed, prerequisites, table};
 use crate::writeset::WritesetLimits;
 
 #[test]
@@ -11,8 +11,8 @@ fn a_group_with_too_many_keys_locks_the_table() {
     assert_eq!(bed.group(None, &two).0, "...");
     // Row 5 itself is not locked, but another group has locks in the table.
     let three = [(rules, "U 3 a"), (rules, "U 4 a"), (rules, "U 5 a"), (rules, "U 6 a")];
-    assert_eq!(bed.group(None, &three), ("..xx".into(), waits(1, &[])));
-    assert_eq!(bed.group(None, &[(rules, "U 7 a")]), ("x".into(), waits(2, &[])));
+    assert_eq!(bed.group(None, &three), ("..xx".into(), prerequisites(1, &[])));
+    assert_eq!(bed.group(None, &[(rules, "U 7 a")]), ("x".into(), prerequisites(2, &[])));
     assert_eq!(bed.group(None, &[(&table(2), "U 7 a")]).0, ".");
     for group in 1..=4 {
         bed.committed(group);

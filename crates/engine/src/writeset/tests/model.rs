@@ -53,7 +53,7 @@ pub(super) fn tables() -> Vec<(LockRules, bool)> {
         (LockRules { row: RowLock::Table, ..table(13) }, false),
         (LockRules { whole_table: true, ..table(14) }, false),
         (by_second, true),
-        (LockRules { barrier: true, ..table(15) }, false),
+        (LockRules { user_code: true, ..table(15) }, false),
     ]
 }
 
@@ -147,7 +147,7 @@ pub(super) fn locks(
     identities: &mut BTreeMap<u32, u64>,
 ) -> Vec<Lock> {
     let root = rules.root;
-    if rules.barrier {
+    if rules.user_code {
         return vec![Lock::Everything];
     }
     if op.kind == Kind::Truncate {

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::bed::{Bed, LIMITS};
 use super::model::{Kind, Lock, Op, conflict, locks, tables, words};
-use crate::writeset::{Waits, WritesetLimits};
+use crate::writeset::{Prerequisites, WritesetLimits};
 
 /// A group of a history.
 #[derive(Debug, Clone)]
@@ -17,7 +17,7 @@ struct GroupSpec {
     ops: Vec<Op>,
 }
 
-/// A group that was handed over.
+/// A group that was assigned.
 struct DispatchedGroup {
     ops: Vec<(Vec<Lock>, bool)>,
     ahead: Option<u64>,
@@ -117,12 +117,12 @@ fn run(specs: &[GroupSpec], limits: WritesetLimits, ordered: bool) -> Result<(),
             let dependent = bed.change(rules, &words(op, *full)) == 'x';
             ops.push((locks(op, rules, *full, &mut identities), dependent));
         }
-        let waits = bed.set.close();
+        let prerequisites = bed.set.close();
         let begins_after =
             ahead.map(|ahead| history.with_committed_before(ahead)).unwrap_or_default();
         let mut ends_after = begins_after.clone();
-        ends_after.extend(1..=waits.through.0);
-        for group in &waits.groups {
+        ends_after.extend(1..=prerequisites.through.0);
+        for group in &prerequisites.groups {
             ends_after.extend(history.with_committed_before(group.0));
         }
         history.groups.push(DispatchedGroup {
@@ -132,7 +132,7 @@ fn run(specs: &[GroupSpec], limits: WritesetLimits, ordered: bool) -> Result<(),
             ends_after,
             committed: false,
         });
-        check(&history, number, &waits)?;
+        check(&history, number, &prerequisites)?;
         if ordered && limits == LIMITS {
             check_that_waits_are_needed(&history, number)?;
         }
@@ -141,10 +141,17 @@ fn run(specs: &[GroupSpec], limits: WritesetLimits, ordered: bool) -> Result<(),
 }
 
 /// Conflicting changes run in stream order.
-fn check(history: &History, number: u64, waits: &Waits) -> Result<(), TestCaseError> {
+fn check(
+    history: &History,
+    number: u64,
+    prerequisites: &Prerequisites,
+) -> Result<(), TestCaseError> {
     let group = history.group(number);
-    prop_assert_eq!(waits.is_none(), group.ops.iter().all(|(_, dependent)| !dependent));
-    prop_assert!(waits.through.0 < number && waits.groups.iter().all(|group| group.0 < number));
+    prop_assert_eq!(prerequisites.is_none(), group.ops.iter().all(|(_, dependent)| !dependent));
+    prop_assert!(
+        prerequisites.through.0 < number
+            && prerequisites.groups.iter().all(|group| group.0 < number)
+    );
     for (at, (locks, dependent)) in group.ops.iter().enumerate() {
         for earlier in history.in_flight().filter(|earlier| *earlier < number) {
             let conflicts =

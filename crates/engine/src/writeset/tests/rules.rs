@@ -1,6 +1,6 @@
 //! Which changes conflict.
 
-use super::bed::{Bed, after, column, key, table, waits, with_unique};
+use super::bed::{Bed, after, column, key, prerequisites, table, with_unique};
 use crate::key::KeyForm;
 use crate::writeset::{ForeignLock, LockColumn, LockRules, ReferencedLock, RowLock, UniqueLock};
 
@@ -273,7 +273,7 @@ fn the_removal_of_a_parent_follows_a_dependent_child_of_its_group() {
     assert_eq!(bed.group(None, &changes).0, ".xx");
     // Out of order, it waits only for the group of the child.
     bed.committed(1);
-    assert_eq!(bed.group(None, &[(&parent, "D K 2 -")]), ("x".to_owned(), waits(2, &[])));
+    assert_eq!(bed.group(None, &[(&parent, "D K 2 -")]), ("x".to_owned(), prerequisites(2, &[])));
     bed.committed(2);
     assert_eq!(bed.group(None, &[(&parent, "D K 4 -")]).0, ".");
 }
@@ -285,7 +285,7 @@ fn a_group_that_reads_and_then_writes_a_key_waits_for_the_other_readers() {
     bed.group(None, &[(&child, "I 5 1")]);
     bed.group(None, &[(&table(3), "U 1")]);
     let changes = [(&child, "I 6 1"), (&child, "D O 6 1"), (&parent, "D K 1 -")];
-    assert_eq!(bed.group(None, &changes), ("..x".to_owned(), waits(2, &[])));
+    assert_eq!(bed.group(None, &changes), ("..x".to_owned(), prerequisites(2, &[])));
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn a_table_that_every_change_locks() {
     check(&rules, &[("I 1 a", "I 2 b", 'x'), ("U 1 a", "U 2 b", 'x')]);
     let mut bed = Bed::ordered();
     let group = bed.group(None, &[(&rules, "I 1 a"), (&rules, "I 2 a")]);
-    assert_eq!(group, ("..".to_owned(), waits(0, &[])));
+    assert_eq!(group, ("..".to_owned(), prerequisites(0, &[])));
 }
 
 #[test]
@@ -308,12 +308,12 @@ fn another_identity_of_rows_locks_the_table() {
 
 #[test]
 fn user_code_waits_for_all_groups_and_all_groups_for_it() {
-    let code = LockRules { barrier: true, ..table(9) };
+    let code = LockRules { user_code: true, ..table(9) };
     let mut bed = Bed::ordered();
     assert_eq!(bed.group(None, &[(&table(1), "U 1 a")]).0, ".");
     let changes = [(&table(1), "U 5 a"), (&code, "U 1 a"), (&table(1), "U 6 a")];
-    assert_eq!(bed.group(None, &changes), (".xx".to_owned(), waits(1, &[])));
-    assert_eq!(bed.group(None, &[(&table(3), "U 1 a")]), ("x".to_owned(), waits(2, &[])));
+    assert_eq!(bed.group(None, &changes), (".xx".to_owned(), prerequisites(1, &[])));
+    assert_eq!(bed.group(None, &[(&table(3), "U 1 a")]), ("x".to_owned(), prerequisites(2, &[])));
     for group in 1..=3 {
         bed.committed(group);
     }

@@ -26,7 +26,7 @@ use crate::error::{Failure, Result};
 use crate::observe::figures::BlockerNow;
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::subscriber::state::SubscriptionId;
-use crate::subscriber::state::statistics::Waits;
+use crate::subscriber::state::statistics::WaitTimes;
 
 /// How often the monitor looks for threads that may be blocked.
 const WATCH: Duration = Duration::from_millis(250);
@@ -108,7 +108,7 @@ impl Blockers {
     }
 
     /// How long the watched sessions have waited for locks since the last call.
-    pub(crate) fn take_waits(&self) -> Waits {
+    pub(crate) fn take_waits(&self) -> WaitTimes {
         self.waits.take()
     }
 

@@ -19,16 +19,14 @@ const REQUESTS_EVERY: Duration = Duration::from_millis(200);
 impl Leader<'_> {
     /// Has the subscriber asked for requests of verbs.
     pub(super) fn look_for_requests(&mut self) {
-        let due = self.looked_for_requests.is_none_or(|at| at.elapsed() >= REQUESTS_EVERY);
-        if due && !self.looking_for_requests {
-            self.looking_for_requests = true;
+        if self.request_search.begins() {
             self.around.durability.submit(DurabilityJob::LookForRequests(self.owner));
         }
     }
 
     /// The subscriber's answer to [`Self::look_for_requests`].
     pub(super) fn requests_found(&mut self, found: Requests) -> Result<()> {
-        (self.looking_for_requests, self.looked_for_requests) = (false, Some(Instant::now()));
+        self.request_search.ended(REQUESTS_EVERY);
         self.barrier_requested(found.barrier)?;
         let Some(request) = found.hand_over else { return Ok(()) };
         if self.intake.closing().is_some() {

@@ -6,7 +6,7 @@ use pgoutput::Lsn;
 
 use super::Leader;
 use crate::apply::durability::DurabilityJob;
-use crate::tablesync::table_state::Owner;
+use crate::subscriber::state::ownership::OwnedEpoch;
 
 /// Time between two beats.
 const BEAT: Duration = Duration::from_secs(1);
@@ -15,7 +15,7 @@ const BEAT: Duration = Duration::from_secs(1);
 /// a leader that is stuck has none, nor has one whose session is stuck.
 #[derive(Debug)]
 pub(super) struct Heartbeat {
-    owner: Owner,
+    owner: OwnedEpoch,
     /// Where the run began.
     begun: Lsn,
     asked: Option<Instant>,
@@ -23,7 +23,7 @@ pub(super) struct Heartbeat {
 }
 
 impl Heartbeat {
-    pub(super) fn new(owner: Owner, begun: Lsn) -> Self {
+    pub(super) fn new(owner: OwnedEpoch, begun: Lsn) -> Self {
         Self { owner, begun, asked: None, under_way: false }
     }
 

@@ -9,7 +9,7 @@ use crate::observe::events;
 use crate::observe::figures::{Figures, Observation, TableDelta, ThreadWaits};
 use crate::observe::history::Point;
 use crate::observe::ledger::keep_slowest;
-use crate::subscriber::state::statistics::{Counters, Delta, Waits};
+use crate::subscriber::state::statistics::{Counters, Delta, WaitTimes};
 
 /// How often figures are made and counters are written.
 const STATISTICS_INTERVAL: Duration = Duration::from_secs(1);
@@ -152,7 +152,7 @@ impl Leader<'_> {
         let workers = self.around.pool.take_waits();
         let sums = &mut self.around.counters.waits;
         // Its wait for the subscriber is that of the workers.
-        sums.add(&Waits { subscriber: Duration::ZERO, ..leader });
+        sums.add(&WaitTimes { subscriber: Duration::ZERO, ..leader });
         sums.add(&receiver);
         workers.iter().for_each(|(_, waits)| sums.add(waits));
         sums.add(&self.around.pool.take_lock_waits());
@@ -174,9 +174,8 @@ impl Leader<'_> {
     /// A few at a time, so that commits do not wait behind it for long.
     pub(super) fn remove_old_conflicts(&mut self) {
         if let Some(age) = self.conflict_retention
-            && self.remove_conflicts.is_some_and(|due| due <= Instant::now())
+            && self.conflict_removal.begins()
         {
-            self.remove_conflicts = None;
             self.around.durability.submit(DurabilityJob::RemoveConflicts(age));
         }
     }

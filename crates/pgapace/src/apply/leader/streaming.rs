@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use engine::dispatch::Turned;
+use engine::dispatch::SerializationChange;
 use engine::streaming::Said;
 
 use crate::apply::blockers::Detection;
@@ -51,8 +51,8 @@ impl Leader<'_> {
 
     /// Rolls back later transactions that hold locks for which the oldest waits, if it is the oldest still.
     pub(super) fn resolve_deadlock(&mut self, seen: &Detection) {
-        let turned = self.around.pool.resolve_deadlock(seen);
-        self.serialized(&turned);
+        let change = self.around.pool.resolve_deadlock(seen);
+        self.serialized(&change);
         if !self.around.pool.is_stalled(seen.oldest) {
             return;
         }
@@ -62,9 +62,9 @@ impl Leader<'_> {
     }
 
     /// Tables are serialized from now on.
-    pub(super) fn serialized(&mut self, turned: &Turned) {
-        self.around.counters.tables_serialized += turned.roots.len() as u64;
-        self.around.tables.turned(turned);
+    pub(super) fn serialized(&mut self, change: &SerializationChange) {
+        self.around.counters.tables_serialized += change.roots.len() as u64;
+        self.around.tables.record_serialization(change);
     }
 
     /// Streams wait for each other's locks, and their changes in memory keep the rest of them from being

@@ -21,6 +21,7 @@ use crate::apply::work::Work;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::announced::Announced;
 use crate::publisher::history::another_history;
+use crate::publisher::watch::Commits;
 use crate::stopping::interrupt::interruptible_after;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::mapping::TableMap;
@@ -40,7 +41,7 @@ pub(crate) struct PrepareNames {
     /// The prefix of the gids of prepared transactions on the subscriber.
     pub(crate) prefix: String,
     /// Whether the publisher's PREPARE waits for the subscriber.
-    pub(crate) waits: bool,
+    pub(crate) commits: Commits,
 }
 
 /// See [`intake::Surroundings`].
@@ -157,9 +158,9 @@ impl intake::Surroundings for Surroundings<'_> {
     }
 
     fn may_be_prepared(&mut self, relations: &[Arc<RemoteRelation>], lsn: Lsn) -> Result<bool> {
-        let waits = self.names.waits;
+        let commits = self.names.commits;
         self.with_tables_read(relations, |tables, control| {
-            tables.may_be_prepared(control, relations, lsn, waits)
+            tables.may_be_prepared(control, relations, lsn, commits)
         })
     }
 

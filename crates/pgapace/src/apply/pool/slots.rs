@@ -9,14 +9,14 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, unbounded};
 use wire::Session;
 
-use crate::apply::session::{Connect, Identity};
-use crate::apply::sessions::{SessionLease, Share};
-use crate::apply::turns::Turns;
+use crate::apply::apply_session::{Connect, Identity};
+use crate::apply::session_leases::{Leaseholder, SessionLease};
+use crate::apply::shared_commit_order::SharedCommitOrder;
 use crate::apply::worker::{FromWorker, Worker, WorkerContext};
 use crate::error::{Failure, Result};
 use crate::observe::figures::{SlowGroup, WorkerNow};
 use crate::observe::ledger::{Counts, Meter};
-use crate::subscriber::state::statistics::Waits;
+use crate::subscriber::state::statistics::WaitTimes;
 
 /// How a worker opens its session, by its number.
 pub(crate) type Connector = Box<dyn Fn(usize) -> Connect + Send + Sync>;
@@ -44,7 +44,7 @@ struct WorkerSlot {
 /// The places.
 pub(crate) struct Slots {
     slots: Vec<WorkerSlot>,
-    share: Arc<Share>,
+    leaseholder: Arc<Leaseholder>,
     number: WorkerNumber,
     connector: Connector,
     context: WorkerContext,
@@ -66,12 +66,12 @@ impl OpenedWorkers {
     /// Opens the subscription's own session, and all others if their number is fixed and no other
     /// subscription shares them.
     pub(crate) fn open(
-        share: &Arc<Share>,
+        leaseholder: &Arc<Leaseholder>,
         number: WorkerNumber,
         connector: &Connector,
     ) -> Result<Self> {
-        let more = if share.is_alone() && !number.auto { number.most } else { 1 };
-        let leases = (1..more).filter_map(|number| Some((number, Some(share.ask()?))));
+        let more = if leaseholder.is_alone() && !number.auto { number.most } else { 1 };
+        let leases = (1..more).filter_map(|number| Some((number, Some(leaseholder.ask()?))));
         let leases: Vec<_> = std::iter::once((0, None)).chain(leases).collect();
         let panicked = |_| Err(Failure::internal("connecting panicked"));
         // All at once.
@@ -95,16 +95,16 @@ impl OpenedWorkers {
 impl Slots {
     /// Starts workers on these sessions. `round_trip` was measured while they were opened.
     pub(crate) fn new(
-        share: &Arc<Share>,
+        leaseholder: &Arc<Leaseholder>,
         number: WorkerNumber,
         connector: Connector,
         subscription: &str,
         OpenedWorkers(opened): OpenedWorkers,
         round_trip: Duration,
     ) -> Result<Self> {
-        let turns = Turns::new(number.most)?;
+        let commit_order = SharedCommitOrder::new(number.most)?;
         let (sender, events) = unbounded();
-        let context = WorkerContext { turns, sender, subscription: subscription.to_owned() };
+        let context = WorkerContext { commit_order, sender, subscription: subscription.to_owned() };
         let mut slots: Vec<_> = (0..number.most).map(|_| WorkerSlot::default()).collect();
         for OpenedWorker { number, lease, session, identity } in opened {
             let slot = &mut slots[number];
@@ -113,7 +113,7 @@ impl Slots {
             slot.worker = Some(Worker::spawn(number, connect, opened, &context, meter)?);
             slot.lease = lease;
         }
-        Ok(Self { slots, share: Arc::clone(share), number, connector, context, events })
+        Ok(Self { slots, leaseholder: Arc::clone(leaseholder), number, connector, context, events })
     }
 
     /// How many there may be.
@@ -123,7 +123,7 @@ impl Slots {
 
     /// Whether other subscriptions share their sessions.
     pub(super) fn are_shared(&self) -> bool {
-        !self.share.is_alone()
+        !self.leaseholder.is_alone()
     }
 
     /// The subscription that they work for.
@@ -147,17 +147,17 @@ impl Slots {
 
     /// Asks for another session lease. The next worker that starts gets it.
     pub(super) fn ask(&self) -> Option<Arc<SessionLease>> {
-        self.share.ask()
+        self.leaseholder.ask()
     }
 
     /// No other session is wanted.
     pub(super) fn content(&self) {
-        self.share.content();
+        self.leaseholder.content();
     }
 
     /// Whether a session must be given back, an idle or a busy one.
     pub(super) fn gives(&self, idle: bool) -> bool {
-        self.share.gives(idle)
+        self.leaseholder.gives(idle)
     }
 
     /// Starts a worker under this lease.
@@ -190,7 +190,7 @@ impl Slots {
     }
 
     /// How long each worker that is there has waited since the last call.
-    pub(super) fn take_waits(&self) -> Vec<(usize, Waits)> {
+    pub(super) fn take_waits(&self) -> Vec<(usize, WaitTimes)> {
         let there = self.slots.iter().enumerate().filter(|(_, slot)| slot.worker.is_some());
         there.map(|(number, slot)| (number, slot.meter.waits.take())).collect()
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::apply::thread::{process_time, thread_time};
 
-/// The time from the first group that was handed over to the last one that has ended, in all runs of a process.
+/// The time from the first group that was assigned to the last one that has ended, in all runs of a process.
 /// The start and the end of a run, such as reading the catalogue and becoming durable, are not part of it.
 ///
 /// Only a replay measures it. The mutex is taken by the leader, once for each group, and read at the end.
@@ -46,7 +46,7 @@ impl Moment {
 }
 
 impl ApplySpan {
-    /// A group is handed over.
+    /// A group is assigned.
     pub(super) fn begins(&self) {
         let mut span = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if span.is_none() {

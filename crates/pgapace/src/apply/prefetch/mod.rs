@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use engine::group::GroupSeq;
 use engine::net::TableFolding;
-use engine::read_ahead::ReadAhead;
+use engine::prefetch::PrefetchDecision;
 use engine::transaction::Touched;
 use engine::worker;
 use pgoutput::Column;
@@ -25,7 +25,7 @@ use crate::config::Prefetch as Mode;
 use crate::error::Result;
 use crate::subscriber::mapping::Search;
 use crate::subscriber::session::Subscriber;
-use crate::subscriber::statement::set::ahead::{Ahead, searched};
+use crate::subscriber::statement::set::prefetch::{PrefetchKeys, searched};
 
 /// The number of sessions that read.
 pub(crate) const READERS: usize = 4;
@@ -40,7 +40,7 @@ const SAMPLE: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(crate) struct Prefetch {
     mode: Mode,
-    decision: ReadAhead,
+    decision: PrefetchDecision,
     queue: Arc<LookupQueue>,
     last_sample: Instant,
 }
@@ -55,9 +55,9 @@ impl Prefetch {
             let subscription = subscription.to_owned();
             // The thread is not joined: it holds nothing but a session that reads.
             let work = move || reader::run(&queue, &subscriber, &subscription);
-            spawn(format!("read ahead {number}"), work)?;
+            spawn(format!("prefetch {number}"), work)?;
         }
-        let decision = ReadAhead::default();
+        let decision = PrefetchDecision::default();
         Ok(Self { mode, decision, queue, last_sample: Instant::now() })
     }
 
@@ -146,7 +146,7 @@ fn lookups(
             lookup.keys.map().id == map.id && lookup.keys.rows() < KEYS && lookup.keys.push(row)
         });
         if !fits
-            && let Some(mut keys) = Ahead::new(map)
+            && let Some(mut keys) = PrefetchKeys::new(map)
             && keys.push(row)
         {
             lookups.push(KeyLookup { group, keys });

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use engine::group::GroupSeq;
 
-use crate::subscriber::statement::set::ahead::Ahead;
+use crate::subscriber::statement::set::prefetch::PrefetchKeys;
 
 /// With so many statements queued, no more groups are taken.
 const FULL: usize = 256;
@@ -17,7 +17,7 @@ const SAMPLES: usize = 64;
 #[derive(Debug)]
 pub(super) struct KeyLookup {
     pub(super) group: GroupSeq,
-    pub(super) keys: Ahead,
+    pub(super) keys: PrefetchKeys,
 }
 
 #[derive(Debug, Default)]

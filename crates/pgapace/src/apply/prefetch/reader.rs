@@ -20,7 +20,7 @@ pub(super) fn run(queue: &LookupQueue, subscriber: &Subscriber, subscription: &s
     let mut left_out = FxHashSet::default();
     let mut first = queue.next();
     while first.is_some() {
-        match subscriber.connect(Purpose::ReadAhead) {
+        match subscriber.connect(Purpose::Prefetch) {
             Ok(session) => {
                 let mut reader = Reader {
                     session,
@@ -36,13 +36,13 @@ pub(super) fn run(queue: &LookupQueue, subscriber: &Subscriber, subscription: &s
                             pause = PAUSE;
                         }
                         Err(error) => {
-                            tracing::debug!(subscription, %error, "cannot read ahead");
+                            tracing::debug!(subscription, %error, "cannot prefetch");
                             break;
                         }
                     }
                 }
             }
-            Err(error) => tracing::debug!(subscription, %error, "cannot read ahead"),
+            Err(error) => tracing::debug!(subscription, %error, "cannot prefetch"),
         }
         if !queue.pause(pause) {
             return;
@@ -79,9 +79,9 @@ impl Reader<'_> {
         }
         if passes_soon(&error.code) {
             // Most often another session had locked the table.
-            tracing::debug!(%error, "some rows are not read ahead");
+            tracing::debug!(%error, "some rows are not prefetched");
         } else {
-            tracing::debug!(%error, "a table is not read ahead any more");
+            tracing::debug!(%error, "a table is not prefetched any more");
             self.left_out.insert(map);
         }
         Ok(0)

@@ -8,7 +8,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use engine::group::GroupSeq;
 use engine::streaming::{Streams, Ticket};
 
-use crate::apply::session::Connect;
+use crate::apply::apply_session::Connect;
 use crate::apply::work::Work;
 use crate::error::{Failure, Result};
 use crate::observe::ledger::Ledger;

@@ -12,11 +12,11 @@ use engine::worker::{Dependent, ExpectedReply, GroupMode, Outcome};
 use wire::{Reply, Session};
 
 use super::worker::{Order, Stop, StreamReport};
+use crate::apply::apply_session::roll_back;
 use crate::apply::encoder::fold::Which;
 use crate::apply::encoder::{Encoder, EncoderPosition};
 use crate::apply::expected::Expected;
 use crate::apply::replies::{Interpreted, RowCount, interpret};
-use crate::apply::session::roll_back;
 use crate::apply::work::{Group, Work, counts_by_table};
 use crate::error::{Failure, Result};
 use crate::observe::ledger::Ledger;

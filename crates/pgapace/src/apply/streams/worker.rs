@@ -14,9 +14,9 @@ use engine::streaming::Ticket;
 use wire::Waker;
 
 use super::session::StreamSession;
+use crate::apply::apply_session::{Connect, Lost};
 use crate::apply::encoder::Encoder;
 use crate::apply::replies::RowCount;
-use crate::apply::session::{Connect, Lost};
 use crate::apply::thread::{LITTLE_PATIENCE, SessionHandle, SessionThread};
 use crate::apply::work::Work;
 use crate::error::{Failure, Result};
@@ -362,7 +362,8 @@ mod tests {
         let refused = std::io::Error::from(std::io::ErrorKind::WouldBlock);
         let failure = Failure::refused_by_system("start thread \"stream 3\"", &refused);
         assert!(
-            failure.transient && failure.hint.as_ref().is_some_and(|it| it.contains("TasksMax"))
+            failure.is_transient()
+                && failure.hint.as_ref().is_some_and(|it| it.contains("TasksMax"))
         );
         let mut worker = NoWorker::new(3, reports, &failure);
         [7, 7, 8].into_iter().for_each(|ticket| worker.send(ticket));

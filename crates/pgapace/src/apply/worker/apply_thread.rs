@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError};
-use engine::order::Waits;
+use engine::order::Prerequisites;
 
-use crate::apply::turns::Turns;
+use crate::apply::shared_commit_order::SharedCommitOrder;
 use crate::apply::worker::session::{AfterStep, SLEEP, WorkerSession};
 use crate::apply::worker::{FromWorker, Moved, Reporter, ToWorker};
 use crate::error::{Failure, Result};
@@ -15,7 +15,7 @@ use crate::observe::stopwatch::Reason;
 pub(super) struct ApplyThread {
     pub(super) inbox: Receiver<ToWorker>,
     pub(super) lender: Lender,
-    pub(super) turns: Arc<Turns>,
+    pub(super) commit_order: Arc<SharedCommitOrder>,
     pub(super) number: usize,
     /// The leader wants the session when it has no group any more.
     pub(super) lends: bool,
@@ -96,7 +96,7 @@ impl ApplyThread {
         }
         match session.step()? {
             AfterStep::Step => Ok(()),
-            AfterStep::Wait(waits) => self.sleep(session, &waits),
+            AfterStep::Wait(prerequisites) => self.sleep(session, &prerequisites),
         }
     }
 
@@ -115,10 +115,14 @@ impl ApplyThread {
         }
     }
 
-    /// Waits for a reply, for mail, or until one of `waits` is met.
-    fn sleep(&mut self, session: &mut WorkerSession, waits: &[Waits]) -> Result<()> {
-        let turns = Arc::clone(&self.turns);
-        let waker = turns.waker(self.number);
+    /// Waits for a reply, for mail, or until one of `prerequisites` is met.
+    fn sleep(
+        &mut self,
+        session: &mut WorkerSession,
+        prerequisites: &[Prerequisites],
+    ) -> Result<()> {
+        let commit_order = Arc::clone(&self.commit_order);
+        let waker = commit_order.waker(self.number);
         // Cleared before the look for news, so that news after the look wakes the worker.
         waker.take();
         if !self.inbox.is_empty() {
@@ -127,7 +131,7 @@ impl ApplyThread {
         // The leader's end of the channel may be gone, which `is_empty` does not say.
         self.take_mail(session)?;
         let lends = self.lends && session.is_idle();
-        if self.closing || lends || !turns.wait(self.number, waits) {
+        if self.closing || lends || !commit_order.wait(self.number, prerequisites) {
             return Ok(());
         }
         let reason = session.wait_reason();

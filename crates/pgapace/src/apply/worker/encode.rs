@@ -36,7 +36,7 @@ impl WorkerSession {
                 return Err(failure);
             }
         }
-        let split = self.groups.is_split(&start, &*self.turns);
+        let split = self.groups.is_split(&start, &*self.commit_order);
         let Start { group, ahead, behind, counted, in_order } = start;
         if let Some(current) = current_group(&group) {
             self.ledger.begins(current);
@@ -145,7 +145,7 @@ impl WorkerSession {
     /// Queues the part of the last group in flight that may be sent now, and then the groups that are
     /// set aside.
     pub(super) fn advance(&mut self) -> Result<()> {
-        while let Some(further) = self.groups.further(&*self.turns) {
+        while let Some(further) = self.groups.further(&*self.commit_order) {
             match further {
                 Further::Statements(statements) => self.session.queue_set_aside(statements),
                 Further::Ending(ending) => {

@@ -10,9 +10,9 @@ use std::time::Duration;
 use pgoutput::Lsn;
 use wire::Session;
 
+use crate::apply::apply_session::{Identity, Lost};
 use crate::apply::encoder::Encoder;
 use crate::apply::expected::Expected;
-use crate::apply::session::{Identity, Lost};
 use crate::apply::worker::session::WorkerSession;
 use crate::error::{Failure, Result};
 use crate::subscriber::state::progress;
@@ -26,7 +26,7 @@ impl WorkerSession {
     /// Goes on with a new session, or returns `lost`: why the old one is gone.
     pub(super) fn reconnect(&mut self, lost: Failure) -> Result<()> {
         // If the first parts of a large transaction are gone, the publisher has to send it again.
-        let opened = if self.groups.is_repeatable() && lost.transient {
+        let opened = if self.groups.is_repeatable() && lost.is_transient() {
             let backend = self.session.backend_pid();
             tracing::info!(
                 event = "session_lost",
@@ -74,7 +74,7 @@ impl WorkerSession {
             });
             match opened {
                 Ok(opened) => return opened,
-                Err(error) if error.transient => tracing::debug!(%error, "cannot open it yet"),
+                Err(error) if error.is_transient() => tracing::debug!(%error, "cannot open it yet"),
                 Err(error) => {
                     tracing::debug!(%error, "cannot open it");
                     return None;

@@ -61,11 +61,11 @@ use session::WorkerSession;
 pub(crate) use tally::TableConflicts;
 use wire::Session;
 
+use crate::apply::apply_session::{Connect, Identity};
 use crate::apply::conflict_log::ConflictLog;
-use crate::apply::session::{Connect, Identity};
-use crate::apply::sessions::SessionLease;
+use crate::apply::session_leases::SessionLease;
+use crate::apply::shared_commit_order::SharedCommitOrder;
 use crate::apply::thread::{LITTLE_PATIENCE, SessionHandle, SessionThread};
-use crate::apply::turns::Turns;
 use crate::apply::work::Group;
 use crate::error::{Class, Failure, Result};
 use crate::observe::ledger::Meter;
@@ -135,7 +135,7 @@ enum ToWorker {
 #[derive(Debug)]
 pub(crate) struct Worker {
     number: usize,
-    turns: Arc<Turns>,
+    commit_order: Arc<SharedCommitOrder>,
     mail: Option<Sender<ToWorker>>,
     session: Lending,
     lent: Receiver<Box<WorkerSession>>,
@@ -155,7 +155,7 @@ enum Lending {
 /// The context that all workers of a subscription share.
 #[derive(Debug)]
 pub(crate) struct WorkerContext {
-    pub(crate) turns: Arc<Turns>,
+    pub(crate) commit_order: Arc<SharedCommitOrder>,
     /// Workers report here, each under its number.
     pub(crate) sender: Sender<(usize, FromWorker)>,
     pub(crate) subscription: String,
@@ -200,7 +200,7 @@ impl Worker {
         let handle = SessionHandle::default();
         handle.set(opened.as_ref().map(|(session, _)| session));
         let log = ConflictLog::new(&context.subscription);
-        let (turns, handle_of_thread) = (Arc::clone(&context.turns), handle.clone());
+        let (commit_order, handle_of_thread) = (Arc::clone(&context.commit_order), handle.clone());
         let reporter = Reporter { number, sender: context.sender.clone() };
         let work = move || {
             let opened = match opened.map_or_else(|| open(&connect), Ok) {
@@ -215,10 +215,10 @@ impl Worker {
                 reporter.report(FromWorker::Moved(Moved::Came));
             }
             let (identity, sessions) = (opened.1, (connect, handle_of_thread));
-            let context = (log, Arc::clone(&turns), meter);
+            let context = (log, Arc::clone(&commit_order), meter);
             let session = WorkerSession::new(sessions, opened, reporter, context);
             let (lends, closing) = (false, false);
-            let thread = ApplyThread { inbox, lender, turns, number, lends, closing };
+            let thread = ApplyThread { inbox, lender, commit_order, number, lends, closing };
             match thread.run(Box::new(session)) {
                 Ended::Failed(reporter, failure) => reporter.report(FromWorker::Failed(failure)),
                 Ended::Closed(mut session) => {
@@ -234,9 +234,9 @@ impl Worker {
         };
         let name = format!("apply {number}");
         let thread = SessionThread::spawn(name, handle, LITTLE_PATIENCE, work)?;
-        let turns = Arc::clone(&context.turns);
+        let commit_order = Arc::clone(&context.commit_order);
         let session = Lending::No;
-        Ok(Self { number, turns, mail: Some(mail), session, lent, giving_back, thread })
+        Ok(Self { number, commit_order, mail: Some(mail), session, lent, giving_back, thread })
     }
 
     /// Hands a group over, in commit order. A worker that has ended has reported why.
@@ -320,7 +320,7 @@ impl Worker {
     fn send(&self, message: ToWorker) {
         if let Some(mail) = &self.mail {
             let _ = mail.send(message);
-            self.turns.waker(self.number).wake();
+            self.commit_order.waker(self.number).wake();
         }
     }
 
@@ -328,7 +328,7 @@ impl Worker {
     pub(crate) fn close(&mut self) {
         self.give_back();
         self.mail = None;
-        self.turns.waker(self.number).wake();
+        self.commit_order.waker(self.number).wake();
     }
 }
 

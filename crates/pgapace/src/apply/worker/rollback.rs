@@ -4,8 +4,8 @@
 use engine::group::GroupSeq;
 use engine::worker::Retry;
 
+use crate::apply::apply_session::{roll_back, roll_back_part};
 use crate::apply::replies::RowCount;
-use crate::apply::session::{roll_back, roll_back_part};
 use crate::apply::worker::session::WorkerSession;
 use crate::error::{Failure, Result};
 use crate::stopping::interrupt::cancel;

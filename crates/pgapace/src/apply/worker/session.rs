@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 
 use engine::dispatch::Pacing;
 use engine::net::ChangeAt;
-use engine::order::Waits;
+use engine::order::Prerequisites;
 use engine::worker::{Next, WaitReason, WorkerGroups, WorkerTypes};
 use wire::{Queued, Session};
 
+use crate::apply::apply_session::{Connect, Identity};
 use crate::apply::conflict_log::ConflictLog;
 use crate::apply::encoder::{Encoder, EncoderPosition, Ending};
 use crate::apply::expected::Expected;
 use crate::apply::replies::RowCount;
-use crate::apply::session::{Connect, Identity};
+use crate::apply::shared_commit_order::SharedCommitOrder;
 use crate::apply::thread::{SessionHandle, thread_time};
-use crate::apply::turns::Turns;
 use crate::apply::work::{Group, Work};
 use crate::apply::worker::tally::Tally;
 use crate::apply::worker::{Answered, FromWorker, Reporter};
@@ -48,7 +48,7 @@ pub(super) enum AfterStep {
     /// Another step.
     Step,
     /// Wait for a reply, for mail, or until one of these is met.
-    Wait(Vec<Waits>),
+    Wait(Vec<Prerequisites>),
 }
 
 pub(super) struct WorkerSession {
@@ -57,7 +57,7 @@ pub(super) struct WorkerSession {
     pub(super) reporter: Reporter,
     pub(super) session: Session,
     pub(super) encoder: Encoder,
-    pub(super) turns: Arc<Turns>,
+    pub(super) commit_order: Arc<SharedCommitOrder>,
     pub(super) groups: WorkerGroups<Statements>,
     pub(super) rows: RowCount,
     pub(super) tally: Tally,
@@ -82,7 +82,7 @@ impl WorkerSession {
         (connect, handle): (Connect, SessionHandle),
         (session, identity): (Session, Identity),
         reporter: Reporter,
-        (log, turns, meter): (ConflictLog, Arc<Turns>, Meter),
+        (log, commit_order, meter): (ConflictLog, Arc<SharedCommitOrder>, Meter),
     ) -> Self {
         Self {
             connect,
@@ -90,7 +90,7 @@ impl WorkerSession {
             reporter,
             session,
             encoder: Encoder::new(identity),
-            turns,
+            commit_order,
             groups: WorkerGroups::new(identity.ordered, identity.is_far(), &Pacing::MEASURED)
                 .with_lone_commits(identity.citus),
             rows: RowCount::default(),
@@ -151,12 +151,12 @@ impl WorkerSession {
     /// Does the next step, and sends everything before it says to wait.
     pub(super) fn step(&mut self) -> Result<AfterStep> {
         self.advance()?;
-        match self.groups.next(&*self.turns) {
+        match self.groups.next(&*self.commit_order) {
             Next::RollBack => self.recover()?,
             Next::Start(start) => self.start(start)?,
-            Next::Wait(waits) => {
+            Next::Wait(prerequisites) => {
                 self.send()?;
-                return Ok(AfterStep::Wait(waits));
+                return Ok(AfterStep::Wait(prerequisites));
             }
         }
         Ok(AfterStep::Step)
@@ -261,8 +261,8 @@ impl WorkerSession {
         };
         self.reporter.report(FromWorker::Answered(Box::new(answered)));
         if !ended.is_empty() {
-            self.turns.ended(&ended);
-            self.groups.look(&*self.turns);
+            self.commit_order.ended(&ended);
+            self.groups.look(&*self.commit_order);
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::observe::history::Point;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::events::{self, ShownEvent};
 use crate::subscriber::state::membership::{self, WaitingProcess};
-use crate::subscriber::state::ownership::{self, Owner};
+use crate::subscriber::state::ownership::{self, OwnerProcess};
 use crate::subscriber::state::statistics::{self, Counters, Spooled, Statistics};
 use crate::subscriber::state::verification::summary::{self, VerificationSummary};
 use crate::subscriber::state::verification::{self, TableVerification};
@@ -41,7 +41,7 @@ pub(crate) struct Status {
     /// `failed`: not running because of an error; or `stopped`.
     pub(crate) state: &'static str,
     pub(crate) running: bool,
-    pub(crate) owner: Option<Owner>,
+    pub(crate) owner: Option<OwnerProcess>,
     /// With what a run would be refused, because a switchover has ended the subscription.
     #[serde(skip)]
     pub(crate) switched_over: Option<Failure>,
@@ -290,7 +290,7 @@ fn of(
 }
 
 /// The process that runs the subscription, with the host and process number that it has recorded.
-fn owner(session: &mut Session, row: &Subscription) -> Result<Option<Owner>> {
+fn owner(session: &mut Session, row: &Subscription) -> Result<Option<OwnerProcess>> {
     let mut owner = ownership::owner(session, row.id)?;
     if let (Some(owner), Some(recorded)) = (&mut owner, heartbeat::recorded(session, row.id)?)
         && owner.pid == recorded.backend
@@ -306,7 +306,7 @@ fn text(lsn: Option<Lsn>) -> Option<String> {
 
 fn state_of(
     row: &Subscription,
-    owner: Option<&Owner>,
+    owner: Option<&OwnerProcess>,
     statistics: Option<&Statistics>,
 ) -> &'static str {
     if row.disabled.is_some() {

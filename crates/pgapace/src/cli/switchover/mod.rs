@@ -14,7 +14,7 @@ use crate::config::{Site, Subscription as Config, check_name};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
 use crate::subscriber::session::{Purpose, Subscriber};
-use crate::subscriber::state::ownership::{self, Owner};
+use crate::subscriber::state::ownership::{self, OwnerProcess};
 use crate::subscriber::state::{self, Subscription};
 use crate::switchover::back::{self, Returned};
 use crate::switchover::way_back::WayBack;
@@ -138,13 +138,12 @@ impl Direction {
     fn given(args: &SwitchoverArgs) -> Result<Self> {
         let (name, site) = args.selection.one_by_name()?;
         if site.publisher.is_none() {
-            return Err(Failure::new(Class::Config, "--publisher is not given"));
+            return Err(Failure::new(Class::Config, "--publisher is not given")
+                .hint("Pass --publisher as for pgapace run, or the same --config."));
         }
         let mut subscriber = Subscriber::new(site.subscriber.clone(), &name);
         let mut control = subscriber.connect_first()?;
-        let row = state::find_in_any(&mut control, &name)?.ok_or_else(|| {
-            Failure::new(Class::Config, format!("the subscriber has no subscription {name:?}"))
-        })?;
+        let row = state::find_existing(&mut control, &name)?;
         let config = args.selection.with_publications(&row.publications)?;
         let publisher = Publisher::new(config.publisher.clone(), &name, subscriber.encoding());
         let source = publisher.connect_to_look()?;
@@ -152,8 +151,8 @@ impl Direction {
     }
 
     /// The other way round, if the way back has begun.
-    fn turned(&self, back: &WayBack) -> Result<Option<Self>> {
-        let config = self.config.turned(back);
+    fn reversed(&self, back: &WayBack) -> Result<Option<Self>> {
+        let config = self.config.reversed(back);
         let site = Site {
             subscriber: config.subscriber.clone(),
             publisher: Some(config.publisher.clone()),
@@ -221,7 +220,7 @@ fn go_back(
         Some(back) => back,
         None => back::way_back(&mut forward.control, &forward.row)?,
     };
-    let turned = forward.turned(&back)?.ok_or_else(|| {
+    let reversed = forward.reversed(&back)?.ok_or_else(|| {
         Failure::new(
             Class::NotRunning,
             format!("the way back, {}, has not begun on the former publisher", back.name),
@@ -234,10 +233,10 @@ fn go_back(
     let again = (!args.no_back).then(|| WayBack {
         name: forward.row.name.clone(),
         publications: forward.row.publications.clone(),
-        origin_none: turned.filters_origins(),
+        origin_none: reversed.filters_origins(),
         generation: 0,
     });
-    switch(args, turned, again, true)
+    switch(args, reversed, again, true)
 }
 
 fn switch(
@@ -274,15 +273,15 @@ fn switch(
         bound.wait(&direction.site, &name)?;
     }
     let done = switchover::go(&mut direction.sides(), &request)?;
-    output::line(&format!("subscription {name} was switched over at {}", done.fence));
+    output::line(&format!("subscription {name} was switched over at {}", done.end_lsn));
     if let Some(outage) = done.outage {
         output::line(&format!("  nobody could write for {} ms", outage.as_millis()));
     }
     let Some(back) = request.back else { return Ok(()) };
-    let turned = direction.config.turned(&back);
+    let reversed = direction.config.reversed(&back);
     // The process that stands aside waits for the end of this session.
     drop(direction);
-    match way_back_owner(&turned)? {
+    match way_back_owner(&reversed)? {
         Some(owner) => output::line(&format!(
             "  the way back, {}, is applied (backend {} of the old side)",
             back.name, owner.pid
@@ -296,7 +295,7 @@ fn switch(
 }
 
 /// Returns the session that applies the way back. The switchover is done, so an old side that is away is no error.
-fn way_back_owner(config: &Config) -> Result<Option<Owner>> {
+fn way_back_owner(config: &Config) -> Result<Option<OwnerProcess>> {
     let subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
     let deadline = Instant::now() + WAY_BACK_WITHIN;
     loop {
@@ -304,15 +303,19 @@ fn way_back_owner(config: &Config) -> Result<Option<Owner>> {
             .connect(Purpose::Look)
             .and_then(|mut session| wait_for_owner(&mut session, &config.name, deadline));
         match owner {
-            Err(failure) if failure.transient && Instant::now() < deadline => {}
-            Err(failure) if failure.transient => return Ok(None),
+            Err(failure) if failure.is_transient() && Instant::now() < deadline => {}
+            Err(failure) if failure.is_transient() => return Ok(None),
             result => return result,
         }
         std::thread::sleep(LOOK_EVERY);
     }
 }
 
-fn wait_for_owner(session: &mut Session, name: &str, deadline: Instant) -> Result<Option<Owner>> {
+fn wait_for_owner(
+    session: &mut Session,
+    name: &str,
+    deadline: Instant,
+) -> Result<Option<OwnerProcess>> {
     loop {
         let row = match state::schema::version(session)? {
             0 => None,
@@ -336,13 +339,13 @@ fn abort(mut forward: Direction, returned: Option<Returned>) -> Result<()> {
         Some(returned) if !returned.opened => Some(returned.back.clone()),
         _ => back::way_back(&mut forward.control, &forward.row).ok(),
     };
-    let turned = match back {
-        Some(back) => forward.turned(&back)?,
+    let reversed = match back {
+        Some(back) => forward.reversed(&back)?,
         None => None,
     };
-    let aborted = match turned {
-        Some(mut turned) => {
-            switchover::abort(&mut turned.sides())? || switchover::abort(&mut forward.sides())?
+    let aborted = match reversed {
+        Some(mut reversed) => {
+            switchover::abort(&mut reversed.sides())? || switchover::abort(&mut forward.sides())?
         }
         None => switchover::abort(&mut forward.sides())?,
     };

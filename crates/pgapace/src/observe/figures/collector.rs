@@ -14,7 +14,7 @@ use crate::observe::figures::{
     Counted, Figures, Observation, OperationRates, PublisherSeen, Stage, TableDelta, TableRate,
     ThreadShares,
 };
-use crate::subscriber::state::statistics::{Counters, Waits};
+use crate::subscriber::state::statistics::{Counters, WaitTimes};
 
 /// Most tables in [`Figures::tables`].
 const MOST_TABLES: usize = 20;
@@ -40,7 +40,7 @@ struct Sample {
 #[derive(Debug, Clone, Copy, Default)]
 struct ThreadTime {
     elapsed: Duration,
-    waits: Waits,
+    waits: WaitTimes,
 }
 
 /// The observations of one run.
@@ -350,11 +350,11 @@ mod tests {
     use crate::observe::figures::{
         Counted, Figures, Observation, PublisherSeen, TableDelta, ThreadWaits,
     };
-    use crate::subscriber::state::statistics::{Counters, Spooled, Waits};
+    use crate::subscriber::state::statistics::{Counters, Spooled, WaitTimes};
 
     fn seen(second: u64, committed: u64) -> Observation {
         let seconds = Duration::from_secs;
-        let waits = Waits { publisher: seconds(1), ..Waits::default() };
+        let waits = WaitTimes { publisher: seconds(1), ..WaitTimes::default() };
         Observation {
             wall: 1000.0 + second as f64,
             received: Lsn(1000 + second * 10),

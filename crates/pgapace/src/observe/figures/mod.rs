@@ -17,7 +17,7 @@ pub(crate) mod window;
 use pgoutput::Lsn;
 use serde::{Deserialize, Serialize};
 
-use crate::subscriber::state::statistics::{Counters, Spooled, Waits};
+use crate::subscriber::state::statistics::{Counters, Spooled, WaitTimes};
 pub(crate) use collector::Collector;
 pub(crate) use slot_forecast::SlotForecast;
 
@@ -62,7 +62,7 @@ pub(crate) struct Counted {
 #[derive(Debug, Clone)]
 pub(crate) struct ThreadWaits {
     pub(crate) thread: String,
-    pub(crate) waits: Waits,
+    pub(crate) waits: WaitTimes,
 }
 
 /// Committed changes of one table.
@@ -194,7 +194,7 @@ pub(crate) struct ThreadShares {
 pub(crate) struct WorkerNow {
     pub(crate) worker: usize,
     pub(crate) pid: Option<i32>,
-    /// The reason of its wait, as in [`Waits`]; null while it is busy.
+    /// The reason of its wait, as in [`WaitTimes`]; null while it is busy.
     pub(crate) waits_for: Option<String>,
     /// The last transaction of the group; null without one.
     pub(crate) xid: Option<u32>,

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use crate::subscriber::state::statistics::Waits;
+use crate::subscriber::state::statistics::WaitTimes;
 
 /// The reason of the time in which a thread does not wait.
 pub(crate) const BUSY: &str = "busy";
 
 /// Shares of `elapsed` in percent, by reason; the rest is [`BUSY`]. They are rounded to a tenth, and add up
 /// to 100 exactly. Reasons without time are left out.
-pub(crate) fn shares(waits: &Waits, elapsed: Duration) -> Vec<(&'static str, f64)> {
+pub(crate) fn shares(waits: &WaitTimes, elapsed: Duration) -> Vec<(&'static str, f64)> {
     let waited: Vec<_> = waits.named().into_iter().filter(|(_, time)| !time.is_zero()).collect();
     let sum: Duration = waited.iter().map(|(_, time)| *time).sum();
     // Waits and elapsed time are read one after the other.
@@ -48,21 +48,21 @@ mod tests {
     use std::time::Duration;
 
     use super::shares;
-    use crate::subscriber::state::statistics::Waits;
+    use crate::subscriber::state::statistics::WaitTimes;
 
     #[test]
     fn shares_add_up() {
         let seconds = Duration::from_secs;
-        assert!(shares(&Waits::default(), Duration::ZERO).is_empty());
-        assert_eq!(shares(&Waits::default(), seconds(3)), [("busy", 100.0)]);
-        let waits = Waits { dependency: seconds(1), idle: seconds(1), ..Waits::default() };
+        assert!(shares(&WaitTimes::default(), Duration::ZERO).is_empty());
+        assert_eq!(shares(&WaitTimes::default(), seconds(3)), [("busy", 100.0)]);
+        let waits = WaitTimes { dependency: seconds(1), idle: seconds(1), ..WaitTimes::default() };
         let thirds = shares(&waits, seconds(3));
         let sum: f64 = thirds.iter().map(|(_, share)| share).sum();
         assert!((sum - 100.0).abs() < 1e-9, "{thirds:?}");
         assert!(thirds.iter().all(|(_, share)| (33.3..=33.4).contains(share)), "{thirds:?}");
         // A clock that was read later.
         assert_eq!(
-            shares(&Waits { idle: seconds(3), ..Waits::default() }, seconds(2)),
+            shares(&WaitTimes { idle: seconds(3), ..WaitTimes::default() }, seconds(2)),
             [("idle", 100.0)]
         );
     }

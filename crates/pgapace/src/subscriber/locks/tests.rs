@@ -10,6 +10,7 @@ use wire::{ConnInfo, Session};
 
 use crate::subscriber::catalogue::{CatalogueReader, TableFacts};
 use crate::subscriber::format::PublisherTypes;
+use crate::subscriber::locks::Locking;
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::session::{Purpose, Subscriber};
 
@@ -80,7 +81,7 @@ impl Bed {
         };
         let types = PublisherTypes::default();
         let map = TableMap::new(Arc::new(remote), table, &types).unwrap();
-        let map = map.with_constraints(&constraints, &types, Some(self.ordered));
+        let map = map.with_constraints(&constraints, &types, Locking::of_workers(self.ordered));
         Mapped { remote: map.remote, locks: map.locks.unwrap() }
     }
 
@@ -135,8 +136,8 @@ fn rows_are_identified_by_the_columns_that_find_them() {
     on_servers("rows", sql, |bed| {
         let map = bed.map("plain", "v:text id*:int4");
         assert_eq!(row(&map), "key id* Integer");
-        let LockRules { root, whole_table, barrier, .. } = map.locks;
-        assert_eq!((root, whole_table, barrier), (bed.oid("plain"), false, false));
+        let LockRules { root, whole_table, user_code, .. } = map.locks;
+        assert_eq!((root, whole_table, user_code), (bed.oid("plain"), false, false));
         let map = bed.map("wide", "a*:numeric b*:text v:text");
         assert_eq!(row(&map), "key a* Numeric, b* Bytes");
         assert_eq!(row(&bed.map("rounded", "a*:numeric")), "table");
@@ -149,11 +150,11 @@ fn rows_are_identified_by_the_columns_that_find_them() {
         assert_eq!(row(&map), "row a* Integer, b* Numeric");
         assert_eq!(row(&bed.map("no_key", columns)), "table");
         let map = bed.map("by_code", "id*:int4");
-        assert_eq!((map.locks.whole_table, map.locks.barrier), (true, false));
+        assert_eq!((map.locks.whole_table, map.locks.user_code), (true, false));
         let map = bed.map("by_code", "id*:int4 at:text");
-        assert_eq!((map.locks.whole_table, map.locks.barrier), (false, false));
+        assert_eq!((map.locks.whole_table, map.locks.user_code), (false, false));
         let map = bed.map("code", "id*:int4");
-        assert_eq!((map.locks.whole_table, map.locks.barrier), (false, true));
+        assert_eq!((map.locks.whole_table, map.locks.user_code), (false, true));
     });
 }
 

@@ -13,7 +13,7 @@ use crate::process::Process;
 use crate::subscriber::catalogue::field;
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::membership::PROCESS_OF_SQL;
-use crate::tablesync::table_state::Owner;
+use crate::subscriber::state::ownership::OwnedEpoch;
 
 /// The stage that the owner of a subscription records with its heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,7 +88,7 @@ const LONG_LIFE: u32 = 30;
 
 /// Beats once before the stream, if another process judges the owner. It changes no stage, so it may come
 /// late.
-pub(crate) fn beat_before_stream(session: &mut Session, owner: Owner) -> Result<()> {
+pub(crate) fn beat_before_stream(session: &mut Session, owner: OwnedEpoch) -> Result<()> {
     let (setup, starting) = (OwnerStage::Setup.name(), OwnerStage::Starting.name());
     let another = another_judges();
     write(session, owner, "", &format!("o.stage IN ('{setup}', '{starting}') AND {another}"))
@@ -98,7 +98,7 @@ pub(crate) fn beat_before_stream(session: &mut Session, owner: Owner) -> Result<
 /// `applied`: it has committed something, so that it needs no more patience than another.
 pub(crate) fn beat(
     session: &mut Session,
-    owner: Owner,
+    owner: OwnedEpoch,
     stage: OwnerStage,
     applied: bool,
 ) -> Result<()> {
@@ -122,7 +122,7 @@ fn another_judges() -> String {
     )
 }
 
-fn write(session: &mut Session, owner: Owner, set: &str, condition: &str) -> Result<()> {
+fn write(session: &mut Session, owner: OwnedEpoch, set: &str, condition: &str) -> Result<()> {
     let sql = format!(
         "UPDATE pgapace.owner o SET {set}beat = o.beat + 1, \
            beat_at = pg_catalog.clock_timestamp() \

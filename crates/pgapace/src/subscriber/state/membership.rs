@@ -77,7 +77,7 @@ pub(crate) struct MemberSubscription {
 
 /// The owners and members that one look at a subscriber database finds.
 #[derive(Debug)]
-pub(crate) struct Look {
+pub(crate) struct OwnersAndMembers {
     pub(crate) held: Vec<HeldSubscription>,
     pub(crate) members: Vec<SeenMember>,
 }
@@ -106,7 +106,7 @@ pub(crate) fn round(
     process: &Process,
     id: &str,
     row: &MemberRow,
-) -> Result<Look> {
+) -> Result<OwnersAndMembers> {
     let (names, weights): (Vec<_>, Vec<_>) =
         row.runs.iter().map(|(name, weight)| (name.clone(), weight.to_string())).unzip();
     let array = |names: &[String]| wire::quote_literal(&name_array(names));
@@ -129,17 +129,17 @@ pub(crate) fn round(
     let [_, held, members] = session
         .simple_each([&beat, &held_sql(), MEMBERS_SQL])
         .map_err(|e| Failure::subscriber(&e, WAITING))?;
-    Ok(Look { held: held_in(&held)?, members: members_in(&members)? })
+    Ok(OwnersAndMembers { held: held_in(&held)?, members: members_in(&members)? })
 }
 
 const WAITING: &str = "waiting as a standby";
 
 /// Reads the sessions that hold the subscriptions, and the processes that share them.
-pub(crate) fn look(session: &mut Session) -> Result<Look> {
+pub(crate) fn look(session: &mut Session) -> Result<OwnersAndMembers> {
     let [held, members] = session
         .simple_each([&held_sql(), MEMBERS_SQL])
         .map_err(|e| Failure::subscriber(&e, WAITING))?;
-    Ok(Look { held: held_in(&held)?, members: members_in(&members)? })
+    Ok(OwnersAndMembers { held: held_in(&held)?, members: members_in(&members)? })
 }
 
 /// Removes the row `id` of this process, and those whose last beat is so old that they cannot have left in an orderly way.

@@ -28,7 +28,7 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::session::SystemIdentity;
 use crate::publisher::watch::TimelineSwitch;
 use crate::subscriber::catalogue::{boolean, field, parse_name_array};
-use crate::tablesync::table_state::Owner;
+use crate::subscriber::state::ownership::OwnedEpoch;
 pub(crate) use relations::{
     RelationMode, RelationState, RelationsByName, copied_at, forget, forget_relation, forget_sql,
     modes, relations, relations_and, relations_and_published, relations_by_name, set_modes,
@@ -111,6 +111,11 @@ pub(crate) struct Subscription {
 }
 
 impl Subscription {
+    /// The subscription under the epoch with which it was read.
+    pub(crate) fn owned_epoch(&self) -> OwnedEpoch {
+        OwnedEpoch { id: self.id, epoch: self.epoch }
+    }
+
     /// Refuses a subscription that was disabled because of an error.
     pub(crate) fn check_enabled(&self, session: &mut Session) -> Result<()> {
         if self.disabled.is_none() {
@@ -162,6 +167,17 @@ pub(crate) fn find_in_any(session: &mut Session, name: &str) -> Result<Option<Su
         version => schema::upgrade(session, version)?,
     }
     find(session, name)
+}
+
+/// The same for a subscription that must exist.
+pub(crate) fn find_existing(session: &mut Session, name: &str) -> Result<Subscription> {
+    find_in_any(session, name)?.ok_or_else(|| missing(name))
+}
+
+/// The failure of a verb that needs a subscription of this name.
+pub(crate) fn missing(name: &str) -> Failure {
+    Failure::new(Class::Config, format!("the subscriber has no subscription {name:?}"))
+        .hint("pgapace status lists the subscriptions of a subscriber.")
 }
 
 /// Returns all subscriptions of the subscriber.
@@ -267,7 +283,7 @@ pub(crate) fn set_slot_made_at(
 /// was not created by this run, belongs to the subscription.
 pub(crate) fn set_copying(
     session: &mut Session,
-    owner: Owner,
+    owner: OwnedEpoch,
     start: Lsn,
     publisher: &SystemIdentity,
     sent_as: &str,
@@ -429,7 +445,7 @@ pub(crate) fn set_run(
 /// it was recorded.
 pub(crate) fn follow_timeline(
     session: &mut Session,
-    owner: Owner,
+    owner: OwnedEpoch,
     switch: &TimelineSwitch,
 ) -> Result<bool> {
     let to_be_copied = [TableSyncState::Init, TableSyncState::DataSync, TableSyncState::CatchUp];

@@ -39,6 +39,24 @@ const FENCE_TIMEOUT: Duration = Duration::from_secs(60);
 const STUCK_HINT: &str = "On the subscriber, see what it waits for: SELECT pid, state, \
     wait_event_type, wait_event FROM pg_stat_activity WHERE application_name LIKE 'pgapace %'.";
 
+/// A subscription under the epoch of one run. Its SQL matches no row once a later run has incremented the
+/// epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OwnedEpoch {
+    pub(crate) id: SubscriptionId,
+    pub(crate) epoch: i64,
+}
+
+impl OwnedEpoch {
+    /// NULL, which the tables do not take, if a later run has incremented the epoch.
+    pub(crate) fn sql(self) -> String {
+        format!(
+            "(SELECT s.id FROM pgapace.subscription s WHERE s.id = {} AND s.epoch = {})",
+            self.id.0, self.epoch
+        )
+    }
+}
+
 /// A session that owns or owned a subscription. `backend_start` distinguishes it from a later
 /// session with the same process id.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -287,7 +305,7 @@ pub(crate) fn end_session(session: &mut Session, id: SubscriptionId, pid: i32) -
 
 /// The process that runs a subscription, as the subscriber sees it.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Owner {
+pub(crate) struct OwnerProcess {
     /// Process id of the backend of its control session.
     pub(crate) pid: i32,
     /// Client address of that session; `None` for a Unix socket, or without the privilege to see it.
@@ -302,10 +320,10 @@ pub(crate) struct Owner {
 }
 
 /// Returns the process that runs the subscription, if there is one.
-pub(crate) fn owner(session: &mut Session, id: SubscriptionId) -> Result<Option<Owner>> {
+pub(crate) fn owner(session: &mut Session, id: SubscriptionId) -> Result<Option<OwnerProcess>> {
     let rows = holders(session, OWNER_LOCK, id)?;
     let Some(row) = rows.first() else { return Ok(None) };
-    Ok(Some(Owner {
+    Ok(Some(OwnerProcess {
         pid: field(&row, 0)?,
         client: row.get(2).map(str::to_owned),
         since: row.get(3).map(str::to_owned),

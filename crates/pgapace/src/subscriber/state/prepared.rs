@@ -189,7 +189,7 @@ pub(crate) enum Standing {
 
 /// A transaction that the subscriber knows.
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct KnownPrepared {
     pub(crate) prepared: PreparedHere,
     pub(crate) standing: Standing,
     /// Seconds since it was prepared on the publisher, or, if that is unknown, on the subscriber.
@@ -285,7 +285,7 @@ pub(crate) fn note(session: &mut Session, epoch: i64, all: &[&PreparedHere]) -> 
 
 /// Reads all transactions of the subscription that have a first row, or a gid of pgapace in
 /// `pg_prepared_xacts`, oldest first.
-pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Vec<Known>> {
+pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Vec<KnownPrepared>> {
     // Most subscriptions have none, and this check costs the subscriber much less.
     if session.query(&any_sql(id), &[]).map_err(|e| reading(&e))?.is_empty() {
         return Ok(Vec::new());
@@ -333,7 +333,7 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Vec<Know
                 (true, false) => Standing::Prepared,
                 (false, false) => Standing::Absent,
             };
-            Ok(Known {
+            Ok(KnownPrepared {
                 prepared: PreparedHere {
                     subscription: id,
                     xid: Xid(field(&row, 0)?),

@@ -29,7 +29,7 @@
 //! were sent in one pipeline. The rows that follow the oldest one without a gap are the low watermark.
 //! Ranges beyond it are skipped after a restart, and the gap ends exactly where the next row begins.
 
-use engine::history::{self, Identity, Memory};
+use engine::history::{self, HistoryMark, Identity};
 use engine::progress::Range;
 use pgoutput::{Lsn, Timestamp, Xid};
 use wire::{Row, Rows, Session};
@@ -53,7 +53,7 @@ pub(crate) enum RecordCheck {
 /// The statement that a transaction executes immediately before its COMMIT.
 ///
 /// Parameters: subscription, LSN, predecessor, epoch, the commit time on the publisher (NULL for
-/// idle progress), and the memory of the publisher's history (four columns).
+/// idle progress), and the mark of the publisher's history (four columns).
 ///
 /// With `tagged`, the session has a replication origin, and the commit carries the publisher's
 /// commit time. The origin's LSN stays '0/0': since PostgreSQL 16 it also advances when a
@@ -117,16 +117,16 @@ impl RecordParams {
         (lsn, predecessor): (Lsn, Lsn),
         epoch: i64,
         time: Option<Timestamp>,
-        memory: Option<Memory>,
+        history: Option<HistoryMark>,
     ) -> Self {
-        let last = memory.and_then(|memory| memory.last);
+        let last = history.and_then(|history| history.last);
         Self {
             subscription: id.0.to_be_bytes(),
             lsn: lsn.as_u64().to_be_bytes(),
             predecessor: predecessor.as_u64().to_be_bytes(),
             epoch: epoch.to_be_bytes(),
             time: time.map(|time| time.0.to_be_bytes()),
-            quiet_from: memory.map(|memory| memory.quiet_from.as_u64().to_be_bytes()),
+            quiet_from: history.map(|history| history.quiet_from.as_u64().to_be_bytes()),
             last: last.map(|last| {
                 [
                     last.commit_lsn.as_u64().to_be_bytes(),
@@ -169,38 +169,38 @@ pub(crate) fn start_sql(id: SubscriptionId, lsn: Lsn, epoch: i64) -> String {
 
 /// The part of the stream that is applied.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Applied {
+pub(crate) struct AppliedStream {
     /// Everything up to this LSN is applied (the low watermark).
     pub(crate) through: Lsn,
-    /// The memory of the publisher's history up to there.
-    pub(crate) memory: Option<Memory>,
+    /// The mark of the publisher's history up to there.
+    pub(crate) history: Option<HistoryMark>,
     /// Ranges applied beyond `through`, in order. Only possible if commits do not keep the
     /// publisher's order.
-    pub(crate) beyond: Vec<history::Applied>,
+    pub(crate) beyond: Vec<history::AppliedRange>,
 }
 
-impl Applied {
+impl AppliedStream {
     /// End LSN of the last applied transaction.
     pub(crate) fn highest(&self) -> Lsn {
         self.beyond.last().map_or(self.through, |last| last.range.through)
     }
 
-    /// The memory of the publisher's history at the last applied transaction.
-    pub(crate) fn newest_memory(&self) -> Option<Memory> {
-        self.beyond.last().map_or(self.memory, |last| last.memory)
+    /// The mark of the publisher's history at the last applied transaction.
+    pub(crate) fn newest_history(&self) -> Option<HistoryMark> {
+        self.beyond.last().map_or(self.history, |last| last.history)
     }
 
-    /// Drops all memory of the publisher's history, because the publisher will send other
+    /// Drops all marks of the publisher's history, because the publisher will send other
     /// transactions.
     pub(crate) fn forget_history(&mut self) {
-        self.memory = None;
-        self.beyond.iter_mut().for_each(|one| one.memory = None);
+        self.history = None;
+        self.beyond.iter_mut().for_each(|one| one.history = None);
     }
 
     /// All applied ranges, in order.
-    pub(crate) fn ranges(&self) -> impl Iterator<Item = history::Applied> {
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = history::AppliedRange> {
         let range = Range { after: Lsn::INVALID, through: self.through };
-        let first = history::Applied { range, memory: self.memory };
+        let first = history::AppliedRange { range, history: self.history };
         std::iter::once(first).chain(self.beyond.iter().copied())
     }
 }
@@ -213,7 +213,7 @@ pub(crate) const APPLIED: &str = "\
     FROM pgapace.progress WHERE subscription = $1::pg_catalog.int4 ORDER BY lsn";
 
 /// Reads the part of the stream that the subscription has applied; `None` without progress rows.
-pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<Applied>> {
+pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<AppliedStream>> {
     let rows = session
         .query(APPLIED, &[Some(&id.0.to_string())])
         .map_err(|e| Failure::subscriber(&e, "reading the progress"))?;
@@ -221,25 +221,25 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<A
 }
 
 /// From the rows of [`APPLIED`].
-pub(crate) fn applied(rows: &Rows) -> Result<Option<Applied>> {
-    let mut applied: Option<Applied> = None;
+pub(crate) fn applied(rows: &Rows) -> Result<Option<AppliedStream>> {
+    let mut applied: Option<AppliedStream> = None;
     for row in rows.iter() {
         let range = Range { after: field(&row, 1)?, through: field(&row, 0)? };
-        let memory = memory(&row)?;
+        let history = read_mark(&row)?;
         match &mut applied {
             // Earlier rows were removed after everything up to this row was applied and durable.
             None => {
                 let through = range.through;
-                applied = Some(Applied { through, memory, beyond: Vec::new() });
+                applied = Some(AppliedStream { through, history, beyond: Vec::new() });
             }
             Some(applied) => match applied.beyond.last_mut() {
                 None if range.after == applied.through => {
-                    (applied.through, applied.memory) = (range.through, memory);
+                    (applied.through, applied.history) = (range.through, history);
                 }
                 Some(last) if range.after == last.range.through => {
-                    (last.range.through, last.memory) = (range.through, memory);
+                    (last.range.through, last.history) = (range.through, history);
                 }
-                _ => applied.beyond.push(history::Applied { range, memory }),
+                _ => applied.beyond.push(history::AppliedRange { range, history }),
             },
         }
     }
@@ -252,8 +252,8 @@ pub(crate) struct Followed {
     /// The highest LSN of the publisher that any data comes from. Table copies and prepared
     /// transactions may be ahead of what is applied.
     pub(crate) farthest: Lsn,
-    /// The memory of the publisher's history at the last applied transaction.
-    pub(crate) memory: Option<Memory>,
+    /// The mark of the publisher's history at the last applied transaction.
+    pub(crate) history: Option<HistoryMark>,
 }
 
 /// The query for [`followed_beyond`], of the subscription `$1`: the highest LSN of table copies and
@@ -269,7 +269,7 @@ pub(crate) const BEYOND: &str = "\
 pub(crate) fn followed(
     session: &mut Session,
     id: SubscriptionId,
-    applied: &Applied,
+    applied: &AppliedStream,
 ) -> Result<Followed> {
     let rows = session
         .query(BEYOND, &[Some(&id.0.to_string())])
@@ -278,21 +278,21 @@ pub(crate) fn followed(
 }
 
 /// From the rows of [`BEYOND`].
-pub(crate) fn followed_beyond(rows: &Rows, applied: &Applied) -> Result<Followed> {
+pub(crate) fn followed_beyond(rows: &Rows, applied: &AppliedStream) -> Result<Followed> {
     let other: Lsn = rows.first().map_or(Ok(Lsn::INVALID), |row| field(&row, 0))?;
-    Ok(Followed { farthest: applied.highest().max(other), memory: applied.newest_memory() })
+    Ok(Followed { farthest: applied.highest().max(other), history: applied.newest_history() })
 }
 
-/// Reads the memory of the publisher's history from a row.
-fn memory(row: &Row<'_>) -> Result<Option<Memory>> {
+/// Reads the mark of the publisher's history from a row.
+fn read_mark(row: &Row<'_>) -> Result<Option<HistoryMark>> {
     if row.get(2).is_none() {
         return Ok(None);
     }
     let quiet_from = field(row, 2)?;
     if row.get(3).is_none() {
-        return Ok(Some(Memory::since(quiet_from)));
+        return Ok(Some(HistoryMark::since(quiet_from)));
     }
-    Ok(Some(Memory::of(Identity {
+    Ok(Some(HistoryMark::of(Identity {
         commit_lsn: field(row, 3)?,
         end_lsn: quiet_from,
         xid: Xid(field(row, 4)?),
@@ -300,7 +300,7 @@ fn memory(row: &Row<'_>) -> Result<Option<Memory>> {
     })))
 }
 
-/// Drops the memory of the publisher's history if `sent_as` has changed. Then the publisher sends
+/// Drops the mark of the publisher's history if `sent_as` has changed. Then the publisher sends
 /// other transactions, for example because of other publications. Returns whether it was dropped.
 pub(crate) fn forget_if_sent_otherwise(
     session: &mut Session,

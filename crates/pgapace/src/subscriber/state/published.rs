@@ -13,10 +13,11 @@ use wire::{Session, quote_literal};
 
 use crate::config::{CopyOptions, OnMissedChanges};
 use crate::error::{Failure, Result};
-use crate::publisher::publication::Look;
+use crate::publisher::publication::PublicationContents;
 use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::{SubscriptionId, name_array};
-use crate::tablesync::table_state::{self, Owner};
+use crate::tablesync::table_state;
 
 /// A table that may lack changes.
 #[derive(Debug)]
@@ -71,14 +72,14 @@ impl PreviousReading {
 }
 
 /// Whether a recorded table is not published, or is published in another way than recorded.
-pub(crate) fn differs(recorded: &PreviousReading, look: &Look) -> bool {
-    !differing(recorded, look, |_| true).is_empty()
+pub(crate) fn differs(recorded: &PreviousReading, contents: &PublicationContents) -> bool {
+    !differing(recorded, contents, |_| true).is_empty()
 }
 
 /// The tables of which [`compare`] has not judged yet whether they lack changes: they are published in another way
 /// than recorded, or no longer, which is not recorded.
-pub(crate) fn unjudged(recorded: &PreviousReading, look: &Look) -> Vec<String> {
-    differing(recorded, look, |table| {
+pub(crate) fn unjudged(recorded: &PreviousReading, contents: &PublicationContents) -> Vec<String> {
+    differing(recorded, contents, |table| {
         table.by.as_ref().is_none_or(|by| by.unpublished_since().is_none())
     })
 }
@@ -87,10 +88,11 @@ pub(crate) fn unjudged(recorded: &PreviousReading, look: &Look) -> Vec<String> {
 /// `counts` is true.
 fn differing(
     recorded: &PreviousReading,
-    look: &Look,
+    contents: &PublicationContents,
     counts: impl Fn(&RecordedTable) -> bool,
 ) -> Vec<String> {
-    let published: FxHashMap<_, _> = look.tables.iter().map(|table| (table.key(), table)).collect();
+    let published: FxHashMap<_, _> =
+        contents.tables.iter().map(|table| (table.key(), table)).collect();
     let differs = |table: &&RecordedTable| {
         let found = published.get(&(table.schema.clone(), table.name.clone()));
         found.map_or_else(|| counts(table), |found| table.by.as_ref() != Some(&found.published_by))
@@ -103,28 +105,29 @@ fn differing(
 /// changes are marked and treated as `--on-missed-changes` says. Returns whether there were any.
 ///
 /// `recorded` was read after tables were last removed from the subscription. No record in it is newer
-/// than `look`.
+/// than `contents`.
 ///
 /// A table that is no longer published is recorded as such. It may lack changes if it is published
 /// again.
 pub(crate) fn compare(
     control: &mut Session,
-    owner: Owner,
+    owner: OwnedEpoch,
     recorded: PreviousReading,
-    look: &Look,
+    contents: &PublicationContents,
     options: CopyOptions,
 ) -> Result<bool> {
     let PreviousReading { looked_at, tables: recorded } = recorded;
     let mut stale = Vec::new();
     let (mut schemas, mut names, mut seen) = (Vec::new(), Vec::new(), Vec::new());
-    let published: FxHashMap<_, _> = look.tables.iter().map(|table| (table.key(), table)).collect();
+    let published: FxHashMap<_, _> =
+        contents.tables.iter().map(|table| (table.key(), table)).collect();
     for RecordedTable { schema, name, state, sync_lsn, stale: known, by } in recorded {
         let key = (schema, name);
         let Some(published) = published.get(&key) else {
             if let Some(by) = by.filter(|by| by.unpublished_since().is_none()) {
                 schemas.push(key.0);
                 names.push(key.1);
-                seen.push(by.unpublished(looked_at.unwrap_or(look.lsn)).to_string());
+                seen.push(by.unpublished(looked_at.unwrap_or(contents.lsn)).to_string());
             }
             continue;
         };
@@ -145,8 +148,8 @@ pub(crate) fn compare(
             && holds_rows
         {
             let seen = by.unpublished_since().or(looked_at);
-            let from = sync_lsn.into_iter().chain(seen).max().unwrap_or(look.lsn);
-            stale.push(StaleTable { schema, name, gap, from, through: look.lsn, state });
+            let from = sync_lsn.into_iter().chain(seen).max().unwrap_or(contents.lsn);
+            stale.push(StaleTable { schema, name, gap, from, through: contents.lsn, state });
         }
     }
     let decision = Decision::of(options);
@@ -163,7 +166,7 @@ pub(crate) fn compare(
     );
     let looked = format!(
         "UPDATE pgapace.subscription SET published_lsn = '{}' WHERE id = {}",
-        look.lsn,
+        contents.lsn,
         owner.sql()
     );
     let arguments = [name_array(&schemas), name_array(&names), name_array(&seen)];
@@ -224,7 +227,7 @@ impl Decision {
 
 impl StaleTable {
     /// The SQL that marks the table as stale. `compare` also blocks a copied table.
-    fn decide(&self, owner: Owner, decision: Decision) -> String {
+    fn decide(&self, owner: OwnedEpoch, decision: Decision) -> String {
         let Self { schema, name, gap, from, through, state } = self;
         let again = decision.copies_again(*state);
         let then = if again { ", requested = pg_catalog.now()" } else { "" };
@@ -318,7 +321,7 @@ mod tests {
 
     #[test]
     fn a_table_that_is_known_to_be_unpublished_is_judged() {
-        let look = Look { lsn: Lsn(9), tables: Vec::new() };
+        let contents = PublicationContents { lsn: Lsn(9), tables: Vec::new() };
         let unpublished = PublishedBy::default().unpublished(Lsn(5));
         let tables = vec![
             table("known", Some(unpublished), Some(1)),
@@ -326,12 +329,12 @@ mod tests {
             table("unknown", None, Some(1)),
         ];
         let recorded = PreviousReading { looked_at: None, tables };
-        assert_eq!(unjudged(&recorded, &look), ["public.new", "public.unknown"]);
-        assert!(differs(&recorded, &look));
+        assert_eq!(unjudged(&recorded, &contents), ["public.new", "public.unknown"]);
+        assert!(differs(&recorded, &contents));
         let recorded =
             PreviousReading { tables: recorded.tables.into_iter().take(1).collect(), ..recorded };
-        assert_eq!(unjudged(&recorded, &look), Vec::<String>::new());
-        assert!(differs(&recorded, &look));
+        assert_eq!(unjudged(&recorded, &contents), Vec::<String>::new());
+        assert!(differs(&recorded, &contents));
     }
 
     /// A table that was added, copied again or recorded anew during a look is left to the next one.

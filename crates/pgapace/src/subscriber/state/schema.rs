@@ -618,7 +618,7 @@ ALTER TABLE pgapace.switchover DROP CONSTRAINT switchover_step_check,
   ADD back_publications text[],
   ADD back_origin_none boolean NOT NULL DEFAULT false",
     "\
--- processes that share subscriptions (membership/sharing.rs). backend: the session that writes the row. runs:
+-- processes that share subscriptions (membership/assignment.rs). backend: the session that writes the row. runs:
 -- which subscriptions of this database the process can run, with the weight of each; failed: those that it
 -- failed to run lately; claims: those of other processes that it is to have
 ALTER TABLE pgapace.member ADD backend integer, ADD runs text[] NOT NULL DEFAULT '{}',

@@ -25,7 +25,7 @@ macro_rules! counters {
         pub(crate) struct Counters {
             $($(#[doc = $doc])* pub(crate) $name: u64,)*
             /// Time spent waiting, by reason.
-            pub(crate) waits: Waits,
+            pub(crate) waits: WaitTimes,
         }
 
         const COUNTERS: &[&str] = &[$(stringify!($name)),*];
@@ -48,7 +48,7 @@ macro_rules! counters {
                     field(row, column - 1)
                 };
                 $(let $name = next()?;)*
-                Ok(Self { $($name,)* waits: Waits::read(row, column)? })
+                Ok(Self { $($name,)* waits: WaitTimes::read(row, column)? })
             }
         }
     };
@@ -149,13 +149,13 @@ macro_rules! waits {
     ($($(#[doc = $doc:literal])* $name:ident: $column:literal,)*) => {
         /// Time spent waiting, by reason: the sum over all sessions, so it can exceed elapsed time.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-        pub(crate) struct Waits {
+        pub(crate) struct WaitTimes {
             $($(#[doc = $doc])* #[serde(serialize_with = "seconds")] pub(crate) $name: Duration,)*
         }
 
         const WAITS: &[&str] = &[$($column),*];
 
-        impl Waits {
+        impl WaitTimes {
             pub(crate) fn add(&mut self, other: &Self) {
                 $(self.$name += other.$name;)*
             }
@@ -208,7 +208,7 @@ waits! {
     idle: "wait_idle",
 }
 
-impl Waits {
+impl WaitTimes {
     /// The time of one reason.
     pub(crate) fn of(&mut self, reason: Reason) -> &mut Duration {
         match reason {

@@ -10,7 +10,7 @@ use engine::worker::{Dependent, GroupMode};
 use pgoutput::Lsn;
 
 use crate::apply::offender::of_relation;
-use crate::apply::turns::Turns;
+use crate::apply::shared_commit_order::SharedCommitOrder;
 use crate::apply::work::{Group, Work};
 use crate::apply::worker::{self, FromWorker, WorkerContext};
 use crate::error::{Failure, Result};
@@ -46,7 +46,8 @@ impl CatchUpWorker {
     ) -> Result<Self> {
         let connect = (options.connect)(table);
         let subscription = options.subscription.to_owned();
-        let context = WorkerContext { turns: Turns::new(1)?, sender, subscription };
+        let context =
+            WorkerContext { commit_order: SharedCommitOrder::new(1)?, sender, subscription };
         let meter = Meter { ledger: options.ledger.clone(), ..Meter::default() };
         let opened = connect(None)?;
         Ok(Self {
@@ -150,8 +151,14 @@ impl CatchUpWorker {
         if let Some(end) = part.end_lsn {
             self.through = end;
         }
-        let work =
-            Work { part, tables, predecessor, memory: None, after_applied: false, two_phase: None };
+        let work = Work {
+            part,
+            tables,
+            predecessor,
+            history: None,
+            after_applied: false,
+            two_phase: None,
+        };
         self.waiting.push(work.size(), work);
         Ok(())
     }

@@ -260,5 +260,5 @@ impl Background {
 
 /// Whether nothing else can be compared now either.
 fn is_of_servers(failure: &Failure) -> bool {
-    failure.connection_lost || failure.away || matches!(failure.class, Class::Busy | Class::Stopped)
+    failure.is_connection_lost() || matches!(failure.class, Class::Busy | Class::Stopped)
 }

@@ -5,12 +5,12 @@
 //! be detectably right. It says which rows are missing only where some are expected to be: see
 //! [`crate::subscriber::missing`].
 
-pub(crate) mod ahead;
 mod array;
 mod columns;
 mod inserts;
 mod keyed;
 mod moving;
+pub(crate) mod prefetch;
 mod rows;
 pub(crate) mod sql;
 #[cfg(test)]

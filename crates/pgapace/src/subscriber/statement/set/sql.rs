@@ -28,7 +28,7 @@ pub(crate) enum SetOperation {
     /// Finds the rows and changes nothing.
     Probe,
     /// Reads the rows without locks; returns their number.
-    ReadAhead,
+    Prefetch,
     /// Deletes some of the rows that equal each class of rows. Additional parameter: the number of
     /// rows to delete per class.
     DeleteEqual,
@@ -88,7 +88,7 @@ pub(crate) fn statement(map: &TableMap, operation: SetOperation, shape: &Shape<'
         SetOperation::UpdateMoving => builder.update_moving(),
         SetOperation::Delete => builder.delete(),
         SetOperation::Probe => builder.probe(),
-        SetOperation::ReadAhead => builder.read_ahead(),
+        SetOperation::Prefetch => builder.prefetch(),
         SetOperation::DeleteEqual => builder.delete_equal(),
         SetOperation::UpdateEqual => builder.update_equal(),
     };
@@ -265,7 +265,7 @@ impl Builder<'_> {
     }
 
     /// An index-only scan does not return ctid, so the rows themselves are read.
-    fn read_ahead(&mut self) -> String {
+    fn prefetch(&mut self) -> String {
         let mut arrays = Arrays::default();
         let condition = self.keys(&mut arrays);
         format!(

@@ -11,6 +11,7 @@ use wire::{ConnInfo, Reply, Session, affected_rows};
 use super::MAJORS;
 use crate::subscriber::catalogue::{CatalogueReader, TableFacts};
 use crate::subscriber::format::PublisherTypes;
+use crate::subscriber::locks::Locking;
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::statement::cache::StatementCache;
@@ -86,7 +87,7 @@ impl Bed {
         TableMap::new(Arc::new(remote), table, &types).unwrap().with_constraints(
             &constraints,
             &types,
-            None,
+            Locking::SingleWorker,
         )
     }
 

@@ -5,7 +5,7 @@ use crate::error::{Failure, Result};
 
 /// Asks the publisher on a thread of its own, and the subscriber on this one. `doing` names the
 /// request to the publisher, if that thread panics.
-pub(crate) fn beside<P: Send, S>(
+pub(crate) fn ask_both<P: Send, S>(
     doing: &str,
     publisher: impl FnOnce() -> Result<P> + Send,
     subscriber: impl FnOnce() -> Result<S>,

@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-use super::Sharing;
+use super::Assignment;
 use crate::membership::view::{DatabaseView, SeenRunner, SeenSubscription};
 use crate::subscriber::state::heartbeat::OwnerStage;
 use crate::subscriber::state::membership::{MemberSubscription, SeenMember};
@@ -24,14 +24,14 @@ fn run_by(name: &str, id: Option<&str>) -> SeenSubscription {
     SeenSubscription { name: name.to_owned(), runner }
 }
 
-fn sharing(me: &str, names: &[&str]) -> Sharing {
-    Sharing::new(me.to_owned(), names.iter().map(|name| ((0, (*name).to_owned()), 1)))
+fn assignment(me: &str, names: &[&str]) -> Assignment {
+    Assignment::new(me.to_owned(), names.iter().map(|name| ((0, (*name).to_owned()), 1)))
 }
 
 #[test]
 fn one_whose_beat_is_late_is_not_waited_for() {
     let names = ["s1", "s2"];
-    let me = sharing("b", &names);
+    let me = assignment("b", &names);
     // Process a has nothing, so it is to have what has no owner.
     let mut view = DatabaseView {
         members: vec![member("a", &names)],
@@ -53,7 +53,7 @@ fn one_whose_beat_is_late_is_not_waited_for() {
 #[test]
 fn what_has_ended_in_a_process_is_not_claimed_by_it() {
     let names = ["s1", "s2"];
-    let me = sharing("b", &names);
+    let me = assignment("b", &names);
     let view = DatabaseView {
         members: vec![member("a", &names)],
         late: [].into(),
@@ -77,7 +77,7 @@ fn what_has_ended_in_a_process_is_not_claimed_by_it() {
 #[test]
 fn what_another_watcher_of_the_process_has_is_not_shared_twice() {
     let own = [(0, "s1"), (1, "s2")].map(|(database, name)| ((database, name.to_owned()), 1));
-    let me = Sharing::new("b".to_owned(), own);
+    let me = Assignment::new("b".to_owned(), own);
     let view = |elsewhere: &str| DatabaseView {
         members: vec![member("a", &["s1", "s2"])],
         late: [].into(),

@@ -45,12 +45,12 @@ const FAILED_MOST: Duration = Duration::from_secs(600);
 /// A subscription: the database, as this process numbers it, and the name.
 type Key = (usize, String);
 
-/// The share of this process.
+/// What this process is to run, and has.
 #[derive(Debug)]
-pub(super) struct Sharing {
+pub(super) struct Assignment {
     me: String,
     own: BTreeMap<Key, OwnSubscription>,
-    state: Mutex<SharingState>,
+    state: Mutex<AssignmentState>,
 }
 
 #[derive(Debug)]
@@ -60,7 +60,7 @@ struct OwnSubscription {
 }
 
 #[derive(Debug, Default)]
-struct SharingState {
+struct AssignmentState {
     /// With the time of the first look since the database could not be seen.
     views: BTreeMap<usize, (DatabaseView, Instant)>,
     /// The ids of the members that are to have the subscriptions, as computed last.
@@ -87,7 +87,7 @@ impl RunFailures {
     }
 }
 
-impl Sharing {
+impl Assignment {
     /// `own`: the subscriptions of this process by database and name, with their weights.
     pub(super) fn new(me: String, own: impl IntoIterator<Item = (Key, u32)>) -> Self {
         let own = own.into_iter().map(|(key, weight)| {
@@ -97,7 +97,7 @@ impl Sharing {
         Self { me, own: own.collect(), state: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, SharingState> {
+    fn lock(&self) -> MutexGuard<'_, AssignmentState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -173,7 +173,7 @@ impl Sharing {
         self.compute(&mut state, now);
     }
 
-    fn compute(&self, state: &mut SharingState, now: Instant) {
+    fn compute(&self, state: &mut AssignmentState, now: Instant) {
         let members: BTreeSet<&str> = state
             .views
             .values()
@@ -212,7 +212,7 @@ impl Sharing {
         view: &DatabaseView,
         one: &SeenSubscription,
         members: &[String],
-        state: &SharingState,
+        state: &AssignmentState,
     ) -> Option<SharedSubscription> {
         let index = |id: &str| members.binary_search_by(|member| member.as_str().cmp(id)).ok();
         if view.elsewhere.contains(&one.name) && !self.own.contains_key(key) {
@@ -261,7 +261,7 @@ impl Sharing {
     }
 
     /// Tells leaders of this process which subscriptions they are to give up.
-    fn give_orders(&self, state: &SharingState) {
+    fn give_orders(&self, state: &AssignmentState) {
         for (key, own) in &self.own {
             let gives = state.assigned.get(key).is_some_and(|to| {
                 *to != self.me
@@ -281,7 +281,7 @@ fn prefer(candidates: &mut Vec<usize>, which: impl Fn(&usize) -> bool) {
     }
 }
 
-impl SharingState {
+impl AssignmentState {
     fn barred_at(&self, now: Instant) -> BTreeSet<Key> {
         let barred = self.failures.iter().filter(|(_, failures)| failures.bars(now));
         barred.map(|(key, _)| key.clone()).collect()

@@ -1,7 +1,7 @@
 //! Whether to read the rows of waiting groups in advance: only where reads are slow.
 //!
 //! The decision depends on how long the subscriber takes to read a row by key, measured in samples.
-//! A sample may also be slow because processors are busy, and reading ahead would make that worse.
+//! A sample may also be slow because processors are busy, and prefetching would make that worse.
 //! So the fastest of several samples decides: if even that one is slow, the cause is not the
 //! processor.
 
@@ -12,20 +12,20 @@ use std::time::Duration;
 const SAMPLES: usize = 8;
 /// A key in memory takes about 5 µs. From this time on it was read from storage.
 const SLOW: Duration = Duration::from_micros(40);
-/// The limit for stopping is lower: while pgapace reads ahead, part of each sample is already in
+/// The limit for stopping is lower: while pgapace prefetches, part of each sample is already in
 /// memory.
 const FAST: Duration = Duration::from_micros(12);
 
 /// Decides from the latest samples.
 #[derive(Debug, Default)]
-pub struct ReadAhead {
+pub struct PrefetchDecision {
     on: bool,
     /// Time to read one key, for each sample.
     samples: VecDeque<Duration>,
 }
 
-impl ReadAhead {
-    /// Whether to read rows ahead.
+impl PrefetchDecision {
+    /// Whether to prefetch rows.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.on
@@ -58,39 +58,39 @@ impl ReadAhead {
 
 #[cfg(test)]
 mod tests {
-    use super::{ReadAhead, SAMPLES};
+    use super::{PrefetchDecision, SAMPLES};
     use std::time::Duration;
 
-    fn sample(ahead: &mut ReadAhead, microseconds: &[u64]) -> bool {
+    fn sample(decision: &mut PrefetchDecision, microseconds: &[u64]) -> bool {
         for each in microseconds {
-            ahead.sampled(100, Duration::from_micros(*each * 100));
+            decision.sampled(100, Duration::from_micros(*each * 100));
         }
-        ahead.is_on()
+        decision.is_on()
     }
 
     #[test]
     fn slow_reads_turn_it_on_and_fast_ones_off() {
-        let mut ahead = ReadAhead::default();
-        assert!(!sample(&mut ahead, &[200; SAMPLES - 1]));
-        assert!(sample(&mut ahead, &[200]));
-        assert!(sample(&mut ahead, &[20; 100]));
-        assert!(!sample(&mut ahead, &[4; SAMPLES]));
+        let mut decision = PrefetchDecision::default();
+        assert!(!sample(&mut decision, &[200; SAMPLES - 1]));
+        assert!(sample(&mut decision, &[200]));
+        assert!(sample(&mut decision, &[20; 100]));
+        assert!(!sample(&mut decision, &[4; SAMPLES]));
     }
 
     #[test]
     fn a_busy_processor_is_not_a_slow_disk() {
-        let mut ahead = ReadAhead::default();
+        let mut decision = PrefetchDecision::default();
         for _ in 0..100 {
             // Most samples wait for a processor, some do not.
-            assert!(!sample(&mut ahead, &[900, 300, 5000, 6, 70, 800]));
+            assert!(!sample(&mut decision, &[900, 300, 5000, 6, 70, 800]));
         }
     }
 
     #[test]
     fn a_few_fast_samples_do_not_turn_it_off() {
-        let mut ahead = ReadAhead::default();
-        sample(&mut ahead, &[100; SAMPLES]);
-        assert!(sample(&mut ahead, &[3, 100, 3, 100, 100, 3, 100, 100, 3, 100]));
-        assert!(!ahead.sampled(0, Duration::from_secs(1)));
+        let mut decision = PrefetchDecision::default();
+        sample(&mut decision, &[100; SAMPLES]);
+        assert!(sample(&mut decision, &[3, 100, 3, 100, 100, 3, 100, 100, 3, 100]));
+        assert!(!decision.sampled(0, Duration::from_secs(1)));
     }
 }

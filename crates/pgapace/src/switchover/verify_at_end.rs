@@ -1,4 +1,4 @@
-//! Comparison of tables at the fence, while both servers are quiet.
+//! Comparison of tables at the end LSN, while both servers are quiet.
 
 use std::sync::Mutex;
 use std::sync::mpsc;
@@ -68,7 +68,7 @@ fn export(session: &mut Session) -> wire::Result<Vec<wire::Rows>> {
 pub(super) fn verify(
     sides: &Sides<'_>,
     tables: &[(String, String)],
-    fence: Lsn,
+    end_lsn: Lsn,
     deadline: Instant,
 ) -> Result<u64> {
     let Sides { config, row, publisher, subscriber, .. } = sides;
@@ -100,7 +100,7 @@ pub(super) fn verify(
     };
     let servers = Servers { publisher, subscriber, publications: &config.publications };
     let sessions = Some((theirs, ours));
-    let mut source = Quiet { publisher, subscriber, lsn: fence, sessions };
+    let mut source = Quiet { publisher, subscriber, lsn: end_lsn, sessions };
     let counts = stopped_at(deadline, &shutdown, || {
         verification.run(&servers, &mut source, &prepared.definitions)
     })?;
@@ -115,7 +115,7 @@ pub(super) fn verify(
     if !differing.is_empty() {
         return Err(Failure::new(
             Class::Different,
-            format!("rows differ at the fence, in {}", differing.join(", ")),
+            format!("rows differ at {end_lsn}, in {}", differing.join(", ")),
         )
         .hint("On the subscriber: SELECT * FROM pgapace.difference; then pgapace repair."));
     }

@@ -1,4 +1,4 @@
-//! Statements that read rows by key ahead of their change, so that the rows are in memory by then.
+//! Statements that read rows by key before their change, so that the rows are in memory by then.
 
 use std::sync::Arc;
 
@@ -30,12 +30,12 @@ pub(crate) fn searched<'a>(message: &Message<'a>) -> Option<Tuple<'a>> {
 
 /// The keys of one statement.
 #[derive(Debug)]
-pub(crate) struct Ahead {
+pub(crate) struct PrefetchKeys {
     map: Arc<TableMap>,
     columns: Columns,
 }
 
-impl Ahead {
+impl PrefetchKeys {
     /// Starts without keys. `None` if rows of this table are not found by a key.
     pub(crate) fn new(map: &Arc<TableMap>) -> Option<Self> {
         let Search::Key(key) = &map.search else { return None };
@@ -75,7 +75,7 @@ impl Ahead {
             if is_search { text_of_search(column) } else { text_of_new(count, column) }
         });
         columns.finish(binary);
-        let kind = Kind::Set(SetOperation::ReadAhead);
+        let kind = Kind::Set(SetOperation::Prefetch);
         let shape = Shape { kind, set: &none, nulls: &none, text: &text, check: Check::None };
         let prepared = bind::prepare(session, statements, map, &shape);
         let params = params(&prepared.sources, columns, columns);

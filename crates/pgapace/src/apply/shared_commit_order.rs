@@ -6,19 +6,19 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use engine::group::GroupSeq;
-use engine::order::{CommitOrder, Ended, Waits};
+use engine::order::{CommitOrder, Ended, Prerequisites};
 use wire::Waker;
 
 use crate::error::{Failure, Result};
 
 /// Which groups have ended, and how to wake the workers that wait for them.
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct SharedCommitOrder {
     order: Mutex<CommitOrder>,
     wakers: Vec<Waker>,
 }
 
-impl Turns {
+impl SharedCommitOrder {
     pub(crate) fn new(workers: usize) -> Result<Arc<Self>> {
         let wakers: std::io::Result<Vec<_>> = (0..workers).map(|_| Waker::new()).collect();
         let wakers = wakers.map_err(|e| Failure::refused_by_system("create an eventfd", &e))?;
@@ -31,12 +31,12 @@ impl Turns {
     }
 
     /// Registers a worker to be woken when any of these is met; false if one is met already.
-    pub(crate) fn wait(&self, worker: usize, waits: &[Waits]) -> bool {
+    pub(crate) fn wait(&self, worker: usize, prerequisites: &[Prerequisites]) -> bool {
         let mut order = self.order();
-        if waits.iter().any(|waits| order.is_met(waits)) {
+        if prerequisites.iter().any(|prerequisites| order.is_met(prerequisites)) {
             return false;
         }
-        order.wait(worker, waits.iter().cloned());
+        order.wait(worker, prerequisites.iter().cloned());
         true
     }
 
@@ -56,12 +56,12 @@ impl Turns {
     }
 }
 
-impl Ended for Turns {
+impl Ended for SharedCommitOrder {
     fn ended_through(&self) -> GroupSeq {
         self.order().ended_through()
     }
 
-    fn is_met(&self, waits: &Waits) -> bool {
-        self.order().is_met(waits)
+    fn is_met(&self, prerequisites: &Prerequisites) -> bool {
+        self.order().is_met(prerequisites)
     }
 }
