@@ -59,9 +59,9 @@ fn a_canceled_wait_of_a_synchronous_commit_acknowledges_nothing() -> Result<()> 
     let waiting = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name";
     let canceled = format!("SELECT count(pg_cancel_backend(pid)) {waiting} LIKE '% apply'");
     let flush =
-        format!("SELECT count(*) {waiting} LIKE '% durability' AND query LIKE '%flushed_at%'");
+        format!("SELECT count(*) {waiting} LIKE '% durability' AND query LIKE '%emit_message%'");
     let others = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity \
-                  WHERE wait_event = 'SyncRep' AND query NOT LIKE '%flushed_at%'";
+                  WHERE wait_event = 'SyncRep' AND query NOT LIKE '%emit_message%'";
     std::thread::scope(|scope| {
         let client = scope.spawn(|| site.publisher.sql(DB, "INSERT INTO t VALUES (2)"));
         wait_while_running(&mut run, "a commit to wait for the standby", PATIENCE, || {
