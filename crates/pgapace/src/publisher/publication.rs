@@ -23,7 +23,7 @@ pub(crate) struct PublishedTable {
     pub(crate) partitioned: bool,
     pub(crate) columns: Vec<PublishedColumn>,
     /// Row filters, combined with OR; empty if all rows are published. [`UNREAD`] stands for each filter of a
-    /// [`Look`].
+    /// [`PublicationContents`].
     pub(crate) filters: Vec<String>,
     /// `pg_class.relreplident`; `has_identity` tells whether the index that it names exists.
     pub(crate) replica_identity: char,
@@ -232,7 +232,7 @@ pub(crate) fn tables(
     Ok(load(session, publications, "", RowFilters::Read)?.1)
 }
 
-/// Returns one table by name, if it is published, as a [`look`] does.
+/// Returns one table by name, if it is published, as a [`read_contents`] does.
 pub(crate) fn table(
     session: &mut Session,
     publications: &[String],
