@@ -203,8 +203,10 @@ fn a_stop_does_not_wait_for_the_owner() -> Result<()> {
     site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
     let _owner = site.spawn_streaming(&site.program())?;
     let mut run = site.spawn(&site.program().args(["--busy-timeout", "600"]))?;
+    // What a start tries ten times a second, in vain as long as it does not have the lock. The owner's session has
+    // long done something else.
     let asks = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgapace sub control' \
-                AND query LIKE '%pg_try_advisory_lock%'";
+                AND query LIKE '%SET epoch = epoch + 1%'";
     wait_while_running(&mut run, "the start to ask for the lock", PATIENCE, || {
         Ok(site.subscriber.query_one_text(DB, asks)? != "0")
     })?;
