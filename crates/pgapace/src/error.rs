@@ -122,7 +122,7 @@ pub(crate) struct Failure {
     pub(crate) recovery: Recovery,
 }
 
-/// What may help after a failure. Whether another run follows also depends on the runs before: see
+/// The way to go on after a failure. Whether another run follows also depends on the runs before: see
 /// `subscription/retry.rs`.
 #[derive(Debug)]
 pub(crate) enum Recovery {

@@ -4,7 +4,7 @@
 //! have other locks, and their changes are folded apart.
 
 use pgoutput::RelId;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use super::{Dispatchable, Pacing, RowVersions, TableId};
 use crate::group::Contents;
@@ -13,27 +13,21 @@ use crate::group::Contents;
 #[derive(Debug)]
 pub struct GroupContents {
     versions: RowVersions,
-    tables: FxHashSet<u32>,
     /// By published table, the table of the subscriber.
-    places: FxHashMap<RelId, TableId>,
+    tables: FxHashMap<RelId, TableId>,
 }
 
 impl GroupContents {
     /// No group is begun.
     #[must_use]
     pub fn new(pacing: &Pacing) -> Self {
-        Self {
-            versions: RowVersions::new(pacing),
-            tables: FxHashSet::default(),
-            places: FxHashMap::default(),
-        }
+        Self { versions: RowVersions::new(pacing), tables: FxHashMap::default() }
     }
 
     /// A group begins: it has nothing yet.
     pub fn begin(&mut self) -> &mut Self {
         self.versions.clear();
         self.tables.clear();
-        self.places.clear();
         self
     }
 }
@@ -41,10 +35,9 @@ impl GroupContents {
 impl<T: Dispatchable> Contents<T> for GroupContents {
     fn add(&mut self, part: &T) -> bool {
         for table in part.tables() {
-            if self.places.insert(table.published, table).is_some_and(|before| before != table) {
+            if self.tables.insert(table.published, table).is_some_and(|before| before != table) {
                 return false;
             }
-            self.tables.insert(table.oid);
         }
         part.count_versions(&mut self.versions);
         self.versions.are_few()

@@ -55,6 +55,9 @@ enum Collector<'t, 'a> {
 
 /// Whether the versions of a published table have different places on the subscriber.
 fn is_one_relation_in_two_places(tables: &[TableRules]) -> bool {
+    if tables.len() < 2 {
+        return false;
+    }
     let mut places = FxHashMap::default();
     tables.iter().any(|rules| {
         let place = (rules.root, rules.storage);

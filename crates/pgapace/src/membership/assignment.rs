@@ -45,7 +45,7 @@ const FAILED_MOST: Duration = Duration::from_secs(600);
 /// A subscription: the database, as this process numbers it, and the name.
 type Key = (usize, String);
 
-/// What this process is to run, and has.
+/// The subscriptions that this process has, and those that it is to run.
 #[derive(Debug)]
 pub(super) struct Assignment {
     me: String,

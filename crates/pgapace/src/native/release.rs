@@ -127,7 +127,7 @@ pub(super) fn attempt(
     Ok(released)
 }
 
-/// What decides about a release, and what it needs.
+/// The facts by which a release is refused or made.
 struct ReleaseFacts {
     releasing: Releasing,
     /// The native subscription that was adopted.

@@ -49,8 +49,8 @@ impl RunPhase {
         Self::Stopped,
     ];
 
-    /// Whether this process has or seeks the subscription. What it knew of the tables says nothing after that:
-    /// another process may run it.
+    /// Whether this process runs the subscription or is about to. Otherwise another process may run it, and what
+    /// this one has read of the tables is out of date.
     fn is_ours(self) -> bool {
         !matches!(self, Self::Standby | Self::Stopped)
     }

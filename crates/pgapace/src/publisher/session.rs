@@ -202,7 +202,7 @@ pub(crate) const CURRENT_LSN: &str = "CASE WHEN pg_catalog.pg_is_in_recovery() \
      THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END";
 
 /// SQL expression for the end of the publisher's WAL from which a lag is computed. A standby sends what it has replayed,
-/// and the subscriber is behind by what it has received too. What its primary has not sent to it nobody knows here.
+/// and the subscriber is behind by what it has received too. The standby does not know what its primary has not sent yet.
 pub(crate) const END_OF_WAL: &str = "CASE WHEN pg_catalog.pg_is_in_recovery() \
      THEN greatest(pg_catalog.pg_last_wal_receive_lsn(), pg_catalog.pg_last_wal_replay_lsn()) \
      ELSE pg_catalog.pg_current_wal_flush_lsn() END";

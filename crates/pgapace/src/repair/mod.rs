@@ -235,7 +235,7 @@ impl Repairer<'_> {
     }
 }
 
-/// What a request to stop interrupts.
+/// The work that a request to stop interrupts, for the log.
 const DOING: &str = "the repair";
 
 /// The result of an attempt to repair a batch.
@@ -457,7 +457,7 @@ impl Verifications {
 /// The number of a difference's verification; early versions of pgapace recorded none.
 const FOUND_BY: &str = "coalesce(d.verification, -1)";
 
-/// What is recorded of all tables. Two verifications of a table may differ in the columns that they left out:
+/// The recorded differences of all tables. Two verifications of a table may differ in the columns that they left out:
 /// one of a verb, and one in the background.
 pub(crate) fn recorded(
     control: &mut Session,

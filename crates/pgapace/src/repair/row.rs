@@ -17,7 +17,8 @@ pub(super) struct RepairColumns {
     pub(super) types: Vec<String>,
     /// Which of them are generated on the subscriber, and cannot be written.
     pub(super) generated: Vec<bool>,
-    /// Which of them are GENERATED ALWAYS AS IDENTITY there: INSERT writes them, and UPDATE does not.
+    /// Whether each of them is GENERATED ALWAYS AS IDENTITY on the subscriber. INSERT can write such a column, UPDATE
+    /// cannot.
     pub(super) identity: Vec<bool>,
     /// Columns of the subscriber that are not compared and can be written, quoted: a row keeps their values.
     pub(super) local: Vec<String>,

@@ -273,7 +273,7 @@ impl Supervisor<'_> {
 }
 
 /// Has tables copied again that lack changes which were acknowledged: those before `acknowledged`. Where rows
-/// must be kept, they are blocked. What remains of `catching_up` lacks nothing.
+/// must be kept, they are blocked. Removes these tables from `catching_up`.
 fn handle_lost_tables(
     control: &mut Session,
     context: SyncContext<'_>,

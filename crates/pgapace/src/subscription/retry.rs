@@ -39,7 +39,7 @@ const DECODING_ATTEMPTS: u32 = 20;
 /// How often the same reason to wait is logged.
 const NAME_AGAIN: Duration = Duration::from_secs(30);
 
-/// Which runs the subscription had when one fails.
+/// The runs of the subscription before the one that fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum PreviousRuns {
     /// None that is known: this may be its first start.

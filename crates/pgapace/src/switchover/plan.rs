@@ -31,10 +31,10 @@ use crate::verify::requirements::not_ready;
 /// How long the process that applies may own nothing between two of its runs.
 const ABSENCE: Duration = Duration::from_secs(5);
 
-/// What the checks have found.
+/// The results of the checks.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
-    /// What keeps writes where they are, each with its next step.
+    /// The reasons why the subscription cannot be switched over, each with its next step.
     pub(crate) problems: Vec<String>,
     /// Sequences that are not set, each with the reason.
     pub(crate) notes: Vec<String>,

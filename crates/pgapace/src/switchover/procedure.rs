@@ -300,7 +300,7 @@ fn set_sequences(
         return Err(Failure::new(Class::Mismatch, problems.join("; ")));
     }
     let found = sequences::read(sides.source, &row.publications, &tables, Chosen::All)?;
-    // Values that late changes have taken are read before these are looked for.
+    // Late changes are looked for when the sequences are read: the look finds a change that has taken a value since.
     nothing_is_left(sides, end_lsn)?;
     let options =
         SetOptions { rules: Rules { margin, allow_backwards: false }, ..SetOptions::default() };

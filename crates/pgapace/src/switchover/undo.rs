@@ -57,7 +57,7 @@ pub(super) fn settle(sides: &mut Sides<'_>, failure: Failure, deadline: Instant)
     }
 }
 
-/// What became of a switchover that failed.
+/// The state in which a failed switchover has ended.
 enum Found {
     Ended(Lsn),
     Undone { writes: Writes },

@@ -73,6 +73,20 @@ fn wait_in(case: &Case, verb: &mut Process, step: &str) {
     held.unwrap_or_else(|error| panic!("{error}\n{}", verb.log()));
 }
 
+/// Waits until a statement like this of the verb waits for a lock.
+fn wait_for_lock(case: &Case, verb: &mut Process, query: &str) {
+    let waits = format!(
+        "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+         AND datname = current_database() AND query LIKE '{query}' \
+         AND application_name LIKE 'pgapace % control'"
+    );
+    let waits = wait_until(PATIENCE, "the verb to wait for a lock", || {
+        assert!(verb.is_running(), "{query}: {}", verb.log());
+        Ok(value(case.subscriber.cluster, &case.subscriber.name, &waits) == "t")
+    });
+    waits.unwrap_or_else(|error| panic!("{query}: {error}\n{}", verb.log()));
+}
+
 fn try_one(case: &Case, process: &mut Process, late: Late, at: At) {
     let what = format!("{late:?}, {at:?}");
     let mut blocker = case.subscriber.connect();
@@ -81,27 +95,13 @@ fn try_one(case: &Case, process: &mut Process, late: Late, at: At) {
     if at == At::Slot {
         must(second.batch_execute("BEGIN; SELECT pg_current_xact_id()"));
         must(blocker.batch_execute("ROLLBACK"));
-        let creates = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
-                       AND datname = current_database() AND query LIKE '%_create_logical_replication_slot%' \
-                       AND application_name LIKE 'pgapace % control'";
-        let waits = wait_until(PATIENCE, "the verb to create the slot", || {
-            assert!(verb.is_running(), "{what}: {}", verb.log());
-            Ok(value(case.subscriber.cluster, &case.subscriber.name, creates) == "t")
-        });
-        waits.unwrap_or_else(|error| panic!("{what}: {error}\n{}", verb.log()));
+        wait_for_lock(case, &mut verb, "%_create_logical_replication_slot%");
     }
     if at == At::Quiet {
         // The next step cannot be recorded, so the record stays at the step before.
         must(second.batch_execute("BEGIN; SELECT FROM pgapace.switchover FOR UPDATE"));
         must(blocker.batch_execute("ROLLBACK"));
-        let lock = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
-                    AND datname = current_database() AND query LIKE '%pgapace.switchover%' \
-                    AND application_name LIKE 'pgapace % control'";
-        let waits = wait_until(PATIENCE, "the verb to record a step", || {
-            assert!(verb.is_running(), "{what}: {}", verb.log());
-            Ok(value(case.subscriber.cluster, &case.subscriber.name, lock) == "t")
-        });
-        waits.unwrap_or_else(|error| panic!("{what}: {error}\n{}", verb.log()));
+        wait_for_lock(case, &mut verb, "%pgapace.switchover%");
     }
     late.write(case);
     if at == At::Aside {

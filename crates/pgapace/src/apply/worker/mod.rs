@@ -111,8 +111,8 @@ pub(crate) struct Answered {
     pub(crate) groups: usize,
     /// The groups that are committed.
     pub(crate) ended: Vec<GroupSeq>,
-    /// Whether a commit was found after its session was lost, or somebody has canceled its wait for a synchronous
-    /// standby.
+    /// Whether a commit may not be durable: it was found after its session was lost, or a user has canceled its wait
+    /// for a synchronous standby.
     pub(crate) in_doubt: bool,
     /// Conflicts that are to be written to `pgapace.conflict`.
     pub(crate) conflicts: Vec<Conflict>,

@@ -1,4 +1,4 @@
-//! What errors quote of rows: keys, and DETAIL.
+//! The texts of errors, with and without the values of rows that they quote (keys, and DETAIL).
 //!
 //! Members of pg_monitor read why a subscription does not run and why a table is blocked, and may not read rows
 //! of users. So these texts are recorded without that. The full text is in a table of the owner, for `status`.
@@ -12,7 +12,8 @@ use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::state::repertoire::Repertoire;
 
-/// What the last error of a subscription is about, and why it was disabled; others are about a table, by its name.
+/// Names of texts: of the last error of the subscription, and of the reason why it was disabled. Other texts have the
+/// name of their table.
 pub(crate) const WHOLE: &str = "";
 pub(crate) const DISABLED: &str = "disabled";
 
