@@ -68,6 +68,7 @@ pub(super) fn roles_that_write(source: &mut Session) -> Result<Vec<String>> {
                    JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database() \
                    CROSS JOIN pg_catalog.unnest(s.setconfig) AS c (one) \
                  WHERE r.rolcanlogin AND s.setdatabase IN (0, d.oid) \
+                   AND pg_catalog.has_database_privilege(r.oid, d.oid, 'CONNECT') \
                    AND c.one LIKE 'default\\_transaction\\_read\\_only=%' \
                  ORDER BY r.rolname, s.setdatabase DESC) t ORDER BY 1";
     let doing = "reading the settings of roles";

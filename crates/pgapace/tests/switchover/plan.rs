@@ -15,7 +15,8 @@ fn a_plan_names_what_is_missing() {
     let role = format!("clerk_{}", case.tool.name);
     case.publisher.sql(&format!(
         "CREATE ROLE {role} LOGIN; GRANT INSERT ON orders TO {role}; \
-         ALTER ROLE {role} SET default_transaction_read_only = off"
+         ALTER ROLE {role} IN DATABASE {} SET default_transaction_read_only = off",
+        case.publisher.name
     ));
     case.run_until_current();
     let more = Tool {
@@ -37,7 +38,7 @@ fn a_plan_names_what_is_missing() {
             "does not publish public.other",
             &format!("no role {role}"),
             "not found equal within --verified-within: public.orders, public.other",
-            &format!("ALTER ROLE {role} RESET default_transaction_read_only; or pass"),
+            &format!("ALTER ROLE {role} IN DATABASE {} RESET default_", case.publisher.name),
             &format!("have not ended: {}.", more.name),
             "SELECT pg_catalog.setval('\"public\".\"ring\"', 1, false);",
         ],

@@ -22,6 +22,14 @@ fn no_commit_of_the_verb_waits_for_the_subscription() -> Result<()> {
     // The way back would wait for ever.
     let mut planned = verb(&site, &["--plan"])?;
     expect_exit(&mut planned, 3, &["names \"sub\"", "SET synchronous_standby_names", "--no-back"])?;
+    // A setting of a role for all databases, which other tests would see on the servers that they share.
+    let clerk = "CREATE ROLE clerk LOGIN; ALTER ROLE clerk SET default_transaction_read_only = off";
+    site.publisher.sql(DB, clerk)?;
+    let mut planned = verb(&site, &["--plan", "--no-back"])?;
+    expect_exit(&mut planned, 3, &["ALTER ROLE clerk RESET default_transaction_read_only; or"])?;
+    site.publisher.sql(DB, "REVOKE CONNECT ON DATABASE postgres FROM PUBLIC")?;
+    let mut planned = verb(&site, &["--plan", "--no-back"])?;
+    expect_exit(&mut planned, 0, &[])?;
     let undone = "Everything was undone: the publisher takes writes";
     site.subscriber.sql(DB, "INSERT INTO t VALUES (1)")?;
     let mut failed = verb(&site, &["--go", "--no-back", "--verify", "t"])?;
