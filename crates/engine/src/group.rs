@@ -80,6 +80,13 @@ pub struct Size {
     pub scans: bool,
 }
 
+impl Size {
+    /// Whether this part cannot join the group of the part before it, whatever its limits.
+    fn begins_group_behind(&self, before: &Self) -> bool {
+        !before.whole || !self.whole || self.starts_group || self.by_rows != before.by_rows
+    }
+}
+
 /// What the group that is being put together has so far.
 pub trait Contents<T> {
     /// Adds a part. Returns whether there was room for it.
@@ -99,6 +106,8 @@ pub struct Batcher<T> {
     run: usize,
     pacing: Pacing,
     waiting: VecDeque<(Size, T)>,
+    /// Waiting parts that cannot join the group of the part before them.
+    boundaries: usize,
     /// Recent maximum of transactions that were in flight at once.
     recent_in_flight: usize,
     /// Changes of all waiting parts.
@@ -117,6 +126,7 @@ impl<T> Batcher<T> {
             run: limits.transactions,
             pacing,
             waiting: VecDeque::new(),
+            boundaries: 0,
             recent_in_flight: 0,
             changes: 0,
             bytes: 0,
@@ -155,6 +165,9 @@ impl<T> Batcher<T> {
     pub fn push(&mut self, size: Size, part: T) {
         self.changes += size.changes;
         self.bytes += size.bytes;
+        self.boundaries += usize::from(
+            self.waiting.back().is_some_and(|(last, _)| size.begins_group_behind(last)),
+        );
         self.waiting.push_back((size, part));
     }
 
@@ -170,13 +183,14 @@ impl<T> Batcher<T> {
         self.waiting.len()
     }
 
-    /// Whether enough waits to assemble a group while the worker is still busy. See
-    /// [`Pacing::worth_part`].
+    /// Whether enough waits to assemble a group while the worker is still busy (see [`Pacing::worth_part`]),
+    /// or the next group is complete: whatever comes joins a later one.
     #[must_use]
     pub fn is_worth_a_group(&self) -> bool {
         let part = self.pacing.worth_part;
         let Some((first, _)) = self.waiting.front() else { return false };
-        self.waiting.len() * part >= self.most_transactions(first)
+        self.boundaries > 0
+            || self.waiting.len() * part >= self.most_transactions(first)
             || self.changes * part >= self.most_changes(first.scans)
             || self.bytes * part >= self.limits.bytes
             || !first.whole
@@ -223,11 +237,8 @@ impl<T> Batcher<T> {
         self.recent_in_flight -= self.recent_in_flight.div_ceil(8);
         let mut group = vec![part];
         let (mut changes, mut bytes, mut scans) = (first.changes, first.bytes, first.scans);
-        while first.whole
-            && let Some((next, part)) = self.waiting.front()
-            && next.whole
-            && !next.starts_group
-            && next.by_rows == first.by_rows
+        while let Some((next, part)) = self.waiting.front()
+            && !next.begins_group_behind(&first)
             && bytes + next.bytes <= self.limits.bytes
             && self.has_room(next, group.len(), changes, contents.tables(), scans || next.scans)
             && contents.add(part)
@@ -239,6 +250,10 @@ impl<T> Batcher<T> {
         }
         self.changes -= changes;
         self.bytes -= bytes;
+        // What was taken is alike: the part in front was a boundary to all of it, or to nothing.
+        self.boundaries -= usize::from(
+            self.waiting.front().is_some_and(|(next, _)| next.begins_group_behind(&first)),
+        );
         Some(group)
     }
 
@@ -396,6 +411,27 @@ mod tests {
         }
         let groups: Vec<_> = std::iter::from_fn(|| batcher.take(&mut OneTable)).collect();
         assert_eq!(groups, [vec![0], vec![1, 2], vec![3]]);
+    }
+
+    /// Nothing that comes can join it, so nothing waits for more.
+    #[test]
+    fn a_group_is_worth_it_as_soon_as_it_is_complete() {
+        let alone = Size { by_rows: true, ..ONE };
+        let limits = GroupLimits { transactions: 99, thin_transactions: 99, ..LIMITS };
+        let behind = Duration::from_secs(9);
+        for ending in [alone, Size { starts_group: true, ..ONE }, Size { whole: false, ..ONE }] {
+            let mut batcher = Batcher::new(GroupLimits { changes: 99, ..limits }, Pacing::MEASURED);
+            batcher.push(ONE, 0);
+            batcher.push(ONE, 1);
+            assert!(!batcher.is_worth_a_group());
+            batcher.push(ending, 2);
+            assert!(batcher.is_worth_a_group());
+            assert_eq!(batcher.gathering(behind, Duration::ZERO), Duration::ZERO);
+            assert_eq!(batcher.take(&mut OneTable), Some(vec![0, 1]));
+            assert_eq!(batcher.is_worth_a_group(), !ending.whole, "it may grow");
+            assert_eq!(batcher.take(&mut OneTable), Some(vec![2]));
+            assert!(!batcher.is_worth_a_group());
+        }
     }
 
     #[test]

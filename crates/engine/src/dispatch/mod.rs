@@ -27,8 +27,8 @@
 //!    that they run side by side.
 //! 8. Transactions that must be committed alone (user code, rules by time) and steps of two-phase
 //!    transactions are applied change by change.
-//! 9. Transactions that wait are assigned at once when no worker is busy, unless there is a backlog or
-//!    concurrent committers; then after a bounded time (promise P9).
+//! 9. Transactions that wait are assigned at once when no worker is busy, unless the group can grow and
+//!    there is a backlog or concurrent committers; then after a bounded time (promise P9).
 //! 10. A table is serialized between groups only: when groups with it have often given way, or when a
 //!     unique value was found to move between its rows.
 //! 11. A worker that is alone locks nothing. While groups without locks are in flight, only their worker
