@@ -20,7 +20,7 @@ use crate::error::{Class, Failure, Result};
 use crate::http::HttpServer;
 use crate::http::access::Access;
 use crate::membership::Membership;
-use crate::observe::board::Boards;
+use crate::observe::board::{Boards, RunPhase};
 use crate::observe::{events, logging};
 use crate::process::Process;
 use crate::stopping::shutdown::Shutdown;
@@ -189,8 +189,14 @@ pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
                     )
                 }));
                 let result = result.unwrap_or_else(|_| {
-                    Err(Failure::internal(format!("subscription {name} panicked")))
+                    let failure = Failure::internal(format!("subscription {name} panicked"));
+                    board.failed(&failure, None);
+                    Err(failure)
                 });
+                if result.is_ok() {
+                    // A goal that was reached is no stream that stands still.
+                    board.enters(RunPhase::Stopped);
+                }
                 // The receiver below ends when all have sent.
                 drop(sender.send((name, result)));
             })
@@ -200,7 +206,7 @@ pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
     drop(sender);
     let first = first_failure(&ended, several, || {
         if together {
-            shutdown.request();
+            shutdown.end();
         }
     });
     manager.stopping();
@@ -226,19 +232,22 @@ fn check_truncate(args: &RunArgs, subscriptions: &[(Given, Subscription)]) -> Re
     Ok(())
 }
 
-/// Waits until all subscriptions have ended. Returns the first failure, after which `failed` is called.
+/// Waits until all subscriptions have ended. Returns the first failure, after which `failed` is called; a hand-over
+/// only if none has failed.
 fn first_failure(
     ended: &Receiver<(String, Result<Outcome>)>,
     several: bool,
     failed: impl Fn(),
 ) -> Option<Failure> {
-    let mut first = None;
+    let (mut first, mut handed_over) = (None, None);
     for (subscription, result) in ended {
         match result {
             Ok(outcome) => tracing::debug!(subscription, ?outcome, "ended"),
+            Err(failure) if failure.class == Class::HandedOver => {
+                handed_over.get_or_insert(failure);
+            }
             Err(failure) => {
-                let handed_over = failure.class == Class::HandedOver;
-                if several && !handed_over {
+                if several {
                     let exit_code = failure.class.exit_code();
                     tracing::error!(
                         event = "subscription_ended",
@@ -248,12 +257,44 @@ fn first_failure(
                         "subscription ended with an error"
                     );
                 }
-                if first.is_none() && !handed_over {
+                if first.is_none() {
                     failed();
                 }
                 first.get_or_insert(failure);
             }
         }
     }
-    first
+    first.or(handed_over)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use crossbeam_channel::unbounded;
+
+    use super::first_failure;
+    use crate::apply::leader::Outcome;
+    use crate::error::{Class, Failure, Result};
+
+    #[test]
+    fn a_hand_over_hides_no_failure() {
+        let one = |class| Err(Failure::new(class, "it ended"));
+        let ends = |results: Vec<Result<Outcome>>| {
+            let (sender, ended) = unbounded();
+            for result in results {
+                sender.send((String::new(), result)).expect("the receiver is there");
+            }
+            drop(sender);
+            let failed = Cell::new(0);
+            let first = first_failure(&ended, true, || failed.set(failed.get() + 1));
+            (first.map(|failure| failure.class), failed.get())
+        };
+        assert_eq!(ends(vec![one(Class::HandedOver)]), (Some(Class::HandedOver), 0));
+        let both = vec![one(Class::HandedOver), one(Class::Apply), one(Class::Config)];
+        assert_eq!(ends(both), (Some(Class::Apply), 1));
+        let stopped = vec![one(Class::HandedOver), Ok(Outcome::Stopped)];
+        assert_eq!(ends(stopped), (Some(Class::HandedOver), 0));
+        assert_eq!(ends(vec![Ok(Outcome::Reached)]), (None, 0));
+    }
 }

@@ -1,7 +1,7 @@
 //! Handling of SIGINT and SIGTERM: the first signal requests an orderly end, the second an
 //! immediate one.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,10 @@ const INSISTED_PATIENCE: Duration = Duration::from_secs(4);
 /// The request to end the program; shared by all threads.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Shutdown {
+    /// Signals.
     requests: Arc<AtomicUsize>,
+    /// The program ends by itself.
+    ends: Arc<AtomicBool>,
     listeners: Arc<Mutex<Vec<Sender<()>>>>,
 }
 
@@ -69,6 +72,16 @@ impl Shutdown {
     /// Requests the end, as a signal does.
     pub(crate) fn request(&self) {
         self.requests.fetch_add(1, Ordering::AcqRel);
+        self.tell_listeners();
+    }
+
+    /// Ends the program in order. The first signal after it does not insist.
+    pub(crate) fn end(&self) {
+        self.ends.store(true, Ordering::Release);
+        self.tell_listeners();
+    }
+
+    fn tell_listeners(&self) {
         let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
         for listener in listeners.iter() {
             // If the channel is full, it already holds a message.
@@ -78,10 +91,10 @@ impl Shutdown {
 
     /// Whether the end was requested.
     pub(crate) fn requested(&self) -> bool {
-        self.requests.load(Ordering::Acquire) > 0
+        self.requests.load(Ordering::Acquire) > 0 || self.ends.load(Ordering::Acquire)
     }
 
-    /// Whether the end was requested a second time.
+    /// Whether a second signal has come.
     pub(crate) fn insisted(&self) -> bool {
         self.requests.load(Ordering::Acquire) > 1
     }
