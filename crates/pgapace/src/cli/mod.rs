@@ -53,7 +53,7 @@ Exit codes:
    8  another process uses the subscription or its slot
    9  a change cannot be applied; the message names LSN, transaction, table and key
   10  the publisher's history is not the one that the subscriber followed
-  11  a signal stopped the process before it reached --until
+  11  the process was stopped before it reached --until
   12  the spool directory is full or cannot be used; nothing is lost
   13  an error disabled the subscription (--disable-on-error, pgapace enable), or it was switched over
   14  the subscriber is behind the publisher: too far for pgapace sequences, or more than --max-lag

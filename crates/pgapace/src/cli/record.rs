@@ -12,6 +12,9 @@ use crate::recording::recorder::{End, Recorded, record};
 use crate::stopping::shutdown::Shutdown;
 use crate::subscription::Until;
 
+/// How long a recording lasts if nothing else ends it.
+const USUAL_TIME: Duration = Duration::from_secs(600);
+
 #[derive(Debug, Args)]
 pub(crate) struct RecordArgs {
     #[command(flatten)]
@@ -21,9 +24,9 @@ pub(crate) struct RecordArgs {
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
-    /// Stop after this time
-    #[arg(long, value_name = "MINUTES", default_value = "10", value_parser = minutes)]
-    minutes: Duration,
+    /// Stop after this time [default: 10, or none with --until]
+    #[arg(long, value_name = "MINUTES", value_parser = minutes)]
+    minutes: Option<Duration>,
 
     /// Stop when the publisher's current end of WAL, or this LSN, is recorded
     #[arg(long, value_name = "current|LSN", value_parser = super::run::parse_until)]
@@ -63,7 +66,8 @@ struct Summary {
 pub(crate) fn run(args: &RecordArgs) -> Result<()> {
     let settings = args.selection.recorded()?;
     let shutdown = Shutdown::on_signals()?;
-    let end = End { after: args.minutes, until: args.until };
+    let after = args.minutes.or_else(|| args.until.is_none().then_some(USUAL_TIME));
+    let end = End { after, until: args.until };
     let recorded = record(&settings, &args.file, end, args.hold_snapshot, &shutdown)?;
     let summary = Summary::of(&recorded);
     if args.json {

@@ -33,7 +33,7 @@ const LAST_TRANSACTION: Duration = Duration::from_secs(5);
 /// When a recording ends.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct End {
-    pub(crate) after: Duration,
+    pub(crate) after: Option<Duration>,
     pub(crate) until: Option<Until>,
 }
 
@@ -102,10 +102,11 @@ pub(crate) fn record(
         snapshot = held.as_ref().map(|held| held.name.as_str()),
         "recording the stream of a temporary slot; a clone must have the state at this LSN"
     );
-    let ends = Ends { at: Instant::now() + end.after, until, shutdown };
+    let ends = Ends { at: end.after.map(|after| Instant::now() + after), until, shutdown };
     let read = Recorder { stream, writer: &mut writer, so_far: &mut so_far }.read(&ends);
     let Finished { size, tail, failure } = writer.finish()?;
-    Ok(Recorded { start, tail, size, failure: read.err().or(failure) })
+    let failure = read.err().or(failure).or_else(|| ends.not_reached(tail.end));
+    Ok(Recorded { start, tail, size, failure })
 }
 
 /// Exports the snapshot of the slot once more, from a session that outlives the start of the stream.
@@ -163,9 +164,23 @@ fn head(
 
 /// The conditions that end a recording.
 struct Ends<'a> {
-    at: Instant,
+    at: Option<Instant>,
     until: Option<Lsn>,
     shutdown: &'a Shutdown,
+}
+
+impl Ends<'_> {
+    /// Whether the time is over, and has been for so long.
+    fn is_over(&self, since: Duration) -> bool {
+        self.at.is_some_and(|at| Instant::now() >= at + since)
+    }
+
+    /// The failure of a recording that ends here, if it was to end later.
+    fn not_reached(&self, end: u64) -> Option<Failure> {
+        let until = self.until.filter(|until| end < until.0)?;
+        let message = format!("the recording ends at {}, before {until} of --until", Lsn(end));
+        Some(Failure::new(Class::Stopped, message))
+    }
 }
 
 struct Recorder<'a> {
@@ -182,8 +197,8 @@ impl Recorder<'_> {
         let mut told = Instant::now();
         loop {
             let reached = ends.until.is_some_and(|until| self.so_far.tail().end >= until.0);
-            let over = ends.shutdown.requested() || Instant::now() >= ends.at;
-            let late = ends.shutdown.insisted() || Instant::now() >= ends.at + LAST_TRANSACTION;
+            let over = ends.shutdown.requested() || ends.is_over(Duration::ZERO);
+            let late = ends.shutdown.insisted() || ends.is_over(LAST_TRANSACTION);
             if reached || over && self.so_far.is_whole() || late {
                 break;
             }

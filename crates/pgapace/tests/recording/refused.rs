@@ -34,6 +34,14 @@ fn damaged_files_are_refused_before_anything_is_written() {
         .args(["--until", "current"]);
     finish(&again).expect(20, &[]);
     assert_eq!(std::fs::read(&file).expect("the recording"), whole);
+    // It ends before the LSN is reached.
+    let early = case.log_file("early.recording");
+    let program = pgapace("record")
+        .arg(&early)
+        .args(["--publisher", &case.tool.publisher, "--publication", "pub"])
+        .args(["--until", "FFFFFFFF/0", "--minutes", "0.001"]);
+    finish(&program).expect(11, &["before FFFFFFFF/0 of --until", "can be replayed"]);
+    assert!(early.exists());
 }
 
 #[test]
