@@ -60,7 +60,9 @@ impl Worker {
             _ => Ok(around.subscriber.is_recorded(end)),
         };
         let through = self.groups.committed_through(is_recorded)?;
-        for pending in self.groups.lost(through) {
+        let mut took_effect = Vec::new();
+        self.groups.lost(through, |_, replies, _| took_effect.extend(replies));
+        for pending in took_effect {
             if let Pending::Sync(Some(commits)) | Pending::Commit(commits) = pending {
                 self.transaction_committed(commits);
             }

@@ -342,21 +342,28 @@ impl<T: WorkerTypes> WorkerGroups<T> {
         Ok(through)
     }
 
-    /// The session is lost, and commits up to here have taken effect: their replies are returned.
-    /// Everything else is executed again, on another session.
-    pub fn lost(&mut self, through: Option<Lsn>) -> Vec<T::Expected> {
-        let mut committed = Vec::new();
+    /// The session is lost, and commits up to here have taken effect: `took_effect` hears of each group that
+    /// was sent, with the replies that were to come up to its last such commit, and how many of its members
+    /// were known to be committed before. Everything else is executed again, on another session.
+    pub fn lost(
+        &mut self,
+        through: Option<Lsn>,
+        mut took_effect: impl FnMut(&ActiveGroup<T>, Vec<T::Expected>, usize),
+    ) {
         for group in self.active.iter_mut().take_while(|group| group.is_sent()) {
-            let is_committed =
+            let took =
                 |reply: &T::Expected| reply.commits().is_some_and(|end| Some(end) <= through);
-            committed.extend(group.replies.drain(..).filter(is_committed));
+            let count = group.replies.iter().rposition(took).map_or(0, |last| last + 1);
+            let replies = group.replies.drain(..count).collect();
+            group.replies.clear();
+            let before = group.committed();
             group.count_committed(through);
+            took_effect(group, replies, before);
         }
         while self.first().is_some_and(ActiveGroup::is_committed) {
             self.let_go();
         }
         self.requeue(Retry::Later);
-        committed
     }
 }
 

@@ -284,7 +284,13 @@ fn committed_transactions_of_a_lost_session_are_not_applied_again() {
         Ok::<_, Infallible>(end <= Lsn(21))
     });
     assert_eq!((through, asked), (Ok(Some(Lsn(21))), [11, 16, 21, 26].map(Lsn).to_vec()));
-    assert_eq!(groups.lost(Some(Lsn(21))), [11, 16, 21].map(|end| Answer::Sync(Some(Lsn(end)))));
+    let mut took_effect = Vec::new();
+    groups.lost(Some(Lsn(21)), |group, replies, before| {
+        took_effect.push((group.group.seq, before..group.committed(), replies));
+    });
+    let syncs = |ends: &[u64]| ends.iter().map(|end| Answer::Sync(Some(Lsn(*end)))).collect();
+    let expected = [(GroupSeq(1), 0..2, syncs(&[11, 16])), (GroupSeq(2), 0..1, syncs(&[21]))];
+    assert_eq!(took_effect, expected);
     assert_eq!(groups.take_answered(), (1, vec![GroupSeq(1)]));
     let order = ended(1);
     let again = start(&mut groups, &order);

@@ -9,7 +9,7 @@ use testbed::program::events;
 use testbed::workload::ledger;
 use testbed::{Error, Result};
 
-use crate::support::{DB, Load, Reader, Site, long, random_pause};
+use crate::support::{DB, Load, PATIENCE, Reader, Site, long, random_pause, wait_while_running};
 
 const RATE: f64 = 150.0;
 
@@ -37,6 +37,12 @@ fn sessions_of_workers_are_terminated_under_load() -> Result<()> {
     let reconnects = events(&log, "session_lost");
     assert!(reconnects >= 10, "{reconnects} reconnects after {ended} sessions ended:\n{log}");
     assert!(!log.contains("retry_in_ms"), "the run restarted:\n{log}");
+    // Counts by table include transactions that were committed without an answer.
+    let even = "SELECT (SELECT sum(inserts + updates + deletes) FROM pgapace.stat_table) = \
+                (SELECT sum(inserts + updates + deletes) FROM pgapace.stat_subscription)";
+    wait_while_running(&mut run, "the counts by table", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, even)? == "t")
+    })?;
     site.expect_equal_load()
 }
 

@@ -13,9 +13,11 @@ use wire::Session;
 use crate::apply::apply_session::{Identity, Lost};
 use crate::apply::encoder::Encoder;
 use crate::apply::expected::Expected;
+use crate::apply::work::counts_by_table;
 use crate::apply::worker::session::WorkerSession;
 use crate::error::{Failure, Result};
 use crate::subscriber::state::progress;
+use crate::subscriber::statement::row::Expect;
 
 /// How often a session is opened before the run ends and another begins.
 const ATTEMPTS: u32 = 8;
@@ -42,21 +44,49 @@ impl WorkerSession {
             self.tally.abandon();
             return Err(lost);
         };
-        // Transactions that committed without a reply count. Everything else is executed again.
-        for reply in self.groups.lost(through) {
-            if let Expected::Sync { commits: Some(commits) }
-            | Expected::Commit { commits: Some(commits), .. } = reply
-            {
-                self.tally.transaction_committed(&commits);
-                self.in_doubt = true;
-            }
-        }
+        self.count_committed(through);
         self.forget_replies();
         self.offense = None;
         self.handle.set(Some(&session));
         self.session = session;
         self.encoder = Encoder::new(identity);
         Ok(())
+    }
+
+    /// Transactions that committed without a reply count. Everything else is executed again.
+    fn count_committed(&mut self, through: Option<Lsn>) {
+        let Self { groups, tally, ledger, in_doubt, .. } = self;
+        let mut unanswered = 0;
+        groups.lost(through, |group, replies, before| {
+            for reply in replies {
+                match reply {
+                    Expected::Sync { commits: Some(commits) }
+                    | Expected::Commit { commits: Some(commits), .. } => {
+                        tally.transaction_committed(&commits);
+                        *in_doubt = true;
+                    }
+                    // Its row may have been missing.
+                    Expected::Change { expect: Expect::One, .. } => unanswered += 1,
+                    _ => {}
+                }
+            }
+            for work in &group.group.works[before..group.committed()] {
+                tally.applied(counts_by_table(work));
+            }
+            if group.is_committed() {
+                ledger.ended(group.group.seq);
+            }
+        });
+        tally.count_tables();
+        if unanswered > 0 {
+            tracing::warn!(
+                event = "conflicts_not_known",
+                changes = unanswered,
+                through = through.map(tracing::field::display),
+                "session was lost behind a COMMIT that took effect: whether all rows of its changes were there is \
+                 not known"
+            );
+        }
     }
 
     /// Opens another session, and reads which of the commits in doubt is the last that has taken effect.
