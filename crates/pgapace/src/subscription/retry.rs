@@ -44,7 +44,9 @@ const NAME_AGAIN: Duration = Duration::from_secs(30);
 pub(super) enum PreviousRuns {
     /// None that is known: this may be its first start.
     None,
-    /// It has run before: its state or its slot is there.
+    /// Its slot is there, or one of that name.
+    Perhaps,
+    /// It has run before: its state is there.
     Earlier,
     /// This process has copied tables for it, or streamed.
     OfThisProcess,
@@ -120,7 +122,7 @@ impl Retry {
         let back_soon = self.away_since.is_some() && failure.is_transient();
         let waits = failure.is_away()
             || back_soon
-            || previous_runs >= PreviousRuns::Earlier && failure.is_connection_lost();
+            || previous_runs >= PreviousRuns::Perhaps && failure.is_connection_lost();
         if !waits {
             self.away_since = None;
             let in_decoding = matches!(failure.recovery, Recovery::DecodeAgain);
@@ -132,7 +134,7 @@ impl Retry {
         let since = *self.away_since.get_or_insert(now);
         let limit = self.timeout.or(match previous_runs {
             PreviousRuns::None => Some(FIRST_TIMEOUT),
-            PreviousRuns::Earlier => Some(LATER_TIMEOUT),
+            PreviousRuns::Perhaps | PreviousRuns::Earlier => Some(LATER_TIMEOUT),
             PreviousRuns::OfThisProcess => None,
         });
         let waited = now.duration_since(since);

@@ -141,7 +141,7 @@ impl Supervisor<'_> {
             (Err(failure), Ok(mut source)) => {
                 let found = config.create_slot.then(|| slot::find(&mut source, &config.slot));
                 if matches!(found, Some(Ok(Some(_)))) {
-                    self.previous_runs = self.previous_runs.max(PreviousRuns::Earlier);
+                    self.previous_runs = self.previous_runs.max(PreviousRuns::Perhaps);
                 }
                 failure
             }
@@ -194,7 +194,7 @@ impl Supervisor<'_> {
         }
         match found {
             Some(row) => {
-                if !self.truncate.is_empty() && self.previous_runs == PreviousRuns::None {
+                if !self.truncate.is_empty() && self.previous_runs < PreviousRuns::Earlier {
                     tracing::warn!(
                         event = "truncate_ignored",
                         subscription = config.name,

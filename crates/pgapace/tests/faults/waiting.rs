@@ -224,3 +224,16 @@ fn a_publisher_may_become_synchronous_during_a_run() -> Result<()> {
     }
     Ok(())
 }
+
+/// Whether it has run before is not known while the subscriber is away.
+#[test]
+fn a_slot_of_another_program_is_no_subscription_that_was_dropped() -> Result<()> {
+    let mut site = site(18)?;
+    let slot = format!("SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput')");
+    site.publisher.sql(DB, &slot)?;
+    site.subscriber.stop(Stop::Fast)?;
+    let mut run = site.spawn(&until_current(&site))?;
+    wait_for_event(&mut run, "waiting_for_server", PATIENCE)?;
+    site.subscriber.start()?;
+    expect_exit(&mut run, 7, &["already exists"])
+}
