@@ -8,6 +8,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use wire::{CancelHandle, Session};
 
 use crate::error::{Failure, Result};
+use crate::observe::events::Concern;
 use crate::stopping::interrupt::cancel;
 
 /// How long a thread may go on whose work is of no use any more, before its session is canceled.
@@ -84,9 +85,17 @@ impl Drop for SessionThread {
     }
 }
 
-/// Starts a thread.
-pub(crate) fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+/// Starts a thread, for the subscription of the calling one.
+pub(crate) fn spawn<T: Send + 'static>(
+    name: String,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>> {
     let doing = format!("start thread \"{name}\"");
+    let concern = Concern::of_this_thread();
+    let work = move || {
+        concern.enter();
+        work()
+    };
     std::thread::Builder::new()
         .name(name)
         .spawn(work)

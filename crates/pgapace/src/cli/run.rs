@@ -173,6 +173,7 @@ pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
         let thread = std::thread::Builder::new()
             .name(name.clone())
             .spawn(move || {
+                events::Concern::of(&name).enter();
                 let result = catch_unwind(AssertUnwindSafe(|| {
                     // A goal is reached before a table is due.
                     let verification = |of: &Arc<LiveSettings>| match options.until {

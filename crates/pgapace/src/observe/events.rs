@@ -3,9 +3,10 @@
 //! A layer of the log takes every event of level info and above, whatever `--log-level` says. These are rare:
 //! nothing logs at that level per transaction.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt::{Debug, Write as _};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 use tracing_subscriber::Layer;
@@ -18,6 +19,10 @@ const MOST: usize = 1000;
 
 /// Fields that quote rows.
 const OF_ROWS: [&str; 2] = ["key", "detail"];
+
+thread_local! {
+    static OF_THREAD: RefCell<Concern> = const { RefCell::new(Concern(None)) };
+}
 
 static EVENTS: LazyLock<Mutex<Kept>> = LazyLock::new(Mutex::default);
 
@@ -38,6 +43,26 @@ pub(crate) struct LogEvent {
     /// The same without what may quote rows, for `pgapace.event`, which members of pg_monitor read.
     #[serde(skip)]
     pub(crate) stored_fields: String,
+}
+
+/// The subscription for which a thread works: its events are about that one, unless they name another.
+#[derive(Debug, Clone)]
+pub(crate) struct Concern(Option<Arc<str>>);
+
+impl Concern {
+    pub(crate) fn of(subscription: &str) -> Self {
+        Self(Some(subscription.into()))
+    }
+
+    /// That of the calling thread, for a thread that it starts.
+    pub(crate) fn of_this_thread() -> Self {
+        OF_THREAD.with_borrow(Clone::clone)
+    }
+
+    /// The calling thread works for it from now on.
+    pub(crate) fn enter(self) {
+        OF_THREAD.set(self);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -128,7 +153,9 @@ impl<S: tracing::Subscriber> Layer<S> for EventLayer {
             at: wall(),
             level,
             event: name,
-            subscription: fields.subscription,
+            subscription: fields
+                .subscription
+                .or_else(|| Concern::of_this_thread().0.map(|name| name.to_string())),
             message: fields.message,
             fields: fields.others.trim_end().to_owned(),
             stored_fields: fields.stored.trim_end().to_owned(),
@@ -180,7 +207,7 @@ impl tracing::field::Visit for Fields {
 mod tests {
     use tracing_subscriber::layer::SubscriberExt;
 
-    use super::{EventLayer, Kept, LogEvent, MOST};
+    use super::{Concern, EventLayer, Kept, LogEvent, MOST};
     use crate::error::{Class, Failure};
 
     fn event(number: usize, level: &'static str, subscription: Option<&str>) -> LogEvent {
@@ -216,6 +243,29 @@ mod tests {
         assert_eq!(event.fields.matches("secret").count(), 2, "{event:?}");
         let stored = "table=public.t error=a row violates a check\nHINT:  mend it";
         assert_eq!(event.stored_fields, stored);
+    }
+
+    #[test]
+    fn an_event_is_about_the_subscription_of_its_thread() {
+        let log = |concern: Option<Concern>, name: &'static str| {
+            std::thread::spawn(move || {
+                if let Some(concern) = concern {
+                    concern.enter();
+                }
+                let subscriber = tracing_subscriber::registry().with(EventLayer);
+                tracing::subscriber::with_default(subscriber, || {
+                    // Not an event of the program.
+                    tracing::event!(tracing::Level::WARN, event = name, "for this test");
+                });
+            })
+            .join()
+            .expect("it does not panic");
+            let all = super::last();
+            let event = all.iter().find(|event| event.event == name).expect("the event");
+            event.subscription.clone()
+        };
+        assert_eq!(log(Some(Concern::of("a")), "of_a_thread"), Some("a".to_owned()));
+        assert_eq!(log(None, "of_the_process"), None);
     }
 
     #[test]

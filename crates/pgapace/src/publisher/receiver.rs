@@ -14,7 +14,8 @@ use crossbeam_channel::{Receiver as Channel, Sender, bounded, unbounded};
 use engine::progress::Positions;
 use wire::{Haste, StatusSender, Waker};
 
-use crate::error::{Failure, Result};
+use crate::apply::thread;
+use crate::error::Result;
 use crate::observe::stopwatch::Stopwatch;
 use crate::publisher::announced::Announcer;
 use crate::publisher::feedback::Feedback;
@@ -70,17 +71,14 @@ impl Receiver {
         let (memory, haste) = (Arc::clone(&reader.memory), Arc::clone(&reader.haste));
         let waits = reader.waits.clone();
         let orders = Arc::<Orders>::default();
-        let thread = ReceiverThread {
+        let receiver = ReceiverThread {
             sender,
             lending: lending.clone(),
             lent: lent.clone(),
             given_back,
             orders: Arc::clone(&orders),
         };
-        let thread = std::thread::Builder::new()
-            .name("receiver".to_owned())
-            .spawn(move || thread.run(reader))
-            .map_err(|e| Failure::refused_by_system("start the receiver thread", &e))?;
+        let thread = thread::spawn("receiver".to_owned(), move || receiver.run(reader))?;
         Ok(Self {
             chunks,
             lent,

@@ -22,6 +22,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, never};
 use pgoutput::Lsn;
 use wire::{Rows, Session};
 
+use crate::apply::thread;
 use crate::error::{Failure, Result};
 use crate::observe::board::wall;
 use crate::observe::figures::PublisherSeen;
@@ -192,13 +193,10 @@ impl Watch {
             standby,
             timeline: Arc::clone(&timeline),
         };
-        std::thread::Builder::new()
-            .name("watch".to_owned())
-            .spawn(move || {
-                watch(&asked, commits, &sender, &until);
-                drop(running);
-            })
-            .map_err(|e| Failure::refused_by_system("start the watch thread", &e))?;
+        thread::spawn("watch".to_owned(), move || {
+            watch(&asked, commits, &sender, &until);
+            drop(running);
+        })?;
         Ok(Self { changed, committing, seen, timeline, ends: Some(ends), ended })
     }
 

@@ -12,6 +12,7 @@ use rustc_hash::FxHashMap;
 use wire::Session;
 
 use crate::apply::tables::Tables;
+use crate::apply::thread;
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::wall;
 use crate::publisher::publication::{self, PublicationContents, PublishedTable};
@@ -163,12 +164,9 @@ impl<'a> Adder<'a> {
         }
         let (sender, receiver) = bounded(1);
         let copier = AddedCopy::new(self.context, self.ended.clone());
-        let thread = std::thread::Builder::new()
-            .name("copy".to_owned())
-            // The leader may have ended.
-            .spawn(move || drop(sender.send(copier.copy(&names))))
-            .map_err(|e| Failure::refused_by_system("start a thread", &e))?;
-        self.thread = Some(thread);
+        // The leader may have ended.
+        let copy = move || drop(sender.send(copier.copy(&names)));
+        self.thread = Some(thread::spawn("copy".to_owned(), copy)?);
         Ok(receiver)
     }
 

@@ -12,6 +12,7 @@ use wire::{CancelHandle, Session};
 use crate::cli::output::size;
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::{CopyShown, Every, wall};
+use crate::observe::events::Concern;
 use crate::observe::figures::{Figures, SlotFigures, SlotForecast};
 use crate::publisher::slot::{self, Slot};
 use crate::stopping::interrupt::cancel;
@@ -162,10 +163,14 @@ impl Pool<'_> {
         std::thread::scope(|scope| {
             let (sender, ended) = bounded::<()>(0);
             for number in 0..workers {
-                let alive = sender.clone();
+                let (alive, concern) = (sender.clone(), Concern::of_this_thread());
+                let work = move || {
+                    concern.enter();
+                    self.work(number, &alive);
+                };
                 let spawned = std::thread::Builder::new()
                     .name(format!("copy {number}"))
-                    .spawn_scoped(scope, move || self.work(number, &alive));
+                    .spawn_scoped(scope, work);
                 if let Err(error) = spawned {
                     let failure = Failure::refused_by_system("start a thread", &error);
                     lock_of(&self.failures).open.get_or_insert(failure);

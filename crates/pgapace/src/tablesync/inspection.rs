@@ -3,6 +3,7 @@
 use crossbeam_channel::{Receiver, Sender, bounded};
 use rustc_hash::FxHashSet;
 
+use crate::apply::thread;
 use crate::error::{Failure, Result};
 use crate::publisher::publication::{self, PublicationContents, PublishedTable};
 use crate::publisher::session::Publisher;
@@ -69,15 +70,13 @@ pub(super) struct Inspection {
 impl Inspection {
     pub(super) fn start(mut self) -> Result<Receiver<InspectionAnswer>> {
         let (sender, receiver) = bounded(2);
-        let thread = std::thread::Builder::new().name("refresh".to_owned()).spawn(move || {
+        thread::spawn("refresh".to_owned(), move || {
             if let Err(failure) = self.inspect(&sender) {
                 // The leader may have ended.
                 drop(sender.send(InspectionAnswer::Failed(failure)));
             }
-        });
-        thread
-            .map(|_| receiver)
-            .map_err(|error| Failure::refused_by_system("start the refresh thread", &error))
+        })?;
+        Ok(receiver)
     }
 
     fn inspect(&mut self, sender: &Sender<InspectionAnswer>) -> Result<()> {
