@@ -254,12 +254,12 @@ impl Endpoint<'_> {
 }
 
 /// Whether the other encryption method may succeed: TLS failed, or pg_hba.conf has no entry for
-/// this method. A wrong password stays wrong.
+/// this method. A wrong password stays wrong. A lost connection says nothing about the method: a
+/// session without encryption must not follow from a failover.
 fn may_pass_otherwise(error: &Error) -> bool {
     match error {
-        Error::Tls(_) | Error::Closed | Error::Protocol(_) => true,
+        Error::Tls(_) => true,
         Error::Server(error) => error.code == "28000",
-        Error::Io(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
         _ => false,
     }
 }

@@ -1,12 +1,12 @@
 //! Loss of the connection: killed and stopped servers.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use testbed::Stop;
 use wire::{Error, Param};
 
-use super::{MAJORS, connect, info, server, start, wait_until_it_sleeps};
+use super::{MAJORS, connect, info, is_encrypted, server, start, wait_until_it_sleeps};
 
 #[test]
 fn killing_the_server_during_a_statement_is_a_connection_loss() {
@@ -96,6 +96,55 @@ fn forward_one(port: u16) -> (u16, std::sync::mpsc::Receiver<TcpStream>) {
         std::io::copy(&mut client, &mut server)
     });
     (address, to_client)
+}
+
+/// How a server, or what stands before it, ends a connection that asks for TLS.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    Closed,
+    Reset,
+    DuringHandshake,
+    /// An answer of a proxy whose servers are down.
+    Nonsense,
+}
+
+/// Ends the first connection, and forwards the next one to the server.
+fn end_first(port: u16, end: End) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut request = [0; 8];
+        match end {
+            // Closing with unread data resets the connection.
+            End::Reset => assert!(client.peek(&mut request).unwrap() > 0),
+            _ => client.read_exact(&mut request).unwrap(),
+        }
+        match end {
+            End::Closed | End::Reset => {}
+            End::DuringHandshake => client.write_all(b"S").unwrap(),
+            End::Nonsense => client.write_all(b"HTTP/1.0 503 Service Unavailable").unwrap(),
+        }
+        drop(client);
+        let (mut client, _) = listener.accept().unwrap();
+        let mut server = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let (mut answers, mut back) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut answers, &mut back));
+        std::io::copy(&mut client, &mut server)
+    });
+    address
+}
+
+#[test]
+fn a_lost_connection_does_not_lead_to_one_without_encryption() {
+    for end in [End::Closed, End::Reset, End::DuringHandshake, End::Nonsense] {
+        let port = end_first(server(18).cluster.port(), end);
+        let text = format!("host=127.0.0.1 port={port} user=postgres dbname=postgres");
+        let info = info(&format!("{text} sslmode=prefer"));
+        let error = connect(&info).expect_err("the connection was lost");
+        assert_eq!(error.is_connection_loss(), !matches!(end, End::Nonsense), "{end:?}: {error}");
+        assert!(is_encrypted(&mut connect(&info).unwrap()), "{end:?}");
+    }
 }
 
 /// A record that was damaged on the way, and an alert, which is damaged too if it is not encrypted.
