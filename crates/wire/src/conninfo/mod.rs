@@ -54,6 +54,10 @@ impl ConnInfoError {
         ConnInfoError::new(format!("invalid {name} value (use one of {})", choices.join(", ")))
     }
 
+    fn unknown(name: &str) -> ConnInfoError {
+        ConnInfoError::new(format!("invalid connection option \"{name}\""))
+    }
+
     /// `value` is one of the known values, never arbitrary text.
     fn unsupported(name: &str, value: Option<&'static str>) -> ConnInfoError {
         let value = value.map(|value| format!(" value \"{value}\"")).unwrap_or_default();
@@ -84,8 +88,7 @@ impl Given {
             self.0.insert("sslmode", mode.to_owned());
             return Ok(());
         }
-        let parameter = options::find(name)
-            .ok_or_else(|| ConnInfoError::new(format!("invalid connection option \"{name}\"")))?;
+        let parameter = options::find(name).ok_or_else(|| ConnInfoError::unknown(name))?;
         if value.contains('\0') {
             return Err(ConnInfoError::new(format!("NUL character in value of \"{name}\"")));
         }
@@ -93,8 +96,13 @@ impl Given {
         Ok(())
     }
 
+    /// Sets a parameter that is unset. As in libpq, an obsolete spelling is not valid here.
     fn set_default(&mut self, name: &str, value: &str) -> Result<(), ConnInfoError> {
-        if self.0.contains_key(name) { Ok(()) } else { self.set(name, value) }
+        let parameter = options::find(name).ok_or_else(|| ConnInfoError::unknown(name))?;
+        if self.0.contains_key(parameter.name) {
+            return Ok(());
+        }
+        self.set(parameter.name, value)
     }
 }
 

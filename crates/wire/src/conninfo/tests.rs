@@ -371,7 +371,8 @@ fn service_files() {
     let system = tempfile::tempdir().unwrap();
     fs::write(
         system.path().join("pg_service.conf"),
-        "[sys]\nhost=s\n[bad]\nhost\n[odd]\nxyz=1\n[nest]\nservice=mine\n[ldap]\nldap://x\n",
+        "[sys]\nhost=s\n[bad]\nhost\n[odd]\nxyz=1\n[nest]\nservice=mine\n[ldap]\nldap://x\n\
+         [old]\nrequiressl=0\n",
     )
     .unwrap();
     let system_dir = system.path().to_str().unwrap();
@@ -399,8 +400,11 @@ fn service_files() {
             ),
         ),
         ("ldap", format!("LDAP lookup in service file \"{file}\", line 10, is not supported")),
+        // Otherwise it would replace the sslmode of the connection string.
+        ("old", format!("syntax error in service file \"{file}\", line 12")),
     ] {
-        assert_eq!(read(&format!("service={service}"), &[]).unwrap_err(), expected);
+        let text = format!("service={service} sslmode=verify-full");
+        assert_eq!(read(&text, &[]).unwrap_err(), expected);
     }
     let own = [("PGSERVICEFILE", "/no/such/file")];
     assert_eq!(read("service=mine", &own).unwrap_err(), "service file \"/no/such/file\" not found");
