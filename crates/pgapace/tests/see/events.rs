@@ -1,5 +1,7 @@
 //! Warnings and errors are kept on the subscriber, and the last events in memory.
 
+use testbed::program::events;
+
 use crate::see::wait_for;
 use crate::support::{Case, must, on_versions};
 
@@ -84,4 +86,32 @@ fn the_lock_wait_event_names_the_query() {
     must(user.batch_execute("ROLLBACK"));
     case.wait_until_applied(&mut process);
     case.stop(process);
+}
+
+#[test]
+fn warnings_of_a_trigger_are_limited_and_their_text_is_not_stored() {
+    let case = Case::new(18, 18);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
+    case.subscriber.sql(
+        "CREATE FUNCTION warn() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+           RAISE WARNING 'row with %', NEW.v; RETURN NEW; END $$; \
+         CREATE TRIGGER warn BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION warn(); \
+         ALTER TABLE t ENABLE ALWAYS TRIGGER warn",
+    );
+    let mut process = case.start();
+    case.publisher.sql("INSERT INTO t SELECT i, 'secret' FROM generate_series(1, 500) i");
+    wait_for(
+        &case,
+        &mut process,
+        "the warning to be an event",
+        "SELECT count(*) > 0 FROM pgapace.event WHERE event = 'server_warning' \
+           AND fields LIKE '%sqlstate=01000 routine=exec_stmt_raise repeats=0%'",
+    );
+    case.wait_until_applied(&mut process);
+    let stored = "SELECT count(*) FROM pgapace.event WHERE position('secret' in event::text) > 0";
+    assert_eq!(case.subscriber.value(stored), "0");
+    let log = case.stop(process);
+    // One a minute.
+    assert!((1..10).contains(&events(&log, "server_warning")), "{log}");
+    assert!(log.contains("detail=\"row with secret\""), "{log}");
 }

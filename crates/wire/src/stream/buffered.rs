@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 
-use super::{Activity, Ready, Stream, Want, after};
+use super::{Activity, Ready, Stream, Want, after, log_notice};
 use crate::error::{Error, Result, ServerError};
 
 /// Largest message that is sent, in bytes, including its length word. A server accepts slightly
@@ -412,22 +412,6 @@ pub(crate) fn header(bytes: &[u8]) -> Result<Option<(u8, usize)>> {
         _ => Err(Error::Protocol(format!(
             "message type 0x{tag:02x} has the impossible length {length}"
         ))),
-    }
-}
-
-/// Logs a notice: severity WARNING at warn level, all others at debug level.
-pub(crate) fn log_notice(notice: &ServerError) {
-    let (severity, message, code) = (&notice.severity, &notice.message, &notice.code);
-    if severity == "WARNING" {
-        tracing::warn!(
-            event = "server_warning",
-            sqlstate = %code,
-            detail = notice.detail(),
-            "server: {severity}: {message}"
-        );
-    } else {
-        let detail = notice.detail();
-        tracing::debug!(sqlstate = %code, detail, "server: {severity}: {message}");
     }
 }
 

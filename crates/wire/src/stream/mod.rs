@@ -4,11 +4,13 @@ mod activity;
 mod buffered;
 pub(crate) mod certificate;
 mod channel_binding;
+mod notices;
 mod socket;
 mod tls;
 
 pub use activity::Activity;
-pub(crate) use buffered::{Buffered, MAX_MESSAGE, Message, from_io, header, log_notice};
+pub(crate) use buffered::{Buffered, MAX_MESSAGE, Message, from_io, header};
+pub(crate) use notices::log_notice;
 pub(crate) use socket::{Address, SocketOptions, peer_uid};
 
 use std::io::{self, Read, Write};
