@@ -11,14 +11,20 @@
 //! id at the start of the session differs from that of the backend. And a backend that is older
 //! than the connection has served another client. Its age and the age of the connection are each
 //! measured with one clock, the server's and that of pgapace, so the clocks need not agree.
+//!
+//! One service is an exception. The proxy of Neon gives each client a backend of its own, but sends
+//! a cancel key of its own too, at the direct endpoint as well as at the pooled one
+//! (`proxy/src/cancellation.rs` of Neon). So for a publisher that is Neon, and whose host is no
+//! pooled endpoint, the age alone decides. The real process id is then that of the backend, and
+//! cancel requests go to the proxy with its key.
 
 use std::time::{Duration, Instant};
 
-use wire::{Row, Session};
+use wire::{ConnInfo, Row, Session};
 
 use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
-use crate::subscriber::catalogue::field;
+use crate::subscriber::catalogue::{boolean, field};
 
 /// How much older than the connection a backend may seem, because clocks run at different speeds.
 const SLACK: Duration = Duration::from_secs(1);
@@ -26,50 +32,95 @@ const SLACK: Duration = Duration::from_secs(1);
 /// PgBouncer's message for settings that it does not know, at the start of a session.
 const REFUSED_SETTING: &str = "unsupported startup parameter";
 
-/// Reads `pid` and `age` in seconds of the session's backend, and `version()` of the server.
+/// What the host names of Neon's pooled endpoints have in their first label.
+const POOLED_ENDPOINT: &str = "-pooler";
+
+/// Reads `pid` and `age` in seconds of the session's backend, `version()` of the server, and whether
+/// the server has a setting of Neon.
 pub(crate) const BACKEND_SQL: &str = "SELECT a.pid, EXTRACT(epoch FROM \
      pg_catalog.clock_timestamp() - a.backend_start)::pg_catalog.float8 AS age, \
-     pg_catalog.version() AS product \
+     pg_catalog.version() AS product, \
+     pg_catalog.current_setting('neon.timeline_id', true) IS NOT NULL AS is_neon \
      FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()) a";
 
-/// The time when a session was requested, to compare with the age of its backend.
+/// A session that was requested: when, to compare with the age of its backend, and by which way.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ConnectionStart(Instant);
+pub(crate) struct ConnectionStart {
+    at: Instant,
+    /// Whether the proxy of Neon may stand before the server.
+    may_be_neon: bool,
+}
+
+/// The backend of a session that may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OwnBackend {
+    /// Whether a proxy stands before the server. It may have left out settings that were requested at
+    /// the start of the session.
+    pub(crate) is_behind_proxy: bool,
+}
 
 impl ConnectionStart {
     pub(crate) fn now() -> Self {
-        Self(Instant::now())
+        Self { at: Instant::now(), may_be_neon: false }
+    }
+
+    /// The same for a session of the publisher.
+    pub(crate) fn of_publisher(info: &ConnInfo) -> Self {
+        let named = [info.get("host"), info.get("options")];
+        let is_pooled = named.iter().flatten().any(|text| text.contains(POOLED_ENDPOINT));
+        Self { may_be_neon: !is_pooled, ..Self::now() }
     }
 
     /// A condition on a row of [`BACKEND_SQL`]: the backend belongs to this session. It may also be
     /// false because the query took long to arrive; [`ConnectionStart::judge`] tells.
     pub(crate) fn own_sql(self, session: &Session) -> String {
         let most = self.most().as_secs_f64();
-        format!("(pid = {} AND age <= {most})", session.backend_pid())
+        let neon = if self.may_be_neon { " OR is_neon" } else { "" };
+        format!("((pid = {}{neon}) AND age <= {most})", session.backend_pid())
     }
 
     fn most(self) -> Duration {
-        self.0.elapsed() + SLACK
+        self.at.elapsed() + SLACK
     }
 
-    /// Returns why a session must be refused. The row begins with the columns of [`BACKEND_SQL`].
-    pub(crate) fn judge(self, session: &Session, row: &Row<'_>) -> Result<Option<String>> {
+    /// Returns why a session must be refused. The row begins with the columns of [`BACKEND_SQL`]. The session
+    /// has the process id of its backend afterwards.
+    pub(crate) fn judge(
+        self,
+        session: &mut Session,
+        row: &Row<'_>,
+    ) -> Result<std::result::Result<OwnBackend, String>> {
         let (pid, age): (i32, f64) = (field(row, 0)?, field(row, 1)?);
-        Ok(reason(session.backend_pid(), pid, age, self.most()))
+        let has_own_keys = self.may_be_neon && boolean(row, 3)?;
+        let told = session.backend_pid();
+        let judged = judge(told, pid, age, self.most(), has_own_keys);
+        if judged.is_ok() {
+            session.set_backend_pid(pid);
+        }
+        Ok(judged)
     }
 }
 
-fn reason(told: i32, pid: i32, age: f64, most: Duration) -> Option<String> {
-    if pid != told {
-        return Some(format!(
+/// `told` is the process id at the start of the session. `has_own_keys`: a proxy that gives each client a backend
+/// of its own sends other cancel keys than those of the server.
+fn judge(
+    told: i32,
+    pid: i32,
+    age: f64,
+    most: Duration,
+    has_own_keys: bool,
+) -> std::result::Result<OwnBackend, String> {
+    if pid != told && !has_own_keys {
+        return Err(format!(
             "the session started with process {told}, but process {pid} serves it"
         ));
     }
-    (age > most.as_secs_f64()).then(|| {
-        format!(
+    if age > most.as_secs_f64() {
+        return Err(format!(
             "process {pid} serves the session, but at {age:.0} s it is older than the connection"
-        )
-    })
+        ));
+    }
+    Ok(OwnBackend { is_behind_proxy: pid != told })
 }
 
 /// The server that a session is connected to.
@@ -118,16 +169,39 @@ pub(crate) fn explain(side: Side, failure: Failure) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::reason;
+    use super::{ConnectionStart, OwnBackend, judge};
     use std::time::Duration;
+    use wire::ConnInfo;
 
     #[test]
     fn only_a_backend_of_the_session_itself_passes() {
         let most = Duration::from_secs(2);
-        assert_eq!(reason(7, 7, 0.5, most), None);
-        assert_eq!(reason(7, 7, -3.0, most), None);
-        assert!(reason(7, 8, 0.5, most).is_some_and(|why| why.contains("process 8")));
-        assert!(reason(0, 8, 0.5, most).is_some());
-        assert!(reason(7, 7, 2.5, most).is_some_and(|why| why.contains("older")));
+        let reason = |told, pid, age| judge(told, pid, age, most, false).err();
+        assert_eq!(reason(7, 7, 0.5), None);
+        assert_eq!(reason(7, 7, -3.0), None);
+        assert!(reason(7, 8, 0.5).is_some_and(|why| why.contains("process 8")));
+        assert!(reason(0, 8, 0.5).is_some());
+        assert!(reason(7, 7, 2.5).is_some_and(|why| why.contains("older")));
+    }
+
+    #[test]
+    fn behind_the_proxy_of_neon_the_age_decides() {
+        let most = Duration::from_secs(2);
+        let behind = |is_behind_proxy| Ok(OwnBackend { is_behind_proxy });
+        assert_eq!(judge(7, 8, 0.5, most, true), behind(true));
+        assert_eq!(judge(7, 7, 0.5, most, true), behind(false));
+        assert!(judge(7, 8, 2.5, most, true).is_err());
+    }
+
+    #[test]
+    fn a_pooled_endpoint_of_neon_is_none_of_its_servers() {
+        let may_be = |text: &str| {
+            let info = ConnInfo::parse_with_env(text, &|_| None, None).expect("valid");
+            ConnectionStart::of_publisher(&info).may_be_neon
+        };
+        assert!(may_be("host=ep-cool-1.eu-2.aws.neon.tech"));
+        assert!(!may_be("host=ep-cool-1-pooler.eu-2.aws.neon.tech"));
+        assert!(!may_be("host=ep-cool-1.neon.tech,ep-cool-1-pooler.neon.tech"));
+        assert!(!may_be("host=10.0.0.1 options=endpoint=ep-cool-1-pooler"));
     }
 }

@@ -17,6 +17,7 @@ pub mod cluster;
 pub mod compare;
 mod error;
 pub mod network;
+pub mod own_keys;
 mod pair;
 pub mod pooler;
 pub mod program;
@@ -30,6 +31,7 @@ pub use cluster::{Cluster, ClusterBuilder, Stop};
 
 pub use compare::TableName;
 pub use error::{Error, Result};
+pub use own_keys::OwnKeysProxy;
 pub use pair::Pair;
 pub use pooler::{PoolMode, Pooler};
 pub use postgres;

@@ -8,6 +8,7 @@ use crate::error::{Class, Failure, Result};
 use crate::pooler::{self, BACKEND_SQL, ConnectionStart};
 use crate::product;
 use crate::subscriber::catalogue::{boolean, field, first_row};
+use crate::subscriber::session::set_config;
 
 /// Oldest supported publisher: the first version with binary transfer, logical messages and
 /// streaming.
@@ -132,41 +133,49 @@ impl Publisher {
             replication,
             settings: settings.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
         };
-        let start = ConnectionStart::now();
+        let start = ConnectionStart::of_publisher(info);
         let mut session = Session::connect(info, &startup).map_err(|e| {
             let failure = Failure::publisher(&e, "connecting");
             connecting::explain(pooler::Side::Publisher, failure, &e, info, replication)
         })?;
         session.set_activity(self.activity.clone());
-        prepare(&mut session, start)?;
+        prepare(&mut session, start, &settings)?;
         Ok(session)
     }
 }
 
 /// Refuses a session that a connection pooler or another product than PostgreSQL provides. Then lifts
-/// [`TIME_LIMITS`], unless a connection pooler answers.
-fn prepare(session: &mut Session, start: ConnectionStart) -> Result<()> {
+/// [`TIME_LIMITS`], unless a connection pooler answers. Behind a proxy it makes the settings again that were
+/// requested at the start: that of Neon passes none of them on.
+fn prepare(session: &mut Session, start: ConnectionStart, settings: &[(&str, &str)]) -> Result<()> {
     let major = session.server_version().major();
     let known = TIME_LIMITS.iter().filter(|(_, since)| major >= *since);
     let calls = known.map(|(name, _)| format!("pg_catalog.set_config('{name}', '0', false)"));
     let lift = std::iter::once("''".to_owned()).chain(calls).collect::<Vec<_>>().join(" || ");
     loop {
         let sql = format!(
-            "SELECT pid, age, product, CASE WHEN {} THEN {lift} END FROM ({BACKEND_SQL}) backend",
+            "SELECT pid, age, product, is_neon, CASE WHEN {} THEN {lift} END FROM ({BACKEND_SQL}) backend",
             start.own_sql(session)
         );
         let results = session
             .simple(&sql)
             .map_err(|e| Failure::publisher(&e, "checking which process serves the session"))?;
         let row = first_row(&results, "the query for this session")?;
-        if let Some(reason) = start.judge(session, &row)? {
-            return Err(pooler::refused(pooler::Side::Publisher, reason));
-        }
+        let backend = start
+            .judge(session, &row)?
+            .map_err(|reason| pooler::refused(pooler::Side::Publisher, reason))?;
         product::check(pooler::Side::Publisher, &field::<String>(&row, 2)?)?;
         // A valid session without the setting means that the query took too long to arrive.
-        if row.get(3).is_some() {
-            return Ok(());
+        if row.get(4).is_none() {
+            continue;
         }
+        if backend.is_behind_proxy {
+            let calls: Vec<_> = settings.iter().map(set_config).collect();
+            session
+                .simple(&format!("SELECT {}", calls.join(", ")))
+                .map_err(|e| Failure::publisher(&e, "preparing the session"))?;
+        }
+        return Ok(());
     }
 }
 

@@ -429,7 +429,8 @@ fn settings(purpose: Purpose, major: u32, with_citus: bool) -> Vec<(&'static str
         .collect()
 }
 
-fn set_config((name, value): &(&str, &str)) -> String {
+/// SQL for a setting of the session.
+pub(crate) fn set_config((name, value): &(&str, &str)) -> String {
     let (name, value) = (wire::quote_literal(name), wire::quote_literal(value));
     format!("pg_catalog.set_config({name}, {value}, false)")
 }
@@ -446,7 +447,7 @@ fn prepare(
     let calls: Vec<String> = settings.iter().map(set_config).collect();
     loop {
         let sql = format!(
-            "SELECT pid, age, product, pg_catalog.pg_is_in_recovery(), \
+            "SELECT pid, age, product, is_neon, pg_catalog.pg_is_in_recovery(), \
                pg_catalog.current_setting('server_encoding'), \
                EXISTS (SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus'), \
                CASE WHEN {} THEN pg_catalog.num_nulls({}) = 0 ELSE false END, {version} \
@@ -455,21 +456,21 @@ fn prepare(
             calls.join(", ")
         );
         let rows = session.query(&sql, &[]).map_err(Refusal::Statement)?;
-        let read = || {
+        let mut read = || {
             let row = rows.first().ok_or_else(|| {
                 Failure::internal("pg_stat_get_activity does not show this session")
             })?;
-            if let Some(reason) = start.judge(session, &row)? {
-                return Err(pooler::refused(pooler::Side::Subscriber, reason));
-            }
+            start
+                .judge(session, &row)?
+                .map_err(|reason| pooler::refused(pooler::Side::Subscriber, reason))?;
             product::check(pooler::Side::Subscriber, &field::<String>(&row, 2)?)?;
             let properties = ServerProperties {
-                in_recovery: boolean(&row, 3)?,
-                encoding: field(&row, 4)?,
-                citus: boolean(&row, 5)?,
-                schema_version: row.get(7).map(|_| field(&row, 7)).transpose()?,
+                in_recovery: boolean(&row, 4)?,
+                encoding: field(&row, 5)?,
+                citus: boolean(&row, 6)?,
+                schema_version: row.get(8).map(|_| field(&row, 8)).transpose()?,
             };
-            Ok(boolean(&row, 6)?.then_some(properties))
+            Ok(boolean(&row, 7)?.then_some(properties))
         };
         // A valid session without settings means that the query took too long to arrive.
         if let Some(properties) = read().map_err(Refusal::Session)? {

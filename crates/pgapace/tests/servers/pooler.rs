@@ -1,7 +1,7 @@
 //! A connection pooler on either side is refused before pgapace changes or creates anything.
-//! PgBouncer serves as the example.
+//! PgBouncer serves as the example. The proxy of Neon is none.
 
-use testbed::{PoolMode, Pooler};
+use testbed::{OwnKeysProxy, PoolMode, Pooler};
 
 use crate::support::{Case, Tool, must, on_versions, skipped};
 
@@ -97,4 +97,40 @@ fn a_pooler_as_publisher_is_refused() {
             }
         }
     });
+}
+
+#[test]
+fn the_proxy_of_neon_before_a_publisher_is_no_pooler() {
+    const DIRECT: &str = "ep-cool-1.eu-2.aws.neon.tech";
+    const POOLED: &str = "ep-cool-1-pooler.eu-2.aws.neon.tech";
+    let case = Case::new(18, 18);
+    case.both("CREATE TABLE t (id int PRIMARY KEY, d date, i interval, f float8)");
+    case.publisher.sql("INSERT INTO t VALUES (1, '2026-02-01', '-1 day 02:00', pi())");
+    case.publish("FOR TABLE t");
+    let proxy = must(OwnKeysProxy::in_front_of(case.publisher.cluster));
+    let tool =
+        |host| Tool { publisher: proxy.conninfo(host, &case.publisher.name), ..case.tool.clone() };
+    // A proxy that may be a pooler.
+    tool(DIRECT).finish("run", &[]).expect(4, &["connection pooler"]);
+    // The proxy leaves out the settings that pgapace asks for at the start of a session.
+    for setting in [
+        "neon.timeline_id = 'f00'",
+        "datestyle = 'German'",
+        "intervalstyle = 'sql_standard'",
+        "extra_float_digits = -10",
+    ] {
+        case.publisher.sql(&format!("ALTER DATABASE {} SET {setting}", case.publisher.name));
+    }
+    tool(POOLED).finish("run", &[]).expect(4, &["connection pooler"]);
+    let direct = tool(DIRECT);
+    direct.finish("run", &["--until", "current"]).expect(0, &[]);
+    case.publisher.sql("INSERT INTO t VALUES (2, '2026-03-02', '-2 days 03:00', exp(1))");
+    direct.finish("run", &["--until", "current"]).expect(0, &[]);
+    case.expect_equal(&["t"]);
+    direct.finish("verify", &[]).expect(0, &[]);
+    // On the subscriber, settings would affect applications.
+    let subscriber = must(OwnKeysProxy::in_front_of(case.subscriber.cluster));
+    let conninfo = subscriber.conninfo(DIRECT, &case.subscriber.name);
+    let tool = Tool { subscriber: conninfo, ..case.tool.clone() };
+    tool.finish("status", &[]).expect(5, &["connection pooler"]);
 }

@@ -38,6 +38,7 @@ pub struct Session {
     pub(crate) channel: Buffered,
     version: ServerVersion,
     cancel: CancelHandle,
+    backend_pid: i32,
     host: String,
     protection: Protection,
     read_timeout: Option<Duration>,
@@ -64,10 +65,12 @@ impl Session {
             .parameter("server_version")
             .and_then(ServerVersion::parse)
             .ok_or_else(|| Error::protocol("the server does not report its version"))?;
+        let backend_pid = cancel.pid();
         Ok(Session {
             channel,
             version,
             cancel,
+            backend_pid,
             host,
             protection,
             read_timeout: None,
@@ -91,9 +94,16 @@ impl Session {
         self.channel.parameter(name)
     }
 
-    /// The process ID of the session's backend.
+    /// The process ID of the session's backend: that of the cancel key, unless
+    /// [`Session::set_backend_pid`] was called.
     pub fn backend_pid(&self) -> i32 {
-        self.cancel.pid()
+        self.backend_pid
+    }
+
+    /// Sets the process ID of the session's backend, where a proxy sends its clients cancel keys of
+    /// its own. Cancel requests keep the key that was received.
+    pub fn set_backend_pid(&mut self, pid: i32) {
+        self.backend_pid = pid;
     }
 
     /// A handle with which any thread can cancel the running statement.
