@@ -2,9 +2,11 @@
 //!
 //! It runs on a thread of its own. It only copies the boards ([`crate::observe::board`]), so a scrape or
 //! a slow reader holds up nothing but itself: a connection has one request and ten seconds, and there are
-//! at most [`MOST_CONNECTIONS`].
+//! at most [`MOST_CONNECTIONS`]. If there are more, those that have sent no request are closed, the oldest
+//! first: a probe does not wait for them.
 
 pub(crate) mod access;
+mod idle;
 mod metrics;
 mod page;
 mod routes;
@@ -21,10 +23,11 @@ use tokio::sync::{Semaphore, oneshot};
 
 use crate::error::{Class, Failure, Result};
 use crate::http::access::Access;
+use crate::http::idle::IdleConnections;
 use crate::http::routes::Routes;
 use crate::observe::board::Boards;
 
-/// Connections at the same time; others wait in the listen queue.
+/// Connections at the same time.
 const MOST_CONNECTIONS: usize = 32;
 /// How long a connection may take, from its first byte to the last one of the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -84,8 +87,8 @@ async fn serve(listener: TcpListener, routes: Arc<Routes>) {
         }
     };
     let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let idle = IdleConnections::default();
     loop {
-        let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -95,9 +98,15 @@ async fn serve(listener: TcpListener, routes: Arc<Routes>) {
                 continue;
             }
         };
-        let routes = Arc::clone(&routes);
+        if room.available_permits() == 0 {
+            idle.close_oldest();
+        }
+        let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
+        let (number, closed) = idle.add();
+        let (routes, idle) = (Arc::clone(&routes), idle.clone());
         tokio::spawn(async move {
-            let service = service_fn(move |request| {
+            let service = service_fn(|request| {
+                idle.remove(number);
                 let response = routes.answer(&request);
                 async move { Ok::<_, Infallible>(response) }
             });
@@ -107,8 +116,12 @@ async fn serve(listener: TcpListener, routes: Arc<Routes>) {
                 .timer(TokioTimer::new())
                 .header_read_timeout(PATIENCE)
                 .serve_connection(TokioIo::new(stream), service);
-            // A mistake of the client concerns the client alone.
-            let _ = tokio::time::timeout(PATIENCE, connection).await;
+            tokio::select! {
+                // A mistake of the client concerns the client alone.
+                _ = tokio::time::timeout(PATIENCE, connection) => {}
+                Ok(()) = closed => {}
+            }
+            idle.remove(number);
             drop(place);
         });
     }

@@ -1,7 +1,7 @@
 //! `run --http`: what is served is what SQL says, and nobody can hold up the applier with it.
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
@@ -95,6 +95,22 @@ fn metrics_and_status_are_what_sql_says() {
     assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "nothing listens after the end");
 }
 
+/// A probe does not wait until clients that send nothing are closed for their silence: all places are taken, and most
+/// of these clients are still connected when it is answered.
+fn answers_beside_idle_clients(port: u16) {
+    const CLIENTS: usize = 40;
+    const PLACES: usize = 32;
+    must(wait_until(PATIENCE, "an answer before the others time out", || {
+        let idle = [(); CLIENTS].map(|()| must(TcpStream::connect(("127.0.0.1", port))));
+        assert_eq!(get(port, "/livez").status, 200);
+        let is_open = |client: &&TcpStream| {
+            must(client.set_nonblocking(true));
+            client.peek(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+        };
+        Ok(idle.iter().filter(is_open).count() > CLIENTS - PLACES)
+    }));
+}
+
 #[test]
 fn slow_readers_hold_up_nothing_and_retries_are_shown() {
     let mut case = Case::new(15, 15);
@@ -114,6 +130,7 @@ fn slow_readers_hold_up_nothing_and_retries_are_shown() {
     case.publisher.sql("INSERT INTO t VALUES (1)");
     case.wait_until_applied(&mut process);
     drop(clients);
+    answers_beside_idle_clients(port);
     case.subscriber.sql("ALTER TABLE t RENAME TO away");
     case.subscriber.sql(
         "ALTER TABLE away RENAME TO t; \
