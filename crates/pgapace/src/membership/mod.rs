@@ -61,6 +61,13 @@ pub(crate) enum Place {
     Stopped(SessionId, BeatingOwner),
 }
 
+impl Place {
+    /// Whether no process works as the owner.
+    pub(crate) fn is_to_be_had(&self) -> bool {
+        matches!(self, Self::Free | Self::Stopped(..))
+    }
+}
+
 /// The view of one subscriber database that this process has, and the thread that keeps it up to date.
 #[derive(Debug)]
 pub(crate) struct Membership {

@@ -114,7 +114,8 @@ impl Supervisor<'_> {
             check_absent(control, tables)?;
         } else {
             let (copies, filled) = (config.copies_data(), config.if_not_empty);
-            emptied = check_first_subscribers(control, tables, copies, filled, &self.truncate)?;
+            emptied =
+                check_first_subscribers(control, tables, copies, filled, &self.options.truncate)?;
         }
         let failed = |e: &wire::Error| Failure::subscriber(e, "recording the subscription");
         // Other processes wait for the row: one that is suspended here may not keep it.
@@ -201,7 +202,7 @@ impl Supervisor<'_> {
         let start = created.as_ref().map(|created| created.consistent_point).or_else(position);
         let start = start.ok_or_else(|| slot::without_position(&row.slot_name))?;
         // A switchover has created the slot of a way back for this subscription alone.
-        let is_way_back = self.supersedes.is_some();
+        let is_way_back = self.options.supersedes.is_some();
         if (row.owns_slot || is_way_back) && created.is_none() && self.config.failover {
             slot::set_failover(source, &row.slot_name)?;
         }

@@ -11,10 +11,16 @@
 //!
 //! A run owns all its sessions and threads and leaves nothing behind in memory: the next run reads
 //! its state from the subscriber. So every failure is followed by the same tested recovery.
+//!
+//! The states are enums: [`run_stage`] says how far a run has come, [`ownership`] how this process stands to the
+//! subscription between its runs. [`after_failure`] decides what follows a run that failed.
 
+mod after_failure;
 mod failure_record;
 mod first_run;
+mod lessons;
 mod missing_grants;
+mod ownership;
 mod pipeline;
 mod readiness;
 mod reloaded;
@@ -22,6 +28,7 @@ pub(crate) mod replay;
 mod resume;
 mod retry;
 mod retry_loop;
+mod run_stage;
 mod sessions;
 mod slot_touch;
 mod slot_watch;
@@ -31,28 +38,30 @@ mod startup;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
 
 use pgoutput::Lsn;
 
 use crate::apply::leader::Outcome;
 use crate::apply::session_leases::Leaseholder;
 use crate::config::Subscription as Config;
-use crate::config::live::{LiveSettings, SettingsWatch};
-use crate::error::{Failure, Recovery, Result};
+use crate::config::live::LiveSettings;
+use crate::error::{Recovery, Result};
 use crate::membership::Membership;
 use crate::observe::board::{Board, RunPhase};
 use crate::process::Process;
 use crate::stopping::shutdown::Shutdown;
-use crate::subscriber::state::ownership::SessionId;
 use crate::tablesync::emptying::TruncateDecision;
 use failure_record::FailureRecord;
+use lessons::Lessons;
+use ownership::Ownership;
 pub(crate) use pipeline::group_limits;
 use readiness::Readiness;
+use reloaded::Reload;
 use replay::Replay;
 pub(crate) use resume::check_sent_alike;
 use retry::PreviousRuns;
 use retry_loop::run_from;
+use run_stage::RunStage;
 use slot_watch::SlotWatch;
 use startup::{ConnectedServers, FoundSubscription, OwnedSubscription, sync_context};
 
@@ -182,57 +191,30 @@ pub(crate) fn replay(
     run_from(Some(replay), &settings, &options, shutdown, leaseholder, &Board::default())
 }
 
+/// What one subscription keeps in this process from run to run.
 struct Supervisor<'a> {
-    /// Of this run; see `newer`.
-    config: Arc<Config>,
-    /// Tells when the configuration was reloaded.
-    newer: SettingsWatch,
-    /// Settings of before a reload, until a run streams with those that followed.
-    previous: Option<Arc<Config>>,
+    options: &'a RunOptions,
+    shutdown: &'a Shutdown,
     leaseholder: Arc<Leaseholder>,
     /// The state of the subscription that other threads read.
     board: Board,
-    shutdown: &'a Shutdown,
-    /// See [`RunOptions`].
-    truncate: Vec<TruncateDecision>,
-    take_over: bool,
-    process: &'a Process,
-    /// See [`RunOptions`].
-    standby: Option<Arc<Membership>>,
-    /// The session of an owner whose heartbeat has stopped.
-    stopped: Option<SessionId>,
-    /// Whether the last run became the owner.
-    owns: bool,
-    /// When it gave the subscription up for another process.
-    gave_up: Option<Instant>,
-    until: Option<Until>,
+    /// Of this run; see `reload`.
+    config: Arc<Config>,
+    reload: Reload,
+    /// How far this run has come, or the last one.
+    stage: RunStage,
+    ownership: Ownership,
     /// The runs that the subscription had. They decide how long pgapace waits for a server.
     previous_runs: PreviousRuns,
-    /// Another process has dropped it meanwhile.
-    dropped: bool,
+    lessons: Lessons,
+    /// Where to stop. The first run that knows the LSN sets it.
+    goal: Option<Until>,
+    /// Any owner may be terminated, until this process has been the owner.
+    take_over: bool,
     /// Unlogged tables were logged: once in a process, not at each retry.
     looked_at_storage: bool,
-    /// Whether the last run has connected to both servers.
-    reached: bool,
-    /// Whether the last run has applied anything.
-    advanced: Arc<AtomicBool>,
-    /// The control session of the previous run, which a broken network may have left behind.
-    owner: Option<SessionId>,
-    /// The last epoch of this process.
-    epoch: Option<i64>,
-    /// Another process has asked for the subscription, and may still need it.
-    stands_aside: bool,
-    /// See [`RunOptions`].
-    supersedes: Option<i64>,
-    /// Commit LSN of the last error that a stale catalogue may have caused.
-    catalogue_error: Option<Lsn>,
     /// Whether a session of this process has tagged its commits with a replication origin.
     tagging: Arc<AtomicBool>,
-    /// Why this process asks for values as text: a table cannot be read in binary. The publisher's
-    /// catalogue cannot tell when that ends, because the stream may hold an older table.
-    text: Option<String>,
-    /// The error of a table that the next run blocks.
-    failed_table: Option<Failure>,
     /// Since the first run that failed.
     slot_watch: Option<SlotWatch>,
 }
@@ -247,33 +229,20 @@ impl<'a> Supervisor<'a> {
     ) -> Self {
         let (config, newer) = settings.take();
         Self {
-            config,
-            newer,
-            previous: None,
+            options,
+            shutdown,
             leaseholder,
             board: board.clone(),
-            shutdown,
-            truncate: options.truncate.clone(),
-            take_over: options.take_over,
-            process: &options.process,
-            standby: options.standby.clone(),
-            stopped: None,
-            owns: false,
-            gave_up: None,
-            until: options.until,
+            config,
+            reload: Reload::new(newer),
+            stage: RunStage::BEGUN,
+            ownership: Ownership::Never,
             previous_runs: PreviousRuns::None,
-            dropped: false,
+            lessons: Lessons::default(),
+            goal: options.until,
+            take_over: options.take_over,
             looked_at_storage: false,
-            reached: false,
-            advanced: Arc::default(),
-            owner: None,
-            epoch: None,
-            stands_aside: false,
-            supersedes: options.supersedes,
-            catalogue_error: None,
             tagging: Arc::default(),
-            text: None,
-            failed_table: None,
             slot_watch: None,
         }
     }
@@ -282,7 +251,6 @@ impl<'a> Supervisor<'a> {
 impl Supervisor<'_> {
     /// Everything from "connect" to the first failure.
     fn run_once(&mut self, record: &mut FailureRecord) -> Result<Outcome> {
-        self.owns = false;
         if !self.stand_by() {
             record.stopped();
             return Ok(Outcome::Stopped);

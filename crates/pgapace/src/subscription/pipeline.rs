@@ -145,7 +145,8 @@ impl Supervisor<'_> {
         let Opened { resumption, states, applying, commits, streaming, .. } = opened;
         let Applying { identity, sessions, workers, .. } = applying;
         let config = Arc::clone(&self.config);
-        self.previous = None;
+        self.reload.proven();
+        let advanced = self.stage.streaming();
         let ledger = Ledger::default();
         let catch_up = self.catch_up_options(context, identity, ledger.clone());
         let last = resumption.applied.history.as_ref().and_then(|history| history.last.as_ref());
@@ -205,7 +206,7 @@ impl Supervisor<'_> {
             streams: StreamSessions::new(connects, ledger.clone()),
             receiver,
             streaming,
-            advanced: Arc::clone(&self.advanced),
+            advanced,
             watch: opened.watch,
             pulse: opened.pulse,
             conflict_retention: config.conflict_retention(),
@@ -216,7 +217,7 @@ impl Supervisor<'_> {
             } else {
                 config.status_interval
             },
-            newer: self.newer.clone(),
+            newer: self.reload.newer.clone(),
             move_order: self.move_order(),
             keeper: KeeperContext {
                 publisher: context.publisher.clone(),
@@ -280,11 +281,11 @@ impl Supervisor<'_> {
 
     /// Where to stop. The first run fixes it: a later one must not move it.
     pub(super) fn goal(&mut self, wal_end: Lsn) -> Option<Lsn> {
-        let lsn = match self.until? {
+        let lsn = match self.goal? {
             Until::Current => wal_end,
             Until::Lsn(lsn) => lsn,
         };
-        self.until = Some(Until::Lsn(lsn));
+        self.goal = Some(Until::Lsn(lsn));
         Some(lsn)
     }
 

@@ -91,7 +91,7 @@ impl Supervisor<'_> {
         let Recording { head, .. } = &replay.recording;
         let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
         let mut control = subscriber.connect_first()?;
-        self.reached = true;
+        self.stage.connected();
         let row = self.find_or_create_replay(&mut control, &replay.recording)?;
         check_alone(&mut control, &config.name, &head.tables)?;
         let publisher = Publisher::absent();
@@ -276,7 +276,7 @@ impl Supervisor<'_> {
         if !head.options.binary {
             return Ok(Format::text("it was recorded as text"));
         }
-        let format = match &self.text {
+        let format = match &self.lessons.text {
             Some(reason) => Format::text(reason),
             None => format::choose(control, &head.tables, Binary::Auto)?,
         };

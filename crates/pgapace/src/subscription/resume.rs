@@ -208,7 +208,7 @@ impl Supervisor<'_> {
         let stopping = || self.shutdown.requested();
         let (patience, name) = (self.config.busy_timeout, &self.config.name);
         let begun = self.previous_runs == PreviousRuns::OfThisProcess;
-        if self.standby.is_some() || begun {
+        if self.options.standby.is_some() || begun {
             // A process that has lost the subscription meanwhile, and does not know it yet, may have
             // started a stream since this one became the owner. Or the network has lost the stream
             // of this process, and wal_sender_timeout is long, or 0.
@@ -237,7 +237,7 @@ impl Supervisor<'_> {
 
     /// The format of values.
     fn choose(&self, control: &mut Session, published: &[PublishedTable]) -> Result<Format> {
-        match &self.text {
+        match &self.lessons.text {
             Some(reason) => Ok(Format::text(reason)),
             None => format::choose(control, published, self.config.binary),
         }

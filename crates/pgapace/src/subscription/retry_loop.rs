@@ -1,20 +1,21 @@
 //! The loop of a subscription: a run, and what follows it.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::after_failure::{Circumstances, Expected, Step};
 use super::failure_record::FailureRecord;
 use super::missing_grants;
 use super::replay::Replay;
-use super::retry::{Next, PreviousRuns, Retry};
+use super::retry::{Next, Retry};
+use super::run_stage::RunStage;
 use super::slot_watch::SlotWatch;
 use super::{RunOptions, Supervisor};
 use crate::apply::leader::Outcome;
 use crate::apply::session_leases::Leaseholder;
 use crate::config::OnTableError;
 use crate::config::live::LiveSettings;
-use crate::error::{Class, Failure, Recovery, Result, is_stale_catalogue};
+use crate::error::{Class, Failure, Result};
 use crate::observe::board::Board;
 use crate::stopping::shutdown::Shutdown;
 
@@ -41,13 +42,15 @@ pub(super) fn run_from(
     let mut record = FailureRecord::new(Arc::clone(&supervisor.config), board.clone());
     loop {
         supervisor.take_settings(&mut record, &mut retry);
+        supervisor.stage = RunStage::BEGUN;
         let started = Instant::now();
         let outcome = match replay {
             None => supervisor.run_once(&mut record),
             Some(replay) => supervisor.replay_once(replay, &mut record),
         };
-        retry.after_run(started, Instant::now(), supervisor.advanced.swap(false, Ordering::AcqRel));
-        if std::mem::take(&mut supervisor.reached) {
+        let stage = &supervisor.stage;
+        retry.after_run(started, Instant::now(), stage.has_advanced());
+        if stage.has_connected() {
             retry.reached(outcome.as_ref().err());
         }
         if outcome.is_err() && replay.is_none() && supervisor.slot_watch.is_none() {
@@ -67,7 +70,7 @@ pub(super) fn run_from(
             // There is no publisher to look at.
             Some(_) => failure,
         };
-        let ends = !options.keep_trying || supervisor.dropped;
+        let ends = !options.keep_trying || supervisor.stage.is_dropped();
         record.failed(&failure, (!ends).then_some(pause));
         if ends {
             return Err(failure);
@@ -97,7 +100,7 @@ impl Supervisor<'_> {
                 self.stand_aside();
                 AfterRun::Again
             }
-            Outcome::HandedOver if self.standby.is_some() => {
+            Outcome::HandedOver if self.options.standby.is_some() => {
                 self.gave_up();
                 AfterRun::Again
             }
@@ -120,79 +123,72 @@ impl Supervisor<'_> {
             tracing::debug!(subscription, %failure, "another process was faster");
             return AfterRun::Again;
         }
-        if matches!(failure.recovery, Recovery::SendText) {
-            tracing::info!(
-                event = "values_as_text",
-                subscription,
-                reason = failure.message,
-                "values are sent as text from now on"
-            );
-            self.text = Some(failure.message);
-            return AfterRun::Again;
+        let stop_requested = self.shutdown.requested();
+        match Expected::of(&failure, stop_requested) {
+            Some(Expected::SendText) => {
+                tracing::info!(
+                    event = "values_as_text",
+                    subscription,
+                    reason = failure.message,
+                    "values are sent as text from now on"
+                );
+                self.lessons.text = Some(failure.message);
+                return AfterRun::Again;
+            }
+            Some(Expected::AskedFor) => {
+                log_end(&subscription, &failure);
+                return AfterRun::Again;
+            }
+            Some(Expected::WayBack) => return AfterRun::End(Err(failure)),
+            None => {}
         }
-        if failure.class == Class::Stopped && !self.shutdown.requested() {
-            // Another process asked for the subscription, and a transaction did not end in time.
-            log_end(&subscription, &failure);
-            return AfterRun::Again;
-        }
-        if matches!(failure.recovery, Recovery::WayBack(_)) {
-            return AfterRun::End(Err(failure));
-        }
-        if let Some(standby) = &self.standby {
+        if let Some(standby) = &self.options.standby {
             standby.failed(&self.config.name, failure.is_transient());
         }
         let next = self.next(&failure, retry);
-        let passes = matches!(next, Next::Again { .. });
-        // Without SQLSTATE: a server was not asked, or its answer does not fit the settings.
-        let of_settings = !failure.is_connection_lost() && failure.sqlstate.is_none();
-        if (of_settings || !passes) && self.goes_back(&failure, record, retry) {
-            return AfterRun::Again;
-        }
-        if next == Next::End
-            && self.config.on_table_error == OnTableError::Block
-            && is_of_table(&failure)
-        {
-            record.retrying(&failure, Duration::ZERO);
-            self.failed_table = Some(failure);
-            return AfterRun::Again;
-        }
-        if self.shutdown.requested() && (passes || failure.class == Class::Stopped) {
-            // The unfinished rest is rolled back. The publisher sends it again at the next start.
-            log_end(&subscription, &failure);
-            record.stopped();
-            return AfterRun::End(self.stopped());
-        }
-        match next {
-            Next::Again { pause, named } => {
+        let around = Circumstances {
+            stop_requested,
+            settings_on_trial: self.reload.is_on_trial(),
+            blocks_tables: self.config.on_table_error == OnTableError::Block,
+        };
+        match Step::after(&failure, next, around) {
+            Step::GoBack => {
+                self.go_back(&failure, record, retry);
+                AfterRun::Again
+            }
+            Step::BlockTable => {
+                record.retrying(&failure, Duration::ZERO);
+                self.lessons.failed_table = Some(failure);
+                AfterRun::Again
+            }
+            Step::Stop => {
+                // The unfinished rest is rolled back. The publisher sends it again at the next start.
+                log_end(&subscription, &failure);
+                record.stopped();
+                AfterRun::End(self.stopped())
+            }
+            Step::Again { pause, named } => {
                 self.announce(&failure, pause, named);
                 record.retrying(&failure, pause);
                 self.pause(pause);
                 AfterRun::Again
             }
-            Next::Waited(waited) => {
+            Step::Waited(waited) => {
                 AfterRun::Failed(waited_for(failure, waited), retry.after_end())
             }
-            Next::End => AfterRun::Failed(failure, retry.after_end()),
+            Step::End => AfterRun::Failed(failure, retry.after_end()),
         }
     }
 
     /// Waits before another attempt. Other settings may have mended the cause of the failure: then it comes
     /// at once.
     pub(super) fn pause(&self, pause: Duration) {
-        self.shutdown.sleep_until(pause, || self.newer.are_newer());
+        self.shutdown.sleep_until(pause, || self.reload.newer.are_newer());
     }
 
     fn next(&mut self, failure: &Failure, retry: &mut Retry) -> Next {
         let now = Instant::now();
-        // The subscriber's schema may have changed under our prepared statements: read it again, once
-        // for each commit LSN.
-        let stale = failure.sqlstate.as_deref().is_some_and(is_stale_catalogue);
-        if stale
-            && !failure.is_transient()
-            && self.previous_runs == PreviousRuns::OfThisProcess
-            && let Some(offender) = &failure.offender
-            && self.catalogue_error.replace(offender.commit_lsn) != Some(offender.commit_lsn)
-        {
+        if self.lessons.may_be_stale_catalogue(failure, self.previous_runs) {
             return retry.again(failure, now);
         }
         retry.next(failure, self.previous_runs, now)
@@ -224,7 +220,7 @@ impl Supervisor<'_> {
 
     /// The end on request. With a goal, it is a failure.
     fn stopped(&self) -> Result<Outcome> {
-        match self.until {
+        match self.goal {
             None => Ok(Outcome::Stopped),
             Some(_) => {
                 Err(Failure::new(Class::Stopped, "stopped before the goal of --until was reached")
@@ -235,7 +231,7 @@ impl Supervisor<'_> {
 
     /// The next run waits until the process that asked for the subscription needs it no more.
     fn stand_aside(&mut self) {
-        self.stands_aside = true;
+        self.ownership.stand_aside();
         tracing::info!(
             event = "stands_aside",
             subscription = self.config.name,
@@ -264,13 +260,6 @@ fn log_end(subscription: &str, failure: &Failure) {
         error = %failure,
         "run ended with an error after a stop was requested"
     );
-}
-
-/// Whether nothing but a change of one table could not be applied.
-fn is_of_table(failure: &Failure) -> bool {
-    let class = matches!(failure.class, Class::Apply | Class::Mismatch | Class::Subscriber);
-    let relation = failure.offender.as_deref().is_some_and(|offender| offender.relation.is_some());
-    class && relation && !failure.is_transient()
 }
 
 /// The same failure, after pgapace has waited for the server as long as it may.

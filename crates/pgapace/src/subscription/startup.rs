@@ -7,6 +7,7 @@ use wire::{Rows, Session};
 
 use super::Supervisor;
 use super::retry::PreviousRuns;
+use super::run_stage::RunStage;
 use crate::apply::apply_session::roll_back;
 use crate::apply::leader::Outcome;
 use crate::barrier;
@@ -114,7 +115,7 @@ impl Supervisor<'_> {
                 return Err(self.not_reached(control.map(|(session, _)| session), source));
             }
         };
-        self.reached = true;
+        self.stage.connected();
         if subscriber.encoding() != publisher.encoding() {
             publisher =
                 Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
@@ -187,14 +188,14 @@ impl Supervisor<'_> {
             },
         );
         let ((mut found, tagging), (commits, mut looked)) = (found?, looked?);
-        if let (Some(row), Some(generation)) = (&found, self.supersedes)
+        if let (Some(row), Some(generation)) = (&found, self.options.supersedes)
             && way_back::forget_superseded(control, row, generation)?
         {
             (found, looked) = (None, None);
         }
         match found {
             Some(row) => {
-                if !self.truncate.is_empty() && self.previous_runs < PreviousRuns::Earlier {
+                if !self.options.truncate.is_empty() && self.previous_runs < PreviousRuns::Earlier {
                     tracing::warn!(
                         event = "truncate_ignored",
                         subscription = config.name,
@@ -204,7 +205,7 @@ impl Supervisor<'_> {
                 Ok(FoundSubscription { row, commits, tagging: Some(tagging) })
             }
             None if self.previous_runs >= PreviousRuns::Earlier => {
-                self.dropped = true;
+                self.stage = RunStage::Dropped;
                 let message = format!("subscription {} was dropped", config.name);
                 Err(Failure::new(Class::Busy, message)
                     .hint("Start pgapace again if it is to be created anew."))
@@ -232,25 +233,26 @@ impl Supervisor<'_> {
         row: &Subscription,
     ) -> Result<(OwnedSubscription, StartBeat)> {
         let config = Arc::clone(&self.config);
-        if std::mem::take(&mut self.stands_aside) {
+        if self.ownership.take_aside() {
             hand_over::wait_aside(control, row.id, &|| self.shutdown.requested())?;
         }
         self.previous_runs = self.previous_runs.max(has_run(row));
         row.check_enabled(control)?;
         self.check_same_slot(row)?;
-        let stopped = self.stopped.clone();
+        let stopped = self.stage.stopped_owner().cloned();
         let judged = stopped.is_some();
-        let former = Former { any: self.take_over, own: self.owner.clone(), stopped };
+        let own = self.ownership.session().cloned();
+        let former = Former { any: self.take_over, own, stopped };
+        let member = self.options.standby.is_some();
         // A standby that is not the first goes on waiting.
-        let patience = if self.standby.is_some() { STANDBY_PATIENCE } else { config.busy_timeout };
-        let member = self.standby.is_some();
-        let record = OwnerRecord { process: self.process, member, judged };
+        let patience = if member { STANDBY_PATIENCE } else { config.busy_timeout };
+        let record = OwnerRecord { process: &self.options.process, member, judged };
         let shutdown = self.shutdown;
         let stopping = || shutdown.requested();
         let owning =
             ownership::become_owner(control, row.id, patience, &former, Some(record), &stopping)?;
-        self.owner = Some(owning.session.clone());
-        self.owns = true;
+        self.ownership.became_owner(owning.session.clone());
+        self.stage = RunStage::Owner;
         // Another process may have changed the row while this one waited for the lock.
         let row = ownership::fence(control, row.id, &owning, &stopping)?.ok_or_else(|| {
             Failure::new(Class::Busy, "the subscription was dropped while pgapace waited for it")
@@ -270,7 +272,7 @@ impl Supervisor<'_> {
         if subscriber.has_citus() {
             citus::prepare(control)?;
         }
-        let last_epoch = self.epoch.replace(row.epoch);
+        let last_epoch = self.ownership.set_epoch(row.epoch);
         Ok((OwnedSubscription { row, database: owning.database, last_epoch }, beat))
     }
 
@@ -369,7 +371,7 @@ impl Supervisor<'_> {
 
     /// Blocks the table that ended the previous run.
     fn block_failed(&mut self, control: &mut Session, row: &Subscription) -> Result<()> {
-        let Some(failure) = &self.failed_table else { return Ok(()) };
+        let Some(failure) = &self.lessons.failed_table else { return Ok(()) };
         let reason = error_detail::public_text(failure);
         let offender = failure.offender.as_deref();
         let relation = offender.and_then(|offender| Some((offender, offender.relation.as_ref()?)));
@@ -382,7 +384,7 @@ impl Supervisor<'_> {
             }
             None => false,
         };
-        let Some(failure) = self.failed_table.take() else { return Ok(()) };
+        let Some(failure) = self.lessons.failed_table.take() else { return Ok(()) };
         let offender = failure.offender.as_deref().filter(|_| blocked);
         let Some((offender, (schema, name))) =
             offender.and_then(|offender| Some((offender, offender.relation.as_ref()?)))

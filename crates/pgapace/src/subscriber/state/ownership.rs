@@ -65,6 +65,13 @@ pub(crate) struct SessionId {
     pub(super) backend_start: String,
 }
 
+#[cfg(test)]
+impl SessionId {
+    pub(crate) fn with_pid(pid: i32) -> Self {
+        Self { pid, backend_start: String::new() }
+    }
+}
+
 /// The session that has become the owner.
 #[derive(Debug)]
 pub(crate) struct Owning {

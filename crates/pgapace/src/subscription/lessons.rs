@@ -1,0 +1,84 @@
+//! What failures of earlier runs have taught this process. The next run starts with it.
+
+use pgoutput::Lsn;
+
+use super::retry::PreviousRuns;
+use crate::error::{Class, Failure, is_stale_catalogue};
+
+#[derive(Debug, Default)]
+pub(super) struct Lessons {
+    /// Why values are sent as text: a table cannot be read in binary. The publisher's catalogue cannot tell
+    /// when that ends, because the stream may hold an older table.
+    pub(super) text: Option<String>,
+    /// The error of a table that the next run blocks.
+    pub(super) failed_table: Option<Failure>,
+    /// Commit LSN of the last error that a stale catalogue may have caused.
+    catalogue_error: Option<Lsn>,
+}
+
+impl Lessons {
+    /// Whether the next run may succeed because it reads the subscriber's catalogue again: its schema may
+    /// have changed under our prepared statements. It is tried once for each commit LSN.
+    pub(super) fn may_be_stale_catalogue(
+        &mut self,
+        failure: &Failure,
+        previous_runs: PreviousRuns,
+    ) -> bool {
+        let stale = failure.sqlstate.as_deref().is_some_and(is_stale_catalogue);
+        if !stale || failure.is_transient() || previous_runs != PreviousRuns::OfThisProcess {
+            return false;
+        }
+        let Some(offender) = &failure.offender else { return false };
+        self.catalogue_error.replace(offender.commit_lsn) != Some(offender.commit_lsn)
+    }
+}
+
+/// Whether nothing but a change of one table could not be applied.
+pub(super) fn is_of_table(failure: &Failure) -> bool {
+    let class = matches!(failure.class, Class::Apply | Class::Mismatch | Class::Subscriber);
+    let relation = failure.offender.as_deref().is_some_and(|offender| offender.relation.is_some());
+    class && relation && !failure.is_transient()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Lessons, is_of_table};
+    use crate::error::{Class, Failure, Offender, Recovery};
+    use crate::subscription::retry::PreviousRuns;
+    use pgoutput::{Lsn, Xid};
+
+    fn undefined_column(commit_lsn: Lsn) -> Failure {
+        let offender = Offender {
+            commit_lsn,
+            xid: Xid(1),
+            table: None,
+            relation: None,
+            operation: "INSERT",
+            key: None,
+        };
+        let sqlstate = Some("42703".to_owned());
+        let offender = Some(Box::new(offender));
+        Failure { sqlstate, offender, ..Failure::new(Class::Apply, "x") }
+    }
+
+    #[test]
+    fn the_catalogue_is_read_again_once_for_each_transaction() {
+        let mut lessons = Lessons::default();
+        let mut again = |lsn, runs| lessons.may_be_stale_catalogue(&undefined_column(lsn), runs);
+        assert!(!again(Lsn(1), PreviousRuns::Earlier));
+        assert!(again(Lsn(1), PreviousRuns::OfThisProcess));
+        assert!(!again(Lsn(1), PreviousRuns::OfThisProcess));
+        assert!(again(Lsn(2), PreviousRuns::OfThisProcess));
+    }
+
+    #[test]
+    fn an_error_without_a_table_or_one_that_passes_blocks_nothing() {
+        let mut failure = undefined_column(Lsn(1));
+        assert!(!is_of_table(&failure));
+        if let Some(offender) = &mut failure.offender {
+            offender.relation = Some(("public".to_owned(), "orders".to_owned()));
+        }
+        assert!(is_of_table(&failure));
+        assert!(!is_of_table(&Failure { recovery: Recovery::Retry, ..failure }));
+    }
+}
