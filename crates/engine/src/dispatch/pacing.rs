@@ -61,7 +61,7 @@ pub struct Pacing {
     /// The same where threads wait for processors, and no commit waits for pgapace.
     ///
     /// A nap delays little there, and each wake-up takes a processor from the sessions that commit.
-    /// See docs/performance.md, "Where many wait".
+    /// See docs/performance-trials.md, "Where many wait".
     pub several_committers: usize,
     /// Time between two commits of one session of the publisher, from which on the reader takes longer naps
     /// although they wait for pgapace, where processors are short.
@@ -197,7 +197,7 @@ pub struct Pacing {
     /// The same where threads wait for processors.
     ///
     /// Groups are small without a backlog, and several workers make them smaller. Each costs wake-ups, for
-    /// which sessions that commit would need the processors. See docs/performance.md, "Where many wait".
+    /// which sessions that commit would need the processors. See docs/performance-trials.md, "Where many wait".
     pub light_workers_on_scarce_processors: usize,
     /// How long a load counts as heavy after all workers were busy and enough waited for a group.
     pub heavy_for: Duration,

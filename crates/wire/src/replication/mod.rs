@@ -60,7 +60,7 @@ const COMMITTERS_NAP: Duration = Duration::from_micros(800);
 /// The same where threads wait for processors.
 ///
 /// Under a load of 80 sessions of two-phase transactions on 2 processors, pgapace took 66 to 72 µs of
-/// CPU for a transaction with this, and 81 to 93 without it (docs/performance.md).
+/// CPU for a transaction with this, and 81 to 93 without it (docs/performance-trials.md).
 const SCARCE_NAP: Duration = Duration::from_micros(1600);
 /// Longest pause with [`Haste::None`].
 const LONGEST_NAP: Duration = Duration::from_micros(9600);

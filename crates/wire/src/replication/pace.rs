@@ -15,7 +15,7 @@
 //! way can be wrong, and then the rate is too low. So from time to time the reader takes everything,
 //! and waits for the next packet: only a small one proves that the sender's buffer was empty.
 //!
-//! Nothing in this module reads a clock or a socket. docs/performance.md has the measurements.
+//! Nothing in this module reads a clock or a socket. docs/performance-trials.md has the measurements.
 
 use std::time::{Duration, Instant};
 
