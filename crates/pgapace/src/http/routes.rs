@@ -33,7 +33,7 @@ pub(crate) struct Routes {
     started: f64,
 }
 
-/// `/api/v1/status`; docs/running.md documents it.
+/// `/api/v1/status`; docs/operation.md documents it.
 #[derive(Serialize)]
 struct ProcessStatus<'a> {
     version: &'static str,

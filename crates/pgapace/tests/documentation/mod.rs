@@ -42,7 +42,7 @@ fn every_incident_has_its_test() {
 
 #[test]
 fn every_question_of_an_operator_has_its_test() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/questions.md");
     let document = must(std::fs::read_to_string(file));
     let tests = tests();
     let mut questions = 0;

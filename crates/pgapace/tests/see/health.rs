@@ -133,7 +133,7 @@ fn a_configured_subscription_that_does_not_exist_is_unknown() {
 
 /// The fields that the first column of the section's table names.
 fn documented_fields() -> BTreeSet<String> {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/running.md");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operation.md");
     let text = must(std::fs::read_to_string(file));
     let section = text.split("### Status as JSON").nth(1).unwrap_or_default();
     let section = section.split("\n## ").next().unwrap_or_default();

@@ -105,7 +105,7 @@ pub(super) fn under_load(case: &Case, body: impl FnOnce()) {
 #[test]
 fn docs_have_them_and_they_are_small() {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
-    let text = must(std::fs::read_to_string(docs.join("running.md")));
+    let text = must(std::fs::read_to_string(docs.join("operation.md")));
     for name in [
         "top-load",
         "top-blocked",

@@ -1,4 +1,4 @@
-//! docs/operations.md: each question of an operator has its answer. Each test makes a situation, asks as the
+//! docs/questions.md: each question of an operator has its answer. Each test makes a situation, asks as the
 //! document says, and looks for what the document shows. With PGAPACE_SAMPLES=directory the answers are written
 //! there.
 
