@@ -24,7 +24,8 @@ use engine::intake::{Intake, ResumedRun};
 use pgoutput::{Decoder, Lsn, Streaming};
 
 use crate::apply::blockers::{FromBlockers, Pulse};
-use crate::apply::durability::{DurabilityJob, FromDurability};
+use crate::apply::bookkeeping::BookkeepingResult;
+use crate::apply::durability::FromDurability;
 use crate::apply::pool::Assigned;
 use crate::apply::schema_watch::SchemaWatch;
 use crate::apply::streams::StreamSessions;
@@ -116,7 +117,7 @@ pub(crate) struct Leader<'a> {
     /// Since when memory is full while streams are executed.
     full_since: Option<Instant>,
     last_idle: Instant,
-    /// The last [`DurabilityJob::Remove`].
+    /// The last [`Durability::remove_progress`](crate::apply::durability::Durability::remove_progress).
     removed_before: Lsn,
     /// The publisher asked for an answer. When it shuts down, it waits for the position, so idle progress
     /// is recorded now.
@@ -286,7 +287,7 @@ impl<'a> Leader<'a> {
         self.look_at_barrier();
         if let Some(ticket) = self.intake.progress.start_flush() {
             self.watched.flush_begins(&self.around.counters);
-            self.around.durability.submit(DurabilityJob::Flush(ticket));
+            self.around.durability.flush(ticket);
         }
         if self.pauses() {
             self.advance_table_sync()?;
@@ -341,18 +342,25 @@ impl<'a> Leader<'a> {
                 self.watched.flushed();
                 self.publish_positions();
             }
-            FromDurability::Fingerprints(found) => {
+            FromDurability::Bookkeeping(result) => self.bookkeeping_done(result)?,
+            FromDurability::Failed(failure) => return Err(failure),
+        }
+        Ok(())
+    }
+
+    fn bookkeeping_done(&mut self, result: BookkeepingResult) -> Result<()> {
+        match result {
+            BookkeepingResult::Fingerprints(found) => {
                 self.around.tables.compare(&found);
                 self.schema_watch.answered();
             }
-            FromDurability::Requests(found) => self.requests_found(found)?,
-            FromDurability::Written => self.watched.is_writing = false,
-            FromDurability::Beaten => self.heartbeat.beaten(),
-            FromDurability::RemovedConflicts(more) => {
+            BookkeepingResult::Requests(found) => self.requests_found(found)?,
+            BookkeepingResult::Written => self.watched.is_writing = false,
+            BookkeepingResult::Beaten => self.heartbeat.beaten(),
+            BookkeepingResult::RemovedConflicts(more) => {
                 let pause = if more { BETWEEN_BATCHES } else { BETWEEN_REMOVALS };
                 self.conflict_removal.ended(pause);
             }
-            FromDurability::Failed(failure) => return Err(failure),
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 //!
 //! 1. `work`, `readable`, `expected`, `apply_session`, `session_leases`, `thread`, `shared_commit_order`, `conflict_log`,
 //!    `read_tables` and `tables`, `schema_watch`, `requests`
-//! 2. `offender`, `blockers`, `prefetch`, `spool_memory`
+//! 2. `offender`, `blockers`, `bookkeeping`, `prefetch`, `spool_memory`
 //! 3. `context`: what an error says about a change; `encoder`: groups to queued statements; `durability`
 //! 4. `replies`: what the subscriber says about those statements
 //! 5. `conflicts`: rules decide about single changes; `streams`: streaming apply
@@ -14,6 +14,7 @@
 
 pub(crate) mod apply_session;
 pub(crate) mod blockers;
+pub(crate) mod bookkeeping;
 pub(crate) mod conflict_log;
 pub(crate) mod conflicts;
 pub(crate) mod context;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Leader, Outcome, Surroundings};
-use crate::apply::durability::DurabilityJob;
+use crate::apply::bookkeeping::BookkeepingJob;
 use crate::apply::requests::Requests;
 use crate::error::{Class, Failure, Result};
 use crate::hand_over;
@@ -20,7 +20,7 @@ impl Leader<'_> {
     /// Has the subscriber asked for requests of verbs.
     pub(super) fn look_for_requests(&mut self) {
         if self.request_search.begins() {
-            self.around.durability.submit(DurabilityJob::LookForRequests(self.owner));
+            self.around.durability.bookkeep(BookkeepingJob::LookForRequests(self.owner));
         }
     }
 

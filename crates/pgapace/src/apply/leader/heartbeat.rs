@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use pgoutput::Lsn;
 
 use super::Leader;
-use crate::apply::durability::DurabilityJob;
+use crate::apply::bookkeeping::BookkeepingJob;
 use crate::subscriber::state::ownership::OwnedEpoch;
 
 /// Time between two beats.
@@ -41,7 +41,7 @@ impl Leader<'_> {
             heartbeat.asked = Some(Instant::now());
             let (owner, applied) =
                 (heartbeat.owner, self.intake.progress.committed() > heartbeat.begun);
-            self.around.durability.submit(DurabilityJob::Beat { owner, applied });
+            self.around.durability.bookkeep(BookkeepingJob::Beat { owner, applied });
         }
     }
 }

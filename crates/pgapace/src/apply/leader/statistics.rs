@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::apply::durability::{DurabilityJob, Statistics};
+use crate::apply::bookkeeping::{BookkeepingJob, Statistics};
 use crate::apply::leader::Leader;
 use crate::observe::board::{Posted, wall};
 use crate::observe::events;
@@ -49,11 +49,11 @@ impl Leader<'_> {
         self.watched.written = Instant::now();
         let modes = self.around.tables.take_modes();
         if !modes.is_empty() {
-            self.around.durability.submit(DurabilityJob::Modes(modes));
+            self.around.durability.bookkeep(BookkeepingJob::Modes(modes));
         }
         let conflicts = std::mem::take(&mut self.conflicts);
         if !conflicts.is_empty() {
-            self.around.durability.submit(DurabilityJob::Conflicts(conflicts));
+            self.around.durability.bookkeep(BookkeepingJob::Conflicts(conflicts));
         }
         if self.watched.reported == Some(delta) && self.watched.events.is_empty() {
             return;
@@ -64,13 +64,13 @@ impl Leader<'_> {
         let counts = std::mem::take(&mut self.watched.counts);
         if point.is_some() {
             let board = self.watched.board.clone();
-            self.around.durability.submit(DurabilityJob::TableStates(board));
+            self.around.durability.bookkeep(BookkeepingJob::TableStates(board));
         }
         let events = std::mem::take(&mut self.watched.events);
         let event_retention = self.watched.event_retention;
         let statistics = Statistics { delta, figures, counts, point, events, event_retention };
         self.watched.is_writing = true;
-        self.around.durability.submit(DurabilityJob::Statistics(Box::new(statistics)));
+        self.around.durability.bookkeep(BookkeepingJob::Statistics(Box::new(statistics)));
     }
 
     /// Takes the counts and waits since the last call, and shows them on the board.
@@ -167,7 +167,7 @@ impl Leader<'_> {
         let committed = self.intake.progress.committed();
         if self.durable_commits && self.removed_before != committed {
             self.removed_before = committed;
-            self.around.durability.submit(DurabilityJob::Remove(committed));
+            self.around.durability.remove_progress(committed);
         }
     }
 
@@ -176,7 +176,7 @@ impl Leader<'_> {
         if let Some(age) = self.conflict_retention
             && self.conflict_removal.begins()
         {
-            self.around.durability.submit(DurabilityJob::RemoveConflicts(age));
+            self.around.durability.bookkeep(BookkeepingJob::RemoveConflicts(age));
         }
     }
 
@@ -185,7 +185,7 @@ impl Leader<'_> {
         let applied = self.intake.progress.positions().apply;
         if self.schema_watch.is_due(applied) {
             let watched = self.around.tables.watched();
-            self.around.durability.submit(DurabilityJob::Fingerprints(watched));
+            self.around.durability.bookkeep(BookkeepingJob::Fingerprints(watched));
         }
     }
 }

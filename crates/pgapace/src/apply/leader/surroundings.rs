@@ -12,7 +12,8 @@ use engine::transaction::TransactionPart;
 use pgoutput::{Lsn, Xid};
 use wire::Session;
 
-use crate::apply::durability::{Durability, DurabilityJob};
+use crate::apply::bookkeeping::BookkeepingJob;
+use crate::apply::durability::Durability;
 use crate::apply::offender::of_relation;
 use crate::apply::pool::Pool;
 use crate::apply::spool_memory::AccountedSpool;
@@ -176,7 +177,7 @@ impl intake::Surroundings for Surroundings<'_> {
     }
 
     fn forget_prepared(&mut self, prepared: PreparedHere) {
-        self.durability.submit(DurabilityJob::Forget(prepared));
+        self.durability.bookkeep(BookkeepingJob::Forget(prepared));
     }
 
     fn skipped(&mut self, commit_lsn: Lsn, xid: Xid) {
