@@ -3,20 +3,15 @@
 
 use std::fs;
 use std::process::Command;
-use std::time::Duration;
 
 use testbed::compare::TableName;
 use testbed::program::Process;
 use testbed::{Cluster, Error, Program, Result, Stop, servers, wait_until};
 
-use crate::see::http_client::{free_port, get, parse};
-use crate::support::{
-    DB, NAME, PATIENCE, Site, Tool, expect_exit, holds_for, wait_for_event, wait_for_log,
-    wait_while_running,
-};
+use crate::support::{DB, NAME, PATIENCE, Site, Tool, expect_exit, wait_while_running};
 
 /// Creates a running standby from the files of the publisher, which is stopped meanwhile.
-fn standby(site: &mut Site, settings: &str) -> Result<Cluster> {
+pub(super) fn standby(site: &mut Site, settings: &str) -> Result<Cluster> {
     let mut standby = Cluster::builder(&servers::find_or_fetch(18)?).name("standby").start()?;
     standby.stop(Stop::Fast)?;
     site.publisher.sql(DB, "SELECT pg_create_physical_replication_slot('standby', true)")?;
@@ -79,12 +74,12 @@ fn wait_for_replay(site: &Site, standby: &Cluster) -> Result<()> {
     wait_until(PATIENCE, "the standby to replay", || Ok(standby.query_one_text(DB, &sql)? == "t"))
 }
 
-fn promote(standby: &Cluster) -> Result<()> {
+pub(super) fn promote(standby: &Cluster) -> Result<()> {
     assert_eq!(standby.query_one_text(DB, "SELECT pg_promote()")?, "t");
     Ok(())
 }
 
-fn site() -> Result<Site> {
+pub(super) fn site() -> Result<Site> {
     let site = Site::start(&[], &[])?;
     site.publish_tables("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE log (v int)")?;
     Ok(site)
@@ -124,7 +119,7 @@ fn a_promoted_standby_that_lacks_applied_transactions_is_refused() -> Result<()>
 
 /// Creates a standby to which the slot of a first run with these arguments is synchronised. The
 /// returned program connects to both servers, as in production.
-fn followed(site: &mut Site, args: &[&str]) -> Result<(Cluster, Program)> {
+pub(super) fn followed(site: &mut Site, args: &[&str]) -> Result<(Cluster, Program)> {
     let mut run = site.spawn(&site.program().args(args).args(["--until", "current"]))?;
     expect_exit(&mut run, 0, &[])?;
     let standby = standby(site, "sync_replication_slots = on")?;
@@ -135,7 +130,7 @@ fn followed(site: &mut Site, args: &[&str]) -> Result<(Cluster, Program)> {
 }
 
 /// A connection string with the publisher and its standby.
-fn both_hosts(site: &Site, standby: &Cluster) -> String {
+pub(super) fn both_hosts(site: &Site, standby: &Cluster) -> String {
     format!(
         "host={},{} port={},{} user=postgres dbname={DB}",
         site.publisher.socket_dir().display(),
@@ -145,7 +140,7 @@ fn both_hosts(site: &Site, standby: &Cluster) -> String {
     )
 }
 
-fn wait_until_synchronised(standby: &Cluster, condition: &str) -> Result<()> {
+pub(super) fn wait_until_synchronised(standby: &Cluster, condition: &str) -> Result<()> {
     let synced = format!(
         "SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{NAME}' \
          AND synced AND NOT temporary AND invalidation_reason IS NULL AND {condition}"
@@ -213,7 +208,12 @@ fn a_promoted_standby_that_lacks_rows_of_a_copy_is_refused() -> Result<()> {
 }
 
 /// The program continues with the promoted standby until `rows` rows are logged.
-fn expect_followed(site: &Site, standby: &Cluster, run: &mut Process, rows: u32) -> Result<()> {
+pub(super) fn expect_followed(
+    site: &Site,
+    standby: &Cluster,
+    run: &mut Process,
+    rows: u32,
+) -> Result<()> {
     wait_for_rows(site, run, rows)?;
     testbed::compare::expect_equal(
         &mut standby.connect(DB)?,
@@ -283,100 +283,8 @@ fn prepared_transactions_outlive_a_promotion() -> Result<()> {
     Ok(())
 }
 
-/// pgapace reads from a standby, which is promoted while the stream goes on. The next run does not take the transactions
-/// that came after the promotion for ones that the promoted server lacks. A standby refuses serializable transactions,
-/// which the role, the database or the connection string may have as default.
-#[test]
-fn a_standby_may_be_promoted_under_its_stream() -> Result<()> {
-    let mut site = site()?;
-    let standby = standby(&mut site, "")?;
-    let from = standby.conninfo(DB) + " options='-c default_transaction_isolation=serializable'";
-    let port = free_port();
-    let program = site
-        .program_between(&from, &site.subscriber.conninfo(DB))
-        .args(["--http", &format!("127.0.0.1:{port}")]);
-    let mut run = site.spawn(&program)?;
-    wait_while_running(&mut run, "the stream of a standby", PATIENCE, || {
-        // A slot of a standby is created at such a snapshot.
-        site.publisher.sql(DB, "SELECT pg_log_standby_snapshot()")?;
-        Ok(site
-            .subscriber
-            .query_one_text(DB, "SELECT to_regclass('pgapace.progress') IS NOT NULL")?
-            == "t"
-            && site.subscriber.query_one_text(DB, "SELECT count(*) FROM pgapace.progress")? != "0")
-    })?;
-    wait_for_event(&mut run, "streaming", PATIENCE)?;
-    site.publisher.sql(DB, "INSERT INTO t VALUES (1, 'old'); INSERT INTO log VALUES (1)")?;
-    wait_for_rows(&site, &mut run, 1)?;
-    // What the standby has received and not replayed is a lag.
-    standby.sql(DB, "SELECT pg_wal_replay_pause()")?;
-    site.publisher.sql(DB, "SELECT pg_logical_emit_message(true, '', repeat('x', 1000000))")?;
-    wait_while_running(&mut run, "the lag", PATIENCE, || {
-        let samples = parse(&get(port, "/metrics").body);
-        let bytes = samples.iter().find(|((name, labels), _)| {
-            name == "pgapace_lag_bytes" && labels["stage"] == "committed"
-        });
-        Ok(bytes.is_some_and(|(_, bytes)| *bytes > 900_000.0))
-    })?;
-    standby.sql(DB, "SELECT pg_wal_replay_resume()")?;
-    // As if another server had sent rows of a copy that this one lacks.
-    let column = |name: &str| {
-        site.subscriber.query_one_text(DB, &format!("SELECT {name} FROM pgapace.subscription"))
-    };
-    let copied = "UPDATE pgapace.relation SET snapshot_lsn = sync_lsn, sync_lsn = '7F/0'";
-    site.subscriber.sql(DB, copied)?;
-    site.publisher.stop(Stop::Fast)?;
-    promote(&standby)?;
-    standby.sql(DB, "UPDATE t SET v = 'new'; INSERT INTO log VALUES (2)")?;
-    wait_for_rows(&site, &mut run, 2)?;
-    holds_for(Duration::from_secs(3), "the old timeline", || Ok(column("timeline")? == "1"))?;
-    site.subscriber.sql(DB, "UPDATE pgapace.relation SET sync_lsn = snapshot_lsn")?;
-    wait_while_running(&mut run, "the new timeline", PATIENCE, || Ok(column("timeline")? == "2"))?;
-    run.terminate()?;
-    expect_exit(&mut run, 0, &[])?;
-    standby.sql(DB, "INSERT INTO log VALUES (3)")?;
-    let mut run = site.spawn_streaming(&program)?;
-    expect_followed(&site, &standby, &mut run, 3)
-}
-
-fn wait_for_rows(site: &Site, run: &mut Process, rows: u32) -> Result<()> {
+pub(super) fn wait_for_rows(site: &Site, run: &mut Process, rows: u32) -> Result<()> {
     wait_while_running(run, "rows of the log", PATIENCE, || {
         Ok(site.subscriber.query_one_text(DB, "SELECT count(*) FROM log")? == rows.to_string())
     })
-}
-
-/// A list of hosts without target_session_attrs leads to a standby while the publisher is down. A synchronised slot
-/// is the primary's.
-#[test]
-fn a_standby_with_a_synchronised_slot_is_waited_for() -> Result<()> {
-    let mut site = site()?;
-    let (standby, _) = followed(&mut site, &[])?;
-    let tool = Tool { publisher: both_hosts(&site, &standby), ..site.tool() };
-    let checked = tool.finish("check", &[]).stdout;
-    assert!(checked.contains("target_session_attrs=primary"), "{checked}");
-    let mut run = site.spawn_streaming(&tool.program("run"))?;
-    site.publisher.sql(DB, "INSERT INTO t VALUES (1, 'old'); INSERT INTO log VALUES (1)")?;
-    wait_for_rows(&site, &mut run, 1)?;
-    wait_until_synchronised(&standby, "failover")?;
-    site.publisher.stop(Stop::Fast)?;
-    wait_for_log(&mut run, "is only synchronised", PATIENCE)?;
-    promote(&standby)?;
-    standby.sql(DB, "UPDATE t SET v = 'new'; INSERT INTO log VALUES (2)")?;
-    expect_followed(&site, &standby, &mut run, 2)
-}
-
-/// The same without a slot there.
-#[test]
-fn a_standby_without_the_slot_is_waited_for() -> Result<()> {
-    let mut site = site()?;
-    let mut run = site.spawn(&site.program().args(["--until", "current"]))?;
-    expect_exit(&mut run, 0, &[])?;
-    let standby = standby(&mut site, "")?;
-    let tool = Tool { publisher: both_hosts(&site, &standby), ..site.tool() };
-    let mut run = site.spawn_streaming(&tool.program("run"))?;
-    site.publisher.stop(Stop::Fast)?;
-    wait_for_log(&mut run, "on which slot \"sub\" does not exist", PATIENCE)?;
-    site.publisher.start()?;
-    site.publisher.sql(DB, "INSERT INTO log VALUES (1)")?;
-    wait_for_rows(&site, &mut run, 1)
 }

@@ -15,6 +15,7 @@ mod same_history;
 mod secrets;
 mod silent;
 mod slots;
+mod standby_publisher;
 mod status;
 mod stops;
 mod supervised;

@@ -5,6 +5,7 @@ mod auto;
 mod dependent_scenarios;
 mod failing_subscription;
 mod faults;
+mod few_locks;
 mod high_latency;
 mod locks;
 mod order;

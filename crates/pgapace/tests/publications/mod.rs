@@ -2,5 +2,6 @@
 
 mod dropped;
 mod gaps;
+mod gaps_while_copying;
 mod other_tables;
 mod random;

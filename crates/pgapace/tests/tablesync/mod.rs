@@ -2,6 +2,7 @@
 
 mod added_under_load;
 mod blocked;
+mod blocked_by_changes;
 pub(crate) mod catching_up;
 mod emptying;
 mod failures;
@@ -11,6 +12,7 @@ mod indexes_kept;
 mod kinds;
 mod progress;
 pub(crate) mod requests;
+mod requests_while_copying;
 mod resume;
 mod schema;
 mod slot;

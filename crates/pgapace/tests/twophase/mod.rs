@@ -4,6 +4,7 @@
 mod catching_up;
 mod crashes;
 mod durable;
+mod held;
 mod synchronous;
 
 use testbed::postgres::Client;

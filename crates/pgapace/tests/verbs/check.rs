@@ -1,7 +1,6 @@
 //! `check` names everything at once, and what it says to do is enough.
 
 use serde_json::Value;
-use testbed::{Cluster, Pair, Stop};
 
 use crate::support::{Case, PATIENCE, Tool, must, on_versions, wait_for_event, wait_while_running};
 use crate::tablesync::while_streaming::{holder, wait_for_a_waiter};
@@ -161,116 +160,6 @@ fn the_spool_is_looked_at() {
     case.tool.args.extend(["--spool-directory", "/nonexistent"].map(str::to_owned));
     let found = spools(&case.tool);
     assert_eq!((&found[0]["severity"], &found[0]["side"]), (&"blocker".into(), &"program".into()));
-}
-
-/// Whether the subscriber can prepare as much as the publisher: asked only where transactions are sent
-/// at their PREPARE, which the command line says, or else the slot.
-#[test]
-fn prepared_transactions_need_room_on_the_subscriber() {
-    const NAME: &str = "max_prepared_transactions";
-    for major in [15, 18] {
-        let mut pair = must(Pair::start_with(
-            major,
-            major,
-            |publisher| publisher.setting(NAME, "7"),
-            |subscriber| subscriber.setting(NAME, "0"),
-        ));
-        must(pair.publisher.sql("postgres", "CREATE TABLE t (id int PRIMARY KEY)"));
-        must(pair.publisher.sql("postgres", "CREATE PUBLICATION pub FOR TABLE t"));
-        must(pair.subscriber.sql("postgres", "CREATE TABLE t (id int PRIMARY KEY)"));
-        let conninfo = |cluster: &Cluster| cluster.conninfo("postgres");
-        let asked = |tool: &Tool| {
-            let checked = tool.finish("check", &["--json"]);
-            checked.expect(0, &[]);
-            let lines = json(&checked).as_array().cloned().expect("an array");
-            let is = |line: &Value| line["topic"] == NAME && line["side"] == "subscriber";
-            let human = tool.finish("check", &[]).stdout;
-            (lines.into_iter().find(is), human)
-        };
-        let tool = Tool::new(conninfo(&pair.publisher), conninfo(&pair.subscriber), "held");
-        let (none, human) = asked(&tool);
-        assert!(none.is_none() && !human.contains(NAME), "{human}");
-
-        let two_phase = Tool { args: vec!["--two-phase".to_owned()], ..tool.clone() };
-        let mut restart_with = |sql: &str| {
-            must(pair.subscriber.sql("postgres", sql));
-            must(pair.subscriber.restart(Stop::Fast));
-        };
-        for (there, said) in [(0, "is 0: a transaction that stays prepared"), (6, "is 6, and 7 on")]
-        {
-            restart_with(&format!("ALTER SYSTEM SET {NAME} = {there}"));
-            let (found, human) = asked(&two_phase);
-            let found = found.unwrap_or_else(|| panic!("{human}"));
-            assert_eq!(found["severity"], "warning", "{found:#}");
-            assert!(found["message"].as_str().is_some_and(|text| text.contains(said)), "{found:#}");
-            assert!(human.contains(&format!("{NAME} {said}")), "{human}");
-            restart_with(found["fix"].as_str().expect("a fix"));
-            let (mended, human) = asked(&two_phase);
-            assert!(mended.is_none(), "{mended:#?}");
-            assert!(human.contains(&format!("{NAME} is 7, and 7 on the publisher")), "{human}");
-        }
-
-        // From now on the slot says so.
-        two_phase.run_until_current();
-        let (_, human) = asked(&tool);
-        assert!(human.contains(&format!("{NAME} is 7, and 7 on the publisher")), "{human}");
-        let off = Tool { args: vec!["--two-phase=false".to_owned()], ..tool.clone() };
-        let said = if major < 18 { "slot held keeps two_phase" } else { "slot held has two_phase" };
-        let (_, human) = asked(&off);
-        assert!(human.contains(said), "{human}");
-        restart_with(&format!("ALTER SYSTEM SET {NAME} = 6"));
-        let (found, human) = asked(&tool);
-        assert_eq!(found.map(|line| line["severity"].clone()), Some("warning".into()), "{human}");
-        tool.finish("drop", &[]).expect(0, &[]);
-    }
-}
-
-/// A role without pg_read_all_stats does not see what kind of session those of other roles are.
-#[test]
-fn connections_of_other_roles_and_limits_of_the_role_count() {
-    on_versions(&[(15, 15), (18, 18)], |case| {
-        case.both("CREATE TABLE t (id int PRIMARY KEY)");
-        case.publish("FOR ALL TABLES");
-        let role = format!("{}_limited", case.tool.name);
-        for side in [&case.publisher, &case.subscriber] {
-            let limits = format!(
-                "CREATE ROLE {role} LOGIN REPLICATION CONNECTION LIMIT 2; \
-                 ALTER DATABASE {} CONNECTION LIMIT 50",
-                side.name
-            );
-            side.sql(&limits);
-        }
-        let limited = |conninfo: &str| conninfo.replace("user=postgres", &format!("user={role}"));
-        let mut tool = case.tool.clone();
-        tool.publisher = limited(&tool.publisher);
-        tool.subscriber = limited(&tool.subscriber);
-        let others: Vec<_> =
-            (0..5).flat_map(|_| [case.publisher.connect(), case.subscriber.connect()]).collect();
-        let checked = tool.finish("check", &[]).stdout;
-        for (side, of) in [
-            ("publisher  max_connections: ", " of "),
-            ("subscriber ", " connections are in use"),
-            ("publisher  datconnlimit: ", " of 50 "),
-            ("subscriber ", " of 50 connections of database"),
-        ] {
-            let line = checked.lines().find(|line| line.contains(side) && line.contains(of));
-            let used =
-                line.and_then(|line| line.split(side).nth(1)?.split(' ').next()?.parse().ok());
-            assert!(used.is_some_and(|used: usize| used >= 5), "{side}{of}: {line:?}\n{checked}");
-        }
-        for said in [
-            "BLOCKER  publisher  rolconnlimit: 0 of 2 are in use",
-            "BLOCKER  subscriber 0 of 2 connections of role",
-        ] {
-            assert!(checked.contains(said), "{said}:\n{checked}");
-        }
-        let fix = format!("ALTER ROLE \"{role}\" CONNECTION LIMIT ");
-        assert_eq!(checked.matches(&fix).count(), 2, "{checked}");
-        drop(others);
-        for side in [&case.publisher, &case.subscriber] {
-            side.sql(&format!("DROP ROLE {role}"));
-        }
-    });
 }
 
 /// With --copy-schema the first run creates the tables, and refuses those that exist.

@@ -3,6 +3,7 @@
 mod at_once;
 mod beyond;
 mod check;
+mod check_limits;
 mod command_line;
 mod configuration;
 mod drop;
