@@ -35,6 +35,16 @@ pub(crate) struct Lag {
     pub(crate) running: bool,
 }
 
+impl Lag {
+    /// Why it remains: nothing reduces it, or `slow`.
+    pub(crate) fn because(&self, slow: &str) -> String {
+        match self.running {
+            true => format!("{slow}: {self}"),
+            false => format!("no process applies the subscription: {self}"),
+        }
+    }
+}
+
 impl std::fmt::Display for Lag {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut parts = Vec::new();
@@ -174,4 +184,18 @@ pub(crate) fn behind(name: &str, lag: &Lag, what: &str) -> Failure {
     Failure::new(Class::Behind, format!("the subscriber is behind the publisher: {lag}"))
         .detail(format!("Subscription {name}: {what}"))
         .hint(format!("{hint} --force goes on all the same."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Lag;
+
+    #[test]
+    fn a_lag_that_nothing_reduces_is_not_called_slow() {
+        let lag = |running| Lag { bytes: Some(7), applied: None, tables: Vec::new(), running };
+        let slow = lag(true).because("too slow");
+        assert_eq!(slow, "too slow: all of the stream");
+        let absent = lag(false).because("too slow");
+        assert_eq!(absent, "no process applies the subscription: all of the stream");
+    }
 }

@@ -9,6 +9,9 @@ use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
 use crate::stopping::interrupt::cancel;
 
+/// From the deadline to the first attempt to cancel. Loops that look at the deadline end by themselves, and say what
+/// they waited for: a cancel that meets their last look would hide that.
+const GRACE: Duration = Duration::from_secs(1);
 /// Between two attempts to cancel what a server waits for.
 const CANCEL_EVERY: Duration = Duration::from_millis(200);
 
@@ -35,20 +38,28 @@ impl Deadline {
         Err(Failure::new(Class::Behind, "the switchover took longer than --deadline"))
     }
 
-    /// Runs `work`, and cancels the statements of these sessions from the deadline on until it ends. A statement may
-    /// wait for a lock, and a commit for a synchronous standby, as long as the server likes. A commit whose wait is
-    /// canceled is done, so `work` must look at the deadline itself.
+    /// Runs `work`, and cancels the statements of these sessions from a moment after the deadline on until it ends.
+    /// A statement may wait for a lock, and a commit for a synchronous standby, as long as the server likes. A commit
+    /// whose wait is canceled is done, so `work` must look at the deadline itself.
     pub(super) fn enforce<T>(
         self,
         sessions: &[CancelHandle],
         work: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
+        self.enforce_by(&|| sessions.iter().for_each(cancel), work)
+    }
+
+    fn enforce_by<T>(
+        self,
+        cancel: &(impl Fn() + Sync),
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
         let (done, ended) = bounded::<()>(0);
         let result = std::thread::scope(|scope| {
             scope.spawn(move || {
-                let mut pause = self.left();
+                let mut pause = self.left() + GRACE;
                 while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-                    sessions.iter().for_each(cancel);
+                    cancel();
                     pause = CANCEL_EVERY;
                 }
             });
@@ -70,9 +81,11 @@ impl Deadline {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
-    use super::Deadline;
+    use crossbeam_channel::unbounded;
+
+    use super::{Deadline, GRACE};
     use crate::error::{Class, Failure};
 
     #[test]
@@ -80,6 +93,16 @@ mod tests {
         let deadline = Deadline::after(Duration::from_secs(3600));
         assert_eq!(deadline.enforce(&[], || Ok(7)).ok(), Some(7));
         assert!(deadline.check().is_ok() && !deadline.is_over());
+    }
+
+    #[test]
+    fn a_loop_that_looks_at_the_deadline_is_not_disturbed() {
+        let begun = Instant::now();
+        let (canceled, cancels) = unbounded();
+        let canceled = || canceled.send(begun.elapsed()).unwrap_or_default();
+        let first = Deadline::after(Duration::ZERO)
+            .enforce_by(&canceled, || Ok(cancels.recv().unwrap_or_default()));
+        assert!(first.is_ok_and(|first| first >= GRACE));
     }
 
     #[test]

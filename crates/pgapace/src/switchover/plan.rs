@@ -89,7 +89,7 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findi
     let end = lag::end_of_flushed_wal(sides.source)?;
     let lag = lag::wait(sides.control, sides.source, sides.row, end, request.deadline)?;
     if let Some(lag) = lag {
-        problems.push(format!("the subscriber does not catch up within --deadline: {lag}"));
+        problems.push(lag.because("the subscriber does not catch up within --deadline"));
     }
     Ok(Findings { problems, notes })
 }

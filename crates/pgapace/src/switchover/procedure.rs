@@ -240,7 +240,7 @@ fn drain(sides: &mut Sides<'_>, end_lsn: Lsn, deadline: Deadline) -> Result<()> 
     if let Some(lag) = lag::wait(control, source, row, end_lsn, deadline.left())? {
         return Err(Failure::new(
             Class::Behind,
-            format!("the subscriber did not catch up within --deadline: {lag}"),
+            lag.because("the subscriber did not catch up within --deadline"),
         ));
     }
     deadline.check()?;
