@@ -51,6 +51,11 @@ impl Insertion {
         Self { table: TableId { published: RelId(oid), oid, root: oid }, ..row(1) }
     }
 
+    /// The same as a part of a larger transaction.
+    pub(crate) fn into_part(self, first: bool, last: bool) -> Self {
+        Self { first, last, ..self }
+    }
+
     /// The same with another commit LSN.
     pub(crate) fn committed_at(self, commit: u64) -> Self {
         Self { commit, ..self }

@@ -34,6 +34,8 @@ mod run;
 mod session;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_of_parts;
 
 use std::time::Duration;
 

@@ -8,7 +8,7 @@ use super::machines::{Machines, Running, Task};
 use super::session::{GroupRun, Job, Session, State};
 use super::{Chunk, Costs, GroupWork, Recorded, Statements};
 use crate::dispatch::{Dispatch, DispatchSettings, Dispatchable, LockError, Step};
-use crate::group::{GroupSeq, Size};
+use crate::group::GroupSeq;
 use crate::order::{CommitOrder, Ended, Prerequisites};
 use crate::worker::{Group, GroupMember, GroupMode};
 
@@ -148,8 +148,9 @@ struct Run<T: Dispatchable> {
     read_all: bool,
     /// The leader decodes this chunk.
     decoding: Option<Chunk<T>>,
-    /// Transactions that are received and not committed: when each was sent, and its bytes.
-    outstanding: VecDeque<(f64, usize)>,
+    /// Transactions that are received and not committed: when each was sent.
+    outstanding: VecDeque<f64>,
+    /// Of what is received and not applied, parts of large transactions among it.
     bytes: usize,
     /// Answers of workers that the leader has not handled: worker, group, whether it has ended.
     answers: Vec<(usize, GroupSeq, bool)>,
@@ -285,7 +286,7 @@ impl<T: Dispatchable> Run<T> {
         self.count_chain(group);
         let ends = group.works.last().is_some_and(|work| work.end().is_some());
         let oldest = self.outstanding.len().saturating_sub(self.waiting_transactions(group));
-        let sent = self.outstanding.get(oldest).map_or(0.0, |(sent, _)| *sent);
+        let sent = self.outstanding.get(oldest).copied().unwrap_or(0.0);
         self.sessions[worker].groups.push_back(GroupRun {
             seq: group.seq,
             work,
@@ -294,6 +295,7 @@ impl<T: Dispatchable> Run<T> {
             by_rows: group.mode == GroupMode::Rows,
             ends,
             whole: group.is_whole(),
+            bytes: group.works.iter().map(|work| work.size().bytes).sum(),
             sent,
             state: State::Queued,
         });
@@ -373,11 +375,9 @@ impl<T: Dispatchable> Run<T> {
         self.dispatch.sent_after(chunk.age);
         let sent = if self.settings.recorded_pace { chunk.sent.as_secs_f64() } else { self.now };
         for work in chunk.works {
-            let Size { bytes, .. } = work.size();
-            self.bytes += bytes;
-            match (work.begins(), self.outstanding.back_mut()) {
-                (false, Some((_, all))) => *all += bytes,
-                _ => self.outstanding.push_back((sent, bytes)),
+            self.bytes += work.size().bytes;
+            if work.begins() || self.outstanding.is_empty() {
+                self.outstanding.push_back(sent);
             }
             self.dispatch.on_their_way(self.outstanding.len());
             self.dispatch.push(work);
@@ -562,8 +562,10 @@ impl<T: Dispatchable> Run<T> {
             State::Independent { split: true } => group.state = State::Waiting,
             State::Independent { split: false } | State::Dependent => group.state = State::Turn,
             State::Ending if !group.ends => {
-                let part = session.groups.pop_front();
-                self.answers.extend(part.map(|part| (worker, part.seq, false)));
+                if let Some(part) = session.groups.pop_front() {
+                    self.bytes -= part.bytes;
+                    self.answers.push((worker, part.seq, false));
+                }
             }
             State::Ending => self.ended(worker),
             State::Queued | State::Encoded { .. } | State::Waiting | State::Turn => {}
@@ -574,10 +576,9 @@ impl<T: Dispatchable> Run<T> {
     fn ended(&mut self, worker: usize) {
         let Some(group) = self.sessions[worker].groups.pop_front() else { return };
         self.found.groups += if group.by_rows { group.work.transactions.max(1) } else { 1 };
+        self.bytes -= group.bytes;
         for _ in 0..group.work.transactions {
-            if let Some((_, bytes)) = self.outstanding.pop_front() {
-                self.bytes -= bytes;
-            }
+            self.outstanding.pop_front();
         }
         self.note_lag(Point { at: self.now, lag: self.now - group.sent });
         self.answers.push((worker, group.seq, true));

@@ -21,6 +21,8 @@ pub(super) struct GroupRun {
     pub(super) ends: bool,
     /// Every part in it is a whole transaction.
     pub(super) whole: bool,
+    /// The memory that it takes until it is applied.
+    pub(super) bytes: usize,
     /// When the first of it was sent by the publisher.
     pub(super) sent: f64,
     pub(super) state: State,

@@ -58,7 +58,7 @@ impl Recorded for Rows {
     }
 }
 
-const FREE: Costs = Costs {
+pub(super) const FREE: Costs = Costs {
     transaction: 0.0,
     change: 1e-9,
     lock: 0.0,
@@ -73,7 +73,12 @@ const FREE: Costs = Costs {
     contention: 0.0,
 };
 
-fn settings(workers: usize, group: usize, round_trip: Duration, costs: Costs) -> Settings {
+pub(super) fn settings(
+    workers: usize,
+    group: usize,
+    round_trip: Duration,
+    costs: Costs,
+) -> Settings {
     Settings {
         dispatch: DispatchSettings {
             workers,
