@@ -28,6 +28,14 @@ fn a_standby_takes_over_when_the_first_process_is_killed_or_stopped() -> Result<
     let status = finish(&pgapace("status").args(["--subscriber", &subscriber, "--json"])).stdout;
     let waits = format!("\"process\": {}", third.pid());
     assert!(status.contains(&waits) && status.contains("\"standbys\""), "{status}");
+    // One that was killed long ago.
+    site.subscriber.sql(
+        DB,
+        "INSERT INTO pgapace.member (id, host, process, backend, waits_for, runs, weights, beat_at) \
+         VALUES ('dead', 'app2', 1, 1, '{sub}', '{}', '{}', now() - interval '2 hours')",
+    )?;
+    let brief = finish(&pgapace("status").args(["--subscriber", &subscriber, "--brief"])).stdout;
+    assert!(brief.contains(" 1 waiting"), "{brief}");
 
     finish(&pgapace("hand-over").args(["--subscriber", &subscriber, "--name", NAME]))
         .expect(0, &[]);
@@ -101,7 +109,7 @@ fn of_two_first_starts_one_copies_and_one_waits() -> Result<()> {
 #[test]
 fn the_heartbeat_is_written_only_for_a_standby() -> Result<()> {
     let site = site()?;
-    let program = site.program().arg("--standby");
+    let program = site.program().args(["--standby", "--takeover-timeout", "8"]);
     let _first = site.spawn_streaming(&program)?;
     let beat = || -> Result<i64> {
         let beat = site.subscriber.query_one_text(DB, "SELECT beat FROM pgapace.owner")?;
@@ -121,7 +129,7 @@ fn the_heartbeat_is_written_only_for_a_standby() -> Result<()> {
     wait_for(&mut second, "standby_waiting")?;
     wait_until(PATIENCE, "more beats", || Ok(beat()? > 3))?;
     // A standby does not take a subscription from a process that works, however long it waits.
-    holds_for(Duration::from_secs(8), "left to the process that works", || {
+    holds_for(Duration::from_secs(11), "left to the process that works", || {
         Ok(second.events("standby_takes_over") == 0)
     })
 }

@@ -12,7 +12,7 @@ use crate::error::{Failure, Result};
 use crate::process::Process;
 use crate::subscriber::catalogue::field;
 use crate::subscriber::state::SubscriptionId;
-use crate::subscriber::state::membership::PROCESS_OF_SQL;
+use crate::subscriber::state::membership::{MEMBER_BEATS, PROCESS_OF_SQL};
 use crate::subscriber::state::ownership::OwnedEpoch;
 
 /// The stage that the owner of a subscription records with its heartbeat.
@@ -118,7 +118,7 @@ fn another_judges() -> String {
         "EXISTS (SELECT FROM pgapace.member m \
            WHERE (s.name = ANY (m.waits_for) OR s.name = ANY (m.runs)) \
              AND {PROCESS_OF_SQL} IS DISTINCT FROM o.member \
-             AND m.beat_at > pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => 60))"
+             AND {MEMBER_BEATS})"
     )
 }
 

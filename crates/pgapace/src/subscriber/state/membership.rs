@@ -236,15 +236,19 @@ pub(crate) struct WaitingProcess {
     pub(crate) beat_age: f64,
 }
 
+/// SQL condition: the process of this row of `pgapace.member`, `m`, is alive. One that was killed leaves its row behind.
+pub(super) const MEMBER_BEATS: &str =
+    "m.beat_at > pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => 60)";
+
 /// The processes that wait for a subscription, those first that wait longest.
 pub(crate) fn waiting(session: &mut Session, name: &str) -> Result<Vec<WaitingProcess>> {
+    let sql = format!(
+        "SELECT m.host, m.process, m.since, pg_catalog.date_part('epoch', \
+           pg_catalog.clock_timestamp() - m.beat_at) \
+         FROM pgapace.member m WHERE $1 = ANY (m.waits_for) AND {MEMBER_BEATS} ORDER BY m.since, m.id"
+    );
     let rows = session
-        .query(
-            "SELECT m.host, m.process, m.since, pg_catalog.date_part('epoch', \
-               pg_catalog.clock_timestamp() - m.beat_at) \
-             FROM pgapace.member m WHERE $1 = ANY (m.waits_for) ORDER BY m.since, m.id",
-            &[Some(name)],
-        )
+        .query(&sql, &[Some(name)])
         .map_err(|e| Failure::subscriber(&e, "reading which processes wait"))?;
     let read = |row: wire::Row<'_>| {
         Ok(WaitingProcess {
