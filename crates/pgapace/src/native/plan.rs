@@ -99,16 +99,37 @@ pub(crate) fn plan(
     make_plan(source, facts, (request.name, slot, &state), &contents, origin)
 }
 
+/// Whether commits of the publisher may wait for a subscription that gets another owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Awaited {
+    No,
+    Yes,
+    /// Only under the name of the former owner: without its session they would hang for good.
+    ByFormerName,
+}
+
+/// `former` and `next` are the names of the walsenders.
+pub(super) fn awaited(source: &mut Session, former: &str, next: &str) -> Result<Awaited> {
+    if !watch::look_once(source, former)?.are_synchronous() {
+        return Ok(Awaited::No);
+    }
+    Ok(match watch::look_once(source, next)?.are_synchronous() {
+        true => Awaited::Yes,
+        false => Awaited::ByFormerName,
+    })
+}
+
 /// Whether commits of the publisher may wait for the subscription. Refuses a name of pgapace's subscription for
-/// which they do not, if they do for the native one: without its worker they would hang for good.
+/// which they do not, if they do for the native one.
 fn is_synchronous(source: &mut Session, facts: &AdoptionFacts, name: &str) -> Result<bool> {
-    let native = watch::look_once(source, &facts.application_name)?.are_synchronous();
+    let native = &facts.application_name;
     // The connection string may name the sessions otherwise.
     let name = watch::standby_name(source, name);
-    if watch::look_once(source, &name)?.are_synchronous() || !native {
-        return Ok(native);
+    match awaited(source, native, &name)? {
+        Awaited::No => return Ok(false),
+        Awaited::Yes => return Ok(true),
+        Awaited::ByFormerName => {}
     }
-    let native = &facts.application_name;
     Err(Failure::new(
         Class::Config,
         format!(

@@ -15,14 +15,17 @@ use pgoutput::Lsn;
 use wire::{Session, quote_ident, quote_literal};
 
 use super::adopt::{alter, run, same_sql};
-use super::plan::lock;
+use super::plan::{Awaited, awaited, lock};
 use super::requirements::{Releasing, failure, release_problems};
-use super::subscription::{NativeSubscription, Wanted, find, origin_name, tables, workers};
+use super::subscription::{
+    NativeSubscription, Wanted, application_name, find, named_by, origin_name, tables, workers,
+};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::history;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::is_standby;
 use crate::publisher::slot::{self, Slot};
+use crate::publisher::watch;
 use crate::subscriber::origin;
 use crate::subscriber::state::adoption::{self, Adoption, Step};
 use crate::subscriber::state::{
@@ -39,6 +42,13 @@ pub(crate) struct ReleaseRequest<'a> {
     pub(crate) connection: Option<&'a str>,
     pub(crate) patience: Duration,
     pub(crate) dry_run: bool,
+}
+
+impl ReleaseRequest<'_> {
+    /// The name of a native subscription that is created.
+    fn created_name(&self) -> &str {
+        self.native.unwrap_or(self.name)
+    }
 }
 
 /// The result of a release, or of its dry run.
@@ -91,17 +101,16 @@ pub(super) fn attempt(
         )
         .hint("Run pgapace run --until current first."));
     }
-    let facts = gather_facts(control, source, row, adopted.as_ref(), request.patience)?;
+    let facts = gather_facts(control, source, row, adopted.as_ref(), request)?;
     let ReleaseFacts { releasing, existing, slot, sets_origin, tables } = facts;
     let what = format!("subscription {} cannot be handed back", row.name);
     if let Some(failure) = failure(&what, &release_problems(&releasing)) {
         return Err(failure);
     }
     let mut released = Released {
-        native: existing.as_ref().map_or_else(
-            || request.native.unwrap_or(request.name).to_owned(),
-            |(one, _)| one.native_name.clone(),
-        ),
+        native: existing
+            .as_ref()
+            .map_or_else(|| request.created_name().to_owned(), |(one, _)| one.native_name.clone()),
         created: existing.is_none(),
         enabled: existing.as_ref().is_none_or(|(one, _)| one.enabled),
         sets_origin,
@@ -145,9 +154,9 @@ fn gather_facts(
     source: &mut Session,
     row: &Subscription,
     adopted: Option<&Adoption>,
-    patience: Duration,
+    request: &ReleaseRequest<'_>,
 ) -> Result<ReleaseFacts> {
-    let state = slot::wait_until_free(source, &row.slot_name, patience, &|| false)?;
+    let state = slot::wait_until_free(source, &row.slot_name, request.patience, &|| false)?;
     let applied = progress::read(control, row.id)?.unwrap_or_default();
     let (name, recovers) = (&row.slot_name, is_standby(source)?);
     let confirmed = slot::check_resume(name, state.as_ref(), recovers, applied.through)?;
@@ -183,8 +192,10 @@ fn gather_facts(
         filtered || existing.is_none() && adopted.is_some_and(|adopted| adopted.origin_none);
     let sets_origin =
         filtered && existing.as_ref().is_some_and(|(_, native)| native.origin != "none");
+    let native = existing.as_ref().map(|(_, native)| native);
     let releasing = Releasing {
         origin_none,
+        awaited_as: awaited_as(control, source, row, native, request)?,
         publisher_major: source.server_version().major(),
         subscriber_major: control.server_version().major(),
         unready: unready(&relations, &contents.tables),
@@ -214,6 +225,24 @@ fn gather_facts(
     };
     let tables = known.len();
     Ok(ReleaseFacts { releasing, existing, slot: state, sets_origin, tables })
+}
+
+/// The name of pgapace's sessions, for which commits of the publisher wait, and that of the native worker, for which
+/// they do not.
+fn awaited_as(
+    control: &mut Session,
+    source: &mut Session,
+    row: &Subscription,
+    native: Option<&NativeSubscription>,
+    request: &ReleaseRequest<'_>,
+) -> Result<Option<(String, String)>> {
+    let ours = watch::standby_name(source, &row.name);
+    let theirs = match native {
+        Some(native) => application_name(control, native)?,
+        None => named_by(request.connection, request.created_name()),
+    };
+    let lost = awaited(source, &ours, &theirs)? == Awaited::ByFormerName;
+    Ok(lost.then_some((ours, theirs)))
 }
 
 /// The published tables whose copy is not complete, was requested again, or may lack changes.

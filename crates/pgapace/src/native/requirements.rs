@@ -152,6 +152,9 @@ pub(crate) struct Releasing {
     pub(crate) published_otherwise: bool,
     /// Only changes without origin are applied (`--origin none`).
     pub(crate) origin_none: bool,
+    /// The name by which commits of the publisher wait for pgapace, and that of the native worker, for which they
+    /// would not.
+    pub(crate) awaited_as: Option<(String, String)>,
     /// Major versions.
     pub(crate) publisher_major: u32,
     pub(crate) subscriber_major: u32,
@@ -173,6 +176,7 @@ pub(crate) fn release_problems(found: &Releasing) -> Vec<Problem> {
     let names = |tables: &[String]| list(tables.iter().cloned());
     let mut problems = Vec::new();
     problems.extend(other_publications(found));
+    problems.extend(other_standby_name(found));
     if found.published_otherwise {
         problems.push(Problem::new(
             "tables were published in another way since pgapace looked: they may lack changes",
@@ -294,6 +298,27 @@ fn other_publications(found: &Releasing) -> Option<Problem> {
     ))
 }
 
+/// Commits that wait for pgapace's name would wait for ever once the native worker answers under another one.
+fn other_standby_name(found: &Releasing) -> Option<Problem> {
+    let (ours, theirs) = found.awaited_as.as_ref()?;
+    let rename = match &found.native {
+        Some(native) => format!(
+            "add application_name={ours} to the connection string: ALTER SUBSCRIPTION {} CONNECTION '…';",
+            quote_ident(native)
+        ),
+        None => format!("add application_name={ours} to --connection"),
+    };
+    Some(Problem::new(
+        format!(
+            "synchronous_standby_names of the publisher names \"{ours}\", and not \"{theirs}\", the name of the native \
+             worker: commits would wait for ever"
+        ),
+        format!(
+            "Add \"{theirs}\" to synchronous_standby_names of the publisher in place of \"{ours}\"; or {rename}"
+        ),
+    ))
+}
+
 /// Where pgapace starts: after everything that the native subscription has applied or acknowledged.
 ///
 /// `origin` is the end LSN of its last transaction, `None` if there was none; `confirmed` is the
@@ -401,6 +426,10 @@ pub(crate) mod tests {
         assert_eq!(count(|found| found.foreign.push("a".to_owned())), 1);
         assert_eq!(count(|found| found.published_otherwise = true), 1);
         assert_eq!(count(|found| found.origin_none = true), 1);
+        let renamed = |found: &mut Releasing| {
+            found.awaited_as = Some(("sub".to_owned(), "native".to_owned()));
+        };
+        assert_eq!(count(renamed), 1);
         assert_eq!(count(|found| (found.origin_none, found.subscriber_major) = (true, 16)), 0);
         let publications = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         let mut others = sound();

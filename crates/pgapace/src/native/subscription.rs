@@ -201,11 +201,7 @@ pub(crate) fn read_facts(
     let role =
         session.simple("SELECT pg_catalog.quote_ident(current_user)").map_err(|e| reading(&e))?;
     let role = field(&first_row(&role, "current_user")?, 0)?;
-    // Its own name is only a fallback.
-    let application_name = conninfo(session, oid)?
-        .and_then(|text| crate::config::conninfo(&text).ok())
-        .and_then(|info| info.get("application_name").map(str::to_owned))
-        .unwrap_or_else(|| subscription.name.clone());
+    let application_name = application_name(session, &subscription)?;
     let facts = AdoptionFacts {
         subscription,
         tables,
@@ -216,6 +212,23 @@ pub(crate) fn read_facts(
         application_name,
     };
     Ok(Some(facts))
+}
+
+/// See [`AdoptionFacts::application_name`].
+pub(crate) fn application_name(
+    session: &mut Session,
+    subscription: &NativeSubscription,
+) -> Result<String> {
+    let conninfo = conninfo(session, subscription.oid)?;
+    Ok(named_by(conninfo.as_deref(), &subscription.name))
+}
+
+/// The application_name of a native worker. The name of its subscription is only a fallback.
+pub(crate) fn named_by(conninfo: Option<&str>, name: &str) -> String {
+    conninfo
+        .and_then(|text| crate::config::conninfo(text).ok())
+        .and_then(|info| info.get("application_name").map(str::to_owned))
+        .unwrap_or_else(|| name.to_owned())
 }
 
 /// The tables of a subscription, by the names that the subscriber has for them.

@@ -3,7 +3,7 @@
 use testbed::Result;
 
 use super::subscribe;
-use crate::support::{DB, NAME, Site};
+use crate::support::{DB, NAME, PATIENCE, Site, Tool};
 
 const NATIVE: &str = "native";
 
@@ -38,8 +38,32 @@ fn a_name_for_which_no_commit_waits_is_refused() -> Result<()> {
         });
         let mut run = site.spawn_streaming(&tool.program("run"))?;
         assert_eq!(waiting.join().expect("the client panicked"), Ok(()), "{}", run.log());
-        run.kill9()?;
+        run.terminate()?;
+        run.wait(PATIENCE)?;
+        released(&site, &tool)?;
         site.publisher.set("synchronous_standby_names", "")?;
     }
+    Ok(())
+}
+
+/// The native worker answers under the name of its subscription, or that of its connection string.
+fn released(site: &Site, tool: &Tool) -> Result<()> {
+    let release = |args: &[&str]| tool.finish("release", &[args, &["--dry-run"]].concat());
+    release(&[]).expect(0, &[]);
+    // Its owner has given it another name meanwhile.
+    site.subscriber.sql(DB, &format!("ALTER SUBSCRIPTION {NATIVE} RENAME TO other"))?;
+    release(&[]).expect(3, &["not \"other\",", "ALTER SUBSCRIPTION \"other\" CONN"]);
+    let conninfo = site.publisher.conninfo(DB);
+    let named = format!("{conninfo} application_name={NATIVE}");
+    let change = |sql: &str| site.subscriber.sql(DB, sql);
+    let quoted = named.replace('\'', "''");
+    change(&format!("ALTER SUBSCRIPTION other CONNECTION '{quoted}'"))?;
+    release(&[]).expect(0, &[]);
+    // One that is created.
+    change("DROP SUBSCRIPTION other")?;
+    let create = ["--subscription", "third", "--connection"];
+    release(&[&create[..], &[&conninfo]].concat())
+        .expect(3, &["not \"third\",", "application_name=native to --conn"]);
+    release(&[&create[..], &[&named]].concat()).expect(0, &[]);
     Ok(())
 }
