@@ -60,7 +60,9 @@ fn missing_privileges_are_printed_as_sql() {
         let native = NativeSubscription::ready(&case, "");
         let role = format!("{}_role", native.name);
         case.subscriber.sql(&format!("CREATE ROLE {role} LOGIN"));
-        case.subscriber.sql(&format!("GRANT SET ON PARAMETER session_replication_role TO {role}"));
+        case.subscriber.change_setting_privileges(&format!(
+            "GRANT SET ON PARAMETER session_replication_role TO {role}"
+        ));
         let mut tool = case.tool.clone();
         tool.subscriber = tool.subscriber.replace("user=postgres", &format!("user={role}"));
         let refused = tool.finish("adopt", &["--subscription", &native.name]);
@@ -73,7 +75,7 @@ fn missing_privileges_are_printed_as_sql() {
             ],
         );
         assert_eq!(native.state(), native.running());
-        case.subscriber.sql(&format!(
+        case.subscriber.change_setting_privileges(&format!(
             "REVOKE SET ON PARAMETER session_replication_role FROM {role}; DROP ROLE {role}"
         ));
     });

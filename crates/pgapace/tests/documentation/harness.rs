@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::support::must;
+use crate::support::{Case, must};
 
 /// The Rust files of a folder and its folders.
 fn rust_files(folder: &Path) -> Vec<PathBuf> {
@@ -34,4 +34,23 @@ fn a_sleep_has_its_reason() {
             above = line;
         }
     }
+}
+
+/// Else each later test that creates a slot on the shared server would wait for what a failed one has left.
+#[test]
+fn a_case_leaves_nothing_on_the_shared_servers() {
+    let case = Case::new(18, 18);
+    let (cluster, name) = (case.publisher.cluster, case.publisher.name.clone());
+    case.both("CREATE TABLE t (id int PRIMARY KEY)");
+    case.publish("FOR TABLE t");
+    let mut process = case.start();
+    case.publisher.sql(&format!("BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION '{name}'"));
+    // Its walsender does not end by itself.
+    must(process.freeze());
+    drop(case);
+    let left = format!(
+        "SELECT (SELECT count(*) FROM pg_database WHERE datname = '{name}') \
+           + (SELECT count(*) FROM pg_replication_slots WHERE database = '{name}')"
+    );
+    assert_eq!(must(cluster.query_one_text("postgres", &left)), "0");
 }

@@ -154,12 +154,9 @@ impl Drop for Case {
     fn drop(&mut self) {
         // For the rest of this process the slot would retain WAL, the databases would use memory,
         // and the replication origins would count against the limit (1000 on these servers).
-        let sql = format!(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
-             WHERE slot_name = '{}' AND NOT active",
-            self.tool.name
-        );
-        let _ = self.publisher.cluster.sql("postgres", &sql);
+        for database in [&self.publisher, &self.subscriber] {
+            database.free();
+        }
         let origins = format!(
             "SELECT o.roname FROM pg_replication_origin o, pg_database d \
              WHERE d.datname = '{}' AND starts_with(o.roname, 'pgapace_' || d.oid || '_')",

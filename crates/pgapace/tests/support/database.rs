@@ -1,6 +1,7 @@
 //! A database of a test, on servers that it shares with other tests.
 
 use std::cell::RefCell;
+use std::sync::{Mutex, PoisonError};
 
 use testbed::Cluster;
 use testbed::postgres::{Client, SimpleQueryMessage};
@@ -28,6 +29,15 @@ impl<'a> Database<'a> {
         if let Err(error) = self.client.borrow_mut().batch_execute(sql) {
             panic!("{}: {}\n{sql}", self.cluster.name(), explain(&error));
         }
+    }
+
+    /// Runs statements that grant or revoke a privilege on a setting, also by DROP OWNED. Settings belong to the server, and
+    /// two sessions that do this at once fail with "tuple concurrently updated".
+    #[track_caller]
+    pub(crate) fn change_setting_privileges(&self, sql: &str) {
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        self.sql(sql);
     }
 
     /// The rows of a query as text, with columns separated by `|` and NULL as `∅`.
@@ -64,6 +74,26 @@ impl<'a> Database<'a> {
     /// The server's major version.
     pub(crate) fn major(&self) -> u16 {
         self.cluster.binaries().major()
+    }
+
+    /// Removes what keeps the database from being dropped, and what a test that failed has left: prepared
+    /// transactions, and slots with the walsenders that use them.
+    pub(super) fn free(&self) {
+        let prepared = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()";
+        let prepared = self.cluster.query_texts(&self.name, prepared).unwrap_or_default();
+        for gid in prepared.into_iter().flatten().flatten() {
+            let _ = self.cluster.sql(&self.name, &format!("ROLLBACK PREPARED '{gid}'"));
+        }
+        // It waits until the walsender has ended.
+        let (end, drop) =
+            ("pg_terminate_backend(active_pid, 60000)", "pg_drop_replication_slot(slot_name)");
+        for (action, which) in [(end, "active"), (drop, "NOT active")] {
+            let sql = format!(
+                "SELECT {action} FROM pg_replication_slots WHERE database = '{}' AND {which}",
+                self.name
+            );
+            let _ = self.cluster.sql("postgres", &sql);
+        }
     }
 
     pub(crate) fn conninfo(&self) -> String {

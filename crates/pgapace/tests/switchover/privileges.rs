@@ -50,7 +50,7 @@ fn a_plan_names_what_would_stop_the_last_steps() {
     let mut case = two_way_case(18, 18);
     let database = case.publisher.name.clone();
     let applier = format!("applier_{database}");
-    case.subscriber.sql(&format!(
+    case.subscriber.change_setting_privileges(&format!(
         "CREATE ROLE {applier} LOGIN; GRANT CREATE ON DATABASE {database} TO {applier}; \
          GRANT SET ON PARAMETER session_replication_role TO {applier}; \
          GRANT ALL ON ALL TABLES IN SCHEMA public TO {applier}; \

@@ -99,7 +99,7 @@ fn indexes_stay_in_place_without_privileges_or_disk_space() {
     on_versions(&VERSIONS, |mut case| {
         let role = format!("{}_owner", case.tool.name);
         case.both(ddl);
-        case.subscriber.sql(&format!(
+        case.subscriber.change_setting_privileges(&format!(
             "CREATE ROLE {role} LOGIN; GRANT CREATE ON DATABASE {} TO {role}; \
              GRANT CREATE, USAGE ON SCHEMA public TO {role}; \
              GRANT SET ON PARAMETER session_replication_role TO {role}; \

@@ -99,7 +99,7 @@ fn a_role_that_cannot_upgrade_the_state_is_told_whose_member_it_must_be() {
         case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
         as_of_0_1(&case);
         let role = format!("applier_{}", case.tool.name);
-        case.subscriber.sql(&format!(
+        case.subscriber.change_setting_privileges(&format!(
             "CREATE ROLE {role} LOGIN; GRANT ALL ON t TO {role}; \
              GRANT SET ON PARAMETER session_replication_role TO {role}; \
              GRANT USAGE, CREATE ON SCHEMA pgapace TO {role}"
@@ -122,7 +122,8 @@ fn a_role_that_cannot_upgrade_the_state_is_told_whose_member_it_must_be() {
         case.publisher.sql("INSERT INTO t VALUES (1)");
         case.run_until_current();
         case.expect_equal(&["t"]);
-        case.subscriber.sql(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+        case.subscriber
+            .change_setting_privileges(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
     });
 }
 

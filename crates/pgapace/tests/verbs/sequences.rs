@@ -193,7 +193,7 @@ fn sequences_that_cannot_be_set_are_listed_with_their_reason() {
             "CREATE ROLE {source} LOGIN REPLICATION; GRANT USAGE ON SCHEMA public TO {source}; \
              GRANT SELECT ON good, big, kept, turned, view TO {source}"
         ));
-        case.subscriber.sql(&format!(
+        case.subscriber.change_setting_privileges(&format!(
             "CREATE ROLE {sink} LOGIN; GRANT SET ON PARAMETER session_replication_role TO {sink}; \
              GRANT ALL ON SCHEMA pgapace TO {sink}; GRANT ALL ON ALL TABLES IN SCHEMA pgapace TO {sink}; \
              GRANT SELECT, UPDATE ON good, big, turned TO {sink}; GRANT SELECT ON kept TO {sink}"
@@ -217,7 +217,8 @@ fn sequences_that_cannot_be_set_are_listed_with_their_reason() {
             .expect_reason("public.turned", "increment")
             .expect_reason("public.view", "a view");
         assert_eq!(at(&case, "good"), "7|t");
-        case.subscriber.sql(&format!("DROP OWNED BY {sink}; DROP ROLE {sink}"));
+        case.subscriber
+            .change_setting_privileges(&format!("DROP OWNED BY {sink}; DROP ROLE {sink}"));
         case.publisher.sql(&format!("DROP OWNED BY {source}; DROP ROLE {source}"));
     });
 }

@@ -110,7 +110,7 @@ fn privileges_and_policies() {
         let role = format!("reader_{}", case.publisher.name);
         let as_role = |conninfo: &str| format!("{conninfo} user={role}");
         case.both(&format!("CREATE ROLE {role} LOGIN REPLICATION"));
-        case.subscriber.sql(&format!(
+        case.subscriber.change_setting_privileges(&format!(
             "GRANT ALL ON SCHEMA pgapace TO {role}; GRANT ALL ON ALL TABLES IN SCHEMA pgapace TO {role}; \
              GRANT ALL ON ALL SEQUENCES IN SCHEMA pgapace TO {role}; GRANT SET ON PARAMETER session_replication_role TO {role}"
         ));
@@ -128,7 +128,9 @@ fn privileges_and_policies() {
         refused(&case, 0, &[], &[]);
         case.subscriber.sql("ALTER TABLE t ENABLE ROW LEVEL SECURITY");
         refused(&case, 6, &[], &["row-level security is active"]);
-        case.both(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+        for database in [&case.publisher, &case.subscriber] {
+            database.change_setting_privileges(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+        }
     });
 }
 
