@@ -7,7 +7,7 @@ use testbed::postgres::Client;
 use testbed::program::Process;
 use testbed::{Cluster, Pair, wait_until};
 
-use super::{DDL, value};
+use super::{DDL, LATE, value};
 use crate::support::{Finished, PATIENCE, Tool, must};
 
 pub(super) const DB: &str = "postgres";
@@ -115,7 +115,7 @@ impl Arena {
     pub(super) fn switch(&self) -> Finished {
         let arguments = self.arguments();
         let arguments = arguments.iter().map(String::as_str);
-        self.verb_when_free(&arguments.chain(["--deadline", "300"]).collect::<Vec<_>>())
+        self.verb_when_free(&arguments.chain(["--deadline", LATE]).collect::<Vec<_>>())
     }
 
     /// The recorded step, or nothing.

@@ -3,7 +3,7 @@
 use testbed::program::Process;
 use testbed::{Cluster, wait_until};
 
-use super::{Slots, switchover, two_way_case, value};
+use super::{LATE, Slots, switchover, two_way_case, until_deadline_runs_out, value};
 use crate::support::{Case, Finished, PATIENCE, must};
 
 /// Writes work on the publisher, and arrive.
@@ -46,15 +46,18 @@ impl Held {
             go_on.display()
         );
         let output = case.log_file(&format!("{name}-switchover"));
+        let late = if args.contains(&"--deadline") { &[][..] } else { &["--deadline", LATE] };
         let program = case
             .tool
             .program("switchover")
             .args(["--go", "--stop-writes", &stop, "--resume-writes", "true"])
+            .args(late)
             .args(args);
         let mut process = must(program.spawn_logged(&output));
         must(wait_until(PATIENCE, "writes to be stopped", || {
-            assert!(process.is_running(), "{}", process.log());
-            Ok(held.exists())
+            let is_held = held.exists();
+            assert!(is_held || process.is_running(), "{}", process.log());
+            Ok(is_held)
         }));
         Self { process, go_on, output }
     }
@@ -186,19 +189,32 @@ fn a_failure_of_any_step_ends_in_the_state_before() {
         let mut writer = case.publisher.connect();
         let mut open = must(writer.transaction());
         must(open.batch_execute("INSERT INTO other VALUES (1)"));
-        switchover(&case.tool, &[&args[..], &["true", "--deadline", "6"]].concat())
-            .expect(8, &["1 open", "Everything was undone"]);
+        until_deadline_runs_out(|deadline| {
+            let args = [&args[..], &["true", "--deadline", deadline]].concat();
+            let failed = switchover(&case.tool, &args);
+            if !failed.log.contains("1 open") {
+                return Some(failed.log);
+            }
+            failed.expect(8, &["Everything was undone"]);
+            None
+        });
         must(open.rollback());
         expect_before(&case, &mut process);
-        let held = Held::start(&case, "behind", &["--deadline", "8"]);
         let mut user = case.subscriber.connect();
-        let mut blocker = must(user.transaction());
-        must(blocker.batch_execute("LOCK TABLE orders IN SHARE MODE"));
-        case.publisher.sql("INSERT INTO orders (client, n) VALUES (-1, -1)");
-        let failed = held.finish();
-        must(blocker.rollback());
-        failed.expect(14, &["did not catch up", "Everything was undone"]);
-        expect_before(&case, &mut process);
+        until_deadline_runs_out(|deadline| {
+            let held = Held::start(&case, "behind", &["--deadline", deadline]);
+            let mut blocker = must(user.transaction());
+            must(blocker.batch_execute("LOCK TABLE orders IN SHARE MODE"));
+            case.publisher.sql("INSERT INTO orders (client, n) VALUES (-1, -1)");
+            let failed = held.finish();
+            must(blocker.rollback());
+            expect_before(&case, &mut process);
+            if !failed.log.contains("did not catch up") {
+                return Some(failed.log);
+            }
+            failed.expect(14, &["Everything was undone"]);
+            None
+        });
 
         // Behind the end, only what is left is done again.
         let failed = switchover(&case.tool, &["--go", "--open", "exit 3"]);
@@ -230,29 +246,41 @@ fn the_last_step_can_fail() {
         let case = breakable_case(publisher, subscriber);
         let _slots = Slots(&case);
         let mut process = case.start();
-        let database = case.publisher.name.clone();
         // A new slot waits for open transactions.
         let mut client = case.subscriber.connect();
         let mut open = must(client.transaction());
         must(open.batch_execute("INSERT INTO other VALUES (1)"));
-        let program = case.tool.program("switchover").args(["--go", "--deadline", "8"]);
-        let mut failed = must(program.spawn_logged(case.log_file("failed")));
-        let step = "SELECT coalesce(max(step), '') FROM pgapace.switchover";
-        must(wait_until(PATIENCE, "the slot", || {
-            assert!(failed.is_running(), "{}", failed.log());
-            Ok(value(case.subscriber.cluster, &database, step) == "slot")
-        }));
-        let read_only = "SELECT current_setting('default_transaction_read_only')";
-        assert_eq!(value(case.publisher.cluster, &database, read_only), "on");
-        switchover(&case.tool, &["--go"]).expect(8, &["another process switches"]);
-        must(failed.wait(PATIENCE));
-        assert_eq!(failed.exit_code(), Some(5), "{}", failed.log());
-        let log = failed.log();
-        for text in ["creating the slot of the way back", "Everything was undone"] {
-            assert!(log.contains(text), "{text}: {log}");
-        }
+        until_deadline_runs_out(|deadline| last_step_fails(&case, deadline));
         must(open.rollback());
         expect_before(&case, &mut process);
         case.stop(process);
     }
+}
+
+/// Returns the log of the first switchover if its deadline ran out too early for the second one.
+fn last_step_fails(case: &Case, deadline: &str) -> Option<String> {
+    let database = case.publisher.name.as_str();
+    let args = ["--go", "--deadline", deadline];
+    let program = case.tool.program("switchover").args(args);
+    let mut failed = must(program.spawn_logged(case.log_file("failed")));
+    let step = "SELECT coalesce(max(step), '') FROM pgapace.switchover";
+    must(wait_until(PATIENCE, "the slot", || {
+        let in_step = value(case.subscriber.cluster, database, step) == "slot";
+        Ok(in_step || !failed.is_running())
+    }));
+    let read_only = "SELECT current_setting('default_transaction_read_only')";
+    let stopped = value(case.publisher.cluster, database, read_only) == "on";
+    let second = switchover(&case.tool, &args);
+    must(failed.wait(PATIENCE));
+    let log = failed.log();
+    if !second.log.contains("another process switches") {
+        return Some(log);
+    }
+    assert!(stopped, "{log}");
+    second.expect(8, &[]);
+    assert_eq!(failed.exit_code(), Some(5), "{log}");
+    for text in ["creating the slot of the way back", "Everything was undone"] {
+        assert!(log.contains(text), "{text}: {log}");
+    }
+    None
 }

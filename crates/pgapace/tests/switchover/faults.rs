@@ -10,14 +10,14 @@ use testbed::{Stop, wait_until};
 
 use super::arena::{Arena, DB, Hold, Side};
 use super::expected::{FAULTS, Fault, STEPS, Said, expected};
-use super::{Clients, expect_there, rows, value};
+use super::{Clients, LATE, expect_there, rows, value};
 use crate::support::{PATIENCE, long, must};
 
 /// Starts the verb, and waits until it is held. Servers that stay away are waited for until its deadline, which
 /// is short for that: on a busy machine it may be over before the step.
 fn start_held(arena: &mut Arena, fault: Fault, to: Side) -> Process {
     let short = matches!(fault, Fault::SourceStaysAway | Fault::TargetStaysAway);
-    let mut deadlines = if short { vec!["5", "15", "50", "150"] } else { vec!["300"] }.into_iter();
+    let mut deadlines = if short { vec!["5", "15", "50", "150"] } else { vec![LATE] }.into_iter();
     loop {
         let deadline = deadlines.next().expect("another deadline");
         let log = arena.log("switchover");

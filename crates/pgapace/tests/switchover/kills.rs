@@ -5,7 +5,7 @@ use std::time::Duration;
 use testbed::wait_until;
 
 use super::failures::{Held, breakable_case, expect_before, when_free};
-use super::{Slots, switchover, value};
+use super::{LATE, Slots, switchover, value};
 use crate::support::{PATIENCE, must};
 
 /// A transaction of the subscriber that keeps a switchover in a step.
@@ -81,7 +81,13 @@ fn a_kill_in_any_step_is_undone_or_resumed() {
             }
         }
         // Killed after the subscription has ended.
-        let program = case.tool.program("switchover").args(["--go", "--open", "sleep 600"]);
+        let program = case.tool.program("switchover").args([
+            "--go",
+            "--deadline",
+            LATE,
+            "--open",
+            "sleep 600",
+        ]);
         let mut ended = must(program.spawn_logged(case.log_file("ended")));
         must(wait_until(PATIENCE, "the end of the subscription", || {
             assert!(ended.is_running(), "{}", ended.log());

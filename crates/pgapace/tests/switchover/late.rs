@@ -6,7 +6,7 @@ use testbed::program::Process;
 use testbed::wait_until;
 
 use super::failures::expect_before;
-use super::{Clients, Slots, expect_equal_soon, switchover, two_way_case, value};
+use super::{Clients, LATE, Slots, expect_equal_soon, switchover, two_way_case, value};
 use crate::support::{Case, PATIENCE, must};
 
 /// How a late change is committed.
@@ -53,7 +53,7 @@ enum At {
 fn held(case: &Case, blocker: &mut Client) -> Process {
     must(blocker.batch_execute("BEGIN; LOCK TABLE pgapace.hand_over IN SHARE ROW EXCLUSIVE MODE"));
     let commands = ["--stop-writes", "true", "--resume-writes", "true"];
-    let program = case.tool.program("switchover").arg("--go").args(commands);
+    let program = case.tool.program("switchover").args(["--go", "--deadline", LATE]).args(commands);
     let mut verb = must(program.spawn_logged(case.log_file("late")));
     wait_in(case, &mut verb, "aside");
     verb
@@ -120,6 +120,8 @@ fn try_one(case: &Case, process: &mut Process, late: Late, at: At) {
     if let Late::OnlyPrepared = late {
         late.commit(case);
     }
+    // The process applies again, before the next switchover begins.
+    Late::Plain.write(case);
     expect_equal_soon(case, process);
 }
 

@@ -3,10 +3,15 @@
 use testbed::Result;
 use testbed::program::Process;
 
-use crate::support::{DB, NAME, PATIENCE, Site, expect_exit, wait_for_event, wait_for_events};
+use super::{LATE, until_deadline_runs_out};
+use crate::support::{
+    DB, NAME, PATIENCE, Site, expect_exit, must, wait_for_event, wait_for_events,
+};
 
 fn verb(site: &Site, args: &[&str]) -> Result<Process> {
-    site.spawn(&site.tool().program("switchover").args(args))
+    let moves = args.contains(&"--go") && !args.contains(&"--deadline");
+    let late = if moves { &["--deadline", LATE][..] } else { &[] };
+    site.spawn(&site.tool().program("switchover").args(args).args(late))
 }
 
 /// The process that answers commits stands aside while the verb undoes or ends the switchover.
@@ -44,9 +49,16 @@ fn no_commit_of_the_verb_waits_for_the_subscription() -> Result<()> {
     locked.batch_execute("LOCK TABLE pgapace.hand_over IN SHARE ROW EXCLUSIVE MODE")?;
     let read_only = "ALTER DATABASE postgres SET default_transaction_read_only = on";
     site.publisher.sql(DB, read_only)?;
-    let mut failed = verb(&site, &["--go", "--no-back", "--deadline", "4"])?;
     let undone = "Everything was undone: the publisher's database is read-only, as it was before";
-    expect_exit(&mut failed, 5, &["until --deadline", undone])?;
+    until_deadline_runs_out(|deadline| {
+        let mut failed = must(verb(&site, &["--go", "--no-back", "--deadline", deadline]));
+        must(failed.wait(PATIENCE));
+        if !failed.log().contains("until --deadline") {
+            return Some(failed.log());
+        }
+        must(expect_exit(&mut failed, 5, &[undone]));
+        None
+    });
     locked.rollback()?;
 
     let mut done = verb(&site, &["--go", "--no-back"])?;
