@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{Case, PATIENCE};
+use crate::support::{Case, PATIENCE, must};
 
 const ROWS: usize = 6000;
+const REST: usize = 1000;
 
 /// Every tenth insert conflicts with an existing row, while the workers' sessions are terminated.
 fn lost_sessions(publisher: u16, subscriber: u16, args: &[&str]) {
@@ -18,9 +19,16 @@ fn lost_sessions(publisher: u16, subscriber: u16, args: &[&str]) {
     case.subscriber
         .sql(&format!("INSERT INTO t SELECT g, 't' FROM generate_series(0, {ROWS}, 10) g"));
     let mut process = case.start();
-    case.publisher.sql(&format!(
-        "DO $$ BEGIN FOR i IN 0..{ROWS} LOOP INSERT INTO t VALUES (i, 'p'); COMMIT; END LOOP; END $$"
-    ));
+    let insert = |from: usize, to: usize| {
+        case.publisher.sql(&format!(
+            "DO $$ BEGIN FOR i IN {from}..{to} LOOP INSERT INTO t VALUES (i, 'p'); COMMIT; END LOOP; END $$"
+        ));
+    };
+    insert(0, ROWS - REST);
+    // The rest is not applied until some sessions were killed.
+    let mut user = case.subscriber.connect();
+    must(user.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE"));
+    insert(ROWS - REST + 1, ROWS);
     let end = case.publisher.value("SELECT pg_current_wal_lsn()");
     let mut random = fastrand::Rng::with_seed(u64::from(subscriber));
     let mut killed = 0;
@@ -40,6 +48,9 @@ fn lost_sessions(publisher: u16, subscriber: u16, args: &[&str]) {
         assert!(started.elapsed() < PATIENCE, "{}", process.log());
         // The intervals grow, so that the test ends.
         std::thread::sleep(Duration::from_millis(random.u64(5..50 + 5 * killed)));
+        if killed > 2 {
+            must(user.batch_execute("ROLLBACK"));
+        }
         killed += case.subscriber.value(&kill).parse::<u64>().expect("a number");
     }
     let log = case.stop(process);

@@ -37,7 +37,7 @@ fn signals_stop_the_run_under_load() -> Result<()> {
             run.interrupt()?;
         }
         expect_exit(&mut run, 0, &["all applied transactions are durable and acknowledged"])?;
-        assert!(started.elapsed() < Duration::from_secs(10), "took {:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(30), "took {:?}", started.elapsed());
         expect_acknowledged(&site)?;
     }
     // `--until` is reached while the load continues.
@@ -142,7 +142,7 @@ fn stops_during_the_first_copy_leave_no_slot() -> Result<()> {
     let started = Instant::now();
     run.terminate()?;
     expect_exit(&mut run, 0, &["stopped during table sync"])?;
-    assert!(started.elapsed() < Duration::from_secs(5), "took {:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(30), "took {:?}", started.elapsed());
     wait_until(PATIENCE, "the copy's session to end", || Ok(copying(&site)? == "{}"))?;
 
     let mut run = site.spawn(&site.program())?;
@@ -213,7 +213,7 @@ fn a_stop_does_not_wait_for_the_owner() -> Result<()> {
     run.terminate()?;
     let started = Instant::now();
     expect_exit(&mut run, 0, &[])?;
-    assert!(started.elapsed() < Duration::from_secs(10), "took {:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(30), "took {:?}", started.elapsed());
     Ok(())
 }
 

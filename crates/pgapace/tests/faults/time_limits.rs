@@ -7,6 +7,9 @@ use testbed::{Proxy, Result};
 
 use crate::support::{DB, PATIENCE, Site, wait_while_running};
 
+/// A database without the limit, for sessions of the test.
+const OTHER: &str = "template1";
+
 /// The walsender sends a transaction inside a transaction of its own, which lasts until the receiver has
 /// taken all changes.
 #[test]
@@ -29,11 +32,11 @@ fn a_limit_for_transactions_does_not_end_the_stream() -> Result<()> {
     let sends = "SELECT count(*) FROM pg_stat_activity \
                  WHERE wait_event IN ('WalSenderWriteData', 'ClientWrite')";
     wait_while_running(&mut run, "the changes to be sent", PATIENCE, || {
-        Ok(site.publisher.query_one_text(DB, sends)? == "1")
+        Ok(site.publisher.query_one_text(OTHER, sends)? == "1")
     })?;
     // Four times the limit.
     assert!(run.wait_timeout(Duration::from_secs(2)).is_none(), "{}", run.log());
-    site.publisher.sql(DB, &format!("ALTER DATABASE {DB} RESET transaction_timeout"))?;
+    site.publisher.sql(OTHER, &format!("ALTER DATABASE {DB} RESET transaction_timeout"))?;
     publisher.hold_streams(false);
     site.wait_until_applied(&mut run)?;
     site.expect_equal(&[TableName::from("t")])?;

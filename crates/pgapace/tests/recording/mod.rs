@@ -4,10 +4,10 @@ mod refused;
 mod whatif;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use testbed::Program;
 use testbed::program::Process;
+use testbed::{Program, wait_until};
 
 use crate::support::small_disk::SmallDisk;
 use crate::support::{
@@ -164,21 +164,20 @@ fn the_recorded_pace_keeps_the_times_between_transactions() {
     prepare(&case);
     let recording = Recording::start(&case, "paced", &[]);
     case.publisher.sql("UPDATE a SET v = 1 WHERE id = 1");
+    let sent = format!(
+        "SELECT count(*) FROM pg_replication_slots s JOIN pg_stat_replication r ON r.pid = s.active_pid \
+         WHERE s.database = current_database() AND r.sent_lsn >= '{}'",
+        case.publisher.value("SELECT pg_current_wal_lsn()")
+    );
+    must(wait_until(PATIENCE, "the change to be sent", || Ok(case.publisher.value(&sent) == "1")));
     // The time that a replay at the recorded pace keeps.
     std::thread::sleep(Duration::from_secs(4));
     case.publisher.sql("UPDATE a SET v = 2 WHERE id = 1");
     let file = recording.end(&case);
-    let seconds = |pace: &str, name: &str| {
-        let done = replay(&case, &file, &["--json", "--pace", pace, "--name", name]);
-        done.expect(0, &[]);
-        drop_replayed(&case, name);
-        json(&done)["seconds"].as_f64().unwrap_or_default()
-    };
-    let (recorded, full) = (seconds("recorded", "slow"), seconds("full", "fast"));
-    // They begin when the first group is handed over: after its table was looked up, while the recorded
-    // time runs already.
-    assert!(recorded >= 3.0, "{recorded}");
-    assert!(full < recorded, "{full} and {recorded}");
+    // Of the whole process: on a busy machine, the recorded time runs for long before the first change is applied.
+    let begun = Instant::now();
+    replay(&case, &file, &["--pace", "recorded"]).expect(0, &[]);
+    assert!(begun.elapsed() >= Duration::from_secs(4), "{:?}", begun.elapsed());
 }
 
 #[test]

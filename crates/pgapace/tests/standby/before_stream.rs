@@ -11,9 +11,9 @@ use super::{first_commit, wait_for};
 use crate::support::{DB, PATIENCE, Site, holds_for};
 
 /// The shortest time that can be set: a setup may be silent three times as long, a start for five seconds.
-const TAKEOVER: &str = "2";
+const TAKEOVER: &str = "4";
 /// Longer than that.
-const LONG: Duration = Duration::from_secs(8);
+const LONG: Duration = Duration::from_secs(10);
 
 fn site() -> Result<Site> {
     let site = Site::start(&[], &[])?;

@@ -17,6 +17,10 @@ const LIMIT: u64 = 16;
 /// Memory in addition to the limit: up to 16 apply workers and as many streams have buffers of their own.
 const FIXED: u64 = 24;
 const STREAMS: usize = 40;
+/// The publisher ends a session that is silent for so long. That is less than [`WAITS`], and more than a busy machine
+/// keeps a process from running.
+const SENDER_TIMEOUT: &str = "6s";
+const WAITS: Duration = Duration::from_secs(10);
 
 fn site(settings: &[(&str, &str)]) -> Result<Site> {
     let work_mem = ("logical_decoding_work_mem", "64kB");
@@ -120,7 +124,7 @@ fn a_value_larger_than_memory_is_streamed() -> Result<()> {
 
 /// For ten seconds the program reads nothing, but still sends its status to the publisher.
 fn the_publisher_stays_connected(streaming: &str) -> Result<()> {
-    let site = site(&[("wal_sender_timeout", "2s")])?;
+    let site = site(&[("wal_sender_timeout", SENDER_TIMEOUT)])?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (0, 'locked')")?;
     let program = site.program().args(["--memory-limit", "16", "--status-interval", "10"]);
     let program = program.args(["--streaming", streaming]);
@@ -138,7 +142,7 @@ fn the_publisher_stays_connected(streaming: &str) -> Result<()> {
         site.publisher.sql(DB, &rows(number * 10_000, 1000))?;
     }
     open.batch_execute(&format!("{}; COMMIT", rows(1_100_000, 3000)))?;
-    let same = holds_for(Duration::from_secs(10), "served by the same walsender", || {
+    let same = holds_for(WAITS, "served by the same walsender", || {
         Ok(site.publisher.query_one_text(DB, pid)? == walsender)
     });
     assert!(same.is_ok(), "{same:?}\n{}", run.log());
@@ -165,7 +169,7 @@ fn the_publisher_stays_connected_while_memory_is_full_and_streams_are_applied() 
 /// receives status updates, and other transactions are applied.
 #[test]
 fn a_stream_that_waits_for_a_lock_delays_no_other_transaction() -> Result<()> {
-    let site = site(&[("wal_sender_timeout", "2s")])?;
+    let site = site(&[("wal_sender_timeout", SENDER_TIMEOUT)])?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (0, 'locked')")?;
     let mut run = site.spawn_streaming(&site.program().args(["--status-interval", "10"]))?;
     site.wait_until_applied(&mut run)?;
@@ -182,7 +186,7 @@ fn a_stream_that_waits_for_a_lock_delays_no_other_transaction() -> Result<()> {
     let walsender = site.publisher.query_one_text(DB, pid)?;
     let started = Instant::now();
     let mut number = 0;
-    while started.elapsed() < Duration::from_secs(10) {
+    while started.elapsed() < WAITS {
         number += 1;
         site.publisher.sql(DB, &format!("INSERT INTO small VALUES ({number})"))?;
         site.publisher.sql(DB, &format!("INSERT INTO t VALUES (-{number}, 'small')"))?;
