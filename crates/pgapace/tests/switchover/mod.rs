@@ -2,6 +2,7 @@
 //! failure leaves the state before or after.
 
 mod arena;
+mod deadlines;
 mod expected;
 mod failures;
 mod faults;
@@ -24,7 +25,8 @@ use testbed::postgres::{Client, NoTls};
 use testbed::program::Process;
 use testbed::{Cluster, wait_until};
 
-use crate::support::{Case, Finished, PATIENCE, Tool, VERSIONS, explain, must};
+use self::deadlines::{LATE, switchover, until_deadline_runs_out};
+use crate::support::{Case, Finished, PATIENCE, VERSIONS, explain, must};
 
 const DDL: &str = "CREATE TABLE orders (id bigserial PRIMARY KEY, client int, n int)";
 
@@ -35,26 +37,6 @@ fn two_way_case(publisher: u16, subscriber: u16) -> Case {
     case.publish("FOR TABLE orders");
     case.subscriber.sql("CREATE PUBLICATION pgapace_back FOR TABLE orders");
     case
-}
-
-/// A deadline that no busy machine exceeds: a new slot waits for open transactions of other tests, too.
-const LATE: &str = "300";
-/// Deadlines that are to run out. On a busy machine the first ones are over before what a test waits for.
-const DEADLINES: [&str; 3] = ["6", "25", "80"];
-
-/// Runs the verb. One that moves writes has a late deadline, unless its arguments name another one.
-fn switchover(tool: &Tool, args: &[&str]) -> Finished {
-    let moves = args.contains(&"--go") || args.contains(&"--back");
-    let late = if moves && !args.contains(&"--deadline") { &["--deadline", LATE][..] } else { &[] };
-    tool.finish("switchover", &[args, late].concat())
-}
-
-/// Tries with growing deadlines, until one runs out where it should. If not, the attempt returns the log of the verb.
-fn until_deadline_runs_out(mut attempt: impl FnMut(&str) -> Option<String>) {
-    for deadline in DEADLINES {
-        let Some(log) = attempt(deadline) else { return };
-        assert!(log.contains("--deadline") && deadline != DEADLINES[2], "{deadline}: {log}");
-    }
 }
 
 /// A value, in a session of its own: a switchover ends sessions.
