@@ -46,6 +46,7 @@ use crate::apply::session_leases::Leaseholder;
 use crate::config::Subscription as Config;
 use crate::config::live::LiveSettings;
 use crate::error::{Recovery, Result};
+use crate::hand_over;
 use crate::membership::Membership;
 use crate::observe::board::{Board, RunPhase};
 use crate::process::Process;
@@ -59,7 +60,7 @@ use readiness::Readiness;
 use reloaded::Reload;
 use replay::Replay;
 pub(crate) use resume::check_sent_alike;
-use retry::PreviousRuns;
+use retry::{PreviousRuns, Retry};
 use retry_loop::run_from;
 use run_stage::RunStage;
 use slot_watch::SlotWatch;
@@ -250,17 +251,25 @@ impl<'a> Supervisor<'a> {
 
 impl Supervisor<'_> {
     /// Everything from "connect" to the first failure.
-    fn run_once(&mut self, record: &mut FailureRecord) -> Result<Outcome> {
+    fn run_once(&mut self, record: &mut FailureRecord, retry: &mut Retry) -> Result<Outcome> {
         if !self.stand_by() {
             record.stopped();
             return Ok(Outcome::Stopped);
         }
+        // It may have waited for days.
+        self.take_settings(record, retry);
         self.board.enters(RunPhase::Starting);
         let servers = self.connect()?;
         let ConnectedServers { subscriber, publisher, mut control, mut source, schema_version } =
             servers;
         let found = self.find_or_create(&mut control, &mut source, schema_version)?;
         let FoundSubscription { row, commits, tagging } = found;
+        if self.ownership.take_aside() {
+            hand_over::wait_aside(&mut control, row.id, &|| self.shutdown.requested())?;
+            if self.reload.newer.are_newer() {
+                return Ok(Outcome::Changed);
+            }
+        }
         let servers = (&subscriber, &publisher);
         let (owned, beat) = self.take_ownership(&mut control, Some(&mut source), servers, &row)?;
         let (config, board) = (Arc::clone(&self.config), self.board.clone());

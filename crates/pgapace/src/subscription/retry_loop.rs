@@ -45,7 +45,7 @@ pub(super) fn run_from(
         supervisor.stage = RunStage::BEGUN;
         let started = Instant::now();
         let outcome = match replay {
-            None => supervisor.run_once(&mut record),
+            None => supervisor.run_once(&mut record, &mut retry),
             Some(replay) => supervisor.replay_once(replay, &mut record),
         };
         let stage = &supervisor.stage;

@@ -233,9 +233,6 @@ impl Supervisor<'_> {
         row: &Subscription,
     ) -> Result<(OwnedSubscription, StartBeat)> {
         let config = Arc::clone(&self.config);
-        if self.ownership.take_aside() {
-            hand_over::wait_aside(control, row.id, &|| self.shutdown.requested())?;
-        }
         self.previous_runs = self.previous_runs.max(has_run(row));
         row.check_enabled(control)?;
         self.check_same_slot(row)?;

@@ -40,8 +40,12 @@ impl Reloaded {
     }
 
     fn start(&self) -> Process {
-        let program = pgapace("run").arg("--config").arg(&self.file);
-        must(program.spawn_logged(self.case.log_file("run")))
+        self.start_with("run", &[])
+    }
+
+    fn start_with(&self, log: &str, args: &[&str]) -> Process {
+        let program = pgapace("run").arg("--config").arg(&self.file).args(args);
+        must(program.spawn_logged(self.case.log_file(log)))
     }
 }
 
@@ -58,6 +62,35 @@ fn reload(run: &mut Process) {
     let before = reloads(&run.log());
     must(run.hang_up());
     must(wait_until_log(run, "the reload", PATIENCE, |log| reloads(log) > before));
+}
+
+/// The publications of before would take the table out, and its rows would keep it from being added again.
+#[test]
+fn a_standby_takes_over_with_the_settings_that_it_was_given_while_it_waited() {
+    let reloaded = Reloaded::new();
+    let case = &reloaded.case;
+    reloaded.write_one("");
+    let mut first = reloaded.start_with("first", &["--standby"]);
+    wait_for(&mut first, "streaming", 1);
+    let mut second = reloaded.start_with("second", &["--standby"]);
+    wait_for(&mut second, "standby_waiting", 1);
+    case.publisher.sql("CREATE PUBLICATION other FOR TABLE b; INSERT INTO b VALUES (1)");
+    let name = &case.tool.name;
+    reloaded.write(&format!("name = \"{name}\"\npublication = [\"pub\", \"other\"]"));
+    for process in [&mut first, &mut second] {
+        must(process.hang_up());
+        wait_for(process, "settings_changed", 1);
+    }
+    must(wait_until(PATIENCE, "the added table", || {
+        Ok(case.subscriber.value("SELECT count(*) FROM b") == "1")
+    }));
+    must(first.kill9());
+    wait_for(&mut second, "streaming", 1);
+    case.publisher.sql("INSERT INTO b VALUES (2); INSERT INTO a VALUES (1)");
+    case.wait_until_applied(&mut second);
+    case.expect_equal(&["a", "b"]);
+    let log = case.stop(second);
+    assert_eq!((events(&log, "table_unpublished"), events(&log, "streaming")), (0, 1), "{log}");
 }
 
 #[test]
