@@ -166,7 +166,7 @@ fn the_publisher_stays_connected_while_memory_is_full_and_streams_are_applied() 
 }
 
 /// An open transaction waits for a lock on the subscriber for ten seconds. Meanwhile the publisher
-/// receives status updates, and other transactions are applied.
+/// receives status updates, and other transactions are applied. The stream can be abandoned.
 #[test]
 fn a_stream_that_waits_for_a_lock_delays_no_other_transaction() -> Result<()> {
     let site = site(&[("wal_sender_timeout", SENDER_TIMEOUT)])?;
@@ -176,12 +176,14 @@ fn a_stream_that_waits_for_a_lock_delays_no_other_transaction() -> Result<()> {
     let mut holder = site.subscriber.connect(DB)?;
     holder.batch_execute("BEGIN; SELECT FROM t WHERE id = 0 FOR UPDATE")?;
     let mut open = site.publisher.connect(DB)?;
-    let blocked = format!("BEGIN; UPDATE t SET v = 'blocked' WHERE id = 0; {}", rows(1, 3000));
-    open.batch_execute(&blocked)?;
+    // Each change is larger than a block of the stream.
+    open.batch_execute("BEGIN; UPDATE t SET v = repeat('x', 8000000) WHERE id = 0")?;
     let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
     wait_while_running(&mut run, "the stream to wait for the lock", PATIENCE, || {
         Ok(site.subscriber.query_one_text(DB, waits)? == "1")
     })?;
+    // More than the socket accepts.
+    open.batch_execute("INSERT INTO t VALUES (1, repeat('x', 8000000))")?;
     let pid = "SELECT pid FROM pg_stat_replication WHERE state = 'streaming'";
     let walsender = site.publisher.query_one_text(DB, pid)?;
     let started = Instant::now();
@@ -196,6 +198,11 @@ fn a_stream_that_waits_for_a_lock_delays_no_other_transaction() -> Result<()> {
         sleep(Duration::from_millis(100));
     }
     assert_eq!(site.subscriber.query_one_text(DB, waits)?, "1", "it still waits");
+    // A request abandons the stream.
+    site.tool().finish("resync", &["small"]).expect(0, &[]);
+    wait_while_running(&mut run, "the stream to be rolled back", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, waits)? == "0")
+    })?;
     open.batch_execute("COMMIT")?;
     holder.batch_execute("COMMIT")?;
     site.wait_until_applied(&mut run)?;

@@ -183,7 +183,9 @@ impl StreamSession {
             // After an error the server skips everything up to here.
             self.session.queue_sync();
         }
-        self.session.flush().map_err(|e| failed(&e))?;
+        // The rest is written while replies are awaited: a server that waits for a lock reads nothing until its
+        // statement is canceled.
+        self.session.send_queued().map_err(|e| failed(&e))?;
         let handle = self.session.cancel_handle();
         let mut patience = BEFORE_CANCEL;
         let mut pause = CANCEL_AGAIN;
