@@ -389,6 +389,13 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         self.here.len()
     }
 
+    /// Their names on the publisher, in order.
+    pub fn gids_here(&self) -> Vec<String> {
+        let mut gids: Vec<_> = self.here.values().map(|here| here.gid().to_owned()).collect();
+        gids.sort_unstable();
+        gids
+    }
+
     /// The next part of a spooled transaction that has committed, or is to be prepared on the subscriber.
     /// None if there is no such transaction, or if its next part is in the spool and no worker is `free`
     /// to take it.

@@ -393,17 +393,17 @@ impl<'a> Leader<'a> {
         self.around.table_sync.waits_for_quiet(may_copy)
     }
 
-    /// Looks which tables are to be copied while the stream goes on. Not while something is prepared
-    /// on the subscriber: the copy would lack its changes, which are there already and not visible.
+    /// Looks which tables are to be copied while the stream goes on.
     fn look_for_tables(&mut self) -> Result<()> {
-        if self.intake.closing().is_some() || self.intake.incoming.prepared_here() > 0 {
+        if self.intake.closing().is_some() {
             return Ok(());
         }
-        let quiet = self.is_quiet();
+        let (quiet, prepared) = (self.is_quiet(), self.intake.incoming.gids_here());
         let Surroundings { table_sync, control, tables, .. } = &mut self.around;
         let Intake { deferred, incoming, progress, .. } = &mut self.intake;
         let spool = incoming.spool_mut();
-        table_sync.look(&mut LeaderAccess { control, tables, deferred, spool, quiet }, progress)?;
+        let mut access = LeaderAccess { control, tables, deferred, spool, quiet };
+        table_sync.look(&mut access, progress, &prepared)?;
         if table_sync.found_gap() {
             self.intake.close(Outcome::Changed);
         }

@@ -7,13 +7,14 @@ use pgoutput::Lsn;
 use wire::Session;
 
 use super::row::{self, BarrierId, BarrierState};
-use super::waiting_for::{self, TELL_AFTER};
+use super::waiting_for;
 use crate::apply::leader::Outcome;
 use crate::apply::session_leases::Leaseholder;
 use crate::config::Subscription as Config;
 use crate::config::live::LiveSettings;
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::Board;
+use crate::observe::long_wait::TELL_AFTER;
 use crate::publisher::session::Publisher;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, first_row};

@@ -1,13 +1,8 @@
 //! Which transaction of the publisher keeps a slot from being created.
 
-use std::time::Duration;
-
 use wire::Session;
 
 use crate::error::{Failure, Result};
-
-/// The time after which a user is told what a slot waits for.
-pub(crate) const TELL_AFTER: Duration = Duration::from_secs(5);
 
 /// Logs which transaction keeps a slot from being created.
 pub(crate) fn tell(subscription: &str, blocker: &str) {

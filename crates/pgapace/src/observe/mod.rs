@@ -6,5 +6,6 @@ pub(crate) mod figures;
 pub(crate) mod history;
 pub(crate) mod ledger;
 pub(crate) mod logging;
+pub(crate) mod long_wait;
 pub(crate) mod processors;
 pub(crate) mod stopwatch;

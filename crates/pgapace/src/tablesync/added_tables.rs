@@ -42,6 +42,9 @@ const LOGGED_AGAIN: Duration = Duration::from_secs(3600);
 /// Longest time before a table whose copy failed is copied again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 
+/// Most tables or transactions that a message names.
+const SHOWN: usize = 10;
+
 /// A table whose copy has failed.
 #[derive(Debug)]
 struct FailedCopy {
@@ -407,6 +410,21 @@ impl<'a> Adder<'a> {
         !self.requested.is_empty()
     }
 
+    /// Logs that the requested copies wait for these transactions, which are prepared on the subscriber.
+    pub(crate) fn tell_of_prepared(&self, gids: &[String]) {
+        let tables = self.requested.iter().map(|requested| {
+            let (schema, name) = &requested.name;
+            format!("{schema}.{name}")
+        });
+        tracing::warn!(
+            event = "copy_waits",
+            subscription = self.context.subscription,
+            tables = first_of(tables),
+            prepared = first_of(gids.iter().cloned()),
+            "copying tables waits for the end of transactions that are prepared on the subscriber"
+        );
+    }
+
     /// A request that was read before the first change of its table is fulfilled by that.
     pub(crate) fn taken_up(&mut self, name: &Name) {
         self.requested.retain(|requested| requested.name != *name);
@@ -540,6 +558,15 @@ impl<'a> Adder<'a> {
         tables.add(&remote.schema, &remote.name, SyncLsn(sync_lsn));
         Ok(Added::Done)
     }
+}
+
+/// The first of these names, for a message.
+fn first_of(names: impl Iterator<Item = String>) -> String {
+    let mut names: Vec<_> = names.take(SHOWN + 1).collect();
+    if let Some(more) = names.get_mut(SHOWN) {
+        "…".clone_into(more);
+    }
+    names.join(", ")
 }
 
 fn is(table: &PublishedTable, (schema, name): &Name) -> bool {

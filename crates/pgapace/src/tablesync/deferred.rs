@@ -31,6 +31,7 @@ use crate::apply::tables::Tables;
 use crate::apply::worker::FromWorker;
 use crate::error::{Failure, Result};
 use crate::observe::ledger::Ledger;
+use crate::observe::long_wait::LongWait;
 use crate::subscriber::state;
 use crate::subscriber::state::conflicts::Conflict;
 use crate::subscriber::state::statistics::Counters;
@@ -127,6 +128,8 @@ pub(crate) struct StreamedTableSync<'a> {
     sender: Sender<(usize, FromWorker)>,
     pub(crate) events: Receiver<(usize, FromWorker)>,
     pause: Pause,
+    /// For transactions that are prepared on the subscriber, before a copy begins.
+    prepared_wait: LongWait,
     warned_full: bool,
 }
 
@@ -142,6 +145,7 @@ impl<'a> StreamedTableSync<'a> {
             sender,
             events,
             pause,
+            prepared_wait: LongWait::default(),
             warned_full: false,
         }
     }
@@ -221,11 +225,13 @@ impl<'a> StreamedTableSync<'a> {
         self.adder.found_gap()
     }
 
-    /// Looks now and then which tables are to be copied.
+    /// Looks now and then which tables are to be copied. No copy begins while transactions are `prepared` on the
+    /// subscriber: it would lack their changes, which are there already and not visible.
     pub(crate) fn look(
         &mut self,
         leader: &mut LeaderAccess<'_>,
         progress: &Progress,
+        prepared: &[String],
     ) -> Result<()> {
         let full = self.is_full(leader.deferred, leader.spool);
         if full && !std::mem::replace(&mut self.warned_full, full) {
@@ -239,7 +245,14 @@ impl<'a> StreamedTableSync<'a> {
         self.adder.look_for_requests(control, |name| {
             deferred.tables().iter().any(|table| table.name == *name)
         })?;
-        if *quiet && self.adder.waits_for_quiet() {
+        if !self.adder.waits_for_quiet() {
+            return Ok(());
+        }
+        if !prepared.is_empty() {
+            if self.prepared_wait.noticed(Instant::now()) {
+                self.adder.tell_of_prepared(prepared);
+            }
+        } else if *quiet {
             let requested = self.adder.take_requested(control, tables)?;
             self.begin(control, deferred, requested, progress)?;
         }

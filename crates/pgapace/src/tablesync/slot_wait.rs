@@ -6,8 +6,9 @@
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use wire::Session;
 
-use crate::barrier::waiting_for::{self, TELL_AFTER};
+use crate::barrier::waiting_for;
 use crate::error::Result;
+use crate::observe::long_wait::TELL_AFTER;
 use crate::publisher::session::Publisher;
 
 /// Watches a session that creates a slot, until it is dropped. Its thread is not waited for.

@@ -5,6 +5,7 @@ mod catching_up;
 mod crashes;
 mod durable;
 mod held;
+mod places;
 mod synchronous;
 
 use testbed::postgres::Client;
