@@ -379,9 +379,9 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         self.preparing.remove(&xid);
     }
 
-    /// Whether transactions are on their way to be prepared.
-    pub fn is_preparing(&self) -> bool {
-        !self.preparing.is_empty()
+    /// How many transactions are on their way to be prepared.
+    pub fn preparing(&self) -> usize {
+        self.preparing.len()
     }
 
     /// How many transactions are prepared on the subscriber, or about to be, and keep its locks.

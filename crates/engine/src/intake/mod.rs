@@ -113,11 +113,15 @@ pub trait Surroundings {
     /// How a transaction is prepared on the subscriber.
     fn prepare_as(&self, prepared: &Prepared) -> Self::Prepared;
 
-    /// Notes on the subscriber, in a commit of its own, that these are about to be prepared there.
+    /// Notes on the subscriber, in a commit of its own, that these are about to be prepared there. Returns how
+    /// many transactions are prepared there, by anyone: all databases share its places.
     ///
     /// # Errors
     /// When that fails.
-    fn note_prepared(&mut self, prepared: &[Self::Prepared]) -> Result<(), Self::Error>;
+    fn note_prepared(&mut self, prepared: &[Self::Prepared]) -> Result<usize, Self::Error>;
+
+    /// The subscriber has no place for a transaction that is due, which stays held.
+    fn lacks_places(&mut self);
 
     /// The note of a transaction that is not prepared on the subscriber is not needed any more.
     fn forget_prepared(&mut self, prepared: Self::Prepared);
@@ -586,7 +590,7 @@ impl<E: Surroundings> Intake<E> {
     /// Whether all dispatched transactions are durable, and idle progress takes the slot to the received
     /// position.
     pub fn is_settled(&self) -> bool {
-        !self.incoming.is_preparing()
+        self.incoming.preparing() == 0
             && !self.partly_dispatched
             && self.streams.committing().is_none()
             && self.progress.is_settled()

@@ -82,7 +82,8 @@ impl<E: Surroundings> Intake<E> {
     /// Has transactions prepared on the subscriber that have been held for too long.
     ///
     /// That is right wherever the stream stands by then: on the publisher they have held the locks of
-    /// their rows since their PREPARE, so nothing that was sent since touches them.
+    /// their rows since their PREPARE, so nothing that was sent since touches them. Without a place on the
+    /// subscriber, they stay held.
     ///
     /// # Errors
     /// When the subscriber cannot be asked, or the spool cannot be read.
@@ -101,27 +102,45 @@ impl<E: Surroundings> Intake<E> {
             env.may_be_prepared(relations, received.max(prepared.end_lsn))
         })?;
         let room = self.settings.most_prepared.saturating_sub(incoming.prepared_here());
+        let mut lacks = room < due.len();
         for one in due.drain(room.min(due.len())..) {
             incoming.put_back(one.xid, now);
         }
         if due.is_empty() {
+            if lacks {
+                env.lacks_places();
+            }
             return Ok(());
         }
-        let due: Vec<_> = due.iter().map(|one| env.prepare_as(one)).collect();
-        env.note_prepared(&due).map_err(IntakeError::Outside)?;
+        let mut due: Vec<_> = due.iter().map(|one| env.prepare_as(one)).collect();
+        let there = env.note_prepared(&due).map_err(IntakeError::Outside)?;
+        // Others may have taken places, and one that is being prepared may be among those that are there.
+        let taken = there + self.incoming.preparing();
+        let room = self.settings.most_prepared.saturating_sub(taken);
+        lacks |= room < due.len();
+        if lacks {
+            env.lacks_places();
+        }
+        let later = due.split_off(room.min(due.len()));
+        self.hold_noted(later, now);
         let mut due = due.into_iter();
         while let Some(here) = due.next() {
             self.incoming.begin_prepare(here);
             self.take_parts(env)?;
             if self.incoming.has_parts() {
                 // It does not fit into memory. The others follow it, if they are still held then.
-                for here in due {
-                    self.incoming.put_back(here.xid(), now);
-                    self.incoming.noted(here);
-                }
+                self.hold_noted(due, now);
                 break;
             }
         }
         Ok(())
+    }
+
+    /// Transactions that the subscriber has a note of are prepared later.
+    fn hold_noted(&mut self, noted: impl IntoIterator<Item = E::Prepared>, now: Duration) {
+        for here in noted {
+            self.incoming.put_back(here.xid(), now);
+            self.incoming.noted(here);
+        }
     }
 }

@@ -31,6 +31,7 @@ use crate::barrier::keeper::KeeperContext;
 use crate::config::{ApplyWorkers, Subscription as Config};
 use crate::error::Result;
 use crate::observe::ledger::Ledger;
+use crate::observe::long_wait::LongWait;
 use crate::publisher::announced::{Announced, Announcer};
 use crate::publisher::feedback::Feedback;
 use crate::publisher::publication::PublishedTable;
@@ -169,6 +170,7 @@ impl Supervisor<'_> {
         let adder = Adder::new(added, unknown(published, &states));
         let names = PrepareNames {
             subscription: row.id,
+            subscription_name: config.name.clone(),
             epoch: row.epoch,
             prefix: resumption.preparing.prefix.clone(),
             commits,
@@ -198,6 +200,7 @@ impl Supervisor<'_> {
                 pool: opened.pool,
                 durability: opened.durability,
                 names,
+                place_wait: LongWait::default(),
                 shutdown: self.shutdown,
                 until: opened.until,
                 counters: Counters::default(),

@@ -1,7 +1,43 @@
-//! What waits for transactions that are prepared on the subscriber.
+//! What waits for transactions that are prepared on the subscriber: its places for others, and copies of tables.
+
+use testbed::{Result, TableName};
 
 use super::{TABLE, prepare, prepared, prepared_count, resolve, wait_until_prepared};
-use crate::support::{Case, PATIENCE, must, on_versions, wait_for_event};
+use crate::support::{
+    Case, DB, PATIENCE, Site, must, on_versions, wait_for_event, wait_while_running,
+};
+
+/// Another application has the only place for a prepared transaction. The publisher's is held until that place is
+/// free, and the run goes on.
+#[test]
+fn a_transaction_is_held_while_others_have_all_places() -> Result<()> {
+    let site = Site::start(&[], &[("max_prepared_transactions", "1")])?;
+    site.publish_tables(TABLE)?;
+    site.subscriber.sql(DB, "CREATE TABLE other (id int)")?;
+    let prepare = |cluster: &testbed::Cluster, sql: &str, gid: &str| -> Result<()> {
+        let mut client = cluster.connect(DB)?;
+        for sql in ["BEGIN", sql, &format!("PREPARE TRANSACTION '{gid}'")] {
+            client.batch_execute(sql)?;
+        }
+        Ok(())
+    };
+    prepare(&site.subscriber, "INSERT INTO other VALUES (1)", "other")?;
+    let program = site.program().args(["--two-phase", "--two-phase-hold", "0"]);
+    let mut run = site.spawn_streaming(&program)?;
+    prepare(&site.publisher, "INSERT INTO t VALUES (1, 'held')", "one")?;
+    wait_for_event(&mut run, "prepared_transactions_full", PATIENCE)?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (2, 'meanwhile')")?;
+    site.wait_until_applied(&mut run)?;
+    site.subscriber.sql(DB, "ROLLBACK PREPARED 'other'")?;
+    let gids = "SELECT string_agg(gid, ' ') LIKE 'pgapace%' FROM pg_prepared_xacts";
+    wait_while_running(&mut run, "the transaction to be prepared", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, gids)? == "t")
+    })?;
+    site.publisher.sql(DB, "COMMIT PREPARED 'one'")?;
+    site.wait_until_applied(&mut run)?;
+    assert_eq!(run.events("streaming"), 1, "{}", run.log());
+    site.expect_equal(&[TableName::from("t")])
+}
 
 /// A copy that is requested waits for a prepared transaction, and names it.
 #[test]

@@ -1,7 +1,7 @@
 //! The surroundings of the intake: the subscriber, its tables, and the workers.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use engine::assemble::{AssembleError, Prepared};
 use engine::deferred::DeferredTables;
@@ -20,6 +20,7 @@ use crate::apply::spool_memory::AccountedSpool;
 use crate::apply::tables::{OWN_SCHEMA, Tables};
 use crate::apply::work::Work;
 use crate::error::{Class, Failure, Result};
+use crate::observe::long_wait::LongWait;
 use crate::publisher::announced::Announced;
 use crate::publisher::history::another_history;
 use crate::publisher::watch::Commits;
@@ -38,6 +39,7 @@ const CATALOGUE_PATIENCE: Duration = Duration::from_secs(5);
 /// How transactions are prepared on the subscriber.
 pub(crate) struct PrepareNames {
     pub(crate) subscription: SubscriptionId,
+    pub(crate) subscription_name: String,
     pub(crate) epoch: i64,
     /// The prefix of the gids of prepared transactions on the subscriber.
     pub(crate) prefix: String,
@@ -56,6 +58,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) pool: Pool,
     pub(crate) durability: Durability,
     pub(crate) names: PrepareNames,
+    /// For a place of the subscriber for another prepared transaction.
+    pub(crate) place_wait: LongWait,
     pub(crate) shutdown: &'a Shutdown,
     pub(crate) until: Option<Lsn>,
     pub(crate) counters: Counters,
@@ -169,11 +173,21 @@ impl intake::Surroundings for Surroundings<'_> {
         PreparedHere::new(self.names.subscription, &self.names.prefix, prepared)
     }
 
-    fn note_prepared(&mut self, prepared: &[PreparedHere]) -> Result<()> {
+    fn note_prepared(&mut self, prepared: &[PreparedHere]) -> Result<usize> {
         for here in prepared {
             tracing::debug!(xid = %here.xid, gid = here.gid, name = here.name, "is prepared");
         }
         prepared::note(&mut self.control, self.names.epoch, &prepared.iter().collect::<Vec<_>>())
+    }
+
+    fn lacks_places(&mut self) {
+        if self.place_wait.noticed(Instant::now()) {
+            tracing::warn!(
+                event = "prepared_transactions_full",
+                subscription = self.names.subscription_name,
+                "subscriber has max_prepared_transactions prepared transactions; others are held"
+            );
+        }
     }
 
     fn forget_prepared(&mut self, prepared: PreparedHere) {

@@ -234,12 +234,9 @@ const DATABASE_PREFIX: &str = "\
  WHERE d.datname = pg_catalog.current_database())";
 
 /// Commits the first rows of transactions that are about to be prepared. The commit is
-/// asynchronous: it becomes durable with the first PREPARE TRANSACTION. Fails if this run no longer
-/// owns the subscription.
-pub(crate) fn note(session: &mut Session, epoch: i64, all: &[&PreparedHere]) -> Result<()> {
-    if all.is_empty() {
-        return Ok(());
-    }
+/// asynchronous: it becomes durable with the first PREPARE TRANSACTION. Returns how many transactions
+/// are prepared, in all databases. Fails if this run no longer owns the subscription.
+pub(crate) fn note(session: &mut Session, epoch: i64, all: &[&PreparedHere]) -> Result<usize> {
     let repertoire = Repertoire::of(session);
     let rows: Vec<_> = all
         .iter()
@@ -263,10 +260,11 @@ pub(crate) fn note(session: &mut Session, epoch: i64, all: &[&PreparedHere]) -> 
         "BEGIN; SET LOCAL synchronous_commit TO off; \
          INSERT INTO pgapace.prepared \
            (subscription, xid, prepare_lsn, committed, name, gid, prepared_at, epoch) \
-         VALUES {} ON CONFLICT DO NOTHING; COMMIT",
+         VALUES {} ON CONFLICT DO NOTHING; COMMIT; \
+         SELECT pg_catalog.count(*) FROM pg_catalog.pg_prepared_xact()",
         rows.join(", ")
     );
-    session.simple(&sql).map_err(|e| {
+    let results = session.simple(&sql).map_err(|e| {
         let failure = writing(&e);
         match failure.sqlstate.as_deref() {
             Some(sqlstate::NOT_NULL_VIOLATION) => Failure {
@@ -280,7 +278,8 @@ pub(crate) fn note(session: &mut Session, epoch: i64, all: &[&PreparedHere]) -> 
             _ => failure,
         }
     })?;
-    Ok(())
+    let count = results.last().and_then(Rows::first);
+    field(&count.ok_or_else(|| Failure::internal("a count has no row"))?, 0)
 }
 
 /// Reads all transactions of the subscription that have a first row, or a gid of pgapace in
