@@ -428,9 +428,12 @@ impl<W> Streams<W> {
         }
     }
 
-    /// The stream that gains the most.
+    /// The stream that gains the most. Of a transaction that changes only tables that are not published, the
+    /// publisher sends empty blocks.
     fn longest_waiting(&self) -> Option<Xid> {
-        let waiting = self.open.iter().filter(|(_, stream)| stream.state == StreamState::Waiting);
+        let waiting = self.open.iter().filter(|(_, stream)| {
+            stream.state == StreamState::Waiting && stream.executable.received_length() > 0
+        });
         waiting
             .max_by_key(|(xid, stream)| (stream.executable.received_length(), **xid))
             .map(|(x, _)| *x)
@@ -524,5 +527,30 @@ impl Stream {
         } else {
             Pressure::Gathering
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pgoutput::StreamStart;
+
+    use super::{Duration, Lsn, Message, Pacing, Streams, Subtransactions, Xid};
+
+    #[test]
+    fn a_stream_without_changes_takes_no_session() {
+        let mut streams: Streams<()> = Streams::new(1, Lsn(1), Pacing::MEASURED);
+        let none = |_| None::<&Subtransactions>;
+        let now = Duration::ZERO;
+        streams.passed(Lsn(2));
+        let block = |streams: &mut Streams<()>, xid, length| {
+            let start = StreamStart { xid: Xid(xid), first_segment: true };
+            streams.saw(&Message::StreamStart(start), |_| Some(length), Lsn(1), now);
+            streams.saw(&Message::StreamStop, |_| Some(length), Lsn(1), now);
+        };
+        block(&mut streams, 7, 0);
+        assert!(streams.next(Lsn(1), none, now).is_none());
+        assert_eq!(streams.sessions_in_use(), 0);
+        block(&mut streams, 8, 100);
+        assert_eq!(streams.next(Lsn(1), none, now).map(|next| next.xid), Some(Xid(8)));
     }
 }
