@@ -89,7 +89,7 @@ impl Spool {
             .hint(
                 "Nothing is lost: spooled transactions are not acknowledged, and are sent again. \
                  Raise --spool-limit, or end the large or prepared transactions on the publisher. \
-                 --streaming parallel spools less: it applies large transactions while they run.",
+                 --streaming off leaves large transactions on the publisher's disk until they commit.",
             ));
         }
         if !self.files.contains_key(&id) {
@@ -165,7 +165,8 @@ impl Spool {
         let hint = match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 "Nothing is lost: spooled transactions are not acknowledged, and are sent again. \
-                 Make room, or choose another --spool-directory."
+                 Make room, or choose another --spool-directory. \
+                 --streaming off leaves large transactions on the publisher's disk until they commit."
             }
             io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
                 "Set --spool-directory to a directory in which this user may create files."

@@ -223,7 +223,7 @@ fn a_full_spool_stops_with_nothing_lost() -> Result<()> {
     site.publisher.sql(DB, "INSERT INTO small VALUES (1)")?;
     site.wait_until_applied(&mut run)?;
     session.batch_execute(&rows(10_000, 5000))?;
-    expect_exit(&mut run, 12, &["--spool-limit", "Nothing is lost"])?;
+    expect_exit(&mut run, 12, &["--spool-limit", "Nothing is lost", "--streaming off"])?;
     // The same before the end of the transaction is received.
     let mut run = site.spawn(&program.clone().args(["--spool-limit", "6"]))?;
     expect_exit(&mut run, 12, &["--spool-limit"])?;
@@ -258,7 +258,11 @@ fn a_full_disk_stops_with_nothing_lost() -> Result<()> {
     let program = site.program().args(["--memory-limit", "16", "--spool-directory", &spool]);
     let mut run = site.spawn_streaming(&program)?;
     site.publisher.sql(DB, &format!("BEGIN; {}; COMMIT", rows(1, 10_000)))?;
-    expect_exit(&mut run, 12, &["cannot write to the spool", "Nothing is lost"])?;
+    expect_exit(
+        &mut run,
+        12,
+        &["cannot write to the spool", "Nothing is lost", "--streaming off"],
+    )?;
     let mut run = site.spawn_streaming(&site.program())?;
     site.wait_until_applied(&mut run)?;
     site.expect_equal(&[TableName::from("t")])
