@@ -1,5 +1,6 @@
--- What the two roles of pgapace need, and nothing more. Database shop, schema public: put yours in
--- their place. The tests run this file as it is (crates/pgapace/tests/faults/privileges.rs).
+-- What the two roles of pgapace need, and nothing more; a switchover needs more (docs/switchover.md).
+-- Database shop, schema public: put yours in their place. Run the statements for a subscriber when its
+-- tables exist; for tables that come later, repeat them or use ALTER DEFAULT PRIVILEGES. The tests run this file as it is (crates/pgapace/tests/faults/privileges.rs).
 
 -- publisher: run in database shop by an administrator
 CREATE ROLE pgapace_publisher LOGIN REPLICATION;
@@ -26,6 +27,14 @@ GRANT SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA public TO pgapace_subscriber;
 -- subscriber, for monitoring: to name user and query of sessions that block. The same lets a monitoring role
 -- read the state and the statistics (pgapace status, pgapace top, pgapace.stat_*), but no rows.
 GRANT pg_monitor TO pgapace_subscriber;
+
+-- subscriber, optional, for run --copy-schema: to create the tables, which it then owns
+GRANT CREATE ON SCHEMA public TO pgapace_subscriber;
+
+-- subscriber, optional, for tables of other owners: ANALYZE after their copy (PostgreSQL 17 and later)
+-- GRANT MAINTAIN ON ALL TABLES IN SCHEMA public TO pgapace_subscriber;
+-- To build indexes after the rows, or to ANALYZE before 17, the role must be a member of the owner:
+-- GRANT owner_of_the_tables TO pgapace_subscriber;
 
 -- subscriber, optional: to tag commits with a replication origin (needed for --origin none elsewhere)
 GRANT EXECUTE ON FUNCTION

@@ -8,7 +8,7 @@ mod failover;
 mod history;
 mod large;
 mod network;
-mod privileges;
+pub(crate) mod privileges;
 mod resuming;
 mod round_trips;
 mod same_history;

@@ -10,7 +10,7 @@ const SQL: &str = include_str!("../../../../docs/privileges.sql");
 pub(super) const SHOP: &str = "shop";
 
 /// The statements under a heading of this file.
-pub(super) fn part(heading: &str) -> &'static str {
+pub(crate) fn part(heading: &str) -> &'static str {
     let start = SQL.find(&format!("\n-- {heading}: ")).expect("the heading");
     let end = SQL[start + 1..].find("\n\n").map_or(SQL.len(), |length| start + 1 + length);
     &SQL[start..end]

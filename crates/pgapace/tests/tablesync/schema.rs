@@ -7,6 +7,7 @@ use std::process::Command;
 
 use testbed::program::events;
 
+use crate::faults::privileges::part;
 use crate::support::{
     Case, PATIENCE, finish, must, on_versions, wait_for_event, wait_while_running,
 };
@@ -43,6 +44,14 @@ fn the_schema_is_created_before_and_after_the_copy() {
         case.publisher.sql(DDL);
         case.publisher.sql("SELECT lo_from_bytea(0, 'large')");
         case.publish("FOR ALL TABLES");
+        // A role with what docs/privileges.sql has for it.
+        let database = &case.subscriber.name;
+        let role = format!("copier_{database}");
+        for heading in ["subscriber", "subscriber, optional, for run --copy-schema"] {
+            let sql = part(heading).replace("pgapace_subscriber", &role);
+            case.subscriber.sql(&sql.replace("DATABASE shop", &format!("DATABASE {database}")));
+        }
+        case.tool.subscriber = format!("{} user={role}", case.tool.subscriber);
         case.tool.args = vec!["--copy-schema".to_owned(), "--copy-split-size=1".to_owned()];
         let program = case.tool.program("run").args(["--until", "current"]);
         finish(&program.env("PATH", "/nowhere")).expect(3, &["--copy-schema needs pg_dump"]);
