@@ -225,16 +225,15 @@ pub(crate) fn another_history(error: &HistoryError) -> Failure {
         return Failure::new(Class::Publisher, error.to_string())
             .hint(
                 "pgapace waits for it. If it was rebuilt from a server that was restored to an \
-                 earlier state, drop the subscription (pgapace drop), and start it again with \
-                 empty tables.",
+                 earlier state: pgapace drop, then pgapace run --if-not-empty rebase.",
             )
             .not_serving();
     }
     Failure::new(Class::History, error.to_string()).hint(
         "The publisher's storage was restored to an earlier state, or the connection string leads \
          to such a copy. The subscriber has transactions that this server lacks, and would miss \
-         transactions that were committed in their place: drop the subscription (pgapace drop), \
-         and start it again with empty tables.",
+         transactions that were committed in their place. Decide which side is right; if it is the \
+         publisher: pgapace drop, then pgapace run --if-not-empty rebase.",
     )
 }
 

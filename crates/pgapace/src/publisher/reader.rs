@@ -240,7 +240,7 @@ pub(crate) fn explain(mut failure: Failure) -> Failure {
             failure = failure.transient(true).hint(
                 "If the publication was dropped, create it again. If it exists, it was created \
                  after changes that the slot must still send, which PostgreSQL before 18 cannot \
-                 do: copy the tables again, with pgapace drop and then pgapace run.",
+                 do. Then stop pgapace run: pgapace rebase makes a new slot, and mends the rows that differ.",
             );
         }
         _ if !failure.is_transient() => {

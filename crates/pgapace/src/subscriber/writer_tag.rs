@@ -170,7 +170,7 @@ fn refusal(reason: &str) -> Failure {
     )
     .hint(
         "A subscription in the opposite direction would send untagged writes back. Grant the role the \
-         origin functions (see README), raise max_replication_slots (max_active_replication_origins \
-         from 18 on), or pass --tag-commits=false if there is no other direction.",
+         origin functions (pgapace check prints the GRANT; docs/privileges.sql has it), raise \
+         max_replication_slots (max_active_replication_origins from 18 on), or pass --tag-commits=false if there is no other direction.",
     )
 }

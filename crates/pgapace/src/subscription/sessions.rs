@@ -216,8 +216,8 @@ fn open_apply(
             )
             .hint(
                 "With --origin none, untagged commits would be sent back by the other \
-                 direction. Grant the role the origin functions (see README), raise \
-                 max_replication_slots (max_active_replication_origins from 18 on), or pass --tag-commits=false if there \
+                 direction. Grant the role the origin functions (pgapace check prints the GRANT; \
+                 docs/privileges.sql has it), raise max_replication_slots (max_active_replication_origins from 18 on), or pass --tag-commits=false if there \
                  is no other direction.",
             ));
         }

@@ -26,9 +26,12 @@ fn a_dropped_publication_is_waited_for() {
         assert_eq!(shown[0]["state"], "retrying", "{shown:#}");
         case.publisher.sql("CREATE PUBLICATION pub FOR ALL TABLES");
         // This server can never send the changes that were written meanwhile.
-        must(wait_until(PATIENCE, "status to show how to continue", || Ok(says("pgapace drop"))));
+        must(wait_until(PATIENCE, "status to show how to continue", || Ok(says("pgapace rebase"))));
         assert!(process.is_running(), "{}", process.log());
         must(process.kill9());
+        case.subscriber.sql("CREATE TABLE unpublished (id int)");
+        case.tool.finish("rebase", &[]).expect(0, &[]);
+        case.expect_equal(&["t", "unpublished"]);
     });
 }
 
