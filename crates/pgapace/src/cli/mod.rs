@@ -45,20 +45,20 @@ Exit codes:
    0  the stated goal was reached
    1  internal error
    2  wrong command line
-   3  wrong configuration: file, connection string, combination of settings
+   3  wrong configuration: file, connection string, combination of settings; a switchover that its plan refuses
    4  the publisher cannot be reached, is too old, or refuses
    5  the subscriber cannot be reached, is too old, or refuses
    6  publisher and subscriber do not fit together (tables, columns, identities), or only blocked tables are behind --until
    7  the replication slot is gone, invalidated, or ahead of the subscriber
-   8  another process uses the subscription or its slot
+   8  another process or session is in the way: it uses the subscription or its slot, holds a lock, or writes during a switchover
    9  a change cannot be applied; the message names LSN, transaction, table and key
   10  the publisher's history is not the one that the subscriber followed
   11  the process was stopped before it reached --until
   12  the spool directory is full or cannot be used; nothing is lost
   13  an error disabled the subscription (--disable-on-error, pgapace enable), or it was switched over
-  14  the subscriber is behind the publisher: too far for pgapace sequences, or more than --max-lag
+  14  the subscriber is behind the publisher: too far for pgapace sequences, or more than --max-lag, or a switchover did not end within --deadline
   15  status --check: a subscription is retrying after an error
-  16  status --check: a subscription does not run
+  16  no process runs the subscription (status --check, hand-over, switchover)
   17  status --check: there is no subscription, or its lag is not known
   18  rows differ (pgapace verify)
   19  the subscription was handed over to another process (pgapace hand-over)

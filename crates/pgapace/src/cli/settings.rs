@@ -1,5 +1,6 @@
 //! `pgapace settings`: docs/settings.md, from the declarations.
 
+use crate::cli::verbs::described;
 use crate::cli::{command, output};
 use crate::config::declarations::SETTINGS;
 use crate::config::setting::{Group, Reload, Setting, Shape};
@@ -18,8 +19,9 @@ file, keys of a `[[subscription]]` override those above all of them.
 - Booleans are `true` or `false`. A flag without a value is true.
 - A list is repeated flags, values between commas in a flag or variable, and an array or one string in the file.
 - `pgapace run` reads the file, and files that it names, again at SIGHUP. Changed settings take effect at once, in another run
-  of the subscription; a copy that runs is completed before. `name`, `slot`, `verify-interval` and the server of
-  `subscriber` need a restart, as do subscriptions that are added or removed. If the file is invalid, all settings stay as they are.
+  of the subscription; a copy that runs is completed before. These need a restart: {restart},
+  the server and the database of `subscriber`, and subscriptions that are added or removed. If the file is invalid, all
+  settings stay as they are.
 - `log-level` is a key of the file as well, outside of `[[subscription]]`.
 - A value that cannot be read or is out of range ends the program with exit code 3; on the command line, one that cannot
   be read with exit code 2.
@@ -27,7 +29,12 @@ file, keys of a `[[subscription]]` override those above all of them.
 
 /// Writes the document.
 pub(crate) fn run() {
-    let mut text = HEAD.to_owned();
+    let restart: Vec<_> = SETTINGS
+        .iter()
+        .filter(|setting| setting.reload == Reload::Restart)
+        .map(|setting| format!("`{}`", setting.name))
+        .collect();
+    let mut text = HEAD.replace("{restart}", &restart.join(", "));
     for group in Group::ALL {
         text.push_str(&format!(
             "\n## {}\n\n| setting | default | values | what it does |\n|---|---|---|---|\n",
@@ -47,14 +54,13 @@ pub(crate) fn run() {
             arg.get_id() == "config" || SETTINGS.iter().any(|setting| arg.get_id() == setting.name)
         };
         for arg in flags.filter(|arg| !is_above(arg) && !arg.is_hide_set()) {
-            let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
             let variable = arg.get_env().and_then(|name| name.to_str());
             let variable = variable.map(|name| format!(" (`{name}`)")).unwrap_or_default();
             let flag = arg.get_long().unwrap_or_default();
             text.push_str(&format!(
                 "| `{}` | `--{flag}`{variable} | {} |\n",
                 verb.get_name(),
-                cell(&help)
+                cell(&described(arg))
             ));
         }
     }

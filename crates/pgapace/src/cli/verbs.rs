@@ -56,8 +56,7 @@ fn section(verb: &clap::Command) -> String {
             Some(long) => format!("--{long} {value}").trim_end().to_owned(),
             None => value,
         };
-        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-        text.push_str(&format!("| `{shown}` | {} |\n", escaped(&help)));
+        text.push_str(&format!("| `{shown}` | {} |\n", escaped(&described(arg))));
     }
     let settings: Vec<_> = SETTINGS
         .iter()
@@ -73,6 +72,18 @@ fn section(verb: &clap::Command) -> String {
         text.push_str(&format!("\n```sh\n{}\n```\n", lines.join("\n").trim_end()));
     }
     text
+}
+
+/// The help of an argument, with its default as `--help` shows it.
+pub(super) fn described(arg: &clap::Arg) -> String {
+    let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    let defaults: Vec<_> =
+        arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+    let is_shown = arg.get_action().takes_values() && !arg.is_hide_default_value_set();
+    if defaults.is_empty() || !is_shown || help.contains("[default") {
+        return help;
+    }
+    format!("{help} [default: {}]", defaults.join(" "))
 }
 
 /// Text of the help is no Markdown.

@@ -227,11 +227,14 @@ settings! {
         }
         "indexes-after" indexes_after: bool {
             help: "Build the indexes of empty tables after their rows are copied",
-            more: "A table is locked until its copy ends. false copies with indexes in place.",
+            more: "A table is locked until its copy ends. The role must own the table and have CREATE on its schema; \
+                   otherwise its indexes stay in place. false copies with indexes in place.",
             default: "true",
         }
         "analyze" analyze: bool {
             help: "ANALYZE tables after their copy",
+            more: "The role must own the table or the database, or have MAINTAIN on the table (17 and later). \
+                   Other tables are left to autovacuum.",
             default: "true",
         }
         "refresh-interval" refresh_interval: Duration {
