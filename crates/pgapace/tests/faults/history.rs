@@ -112,7 +112,14 @@ fn a_publisher_restored_to_before_the_progress_is_refused() -> Result<()> {
         // The publisher has passed the old position, but the first of its new changes would be
         // missing.
         write_other(&site, 20_000)?;
-        expect_refused(&site, &["HINT:", "pgapace drop"])?;
+        expect_refused(&site, &["HINT:", "pgapace drop", "--if-not-empty rebase"])?;
+        // What the hint says.
+        let mut drop = site.spawn(&pgapace("drop").args(arguments(&site)))?;
+        expect_exit(&mut drop, 0, &[])?;
+        let compare = ["--until", "current", "--if-not-empty", "rebase"];
+        let mut run = site.spawn(&program(&site).args(compare))?;
+        expect_exit(&mut run, 0, &[])?;
+        expect_equal_rows(&site)?;
     }
     Ok(())
 }

@@ -5,8 +5,8 @@ use testbed::{Result, Stop};
 use super::history::{
     MAJORS, expect_equal_rows, follow, go_back, insert, program, saved, site, write_other,
 };
-use super::privileges::SHOP;
-use crate::support::expect_exit;
+use super::privileges::{SHOP, arguments};
+use crate::support::{expect_exit, pgapace};
 
 /// The publisher returns to a state before the received position, but no published transaction was
 /// lost.
@@ -88,6 +88,9 @@ fn a_restored_subscriber_is_refused() -> Result<()> {
         site.subscriber.start()?;
         let mut run = site.spawn(&program(&site).args(["--until", "current"]))?;
         expect_exit(&mut run, 7, &["has moved to", "restored from a", "pgapace rebase"])?;
+        let mut rebase = site.spawn(&pgapace("rebase").args(arguments(&site)))?;
+        expect_exit(&mut rebase, 0, &[])?;
+        expect_equal_rows(&site)?;
     }
     Ok(())
 }
