@@ -291,9 +291,10 @@ mod tests {
 
     #[test]
     fn the_book_names_metrics_that_exist() {
-        // A pattern, a package and a publication.
-        let others = ["pgapace_", "pgapace_0", "pgapace_back"].map(str::to_owned);
-        let names: BTreeSet<_> = names().into_iter().chain(others).collect();
+        // A pattern, a package, a publication and two roles.
+        let others =
+            ["pgapace_", "pgapace_0", "pgapace_back", "pgapace_publisher", "pgapace_subscriber"];
+        let names: BTreeSet<_> = names().into_iter().chain(others.map(str::to_owned)).collect();
         let book = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
         let mut directories = vec![std::path::PathBuf::from(book)];
         let mut seen = 0;
