@@ -17,6 +17,7 @@ use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::citus;
 use crate::subscriber::state::RelationState;
 use crate::subscriber::state::ownership::OwnedEpoch;
+use crate::subscriber::statement::truncate::truncate_or_delete;
 use crate::subscriber::writer_tag::{Writer, WriterTag};
 use crate::tablesync::SyncContext;
 use crate::tablesync::subscriber_tables::{self, SubscriberTable};
@@ -24,6 +25,13 @@ use crate::tablesync::table_state::reset_sql;
 
 /// Maximum number of tables that the hint lists one by one.
 const NAMED: usize = 20;
+
+/// The hint of a table that can be neither truncated nor emptied by DELETE.
+const FIRES_HINT: &str = "\
+If triggers of the foreign key are enabled for replica sessions (ENABLE ALWAYS or ENABLE REPLICA), deleting \
+the rows would change rows of the other table. Empty both tables on the subscriber, or pgapace resync both; \
+or ALTER TABLE … ENABLE TRIGGER … on the subscriber, for the triggers that pg_trigger shows for the \
+referenced table with tgenabled A or R.";
 
 /// One value of `--truncate`: `schema.table@snapshot`, or `schema.*@snapshot`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -210,19 +218,19 @@ fn empty_tagged(
     owner: OwnedEpoch,
     tables: &[(&SubscriberTable, Option<&RelationState>)],
 ) -> Result<()> {
-    match empty_together(control, owner, tables) {
-        Err(failure)
-            if failure.sqlstate.as_deref() == Some(sqlstate::OUT_OF_MEMORY) && tables.len() > 1 =>
-        {
-            control
-                .simple("ROLLBACK")
-                .map_err(|e| Failure::subscriber(&e, "emptying tables before their copy"))?;
-            let (some, others) = tables.split_at(tables.len() / 2);
-            empty_tagged(control, owner, some)?;
-            empty_tagged(control, owner, others)
-        }
-        emptied => emptied,
+    let Err(failure) = empty_together(control, owner, tables) else { return Ok(()) };
+    if control.is_broken() {
+        return Err(failure);
     }
+    control
+        .simple("ROLLBACK")
+        .map_err(|e| Failure::subscriber(&e, "emptying tables before their copy"))?;
+    if failure.sqlstate.as_deref() != Some(sqlstate::OUT_OF_MEMORY) || tables.len() < 2 {
+        return Err(failure);
+    }
+    let (some, others) = tables.split_at(tables.len() / 2);
+    empty_tagged(control, owner, some)?;
+    empty_tagged(control, owner, others)
 }
 
 fn empty_together(
@@ -250,10 +258,7 @@ fn empty_together(
         control
             .simple(&format!("BEGIN; LOCK TABLE {} IN ACCESS EXCLUSIVE MODE", names.join(", ")))
             .map_err(|e| failed(&e))?;
-        if let Err(failure) = expect_unwritten(control, &decided) {
-            control.simple("ROLLBACK").map_err(|e| failed(&e))?;
-            return Err(failure);
-        }
+        expect_unwritten(control, &decided)?;
         control.simple("SAVEPOINT locked").map_err(|e| failed(&e))?;
     }
     let (undo, end) =
@@ -264,15 +269,22 @@ fn empty_together(
     } else {
         String::new()
     };
-    let truncate = format!("{role}TRUNCATE TABLE {}; {reset}{end}", subscribers.join(", "));
-    match control.simple(&truncate) {
+    let truncate = format!("{role}TRUNCATE TABLE {}", subscribers.join(", "));
+    match control.simple(&format!("{truncate}; {reset}{end}")) {
         Ok(_) => Ok(()),
         // A table that is not part of the copy references one of these.
         Err(error) if error.sqlstate() == Some(sqlstate::FEATURE_NOT_SUPPORTED) => {
-            let deletes: Vec<_> =
-                subscribers.iter().map(|name| format!("DELETE FROM {name}; ")).collect();
-            let sql = format!("{undo}{}{reset}{end}", deletes.concat());
-            control.simple(&sql).map(|_| ()).map_err(|e| failed(&e))
+            let oids: Vec<_> = tables.iter().map(|(table, _)| table.sql_oid()).collect();
+            let delete = truncate_or_delete(&truncate, &subscribers, &oids.join(", "), "");
+            let deleted = control.simple(&format!("{undo}{delete}; {reset}{end}"));
+            deleted.map(|_| ()).map_err(|e| {
+                let failure = failed(&e);
+                if e.sqlstate() == Some(sqlstate::FEATURE_NOT_SUPPORTED) {
+                    failure.hint(FIRES_HINT)
+                } else {
+                    failure
+                }
+            })
         }
         Err(error) => Err(failed(&error)),
     }

@@ -372,16 +372,29 @@ fn only_possible(
         refuse && !emptied.contains_key(&table.key())
     })?;
     let (mut published, mut subscribers, mut blocked) = (Vec::new(), Vec::new(), Vec::new());
+    let to_empty: Vec<_> = tables
+        .iter()
+        .zip(&found)
+        .filter_map(|(table, found)| Some((found.as_ref().ok()?, emptied.get(&table.key()))))
+        .filter(|(_, state)| state.is_some())
+        .collect();
+    // Together, because TRUNCATE wants tables that are linked by foreign keys together. If that fails, one by one,
+    // to find those that cannot be emptied.
+    let together = to_empty.is_empty()
+        || match emptying::empty(control, context, &to_empty) {
+            Err(failure) if failure.is_transient() => return Err(failure),
+            emptied => emptied.is_ok(),
+        };
     for (table, found) in tables.into_iter().zip(found) {
         let subscriber = match (found, emptied.get(&table.key())) {
             (Err(obstacle), _) => Err(obstacle.failure(&table)),
-            (Ok(subscriber), Some(state)) => {
+            (Ok(subscriber), Some(state)) if !together => {
                 match emptying::empty(control, context, &[(&subscriber, Some(state))]) {
                     Err(failure) if failure.is_transient() => return Err(failure),
                     emptied => emptied.map(|()| subscriber),
                 }
             }
-            (Ok(subscriber), None) => Ok(subscriber),
+            (Ok(subscriber), _) => Ok(subscriber),
         };
         match subscriber {
             Ok(subscriber) => {

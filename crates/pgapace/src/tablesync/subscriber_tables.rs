@@ -1,7 +1,7 @@
 //! The subscriber's tables as far as copying needs to know them. That is much less than applying
 //! changes needs, and a constant number of queries reads it for all tables.
 
-use wire::{Session, quote_ident};
+use wire::{Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
 use crate::publisher::dump_command::dump_command;
@@ -59,6 +59,11 @@ impl SubscriberTable {
     /// The name for a search or DML statement.
     pub(crate) fn sql_only(&self) -> String {
         if self.partitioned() { self.sql_name() } else { format!("ONLY {}", self.sql_name()) }
+    }
+
+    /// An expression for its OID.
+    pub(crate) fn sql_oid(&self) -> String {
+        format!("{}::pg_catalog.regclass", quote_literal(&self.sql_name()))
     }
 
     /// Whether Citus manages the table.

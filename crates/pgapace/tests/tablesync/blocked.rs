@@ -1,8 +1,9 @@
 //! Tables that cannot be copied are blocked; the others stream on.
 
 use serde_json::Value;
+use testbed::wait_until;
 
-use crate::support::{Case, must, on_versions};
+use crate::support::{Case, PATIENCE, must, on_versions};
 use crate::tablesync::while_streaming::{holder, wait_for, wait_for_a_waiter};
 
 pub(super) const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
@@ -22,9 +23,17 @@ pub(super) fn shown(case: &Case, name: &str) -> Value {
     tables.into_iter().find(|table| table["name"] == name).unwrap_or_default()
 }
 
+/// Why a table is blocked. It may be copied again for a moment.
 pub(super) fn reason(case: &Case, name: &str) -> String {
-    let shown = shown(case, name);
-    assert_eq!(shown["state"], "blocked", "{shown:#}");
+    let mut shown = shown(case, name);
+    let blocked = wait_until(PATIENCE, "the table to be blocked", || {
+        let is_blocked = shown["state"] == "blocked";
+        if !is_blocked {
+            shown = self::shown(case, name);
+        }
+        Ok(is_blocked)
+    });
+    must(blocked);
     assert!(shown["blocked_since"].is_string(), "{shown:#}");
     shown["reason"].as_str().unwrap_or_default().to_owned()
 }

@@ -2,6 +2,7 @@
 //! table is truncated only if the TRUNCATE is newer than its copy; the others keep their rows.
 
 use crate::support::{Case, VERSIONS, must, on_versions};
+use crate::tablesync::blocked::{reason, with_state};
 use crate::tablesync::while_streaming::{holder, wait_for, wait_for_a_waiter};
 
 const TABLES: &str = "\
@@ -65,29 +66,64 @@ fn truncate_of_a_table_that_catches_up() {
     });
 }
 
-/// With a foreign key that is ENABLE ALWAYS, the TRUNCATE of the parent would also delete rows of
-/// the child.
+/// Changes which of the triggers of a table's foreign keys fire, on the subscriber.
+fn set_triggers(case: &Case, table: &str, how: &str) {
+    case.subscriber.sql(&format!(
+        "DO $$ DECLARE name text; BEGIN \
+           FOR name IN SELECT tgname FROM pg_trigger WHERE tgrelid = '{table}'::regclass LOOP \
+             EXECUTE format('ALTER TABLE {table} {how} TRIGGER %I', name); \
+           END LOOP; END $$"
+    ));
+}
+
+/// With a foreign key that is ENABLE ALWAYS or ENABLE REPLICA, the TRUNCATE of the parent would also
+/// delete rows of the child.
 #[test]
-fn truncate_stops_at_a_foreign_key_that_is_enabled_always() {
+fn truncate_stops_at_a_foreign_key_whose_triggers_fire() {
     on_versions(&VERSIONS, |case| {
         case.replicate(TABLES);
         fill(&case, 0);
         case.run_until_current();
-        let triggers = |how: &str| {
-            case.subscriber.sql(&format!(
-                "DO $$ DECLARE name text; BEGIN \
-                   FOR name IN SELECT tgname FROM pg_trigger WHERE tgrelid = 'parent'::regclass LOOP \
-                     EXECUTE format('ALTER TABLE parent {how} TRIGGER %I', name); \
-                   END LOOP; END $$"
-            ));
-        };
-        triggers("ENABLE ALWAYS");
         case.publisher.sql("TRUNCATE parent, child, grandchild");
         fill(&case, 100);
         case.tool.finish("resync", &["child"]).expect(0, &[]);
-        case.run().expect(9, &["TRUNCATE on public.parent", "0A000"]);
-        triggers("ENABLE");
+        for how in ["ENABLE ALWAYS", "ENABLE REPLICA"] {
+            set_triggers(&case, "parent", how);
+            case.run().expect(9, &["TRUNCATE on public.parent", "0A000"]);
+        }
+        set_triggers(&case, "parent", "ENABLE");
         case.run_until_current();
         case.expect_equal(&ALL);
+    });
+}
+
+/// The same for a table that is emptied to be copied again, of which a partition has the triggers.
+#[test]
+fn a_copy_empties_no_table_whose_foreign_key_triggers_fire() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        let child = "CREATE TABLE child (id int PRIMARY KEY, parent int REFERENCES parent ON DELETE CASCADE)";
+        case.publisher.sql(&format!("CREATE TABLE parent (id int PRIMARY KEY); {child}"));
+        case.subscriber.sql(&format!(
+            "CREATE TABLE parent (id int PRIMARY KEY) PARTITION BY RANGE (id); \
+             CREATE TABLE part PARTITION OF parent DEFAULT; {child}"
+        ));
+        case.publisher.sql("INSERT INTO parent VALUES (1), (2); INSERT INTO child VALUES (1, 1)");
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        set_triggers(&case, "part", "ENABLE REPLICA");
+        case.tool.args = vec!["--refresh-interval=1".to_owned()];
+        let mut process = case.start();
+        case.tool.finish("resync", &["parent"]).expect(0, &[]);
+        wait_for(&case, &mut process, "the table", &with_state("blocked", "parent"));
+        let reason = reason(&case, "parent");
+        assert!(reason.contains("0A000") && reason.contains("ENABLE REPLICA"), "{reason}");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM child"), "1");
+        // Together, they can be truncated.
+        case.tool.finish("resync", &["parent", "child"]).expect(0, &[]);
+        case.publisher.sql("INSERT INTO parent VALUES (3); INSERT INTO child VALUES (3, 3)");
+        wait_for(&case, &mut process, "the copies", &with_state("ready", "child parent"));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["parent", "child"]);
+        case.stop(process);
     });
 }

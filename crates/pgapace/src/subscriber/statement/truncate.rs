@@ -7,8 +7,8 @@
 //! are not applied. But PostgreSQL refuses to truncate a table that is referenced by a table
 //! outside the statement, even an empty one (`heap_truncate_check_FKs` in `heap.c`). Then pgapace
 //! deletes the rows instead. In a session with `session_replication_role = replica`, no foreign key
-//! trigger fires, so no other table changes. If a user has enabled such a trigger ALWAYS, it would
-//! fire; then the original error is raised.
+//! trigger fires, so no other table changes. If a user has enabled such a trigger (ALWAYS or REPLICA),
+//! it would fire; then the original error is raised.
 //!
 //! Citus follows TRUNCATE of its tables with a trigger that only the origin role fires. So these tables are truncated by a
 //! statement of their own, between two that set the role.
@@ -61,7 +61,6 @@ fn sql(tables: &[&Arc<TableMap>], truncate: &Truncate<'_>, complete: bool) -> St
     if complete {
         return statement;
     }
-    let deletes: String = names.iter().map(|name| format!("DELETE FROM {name}; ")).collect();
     let oids = oids.join(", ");
     let sequences = if truncate.restart_identity {
         // As TRUNCATE does: restarts the sequences owned by columns at their start values.
@@ -77,15 +76,38 @@ fn sql(tables: &[&Arc<TableMap>], truncate: &Truncate<'_>, complete: bool) -> St
     } else {
         String::new()
     };
+    truncate_or_delete(&statement, &names, &oids, &sequences)
+}
+
+/// Returns a statement that executes TRUNCATE, or deletes the rows of these tables if PostgreSQL refuses. `names` are
+/// the tables as DML names them, `oids` their OIDs, and `after_delete` is PL/pgSQL.
+///
+/// It raises the error of TRUNCATE if DELETE would fire a trigger of a foreign key, and so change or delete rows of
+/// other tables.
+pub(crate) fn truncate_or_delete(
+    truncate: &str,
+    names: &[String],
+    oids: &str,
+    after_delete: &str,
+) -> String {
+    let deletes: String = names.iter().map(|name| format!("DELETE FROM {name}; ")).collect();
+    // 8: a trigger on DELETE.
     let block = format!(
         "DECLARE name pg_catalog.text; \
-         BEGIN {statement}; \
+         BEGIN {truncate}; \
          EXCEPTION WHEN feature_not_supported THEN \
-           IF EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid IN ({oids}) \
-                      AND t.tgisinternal AND t.tgconstraint <> 0 AND t.tgenabled = 'A') THEN \
+           IF EXISTS (WITH RECURSIVE tree AS ( \
+                        SELECT c.oid, c.relkind FROM pg_catalog.pg_class c WHERE c.oid IN ({oids}) \
+                        UNION \
+                        SELECT p.oid, p.relkind FROM tree \
+                        JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid AND tree.relkind = 'p' \
+                        JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid) \
+                      SELECT FROM tree JOIN pg_catalog.pg_trigger t ON t.tgrelid = tree.oid \
+                      WHERE t.tgisinternal AND t.tgconstraint <> 0 AND t.tgtype & 8 <> 0 \
+                        AND t.tgenabled IN ('A', 'R')) THEN \
              RAISE; \
            END IF; \
-           {deletes}{sequences}\
+           {deletes}{after_delete}\
          END"
     );
     format!("DO LANGUAGE plpgsql {}", quote_literal(&block))
