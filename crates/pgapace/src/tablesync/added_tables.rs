@@ -39,6 +39,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(3);
 /// Time between two log lines about the same failure of looks at the publications.
 const LOGGED_AGAIN: Duration = Duration::from_secs(3600);
 
+/// Time before a table whose copy failed is copied again, if the publications are not read regularly.
+const FIRST_PAUSE: Duration = Duration::from_secs(60);
 /// Longest time before a table whose copy failed is copied again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 
@@ -212,7 +214,7 @@ impl<'a> Adder<'a> {
         }
         let now = Instant::now();
         // Then all tables are inspected, including the known ones.
-        let due = self.is_due();
+        let due = self.is_due(now);
         let known = !due
             && !self.new.is_empty()
             && self.inspection_started_at.is_none_or(|started| started.elapsed() >= CHECK_INTERVAL);
@@ -257,10 +259,12 @@ impl<'a> Adder<'a> {
         (self.refreshes.read_at, self.refreshes.error.as_deref())
     }
 
-    fn is_due(&self) -> bool {
+    fn is_due(&self, now: Instant) -> bool {
         let every = self.context.options.refresh_interval;
-        self.publications_read_at
-            .is_none_or(|read_at| every.is_some_and(|every| read_at.elapsed() >= every))
+        self.publications_read_at.is_none_or(|read_at| {
+            every.is_some_and(|every| now - read_at >= every)
+                || self.failed.values().any(|failed| read_at < failed.again && failed.again <= now)
+        })
     }
 
     /// Has the publications read soon, because they may have changed.
@@ -374,7 +378,7 @@ impl<'a> Adder<'a> {
     pub(crate) fn copy_failed(&mut self, name: &Name) {
         let failed = self.failed.entry(name.clone()).or_insert(FailedCopy {
             again: Instant::now(),
-            pause: self.context.options.refresh_interval.unwrap_or(LONGEST_PAUSE),
+            pause: self.context.options.refresh_interval.unwrap_or(FIRST_PAUSE),
         });
         failed.again = Instant::now() + failed.pause;
         failed.pause = (failed.pause * 2).min(LONGEST_PAUSE);

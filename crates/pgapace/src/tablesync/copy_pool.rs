@@ -19,7 +19,6 @@ use crate::stopping::interrupt::cancel;
 use crate::subscriber::state::figures;
 use crate::subscriber::state::heartbeat::{self, OwnerStage};
 use crate::subscriber::state::ownership::OwnedEpoch;
-use crate::tablesync::SyncContext;
 use crate::tablesync::copy_display::{Copied, Display, Progress, table};
 use crate::tablesync::copy_worker::{CopySessions, JobFailure, Transferred};
 use crate::tablesync::plan::{EMPTY_AT_ONCE, Item, Job, jobs};
@@ -27,6 +26,7 @@ use crate::tablesync::queue::Queue;
 use crate::tablesync::scaling::CopyScaling;
 use crate::tablesync::snapshot::{self, Snapshot};
 use crate::tablesync::table_state::{Begun, Complete};
+use crate::tablesync::{SyncContext, is_of_its_tables};
 
 const TICK: Duration = Duration::from_millis(100);
 const SLOT_CHECK_INTERVAL: Duration = Duration::from_secs(10);
@@ -255,7 +255,7 @@ impl Pool<'_> {
         let left = self.queue.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut unopened = Vec::new();
         if let (false, Some(failure)) = (left.is_empty(), failures.open) {
-            if !self.context.is_beside_stream() || failure.is_transient() {
+            if !self.context.is_beside_stream() || !is_of_its_tables(&failure) {
                 return Err(failure);
             }
             let not_copied = left.tables().into_iter().filter(|t| !failures.abandoned.contains(t));
@@ -264,7 +264,7 @@ impl Pool<'_> {
         let (failed, errors): (Vec<_>, Vec<_>) = failures
             .tables
             .into_iter()
-            .partition(|(_, f)| self.context.is_beside_stream() && !f.is_transient());
+            .partition(|(_, f)| self.context.is_beside_stream() && is_of_its_tables(f));
         let others = errors.len().saturating_sub(1);
         // A failure that does not pass by itself is reported first.
         let first = errors.into_iter().map(|(_, failure)| failure).min_by_key(|f| f.is_transient());
@@ -447,6 +447,15 @@ impl Pool<'_> {
     }
 
     fn note(&self, job: &Job, trouble: JobFailure) {
+        let trouble = match trouble {
+            // The tables of other jobs need not wait for its cause.
+            JobFailure::Run(failure)
+                if self.context.is_beside_stream() && is_of_its_tables(&failure) =>
+            {
+                JobFailure::Table(failure)
+            }
+            trouble => trouble,
+        };
         match (job, trouble) {
             (_, JobFailure::Run(failure)) => {
                 lock_of(&self.failures).run.get_or_insert(failure);

@@ -22,7 +22,6 @@ use engine::progress::Progress;
 use engine::relation::RemoteRelation;
 use engine::table_sync::TableSyncState;
 use pgoutput::Lsn;
-use rustc_hash::FxHashMap;
 use wire::Session;
 
 use crate::apply::apply_session::Connect;
@@ -37,7 +36,7 @@ use crate::subscriber::state::conflicts::Conflict;
 use crate::subscriber::state::statistics::Counters;
 use crate::tablesync::deferred::catchup::CatchUpWorker;
 use crate::tablesync::table_state::{self, CatchUp};
-use crate::tablesync::{Added, Adder, Copying, Name};
+use crate::tablesync::{self, Added, Adder, Copying, Name};
 
 /// The largest size of deferred changes for which the leader pauses.
 const LITTLE: u64 = 1 << 20;
@@ -297,9 +296,13 @@ impl<'a> StreamedTableSync<'a> {
 
     /// The present copy may have ended.
     fn take_copied(&mut self, leader: &mut LeaderAccess<'_>) -> Result<()> {
-        let published = match self.copying.as_ref().map(Receiver::try_recv) {
+        let (published, failure) = match self.copying.as_ref().map(Receiver::try_recv) {
             None | Some(Err(TryRecvError::Empty)) => return Ok(()),
-            Some(Ok(published)) => published?,
+            Some(Ok(Ok(published))) => (published, None),
+            Some(Ok(Err(failure))) if tablesync::is_of_its_tables(&failure) => {
+                (Vec::new(), Some(failure))
+            }
+            Some(Ok(Err(failure))) => return Err(failure),
             Some(Err(TryRecvError::Disconnected)) => {
                 return Err(Failure::internal("the copy of a table panicked"));
             }
@@ -327,14 +330,36 @@ impl<'a> StreamedTableSync<'a> {
                 None => gone.push(table.name.clone()),
             }
         }
-        let states = if gone.is_empty() {
-            FxHashMap::default()
-        } else {
-            state::relations_by_name(leader.control, owner.id)?
-        };
-        for name in gone {
-            let blocked = states.get(&name).is_some_and(|s| s.state == TableSyncState::Blocked);
-            if blocked {
+        match failure {
+            // All of its tables are copied.
+            Some(failure) if gone.is_empty() => return Err(failure),
+            failure => self.not_copied(leader, gone, failure.as_ref())?,
+        }
+        self.start_copy(leader.deferred)
+    }
+
+    /// The copy has ended without these tables. With a failure, those that are not blocked yet are blocked, and copied
+    /// again later.
+    fn not_copied(
+        &mut self,
+        leader: &mut LeaderAccess<'_>,
+        names: Vec<Name>,
+        failure: Option<&Failure>,
+    ) -> Result<()> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        let owner = self.adder.owner();
+        let states = state::relations_by_name(leader.control, owner.id)?;
+        let is_blocked =
+            |name: &Name| states.get(name).is_some_and(|s| s.state == TableSyncState::Blocked);
+        if let Some(failure) = failure {
+            let failed = names.iter().filter(|name| !is_blocked(name));
+            let failed: Vec<_> = failed.map(|name| (name.clone(), failure.like())).collect();
+            tablesync::block(leader.control, owner, &failed, None)?;
+        }
+        for name in names {
+            if failure.is_some() || is_blocked(&name) {
                 self.adder.copy_failed(&name);
                 leader.tables.block(&name.0, &name.1);
             } else {
@@ -343,7 +368,7 @@ impl<'a> StreamedTableSync<'a> {
             }
             leader.deferred.remove(|table| table.name == name, leader.spool)?;
         }
-        self.start_copy(leader.deferred)
+        Ok(())
     }
 
     /// Takes the worker from a table that has to wait for what others must receive first, if another

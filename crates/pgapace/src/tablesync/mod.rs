@@ -39,6 +39,7 @@ use crate::observe::board::Board;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::Publisher;
 use crate::sequences::{self, Chosen, SetOptions};
+use crate::sqlstate;
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::format::Servers;
@@ -282,9 +283,7 @@ fn rebase_added(
     for table in filled {
         match rebase::tables(context, control, snapshot, std::slice::from_ref(table)) {
             Ok(changed) => again.extend(changed),
-            Err(failure) if failure.is_transient() || failure.class == Class::Stopped => {
-                return Err(failure);
-            }
+            Err(failure) if !is_of_its_tables(&failure) => return Err(failure),
             Err(failure) => block(control, context.owner(), &[(table.key(), failure)], None)?,
         }
     }
@@ -382,7 +381,7 @@ fn only_possible(
     // to find those that cannot be emptied.
     let together = to_empty.is_empty()
         || match emptying::empty(control, context, &to_empty) {
-            Err(failure) if failure.is_transient() => return Err(failure),
+            Err(failure) if !is_of_its_tables(&failure) => return Err(failure),
             emptied => emptied.is_ok(),
         };
     for (table, found) in tables.into_iter().zip(found) {
@@ -390,7 +389,7 @@ fn only_possible(
             (Err(obstacle), _) => Err(obstacle.failure(&table)),
             (Ok(subscriber), Some(state)) if !together => {
                 match emptying::empty(control, context, &[(&subscriber, Some(state))]) {
-                    Err(failure) if failure.is_transient() => return Err(failure),
+                    Err(failure) if !is_of_its_tables(&failure) => return Err(failure),
                     emptied => emptied.map(|()| subscriber),
                 }
             }
@@ -406,6 +405,24 @@ fn only_possible(
     }
     block(control, owner, &blocked, None)?;
     Ok((published, subscribers))
+}
+
+/// Whether a failure of a copy beside the stream is one of its tables: they are blocked and copied again later, also if
+/// the failure may pass, and all others stream on. Otherwise the run ends: the process is to stop, does not own the
+/// subscription, or has lost a server. A server that has no room for one more session is not lost.
+fn is_of_its_tables(failure: &Failure) -> bool {
+    let of_the_run = matches!(
+        failure.class,
+        Class::Internal
+            | Class::Stopped
+            | Class::HandedOver
+            | Class::Busy
+            | Class::Disabled
+            | Class::Slot
+            | Class::History
+    );
+    let full = failure.sqlstate.as_deref() == Some(sqlstate::TOO_MANY_CONNECTIONS);
+    !of_the_run && (full || !failure.is_connection_lost())
 }
 
 /// Blocks tables and logs it. `lacks_from` is where their changes begin, if no copy follows.
@@ -455,4 +472,31 @@ pub(crate) fn forget_unpublished(
         state::forget_relation(control, id, &relation.schema, &relation.name)?;
     }
     Ok(forgotten)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_of_its_tables;
+    use crate::error::{Class, Failure};
+
+    #[test]
+    fn failures_of_the_run_are_not_those_of_a_table() {
+        let failure = |class| Failure::new(class, "failed");
+        let of = |class, code: &str| Failure {
+            sqlstate: Some(code.to_owned()),
+            ..failure(class).not_serving()
+        };
+        for class in [Class::Publisher, Class::Subscriber, Class::Apply, Class::Mismatch] {
+            assert!(is_of_its_tables(&failure(class)));
+            assert!(is_of_its_tables(&failure(class).transient(true)));
+            assert!(is_of_its_tables(&of(class, "53300")), "no room for one more session");
+            assert!(!is_of_its_tables(&failure(class).not_serving()));
+            assert!(!is_of_its_tables(&of(class, "57P01")));
+        }
+        for class in [Class::Stopped, Class::HandedOver, Class::Busy, Class::Slot, Class::Internal]
+        {
+            assert!(!is_of_its_tables(&failure(class).transient(true)));
+            assert!(!is_of_its_tables(&of(class, "53300")));
+        }
+    }
 }

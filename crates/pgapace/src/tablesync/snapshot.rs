@@ -81,5 +81,5 @@ impl Snapshot {
 pub(super) fn lost() -> Failure {
     Failure::new(Class::Publisher, "publisher: the session that holds the snapshot was lost")
         .detail("Copied tables stay; the others are copied under another snapshot.")
-        .transient(true)
+        .not_serving()
 }

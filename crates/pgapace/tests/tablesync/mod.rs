@@ -10,6 +10,7 @@ mod first_copy;
 mod indexes;
 mod indexes_kept;
 mod kinds;
+mod passing_errors;
 mod progress;
 pub(crate) mod requests;
 mod requests_while_copying;
