@@ -174,6 +174,7 @@ impl Pool<'_> {
                 if let Err(error) = spawned {
                     let failure = Failure::refused_by_system("start a thread", &error);
                     lock_of(&self.failures).open.get_or_insert(failure);
+                    lock_of(&self.queue).exit(number);
                 }
             }
             drop(sender);
@@ -302,6 +303,7 @@ impl Pool<'_> {
     /// Runs one worker until the queue is empty. The coordinator waits until all `_alive` are
     /// dropped.
     fn work(&self, number: usize, _alive: &Sender<()>) {
+        let _exit = Exit { pool: self, number };
         let mut sessions: Option<CopySessions> = None;
         while !self.stop.load(Ordering::Acquire) {
             let Some(job) = self.take(number) else { break };
@@ -339,21 +341,21 @@ impl Pool<'_> {
         );
         lock_of(&self.failures).open.get_or_insert(failure);
         let mut queue = lock_of(&self.queue);
-        queue.leave(number);
+        queue.exit(number);
         queue.push_front(job);
         drop(queue);
         // Another worker may take its place.
         self.allow(1);
     }
 
-    /// Takes the next job. A worker that is currently not allowed waits.
+    /// Takes the next job. A worker that is currently not allowed waits while an allowed one is left.
     fn take(&self, number: usize) -> Option<Job> {
         let mut queue = lock_of(&self.queue);
         loop {
             if queue.is_empty() || self.stop.load(Ordering::Acquire) {
                 return None;
             }
-            if number >= self.allowed.load(Ordering::Acquire) {
+            if queue.leaves_jobs_to_others(number, self.allowed.load(Ordering::Acquire)) {
                 queue.leave(number);
                 let waited = self.news.wait_timeout(queue, TICK);
                 queue = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -556,6 +558,19 @@ impl Pool<'_> {
         if let Err(failure) = recorded {
             tracing::debug!(%failure, "cannot record the slot");
         }
+    }
+}
+
+/// Tells the other workers when one has exited, for whatever reason.
+struct Exit<'a> {
+    pool: &'a Pool<'a>,
+    number: usize,
+}
+
+impl Drop for Exit<'_> {
+    fn drop(&mut self) {
+        lock_of(&self.pool.queue).exit(self.number);
+        self.pool.news.notify_all();
     }
 }
 

@@ -11,11 +11,13 @@ pub(super) struct Queue {
     jobs: VecDeque<Job>,
     /// For each worker, the table whose part it copied last.
     tables: Vec<Option<usize>>,
+    /// Whether each worker may still take a job.
+    alive: Vec<bool>,
 }
 
 impl Queue {
     pub(super) fn new(jobs: VecDeque<Job>, workers: usize) -> Self {
-        Self { jobs, tables: vec![None; workers] }
+        Self { jobs, tables: vec![None; workers], alive: vec![true; workers] }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -67,6 +69,18 @@ impl Queue {
     pub(super) fn leave(&mut self, worker: usize) {
         self.tables[worker] = None;
     }
+
+    /// The worker takes no more jobs.
+    pub(super) fn exit(&mut self, worker: usize) {
+        self.leave(worker);
+        self.alive[worker] = false;
+    }
+
+    /// Whether a worker leaves the jobs to others: to those with a number below `allowed`, as long as one of them can
+    /// take them. They exit when the queue is empty, and then another worker may add a job.
+    pub(super) fn leaves_jobs_to_others(&self, worker: usize, allowed: usize) -> bool {
+        worker >= allowed && self.alive.iter().take(allowed).any(|alive| *alive)
+    }
 }
 
 #[cfg(test)]
@@ -109,5 +123,16 @@ mod tests {
         assert_eq!(queue.take(0), Some(Part(0, 0)));
         queue.leave(0);
         assert_eq!(queue.take(1), Some(Part(0, 1)));
+    }
+
+    /// The allowed workers have found the queue empty, and the last part of another one adds an ANALYZE.
+    #[test]
+    fn a_worker_takes_jobs_if_no_allowed_one_is_left() {
+        let mut queue = queue(&[], 3);
+        assert!(!queue.leaves_jobs_to_others(1, 2));
+        queue.exit(0);
+        assert!(queue.leaves_jobs_to_others(2, 2));
+        queue.exit(1);
+        assert!(!queue.leaves_jobs_to_others(2, 2));
     }
 }
