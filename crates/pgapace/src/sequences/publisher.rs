@@ -3,12 +3,18 @@
 use engine::sequence::{Definition, Position, Sequence};
 use wire::{Row, Session, quote_ident, quote_literal};
 
-use crate::error::{Class, Failure, Result};
+use crate::error::{Class, Failure, Result, is_transient};
 use crate::publisher::publication::PublishedTable;
+use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
 
 /// Maximum number of sequences in one statement.
 pub(super) const AT_ONCE: usize = 200;
+
+/// lock_timeout of the first attempt to read sequences.
+const FIRST_WAIT: &str = "5s";
+/// lock_timeout while pgapace finds out which of them is locked: it has waited already.
+const NEXT_WAIT: &str = "200ms";
 
 /// Which sequences to read.
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +37,7 @@ pub(crate) struct PublisherSequence {
     /// Whether a published table owns or uses it, or no table owns it.
     pub(super) wanted: bool,
     /// Definition and position; an error says why they cannot be read.
-    pub(super) found: std::result::Result<Sequence, &'static str>,
+    pub(super) found: std::result::Result<Sequence, String>,
 }
 
 impl PublisherSequence {
@@ -82,7 +88,8 @@ SELECT n.nspname, s.relname,
        pg_catalog.has_sequence_privilege(s.oid, 'SELECT'),
        q.seqincrement, q.seqmin, q.seqmax, q.seqcycle,
        ton.nspname, t.relname, a.attname,
-       u.sequence IS NOT NULL OR t.oid IS NULL
+       u.sequence IS NOT NULL OR t.oid IS NULL,
+       s.relpersistence = 'u' AND pg_catalog.pg_is_in_recovery()
 FROM pg_catalog.pg_class s
 JOIN pg_catalog.pg_namespace n ON n.oid = s.relnamespace
 JOIN pg_catalog.pg_sequence q ON q.seqrelid = s.oid
@@ -118,7 +125,7 @@ pub(crate) fn read(
     }
     let mut readable: Vec<_> = sequences.iter_mut().filter(|one| one.found.is_ok()).collect();
     for some in readable.chunks_mut(AT_ONCE) {
-        read_positions(session, some)?;
+        read_positions(session, some, FIRST_WAIT)?;
     }
     Ok(sequences)
 }
@@ -168,11 +175,15 @@ fn sequence(row: &Row<'_>) -> Result<PublisherSequence> {
         _ => None,
     };
     let definition = definition(row, 4)?;
-    let found = match (boolean(row, 2)?, boolean(row, 3)?) {
-        (false, _) => Err("the role lacks USAGE on its schema on the publisher"),
-        (_, false) => Err("the role lacks SELECT on it on the publisher"),
+    let found = match (boolean(row, 2)?, boolean(row, 3)?, boolean(row, 12)?) {
+        (false, ..) => Err("the role lacks USAGE on its schema on the publisher".to_owned()),
+        (_, false, _) => Err("the role lacks SELECT on it on the publisher".to_owned()),
+        (.., true) => {
+            Err("it is unlogged, and the publisher is a standby, which does not have its value"
+                .to_owned())
+        }
         // The position is read next.
-        (true, true) => {
+        (true, true, false) => {
             Ok(Sequence { definition, position: Position { last_value: 0, is_called: false } })
         }
     };
@@ -195,13 +206,36 @@ pub(super) fn definition(row: &Row<'_>, column: usize) -> Result<Definition> {
     })
 }
 
-fn read_positions(session: &mut Session, some: &mut [&mut PublisherSequence]) -> Result<()> {
+/// Reads the positions. A sequence that alone cannot be read gets the reason, and the others are read. No statement
+/// waits for a lock longer than `wait`.
+fn read_positions(
+    session: &mut Session,
+    some: &mut [&mut PublisherSequence],
+    wait: &str,
+) -> Result<()> {
     let names: Vec<_> = some.iter().map(|one| one.sql_name()).collect();
-    let results = session
-        .simple(&positions_sql(&names))
-        .map_err(|e| Failure::publisher(&e, "reading its sequences"))?;
+    let sql = format!("SET LOCAL lock_timeout = '{wait}'; {}", positions_sql(&names));
+    let results = match session.simple(&sql) {
+        Ok(results) => results,
+        Err(error) if error.sqlstate().is_some_and(is_of_a_sequence) => {
+            if let [one] = some {
+                one.found = Err(match error.sqlstate() {
+                    Some(sqlstate::LOCK_NOT_AVAILABLE) => {
+                        "another session of the publisher holds a conflicting lock; see pg_locks"
+                            .to_owned()
+                    }
+                    _ => format!("the publisher cannot read it: {error}"),
+                });
+                return Ok(());
+            }
+            let (first, second) = some.split_at_mut(some.len() / 2);
+            read_positions(session, first, NEXT_WAIT)?;
+            return read_positions(session, second, NEXT_WAIT);
+        }
+        Err(error) => return Err(Failure::publisher(&error, "reading its sequences")),
+    };
     let rows = results
-        .first()
+        .last()
         .ok_or_else(|| Failure::internal("the query for sequences returned no result"))?;
     for row in rows.iter() {
         let index: usize = field(&row, 0)?;
@@ -210,6 +244,12 @@ fn read_positions(session: &mut Session, some: &mut [&mut PublisherSequence]) ->
         }
     }
     Ok(())
+}
+
+/// Whether an error with this SQLSTATE may be about one sequence, so that others can be read. In a transaction that
+/// has failed (class 25), nothing can be read.
+fn is_of_a_sequence(code: &str) -> bool {
+    code == sqlstate::LOCK_NOT_AVAILABLE || !is_transient(code) && !code.starts_with("25")
 }
 
 /// SQL for index, last_value and is_called of each sequence.
@@ -225,4 +265,19 @@ pub(super) fn positions_sql(names: &[String]) -> String {
 /// Reads the position from a row of [`positions_sql`].
 pub(super) fn position(row: &Row<'_>) -> Result<Position> {
     Ok(Position { last_value: field(row, 1)?, is_called: boolean(row, 2)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_of_a_sequence;
+
+    #[test]
+    fn errors_of_one_sequence() {
+        for code in ["55P03", "0A000", "42P01", "42501", "XX001"] {
+            assert!(is_of_a_sequence(code), "{code}");
+        }
+        for code in ["57P01", "57014", "40001", "53200", "25P02", "08006"] {
+            assert!(!is_of_a_sequence(code), "{code}");
+        }
+    }
 }

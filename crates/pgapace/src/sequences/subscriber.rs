@@ -86,11 +86,11 @@ pub(crate) fn set(
     let mut report = Report::default();
     for one in sequences {
         let excluded = options.excluded.iter().any(|(s, n)| *s == one.schema && *n == one.name);
-        let state = match one.found {
+        let state = match &one.found {
             _ if excluded => SequenceState::LeftOut { reason: "excluded".into(), failed: false },
             // Replaced below.
             Ok(sequence) => SequenceState::Unchanged { at: sequence.position.into() },
-            Err(reason) => SequenceState::LeftOut { reason: reason.to_owned(), failed: one.wanted },
+            Err(reason) => SequenceState::LeftOut { reason: reason.clone(), failed: one.wanted },
         };
         let (schema, name) = (one.schema.clone(), one.name.clone());
         report.sequences.push(report::Sequence { schema, name, state });
@@ -140,7 +140,8 @@ fn find(
     let mut settable = Vec::with_capacity(which.len());
     for (ordinal, &index) in which.iter().enumerate() {
         let one = &sequences[index];
-        let Ok(publisher) = one.found else { continue };
+        let Ok(publisher) = &one.found else { continue };
+        let publisher = *publisher;
         let reason = match found.get(&ordinal) {
             None => "the subscriber does not have it".to_owned(),
             Some(row) if row.get(2) != Some("S") => {

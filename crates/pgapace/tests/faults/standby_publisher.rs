@@ -15,10 +15,13 @@ use crate::support::{
 
 /// pgapace reads from a standby, which is promoted while the stream goes on. The next run does not take the transactions
 /// that came after the promotion for ones that the promoted server lacks. A standby refuses serializable transactions,
-/// which the role, the database or the connection string may have as default.
+/// which the role, the database or the connection string may have as default. It does not have the values of unlogged
+/// sequences.
 #[test]
 fn a_standby_may_be_promoted_under_its_stream() -> Result<()> {
     let mut site = site()?;
+    site.publisher.sql(DB, "CREATE UNLOGGED SEQUENCE unlogged; CREATE SEQUENCE logged START 7")?;
+    site.subscriber.sql(DB, "CREATE SEQUENCE unlogged; CREATE SEQUENCE logged")?;
     let standby = standby(&mut site, "")?;
     let from = standby.conninfo(DB) + " options='-c default_transaction_isolation=serializable'";
     let port = free_port();
@@ -36,6 +39,8 @@ fn a_standby_may_be_promoted_under_its_stream() -> Result<()> {
             && site.subscriber.query_one_text(DB, "SELECT count(*) FROM pgapace.progress")? != "0")
     })?;
     wait_for_event(&mut run, "streaming", PATIENCE)?;
+    assert!(run.log().contains("it is unlogged, and the publisher is a standby"), "{}", run.log());
+    assert_eq!(site.subscriber.query_one_text(DB, "SELECT nextval('logged')")?, "7");
     site.publisher.sql(DB, "INSERT INTO t VALUES (1, 'old'); INSERT INTO log VALUES (1)")?;
     wait_for_rows(&site, &mut run, 1)?;
     // What the standby has received and not replayed is a lag.
