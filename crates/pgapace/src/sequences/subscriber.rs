@@ -18,6 +18,9 @@ const ATTEMPTS: usize = 5;
 /// lock_timeout while sequences are set.
 const LOCK_TIMEOUT: &str = "5s";
 
+/// Why a sequence is not set that could not be locked.
+const LOCKED: &str = "another session holds a conflicting lock; see pg_locks";
+
 /// How sequences are set.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SetOptions {
@@ -193,9 +196,9 @@ fn set_found(
     report: &mut Report,
 ) -> Result<()> {
     for _ in 0..ATTEMPTS {
-        read_positions(control, &mut left)?;
-        let mut to_set = Vec::with_capacity(left.len());
-        for one in left {
+        let read = read_positions(control, left, report)?;
+        let mut to_set = Vec::with_capacity(read.len());
+        for one in read {
             match judge(&one, options.rules) {
                 Ok((to, margin_cut)) if options.dry_run => {
                     let (from, to) = (one.subscriber.position.into(), to.into());
@@ -217,18 +220,35 @@ fn set_found(
     Ok(())
 }
 
-fn read_positions(control: &mut Session, some: &mut [Settable]) -> Result<()> {
+/// Reads the positions. Returns the sequences that can be read; the report says which are locked.
+fn read_positions(
+    control: &mut Session,
+    mut some: Vec<Settable>,
+    report: &mut Report,
+) -> Result<Vec<Settable>> {
     if some.is_empty() {
-        return Ok(());
+        return Ok(some);
     }
     let names: Vec<_> = some.iter().map(|one| one.sql_name.clone()).collect();
-    let rows = control
-        .query(&positions_sql(&names), &[])
-        .map_err(|e| Failure::subscriber(&e, "reading sequences"))?;
+    let rows = match control.query(&positions_sql(&names), &[]) {
+        Ok(rows) => rows,
+        Err(error) if error.sqlstate() == Some(sqlstate::LOCK_NOT_AVAILABLE) => {
+            // Halved repeatedly, to find out which sequence is locked.
+            if some.len() > 1 {
+                let half = some.split_off(some.len() / 2);
+                let mut read = read_positions(control, some, report)?;
+                read.extend(read_positions(control, half, report)?);
+                return Ok(read);
+            }
+            some.into_iter().for_each(|one| leave_out(report, one.index, LOCKED.to_owned(), true));
+            return Ok(Vec::new());
+        }
+        Err(error) => return Err(Failure::subscriber(&error, "reading sequences")),
+    };
     for row in rows.iter() {
         some[field::<usize>(&row, 0)?].subscriber.position = position(&row)?;
     }
-    Ok(())
+    Ok(some)
 }
 
 /// Returns the position to set, and whether the margin was cut; or the result if the sequence is
@@ -285,8 +305,7 @@ fn set_positions(
                 return Ok(left);
             }
             for (one, ..) in some {
-                let reason = "another session holds a conflicting lock; see pg_locks";
-                leave_out(report, one.index, reason.to_owned(), true);
+                leave_out(report, one.index, LOCKED.to_owned(), true);
             }
             return Ok(Vec::new());
         }

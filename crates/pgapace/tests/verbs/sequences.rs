@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::json;
-use crate::support::{Case, VERSIONS, on_versions};
+use crate::support::{Case, VERSIONS, must, on_versions};
 
 /// The output of `sequences --json` about each sequence, by `schema.name`.
 pub(super) struct Said(pub(super) Value);
@@ -221,4 +221,27 @@ fn sequences_that_cannot_be_set_are_listed_with_their_reason() {
             .change_setting_privileges(&format!("DROP OWNED BY {sink}; DROP ROLE {sink}"));
         case.publisher.sql(&format!("DROP OWNED BY {source}; DROP ROLE {source}"));
     });
+}
+
+/// Transactions that are open for long have locked a sequence of the publisher, and another one of the subscriber.
+#[test]
+fn sequences_that_are_locked_do_not_delay_the_others_for_long() {
+    let case = Case::new(18, 18);
+    case.both(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE SEQUENCE good; CREATE SEQUENCE here; \
+         CREATE SEQUENCE there",
+    );
+    case.publish("FOR TABLE t");
+    case.run_until_current();
+    case.publisher.sql("SELECT setval('good', 7), setval('here', 7), setval('there', 7)");
+    let (mut publisher, mut subscriber) = (case.publisher.connect(), case.subscriber.connect());
+    must(publisher.batch_execute("BEGIN; DROP SEQUENCE there"));
+    must(subscriber.batch_execute("BEGIN; DROP SEQUENCE here"));
+    Said::run(&case, 6, &[])
+        .expect(&[("public.good", "set")])
+        .expect_reason("public.here", "another session holds a conflicting lock")
+        .expect_reason("public.there", "another session of the publisher holds a conflicting lock");
+    must(publisher.batch_execute("ROLLBACK"));
+    must(subscriber.batch_execute("ROLLBACK"));
+    Said::run(&case, 0, &[]).expect(&[("public.here", "set"), ("public.there", "set")]);
 }
