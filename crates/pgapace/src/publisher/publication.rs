@@ -293,6 +293,10 @@ fn load(
     let mut tables: Vec<PublishedTable> = Vec::with_capacity(oids.len());
     let mut list: Option<HashSet<i16>> = None;
     for row in rows.iter() {
+        // The privilege is NULL for a table that was dropped since the query began.
+        if row.get(6).is_none() {
+            continue;
+        }
         let oid: u32 = field(&row, 0)?;
         let filter = row.get(11).map(str::to_owned);
         let attributes = row.get(10).map(attribute_numbers).transpose()?;

@@ -240,6 +240,10 @@ pub(crate) fn read(
         if with_citus { citus::placements(session)? } else { Placements::default() };
     let mut tables: Vec<Option<SubscriberTable>> = vec![None; published.len()];
     for row in rows.iter() {
+        // The privilege is NULL for a table that was dropped since the query began.
+        if row.get(3).is_none() {
+            continue;
+        }
         let ordinal: usize = field(&row, 0)?;
         let named = &published[ordinal - 1];
         let by_citus = placements.remove(&(named.schema.clone(), named.name.clone()));
