@@ -25,7 +25,7 @@ use wire::{Rows, Session};
 use crate::apply::thread;
 use crate::error::{Failure, Result};
 use crate::observe::board::wall;
-use crate::observe::figures::PublisherSeen;
+use crate::observe::figures::{PublisherSeen, STALE};
 use crate::publisher::history;
 use crate::publisher::session::{END_OF_WAL, Publisher, SERVER_START, identify};
 use crate::subscriber::catalogue::{field, first_row};
@@ -269,10 +269,12 @@ fn sql(slot: &str, commits: Commits) -> String {
 
 fn watch(asked: &Asked, commits: Commits, sender: &Sender<Commits>, ended: &Receiver<()>) {
     let (mut session, mut pause) = (None, FIRST);
+    let (mut answered_at, mut told) = (Instant::now(), false);
     while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
         pause = if asked.standby.is_some() { EVERY_OF_STANDBY } else { EVERY };
         match look(asked, &mut session) {
             Ok((setting, name)) => {
+                (answered_at, told) = (Instant::now(), false);
                 let now = commits_by(&setting, &name);
                 if now != commits {
                     // The leader may have ended.
@@ -280,10 +282,20 @@ fn watch(asked: &Asked, commits: Commits, sender: &Sender<Commits>, ended: &Rece
                     return;
                 }
             }
-            // If the publisher has failed, the stream ends too.
+            // If the publisher has failed, the stream ends too. It may refuse this session alone: too many
+            // connections, a password that was changed.
             Err(failure) => {
                 tracing::debug!("{failure}");
                 session = None;
+                if !told && answered_at.elapsed().as_secs_f64() >= STALE {
+                    told = true;
+                    tracing::warn!(
+                        event = "publisher_not_seen",
+                        subscription = asked.subscription,
+                        error = %failure,
+                        "the stream goes on, but the publisher answers no queries: lag and slot are not known"
+                    );
+                }
             }
         }
     }

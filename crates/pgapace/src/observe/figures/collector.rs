@@ -19,7 +19,7 @@ use crate::subscriber::state::statistics::{Counters, WaitTimes};
 /// Most tables in [`Figures::tables`].
 const MOST_TABLES: usize = 20;
 /// Longest time after the last answer of the publisher that its LSN counts as its end of WAL.
-const STALE: f64 = 30.0;
+pub(crate) const STALE: f64 = 30.0;
 
 /// The part of an observation that is kept.
 #[derive(Debug, Clone)]
@@ -236,7 +236,7 @@ impl Collector {
             dependent_groups_1min: 100.0 * self.ratio(|c| c.groups_dependent, |c| c.groups),
             conflicts_per_second_1min: self
                 .rate(LONG, |s| s.counters.conflicts().iter().map(|(_, count)| count).sum()),
-            slot: self.slot.figures(),
+            slot: self.answer().and_then(|_| self.slot.figures()),
             memory_bytes: seen.memory_bytes,
             memory_limit: seen.memory_limit,
             spool_bytes: seen.spool.bytes,
@@ -419,12 +419,13 @@ mod tests {
     }
 
     #[test]
-    fn the_lag_is_not_known_before_the_publisher_has_answered_and_long_after_it() {
+    fn lag_and_slot_are_not_known_before_the_publisher_has_answered_and_long_after_it() {
         let mut collector = Collector::new(Some((Lsn(900), 990.0)));
         let mut lag = |second: u64, publisher: Option<PublisherSeen>| {
             let seen = Observation { publisher, ..seen(second, 1000) };
             let figures = collector.observe(Duration::from_secs(second), &seen);
             let committed = figures.stage("committed").cloned().unwrap_or_default();
+            assert_eq!(figures.slot.is_some(), committed.lag_bytes.is_some());
             (committed.lag_bytes, committed.lag_seconds.is_some(), figures.seconds_to_zero)
         };
         let answer = |age: f64| Some(PublisherSeen { lsn: Lsn(2000), age, ..Default::default() });

@@ -18,7 +18,7 @@ use pgoutput::Lsn;
 use serde::{Deserialize, Serialize};
 
 use crate::subscriber::state::statistics::{Counters, Spooled, WaitTimes};
-pub(crate) use collector::Collector;
+pub(crate) use collector::{Collector, STALE};
 pub(crate) use slot_forecast::SlotForecast;
 
 /// Positions and counters that the leader reads at a tick. Counters count from the start of the run.
