@@ -17,7 +17,8 @@ const REBASE_PATIENCE: Duration = Duration::from_secs(600);
 /// backlog of minutes.
 fn catch_up(site: &Site, run: &mut Process) -> Result<()> {
     let end = site.publisher_lsn()?;
-    let sql = format!("SELECT count(*) FROM pgapace.progress WHERE lsn >= '{end}'");
+    let sql =
+        format!("SELECT count(*) FROM pgapace.progress WHERE subscription > 0 AND lsn >= '{end}'");
     wait_while_running(run, &format!("progress to reach {end}"), REBASE_PATIENCE, || {
         Ok(site.subscriber.query_one_text(DB, &sql)? != "0")
     })

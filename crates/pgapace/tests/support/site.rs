@@ -126,10 +126,13 @@ impl Site {
     }
 
     /// Waits until a running process has applied everything that the publisher has committed. The
-    /// progress rows tell, because the publisher may have lost what it was told before a crash.
+    /// progress rows tell, because the publisher may have lost what it was told before a crash. Rows of tables that
+    /// catch up have numbers below 0.
     pub(crate) fn wait_until_applied(&self, run: &mut Process) -> Result<()> {
         let end = self.publisher_lsn()?;
-        let sql = format!("SELECT count(*) FROM pgapace.progress WHERE lsn >= '{end}'");
+        let sql = format!(
+            "SELECT count(*) FROM pgapace.progress WHERE subscription > 0 AND lsn >= '{end}'"
+        );
         wait_while_running(run, &format!("progress to reach {end}"), PATIENCE, || {
             Ok(self.subscriber.query_one_text(DB, &sql)? != "0")
         })
