@@ -43,6 +43,8 @@ pub enum Outcome {
     Anew,
     /// A single change, or net changes whose statement says so, found no row.
     Missing,
+    /// The same, and no earlier group can be the reason: none that is in flight changes that row.
+    MissingInAnyCase,
     /// An effect that the run cannot accept: it ends.
     Refused,
 }
@@ -146,13 +148,17 @@ impl<T: WorkerTypes> WorkerGroups<T> {
     pub fn judge(&self, outcome: Outcome) -> Verdict {
         match (outcome, self.first()) {
             (Outcome::AsExpected, _) => Verdict::Counts,
+            // The group keeps its place. What was missing is reported with its commit.
+            (Outcome::MissingInAnyCase, Some(first)) if !first.has_rules() => Verdict::Counts,
             (_, Some(first)) if first.ahead => Verdict::Retry(Retry::Later),
             (Outcome::Refused, _) => Verdict::Stops,
             (Outcome::OtherRows, Some(_)) => BY_ROWS,
             (Outcome::Anew, Some(_)) => Verdict::Retry(Retry::Later),
             // Among sets a rule may say what to do.
-            (Outcome::Missing, Some(first)) if first.has_rules() => BY_ROWS,
-            (Outcome::Missing | Outcome::OtherRows | Outcome::Anew, _) => Verdict::Counts,
+            (Outcome::Missing | Outcome::MissingInAnyCase, Some(first)) if first.has_rules() => {
+                BY_ROWS
+            }
+            (_, _) => Verdict::Counts,
         }
     }
 

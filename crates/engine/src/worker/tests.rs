@@ -196,6 +196,7 @@ fn only_the_oldest_is_judged() {
     for found in [Outcome::OtherRows, Outcome::Missing, Outcome::Refused] {
         assert_eq!(ahead.judge(found), Verdict::Retry(Retry::Later));
     }
+    assert_eq!(ahead.judge(Outcome::MissingInAnyCase), Verdict::Counts);
     assert_eq!(ahead.judge_error(ErrorKind::Lasting), Verdict::Retry(Retry::Later));
     assert_eq!(oldest.judge(Outcome::AsExpected), Verdict::Counts);
     assert_eq!(oldest.judge(Outcome::Missing), Verdict::Counts);
@@ -210,7 +211,9 @@ fn only_the_oldest_is_judged() {
     let mut ruled = group(2, &[20], true);
     ruled.works[0].under_rules = true;
     let ruled = sent(ruled, &ended(1));
-    assert_eq!(ruled.judge(Outcome::Missing), Verdict::Retry(Retry::ByRows));
+    for found in [Outcome::Missing, Outcome::MissingInAnyCase] {
+        assert_eq!(ruled.judge(found), Verdict::Retry(Retry::ByRows));
+    }
 }
 
 #[test]

@@ -161,6 +161,17 @@ impl TableMap {
         keyed && plain && self.conflicts.is_none() && !self.unique.is_moving()
     }
 
+    /// Whether two values of the key are equal only if they are the same bytes, on both sides: then what is locked
+    /// for a row is what finds it.
+    pub(crate) fn has_certain_key(&self) -> bool {
+        let Search::Key(key) = &self.search else { return false };
+        key.iter().all(|column| {
+            let (sent, local) =
+                (self.remote.columns[column.remote].type_oid, self.local(column.remote));
+            sent.0 == local.base_type && !column.coerced && local.equal_is_identical()
+        })
+    }
+
     /// Whether the search for one row may find several: the subscriber then stores keys apart that the
     /// search takes for equal, or the same key in two partitions.
     pub(crate) fn may_find_several(&self) -> bool {

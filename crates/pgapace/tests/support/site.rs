@@ -168,7 +168,9 @@ impl Site {
 
     /// The highest progress on the subscriber.
     pub(crate) fn progress(&self) -> Result<u64> {
-        lsn(&self.subscriber.query_one_text(DB, "SELECT max(lsn) FROM pgapace.progress")?)
+        lsn(&self
+            .subscriber
+            .query_one_text(DB, "SELECT max(lsn) FROM pgapace.progress WHERE subscription > 0")?)
     }
 }
 

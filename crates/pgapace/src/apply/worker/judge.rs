@@ -87,7 +87,9 @@ impl WorkerSession {
                 }
             }
             // Once a row was missing, that decides about the whole transaction.
-            (Outcome::AsExpected, _) if self.tally.is_missing() => outcome = Outcome::Missing,
+            (Outcome::AsExpected, _) if self.tally.is_missing() => {
+                outcome = Outcome::MissingInAnyCase;
+            }
             (Outcome::OtherRows, Expected::Net { rows: expected, .. }) => {
                 let (rows, ahead) = (completed.rows, first.is_some_and(|first| first.ahead));
                 tracing::debug!(rows, expected, ahead, "a group affected other rows than expected");
@@ -127,7 +129,11 @@ impl WorkerSession {
                 for at in changes {
                     self.tally.row_missing(at, &context)?;
                 }
-                Ok(Outcome::Missing)
+                // Earlier groups that change one of these rows would have the same key locked.
+                Ok(match map.is_some_and(|map| map.has_certain_key()) {
+                    true => Outcome::MissingInAnyCase,
+                    false => Outcome::Missing,
+                })
             }
             Some(Found::Others) | None => Ok(Outcome::OtherRows),
         }
