@@ -100,6 +100,8 @@ pub struct ActiveGroup<T: WorkerTypes> {
     pub replies: VecDeque<T::Expected>,
     /// How many of its transactions are committed already (when it is applied by rows).
     committed: usize,
+    /// See [`Self::has_rules`]: known once, because every reply may ask.
+    has_rules: bool,
     pub(super) state: GroupState<T>,
 }
 
@@ -122,7 +124,9 @@ impl<T: WorkerTypes> ActiveGroup<T> {
 
     fn new(encoded: EncodedGroup<T>, state: impl FnOnce(Rest<T>) -> GroupState<T>) -> Self {
         let EncodedGroup { group, position, ahead, replies, rest } = encoded;
-        Self { group, position, ahead, replies, committed: 0, state: state(rest) }
+        let has_rules =
+            group.mode == GroupMode::Net && group.works.iter().any(GroupMember::is_under_rules);
+        Self { group, position, ahead, replies, committed: 0, has_rules, state: state(rest) }
     }
 
     /// Takes the part that is sent next. The groups that it waits for have ended.
@@ -205,8 +209,7 @@ impl<T: WorkerTypes> ActiveGroup<T> {
 
     /// Whether rules may decide about conflicts of its net changes.
     pub(super) fn has_rules(&self) -> bool {
-        self.group.mode == GroupMode::Net
-            && self.group.works.iter().any(GroupMember::is_under_rules)
+        self.has_rules
     }
 
     /// The transactions of it that are not committed.

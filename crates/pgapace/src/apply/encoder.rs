@@ -289,6 +289,7 @@ impl Encoder {
                 Step::Segment(segment) => {
                     let table = number(segment.table)?;
                     let sought = &mut self.sought;
+                    let map = &tables.maps[segment.table];
                     let mut expect = |set: set::Expected<'_>| {
                         sure &= set.sure;
                         if set.misreads && copied.last() != Some(&segment.table) {
@@ -297,14 +298,13 @@ impl Encoder {
                         let number = set
                             .sought
                             .zip(sought.as_mut())
-                            .map(|(rows, sought)| sought.queued(rows, &segment.seeks));
+                            .map(|(rows, sought)| sought.queued(rows, &segment.seeks, map));
                         expected.push_back(match number {
                             Some(number) => Expected::Sought { number, table },
                             None => Expected::Net { rows: set.rows, table },
                         });
                     };
                     let (statements, buffers) = (&mut self.statements, &mut self.buffers);
-                    let map = &tables.maps[segment.table];
                     queue_segment(
                         session,
                         statements,

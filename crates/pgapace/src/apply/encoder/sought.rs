@@ -1,10 +1,13 @@
 //! The rows that statements in flight look for, where some are expected to be missing: which changes are
 //! skipped if a row is not found.
 
+use std::sync::Arc;
+
 use engine::net::{ChangeAt, Seeks};
 use rustc_hash::FxHashMap;
 
 use crate::error::{Failure, Result};
+use crate::subscriber::mapping::TableMap;
 use crate::subscriber::statement::set::{Sought, SoughtIn};
 
 /// A statement that looks for rows, some of which may be missing. Its number is part of the expected reply.
@@ -18,8 +21,10 @@ pub(crate) struct SoughtRows {
     statements: FxHashMap<u32, Statement>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Statement {
+    /// The table. Finding it again by the group would take as long as the group has transactions.
+    map: Arc<TableMap>,
     /// For each row, the changes that look for it.
     changes: Vec<Vec<ChangeAt>>,
     /// Whether it returns the numbers of the missing rows.
@@ -52,7 +57,12 @@ impl SoughtRows {
     }
 
     /// A statement is queued that looks for these rows of a segment.
-    pub(super) fn queued(&mut self, sought: Sought<'_>, seeks: &Seeks) -> SoughtNumber {
+    pub(super) fn queued(
+        &mut self,
+        sought: Sought<'_>,
+        seeks: &Seeks,
+        map: &Arc<TableMap>,
+    ) -> SoughtNumber {
         let rows = match sought.rows_of {
             SoughtIn::Deletes => &seeks.deletes,
             SoughtIn::Updates => &seeks.updates,
@@ -60,7 +70,8 @@ impl SoughtRows {
         let changes = sought.rows.iter().map(|row| rows[*row as usize].clone()).collect();
         let number = self.next;
         self.next += 1;
-        let statement = Statement { changes, listed: sought.listed, ..Statement::default() };
+        let (map, listed) = (Arc::clone(map), sought.listed);
+        let statement = Statement { map, changes, listed, missing: Vec::new(), found: None };
         self.statements.insert(number, statement);
         SoughtNumber(number)
     }
@@ -79,15 +90,26 @@ impl SoughtRows {
         Ok(())
     }
 
-    /// A statement is answered; it affected so many rows, if it is no list.
-    pub(crate) fn answered(&mut self, SoughtNumber(number): SoughtNumber, affected: u64) -> Found {
-        let Some(mut statement) = self.statements.remove(&number) else { return Found::Others };
-        let Statement { changes, listed, missing, found } = &mut statement;
-        if !*listed {
-            *found = Some(affected);
+    /// A statement of this table is answered; it affected so many rows, if it is no list. `None` if it is not known.
+    pub(crate) fn answered(
+        &mut self,
+        SoughtNumber(number): SoughtNumber,
+        affected: u64,
+    ) -> Option<(Found, Arc<TableMap>)> {
+        let statement = self.statements.remove(&number)?;
+        let map = Arc::clone(&statement.map);
+        Some((statement.answered(affected), map))
+    }
+}
+
+impl Statement {
+    fn answered(self, affected: u64) -> Found {
+        let Self { changes, listed, mut missing, mut found, .. } = self;
+        if !listed {
+            found = Some(affected);
             missing.extend((affected == 0).then_some(0));
         }
-        if *found != Some((changes.len() - missing.len()) as u64) {
+        if found != Some((changes.len() - missing.len()) as u64) {
             return Found::Others;
         }
         if missing.is_empty() {

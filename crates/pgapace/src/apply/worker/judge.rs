@@ -69,7 +69,7 @@ impl WorkerSession {
     fn completed(&mut self, completed: Completed) -> Result<()> {
         let completed = self.rows.total(completed);
         let mut outcome = match (completed.outcome(), completed.expected) {
-            (_, Expected::Sought { number, table }) => self.found(number, table, completed.rows)?,
+            (_, Expected::Sought { number, .. }) => self.found(number, completed.rows)?,
             (Outcome::OtherRows, Expected::Net { rows: expected, table })
                 if completed.rows < expected && self.expects_missing_rows(table) =>
             {
@@ -111,31 +111,30 @@ impl WorkerSession {
     }
 
     /// The rows that a statement has found of those that it looked for.
-    fn found(&mut self, number: SoughtNumber, table: u32, rows: u64) -> Result<Outcome> {
-        let Some(group) = self.groups.first().map(|first| &first.group) else {
+    fn found(&mut self, number: SoughtNumber, rows: u64) -> Result<Outcome> {
+        let group = self.groups.first().map(|first| &first.group);
+        let found = self.encoder.sought().and_then(|sought| sought.answered(number, rows));
+        let (Some(group), Some((found, map))) = (group, found) else {
             return Ok(Outcome::OtherRows);
         };
-        let found = self.encoder.sought().map(|sought| sought.answered(number, rows));
-        let map = table_of(group, table);
-        let missing = map.as_ref().map(|map| &map.missing);
         match found {
-            Some(Found::All) => {
-                missing.inspect(|missing| missing.found_none());
+            Found::All => {
+                map.missing.found_none();
                 Ok(Outcome::AsExpected)
             }
-            Some(Found::AllBut(changes)) => {
-                missing.inspect(|missing| missing.found());
+            Found::AllBut(changes) => {
+                map.missing.found();
                 let context = Context { group: Some(group) };
                 for at in changes {
                     self.tally.row_missing(at, &context)?;
                 }
                 // Earlier groups that change one of these rows would have the same key locked.
-                Ok(match map.is_some_and(|map| map.has_certain_key()) {
+                Ok(match map.has_certain_key() {
                     true => Outcome::MissingInAnyCase,
                     false => Outcome::Missing,
                 })
             }
-            Some(Found::Others) | None => Ok(Outcome::OtherRows),
+            Found::Others => Ok(Outcome::OtherRows),
         }
     }
 
