@@ -250,7 +250,7 @@ impl<T> Batcher<T> {
         }
         self.changes -= changes;
         self.bytes -= bytes;
-        // What was taken is alike: the part in front was a boundary to all of it, or to nothing.
+        // All parts of a group are of one kind, so the part in front of the queue counts as a boundary to each of them or to none.
         self.boundaries -= usize::from(
             self.waiting.front().is_some_and(|(next, _)| next.begins_group_behind(&first)),
         );
@@ -417,10 +417,10 @@ mod tests {
     #[test]
     fn a_group_is_worth_it_as_soon_as_it_is_complete() {
         let alone = Size { by_rows: true, ..ONE };
-        let limits = GroupLimits { transactions: 99, thin_transactions: 99, ..LIMITS };
+        let limits = GroupLimits { transactions: 99, thin_transactions: 99, changes: 99, ..LIMITS };
         let behind = Duration::from_secs(9);
         for ending in [alone, Size { starts_group: true, ..ONE }, Size { whole: false, ..ONE }] {
-            let mut batcher = Batcher::new(GroupLimits { changes: 99, ..limits }, Pacing::MEASURED);
+            let mut batcher = Batcher::new(limits, Pacing::MEASURED);
             batcher.push(ONE, 0);
             batcher.push(ONE, 1);
             assert!(!batcher.is_worth_a_group());

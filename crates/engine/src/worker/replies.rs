@@ -148,7 +148,7 @@ impl<T: WorkerTypes> WorkerGroups<T> {
     pub fn judge(&self, outcome: Outcome) -> Verdict {
         match (outcome, self.first()) {
             (Outcome::AsExpected, _) => Verdict::Counts,
-            // The group keeps its place. What was missing is reported with its commit.
+            // The group keeps its place. Its commit reports the missing rows.
             (Outcome::MissingInAnyCase, Some(first)) if !first.has_rules() => Verdict::Counts,
             (_, Some(first)) if first.ahead => Verdict::Retry(Retry::Later),
             (Outcome::Refused, _) => Verdict::Stops,

@@ -49,7 +49,7 @@ pub(crate) enum BookkeepingJob {
     Beat { owner: OwnedEpoch, applied: bool },
 }
 
-/// What a job has found, or that it has ended.
+/// The result of a job.
 #[derive(Debug)]
 pub(crate) enum BookkeepingResult {
     /// Whether there may be more to remove.

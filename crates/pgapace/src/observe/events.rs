@@ -54,12 +54,12 @@ impl Concern {
         Self(Some(subscription.into()))
     }
 
-    /// That of the calling thread, for a thread that it starts.
+    /// The subscription of the calling thread. A thread that it starts works for the same one.
     pub(crate) fn of_this_thread() -> Self {
         OF_THREAD.with_borrow(Clone::clone)
     }
 
-    /// The calling thread works for it from now on.
+    /// From now on, the calling thread works for this subscription.
     pub(crate) fn enter(self) {
         OF_THREAD.set(self);
     }

@@ -1,4 +1,4 @@
-//! The step after a run that failed. Which one follows is decided here, and `retry_loop` takes it.
+//! Decides which step follows a run that failed. `retry_loop` takes the step.
 //!
 //! | the failure, the first line that fits | the step |
 //! |---|---|
@@ -39,7 +39,7 @@ impl Expected {
     }
 }
 
-/// What matters besides the failure.
+/// The facts that decide the step, besides the failure.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Circumstances {
     pub(super) stop_requested: bool,

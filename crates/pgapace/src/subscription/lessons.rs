@@ -1,4 +1,4 @@
-//! What failures of earlier runs have taught this process. The next run starts with it.
+//! Facts about the subscription that failures of earlier runs have shown. The next run begins with them.
 
 use pgoutput::Lsn;
 

@@ -192,7 +192,7 @@ pub(crate) fn replay(
     run_from(Some(replay), &settings, &options, shutdown, leaseholder, &Board::default())
 }
 
-/// What one subscription keeps in this process from run to run.
+/// The state of one subscription that stays in this process from run to run.
 struct Supervisor<'a> {
     options: &'a RunOptions,
     shutdown: &'a Shutdown,

@@ -17,7 +17,7 @@ use crate::subscriber::state::ownership::SessionId;
 /// there.
 const GIVEN_UP: Duration = Duration::from_secs(5);
 
-/// What this process has had of the subscription, and to whom it leaves it.
+/// Whether this process was the owner of the subscription, and to whom it leaves it.
 #[derive(Debug, Default)]
 pub(super) enum Ownership {
     /// No run of this process was the owner.

@@ -159,7 +159,7 @@ impl Supervisor<'_> {
     }
 }
 
-/// What a process that waits does after a look at the subscription.
+/// The step of a waiting process after a look at the subscription.
 #[derive(Debug)]
 enum WaitStep {
     Wait,

@@ -90,7 +90,8 @@ impl SoughtRows {
         Ok(())
     }
 
-    /// A statement of this table is answered; it affected so many rows, if it is no list. `None` if it is not known.
+    /// A statement is answered; it affected so many rows, if it is no list. Returns the rows that it found, and its
+    /// table; `None` if no such statement was queued.
     pub(crate) fn answered(
         &mut self,
         SoughtNumber(number): SoughtNumber,
