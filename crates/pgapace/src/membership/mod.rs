@@ -43,8 +43,9 @@ pub(crate) use move_order::MoveOrder;
 use seen::{SeenSubscriber, Standing};
 use thread::Watcher;
 
-/// How long the end of the process waits until its rows are removed.
-const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
+/// How long the end of the process waits until its rows are removed. A row that is left behind counts as a standby
+/// for a minute.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How a subscription stands, as its subscriber was seen last.
 #[derive(Debug, Clone)]
