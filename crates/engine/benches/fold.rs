@@ -58,6 +58,7 @@ fn rules(root: u32, columns: usize, fold: TableFolding) -> TableRules {
         columns,
         fold,
         updates_alone: false,
+        moves: true,
         seeks: false,
     }
 }

@@ -134,6 +134,7 @@ pub(super) fn rules(table: usize, as_sent: bool) -> TableRules {
         columns: 4,
         fold,
         updates_alone: false,
+        moves: true,
         seeks: false,
     }
 }

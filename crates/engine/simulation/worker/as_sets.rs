@@ -100,6 +100,11 @@ fn set(
         false,
     );
     push(segment.deletes.iter().map(|old| RowOp::Delete(find_old(old))).collect(), true, false);
+    // All rows of a statement are found before one is written.
+    let moves = segment.moves.iter().filter_map(|update| {
+        Some(RowOp::Update(find_old(update.old.as_ref()?), values(&update.new)))
+    });
+    push(moves.collect(), true, false);
     let updates = segment.updates.iter().map(|update| {
         let found = update.old.as_ref().map_or_else(|| find_row(table, &update.new), find_old);
         RowOp::Update(found, values(&update.new))

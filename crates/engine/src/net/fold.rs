@@ -216,7 +216,8 @@ impl<'t, 'a> Collector<'t, 'a> {
     fn new(rules: &'t TableRules) -> Self {
         match &rules.fold {
             TableFolding::Key(key) => {
-                Self::Keyed(Keyed::new(key, rules.columns).seeking(rules.seeks))
+                let moves = rules.moves && !rules.seeks;
+                Self::Keyed(Keyed::new(key, rules.columns).seeking(rules.seeks).moving(moves))
             }
             TableFolding::WholeRow => Self::WholeRow(WholeRow::new(rules.columns)),
             TableFolding::Append => Self::Append(Append::new(rules.columns)),

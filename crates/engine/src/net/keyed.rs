@@ -29,6 +29,8 @@ pub(super) struct Keyed<'t, 'a> {
     inserts: Vec<u32>,
     /// Key columns of the current change, in the order of the key.
     values: Vec<Column<'a>>,
+    /// Whether an update of a key is folded: see [`TableRules::moves`](super::TableRules::moves).
+    moves: bool,
     /// The changes that must find the row of an entry, and the entry, in stream order; `None` if they are
     /// not listed.
     seeks: Option<Vec<(u32, ChangeAt)>>,
@@ -42,34 +44,60 @@ struct Indexed {
     entry: u32,
 }
 
-/// The net change of the row with one key.
+/// What happened to one key.
 #[derive(Debug)]
 struct Entry<'a> {
     key_start: u32,
     key_end: u32,
-    net: Net,
+    before: Before,
+    now: Now,
     /// Index of its last insert in `inserts`.
     inserted: u32,
-    /// The old row that identifies it, if it was deleted.
-    deleted: Tuple<'a>,
-    /// The current row, if it exists.
+    /// The old row of a change that took a row away from the key: of the row before the segment, if there
+    /// was one.
+    old: Tuple<'a>,
+    /// The row that has the key now, if there is one.
     row: Row<'a>,
 }
 
+/// The row that had the key before the segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Net {
-    /// Inserted and deleted: the row did not exist before and does not exist now.
+enum Before {
+    /// There was none.
     Absent,
-    Insert,
-    Update,
-    Delete,
-    /// Deleted and inserted again.
-    Replace,
+    /// It still has the key.
+    Stays,
+    Deleted,
+    /// Its key was updated. This entry has it now.
+    Moved(u32),
+}
+
+/// The row that has the key now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Now {
+    /// There is none.
+    Absent,
+    /// The one that had it before.
+    Same,
+    /// One that was inserted.
+    Inserted,
+    /// One that had the key of this entry before. That is this entry itself, if only the spelling of the key
+    /// changed.
+    Arrived(u32),
 }
 
 /// Keys of one segment take at most 4 GiB. This limit is far lower, so that the key of one more
 /// change always fits.
 const MAX_KEY_BYTES: usize = 1 << 31;
+
+/// The result of [`Keyed::compare_key`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ComparedKey {
+    Same,
+    /// The same; some values were not sent.
+    Filled,
+    Changed,
+}
 
 /// The result of [`Keyed::find`].
 #[derive(Debug, Clone, Copy)]
@@ -94,6 +122,7 @@ impl<'t, 'a> Keyed<'t, 'a> {
             entries: Vec::new(),
             inserts: Vec::new(),
             values: vec![Column::Null; key.len()],
+            moves: false,
             seeks: None,
         }
     }
@@ -103,13 +132,18 @@ impl<'t, 'a> Keyed<'t, 'a> {
         Self { seeks: seeks.then(Vec::new), ..self }
     }
 
+    /// The same, with [`Segment::moves`] if `moves` says so.
+    pub(super) fn moving(self, moves: bool) -> Self {
+        Self { moves, ..self }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
     /// Whether no change looks for a row that existed before the segment.
     pub(super) fn needs_no_row(&self) -> bool {
-        self.entries.iter().all(|entry| matches!(entry.net, Net::Insert | Net::Absent))
+        self.entries.iter().all(|entry| entry.before == Before::Absent)
     }
 
     /// Takes a change. Returns false, and changes nothing, if it cannot be folded.
@@ -133,19 +167,18 @@ impl<'t, 'a> Keyed<'t, 'a> {
 
     fn insert(&mut self, new: Tuple<'a>) -> Option<()> {
         self.read_key(&new)?;
+        let inserted_at = index_u32(self.inserts.len());
         match self.find()? {
             KeyLookup::New(key) => {
-                let place = self.add(key, Net::Insert, Tuple::default(), inserted(new));
+                let place = self.add(key, (Before::Absent, Now::Inserted), inserted(new));
                 self.inserts.push(place);
             }
             KeyLookup::Known(place) => {
-                let inserted_at = index_u32(self.inserts.len());
                 let entry = &mut self.entries[place as usize];
-                entry.net = match entry.net {
-                    Net::Absent => Net::Insert,
-                    Net::Delete => Net::Replace,
-                    Net::Insert | Net::Update | Net::Replace => return None,
-                };
+                if entry.now != Now::Absent {
+                    return None;
+                }
+                entry.now = Now::Inserted;
                 entry.row = inserted(new);
                 entry.inserted = inserted_at;
                 self.inserts.push(place);
@@ -156,9 +189,11 @@ impl<'t, 'a> Keyed<'t, 'a> {
 
     fn update(&mut self, at: ChangeAt, old: Option<&OldTuple<'a>>, new: Tuple<'a>) -> Option<()> {
         self.read_key(&new)?;
-        let filled = match old {
-            Some(old) => self.compare_key(old.tuple())?,
-            None => false,
+        let filled = match old.map(|old| self.compare_key(old.tuple())) {
+            Some(ComparedKey::Changed) if self.moves => return self.move_row(old?.tuple(), new),
+            Some(ComparedKey::Changed) => return None,
+            Some(ComparedKey::Filled) => true,
+            Some(ComparedKey::Same) | None => false,
         };
         match self.find()? {
             KeyLookup::New(key) => {
@@ -166,17 +201,16 @@ impl<'t, 'a> Keyed<'t, 'a> {
                 if filled {
                     self.fill_key(&mut row);
                 }
-                let place = self.add(key, Net::Update, Tuple::default(), row);
+                let place = self.add(key, (Before::Stays, Now::Same), row);
                 self.note_seek(place, at);
             }
             KeyLookup::Known(place) => {
                 let entry = &mut self.entries[place as usize];
-                let seeks = entry.net == Net::Update;
-                match entry.net {
-                    Net::Insert | Net::Update | Net::Replace => overwrite(&mut entry.row, new),
-                    Net::Absent | Net::Delete => return None,
+                if entry.now == Now::Absent {
+                    return None;
                 }
-                if seeks {
+                overwrite(&mut entry.row, new);
+                if entry.now == Now::Same {
                     self.note_seek(place, at);
                 }
             }
@@ -188,25 +222,103 @@ impl<'t, 'a> Keyed<'t, 'a> {
         self.read_key(&old)?;
         match self.find()? {
             KeyLookup::New(key) => {
-                let place = self.add(key, Net::Delete, old, Row::Sent(Tuple::default()));
+                let none = Row::Sent(Tuple::default());
+                let place = self.add(key, (Before::Deleted, Now::Absent), none);
+                self.entries[place as usize].old = old;
                 self.note_seek(place, at);
             }
             KeyLookup::Known(place) => {
-                let entry = &mut self.entries[place as usize];
-                let seeks = entry.net == Net::Update;
-                entry.net = match entry.net {
-                    Net::Insert => Net::Absent,
-                    Net::Update | Net::Replace => Net::Delete,
-                    Net::Absent | Net::Delete => return None,
-                };
-                entry.deleted = old;
-                entry.row = Row::Sent(Tuple::default());
-                if seeks {
-                    self.note_seek(place, at);
+                let now = self.entries[place as usize].now;
+                if now == Now::Absent {
+                    return None;
+                }
+                self.leave(place, old);
+                match now {
+                    Now::Same => {
+                        self.entries[place as usize].before = Before::Deleted;
+                        self.note_seek(place, at);
+                    }
+                    Now::Arrived(from) => self.entries[from as usize].before = Before::Deleted,
+                    Now::Inserted | Now::Absent => {}
                 }
             }
         }
         Some(())
+    }
+
+    /// Takes the row away from a key, and returns it. `old`: as the message calls it.
+    fn leave(&mut self, place: u32, old: Tuple<'a>) -> Row<'a> {
+        let entry = &mut self.entries[place as usize];
+        if matches!(entry.before, Before::Absent | Before::Stays) {
+            entry.old = old;
+        }
+        entry.now = Now::Absent;
+        entry.take_row()
+    }
+
+    /// Takes an update of a key. `values` holds the new key. A row that moves to a key and away again leaves an
+    /// absent row there, as one that was inserted and deleted does.
+    fn move_row(&mut self, old: &Tuple<'a>, new: Tuple<'a>) -> Option<()> {
+        let to = self.look_up()?;
+        let new_key = self.values.clone();
+        self.read_key(old)?;
+        let from = self.look_up()?;
+        let now = |place: Option<u32>| place.map(|place| self.entries[place as usize].now);
+        let same_form = from.is_some() && from == to;
+        if now(from) == Some(Now::Absent)
+            || !same_form && now(to).is_some_and(|now| now != Now::Absent)
+        {
+            return None;
+        }
+        let from = match from {
+            Some(place) => place,
+            None => self.find_or_add(Before::Stays, Now::Same)?,
+        };
+        self.values.clone_from(&new_key);
+        let to = match to {
+            Some(place) => place,
+            None => self.find_or_add(Before::Absent, Now::Absent)?,
+        };
+        let origin = match self.entries[from as usize].now {
+            Now::Same => Some(from),
+            Now::Arrived(origin) => Some(origin),
+            Now::Inserted | Now::Absent => None,
+        };
+        let mut row = self.leave(from, *old);
+        overwrite(&mut row, new);
+        self.fill_key(&mut row);
+        let Some(origin) = origin else {
+            let inserted = index_u32(self.inserts.len());
+            self.inserts.push(to);
+            let entry = &mut self.entries[to as usize];
+            (entry.now, entry.inserted, entry.row) = (Now::Inserted, inserted, row);
+            return Some(());
+        };
+        let is_home = to == origin && self.has_key(&self.entries[origin as usize].old);
+        let (before, now) = match is_home {
+            true => (Before::Stays, Now::Same),
+            false => (Before::Moved(to), Now::Arrived(origin)),
+        };
+        self.entries[origin as usize].before = before;
+        let entry = &mut self.entries[to as usize];
+        (entry.now, entry.row) = (now, row);
+        Some(())
+    }
+
+    /// The entry of the key in `values`, which is added if there is none.
+    fn find_or_add(&mut self, before: Before, now: Now) -> Option<u32> {
+        Some(match self.find()? {
+            KeyLookup::Known(place) => place,
+            KeyLookup::New(key) => self.add(key, (before, now), Row::Sent(Tuple::default())),
+        })
+    }
+
+    /// Whether these are the key columns of the row, in the same spelling.
+    fn has_key(&self, row: &Tuple<'a>) -> bool {
+        let columns: Vec<_> = row.columns().collect();
+        self.key_columns
+            .iter()
+            .all(|&(column, place)| columns.get(column) == Some(&self.values[place]))
     }
 
     /// Reads the key columns of a row into `values`. Returns `None` if the row does not fit the
@@ -226,32 +338,38 @@ impl<'t, 'a> Keyed<'t, 'a> {
     }
 
     /// Compares `values`, the key of the new row, with the old row, and fills unchanged values from
-    /// the old row. Returns whether it filled any. Returns `None` if the key changed, even if only
-    /// its spelling did: the new spelling must be written.
-    fn compare_key(&mut self, old: &Tuple<'a>) -> Option<bool> {
+    /// the old row. The key has changed even if only its spelling did: the new spelling must be written.
+    fn compare_key(&mut self, old: &Tuple<'a>) -> ComparedKey {
         if old.len() != self.columns {
-            return None;
+            return ComparedKey::Changed;
         }
-        let mut filled = false;
+        let mut compared = ComparedKey::Same;
         let mut columns = old.columns();
         let mut next = 0;
         for &(column, place) in &self.key_columns {
-            let old = columns.nth(column.checked_sub(next)?)?;
+            let Some(old) = columns.nth(column - next) else { return ComparedKey::Changed };
             next = column + 1;
             let value = &mut self.values[place];
             if *value == Column::Unchanged {
                 *value = old;
-                filled = true;
+                if compared == ComparedKey::Same {
+                    compared = ComparedKey::Filled;
+                }
             } else if *value != old {
-                return None;
+                compared = ComparedKey::Changed;
             }
         }
-        Some(filled)
+        compared
     }
 
-    /// Writes `values` to the key columns of a row.
+    /// Writes `values` to the key columns of a row that have no value.
     #[cold]
     fn fill_key(&self, row: &mut Row<'a>) {
+        let unchanged =
+            |&(column, _): &(usize, usize)| row.columns().nth(column) == Some(Column::Unchanged);
+        if !self.key_columns.iter().any(unchanged) {
+            return;
+        }
         let mut columns: Vec<_> = row.columns().collect();
         for &(column, place) in &self.key_columns {
             columns[column] = self.values[place];
@@ -263,22 +381,8 @@ impl<'t, 'a> Keyed<'t, 'a> {
     /// [`Self::add`] must follow. Returns `None` if the key has no form.
     #[inline]
     fn find(&mut self) -> Option<KeyLookup> {
+        let start = self.append_key()?;
         let Self { keys, entries, .. } = self;
-        let start = keys.len();
-        if start > MAX_KEY_BYTES {
-            return None;
-        }
-        let has_form = match (self.key, self.values.as_slice()) {
-            ([(_, form)], [value]) => form.append(*value, keys),
-            (key, values) => key
-                .iter()
-                .zip(values)
-                .all(|((_, form), value)| append_with_length(*form, *value, keys)),
-        };
-        if !has_form {
-            keys.truncate(start);
-            return None;
-        }
         let hash = hash(&keys[start..]);
         let same = |indexed: &Indexed| {
             indexed.hash == hash && { keys[entries[indexed.entry as usize].key()] == keys[start..] }
@@ -296,16 +400,53 @@ impl<'t, 'a> Keyed<'t, 'a> {
         }
     }
 
+    /// Like [`Self::find`], but reserves nothing.
+    fn look_up(&mut self) -> Option<Option<u32>> {
+        let start = self.append_key()?;
+        let Self { keys, entries, .. } = self;
+        let hash = hash(&keys[start..]);
+        let same = |indexed: &Indexed| {
+            indexed.hash == hash && { keys[entries[indexed.entry as usize].key()] == keys[start..] }
+        };
+        let found = self.index.find(spread(hash), same).map(|indexed| indexed.entry);
+        keys.truncate(start);
+        Some(found)
+    }
+
+    /// Appends the form of the key in `values` to `keys`, and returns where it starts. Appends nothing if the
+    /// key has no form.
+    #[inline]
+    fn append_key(&mut self) -> Option<usize> {
+        let keys = &mut self.keys;
+        let start = keys.len();
+        if start > MAX_KEY_BYTES {
+            return None;
+        }
+        let has_form = match (self.key, self.values.as_slice()) {
+            ([(_, form)], [value]) => form.append(*value, keys),
+            (key, values) => key
+                .iter()
+                .zip(values)
+                .all(|((_, form), value)| append_with_length(*form, *value, keys)),
+        };
+        if !has_form {
+            keys.truncate(start);
+            return None;
+        }
+        Some(start)
+    }
+
     /// Adds the entry whose key [`Self::find`] appended at `key_start`.
     #[inline]
-    fn add(&mut self, key_start: usize, net: Net, deleted: Tuple<'a>, row: Row<'a>) -> u32 {
+    fn add(&mut self, key_start: usize, (before, now): (Before, Now), row: Row<'a>) -> u32 {
         let entry = index_u32(self.entries.len());
         self.entries.push(Entry {
             key_start: index_u32(key_start),
             key_end: index_u32(self.keys.len()),
-            net,
+            before,
+            now,
             inserted: index_u32(self.inserts.len()),
-            deleted,
+            old: Tuple::default(),
             row,
         });
         entry
@@ -315,12 +456,14 @@ impl<'t, 'a> Keyed<'t, 'a> {
     pub(super) fn close(&mut self, table: usize) -> Segment<'a> {
         let mut counts = Counts::default();
         for entry in &self.entries {
-            counts.add(entry.net);
+            counts.add(entry);
         }
         let mut segment = Segment {
             table,
             absent: Vec::with_capacity(counts.absent),
             deletes: Vec::with_capacity(counts.deletes),
+            moves: Vec::with_capacity(counts.moves),
+            chained: false,
             updates: Vec::with_capacity(counts.updates),
             inserts: Vec::with_capacity(counts.inserts),
             seeks: Seeks::default(),
@@ -331,24 +474,30 @@ impl<'t, 'a> Keyed<'t, 'a> {
         // The inserts are first, because the loop below takes the rows.
         for (at, &place) in self.inserts.iter().enumerate() {
             let entry = &mut self.entries[place as usize];
-            if entry.net.inserts() && entry.inserted as usize == at {
+            if entry.now == Now::Inserted && entry.inserted as usize == at {
                 segment.inserts.push(entry.take_row());
             }
         }
-        if counts.absent + counts.deletes + counts.updates > 0 {
+        if counts.absent + counts.deletes + counts.moves + counts.updates > 0 {
             for place in self.sorted() {
                 let entry = &mut self.entries[place as usize];
-                match entry.net {
-                    Net::Insert => {}
-                    Net::Absent => segment.absent.push(Row::Sent(entry.deleted)),
-                    Net::Delete | Net::Replace => {
-                        let row = Row::Sent(entry.deleted);
-                        segment.deletes.push(Old { row, class: 0, nth: 0 });
+                match (entry.before, entry.now) {
+                    (Before::Absent, Now::Absent) => segment.absent.push(Row::Sent(entry.old)),
+                    (Before::Absent, _) => {}
+                    (Before::Deleted, _) => {
+                        segment.deletes.push(entry.old_row());
                         if self.seeks.is_some() {
                             segment.seeks.deletes.push(seeks_of(place));
                         }
                     }
-                    Net::Update => {
+                    (Before::Moved(to), now) => {
+                        let other = |from: u32| from != place;
+                        segment.chained |= matches!(now, Now::Arrived(from) if other(from));
+                        let old = Some(entry.old_row());
+                        let new = self.entries[to as usize].take_row();
+                        segment.moves.push(Update { old, new });
+                    }
+                    (Before::Stays, _) => {
                         segment.updates.push(Update { old: None, new: entry.take_row() });
                         if self.seeks.is_some() {
                             segment.seeks.updates.push(seeks_of(place));
@@ -374,12 +523,12 @@ impl<'t, 'a> Keyed<'t, 'a> {
         by_entry
     }
 
-    /// The entries that are not plain inserts, sorted by their keys: by length, then by bytes. This
-    /// orders integers in text and in binary.
+    /// The entries of keys that had a row before, and of those that are absent, sorted by their keys: by length,
+    /// then by bytes. This orders integers in text and in binary.
     fn sorted(&self) -> impl Iterator<Item = u32> + use<'t, 'a> {
         let mut places: Vec<(u32, u32, u64)> = Vec::with_capacity(self.entries.len());
         for (place, entry) in self.entries.iter().enumerate() {
-            if entry.net == Net::Insert {
+            if entry.before == Before::Absent && entry.now != Now::Absent {
                 continue;
             }
             // The first eight bytes nearly always decide, without access to the keys.
@@ -408,12 +557,9 @@ impl<'a> Entry<'a> {
     fn take_row(&mut self) -> Row<'a> {
         std::mem::replace(&mut self.row, Row::Sent(Tuple::default()))
     }
-}
 
-impl Net {
-    /// Whether the row exists now because it was inserted.
-    fn inserts(self) -> bool {
-        matches!(self, Self::Insert | Self::Replace)
+    fn old_row(&self) -> Old<'a> {
+        Old { row: Row::Sent(self.old), class: 0, nth: 0 }
     }
 }
 
@@ -422,16 +568,18 @@ impl Net {
 struct Counts {
     absent: usize,
     deletes: usize,
+    moves: usize,
     updates: usize,
     inserts: usize,
 }
 
 impl Counts {
-    fn add(&mut self, net: Net) {
-        self.absent += usize::from(net == Net::Absent);
-        self.deletes += usize::from(matches!(net, Net::Delete | Net::Replace));
-        self.updates += usize::from(net == Net::Update);
-        self.inserts += usize::from(net.inserts());
+    fn add(&mut self, Entry { before, now, .. }: &Entry<'_>) {
+        self.absent += usize::from((*before, *now) == (Before::Absent, Now::Absent));
+        self.deletes += usize::from(*before == Before::Deleted);
+        self.moves += usize::from(matches!(before, Before::Moved(_)));
+        self.updates += usize::from(*before == Before::Stays);
+        self.inserts += usize::from(*now == Now::Inserted);
     }
 }
 

@@ -56,6 +56,9 @@ pub struct TableRules {
     /// Whether updates are executed one by one. This is so if a published column cannot be set by
     /// UPDATE: only the subscriber can tell whether its value changed.
     pub updates_alone: bool,
+    /// Whether updates of keys are folded, under [`TableFolding::Key`]: see [`Segment::moves`]. If not, they are
+    /// executed one by one, as they are where `seeks` is set.
+    pub moves: bool,
     /// Whether [`Segment::seeks`] is filled, under [`TableFolding::Key`].
     pub seeks: bool,
 }
@@ -104,7 +107,7 @@ pub enum Step<'a> {
 }
 
 /// Net changes of one table version, each of another row. They are executed in the order absent,
-/// deletes, updates, inserts.
+/// deletes, moves, updates, inserts.
 ///
 /// Only under [`TableFolding::Key`] may one row be in two lists: deleted, then inserted. Under
 /// [`TableFolding::WholeRow`] rows are counted instead of distinguished. There, all updates must be matched
@@ -116,10 +119,16 @@ pub struct Segment<'a> {
     /// Rows that were inserted and deleted again. A delete of such a row must find nothing.
     pub absent: Vec<Row<'a>>,
     /// Rows to delete, each of which must be found. Only the columns that find the row have values.
-    /// Under [`TableFolding::Key`], deletes, updates and absent rows are sorted by the forms of their keys.
+    /// Under [`TableFolding::Key`], deletes, moves, updates and absent rows are sorted by the forms of their old keys.
     /// So neighbouring rows are accessed together, and all workers take row locks in one order.
     pub deletes: Vec<Old<'a>>,
-    /// Rows to update, each of which must be found.
+    /// Rows to update that get another key, or another spelling of it, under [`TableFolding::Key`], each of which must
+    /// be found.
+    pub moves: Vec<Update<'a>>,
+    /// Whether a row of `moves` gets the key that another one of them has. Then all of them must be matched with rows
+    /// before any is written, and written as if all of them were deleted first.
+    pub chained: bool,
+    /// Rows to update, each of which must be found. Under [`TableFolding::Key`], they keep their keys.
     pub updates: Vec<Update<'a>>,
     /// Rows to insert.
     pub inserts: Vec<Row<'a>>,
@@ -143,6 +152,7 @@ impl Segment<'_> {
     pub fn is_empty(&self) -> bool {
         self.absent.is_empty()
             && self.deletes.is_empty()
+            && self.moves.is_empty()
             && self.updates.is_empty()
             && self.inserts.is_empty()
     }
@@ -164,7 +174,7 @@ pub struct Old<'a> {
 /// A row and its new values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Update<'a> {
-    /// The row to find under [`TableFolding::WholeRow`]. `None` under [`TableFolding::Key`], where the key columns
+    /// The row to find under [`TableFolding::WholeRow`], and of [`Segment::moves`]. Otherwise `None`: the key columns
     /// of `new` find it.
     pub old: Option<Old<'a>>,
     /// The new values. `Unchanged` columns keep the subscriber's values. Key columns always have a

@@ -81,6 +81,7 @@ pub(crate) fn decide(
         storage: (!table.partitioned).then_some(table.oid),
         columns: columns.len(),
         updates_alone: updates_alone(table, columns, &fold),
+        moves: keys_can_be_set(table, columns, &fold),
         seeks: false,
         fold,
     };
@@ -324,6 +325,15 @@ fn updates_alone(table: &Table, columns: &[usize], fold: &TableFolding) -> bool 
     columns.iter().enumerate().any(|(remote, local)| {
         table.columns[*local].identity == Identity::Always && !in_key(remote)
     })
+}
+
+/// Whether a set can change keys. Citus moves no row to another shard.
+fn keys_can_be_set(table: &Table, columns: &[usize], fold: &TableFolding) -> bool {
+    let TableFolding::Key(key) = fold else { return false };
+    table.placement.is_plain()
+        && key
+            .iter()
+            .all(|(remote, _)| table.columns[columns[*remote]].identity != Identity::Always)
 }
 
 #[cfg(test)]

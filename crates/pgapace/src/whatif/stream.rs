@@ -264,13 +264,14 @@ fn fold(group: &Group, which: Which) -> Result<Statements> {
         match step {
             Step::Alone(_) => found.rows += 1,
             Step::Segment(segment) => {
-                let absent = segment.absent.len();
+                let (absent, moves) = (segment.absent.len(), segment.moves.len());
                 let [deletes, updates, inserts] =
                     [segment.deletes.len(), segment.updates.len(), segment.inserts.len()];
-                let sets = [absent, deletes, updates, inserts].into_iter().filter(|rows| *rows > 0);
+                let sets = [absent, deletes, moves, updates, inserts];
+                let sets = sets.into_iter().filter(|rows| *rows > 0);
                 found.statements += sets.count() as u64;
                 found.deletes += (absent + deletes) as u64;
-                found.updates += updates as u64;
+                found.updates += (moves + updates) as u64;
                 found.inserts += inserts as u64;
             }
         }

@@ -1,5 +1,7 @@
 //! The columns by which the subscriber finds a row.
 
+use std::fmt::Write;
+
 use crate::support::{VERSIONS, on_versions};
 
 /// REPLICA IDENTITY FULL with all kinds of subscriber tables: a primary key, a unique index, an
@@ -243,5 +245,45 @@ fn rows_are_found_by_a_temporal_primary_key() {
         }
         case.run_until_current();
         case.expect_equal(&["stay", "stay_full"]);
+    });
+}
+
+/// Rows get other keys, one by one and many at once, and take those of each other.
+#[test]
+fn keys_move_between_rows() {
+    on_versions(&VERSIONS, |case| {
+        case.replicate(
+            "CREATE TABLE item (list int, pos int, v text, PRIMARY KEY (list, pos)); \
+             CREATE TABLE big (id int PRIMARY KEY, v text, t text); ALTER TABLE big ALTER t SET STORAGE EXTERNAL",
+        );
+        case.publisher.sql(
+            "INSERT INTO item SELECT l, p, l || '-' || p FROM generate_series(1, 4) l, generate_series(1, 50) p; \
+             INSERT INTO big SELECT i, 'v' || i, repeat('t', 3000) FROM generate_series(1, 100) i",
+        );
+        case.subscriber.sql("ALTER TABLE item ADD own text; ALTER TABLE big ADD own text");
+        case.run_until_current();
+        case.subscriber.sql("UPDATE item SET own = v; UPDATE big SET own = v");
+        let mut sql = String::new();
+        for n in 1..=60 {
+            let (list, pos, id) = (n % 4 + 1, n % 40 + 1, n % 49 + 1);
+            // The others make room, one is put between them, and two are swapped.
+            let _ = write!(
+                sql,
+                "BEGIN; UPDATE item SET pos = -pos WHERE list = {list} AND pos >= {pos}; \
+                 UPDATE item SET pos = 1 - pos WHERE list = {list} AND pos < 0; \
+                 INSERT INTO item VALUES ({list}, {pos}, 'new {n}'); COMMIT; \
+                 BEGIN; UPDATE big SET id = 0 WHERE id = {id}; UPDATE big SET id = {id} WHERE id = 100 - {id}; \
+                 UPDATE big SET id = 100 - {id}, v = v || '+' WHERE id = 0; COMMIT; \
+                 UPDATE item SET list = 5 - list, pos = pos + 1000 + {n} WHERE list = {list} AND pos = {pos}; "
+            );
+        }
+        sql.push_str("UPDATE big SET id = id + 1000; DELETE FROM big WHERE id = 1007");
+        case.publisher.sql(&sql);
+        case.run_until_current();
+        case.expect_equal(&["item", "big"]);
+        let kept = "SELECT count(*) FROM big WHERE rtrim(v, '+') = own";
+        assert_eq!(case.subscriber.value(kept), "99");
+        let kept = "SELECT count(*) FROM item WHERE v = own OR own IS NULL AND v LIKE 'new%'";
+        assert_eq!(case.subscriber.value(kept), "260");
     });
 }

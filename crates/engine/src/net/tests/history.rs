@@ -5,10 +5,10 @@
 
 use pgoutput::{
     Column, Delete, Insert, Message, OldTuple, RelId, RelIdsBuilder, Truncate, TupleBuilder,
-    Update, builder, decode_change,
+    builder, decode_change,
 };
 
-use crate::net::{ChangeAt, Folder, Row, Step, TableRules};
+use crate::net::{ChangeAt, Folder, Old, Row, Step, TableRules, Update};
 
 /// Changes, each with its tables and payload.
 #[derive(Debug, Clone, Default)]
@@ -50,7 +50,7 @@ impl History {
         let new = new.tuple();
         let message = match kind {
             "I" => Message::Insert(Insert { xid, relation, new }),
-            "U" => Message::Update(Update { xid, relation, old, new }),
+            "U" => Message::Update(pgoutput::Update { xid, relation, old, new }),
             "D" => Message::Delete(Delete { xid, relation, old: OldTuple::Key(new) }),
             "DO" => Message::Delete(Delete { xid, relation, old: OldTuple::Full(new) }),
             _ => panic!("{text}"),
@@ -112,6 +112,13 @@ fn shown_step(step: &Step<'_>) -> String {
     for old in &segment.deletes {
         let Row::Sent(_) = old.row else { panic!("old rows are never merged") };
         words.push(format!("delete {} #{}.{}", shown_row(&old.row), old.class, old.nth));
+    }
+    for Update { old, new } in &segment.moves {
+        let Some(Old { row: old, .. }) = old else { panic!("a move finds its row by its old key") };
+        words.push(format!("move {} to {}", shown_row(old), shown_row(new)));
+    }
+    if segment.chained {
+        words.push("chained".to_owned());
     }
     for update in &segment.updates {
         let old = update.old.as_ref().map_or(String::new(), |old| {

@@ -4,7 +4,7 @@ use pgoutput::{Column, Message, Tuple};
 
 use super::history::History;
 use crate::key::KeyForm;
-use crate::net::{Row, Segment, Step, TableFolding, TableRules};
+use crate::net::{Row, Segment, Step, TableFolding, TableRules, Update};
 
 type Values = Vec<Option<String>>;
 
@@ -77,6 +77,15 @@ fn find_key(
 
 /// The two partitions of the model: rows below 2, and from 2 on.
 pub(super) const PARTITIONS: [u32; 2] = [100, 101];
+
+/// Whether the new row of a change belongs to the table, by the partition constraint.
+pub(super) fn holds_new(rules: &TableRules, message: &Message<'_>) -> bool {
+    match message {
+        Message::Insert(change) => holds(rules, &values(change.new.columns())),
+        Message::Update(change) => holds(rules, &values(change.new.columns())),
+        _ => true,
+    }
+}
 
 /// Whether a row belongs to the table, by the partition constraint.
 fn holds(rules: &TableRules, row: &Values) -> bool {
@@ -216,6 +225,24 @@ impl ExecuteSegment for Vec<Values> {
         for delete in &segment.deletes {
             let at = find(self, rules, &wanted(&delete.row))?;
             self.swap_remove(at);
+        }
+        let mut moved = Vec::new();
+        for Update { old, new } in &segment.moves {
+            let at = find(self, rules, &wanted(&old.as_ref().expect("a row to find").row))?;
+            let mut row = self.swap_remove(at);
+            if !segment.chained {
+                // Executed row by row, it meets none of the others.
+                let key = key(rules).expect("a key");
+                let moves = segment.moves.iter().filter_map(|other| other.old.as_ref());
+                let olds: Vec<_> = moves.map(|old| wanted(&old.row)).collect();
+                let meets = find_key(&olds, &key, &wanted(new))?;
+                assert!(meets.is_none_or(|at| segment.moves[at].new == *new), "{segment:?}");
+            }
+            write(&mut row, new.columns());
+            moved.push(row);
+        }
+        for row in moved {
+            insert(self, rules, row)?;
         }
         let mut updated = Vec::new();
         for update in &segment.updates {

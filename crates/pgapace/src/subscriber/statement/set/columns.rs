@@ -46,6 +46,8 @@ pub(crate) enum BatchUse {
     Old,
     /// New values alone.
     New,
+    /// The same, and each row may have new values in other columns.
+    Mixed,
 }
 
 #[derive(Debug, Default)]
@@ -81,7 +83,7 @@ impl Columns {
         let other = match purpose {
             BatchUse::Keys | BatchUse::Old => ColumnRole::Skipped,
             BatchUse::KeysAndNew | BatchUse::New => ColumnRole::New,
-            BatchUse::KeysAndMixed => ColumnRole::Mixed,
+            BatchUse::KeysAndMixed | BatchUse::Mixed => ColumnRole::Mixed,
         };
         for (remote, slot) in self.slots[..self.used].iter_mut().enumerate() {
             let local = map.local(remote);
@@ -94,7 +96,7 @@ impl Columns {
         let key = match purpose {
             BatchUse::Keys | BatchUse::KeysAndNew | BatchUse::KeysAndMixed => ColumnRole::Key,
             BatchUse::Old => ColumnRole::Old,
-            BatchUse::New => return,
+            BatchUse::New | BatchUse::Mixed => return,
         };
         for column in map.search_columns() {
             self.slots[column.remote].role = Some(key);
@@ -136,6 +138,13 @@ impl Columns {
         let row = self.rows;
         self.slots[..taken].iter_mut().for_each(|slot| slot.undo(row));
         false
+    }
+
+    /// Takes back the row that was appended last; may be called once for each row. Its bytes still count.
+    pub(crate) fn undo(&mut self) {
+        self.rows -= 1;
+        let row = self.rows;
+        self.slots[..self.used].iter_mut().for_each(|slot| slot.undo(row));
     }
 
     /// Records the columns that are set.

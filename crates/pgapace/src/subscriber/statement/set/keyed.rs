@@ -19,13 +19,15 @@ pub(super) fn queue<E: FnMut(Expected<'_>)>(
     buffers: &mut SetBuffers,
     segment: &Segment<'_>,
 ) -> Result<(), SetError> {
-    let Segment { absent, deletes, updates, .. } = segment;
+    let Segment { absent, deletes, moves, updates, .. } = segment;
     let moving = subscriber.map.unique.is_moving();
     let (changes, pushed) = (Changes::Absent(absent), Vec::new());
     let mut batch = Keyed { subscriber, buffers, changes, moving: false, pushed };
     queue_batches(&mut batch, absent.len())?;
     batch.changes = Changes::Deletes(deletes);
     queue_batches(&mut batch, deletes.len())?;
+    (batch.changes, batch.moving) = (Changes::Moves(moves), segment.chained);
+    queue_batches(&mut batch, moves.len())?;
     (batch.changes, batch.moving) = (Changes::Updates(updates), moving);
     queue_batches(&mut batch, updates.len())
 }
@@ -34,6 +36,7 @@ pub(super) fn queue<E: FnMut(Expected<'_>)>(
 enum Changes<'s, 'a> {
     Absent(&'s [Row<'a>]),
     Deletes(&'s [Old<'a>]),
+    Moves(&'s [Update<'a>]),
     Updates(&'s [Update<'a>]),
 }
 
@@ -41,14 +44,14 @@ struct Keyed<'b, 't, 's, 'a, E> {
     subscriber: &'b mut Subscriber<'t, E>,
     buffers: &'b mut SetBuffers,
     changes: Changes<'s, 'a>,
-    /// Whether unique values move between the rows.
+    /// Whether unique values move between the rows, or keys.
     moving: bool,
     /// The indexes of the changes of the statement, if it says which rows are missing.
     pushed: Vec<u32>,
 }
 
-/// Rows and bytes of a statement of moves. All updates of a segment must be in one; a group, or a part
-/// of a large transaction, is far smaller than this.
+/// Rows and bytes of a statement of rows between which values move. All updates of a segment must be in one; a
+/// group, or a part of a large transaction, is far smaller than this.
 const MOVING: (usize, usize) = (1 << 24, 256 << 20);
 
 impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
@@ -62,20 +65,35 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
 
     fn begin(&mut self) {
         let purpose = match self.changes {
-            Changes::Absent(_) | Changes::Deletes(_) => BatchUse::Keys,
+            Changes::Absent(_) | Changes::Deletes(_) | Changes::Moves(_) => BatchUse::Keys,
             Changes::Updates(_) if self.moving => BatchUse::KeysAndMixed,
             Changes::Updates(_) => BatchUse::KeysAndNew,
         };
-        self.buffers.search.begin(self.subscriber.map, purpose);
+        let map = self.subscriber.map;
+        self.buffers.search.begin(map, purpose);
+        if let Changes::Moves(_) = self.changes {
+            let new = if self.moving { BatchUse::Mixed } else { BatchUse::New };
+            self.buffers.new.begin(map, new);
+        }
         self.pushed.clear();
     }
 
     fn push(&mut self, index: usize) -> bool {
-        let fits = self.buffers.search.push(match self.changes {
-            Changes::Absent(rows) => &rows[index],
-            Changes::Deletes(deletes) => &deletes[index].row,
-            Changes::Updates(updates) => &updates[index].new,
-        });
+        let SetBuffers { search, new, .. } = &mut *self.buffers;
+        let fits = match self.changes {
+            Changes::Absent(rows) => search.push(&rows[index]),
+            Changes::Deletes(deletes) => search.push(&deletes[index].row),
+            Changes::Moves(moves) => {
+                let Update { old, new: row } = &moves[index];
+                let found = old.as_ref().is_some_and(|old| search.push(&old.row));
+                let fits = found && new.push(row);
+                if found && !fits {
+                    search.undo();
+                }
+                fits
+            }
+            Changes::Updates(updates) => search.push(&updates[index].new),
+        };
         if fits && self.subscriber.seeks {
             self.pushed.push(number(index));
         }
@@ -83,7 +101,11 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
     }
 
     fn bytes(&self) -> usize {
-        self.buffers.search.bytes()
+        let new = match self.changes {
+            Changes::Moves(_) => self.buffers.new.bytes(),
+            _ => 0,
+        };
+        self.buffers.search.bytes() + new
     }
 
     fn queue(&mut self) -> Result<bool, SetError> {
@@ -91,31 +113,40 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
         if map.search_columns().is_empty() {
             return Ok(false);
         }
-        let SetBuffers { search: columns, set, nulls, text, .. } = &mut *self.buffers;
-        columns.note_set(set);
+        let moves = matches!(self.changes, Changes::Moves(_));
+        let SetBuffers { search: columns, new, set, nulls, text, .. } = &mut *self.buffers;
+        let values = if moves { &*new } else { &*columns };
+        values.note_set(set);
         nulls.reset(0);
         if self.moving {
-            columns.note_mixed(nulls);
+            values.note_mixed(nulls);
         }
         let count = map.columns.len();
         text.reset(2 * count);
-        let binary = columns.any_binary();
-        columns.note_text(binary, text, |column, is_search| {
+        let binary = columns.any_binary() || moves && new.any_binary();
+        let member = |column, is_search| {
             if is_search { text_of_search(column) } else { text_of_new(count, column) }
-        });
+        };
+        columns.note_text(binary, text, member);
         columns.finish(binary);
+        if moves {
+            new.note_text(binary, text, member);
+            new.finish(binary);
+        }
         let operation = match self.changes {
             Changes::Absent(_) | Changes::Deletes(_) => SetOperation::Delete,
+            Changes::Moves(_) if self.moving => SetOperation::UpdateKeys,
+            Changes::Moves(_) => SetOperation::Update,
             Changes::Updates(_) if set.is_empty() => SetOperation::Probe,
             Changes::Updates(_) if self.moving => SetOperation::UpdateMoving,
             Changes::Updates(_) => SetOperation::Update,
         };
         let expected = match self.changes {
             Changes::Absent(_) => 0,
-            Changes::Deletes(_) | Changes::Updates(_) => columns.rows(),
+            Changes::Deletes(_) | Changes::Moves(_) | Changes::Updates(_) => columns.rows(),
         };
-        // The statement of moves counts its rows itself.
-        let counts = operation == SetOperation::UpdateMoving;
+        // These count their rows themselves.
+        let counts = matches!(operation, SetOperation::UpdateMoving | SetOperation::UpdateKeys);
         let rows_of = self.changes.sought_in().filter(|_| self.subscriber.seeks && !counts);
         let check = match rows_of {
             Some(_) => Check::Listed,
@@ -126,7 +157,7 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
         let Subscriber { session, statements, .. } = &mut *self.subscriber;
         let prepared = bind::prepare(session, statements, map, &shape);
         let count = bind::count(expected);
-        let mut params = params(&prepared.sources, columns, columns);
+        let mut params = params(&prepared.sources, columns, if moves { new } else { columns });
         if check != Check::None || counts {
             params.push(Param::Binary(&count));
         }
@@ -143,16 +174,19 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
     }
 
     fn queue_alone(&mut self, index: usize) -> Result<(), SetError> {
+        if self.moving && matches!(self.changes, Changes::Moves(_)) {
+            // One of them alone may find the row that another one has written.
+            return Err(SetError::Apart);
+        }
         let rows: &mut Rows = &mut self.buffers.rows;
         let finds = match self.changes.sought_in() {
             Some(rows_of) if self.subscriber.seeks => Finds::Sought(rows_of, number(index)),
-            Some(_) => Finds::Rows(1),
-            None => Finds::Rows(0),
+            _ => Finds::Rows(usize::from(!matches!(self.changes, Changes::Absent(_)))),
         };
         match self.changes {
             Changes::Absent(absent) => rows.delete(self.subscriber, &absent[index], finds),
             Changes::Deletes(deletes) => rows.delete(self.subscriber, &deletes[index].row, finds),
-            Changes::Updates(updates) => {
+            Changes::Moves(updates) | Changes::Updates(updates) => {
                 let Update { old, new } = &updates[index];
                 rows.update(self.subscriber, old.as_ref().map(|old| &old.row), new, finds)
             }
@@ -161,10 +195,11 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
 }
 
 impl Changes<'_, '_> {
-    /// The rows that must be found; `None` if they must not.
+    /// The list of rows that may be missing; `None` if they may not, or must be.
     fn sought_in(&self) -> Option<SoughtIn> {
         match self {
-            Self::Absent(_) => None,
+            // Where rows may be missing, nothing moves.
+            Self::Absent(_) | Self::Moves(_) => None,
             Self::Deletes(_) => Some(SoughtIn::Deletes),
             Self::Updates(_) => Some(SoughtIn::Updates),
         }

@@ -73,7 +73,7 @@ pub(crate) enum SoughtIn {
 pub(crate) enum SetError {
     /// Row mode would refuse the change too, and reports it.
     Plan(PlanError),
-    /// The updates cannot be one statement, and separate statements might find rows that another
+    /// Updates that must be one statement cannot be: separate statements might find rows that another
     /// one wrote.
     Apart,
     Wire(wire::Error),
@@ -83,9 +83,7 @@ impl std::fmt::Display for SetError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Plan(error) => error.fmt(f),
-            Self::Apart => {
-                f.write_str("the updates of a table without a key cannot be one statement")
-            }
+            Self::Apart => f.write_str("updates whose rows meet cannot be one statement"),
             Self::Wire(error) => error.fmt(f),
         }
     }
@@ -129,7 +127,7 @@ pub(crate) struct Subscriber<'t, E> {
     pub(crate) expect: E,
 }
 
-/// Queues all statements of a segment in this order: absent rows, deletes, updates, inserts. Calls
+/// Queues all statements of a segment in this order: absent rows, deletes, moves, updates, inserts. Calls
 /// `expect` once per Execute, in order; exactly one CommandComplete answers each. With `counted`,
 /// statements fail by themselves after another number of rows, where possible. That costs the
 /// subscriber some CPU time.
@@ -159,9 +157,10 @@ fn refuse_misread(map: &TableMap, segment: &Segment<'_>) -> Result<(), PlanError
     if map.misread.is_empty() {
         return Ok(());
     }
-    let Segment { absent, deletes, updates, inserts, .. } = segment;
-    let old = updates.iter().filter_map(|update| update.old.as_ref()).chain(deletes);
-    let new = updates.iter().map(|update| &update.new);
+    let Segment { absent, deletes, moves, updates, inserts, .. } = segment;
+    let updates = || moves.iter().chain(updates);
+    let old = updates().filter_map(|update| update.old.as_ref()).chain(deletes);
+    let new = updates().map(|update| &update.new);
     let mut rows = absent.iter().chain(old.map(|old| &old.row)).chain(new).chain(inserts);
     rows.try_for_each(|row| row::refuse_misread(map, row.columns()))
 }

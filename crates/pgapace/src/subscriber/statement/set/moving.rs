@@ -1,10 +1,20 @@
-//! Updates of rows between which unique values move: see [`crate::subscriber::unique`].
+//! Updates of rows between which unique values move (see [`crate::subscriber::unique`]), or keys.
 
 use wire::quote_ident;
 
 use super::sql::{Arrays, Builder};
 use crate::subscriber::oid::{INT4_ARRAY, INT8};
 use crate::subscriber::statement::row::Source;
+
+/// The columns of rows that are deleted and inserted again, as lists.
+struct Written {
+    /// Their names in the table.
+    columns: String,
+    /// Their new values.
+    returned: String,
+    /// The same, as the INSERT reads them.
+    names: String,
+}
 
 impl Builder<'_> {
     /// One statement that deletes the rows whose unique values change, updates the others, and inserts the
@@ -44,19 +54,7 @@ impl Builder<'_> {
             .iter()
             .map(|(remote, value)| format!("{} = {value}", self.column(*remote)))
             .collect();
-        let (mut columns, mut returned, mut names) = (Vec::new(), Vec::new(), Vec::new());
-        for (local, column) in map.table.columns.iter().enumerate() {
-            if column.generated {
-                continue;
-            }
-            let name = quote_ident(&column.name);
-            let value = values.iter().find(|(remote, _)| map.columns[*remote] == local);
-            let value =
-                value.map_or_else(|| format!("subscriber.{name}"), |(_, value)| value.clone());
-            names.push(format!("moved.c{local}"));
-            returned.push(format!("{value} AS c{local}"));
-            columns.push(name);
-        }
+        let Written { columns, returned, names } = self.written(&values);
         format!(
             "WITH v AS MATERIALIZED (SELECT * FROM {arrays}), \
              moved AS (DELETE FROM {table} AS subscriber USING v \
@@ -71,12 +69,57 @@ impl Builder<'_> {
                ELSE pg_catalog.concat('pgapace found ', total.rows, ' of ', ${count}, ' rows')\
                ::pg_catalog.int4 END FROM total",
             arrays = arrays.unnested(None),
-            returned = returned.join(", "),
             set = set.join(", "),
             whole = map.table.sql_name(),
-            columns = columns.join(", "),
-            names = names.join(", "),
         )
+    }
+
+    /// One statement that deletes the rows, and inserts them again with their new keys and values. `total` is as in
+    /// [`Self::update_moving`].
+    pub(super) fn update_keys(&mut self) -> String {
+        let mut arrays = Arrays::default();
+        let condition = self.keys(&mut arrays);
+        let values: Vec<(usize, String)> = self
+            .set_columns()
+            .into_iter()
+            .map(|remote| (remote, self.new_or_kept_value(&mut arrays, remote)))
+            .collect();
+        self.types.push(INT8);
+        let count = self.types.len();
+        let Written { columns, returned, names } = self.written(&values);
+        format!(
+            "WITH v AS MATERIALIZED (SELECT * FROM {arrays}), \
+             moved AS (DELETE FROM {table} AS subscriber USING v WHERE {condition} RETURNING {returned}), \
+             total AS MATERIALIZED (SELECT pg_catalog.count(*) AS rows FROM moved), \
+             written AS (INSERT INTO {whole} ({columns}) OVERRIDING SYSTEM VALUE \
+               SELECT {names} FROM moved, total WHERE total.rows OPERATOR(pg_catalog.=) ${count}) \
+             SELECT CASE WHEN total.rows OPERATOR(pg_catalog.=) ${count} THEN 1 \
+               ELSE pg_catalog.concat('pgapace found ', total.rows, ' of ', ${count}, ' rows')\
+               ::pg_catalog.int4 END FROM total",
+            arrays = arrays.unnested(None),
+            table = self.map.table.sql_only(),
+            whole = self.map.table.sql_name(),
+        )
+    }
+
+    /// The columns of rows that are deleted and inserted again.
+    fn written(&self, values: &[(usize, String)]) -> Written {
+        let map = self.map;
+        let (mut columns, mut returned, mut names) = (Vec::new(), Vec::new(), Vec::new());
+        for (local, column) in map.table.columns.iter().enumerate() {
+            if column.generated {
+                continue;
+            }
+            let name = quote_ident(&column.name);
+            let value = values.iter().find(|(remote, _)| map.columns[*remote] == local);
+            let value =
+                value.map_or_else(|| format!("subscriber.{name}"), |(_, value)| value.clone());
+            names.push(format!("moved.c{local}"));
+            returned.push(format!("{value} AS c{local}"));
+            columns.push(name);
+        }
+        let [columns, returned, names] = [columns, returned, names].map(|list| list.join(", "));
+        Written { columns, returned, names }
     }
 
     /// The new value of a column. If it was not sent for some rows, these keep the subscriber's.

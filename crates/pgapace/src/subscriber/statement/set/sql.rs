@@ -24,6 +24,8 @@ pub(crate) enum SetOperation {
     Update,
     /// The same while unique values move between the rows.
     UpdateMoving,
+    /// Updates of keys, of which some rows take those of others.
+    UpdateKeys,
     Delete,
     /// Finds the rows and changes nothing.
     Probe,
@@ -86,6 +88,7 @@ pub(crate) fn statement(map: &TableMap, operation: SetOperation, shape: &Shape<'
     let sql = match operation {
         SetOperation::Update => builder.update(),
         SetOperation::UpdateMoving => builder.update_moving(),
+        SetOperation::UpdateKeys => builder.update_keys(),
         SetOperation::Delete => builder.delete(),
         SetOperation::Probe => builder.probe(),
         SetOperation::Prefetch => builder.prefetch(),

@@ -2,6 +2,7 @@
 
 mod bed;
 mod keyed;
+mod moves;
 mod moving;
 mod plans;
 mod types;
