@@ -119,7 +119,7 @@ pub(crate) struct Column {
     pub(crate) volatile_default: Option<VolatileDefault>,
     /// A function that is not IMMUTABLE, called by a check constraint of the column's domain.
     pub(crate) domain_code: Option<String>,
-    /// Whether a user-defined cast from text to the base type exists.
+    /// Whether a cast from text to the base type exists that does not read what the input function reads.
     pub(crate) cast_from_text: bool,
 }
 

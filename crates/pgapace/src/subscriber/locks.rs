@@ -14,6 +14,7 @@ use engine::key::KeyForm;
 use engine::net::{TableFolding, TableRules};
 use engine::relation::RemoteRelation;
 use engine::writeset::{ForeignLock, LockColumn, LockRules, ReferencedLock, RowLock, UniqueLock};
+use pgoutput::ReplicaIdentity;
 
 use crate::subscriber::catalogue::{Column, Table};
 use crate::subscriber::constraints::{Constraints, ForeignKey, Unique};
@@ -82,9 +83,16 @@ impl Sides<'_> {
         &self.table.columns[self.columns[remote]]
     }
 
-    /// A published column as part of a lock.
-    fn column(&self, column: usize, form: KeyForm) -> LockColumn {
+    /// A published column as part of the key that finds a row.
+    fn key_column(&self, column: usize, form: KeyForm) -> LockColumn {
         LockColumn { column, form, in_identity: self.remote.columns[column].key }
+    }
+
+    /// A published column as part of another lock. A replica identity FULL of a partitioned table says nothing of
+    /// its partitions: of an update without an old row, it is not known what it left unchanged.
+    fn column(&self, column: usize, form: KeyForm) -> LockColumn {
+        let full = self.remote.replica_identity == ReplicaIdentity::Full;
+        LockColumn { column, form, in_identity: self.remote.columns[column].key && !full }
     }
 
     /// A published column with its comparison form, if pgapace can compare it exactly.
@@ -109,7 +117,8 @@ impl Sides<'_> {
             // See the head of `subscriber/mode.rs`.
             TableFolding::Key(key) if !ordered && !self.all_certain(key) => RowLock::Table,
             TableFolding::Key(key) => {
-                let column = |&(column, form): &_| self.column(column, self.by_value(column, form));
+                let column =
+                    |&(column, form): &_| self.key_column(column, self.by_value(column, form));
                 RowLock::Key(key.iter().map(column).collect())
             }
             TableFolding::WholeRow => {

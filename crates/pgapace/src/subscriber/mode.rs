@@ -9,8 +9,8 @@
 //! different bytes, and are compared by bytes. That finds the same rows, or is noticed:
 //!
 //! - Equal bytes are equal values, because the key has a unique index, whose equality is reflexive.
-//! - The key of a row keeps its bytes until the row is deleted, or until its key is updated, and such
-//!   an update is executed alone. Equal values are one row. So among the changes of a segment, only one
+//! - The key of a row keeps its bytes until the row is deleted, or until its key is updated, and in such
+//!   tables that is executed alone. Equal values are one row. So among the changes of a segment, only one
 //!   spelling can begin with an update or a delete; all others begin with an insert.
 //! - The set deletes before it inserts, as the publisher did. A spelling that was inserted and deleted again
 //!   must not be found, but the row is still there under another spelling. And two spellings find one
@@ -81,7 +81,7 @@ pub(crate) fn decide(
         storage: (!table.partitioned).then_some(table.oid),
         columns: columns.len(),
         updates_alone: updates_alone(table, columns, &fold),
-        moves: keys_can_be_set(table, columns, &fold),
+        moves: keys_can_be_set(remote, table, columns, types, &fold),
         seeks: false,
         fold,
     };
@@ -172,7 +172,7 @@ fn side_effect(table: &Table, columns: &[usize]) -> Option<(String, bool)> {
 fn cast_from_text(table: &Table, columns: &[usize]) -> Option<String> {
     let column = columns.iter().map(|at| &table.columns[*at]).find(|c| c.cast_from_text)?;
     Some(format!(
-        "a user-defined cast from text replaces the input function of type {} of column {} \
+        "a cast from text replaces the input function of type {} of column {} \
          of {}",
         column.type_name,
         column.name,
@@ -327,13 +327,21 @@ fn updates_alone(table: &Table, columns: &[usize], fold: &TableFolding) -> bool 
     })
 }
 
-/// Whether a set can change keys. Citus moves no row to another shard.
-fn keys_can_be_set(table: &Table, columns: &[usize], fold: &TableFolding) -> bool {
+/// Whether a set can change keys: those that pgapace compares exactly. Citus moves no row to another shard.
+fn keys_can_be_set(
+    remote: &RemoteRelation,
+    table: &Table,
+    columns: &[usize],
+    types: &PublisherTypes,
+    fold: &TableFolding,
+) -> bool {
     let TableFolding::Key(key) = fold else { return false };
     table.placement.is_plain()
-        && key
-            .iter()
-            .all(|(remote, _)| table.columns[columns[*remote]].identity != Identity::Always)
+        && key.iter().all(|&(column, _)| {
+            let local = &table.columns[columns[column]];
+            let sent = types.sent(&remote.columns[column]);
+            local.identity != Identity::Always && stored_form(sent, local).is_ok()
+        })
 }
 
 #[cfg(test)]

@@ -141,7 +141,8 @@ WITH RECURSIVE tree AS (
 
 /// Reads the columns of tables, by oid (`$1`).
 ///
-/// A user-defined cast from text (its oid is not from initdb) runs instead of the input function.
+/// A user-defined cast from text (its oid is not from initdb) runs instead of the input function, and so does that
+/// to regclass, which takes `-` and numbers for names of relations.
 ///
 /// A default counts as volatile if it calls a volatile built-in function, or a user-defined
 /// function that is not IMMUTABLE. `pg_depend` lists only user-defined functions, so built-in ones
@@ -185,7 +186,7 @@ SELECT a.attname, a.attnum, b.typ, pg_catalog.format_type(a.atttypid, a.atttypmo
        volatile.calls, volatile.code, checked.name,
        EXISTS (SELECT 1 FROM pg_catalog.pg_cast ct
                WHERE ct.castsource = 25 AND ct.casttarget = b.typ AND ct.castmethod = 'f'
-                 AND ct.oid >= 16384),
+                 AND (ct.oid >= 16384 OR b.typ = 'pg_catalog.regclass'::pg_catalog.regtype)),
        fit.nspname, fit.proname, fit.pronargs = 3, pg_catalog.format_type(b.typ, b.modifier),
        a.atttypid
 FROM attribute a

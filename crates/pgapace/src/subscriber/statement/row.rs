@@ -212,6 +212,7 @@ pub(crate) fn plan_update(
     plan_search(map, old.unwrap_or(new), &mut plan.nulls)?;
     plan.set.reset(new.len());
     let full = map.remote.replica_identity == ReplicaIdentity::Full;
+    let finds = |index: usize| map.search_columns().iter().any(|column| column.remote == index);
     let (mut replace, mut identity_unknown) = (false, false);
     for (index, value) in new.iter().enumerate() {
         if matches!(value, Column::Unchanged) {
@@ -238,7 +239,8 @@ pub(crate) fn plan_update(
                 (false, true) => replace = true,
                 (false, false) => identity_unknown = true,
             }
-        } else if known_unchanged && old.is_none() && !map.table.hooks.on_update {
+        } else if known_unchanged && old.is_none() && !map.table.hooks.on_update && finds(index) {
+            // Other columns of the replica identity may differ on the subscriber.
             continue;
         }
         plan.set.insert(index);
