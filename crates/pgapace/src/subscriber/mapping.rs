@@ -195,6 +195,18 @@ impl TableMap {
         (0..self.columns.len()).any(|remote| self.is_identity_always(remote))
     }
 
+    /// The columns that are GENERATED ALWAYS AS IDENTITY, and no part of the key: an UPDATE finds only rows where they
+    /// have not changed.
+    pub(crate) fn compared_identities(&self) -> impl Iterator<Item = SearchColumn> {
+        let finds = |remote| self.search_columns().iter().any(|column| column.remote == remote);
+        let always = (0..self.columns.len()).filter(|remote| self.is_identity_always(*remote));
+        always.filter(move |remote| !finds(*remote)).map(|remote| SearchColumn {
+            remote,
+            equality: self.local(remote).equality.clone(),
+            coerced: false,
+        })
+    }
+
     /// Whether Citus distributes the rows by this published column. UPDATE cannot set it.
     pub(crate) fn is_distribution_column(&self, remote: usize) -> bool {
         match &self.table.placement {

@@ -315,19 +315,15 @@ fn key_form(sent: ValueType, local: &Column) -> Result<KeyForm, String> {
     ))
 }
 
-/// Whether a set would have to update a column that UPDATE cannot set (GENERATED ALWAYS AS
-/// IDENTITY).
+/// Whether a set would have to update a column that UPDATE cannot set (GENERATED ALWAYS AS IDENTITY). Where a key finds
+/// the rows, such a column is compared instead.
 fn updates_alone(table: &Table, columns: &[usize], fold: &TableFolding) -> bool {
-    let in_key = |remote: usize| match fold {
-        TableFolding::Key(key) => key.iter().any(|(column, _)| *column == remote),
-        _ => false,
-    };
-    columns.iter().enumerate().any(|(remote, local)| {
-        table.columns[*local].identity == Identity::Always && !in_key(remote)
-    })
+    !matches!(fold, TableFolding::Key(_))
+        && columns.iter().any(|local| table.columns[*local].identity == Identity::Always)
 }
 
-/// Whether a set can change keys: those that pgapace compares exactly. Citus moves no row to another shard.
+/// Whether a set can change keys: those that pgapace compares exactly, where UPDATE can set every column. Citus moves no
+/// row to another shard.
 fn keys_can_be_set(
     remote: &RemoteRelation,
     table: &Table,
@@ -337,10 +333,10 @@ fn keys_can_be_set(
 ) -> bool {
     let TableFolding::Key(key) = fold else { return false };
     table.placement.is_plain()
+        && columns.iter().all(|local| table.columns[*local].identity != Identity::Always)
         && key.iter().all(|&(column, _)| {
-            let local = &table.columns[columns[column]];
             let sent = types.sent(&remote.columns[column]);
-            local.identity != Identity::Always && stored_form(sent, local).is_ok()
+            stored_form(sent, &table.columns[columns[column]]).is_ok()
         })
 }
 

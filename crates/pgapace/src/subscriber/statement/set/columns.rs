@@ -38,7 +38,8 @@ enum ColumnRole {
 pub(crate) enum BatchUse {
     /// Keys of rows to delete.
     Keys,
-    /// Keys of rows to update, and their new values. All rows have new values in the same columns.
+    /// Keys of rows to update, with [`TableMap::compared_identities`], and their new values. All rows have new values in
+    /// the same columns.
     KeysAndNew,
     /// The same, and each row may have new values in other columns.
     KeysAndMixed,
@@ -100,6 +101,11 @@ impl Columns {
         };
         for column in map.search_columns() {
             self.slots[column.remote].role = Some(key);
+        }
+        if purpose == BatchUse::KeysAndNew {
+            for column in map.compared_identities() {
+                self.slots[column.remote].role = Some(key);
+            }
         }
     }
 

@@ -147,7 +147,11 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
         };
         // These count their rows themselves.
         let counts = matches!(operation, SetOperation::UpdateMoving | SetOperation::UpdateKeys);
-        let rows_of = self.changes.sought_in().filter(|_| self.subscriber.seeks && !counts);
+        // A row whose identity column has changed is there, and is not found.
+        let compares = matches!(self.changes, Changes::Updates(_))
+            && map.compared_identities().next().is_some();
+        let rows_of =
+            self.changes.sought_in().filter(|_| self.subscriber.seeks && !counts && !compares);
         let check = match rows_of {
             Some(_) => Check::Listed,
             None if self.subscriber.counted && !counts => Check::Counted,

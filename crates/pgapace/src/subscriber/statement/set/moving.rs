@@ -38,7 +38,9 @@ impl Builder<'_> {
         let count = self.types.len();
         let (map, table) = (self.map, self.map.table.sql_only());
         let (mut before, mut after) = (Vec::new(), Vec::new());
-        for (remote, value) in values.iter().filter(|(remote, _)| map.unique.contains(*remote)) {
+        // A column that UPDATE cannot set moves the row too, if it has changed.
+        let moves = |remote| map.unique.contains(remote) || map.is_identity_always(remote);
+        for (remote, value) in values.iter().filter(|(remote, _)| moves(*remote)) {
             let base = &map.local(*remote).base_type_sql;
             before.push(format!("subscriber.{}::{base}", self.column(*remote)));
             after.push(format!("({value})::{base}"));
@@ -52,15 +54,26 @@ impl Builder<'_> {
         };
         let set: Vec<_> = values
             .iter()
+            .filter(|(remote, _)| !map.is_identity_always(*remote))
             .map(|(remote, value)| format!("{} = {value}", self.column(*remote)))
             .collect();
         let Written { columns, returned, names } = self.written(&values);
+        let kept = if set.is_empty() {
+            format!(
+                "SELECT 1 FROM {table} AS subscriber, v WHERE {condition} AND {same} \
+                 FOR NO KEY UPDATE OF subscriber"
+            )
+        } else {
+            let set = set.join(", ");
+            format!(
+                "UPDATE {table} AS subscriber SET {set} FROM v WHERE {condition} AND {same} RETURNING 1"
+            )
+        };
         format!(
             "WITH v AS MATERIALIZED (SELECT * FROM {arrays}), \
              moved AS (DELETE FROM {table} AS subscriber USING v \
                WHERE {condition} AND NOT ({same}) RETURNING {returned}), \
-             kept AS (UPDATE {table} AS subscriber SET {set} FROM v \
-               WHERE {condition} AND {same} RETURNING 1), \
+             kept AS ({kept}), \
              total AS MATERIALIZED (SELECT (SELECT pg_catalog.count(*) FROM moved) \
                OPERATOR(pg_catalog.+) (SELECT pg_catalog.count(*) FROM kept) AS rows), \
              written AS (INSERT INTO {whole} ({columns}) OVERRIDING SYSTEM VALUE \
@@ -69,7 +82,6 @@ impl Builder<'_> {
                ELSE pg_catalog.concat('pgapace found ', total.rows, ' of ', ${count}, ' rows')\
                ::pg_catalog.int4 END FROM total",
             arrays = arrays.unnested(None),
-            set = set.join(", "),
             whole = map.table.sql_name(),
         )
     }

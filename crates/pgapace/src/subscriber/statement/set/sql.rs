@@ -192,9 +192,13 @@ impl Builder<'_> {
     /// not. With plain `=`, a plan made while the table was empty would read the whole index in
     /// order, and keep doing so after the table has grown.
     pub(super) fn keys(&mut self, arrays: &mut Arrays) -> String {
+        self.all_equal(arrays, self.map.search_columns())
+    }
+
+    /// The condition that the row has all of these values.
+    fn all_equal(&mut self, arrays: &mut Arrays, columns: &[SearchColumn]) -> String {
         let map = self.map;
-        let conditions: Vec<_> = map
-            .search_columns()
+        let conditions: Vec<_> = columns
             .iter()
             .map(|column| {
                 let mut value = self.comparand(arrays, column);
@@ -222,7 +226,9 @@ impl Builder<'_> {
 
     fn update(&mut self) -> String {
         let mut arrays = Arrays::default();
-        let condition = self.keys(&mut arrays);
+        let mut finds = self.map.search_columns().to_vec();
+        finds.extend(self.map.compared_identities());
+        let condition = self.all_equal(&mut arrays, &finds);
         let set: Vec<_> = self
             .assignments(&mut arrays)
             .into_iter()
@@ -253,7 +259,9 @@ impl Builder<'_> {
 
     fn probe(&mut self) -> String {
         let mut arrays = Arrays::default();
-        let condition = self.keys(&mut arrays);
+        let mut finds = self.map.search_columns().to_vec();
+        finds.extend(self.map.compared_identities());
+        let condition = self.all_equal(&mut arrays, &finds);
         // Citus locks rows only in statements that need one shard.
         let lock = match self.map.table.placement {
             Placement::Distributed { .. } => "",

@@ -139,3 +139,50 @@ fn a_table_without_such_constraints_never_moves() {
     let map = bed.map("t", ReplicaIdentity::Default, "id* v");
     assert!(!map.unique.begin_moving() && !map.unique.is_moving());
 }
+
+/// UPDATE cannot set an identity column: a row where it has changed is deleted and inserted.
+#[test]
+fn identity_columns_that_are_no_key() {
+    for major in MAJORS {
+        let mut bed = bed(
+            major,
+            "id int PRIMARY KEY, seq int GENERATED ALWAYS AS IDENTITY UNIQUE, u int UNIQUE, own text DEFAULT 'own'",
+            "(id, u) SELECT i, i FROM pg_catalog.generate_series(1, 5) i",
+            "SELECT 1 AS one",
+        );
+        let map = bed.map("t", ReplicaIdentity::Default, "id* seq u");
+        let rows = |bed: &mut Bed| {
+            bed.value("SELECT pg_catalog.string_agg(t::text, ' ' ORDER BY t) FROM public.t")
+        };
+        for (format, counted) in FORMATS.into_iter().flat_map(|f| [(f, false), (f, true)]) {
+            bed.counted = counted;
+            map.unique.end_moving();
+            let from = "FROM pg_catalog.generate_series(1, 5) i";
+            let new = bed.rows(format, &format!("SELECT i, i, i + 10 {from}"));
+            assert_eq!(bed.apply_all(&map, &updates(format, &new)), 1);
+            assert!(rows(&mut bed).starts_with("(1,1,11,own) (2,2,12,own)"));
+            // It has changed in one row.
+            let changed = bed.rows(format, &format!("SELECT i, i + 10 * (i / 5), i {from}"));
+            match bed.begin(&map, &updates(format, &changed)) {
+                Ok(counts) => assert_eq!((counts, counted), (vec![(5, 4)], false)),
+                Err(failed) => assert!(counted && failed.contains("found 4 of 5 rows"), "{failed}"),
+            }
+            bed.sql("ROLLBACK");
+            // The values of two rows are swapped too.
+            assert!(map.unique.begin_moving());
+            let swapped = bed
+                .rows(format, &format!("SELECT i, i + 10 * (i / 5), (ARRAY[2,1,3,4,5])[i] {from}"));
+            assert_eq!(bed.apply(&map, &updates(format, &swapped)), Ok(vec![(1, 1)]));
+            assert_eq!(
+                rows(&mut bed),
+                "(1,1,2,own) (2,2,1,own) (3,3,3,own) (4,4,4,own) (5,15,5,own)"
+            );
+            let back = bed.rows(format, &format!("SELECT i, i, i {from}"));
+            assert_eq!(bed.apply(&map, &updates(format, &back)), Ok(vec![(1, 1)]));
+        }
+        let map = bed.map("t", ReplicaIdentity::Default, "id* seq");
+        assert!(map.unique.begin_moving());
+        let same = bed.rows(FORMATS[0], "SELECT i, i FROM pg_catalog.generate_series(1, 5) i");
+        assert_eq!(bed.apply(&map, &updates(FORMATS[0], &same)), Ok(vec![(1, 1)]));
+    }
+}
