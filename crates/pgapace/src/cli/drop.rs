@@ -6,8 +6,8 @@ use wire::{Session, quote_ident};
 use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
 use crate::native::subscription::{Wanted, find};
-use crate::publisher::history::check_walsender_system;
-use crate::publisher::session::Publisher;
+use crate::publisher::history::check_followed;
+use crate::publisher::session::{Publisher, identify};
 use crate::publisher::slot::{self, Slot};
 use crate::subscriber::origin;
 use crate::subscriber::session::Subscriber;
@@ -128,7 +128,8 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
                 "If the publisher is gone for good, pass --keep-slot to drop the rest without it.",
             )
         })?;
-        check_walsender_system(&mut source, &row, OTHER_SYSTEM)?;
+        let system = identify(&mut source)?;
+        check_followed(&mut source, &system, &row, OTHER_SYSTEM)?;
         let found =
             slot::wait_until_free(&mut source, &row.slot_name, site.busy_timeout, &|| false)?;
         fate = match found {

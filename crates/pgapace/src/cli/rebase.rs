@@ -11,8 +11,8 @@ use crate::config::live::LiveSettings;
 use crate::config::{IfNotEmpty, Subscription as Config};
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::Board;
-use crate::publisher::history::check_walsender_system;
-use crate::publisher::session::Publisher;
+use crate::publisher::history::{TO_FOLLOW_ANOTHER, check_followed};
+use crate::publisher::session::{Publisher, identify};
 use crate::publisher::{publication, slot};
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
@@ -24,10 +24,6 @@ pub(crate) struct RebaseArgs {
     #[command(flatten)]
     selection: Selection,
 }
-
-/// A rebase would make the subscriber equal to whatever server it is given.
-const OTHER_SYSTEM: &str = "Check --publisher. To follow this system instead: pgapace drop --keep-slot, then pgapace run \
-     --if-not-empty rebase.";
 
 /// How long a walsender of an earlier run may use the slot.
 const FREE_WITHIN: Duration = Duration::from_secs(60);
@@ -76,13 +72,16 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
     // Its publications may have to change.
     let publications = row.publications.clone();
     check_sent_alike(&row, &Config { publications, ..config.clone() })?;
+    if !row.rebasing {
+        check_prepared(&mut control, &row)?;
+    }
+    let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
+    let mut source = publisher.connect()?;
+    let system = identify(&mut source)?;
+    check_followed(&mut source, &system, &row, TO_FOLLOW_ANOTHER)?;
     if row.rebasing {
         return Ok(());
     }
-    check_prepared(&mut control, &row)?;
-    let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
-    let mut source = publisher.connect()?;
-    check_walsender_system(&mut source, &row, OTHER_SYSTEM)?;
     publication::check_exist(&mut source, &config.publications)?;
     if let Some(found) = slot::wait_until_free(&mut source, &row.slot_name, FREE_WITHIN, &stopping)?
     {
@@ -100,7 +99,7 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
         slot::drop(&mut source, &row.slot_name)?;
     }
     // A slot that is gone without this record is the reason for rebase.
-    state::set_rebasing(&mut control, row.id)?;
+    state::set_rebasing(&mut control, row.id, &system)?;
     tracing::info!(
         event = "rebase_started",
         subscription = config.name,

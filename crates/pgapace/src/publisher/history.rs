@@ -9,12 +9,20 @@ use wire::Session;
 
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::{
-    CURRENT_LSN, SystemIdentity, identify, is_standby, system_identifier,
+    CURRENT_LSN, SystemIdentity, identify, is_standby, primary_timeline, system_identifier,
 };
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, first_row};
-use crate::subscriber::state::Subscription;
 use crate::subscriber::state::progress::Followed;
+use crate::subscriber::state::{Phase, Subscription};
+
+/// A rebase would make the subscriber equal to whatever server it is given.
+pub(crate) const TO_FOLLOW_ANOTHER: &str = "Check --publisher. To follow this server instead: pgapace drop --keep-slot, \
+     then pgapace run --if-not-empty rebase.";
+
+const LEFT_BEHIND: &str = "The connection string leads to a server that was left behind by a failover, or restored to \
+     an earlier state. Stop that server, or correct --publisher: the server that was promoted has what the subscriber \
+     has.";
 
 /// Checks that the publisher has the history that the subscription has followed so far. Returns the
 /// publisher's identity.
@@ -28,14 +36,17 @@ pub(crate) fn check(
     Ok(now)
 }
 
-/// The same for a publisher whose identity `now` is known.
+/// The same for a publisher whose identity `now` is known. A run that has begun in phase `creating` has recorded the
+/// publisher itself, after [`check_followed`]: its `row` has an earlier state.
 pub(crate) fn check_identified(
     session: &mut Session,
     now: &SystemIdentity,
     row: &Subscription,
     followed: &Followed,
 ) -> Result<()> {
-    if let (Some(identifier), Some(timeline)) = (&row.system_identifier, row.timeline) {
+    if let (Some(identifier), Some(timeline)) = (&row.system_identifier, row.timeline)
+        && row.phase != Phase::Creating
+    {
         check_identity(session, now, identifier, timeline, followed.farthest)?;
     }
     check_standpoint(session, followed.farthest, followed.history)
@@ -118,27 +129,43 @@ fn left_behind(now: u32, recorded: u32, standby: bool) -> Failure {
             .hint("pgapace waits until the standby follows the server that was promoted.")
             .not_serving();
     }
-    Failure::new(Class::History, message("the publisher is")).hint(
-        "The connection string leads to a server that was left behind by a failover, or restored to \
-         an earlier state. Stop that server, or correct --publisher: the server that was promoted has \
-         what the subscriber has.",
-    )
+    Failure::new(Class::History, message("the publisher is")).hint(LEFT_BEHIND)
 }
 
 /// Refuses another database system than the one that a subscription follows: its values, snapshots and LSNs
-/// have nothing to do with the subscription.
+/// have nothing to do with the subscription. Refuses a server that a failover left behind, too: it lacks what the
+/// subscriber has from the promoted one.
 pub(crate) fn check_system(session: &mut Session, row: &Subscription) -> Result<()> {
-    check_identifier(system_identifier(session), row, "Check --publisher.")
+    const HINT: &str = "Check --publisher.";
+    check_identifier(system_identifier(session), row, HINT)?;
+    match primary_timeline(session) {
+        Some(timeline) => check_timeline(session, timeline, row, HINT),
+        None => Ok(()),
+    }
 }
 
-/// The same for a walsender, which tells its identifier to every role. A slot of another system that has the
+/// The same for a walsender, which tells its identity `now` to every role. A slot of another system that has the
 /// same name is not that of the subscription.
-pub(crate) fn check_walsender_system(
+pub(crate) fn check_followed(
     session: &mut Session,
+    now: &SystemIdentity,
     row: &Subscription,
     hint: &str,
 ) -> Result<()> {
-    check_identifier(Some(identify(session)?.system_identifier), row, hint)
+    check_identifier(Some(now.system_identifier.clone()), row, hint)?;
+    check_timeline(session, now.timeline, row, hint)
+}
+
+/// Refuses a timeline that is older than the one that the subscription has followed.
+fn check_timeline(session: &mut Session, now: u32, row: &Subscription, hint: &str) -> Result<()> {
+    match row.timeline {
+        Some(recorded) if now < recorded => {
+            let failure = left_behind(now, recorded, is_standby(session)?);
+            let refused = failure.class == Class::History;
+            Err(if refused { failure.detail(LEFT_BEHIND).hint(hint) } else { failure })
+        }
+        _ => Ok(()),
+    }
 }
 
 fn check_identifier(now: Option<String>, row: &Subscription, hint: &str) -> Result<()> {

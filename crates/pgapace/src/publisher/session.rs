@@ -206,6 +206,15 @@ pub(crate) fn system_identifier(session: &mut Session) -> Option<String> {
     results.first()?.first()?.get(0).map(str::to_owned)
 }
 
+/// Reads the timeline of a primary with SQL. Only a walsender tells that of a standby.
+pub(crate) fn primary_timeline(session: &mut Session) -> Option<u32> {
+    let sql = "SELECT CASE WHEN NOT pg_catalog.pg_is_in_recovery() \
+         THEN pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()) END";
+    let results = session.simple(sql).ok()?;
+    let digits = results.first()?.first()?.get(0)?.get(..8)?.to_owned();
+    u32::from_str_radix(&digits, 16).ok()
+}
+
 /// SQL expression for the end of the WAL that the publisher can send.
 pub(crate) const CURRENT_LSN: &str = "CASE WHEN pg_catalog.pg_is_in_recovery() \
      THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END";

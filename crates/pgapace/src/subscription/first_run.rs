@@ -190,6 +190,8 @@ impl Supervisor<'_> {
         context: SyncContext<'_>,
     ) -> Result<Vec<PublishedTable>> {
         let system = identify(source)?;
+        // The publisher of a rebase that was interrupted.
+        history::check_followed(source, &system, row, history::TO_FOLLOW_ANOTHER)?;
         let found = slot::find(source, &row.slot_name)?;
         let created = match (&found, row.owns_slot) {
             (None, true) => Some(self.create_slot(control, source, row, context)?),
@@ -227,7 +229,12 @@ impl Supervisor<'_> {
                     lsn = %start,
                     "interrupted set-up continues with its replication slot"
                 );
-                let row = Subscription { phase: Phase::Copying, ..row.clone() };
+                let row = Subscription {
+                    phase: Phase::Copying,
+                    system_identifier: Some(system.system_identifier),
+                    timeline: Some(system.timeline),
+                    ..row.clone()
+                };
                 return self.go_on(control, source, &row, context, None);
             }
             None => {}

@@ -177,7 +177,16 @@ fn a_promoted_standby_with_a_synchronised_slot_is_followed() -> Result<()> {
     // The server that was left behind comes back as a primary, before the promoted one in the list.
     site.publisher.start()?;
     let mut run = site.spawn(&program)?;
-    expect_exit(&mut run, 10, &["the publisher is on timeline 1", "left behind by a failover"])
+    expect_exit(&mut run, 10, &["the publisher is on timeline 1", "left behind by a failover"])?;
+    // Neither do verbs follow it: a rebase would delete what came from the promoted one.
+    let old = site.tool();
+    for verb in ["rebase", "drop", "sequences"] {
+        old.finish(verb, &[])
+            .expect(10, &["the publisher is on timeline 1", "left behind by a failover"]);
+    }
+    let rows = "SELECT count(*) FROM log, pgapace.progress GROUP BY lsn";
+    assert_eq!(site.subscriber.query_one_text(DB, rows)?, "22");
+    Ok(())
 }
 
 /// The stream waits for the standby (synchronized_standby_slots), but the copy of a table does not: it has

@@ -6,7 +6,7 @@ use testbed::compare::TableName;
 use testbed::program::Process;
 use testbed::{Cluster, ClusterBuilder, Pair, Result, servers, wait_until};
 
-use crate::support::{DB, NAME, PATIENCE, Site, Tool, expect_exit, holds_for};
+use crate::support::{DB, NAME, PATIENCE, Site, Tool, expect_exit, holds_for, wait_for_event};
 
 const DDL: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
 
@@ -163,6 +163,22 @@ fn another_publisher_is_refused() -> Result<()> {
     site.expect_equal(&[TableName::from("t")])
 }
 
+/// The new slot waits for a transaction when the process is killed: slot and progress are gone then.
+fn an_interrupted_rebase_refuses_it_too(site: &Site, wrong: &Tool) -> Result<()> {
+    let mut open = site.publisher.connect(DB)?;
+    open.batch_execute("BEGIN; INSERT INTO t VALUES (10, 'x')")?;
+    let mut rebase = site.spawn(&site.tool().program("rebase"))?;
+    wait_for_event(&mut rebase, "rebase_started", PATIENCE)?;
+    rebase.kill9()?;
+    for verb in ["rebase", "run"] {
+        wrong.finish(verb, &[]).expect(10, &["is another database system", "--keep-slot"]);
+        assert_eq!(rows_on_subscriber(site)?, "3", "{verb}");
+    }
+    open.batch_execute("COMMIT")?;
+    site.tool().finish("rebase", &[]).expect(0, &[]);
+    site.expect_equal(&[TableName::from("t")])
+}
+
 /// Its slot has the name of the subscription's, and its rows would replace those of the subscriber.
 #[test]
 fn rebase_and_drop_refuse_another_publisher() -> Result<()> {
@@ -182,6 +198,7 @@ fn rebase_and_drop_refuse_another_publisher() -> Result<()> {
         follow_and_stop(&site)?;
         site.expect_equal(&[TableName::from("t")])?;
     }
+    an_interrupted_rebase_refuses_it_too(&site, &wrong)?;
     // The way to follow the other system.
     let dropped = wrong.finish("drop", &["--keep-slot"]);
     dropped.expect(0, &[]);

@@ -332,8 +332,12 @@ pub(crate) fn set_streaming(session: &mut Session, id: SubscriptionId) -> Result
 }
 
 /// Forgets how far a subscription has come: the next run creates a slot, compares the tables that hold
-/// rows with the publisher's, and makes them equal.
-pub(crate) fn set_rebasing(session: &mut Session, id: SubscriptionId) -> Result<()> {
+/// rows with those of this publisher, and makes them equal.
+pub(crate) fn set_rebasing(
+    session: &mut Session,
+    id: SubscriptionId,
+    publisher: &SystemIdentity,
+) -> Result<()> {
     session
         .simple(&format!(
             "BEGIN; \
@@ -342,10 +346,12 @@ pub(crate) fn set_rebasing(session: &mut Session, id: SubscriptionId) -> Result<
              DELETE FROM pgapace.relation WHERE subscription = {id}; \
              UPDATE pgapace.subscription \
              SET phase = 'creating', rebasing = true, owns_slot = true, slot_made_at = NULL, \
-               system_identifier = NULL, timeline = NULL, sent_as = NULL, published_lsn = NULL, \
+               system_identifier = {}, timeline = {}, sent_as = NULL, published_lsn = NULL, \
                skip_lsn = NULL \
              WHERE id = {id}; \
              COMMIT",
+            wire::quote_literal(&publisher.system_identifier),
+            publisher.timeline,
             id = id.0
         ))
         .map_err(|e| writing(&e))?;
