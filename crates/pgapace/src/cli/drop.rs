@@ -6,9 +6,9 @@ use wire::{Session, quote_ident};
 use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
 use crate::native::subscription::{Wanted, find};
-use crate::publisher::history::check_followed;
-use crate::publisher::session::{Publisher, identify};
+use crate::publisher::session::Publisher;
 use crate::publisher::slot::{self, Slot};
+use crate::publisher::slot_to_drop;
 use crate::subscriber::origin;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::adoption;
@@ -44,9 +44,15 @@ enum SlotFate {
 /// Drops the slot, unless it may belong to another program: its creation was never recorded, or it was dropped
 /// since and another one has its name.
 fn drop_slot(source: &mut Session, row: &Subscription, found: &Slot) -> Result<SlotFate> {
+    let elsewhere = !found.in_this_database && found.plugin.as_deref() == Some("pgoutput");
     let may_be_ours = match row.phase {
-        Phase::Creating => slot::is_ours(found, row.slot_made_at),
-        Phase::Copying | Phase::Streaming => slot::check_kind(&row.slot_name, found).is_ok(),
+        Phase::Creating => {
+            let found = Slot { in_this_database: true, ..found.clone() };
+            slot::is_ours(&found, row.slot_made_at)
+        }
+        Phase::Copying | Phase::Streaming => {
+            elsewhere || slot::check_kind(&row.slot_name, found).is_ok()
+        }
     };
     if !may_be_ours {
         tracing::warn!(
@@ -55,6 +61,16 @@ fn drop_slot(source: &mut Session, row: &Subscription, found: &Slot) -> Result<S
             "replication slot was left: nothing proves that it was created for this subscription"
         );
         return Ok(SlotFate::Left);
+    }
+    if elsewhere {
+        return Err(Failure::new(
+            Class::Slot,
+            format!("slot \"{}\" is of another database than that in --publisher", row.slot_name),
+        )
+        .hint(
+            "Check the database in --publisher. If another subscription has a slot of this name, pass --keep-slot, \
+             which leaves it.",
+        ));
     }
     let existed = slot::drop(source, &row.slot_name)?;
     Ok(if existed { SlotFate::Dropped } else { SlotFate::Absent })
@@ -128,10 +144,8 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
                 "If the publisher is gone for good, pass --keep-slot to drop the rest without it.",
             )
         })?;
-        let system = identify(&mut source)?;
-        check_followed(&mut source, &system, &row, OTHER_SYSTEM)?;
-        let found =
-            slot::wait_until_free(&mut source, &row.slot_name, site.busy_timeout, &|| false)?;
+        let patience = site.busy_timeout;
+        let (_, found) = slot_to_drop::find(&mut source, &row, OTHER_SYSTEM, patience, &|| false)?;
         fate = match found {
             Some(found) => drop_slot(&mut source, &row, &found)?,
             None => SlotFate::Absent,

@@ -13,7 +13,7 @@ use crate::error::{Class, Failure, Result};
 use crate::observe::board::Board;
 use crate::publisher::history::{TO_FOLLOW_ANOTHER, check_followed};
 use crate::publisher::session::{Publisher, identify};
-use crate::publisher::{publication, slot};
+use crate::publisher::{publication, slot, slot_to_drop};
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::{self, Subscription, ownership, prepared};
@@ -77,14 +77,14 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
     }
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
     let mut source = publisher.connect()?;
-    let system = identify(&mut source)?;
-    check_followed(&mut source, &system, &row, TO_FOLLOW_ANOTHER)?;
     if row.rebasing {
-        return Ok(());
+        let system = identify(&mut source)?;
+        return check_followed(&mut source, &system, &row, TO_FOLLOW_ANOTHER);
     }
+    let (system, found) =
+        slot_to_drop::find(&mut source, &row, TO_FOLLOW_ANOTHER, FREE_WITHIN, &stopping)?;
     publication::check_exist(&mut source, &config.publications)?;
-    if let Some(found) = slot::wait_until_free(&mut source, &row.slot_name, FREE_WITHIN, &stopping)?
-    {
+    if let Some(found) = found {
         slot::check_kind(&row.slot_name, &found)?;
         if !row.owns_slot {
             return Err(Failure::new(

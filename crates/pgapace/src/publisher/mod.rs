@@ -11,6 +11,7 @@ pub(crate) mod reader;
 pub(crate) mod receiver;
 pub(crate) mod session;
 pub(crate) mod slot;
+pub(crate) mod slot_to_drop;
 pub(crate) mod source;
 pub(crate) mod start_replication;
 pub(crate) mod watch;

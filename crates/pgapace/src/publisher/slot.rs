@@ -369,9 +369,7 @@ pub(crate) fn check_resume(
     let refuse = |what: String| Failure::new(Class::Slot, what);
     let rebuild = "Changes that the slot had not sent are lost. pgapace rebase creates a new slot, \
                    compares all tables with the publisher's, makes them equal, and goes on.";
-    if in_recovery && slot.is_none_or(|slot| slot.synced) {
-        return Err(not_promoted(name, slot.is_some()));
-    }
+    check_promoted(name, slot, in_recovery)?;
     let Some(slot) = slot else {
         return Err(refuse(format!("slot \"{name}\" does not exist on the publisher")).hint(
             "If the publisher is a promoted standby, its slots were not synchronized. Changes that \
@@ -400,6 +398,15 @@ pub(crate) fn check_resume(
     Ok(confirmed)
 }
 
+/// Refuses a standby without a slot of its own: the slot is the primary's.
+pub(crate) fn check_promoted(name: &str, slot: Option<&Slot>, in_recovery: bool) -> Result<()> {
+    match slot {
+        Some(slot) if !slot.synced => Ok(()),
+        _ if in_recovery => Err(not_promoted(name, slot.is_some())),
+        _ => Ok(()),
+    }
+}
+
 /// The error for a standby without a slot of its own.
 fn not_promoted(name: &str, synced: bool) -> Failure {
     let reached = "the publisher is a standby";
@@ -408,11 +415,15 @@ fn not_promoted(name: &str, synced: bool) -> Failure {
     } else {
         (Class::Slot, format!("{reached}, on which slot \"{name}\" does not exist"))
     };
-    let other =
-        if synced { "" } else { " If the slot was on this standby, it is lost: pgapace rebase." };
+    let other = if synced {
+        ""
+    } else {
+        " If the slot was on this standby, it is lost: pgapace drop --keep-slot, then pgapace run \
+         --if-not-empty rebase."
+    };
     Failure::new(class, message)
         .hint(format!(
-            "pgapace tries again until it reaches the primary, or the standby is promoted. If the \
+            "pgapace run tries again until it reaches the primary, or the standby is promoted. If the \
              connection string of the publisher names several hosts, add \
              target_session_attrs=primary.{other}"
         ))

@@ -94,13 +94,19 @@ fn a_standby_with_a_synchronised_slot_is_waited_for() -> Result<()> {
     expect_followed(&site, &standby, &mut run, 2)
 }
 
-/// The same without a slot there.
+/// The same without a slot there. Verbs that drop the slot refuse such a standby.
 #[test]
 fn a_standby_without_the_slot_is_waited_for() -> Result<()> {
     let mut site = site()?;
     let mut run = site.spawn(&site.program().args(["--until", "current"]))?;
     expect_exit(&mut run, 0, &[])?;
     let standby = standby(&mut site, "")?;
+    // The primary's slot would stay, and hold WAL.
+    let wrong = Tool { publisher: standby.conninfo(DB), ..site.tool() };
+    for verb in ["rebase", "drop"] {
+        let named = ["on which slot \"sub\" does not exist", "target_session_attrs", "--keep-slot"];
+        wrong.finish(verb, &[]).expect(7, &named);
+    }
     let tool = Tool { publisher: both_hosts(&site, &standby), ..site.tool() };
     let mut run = site.spawn_streaming(&tool.program("run"))?;
     site.publisher.stop(Stop::Fast)?;

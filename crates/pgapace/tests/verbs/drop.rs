@@ -60,6 +60,9 @@ fn keeps_the_slot_without_the_publisher() {
     case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
     let away = Tool { publisher: "host=/nonexistent user=x dbname=x".into(), ..case.tool.clone() };
     away.finish("drop", &[]).expect(4, &["--keep-slot"]);
+    let elsewhere =
+        Tool { publisher: case.publisher.cluster.conninfo("postgres"), ..case.tool.clone() };
+    elsewhere.finish("drop", &[]).expect(7, &["is of another database", "--keep-slot"]);
     let program = pgapace("drop")
         .args(["--keep-slot", "--subscriber", &case.tool.subscriber])
         .args(["--name", &case.tool.name]);

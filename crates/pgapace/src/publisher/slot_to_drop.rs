@@ -1,0 +1,32 @@
+//! The slot that a verb is about to drop, or to replace by another one.
+//!
+//! Behind that, the verb forgets the subscription or its progress, and nothing drops a slot that it has not found: the
+//! slot would hold WAL for ever. So the verb must be connected to the server that has the slot, if it exists.
+
+use std::time::Duration;
+
+use wire::Session;
+
+use super::history::check_followed;
+use super::session::{SystemIdentity, identify, is_standby};
+use super::slot::{self, Slot};
+use crate::error::Result;
+use crate::subscriber::state::Subscription;
+
+/// Refuses another publisher than the one that the subscription follows, a server that a failover left behind, and a
+/// standby without a slot of its own. `hint` is for another system or timeline. Returns the publisher's identity, and
+/// the slot as soon as no session uses it.
+pub(crate) fn find(
+    source: &mut Session,
+    row: &Subscription,
+    hint: &str,
+    patience: Duration,
+    stopping: &dyn Fn() -> bool,
+) -> Result<(SystemIdentity, Option<Slot>)> {
+    let system = identify(source)?;
+    check_followed(source, &system, row, hint)?;
+    let recovers = is_standby(source)?;
+    let found = slot::wait_until_free(source, &row.slot_name, patience, stopping)?;
+    slot::check_promoted(&row.slot_name, found.as_ref(), recovers)?;
+    Ok((system, found))
+}
