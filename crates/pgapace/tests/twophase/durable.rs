@@ -201,6 +201,29 @@ fn waits_behind_a_prepared_transaction_end_with_it() {
     });
 }
 
+/// A new slot never sends the end of a transaction that has ended before. Copies and a release would wait for it.
+fn a_rebase_forgets_them(case: &Case) {
+    let gid = |name: &str| format!("{}_{name}", case.tool.name);
+    for (id, name) in [(11, "eleven"), (12, "twelve")] {
+        prepare(case, name, &format!("INSERT INTO t VALUES ({id}, '{name}')"));
+    }
+    case.run_until_current();
+    case.tool.finish("rebase", &[]).expect(8, &["is prepared on the subscriber"]);
+    case.tool.finish("prepared", &["--commit", &gid("eleven")]).expect(0, &[]);
+    case.tool.finish("prepared", &["--rollback", &gid("twelve")]).expect(0, &[]);
+    resolve(case, "ROLLBACK", "eleven");
+    resolve(case, "COMMIT", "twelve");
+    case.tool.finish("rebase", &[]).expect(0, &[]);
+    expect_nothing_left(case);
+    case.tool.finish("resync", &["t"]).expect(0, &[]);
+    case.run_until_current();
+    case.publisher.sql("INSERT INTO t VALUES (13, 'later')");
+    case.run_until_current();
+    case.expect_equal(&["t"]);
+    let connection = format!("--connection={}", case.tool.publisher);
+    case.tool.finish("release", &["--dry-run", &connection]).expect(0, &[]);
+}
+
 /// A user resolves transactions with `pgapace prepared`, whether the program runs or not. The
 /// publisher's COMMIT PREPARED or ROLLBACK PREPARED arrives later.
 #[test]
@@ -233,6 +256,7 @@ fn transactions_that_a_user_resolves_are_not_applied_again() {
         case.stop(process);
         case.expect_equal(&["t"]);
         expect_nothing_left(&case);
+        a_rebase_forgets_them(&case);
         // Dropping the subscription also ends prepared transactions, so that no locks remain.
         prepare(&case, "five", "INSERT INTO t VALUES (5, 'five')");
         case.run_until_current();

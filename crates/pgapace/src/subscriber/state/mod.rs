@@ -332,7 +332,8 @@ pub(crate) fn set_streaming(session: &mut Session, id: SubscriptionId) -> Result
 }
 
 /// Forgets how far a subscription has come: the next run creates a slot, compares the tables that hold
-/// rows with those of this publisher, and makes them equal.
+/// rows with those of this publisher, and makes them equal. No transaction may be prepared on the subscriber: the
+/// new slot does not send the end of one that is resolved already.
 pub(crate) fn set_rebasing(
     session: &mut Session,
     id: SubscriptionId,
@@ -344,6 +345,7 @@ pub(crate) fn set_rebasing(
              DELETE FROM pgapace.progress WHERE subscription = {id} OR subscription IN \
                (SELECT catch_up FROM pgapace.relation WHERE subscription = {id}); \
              DELETE FROM pgapace.relation WHERE subscription = {id}; \
+             DELETE FROM pgapace.prepared WHERE subscription = {id}; \
              UPDATE pgapace.subscription \
              SET phase = 'creating', rebasing = true, owns_slot = true, slot_made_at = NULL, \
                system_identifier = {}, timeline = {}, sent_as = NULL, published_lsn = NULL, \
