@@ -17,7 +17,7 @@ use crate::publisher::{publication, slot, slot_to_drop};
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::{self, Subscription, ownership, prepared};
-use crate::subscription::{self, RunOptions, Until, check_sent_alike};
+use crate::subscription::{self, RunOptions, Until, check_sent_alike, check_start};
 
 #[derive(Debug, Args)]
 pub(crate) struct RebaseArgs {
@@ -69,6 +69,8 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
         ownership::become_owner(&mut control, row.id, Duration::ZERO, &none, None, &stopping)?;
     let row = ownership::fence(&mut control, row.id, &owning, &stopping)?
         .ok_or_else(|| Failure::internal("the subscription is gone"))?;
+    // With these settings, the run that follows would be refused when the slot is gone.
+    check_start(&mut control, &row, config)?;
     // Its publications may have to change.
     let publications = row.publications.clone();
     check_sent_alike(&row, &Config { publications, ..config.clone() })?;

@@ -164,7 +164,7 @@ settings! {
             help: "Origins of which changes are applied",
             default: "any",
             group: Group::Apply,
-            verbs: &["run", "check", "record"],
+            verbs: &["run", "check", "rebase", "record"],
         }
         "memory-limit" memory_limit: usize {
             help: "Memory for changes that are received and not yet applied",
@@ -208,7 +208,7 @@ settings! {
             help: "Replication slot on the publisher",
             reload: Reload::Restart,
             default_is: "the name of the subscription",
-            verbs: &["run", "check", "adopt"],
+            verbs: &["run", "check", "rebase", "adopt"],
         }
         "create-slot" create_slot: bool {
             help: "Create the slot at the first start; false uses an existing slot",

@@ -64,6 +64,7 @@ use retry::{PreviousRuns, Retry};
 use retry_loop::run_from;
 use run_stage::RunStage;
 use slot_watch::SlotWatch;
+pub(crate) use startup::check_start;
 use startup::{ConnectedServers, FoundSubscription, OwnedSubscription, sync_context};
 
 /// Where to stop.

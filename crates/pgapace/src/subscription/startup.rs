@@ -234,8 +234,7 @@ impl Supervisor<'_> {
     ) -> Result<(OwnedSubscription, StartBeat)> {
         let config = Arc::clone(&self.config);
         self.previous_runs = self.previous_runs.max(has_run(row));
-        row.check_enabled(control)?;
-        self.check_same_slot(row)?;
+        check_row(control, row, &config)?;
         let stopped = self.stage.stopped_owner().cloned();
         let judged = stopped.is_some();
         let own = self.ownership.session().cloned();
@@ -254,8 +253,7 @@ impl Supervisor<'_> {
         let row = ownership::fence(control, row.id, &owning, &stopping)?.ok_or_else(|| {
             Failure::new(Class::Busy, "the subscription was dropped while pgapace waited for it")
         })?;
-        row.check_enabled(control)?;
-        self.check_same_slot(&row)?;
+        check_row(control, &row, &config)?;
         let owner = row.owned_epoch();
         let beat = StartBeat::spawn(&config, subscriber, publisher, control, owner)?;
         if std::mem::take(&mut self.take_over) || member {
@@ -293,8 +291,7 @@ impl Supervisor<'_> {
                 &guard::later_start_sql(&row.name),
             ])
             .map_err(|e| recording(&e))?;
-        switchover::check_not_ended(&ended, &row.name)?;
-        guard::later_start(&adopted, &self.config)?;
+        check_not_handed_on((&ended, &adopted), row, &self.config)?;
         match hand_over::asked(&asked, Some(row.epoch), *last_epoch)? {
             Some(AtStart::Obey(Request::StandAside)) => {
                 hand_over::done(control, row.id, None)?;
@@ -334,21 +331,6 @@ impl Supervisor<'_> {
             roll_back(control).map_err(|e| Failure::subscriber(&e, "upgrading schema pgapace"))?;
             self.shutdown.sleep_until(UPGRADE_PAUSE, || false);
         }
-    }
-
-    /// A resumed subscription keeps its slot.
-    fn check_same_slot(&self, row: &Subscription) -> Result<()> {
-        if row.slot_name != self.config.slot {
-            return Err(Failure::new(
-                Class::Config,
-                format!(
-                    "subscription {} uses slot \"{}\", not \"{}\"",
-                    row.name, row.slot_name, self.config.slot
-                ),
-            )
-            .hint("Start it with the settings it was created with, or drop it (pgapace drop)."));
-        }
-        Ok(())
     }
 
     /// Records other publications than before. Verbs read them, so a process that does not run the
@@ -399,6 +381,46 @@ impl Supervisor<'_> {
         );
         Ok(())
     }
+}
+
+/// Refuses a subscription that is disabled. One that is resumed keeps its slot.
+fn check_row(control: &mut Session, row: &Subscription, config: &Config) -> Result<()> {
+    row.check_enabled(control)?;
+    if row.slot_name != config.slot {
+        return Err(Failure::new(
+            Class::Config,
+            format!(
+                "subscription {} uses slot \"{}\", not \"{}\"",
+                row.name, row.slot_name, config.slot
+            ),
+        )
+        .hint("Start it with the settings it was created with, or drop it (pgapace drop)."));
+    }
+    Ok(())
+}
+
+/// Refuses a subscription that a switchover has ended, or whose native one has the slot or another origin filter.
+fn check_not_handed_on(
+    (ended, adopted): (&[Rows], &[Rows]),
+    row: &Subscription,
+    config: &Config,
+) -> Result<()> {
+    switchover::check_not_ended(ended, &row.name)?;
+    guard::later_start(adopted, config)
+}
+
+/// The checks of a start that need only the row and the settings, for a verb that changes what cannot be changed
+/// back before it starts a run.
+pub(crate) fn check_start(
+    control: &mut Session,
+    row: &Subscription,
+    config: &Config,
+) -> Result<()> {
+    check_row(control, row, config)?;
+    let [ended, adopted] = control
+        .simple_each([&switchover::ended_sql(row.id), &guard::later_start_sql(&row.name)])
+        .map_err(|e| Failure::subscriber(&e, "looking whether the subscription may start"))?;
+    check_not_handed_on((&ended, &adopted), row, config)
 }
 
 fn recording(error: &wire::Error) -> Failure {

@@ -140,6 +140,9 @@ fn the_origin_filter_is_kept() {
             let adopted = native.adopt(&[]);
             assert!(adopted.stdout.contains("--origin none"), "{}", adopted.stdout);
             case.run().expect(3, &["origin = none"]);
+            case.tool.finish("rebase", &[]).expect(3, &["origin = none"]);
+            let rebasing = "SELECT rebasing FROM pgapace.subscription";
+            assert_eq!(case.subscriber.value(rebasing), "f");
         }
         case.tool.args = vec!["--origin=none".to_owned()];
         case.run_until_current();

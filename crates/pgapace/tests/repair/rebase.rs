@@ -104,6 +104,25 @@ fn a_first_start_compares_tables_that_hold_rows() {
     });
 }
 
+/// The run that follows would be refused: with the slot and the progress gone, only a rebase would be left.
+#[test]
+fn what_a_run_would_refuse_is_refused_before_the_slot_is_dropped() {
+    let case = Case::new(18, 18);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+    let disable = |reason: &str| {
+        case.subscriber.sql(&format!("UPDATE pgapace.subscription SET disabled_reason = {reason}"));
+    };
+    disable("'an error'");
+    case.tool.finish("rebase", &[]).expect(13, &["was disabled", "an error"]);
+    disable("NULL");
+    case.tool.finish("rebase", &["--slot", "other"]).expect(3, &["uses slot"]);
+    let state = "SELECT concat(phase, ' ', rebasing) FROM pgapace.subscription";
+    assert_eq!(case.subscriber.value(state), "streaming f");
+    case.publisher.sql("INSERT INTO t VALUES (1)");
+    case.run_until_current();
+    case.expect_equal(&["t"]);
+}
+
 #[test]
 fn a_label_that_the_subscriber_lacks_is_named_with_the_alter_type() {
     let case = Case::new(18, 18);

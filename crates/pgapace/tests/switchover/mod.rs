@@ -244,6 +244,7 @@ fn clients_move_over_and_back() {
             expect_slot_of_way_back(&case);
             assert_eq!(value(old, database, read_only), "on");
             case.run().expect(13, &["was switched over at"]);
+            case.tool.finish("rebase", &[]).expect(13, &["was switched over at"]);
             let checked = case.tool.finish("check", &[]).stdout;
             assert!(checked.contains("was switched over at"), "{checked}");
             let said = ["was switched over", "HINT:", "applies the way back"];
