@@ -146,7 +146,7 @@ fn run(
 }
 
 /// Whether the role may detach a session from its origin, and drop that.
-const MAY_DROP_SQL: &str = "\
+pub(crate) const MAY_DROP_SQL: &str = "\
 SELECT pg_catalog.count(*) OPERATOR(pg_catalog.=) 2 FROM pg_catalog.pg_proc p
 WHERE p.pronamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname = 'pg_catalog')
   AND p.proname IN ('pg_replication_origin_session_reset', 'pg_replication_origin_drop')
@@ -212,21 +212,32 @@ pub(crate) fn drop_unused(session: &mut Session, names: &[&str]) -> Result<()> {
 
 /// Drops the origins of the subscription that exist.
 pub(crate) fn drop_all(session: &mut Session, id: SubscriptionId) -> Result<()> {
-    let failed = |e: &wire::Error| Failure::subscriber(e, "dropping the replication origin");
-    let prefix = prefix(session, id)?;
     // Every role may read the catalogue, but calling the function needs a privilege. So it is
     // called only for origins that exist.
+    for name in existing(session, id)? {
+        session
+            .query("SELECT pg_catalog.pg_replication_origin_drop($1)", &[Some(&name)])
+            .map_err(|e| Failure::subscriber(&e, "dropping the replication origin"))?;
+    }
+    Ok(())
+}
+
+/// The same as far as the role may, and unless a session uses one of them: they are left to
+/// [`Tagging::orphans`](tagging::Tagging::orphans) then.
+pub(crate) fn drop_if_unused(session: &mut Session, id: SubscriptionId) -> Result<()> {
+    let names = existing(session, id)?;
+    drop_unused(session, &names.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// The names of the subscription's origins that exist.
+fn existing(session: &mut Session, id: SubscriptionId) -> Result<Vec<String>> {
+    let prefix = prefix(session, id)?;
     let rows = session
         .query(
             "SELECT roname FROM pg_catalog.pg_replication_origin \
              WHERE pg_catalog.starts_with(roname, $1)",
             &[Some(&prefix)],
         )
-        .map_err(|e| failed(&e))?;
-    for row in rows.iter() {
-        session
-            .query("SELECT pg_catalog.pg_replication_origin_drop($1)", &[row.get(0)])
-            .map_err(|e| failed(&e))?;
-    }
-    Ok(())
+        .map_err(|e| Failure::subscriber(&e, "reading the replication origins"))?;
+    rows.iter().map(|row| field(&row, 0)).collect()
 }

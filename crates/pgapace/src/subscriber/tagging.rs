@@ -13,7 +13,7 @@ use wire::{Rows, Session};
 use crate::config::{ApplyWorkers, Subscription as Config, TagCommits};
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::{boolean, field};
-use crate::subscriber::origin::PREFIX;
+use crate::subscriber::origin::{MAY_DROP_SQL, PREFIX};
 
 /// How the commits of a run are tagged.
 #[derive(Debug, Clone, Default)]
@@ -27,8 +27,8 @@ pub(crate) struct Tagging {
     pub(crate) may_drop: bool,
     /// Names of the subscription's origins.
     own: Vec<String>,
-    /// Names of pgapace's origins for databases that were dropped. Nothing else removes them, and each takes
-    /// the place of another one.
+    /// Names of pgapace's origins for databases that were dropped, and for subscriptions that were forgotten. Nothing
+    /// else removes them, and each takes the place of another one.
     orphans: Vec<String>,
 }
 
@@ -84,30 +84,42 @@ impl Tagging {
         prefix: Option<&str>,
     ) -> Result<Self> {
         let rows = session
-            .query(&Self::sql(session, tag_commits), &[])
+            .query(&Self::sql(session, tag_commits, prefix.is_some()), &[])
             .map_err(|e| Failure::subscriber(&e, "reading its replication origins"))?;
         Self::of(&rows, tag_commits, prefix)
     }
 
-    /// The query for [`Self::of`].
-    pub(crate) fn sql(session: &Session, tag_commits: TagCommits) -> String {
+    /// The query for [`Self::of`]. Without `has_state`, schema `pgapace` may be missing: it does not look for
+    /// forgotten subscriptions.
+    pub(crate) fn sql(session: &Session, tag_commits: TagCommits, has_state: bool) -> String {
         if tag_commits == TagCommits::Never {
             return "SELECT WHERE false".to_owned();
         }
         let setting = setting(session.server_version().major());
+        // An origin is created behind the row of its subscription, and both are read under one snapshot.
+        let forgotten = if has_state {
+            format!(
+                "roname OPERATOR(pg_catalog.~) pg_catalog.concat('^{PREFIX}', here.oid, '_[0-9]+_') \
+                   AND NOT EXISTS (SELECT FROM pgapace.subscription s WHERE pg_catalog.starts_with( \
+                     roname, pg_catalog.concat('{PREFIX}', here.oid, '_', s.id, '_')))"
+            )
+        } else {
+            "false".to_owned()
+        };
         format!(
             "SELECT pg_catalog.current_setting('wal_level') OPERATOR(pg_catalog.=) 'logical', \
                pg_catalog.current_setting('track_commit_timestamp') OPERATOR(pg_catalog.=) 'on', \
                pg_catalog.current_setting('{setting}'), \
                pg_catalog.current_setting('max_sync_workers_per_subscription'), \
-               pg_catalog.count(*), \
+               pg_catalog.count(roname), \
                coalesce(pg_catalog.string_agg(roname, ',') \
                  FILTER (WHERE pg_catalog.starts_with(roname, '{PREFIX}')), ''), \
                coalesce(pg_catalog.string_agg(roname, ',') \
-                 FILTER (WHERE roname OPERATOR(pg_catalog.~) '^{PREFIX}[0-9]+_' \
-                   AND NOT EXISTS (SELECT FROM pg_catalog.pg_database d WHERE pg_catalog.starts_with( \
-                     roname, pg_catalog.concat('{PREFIX}', d.oid, '_')))), '') \
-             FROM pg_catalog.pg_replication_origin"
+                 FILTER (WHERE roname OPERATOR(pg_catalog.~) '^{PREFIX}[0-9]+_' AND ({MAY_DROP_SQL}) \
+                   AND (NOT EXISTS (SELECT FROM pg_catalog.pg_database d WHERE pg_catalog.starts_with( \
+                     roname, pg_catalog.concat('{PREFIX}', d.oid, '_'))) OR {forgotten})), '') \
+             FROM pg_catalog.pg_database here LEFT JOIN pg_catalog.pg_replication_origin ON true \
+             WHERE here.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()"
         )
     }
 
@@ -166,7 +178,7 @@ impl Tagging {
         Some(room.free().saturating_sub(applying).max(1))
     }
 
-    /// Origins of databases that do not exist any more.
+    /// Origins of databases and subscriptions that do not exist any more.
     pub(crate) fn orphans(&self) -> Vec<&str> {
         self.orphans.iter().map(String::as_str).collect()
     }

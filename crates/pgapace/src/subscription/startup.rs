@@ -184,7 +184,11 @@ impl Supervisor<'_> {
             },
             || {
                 this.upgrade_schema(control, version)?;
-                state::find_and(control, &config.name, &Tagging::sql(control, config.tag_commits))
+                state::find_and(
+                    control,
+                    &config.name,
+                    &Tagging::sql(control, config.tag_commits, true),
+                )
             },
         );
         let ((mut found, tagging), (commits, mut looked)) = (found?, looked?);

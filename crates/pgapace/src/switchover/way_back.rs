@@ -17,6 +17,7 @@ use super::record;
 use crate::config::Subscription as Config;
 use crate::config::declarations::OriginFilter;
 use crate::error::Result;
+use crate::subscriber::origin;
 use crate::subscriber::state::{self, Subscription};
 
 /// The subscription that applies changes of the new side on the old side.
@@ -60,6 +61,7 @@ pub(crate) fn forget_superseded(
     let ended = record::read(control, row.id)?.filter(|record| record.step.has_ended());
     let superseded = ended.is_some_and(|record| record.generation < generation);
     if superseded {
+        origin::drop_if_unused(control, row.id)?;
         state::forget(control, row.id)?;
     }
     Ok(superseded)

@@ -28,6 +28,11 @@ use testbed::{Cluster, wait_until};
 use self::deadlines::{LATE, switchover, until_deadline_runs_out};
 use crate::support::{Case, Finished, PATIENCE, VERSIONS, explain, must};
 
+/// How many of the replication origins belong to a subscription that is gone: each takes the place of a worker.
+const FORGOTTEN: &str = "SELECT count(*) FILTER (WHERE s.id IS NULL) || ' of ' || (count(*) > 0) \
+    FROM pg_replication_origin JOIN pg_database d ON starts_with(roname, 'pgapace_' || d.oid || '_') \
+    LEFT JOIN pgapace.subscription s ON starts_with(roname, concat('pgapace_', d.oid, '_', s.id, '_')) \
+    WHERE d.datname = current_database()";
 const DDL: &str = "CREATE TABLE orders (id bigserial PRIMARY KEY, client int, n int)";
 
 /// A case with a publication for each direction.
@@ -280,6 +285,9 @@ fn clients_move_over_and_back() {
             assert_eq!(value(old, database, read_only), "off");
             assert_eq!(value(new, database, read_only), "on");
             switchover(&case.tool, &["--back"]).expect(3, &["was not switched over"]);
+        }
+        for cluster in [old, new] {
+            assert_eq!(value(cluster, database, FORGOTTEN), "0 of true");
         }
         case.stop(process);
         let slots = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()";
