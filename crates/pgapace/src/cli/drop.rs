@@ -1,7 +1,7 @@
 //! `pgapace drop`: removes a subscription.
 
 use clap::Args;
-use wire::{Session, quote_ident};
+use wire::{Session, quote_ident, quote_literal};
 
 use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
@@ -13,7 +13,7 @@ use crate::subscriber::origin;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::adoption;
 use crate::subscriber::state::prepared::{self, Standing};
-use crate::subscriber::state::{self, Phase, Subscription, ownership};
+use crate::subscriber::state::{self, Phase, Subscription, ownership, progress};
 use crate::switchover;
 
 #[derive(Debug, Args)]
@@ -33,6 +33,32 @@ pub(crate) struct DropArgs {
 const OTHER_SYSTEM: &str = "Check --publisher. If the publisher that the subscription follows is gone for good, or has become \
      another system (pg_upgrade), pass --keep-slot to drop the rest without it.";
 
+/// Refuses to drop a slot that is ahead of the progress: nothing is acknowledged that is not recorded here before. It is
+/// fed from another database.
+fn check_fed_from_here(control: &mut Session, row: &Subscription, found: &Slot) -> Result<()> {
+    let applied = progress::read(control, row.id)?.map(|applied| applied.through);
+    let (Some(confirmed), Some(applied)) = (found.confirmed_flush, applied) else { return Ok(()) };
+    if confirmed <= applied {
+        return Ok(());
+    }
+    let name = &row.slot_name;
+    Err(Failure::new(
+        Class::Slot,
+        format!(
+            "slot \"{name}\" has moved to {confirmed}, but this database has applied changes only up to {applied}"
+        ),
+    )
+    .detail(
+        "If the database is a copy of the subscriber, the slot serves the original. Otherwise another program advanced \
+         the slot, or the subscriber was restored from a backup.",
+    )
+    .hint(format!(
+        "pgapace drop --keep-slot drops the rest. If no other database needs the slot, on the publisher: SELECT \
+         pg_drop_replication_slot({}).",
+        quote_literal(name)
+    )))
+}
+
 /// Whether the verb dropped the slot, for its output.
 #[derive(Clone, Copy)]
 enum SlotFate {
@@ -43,7 +69,11 @@ enum SlotFate {
 
 /// Drops the slot, unless it may belong to another program: its creation was never recorded, or it was dropped
 /// since and another one has its name.
-fn drop_slot(source: &mut Session, row: &Subscription, found: &Slot) -> Result<SlotFate> {
+fn drop_slot(
+    (control, source): (&mut Session, &mut Session),
+    row: &Subscription,
+    found: &Slot,
+) -> Result<SlotFate> {
     let elsewhere = !found.in_this_database && found.plugin.as_deref() == Some("pgoutput");
     let may_be_ours = match row.phase {
         Phase::Creating => {
@@ -72,6 +102,7 @@ fn drop_slot(source: &mut Session, row: &Subscription, found: &Slot) -> Result<S
              which leaves it.",
         ));
     }
+    check_fed_from_here(control, row, found)?;
     let existed = slot::drop(source, &row.slot_name)?;
     Ok(if existed { SlotFate::Dropped } else { SlotFate::Absent })
 }
@@ -147,7 +178,7 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
         let patience = site.busy_timeout;
         let (_, found) = slot_to_drop::find(&mut source, &row, OTHER_SYSTEM, patience, &|| false)?;
         fate = match found {
-            Some(found) => drop_slot(&mut source, &row, &found)?,
+            Some(found) => drop_slot((&mut control, &mut source), &row, &found)?,
             None => SlotFate::Absent,
         };
     }

@@ -102,7 +102,7 @@ const REPORT_HELP: &str = r#"It needs only --subscriber. The file has no scripts
 Example:
   pgapace report --subscriber postgresql://b/shop ticket-4711.html"#;
 
-const DROP_HELP: &str = r#"It needs --subscriber and --name, and --publisher unless --keep-slot is given. It refuses another publisher than the one that the subscription follows (exit code 10): that one's slot would stay, and hold WAL.
+const DROP_HELP: &str = r#"It needs --subscriber and --name, and --publisher unless --keep-slot is given. It refuses another publisher than the one that the subscription follows (exit code 10): that one's slot would stay, and hold WAL. So it refuses a standby without the slot, another database of the publisher, and a slot that is ahead of what this database has applied, as on a copy of the subscriber (exit code 7).
 
 Example:
   pgapace drop --subscriber postgresql://b/shop --publisher postgresql://repl@a/shop --name shop"#;

@@ -10,8 +10,11 @@ use wire::Session;
 use super::history::check_followed;
 use super::session::{SystemIdentity, identify, is_standby};
 use super::slot::{self, Slot};
-use crate::error::Result;
+use crate::error::{Class, Result};
 use crate::subscriber::state::Subscription;
+
+const COPY: &str = "No process runs the subscription in this database. If the database is a copy of the subscriber, the \
+     process of the original uses the slot: then pass --keep-slot to pgapace drop.";
 
 /// Refuses another publisher than the one that the subscription follows, a server that a failover left behind, and a
 /// standby without a slot of its own. `hint` is for another system or timeline. Returns the publisher's identity, and
@@ -26,7 +29,20 @@ pub(crate) fn find(
     let system = identify(source)?;
     check_followed(source, &system, row, hint)?;
     let recovers = is_standby(source)?;
-    let found = slot::wait_until_free(source, &row.slot_name, patience, stopping)?;
+    if let Some(pid) = slot::find(source, &row.slot_name)?.and_then(|slot| slot.active_pid) {
+        tracing::warn!(
+            event = "slot_in_use",
+            subscription = row.name,
+            slot = row.slot_name,
+            pid,
+            "replication slot is in use, although no process runs the subscription in this database"
+        );
+    }
+    let found =
+        slot::wait_until_free(source, &row.slot_name, patience, stopping).map_err(|failure| {
+            let busy = failure.class == Class::Busy;
+            if busy { failure.detail(COPY) } else { failure }
+        })?;
     slot::check_promoted(&row.slot_name, found.as_ref(), recovers)?;
     Ok((system, found))
 }

@@ -1,6 +1,8 @@
 //! `drop` leaves tables, and nothing else.
 
-use crate::support::{Case, Tool, finish, on_versions, pgapace};
+use testbed::Result;
+
+use crate::support::{Case, DB, Site, Tool, expect_exit, finish, on_versions, pgapace};
 
 const STATE: &str = "SELECT (SELECT count(*) FROM pgapace.subscription) \
     + (SELECT count(*) FROM pgapace.relation) + (SELECT count(*) FROM pgapace.progress) \
@@ -68,6 +70,32 @@ fn keeps_the_slot_without_the_publisher() {
         .args(["--name", &case.tool.name]);
     finish(&program).expect(0, &[]);
     assert_eq!((slots(&case).as_str(), case.subscriber.value(STATE).as_str()), ("1", "0"));
+}
+
+/// A copy has the records of the subscription, and its owner lock is free.
+#[test]
+fn a_copy_of_the_subscriber_does_not_drop_the_slot() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    let tool = site.tool();
+    tool.run_until_current();
+    site.subscriber.sql("template1", &format!("CREATE DATABASE copy TEMPLATE {DB}"))?;
+    let copy = Tool { subscriber: site.subscriber.conninfo("copy"), ..site.tool() };
+    let mut run = site.spawn_streaming(&site.program())?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
+    site.wait_until_applied(&mut run)?;
+    let busy = copy.finish("drop", &["--busy-timeout=1"]);
+    busy.expect(8, &["event=\"slot_in_use\"", "is in use by walsender", "copy of the subscriber"]);
+    run.terminate()?;
+    expect_exit(&mut run, 0, &[])?;
+    copy.finish("drop", &[]).expect(7, &["has moved to", "copy of the subscriber", "--keep-slot"]);
+    site.publisher.sql(DB, "INSERT INTO t VALUES (2)")?;
+    tool.run_until_current();
+    copy.finish("drop", &["--keep-slot"]).expect(0, &[]);
+    tool.finish("drop", &[]).expect(0, &[]);
+    let slots = "SELECT count(*) FROM pg_replication_slots";
+    assert_eq!(site.publisher.query_one_text(DB, slots)?, "0");
+    Ok(())
 }
 
 #[test]
