@@ -210,7 +210,7 @@ const SKIP_HELP: &str = r#"It needs --subscriber and --name. pgapace applies not
 Example:
   pgapace skip --subscriber postgresql://b/shop --name shop --lsn 16/B374D848"#;
 
-const PREPARED_HELP: &str = r#"It needs --subscriber and --name. COMMIT PREPARED and ROLLBACK PREPARED on the publisher resolve these transactions too: use this verb only if they never will.
+const PREPARED_HELP: &str = r#"It needs --subscriber and --name. COMMIT PREPARED and ROLLBACK PREPARED on the publisher resolve these transactions too: use this verb only if they never will. A transaction that is absent, because it waits for a place, can be rolled back only while no process runs the subscription.
 
 Example:
   pgapace prepared --subscriber postgresql://b/shop --name shop

@@ -1,11 +1,15 @@
 //! `pgapace prepared`: transactions that are prepared on the subscriber, listed or resolved by hand.
 
+use std::time::Duration;
+
 use clap::Args;
 use serde::Serialize;
+use wire::Session;
 
 use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::state::prepared::{self, KnownPrepared, Standing};
+use crate::subscriber::state::{Subscription, ownership};
 
 #[derive(Debug, Args)]
 pub(crate) struct PreparedArgs {
@@ -96,6 +100,9 @@ pub(crate) fn run(args: &PreparedArgs) -> Result<()> {
         .hint("Use its name on the subscriber: pgapace prepared lists them."));
     };
     if !commit {
+        if one.standing == Standing::Absent && !one.given_up {
+            check_not_run(&mut control, &row, one)?;
+        }
         // Recorded before the rollback, so that no transaction disappears without a record.
         one.prepared.give_up(&mut control)?;
     }
@@ -109,4 +116,27 @@ pub(crate) fn run(args: &PreparedArgs) -> Result<()> {
     let verb = if commit { "committed" } else { "rolled back" };
     output::line(&format!("{verb} {}", one.prepared.describe()));
     Ok(())
+}
+
+/// Refuses to give up a transaction that the process of the subscription may hold until there is a place for it: it
+/// would apply the transaction at its COMMIT PREPARED, because it reads at its start which ones are given up. This
+/// session owns the subscription then, so that no such process starts.
+fn check_not_run(control: &mut Session, row: &Subscription, one: &KnownPrepared) -> Result<()> {
+    let former = ownership::Former::default();
+    let owned = ownership::become_owner(control, row.id, Duration::ZERO, &former, None, &|| false)
+        .and_then(|owning| ownership::fence(control, row.id, &owning, &|| false));
+    match owned {
+        Err(failure) if failure.class == Class::Busy => Err(Failure::new(
+            Class::Busy,
+            format!(
+                "{} is not prepared on the subscriber, and the process that runs the subscription may still apply it",
+                one.prepared.describe()
+            ),
+        )
+        .detail(failure.message)
+        .hint(
+            "Stop that process before, or wait until pgapace prepared shows the transaction as prepared.",
+        )),
+        other => other.map(|_| ()),
+    }
 }

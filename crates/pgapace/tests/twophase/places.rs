@@ -4,7 +4,7 @@ use testbed::{Result, TableName};
 
 use super::{TABLE, prepare, prepared, prepared_count, resolve, wait_until_prepared};
 use crate::support::{
-    Case, DB, PATIENCE, Site, must, on_versions, wait_for_event, wait_while_running,
+    Case, DB, PATIENCE, Site, expect_exit, must, on_versions, wait_for_event, wait_while_running,
 };
 
 /// Another application has the only place for a prepared transaction. The publisher's is held until that place is
@@ -28,6 +28,10 @@ fn a_transaction_is_held_while_others_have_all_places() -> Result<()> {
     wait_for_event(&mut run, "prepared_transactions_full", PATIENCE)?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (2, 'meanwhile')")?;
     site.wait_until_applied(&mut run)?;
+    // The process would apply a transaction that it holds, and that is given up meanwhile.
+    let tool = site.tool();
+    tool.finish("prepared", &["--rollback", "one"])
+        .expect(8, &["is not prepared", "may still apply it"]);
     site.subscriber.sql(DB, "ROLLBACK PREPARED 'other'")?;
     let gids = "SELECT string_agg(gid, ' ') LIKE 'pgapace%' FROM pg_prepared_xacts";
     wait_while_running(&mut run, "the transaction to be prepared", PATIENCE, || {
@@ -36,7 +40,21 @@ fn a_transaction_is_held_while_others_have_all_places() -> Result<()> {
     site.publisher.sql(DB, "COMMIT PREPARED 'one'")?;
     site.wait_until_applied(&mut run)?;
     assert_eq!(run.events("streaming"), 1, "{}", run.log());
-    site.expect_equal(&[TableName::from("t")])
+    site.expect_equal(&[TableName::from("t")])?;
+    // When no process runs, it is left out.
+    prepare(&site.subscriber, "INSERT INTO other VALUES (1)", "other")?;
+    prepare(&site.publisher, "INSERT INTO t VALUES (3, 'left out')", "two")?;
+    wait_while_running(&mut run, "the row of the transaction", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, "SELECT count(*) FROM pgapace.prepared")? == "1")
+    })?;
+    run.terminate()?;
+    expect_exit(&mut run, 0, &[])?;
+    tool.finish("prepared", &["--rollback", "two"]).expect(0, &[]);
+    site.publisher.sql(DB, "COMMIT PREPARED 'two'")?;
+    let mut run = site.spawn_streaming(&program)?;
+    site.wait_until_applied(&mut run)?;
+    assert_eq!(site.subscriber.query_one_text(DB, "SELECT count(*) FROM t")?, "2");
+    Ok(())
 }
 
 /// A copy that is requested waits for a prepared transaction, and names it.
