@@ -16,7 +16,7 @@ use crate::publisher::session::{Publisher, identify};
 use crate::publisher::{publication, slot, slot_to_drop};
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
-use crate::subscriber::state::{self, Subscription, ownership, prepared};
+use crate::subscriber::state::{self, Phase, Subscription, ownership, prepared};
 use crate::subscription::{self, RunOptions, Until, check_sent_alike, check_start};
 
 #[derive(Debug, Args)]
@@ -81,7 +81,12 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
     let mut source = publisher.connect()?;
     if row.rebasing {
         let system = identify(&mut source)?;
-        return check_followed(&mut source, &system, &row, TO_FOLLOW_ANOTHER);
+        check_followed(&mut source, &system, &row, TO_FOLLOW_ANOTHER)?;
+        let found = slot::find(&mut source, &row.slot_name)?;
+        if row.phase == Phase::Creating || found.is_some_and(|slot| slot.invalid.is_none()) {
+            return Ok(());
+        }
+        // The slot of the interrupted rebase is lost, too: it begins again.
     }
     let (system, found) =
         slot_to_drop::find(&mut source, &row, TO_FOLLOW_ANOTHER, FREE_WITHIN, &stopping)?;

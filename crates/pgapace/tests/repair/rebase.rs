@@ -121,6 +121,14 @@ fn what_a_run_would_refuse_is_refused_before_the_slot_is_dropped() {
     case.publisher.sql("INSERT INTO t VALUES (1)");
     case.run_until_current();
     case.expect_equal(&["t"]);
+    // The slot of a rebase that was interrupted during its copy is lost, too.
+    case.subscriber.sql("UPDATE pgapace.subscription SET phase = 'copying', rebasing = true");
+    let slot = &case.tool.name;
+    case.publisher
+        .sql(&format!("SELECT pg_drop_replication_slot('{slot}'); INSERT INTO t VALUES (2)"));
+    case.run().expect(7, &["pgapace rebase"]);
+    case.tool.finish("rebase", &[]).expect(0, &["table_rebased"]);
+    case.expect_equal(&["t"]);
 }
 
 #[test]
