@@ -179,9 +179,9 @@ fn up_to_end(
 ) -> Result<Lsn> {
     let row = sides.row;
     display.step("stopping writes on the publisher");
-    let since = stop(sides.source, request.stop_writes, deadline.0)?;
+    stop(sides.source, request.stop_writes, deadline.0)?;
     if request.stop_writes.is_none() {
-        end_sessions(sides.source, &since, deadline.0)?;
+        end_sessions(sides.source, deadline.0)?;
     }
     wait_for_writers(sides.source, deadline.0)?;
     let end_lsn = write_end_message(sides.source)?;
@@ -199,7 +199,7 @@ fn up_to_end(
     }
     record::advance(sides.control, row.id, Step::Sequences, None)?;
     display.step("looking for late changes, and setting sequences");
-    end_late_sessions(sides, request, &since, deadline)?;
+    wait_for_writers(sides.source, deadline.0)?;
     set_sequences(sides, end_lsn, request.margin, display)?;
     if let Some(back) = &request.back {
         // The undo of the next step drops this slot: it must not be another one's.
@@ -212,26 +212,13 @@ fn up_to_end(
         display.step(&format!("creating slot {} of the way back", back.name));
         create_slot(sides.control, &back.name, deadline.left())?;
         // It may have waited for a while.
-        end_late_sessions(sides, request, &since, deadline)?;
+        wait_for_writers(sides.source, deadline.0)?;
         nothing_is_left(sides, end_lsn)?;
     }
     deadline.check()?;
     // A synchronous commit: all that was applied is durable with it.
     record::advance(sides.control, row.id, Step::Ended, None)?;
     Ok(end_lsn)
-}
-
-/// Ends sessions that have begun while writes were being stopped, and waits for their transactions.
-fn end_late_sessions(
-    sides: &mut Sides<'_>,
-    request: &Request<'_>,
-    since: &str,
-    deadline: Deadline,
-) -> Result<()> {
-    if request.stop_writes.is_none() {
-        end_sessions(sides.source, since, deadline.0)?;
-    }
-    wait_for_writers(sides.source, deadline.0)
 }
 
 /// Waits until everything before the end LSN is applied.

@@ -117,39 +117,73 @@ fn missing_roles(session: &mut Session, roles: &str) -> Result<Option<String>> {
     Ok(first_row(&results, "privileges")?.get(0).map(str::to_owned))
 }
 
-/// Stops writes. Returns when the setting took effect, by the publisher's clock.
-pub(super) fn stop(
-    source: &mut Session,
-    command: Option<&str>,
-    deadline: Instant,
-) -> Result<String> {
+/// Stops writes of sessions that connect from now on.
+pub(super) fn stop(source: &mut Session, command: Option<&str>, deadline: Instant) -> Result<()> {
     match command {
-        Some(command) => command::run(command, "--stop-writes", Some(deadline))?,
+        Some(command) => command::run(command, "--stop-writes", Some(deadline)),
         None => {
             let (database, _) = database_setting(source)?;
-            source
-                .simple(&format!(
-                    "ALTER DATABASE {database} SET default_transaction_read_only = on"
-                ))
-                .map_err(|e| failed(&e, "stopping writes"))?;
+            let sql = format!("ALTER DATABASE {database} SET default_transaction_read_only = on");
+            source.simple(&sql).map_err(|e| failed(&e, "stopping writes"))?;
+            Ok(())
         }
     }
-    let results = source
-        .simple("SELECT pg_catalog.clock_timestamp()")
-        .map_err(|e| failed(&e, "reading the clock"))?;
-    field(&first_row(&results, "the clock")?, 0)
 }
 
-/// Ends sessions that began before writes were stopped, until none is left.
-pub(super) fn end_sessions(source: &mut Session, before: &str, deadline: Instant) -> Result<()> {
+/// Ends all other sessions of the database, after its setting has changed: any of them may have the setting
+/// of before. It compares no times, because clocks are set back. Sessions that connect later have the setting.
+pub(super) fn end_sessions(source: &mut Session, deadline: Instant) -> Result<()> {
+    wait_for_connecting(source, deadline)?;
+    let doing = "ending other sessions";
+    let others = "FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() \
+                  AND backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid()";
+    // A process ID is used again. The start of its session is only looked at for being the same.
+    let list = format!("SELECT pid, backend_start {others}");
+    let results = source.simple(&list).map_err(|e| failed(&e, doing))?;
+    let mut found = Vec::new();
+    for row in results.first().into_iter().flat_map(wire::Rows::iter) {
+        let (pid, start): (i32, String) = (field(&row, 0)?, field(&row, 1)?);
+        found.push(format!("({pid}, {}::timestamptz)", quote_literal(&start)));
+    }
+    if found.is_empty() {
+        return Ok(());
+    }
     let sql = format!(
-        "SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity \
-         WHERE datname = pg_catalog.current_database() AND backend_type = 'client backend' \
-           AND pid <> pg_catalog.pg_backend_pid() AND backend_start < {}::timestamptz",
-        quote_literal(before)
+        "SELECT pg_catalog.pg_terminate_backend(pid) {others} AND (pid, backend_start) IN ({})",
+        found.join(", ")
     );
+    until_none(source, &sql, doing, deadline)
+}
+
+/// Waits for sessions that were connecting when the setting changed. They may have read the setting of before, and
+/// are not in `pg_stat_activity` yet. Such a session has a lock on its database from before it reads the setting
+/// until it is there (`InitPostgres` in `postinit.c`).
+fn wait_for_connecting(source: &mut Session, deadline: Instant) -> Result<()> {
+    let doing = "looking for sessions that connect";
+    let connecting = "FROM pg_catalog.pg_locks WHERE locktype = 'object' \
+                      AND classid = 'pg_catalog.pg_database'::pg_catalog.regclass \
+                      AND objid = (SELECT oid FROM pg_catalog.pg_database \
+                        WHERE datname = pg_catalog.current_database()) \
+                      AND mode = 'RowExclusiveLock' AND pid <> pg_catalog.pg_backend_pid()";
+    let results = source
+        .simple(&format!("SELECT DISTINCT pid {connecting}"))
+        .map_err(|e| failed(&e, doing))?;
+    let mut found = Vec::new();
+    for row in results.first().into_iter().flat_map(wire::Rows::iter) {
+        found.push(field::<i32>(&row, 0)?.to_string());
+    }
+    if found.is_empty() {
+        return Ok(());
+    }
+    // Others connect meanwhile, with the setting of now.
+    let sql = format!("SELECT {connecting} AND pid IN ({})", found.join(", "));
+    until_none(source, &sql, doing, deadline)
+}
+
+/// Repeats a query until it has no rows: each is a session that has to end, or to go on.
+fn until_none(source: &mut Session, sql: &str, doing: &str, deadline: Instant) -> Result<()> {
     loop {
-        let results = source.simple(&sql).map_err(|e| failed(&e, "ending other sessions"))?;
+        let results = source.simple(sql).map_err(|e| failed(&e, doing))?;
         if results.first().is_none_or(wire::Rows::is_empty) {
             return Ok(());
         }

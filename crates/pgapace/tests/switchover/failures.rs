@@ -162,6 +162,15 @@ pub(super) fn breakable_case(publisher: u16, subscriber: u16) -> Case {
     case
 }
 
+/// All sessions of the publisher's database have begun in the future now.
+fn set_clock_back(case: &Case) {
+    case.publisher.sql(
+        "ALTER FUNCTION pg_catalog.clock_timestamp() RENAME TO true_clock; \
+         CREATE FUNCTION pg_catalog.clock_timestamp() RETURNS timestamptz LANGUAGE sql \
+           AS 'SELECT pg_catalog.true_clock() - interval ''1 hour'''",
+    );
+}
+
 #[test]
 fn a_failure_of_any_step_ends_in_the_state_before() {
     for (publisher, subscriber) in [(15, 15), (18, 18)] {
@@ -217,8 +226,11 @@ fn a_failure_of_any_step_ends_in_the_state_before() {
         });
 
         // Behind the end, only what is left is done again.
+        set_clock_back(&case);
         let failed = switchover(&case.tool, &["--go", "--open", "exit 3"]);
         failed.expect(3, &["--open failed", "switchover is done"]);
+        let late = writer.batch_execute("INSERT INTO orders (client, n) VALUES (-1, -2)");
+        assert!(late.is_err(), "a session writes although writes are stopped");
         switchover(&case.tool, &["--abort"]).expect(3, &["nothing can be undone"]);
         let done = switchover(&case.tool, &["--go", "--open", "true"]);
         done.expect(0, &[]);
