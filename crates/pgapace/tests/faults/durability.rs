@@ -134,6 +134,7 @@ fn apply_goes_on_without_a_synchronous_standby() -> Result<()> {
 }
 
 /// A first run creates a slot, which the publisher keeps. So its record waits for the standby, and the log says so.
+/// The heartbeat of its copy does not wait: another process would take it for dead, and the copy would be lost.
 #[test]
 fn a_first_run_that_waits_for_a_standby_says_so() -> Result<()> {
     let mut site = site()?;
@@ -146,6 +147,15 @@ fn a_first_run_that_waits_for_a_standby_says_so() -> Result<()> {
         Ok(site.subscriber.query_one_text(DB, copying)? == "1")
     })?;
     site.subscriber.set("synchronous_standby_names", "absent")?;
+    let another = "SET synchronous_commit = local; INSERT INTO pgapace.member (id, host, process, waits_for, beat_at) \
+                   VALUES ('another.1', 'another', 1, '{sub}', now() + interval '1 hour')";
+    site.subscriber.sql(DB, another)?;
+    let beats = "SELECT coalesce(max(beat), 0) FROM pgapace.owner WHERE stage = 'copying'";
+    let before = site.subscriber.query_one_text(DB, beats)?;
+    let beaten = format!("SELECT ({beats}) > {before} + 2");
+    wait_while_running(&mut run, "the copy to beat", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, &beaten)? == "t")
+    })?;
     holder.batch_execute("ROLLBACK")?;
     wait_for_event(&mut run, "synchronous_standby_wait", PATIENCE)?;
     assert!(run.log().contains("control session"), "{}", run.log());
