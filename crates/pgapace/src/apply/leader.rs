@@ -284,7 +284,7 @@ impl<'a> Leader<'a> {
         self.streams.send_orders(&mut self.intake.streams)?;
         let streams = self.intake.streams.look_again(now).unwrap_or(TICK);
         let sleep = gathering.min(self.look_at_stalls()).min(streams).min(delayed);
-        self.look_at_barrier();
+        self.look_at_barrier()?;
         if let Some(ticket) = self.intake.progress.start_flush() {
             self.watched.flush_begins(&self.around.counters);
             self.around.durability.flush(ticket);

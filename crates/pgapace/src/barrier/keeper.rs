@@ -36,6 +36,9 @@ const IMPORT_TERM: Duration = Duration::from_secs(60);
 /// How long a request may hold the stream. Usually that takes milliseconds. A table without a key is read
 /// meanwhile, on both sides.
 const HOLD_TERM: Duration = Duration::from_secs(60);
+/// How long the leader holds the stream if the keeper does not order it to go on, as when the publisher does not
+/// answer it.
+pub(crate) const HOLD_LIMIT: Duration = Duration::from_secs(120);
 /// How long the stream waits for the end of the verb's transaction, after that.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -128,7 +131,7 @@ struct Keeping {
 
 impl Keeping {
     fn run(&mut self) -> Result<()> {
-        let mut control = self.context.subscriber.connect(Purpose::Control)?;
+        let mut control = row::connect(&self.context.subscriber)?;
         let mut idle_since = Instant::now();
         while !self.ended.requested() && idle_since.elapsed() < LINGER {
             let Some(request) = row::find_request(&mut control, self.context.id)? else {
@@ -211,7 +214,7 @@ impl Keeping {
                 return Err(failure);
             }
             self.ended.sleep(SLOW_POLL);
-            match self.context.subscriber.connect(Purpose::Control) {
+            match row::connect(&self.context.subscriber) {
                 Ok(another) => *control = another,
                 Err(failure) => tracing::debug!(%failure, "another session was refused"),
             }

@@ -7,6 +7,7 @@ use wire::Session;
 
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::{boolean, field, first_row};
+use crate::subscriber::session::{self, Purpose, Subscriber};
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::repertoire::Repertoire;
@@ -37,6 +38,15 @@ pub(super) enum BarrierState {
     Ready { lsn: Lsn, publisher: String, subscriber: String },
     /// The barrier cannot be made.
     Failed { message: String, hint: Option<String> },
+}
+
+/// Opens a session that writes such rows. Its commits wait for no synchronous standby: the stream may be held
+/// meanwhile, and would be held until the standby is back. A start deletes the rows, so none is needed after a
+/// failover.
+pub(super) fn connect(subscriber: &Subscriber) -> Result<Session> {
+    let mut session = subscriber.connect(Purpose::Control)?;
+    session::commit_locally(&mut session)?;
+    Ok(session)
 }
 
 /// Records a request.

@@ -18,7 +18,7 @@ use crate::observe::long_wait::TELL_AFTER;
 use crate::publisher::session::Publisher;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, first_row};
-use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::{Phase, Subscription, ownership};
 use crate::subscription::{self, RunOptions, check_sent_alike};
 use crate::verify::pair::{Held, PairSource, SnapshotPair};
@@ -215,7 +215,7 @@ impl BarrierTaker<'_> {
             .hint("Let its first copy end (pgapace run)."));
         }
         loop {
-            let mut control = self.subscriber.connect(Purpose::Control)?;
+            let mut control = row::connect(self.subscriber)?;
             let id = row::insert(&mut control, self.row.id, holds, self.manner.attempts)?;
             let mut request = Request { control, id };
             if self.runner.is_none() && !self.is_run(&mut request.control)? {

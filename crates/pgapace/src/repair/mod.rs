@@ -7,6 +7,9 @@
 //! lets the stream go on when it commits. So no change slips between the read and the write, and a batch is
 //! either repaired or untouched, whatever fails.
 //!
+//! That commit waits for no synchronous standby, because the stream would wait too. When the stream goes on, another
+//! commit waits, before the next batch.
+//!
 //! The transaction has no progress of its own. Everything before L2 is committed before it, and a server
 //! that crashes loses commits only from the end of its WAL. So if the repair survives, all of these commits
 //! do, with their progress.
@@ -31,7 +34,7 @@ use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, parse_name_array};
 use crate::subscriber::session::{self, Purpose, Subscriber};
 use crate::subscriber::state::verification::VerificationNumber;
-use crate::subscriber::state::{SubscriptionId, ownership};
+use crate::subscriber::state::{SubscriptionId, ownership, progress};
 use crate::subscriber::writer_tag::{TagRules, Writer, WriterTag};
 use crate::verify::plan::TablePlan;
 use crate::verify::requirements::check_ready;
@@ -188,9 +191,16 @@ impl Repairer<'_> {
         }
         let mut ours = self.subscriber.connect(Purpose::DurableApply)?;
         session::read_values_too(&mut ours)?;
+        session::commit_locally(&mut ours)?;
         let sessions = [theirs.cancel_handle(), ours.cancel_handle()];
         interruptible(self.shutdown, &sessions, DOING, || {
-            self.write_held(plan, batch, &mut taken, (&mut theirs, &mut ours))
+            let written = self.write_held(plan, batch, &mut taken, (&mut theirs, &mut ours))?;
+            if matches!(written, Written::Batch(..)) {
+                let gives_up = || self.shutdown.requested();
+                let nothing = (Lsn::INVALID, Lsn::INVALID);
+                progress::flush_unless(&mut ours, self.id, nothing, &gives_up)?;
+            }
+            Ok(written)
         })
     }
 

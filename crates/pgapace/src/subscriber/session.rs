@@ -388,6 +388,13 @@ pub(crate) fn give_up_locks_sql() -> String {
 pub(crate) const LOCAL_COMMITS: &str =
     "pg_catalog.set_config('synchronous_commit', 'local', false)";
 
+/// Has no commit of a session wait for a synchronous standby.
+pub(crate) fn commit_locally(session: &mut Session) -> Result<()> {
+    let sql = format!("SELECT {LOCAL_COMMITS}");
+    session.simple(&sql).map_err(|e| Failure::subscriber(&e, "preparing the session"))?;
+    Ok(())
+}
+
 /// SQL for what the publisher keeps a trace of, as the first run, which creates a slot: its record must not be lost.
 pub(crate) const WAITING_COMMITS: &str =
     "SELECT pg_catalog.set_config('synchronous_commit', 'on', false)";

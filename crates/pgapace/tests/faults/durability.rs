@@ -88,7 +88,10 @@ fn apply_goes_on_without_a_synchronous_standby() -> Result<()> {
     let mut site = site()?;
     let program = site.program().arg("--refresh-interval=1");
     let mut run = site.spawn_streaming(&program)?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (0)")?;
     site.wait_until_applied(&mut run)?;
+    site.subscriber.sql(DB, "DELETE FROM t")?;
+    site.tool().finish("verify", &[]).expect(18, &[]);
     site.subscriber.set("synchronous_standby_names", "absent")?;
     // Commits of this session do not wait.
     let mut subscriber = site.subscriber.connect(DB)?;
@@ -121,6 +124,16 @@ fn apply_goes_on_without_a_synchronous_standby() -> Result<()> {
     site.publisher.sql(DB, "INSERT INTO t VALUES (3)")?;
     there(&mut run, "t", 3)?;
     assert!(!run.log().contains("retry_in_ms"), "{}", run.log());
+    // A repair holds the stream, and waits for the standby when the stream goes on.
+    let mut repair = site.spawn(&site.tool().program("repair"))?;
+    there(&mut run, "t", 4)?;
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' \
+                 AND application_name LIKE '% apply' AND query LIKE '%emit_message%'";
+    wait_while_running(&mut repair, "the repair to wait for the standby", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, waits)? == "1")
+    })?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (4)")?;
+    there(&mut run, "t", 5)?;
     let flushed = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'sub'";
     let acknowledged = format!("SELECT ({flushed}) >= '{end}'");
     assert_eq!(site.publisher.query_one_text(DB, &acknowledged)?, "f");
@@ -128,6 +141,7 @@ fn apply_goes_on_without_a_synchronous_standby() -> Result<()> {
     wait_while_running(&mut run, "it to be acknowledged", PATIENCE, || {
         Ok(site.publisher.query_one_text(DB, &acknowledged)? == "t")
     })?;
+    expect_exit(&mut repair, 0, &["event=\"rows_repaired\""])?;
     run.terminate()?;
     expect_exit(&mut run, 0, &[])?;
     site.expect_equal(&[TableName::from("t"), TableName::from("late")])

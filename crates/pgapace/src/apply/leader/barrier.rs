@@ -10,8 +10,8 @@ use engine::barrier::Barrier;
 use pgoutput::Lsn;
 
 use super::{Leader, TICK};
-use crate::barrier::keeper::{Keeper, KeeperAnswer, KeeperContext, KeeperOrder};
-use crate::error::Result;
+use crate::barrier::keeper::{HOLD_LIMIT, Keeper, KeeperAnswer, KeeperContext, KeeperOrder};
+use crate::error::{Class, Failure, Result};
 
 /// A barrier in the stream, and the chunks that have arrived and are not taken because of it.
 pub(super) struct StreamBarrier {
@@ -22,8 +22,25 @@ pub(super) struct StreamBarrier {
     state: Barrier,
     /// With the time of arrival.
     delayed: VecDeque<(Instant, Bytes)>,
-    /// Where the stream holds, and since when a transaction waits, or all of them are committed.
-    held: Option<(Lsn, Option<Instant>)>,
+    held: Option<HeldStream>,
+}
+
+/// Where the stream holds.
+#[derive(Debug, Clone, Copy)]
+struct HeldStream {
+    lsn: Lsn,
+    /// Since when a transaction waits, or all of them are committed.
+    since: Option<Instant>,
+    /// When everything before was committed.
+    reached: Option<Instant>,
+}
+
+impl HeldStream {
+    /// Whether nothing has been applied for too long because of it. It may not just go on: a verb may write by what
+    /// the subscriber has there. The next run ends the verb's session, and its barrier, before it applies anything.
+    fn is_overdue(&self, now: Instant) -> bool {
+        self.reached.is_some_and(|reached| now.duration_since(reached) > HOLD_LIMIT)
+    }
 }
 
 impl StreamBarrier {
@@ -50,8 +67,8 @@ impl StreamBarrier {
     /// Whether a transaction with this commit LSN is taken now.
     pub(super) fn admits(&mut self, commit_lsn: Lsn) -> bool {
         let admits = self.state.admits(commit_lsn);
-        if !admits && let Some((_, since)) = &mut self.held {
-            since.get_or_insert_with(Instant::now);
+        if !admits && let Some(held) = &mut self.held {
+            held.since.get_or_insert_with(Instant::now);
         }
         admits
     }
@@ -101,7 +118,7 @@ impl Leader<'_> {
         match order {
             Ok(KeeperOrder::Delay(delay)) => barrier.state.delay(delay),
             Ok(KeeperOrder::Hold(lsn)) => match barrier.state.hold(lsn) {
-                Ok(()) => barrier.held = Some((lsn, None)),
+                Ok(()) => barrier.held = Some(HeldStream { lsn, since: None, reached: None }),
                 Err(_) => self.answer_keeper(KeeperAnswer::Passed(lsn)),
             },
             Ok(KeeperOrder::Release) => self.release_barrier(),
@@ -122,7 +139,7 @@ impl Leader<'_> {
 
     fn release_barrier(&mut self) {
         self.barrier.state.release();
-        if let Some((lsn, Some(since))) = self.barrier.held.take() {
+        if let Some(HeldStream { lsn, since: Some(since), .. }) = self.barrier.held.take() {
             tracing::info!(
                 event = "barrier_released",
                 subscription = self.barrier.context.name,
@@ -161,15 +178,40 @@ impl Leader<'_> {
     }
 
     /// Tells the keeper when everything before the barrier is committed.
-    pub(super) fn look_at_barrier(&mut self) {
+    pub(super) fn look_at_barrier(&mut self) -> Result<()> {
         let received = self.intake.progress.positions().write;
         let (intake, around) = (&self.intake, &self.around);
         if self.barrier.state.reached(received, || intake.is_committed(around))
-            && let Some((lsn, since)) = &mut self.barrier.held
+            && let Some(held) = &mut self.barrier.held
         {
-            since.get_or_insert_with(Instant::now);
-            let reached = KeeperAnswer::Reached(*lsn);
+            let now = Instant::now();
+            held.since.get_or_insert(now);
+            held.reached = Some(now);
+            let reached = KeeperAnswer::Reached(held.lsn);
             self.answer_keeper(reached);
         }
+        match &self.barrier.held {
+            Some(held) if held.is_overdue(Instant::now()) => {
+                let message = format!("the stream was held at {} for too long", held.lsn);
+                let failure = Failure::new(Class::Busy, message).transient(true);
+                Err(failure.hint("Run pgapace verify or repair again; the stream goes on."))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_is_not_held_without_limit_once_everything_before_is_committed() {
+        let begun = Instant::now();
+        let later = begun + HOLD_LIMIT + Duration::from_secs(1);
+        let held = HeldStream { lsn: Lsn(16), since: Some(begun), reached: None };
+        assert!(!held.is_overdue(later), "transactions before it may take long");
+        let held = HeldStream { reached: Some(begun), ..held };
+        assert!(!held.is_overdue(begun + HOLD_LIMIT) && held.is_overdue(later));
     }
 }
