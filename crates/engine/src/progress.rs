@@ -4,7 +4,8 @@
 //! The caller reports events, in any order in which the parts of the program can report them.
 //! [`Progress::positions`] returns the positions for the publisher. The flush position never passes a
 //! transaction that is not durable on the subscriber (promise P4 in ARCHITECTURE.md), nor one that is
-//! held.
+//! held. What ends a hold is a commit too, such as that of a table that has caught up: the hold is over
+//! when a flush has returned that began after that commit.
 //!
 //! Nothing here reads a replication origin: see `subscriber/origin.rs` in the program.
 
@@ -74,6 +75,10 @@ pub struct Progress {
     flushing: Option<Lsn>,
     /// Something received is neither applied nor recorded (a prepared transaction that is held).
     held_from: Option<Lsn>,
+    /// What held from here on has ended, with a commit that no flush has covered.
+    released: Option<Lsn>,
+    /// The same, but for the flush that is on its way.
+    releasing: Option<Lsn>,
     /// The end of all that was applied before, until the publisher has sent that much again.
     catching_up: Option<Lsn>,
 }
@@ -107,6 +112,8 @@ impl Progress {
             durable: acknowledged,
             flushing: None,
             held_from: Some(acknowledged),
+            released: None,
+            releasing: None,
             catching_up: Some(applied_through),
         }
     }
@@ -168,6 +175,19 @@ impl Progress {
         self.held_from = lsn.map(|lsn| lsn.max(acknowledged));
     }
 
+    /// What kept everything from `lsn` on from being acknowledged has ended, with a commit that may not be
+    /// durable. The next flush covers it.
+    pub fn released(&mut self, lsn: Lsn) {
+        let lsn = lsn.max(self.positions().flush);
+        self.released = Some(self.released.map_or(lsn, |released| released.min(lsn)));
+    }
+
+    /// Nothing is acknowledged from here on until a flush has returned, although nothing holds it any more.
+    #[must_use]
+    pub fn unflushed_release(&self) -> Option<Lsn> {
+        self.released.into_iter().chain(self.releasing).min()
+    }
+
     /// A transaction (or idle progress) that ends at `end` was handed to apply.
     ///
     /// # Panics
@@ -207,12 +227,20 @@ impl Progress {
         self.durable = self.committed;
     }
 
-    /// Starts a flush if something committed is not durable and none is on its way.
+    /// Whether a flush is to start: something committed is not durable, or the end of a hold is not, and none is
+    /// on its way.
+    #[must_use]
+    pub fn needs_flush(&self) -> bool {
+        self.flushing.is_none() && (self.durable < self.committed || self.released.is_some())
+    }
+
+    /// Starts a flush if one is needed.
     pub fn start_flush(&mut self) -> Option<FlushTicket> {
-        if self.flushing.is_some() || self.durable >= self.committed {
+        if !self.needs_flush() {
             return None;
         }
         self.flushing = Some(self.committed);
+        self.releasing = self.released.take();
         Some(FlushTicket(self.committed))
     }
 
@@ -223,6 +251,7 @@ impl Progress {
     pub fn flushed(&mut self, ticket: FlushTicket) {
         assert_eq!(self.flushing.take(), Some(ticket.0), "one flush at a time");
         self.durable = self.durable.max(ticket.0);
+        self.releasing = None;
     }
 
     /// The position that idle progress should record now: nothing is outstanding, and only filtered or
@@ -236,7 +265,9 @@ impl Progress {
     /// Whether everything received is committed, recorded and durable.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.outstanding.is_empty() && self.durable >= self.committed
+        self.outstanding.is_empty()
+            && self.durable >= self.committed
+            && self.unflushed_release().is_none()
     }
 
     /// The positions that may be reported to the publisher now.
@@ -244,7 +275,8 @@ impl Progress {
     pub fn positions(&self) -> Positions {
         // With nothing outstanding, all that was received is visible: it held nothing for us.
         let apply = if self.outstanding.is_empty() { self.received } else { self.committed };
-        let flush = self.held_from.map_or(self.durable, |held| self.durable.min(held));
+        let held = self.held_from.into_iter().chain(self.unflushed_release()).min();
+        let flush = held.map_or(self.durable, |held| self.durable.min(held));
         Positions { write: self.received, flush, apply }
     }
 }
@@ -352,6 +384,32 @@ mod tests {
         assert_eq!(progress.positions().flush, Lsn(105));
         progress.hold(None);
         assert_eq!(progress.positions().flush, Lsn(120));
+    }
+
+    #[test]
+    fn a_hold_is_over_when_a_flush_has_returned_that_began_after_it() {
+        let mut progress = resumed(Lsn(100), Lsn(100));
+        progress.hold(Some(Lsn(105)));
+        progress.dispatched(Lsn(120));
+        commit(&mut progress, 120);
+        let early = progress.start_flush().expect("120 is not durable");
+        // A table has caught up. The flush began before.
+        progress.released(Lsn(105));
+        progress.hold(None);
+        progress.flushed(early);
+        assert_eq!((progress.durable(), progress.positions().flush), (Lsn(120), Lsn(105)));
+        assert!(!progress.is_settled());
+        let ticket = progress.start_flush().expect("the end of the hold is not durable");
+        assert_eq!(progress.positions().flush, Lsn(105));
+        // Another one, that the flush does not cover. It holds no more than what was acknowledged.
+        progress.released(Lsn(90));
+        progress.committed_is_durable();
+        progress.flushed(ticket);
+        assert_eq!(progress.positions().flush, Lsn(105));
+        let ticket = progress.start_flush().expect("nor is the end of this one");
+        progress.flushed(ticket);
+        assert_eq!(progress.positions().flush, Lsn(120));
+        assert!(progress.is_settled() && !progress.needs_flush());
     }
 
     #[test]

@@ -243,8 +243,12 @@ impl World<'_> {
         match self.rng.below(10) {
             0..4 => self.receive(),
             4 => {
-                self.durable = self.now.clone();
+                // Now and then another commit makes everything durable, without a flush.
+                if self.rng.chance(1, 4) {
+                    self.durable = self.now.clone();
+                }
                 if let Some(ticket) = self.run.intake.progress.start_flush() {
+                    self.durable = self.now.clone();
                     self.run.intake.progress.flushed(ticket);
                 }
                 self.acknowledge()

@@ -137,7 +137,9 @@ impl Run {
         }
         let notes = std::mem::take(&mut self.outside.notes);
         if self.sabotage == Sabotage::UnheldPrepare {
-            notes.iter().for_each(|here| self.intake.incoming.prepared(here.xid));
+            for here in &notes {
+                self.intake.incoming.prepared(here.xid);
+            }
         }
         if !notes.is_empty() && self.sabotage != Sabotage::UnnotedPrepare {
             subscriber.note_prepared(&notes);
@@ -227,7 +229,7 @@ impl Run {
         if self.outside.dispatch.answered(worker, answered.groups, ended, now) {
             self.outside.dispatch.left(worker);
         }
-        self.intake.committed(&answered.committed, &answered.prepared);
+        self.intake.committed(&answered.committed, &answered.prepared, false);
     }
 
     /// The positions to report to the publisher.

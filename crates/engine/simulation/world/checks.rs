@@ -31,6 +31,9 @@ impl World {
             return Ok(());
         }
         let (mut open, mut held, mut resolving) = (0, 0, 0);
+        let durable = progress
+            .unflushed_release()
+            .map_or(progress.durable(), |lsn| lsn.min(progress.durable()));
         for one in &self.history.spans {
             open += usize::from(one.first <= *sent && one.end.is_none_or(|end| end > *sent));
         }
@@ -38,8 +41,7 @@ impl World {
             let ended = one.ended.filter(|(_, end, _)| *end <= *sent);
             let prepared = one.prepare_lsn <= self.farthest.max(*sent);
             held += usize::from(prepared && ended.is_none());
-            let committed =
-                ended.is_some_and(|(_, end, commits)| commits && end > progress.durable());
+            let committed = ended.is_some_and(|(_, end, commits)| commits && end > durable);
             resolving += usize::from(committed);
         }
         let counts = [

@@ -82,8 +82,7 @@ impl World {
         let keeper = self.keeper.eagerness();
         may(keeper > 0, keeper, Event::Keeper);
         may(run.intake.can_record_idle(), 1, Event::Idle);
-        let unflushed = run.intake.progress.committed() > run.intake.progress.durable();
-        may(run.flushing.is_none() && unflushed, 3, Event::StartFlush);
+        may(run.intake.progress.needs_flush(), 3, Event::StartFlush);
         may(run.flushing.is_some() && !self.flushed, 3, Event::Flush);
         may(self.flushed, 3, Event::Flushed);
         may(!self.stream_reports.is_empty(), 8, Event::Answer);

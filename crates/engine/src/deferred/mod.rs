@@ -95,6 +95,8 @@ pub struct DeferredTables<C> {
     holds: bool,
     blocks: BlockLimits,
     commands: Vec<SpoolCommand>,
+    /// From here on, nothing was acknowledged because of tables that have ended since.
+    released: Option<Lsn>,
 }
 
 impl<C> DeferredTables<C> {
@@ -102,7 +104,7 @@ impl<C> DeferredTables<C> {
     #[must_use]
     pub fn new(sent_from: Lsn, holds: bool, blocks: BlockLimits) -> Self {
         let (tables, commands) = (Vec::new(), Vec::new());
-        Self { tables, number: 0, received: sent_from, holds, blocks, commands }
+        Self { tables, number: 0, received: sent_from, holds, blocks, commands, released: None }
     }
 
     /// Adds a table that an earlier run has copied. It has everything up to `through`; the others have
@@ -205,6 +207,16 @@ impl<C> DeferredTables<C> {
         self.tables.iter().map(|table| table.hold).min().filter(|_| self.holds)
     }
 
+    /// What [`Self::hold`] was because of tables that were removed since the last call.
+    pub(crate) fn take_released(&mut self) -> Option<Lsn> {
+        self.released.take()
+    }
+
+    /// Whether it would return something.
+    pub(crate) fn has_released(&self) -> bool {
+        self.released.is_some()
+    }
+
     /// The positions that may be reported to the publisher. Deferred changes are not visible yet.
     /// Changes that the publisher has to send again count as not received, so that an idle publisher
     /// reports how far it has come.
@@ -266,6 +278,9 @@ impl<C> DeferredTables<C> {
     ) -> Result<(), S::Error> {
         for table in self.tables.extract_if(.., |table| which(table)) {
             self.commands.extend(table.changes.discard());
+            if self.holds {
+                self.released = self.released.into_iter().chain([table.hold]).min();
+            }
         }
         carry_out(&mut self.commands, spool)
     }

@@ -374,9 +374,10 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         self.absent.insert(here.xid(), here);
     }
 
-    /// The transaction is prepared on the subscriber, durably: it need not be sent again.
-    pub fn prepared(&mut self, xid: Xid) {
-        self.preparing.remove(&xid);
+    /// The transaction is prepared on the subscriber: it need not be sent again, as soon as that is durable.
+    /// Returns the start of its PREPARE.
+    pub fn prepared(&mut self, xid: Xid) -> Option<Lsn> {
+        self.preparing.remove(&xid)
     }
 
     /// How many transactions are on their way to be prepared.

@@ -506,17 +506,26 @@ impl<E: Surroundings> Intake<E> {
         idle.is_some()
     }
 
-    /// The transactions of these ranges are committed, and these are prepared on the subscriber.
-    pub fn committed(&mut self, committed: &[Range], prepared: &[Xid]) {
+    /// The transactions of these ranges are committed, and these are prepared on the subscriber. `durable`: a
+    /// PREPARE TRANSACTION was durable when it was answered, also on synchronous standbys.
+    pub fn committed(&mut self, committed: &[Range], prepared: &[Xid], durable: bool) {
         committed.iter().for_each(|range| self.progress.committed_range(*range));
-        prepared.iter().for_each(|xid| self.incoming.prepared(*xid));
+        for xid in prepared {
+            if let Some(lsn) = self.incoming.prepared(*xid).filter(|_| !durable) {
+                self.progress.released(lsn);
+            }
+        }
     }
 
     /// Nothing is acknowledged from a PREPARE on, or from a deferred change on, that may have to be sent
     /// again after a crash, when only transactions up to `durable` are left.
     pub fn hold(&mut self, durable: Lsn) {
+        if let Some(lsn) = self.deferred.take_released() {
+            self.progress.released(lsn);
+        }
         let deferred = self.deferred.hold();
-        let durable = deferred.map_or(durable, |deferred| deferred.min(durable));
+        let unflushed = deferred.into_iter().chain(self.progress.unflushed_release()).min();
+        let durable = unflushed.map_or(durable, |unflushed| unflushed.min(durable));
         let held = self.incoming.oldest_held(durable);
         self.progress.hold(held.into_iter().chain(deferred).min());
     }
@@ -591,6 +600,7 @@ impl<E: Surroundings> Intake<E> {
     /// position.
     pub fn is_settled(&self) -> bool {
         self.incoming.preparing() == 0
+            && !self.deferred.has_released()
             && !self.partly_dispatched
             && self.streams.committing().is_none()
             && self.progress.is_settled()

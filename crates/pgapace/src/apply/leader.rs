@@ -430,10 +430,10 @@ impl<'a> Leader<'a> {
 
     fn answered(&mut self, worker: usize, answered: Answered) {
         self.around.pool.answered(worker, &answered);
-        self.intake.committed(&answered.committed, &answered.prepared);
         // A commit in doubt was not flushed before it was reported. From here on the durability session
         // flushes.
         self.durable_commits &= !answered.in_doubt;
+        self.intake.committed(&answered.committed, &answered.prepared, self.durable_commits);
         if !answered.prepared.is_empty() {
             self.publish_positions();
         }
