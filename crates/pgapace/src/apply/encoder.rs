@@ -604,6 +604,9 @@ fn queue_types<'m>(
 
 /// Queues PREPARE TRANSACTION. A prepared transaction records no progress, because every later
 /// transaction would wait for its progress row.
+///
+/// PREPARE TRANSACTION is flushed whatever the session's setting is. With `off`, it waits for no synchronous standby,
+/// because later groups wait for its answer; a flush covers it before it is acknowledged (`Progress::released`).
 fn queue_prepare(
     session: &mut Session,
     identity: Identity,
@@ -611,9 +614,6 @@ fn queue_prepare(
     part: u32,
     expected: &mut VecDeque<Expected>,
 ) -> wire::Result<()> {
-    // PREPARE TRANSACTION is always flushed, but waits for standbys only with this setting.
-    session.queue_statement("SET LOCAL synchronous_commit TO on", &[], [].into_iter())?;
-    expected.push_back(Expected::Control);
     prepared.queue_row(session, identity.epoch, identity.tagged)?;
     expected.push_back(Expected::Progress { part });
     prepared.queue_prepare(session)?;

@@ -12,6 +12,22 @@ fn site() -> Result<Site> {
     Ok(site)
 }
 
+/// Waits until a query returns this.
+fn subscriber_says(
+    site: &Site,
+    run: &mut Process,
+    what: &str,
+    sql: &str,
+    value: &str,
+) -> Result<()> {
+    wait_while_running(
+        run,
+        what,
+        PATIENCE,
+        || Ok(site.subscriber.query_one_text(DB, sql)? == value),
+    )
+}
+
 /// A user cancels the wait for the standby. The commit is not on the standby, so it is not acknowledged. Only a
 /// warning tells that, which the role or the database may suppress.
 #[test]
@@ -79,6 +95,69 @@ fn a_canceled_wait_of_a_synchronous_commit_acknowledges_nothing() -> Result<()> 
         client.join().expect("no panic")
     })?;
     site.expect_equal(&[TableName::from("t")])
+}
+
+/// A table that has caught up, and a transaction that is prepared, are acknowledged when the standby has them. Both
+/// happen while nothing else is to be made durable, and apply goes on.
+#[test]
+fn what_ends_a_hold_is_not_acknowledged_without_a_synchronous_standby() -> Result<()> {
+    let mut site = site()?;
+    let program =
+        site.program().args(["--refresh-interval=1", "--two-phase", "--two-phase-hold=0"]);
+    let mut run = site.spawn_streaming(&program)?;
+    let ddl = "CREATE TABLE late (id int PRIMARY KEY)";
+    let mut subscriber = site.subscriber.connect(DB)?;
+    subscriber.batch_execute(ddl)?;
+    subscriber.batch_execute("BEGIN; LOCK TABLE late IN SHARE MODE")?;
+    site.publisher.sql(DB, &format!("{ddl}; INSERT INTO late VALUES (1)"))?;
+    let copying =
+        "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = 'late'::regclass";
+    subscriber_says(&site, &mut run, "the copy to wait", copying, "t")?;
+    site.publisher.sql(DB, "INSERT INTO late VALUES (2); INSERT INTO t VALUES (1)")?;
+    let end = site.publisher_lsn()?;
+    let durable = format!(
+        "SELECT c.lsn >= '{end}' AND d.transactions >= c.transactions FROM pgapace.stat_stage c \
+         CROSS JOIN pgapace.stat_stage d WHERE c.stage = 'committed' AND d.stage = 'durable'"
+    );
+    subscriber_says(
+        &site,
+        &mut run,
+        "the changes of the other table to be durable",
+        &durable,
+        "t",
+    )?;
+    site.subscriber.set("synchronous_standby_names", "absent")?;
+    subscriber.batch_execute("ROLLBACK")?;
+    wait_for_event(&mut run, "table_caught_up", PATIENCE)?;
+    site.publisher.sql(DB, "BEGIN; INSERT INTO t VALUES (2); PREPARE TRANSACTION 'x'")?;
+    subscriber_says(
+        &site,
+        &mut run,
+        "it to be prepared",
+        "SELECT count(*) FROM pg_prepared_xacts",
+        "1",
+    )?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (3)")?;
+    subscriber_says(&site, &mut run, "what follows to be applied", "SELECT count(*) FROM t", "2")?;
+    let told = format!(
+        "SELECT count(*) FROM pg_stat_replication WHERE application_name = 'sub' AND write_lsn >= '{}'",
+        site.publisher_lsn()?
+    );
+    let flushed = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'sub'";
+    let acknowledged = format!("SELECT ({flushed}) >= '{end}'");
+    wait_while_running(&mut run, "the publisher to be told", PATIENCE, || {
+        Ok(site.publisher.query_one_text(DB, &told)? == "1")
+    })?;
+    assert_eq!(site.publisher.query_one_text(DB, &acknowledged)?, "f");
+    site.subscriber.set("synchronous_standby_names", "")?;
+    wait_while_running(&mut run, "it to be acknowledged", PATIENCE, || {
+        Ok(site.publisher.query_one_text(DB, &acknowledged)? == "t")
+    })?;
+    site.publisher.sql(DB, "COMMIT PREPARED 'x'")?;
+    site.wait_until_applied(&mut run)?;
+    run.terminate()?;
+    expect_exit(&mut run, 0, &[])?;
+    site.expect_equal(&[TableName::from("t"), TableName::from("late")])
 }
 
 /// The subscriber's synchronous standby is gone. Nothing is acknowledged, and everything else goes on, also after a
