@@ -430,9 +430,7 @@ impl<'a> Leader<'a> {
 
     fn answered(&mut self, worker: usize, answered: Answered) {
         self.around.pool.answered(worker, &answered);
-        // A commit in doubt was not flushed before it was reported. From here on the durability session
-        // flushes.
-        self.durable_commits &= !answered.in_doubt;
+        self.doubt(answered.in_doubt);
         self.intake.committed(&answered.committed, &answered.prepared, self.durable_commits);
         if !answered.prepared.is_empty() {
             self.publish_positions();
@@ -445,6 +443,11 @@ impl<'a> Leader<'a> {
             let change = self.around.pool.unique_value_moved(root);
             self.serialized(&change);
         }
+    }
+
+    /// A commit in doubt was not flushed before it was reported. From here on the durability session flushes.
+    fn doubt(&mut self, in_doubt: bool) {
+        self.durable_commits &= !in_doubt;
     }
 
     fn applied(&mut self, counters: &Counters) {

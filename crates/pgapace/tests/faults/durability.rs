@@ -64,36 +64,59 @@ fn a_canceled_wait_for_a_standby_acknowledges_nothing() -> Result<()> {
     site.expect_equal(&[TableName::from("t")])
 }
 
-/// The same where each commit is synchronous, because commits of the publisher wait for it.
+/// The same where each commit is synchronous, because commits of the publisher wait for it: of a small transaction, and
+/// of one that is applied while it is open.
 #[test]
 fn a_canceled_wait_of_a_synchronous_commit_acknowledges_nothing() -> Result<()> {
-    let mut site = site()?;
+    let mut site = Site::start(&[("logical_decoding_work_mem", "64kB")], &[])?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
     site.publisher.set("synchronous_standby_names", NAME)?;
-    let mut run = site.spawn_streaming(&site.program())?;
-    site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
-    site.subscriber.set("synchronous_standby_names", "absent")?;
     let waiting = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name";
     let canceled = format!("SELECT count(pg_cancel_backend(pid)) {waiting} LIKE '% apply'");
     let flush =
         format!("SELECT count(*) {waiting} LIKE '% durability' AND query LIKE '%emit_message%'");
     let others = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity \
                   WHERE wait_event = 'SyncRep' AND query NOT LIKE '%emit_message%'";
-    std::thread::scope(|scope| {
-        let client = scope.spawn(|| site.publisher.sql(DB, "INSERT INTO t VALUES (2)"));
-        wait_while_running(&mut run, "a commit to wait for the standby", PATIENCE, || {
-            // On a slow machine, commits are not synchronous.
-            let waits = [&canceled, &flush].map(|sql| site.subscriber.query_one_text(DB, sql));
-            Ok(waits.into_iter().collect::<Result<Vec<_>>>()?.contains(&"1".to_owned()))
+    let early = "SELECT count(*) FROM pg_stat_activity a JOIN pg_locks l USING (pid) \
+                 WHERE l.relation = 't'::regclass AND l.mode = 'RowExclusiveLock' \
+                   AND a.application_name LIKE '% apply'";
+    let quiet = "SELECT count(*) FROM pg_stat_replication \
+                 WHERE application_name = 'sub' AND flush_lsn >= pg_current_wal_insert_lsn()";
+    for rows in [1, 20_000] {
+        let mut run = site.spawn_streaming(&site.program())?;
+        site.publisher.sql(DB, &format!("INSERT INTO t VALUES (-{rows})"))?;
+        let mut client = site.publisher.connect(DB)?;
+        client.batch_execute(&format!(
+            "BEGIN; INSERT INTO t SELECT {rows} + i FROM generate_series(1, {rows}) i"
+        ))?;
+        if rows > 1 {
+            subscriber_says(&site, &mut run, "the stream to be applied", early, "1")?;
+        }
+        // No other commit waits before this one.
+        wait_while_running(&mut run, "all to be acknowledged", PATIENCE, || {
+            Ok(site.publisher.query_one_text(DB, quiet)? == "1")
         })?;
-        wait_while_running(&mut run, "a flush to wait for it", PATIENCE, || {
-            // Statistics, for example, for which nothing waits.
-            site.subscriber.query_one_text(DB, others)?;
-            Ok(site.subscriber.query_one_text(DB, &flush)? == "1")
+        site.subscriber.set("synchronous_standby_names", "absent")?;
+        std::thread::scope(|scope| -> Result<()> {
+            let client = scope.spawn(move || client.batch_execute("COMMIT"));
+            wait_while_running(&mut run, "a commit to wait for the standby", PATIENCE, || {
+                // On a slow machine, commits are not synchronous.
+                let waits = [&canceled, &flush].map(|sql| site.subscriber.query_one_text(DB, sql));
+                Ok(waits.into_iter().collect::<Result<Vec<_>>>()?.contains(&"1".to_owned()))
+            })?;
+            wait_while_running(&mut run, "a flush to wait for it", PATIENCE, || {
+                // Statistics, for example, for which nothing waits.
+                site.subscriber.query_one_text(DB, others)?;
+                Ok(site.subscriber.query_one_text(DB, &flush)? == "1")
+            })?;
+            assert!(!client.is_finished(), "it is on no standby of the subscriber");
+            site.subscriber.set("synchronous_standby_names", "")?;
+            client.join().expect("no panic")?;
+            Ok(())
         })?;
-        assert!(!client.is_finished(), "it is on no standby of the subscriber");
-        site.subscriber.set("synchronous_standby_names", "")?;
-        client.join().expect("no panic")
-    })?;
+        run.terminate()?;
+        expect_exit(&mut run, 0, &[])?;
+    }
     site.expect_equal(&[TableName::from("t")])
 }
 

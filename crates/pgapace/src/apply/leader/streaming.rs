@@ -28,7 +28,8 @@ impl Leader<'_> {
         }
         match report {
             StreamReport::Failed(failure) => return Err(failure),
-            StreamReport::Committed { counters, .. } => {
+            StreamReport::Committed { counters, in_doubt, .. } => {
+                self.doubt(in_doubt);
                 self.around.counters.groups_parallel += 1;
                 let changes = counters.inserts + counters.updates + counters.deletes;
                 self.around.decoded.changes += changes + counters.truncates;

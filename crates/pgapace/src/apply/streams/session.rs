@@ -37,6 +37,8 @@ pub(super) struct StreamSession {
     pub(super) expected: VecDeque<Expected>,
     /// How many replies are still to come to each order.
     pub(super) orders: VecDeque<usize>,
+    /// Commits of which the wait for a synchronous standby was canceled.
+    pub(super) unreplicated: u64,
     pub(super) rows: RowCount,
     /// The changes counted up to each savepoint.
     pub(super) savepoints: Vec<(Changes, usize)>,
@@ -160,7 +162,10 @@ impl StreamSession {
                 let mut counters = Box::new(Counters::default());
                 counters.add_changes(&commits.changes);
                 let range = Range { after: commits.after, through: commits.end };
-                StreamReport::Committed { range, counters }
+                let unreplicated = self.session.unreplicated_commits();
+                let in_doubt =
+                    std::mem::replace(&mut self.unreplicated, unreplicated) < unreplicated;
+                StreamReport::Committed { range, counters, in_doubt }
             }
             Some(Interpreted::Synced { .. }) => {
                 return Err(Failure::internal("a Sync of a stream committed nothing"));

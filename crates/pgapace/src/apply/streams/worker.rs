@@ -37,6 +37,8 @@ pub(crate) enum StreamReport {
     Committed {
         range: Range,
         counters: Box<Counters>,
+        /// A user has canceled its wait for a synchronous standby: it may be on none.
+        in_doubt: bool,
     },
     /// The stream is rolled back, and the session is free.
     Abandoned,
@@ -307,6 +309,7 @@ impl StreamThread {
             encoder,
             expected: VecDeque::new(),
             orders: VecDeque::new(),
+            unreplicated: 0,
             rows: RowCount::default(),
             savepoints: Vec::new(),
             tables: Vec::new(),
