@@ -436,6 +436,19 @@ fn settings(purpose: Purpose, major: u32, with_citus: bool) -> Vec<(&'static str
         .collect()
 }
 
+/// The settings that decide whether and for how long other programs may write here, in the form of the connection
+/// parameter `options`. Like [`SETTINGS`], they go before those of roles and databases.
+pub(crate) fn options_of_tools(major: u32) -> String {
+    let decides =
+        |name: &str| name.starts_with("default_transaction_") || name.starts_with("idle_");
+    let newer = if major >= 17 { NEWER_SETTINGS } else { &[] };
+    let settings = SETTINGS.iter().filter(|(name, _)| decides(name)).chain(newer);
+    let timeouts = [("statement_timeout", "0"), ("lock_timeout", "0")];
+    let option = |(name, value): &(&str, &str)| format!("-c {name}={}", value.replace(' ', "\\ "));
+    let options: Vec<_> = settings.chain(&timeouts).map(option).collect();
+    options.join(" ")
+}
+
 /// SQL for a setting of the session.
 pub(crate) fn set_config((name, value): &(&str, &str)) -> String {
     let (name, value) = (wire::quote_literal(name), wire::quote_literal(value));
@@ -500,7 +513,19 @@ fn check_version(version: ServerVersion) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{SHOWN, names_of_owner};
+    use super::{SHOWN, names_of_owner, options_of_tools};
+
+    #[test]
+    fn tools_may_write_whatever_the_database_says() {
+        let options = options_of_tools(16);
+        assert!(
+            options.contains("-c default_transaction_isolation=read\\ committed "),
+            "{options}"
+        );
+        assert!(options.contains("-c default_transaction_read_only=off "), "{options}");
+        assert!(!options.contains("transaction_timeout"), "{options}");
+        assert!(options_of_tools(17).contains("-c transaction_timeout=0 "));
+    }
 
     #[test]
     fn names_of_an_owner_are_those_that_a_server_shows() {

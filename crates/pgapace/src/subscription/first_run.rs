@@ -140,10 +140,15 @@ impl Supervisor<'_> {
         Ok(created)
     }
 
-    fn schema_copier<'s>(&'s self, context: SyncContext<'s>) -> SchemaCopier<'s> {
+    fn schema_copier<'s>(
+        &'s self,
+        control: &Session,
+        context: SyncContext<'s>,
+    ) -> SchemaCopier<'s> {
         SchemaCopier {
             publisher: &self.config.publisher,
             subscriber: &self.config.subscriber,
+            major: control.server_version().major(),
             id: context.id,
             jobs: self.config.copy_workers,
             shutdown: self.shutdown,
@@ -162,7 +167,7 @@ impl Supervisor<'_> {
         if row.schema_copy != Some(SchemaCopy::Before) {
             return Ok(());
         }
-        self.schema_copier(context).before(control)?;
+        self.schema_copier(control, context).before(control)?;
         let tables = publication::read_contents(source, &self.config.publications)?.tables;
         check_subscribers(control, &tables, row.copy_data, self.config.if_not_empty)
     }
@@ -178,7 +183,7 @@ impl Supervisor<'_> {
     ) -> Result<()> {
         let Some(left) = row.schema_copy else { return Ok(()) };
         let begun = left == SchemaCopy::Begun;
-        self.schema_copier(context).after(control, source, published, begun)
+        self.schema_copier(control, context).after(control, source, published, begun)
     }
 
     /// The first run: slot, start of the progress, tables. Returns the published tables.

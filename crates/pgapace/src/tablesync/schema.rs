@@ -27,6 +27,7 @@ use crate::publisher::publication::PublishedTable;
 use crate::sqlstate;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{boolean, first_row};
+use crate::subscriber::session::options_of_tools;
 use crate::subscriber::state::{self, SchemaCopy, SubscriptionId};
 
 const POLL: Duration = Duration::from_millis(20);
@@ -69,6 +70,8 @@ const EXISTS_ALREADY: [&str; 3] =
 pub(crate) struct SchemaCopier<'a> {
     pub(crate) publisher: &'a ConnInfo,
     pub(crate) subscriber: &'a ConnInfo,
+    /// The subscriber's version.
+    pub(crate) major: u32,
     pub(crate) id: SubscriptionId,
     /// Number of indexes that are built at the same time.
     pub(crate) jobs: usize,
@@ -90,7 +93,7 @@ impl SchemaCopier<'_> {
             SchemaCopy::After.name(),
             self.id.0
         );
-        let mut psql = self.tool("psql", self.subscriber);
+        let mut psql = self.writing_tool("psql");
         psql.args(["--no-psqlrc", "--quiet", "--single-transaction", "-v", "ON_ERROR_STOP=1"])
             .arg("-f")
             .arg(&file)
@@ -136,7 +139,7 @@ impl SchemaCopier<'_> {
             state::set_schema_copy(control, self.id, Some(SchemaCopy::Begun))?;
             let file = directory.0.join("post-data.dump");
             self.dump("post-data", "custom", &file)?;
-            let mut restore = self.tool("pg_restore", self.subscriber);
+            let mut restore = self.writing_tool("pg_restore");
             restore
                 .args(["--no-owner", "--no-privileges", "--exit-on-error"])
                 .arg(format!("--jobs={}", self.jobs));
@@ -186,8 +189,15 @@ impl SchemaCopier<'_> {
         Ok(())
     }
 
-    fn tool(&self, name: &str, info: &ConnInfo) -> Command {
-        tool(name, info, &application_name(self.id))
+    /// A tool that reads on the publisher.
+    fn reading_tool(&self, name: &str) -> Command {
+        tool(name, self.publisher, &application_name(self.id), None)
+    }
+
+    /// A tool that writes on the subscriber.
+    fn writing_tool(&self, name: &str) -> Command {
+        let options = options_of_tools(self.major);
+        tool(name, self.subscriber, &application_name(self.id), Some(&options))
     }
 
     /// The table of contents of a dump, without foreign keys and comments on constraints.
@@ -215,7 +225,7 @@ impl SchemaCopier<'_> {
     /// Executes a script to its end. Returns the errors of its statements, but for those about objects
     /// that exist; or what psql said, if it failed.
     fn execute(&self, file: &Path) -> Result<std::result::Result<Vec<ScriptError>, String>> {
-        let mut psql = self.tool("psql", self.subscriber);
+        let mut psql = self.writing_tool("psql");
         psql.args(["--no-psqlrc", "--quiet", "-v", "VERBOSITY=sqlstate", "-f"]).arg(file);
         let (succeeded, said) = self.run(&mut psql, "psql")?;
         Ok(if succeeded { Ok(unexpected(&said, file)) } else { Err(said) })
@@ -256,7 +266,7 @@ impl SchemaCopier<'_> {
     }
 
     fn dump(&self, section: &str, format: &str, file: &Path) -> Result<()> {
-        let mut dump = self.tool("pg_dump", self.publisher);
+        let mut dump = self.reading_tool("pg_dump");
         // Large objects are in the section pre-data up to 16: without their contents, and with their oids. Later
         // versions know the option as --no-large-objects too.
         dump.args(["--no-owner", "--no-privileges", "--no-publications", "--no-subscriptions"])
@@ -376,10 +386,18 @@ fn application_name(id: SubscriptionId) -> String {
     format!("pgapace schema {}", id.0)
 }
 
-fn tool(name: &str, info: &ConnInfo, application_name: &str) -> Command {
+/// A tool with the connection string of a server. `options` go before its own.
+fn tool(name: &str, info: &ConnInfo, application_name: &str, options: Option<&str>) -> Command {
+    let given = |key: &str| info.get(key).map(str::to_owned);
+    // The last one counts.
+    let value = |key: &str| match (key, given(key), options) {
+        ("options", Some(given), Some(ours)) => Some(format!("{given} {ours}")),
+        ("options", None, Some(ours)) => Some(ours.to_owned()),
+        (_, given, _) => given,
+    };
     let parts: Vec<_> = KEYS
         .iter()
-        .filter_map(|key| info.get(key).map(|value| (key, value)))
+        .filter_map(|key| value(key).map(|value| (key, value)))
         .map(|(key, value)| format!("{key}='{}'", value.replace('\\', "\\\\").replace('\'', "\\'")))
         .collect();
     let mut command = Command::new(name);
@@ -520,7 +538,7 @@ mod tests {
                     sslnegotiation=direct sslmode=verify-full require_auth=scram-sha-256 sslcertmode=disable";
         let given = |text: &str| {
             let info = ConnInfo::parse_with_env(text, &|_| None, None).unwrap();
-            let command = tool("psql", &info, "");
+            let command = tool("psql", &info, "", Some("-c a=x\\ y"));
             command.get_args().next().unwrap().to_string_lossy().into_owned()
         };
         let argument = given(text);
@@ -533,7 +551,9 @@ mod tests {
         ] {
             assert!(argument.contains(parameter), "{parameter}: {argument}");
         }
-        let argument = given("host=/tmp dbname=d");
+        assert!(argument.contains("options='-c a=x\\\\ y'"), "{argument}");
+        let argument = given("host=/tmp dbname=d options='-c b=z'");
+        assert!(argument.contains("options='-c b=z -c a=x\\\\ y'"), "{argument}");
         assert!(!argument.contains("ssl") && !argument.contains("require"), "{argument}");
     }
 }

@@ -51,6 +51,11 @@ fn the_schema_is_created_before_and_after_the_copy() {
             let sql = part(heading).replace("pgapace_subscriber", &role);
             case.subscriber.sql(&sql.replace("DATABASE shop", &format!("DATABASE {database}")));
         }
+        // Sessions of pgapace and of the tools write all the same.
+        for setting in ["read_only = on", "isolation = serializable", "deferrable = on"] {
+            case.subscriber
+                .sql(&format!("ALTER DATABASE {database} SET default_transaction_{setting}"));
+        }
         case.tool.subscriber = format!("{} user={role}", case.tool.subscriber);
         case.tool.args = vec!["--copy-schema".to_owned(), "--copy-split-size=1".to_owned()];
         let program = case.tool.program("run").args(["--until", "current"]);
