@@ -12,6 +12,7 @@ use crate::apply::offender::{self, unknown_offender};
 use crate::apply::work::{Group, Work};
 use crate::error::{Class, Failure, Offender, Result};
 use crate::sqlstate;
+use crate::subscriber::catalogue::ANOTHER_TABLE;
 use crate::subscriber::conflict::{Action, ConflictType};
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::missing_label;
@@ -165,6 +166,10 @@ impl<'a> Context<'a> {
             let several = several_rows(failure.sqlstate.take());
             return Failure { offender: failure.offender, ..several };
         }
+        if error.server_error().is_some_and(|said| said.message.contains(ANOTHER_TABLE)) {
+            let message = "the subscriber has another table under this name since pgapace read it";
+            return Failure { message: message.to_owned(), ..failure }.transient(true);
+        }
         if is_changed_meanwhile(error) {
             let message = "another session changes the row of a change again and again";
             return Failure { message: message.to_owned(), ..failure }.transient(true);
@@ -246,6 +251,12 @@ impl<'a> Context<'a> {
 /// Whether a row without a key was changed by another session while it was looked for.
 pub(crate) fn is_changed_meanwhile(error: &wire::Error) -> bool {
     error.server_error().is_some_and(|said| said.message.contains(CHANGED_MEANWHILE))
+}
+
+/// Whether a statement has met another table than the one that was read. See
+/// [`Table::is_this_one`](crate::subscriber::catalogue::Table::is_this_one).
+pub(crate) fn is_out_of_date(error: &wire::Error) -> bool {
+    error.server_error().is_some_and(|said| said.message.contains(ANOTHER_TABLE))
 }
 
 /// The failure of a change of one row that finds several.

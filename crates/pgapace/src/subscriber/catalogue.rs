@@ -12,7 +12,7 @@
 mod queries;
 mod reader;
 
-use wire::{Row, Rows, quote_ident};
+use wire::{Row, Rows, quote_ident, quote_literal};
 
 use crate::error::{Failure, Result};
 use crate::subscriber::citus::Placement;
@@ -197,6 +197,9 @@ pub(crate) struct Hooks {
     pub(crate) code: Option<String>,
 }
 
+/// The server's error contains this if the name of a table leads to another table.
+pub(crate) const ANOTHER_TABLE: &str = "pgapace found another table under this name";
+
 /// One subscriber table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Table {
@@ -232,6 +235,25 @@ impl Table {
     /// its inheritance children as other tables. A partitioned table includes its partitions.
     pub(crate) fn sql_only(&self) -> String {
         if self.partitioned { self.sql_name() } else { format!("ONLY {}", self.sql_name()) }
+    }
+
+    /// A condition for the rows of a search: the statement fails if the name leads to another table than this one.
+    ///
+    /// A user may rename tables or schemas, and the server then analyses a prepared statement anew. UPDATE ONLY
+    /// of a partitioned table finds no row, without an error, as if rows were missing. The condition costs
+    /// nothing: the server looks the name up when it analyses the statement, with the table locked, and
+    /// evaluates the rest when it plans the statement. Then no condition is left, or the cast fails.
+    ///
+    /// `None` if Citus keeps the rows elsewhere: there, the same table has another oid.
+    pub(crate) fn is_this_one(&self) -> Option<String> {
+        self.placement.is_plain().then(|| {
+            format!(
+                "CASE WHEN {}::pg_catalog.regclass OPERATOR(pg_catalog.=) '{}'::pg_catalog.oid THEN true \
+                 ELSE '{ANOTHER_TABLE}'::pg_catalog.text::pg_catalog.bool END",
+                quote_literal(&self.sql_name()),
+                self.oid
+            )
+        })
     }
 
     pub(crate) fn display_name(&self) -> String {

@@ -27,6 +27,7 @@ mod random;
 mod rows;
 mod schema;
 mod subscriber;
+mod swapped_tables;
 mod truncate;
 mod type_values;
 mod types;

@@ -2,7 +2,7 @@
 
 use engine::worker::{ActiveGroup, AfterReply, ErrorKind, Outcome, Retry, Verdict};
 
-use crate::apply::context::{Context, is_changed_meanwhile};
+use crate::apply::context::{Context, is_changed_meanwhile, is_out_of_date};
 use crate::apply::encoder::fold::table_of;
 use crate::apply::encoder::sought::{Found, SoughtNumber};
 use crate::apply::expected::{Committing, Expected};
@@ -211,6 +211,8 @@ impl WorkerSession {
             let kind = match () {
                 () if moved => ErrorKind::Anew,
                 () if is_changed_meanwhile(&error) => ErrorKind::Soon,
+                // By rows, it would meet the same table, or another error.
+                () if is_out_of_date(&error) => ErrorKind::Transient,
                 () => kind(error.sqlstate()),
             };
             match self.groups.judge_error(kind) {

@@ -208,6 +208,7 @@ impl Builder<'_> {
                 }
                 search::equal(map, column, "subscriber.", &value)
             })
+            .chain(map.table.is_this_one())
             .collect();
         conditions.join(" AND ")
     }
@@ -317,6 +318,7 @@ impl Builder<'_> {
             });
         }
         conditions.extend(identical.condition());
+        conditions.extend(map.table.is_this_one());
         let mut carried = "old.class".to_owned();
         if let Some(count) = count {
             self.array(&mut arrays, count.to_owned(), INT4_ARRAY);
