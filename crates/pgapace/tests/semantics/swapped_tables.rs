@@ -44,3 +44,31 @@ fn no_change_is_lost_when_a_partitioned_table_takes_the_name() {
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0", "{log}");
     });
 }
+
+/// COPY in binary format sends no types, and the table that was read still has its own.
+#[test]
+fn a_table_of_other_types_that_takes_the_name_is_noticed_at_once() {
+    on_versions(&BOTH, |case| {
+        case.both("CREATE TABLE \"it's\\\" (id int PRIMARY KEY, amount bigint)");
+        case.publish("FOR ALL TABLES");
+        let insert = |from: i32| {
+            case.publisher.sql(&format!(
+                "INSERT INTO \"it's\\\" SELECT i, i FROM generate_series({from}, {from} + 99) i"
+            ));
+        };
+        insert(0);
+        let mut process = case.start();
+        insert(100);
+        case.wait_until_applied(&mut process);
+        case.subscriber.sql(
+            "BEGIN; CREATE TABLE new (id int PRIMARY KEY, amount float8); INSERT INTO new TABLE \"it's\\\"; \
+             ALTER TABLE \"it's\\\" RENAME TO old; ALTER TABLE new RENAME TO \"it's\\\"; COMMIT",
+        );
+        insert(200);
+        case.wait_until_applied(&mut process);
+        case.stop(process);
+        let rows = "SELECT id, amount FROM \"it's\\\" ORDER BY id";
+        assert_eq!(case.subscriber.rows(rows), case.publisher.rows(rows));
+        assert_eq!(case.subscriber.value("SELECT format FROM pgapace.subscription"), "binary");
+    });
+}

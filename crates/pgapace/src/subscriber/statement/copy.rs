@@ -2,8 +2,9 @@
 //! input or receive function of the column, with the column's `typmod`.
 //!
 //! COPY in binary format does not send types. If a user changes the type of a column to another of
-//! equal width (int4 to float4) while changes are applied, it would be misread until the schema watch
-//! notices that. So [`TYPES_SQL`] follows in the same transaction. Statements with arrays declare their types.
+//! equal width (int4 to float4) while changes are applied, or gives the table's name to another table, values
+//! would be misread until the schema watch notices that. So [`TYPES_SQL`] follows in the same transaction.
+//! Statements with arrays declare their types.
 
 use std::fmt::Write as _;
 
@@ -11,6 +12,7 @@ use pgoutput::Column;
 use wire::{CopyData, quote_ident};
 
 use crate::subscriber::mapping::TableMap;
+use crate::subscriber::state::name_array;
 use crate::subscriber::statement::row::Statement;
 
 /// Signature, flags and length of the header extension of the binary COPY format.
@@ -18,34 +20,36 @@ pub(crate) const BINARY_HEADER: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0";
 /// Stands in place of a row's number of fields, at the end.
 pub(crate) const BINARY_TRAILER: &[u8] = &(-1_i16).to_be_bytes();
 
-/// Fails unless columns have these types: table (`$1`), number (`$2`) and declared type (`$3`) of each. The locks of
-/// the COPYs before it keep the types as they are until the end of the transaction. See
-/// [`Statement::counted`] for the cast.
+/// Fails unless columns have these types: table (`$1`), its quoted name (`$2`), number (`$3`) and declared type (`$4`)
+/// of each. The locks of the COPYs before it keep the types as they are until the end of the transaction, and
+/// the name of the table. See [`Statement::counted`] for the cast.
 pub(crate) const TYPES_SQL: &str = "\
     SELECT CASE WHEN pg_catalog.count(a.attnum) = pg_catalog.count(*) THEN 1 \
       ELSE pg_catalog.concat('pgapace copied columns whose types have changed: ', \
         pg_catalog.count(*) - pg_catalog.count(a.attnum))::pg_catalog.int4 END \
-    FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.oid[]), pg_catalog.unnest($2::pg_catalog.int2[]), \
-                    pg_catalog.unnest($3::pg_catalog.oid[])) AS copied (oid, number, type) \
+    FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.oid[]), pg_catalog.unnest($2::pg_catalog.text[]), \
+                    pg_catalog.unnest($3::pg_catalog.int2[]), pg_catalog.unnest($4::pg_catalog.oid[])) \
+      AS copied (oid, name, number, type) \
     LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = copied.oid AND a.attnum = copied.number \
-      AND a.atttypid = copied.type AND NOT a.attisdropped";
+      AND a.atttypid = copied.type AND NOT a.attisdropped AND pg_catalog.to_regclass(copied.name) = copied.oid";
 
 /// The parameters of [`TYPES_SQL`], as text, for the published columns of these tables.
-pub(crate) fn types_params<'m>(maps: impl Iterator<Item = &'m TableMap>) -> [String; 3] {
-    let mut params = ["{".to_owned(), "{".to_owned(), "{".to_owned()];
+pub(crate) fn types_params<'m>(maps: impl Iterator<Item = &'m TableMap>) -> [String; 4] {
+    let (mut names, mut oids) = (Vec::new(), "{".to_owned());
+    let (mut numbers, mut types) = ("{".to_owned(), "{".to_owned());
     for map in maps {
+        let name = map.table.sql_name();
         for local in &map.columns {
             let column = &map.table.columns[*local];
-            let values =
-                [i64::from(map.table.oid), column.attnum.into(), column.declared_type.into()];
-            for (param, value) in params.iter_mut().zip(values) {
-                let comma = if param.len() > 1 { "," } else { "" };
-                // A String accepts everything.
-                let _ = write!(param, "{comma}{value}");
-            }
+            let comma = if names.is_empty() { "" } else { "," };
+            // A String accepts everything.
+            let _ = write!(oids, "{comma}{}", map.table.oid);
+            let _ = write!(numbers, "{comma}{}", column.attnum);
+            let _ = write!(types, "{comma}{}", column.declared_type);
+            names.push(name.clone());
         }
     }
-    params.map(|param| param + "}")
+    [oids + "}", name_array(&names), numbers + "}", types + "}"]
 }
 
 /// The format of values.
