@@ -1,6 +1,6 @@
 //! Tables of the subscriber that take the name of another one, which nothing announces.
 
-use crate::support::on_versions;
+use crate::support::{PATIENCE, must, on_versions, wait_for_event};
 
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
@@ -42,6 +42,26 @@ fn no_change_is_lost_when_a_partitioned_table_takes_the_name() {
         }
         let log = case.stop(process);
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0", "{log}");
+    });
+}
+
+/// No error says so: the table that is read keeps its oid, its name and its schema's oid.
+#[test]
+fn a_schema_that_takes_the_name_of_another_is_noticed() {
+    on_versions(&BOTH, |case| {
+        case.both("CREATE SCHEMA app; CREATE TABLE app.t (id int PRIMARY KEY, v int)");
+        case.publish("FOR ALL TABLES");
+        let mut process = case.start();
+        case.publisher.sql("INSERT INTO app.t VALUES (1, 1)");
+        case.wait_until_applied(&mut process);
+        case.subscriber.sql(
+            "BEGIN; CREATE SCHEMA new; CREATE TABLE new.t (LIKE app.t INCLUDING ALL); INSERT INTO new.t TABLE app.t; \
+             ALTER SCHEMA app RENAME TO old; ALTER SCHEMA new RENAME TO app; COMMIT",
+        );
+        case.publisher.sql("INSERT INTO app.t VALUES (2, 1)");
+        must(wait_for_event(&mut process, "table_definition_changed", PATIENCE));
+        case.stop(process);
+        case.expect_equal(&["app.t"]);
     });
 }
 

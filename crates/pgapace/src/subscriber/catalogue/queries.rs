@@ -9,16 +9,18 @@ use crate::subscriber::elsewhere::elsewhere;
 
 /// One value for each `root` of the CTE `tree`. It changes whenever a relevant catalogue row
 /// changes. Only the relevant columns of pg_class are included, because TRUNCATE changes others.
-/// ANALYZE and VACUUM change none of these values.
+/// ANALYZE and VACUUM change none of these values. The name of the schema is included: another schema may get it,
+/// with another table.
 macro_rules! fingerprint {
     () => {
         "\
 SELECT part.root, pg_catalog.sum(pg_catalog.hashtextextended(part.text, 0))::pg_catalog.text
          AS fingerprint
 FROM (
-  SELECT t.root, pg_catalog.concat_ws(' ', 'c', c.oid, c.relnamespace, c.relname, c.relkind,
+  SELECT t.root, pg_catalog.concat_ws(' ', 'c', c.oid, n.nspname, c.relname, c.relkind,
            c.relreplident, c.relrowsecurity, c.relforcerowsecurity, c.relowner) AS text
   FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.relid
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   UNION ALL
   SELECT t.root, pg_catalog.concat_ws(' ', 'a', a.attrelid, a.attnum, a.xmin)
   FROM tree t JOIN pg_catalog.pg_attribute a ON a.attrelid = t.relid AND a.attnum > 0
