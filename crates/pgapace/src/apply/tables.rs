@@ -63,6 +63,8 @@ enum Resolved {
     Table {
         sync_lsn: SyncLsn,
         map: Arc<TableMap>,
+        /// Whether its oid was found to be that of its name: see [`Tables::is_another`].
+        is_its: bool,
     },
 }
 
@@ -173,12 +175,22 @@ impl Tables {
     /// that are here are not of it. Before its sync LSN, nothing is applied to a table.
     #[inline]
     pub(crate) fn is_another(&mut self, remote: &Arc<RemoteRelation>, commit_lsn: Lsn) -> bool {
-        if self.has_resolved(remote) {
+        let address = Arc::as_ptr(remote) as usize;
+        let resolved = self.resolved.get_mut(&address).map(|(_, resolved)| resolved);
+        let is_its = match resolved {
+            Some(Resolved::Ignored | Resolved::Table { is_its: true, .. }) => return false,
+            Some(Resolved::Table { is_its, .. }) => Some(is_its),
+            None => None,
+        };
+        let name = (remote.schema.clone(), remote.name.clone());
+        if !self.sync_lsns.get(&name).is_some_and(|sync_lsn| sync_lsn.passes(commit_lsn)) {
             return false;
         }
-        let name = (remote.schema.clone(), remote.name.clone());
-        self.sync_lsns.get(&name).is_some_and(|sync_lsn| sync_lsn.passes(commit_lsn))
-            && *self.oids.entry(name).or_insert(remote.id) != remote.id
+        let same = *self.oids.entry(name).or_insert(remote.id) == remote.id;
+        if let Some(is_its) = is_its {
+            *is_its = same;
+        }
+        !same
     }
 
     /// Adds a table that was copied while the stream went on, under a snapshot with this oid.
@@ -422,7 +434,7 @@ impl Tables {
             self.resolved.insert(address, (Arc::clone(remote), resolved));
         }
         Ok(match &self.resolved[&address].1 {
-            Resolved::Table { sync_lsn, map } if sync_lsn.passes(commit_lsn) => {
+            Resolved::Table { sync_lsn, map, .. } if sync_lsn.passes(commit_lsn) => {
                 Some(Arc::clone(map))
             }
             Resolved::Table { .. } | Resolved::Ignored => None,
@@ -537,7 +549,7 @@ impl Tables {
             mode: map.mode.name().to_owned(),
             reason: map.mode.reason().map(str::to_owned),
         });
-        Ok(Resolved::Table { sync_lsn, map })
+        Ok(Resolved::Table { sync_lsn, map, is_its: false })
     }
 }
 

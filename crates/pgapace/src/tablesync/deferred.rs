@@ -221,7 +221,7 @@ impl<'a> StreamedTableSync<'a> {
 
     /// Whether a table was found that may lack changes, so that everything is to be set up anew.
     pub(crate) fn found_gap(&self) -> bool {
-        self.adder.found_gap()
+        self.adder.found_gap() || self.worker.as_ref().is_some_and(CatchUpWorker::found_another)
     }
 
     /// Looks now and then which tables are to be copied. No copy begins while transactions are `prepared` on the

@@ -29,6 +29,8 @@ pub(super) struct CatchUpWorker {
     last: GroupSeq,
     /// The rest of a large transaction is still to come.
     in_parts: bool,
+    /// A change was read of another table of the publisher that has the name now. Nothing more is applied.
+    replaced: bool,
     /// The end of the last transaction that was read.
     through: Lsn,
     /// Bytes that were deferred when the round began, and those of them that are not taken.
@@ -58,6 +60,7 @@ impl CatchUpWorker {
             in_flight: 0,
             last: GroupSeq::NONE,
             in_parts: false,
+            replaced: false,
             through: table.through,
             round: unread,
             left: unread,
@@ -71,7 +74,16 @@ impl CatchUpWorker {
 
     /// Whether it has nothing to do.
     pub(super) fn is_idle(&self) -> bool {
-        self.in_flight == 0 && self.waiting.is_empty() && !self.in_parts
+        self.has_applied_all() && !self.in_parts && !self.replaced
+    }
+
+    fn has_applied_all(&self) -> bool {
+        self.in_flight == 0 && self.waiting.is_empty()
+    }
+
+    /// Whether another table of the publisher has taken the name, and everything before its changes is applied.
+    pub(super) fn found_another(&self) -> bool {
+        self.replaced && self.has_applied_all()
     }
 
     /// The end of the last transaction that was read. If the worker is idle, it is applied.
@@ -99,7 +111,7 @@ impl CatchUpWorker {
         let is_empty =
             |leader: &LeaderAccess<'_>| leader.deferred.tables()[place].changes.is_empty();
         while self.in_flight < Pacing::MEASURED.depth {
-            while !self.waiting.is_worth_a_group() && !is_empty(leader) {
+            while !self.waiting.is_worth_a_group() && !is_empty(leader) && !self.replaced {
                 self.take(place, leader, options)?;
             }
             let Some(works) = self.waiting.take(self.contents.begin()) else { break };
@@ -140,6 +152,11 @@ impl CatchUpWorker {
         let mut tables = Vec::with_capacity(part.relations().len());
         for (index, remote) in part.relations().iter().enumerate() {
             let is_it = remote.schema == self.table.schema && remote.name == self.table.name;
+            if is_it && leader.tables.is_another(remote, commit_lsn) {
+                // The next run looks at the publications before it applies anything.
+                self.replaced = true;
+                return Ok(());
+            }
             let found = if is_it {
                 leader.tables.resolve(leader.control, remote, commit_lsn)
             } else {
