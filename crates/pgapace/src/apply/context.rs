@@ -170,6 +170,14 @@ impl<'a> Context<'a> {
             let message = "the subscriber has another table under this name since pgapace read it";
             return Failure { message: message.to_owned(), ..failure }.transient(true);
         }
+        if error.server_error().is_some_and(names_other_columns) {
+            let message = "the subscriber's table has other columns since pgapace read it";
+            let first = || Some(Box::new(offender::offender(self.work(0)?, None)));
+            let offender = failure.offender.take().or_else(first);
+            let message = message.to_owned();
+            return Failure { class: Class::Apply, message, offender, ..failure }
+                .hint("Start pgapace again: it reads the table again.");
+        }
         if is_changed_meanwhile(error) {
             let message = "another session changes the row of a change again and again";
             return Failure { message: message.to_owned(), ..failure }.transient(true);
@@ -253,10 +261,18 @@ pub(crate) fn is_changed_meanwhile(error: &wire::Error) -> bool {
     error.server_error().is_some_and(|said| said.message.contains(CHANGED_MEANWHILE))
 }
 
-/// Whether a statement has met another table than the one that was read. See
-/// [`Table::is_this_one`](crate::subscriber::catalogue::Table::is_this_one).
+/// Whether a statement has met another table than the one that was read, or other columns. See
+/// [`Table::is_this_one`](crate::subscriber::catalogue::Table::is_this_one) and
+/// [`Table::no_other_columns`](crate::subscriber::catalogue::Table::no_other_columns).
 pub(crate) fn is_out_of_date(error: &wire::Error) -> bool {
-    error.server_error().is_some_and(|said| said.message.contains(ANOTHER_TABLE))
+    error
+        .server_error()
+        .is_some_and(|said| said.message.contains(ANOTHER_TABLE) || names_other_columns(said))
+}
+
+/// Only our own statement has a position in its text: one of a trigger has an internal one.
+fn names_other_columns(said: &ServerError) -> bool {
+    said.code == sqlstate::SYNTAX_ERROR && said.position.is_some()
 }
 
 /// The failure of a change of one row that finds several.

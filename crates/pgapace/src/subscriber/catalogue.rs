@@ -256,6 +256,18 @@ impl Table {
         })
     }
 
+    /// A query of a FROM item with the columns of this table, from which a row is inserted again. The server
+    /// refuses it ([`SYNTAX_ERROR`](crate::sqlstate::SYNTAX_ERROR) or another error of class 42) if the table has
+    /// other columns by now: of one that was added, the row would lose its value. The server compares the columns
+    /// when it analyses the statement, with the table locked; the second part returns nothing.
+    pub(crate) fn no_other_columns(&self, from: &str) -> String {
+        let names: Vec<_> = self.columns.iter().map(|column| quote_ident(&column.name)).collect();
+        format!(
+            "SELECT * FROM {from} UNION ALL SELECT {} FROM {from} WHERE false",
+            names.join(", ")
+        )
+    }
+
     pub(crate) fn display_name(&self) -> String {
         format!("{}.{}", self.schema, self.name)
     }

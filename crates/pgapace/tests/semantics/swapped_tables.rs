@@ -92,3 +92,35 @@ fn a_table_of_other_types_that_takes_the_name_is_noticed_at_once() {
         assert_eq!(case.subscriber.value("SELECT format FROM pgapace.subscription"), "binary");
     });
 }
+
+/// A row that is deleted and inserted again keeps the value of a column that was added since the table was read.
+#[test]
+fn a_column_that_was_added_keeps_its_values() {
+    on_versions(&BOTH, |case| {
+        case.publisher.sql("CREATE TABLE t (k int PRIMARY KEY, id int, u int UNIQUE)");
+        case.subscriber.sql(
+            "CREATE TABLE t (k int PRIMARY KEY, id int GENERATED ALWAYS AS IDENTITY, u int UNIQUE, \
+               g int GENERATED ALWAYS AS (k) STORED)",
+        );
+        case.publish("FOR ALL TABLES");
+        case.publisher.sql("INSERT INTO t SELECT i, i, i FROM generate_series(1, 100) i");
+        let mut process = case.start();
+        // The unique values move between the rows, and one row gets another identity.
+        let moves = "BEGIN; UPDATE t SET u = -u; UPDATE t SET u = 101 + u; COMMIT";
+        let identity = "UPDATE t SET id = id + 1000 WHERE k = 1";
+        for (round, change) in [identity, moves].iter().enumerate() {
+            case.publisher.sql("UPDATE t SET id = id + 1000 WHERE k = 2");
+            case.publisher.sql(moves);
+            case.wait_until_applied(&mut process);
+            case.subscriber.sql(&format!(
+                "BEGIN; ALTER TABLE t ADD note{round} text DEFAULT ''; UPDATE t SET note{round} = 'note ' || k; COMMIT"
+            ));
+            case.publisher.sql(change);
+            case.wait_until_applied(&mut process);
+            let lost = format!("SELECT count(*) FROM t WHERE note{round} <> 'note ' || k");
+            assert_eq!(case.subscriber.value(&lost), "0", "{change}: {}", process.log());
+            case.expect_equal(&["t"]);
+        }
+        case.stop(process);
+    });
+}

@@ -478,7 +478,8 @@ impl Builder<'_> {
         }
     }
 
-    /// One statement, in which the old row provides every column that has no new value.
+    /// One statement, in which the old row provides every column that has no new value. It fails if the table has
+    /// other columns than were read.
     fn replace(&mut self, set: &ColumnSet, identity: Option<&str>) -> String {
         let map = self.map;
         let (mut columns, mut values) = (Vec::new(), Vec::new());
@@ -501,9 +502,10 @@ impl Builder<'_> {
             .map_or(String::new(), |found| format!("{}, ", found.trim_end()));
         format!(
             "WITH {found}old AS (DELETE FROM {only} AS subscriber{using}{condition} RETURNING subscriber.*) \
-             INSERT INTO {table} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM old",
+             INSERT INTO {table} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM ({old}) AS old",
             columns.join(", "),
             values.join(", "),
+            old = map.table.no_other_columns("old"),
             only = map.table.sql_only(),
             table = map.table.sql_name(),
         )

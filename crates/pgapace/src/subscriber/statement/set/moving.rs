@@ -25,7 +25,8 @@ impl Builder<'_> {
     /// rows are deleted. Both see the rows as they were before the statement, and each row is in one of
     /// them. A row that keeps its unique values cannot meet one that is deleted later: both were there
     /// before. Values are compared as they are stored (`record_image_eq`): that may call an equal value
-    /// changed, which costs a move, and never calls a changed value equal.
+    /// changed, which costs a move, and never calls a changed value equal. The statement fails if the table
+    /// has other columns than were read.
     pub(super) fn update_moving(&mut self) -> String {
         let mut arrays = Arrays::default();
         let condition = self.keys(&mut arrays);
@@ -70,7 +71,7 @@ impl Builder<'_> {
             )
         };
         format!(
-            "WITH v AS MATERIALIZED (SELECT * FROM {arrays}), \
+            "WITH {no_others}v AS MATERIALIZED (SELECT * FROM {arrays}), \
              moved AS (DELETE FROM {table} AS subscriber USING v \
                WHERE {condition} AND NOT ({same}) RETURNING {returned}), \
              kept AS ({kept}), \
@@ -81,6 +82,7 @@ impl Builder<'_> {
              SELECT CASE WHEN total.rows OPERATOR(pg_catalog.=) ${count} THEN 1 \
                ELSE pg_catalog.concat('pgapace found ', total.rows, ' of ', ${count}, ' rows')\
                ::pg_catalog.int4 END FROM total",
+            no_others = self.no_others(),
             arrays = arrays.unnested(None),
             whole = map.table.sql_name(),
         )
@@ -100,7 +102,7 @@ impl Builder<'_> {
         let count = self.types.len();
         let Written { columns, returned, names } = self.written(&values);
         format!(
-            "WITH v AS MATERIALIZED (SELECT * FROM {arrays}), \
+            "WITH {no_others}v AS MATERIALIZED (SELECT * FROM {arrays}), \
              moved AS (DELETE FROM {table} AS subscriber USING v WHERE {condition} RETURNING {returned}), \
              total AS MATERIALIZED (SELECT pg_catalog.count(*) AS rows FROM moved), \
              written AS (INSERT INTO {whole} ({columns}) OVERRIDING SYSTEM VALUE \
@@ -108,6 +110,7 @@ impl Builder<'_> {
              SELECT CASE WHEN total.rows OPERATOR(pg_catalog.=) ${count} THEN 1 \
                ELSE pg_catalog.concat('pgapace found ', total.rows, ' of ', ${count}, ' rows')\
                ::pg_catalog.int4 END FROM total",
+            no_others = self.no_others(),
             arrays = arrays.unnested(None),
             table = self.map.table.sql_only(),
             whole = self.map.table.sql_name(),
@@ -132,6 +135,16 @@ impl Builder<'_> {
         }
         let [columns, returned, names] = [columns, returned, names].map(|list| list.join(", "));
         Written { columns, returned, names }
+    }
+
+    /// A part of a WITH clause that fails if the table has other columns than were read. Nothing refers to it, so that it
+    /// is analysed and not executed. Citus would execute it.
+    fn no_others(&self) -> String {
+        let table = &self.map.table;
+        if !table.placement.is_plain() {
+            return String::new();
+        }
+        format!("no_others AS ({}), ", table.no_other_columns(&table.sql_only()))
     }
 
     /// The new value of a column. If it was not sent for some rows, these keep the subscriber's.
