@@ -136,6 +136,9 @@ pub(crate) enum Recovery {
     WaitForServer,
     /// A retry in which values are sent as text.
     SendText,
+    /// A retry in which the subscriber's catalogue is read again, once for each commit LSN: the definition of the
+    /// table that was read before allows no such change.
+    ReadCatalogue,
     /// A few retries: the publisher could not decode its WAL or could not write a change. A bug of the server
     /// may be the cause, and its caches may differ the next time.
     DecodeAgain,

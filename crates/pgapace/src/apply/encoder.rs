@@ -16,7 +16,7 @@ use crate::apply::apply_session::Identity;
 use crate::apply::expected::{Committing, Expected};
 use crate::apply::offender::offender;
 use crate::apply::work::{Group, TwoPhase, Work};
-use crate::error::{Class, Failure, Result};
+use crate::error::{Class, Failure, Recovery, Result};
 use crate::subscriber::citus;
 use crate::subscriber::format::MISREAD_HINT;
 use crate::subscriber::mapping::TableMap;
@@ -663,7 +663,12 @@ impl ChangeError {
                 };
                 let failure = Failure::new(class, format!("cannot apply a change: {error}"));
                 match error {
-                    PlanError::NoSearch { hint, .. } => failure.hint(hint),
+                    PlanError::NoSearch { hint, .. } => {
+                        Failure { recovery: Recovery::ReadCatalogue, ..failure }.hint(hint)
+                    }
+                    PlanError::UnknownPlacement { .. } => {
+                        Failure { recovery: Recovery::ReadCatalogue, ..failure }
+                    }
                     PlanError::Misread { .. } => failure.hint(MISREAD_HINT),
                     _ => failure,
                 }

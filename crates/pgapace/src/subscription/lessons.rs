@@ -3,7 +3,7 @@
 use pgoutput::Lsn;
 
 use super::retry::PreviousRuns;
-use crate::error::{Class, Failure, is_stale_catalogue};
+use crate::error::{Class, Failure, Recovery, is_stale_catalogue};
 
 #[derive(Debug, Default)]
 pub(super) struct Lessons {
@@ -24,7 +24,8 @@ impl Lessons {
         failure: &Failure,
         previous_runs: PreviousRuns,
     ) -> bool {
-        let stale = failure.sqlstate.as_deref().is_some_and(is_stale_catalogue);
+        let stale = matches!(failure.recovery, Recovery::ReadCatalogue)
+            || failure.sqlstate.as_deref().is_some_and(is_stale_catalogue);
         if !stale || failure.is_transient() || previous_runs != PreviousRuns::OfThisProcess {
             return false;
         }
@@ -69,6 +70,14 @@ mod tests {
         assert!(again(Lsn(1), PreviousRuns::OfThisProcess));
         assert!(!again(Lsn(1), PreviousRuns::OfThisProcess));
         assert!(again(Lsn(2), PreviousRuns::OfThisProcess));
+        // A key that the definition lacked.
+        let mut again = |failure: &Failure| {
+            lessons.may_be_stale_catalogue(failure, PreviousRuns::OfThisProcess)
+        };
+        let without = Failure { sqlstate: None, ..undefined_column(Lsn(3)) };
+        assert!(!again(&without));
+        let without = Failure { recovery: Recovery::ReadCatalogue, ..without };
+        assert!(again(&without) && !again(&without));
     }
 
     #[test]

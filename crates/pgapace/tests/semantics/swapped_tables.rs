@@ -1,6 +1,6 @@
 //! Tables of the subscriber that take the name of another one, which nothing announces.
 
-use crate::support::{PATIENCE, must, on_versions, wait_for_event};
+use crate::support::{PATIENCE, expect_exit, must, on_versions, wait_for_event};
 
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
@@ -122,5 +122,28 @@ fn a_column_that_was_added_keeps_its_values() {
             case.expect_equal(&["t"]);
         }
         case.stop(process);
+    });
+}
+
+/// What the user has just done for a change lets it be applied, without another start.
+#[test]
+fn a_key_that_was_just_added_is_found() {
+    on_versions(&BOTH, |case| {
+        case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY, v int)");
+        case.subscriber.sql("CREATE TABLE t (id int, v int)");
+        case.publish("FOR ALL TABLES");
+        let mut process = case.start();
+        case.publisher.sql("INSERT INTO t VALUES (1, 1)");
+        case.wait_until_applied(&mut process);
+        case.subscriber.sql("ALTER TABLE t ADD PRIMARY KEY (id)");
+        case.publisher.sql("UPDATE t SET v = 2; INSERT INTO t VALUES (2, 1)");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["t"]);
+        // Without a key, the change is still denied.
+        case.subscriber.sql("ALTER TABLE t DROP CONSTRAINT t_pkey");
+        case.publisher.sql("INSERT INTO t VALUES (3, 1)");
+        must(wait_for_event(&mut process, "table_definition_changed", PATIENCE));
+        case.publisher.sql("UPDATE t SET v = 3");
+        must(expect_exit(&mut process, 6, &["public.t"]));
     });
 }
