@@ -306,10 +306,15 @@ pub(crate) fn passes_soon(code: &str) -> bool {
 
 /// Whether reading the subscriber's catalogue again may help after this SQLSTATE: its schema may have
 /// changed since the statements were prepared. A value may have been read as the type that its
-/// column had before (class 22).
+/// column had before (class 22). If that type was dropped, the server reports an internal error.
 pub(crate) fn is_stale_catalogue(code: &str) -> bool {
     matches!(code.get(..2), Some("22" | "42"))
-        || matches!(code, sqlstate::FEATURE_NOT_SUPPORTED | sqlstate::INVALID_SQL_STATEMENT_NAME)
+        || matches!(
+            code,
+            sqlstate::FEATURE_NOT_SUPPORTED
+                | sqlstate::INVALID_SQL_STATEMENT_NAME
+                | sqlstate::INTERNAL_ERROR
+        )
 }
 
 /// The alternate form leaves out what may quote rows: the key, and DETAIL.

@@ -45,6 +45,7 @@ sqlstates! {
     LOCK_NOT_AVAILABLE = "55P03";
     QUERY_CANCELED = "57014";
     UNDEFINED_FILE = "58P01";
+    INTERNAL_ERROR = "XX000";
 }
 
 /// Whether another row has the value of a unique index, or one that an exclusion constraint forbids beside

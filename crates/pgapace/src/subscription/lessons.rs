@@ -70,11 +70,13 @@ mod tests {
         assert!(again(Lsn(1), PreviousRuns::OfThisProcess));
         assert!(!again(Lsn(1), PreviousRuns::OfThisProcess));
         assert!(again(Lsn(2), PreviousRuns::OfThisProcess));
-        // A key that the definition lacked.
+        // A type that was dropped, and a key that the definition lacked.
         let mut again = |failure: &Failure| {
             lessons.may_be_stale_catalogue(failure, PreviousRuns::OfThisProcess)
         };
-        let without = Failure { sqlstate: None, ..undefined_column(Lsn(3)) };
+        let dropped = Failure { sqlstate: Some("XX000".to_owned()), ..undefined_column(Lsn(3)) };
+        assert!(again(&dropped) && !again(&dropped));
+        let without = Failure { sqlstate: None, ..undefined_column(Lsn(4)) };
         assert!(!again(&without));
         let without = Failure { recovery: Recovery::ReadCatalogue, ..without };
         assert!(again(&without) && !again(&without));

@@ -147,3 +147,23 @@ fn a_key_that_was_just_added_is_found() {
         must(expect_exit(&mut process, 6, &["public.t"]));
     });
 }
+
+/// The server then reports an internal error, because a prepared statement refers to the type by its oid.
+#[test]
+fn a_type_that_was_replaced_is_read_again() {
+    on_versions(&BOTH, |case| {
+        case.both("CREATE TYPE e AS ENUM ('a', 'b'); CREATE TABLE t (id int PRIMARY KEY, c e)");
+        case.publish("FOR ALL TABLES");
+        let mut process = case.start();
+        case.publisher.sql("INSERT INTO t VALUES (1, 'a'); UPDATE t SET c = 'b'");
+        case.wait_until_applied(&mut process);
+        case.subscriber.sql(
+            "BEGIN; CREATE TYPE e2 AS ENUM ('a', 'b'); ALTER TABLE t ALTER c TYPE e2 USING c::text::e2; \
+             DROP TYPE e; ALTER TYPE e2 RENAME TO e; COMMIT",
+        );
+        case.publisher.sql("UPDATE t SET c = 'a'; INSERT INTO t VALUES (2, 'b')");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["t"]);
+        case.stop(process);
+    });
+}
