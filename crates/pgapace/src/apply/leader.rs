@@ -169,7 +169,7 @@ impl<'a> Leader<'a> {
             watched: parts.watched,
             newer: parts.newer,
             move_order: parts.move_order,
-            schema_watch: SchemaWatch::new(),
+            schema_watch: SchemaWatch::new(Instant::now()),
             conflict_removal: PeriodicJob::new(now),
         }
     }
@@ -352,7 +352,7 @@ impl<'a> Leader<'a> {
         match result {
             BookkeepingResult::Fingerprints(found) => {
                 self.around.tables.compare(&found);
-                self.schema_watch.answered();
+                self.schema_watch.answered(Instant::now());
             }
             BookkeepingResult::Requests(found) => self.requests_found(found)?,
             BookkeepingResult::Written => self.watched.is_writing = false,

@@ -183,9 +183,12 @@ impl Leader<'_> {
     /// A change of a subscriber's table that raises no error shows only in the catalogue.
     pub(super) fn look_at_the_schema(&mut self) {
         let applied = self.intake.progress.positions().apply;
-        if self.schema_watch.is_due(applied) {
-            let watched = self.around.tables.watched();
-            self.around.durability.bookkeep(BookkeepingJob::Fingerprints(watched));
+        if !self.schema_watch.is_due(applied, Instant::now()) {
+            return;
+        }
+        match self.around.tables.watched() {
+            none if none.is_empty() => self.schema_watch.answered(Instant::now()),
+            watched => self.around.durability.bookkeep(BookkeepingJob::Fingerprints(watched)),
         }
     }
 }
