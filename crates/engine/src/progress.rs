@@ -228,10 +228,14 @@ impl Progress {
     }
 
     /// Whether a flush is to start: something committed is not durable, or the end of a hold is not, and none is
-    /// on its way.
+    /// on its way. The end of a hold that holds back nothing yet, as of a PREPARE behind all that is committed, waits
+    /// for the flush of what comes next: a flush of its own would only delay that one.
     #[must_use]
     pub fn needs_flush(&self) -> bool {
-        self.flushing.is_none() && (self.durable < self.committed || self.released.is_some())
+        let nothing_next = self.outstanding.is_empty() && self.idle_candidate().is_none();
+        let counts = |lsn| lsn < self.durable || nothing_next;
+        self.flushing.is_none()
+            && (self.durable < self.committed || self.released.is_some_and(counts))
     }
 
     /// Starts a flush if one is needed.
@@ -410,6 +414,23 @@ mod tests {
         progress.flushed(ticket);
         assert_eq!(progress.positions().flush, Lsn(120));
         assert!(progress.is_settled() && !progress.needs_flush());
+    }
+
+    #[test]
+    fn the_end_of_a_hold_that_holds_back_nothing_waits_for_the_next_flush() {
+        let mut progress = resumed(Lsn(100), Lsn(100));
+        progress.received(Lsn(130));
+        // A PREPARE from 110 on. Idle progress is recorded behind it.
+        progress.released(Lsn(110));
+        assert!(progress.start_flush().is_none(), "only what comes next is acknowledged");
+        progress.dispatched(Lsn(130));
+        assert!(progress.start_flush().is_none());
+        commit(&mut progress, 130);
+        let ticket = progress.start_flush().expect("130 is not durable");
+        progress.flushed(ticket);
+        assert_eq!(progress.positions().flush, Lsn(130));
+        progress.released(Lsn(130));
+        assert!(progress.start_flush().is_some(), "nothing comes next");
     }
 
     #[test]

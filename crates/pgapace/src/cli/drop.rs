@@ -13,7 +13,7 @@ use crate::subscriber::origin;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::adoption;
 use crate::subscriber::state::prepared::{self, Standing};
-use crate::subscriber::state::{self, Phase, Subscription, ownership, progress};
+use crate::subscriber::state::{self, Phase, Subscription, ownership};
 use crate::switchover;
 
 #[derive(Debug, Args)]
@@ -33,14 +33,11 @@ pub(crate) struct DropArgs {
 const OTHER_SYSTEM: &str = "Check --publisher. If the publisher that the subscription follows is gone for good, or has become \
      another system (pg_upgrade), pass --keep-slot to drop the rest without it.";
 
-/// Refuses to drop a slot that is ahead of the progress: nothing is acknowledged that is not recorded here before. It is
-/// fed from another database.
+/// Refuses to drop a slot that is fed from another database.
 fn check_fed_from_here(control: &mut Session, row: &Subscription, found: &Slot) -> Result<()> {
-    let applied = progress::read(control, row.id)?.map(|applied| applied.through);
-    let (Some(confirmed), Some(applied)) = (found.confirmed_flush, applied) else { return Ok(()) };
-    if confirmed <= applied {
+    let Some((confirmed, applied)) = slot_to_drop::ahead(control, row, found)? else {
         return Ok(());
-    }
+    };
     let name = &row.slot_name;
     Err(Failure::new(
         Class::Slot,
@@ -178,7 +175,7 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
         let patience = site.busy_timeout;
         let (_, found) = slot_to_drop::find(&mut source, &row, OTHER_SYSTEM, patience, &|| false)?;
         fate = match found {
-            Some(found) => drop_slot((&mut control, &mut source), &row, &found)?,
+            Some((found, _)) => drop_slot((&mut control, &mut source), &row, &found)?,
             None => SlotFate::Absent,
         };
     }

@@ -11,12 +11,12 @@ use crate::config::live::LiveSettings;
 use crate::config::{IfNotEmpty, Subscription as Config};
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::Board;
-use crate::publisher::history::{TO_FOLLOW_ANOTHER, check_followed};
-use crate::publisher::session::{Publisher, identify};
+use crate::publisher::history::{self, TO_FOLLOW_ANOTHER, check_followed};
+use crate::publisher::session::{Publisher, SystemIdentity, identify};
 use crate::publisher::{publication, slot, slot_to_drop};
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
-use crate::subscriber::state::{self, Phase, Subscription, ownership, prepared};
+use crate::subscriber::state::{self, Phase, Subscription, ownership, prepared, progress};
 use crate::subscription::{self, RunOptions, Until, check_sent_alike, check_start};
 
 #[derive(Debug, Args)]
@@ -82,17 +82,22 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
     if row.rebasing {
         let system = identify(&mut source)?;
         check_followed(&mut source, &system, &row, TO_FOLLOW_ANOTHER)?;
-        let found = slot::find(&mut source, &row.slot_name)?;
-        if row.phase == Phase::Creating || found.is_some_and(|slot| slot.invalid.is_none()) {
+        if row.phase == Phase::Creating || can_go_on(&mut control, &mut source, &row, &system)? {
             return Ok(());
         }
-        // The slot of the interrupted rebase is lost, too: it begins again.
+        // The slot of the interrupted rebase is lost, too, or is that of another history: it begins again.
     }
     let (system, found) =
         slot_to_drop::find(&mut source, &row, TO_FOLLOW_ANOTHER, FREE_WITHIN, &stopping)?;
     publication::check_exist(&mut source, &config.publications)?;
-    if let Some(found) = found {
+    if let Some((found, was_used)) = found {
         slot::check_kind(&row.slot_name, &found)?;
+        if row.phase == Phase::Creating && !slot::is_ours(&found, row.slot_made_at) {
+            return Err(slot::not_ours(&row.slot_name));
+        }
+        if was_used {
+            slot_to_drop::check_of_original(&mut control, &row, &found)?;
+        }
         if !row.owns_slot {
             return Err(Failure::new(
                 Class::Slot,
@@ -114,6 +119,25 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
         "slot and progress are gone; tables are compared under the snapshot of a new slot"
     );
     Ok(())
+}
+
+/// Whether a run can go on with the slot of an interrupted rebase.
+fn can_go_on(
+    control: &mut Session,
+    source: &mut Session,
+    row: &Subscription,
+    system: &SystemIdentity,
+) -> Result<bool> {
+    let found = slot::find(source, &row.slot_name)?;
+    if found.is_none_or(|slot| slot.invalid.is_some()) {
+        return Ok(false);
+    }
+    let applied = progress::read(control, row.id)?.unwrap_or_default();
+    let followed = progress::followed(control, row.id, &applied)?;
+    match history::check_identified(source, system, row, &followed) {
+        Err(failure) if failure.class == Class::History => Ok(false),
+        checked => checked.map(|()| true),
+    }
 }
 
 /// The new slot sends a transaction that is prepared now when it is committed.

@@ -2,7 +2,9 @@
 
 use testbed::Result;
 
-use crate::support::{Case, DB, Site, Tool, expect_exit, finish, on_versions, pgapace};
+use crate::support::{
+    Case, DB, PATIENCE, Site, Tool, expect_exit, finish, on_versions, pgapace, wait_for_event,
+};
 
 const STATE: &str = "SELECT (SELECT count(*) FROM pgapace.subscription) \
     + (SELECT count(*) FROM pgapace.relation) + (SELECT count(*) FROM pgapace.progress) \
@@ -86,8 +88,12 @@ fn a_copy_of_the_subscriber_does_not_drop_the_slot() -> Result<()> {
     site.wait_until_applied(&mut run)?;
     let busy = copy.finish("drop", &["--busy-timeout=1"]);
     busy.expect(8, &["event=\"slot_in_use\"", "is in use by walsender", "copy of the subscriber"]);
+    // A rebase there waits for the slot, which becomes free.
+    let mut rebase = site.spawn(&copy.program("rebase"))?;
+    wait_for_event(&mut rebase, "slot_in_use", PATIENCE)?;
     run.terminate()?;
     expect_exit(&mut run, 0, &[])?;
+    expect_exit(&mut rebase, 7, &["was in use, and has moved to", "copy of the subscriber"])?;
     copy.finish("drop", &[]).expect(7, &["has moved to", "copy of the subscriber", "--keep-slot"]);
     site.publisher.sql(DB, "INSERT INTO t VALUES (2)")?;
     tool.run_until_current();
