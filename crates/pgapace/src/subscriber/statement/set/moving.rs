@@ -6,14 +6,15 @@ use super::sql::{Arrays, Builder};
 use crate::subscriber::oid::{INT4_ARRAY, INT8};
 use crate::subscriber::statement::row::Source;
 
-/// The columns of rows that are deleted and inserted again, as lists.
-struct Written {
-    /// Their names in the table.
-    columns: String,
-    /// Their new values.
-    returned: String,
-    /// The same, as the INSERT reads them.
-    names: String,
+/// Rows that are deleted and inserted again.
+struct Reinserted {
+    arrays: Arrays,
+    /// Finds them.
+    condition: String,
+    /// The published columns that are written, and their new values.
+    values: Vec<(usize, String)>,
+    /// The parameter with their number.
+    count: usize,
 }
 
 impl Builder<'_> {
@@ -28,15 +29,7 @@ impl Builder<'_> {
     /// changed, which costs a move, and never calls a changed value equal. The statement fails if the table
     /// has other columns than were read.
     pub(super) fn update_moving(&mut self) -> String {
-        let mut arrays = Arrays::default();
-        let condition = self.keys(&mut arrays);
-        let values: Vec<(usize, String)> = self
-            .set_columns()
-            .into_iter()
-            .map(|remote| (remote, self.new_or_kept_value(&mut arrays, remote)))
-            .collect();
-        self.types.push(INT8);
-        let count = self.types.len();
+        let Reinserted { arrays, condition, values, count } = self.reinserted();
         let (map, table) = (self.map, self.map.table.sql_only());
         let (mut before, mut after) = (Vec::new(), Vec::new());
         // A column that UPDATE cannot set moves the row too, if it has changed.
@@ -58,7 +51,7 @@ impl Builder<'_> {
             .filter(|(remote, _)| !map.is_identity_always(*remote))
             .map(|(remote, value)| format!("{} = {value}", self.column(*remote)))
             .collect();
-        let Written { columns, returned, names } = self.written(&values);
+        let (returned, written) = self.written(&values, count);
         let kept = if set.is_empty() {
             format!(
                 "SELECT 1 FROM {table} AS subscriber, v WHERE {condition} AND {same} \
@@ -77,48 +70,44 @@ impl Builder<'_> {
              kept AS ({kept}), \
              total AS MATERIALIZED (SELECT (SELECT pg_catalog.count(*) FROM moved) \
                OPERATOR(pg_catalog.+) (SELECT pg_catalog.count(*) FROM kept) AS rows), \
-             written AS (INSERT INTO {whole} ({columns}) OVERRIDING SYSTEM VALUE \
-               SELECT {names} FROM moved, total WHERE total.rows OPERATOR(pg_catalog.=) ${count}) \
-             SELECT CASE WHEN total.rows OPERATOR(pg_catalog.=) ${count} THEN 1 \
-               ELSE pg_catalog.concat('pgapace found ', total.rows, ' of ', ${count}, ' rows')\
-               ::pg_catalog.int4 END FROM total",
+             {written}",
             no_others = self.no_others(),
             arrays = arrays.unnested(None),
-            whole = map.table.sql_name(),
         )
     }
 
     /// One statement that deletes the rows, and inserts them again with their new keys and values. `total` is as in
     /// [`Self::update_moving`].
     pub(super) fn update_keys(&mut self) -> String {
+        let Reinserted { arrays, condition, values, count } = self.reinserted();
+        let (returned, written) = self.written(&values, count);
+        format!(
+            "WITH {no_others}v AS MATERIALIZED (SELECT * FROM {arrays}), \
+             moved AS (DELETE FROM {table} AS subscriber USING v WHERE {condition} RETURNING {returned}), \
+             total AS MATERIALIZED (SELECT pg_catalog.count(*) AS rows FROM moved), \
+             {written}",
+            no_others = self.no_others(),
+            arrays = arrays.unnested(None),
+            table = self.map.table.sql_only(),
+        )
+    }
+
+    /// What both statements begin with.
+    fn reinserted(&mut self) -> Reinserted {
         let mut arrays = Arrays::default();
         let condition = self.keys(&mut arrays);
-        let values: Vec<(usize, String)> = self
+        let values = self
             .set_columns()
             .into_iter()
             .map(|remote| (remote, self.new_or_kept_value(&mut arrays, remote)))
             .collect();
         self.types.push(INT8);
-        let count = self.types.len();
-        let Written { columns, returned, names } = self.written(&values);
-        format!(
-            "WITH {no_others}v AS MATERIALIZED (SELECT * FROM {arrays}), \
-             moved AS (DELETE FROM {table} AS subscriber USING v WHERE {condition} RETURNING {returned}), \
-             total AS MATERIALIZED (SELECT pg_catalog.count(*) AS rows FROM moved), \
-             written AS (INSERT INTO {whole} ({columns}) OVERRIDING SYSTEM VALUE \
-               SELECT {names} FROM moved, total WHERE total.rows OPERATOR(pg_catalog.=) ${count}) \
-             SELECT CASE WHEN total.rows OPERATOR(pg_catalog.=) ${count} THEN 1 \
-               ELSE pg_catalog.concat('pgapace found ', total.rows, ' of ', ${count}, ' rows')\
-               ::pg_catalog.int4 END FROM total",
-            no_others = self.no_others(),
-            arrays = arrays.unnested(None),
-            table = self.map.table.sql_only(),
-            whole = self.map.table.sql_name(),
-        )
+        Reinserted { arrays, condition, values, count: self.types.len() }
     }
 
-    /// The columns of rows that are deleted and inserted again.
-    fn written(&self, values: &[(usize, String)]) -> Written {
+    /// What the DELETE `moved` returns, and the end of the statement: it inserts that again if `total` is the number of
+    /// rows, and fails otherwise.
+    fn written(&self, values: &[(usize, String)], count: usize) -> (String, String) {
         let map = self.map;
         let (mut columns, mut returned, mut names) = (Vec::new(), Vec::new(), Vec::new());
         for (local, column) in map.table.columns.iter().enumerate() {
@@ -133,8 +122,17 @@ impl Builder<'_> {
             returned.push(format!("{value} AS c{local}"));
             columns.push(name);
         }
-        let [columns, returned, names] = [columns, returned, names].map(|list| list.join(", "));
-        Written { columns, returned, names }
+        let written = format!(
+            "written AS (INSERT INTO {whole} ({columns}) OVERRIDING SYSTEM VALUE \
+               SELECT {names} FROM moved, total WHERE total.rows OPERATOR(pg_catalog.=) ${count}) \
+             SELECT CASE WHEN total.rows OPERATOR(pg_catalog.=) ${count} THEN 1 \
+               ELSE pg_catalog.concat('pgapace found ', total.rows, ' of ', ${count}, ' rows')\
+               ::pg_catalog.int4 END FROM total",
+            whole = map.table.sql_name(),
+            columns = columns.join(", "),
+            names = names.join(", "),
+        );
+        (returned.join(", "), written)
     }
 
     /// A part of a WITH clause that fails if the table has other columns than were read. Nothing refers to it, so that it

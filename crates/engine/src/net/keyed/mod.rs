@@ -1,8 +1,10 @@
 //! Folding by key: the net change of each row since the segment was opened.
 
+mod entry;
+mod moves;
+
 use std::cmp::Ordering;
 use std::hash::Hasher;
-use std::ops::Range;
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as Place;
@@ -10,8 +12,9 @@ use pgoutput::{Column, Message, OldTuple, Tuple};
 use rustc_hash::FxHasher;
 
 use super::merge::{inserted, overwrite};
-use super::{ChangeAt, Old, Row, Seeks, Segment, Update};
+use super::{ChangeAt, Row, Seeks, Segment, Update};
 use crate::key::KeyForm;
+use entry::{Before, Counts, Entry, Now};
 
 /// An open segment under [`TableFolding::Key`](super::TableFolding::Key).
 #[derive(Debug)]
@@ -42,48 +45,6 @@ pub(super) struct Keyed<'t, 'a> {
 struct Indexed {
     hash: u32,
     entry: u32,
-}
-
-/// What happened to one key.
-#[derive(Debug)]
-struct Entry<'a> {
-    key_start: u32,
-    key_end: u32,
-    before: Before,
-    now: Now,
-    /// Index of its last insert in `inserts`.
-    inserted: u32,
-    /// The old row of a change that took a row away from the key: of the row before the segment, if there
-    /// was one.
-    old: Tuple<'a>,
-    /// The row that has the key now, if there is one.
-    row: Row<'a>,
-}
-
-/// The row that had the key before the segment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Before {
-    /// There was none.
-    Absent,
-    /// It still has the key.
-    Stays,
-    Deleted,
-    /// Its key was updated. This entry has it now.
-    Moved(u32),
-}
-
-/// The row that has the key now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Now {
-    /// There is none.
-    Absent,
-    /// The one that had it before.
-    Same,
-    /// One that was inserted.
-    Inserted,
-    /// One that had the key of this entry before. That is this entry itself, if only the spelling of the key
-    /// changed.
-    Arrived(u32),
 }
 
 /// Keys of one segment take at most 4 GiB. This limit is far lower, so that the key of one more
@@ -256,71 +217,6 @@ impl<'t, 'a> Keyed<'t, 'a> {
         entry.take_row()
     }
 
-    /// Takes an update of a key. `values` holds the new key. A row that moves to a key and away again leaves an
-    /// absent row there, as one that was inserted and deleted does.
-    fn move_row(&mut self, old: &Tuple<'a>, new: Tuple<'a>) -> Option<()> {
-        let to = self.look_up()?;
-        let new_key = self.values.clone();
-        self.read_key(old)?;
-        let from = self.look_up()?;
-        let now = |place: Option<u32>| place.map(|place| self.entries[place as usize].now);
-        let same_form = from.is_some() && from == to;
-        if now(from) == Some(Now::Absent)
-            || !same_form && now(to).is_some_and(|now| now != Now::Absent)
-        {
-            return None;
-        }
-        let from = match from {
-            Some(place) => place,
-            None => self.find_or_add(Before::Stays, Now::Same)?,
-        };
-        self.values.clone_from(&new_key);
-        let to = match to {
-            Some(place) => place,
-            None => self.find_or_add(Before::Absent, Now::Absent)?,
-        };
-        let origin = match self.entries[from as usize].now {
-            Now::Same => Some(from),
-            Now::Arrived(origin) => Some(origin),
-            Now::Inserted | Now::Absent => None,
-        };
-        let mut row = self.leave(from, *old);
-        overwrite(&mut row, new);
-        self.fill_key(&mut row);
-        let Some(origin) = origin else {
-            let inserted = index_u32(self.inserts.len());
-            self.inserts.push(to);
-            let entry = &mut self.entries[to as usize];
-            (entry.now, entry.inserted, entry.row) = (Now::Inserted, inserted, row);
-            return Some(());
-        };
-        let is_home = to == origin && self.has_key(&self.entries[origin as usize].old);
-        let (before, now) = match is_home {
-            true => (Before::Stays, Now::Same),
-            false => (Before::Moved(to), Now::Arrived(origin)),
-        };
-        self.entries[origin as usize].before = before;
-        let entry = &mut self.entries[to as usize];
-        (entry.now, entry.row) = (now, row);
-        Some(())
-    }
-
-    /// The entry of the key in `values`, which is added if there is none.
-    fn find_or_add(&mut self, before: Before, now: Now) -> Option<u32> {
-        Some(match self.find()? {
-            KeyLookup::Known(place) => place,
-            KeyLookup::New(key) => self.add(key, (before, now), Row::Sent(Tuple::default())),
-        })
-    }
-
-    /// Whether these are the key columns of the row, in the same spelling.
-    fn has_key(&self, row: &Tuple<'a>) -> bool {
-        let columns: Vec<_> = row.columns().collect();
-        self.key_columns
-            .iter()
-            .all(|&(column, place)| columns.get(column) == Some(&self.values[place]))
-    }
-
     /// Reads the key columns of a row into `values`. Returns `None` if the row does not fit the
     /// table.
     #[inline]
@@ -398,19 +294,6 @@ impl<'t, 'a> Keyed<'t, 'a> {
                 Some(KeyLookup::New(start))
             }
         }
-    }
-
-    /// Like [`Self::find`], but reserves nothing.
-    fn look_up(&mut self) -> Option<Option<u32>> {
-        let start = self.append_key()?;
-        let Self { keys, entries, .. } = self;
-        let hash = hash(&keys[start..]);
-        let same = |indexed: &Indexed| {
-            indexed.hash == hash && { keys[entries[indexed.entry as usize].key()] == keys[start..] }
-        };
-        let found = self.index.find(spread(hash), same).map(|indexed| indexed.entry);
-        keys.truncate(start);
-        Some(found)
     }
 
     /// Appends the form of the key in `values` to `keys`, and returns where it starts. Appends nothing if the
@@ -545,41 +428,6 @@ impl<'t, 'a> Keyed<'t, 'a> {
             })
         });
         places.into_iter().map(|(_, place, _)| place)
-    }
-}
-
-impl<'a> Entry<'a> {
-    #[inline]
-    fn key(&self) -> Range<usize> {
-        self.key_start as usize..self.key_end as usize
-    }
-
-    fn take_row(&mut self) -> Row<'a> {
-        std::mem::replace(&mut self.row, Row::Sent(Tuple::default()))
-    }
-
-    fn old_row(&self) -> Old<'a> {
-        Old { row: Row::Sent(self.old), class: 0, nth: 0 }
-    }
-}
-
-/// Number of rows of each kind in a segment.
-#[derive(Debug, Default)]
-struct Counts {
-    absent: usize,
-    deletes: usize,
-    moves: usize,
-    updates: usize,
-    inserts: usize,
-}
-
-impl Counts {
-    fn add(&mut self, Entry { before, now, .. }: &Entry<'_>) {
-        self.absent += usize::from((*before, *now) == (Before::Absent, Now::Absent));
-        self.deletes += usize::from(*before == Before::Deleted);
-        self.moves += usize::from(matches!(before, Before::Moved(_)));
-        self.updates += usize::from(*before == Before::Stays);
-        self.inserts += usize::from(*now == Now::Inserted);
     }
 }
 
