@@ -141,9 +141,10 @@ fn read_level(
     check_system(source, row)?;
     let deadline = Instant::now() + Duration::from_secs(args.wait);
     loop {
-        let at = Instant::now();
         // In this order: changes that were committed when values were read lie before the end of WAL.
         let found = read(source)?;
+        // A wait for a locked sequence makes no value older: all are read again after it.
+        let at = Instant::now();
         let end = lag::end_of_wal(source)?;
         let patience =
             if args.force { Duration::ZERO } else { deadline.saturating_duration_since(at) };

@@ -17,6 +17,8 @@ use crate::subscriber::state::name_array;
 const ATTEMPTS: usize = 5;
 /// lock_timeout while sequences are set.
 const LOCK_TIMEOUT: &str = "5s";
+/// lock_timeout while pgapace finds out which of them is locked: it has waited already.
+const NEXT_TIMEOUT: &str = "200ms";
 
 /// Why a sequence is not set that could not be locked.
 const LOCKED: &str = "another session holds a conflicting lock; see pg_locks";
@@ -101,14 +103,20 @@ pub(crate) fn set(
     let to_find: Vec<usize> = (0..sequences.len())
         .filter(|index| matches!(report.sequences[*index].state, SequenceState::Unchanged { .. }))
         .collect();
-    let failed = |e: &wire::Error| Failure::subscriber(e, "setting sequences");
-    control.simple(&format!("SET lock_timeout = '{LOCK_TIMEOUT}'")).map_err(|e| failed(&e))?;
+    set_lock_timeout(control, LOCK_TIMEOUT)?;
     for some in to_find.chunks(AT_ONCE) {
         let found = find(control, sequences, some, &mut report)?;
         set_found(control, found, options, &mut report)?;
     }
-    control.simple("SET lock_timeout = 0").map_err(|e| failed(&e))?;
+    set_lock_timeout(control, "0")?;
     Ok(report)
+}
+
+fn set_lock_timeout(control: &mut Session, timeout: &str) -> Result<()> {
+    control
+        .simple(&format!("SET lock_timeout = '{timeout}'"))
+        .map_err(|e| Failure::subscriber(&e, "setting sequences"))?;
+    Ok(())
 }
 
 /// Finds the subscriber's sequences for these. The report says why a sequence cannot be set.
@@ -197,6 +205,7 @@ fn set_found(
 ) -> Result<()> {
     for _ in 0..ATTEMPTS {
         let read = read_positions(control, left, report)?;
+        set_lock_timeout(control, LOCK_TIMEOUT)?;
         let mut to_set = Vec::with_capacity(read.len());
         for one in read {
             match judge(&one, options.rules) {
@@ -235,6 +244,7 @@ fn read_positions(
         Err(error) if error.sqlstate() == Some(sqlstate::LOCK_NOT_AVAILABLE) => {
             // Halved repeatedly, to find out which sequence is locked.
             if some.len() > 1 {
+                set_lock_timeout(control, NEXT_TIMEOUT)?;
                 let half = some.split_off(some.len() / 2);
                 let mut read = read_positions(control, some, report)?;
                 read.extend(read_positions(control, half, report)?);
