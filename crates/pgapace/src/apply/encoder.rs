@@ -273,9 +273,6 @@ impl Encoder {
         for (map, rules) in tables.maps.iter().zip(&mut tables.rules) {
             let expected = map.missing.are_expected() && map.can_miss_rows();
             rules.seeks = expected && self.sought.is_some();
-            // The values that are exchanged may be those of rows that get other keys. One by one, in stream order, these
-            // meet no value that is freed before.
-            rules.moves &= !map.unique.is_moving();
         }
         let mut copied = Vec::new();
         for step in tables.fold(group, which, |message| self.count(message))? {

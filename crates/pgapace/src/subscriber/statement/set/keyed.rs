@@ -26,7 +26,12 @@ pub(super) fn queue<E: FnMut(Expected<'_>)>(
     queue_batches(&mut batch, absent.len())?;
     batch.changes = Changes::Deletes(deletes);
     queue_batches(&mut batch, deletes.len())?;
-    (batch.changes, batch.moving) = (Changes::Moves(moves), segment.chained);
+    if moving && !moves.is_empty() {
+        // Rows that get other keys may exchange unique values with those that keep theirs.
+        (batch.changes, batch.moving) = (Changes::Moves(moves, updates), true);
+        return queue_batches(&mut batch, moves.len() + updates.len());
+    }
+    (batch.changes, batch.moving) = (Changes::Moves(moves, &[]), segment.chained);
     queue_batches(&mut batch, moves.len())?;
     (batch.changes, batch.moving) = (Changes::Updates(updates), moving);
     queue_batches(&mut batch, updates.len())
@@ -36,7 +41,8 @@ pub(super) fn queue<E: FnMut(Expected<'_>)>(
 enum Changes<'s, 'a> {
     Absent(&'s [Row<'a>]),
     Deletes(&'s [Old<'a>]),
-    Moves(&'s [Update<'a>]),
+    /// Updates of keys, and behind them others that go into the same statement.
+    Moves(&'s [Update<'a>], &'s [Update<'a>]),
     Updates(&'s [Update<'a>]),
 }
 
@@ -65,13 +71,13 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
 
     fn begin(&mut self) {
         let purpose = match self.changes {
-            Changes::Absent(_) | Changes::Deletes(_) | Changes::Moves(_) => BatchUse::Keys,
+            Changes::Absent(_) | Changes::Deletes(_) | Changes::Moves(..) => BatchUse::Keys,
             Changes::Updates(_) if self.moving => BatchUse::KeysAndMixed,
             Changes::Updates(_) => BatchUse::KeysAndNew,
         };
         let map = self.subscriber.map;
         self.buffers.search.begin(map, purpose);
-        if let Changes::Moves(_) = self.changes {
+        if let Changes::Moves(..) = self.changes {
             let new = if self.moving { BatchUse::Mixed } else { BatchUse::New };
             self.buffers.new.begin(map, new);
         }
@@ -83,9 +89,9 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
         let fits = match self.changes {
             Changes::Absent(rows) => search.push(&rows[index]),
             Changes::Deletes(deletes) => search.push(&deletes[index].row),
-            Changes::Moves(moves) => {
-                let Update { old, new: row } = &moves[index];
-                let found = old.as_ref().is_some_and(|old| search.push(&old.row));
+            Changes::Moves(moves, others) => {
+                let Update { old, new: row } = at(moves, others, index);
+                let found = search.push(old.as_ref().map_or(row, |old| &old.row));
                 let fits = found && new.push(row);
                 if found && !fits {
                     search.undo();
@@ -102,7 +108,7 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
 
     fn bytes(&self) -> usize {
         let new = match self.changes {
-            Changes::Moves(_) => self.buffers.new.bytes(),
+            Changes::Moves(..) => self.buffers.new.bytes(),
             _ => 0,
         };
         self.buffers.search.bytes() + new
@@ -113,7 +119,7 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
         if map.search_columns().is_empty() {
             return Ok(false);
         }
-        let moves = matches!(self.changes, Changes::Moves(_));
+        let moves = matches!(self.changes, Changes::Moves(..));
         let SetBuffers { search: columns, new, set, nulls, text, .. } = &mut *self.buffers;
         let values = if moves { &*new } else { &*columns };
         values.note_set(set);
@@ -135,15 +141,16 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
         }
         let operation = match self.changes {
             Changes::Absent(_) | Changes::Deletes(_) => SetOperation::Delete,
-            Changes::Moves(_) if self.moving => SetOperation::UpdateKeys,
-            Changes::Moves(_) => SetOperation::Update,
+            Changes::Moves(..) if map.unique.is_moving() => SetOperation::UpdateMoving,
+            Changes::Moves(..) if self.moving => SetOperation::UpdateKeys,
+            Changes::Moves(..) => SetOperation::Update,
             Changes::Updates(_) if set.is_empty() => SetOperation::Probe,
             Changes::Updates(_) if self.moving => SetOperation::UpdateMoving,
             Changes::Updates(_) => SetOperation::Update,
         };
         let expected = match self.changes {
             Changes::Absent(_) => 0,
-            Changes::Deletes(_) | Changes::Moves(_) | Changes::Updates(_) => columns.rows(),
+            Changes::Deletes(_) | Changes::Moves(..) | Changes::Updates(_) => columns.rows(),
         };
         // These count their rows themselves.
         let counts = matches!(operation, SetOperation::UpdateMoving | SetOperation::UpdateKeys);
@@ -178,7 +185,10 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
     }
 
     fn queue_alone(&mut self, index: usize) -> Result<(), SetError> {
-        if self.moving && matches!(self.changes, Changes::Moves(_)) {
+        if let Changes::Moves(moves, others) = self.changes
+            && self.moving
+            && moves.len() + others.len() > 1
+        {
             // One of them alone may find the row that another one has written.
             return Err(SetError::Apart);
         }
@@ -190,7 +200,7 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
         match self.changes {
             Changes::Absent(absent) => rows.delete(self.subscriber, &absent[index], finds),
             Changes::Deletes(deletes) => rows.delete(self.subscriber, &deletes[index].row, finds),
-            Changes::Moves(updates) | Changes::Updates(updates) => {
+            Changes::Moves(updates, _) | Changes::Updates(updates) => {
                 let Update { old, new } = &updates[index];
                 rows.update(self.subscriber, old.as_ref().map(|old| &old.row), new, finds)
             }
@@ -203,11 +213,16 @@ impl Changes<'_, '_> {
     fn sought_in(&self) -> Option<SoughtIn> {
         match self {
             // Where rows may be missing, nothing moves.
-            Self::Absent(_) | Self::Moves(_) => None,
+            Self::Absent(_) | Self::Moves(..) => None,
             Self::Deletes(_) => Some(SoughtIn::Deletes),
             Self::Updates(_) => Some(SoughtIn::Updates),
         }
     }
+}
+
+/// The change at this index of both lists.
+fn at<'s, 'a>(moves: &'s [Update<'a>], others: &'s [Update<'a>], index: usize) -> &'s Update<'a> {
+    moves.get(index).unwrap_or_else(|| &others[index - moves.len()])
 }
 
 /// A group has far fewer than 2^32 changes.

@@ -18,7 +18,7 @@ struct Reinserted {
 }
 
 impl Builder<'_> {
-    /// One statement that deletes the rows whose unique values change, updates the others, and inserts the
+    /// One statement that deletes the rows whose unique values or keys change, updates the others, and inserts the
     /// deleted ones again with their new values. The last parameter is the number of rows; with another
     /// number it fails.
     ///
@@ -32,8 +32,10 @@ impl Builder<'_> {
         let Reinserted { arrays, condition, values, count } = self.reinserted();
         let (map, table) = (self.map, self.map.table.sql_only());
         let (mut before, mut after) = (Vec::new(), Vec::new());
-        // A column that UPDATE cannot set moves the row too, if it has changed.
-        let moves = |remote| map.unique.contains(remote) || map.is_identity_always(remote);
+        // A column that UPDATE cannot set moves the row too, if it has changed, and so does the key.
+        let finds = |remote| map.search_columns().iter().any(|column| column.remote == remote);
+        let moves =
+            |remote| map.unique.contains(remote) || map.is_identity_always(remote) || finds(remote);
         for (remote, value) in values.iter().filter(|(remote, _)| moves(*remote)) {
             let base = &map.local(*remote).base_type_sql;
             before.push(format!("subscriber.{}::{base}", self.column(*remote)));

@@ -4,7 +4,7 @@ use engine::net::{Row, Segment, Update};
 use pgoutput::{Column, ReplicaIdentity};
 
 use super::MAJORS;
-use super::bed::{Bed, FORMATS, Values, old, row};
+use super::bed::{Bed, FORMATS, Values, old, row, updates};
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::statement::copy::Format;
 
@@ -118,5 +118,46 @@ fn rows_take_the_keys_of_each_other() {
         assert_eq!(failed, "updates whose rows meet cannot be one statement");
         assert_eq!(bed.apply(&map, &two([text("1"), text("x")])), Ok(vec![(1, 1)]));
         assert!(rows_of(&mut bed, "t").starts_with("(own1,2,v1,4) (own2,1,x,2)"));
+    }
+}
+
+/// A unique value goes from a row that keeps its key to one that gets another key, and back.
+#[test]
+fn unique_values_go_from_and_to_rows_with_new_keys() {
+    for major in MAJORS {
+        let mut bed = Bed::new(
+            major,
+            "CREATE TABLE t (id int PRIMARY KEY, u text UNIQUE, v text, own text DEFAULT 'own'); \
+             INSERT INTO t (id, u, v) SELECT i, 'u' || i, 'v' FROM generate_series(1, 6) i; CREATE TABLE saved AS TABLE t",
+        );
+        let map = bed.map("t", ReplicaIdentity::Default, "id* u v");
+        for format in FORMATS {
+            // 1 and 2 get other keys, and values of each other and of 3; 4 takes that of 1, 5 and 6 only change.
+            let olds = bed.rows(
+                format,
+                "SELECT i, NULL::text, NULL::text FROM pg_catalog.generate_series(1, 2) i",
+            );
+            let news = bed.rows(format, "VALUES (11, 'u2', 'x'), (3 + 9, 'u3', 'x')");
+            let others = bed.rows(
+                format,
+                "VALUES (3, 'free', 'y'), (4, 'u1', 'y'), (5, 'u5', 'z'), (6, 'u6', 'z')",
+            );
+            let mut segment = moves(format, &olds, &news, false);
+            segment.updates = updates(format, &others).updates;
+            map.unique.end_moving();
+            assert!(bed.apply(&map, &segment).unwrap_err().starts_with("23505"));
+            assert!(map.unique.begin_moving());
+            assert_eq!(bed.apply(&map, &segment), Ok(vec![(1, 1)]), "one statement");
+            assert_eq!(
+                rows_of(&mut bed, "t"),
+                "(3,free,y,own) (4,u1,y,own) (5,u5,z,own) (6,u6,z,own) (11,u2,x,own) (12,u3,x,own)"
+            );
+            bed.sql("SET search_path = public; TRUNCATE t; INSERT INTO t SELECT * FROM saved; SET search_path = ''");
+            let one = moves(format, &olds[..1], &news[..1], false);
+            assert_eq!(bed.begin(&map, &one).unwrap_err().get(..5), Some("23505"), "it is there");
+            bed.sql("ROLLBACK; DELETE FROM public.t WHERE id = 2");
+            assert_eq!(bed.apply_all(&map, &one), 1);
+            bed.sql("SET search_path = public; TRUNCATE t; INSERT INTO t SELECT * FROM saved; SET search_path = ''");
+        }
     }
 }
