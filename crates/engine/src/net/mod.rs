@@ -1,8 +1,8 @@
 //! Net changes: the changes of one row within a group fold into one.
 //!
 //! A [`Folder`] takes the changes of a group in stream order and returns [`Step`]s. For each table
-//! these are *segments* of net changes, which may be executed as sets: deletes, then updates, then
-//! inserts. Between segments there are single changes, which must be executed as the publisher sent
+//! these are *segments* of net changes, which may be executed as sets: deletes, then updates of keys, then other
+//! updates, then inserts. Between segments there are single changes, which must be executed as the publisher sent
 //! them.
 //!
 //! Executing the steps in order leaves the same tables as executing every change in stream order,

@@ -5,7 +5,7 @@
 //! fails with 23505 (23P01 for an exclusion constraint), although the result would be right. pgoutput does
 //! not send old values of such columns, so this cannot be seen before. But the net changes of a group lead
 //! to a state that the publisher had. So they can be executed as *moves*: all rows whose unique values
-//! change are deleted first, and inserted then with their new values
+//! or keys change are deleted first, and inserted then with their new values
 //! ([`set::moving`](crate::subscriber::statement::set)).
 //!
 //! Moves cost more than updates. So a table begins without them, and what fails teaches: from the first
