@@ -81,6 +81,12 @@ fn failure(error: &wire::Error) -> Failure {
         failure.class = Class::Busy;
         failure = failure.transient(true);
     }
+    // Before 16, no server decodes during recovery. One that is at the end of it accepts sessions a moment earlier.
+    if failure.sqlstate.as_deref() == Some(sqlstate::FEATURE_NOT_SUPPORTED) {
+        let hint =
+            "pgapace run tries again until the server has ended its recovery, or is promoted.";
+        failure = failure.hint(hint).not_serving();
+    }
     failure
 }
 
@@ -108,6 +114,8 @@ mod tests {
         };
         let busy = refused(sqlstate::OBJECT_IN_USE);
         assert!(busy.class == Class::Busy && busy.is_transient());
+        let recovers = refused(sqlstate::FEATURE_NOT_SUPPORTED);
+        assert!(matches!(recovers.recovery, Recovery::Reconnect));
         for code in [sqlstate::UNDEFINED_OBJECT, sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE] {
             let other = refused(code);
             assert_eq!(
