@@ -4,8 +4,8 @@
 //! The caller reports events, in any order in which the parts of the program can report them.
 //! [`Progress::positions`] returns the positions for the publisher. The flush position never passes a
 //! transaction that is not durable on the subscriber (promise P4 in ARCHITECTURE.md), nor one that is
-//! held. What ends a hold is a commit too, such as that of a table that has caught up: the hold is over
-//! when a flush has returned that began after that commit.
+//! held. A commit ends a hold, such as the commit by which a table has caught up. The hold is over when a flush has
+//! returned that began after that commit.
 //!
 //! Nothing here reads a replication origin: see `subscriber/origin.rs` in the program.
 
@@ -75,7 +75,7 @@ pub struct Progress {
     flushing: Option<Lsn>,
     /// Something received is neither applied nor recorded (a prepared transaction that is held).
     held_from: Option<Lsn>,
-    /// What held from here on has ended, with a commit that no flush has covered.
+    /// A hold from this position on has ended, by a commit that no flush covers yet.
     released: Option<Lsn>,
     /// The same, but for the flush that is on its way.
     releasing: Option<Lsn>,
@@ -175,8 +175,7 @@ impl Progress {
         self.held_from = lsn.map(|lsn| lsn.max(acknowledged));
     }
 
-    /// What kept everything from `lsn` on from being acknowledged has ended, with a commit that may not be
-    /// durable. The next flush covers it.
+    /// A hold from `lsn` on has ended, by a commit that may not be durable. The next flush covers it.
     pub fn released(&mut self, lsn: Lsn) {
         let lsn = lsn.max(self.positions().flush);
         self.released = Some(self.released.map_or(lsn, |released| released.min(lsn)));

@@ -1,4 +1,4 @@
-//! What happened to one key of a segment.
+//! An entry of a segment: the row that had a key before, and the row that has it now.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use pgoutput::Tuple;
 
 use crate::net::{Old, Row};
 
-/// What happened to one key.
+/// The row that had a key before the segment, and the row that has it now.
 #[derive(Debug)]
 pub(super) struct Entry<'a> {
     pub(super) key_start: u32,
@@ -43,8 +43,8 @@ pub(super) enum Now {
     Same,
     /// One that was inserted.
     Inserted,
-    /// One that had the key of this entry before. That is this entry itself, if only the spelling of the key
-    /// changed.
+    /// The row that had the key of this entry before the segment. The entry is the same one if only the spelling of its
+    /// key changed.
     Arrived(u32),
 }
 

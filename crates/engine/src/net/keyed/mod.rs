@@ -280,10 +280,9 @@ impl<'t, 'a> Keyed<'t, 'a> {
         let start = self.append_key()?;
         let Self { keys, entries, .. } = self;
         let hash = hash(&keys[start..]);
-        let same = |indexed: &Indexed| {
-            indexed.hash == hash && { keys[entries[indexed.entry as usize].key()] == keys[start..] }
-        };
-        match self.index.entry(spread(hash), same, |indexed| spread(indexed.hash)) {
+        match self.index.entry(spread(hash), has_key_at(keys, entries, start, hash), |indexed| {
+            spread(indexed.hash)
+        }) {
             Place::Occupied(place) => {
                 let entry = place.get().entry;
                 keys.truncate(start);
@@ -428,6 +427,19 @@ impl<'t, 'a> Keyed<'t, 'a> {
             })
         });
         places.into_iter().map(|(_, place, _)| place)
+    }
+}
+
+/// Whether an entry has the key whose form starts at `start` and ends with `keys`, and which has this hash.
+#[inline]
+fn has_key_at<'k, 'a>(
+    keys: &'k [u8],
+    entries: &'k [Entry<'a>],
+    start: usize,
+    hash: u32,
+) -> impl Fn(&Indexed) -> bool + use<'k, 'a> {
+    move |indexed| {
+        indexed.hash == hash && keys[entries[indexed.entry as usize].key()] == keys[start..]
     }
 }
 

@@ -3,7 +3,7 @@
 use pgoutput::Tuple;
 
 use super::entry::{Before, Now};
-use super::{Indexed, KeyLookup, Keyed, hash, index_u32, spread};
+use super::{KeyLookup, Keyed, has_key_at, hash, index_u32, spread};
 use crate::net::Row;
 use crate::net::merge::overwrite;
 
@@ -78,10 +78,10 @@ impl<'a> Keyed<'_, 'a> {
         let start = self.append_key()?;
         let Self { keys, entries, .. } = self;
         let hash = hash(&keys[start..]);
-        let same = |indexed: &Indexed| {
-            indexed.hash == hash && { keys[entries[indexed.entry as usize].key()] == keys[start..] }
-        };
-        let found = self.index.find(spread(hash), same).map(|indexed| indexed.entry);
+        let found = self
+            .index
+            .find(spread(hash), has_key_at(keys, entries, start, hash))
+            .map(|indexed| indexed.entry);
         keys.truncate(start);
         Some(found)
     }

@@ -149,6 +149,26 @@ fn candidate(force: f64) -> impl Strategy<Value = Candidate> {
     )
 }
 
+/// Mostly updates of keys, of one table with few rows: these take keys of each other.
+fn moving_candidate() -> impl Strategy<Value = Candidate> {
+    let kind = prop_oneof![
+        3 => Just(Kind::Insert),
+        2 => Just(Kind::Update),
+        8 => Just(Kind::UpdateKey),
+        1 => Just(Kind::Delete),
+    ];
+    let key = || prop::sample::select(vec!["1", "2", "3", "4", "5", "1.0"]);
+    let rest = || (prop::sample::select(vec!["a", "b"]), prop::sample::select(vec!["x", "y", "u"]));
+    (kind, 0_usize..24, key(), rest()).prop_map(|(kind, pick, key, (second, third))| Candidate {
+        table: 0,
+        kind,
+        pick,
+        old: ["1", "a", "x"],
+        new: [key, second, if kind == Kind::Insert { "z" } else { third }],
+        force: false,
+    })
+}
+
 fn candidates(most: usize, force: f64) -> impl Strategy<Value = Vec<Candidate>> {
     prop::collection::vec(candidate(force), 0..most)
 }
@@ -203,6 +223,22 @@ proptest! {
         let subscriber = publisher.clone();
         let history = run(&mut publisher, &history, parent);
         prop_assert!(compare(&subscriber, &history, parent, true)?, "the publisher could do it");
+    }
+
+    #[test]
+    fn rows_that_get_other_keys_are_those_of_the_changes_one_by_one(
+        before in prop::collection::vec(moving_candidate(), 0..20),
+        deviation in prop::collection::vec(moving_candidate(), 0..2),
+        history in prop::collection::vec(moving_candidate(), 0..20),
+    ) {
+        let mut publisher = Model { rows: vec![Vec::new(); ROOTS] };
+        run(&mut publisher, &before, false);
+        let subscriber = publisher.clone();
+        let mut other = publisher.clone();
+        run(&mut other, &deviation, false);
+        let history = run(&mut publisher, &history, false);
+        prop_assert!(compare(&subscriber, &history, false, true)?, "the publisher could do it");
+        compare(&other, &history, false, false)?;
     }
 
     #[test]

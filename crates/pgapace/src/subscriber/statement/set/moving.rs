@@ -94,7 +94,7 @@ impl Builder<'_> {
         )
     }
 
-    /// What both statements begin with.
+    /// The arrays, condition and values of either statement.
     fn reinserted(&mut self) -> Reinserted {
         let mut arrays = Arrays::default();
         let condition = self.keys(&mut arrays);
@@ -107,8 +107,8 @@ impl Builder<'_> {
         Reinserted { arrays, condition, values, count: self.types.len() }
     }
 
-    /// What the DELETE `moved` returns, and the end of the statement: it inserts that again if `total` is the number of
-    /// rows, and fails otherwise.
+    /// The RETURNING list of the DELETE `moved`, and the end of the statement. The end inserts the deleted rows again if
+    /// `total` is the number of rows, and fails otherwise.
     fn written(&self, values: &[(usize, String)], count: usize) -> (String, String) {
         let map = self.map;
         let (mut columns, mut returned, mut names) = (Vec::new(), Vec::new(), Vec::new());
