@@ -27,6 +27,8 @@ pub(crate) struct Bench {
     pub(crate) limit: Duration,
     /// Compares tables only: no raw drain, and workload-specific settings are not used.
     pub(crate) quick: bool,
+    /// Whether the upper limit is measured too.
+    pub(crate) raw: bool,
     pub(crate) program: PathBuf,
     pub(crate) program_version: String,
     pub(crate) workers: u32,

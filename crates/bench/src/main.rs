@@ -19,6 +19,7 @@ mod regime;
 mod report;
 mod round;
 mod scenario;
+mod seeds;
 mod walsenders;
 mod watch;
 mod workload;
@@ -33,7 +34,7 @@ use clap::Parser;
 
 use crate::bench::{Bench, find_program, results_directory, worker_arguments};
 use crate::clock::Clock;
-use crate::options::{Cli, Command, MeasureArgs};
+use crate::options::{Cli, Command, Conditions, MeasureArgs};
 use crate::report::{json, markdown, terminal};
 use crate::workload::{Scale, Workload};
 
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         Some(Command::Drain(args)) => drain::run(&args),
         Some(Command::Walsenders(args)) => walsenders::run(&args),
         Some(Command::Citus(args)) => citus::run(&args),
+        Some(Command::Seeds(args)) => random(&args),
         None => measure(&cli.measure),
     };
     match result {
@@ -68,7 +70,7 @@ fn measure(args: &MeasureArgs) -> Result<()> {
         return Ok(());
     }
     let mut failures = Vec::new();
-    if args.quick || !args.workloads.is_empty() {
+    if args.conditions.quick || !args.workloads.is_empty() {
         let outcomes = run(args, &args.selected()?, &mut failures)?;
         if let Some(path) = &args.json {
             json::write(path, &outcomes)?;
@@ -85,6 +87,38 @@ fn measure(args: &MeasureArgs) -> Result<()> {
     Ok(())
 }
 
+/// Finds the programs, and starts nothing yet.
+fn bench(conditions: &Conditions) -> Result<Bench> {
+    let (program, program_version) = find_program(conditions.pgapace.as_deref())?;
+    let mut arguments = worker_arguments(&program, conditions.workers)?;
+    arguments.extend(conditions.pgapace_args.split_whitespace().map(str::to_owned));
+    if conditions.quick {
+        println!("quick: only checks that the tables are equal; the figures are not meaningful");
+    }
+    let binaries = testbed::servers::find_or_fetch(conditions.server)?;
+    Ok(Bench {
+        binaries,
+        regime: conditions.regime,
+        rounds: if conditions.quick { 1 } else { conditions.rounds },
+        scale: Scale(if conditions.quick { QUICK_SCALE } else { conditions.scale }),
+        limit: conditions.native_limit,
+        quick: conditions.quick,
+        raw: !conditions.quick,
+        program,
+        program_version,
+        workers: conditions.workers,
+        arguments,
+        idle: RefCell::default(),
+        clock: Clock::default(),
+    })
+}
+
+fn random(args: &seeds::SeedsArgs) -> Result<()> {
+    args.conditions.check()?;
+    let bench = Bench { raw: false, ..bench(&args.conditions)? };
+    seeds::run(args, &bench)
+}
+
 /// The directory of results.
 fn results(args: &MeasureArgs) -> Result<PathBuf> {
     args.results.clone().map_or_else(results_directory, Ok)
@@ -96,27 +130,7 @@ fn run(
     workloads: &[Workload],
     failures: &mut Vec<&'static str>,
 ) -> Result<Vec<outcome::Outcome>> {
-    let (program, program_version) = find_program(args.pgapace.as_deref())?;
-    let mut arguments = worker_arguments(&program, args.workers)?;
-    arguments.extend(args.pgapace_args.split_whitespace().map(str::to_owned));
-    if args.quick {
-        println!("quick: only checks that the tables are equal; the figures are not meaningful");
-    }
-    let binaries = testbed::servers::find_or_fetch(args.server)?;
-    let bench = Bench {
-        binaries,
-        regime: args.regime,
-        rounds: if args.quick { 1 } else { args.rounds },
-        scale: Scale(if args.quick { QUICK_SCALE } else { args.scale }),
-        limit: args.native_limit,
-        quick: args.quick,
-        program,
-        program_version,
-        workers: args.workers,
-        arguments,
-        idle: RefCell::default(),
-        clock: Clock::default(),
-    };
+    let bench = bench(&args.conditions)?;
     let results = results(args)?;
     let mut outcomes = Vec::new();
     for workload in workloads {
@@ -136,7 +150,7 @@ fn run(
                     terminal::print_head(first);
                 }
                 measured.iter().for_each(terminal::print_line);
-                if !args.quick {
+                if !args.conditions.quick {
                     json::keep(&results, &measured)?;
                 }
                 outcomes.extend(measured);

@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::citus;
 use crate::drain;
 use crate::regime::Regime;
+use crate::seeds;
 use crate::walsenders;
 use crate::workload::{self, Workload};
 
@@ -34,6 +35,9 @@ pub(crate) enum Command {
     /// Measure how fast a Citus coordinator is fed, by the number of apply workers; needs
     /// PGAPACE_CITUS_BIN, the directory of a server with Citus
     Citus(citus::CitusArgs),
+    /// Measure random workloads, one for each seed: a ratio that is far below the others shows a
+    /// weakness that no workload of the list has
+    Seeds(seeds::SeedsArgs),
 }
 
 #[derive(Debug, Args)]
@@ -46,6 +50,29 @@ pub(crate) struct MeasureArgs {
     #[arg(long)]
     pub(crate) list: bool,
 
+    #[command(flatten)]
+    pub(crate) conditions: Conditions,
+
+    /// Also write the results to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+
+    /// Write docs/benchmarks.md and its plots from all stored results
+    #[arg(long)]
+    pub(crate) report: bool,
+
+    /// Directory of the report [default: docs of this source tree]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub(crate) docs: Option<PathBuf>,
+
+    /// Directory of the results [default: bench in the build directory]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub(crate) results: Option<PathBuf>,
+}
+
+/// What is compared, under which conditions, and how often.
+#[derive(Debug, Args)]
+pub(crate) struct Conditions {
     /// Regime: cpu, disk, slow-commit:5ms, cold or rtt:5ms
     #[arg(long, default_value = "cpu")]
     pub(crate) regime: Regime,
@@ -74,10 +101,6 @@ pub(crate) struct MeasureArgs {
     #[arg(long, default_value_t = 1.0)]
     pub(crate) scale: f64,
 
-    /// Also write the results to this file
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-
     /// Stop a run after this time (600s, 10m) and project its result
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     pub(crate) native_limit: Duration,
@@ -86,26 +109,22 @@ pub(crate) struct MeasureArgs {
     /// tables
     #[arg(long)]
     pub(crate) quick: bool,
+}
 
-    /// Write docs/benchmarks.md and its plots from all stored results
-    #[arg(long)]
-    pub(crate) report: bool,
-
-    /// Directory of the report [default: docs of this source tree]
-    #[arg(long, value_name = "DIRECTORY")]
-    pub(crate) docs: Option<PathBuf>,
-
-    /// Directory of the results [default: bench in the build directory]
-    #[arg(long, value_name = "DIRECTORY")]
-    pub(crate) results: Option<PathBuf>,
+impl Conditions {
+    /// Checks that the options are consistent.
+    pub(crate) fn check(&self) -> Result<()> {
+        ensure!(self.rounds > 0, "--rounds must be at least 1");
+        ensure!(self.scale > 0.0 && self.scale <= 1000.0, "--scale must be positive");
+        Ok(())
+    }
 }
 
 impl MeasureArgs {
     /// Checks that the options are consistent.
     pub(crate) fn check(&self) -> Result<()> {
-        ensure!(self.rounds > 0, "--rounds must be at least 1");
-        ensure!(self.scale > 0.0 && self.scale <= 1000.0, "--scale must be positive");
-        if self.workloads.is_empty() && !self.quick && !self.list && !self.report {
+        self.conditions.check()?;
+        if self.workloads.is_empty() && !self.conditions.quick && !self.list && !self.report {
             bail!("give the workloads to measure, or all; --list shows them");
         }
         Ok(())
@@ -113,7 +132,7 @@ impl MeasureArgs {
 
     /// The selected workloads.
     pub(crate) fn selected(&self) -> Result<Vec<Workload>> {
-        let scale = if self.quick { 0.0 } else { self.scale };
+        let scale = if self.conditions.quick { 0.0 } else { self.conditions.scale };
         if self.workloads.iter().any(|name| name == "all") {
             return workload::select(&[], scale);
         }
@@ -156,10 +175,13 @@ mod tests {
         assert!(Cli::parse_from(["bench", "drain", "--rounds", "1"]).command.is_some());
         assert!(Cli::parse_from(["bench"]).measure.check().is_err());
         assert!(Cli::try_parse_from(["bench", "hot", "--workers", "0"]).is_err());
-        assert_eq!(Cli::parse_from(["bench", "hot", "--workers", "auto"]).measure.workers, 0);
-        assert_eq!(Cli::parse_from(["bench", "hot"]).measure.workers, 1);
+        assert_eq!(
+            Cli::parse_from(["bench", "hot", "--workers", "auto"]).measure.conditions.workers,
+            0
+        );
+        assert_eq!(Cli::parse_from(["bench", "hot"]).measure.conditions.workers, 1);
         let cli = Cli::parse_from(["bench", "hot", "--pgapace-args", "--log-level=debug --x=1"]);
-        assert_eq!(cli.measure.pgapace_args, "--log-level=debug --x=1");
+        assert_eq!(cli.measure.conditions.pgapace_args, "--log-level=debug --x=1");
     }
 
     #[test]

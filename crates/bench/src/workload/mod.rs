@@ -170,7 +170,7 @@ impl From<String> for Write {
 }
 
 /// Transactions per second.
-const TRANSACTIONS: &str = "tx/s";
+pub(crate) const TRANSACTIONS: &str = "tx/s";
 /// Rows per second.
 const ROWS: &str = "rows/s";
 /// Seconds until the whole backlog is applied.

@@ -76,7 +76,7 @@ pub(crate) fn measure(
             .clock
             .time(Phase::Prepare, || elsewhere::record(&replay, server, &runners, &reset))?;
         outcome.notes.push(note);
-    } else if !bench.quick {
+    } else if bench.raw {
         runners.splice(0..0, [Runner::Receiver, Runner::ReceiverBinary]);
         if tool.is_some() {
             runners.insert(0, Runner::Recvlogical);
