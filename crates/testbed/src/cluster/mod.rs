@@ -26,7 +26,7 @@ use privileges::ServerUser;
 
 use crate::error::{Context, Error, Result};
 use crate::servers::ServerBinaries;
-use crate::wait::wait_until;
+use crate::wait::{wait_until, with_session};
 
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -141,11 +141,10 @@ impl Cluster {
             .context(|| format!("run on {} {dbname}: {}", self.name, abbreviated(sql)))
     }
 
-    /// The rows of a query as text, from a new connection.
+    /// The rows of a query as text, from a new connection, or from one that the queries of a
+    /// [`wait_until`] share.
     pub fn query_texts(&self, dbname: &str, sql: &str) -> Result<Vec<Vec<Option<String>>>> {
-        let messages = self
-            .connect(dbname)?
-            .simple_query(sql)
+        let messages = with_session(&self.conninfo(dbname), |client| client.simple_query(sql))
             .context(|| format!("run on {} {dbname}: {}", self.name, abbreviated(sql)))?;
         let row_texts = |message| match message {
             SimpleQueryMessage::Row(row) => {
