@@ -11,6 +11,7 @@ use crate::subscriber::statement::column_set::ColumnSet;
 use crate::subscriber::statement::copy::Format;
 use crate::subscriber::statement::row::Source;
 use crate::subscriber::statement::set::array::Array;
+use crate::subscriber::statement::set::array_text::{self, Element};
 use crate::subscriber::statement::set::sql::{all_null, has_binary_elements, some_null};
 
 /// A row with more bytes than this in the arrays of one statement gets a statement of its own.
@@ -62,6 +63,10 @@ struct ColumnSlot {
     element_type: u32,
     /// Whether binary values can be array elements.
     binary: bool,
+    /// The elements of values that are arrays, if these can be elements as text.
+    elements: Option<Element>,
+    /// The text of the newest such value.
+    text: Vec<u8>,
 }
 
 /// One array per published column, reused from statement to statement.
@@ -93,6 +98,7 @@ impl Columns {
             slot.role = Some(other);
             slot.element_type = local.base_type;
             slot.binary = has_binary_elements(local);
+            slot.elements = Element::of(local.base_type);
         }
         let key = match purpose {
             BatchUse::Keys | BatchUse::KeysAndNew | BatchUse::KeysAndMixed => ColumnRole::Key,
@@ -262,7 +268,7 @@ impl ColumnSlot {
             (role, _) => role,
         };
         let bytes = match value {
-            Column::Binary(_) if !self.binary => return None,
+            Column::Binary(bytes) if !self.binary => return self.push_text(bytes, role, room),
             Column::Binary(bytes) | Column::Text(bytes) => bytes.len(),
             Column::Null | Column::Unchanged => 0,
         };
@@ -271,6 +277,19 @@ impl ColumnSlot {
         }
         self.role = Some(role);
         Some(bytes + 4)
+    }
+
+    /// Appends an array as text.
+    fn push_text(&mut self, bytes: &[u8], role: ColumnRole, room: usize) -> Option<usize> {
+        if bytes.len() > room {
+            return None;
+        }
+        array_text::array(self.elements?, bytes, &mut self.text)?;
+        if self.text.len() > room || !self.array.push(Column::Text(&self.text)) {
+            return None;
+        }
+        self.role = Some(role);
+        Some(self.text.len() + 4)
     }
 
     fn undo(&mut self, row: usize) {

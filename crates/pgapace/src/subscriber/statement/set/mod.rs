@@ -6,6 +6,7 @@
 //! [`crate::subscriber::missing`].
 
 mod array;
+mod array_text;
 mod columns;
 mod inserts;
 mod keyed;

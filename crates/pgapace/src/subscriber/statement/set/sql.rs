@@ -60,7 +60,7 @@ pub(crate) fn all_null(columns: usize, column: usize) -> usize {
 }
 
 /// Whether binary values can be elements of an array parameter. An array cannot be an element of an
-/// array, and unnest expands composite elements into columns.
+/// array (its text can, see [`super::array_text`]), and unnest expands composite elements into columns.
 pub(crate) fn has_binary_elements(column: &Column) -> bool {
     column.array_type != 0 && !column.is_array && column.type_kind != 'c'
 }

@@ -109,8 +109,8 @@ fn in_binary_with_different_new_values() {
              INSERT INTO t SELECT i % 10, i % 5, NULL, 'x', '{1}' FROM generate_series(1, 100) i",
         );
         let map = bed.map("t", ReplicaIdentity::Full, "a n v b ar");
-        for (format, arrays) in [(Format::Text, "ar"), (Format::Binary, "NULL::int[]")] {
-            bed.sql(&format!("UPDATE public.t SET v = NULL, ar = {arrays}"));
+        for format in FORMATS {
+            bed.sql("UPDATE public.t SET v = NULL");
             let olds = bed.rows(format, "SELECT a, n, v, b, ar FROM public.t WHERE a < 5");
             let query = "SELECT a, n, ('v' || pg_catalog.row_number() OVER ())::varchar, b, ar \
                          FROM public.t WHERE a < 5";
@@ -250,11 +250,11 @@ fn updates_that_cannot_be_one_statement_are_refused() {
     for major in MAJORS {
         let mut bed = Bed::new(
             major,
-            "CREATE TABLE t (a int, ar int[]); INSERT INTO t VALUES (1, '{1}'), (2, '{1}')",
+            "CREATE TABLE t (a int, ar bit[]); INSERT INTO t VALUES (1, '{1}'), (2, '{1}')",
         );
         let map = bed.map("t", ReplicaIdentity::Full, "a ar");
         let olds = bed.rows(Format::Binary, "SELECT a, ar FROM public.t");
-        let news = bed.rows(Format::Binary, "SELECT a, ARRAY[2] FROM public.t");
+        let news = bed.rows(Format::Binary, "SELECT a, ARRAY[B'0'] FROM public.t");
         let refused = bed.begin(&map, &whole_updates(Format::Binary, &olds, &news));
         assert!(refused.unwrap_err().contains("cannot be one statement"));
         bed.sql("ROLLBACK");
@@ -270,7 +270,7 @@ fn updates_that_cannot_be_one_statement_are_refused() {
         assert!(refused.unwrap_err().contains("cannot be one statement"));
         bed.sql("ROLLBACK");
         // No other change can find a deleted row.
-        let rows = bed.rows(Format::Binary, "SELECT a, ARRAY[1] FROM public.t");
+        let rows = bed.rows(Format::Binary, "SELECT a, ARRAY[B'1'] FROM public.t");
         bed.sql("UPDATE public.t SET ar = '{1}'");
         bed.apply_all(&map, &whole_deletes(Format::Binary, &rows));
         assert_eq!(bed.value("SELECT count(*) FROM public.t"), "0");
