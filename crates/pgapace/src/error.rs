@@ -12,7 +12,7 @@ use crate::switchover::way_back::WayBack;
 /// Classes of failures; each has one documented exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// A bug.
+    /// A bug, or a resource that the operating system refuses.
     Internal,
     /// Configuration: file, connection string, combination of settings.
     Config,
@@ -165,9 +165,9 @@ impl Failure {
     }
 
     /// The operating system refused to start a thread, or to open a file, which this process needs.
-    /// `doing` completes "cannot …".
+    /// `doing` completes "cannot …". That may pass, so a service manager is to start the process again.
     pub(crate) fn refused_by_system(doing: &str, error: &std::io::Error) -> Self {
-        Self::new(Class::Config, format!("cannot {doing}: {error}"))
+        Self::new(Class::Internal, format!("cannot {doing}: {error}"))
             .hint(Self::LIMITS_HINT)
             .transient(true)
     }

@@ -45,7 +45,7 @@ impl ServiceManager {
             .spawn(move || {
                 loop {
                     informer.look(&boards.all());
-                    if requests.recv_timeout(POLL).is_ok() {
+                    if requests.receiver.recv_timeout(POLL).is_ok() {
                         informer.manager.stopping();
                     }
                 }

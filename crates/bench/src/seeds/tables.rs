@@ -69,7 +69,9 @@ pub(super) struct Table {
     pub(super) unique: bool,
     /// Whether column `big` has values outside of the row.
     pub(super) toast: bool,
-    pub(super) json: bool,
+    json: bool,
+    /// A column with an array.
+    tags: bool,
     /// Additional integer columns.
     wide: u64,
     generated: bool,
@@ -171,6 +173,7 @@ impl Table {
             unique: partitions == 0 && rng.u8(0..4) == 0,
             toast: rng.u8(0..8) == 0,
             json: rng.u8(0..5) == 0,
+            tags: rng.u8(0..5) == 0,
             wide: *choose(rng, &[0, 0, 0, 8, 30]),
             // It would belong to the whole row, and is not published.
             generated: !full_identity && key != Key::Full && rng.u8(0..10) == 0,
@@ -198,6 +201,7 @@ impl Table {
         add(self.unique, "one int");
         add(self.toast, "big text");
         add(self.json, r#"j jsonb DEFAULT '{"a": 1, "b": [1, 2, 3]}'"#);
+        add(self.tags, "tags text[] DEFAULT '{one,two}'");
         add(self.generated, "twice bigint GENERATED ALWAYS AS (v * 2) STORED");
         for number in 0..self.wide {
             add(true, &format!("w{number} int DEFAULT {number}"));
@@ -284,6 +288,7 @@ impl Table {
         add(self.partitions > 0, format!("{} partitions", self.partitions));
         add(self.unique, "unique".into());
         add(self.toast, "toast".into());
+        add(self.tags, "array".into());
         add(self.wide > 0, format!("{} columns", self.wide + 4));
         add(self.full_identity, "full identity".into());
         add(!self.indexed.is_empty(), format!("{} indexes", self.indexed.len()));

@@ -252,7 +252,7 @@ impl<'a> Leader<'a> {
                     }
                 }
                 recv(self.barrier.orders()) -> order => self.keeper_ordered(order)?,
-                recv(stop) -> _ => {}
+                recv(stop.receiver) -> _ => {}
                 recv(ticks) -> _ => self.ticked()?,
                 recv(self.around.table_sync.events) -> event => {
                     if let Ok((_, event)) = event {

@@ -114,6 +114,8 @@ pub(crate) struct Shown {
     /// `None` until the subscriber was asked.
     pub(crate) tables: Option<Arc<TableCounts>>,
     pub(crate) history: Arc<VecDeque<Point>>,
+    /// When the newest point was added.
+    drawn_at: Option<Instant>,
     /// While tables are copied, before the stream begins or beside it.
     pub(crate) copy: Option<Arc<CopyShown>>,
     /// The slot while the subscription is retrying, if the publisher answers.
@@ -186,6 +188,7 @@ impl Shown {
             figures: Arc::default(),
             tables: None,
             history: Arc::default(),
+            drawn_at: None,
             copy: None,
             slot: None,
             verified: None,
@@ -285,12 +288,13 @@ impl Board {
     pub(crate) fn post(&self, posted: Posted) {
         let Posted { figures, counters, received_bytes, retries } = posted;
         let figures = Arc::new(figures);
-        let before = self.shown().history;
-        let last = before.back().map_or(0.0, |point| point.at);
-        // The copy is made without the mutex: only this thread changes it.
-        let history = (figures.at - last >= POINT_EVERY.as_secs_f64()).then(|| {
-            let first = figures.at - HISTORY.as_secs_f64();
-            let kept = before.iter().filter(|point| point.at >= first).cloned();
+        let Shown { history: before, drawn_at, .. } = self.shown();
+        let is_due = drawn_at.is_none_or(|at| at.elapsed() >= POINT_EVERY);
+        // The copy is made without the mutex: only this thread changes it. When the clock was put back, later points
+        // would stand in the future.
+        let history = is_due.then(|| {
+            let times = figures.at - HISTORY.as_secs_f64()..figures.at;
+            let kept = before.iter().filter(|point| times.contains(&point.at)).cloned();
             Arc::new(kept.chain([Point::of(&figures)]).collect())
         });
         let mut shown = self.lock();
@@ -305,7 +309,7 @@ impl Board {
             *shown.retries.entry(sqlstate).or_default() += count;
         }
         if let Some(history) = history {
-            shown.history = history;
+            (shown.history, shown.drawn_at) = (history, Some(Instant::now()));
         }
     }
 

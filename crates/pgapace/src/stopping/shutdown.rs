@@ -2,7 +2,7 @@
 //! immediate one.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -21,7 +21,21 @@ pub(crate) struct Shutdown {
     requests: Arc<AtomicUsize>,
     /// The program ends by itself.
     ends: Arc<AtomicBool>,
-    listeners: Arc<Mutex<Vec<Sender<()>>>>,
+    listeners: Arc<Mutex<Vec<Listener>>>,
+}
+
+/// Where a request is sent to, and whether its [`Requests`] still exists.
+#[derive(Debug)]
+struct Listener {
+    sender: Sender<()>,
+    listens: Weak<()>,
+}
+
+/// A channel that receives a message at each request to end, for use in `select`.
+#[derive(Debug)]
+pub(crate) struct Requests {
+    pub(crate) receiver: Receiver<()>,
+    _listens: Arc<()>,
 }
 
 impl Shutdown {
@@ -85,7 +99,7 @@ impl Shutdown {
         let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
         for listener in listeners.iter() {
             // If the channel is full, it already holds a message.
-            let _ = listener.try_send(());
+            let _ = listener.sender.try_send(());
         }
     }
 
@@ -99,11 +113,15 @@ impl Shutdown {
         self.requests.load(Ordering::Acquire) > 1
     }
 
-    /// A channel that receives a message at each request, for use in `select`.
-    pub(crate) fn channel(&self) -> Receiver<()> {
+    /// A channel that receives a message at each request. A process that tries again for months has many, one after
+    /// the other: those that are gone are forgotten.
+    pub(crate) fn channel(&self) -> Requests {
         let (sender, receiver) = bounded(1);
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(sender);
-        receiver
+        let listens = Arc::new(());
+        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.retain(|listener| listener.listens.strong_count() > 0);
+        listeners.push(Listener { sender, listens: Arc::downgrade(&listens) });
+        Requests { receiver, _listens: listens }
     }
 
     /// Sleeps for `duration`, or until the end is requested.
@@ -117,5 +135,22 @@ impl Shutdown {
         while !self.requested() && !done() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20).min(duration));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_that_are_gone_are_forgotten() {
+        let shutdown = Shutdown::default();
+        let kept = shutdown.channel();
+        for _ in 0..10 {
+            let _ = shutdown.channel();
+        }
+        shutdown.request();
+        assert_eq!(kept.receiver.try_recv(), Ok(()));
+        assert!(shutdown.listeners.lock().unwrap().len() <= 2);
     }
 }

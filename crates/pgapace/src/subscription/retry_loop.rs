@@ -263,13 +263,18 @@ fn log_end(subscription: &str, failure: &Failure) {
 }
 
 /// The same failure, after pgapace has waited for the server as long as it may.
+///
+/// What a server that is waited for lacks is the fault of the server that is there now, and may be there later: a
+/// service manager is to start pgapace again.
 fn waited_for(failure: Failure, waited: Duration) -> Failure {
     let seconds = waited.as_secs();
-    let hint = format!(
-        "pgapace waited for {seconds} seconds (--connect-timeout). Check that the server runs, and the \
-         host and port of the connection string."
-    );
-    Failure { hint: Some(hint), ..failure }
+    let next = failure
+        .hint
+        .as_deref()
+        .unwrap_or("Check that the server runs, and the host and port of the connection string.");
+    let hint = format!("pgapace waited for {seconds} seconds (--connect-timeout). {next}");
+    let class = if failure.class == Class::Slot { Class::Publisher } else { failure.class };
+    Failure { hint: Some(hint), class, ..failure }
 }
 
 fn milliseconds(duration: Duration) -> u64 {

@@ -129,7 +129,7 @@ pub(crate) struct StreamedTableSync<'a> {
     pause: Pause,
     /// For transactions that are prepared on the subscriber, before a copy begins.
     prepared_wait: LongWait,
-    warned_full: bool,
+    full_wait: LongWait,
 }
 
 impl<'a> StreamedTableSync<'a> {
@@ -145,7 +145,7 @@ impl<'a> StreamedTableSync<'a> {
             events,
             pause,
             prepared_wait: LongWait::default(),
-            warned_full: false,
+            full_wait: LongWait::default(),
         }
     }
 
@@ -233,7 +233,7 @@ impl<'a> StreamedTableSync<'a> {
         prepared: &[String],
     ) -> Result<()> {
         let full = self.is_full(leader.deferred, leader.spool);
-        if full && !std::mem::replace(&mut self.warned_full, full) {
+        if full && self.full_wait.noticed(Instant::now()) {
             tracing::warn!(
                 event = "deferred_changes_full",
                 "deferred changes fill half of the spool limit; other tables wait"

@@ -413,16 +413,17 @@ fn only_possible(
 fn is_of_its_tables(failure: &Failure) -> bool {
     let of_the_run = matches!(
         failure.class,
-        Class::Internal
-            | Class::Stopped
+        Class::Stopped
             | Class::HandedOver
             | Class::Busy
             | Class::Disabled
             | Class::Slot
             | Class::History
     );
+    // What the operating system refuses may pass.
+    let bug = failure.class == Class::Internal && !failure.is_transient();
     let full = failure.sqlstate.as_deref() == Some(sqlstate::TOO_MANY_CONNECTIONS);
-    !of_the_run && (full || !failure.is_connection_lost())
+    !of_the_run && !bug && (full || !failure.is_connection_lost())
 }
 
 /// Blocks tables and logs it. `lacks_from` is where their changes begin, if no copy follows.
