@@ -58,24 +58,33 @@ struct SubscriptionState {
 }
 
 impl SubscriptionState {
+    /// The row, if its settings count. Until its slot exists, those of the next start replace them.
+    fn settled(&self) -> Option<&Subscription> {
+        let is_settled = |row: &&Subscription| {
+            self.owner.is_some() || !row.is_first_start() || row.slot_made_at.is_some()
+        };
+        self.row.as_ref().filter(is_settled)
+    }
+
     /// Whether a run would copy this table.
     fn to_copy(&self, config: &Config, table: &PublishedTable) -> bool {
-        let copy_data = self.row.as_ref().map_or(config.copies_data(), |row| row.copy_data);
+        let copy_data = self.settled().map_or(config.copies_data(), |row| row.copy_data);
         let same = |r: &&RelationState| r.schema == table.schema && r.name == table.name;
         copy_data && self.relations.iter().find(same).is_none_or(|r| r.sync_lsn.is_none())
     }
 
     /// Whether a run creates the published tables (`--copy-schema`).
     fn creates_tables(&self, config: &Config) -> bool {
-        match &self.row {
+        let made = |row: &Subscription| row.schema_copy == Some(SchemaCopy::After);
+        match self.settled() {
             Some(row) => row.schema_copy == Some(SchemaCopy::Before),
-            None => config.copy_schema,
+            None => config.copy_schema && !self.row.as_ref().is_some_and(made),
         }
     }
 
     /// Whether a run refuses to copy tables that hold rows. A rebase compares them.
     fn refuses_rows(&self, config: &Config) -> bool {
-        config.if_not_empty.refuses() && !self.row.as_ref().is_some_and(|row| row.rebasing)
+        config.if_not_empty.refuses() && !self.settled().is_some_and(|row| row.rebasing)
     }
 
     /// Whether a running process has decided to copy this table, which may be locked meanwhile, and not empty.

@@ -17,6 +17,7 @@ use crate::subscriber::catalogue::boolean;
 use crate::subscriber::citus;
 use crate::subscriber::session::OLDEST_MAJOR;
 use crate::subscriber::state::{self, Subscription, ownership, progress, schema};
+use crate::subscription::contradiction;
 use crate::switchover;
 
 const SIDE: Side = Side::Subscriber;
@@ -314,6 +315,11 @@ fn own_subscription(
         reporter.failure("subscription", &failure);
     }
     refused_by_others(session, config, &row, reporter)?;
+    if known.settled().is_some()
+        && let Some(failure) = contradiction(&row, config, &known.relations)
+    {
+        reporter.failure("settings", &failure);
+    }
     if row.slot_name != config.slot {
         reporter.block(
             "slot",

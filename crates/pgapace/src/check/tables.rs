@@ -90,7 +90,7 @@ fn created(
     reporter: &mut Reporter<'_>,
 ) {
     // An interrupted first run may have created some of them, and creates the others.
-    let absent = match known.row {
+    let absent = match known.settled() {
         Some(_) => Some(()),
         None => reporter.group("table", |_| check_absent(session, published)),
     };
@@ -515,7 +515,7 @@ impl Checker<'_, '_> {
             &shown_conninfo(&self.config.publisher),
             &shown_conninfo(&self.config.subscriber),
         );
-        let hint = if self.missing.len() == published && self.known.row.is_none() {
+        let hint = if self.missing.len() == published && self.known.settled().is_none() {
             "; the first run creates all tables with --copy-schema"
         } else {
             ""

@@ -7,8 +7,8 @@ use wire::Session;
 
 use crate::apply::session_leases::Leaseholder;
 use crate::cli::{Selection, output};
+use crate::config::Subscription as Config;
 use crate::config::live::LiveSettings;
-use crate::config::{IfNotEmpty, Subscription as Config};
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::Board;
 use crate::publisher::history::{self, TO_FOLLOW_ANOTHER, check_followed};
@@ -37,8 +37,7 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<()> {
     })?;
     let shutdown = Shutdown::on_signals()?;
     begin(&config, &shutdown)?;
-    let config = Config { if_not_empty: IfNotEmpty::Rebase, ..config };
-    let options = RunOptions::alone(Some(Until::Current))?;
+    let options = RunOptions { rebases: true, ..RunOptions::alone(Some(Until::Current))? };
     let leaseholder = Leaseholder::of(std::slice::from_ref(&config)).pop();
     let leaseholder =
         leaseholder.ok_or_else(|| Failure::internal("a subscription is no leaseholder"))?;
@@ -79,7 +78,8 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
     }
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
     let mut source = publisher.connect()?;
-    if row.rebasing {
+    // A first start may have wanted it, and later ones may not.
+    if row.rebasing && !row.is_first_start() {
         let system = identify(&mut source)?;
         check_followed(&mut source, &system, &row, TO_FOLLOW_ANOTHER)?;
         if row.phase == Phase::Creating || can_go_on(&mut control, &mut source, &row, &system)? {

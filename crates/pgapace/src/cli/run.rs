@@ -131,6 +131,7 @@ pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
         keep_trying: (subscriptions.len() > 1 || args.standby) && !together && args.until.is_none(),
         process: Process::this()?,
         standby: None,
+        rebases: false,
         supersedes: None,
     };
     let several = subscriptions.len() > 1;

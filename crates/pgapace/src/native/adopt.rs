@@ -294,10 +294,10 @@ fn try_take_slot(
             rebasing: false,
         },
     )?;
-    if created.epoch != 0 || created.phase != state::Phase::Creating {
+    let created = created.ok_or_else(|| {
         let message = format!("the subscriber has a subscription {} already", adoption.name);
-        return Err(Failure::new(Class::Busy, message));
-    }
+        Failure::new(Class::Busy, message)
+    })?;
     let streaming = format!(
         "{}; UPDATE pgapace.subscription SET phase = 'streaming', system_identifier = {}, \
            timeline = {}, published_lsn = '{}' WHERE id = {}; {}",

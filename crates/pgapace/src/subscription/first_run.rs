@@ -25,6 +25,7 @@ use crate::subscriber::state::{
     self, NewSubscription, Phase, RelationsByName, SchemaCopy, Subscription, progress,
 };
 use crate::tablesync::copy_requests;
+use crate::tablesync::emptying::Emptied;
 use crate::tablesync::schema::SchemaCopier;
 use crate::tablesync::slot_wait::SlotWait;
 use crate::tablesync::table_state::set_sync_lsns;
@@ -99,45 +100,58 @@ impl Supervisor<'_> {
         Ok(publication::read_contents(source, &config.publications)?.tables)
     }
 
-    /// Creates the subscription's row, after every check that can be made before.
+    /// Creates the subscription's row, after every check that can be made before. Returns whether this process
+    /// has created it.
     pub(super) fn create(
         &self,
         control: &mut Session,
         tables: &[PublishedTable],
-    ) -> Result<Subscription> {
-        let config = Arc::clone(&self.config);
-        if !config.create_slot {
-            guard::first_start(control, &config)?;
-        }
-        let mut emptied = Vec::new();
-        if config.copy_schema {
-            check_absent(control, tables)?;
-        } else {
-            let (copies, filled) = (config.copies_data(), config.if_not_empty);
-            emptied =
-                check_first_subscribers(control, tables, copies, filled, &self.options.truncate)?;
-        }
-        let failed = |e: &wire::Error| Failure::subscriber(e, "recording the subscription");
-        // Other processes wait for the row: one that is suspended here may not keep it.
-        let begin = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '10s'";
-        control.simple(begin).map_err(|e| failed(&e))?;
-        let created = state::create(
-            control,
-            &NewSubscription {
-                name: &config.name,
-                slot_name: &config.slot,
-                publications: &config.publications,
-                owns_slot: config.create_slot,
-                copy_data: config.copies_data(),
-                schema_copy: config.copy_schema.then_some(SchemaCopy::Before),
-                rebasing: config.if_not_empty == IfNotEmpty::Rebase,
-            },
-        )?;
-        if !emptied.is_empty() {
+    ) -> Result<(Subscription, bool)> {
+        let emptied = self.check_first_start(control, tables, self.config.copy_schema)?;
+        begin_to_record(control)?;
+        let schema_copy = self.config.copy_schema.then_some(SchemaCopy::Before);
+        let created = state::create(control, &self.new_subscription(schema_copy))?;
+        if let Some(created) = &created {
             copy_requests::decide_to_empty(control, created.id, &emptied)?;
         }
-        control.simple("COMMIT").map_err(|e| failed(&e))?;
-        Ok(created)
+        control.simple("COMMIT").map_err(|e| recording(&e))?;
+        match created {
+            Some(created) => Ok((created, true)),
+            None => Ok((state::find_of_other(control, &self.config.name)?, false)),
+        }
+    }
+
+    /// The subscription of a first start with the present settings.
+    pub(super) fn new_subscription(&self, schema_copy: Option<SchemaCopy>) -> NewSubscription<'_> {
+        let config = &self.config;
+        NewSubscription {
+            name: &config.name,
+            slot_name: &config.slot,
+            publications: &config.publications,
+            owns_slot: config.create_slot,
+            copy_data: config.copies_data(),
+            schema_copy,
+            rebasing: config.if_not_empty == IfNotEmpty::Rebase,
+        }
+    }
+
+    /// The checks of a first start on the subscriber. Returns the tables to empty.
+    pub(super) fn check_first_start(
+        &self,
+        control: &mut Session,
+        tables: &[PublishedTable],
+        copies_schema: bool,
+    ) -> Result<Vec<Emptied>> {
+        let config = &self.config;
+        if !config.create_slot {
+            guard::first_start(control, config)?;
+        }
+        if copies_schema {
+            check_absent(control, tables)?;
+            return Ok(Vec::new());
+        }
+        let (copies, filled) = (config.copies_data(), config.if_not_empty);
+        check_first_subscribers(control, tables, copies, filled, &self.options.truncate)
     }
 
     fn schema_copier<'s>(
@@ -169,7 +183,7 @@ impl Supervisor<'_> {
         }
         self.schema_copier(control, context).before(control)?;
         let tables = publication::read_contents(source, &self.config.publications)?.tables;
-        check_subscribers(control, &tables, row.copy_data, self.config.if_not_empty)
+        check_subscribers(control, &tables, row.copy_data, context.options.if_not_empty)
     }
 
     /// Creates the objects that a copy does not need: indexes, constraints, triggers.
@@ -382,6 +396,17 @@ impl Supervisor<'_> {
         self.previous_runs = PreviousRuns::OfThisProcess;
         copy_tables(context, control, None, &unfinished)
     }
+}
+
+/// Begins to record a first start. Other processes wait for the row: one that is suspended here may not keep it.
+pub(super) fn begin_to_record(control: &mut Session) -> Result<()> {
+    let begin = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '10s'";
+    control.simple(begin).map_err(|e| recording(&e))?;
+    Ok(())
+}
+
+pub(super) fn recording(error: &wire::Error) -> Failure {
+    Failure::subscriber(error, "recording the subscription")
 }
 
 /// Checks that the publisher has the history that the subscription has followed. Returns what is applied.

@@ -18,6 +18,7 @@
 mod after_failure;
 mod failure_record;
 mod first_run;
+mod first_settings;
 mod lessons;
 mod missing_grants;
 mod ownership;
@@ -53,6 +54,7 @@ use crate::process::Process;
 use crate::stopping::shutdown::Shutdown;
 use crate::tablesync::emptying::TruncateDecision;
 use failure_record::FailureRecord;
+pub(crate) use first_settings::contradiction;
 use lessons::Lessons;
 use ownership::Ownership;
 pub(crate) use pipeline::group_limits;
@@ -88,6 +90,8 @@ pub(crate) struct RunOptions {
     pub(crate) process: Process,
     /// Wait while another process runs the subscription.
     pub(crate) standby: Option<Arc<Membership>>,
+    /// `pgapace rebase` runs it.
+    pub(crate) rebases: bool,
     /// Generation of the way back that is run. A subscription that a switchover of an earlier generation has
     /// ended on the subscriber is removed.
     pub(crate) supersedes: Option<i64>,
@@ -103,6 +107,7 @@ impl RunOptions {
             keep_trying: false,
             process: Process::this()?,
             standby: None,
+            rebases: false,
             supersedes: None,
         })
     }
@@ -264,7 +269,7 @@ impl Supervisor<'_> {
         let ConnectedServers { subscriber, publisher, mut control, mut source, schema_version } =
             servers;
         let found = self.find_or_create(&mut control, &mut source, schema_version)?;
-        let FoundSubscription { row, commits, tagging } = found;
+        let FoundSubscription { row, commits, tagging, created } = found;
         if self.ownership.take_aside() {
             hand_over::wait_aside(&mut control, row.id, &|| self.shutdown.requested())?;
             if self.reload.newer.are_newer() {
@@ -272,7 +277,9 @@ impl Supervisor<'_> {
             }
         }
         let servers = (&subscriber, &publisher);
-        let (owned, beat) = self.take_ownership(&mut control, Some(&mut source), servers, &row)?;
+        let (mut owned, beat) =
+            self.take_ownership(&mut control, Some(&mut source), servers, &row)?;
+        self.settle(&mut control, &mut source, &mut owned.row, created)?;
         let (config, board) = (Arc::clone(&self.config), self.board.clone());
         let OwnedSubscription { row, .. } = &owned;
         let sides = (&subscriber, &publisher);

@@ -137,7 +137,7 @@ impl Supervisor<'_> {
             return Ok(row);
         }
         check_first_subscribers(control, &head.tables, false, config.if_not_empty, &[])?;
-        state::create(
+        let created = state::create(
             control,
             &NewSubscription {
                 name: &config.name,
@@ -148,7 +148,8 @@ impl Supervisor<'_> {
                 schema_copy: None,
                 rebasing: false,
             },
-        )
+        )?;
+        created.map_or_else(|| state::find_of_other(control, &config.name), Ok)
     }
 
     /// Records where the changes begin, unless an earlier start has.

@@ -61,6 +61,8 @@ pub(super) struct FoundSubscription {
     pub(super) commits: Commits,
     /// The row of [`Tagging::sql`]; `None` if the subscription was just created.
     pub(super) tagging: Option<Rows>,
+    /// Whether this run has created it.
+    pub(super) created: bool,
 }
 
 /// A subscription that this process owns.
@@ -199,14 +201,15 @@ impl Supervisor<'_> {
         }
         match found {
             Some(row) => {
-                if !self.options.truncate.is_empty() && self.previous_runs < PreviousRuns::Earlier {
+                let is_later = !row.is_first_start() && self.previous_runs < PreviousRuns::Earlier;
+                if is_later && !self.options.truncate.is_empty() {
                     tracing::warn!(
                         event = "truncate_ignored",
                         subscription = config.name,
                         "--truncate was ignored: it is only for the first start"
                     );
                 }
-                Ok(FoundSubscription { row, commits, tagging: Some(tagging) })
+                Ok(FoundSubscription { row, commits, tagging: Some(tagging), created: false })
             }
             None if self.previous_runs >= PreviousRuns::Earlier => {
                 self.stage = RunStage::Dropped;
@@ -219,8 +222,8 @@ impl Supervisor<'_> {
                 if looked.as_ref().is_err_and(|failure| failure.class == Class::Slot) {
                     guard::first_start(control, &config)?;
                 }
-                let row = self.create(control, &looked?)?;
-                Ok(FoundSubscription { row, commits, tagging: None })
+                let (row, created) = self.create(control, &looked?)?;
+                Ok(FoundSubscription { row, commits, tagging: None, created })
             }
         }
     }

@@ -123,15 +123,29 @@ pub(crate) fn decide(
             None => undecided.push(&subscribers[index]),
         }
     }
-    refuse(session, &undecided)?;
+    refuse(session, &undecided, true)?;
     expect_unwritten(session, &checks)?;
     Ok(emptied)
 }
 
-/// Returns an error with the possible next steps if any table holds rows.
-pub(crate) fn refuse(session: &mut Session, filled: &[&SubscriberTable]) -> Result<()> {
+/// Returns an error with the possible next steps if any table holds rows. Some of them are only for the first start.
+pub(crate) fn refuse(
+    session: &mut Session,
+    filled: &[&SubscriberTable],
+    first_start: bool,
+) -> Result<()> {
     if filled.is_empty() {
         return Ok(());
+    }
+    let names: Vec<_> = filled.iter().map(|table| table.display_name()).collect();
+    let failure = Failure::new(
+        Class::Mismatch,
+        format!("subscriber tables are not empty: {}", names.join(", ")),
+    );
+    let with_rows = "pass --if-not-empty rebase to compare their rows with the publisher's and make them \
+                     equal, or keep to copy into them and keep their rows";
+    if !first_start {
+        return Err(failure.hint(format!("TRUNCATE them on the subscriber; or {with_rows}.")));
     }
     let results = session
         .simple("SELECT pg_catalog.pg_current_snapshot()")
@@ -146,16 +160,10 @@ pub(crate) fn refuse(session: &mut Session, filled: &[&SubscriberTable]) -> Resu
     options.dedup();
     let options: Vec<_> =
         options.iter().map(|name| format!("--truncate '{name}@{snapshot}'")).collect();
-    let names: Vec<_> = filled.iter().map(|table| table.display_name()).collect();
-    Err(Failure::new(
-        Class::Mismatch,
-        format!("subscriber tables are not empty: {}", names.join(", ")),
-    )
-    .hint(format!(
+    Err(failure.hint(format!(
         "TRUNCATE them on the subscriber; or let pgapace empty them once, if nothing writes to \
-         them before, with {}; or pass --if-not-empty rebase to compare their rows with the \
-         publisher's and make them equal, or keep to copy into them and keep their rows; or pass \
-         --copy-data=false if they already hold the publisher's rows as of the slot.",
+         them before, with {}; or {with_rows}; or pass --copy-data=false if they already hold the \
+         publisher's rows as of the slot.",
         options.join(" ")
     )))
 }

@@ -143,7 +143,7 @@ pub(crate) fn check_absent(session: &mut Session, tables: &[PublishedTable]) -> 
 fn refuse_filled(session: &mut Session, subscribers: &[SubscriberTable]) -> Result<()> {
     let filled = subscriber_tables::filled(session, subscribers)?;
     let filled: Vec<_> = filled.iter().map(|index| &subscribers[*index]).collect();
-    emptying::refuse(session, &filled)
+    emptying::refuse(session, &filled, false)
 }
 
 /// Copies the published tables that `wanted` selects and that are not copied yet. Uses the snapshot

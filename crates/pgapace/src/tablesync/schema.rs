@@ -83,7 +83,7 @@ pub(crate) struct SchemaCopier<'a> {
 impl SchemaCopier<'_> {
     /// Creates the tables, in one transaction with the record.
     pub(crate) fn before(&self, control: &mut Session) -> Result<()> {
-        self.end_leftovers(control)?;
+        end_leftovers(control, self.id)?;
         let directory = Directory::create()?;
         let file = directory.0.join("pre-data.sql");
         tracing::info!(event = "schema_copy_started", section = "pre-data", "copying the schema");
@@ -118,7 +118,7 @@ impl SchemaCopier<'_> {
         published: &[PublishedTable],
         begun: bool,
     ) -> Result<()> {
-        self.end_leftovers(control)?;
+        end_leftovers(control, self.id)?;
         let directory = Directory::create()?;
         let failed = |said: String| {
             Failure::new(
@@ -171,22 +171,6 @@ impl SchemaCopier<'_> {
             }
         }
         state::set_schema_copy(control, self.id, None)
-    }
-
-    /// Terminates sessions of tools that an earlier process has started, and waits until they have ended.
-    fn end_leftovers(&self, control: &mut Session) -> Result<()> {
-        let sql = format!(
-            "SELECT pg_catalog.pg_terminate_backend(a.pid, {}) \
-             FROM pg_catalog.pg_stat_activity a \
-             WHERE a.datname = pg_catalog.current_database() AND a.usename = session_user \
-               AND a.application_name = {}",
-            END_PATIENCE.as_millis(),
-            wire::quote_literal(&application_name(self.id)),
-        );
-        control.simple(&sql).map_err(|e| {
-            Failure::subscriber(&e, "terminating sessions of an earlier schema copy")
-        })?;
-        Ok(())
     }
 
     /// A tool that reads on the publisher.
@@ -379,6 +363,22 @@ fn invalid_foreign_key(error: &ScriptError, script: &str) -> Option<ForeignKey> 
     let (constraint, _) = rest.split_once(" FOREIGN KEY ")?;
     let (table, constraint) = (table.to_owned(), constraint.to_owned());
     Some(ForeignKey { table, constraint, sql: sql.to_owned() })
+}
+
+/// Terminates sessions of tools that an earlier process has started, and waits until they have ended.
+pub(crate) fn end_leftovers(control: &mut Session, id: SubscriptionId) -> Result<()> {
+    let sql = format!(
+        "SELECT pg_catalog.pg_terminate_backend(a.pid, {}) \
+         FROM pg_catalog.pg_stat_activity a \
+         WHERE a.datname = pg_catalog.current_database() AND a.usename = session_user \
+           AND a.application_name = {}",
+        END_PATIENCE.as_millis(),
+        wire::quote_literal(&application_name(id)),
+    );
+    control
+        .simple(&sql)
+        .map_err(|e| Failure::subscriber(&e, "terminating sessions of an earlier schema copy"))?;
+    Ok(())
 }
 
 /// The subscription is named by its number: of a long name, the server would cut the end.

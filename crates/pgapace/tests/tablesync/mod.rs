@@ -7,6 +7,7 @@ pub(crate) mod catching_up;
 mod emptying;
 mod failures;
 mod first_copy;
+mod first_settings;
 mod indexes;
 mod indexes_kept;
 mod kinds;

@@ -116,6 +116,17 @@ impl Subscription {
         OwnedEpoch { id: self.id, epoch: self.epoch }
     }
 
+    /// Whether a first start has recorded the subscription, and no start has recorded its slot. A rebase knows the
+    /// publisher that it follows.
+    pub(crate) fn is_first_start(&self) -> bool {
+        self.phase == Phase::Creating && self.system_identifier.is_none()
+    }
+
+    /// Whether it has ever streamed.
+    pub(crate) fn has_streamed(&self) -> bool {
+        self.phase == Phase::Streaming || self.manner[0].is_some()
+    }
+
     /// Refuses a subscription that was disabled because of an error.
     pub(crate) fn check_enabled(&self, session: &mut Session) -> Result<()> {
         if self.disabled.is_none() {
@@ -232,9 +243,12 @@ pub(crate) struct NewSubscription<'a> {
     pub(crate) rebasing: bool,
 }
 
-/// Records a new subscription before anything is created for it on the publisher. If another
-/// process has recorded one with this name in the meantime, returns that one.
-pub(crate) fn create(session: &mut Session, new: &NewSubscription<'_>) -> Result<Subscription> {
+/// Records a new subscription before anything is created for it on the publisher. Returns `None` if another
+/// process has recorded one with this name in the meantime.
+pub(crate) fn create(
+    session: &mut Session,
+    new: &NewSubscription<'_>,
+) -> Result<Option<Subscription>> {
     let created = session
         .query(
             &format!(
@@ -255,11 +269,44 @@ pub(crate) fn create(session: &mut Session, new: &NewSubscription<'_>) -> Result
             ],
         )
         .map_err(|e| writing(&e))?;
-    match created.first() {
-        Some(row) => subscription(&row),
-        None => find(session, new.name)?
-            .ok_or_else(|| Failure::internal("the new subscription no longer exists")),
-    }
+    created.first().map(|row| subscription(&row)).transpose()
+}
+
+/// The subscription that another process has recorded in the meantime.
+pub(crate) fn find_of_other(session: &mut Session, name: &str) -> Result<Subscription> {
+    find(session, name)?.ok_or_else(|| Failure::internal("the new subscription no longer exists"))
+}
+
+/// Gives a subscription whose slot does not exist yet the settings of another first start, and forgets which tables
+/// the earlier one was to empty. Returns `None` if this process is not its owner any more.
+pub(crate) fn begin_anew(
+    session: &mut Session,
+    owner: OwnedEpoch,
+    new: &NewSubscription<'_>,
+) -> Result<Option<Subscription>> {
+    session
+        .simple(&format!(
+            "DELETE FROM pgapace.relation WHERE subscription = {} AND empty_snapshot IS NOT NULL",
+            owner.sql()
+        ))
+        .map_err(|e| writing(&e))?;
+    let updated = session
+        .query(
+            &format!(
+                "UPDATE pgapace.subscription SET owns_slot = $1::pg_catalog.bool, \
+                   copy_data = $2::pg_catalog.bool, schema_copy = $3, rebasing = $4::pg_catalog.bool \
+                 WHERE id = {} AND phase = 'creating' RETURNING {COLUMNS}",
+                owner.sql()
+            ),
+            &[
+                Some(if new.owns_slot { "t" } else { "f" }),
+                Some(if new.copy_data { "t" } else { "f" }),
+                new.schema_copy.map(SchemaCopy::name),
+                Some(if new.rebasing { "t" } else { "f" }),
+            ],
+        )
+        .map_err(|e| writing(&e))?;
+    updated.first().map(|row| subscription(&row)).transpose()
 }
 
 /// Records the start position of the slot that is about to be created.
