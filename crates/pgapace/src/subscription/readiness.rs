@@ -89,6 +89,8 @@ impl Supervisor<'_> {
                 self.board.enters(RunPhase::Copying);
             }
             let published = self.sync_tables(&mut control, &mut source, row, context, read)?;
+            // A rebase is over with the first tables: those that are added are treated as the settings say.
+            let context = SyncContext { options: self.config.copy(), ..context };
             let opening = match opening {
                 Some(opening) => opening,
                 None => {

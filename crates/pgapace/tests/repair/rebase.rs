@@ -6,8 +6,8 @@ use testbed::program::Process;
 use testbed::{Result, wait_until};
 
 use crate::support::{
-    Case, DB, Load, NAME, PATIENCE, Site, finish, long, on_versions, random_pause, wait_for_event,
-    wait_while_running,
+    Case, DB, Load, NAME, PATIENCE, Site, finish, long, must, on_versions, random_pause,
+    wait_for_event, wait_while_running,
 };
 
 /// A rebase of all tables on a machine that is busy otherwise.
@@ -129,6 +129,21 @@ fn what_a_run_would_refuse_is_refused_before_the_slot_is_dropped() {
     case.run().expect(7, &["pgapace rebase"]);
     case.tool.finish("rebase", &[]).expect(0, &["table_rebased"]);
     case.expect_equal(&["t"]);
+}
+
+/// Local rows of a table that is added after the rebase stay, in the run that has finished it too.
+#[test]
+fn a_rebase_is_over_with_its_tables() {
+    let case = Case::new(18, 18);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+    case.subscriber.sql("UPDATE pgapace.subscription SET phase = 'copying', rebasing = true");
+    let mut process = case.start();
+    case.both("CREATE TABLE u (id int PRIMARY KEY)");
+    case.subscriber.sql("INSERT INTO u VALUES (7)");
+    case.publisher.sql("INSERT INTO u VALUES (1)");
+    must(wait_for_event(&mut process, "table_blocked", PATIENCE));
+    assert_eq!(case.subscriber.value("SELECT string_agg(id::text, ' ') FROM u"), "7");
+    case.stop(process);
 }
 
 #[test]
