@@ -22,6 +22,10 @@
 //!   init, datasync ── CannotCopy ──► blocked ◄── CannotApply ── catchup, ready
 //! ```
 //!
+//! `NoCopyWanted` is only for a table of which nothing was skipped or removed. As soon as a copy was requested or
+//! begun, or changes were skipped because one was to follow, `copy_wanted` is recorded. Only the end of a copy clears
+//! it.
+//!
 //! Each copy has a generation: [`CopyBegun`](TableSyncEvent::CopyBegun) increments it, and a part
 //! counts only under the generation that it was begun with.
 
@@ -163,6 +167,10 @@ mod tests {
         requested: bool,
         /// Rows of an earlier copy are to be removed first.
         empty_first: bool,
+        /// A copy was requested or begun, or changes were skipped because one was to follow.
+        copy_wanted: bool,
+        /// Only a copy makes the table complete.
+        incomplete: bool,
         /// The generations of which parts are in the table.
         content: Vec<u32>,
         /// The copy that goes on, by its generation: its workers, which a crash ends.
@@ -175,11 +183,21 @@ mod tests {
     enum Step {
         Resync,
         Look,
-        Begin { parts: u32 },
-        Part { beside: bool },
+        /// Rows of an earlier copy are removed, and then the copy fails to begin, or not.
+        Empty,
+        Begin {
+            parts: u32,
+        },
+        Part {
+            beside: bool,
+        },
+        /// Added tables are not copied.
+        Join,
         CatchUp,
         Lose,
         Fail,
+        /// The obstacle of a blocked table is gone.
+        Unblock,
         Kill,
     }
 
@@ -192,6 +210,8 @@ mod tests {
                 parts_done: 0,
                 requested: false,
                 empty_first: false,
+                copy_wanted: false,
+                incomplete: false,
                 content: Vec::new(),
                 running: None,
                 damaged: None,
@@ -212,22 +232,28 @@ mod tests {
             match step {
                 // A verb writes the request and nothing else.
                 Step::Resync => {
-                    self.requested = true;
+                    (self.requested, self.incomplete) = (true, true);
                     self.damaged = Some(self.generation);
                 }
                 Step::Look => {
                     if self.requested && self.running.is_none() && self.happens(Event::CopyWanted) {
                         (self.requested, self.empty_first) = (false, true);
+                        self.copy_wanted = true;
+                    }
+                }
+                Step::Empty => {
+                    let rows_left = self.empty_first || self.parts_done > 0;
+                    if rows_left && self.running.is_none() && self.state.is_to_copy() {
+                        self.content.clear();
+                        (self.empty_first, self.parts_done) = (false, 0);
                     }
                 }
                 Step::Begin { parts } => {
+                    self.take(Step::Empty);
                     if self.running.is_none() && self.happens(Event::CopyBegun) {
-                        if self.empty_first || self.parts_done > 0 {
-                            self.content.clear();
-                            self.empty_first = false;
-                        }
                         self.generation += 1;
                         (self.parts, self.parts_done) = (parts, 0);
+                        (self.copy_wanted, self.incomplete) = (true, true);
                         self.running = Some(self.generation);
                     }
                 }
@@ -240,18 +266,36 @@ mod tests {
                         self.content.push(generation);
                         self.parts_done += 1;
                         self.running = self.running.filter(|_| !last);
+                        self.copy_wanted &= !last;
+                        self.incomplete &= !last || self.requested;
+                    }
+                }
+                Step::Join => {
+                    let wanted = self.copy_wanted || self.requested;
+                    if !wanted && self.happens(Event::NoCopyWanted) {
+                        assert!(!self.incomplete, "{self:?}");
+                        (self.content, self.parts_done) = (vec![self.generation], 1);
                     }
                 }
                 Step::CatchUp => {
                     self.happens(Event::CaughtUp);
                 }
                 Step::Lose => {
-                    self.empty_first |= self.happens(Event::ChangesLost);
+                    if self.happens(Event::ChangesLost) {
+                        (self.empty_first, self.copy_wanted, self.incomplete) = (true, true, true);
+                    }
                 }
                 Step::Fail => {
-                    if self.happens(Event::CannotCopy) || self.happens(Event::CannotApply) {
+                    let cannot_copy = self.happens(Event::CannotCopy);
+                    if cannot_copy || self.happens(Event::CannotApply) {
                         self.running = None;
                         self.empty_first |= self.parts_done > 0;
+                        (self.copy_wanted, self.incomplete) = (cannot_copy, true);
+                    }
+                }
+                Step::Unblock => {
+                    if self.state == State::Blocked && self.copy_wanted {
+                        self.happens(Event::CopyWanted);
                     }
                 }
                 Step::Kill => self.running = None,
@@ -277,9 +321,12 @@ mod tests {
             3 => Just(Step::Look),
             4 => (1u32..4).prop_map(|parts| Step::Begin { parts }),
             8 => any::<bool>().prop_map(|beside| Step::Part { beside }),
+            1 => Just(Step::Empty),
+            2 => Just(Step::Join),
             3 => Just(Step::CatchUp),
             1 => Just(Step::Lose),
             1 => Just(Step::Fail),
+            1 => Just(Step::Unblock),
             2 => Just(Step::Kill),
         ]
     }

@@ -103,7 +103,8 @@ settings! {
         }
         "copy-data" copy_data: Option<bool> {
             help: "Copy the tables at the first start, and tables that are added later",
-            more: "If it is false at a later start, tables that are added then are applied without a copy.",
+            more: "If it is false at a later start, tables that are added then are applied without a copy. A \
+                   copy that was requested or begun is made all the same.",
             default_is: "true, or false with --create-slot=false",
             group: Group::Copy,
         }

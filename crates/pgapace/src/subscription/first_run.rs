@@ -373,12 +373,15 @@ impl Supervisor<'_> {
         let unfinished = |table: &PublishedTable| {
             states.get(&table.key()).is_none_or(|state| state.state.is_to_copy())
         };
-        let left: Vec<_> = published.iter().filter(|table| unfinished(table)).cloned().collect();
+        let mut left: Vec<_> =
+            published.iter().filter(|table| unfinished(table)).cloned().collect();
         // A copy would be wasted if the stream could not resume.
         let applied = check_history(control, source, row)?;
         let (name, now) = (&row.slot_name, slot::read_publisher(source, &row.slot_name)?);
         slot::check_resume(name, now.slot.as_ref(), now.standby.is_some(), applied.through)?;
         if !context.copy_data {
+            // Tables whose copy was requested are copied beside the stream.
+            left.retain(|table| !states.get(&table.key()).is_some_and(|state| state.copy_wanted));
             set_sync_lsns(control, context.owner(), &left, applied.highest())?;
             return Ok(published);
         }

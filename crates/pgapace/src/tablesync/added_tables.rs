@@ -232,7 +232,8 @@ impl<'a> Adder<'a> {
             publications: self.context.publications.to_vec(),
             published: known.then(|| self.new.clone()),
             not_due: not_due.map(|(name, _)| name.clone()).collect(),
-            must_be_empty: self.must_be_empty(),
+            copies_added: self.context.copy_data,
+            refuses_rows: self.context.options.if_not_empty.refuses(),
         };
         match inspection.start() {
             Ok(answers) => self.answers = Some(answers),
@@ -349,8 +350,14 @@ impl<'a> Adder<'a> {
                 None => new.push(table),
             }
         }
-        tablesync::block(control, context.owner(), &blocked, self.lacks_from(dispatched))?;
-        blocked.iter().for_each(|((schema, name), _)| tables.block(schema, name));
+        let is_wanted = |key: &Name| states.get(key).is_some_and(|state| state.copy_wanted);
+        let (copied_later, others): (Vec<_>, Vec<_>) =
+            blocked.into_iter().partition(|(key, _)| is_wanted(key));
+        tablesync::block(control, context.owner(), &copied_later, None)?;
+        tablesync::block(control, context.owner(), &others, self.lacks_from(dispatched))?;
+        for ((schema, name), _) in copied_later.iter().chain(&others) {
+            tables.block(schema, name);
+        }
         // Requests are read at once; otherwise the run's goal might be reached before.
         self.requests_read_at = None;
         if new.is_empty() {
@@ -367,11 +374,6 @@ impl<'a> Adder<'a> {
     /// Where the changes begin that a blocked table lacks; `None` if a copy will bring them.
     fn lacks_from(&self, dispatched: Lsn) -> Option<Lsn> {
         (!self.context.copy_data).then_some(dispatched)
-    }
-
-    /// Whether added tables may not hold rows.
-    fn must_be_empty(&self) -> bool {
-        self.context.copy_data && self.context.options.if_not_empty.refuses()
     }
 
     /// The copy of a table has failed. It is copied again, after increasing pauses.
@@ -511,10 +513,12 @@ impl<'a> Adder<'a> {
             let now = current_lsn(&mut session)?;
             let (schema, name) = (&remote.schema, &remote.name);
             let published = publication::table(&mut session, context.publications, schema, name)?;
+            let copies =
+                context.copy_data || copy_requests::is_wanted(control, context.id, schema, name)?;
             // With a copy, the copy thread checks the subscriber's table, and may wait for its
             // lock.
             let obstacle = match &published {
-                Some(published) if !context.copy_data => {
+                Some(published) if !copies => {
                     let found =
                         subscriber_tables::fit(control, std::slice::from_ref(published), |_| {
                             false
@@ -523,10 +527,10 @@ impl<'a> Adder<'a> {
                 }
                 _ => None,
             };
-            Ok((now, published, obstacle))
+            Ok((now, published, obstacle, copies))
         })?;
         drop(session);
-        let (now, Some(published), obstacle) = found else {
+        let (now, Some(published), obstacle, copies) = found else {
             // The table was dropped, renamed, or removed from the publication since. If it, or the
             // table under its new name, is published later, it is copied then.
             let now = found.0;
@@ -553,7 +557,7 @@ impl<'a> Adder<'a> {
             tables.block(&remote.schema, &remote.name);
             return Ok(Added::Done);
         }
-        if context.copy_data {
+        if copies {
             return Ok(Added::Copy);
         }
         // Nothing is copied, so all changes are applied.

@@ -42,8 +42,8 @@ pub(crate) fn decide_to_empty(
     let snapshots: Vec<_> = tables.iter().map(|(_, snapshot)| snapshot.clone()).collect();
     let sql = format!(
         "INSERT INTO pgapace.relation \
-           (subscription, schema_name, table_name, empty_first, empty_snapshot) \
-         SELECT {}, c.schema_name, c.table_name, true, c.snapshot \
+           (subscription, schema_name, table_name, empty_first, empty_snapshot, copy_wanted) \
+         SELECT {}, c.schema_name, c.table_name, true, c.snapshot, true \
          FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
                          pg_catalog.unnest($2::pg_catalog.text[]), \
                          pg_catalog.unnest($3::pg_catalog.text[])) \
@@ -103,8 +103,7 @@ pub(crate) struct Requested {
 
 /// Tables that are to be copied, and those that are being copied.
 pub(crate) fn requested(session: &mut Session, id: SubscriptionId) -> Result<Vec<Requested>> {
-    let sql = "SELECT schema_name, table_name, \
-                 requested IS NOT NULL OR empty_first OR state = 'datasync' \
+    let sql = "SELECT schema_name, table_name, requested IS NOT NULL OR copy_wanted \
                FROM pgapace.relation \
                WHERE subscription = $1::pg_catalog.int4 AND (state IN ('init', 'datasync') \
                  OR requested IS NOT NULL AND state <> 'catchup')";
@@ -117,4 +116,20 @@ pub(crate) fn requested(session: &mut Session, id: SubscriptionId) -> Result<Vec
             Ok(Requested { name, explicitly: boolean(&row, 2)? })
         })
         .collect()
+}
+
+/// Whether a copy of a table was requested or begun, and is not complete.
+pub(crate) fn is_wanted(
+    session: &mut Session,
+    id: SubscriptionId,
+    schema: &str,
+    name: &str,
+) -> Result<bool> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM pgapace.relation \
+                 WHERE subscription = $1::pg_catalog.int4 AND schema_name = $2 AND table_name = $3 \
+                   AND (requested IS NOT NULL OR copy_wanted))";
+    let rows = session
+        .query(sql, &[Some(&id.0.to_string()), Some(schema), Some(name)])
+        .map_err(|e| Failure::subscriber(&e, "looking for a request to copy a table"))?;
+    rows.first().map_or(Ok(false), |row| boolean(&row, 0))
 }

@@ -64,7 +64,10 @@ pub(super) struct Inspection {
     pub(super) published: Option<Vec<PublishedTable>>,
     /// Tables whose copy failed recently.
     pub(super) not_due: FxHashSet<Name>,
-    pub(super) must_be_empty: bool,
+    /// Whether tables are copied that are added.
+    pub(super) copies_added: bool,
+    /// Whether no table may hold rows that is to be copied.
+    pub(super) refuses_rows: bool,
 }
 
 impl Inspection {
@@ -105,8 +108,9 @@ impl Inspection {
             may_be_judged(states.get(&key)) && !self.not_due.contains(&key)
         });
         let must_be_empty = |table: &PublishedTable| {
-            let partly = states.get(&table.key()).is_some_and(RelationState::is_partly_copied);
-            self.must_be_empty && !partly
+            let state = states.get(&table.key());
+            let copies = self.copies_added || state.is_some_and(|state| state.copy_wanted);
+            self.refuses_rows && copies && !state.is_some_and(RelationState::is_partly_copied)
         };
         let (mut found, mut locked) = (Vec::new(), Vec::new());
         match subscriber_tables::fit(&mut session, &published, must_be_empty) {

@@ -116,14 +116,15 @@ fn record_sql(owner: OwnedEpoch, sync_lsn: Lsn) -> String {
          SET state = CASE WHEN r.generation = excluded.generation THEN {state} END, \
              sync_lsn = excluded.sync_lsn, snapshot_lsn = excluded.snapshot_lsn, \
              copied_rows = excluded.copied_rows, copied_at = excluded.copied_at, \
-             copied_xid = excluded.copied_xid, parts = 1, parts_done = 1, {stale}",
+             copied_xid = excluded.copied_xid, parts = 1, parts_done = 1, copy_wanted = false, \
+             {stale}",
         owner = owner.sql(),
         state = after_copy(),
         stale = stale_after_copy("excluded.snapshot_lsn")
     )
 }
 
-/// Records the sync LSN of tables that are not copied.
+/// Records the sync LSN of tables that are not copied. A table for which a copy is wanted has no next state.
 pub(crate) fn set_sync_lsns(
     session: &mut Session,
     owner: OwnedEpoch,
@@ -142,8 +143,8 @@ pub(crate) fn set_sync_lsns(
                          pg_catalog.unnest($3::pg_catalog.text[])) \
            AS c (schema_name, table_name, published_by) \
          ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
-         SET state = {state}, sync_lsn = excluded.sync_lsn, copied_xid = excluded.copied_xid, \
-             copied_rows = NULL, catch_up = NULL, published_by = excluded.published_by",
+         SET state = CASE WHEN NOT r.copy_wanted THEN {state} END, \
+             sync_lsn = excluded.sync_lsn, copied_xid = excluded.copied_xid, copied_rows = NULL, catch_up = NULL, published_by = excluded.published_by",
         owner = owner.sql(),
         state = after(Event::NoCopyWanted)
     );
@@ -187,9 +188,9 @@ impl Begun {
         let sql = format!(
             "INSERT INTO pgapace.relation AS r \
                (subscription, schema_name, table_name, state, generation, snapshot_lsn, \
-                publisher_bytes, parts, published_by) \
+                publisher_bytes, parts, published_by, copy_wanted) \
              SELECT {owner}, c.schema_name, c.table_name, 'datasync', 1, '{lsn}', c.bytes, c.parts, \
-               c.published_by \
+               c.published_by, true \
              FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
                              pg_catalog.unnest($2::pg_catalog.text[]), \
                              pg_catalog.unnest($3::pg_catalog.int8[]), \
@@ -200,7 +201,7 @@ impl Begun {
              SET state = {state}, generation = r.generation + 1, sync_lsn = NULL, \
                  snapshot_lsn = excluded.snapshot_lsn, copied_rows = NULL, \
                  publisher_bytes = excluded.publisher_bytes, parts = excluded.parts, parts_done = 0, \
-                 published_by = excluded.published_by \
+                 published_by = excluded.published_by, copy_wanted = true \
              RETURNING r.schema_name, r.table_name, r.generation",
             owner = owner.sql(),
             state = after(Event::CopyBegun)
@@ -231,7 +232,8 @@ pub(crate) fn part_done(
            state = CASE WHEN parts_done + 1 = parts THEN {done} ELSE {part} END, \
            copied_rows = coalesce(copied_rows, 0) + {rows}, copied_at = pg_catalog.now(), \
            copied_xid = pg_catalog.pg_current_xact_id(), \
-           sync_lsn = CASE WHEN parts_done + 1 = parts THEN snapshot_lsn END, {stale} \
+           sync_lsn = CASE WHEN parts_done + 1 = parts THEN snapshot_lsn END, \
+           copy_wanted = parts_done + 1 < parts, {stale} \
          WHERE subscription = {owner} AND schema_name = {} AND table_name = {} \
            AND generation = {generation} AND parts_done < parts \
          RETURNING sync_lsn IS NOT NULL",
@@ -288,7 +290,7 @@ pub(crate) struct CatchUp {
 
 /// The columns of a table that is to be copied, after its state.
 pub(super) const WANTED: &str = "sync_lsn = NULL, empty_first = r.empty_first OR r.requested IS NOT NULL, \
-                      requested = NULL, reason = NULL, blocked_since = NULL";
+                      requested = NULL, copy_wanted = true, reason = NULL, blocked_since = NULL";
 
 /// Columns of the row of a table that becomes blocked, beside its state: an earlier copy does not count
 /// any more.
@@ -301,7 +303,7 @@ const NOT_COPIED: &str = "its changes were not applied while it was blocked, and
                           copied (--copy-data=false)";
 
 /// Blocks a table that cannot be copied, or renews the reason. `lacks_from`: no copy follows, so it
-/// lacks transactions that commit from there on.
+/// lacks transactions that commit from there on. Without that, only a copy brings them.
 pub(crate) fn block(
     session: &mut Session,
     owner: OwnedEpoch,
@@ -317,16 +319,18 @@ pub(crate) fn block(
         "WITH blocked AS ( \
            INSERT INTO pgapace.relation AS r \
              (subscription, schema_name, table_name, state, reason, blocked_since, stale_lsn, \
-              stale_reason) \
-           VALUES ({owner}, $1, $2, 'blocked', $3, pg_catalog.now(), {lsn}, {why}) \
+              stale_reason, copy_wanted) \
+           VALUES ({owner}, $1, $2, 'blocked', $3, pg_catalog.now(), {lsn}, {why}, {copy_wanted}) \
            ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
            SET state = {state}, reason = excluded.reason, \
+             copy_wanted = r.copy_wanted OR excluded.copy_wanted, \
              stale_lsn = coalesce(r.stale_lsn, excluded.stale_lsn), \
              stale_reason = coalesce(r.stale_reason, excluded.stale_reason), {BLOCKED} \
            RETURNING r.subscription) \
          UPDATE pgapace.stat_subscription SET tables_blocked = tables_blocked + 1 \
          WHERE subscription = (SELECT b.subscription FROM blocked b)",
         owner = owner.sql(),
+        copy_wanted = lacks_from.is_none(),
         state = after(Event::CannotCopy)
     );
     let reason = Repertoire::of(session).storable(reason);
@@ -397,8 +401,9 @@ pub(crate) fn begin_catch_up(
     );
     session.simple(&sql).map_err(|e| writing(&e))?;
     let sql = format!(
-        "INSERT INTO pgapace.relation AS r (subscription, schema_name, table_name, catch_up) \
-         SELECT {owner}, c.schema_name, c.table_name, - pg_catalog.nextval('pgapace.catch_up') \
+        "INSERT INTO pgapace.relation AS r \
+           (subscription, schema_name, table_name, catch_up, copy_wanted) \
+         SELECT {owner}, c.schema_name, c.table_name, - pg_catalog.nextval('pgapace.catch_up'), true \
          FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
                          pg_catalog.unnest($2::pg_catalog.text[])) \
            AS c (schema_name, table_name) \
@@ -488,7 +493,7 @@ pub(crate) fn end_catch_up(
 pub(crate) fn copy_again(session: &mut Session, owner: OwnedEpoch, table: &CatchUp) -> Result<()> {
     let sql = format!(
         "UPDATE pgapace.relation r SET state = {state}, sync_lsn = NULL, catch_up = NULL, \
-           empty_first = true, publisher_bytes = NULL \
+           empty_first = true, copy_wanted = true, publisher_bytes = NULL \
            WHERE subscription = {owner} AND catch_up = {number}; \
          DELETE FROM pgapace.progress WHERE subscription = {number} AND {owner} IS NOT NULL",
         owner = owner.sql(),

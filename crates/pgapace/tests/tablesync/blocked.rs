@@ -233,3 +233,31 @@ fn a_blocked_table_is_not_added_without_a_copy() {
         case.expect_equal(&["first", "late"]);
     });
 }
+
+/// With --copy-data=false, the copy that a resync asked for fails after the TRUNCATE. So does the copy of a table that
+/// was added before. Only a copy brings the changes that were skipped meanwhile.
+#[test]
+fn a_copy_that_failed_once_is_made_without_copy_data() {
+    on_versions(&BOTH, |mut case| {
+        case.both("CREATE TABLE first (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO first VALUES (1), (2)");
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        case.publisher.sql("CREATE TABLE late (id int PRIMARY KEY); INSERT INTO late VALUES (1)");
+        case.run().expect(6, &["public.late"]);
+
+        case.tool.args = vec!["--copy-data=false".to_owned()];
+        case.tool.finish("resync", &["first"]).expect(0, &[]);
+        case.subscriber.sql("ALTER TABLE first ADD CONSTRAINT other CHECK (id <> 1) NOT VALID");
+        case.run().expect(6, &["public.first", "public.late"]);
+        assert!(reason(&case, "first").contains("other"), "{}", reason(&case, "first"));
+        case.publisher.sql("INSERT INTO first VALUES (3); INSERT INTO late VALUES (2)");
+        case.run().expect(6, &["public.first", "public.late"]);
+        case.subscriber
+            .sql("ALTER TABLE first DROP CONSTRAINT other; CREATE TABLE late (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO first VALUES (4); INSERT INTO late VALUES (3)");
+        case.run_until_current();
+        case.expect_equal(&["first", "late"]);
+        assert!(shown(&case, "late")["stale_lsn"].is_null());
+    });
+}

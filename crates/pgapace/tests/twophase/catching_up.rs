@@ -41,3 +41,34 @@ fn transactions_of_a_table_that_catches_up_are_held() {
         case.stop(process);
     });
 }
+
+/// With --copy-data=false, a request waits for the end of a transaction that is prepared on the subscriber. The first
+/// change of its table arrives meanwhile.
+#[test]
+fn a_request_that_waits_for_prepared_transactions_is_not_forgotten() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        prepared(&mut case);
+        case.tool.args.push("--copy-data=false".to_owned());
+        case.replicate(
+            "CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE other (id int PRIMARY KEY)",
+        );
+        case.publisher.sql("INSERT INTO t VALUES (1)");
+        let process = case.start();
+        prepare(&case, "other", "INSERT INTO other VALUES (1)");
+        wait_until_prepared(&case, 1);
+        case.stop(process);
+        case.subscriber.sql("DELETE FROM t");
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        case.publisher.sql("INSERT INTO t VALUES (2)");
+        let mut process = case.start();
+        let begun = "SELECT count(*) = 1 FROM pgapace.relation \
+                     WHERE table_name = 't' AND state <> 'ready' AND catch_up IS NOT NULL";
+        wait_for(&case, &mut process, "the copy to begin", begun);
+        resolve(&case, "COMMIT", "other");
+        case.publisher.sql("INSERT INTO t VALUES (3)");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["t", "other"]);
+        expect_nothing_left(&case);
+        case.stop(process);
+    });
+}

@@ -34,6 +34,9 @@ pub(crate) struct RelationState {
     pub(crate) empty_snapshot: Option<String>,
     /// When `resync` requested another copy; `None` once that copy has begun.
     pub(crate) requested: Option<String>,
+    /// A copy was requested or begun, or a blocked table waits for one: it is made, also if added tables are not
+    /// copied (`--copy-data=false`).
+    pub(crate) copy_wanted: bool,
     /// Why the table is blocked.
     pub(crate) reason: Option<String>,
     pub(crate) blocked_since: Option<String>,
@@ -44,9 +47,9 @@ pub(crate) struct RelationState {
 
 impl RelationState {
     /// Whether pgapace retries a blocked table by itself. It does if the copy failed, because the
-    /// cause may pass. A table that lacks changes needs a decision of the user.
+    /// cause may pass. A table that lacks changes, and that no copy was to bring, needs a decision of the user.
     pub(crate) fn is_tried_again(&self) -> bool {
-        self.state == TableSyncState::Blocked && self.stale_from.is_none()
+        self.state == TableSyncState::Blocked && self.copy_wanted
     }
 
     /// Whether the table is copied, and has all changes up to the progress, as far as is known.
@@ -109,7 +112,7 @@ pub(crate) fn relations_and(
 const RELATIONS: &str = "\
     SELECT schema_name, table_name, sync_lsn, copied_rows, publisher_bytes, parts, \
       parts_done, catch_up IS NOT NULL, state, empty_first, requested, reason, \
-      blocked_since, stale_lsn, stale_reason, empty_snapshot FROM pgapace.relation \
+      blocked_since, stale_lsn, stale_reason, empty_snapshot, copy_wanted FROM pgapace.relation \
     WHERE subscription = $1::pg_catalog.int4 ORDER BY schema_name, table_name";
 
 /// From the rows of [`RELATIONS`].
@@ -133,6 +136,7 @@ fn relation_states(rows: &wire::Rows) -> Result<Vec<RelationState>> {
                 stale_from: row.get(13).map(|_| field(&row, 13)).transpose()?,
                 stale_reason: row.get(14).map(str::to_owned),
                 empty_snapshot: row.get(15).map(str::to_owned),
+                copy_wanted: boolean(&row, 16)?,
             })
         })
         .collect()

@@ -649,6 +649,14 @@ CREATE TABLE pgapace.error_detail (
 );
 COMMENT ON TABLE pgapace.error_detail IS 'the last errors with what they quote of rows (key, DETAIL), which stays
 with the owner'",
+    "\
+-- copy_wanted: a copy was requested or begun, or changes were skipped because one was to follow. Until one is
+-- complete, the table is not applied without it, whatever --copy-data says. Of earlier versions: requested tables
+-- whose copy was not complete, and blocked ones that lack no changes
+ALTER TABLE pgapace.relation ADD copy_wanted boolean NOT NULL DEFAULT false;
+UPDATE pgapace.relation SET copy_wanted = true
+WHERE state IN ('init', 'datasync') AND (state = 'datasync' OR empty_first OR catch_up IS NOT NULL)
+  OR state = 'blocked' AND stale_lsn IS NULL",
 ];
 
 /// How long an upgrade waits for the lock of a table. Then it is tried again later.
