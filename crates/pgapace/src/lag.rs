@@ -3,7 +3,7 @@
 //! While a process applies the subscription, its positions count: its progress, what the slot has
 //! confirmed, and the positions in its statistics, because an idle process records progress rarely.
 //! Without such a process, the changes left in the slot count. WAL without changes for the subscription
-//! is no lag, whatever its size.
+//! is no lag, whatever its size. Nor is a blocked table, which does not catch up by waiting: [`blocked`] names those.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,9 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::session::one_lsn;
 use crate::publisher::slot;
 use crate::subscriber::catalogue::{boolean, first_row};
-use crate::subscriber::state::{self, Subscription, ownership, progress, statistics};
+use crate::subscriber::state::{
+    self, RelationState, Subscription, ownership, progress, statistics,
+};
 
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -110,9 +112,7 @@ fn look(
 ) -> Result<Option<Lag>> {
     let running = ownership::owner(control, row.id)?.is_some();
     let states = state::relations(control, row.id)?;
-    let behind = states
-        .iter()
-        .filter(|table| table.state != TableSyncState::Ready || table.requested.is_some());
+    let behind = states.iter().filter(|table| catches_up(table));
     let tables: Vec<_> = behind.map(|table| format!("{}.{}", table.schema, table.name)).collect();
     let stream = stream_lag(control, source, row, end, running)?;
     if stream.is_none() && tables.is_empty() {
@@ -126,6 +126,19 @@ fn look(
         }
     };
     Ok(Some(Lag { bytes, applied, tables, running }))
+}
+
+/// Whether the table lacks something that it gets while one waits.
+fn catches_up(table: &RelationState) -> bool {
+    let stays = matches!(table.state, TableSyncState::Ready | TableSyncState::Blocked);
+    !stays || table.requested.is_some()
+}
+
+/// Tables of which nothing is applied, by schema and name.
+pub(crate) fn blocked(control: &mut Session, row: &Subscription) -> Result<Vec<(String, String)>> {
+    let mut states = state::relations(control, row.id)?;
+    states.retain(|table| table.state == TableSyncState::Blocked && !catches_up(table));
+    Ok(states.into_iter().map(|table| (table.schema, table.name)).collect())
 }
 
 /// Up to where the stream is applied, if that is not all up to `end`.

@@ -70,6 +70,8 @@ struct Outcome {
     subscription: String,
     /// The lag of the subscriber, with `--force`.
     lag: Option<Lag>,
+    /// Blocked tables, which lack changes also without a lag.
+    blocked: Vec<String>,
     #[serde(flatten)]
     report: Report,
 }
@@ -121,13 +123,35 @@ fn one(args: &SequencesArgs, config: &Config) -> Result<Outcome> {
         None => (read(&mut source)?, None),
         Some(row) => read_level(args, &mut control, &mut source, row, &mut read)?,
     };
+    let blocked = match &row {
+        Some(row) => blocked(&mut control, row, &published)?,
+        None => Vec::new(),
+    };
     let options = SetOptions {
         rules: Rules { margin: args.margin, allow_backwards: args.allow_backwards },
         excluded: args.exclude.iter().map(|name| split(name)).collect(),
         dry_run: args.dry_run,
     };
     let report = sequences::set(&mut control, &found, &options)?;
-    Ok(Outcome { subscription: config.name.clone(), lag, report })
+    Ok(Outcome { subscription: config.name.clone(), lag, blocked, report })
+}
+
+/// Blocked tables among these, of which a warning tells: nothing waits for them.
+fn blocked(
+    control: &mut Session,
+    row: &Subscription,
+    published: &[PublishedTable],
+) -> Result<Vec<String>> {
+    let blocked = lag::blocked(control, row)?;
+    let of_these = published.iter().filter(|table| blocked.contains(&table.key()));
+    let names: Vec<_> = of_these.map(PublishedTable::display_name).collect();
+    if !names.is_empty() {
+        output::remark(&format!(
+            "pgapace: warning: blocked tables lack changes (see pgapace status): {}",
+            names.join(", ")
+        ));
+    }
+    Ok(names)
 }
 
 /// The publisher's values as of a position that is applied now.

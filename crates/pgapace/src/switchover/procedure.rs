@@ -24,6 +24,7 @@ use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::hand_over;
 use crate::lag;
+use crate::publisher::publication::PublishedTable;
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
 use crate::sequences::{self, Chosen, SetOptions};
@@ -232,7 +233,19 @@ fn drain(sides: &mut Sides<'_>, end_lsn: Lsn, deadline: Deadline) -> Result<()> 
     }
     deadline.check()?;
     // Before the other process is disturbed.
-    nothing_applied_after(control, row, end_lsn).map(|_| ())
+    nothing_applied_after(control, row, end_lsn)?;
+    // A table may have been blocked meanwhile: nothing waits for it.
+    all_take_part(sides).map(|_| ())
+}
+
+/// Refuses tables that do not have all of their changes. Returns the published tables.
+fn all_take_part(sides: &mut Sides<'_>) -> Result<Vec<PublishedTable>> {
+    let mut problems = Vec::new();
+    let tables = tables_ready(sides, &mut problems)?;
+    match problems.is_empty() {
+        true => Ok(tables),
+        false => Err(Failure::new(Class::Mismatch, problems.join("; "))),
+    }
 }
 
 /// Refuses late changes that are applied already. Returns what is applied.
@@ -281,11 +294,7 @@ fn set_sequences(
     display: &Display,
 ) -> Result<()> {
     let row = sides.row;
-    let mut problems = Vec::new();
-    let tables = tables_ready(sides, &mut problems)?;
-    if !problems.is_empty() {
-        return Err(Failure::new(Class::Mismatch, problems.join("; ")));
-    }
+    let tables = all_take_part(sides)?;
     let found = sequences::read(sides.source, &row.publications, &tables, Chosen::All)?;
     // Late changes are looked for when the sequences are read: the look finds a change that has taken a value since.
     nothing_is_left(sides, end_lsn)?;

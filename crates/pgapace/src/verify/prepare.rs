@@ -131,7 +131,13 @@ impl Problem {
         format!("{}: {}", self.message, self.hint)
     }
 
-    fn failure(self) -> Failure {
+    /// The same for a comparison of several tables, which can go on without this one.
+    fn or_leave_it_out(self) -> Self {
+        let hint = format!("{}; or leave it out: name the other tables with --table", self.hint);
+        Self { hint, ..self }
+    }
+
+    pub(super) fn failure(self) -> Failure {
         let mut failure = Failure::new(self.class, self.message).hint(self.hint);
         failure.sqlstate = self.sqlstate.map(str::to_owned);
         failure
@@ -166,7 +172,8 @@ pub(crate) fn prepare(
     let published = publication::tables(publisher, &config.publications)?;
     let wanted =
         |table: &&PublishedTable| scope.tables.is_empty() || scope.tables.contains(&table.key());
-    refuse(not_ready(subscriber, row, published.iter().filter(wanted))?)?;
+    let not_ready = not_ready(subscriber, row, published.iter().filter(wanted))?;
+    refuse(not_ready.into_iter().map(Problem::or_leave_it_out).collect())?;
     let users = [config.publisher.user(), config.subscriber.user()];
     plan(publisher, subscriber, (&config.publications, users), scope)
 }

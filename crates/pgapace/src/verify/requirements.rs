@@ -9,7 +9,7 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::citus;
-use crate::subscriber::state::{self, Subscription};
+use crate::subscriber::state::{self, RelationState, Subscription};
 use crate::verify::facts;
 use crate::verify::plan::TablePlan;
 use crate::verify::prepare::{Problem, Scope};
@@ -96,17 +96,37 @@ pub(crate) fn check_ready(
     tables: &[(String, String)],
 ) -> Result<()> {
     let states = state::relations_by_name(subscriber, row.id)?;
-    let ready = |table: &&(String, String)| {
-        states.get(*table).is_some_and(|state| state.state == TableSyncState::Ready)
-    };
-    match tables.iter().find(|table| !ready(table)) {
-        None => Ok(()),
-        Some((schema, name)) => Err(Failure::new(
-            Class::Mismatch,
-            format!("table {schema}.{name} is copied again, or was taken out of the subscription"),
-        )
-        .hint("Wait until pgapace status shows it as ready.")),
+    for key in tables {
+        let name = format!("{}.{}", key.0, key.1);
+        let refused = match states.get(key) {
+            None => Problem::new(
+                format!("table {name} was taken out of the subscription"),
+                "Leave it out: name the other tables with --table.",
+            ),
+            Some(state) => match state.state {
+                TableSyncState::Ready => continue,
+                TableSyncState::Blocked => blocked(state),
+                TableSyncState::Init | TableSyncState::DataSync | TableSyncState::CatchUp => {
+                    Problem::new(format!("table {name} is copied again"), WAIT)
+                }
+            },
+        };
+        return Err(refused.failure());
     }
+    Ok(())
+}
+
+/// The next step for a table that is copied, or catches up.
+const WAIT: &str = "Wait until pgapace status shows it as ready";
+
+/// A blocked table does not become ready by waiting.
+fn blocked(state: &RelationState) -> Problem {
+    let name = format!("{}.{}", state.schema, state.name);
+    let reason = state.reason.as_deref().unwrap_or("pgapace status shows why");
+    Problem::new(
+        format!("table {name} is blocked: {reason}"),
+        format!("When the cause is gone, pgapace resync {name} empties it and copies it again"),
+    )
 }
 
 /// Tables whose rows are not yet those of the publisher.
@@ -124,13 +144,15 @@ pub(crate) fn not_ready<'t>(
                 "pgapace refresh adds it",
             ));
         };
-        let waits = "Wait until pgapace status shows it as ready";
-        let state = match (state.state.name(), &state.requested) {
-            ("ready", None) => return None,
-            ("ready", Some(_)) => "waits for another copy (resync)".to_owned(),
-            (state, _) => format!("is in state {state}"),
+        let state = match (state.state, &state.requested) {
+            (TableSyncState::Ready, None) => return None,
+            (TableSyncState::Blocked, None) => return Some(blocked(state)),
+            (TableSyncState::Ready | TableSyncState::Blocked, Some(_)) => {
+                "waits for another copy (resync)".to_owned()
+            }
+            (state, _) => format!("is in state {}", state.name()),
         };
-        Some(Problem::new(format!("table {name} {state}"), waits))
+        Some(Problem::new(format!("table {name} {state}"), WAIT))
     };
     Ok(published.filter_map(problem).collect())
 }

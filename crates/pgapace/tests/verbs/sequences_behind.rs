@@ -85,3 +85,28 @@ fn without_a_process_only_changes_are_a_lag() {
         Said::run(&case, 0, &[]).expect(&[("public.free", "set")]);
     });
 }
+
+/// A blocked table never catches up by itself. It is named, and nothing waits for it.
+#[test]
+fn blocked_tables_are_left_out_and_named() {
+    on_versions(&[(18, 18)], |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY); CREATE SEQUENCE free");
+        case.publisher.sql("CREATE TABLE late (id int PRIMARY KEY); SELECT setval('free', 5)");
+        case.run().expect(6, &["public.late"]);
+        let said = Said::run(&case, 0, &[]);
+        said.expect(&[("public.free", "set")]);
+        assert_eq!(said.0["blocked"][0], "public.late");
+        let refused = case.tool.finish("verify", &[]);
+        refused.expect(6, &["public.late is blocked", "pgapace resync public.late", "--table"]);
+        case.tool.finish("verify", &["--table", "t"]).expect(0, &[]);
+        let planned = case.tool.finish("switchover", &["--plan"]);
+        planned.expect(3, &["public.late is blocked"]);
+        // A requested copy is waited for.
+        case.tool.finish("resync", &["late"]).expect(6, &["public.late"]);
+        case.subscriber.sql("CREATE TABLE late (id int PRIMARY KEY)");
+        case.tool.finish("resync", &["late"]).expect(0, &[]);
+        case.tool.finish("sequences", &["--wait", "1"]).expect(14, &["public.late"]);
+        case.run_until_current();
+        Said::run(&case, 0, &[]).expect(&[("public.free", "unchanged")]);
+    });
+}
