@@ -12,6 +12,9 @@
 //! the constraint until then, and would need another stage of the subscription.
 //!
 //! The tools outlive a process that is killed. Their sessions are terminated before others begin.
+//!
+//! Tools of 17 and later set a parameter that servers before 17 lack. Its line is removed from the scripts for such a
+//! subscriber. pg_restore cannot leave it out, so psql executes the second section too, one index after the other.
 
 use std::fs::DirBuilder;
 use std::io::Read;
@@ -65,6 +68,14 @@ const KEYS: &[&str] = &[
 const EXISTS_ALREADY: [&str; 3] =
     [sqlstate::DUPLICATE_TABLE, sqlstate::DUPLICATE_OBJECT, sqlstate::INVALID_TABLE_DEFINITION];
 
+/// A line in the head of the scripts that pg_dump and pg_restore of 17 and later write.
+const NEWER_SETTING: &str = "SET transaction_timeout = 0;";
+/// The first version of a server that accepts it.
+const NEWER_SETTING_SINCE: u32 = 17;
+/// The subscriber has roles of its own.
+const WITHOUT_ROLES: [&str; 2] = ["--no-owner", "--no-privileges"];
+const OLD_PSQL: &str = "psql must be as new as pg_dump: install both from one package.";
+
 /// The two servers of a schema copy.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SchemaCopier<'a> {
@@ -88,6 +99,7 @@ impl SchemaCopier<'_> {
         let file = directory.0.join("pre-data.sql");
         tracing::info!(event = "schema_copy_started", section = "pre-data", "copying the schema");
         self.dump("pre-data", "plain", &file)?;
+        self.adapt(&file)?;
         let record = format!(
             "UPDATE pgapace.subscription SET schema_copy = '{}' WHERE id = {}",
             SchemaCopy::After.name(),
@@ -106,8 +118,11 @@ impl SchemaCopier<'_> {
             Class::Subscriber,
             "the publisher's schema cannot be created on the subscriber",
         )
-        .detail(said)
-        .hint("Nothing was created. Create the tables yourself, and omit --copy-schema."))
+        .hint(hint_of(
+            &said,
+            "Nothing was created. Create the tables yourself, and omit --copy-schema.",
+        ))
+        .detail(said))
     }
 
     /// Creates indexes, constraints and triggers.
@@ -120,57 +135,60 @@ impl SchemaCopier<'_> {
     ) -> Result<()> {
         end_leftovers(control, self.id)?;
         let directory = Directory::create()?;
-        let failed = |said: String| {
-            Failure::new(
-                Class::Subscriber,
-                "an index or constraint cannot be created on the subscriber",
-            )
-            .detail(said)
-            .hint(
-                "The tables are copied. Fix the cause, and start pgapace again: it creates the \
-                 rest.",
-            )
-        };
         tracing::info!(event = "schema_copy_started", section = "post-data", "copying the schema");
         // Else all foreign keys are those of one snapshot of the publisher.
         let one_by_one = !begun
             && (has_several_snapshots(control, self.id)? || refer_elsewhere(source, published)?);
+        let dump = directory.0.join("post-data.dump");
+        self.dump("post-data", "custom", &dump)?;
+        let script = directory.0.join("post-data.sql");
+        self.convert(&dump, &script)?;
+        let restores = !self.adapt(&script)? && !begun;
         if !begun {
             state::set_schema_copy(control, self.id, Some(SchemaCopy::Begun))?;
-            let file = directory.0.join("post-data.dump");
-            self.dump("post-data", "custom", &file)?;
-            let mut restore = self.writing_tool("pg_restore");
-            restore
-                .args(["--no-owner", "--no-privileges", "--exit-on-error"])
-                .arg(format!("--jobs={}", self.jobs));
-            if one_by_one {
-                restore.arg("--use-list").arg(self.list_without_foreign_keys(&directory, &file)?);
-            }
-            let (succeeded, said) = self.run(restore.arg(&file), "pg_restore")?;
-            if !succeeded {
-                return Err(failed(said));
-            }
         }
-        if begun || one_by_one {
-            let file = directory.0.join("post-data.sql");
-            self.dump("post-data", "plain", &file)?;
-            let script = std::fs::read_to_string(&file).map_err(|error| {
-                Failure::internal(format!("cannot read {}: {error}", file.display()))
-            })?;
-            let mut errors = self.execute(&file)?.map_err(failed)?;
-            let keys: Vec<_> =
-                errors.iter().filter_map(|error| invalid_foreign_key(error, &script)).collect();
-            if !keys.is_empty() {
-                self.create_not_valid(&directory, &keys)?.map_err(failed)?;
-                // The script again: statements that depend on the foreign keys have failed.
-                errors = self.execute(&file)?.map_err(failed)?;
-            }
-            if !errors.is_empty() {
-                let said: Vec<_> = errors.into_iter().map(|error| error.said).collect();
-                return Err(failed(said.join("; ")));
-            }
+        if restores {
+            self.restore(&directory, &dump, one_by_one)?;
+        }
+        if !restores || one_by_one {
+            // Nothing may exist yet.
+            let first = !begun && !restores;
+            self.execute_one_by_one(&directory, &script, first)?;
         }
         state::set_schema_copy(control, self.id, None)
+    }
+
+    /// Creates the objects of a dump, several at the same time. Foreign keys are left out if they are created
+    /// one by one.
+    fn restore(&self, directory: &Directory, dump: &Path, one_by_one: bool) -> Result<()> {
+        let mut restore = self.writing_tool("pg_restore");
+        restore.args(WITHOUT_ROLES).args(["--exit-on-error"]).arg(format!("--jobs={}", self.jobs));
+        if one_by_one {
+            restore.arg("--use-list").arg(self.list_without_foreign_keys(directory, dump)?);
+        }
+        let (succeeded, said) = self.run(restore.arg(dump), "pg_restore")?;
+        if succeeded { Ok(()) } else { Err(not_created(said)) }
+    }
+
+    /// Creates the objects of a script that do not exist. If it is the `first` attempt, one that exists is an error.
+    fn execute_one_by_one(&self, directory: &Directory, file: &Path, first: bool) -> Result<()> {
+        let script = read(file)?;
+        // What is not UTF-8 is not executed again.
+        let script = String::from_utf8_lossy(&script);
+        let mut errors = self.execute(file)?;
+        if first && errors.iter().any(ScriptError::exists_already) {
+            return Err(not_created(joined(&errors)));
+        }
+        errors.retain(|error| !error.exists_already());
+        let keys: Vec<_> =
+            errors.iter().filter_map(|error| invalid_foreign_key(error, &script)).collect();
+        if !keys.is_empty() {
+            self.create_not_valid(directory, &keys)?;
+            // The script again: statements that depend on the foreign keys have failed.
+            errors = self.execute(file)?;
+            errors.retain(|error| !error.exists_already());
+        }
+        if errors.is_empty() { Ok(()) } else { Err(not_created(joined(&errors))) }
     }
 
     /// A tool that reads on the publisher.
@@ -206,36 +224,26 @@ impl SchemaCopier<'_> {
         Ok(list)
     }
 
-    /// Executes a script to its end. Returns the errors of its statements, but for those about objects
-    /// that exist; or what psql said, if it failed.
-    fn execute(&self, file: &Path) -> Result<std::result::Result<Vec<ScriptError>, String>> {
+    /// Executes a script to its end. Returns the errors of its statements.
+    fn execute(&self, file: &Path) -> Result<Vec<ScriptError>> {
         let mut psql = self.writing_tool("psql");
         psql.args(["--no-psqlrc", "--quiet", "-v", "VERBOSITY=sqlstate", "-f"]).arg(file);
         let (succeeded, said) = self.run(&mut psql, "psql")?;
-        Ok(if succeeded { Ok(unexpected(&said, file)) } else { Err(said) })
+        if succeeded { Ok(script_errors(&said, file)) } else { Err(not_created(said)) }
     }
 
     /// Creates foreign keys that are not checked for existing rows. The triggers that check new rows do
     /// not run in sessions that apply.
-    fn create_not_valid(
-        &self,
-        directory: &Directory,
-        keys: &[ForeignKey],
-    ) -> Result<std::result::Result<(), String>> {
+    fn create_not_valid(&self, directory: &Directory, keys: &[ForeignKey]) -> Result<()> {
         let file = directory.0.join("not-valid.sql");
         let statements: String =
             keys.iter().map(|key| format!("{} NOT VALID;\n", key.sql)).collect();
-        let script = format!("SET search_path = '';\n{statements}");
-        std::fs::write(&file, script).map_err(|error| {
-            Failure::internal(format!("cannot write {}: {error}", file.display()))
-        })?;
-        let errors = match self.execute(&file)? {
-            Ok(errors) => errors,
-            Err(said) => return Ok(Err(said)),
-        };
+        let script = format!("SET client_encoding = 'UTF8';\nSET search_path = '';\n{statements}");
+        write(&file, script.as_bytes())?;
+        let mut errors = self.execute(&file)?;
+        errors.retain(|error| !error.exists_already());
         if !errors.is_empty() {
-            let said: Vec<_> = errors.into_iter().map(|error| error.said).collect();
-            return Ok(Err(said.join("; ")));
+            return Err(not_created(joined(&errors)));
         }
         for ForeignKey { table, constraint, .. } in keys {
             tracing::warn!(
@@ -246,14 +254,15 @@ impl SchemaCopier<'_> {
                 "foreign key was created NOT VALID, because rows that it refers to are missing"
             );
         }
-        Ok(Ok(()))
+        Ok(())
     }
 
     fn dump(&self, section: &str, format: &str, file: &Path) -> Result<()> {
         let mut dump = self.reading_tool("pg_dump");
         // Large objects are in the section pre-data up to 16: without their contents, and with their oids. Later
         // versions know the option as --no-large-objects too.
-        dump.args(["--no-owner", "--no-privileges", "--no-publications", "--no-subscriptions"])
+        dump.args(WITHOUT_ROLES)
+            .args(["--no-publications", "--no-subscriptions"])
             .args(["--no-blobs", "--exclude-schema=pgapace"])
             .arg(format!("--section={section}"))
             .arg(format!("--format={format}"))
@@ -266,6 +275,30 @@ impl SchemaCopier<'_> {
         Err(Failure::new(Class::Publisher, "the publisher's schema cannot be read")
             .detail(said)
             .hint("pg_dump must have the publisher's major version, or a newer one."))
+    }
+
+    /// Makes a script of a dump.
+    fn convert(&self, dump: &Path, script: &Path) -> Result<()> {
+        let mut restore = Command::new("pg_restore");
+        restore.args(WITHOUT_ROLES).arg("--file").arg(script).arg(dump);
+        quiet(&mut restore);
+        let (succeeded, said) = self.run(&mut restore, "pg_restore")?;
+        if succeeded {
+            return Ok(());
+        }
+        Err(Failure::internal(format!("cannot make a script of a dump: {said}")))
+    }
+
+    /// Removes from a script what the subscriber is too old for. Returns whether there was any.
+    fn adapt(&self, script: &Path) -> Result<bool> {
+        if self.major >= NEWER_SETTING_SINCE {
+            return Ok(false);
+        }
+        let adapted = without_newer_setting(&read(script)?);
+        if let Some(adapted) = &adapted {
+            write(script, adapted)?;
+        }
+        Ok(adapted.is_some())
     }
 
     /// Runs a tool to its end. Returns whether it succeeded, and its error output.
@@ -314,18 +347,71 @@ struct ScriptError {
     said: String,
 }
 
-/// The lines of psql about a script that report something else than an object that exists already.
+impl ScriptError {
+    fn exists_already(&self) -> bool {
+        EXISTS_ALREADY.contains(&self.sqlstate.as_str())
+    }
+}
+
+fn joined(errors: &[ScriptError]) -> String {
+    let said: Vec<_> = errors.iter().map(|error| error.said.as_str()).collect();
+    said.join("; ")
+}
+
+/// The failure of a statement that creates an index, a constraint or a trigger.
+fn not_created(said: String) -> Failure {
+    let rest =
+        "The tables are copied. Fix the cause, and start pgapace again: it creates the rest.";
+    Failure::new(Class::Subscriber, "an index or constraint cannot be created on the subscriber")
+        .hint(hint_of(&said, rest))
+        .detail(said)
+}
+
+/// What helps after an error of psql; `otherwise` if it did understand the script.
+fn hint_of(said: &str, otherwise: &'static str) -> &'static str {
+    // The first command of scripts since the minor releases of August 2025.
+    if said.contains("\\restrict") { OLD_PSQL } else { otherwise }
+}
+
+/// The script without the [`NEWER_SETTING`] in its head; `None` if it has none. The head ends at the first statement
+/// that makes no setting.
+fn without_newer_setting(script: &[u8]) -> Option<Vec<u8>> {
+    const HEAD: [&str; 4] = ["--", "SET ", "SELECT pg_catalog.set_config(", "\\restrict "];
+    let mut start = 0;
+    for line in script.split_inclusive(|byte| *byte == b'\n') {
+        let text = line.trim_ascii_end();
+        if text == NEWER_SETTING.as_bytes() {
+            return Some([&script[..start], &script[start + line.len()..]].concat());
+        }
+        if !text.is_empty() && !HEAD.iter().any(|begin| text.starts_with(begin.as_bytes())) {
+            return None;
+        }
+        start += line.len();
+    }
+    None
+}
+
+fn read(file: &Path) -> Result<Vec<u8>> {
+    std::fs::read(file)
+        .map_err(|error| Failure::internal(format!("cannot read {}: {error}", file.display())))
+}
+
+fn write(file: &Path, text: &[u8]) -> Result<()> {
+    std::fs::write(file, text)
+        .map_err(|error| Failure::internal(format!("cannot write {}: {error}", file.display())))
+}
+
+/// The lines of psql about a script that report an error.
 ///
 /// With VERBOSITY=sqlstate, a line is `psql:FILE:LINE: ERROR:  42P07`. The word before the SQLSTATE is in
 /// the server's language, so only the SQLSTATE counts. A line about the script without SQLSTATE is
 /// psql's own error. After an error of the server psql continues, and exits with 0.
-fn unexpected(said: &str, file: &Path) -> Vec<ScriptError> {
+fn script_errors(said: &str, file: &Path) -> Vec<ScriptError> {
     let about = format!("psql:{}:", file.display());
     let errors = said.lines().filter_map(|said| {
         let line = said.strip_prefix(&about)?;
         let code = said.rsplit_once(":  ").map_or("", |(_, code)| code);
-        let is_notice = code.len() == 5 && matches!(code.get(..2), Some("00" | "01" | "02"));
-        if is_notice || EXISTS_ALREADY.contains(&code) {
+        if code.len() == 5 && matches!(code.get(..2), Some("00" | "01" | "02")) {
             return None;
         }
         let line = line.split_once(':').and_then(|(line, _)| line.parse().ok()).unwrap_or(0);
@@ -356,6 +442,9 @@ fn invalid_foreign_key(error: &ScriptError, script: &str) -> Option<ForeignKey> 
         return None;
     }
     let sql = statement.join("\n");
+    if sql.contains(char::REPLACEMENT_CHARACTER) {
+        return None;
+    }
     let sql = sql.strip_suffix(';')?;
     let named = sql.strip_prefix("ALTER TABLE ")?;
     let named = named.strip_prefix("ONLY ").unwrap_or(named);
@@ -489,7 +578,9 @@ mod tests {
 
     use wire::ConnInfo;
 
-    use super::{ScriptError, invalid_foreign_key, tool, unexpected};
+    use super::{
+        NEWER_SETTING, ScriptError, invalid_foreign_key, script_errors, tool, without_newer_setting,
+    };
 
     #[test]
     fn errors_of_a_script_are_judged_by_their_sqlstate() {
@@ -506,13 +597,27 @@ mod tests {
             sqlstate: sqlstate.to_owned(),
             said: format!("psql:/tmp/s.sql:{line}: {said}"),
         };
+        let mut errors = script_errors(said, Path::new("/tmp/s.sql"));
+        errors.retain(|error| !error.exists_already());
         assert_eq!(
-            unexpected(said, Path::new("/tmp/s.sql")),
+            errors,
             [
                 error(4, "23505", "FEHLER:  23505"),
                 error(8, "", "error: invalid command \\restrict")
             ]
         );
+    }
+
+    #[test]
+    fn a_setting_of_newer_tools_is_removed_from_the_head_only() {
+        let head = "--\n-- dump of 17.6\n--\n\n\\restrict abc\nSET lock_timeout = 0;\n";
+        let rest = "SELECT pg_catalog.set_config('search_path', '', false);\n\
+                    CREATE FUNCTION public.f() RETURNS void LANGUAGE sql AS '\n";
+        let newer = format!("{head}{NEWER_SETTING}\n{rest}{NEWER_SETTING}\n';\n");
+        let adapted = format!("{head}{rest}{NEWER_SETTING}\n';\n");
+        assert_eq!(without_newer_setting(newer.as_bytes()), Some(adapted.clone().into_bytes()));
+        assert_eq!(without_newer_setting(adapted.as_bytes()), None);
+        assert_eq!(without_newer_setting(b"SET x = 0;\n"), None);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use testbed::program::events;
 
 use crate::faults::privileges::part;
 use crate::support::{
-    Case, PATIENCE, finish, must, on_versions, wait_for_event, wait_while_running,
+    Case, PATIENCE, finish, must, on_versions, skipped, wait_for_event, wait_while_running,
 };
 use crate::tablesync::while_streaming::{holder, wait_for_a_waiter};
 
@@ -94,6 +94,30 @@ fn path_with(directory: &Path, name: &str, script: &str) -> String {
     fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
     fs::set_permissions(&file, Permissions::from_mode(0o755)).unwrap();
     format!("{}:{}", directory.display(), std::env::var("PATH").unwrap_or_default())
+}
+
+/// Tools of 17 and later make a setting that older subscribers lack.
+#[test]
+fn newer_tools_create_the_schema_on_an_older_subscriber() {
+    let Ok(newer) = std::env::var(testbed::citus::VARIABLE) else {
+        return skipped("newer_tools_create_the_schema_on_an_older_subscriber", "no newer pg_dump");
+    };
+    let path = format!("{newer}:{}", std::env::var("PATH").unwrap_or_default());
+    on_versions(&[(15, 15)], |mut case| {
+        case.publisher.sql(DDL);
+        case.publish("FOR ALL TABLES");
+        case.tool.args = vec!["--copy-schema".to_owned()];
+        case.subscriber.sql("CREATE TABLE child_v ()");
+        let run = || {
+            let program = case.tool.program("run").args(["--until", "current"]);
+            finish(&program.env("PATH", &path))
+        };
+        run().expect(5, &["index or constraint cannot be created", "42P07"]);
+        case.subscriber.sql("DROP TABLE child_v");
+        run().expect(0, &[]);
+        case.expect_equal(&["parent", "child", "parts"]);
+        assert_eq!(case.subscriber.rows(OBJECTS), case.publisher.rows(OBJECTS));
+    });
 }
 
 /// A first start with --copy-schema that fails while it creates the rest of the schema.
