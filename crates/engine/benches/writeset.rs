@@ -189,5 +189,28 @@ fn writeset(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, writeset);
+/// Whole rows without a key: the cost of a column must not grow with their number.
+fn whole_rows(c: &mut Criterion) {
+    let mut bench = c.benchmark_group("whole_rows");
+    for columns in [16, 160, 1600] {
+        let column = |column| LockColumn { column, form: KeyForm::Bytes, in_identity: true };
+        let tables = [table(0, RowLock::WholeRow((0..columns).map(column).collect()))];
+        let mut changes = Changes::default();
+        for number in 0..16_000 / columns {
+            let row = (0..columns).fold(TupleBuilder::new(), |row, column| {
+                row.text((number * columns + column).to_string())
+            });
+            let (relation, new) = (RelId(1), row.tuple());
+            changes.push(0, &Message::Insert(Insert { xid: None, relation, new }));
+        }
+        let mut traffic = Traffic::new();
+        bench.throughput(Throughput::Elements(16_000)).sample_size(30);
+        bench.bench_function(columns.to_string(), |bencher| {
+            bencher.iter(|| traffic.group(&tables, &changes));
+        });
+    }
+    bench.finish();
+}
+
+criterion_group!(benches, writeset, whole_rows);
 criterion_main!(benches);

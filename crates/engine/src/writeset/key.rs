@@ -3,9 +3,10 @@
 use std::hash::{BuildHasher, Hasher};
 
 use foldhash::quality::FixedState;
-use pgoutput::{Column, Delete, Insert, Message, OldTuple, Tuple, Update};
+use pgoutput::{Column, Delete, Insert, Message, OldTuple, Tuple, TupleColumns, Update};
 
 use super::rules::LockColumn;
+use crate::key::KeyForm;
 
 /// The kind of constraint that a key belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,46 +58,71 @@ impl Keys {
         hasher.finish()
     }
 
-    /// The key that a row has in these columns. `value` returns the value of a column, if it is
-    /// known.
+    /// The key that a row has in these columns, after its change if `NEW`.
     #[inline]
-    pub(super) fn key<'a>(
+    pub(super) fn key<const NEW: bool>(
         &mut self,
         (kind, root, id): (Kind, u32, u32),
         columns: &[LockColumn],
         nulls: Nulls,
-        value: impl Fn(&LockColumn) -> Option<Column<'a>>,
+        rows: &Rows<'_>,
     ) -> Key {
         self.bytes.clear();
-        let alone = columns.len() == 1;
+        let appended = match (columns, nulls) {
+            ([column], Nulls::Distinct) => {
+                self.append_alone(column.form, rows.value::<NEW>(column))
+            }
+            _ => self.append_all::<NEW>(columns, nulls, rows),
+        };
+        match appended {
+            Ok(()) => {
+                let mut hasher = self.state.build_hasher();
+                start(&mut hasher, kind, root, id);
+                hasher.write(&self.bytes);
+                Key::Is(hasher.finish())
+            }
+            Err(key) => key,
+        }
+    }
+
+    /// Appends the value of the only column. Returns the key if it has no hash.
+    #[inline]
+    fn append_alone(&mut self, form: KeyForm, value: Option<Column<'_>>) -> Result<(), Key> {
+        match value {
+            None => Err(Key::Unknown),
+            Some(Column::Null) => Err(Key::Null),
+            Some(value) if form.append(value, &mut self.bytes) => Ok(()),
+            Some(_) => Err(Key::Unknown),
+        }
+    }
+
+    /// Appends the values of several columns. A row may have more than a thousand, so it is read once.
+    fn append_all<const NEW: bool>(
+        &mut self,
+        columns: &[LockColumn],
+        nulls: Nulls,
+        rows: &Rows<'_>,
+    ) -> Result<(), Key> {
+        let mut walk = Walk::default();
         for column in columns {
-            let Some(value) = value(column) else { return Key::Unknown };
+            let value = rows.next_value::<NEW>(column, &mut walk).ok_or(Key::Unknown)?;
             if value == Column::Null {
                 match nulls {
-                    Nulls::Distinct => return Key::Null,
+                    Nulls::Distinct => return Err(Key::Null),
                     Nulls::Equal => self.bytes.extend_from_slice(&NULL),
                 }
-            } else if alone && nulls == Nulls::Distinct {
-                if !column.form.append(value, &mut self.bytes) {
-                    return Key::Unknown;
-                }
-            } else {
-                // The length precedes the value, so that the columns stay distinct.
-                let at = self.bytes.len();
-                self.bytes.extend_from_slice(&[0; 4]);
-                if !column.form.append(value, &mut self.bytes) {
-                    return Key::Unknown;
-                }
-                let Ok(length) = u32::try_from(self.bytes.len() - at - 4) else {
-                    return Key::Unknown;
-                };
-                self.bytes[at..at + 4].copy_from_slice(&length.to_be_bytes());
+                continue;
             }
+            // The length precedes the value, so that the columns stay distinct.
+            let at = self.bytes.len();
+            self.bytes.extend_from_slice(&[0; 4]);
+            if !column.form.append(value, &mut self.bytes) {
+                return Err(Key::Unknown);
+            }
+            let length = u32::try_from(self.bytes.len() - at - 4).map_err(|_| Key::Unknown)?;
+            self.bytes[at..at + 4].copy_from_slice(&length.to_be_bytes());
         }
-        let mut hasher = self.state.build_hasher();
-        start(&mut hasher, kind, root, id);
-        hasher.write(&self.bytes);
-        Key::Is(hasher.finish())
+        Ok(())
     }
 }
 
@@ -154,48 +180,112 @@ impl<'a> Rows<'a> {
         self.change == Change::Update
     }
 
-    /// The old value of a column, if the stream contains it.
+    /// The new or the old value of a column, if the stream contains it.
     #[inline]
-    pub(super) fn before(&self, column: &LockColumn) -> Option<Column<'a>> {
-        match &self.old {
-            Some(OldTuple::Full(row)) => sent(row, column),
-            // A replica identity that is not FULL has no NULL values. A NULL here is a column
-            // outside of it.
-            Some(OldTuple::Key(row)) => sent(row, column).filter(|value| *value != Column::Null),
-            None if column.in_identity => sent(&self.new?, column),
-            None => None,
+    fn value<const NEW: bool>(&self, column: &LockColumn) -> Option<Column<'a>> {
+        let at = |row: &Tuple<'a>| row.columns().nth(column.column);
+        if NEW { self.after(column, at, at) } else { self.before(column, at) }
+    }
+
+    /// The same for one column after the other.
+    #[inline]
+    fn next_value<const NEW: bool>(
+        &self,
+        column: &LockColumn,
+        walk: &mut Walk<'a>,
+    ) -> Option<Column<'a>> {
+        let Walk { old, new } = walk;
+        if NEW {
+            self.after(column, |row| new.at(row, column), |row| old.at(row, column))
+        } else {
+            self.before(column, |row| old.at(row, column))
         }
     }
 
-    /// The new value of a column, if the stream contains it.
+    /// The old value of a column, if the stream contains it. `at` reads it from a row.
     #[inline]
-    pub(super) fn after(&self, column: &LockColumn) -> Option<Column<'a>> {
-        let row = self.new.as_ref()?;
-        sent(row, column).or_else(|| {
-            let left_out = row.columns().nth(column.column)? == Column::Unchanged;
-            if left_out && self.old.is_some() { self.before(column) } else { None }
-        })
+    fn before(
+        &self,
+        column: &LockColumn,
+        at: impl FnOnce(&Tuple<'a>) -> Option<Column<'a>>,
+    ) -> Option<Column<'a>> {
+        let row = match &self.old {
+            Some(old) => old.tuple(),
+            None if column.in_identity => self.new.as_ref()?,
+            None => return None,
+        };
+        // A replica identity that is not FULL has no NULL values. A NULL here is a column outside of it.
+        let is_key = matches!(self.old, Some(OldTuple::Key(_)));
+        at(row).filter(|value| *value != Column::Unchanged && !(is_key && *value == Column::Null))
+    }
+
+    /// The new value of a column, if the stream contains it. `new` and `old` read it from a row.
+    #[inline]
+    fn after(
+        &self,
+        column: &LockColumn,
+        new: impl FnOnce(&Tuple<'a>) -> Option<Column<'a>>,
+        old: impl FnOnce(&Tuple<'a>) -> Option<Column<'a>>,
+    ) -> Option<Column<'a>> {
+        match new(self.new.as_ref()?)? {
+            Column::Unchanged if self.old.is_some() => self.before(column, old),
+            Column::Unchanged => None,
+            value => Some(value),
+        }
     }
 
     /// Whether an update certainly left a column unchanged.
-    fn is_unchanged(&self, column: &LockColumn) -> bool {
-        let Some(new) = self.new.and_then(|row| row.columns().nth(column.column)) else {
-            return false;
-        };
-        new == Column::Unchanged
+    #[inline]
+    fn is_unchanged(
+        &self,
+        column: &LockColumn,
+        new: impl FnOnce(&Tuple<'a>) -> Option<Column<'a>>,
+        old: impl FnOnce(&Tuple<'a>) -> Option<Column<'a>>,
+    ) -> bool {
+        let Some(value) = self.new.as_ref().and_then(new) else { return false };
+        value == Column::Unchanged
             || match &self.old {
-                Some(_) => self.before(column) == Some(new),
+                Some(_) => self.before(column, old) == Some(value),
                 None => column.in_identity,
             }
     }
 
     /// Whether an update certainly left these columns unchanged.
     pub(super) fn are_unchanged(&self, columns: &[LockColumn]) -> bool {
-        !columns.is_empty() && columns.iter().all(|column| self.is_unchanged(column))
+        if let [column] = columns {
+            let at = |row: &Tuple<'a>| row.columns().nth(column.column);
+            return self.is_unchanged(column, at, at);
+        }
+        let Walk { old, new } = &mut Walk::default();
+        let mut all = columns.iter();
+        !columns.is_empty()
+            && all.all(|c| self.is_unchanged(c, |row| new.at(row, c), |row| old.at(row, c)))
     }
 }
 
-#[inline]
-fn sent<'a>(row: &Tuple<'a>, column: &LockColumn) -> Option<Column<'a>> {
-    row.columns().nth(column.column).filter(|value| *value != Column::Unchanged)
+/// How far the old and the new row are read.
+#[derive(Default)]
+struct Walk<'a> {
+    old: ReadTo<'a>,
+    new: ReadTo<'a>,
+}
+
+/// A place in a row. Columns that are asked for in ascending order are read in one pass.
+#[derive(Default)]
+struct ReadTo<'a> {
+    rest: Option<TupleColumns<'a>>,
+    /// The first column of `rest`.
+    next: usize,
+}
+
+impl<'a> ReadTo<'a> {
+    #[inline]
+    fn at(&mut self, row: &Tuple<'a>, column: &LockColumn) -> Option<Column<'a>> {
+        if column.column < self.next {
+            *self = Self::default();
+        }
+        let skipped = column.column - self.next;
+        self.next = column.column + 1;
+        self.rest.get_or_insert_with(|| row.columns()).nth(skipped)
+    }
 }

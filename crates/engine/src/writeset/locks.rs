@@ -285,7 +285,7 @@ impl Writeset {
         if rows.is_insert() {
             return Key::Null;
         }
-        self.keys.key((kind, root, id), columns, nulls, |column| rows.before(column))
+        self.keys.key::<false>((kind, root, id), columns, nulls, rows)
     }
 
     #[inline]
@@ -298,7 +298,7 @@ impl Writeset {
         nulls: Nulls,
         rows: &Rows<'_>,
     ) -> Key {
-        self.keys.key((kind, root, id), columns, nulls, |column| rows.after(column))
+        self.keys.key::<true>((kind, root, id), columns, nulls, rows)
     }
 
     /// Locks a key for the current change. Returns `Err` if the group now has too many keys of this

@@ -30,6 +30,10 @@ use in_use::ReportedWorkers;
 pub(crate) use slots::{Connector, OpenedWorkers, Slots, WorkerNumber};
 pub(crate) use span::{ApplySpan, Elapsed};
 
+/// Bytes of groups after which the leader looks at its other events before it assigns more. To take the
+/// locks of so many takes it less than a tenth of a second.
+const BYTES_AT_ONCE: usize = 8 << 20;
+
 /// How groups are made and assigned.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PoolSettings {
@@ -127,15 +131,18 @@ impl Pool {
         &mut self.dispatch
     }
 
-    /// Assigns all work that may be assigned now. `reading`: whether more is being received.
+    /// Assigns work that may be assigned now. `reading`: whether more is being received.
     /// `attends`: the calling thread may execute small groups itself, and these are its waits.
     pub(crate) fn assign(
         &mut self,
         reading: bool,
         attends: Option<&Stopwatch>,
     ) -> Result<Assigned> {
-        let mut short = false;
+        let (mut short, mut bytes) = (false, 0);
         let assigned = loop {
+            if bytes >= BYTES_AT_ONCE {
+                return Ok(Assigned::Later(Duration::ZERO));
+            }
             let step = self.dispatch.next(self.now(), reading);
             match step.map_err(|e| Failure::internal(e.to_string()))? {
                 Step::Nothing => break Assigned::All,
@@ -145,6 +152,7 @@ impl Pool {
                     break Assigned::Busy;
                 }
                 Step::Assign { worker, beside_others, group } => {
+                    bytes += group.works.iter().map(|work| work.part.bytes()).sum::<usize>();
                     self.submit(worker, (beside_others, attends), group)?;
                 }
             }

@@ -1,7 +1,11 @@
 //! Limits of the writeset.
 
-use super::bed::{Bed, prerequisites, table};
-use crate::writeset::WritesetLimits;
+use std::time::Instant;
+
+use pgoutput::decode_change;
+
+use super::bed::{Bed, bytes, key, prerequisites, table};
+use crate::writeset::{LockRules, RowLock, WritesetLimits};
 
 #[test]
 fn a_group_with_too_many_keys_locks_the_table() {
@@ -53,4 +57,30 @@ fn locks_of_committed_groups_are_swept_out() {
         }
         assert_eq!(bed.set.table.bytes(), 1024 * 16);
     }
+}
+
+/// The time is in proportion to the columns of a row, not to their square.
+#[test]
+fn locks_of_wide_rows_take_as_long_for_each_column_as_those_of_narrow_ones() {
+    let fastest = |columns: usize| {
+        let rules =
+            LockRules { row: RowLock::WholeRow((0..columns).map(key).collect()), ..table(1) };
+        let row = bytes(&format!("I {}", "value ".repeat(columns)));
+        let change = decode_change(&row, false).unwrap();
+        let run = |_| {
+            let mut bed = Bed::ordered();
+            bed.open(None);
+            let begun = Instant::now();
+            for _ in 0..16_000 / columns {
+                bed.set.change(&rules, &change);
+            }
+            begun.elapsed()
+        };
+        (0..5).map(run).min().unwrap()
+    };
+    let (narrow, wide) = (fastest(100), fastest(1600));
+    assert!(
+        wide < narrow * 4,
+        "16000 columns took {narrow:?} in rows of 100, {wide:?} in rows of 1600"
+    );
 }
