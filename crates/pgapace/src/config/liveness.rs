@@ -2,6 +2,11 @@
 //!
 //! A machine that loses its power or its network closes no connection. Without these settings, each side
 //! may keep its end of a connection for hours.
+//!
+//! A peer that reads nothing for a while is not dead. A backend reads nothing while it executes a statement or
+//! waits for a lock; the receiver reads nothing while its memory is spent, a copy while the other server is
+//! slow. TCP_USER_TIMEOUT does not tell the difference. For sockets of this process, `wire` does. A server is
+//! given that timeout only for sessions whose replies are always read.
 
 use wire::{ConnInfo, ConnInfoError};
 
@@ -34,14 +39,14 @@ const QUICK: [(&str, &str); 5] = [
 
 /// The same for the servers, which any role may set for its own sessions. The sessions of a dead machine
 /// end by themselves then, also those that a standby may not terminate.
-const OF_SERVER: [(&str, &str); 4] = [
-    ("tcp_keepalives_idle", "3"),
-    ("tcp_keepalives_interval", "2"),
-    ("tcp_keepalives_count", "2"),
-    ("tcp_user_timeout", "7s"),
-];
-/// For the publisher. The receiver answers at half of it, whatever the subscriber does.
-const WAL_SENDER_TIMEOUT: (&str, &str) = ("wal_sender_timeout", "10s");
+const OF_SERVER: [(&str, &str); 3] =
+    [("tcp_keepalives_idle", "3"), ("tcp_keepalives_interval", "2"), ("tcp_keepalives_count", "2")];
+/// For the subscriber: keepalives do not notice the death of a client that has not acknowledged a reply. A session
+/// that compares tables has none ([`Purpose::Verify`](crate::subscriber::session::Purpose)).
+const OF_SUBSCRIBER: (&str, &str) = ("tcp_user_timeout", "7s");
+/// For the publisher. The receiver answers at half of it, whatever the subscriber does. It sends its status
+/// while it reads nothing, and a walsender that cannot send still reads.
+const OF_PUBLISHER: (&str, &str) = ("wal_sender_timeout", "10s");
 
 /// Completes a connection string that says nothing of this.
 pub(super) fn usual(mut info: ConnInfo) -> std::result::Result<ConnInfo, ConnInfoError> {
@@ -57,15 +62,15 @@ pub(super) fn usual(mut info: ConnInfo) -> std::result::Result<ConnInfo, ConnInf
 /// gives otherwise stay.
 pub(crate) fn for_standby(subscription: &mut Subscription) -> Result<()> {
     let wrong = |error: ConnInfoError| Failure::new(Class::Config, error.to_string());
-    subscription.subscriber = quick(subscription.subscriber.clone(), &OF_SERVER).map_err(wrong)?;
-    let of_publisher: Vec<_> = OF_SERVER.into_iter().chain([WAL_SENDER_TIMEOUT]).collect();
-    subscription.publisher = quick(subscription.publisher.clone(), &of_publisher).map_err(wrong)?;
+    subscription.subscriber =
+        quick(subscription.subscriber.clone(), OF_SUBSCRIBER).map_err(wrong)?;
+    subscription.publisher = quick(subscription.publisher.clone(), OF_PUBLISHER).map_err(wrong)?;
     Ok(())
 }
 
 fn quick(
     mut info: ConnInfo,
-    of_server: &[(&str, &str)],
+    of_this_server: (&str, &str),
 ) -> std::result::Result<ConnInfo, ConnInfoError> {
     for ((key, usual), (_, quick)) in USUAL.into_iter().zip(QUICK) {
         if info.get(key) == Some(usual) {
@@ -74,7 +79,8 @@ fn quick(
     }
     let given = info.get("options").unwrap_or_default().to_owned();
     let mut options = given.clone();
-    for (name, value) in of_server.iter().filter(|(name, _)| !given.contains(name)) {
+    let of_server = OF_SERVER.into_iter().chain([of_this_server]);
+    for (name, value) in of_server.filter(|(name, _)| !given.contains(name)) {
         if !options.is_empty() {
             options.push(' ');
         }
@@ -85,7 +91,7 @@ fn quick(
 
 #[cfg(test)]
 mod tests {
-    use super::{OF_SERVER, quick};
+    use super::{OF_PUBLISHER, OF_SUBSCRIBER, quick};
 
     #[test]
     fn attempts_to_connect_are_limited() {
@@ -101,12 +107,21 @@ mod tests {
     #[test]
     fn settings_of_a_connection_string_stay() {
         let text = "host=a keepalives_idle=99 options='-c tcp_user_timeout=1min'";
-        let info = quick(super::super::conninfo(text).unwrap(), &OF_SERVER).unwrap();
+        let info = quick(super::super::conninfo(text).unwrap(), OF_SUBSCRIBER).unwrap();
         assert_eq!(info.get("keepalives_idle"), Some("99"));
         assert_eq!(info.get("keepalives_interval"), Some("2"));
         assert_eq!(info.get("connect_timeout"), Some("5"));
         let options = info.get("options").unwrap();
         assert!(options.starts_with("-c tcp_user_timeout=1min -c tcp_keepalives_idle=3"));
         assert!(!options.contains("7s"), "{options}");
+    }
+
+    /// The receiver and copies may read nothing for longer.
+    #[test]
+    fn the_publisher_judges_nobody_by_what_it_cannot_send() {
+        let info = quick(super::super::conninfo("host=a").unwrap(), OF_PUBLISHER).unwrap();
+        let options = info.get("options").unwrap();
+        assert!(options.ends_with(" -c wal_sender_timeout=10s"), "{options}");
+        assert!(!options.contains("user_timeout"), "{options}");
     }
 }

@@ -60,6 +60,10 @@ const NEWER_SETTINGS: &[(&str, &str)] = &[("transaction_timeout", "0")];
 /// only setting that needs a privilege, so sessions that only read do without it.
 const REPLICA_ROLE: (&str, &str) = ("session_replication_role", "replica");
 
+/// A comparison reads the rows of a server while the other one sends its own. So the server must not take a
+/// client that reads nothing for dead (see `config/liveness.rs`).
+const NO_USER_TIMEOUT: (&str, &str) = ("tcp_user_timeout", "0");
+
 /// A backend that waits for a lock notices that the client is gone. Not available on every
 /// platform.
 const WATCH: (&str, &str) = ("client_connection_check_interval", "2s");
@@ -425,12 +429,14 @@ fn settings(purpose: Purpose, major: u32, with_citus: bool) -> Vec<(&'static str
     let times = if purpose.only_writes() { &[] } else { TEXT_OF_TIMES };
     let newer = if major >= 17 { NEWER_SETTINGS } else { &[] };
     let citus = if with_citus { citus::SETTINGS } else { &[] };
+    let patience = (purpose == Purpose::Verify).then_some(&NO_USER_TIMEOUT);
     let last = citus.iter().chain([&WATCH]);
     role.into_iter()
         .chain(SETTINGS)
         .chain(times)
         .chain(newer)
         .chain(&own)
+        .chain(patience)
         .chain(last)
         .copied()
         .collect()

@@ -1,6 +1,7 @@
 //! Several processes for one subscription (`run --standby`).
 
 mod before_stream;
+mod busy_peers;
 mod chaos;
 mod failing;
 mod fleet;

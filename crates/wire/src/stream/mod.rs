@@ -7,6 +7,7 @@ mod channel_binding;
 mod notices;
 mod socket;
 mod tls;
+mod user_timeout;
 
 pub use activity::Activity;
 pub(crate) use buffered::{Buffered, MAX_MESSAGE, Message, from_io, header};
@@ -25,6 +26,7 @@ use socket2::Socket;
 
 use crate::error::{Error, Result};
 use tls::{Tls, tls_error};
+use user_timeout::UserTimeout;
 
 /// The protocol name of PostgreSQL in TLS (ALPN).
 pub(crate) const ALPN: &[u8] = b"postgresql";
@@ -37,6 +39,7 @@ pub(crate) struct Stream {
     established: bool,
     /// See [`Stream::set_inside_message`].
     inside_message: bool,
+    user_timeout: Option<UserTimeout>,
 }
 
 /// Which events to wait for.
@@ -66,14 +69,16 @@ impl Stream {
         deadline: Option<Instant>,
     ) -> io::Result<Stream> {
         let socket = socket::connect(address, options, deadline)?;
-        Ok(Stream { socket, tls: None, established: false, inside_message: false })
+        let is_tcp = cfg!(target_os = "linux") && matches!(address, Address::Tcp(_));
+        let user_timeout = options.tcp_user_timeout.filter(|_| is_tcp).map(UserTimeout::new);
+        Ok(Stream { socket, tls: None, established: false, inside_message: false, user_timeout })
     }
 
     /// A stream on one end of a socket pair.
     #[cfg(test)]
     pub(crate) fn on(socket: Socket) -> Stream {
         socket.set_nonblocking(true).unwrap();
-        Stream { socket, tls: None, established: false, inside_message: false }
+        Stream { socket, tls: None, established: false, inside_message: false, user_timeout: None }
     }
 
     /// The server has accepted the session. From now on, dropping the stream sends Terminate, so that the
@@ -142,6 +147,7 @@ impl Stream {
 
     /// Accepts some of `bytes` for sending; `WouldBlock` when it can accept none.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.note_write();
         match &mut self.tls {
             Some(tls) => tls.write(&self.socket, bytes).map_err(|e| self.tls_failure(e)),
             None => retry(|| (&self.socket).write(bytes)),
@@ -151,9 +157,16 @@ impl Stream {
     /// Sends bytes that an earlier [`Stream::write`] accepted but the socket did not; `WouldBlock`
     /// when some of them remain.
     pub(crate) fn push(&mut self) -> io::Result<()> {
+        self.note_write();
         match &mut self.tls {
             Some(tls) => tls.push(&self.socket).map_err(|e| self.tls_failure(e)),
             None => Ok(()),
+        }
+    }
+
+    fn note_write(&self) {
+        if let Some(user_timeout) = &self.user_timeout {
+            user_timeout.wrote();
         }
     }
 
@@ -189,7 +202,21 @@ impl Stream {
         if want.read && self.has_unread() {
             return Ok(Some(Ready { readable: true, ..Ready::default() }));
         }
-        wait(self.socket.as_fd(), want, wake, deadline)
+        let Some(user_timeout) = &self.user_timeout else {
+            return wait(self.socket.as_fd(), want, wake, deadline);
+        };
+        loop {
+            let look = user_timeout.next_look();
+            if look.is_some_and(|look| Instant::now() >= look) {
+                user_timeout.look(&self.socket);
+                continue;
+            }
+            let looks = look.filter(|look| deadline.is_none_or(|deadline| *look < deadline));
+            let ready = wait(self.socket.as_fd(), want, wake, looks.or(deadline))?;
+            if ready.is_some() || looks.is_none() {
+                return Ok(ready);
+            }
+        }
     }
 }
 

@@ -32,6 +32,21 @@ pub(crate) struct SocketOptions {
     pub(crate) loopback_receive_buffer: Option<usize>,
 }
 
+#[cfg(test)]
+impl SocketOptions {
+    /// The system's defaults.
+    pub(super) fn defaults() -> Self {
+        Self {
+            keepalives: true,
+            keepalives_idle: None,
+            keepalives_interval: None,
+            keepalives_count: None,
+            tcp_user_timeout: None,
+            loopback_receive_buffer: None,
+        }
+    }
+}
+
 /// Time limit for a Unix socket whose listen queue is full, when no `connect_timeout` is set. With
 /// a non-blocking socket connect(2) does not wait for a free place in the queue.
 const FULL_QUEUE_PATIENCE: Duration = Duration::from_secs(10);
@@ -76,9 +91,8 @@ fn connect_tcp(
         }
         socket.set_tcp_keepalive(&keepalive)?;
     }
-    #[cfg(target_os = "linux")]
     if options.tcp_user_timeout.is_some() {
-        socket.set_tcp_user_timeout(options.tcp_user_timeout)?;
+        set_user_timeout(&socket, options.tcp_user_timeout)?;
     }
     match socket.connect(&address.into()) {
         Ok(()) => return Ok(socket),
@@ -93,6 +107,18 @@ fn connect_tcp(
         None => Ok(socket),
         Some(error) => Err(error),
     }
+}
+
+/// Sets TCP_USER_TIMEOUT, where it exists.
+#[cfg(target_os = "linux")]
+pub(super) fn set_user_timeout(socket: &Socket, limit: Option<Duration>) -> io::Result<()> {
+    socket.set_tcp_user_timeout(limit)
+}
+
+/// Sets TCP_USER_TIMEOUT, where it exists.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn set_user_timeout(_socket: &Socket, _limit: Option<Duration>) -> io::Result<()> {
+    Ok(())
 }
 
 fn connect_unix(address: &SockAddr, deadline: Option<Instant>) -> io::Result<Socket> {
@@ -138,14 +164,7 @@ mod tests {
     use super::*;
 
     fn options(loopback_receive_buffer: Option<usize>) -> SocketOptions {
-        SocketOptions {
-            keepalives: true,
-            keepalives_idle: None,
-            keepalives_interval: None,
-            keepalives_count: None,
-            tcp_user_timeout: None,
-            loopback_receive_buffer,
-        }
+        SocketOptions { loopback_receive_buffer, ..SocketOptions::defaults() }
     }
 
     /// The receive window is small from the start, and all data passes through it.
