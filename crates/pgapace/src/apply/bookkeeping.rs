@@ -3,7 +3,7 @@
 //! Nothing waits until it is durable. The durability session does these jobs between its flushes, and the
 //! relief session while a flush waits ([`crate::apply::durability`]).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 use wire::Session;
@@ -58,8 +58,8 @@ pub(crate) enum BookkeepingResult {
     Fingerprints(FxHashMap<u32, Option<String>>),
     /// The requests of verbs that are recorded now.
     Requests(Requests),
-    /// The statistics are written.
-    Written,
+    /// The statistics are written, which took so long.
+    Written(Duration),
     /// The heartbeat job has ended. It writes only if a process waits for the subscription, or if the stage
     /// has changed.
     Beaten,
@@ -100,7 +100,9 @@ impl BookkeepingJob {
     ) -> Result<Option<BookkeepingResult>> {
         match self {
             Self::Statistics(statistics) => {
-                statistics.write(session, id).map(|()| Some(BookkeepingResult::Written))
+                let began = Instant::now();
+                let written = statistics.write(session, id);
+                written.map(|()| Some(BookkeepingResult::Written(began.elapsed())))
             }
             Self::TableStates(board) => {
                 board.set_tables(figures::table_states(session, id)?);

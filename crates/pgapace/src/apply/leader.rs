@@ -355,7 +355,7 @@ impl<'a> Leader<'a> {
                 self.schema_watch.answered(Instant::now());
             }
             BookkeepingResult::Requests(found) => self.requests_found(found)?,
-            BookkeepingResult::Written => self.watched.is_writing = false,
+            BookkeepingResult::Written(took) => self.watched.statistics_written(took),
             BookkeepingResult::Beaten => self.heartbeat.beaten(),
             BookkeepingResult::RemovedConflicts(more) => {
                 let pause = if more { BETWEEN_BATCHES } else { BETWEEN_REMOVALS };

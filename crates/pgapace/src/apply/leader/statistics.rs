@@ -31,7 +31,7 @@ impl Leader<'_> {
         }
         let first = self.watched.observed.is_none();
         let (figures, delta) = self.observe(goes_on);
-        if (first || self.watched.is_writing) && !now {
+        if (first || !self.watched.may_write()) && !now {
             return;
         }
         let mut news = delta;

@@ -14,6 +14,12 @@ use crate::subscriber::state::statistics::{Counters, Delta};
 /// Seconds between 1970 and 2000, where the times of the protocol begin.
 const EPOCH: f64 = 946_684_800.0;
 
+/// A write of statistics that takes no longer than this, as from far away, is made once per second.
+const QUICK: Duration = Duration::from_millis(200);
+/// Longer writes take at most this part of the time.
+const SHARE: u32 = 20;
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
 /// Figures and counters of a run that are shown, and when they were written.
 #[derive(Debug)]
 pub(crate) struct Watched {
@@ -33,6 +39,8 @@ pub(crate) struct Watched {
     pub(super) written: Instant,
     /// The durability session has statistics to write. It may wait long for a synchronous standby.
     pub(super) is_writing: bool,
+    /// The time from one write to the next, if the last one took long.
+    pub(super) pause: Option<Duration>,
     /// Changes since they were written last.
     pub(super) counters: Counters,
     pub(super) counts: Counts,
@@ -67,6 +75,7 @@ impl Watched {
             observed: None,
             written: now,
             is_writing: false,
+            pause: None,
             counters: Counters::default(),
             counts: Counts::default(),
             reported: None,
@@ -96,10 +105,28 @@ impl Watched {
         self.durable = self.flushing;
     }
 
+    /// The statistics are written, which took so long.
+    ///
+    /// They are updates of the same rows. While a session of the subscriber keeps an old snapshot, all versions of
+    /// such a row remain, and each update reads them. So the writes may take a [`SHARE`] of the time only.
+    pub(super) fn statistics_written(&mut self, took: Duration) {
+        self.is_writing = false;
+        self.pause = pause_after(took);
+    }
+
+    /// Whether statistics may be written now.
+    pub(super) fn may_write(&self) -> bool {
+        !self.is_writing && self.pause.is_none_or(|pause| self.written.elapsed() >= pause)
+    }
+
     /// Whether it is time for the next observation.
     pub(super) fn is_due(&self, interval: Duration) -> bool {
         self.observed.is_none_or(|observed| observed.elapsed() >= interval)
     }
+}
+
+fn pause_after(took: Duration) -> Option<Duration> {
+    (took > QUICK).then(|| took.saturating_mul(SHARE).min(LONGEST_PAUSE))
 }
 
 /// Interval of the summaries in the log.
@@ -147,4 +174,16 @@ fn tenths(seconds: f64) -> f64 {
 /// A time of the protocol, in seconds since 1970.
 pub(super) fn seconds(time: Timestamp) -> f64 {
     time.0 as f64 / 1e6 + EPOCH
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_writes_are_rare() {
+        assert_eq!(pause_after(Duration::from_millis(150)), None);
+        assert_eq!(pause_after(Duration::from_millis(300)), Some(Duration::from_secs(6)));
+        assert_eq!(pause_after(Duration::from_secs(9)), Some(LONGEST_PAUSE));
+    }
 }
