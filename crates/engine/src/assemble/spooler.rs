@@ -1,6 +1,7 @@
 //! All transactions that are kept until their end is known, and the memory that they may take.
 
 use std::collections::BTreeSet;
+use std::ops::{AddAssign, SubAssign};
 use std::sync::Arc;
 
 use pgoutput::{Lsn, Xid};
@@ -19,6 +20,34 @@ struct Held {
     transaction: SpooledTransaction,
 }
 
+/// Memory of transactions, in bytes.
+#[derive(Debug, Default, Clone, Copy)]
+struct Memory {
+    all: usize,
+    /// What of it can go to the spool.
+    spillable: usize,
+}
+
+impl Memory {
+    fn of(transaction: &SpooledTransaction) -> Self {
+        Self { all: transaction.footprint(), spillable: transaction.spillable() }
+    }
+}
+
+impl AddAssign for Memory {
+    fn add_assign(&mut self, other: Self) {
+        self.all += other.all;
+        self.spillable += other.spillable;
+    }
+}
+
+impl SubAssign for Memory {
+    fn sub_assign(&mut self, other: Self) {
+        self.all -= other.all;
+        self.spillable -= other.spillable;
+    }
+}
+
 /// The kept transactions of one connection.
 ///
 /// Together they take no more memory than they may: whatever they get beyond it, the largest goes
@@ -33,7 +62,7 @@ pub(super) struct Spooler {
     /// The same, by where they were prepared.
     held_from: BTreeSet<(Lsn, Xid)>,
     /// Memory that all of them take.
-    footprint: usize,
+    memory: Memory,
     next_id: u64,
     commands: Vec<SpoolCommand>,
 }
@@ -45,14 +74,14 @@ impl Spooler {
             open: FxHashMap::default(),
             held: FxHashMap::default(),
             held_from: BTreeSet::new(),
-            footprint: 0,
+            memory: Memory::default(),
             next_id: 0,
             commands: Vec::new(),
         }
     }
 
     pub(super) fn footprint(&self) -> usize {
-        self.footprint
+        self.memory.all
     }
 
     pub(super) fn commands(&mut self) -> &mut Vec<SpoolCommand> {
@@ -82,10 +111,10 @@ impl Spooler {
     /// A change of an open transaction.
     pub(super) fn push(&mut self, xid: Xid, change: Change<'_>, changed: Changed<'_>) {
         let Some(transaction) = self.open.get_mut(&xid) else { return };
-        self.footprint -= transaction.footprint();
+        self.memory -= Memory::of(transaction);
         transaction.push(change, changed, self.limits.block_bytes);
-        self.footprint += transaction.footprint();
-        if self.footprint > self.limits.spooled_bytes {
+        self.memory += Memory::of(transaction);
+        if self.memory.spillable > self.room() {
             self.spill();
         }
     }
@@ -94,8 +123,17 @@ impl Spooler {
     /// it is written, and rather than a little, so that it is written in large pieces.
     fn spill(&mut self) {
         const SHARE: usize = 8;
-        let goal = self.limits.spooled_bytes - self.limits.spooled_bytes / SHARE;
-        while self.footprint > goal && self.spill_largest(self.footprint - goal) {}
+        let goal = self.room() - self.room() / SHARE;
+        while self.memory.spillable > goal && self.spill_largest(self.memory.spillable - goal) {}
+    }
+
+    /// The memory that is left to what can be spilled. With very many subtransactions their records alone are more
+    /// than the limit: then a part of it is left all the same, or each change would go to the spool by itself.
+    fn room(&self) -> usize {
+        const LEAST: usize = 8;
+        let others = self.memory.all - self.memory.spillable;
+        let limit = self.limits.spooled_bytes;
+        limit.saturating_sub(others).max(limit / LEAST)
     }
 
     /// Whether there was something to spill.
@@ -106,24 +144,24 @@ impl Spooler {
         let Some(transaction) = largest.filter(|transaction| transaction.spillable() > 0) else {
             return false;
         };
-        self.footprint -= transaction.footprint();
+        self.memory -= Memory::of(transaction);
         transaction.spill(bytes, &mut self.commands);
-        self.footprint += transaction.footprint();
+        self.memory += Memory::of(transaction);
         true
     }
 
     /// A subtransaction did not happen. Of an open transaction that is not known, nothing is here.
     pub(super) fn abort(&mut self, xid: Xid, subxid: Xid) {
         let Some(transaction) = self.open.get_mut(&xid) else { return };
-        self.footprint -= transaction.footprint();
+        self.memory -= Memory::of(transaction);
         self.commands.extend(transaction.abort(subxid));
-        self.footprint += transaction.footprint();
+        self.memory += Memory::of(transaction);
     }
 
     /// The end of an open transaction.
     pub(super) fn take_open(&mut self, xid: Xid) -> Option<SpooledTransaction> {
         let transaction = self.open.remove(&xid)?;
-        self.footprint -= transaction.footprint();
+        self.memory -= Memory::of(&transaction);
         Some(transaction)
     }
 
@@ -149,7 +187,7 @@ impl Spooler {
     pub(super) fn take_held(&mut self, xid: Xid) -> Option<(SpooledTransaction, Prepared)> {
         let Held { transaction, prepared } = self.held.remove(&xid)?;
         self.held_from.remove(&(prepared.prepare_lsn, xid));
-        self.footprint -= transaction.footprint();
+        self.memory -= Memory::of(&transaction);
         Some((transaction, prepared))
     }
 

@@ -144,6 +144,24 @@ fn changes_that_do_not_fit_into_memory_are_spooled() {
     assert_eq!(assembler.spooled_bytes(), 0);
 }
 
+/// Their records alone take more memory than there is.
+#[test]
+fn changes_of_very_many_subtransactions_are_spooled_together() {
+    let limits = PartLimits { spooled_bytes: 4096, block_bytes: 256, changes: 7, bytes: 1 << 20 };
+    let mut assembler = announced(limits);
+    let mut spool = Spool::default();
+    let mut appends = 0;
+    for number in 0..1000 {
+        block(&mut assembler, 10, number == 0, &[(11 + number, "row")]);
+        appends += assembler.spool_commands().len();
+        spool.obey(&mut assembler);
+    }
+    assert!((1..200).contains(&appends), "{appends}");
+    let parts = spool.read(committed(&mut assembler, &stream_commit(10, 300)));
+    assert_eq!(parts.iter().map(TransactionPart::len).sum::<usize>(), 1000);
+    assert_eq!(assembler.spooled_bytes(), 0);
+}
+
 #[test]
 fn a_truncate_keeps_its_relations() {
     let mut assembler = announced(PartLimits::default());
