@@ -18,6 +18,7 @@ use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::{self, Phase, Subscription, ownership, prepared, progress};
 use crate::subscription::{self, RunOptions, Until, check_sent_alike, check_start};
+use crate::tablesync::rebase;
 
 #[derive(Debug, Args)]
 pub(crate) struct RebaseArgs {
@@ -90,6 +91,7 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
     let (system, found) =
         slot_to_drop::find(&mut source, &row, TO_FOLLOW_ANOTHER, FREE_WITHIN, &stopping)?;
     publication::check_exist(&mut source, &config.publications)?;
+    let exists = found.is_some();
     if let Some((found, was_used)) = found {
         slot::check_kind(&row.slot_name, &found)?;
         if row.phase == Phase::Creating && !slot::is_ours(&found, row.slot_made_at) {
@@ -108,10 +110,15 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
                 wire::quote_literal(&row.slot_name)
             )));
         }
+    }
+    // What the run would refuse can be mended by the user as long as nothing is dropped.
+    let blocked =
+        rebase::check(&mut control, (&publisher, &subscriber), &config.publications, &row)?;
+    if exists {
         slot::drop(&mut source, &row.slot_name)?;
     }
     // A slot that is gone without this record is the reason for rebase.
-    state::set_rebasing(&mut control, row.id, &system)?;
+    state::set_rebasing(&mut control, row.id, &system, &blocked)?;
     tracing::info!(
         event = "rebase_started",
         subscription = config.name,

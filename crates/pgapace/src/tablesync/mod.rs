@@ -18,7 +18,7 @@ mod indexes;
 mod inspection;
 mod plan;
 mod queue;
-mod rebase;
+pub(crate) mod rebase;
 mod scaling;
 pub(crate) mod schema;
 pub(crate) mod slot_wait;

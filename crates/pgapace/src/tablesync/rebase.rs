@@ -10,28 +10,32 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use engine::table_sync::TableSyncState;
 use wire::{Session, quote_literal};
 
-use super::{Snapshot, SyncContext};
+use super::{Name, Snapshot, SyncContext, is_of_its_tables};
 use crate::check::opposite;
 use crate::error::{Class, Failure, Result};
-use crate::publisher::publication::PublishedTable;
+use crate::publisher::publication::{self, PublishedTable};
+use crate::publisher::session::Publisher;
 use crate::repair::{self, BatchSize, WriteWay};
 use crate::sqlstate;
 use crate::stopping::interrupt::interruptible;
 use crate::subscriber::catalogue::{field, first_row};
-use crate::subscriber::session::{self, Purpose};
-use crate::subscriber::state::ownership;
+use crate::subscriber::session::{self, Purpose, Subscriber};
 use crate::subscriber::state::verification::{self, VerificationKind};
+use crate::subscriber::state::{self, SchemaCopy, Subscription, ownership};
 use crate::subscriber::writer_tag::{Writer, WriterTag};
+use crate::tablesync::subscriber_tables::{self, Obstacle};
 use crate::tablesync::table_state::{Begun, Complete};
 use crate::verify::keeper::Servers;
 use crate::verify::pair::{Held, PairSource, SnapshotPair};
 use crate::verify::plan::TablePlan;
-use crate::verify::prepare::{Scope, plan};
+use crate::verify::prepare::{Prepared, Scope, plan, refuse};
 use crate::verify::progress::Progress;
 use crate::verify::rate::Pace;
 use crate::verify::record::{Recorder, TableRecord};
+use crate::verify::requirements::{managed_by_citus, not_all_published};
 use crate::verify::run::{Manner, Verification};
 use crate::verify::sessions::Read;
 use crate::verify::whole::Passes;
@@ -74,6 +78,83 @@ impl PairSource for Pairs<'_> {
     }
 }
 
+/// The next step if the publisher does not send all changes of a table.
+const NOT_ALL_PUBLISHED: &str = "\
+A rebase would delete rows that are to stay when the publisher deletes its own. To keep them: pgapace drop, then pgapace \
+run --copy-data=false. Rows that were written since the slot was lost are copied by hand, and other tables by pgapace resync";
+
+/// The next step if Citus manages a table.
+const BY_CITUS: &str = "TRUNCATE the table on the subscriber, so that it is copied";
+
+/// Checks that a rebase can compare the tables that hold rows, and copy the others. Tables that are blocked already stop
+/// no other table: returns those of them that can be neither compared nor copied. Changes nothing.
+pub(crate) fn check(
+    control: &mut Session,
+    (publisher, subscriber): (&Publisher, &Subscriber),
+    publications: &[String],
+    row: &Subscription,
+) -> Result<Vec<Name>> {
+    if row.schema_copy == Some(SchemaCopy::Before) {
+        return Ok(Vec::new());
+    }
+    let mut look = publisher.connect_to_look()?;
+    let mut local = subscriber.connect(Purpose::Verify)?;
+    let published = publication::tables(&mut look, publications)?;
+    let states = state::relations_by_name(control, row.id)?;
+    let is_blocked = |table: &PublishedTable| {
+        states.get(&table.key()).is_some_and(|state| state.state == TableSyncState::Blocked)
+    };
+    let (mut filled, mut unfit) = (Vec::new(), Vec::new());
+    let judged = subscriber_tables::fit(control, &published, |_| true)?;
+    for (table, judged) in published.into_iter().zip(judged) {
+        match judged {
+            Ok(_) => {}
+            Err(Obstacle::NotEmpty) => filled.push(table),
+            Err(Obstacle::Absent | Obstacle::Unfit(_)) => unfit.push(table),
+        }
+    }
+    let (left, unfit): (Vec<_>, Vec<_>) = unfit.into_iter().partition(is_blocked);
+    subscriber_tables::fitting(control, &unfit)?;
+    let (blocked, filled): (Vec<_>, Vec<_>) = filled.into_iter().partition(is_blocked);
+    let users = [publisher.user(), subscriber.user()];
+    let mut prepare = |tables: &[PublishedTable]| {
+        prepare((&mut look, &mut local), (publications, users), tables).map(|_| ())
+    };
+    if !filled.is_empty() {
+        prepare(&filled)?;
+    }
+    let mut left: Vec<_> = left.iter().map(PublishedTable::key).collect();
+    for table in blocked {
+        match prepare(std::slice::from_ref(&table)) {
+            Err(failure) if !is_of_its_tables(&failure) => return Err(failure),
+            Err(_) => left.push(table.key()),
+            Ok(()) => {}
+        }
+    }
+    Ok(left)
+}
+
+/// Plans the comparison of tables that hold rows.
+fn prepare(
+    (look, local): (&mut Session, &mut Session),
+    (publications, users): (&[String], [&str; 2]),
+    published: &[PublishedTable],
+) -> Result<(Scope, Prepared)> {
+    let problems = not_all_published(look, publications, published)?.into_iter();
+    let problems = problems.map(|problem| problem.with_hint(NOT_ALL_PUBLISHED));
+    let by_citus = managed_by_citus(local, published)?.into_iter();
+    refuse(problems.chain(by_citus.map(|problem| problem.with_hint(BY_CITUS))).collect())?;
+    let scope = Scope {
+        tables: published.iter().map(PublishedTable::key).collect(),
+        except: Vec::new(),
+        share: None,
+        condition: None,
+    };
+    let prepared = plan(look, local, (publications, users), &scope)?;
+    check_comparable(&prepared.plans)?;
+    Ok((scope, prepared))
+}
+
 /// Compares tables, and makes their rows equal. Returns why tables must be compared again under another
 /// snapshot.
 pub(super) fn tables(
@@ -85,20 +166,14 @@ pub(super) fn tables(
     if published.is_empty() {
         return Ok(Vec::new());
     }
-    let scope = Scope {
-        tables: published.iter().map(PublishedTable::key).collect(),
-        except: Vec::new(),
-        share: None,
-        condition: None,
-    };
     let mut look = context.publisher.connect_to_look()?;
     let mut local = context.subscriber.connect(Purpose::Verify)?;
     let users = [context.publisher.user(), context.subscriber.user()];
-    let prepared = plan(&mut look, &mut local, (context.publications, users), &scope)?;
+    let (scope, prepared) =
+        prepare((&mut look, &mut local), (context.publications, users), published)?;
     opposite::warn(&mut look, &mut local, &scope.tables)?;
     drop((look, local));
     let plans = &prepared.plans;
-    check_comparable(plans)?;
     let owner = context.owner();
     let mut begun = Begun::default();
     published.iter().for_each(|table| begun.push(table, 0, 1));

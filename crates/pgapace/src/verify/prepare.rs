@@ -126,6 +126,11 @@ impl Problem {
         Self { class: Class::Mismatch, message, hint: hint.into(), sqlstate: None }
     }
 
+    /// The same with another next step.
+    pub(crate) fn with_hint(self, hint: &str) -> Self {
+        Self { hint: hint.to_owned(), ..self }
+    }
+
     /// The message with the next step.
     pub(crate) fn line(&self) -> String {
         format!("{}: {}", self.message, self.hint)
@@ -145,7 +150,7 @@ impl Problem {
 }
 
 /// One failure for all problems.
-pub(super) fn refuse(mut problems: Vec<Problem>) -> Result<()> {
+pub(crate) fn refuse(mut problems: Vec<Problem>) -> Result<()> {
     if problems.len() <= 1 {
         return problems.pop().map_or(Ok(()), |problem| Err(problem.failure()));
     }
@@ -155,7 +160,7 @@ pub(super) fn refuse(mut problems: Vec<Problem>) -> Result<()> {
     let class = problems.swap_remove(0).class;
     Err(Failure::new(class, message)
         .detail(lines.join("\n         "))
-        .hint("Act on each, or name the tables to compare with --table."))
+        .hint("Act on each. pgapace verify compares only the tables that --table names."))
 }
 
 /// Checks and plans. `publisher` and `subscriber` are ordinary sessions.

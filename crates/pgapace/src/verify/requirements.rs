@@ -43,7 +43,7 @@ pub(super) fn check_hashes(publisher: &mut Session, subscriber: &mut Session) ->
 }
 
 /// Tables whose rows are in shards: no snapshot of the coordinator shows all of them at one LSN.
-pub(super) fn managed_by_citus(
+pub(crate) fn managed_by_citus(
     subscriber: &mut Session,
     published: &[PublishedTable],
 ) -> Result<Vec<Problem>> {
@@ -158,7 +158,7 @@ pub(crate) fn not_ready<'t>(
 }
 
 /// Tables of which some changes are not published.
-pub(super) fn not_all_published(
+pub(crate) fn not_all_published(
     publisher: &mut Session,
     publications: &[String],
     published: &[PublishedTable],

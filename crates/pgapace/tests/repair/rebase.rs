@@ -131,6 +131,44 @@ fn what_a_run_would_refuse_is_refused_before_the_slot_is_dropped() {
     case.expect_equal(&["t"]);
 }
 
+/// Tables that could not be compared or copied would be found when only a rebase is left.
+#[test]
+fn tables_are_checked_before_the_slot_is_dropped() {
+    let case = Case::new(18, 18);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)");
+    case.publisher.sql("INSERT INTO t VALUES (1); INSERT INTO u VALUES (1)");
+    case.run_until_current();
+    let state = "SELECT concat(phase, ' ', rebasing) FROM pgapace.subscription";
+    let refused = |named: &[&str]| {
+        case.tool.finish("rebase", &[]).expect(6, named);
+        assert_eq!(case.subscriber.value(state), "streaming f");
+    };
+    case.subscriber.sql("ALTER TABLE u RENAME TO other");
+    refused(&["lacks published tables: public.u"]);
+    case.subscriber.sql("ALTER TABLE other RENAME TO u");
+    // Nothing was dropped.
+    case.publisher.sql("INSERT INTO t VALUES (2)");
+    case.run_until_current();
+    case.publisher.sql("ALTER PUBLICATION pub SET (publish = 'insert')");
+    refused(&["does not publish update, delete", "run --copy-data=false"]);
+    case.publisher.sql("ALTER PUBLICATION pub SET (publish = 'insert, update, delete, truncate')");
+    // Tables that are blocked stop no other table. Those that lack changes are compared.
+    case.both("CREATE TABLE odd (id int PRIMARY KEY); INSERT INTO odd VALUES (1)");
+    case.subscriber.sql("ALTER TABLE odd RENAME id TO other; INSERT INTO t VALUES (9)");
+    case.publisher.sql("CREATE TABLE absent (id int PRIMARY KEY)");
+    case.run().expect(6, &["these: public.absent, public.odd, public.t, public.u"]);
+    case.tool
+        .finish("rebase", &[])
+        .expect(6, &["table_rebased", "these: public.absent, public.odd"]);
+    assert_eq!(case.subscriber.value(state), "streaming f");
+    case.expect_equal(&["t", "u"]);
+    case.publisher.sql("INSERT INTO t VALUES (3)");
+    let mut process = case.start();
+    case.wait_until_applied(&mut process);
+    case.stop(process);
+    case.expect_equal(&["t", "u"]);
+}
+
 /// Local rows of a table that is added after the rebase stay, in the run that has finished it too.
 #[test]
 fn a_rebase_is_over_with_its_tables() {

@@ -380,18 +380,29 @@ pub(crate) fn set_streaming(session: &mut Session, id: SubscriptionId) -> Result
 
 /// Forgets how far a subscription has come: the next run creates a slot, compares the tables that hold
 /// rows with those of this publisher, and makes them equal. No transaction may be prepared on the subscriber: the
-/// new slot does not send the end of one that is resolved already.
+/// new slot does not send the end of one that is resolved already. Tables that are `blocked` stay so.
 pub(crate) fn set_rebasing(
     session: &mut Session,
     id: SubscriptionId,
     publisher: &SystemIdentity,
+    blocked: &[(String, String)],
 ) -> Result<()> {
+    let [schemas, names]: [Vec<_>; 2] = [
+        blocked.iter().map(|(schema, _)| schema.clone()).collect(),
+        blocked.iter().map(|(_, name)| name.clone()).collect(),
+    ];
+    let [schemas, names] = [schemas, names].map(|names| wire::quote_literal(&name_array(&names)));
     session
         .simple(&format!(
             "BEGIN; \
              DELETE FROM pgapace.progress WHERE subscription = {id} OR subscription IN \
                (SELECT catch_up FROM pgapace.relation WHERE subscription = {id}); \
-             DELETE FROM pgapace.relation WHERE subscription = {id}; \
+             DELETE FROM pgapace.relation WHERE subscription = {id} \
+               AND (schema_name, table_name) NOT IN (SELECT b.schema_name, b.table_name \
+                 FROM ROWS FROM (pg_catalog.unnest({schemas}::pg_catalog.text[]), \
+                                 pg_catalog.unnest({names}::pg_catalog.text[])) \
+                   AS b (schema_name, table_name)); \
+             UPDATE pgapace.relation SET catch_up = NULL, requested = NULL WHERE subscription = {id}; \
              DELETE FROM pgapace.prepared WHERE subscription = {id}; \
              UPDATE pgapace.subscription \
              SET phase = 'creating', rebasing = true, owns_slot = true, slot_made_at = NULL, \
