@@ -79,6 +79,8 @@ pub(crate) struct Tables {
     gone: FxHashMap<(String, String), Lsn>,
     /// Tables of which nothing is applied.
     blocked: FxHashSet<(String, String)>,
+    /// Those among them that were not published when the run began.
+    unpublished: FxHashSet<(String, String)>,
     /// The oids on the publisher that names have: of a copied table as of its copy, of any other as of its
     /// first change in this run.
     oids: FxHashMap<(String, String), RelId>,
@@ -117,13 +119,15 @@ impl Tables {
         Self { sync_lsns, blocked, types, locking, ..Self::default() }
     }
 
-    /// Takes the oids of copied tables from a look at the publications. Since the copy, such a table was
+    /// Takes the oids of copied tables from a look at the publications, and which tables these contain. Since the copy, such a table was
     /// published without a gap: all changes from its sync LSN on are of the table with this oid.
     pub(crate) fn with_oids(mut self, states: &[RelationState], look: &[PublishedTable]) -> Self {
         let copied = states.iter().filter(|state| state.is_copied_without_gap());
         let copied: FxHashSet<_> = copied.map(|s| (&s.schema, &s.name)).collect();
         let found = look.iter().filter(|table| copied.contains(&(&table.schema, &table.name)));
         self.oids.extend(found.map(|table| (table.key(), RelId(table.oid))));
+        let published: FxHashSet<_> = look.iter().map(PublishedTable::key).collect();
+        self.unpublished.extend(self.blocked.difference(&published).cloned());
         self
     }
 
@@ -159,9 +163,10 @@ impl Tables {
         self.blocked.insert((schema.to_owned(), name.to_owned()));
     }
 
-    /// Tables of which nothing is applied, in order.
+    /// Published tables of which nothing is applied, in order.
     pub(crate) fn blocked(&self) -> Vec<String> {
-        let mut names: Vec<_> = self.blocked.iter().map(|(s, n)| format!("{s}.{n}")).collect();
+        let published = self.blocked.difference(&self.unpublished);
+        let mut names: Vec<_> = published.map(|(s, n)| format!("{s}.{n}")).collect();
         names.sort();
         names
     }

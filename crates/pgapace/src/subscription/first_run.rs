@@ -342,7 +342,9 @@ impl Supervisor<'_> {
             // look may be recorded.
             check_history(control, source, row)?;
         }
-        let forgotten = forget_unpublished(control, row.id, &contents.tables, &states)?;
+        let copies_added = context.copy_data && self.config.copies_added_tables();
+        let known = (&states, &recorded);
+        let forgotten = forget_unpublished(control, row.id, &contents.tables, known, copies_added)?;
         if forgotten {
             recorded = published::read(control, row.id)?;
         }

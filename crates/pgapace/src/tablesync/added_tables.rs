@@ -464,11 +464,11 @@ impl<'a> Adder<'a> {
         tables: &mut Tables,
         names: &[Name],
     ) -> Result<()> {
-        let mut session = self.context.publisher.connect_to_look()?;
-        let mut published =
-            publication::read_contents(&mut session, self.context.publications)?.tables;
+        let context = self.context;
+        let mut session = context.publisher.connect_to_look()?;
+        let mut published = publication::read_contents(&mut session, context.publications)?.tables;
         published.retain(|table| names.iter().any(|name| is(table, name)));
-        table_state::set_sync_lsns(control, self.context.owner(), &published, Lsn::INVALID)?;
+        table_state::set_sync_lsns(control, context.owner(), &published, Lsn::INVALID)?;
         published.iter().for_each(|table| tables.add_types(table));
         for name in names {
             if published.iter().any(|table| is(table, name)) {
@@ -479,15 +479,29 @@ impl<'a> Adder<'a> {
                 );
                 tables.add(&name.0, &name.1, SyncLsn(Lsn::INVALID));
             } else {
-                self.forget(control, name)?;
+                state::forget_relation(control, context.id, &name.0, &name.1)?;
             }
         }
         Ok(())
     }
 
-    /// Deletes the state of a table that is no longer published.
-    pub(crate) fn forget(&self, control: &mut Session, (schema, name): &Name) -> Result<()> {
-        state::forget_relation(control, self.context.id, schema, name)
+    /// Deletes the state of a table that was to be copied and is no longer published. If added tables are not
+    /// copied, the table would be added without its copy when it is published again: then it is blocked until that.
+    pub(crate) fn forget(
+        &self,
+        control: &mut Session,
+        tables: &mut Tables,
+        name: &Name,
+    ) -> Result<()> {
+        let (context, (schema, table)) = (self.context, name);
+        if context.copy_data {
+            return state::forget_relation(control, context.id, schema, table);
+        }
+        let message = format!("table {schema}.{table} is no longer published");
+        let failure = Failure::new(Class::Mismatch, message);
+        tablesync::block(control, context.owner(), &[(name.clone(), failure)], None)?;
+        tables.block(schema, table);
+        Ok(())
     }
 
     /// Looks up an added table on both servers, and decides whether it is copied.

@@ -364,7 +364,7 @@ impl<'a> StreamedTableSync<'a> {
                 leader.tables.block(&name.0, &name.1);
             } else {
                 // It was taken out of the publication, or dropped, before the snapshot.
-                self.adder.forget(leader.control, &name)?;
+                self.adder.forget(leader.control, leader.tables, &name)?;
             }
             leader.deferred.remove(|table| table.name == name, leader.spool)?;
         }

@@ -45,6 +45,7 @@ use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::format::Servers;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::ownership::OwnedEpoch;
+use crate::subscriber::state::published::PreviousReading;
 use crate::subscriber::state::{self, RelationState, SubscriptionId, error_detail};
 use crate::tablesync::emptying::{Emptied, TruncateDecision};
 use crate::tablesync::subscriber_tables::SubscriberTable;
@@ -451,26 +452,38 @@ fn block(
 }
 
 /// Deletes the state of tables that are no longer published. If such a table is published again,
-/// changes in between are not in the stream, so it is then copied as an added table.
+/// changes in between are not in the stream, so it is then copied as an added table. If `copies_added`
+/// is false, no copy would follow: the state is kept, and [`published::compare`] finds the gap.
 ///
 /// Within a run this cannot be detected, so it is done when a run starts. `states` are the tables of the
-/// subscription. Returns whether there were any.
+/// subscription, `recorded` is how they were published. Returns whether any was deleted.
 pub(crate) fn forget_unpublished(
     control: &mut Session,
     id: SubscriptionId,
     published: &[PublishedTable],
-    states: &FxHashMap<(String, String), RelationState>,
+    (states, recorded): (&FxHashMap<(String, String), RelationState>, &PreviousReading),
+    copies_added: bool,
 ) -> Result<bool> {
     let published: FxHashSet<_> = published.iter().map(PublishedTable::key).collect();
     let mut forgotten = false;
     for (_, relation) in states.iter().filter(|(key, _)| !published.contains(*key)) {
-        forgotten = true;
-        tracing::warn!(
-            event = "table_unpublished",
-            table = format!("{}.{}", relation.schema, relation.name),
-            "table is no longer published and was removed from the subscription"
-        );
-        state::forget_relation(control, id, &relation.schema, &relation.name)?;
+        let (schema, name) = (relation.schema.as_str(), relation.name.as_str());
+        let table = format!("{schema}.{name}");
+        if copies_added || !relation.has_joined() {
+            forgotten = true;
+            tracing::warn!(
+                event = "table_unpublished",
+                table,
+                "table is no longer published and was removed from the subscription"
+            );
+            state::forget_relation(control, id, schema, name)?;
+        } else if !recorded.knows_unpublished(schema, name) {
+            tracing::warn!(
+                event = "table_unpublished",
+                table,
+                "table is no longer published; it will lack changes if it is published again"
+            );
+        }
     }
     Ok(forgotten)
 }

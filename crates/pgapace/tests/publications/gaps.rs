@@ -251,3 +251,30 @@ fn publication_changes_that_lose_no_changes_are_not_a_gap() {
         assert_eq!(state(&case, "t"), "ready false");
     });
 }
+
+/// With --copy-data=false, a start while the table is not published does not forget that it lacks changes. A copy that
+/// was requested before is made when the table is published again.
+#[test]
+fn a_table_that_is_unpublished_during_a_start_is_not_new_without_copy_data() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        replicate(&mut case);
+        case.tool.args = vec!["--copy-data=false".to_owned()];
+        let away = "ALTER PUBLICATION pub DROP TABLE t; UPDATE t SET v = v + 1; \
+                    INSERT INTO other SELECT max(id) + 1, 0 FROM other";
+        let back = "UPDATE t SET v = v + 1; ALTER PUBLICATION pub ADD TABLE t";
+        one_by_one(&case, away);
+        case.run_until_current();
+        assert!(case.tool.finish("status", &[]).stdout.contains("public.t: no longer published"));
+        one_by_one(&case, back);
+        expect_blocked_and_repair(&case);
+
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        one_by_one(&case, away);
+        case.run().expect(BLOCKED, &["public.t"]);
+        case.run_until_current();
+        one_by_one(&case, back);
+        case.run_until_current();
+        assert_eq!(state(&case, "t"), "ready false");
+        case.expect_equal(&["t", "other"]);
+    });
+}

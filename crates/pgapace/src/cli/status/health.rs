@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::cli::status::collect::{SlotProblem, Status};
+use crate::cli::status::collect::{SlotProblem, Status, Table};
 use crate::cli::status::values::lag_line;
 use crate::error::{Class, Failure, Result};
 
@@ -80,7 +80,7 @@ fn trouble(status: &Status, most: Option<MaxLag>) -> Option<Trouble> {
         "running" => {}
         _ => return Some(Trouble::Stopped),
     }
-    if status.tables.iter().any(|table| table.reason.is_some() || table.stale_lsn.is_some()) {
+    if status.tables.iter().any(Table::lacks_changes) {
         return Some(Trouble::Blocked);
     }
     most.and_then(|most| judge(is_behind(status, most)))

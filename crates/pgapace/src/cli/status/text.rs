@@ -250,6 +250,9 @@ fn table_lines(status: &Status, lines: &mut Lines) {
     for table in &status.tables {
         let mut line =
             |text: &str| lines.put(format!("    {}.{}: {text}", table.schema, table.name));
+        if table.unpublished {
+            line("no longer published; it will lack changes if it is published again");
+        }
         if let (Some(reason), Some(since)) = (&table.reason, &table.blocked_since) {
             line(&format!("blocked since {since}: {reason}"));
         }

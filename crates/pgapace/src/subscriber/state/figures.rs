@@ -9,6 +9,7 @@ use crate::observe::history::Point;
 use crate::observe::ledger::Counts;
 use crate::subscriber::catalogue::field;
 use crate::subscriber::state::SubscriptionId;
+use crate::subscriber::state::relations::UNPUBLISHED;
 
 /// For how long points of the curves are kept.
 const HISTORY: &str = "1 day";
@@ -160,12 +161,15 @@ pub(crate) fn history(session: &mut Session, name: &str, most: usize) -> Result<
     Ok(points)
 }
 
-/// Number of tables by state, and of stale ones.
+/// Number of published tables by state, and of stale ones.
 pub(crate) fn table_states(session: &mut Session, id: SubscriptionId) -> Result<TableCounts> {
     let rows = session
         .query(
-            "SELECT state, pg_catalog.count(*), pg_catalog.count(stale_lsn) FROM pgapace.relation \
-             WHERE subscription = $1::pg_catalog.int4 GROUP BY state ORDER BY state",
+            &format!(
+                "SELECT state, pg_catalog.count(*), pg_catalog.count(stale_lsn) FROM pgapace.relation r \
+                 WHERE subscription = $1::pg_catalog.int4 AND NOT {UNPUBLISHED} \
+                 GROUP BY state ORDER BY state"
+            ),
             &[Some(&id.0.to_string())],
         )
         .map_err(|e| Failure::subscriber(&e, "reading the states of tables"))?;

@@ -71,6 +71,15 @@ impl PreviousReading {
     }
 }
 
+impl PreviousReading {
+    /// Whether the table is recorded as unpublished.
+    pub(crate) fn knows_unpublished(&self, schema: &str, name: &str) -> bool {
+        let table = self.tables.iter().find(|table| table.key() == (schema, name));
+        let by = table.and_then(|table| table.by.as_ref());
+        by.is_some_and(|by| by.unpublished_since().is_some())
+    }
+}
+
 /// Whether a recorded table is not published, or is published in another way than recorded.
 pub(crate) fn differs(recorded: &PreviousReading, contents: &PublicationContents) -> bool {
     !differing(recorded, contents, |_| true).is_empty()
@@ -124,7 +133,8 @@ pub(crate) fn compare(
     for RecordedTable { schema, name, state, sync_lsn, stale: known, by } in recorded {
         let key = (schema, name);
         let Some(published) = published.get(&key) else {
-            if let Some(by) = by.filter(|by| by.unpublished_since().is_none()) {
+            let by = by.unwrap_or_default();
+            if by.unpublished_since().is_none() {
                 schemas.push(key.0);
                 names.push(key.1);
                 seen.push(by.unpublished(looked_at.unwrap_or(contents.lsn)).to_string());

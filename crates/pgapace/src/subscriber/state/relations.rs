@@ -43,6 +43,8 @@ pub(crate) struct RelationState {
     /// The table may lack changes of transactions that commit at or after this LSN.
     pub(crate) stale_from: Option<Lsn>,
     pub(crate) stale_reason: Option<String>,
+    /// The publications did not contain the table any more when they were read last.
+    pub(crate) unpublished: bool,
 }
 
 impl RelationState {
@@ -50,6 +52,11 @@ impl RelationState {
     /// cause may pass. A table that lacks changes, and that no copy was to bring, needs a decision of the user.
     pub(crate) fn is_tried_again(&self) -> bool {
         self.state == TableSyncState::Blocked && self.copy_wanted
+    }
+
+    /// Whether the table was ever part of the subscription: it was copied, a copy of it is wanted, or it lacks changes.
+    pub(crate) fn has_joined(&self) -> bool {
+        self.state != TableSyncState::Init || self.copy_wanted || self.requested.is_some()
     }
 
     /// Whether the table is copied, and has all changes up to the progress, as far as is known.
@@ -109,10 +116,15 @@ pub(crate) fn relations_and(
     Ok((relation_states(&rows)?, others))
 }
 
+/// SQL: whether relation `r` was found to be unpublished, as [`engine::published::PublishedBy`] is recorded.
+pub(crate) const UNPUBLISHED: &str =
+    "coalesce(pg_catalog.strpos(r.published_by, 'unpublished ') > 0, false)";
+
 const RELATIONS: &str = "\
     SELECT schema_name, table_name, sync_lsn, copied_rows, publisher_bytes, parts, \
       parts_done, catch_up IS NOT NULL, state, empty_first, requested, reason, \
-      blocked_since, stale_lsn, stale_reason, empty_snapshot, copy_wanted FROM pgapace.relation \
+      blocked_since, stale_lsn, stale_reason, empty_snapshot, copy_wanted, \
+      coalesce(pg_catalog.strpos(published_by, 'unpublished ') > 0, false) FROM pgapace.relation \
     WHERE subscription = $1::pg_catalog.int4 ORDER BY schema_name, table_name";
 
 /// From the rows of [`RELATIONS`].
@@ -137,6 +149,7 @@ fn relation_states(rows: &wire::Rows) -> Result<Vec<RelationState>> {
                 stale_reason: row.get(14).map(str::to_owned),
                 empty_snapshot: row.get(15).map(str::to_owned),
                 copy_wanted: boolean(&row, 16)?,
+                unpublished: boolean(&row, 17)?,
             })
         })
         .collect()

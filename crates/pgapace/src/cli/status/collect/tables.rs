@@ -24,6 +24,8 @@ pub(crate) struct Table {
     /// The LSN from which on it may lack changes, and the reason.
     pub(crate) stale_lsn: Option<String>,
     pub(crate) stale_reason: Option<String>,
+    /// Whether the publications no longer contain it. Without --copy-data=false it is forgotten at the next start.
+    pub(crate) unpublished: bool,
     /// The sync LSN; null until it is copied.
     pub(crate) sync_lsn: Option<String>,
     /// Copied so far, while it is copied in parts.
@@ -57,7 +59,12 @@ pub(super) fn tables(session: &mut Session, row: &Subscription) -> Result<Vec<Ta
 impl Table {
     /// Whether it is not ready, or may lack changes: with --on-missed-changes ignore it stays ready then.
     pub(crate) fn is_remarkable(&self) -> bool {
-        self.state != "ready" || self.stale_lsn.is_some()
+        self.state != "ready" || self.stale_lsn.is_some() || self.unpublished
+    }
+
+    /// Whether it is blocked or may lack changes, although it is published.
+    pub(crate) fn lacks_changes(&self) -> bool {
+        !self.unpublished && (self.reason.is_some() || self.stale_lsn.is_some())
     }
 
     /// Puts in what the reasons quote of rows, as far as that is known.
@@ -79,6 +86,7 @@ impl Table {
             blocked_since: table.blocked_since,
             stale_lsn: text(table.stale_from),
             stale_reason: table.stale_reason,
+            unpublished: table.unpublished,
             sync_lsn: text(table.sync_lsn.map(|sync_lsn| sync_lsn.0)),
             copied_rows: table.copied_rows,
             publisher_bytes: table.publisher_bytes,

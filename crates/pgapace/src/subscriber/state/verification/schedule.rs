@@ -7,6 +7,7 @@ use wire::Session;
 use super::{ALL_ROWS, TableOf};
 use crate::error::Result;
 use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::state::relations::UNPUBLISHED;
 use crate::subscriber::state::{SubscriptionId, reading};
 
 /// A table that is ready.
@@ -37,7 +38,8 @@ pub(crate) fn read(
                AND v.scope = '{ALL_ROWS}') AS last \
            FROM pgapace.relation r LEFT JOIN pgapace.verification v ON v.subscription = r.subscription \
              AND v.schema_name = r.schema_name AND v.table_name = r.table_name \
-           WHERE r.subscription = {} AND r.state = 'ready' AND r.requested IS NULL GROUP BY 1, 2) t \
+           WHERE r.subscription = {} AND r.state = 'ready' AND r.requested IS NULL \
+             AND NOT {UNPUBLISHED} GROUP BY 1, 2) t \
          ORDER BY t.begun DESC, t.last NULLS FIRST, 1, 2",
         interval.as_millis(),
         id.0
@@ -81,7 +83,7 @@ pub(crate) fn forget_others(session: &mut Session, id: SubscriptionId) -> Result
         "WITH gone AS (DELETE FROM pgapace.verification v WHERE v.subscription = {id} AND v.kind = 'begun' \
            AND NOT EXISTS (SELECT FROM pgapace.relation r WHERE r.subscription = v.subscription \
              AND r.schema_name = v.schema_name AND r.table_name = v.table_name AND r.state = 'ready' \
-             AND r.requested IS NULL) RETURNING v.*) \
+             AND r.requested IS NULL AND NOT {UNPUBLISHED}) RETURNING v.*) \
          DELETE FROM pgapace.difference d USING gone g WHERE d.subscription = g.subscription \
            AND d.schema_name = g.schema_name AND d.table_name = g.table_name \
            AND d.verification = g.verification",

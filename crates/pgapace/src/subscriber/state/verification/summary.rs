@@ -7,6 +7,7 @@ use wire::Session;
 use super::ALL_ROWS;
 use crate::error;
 use crate::subscriber::catalogue::field;
+use crate::subscriber::state::relations::UNPUBLISHED;
 use crate::subscriber::state::{SubscriptionId, reading};
 
 /// The last complete verification of each ready table. Verifications of a part of the rows do not count.
@@ -52,7 +53,7 @@ pub(crate) fn read(
              AND v.schema_name = r.schema_name AND v.table_name = r.table_name \
              AND v.result IS NOT NULL AND v.scope = '{ALL_ROWS}' \
            ORDER BY v.lsn DESC, v.verification DESC LIMIT 1) l ON true \
-         WHERE r.subscription = {} AND r.state = 'ready'",
+         WHERE r.subscription = {} AND r.state = 'ready' AND NOT {UNPUBLISHED}",
         id.0
     );
     let rows = session.query(&sql, &[]).map_err(|e| reading(&e))?;
