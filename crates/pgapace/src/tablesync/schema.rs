@@ -16,6 +16,7 @@
 //! Tools of 17 and later set a parameter that servers before 17 lack. Its line is removed from the scripts for such a
 //! subscriber. pg_restore cannot leave it out, so psql executes the second section too, one index after the other.
 
+use std::collections::HashSet;
 use std::fs::DirBuilder;
 use std::io::Read;
 use std::os::unix::fs::DirBuilderExt;
@@ -23,13 +24,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use wire::{Activity, ConnInfo, Session};
+use wire::{Activity, ConnInfo, Rows, Session};
 
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::PublishedTable;
+use crate::publisher::slot;
 use crate::sqlstate;
 use crate::stopping::shutdown::Shutdown;
-use crate::subscriber::catalogue::{boolean, first_row};
+use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::session::options_of_tools;
 use crate::subscriber::state::{self, SchemaCopy, SubscriptionId};
 
@@ -72,6 +74,11 @@ const EXISTS_ALREADY: [&str; 3] =
 const NEWER_SETTING: &str = "SET transaction_timeout = 0;";
 /// The first version of a server that accepts it.
 const NEWER_SETTING_SINCE: u32 = 17;
+/// Relations that may have objects of the second section.
+const RELATIONS: &str = "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c \
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+    WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_' \
+      AND n.nspname NOT IN ('information_schema', 'pgapace')";
 /// The subscriber has roles of its own.
 const WITHOUT_ROLES: [&str; 2] = ["--no-owner", "--no-privileges"];
 const OLD_PSQL: &str = "psql must be as new as pg_dump: install both from one package.";
@@ -98,7 +105,7 @@ impl SchemaCopier<'_> {
         let directory = Directory::create()?;
         let file = directory.0.join("pre-data.sql");
         tracing::info!(event = "schema_copy_started", section = "pre-data", "copying the schema");
-        self.dump("pre-data", "plain", &file)?;
+        self.dump("pre-data", "plain", &file, &[])?;
         self.adapt(&file)?;
         let record = format!(
             "UPDATE pgapace.subscription SET schema_copy = '{}' WHERE id = {}",
@@ -140,7 +147,7 @@ impl SchemaCopier<'_> {
         let one_by_one = !begun
             && (has_several_snapshots(control, self.id)? || refer_elsewhere(source, published)?);
         let dump = directory.0.join("post-data.dump");
-        self.dump("post-data", "custom", &dump)?;
+        self.dump_post_data(control, source, &dump)?;
         let script = directory.0.join("post-data.sql");
         self.convert(&dump, &script)?;
         let restores = !self.adapt(&script)? && !begun;
@@ -257,7 +264,55 @@ impl SchemaCopier<'_> {
         Ok(())
     }
 
-    fn dump(&self, section: &str, format: &str, file: &Path) -> Result<()> {
+    /// Dumps what is created after the copy. Relations that the publisher has created since it was dumped
+    /// first are left out, and named.
+    fn dump_post_data(
+        &self,
+        control: &mut Session,
+        source: &mut Session,
+        file: &Path,
+    ) -> Result<()> {
+        // A relation that is created between both looks would be in the dump.
+        let export = "SELECT pg_catalog.pg_export_snapshot()";
+        let [_, exported, relations] = source
+            .simple_each([slot::BEGIN_READING, export, RELATIONS])
+            .map_err(|e| Failure::publisher(&e, "reading which relations exist"))?;
+        let snapshot: String = field(&first_row(&exported, "pg_export_snapshot")?, 0)?;
+        let left_out = absent(&names(&relations)?, &self.known_relations(control)?);
+        let quoted = |name: &String| wire::quote_ident(name);
+        let excluded = left_out
+            .iter()
+            .map(|(schema, name)| format!("--exclude-table={}.{}", quoted(schema), quoted(name)));
+        let mut options = vec![format!("--snapshot={snapshot}")];
+        options.extend(excluded);
+        self.dump("post-data", "custom", file, &options)?;
+        source.simple("COMMIT").map_err(|e| Failure::publisher(&e, "releasing the snapshot"))?;
+        if !left_out.is_empty() {
+            let names: Vec<_> =
+                left_out.iter().map(|(schema, name)| format!("{schema}.{name}")).collect();
+            tracing::warn!(
+                event = "schema_left_out",
+                relations = names.join(", "),
+                "relations of the publisher that the subscriber lacks were left out of the schema copy"
+            );
+        }
+        Ok(())
+    }
+
+    /// Relations of the subscriber, and the copied ones: of these, none is left out.
+    fn known_relations(&self, control: &mut Session) -> Result<HashSet<(String, String)>> {
+        let copied = format!(
+            "SELECT schema_name, table_name FROM pgapace.relation \
+             WHERE subscription = {} AND sync_lsn IS NOT NULL",
+            self.id.0
+        );
+        let [relations, copied] = control
+            .simple_each([RELATIONS, &copied])
+            .map_err(|e| Failure::subscriber(&e, "reading which relations exist"))?;
+        Ok(names(&relations)?.into_iter().chain(names(&copied)?).collect())
+    }
+
+    fn dump(&self, section: &str, format: &str, file: &Path, options: &[String]) -> Result<()> {
         let mut dump = self.reading_tool("pg_dump");
         // Large objects are in the section pre-data up to 16: without their contents, and with their oids. Later
         // versions know the option as --no-large-objects too.
@@ -266,6 +321,7 @@ impl SchemaCopier<'_> {
             .args(["--no-blobs", "--exclude-schema=pgapace"])
             .arg(format!("--section={section}"))
             .arg(format!("--format={format}"))
+            .args(options)
             .arg("--file")
             .arg(file);
         let (succeeded, said) = self.run(&mut dump, "pg_dump")?;
@@ -336,6 +392,23 @@ impl SchemaCopier<'_> {
             std::thread::sleep(POLL);
         }
     }
+}
+
+/// Relations of the publisher that are not known, in order.
+fn absent(
+    publisher: &[(String, String)],
+    known: &HashSet<(String, String)>,
+) -> Vec<(String, String)> {
+    let mut absent: Vec<_> =
+        publisher.iter().filter(|name| !known.contains(*name)).cloned().collect();
+    absent.sort();
+    absent
+}
+
+/// Reads pairs of schema and name.
+fn names(results: &[Rows]) -> Result<Vec<(String, String)>> {
+    let rows = results.iter().flat_map(Rows::iter);
+    rows.map(|row| Ok((field(&row, 0)?, field(&row, 1)?))).collect()
 }
 
 /// An error of a statement, or of psql itself, about a line of a script.
