@@ -88,6 +88,27 @@ fn the_lock_wait_event_names_the_query() {
     case.stop(process);
 }
 
+/// What is only shown ends no run: in SQL_ASCII, the query is cut inside a character.
+#[test]
+fn a_blocking_query_that_is_not_utf_8_is_waited_for() {
+    let ascii = "TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'";
+    let case = Case::with_databases(18, 18, "", ascii);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY, v int)");
+    case.publisher.sql("INSERT INTO t VALUES (1, 0)");
+    let mut process = case.start();
+    case.wait_until_applied(&mut process);
+    let mut user = case.subscriber.connect();
+    let begin = "BEGIN; UPDATE t SET v = 77 WHERE id = 1; --";
+    assert_eq!(begin.len() % 2, 1, "a character begins at byte 999");
+    must(user.batch_execute(&format!("{begin}{}", "é".repeat(600))));
+    case.publisher.sql("UPDATE t SET v = 1 WHERE id = 1");
+    must(crate::support::wait_for_event(&mut process, "lock_wait", crate::support::PATIENCE));
+    must(user.batch_execute("ROLLBACK"));
+    case.wait_until_applied(&mut process);
+    let log = case.stop(process);
+    assert!(log.contains("é\u{fffd}") && !log.contains("run_failed"), "{log}");
+}
+
 #[test]
 fn warnings_of_a_trigger_are_limited_and_their_text_is_not_stored() {
     let case = Case::new(18, 18);

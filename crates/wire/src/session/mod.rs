@@ -191,6 +191,19 @@ impl Session {
         Ok(self.exchange()?.pop().unwrap_or_default())
     }
 
+    /// The same, for values that are only shown: bytes that are not UTF-8 are replaced. An SQL_ASCII database has
+    /// such values, and `pg_stat_activity` those of databases with another encoding.
+    pub fn query_for_display(&mut self, sql: &str, params: &[Option<&str>]) -> Result<Rows> {
+        self.begin_exchange()?;
+        self.queue_query(sql, params);
+        self.queue_sync();
+        let started = Instant::now();
+        self.send_exchange()?;
+        let rows = self.collect_into(Rows::for_display());
+        self.note_round_trip(started);
+        Ok(rows?.pop().unwrap_or_default())
+    }
+
     fn queue_query(&mut self, sql: &str, params: &[Option<&str>]) {
         self.queue_parse("", sql, &[]);
         let params = params.iter().map(|param| match param {
@@ -306,8 +319,12 @@ impl Session {
 
     /// Collects results up to ReadyForQuery.
     fn collect(&mut self) -> Result<Vec<Rows>> {
+        self.collect_into(Rows::default())
+    }
+
+    /// The same; `current` takes the first result.
+    fn collect_into(&mut self, mut current: Rows) -> Result<Vec<Rows>> {
         let mut results = Vec::new();
-        let mut current = Rows::default();
         let mut first_error = None;
         loop {
             let message =

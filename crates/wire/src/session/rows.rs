@@ -17,6 +17,8 @@ pub struct Rows {
     cells: Vec<Option<Range<usize>>>,
     count: usize,
     tag: String,
+    /// See [`Rows::for_display`].
+    for_display: bool,
 }
 
 /// A column of a result.
@@ -30,6 +32,11 @@ pub struct Column {
 }
 
 impl Rows {
+    /// Replaces bytes that are not UTF-8, where others refuse the row.
+    pub(crate) fn for_display() -> Self {
+        Self { for_display: true, ..Self::default() }
+    }
+
     /// Parses a RowDescription.
     pub(crate) fn describe(&mut self, body: &[u8]) -> Result<()> {
         self.columns =
@@ -48,13 +55,19 @@ impl Rows {
             let cell = match value {
                 None => None,
                 Some(value) => {
-                    // The session uses client_encoding UTF8. Only an SQL_ASCII database can still
-                    // send other bytes.
-                    let value = std::str::from_utf8(value).map_err(|_| {
-                        Error::UnexpectedResult("a value is not valid UTF-8".to_owned())
-                    })?;
+                    // The session uses client_encoding UTF8. Only an SQL_ASCII database can still send
+                    // other bytes, and one with UTF8 those that come from another database.
                     let start = self.text.len();
-                    self.text.push_str(value);
+                    match std::str::from_utf8(value) {
+                        Ok(value) => self.text.push_str(value),
+                        Err(_) if self.for_display => {
+                            self.text.push_str(&String::from_utf8_lossy(value));
+                        }
+                        Err(_) => {
+                            let message = "a value is not valid UTF-8".to_owned();
+                            return Err(Error::UnexpectedResult(message));
+                        }
+                    }
                     Some(start..self.text.len())
                 }
             };
@@ -290,6 +303,17 @@ mod tests {
             ["42", "x"]
         );
         assert_eq!(rows.columns()[0].type_oid, 23);
+    }
+
+    /// A name must stay exact; what is only shown may be any bytes.
+    #[test]
+    fn bytes_that_are_not_utf8() {
+        let row = || DataRow::parse(b"\x00\x02\x00\x00\x00\x03M\xfcl\x00\x00\x00\x01t").unwrap();
+        assert!(sample().push(row()).is_err());
+        let mut rows = Rows { for_display: true, ..sample() };
+        rows.push(row()).unwrap();
+        assert_eq!(rows.row(2).unwrap().get(0), Some("M\u{fffd}l"));
+        assert_eq!(rows.row(2).unwrap().get(1), Some("t"));
     }
 
     #[test]

@@ -59,6 +59,49 @@ const CITUS_FIRST: &str =
     " UNION ALL SELECT $pid, c.blocking FROM distributed c WHERE c.waiting = $pid";
 const CITUS_NEXT: &str = " UNION ALL SELECT c.blocking FROM distributed c WHERE c.waiting = w.pid";
 
+/// The session that reads who blocks.
+pub(super) struct Detector {
+    session: Session,
+    id: SubscriptionId,
+    subscription: String,
+    /// Whether the database has Citus.
+    citus: bool,
+    /// The last look failed.
+    failing: bool,
+}
+
+impl Detector {
+    pub(super) fn new(
+        session: Session,
+        id: SubscriptionId,
+        subscription: &str,
+        citus: bool,
+    ) -> Self {
+        Self { session, id, subscription: subscription.to_owned(), citus, failing: false }
+    }
+
+    /// The waits that can be reached from `pid`. Only a lost session is a failure. After any other one, nothing is
+    /// seen: the group goes on waiting, as without a look, and the next look may succeed.
+    pub(super) fn look(&mut self, pid: i32) -> Result<Vec<Blocker>> {
+        let seen = look(&mut self.session, self.id, pid, self.citus);
+        let failed_before = std::mem::replace(&mut self.failing, seen.is_err());
+        match seen {
+            Err(failure) if !self.session.is_broken() => {
+                if !failed_before {
+                    tracing::warn!(
+                        event = "blockers_unknown",
+                        subscription = self.subscription,
+                        error = %failure,
+                        "cannot read which sessions block"
+                    );
+                }
+                Ok(Vec::new())
+            }
+            seen => seen,
+        }
+    }
+}
+
 /// All waits that can be reached from `pid`, each once. An idle session of another subscription may wait
 /// for its turn to commit behind any other session of that subscription, which the server does not know.
 /// So these waits are added; the sessions of a subscription share a lock (see `ownership`).
@@ -67,7 +110,7 @@ const CITUS_NEXT: &str = " UNION ALL SELECT c.blocking FROM distributed c WHERE 
 /// locks are left out.
 ///
 /// With Citus, statements wait on other servers too, for which Citus has a view.
-pub(super) fn look(
+fn look(
     session: &mut Session,
     id: SubscriptionId,
     pid: i32,
@@ -102,13 +145,13 @@ pub(super) fn look(
         sessions = advisory_lock::is_held(SESSION_LOCK),
         id = id.0
     );
-    let rows = match session.query(&sql, &[]) {
+    let rows = match session.query_for_display(&sql, &[]) {
         // The server is too busy to answer in time (see `Purpose::Monitor`). No other session detects these
         // waits: a group may wait for ever.
         Err(error) if is_cancelled(&error) => {
             tracing::debug!(%error, "could not read which sessions block; reading again");
             let patient = session.simple(&format!("SET statement_timeout = '{PATIENT}'"));
-            let rows = patient.and_then(|_| session.query(&sql, &[]));
+            let rows = patient.and_then(|_| session.query_for_display(&sql, &[]));
             session.simple("RESET statement_timeout").map_err(|e| doing(&e))?;
             rows
         }

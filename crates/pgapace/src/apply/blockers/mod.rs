@@ -19,7 +19,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use engine::group::GroupSeq;
 use wire::Session;
 
-use crate::apply::blockers::detection::{Blocker, look};
+use crate::apply::blockers::detection::{Blocker, Detector};
 pub(crate) use crate::apply::blockers::pulse::Pulse;
 use crate::apply::thread::{LITTLE_PATIENCE, SessionHandle, SessionThread};
 use crate::error::{Failure, Result};
@@ -94,9 +94,7 @@ impl Blockers {
         let log = || WaitLog::new(subscription);
         let watched = watched.into_iter().map(|one| (one, log())).collect();
         let mut monitor = Monitor {
-            session,
-            id,
-            citus,
+            detector: Detector::new(session, id, subscription, citus),
             log: log(),
             watched,
             waits: waits.clone(),
@@ -131,10 +129,7 @@ impl Blockers {
 }
 
 struct Monitor {
-    session: Session,
-    id: SubscriptionId,
-    /// Whether the database has Citus.
-    citus: bool,
+    detector: Detector,
     log: WaitLog,
     watched: Vec<(Watched, WaitLog)>,
     waits: Stopwatch,
@@ -168,11 +163,7 @@ impl Monitor {
     fn watch(&mut self) -> Result<()> {
         let (mut waits, mut found) = (false, Vec::new());
         for (one, log) in &mut self.watched {
-            let seen = if one.pulse.is_stale() {
-                look(&mut self.session, self.id, one.pid, self.citus)?
-            } else {
-                Vec::new()
-            };
+            let seen = if one.pulse.is_stale() { self.detector.look(one.pid)? } else { Vec::new() };
             if seen.is_empty() {
                 log.named.clear();
                 continue;
@@ -197,7 +188,7 @@ impl Monitor {
         let Some((pid, oldest)) = groups.first().copied() else {
             return Ok(Detection { oldest: GroupSeq::NONE, waits: false, victims: Vec::new() });
         };
-        let seen = look(&mut self.session, self.id, pid, self.citus)?;
+        let seen = self.detector.look(pid)?;
         let waits: Vec<_> = seen.iter().map(|b| (b.waiting, b.pid)).collect();
         let blocking = engine::blockers::blocking(&waits, groups);
         if blocking.victims.is_empty() {

@@ -195,8 +195,8 @@ fn others_are_waited_for_and_left_alone() {
         user.simple("PREPARE TRANSACTION 'stays'").unwrap();
         bed.expect(true, &[]);
         let seen = {
-            let mut look = bed.subscriber.connect(Purpose::Monitor).unwrap();
-            super::detection::look(&mut look, OURS, busy.pid, false).unwrap()
+            let session = bed.subscriber.connect(Purpose::Monitor).unwrap();
+            super::detection::Detector::new(session, OURS, "bed", false).look(busy.pid).unwrap()
         };
         assert_eq!(seen.iter().map(|b| b.pid).collect::<Vec<_>>(), [engine::blockers::PREPARED]);
         user.simple("ROLLBACK PREPARED 'stays'").unwrap();
