@@ -81,12 +81,14 @@ pub(crate) struct Statistics {
 impl Statistics {
     fn write(&self, session: &mut Session, id: SubscriptionId) -> Result<()> {
         let Self { delta, figures: shown, counts, point, events, event_retention } = self;
-        let mut script = vec![statistics::add_sql(id, delta), figures::set_sql(id, shown)?];
+        let repertoire = Repertoire::of(session);
+        let mut script =
+            vec![statistics::add_sql(id, delta), figures::set_sql(repertoire, id, shown)?];
         script.extend(figures::count_sql(id, counts));
         if let Some(point) = point {
-            script.push(figures::point_sql(id, point)?);
+            script.push(figures::point_sql(repertoire, id, point)?);
         }
-        script.extend(events::write_sql(Repertoire::of(session), events, *event_retention));
+        script.extend(events::write_sql(repertoire, events, *event_retention));
         figures::execute(session, &script)
     }
 }

@@ -19,6 +19,7 @@ use crate::stopping::interrupt::cancel;
 use crate::subscriber::state::figures;
 use crate::subscriber::state::heartbeat::{self, OwnerStage};
 use crate::subscriber::state::ownership::OwnedEpoch;
+use crate::subscriber::state::repertoire::Repertoire;
 use crate::tablesync::copy_display::{Copied, Display, Progress, table};
 use crate::tablesync::copy_worker::{CopySessions, JobFailure, Transferred};
 use crate::tablesync::plan::{EMPTY_AT_ONCE, Item, Job, jobs};
@@ -552,7 +553,8 @@ impl Pool<'_> {
     /// Records the slot for `status` and `top`, in place of the figures that a stream would have.
     fn record_slot(&self, control: &mut Session, slot: Option<SlotFigures>) {
         let figures = Figures { at: wall(), slot, ..Figures::default() };
-        let recorded = figures::set_sql(self.context.owner().id, &figures)
+        let repertoire = Repertoire::of(control);
+        let recorded = figures::set_sql(repertoire, self.context.owner().id, &figures)
             .and_then(|sql| figures::execute(control, &[sql]));
         // If the session is lost, the next step of the copy fails.
         if let Err(failure) = recorded {

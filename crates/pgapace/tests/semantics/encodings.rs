@@ -1,6 +1,6 @@
 //! Texts of pgapace itself in the encoding of the subscriber.
 
-use crate::support::{Case, PATIENCE, must, wait_for_event};
+use crate::support::{Case, PATIENCE, must, wait_for_event, wait_while_running};
 
 const LATIN1: &str = "TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'";
 
@@ -73,6 +73,30 @@ fn events_with_characters_that_the_encoding_lacks_are_written() {
     case.stop(run);
     let fields = "SELECT string_agg(fields, ' ') FROM pgapace.event WHERE event = 'table_blocked'";
     assert!(case.subscriber.value(fields).contains("preis_in_?"));
+}
+
+/// Why the publications cannot be read is among the figures.
+#[test]
+fn figures_with_characters_that_the_encoding_lacks_are_written() {
+    let mut case = Case::with_databases(18, 18, "", LATIN1);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+    case.tool.args = vec!["--refresh-interval=1".to_owned()];
+    let mut run = case.start();
+    case.publisher.sql(
+        "CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN \
+           RAISE 'für 5 € mehr'; END $$; \
+         CREATE EVENT TRIGGER refuse ON login EXECUTE FUNCTION refuse()",
+    );
+    must(wait_for_event(&mut run, "refresh_failed", PATIENCE));
+    case.publisher.sql("INSERT INTO t VALUES (1)");
+    let shown =
+        "SELECT figures ->> 'refresh_error' LIKE '%für 5 ? mehr%' FROM pgapace.stat_figures";
+    must(wait_while_running(&mut run, "the figures", PATIENCE, || {
+        Ok(case.subscriber.value(shown) == "t")
+    }));
+    case.wait_until_applied(&mut run);
+    case.publisher.sql("DROP EVENT TRIGGER refuse");
+    case.stop(run);
 }
 
 /// Types of the publisher have names of their own.

@@ -10,13 +10,18 @@ use crate::observe::ledger::Counts;
 use crate::subscriber::catalogue::field;
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::relations::UNPUBLISHED;
+use crate::subscriber::state::repertoire::Repertoire;
 
 /// For how long points of the curves are kept.
 const HISTORY: &str = "1 day";
 
 /// Replaces the figures.
-pub(crate) fn set_sql(id: SubscriptionId, figures: &Figures) -> Result<String> {
-    let json = json(figures)?;
+pub(crate) fn set_sql(
+    repertoire: Repertoire,
+    id: SubscriptionId,
+    figures: &Figures,
+) -> Result<String> {
+    let json = json(repertoire, figures)?;
     Ok(format!(
         "INSERT INTO pgapace.stat_figures AS f (subscription, updated_at, figures) \
          VALUES ({}, pg_catalog.clock_timestamp(), {json}) ON CONFLICT (subscription) DO UPDATE \
@@ -107,14 +112,18 @@ fn add(
 }
 
 /// Adds a point to the curves, and removes old ones.
-pub(crate) fn point_sql(id: SubscriptionId, point: &Point) -> Result<String> {
+pub(crate) fn point_sql(
+    repertoire: Repertoire,
+    id: SubscriptionId,
+    point: &Point,
+) -> Result<String> {
     Ok(format!(
         "INSERT INTO pgapace.stat_history (subscription, at, point) \
          VALUES ({id}, pg_catalog.clock_timestamp(), {json}) ON CONFLICT DO NOTHING; \
          DELETE FROM pgapace.stat_history WHERE subscription = {id} \
            AND at < pg_catalog.now() - '{HISTORY}'::pg_catalog.interval",
         id = id.0,
-        json = json(point)?
+        json = json(repertoire, point)?
     ))
 }
 
@@ -181,8 +190,9 @@ pub(crate) fn table_states(session: &mut Session, id: SubscriptionId) -> Result<
     Ok(counts)
 }
 
-fn json(value: &impl serde::Serialize) -> Result<String> {
+/// All texts in it are for people.
+fn json(repertoire: Repertoire, value: &impl serde::Serialize) -> Result<String> {
     serde_json::to_string(value)
-        .map(|text| quote_literal(&text))
+        .map(|text| quote_literal(&repertoire.storable(&text)))
         .map_err(|e| Failure::internal(format!("cannot write JSON: {e}")))
 }
