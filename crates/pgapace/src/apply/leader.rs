@@ -222,7 +222,9 @@ impl<'a> Leader<'a> {
                     self.receiver.take_connection(reader);
                 },
                 recv(self.around.pool.events()) -> event => match event {
-                    Ok((worker, FromWorker::Answered(answered))) => self.answered(worker, *answered),
+                    Ok((worker, FromWorker::Answered(answered))) => {
+                        self.answered(Applied::InCommitOrder(worker), *answered);
+                    }
                     Ok((_, FromWorker::Failed(failure))) => return Err(failure),
                     Ok((worker, FromWorker::Moved(moved))) => self.around.pool.moved(worker, moved),
                     Err(_) => return Err(gone("apply")),
@@ -255,10 +257,10 @@ impl<'a> Leader<'a> {
                 recv(stop.receiver) -> _ => {}
                 recv(ticks) -> _ => self.ticked()?,
                 recv(self.around.table_sync.events) -> event => {
-                    if let Ok((_, event)) = event {
-                        let (counters, conflicts) = self.around.table_sync.answered(event)?;
-                        self.around.counters.add(&counters);
-                        self.conflicts.extend(conflicts);
+                    match event.map_err(|_| gone("catch-up"))?.1 {
+                        FromWorker::Answered(answered) => self.answered(Applied::ToCatchUp, *answered),
+                        FromWorker::Failed(failure) => return Err(failure),
+                        FromWorker::Moved(_) => return Err(gone("catch-up")),
                     }
                     self.advance_table_sync()?;
                 }
@@ -428,15 +430,26 @@ impl<'a> Leader<'a> {
         self.intake.is_quiet(&self.around) && self.rest.is_empty()
     }
 
-    fn answered(&mut self, worker: usize, answered: Answered) {
-        self.around.pool.answered(worker, &answered);
+    /// Takes the results of any worker.
+    fn answered(&mut self, applied: Applied, answered: Answered) {
         self.doubt(answered.in_doubt);
-        self.intake.committed(&answered.committed, &answered.prepared, self.durable_commits);
-        if !answered.prepared.is_empty() {
-            self.publish_positions();
-        }
-        if !answered.committed.is_empty() {
-            self.applied(&answered.counters);
+        match applied {
+            Applied::InCommitOrder(worker) => {
+                self.around.pool.answered(worker, &answered);
+                let Answered { committed, prepared, counters, .. } = &answered;
+                self.intake.committed(committed, prepared, self.durable_commits);
+                if !prepared.is_empty() {
+                    self.publish_positions();
+                }
+                if !committed.is_empty() {
+                    self.applied(counters);
+                }
+            }
+            Applied::ToCatchUp => {
+                self.around.table_sync.answered(answered.groups);
+                // Its transactions were counted when the others had their changes.
+                self.around.counters.add(&Counters { transactions: 0, ..answered.counters });
+            }
         }
         self.conflicts.extend(answered.conflicts);
         for root in answered.moved_values {
@@ -531,6 +544,15 @@ impl<'a> Leader<'a> {
             || self.around.table_sync.is_done(&self.intake.deferred);
         all && self.intake.is_settled()
     }
+}
+
+/// Whose changes a worker has applied.
+#[derive(Debug, Clone, Copy)]
+enum Applied {
+    /// Those of the stream; the worker has this number.
+    InCommitOrder(usize),
+    /// Deferred changes of a table. Its progress is its own.
+    ToCatchUp,
 }
 
 /// A thread has ended that must not.

@@ -32,8 +32,6 @@ use crate::error::{Failure, Result};
 use crate::observe::ledger::Ledger;
 use crate::observe::long_wait::LongWait;
 use crate::subscriber::state;
-use crate::subscriber::state::conflicts::Conflict;
-use crate::subscriber::state::statistics::Counters;
 use crate::tablesync::deferred::catchup::CatchUpWorker;
 use crate::tablesync::table_state::{self, CatchUp};
 use crate::tablesync::{self, Added, Adder, Copying, Name};
@@ -417,18 +415,10 @@ impl<'a> StreamedTableSync<'a> {
         }
     }
 
-    /// A worker has answered. Returns the counters of its commits, and the conflicts to be recorded.
-    pub(crate) fn answered(&mut self, event: FromWorker) -> Result<(Counters, Vec<Conflict>)> {
-        match event {
-            FromWorker::Failed(failure) => Err(failure),
-            FromWorker::Moved(_) => Err(Failure::internal("a worker that stays has moved")),
-            FromWorker::Answered(answered) => {
-                if let Some(worker) = &mut self.worker {
-                    worker.answered(answered.groups);
-                }
-                // The leader counts the transactions.
-                Ok((Counters { transactions: 0, ..answered.counters }, answered.conflicts))
-            }
+    /// The worker has answered so many groups.
+    pub(crate) fn answered(&mut self, groups: usize) {
+        if let Some(worker) = &mut self.worker {
+            worker.answered(groups);
         }
     }
 

@@ -191,3 +191,34 @@ fn a_table_that_waits_leaves_its_worker_to_another_when_the_spool_is_full() {
         case.stop(process);
     });
 }
+
+/// Rows of a table that catches up swap unique values. For a term its updates are moves, as after a swap
+/// that an ordinary worker meets.
+#[test]
+fn a_unique_value_that_moves_while_a_table_catches_up() {
+    on_versions(&BOTH, |case| {
+        case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
+        case.both("CREATE TABLE late (id int PRIMARY KEY, v int, u int UNIQUE)");
+        case.both("CREATE TABLE late_log (id int)");
+        case.publisher.sql("INSERT INTO late SELECT i, 0, i FROM generate_series(1, 1000) i");
+        let mut copying = holder(&case, "BEGIN; LOCK TABLE late IN SHARE MODE");
+        let mut process = case.start();
+        changes(&case, 0..1);
+        // The snapshot exists now.
+        wait_for_a_waiter(&case, &mut process, "relation");
+        case.publisher.sql("BEGIN; UPDATE late SET u = -u; UPDATE late SET u = 1001 + u; COMMIT");
+        changes(&case, 1..2);
+        other_has(&case, &mut process, 2);
+        must(copying.batch_execute("COMMIT"));
+        must(wait_for_event(&mut process, "table_serialized", PATIENCE));
+        case.wait_until_applied(&mut process);
+        wait_for(
+            &case,
+            &mut process,
+            "the table to catch up",
+            "SELECT count(*) = 0 FROM pgapace.relation WHERE catch_up IS NOT NULL",
+        );
+        expect_all(&case, &["late", "other"]);
+        case.stop(process);
+    });
+}
