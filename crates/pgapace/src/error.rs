@@ -147,10 +147,12 @@ pub(crate) enum Recovery {
 }
 
 impl Failure {
+    /// The message may repeat an argument or a setting with a password, which it does not show.
     pub(crate) fn new(class: Class, message: impl Into<String>) -> Self {
+        let message = message.into();
         Self {
             class,
-            message: message.into(),
+            message: wire::without_passwords(&message).into_owned(),
             sqlstate: None,
             detail: None,
             hint: None,
@@ -255,7 +257,8 @@ impl Failure {
 
     #[must_use]
     pub(crate) fn detail(mut self, detail: impl Into<String>) -> Self {
-        self.detail = Some(detail.into());
+        let detail = detail.into();
+        self.detail = Some(wire::without_passwords(&detail).into_owned());
         self
     }
 

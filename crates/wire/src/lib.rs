@@ -29,7 +29,7 @@ mod stream;
 mod version;
 
 pub use connect::{CancelHandle, Startup};
-pub use conninfo::{ConnInfo, ConnInfoError};
+pub use conninfo::{ConnInfo, ConnInfoError, without_passwords};
 pub use error::{Error, Result, ServerError};
 pub use protection::{Protection, Verified};
 pub use quote::{quote_ident, quote_literal};

@@ -365,19 +365,22 @@ fn seconds() -> clap::builder::RangedU64ValueParser {
 /// The error without an argument that may be a connection string, or a part of one that was not quoted.
 fn without_secrets(mut error: clap::Error) -> clap::Error {
     const QUOTE: &str = "give a connection string to --publisher or --subscriber, in quotes";
-    let has = |error: &clap::Error, kind, marks: [&str; 2]| match error.get(kind) {
-        Some(ContextValue::String(text)) => marks.iter().any(|mark| text.contains(mark)),
+    let has = |error: &clap::Error, kind, marks: [&str; 3]| match error.get(kind) {
+        Some(ContextValue::String(text)) => {
+            let text = text.to_lowercase();
+            marks.iter().any(|mark| text.contains(mark))
+        }
         _ => false,
     };
     if matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand) {
         for kind in [ContextKind::InvalidArg, ContextKind::InvalidSubcommand] {
-            if has(&error, kind, ["://", "="]) {
+            if has(&error, kind, ["://", "=", "@"]) {
                 error.insert(kind, ContextValue::String("…".to_owned()));
                 // The suggestion repeats the argument.
                 error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![QUOTE.into()]));
             }
         }
-    } else if has(&error, ContextKind::InvalidValue, ["://", "password"]) {
+    } else if has(&error, ContextKind::InvalidValue, ["://", "password", "@"]) {
         let of = error.get(ContextKind::InvalidArg);
         let of = of.map_or_else(String::new, |argument| format!(" for '{argument}'"));
         // The cause repeats the value.

@@ -107,6 +107,39 @@ fn manual_pages() {
 }
 
 #[test]
+fn a_connection_string_in_a_wrong_place_shows_no_password() {
+    let secret = "hunter2-Zaphod";
+    let uri = format!("postgres://u:{secret}@h/d");
+    let parameter = format!("postgresql://h/d?user=u&password={secret}");
+    let keywords = format!("host=h PASSWORD = '{secret}' user=u");
+    for wrong in [&uri, &parameter, &keywords] {
+        let misspelled = format!("--subscribr={wrong}");
+        for args in [
+            ["verify", wrong, ""],
+            ["verify", &misspelled, ""],
+            ["status", "--json", &format!("--watch={wrong}")],
+            ["status", "--name", wrong],
+            ["status", "--config", wrong],
+            ["status", "--log-level", wrong],
+            ["run", "--publisher-file", wrong],
+            ["man", wrong, ""],
+            ["completions", wrong, ""],
+            ["whatif", "--subscriber=host=h", wrong],
+        ] {
+            let args = args.into_iter().filter(|arg| !arg.is_empty());
+            let (code, output, errors) = finish(&executable().args(args.clone()));
+            let args: Vec<_> = args.collect();
+            assert!(code.is_some_and(|code| code > 0), "{args:?}: {output}");
+            assert!(!output.contains(secret) && !errors.contains(secret), "{args:?}: {errors}");
+        }
+    }
+    let (_, _, errors) = finish(&executable().args(["status", &format!("u:{secret}@h/d")]));
+    assert!(!errors.contains(secret), "{errors}");
+    let (_, _, errors) = finish(&executable().args(["status", "--name", &uri]));
+    assert!(errors.contains("--name \"postgres://u:****@h/d\" is not a valid name"), "{errors}");
+}
+
+#[test]
 fn a_verb_shows_the_flags_that_it_uses() {
     let help = |verb: &str, flag: &str| finish(&executable().args([verb, flag])).1;
     for (verb, uses, not) in [

@@ -8,6 +8,7 @@
 
 mod environment;
 mod hosts;
+mod masked;
 mod options;
 mod parse_keywords;
 mod parse_uri;
@@ -18,6 +19,7 @@ mod tests;
 
 pub(crate) use environment::account;
 pub(crate) use hosts::{Host, Place};
+pub use masked::without_passwords;
 pub(crate) use options::{
     ChannelBinding, SessionAttrs, Settings, SslCertMode, SslMode, TlsVersion,
 };
