@@ -184,20 +184,25 @@ pub(crate) fn read(
     let mut indexes = by_place(&indexes, index)?;
     for row in correlations.iter() {
         let (place, name): (usize, String) = (field(&row, 0)?, field(&row, 1)?);
-        let of_table = columns.get_mut(&place).into_iter().flatten();
+        let of_table = columns.get_mut(&place).into_iter().flatten().flatten();
         for column in of_table.filter(|column| column.name == name) {
             column.correlation = row.get(2).and_then(|text| text.parse().ok());
         }
     }
     for row in tables.iter() {
         let place: usize = field(&row, 0)?;
+        let columns = columns.remove(&place).unwrap_or_default();
+        let is_dropped = !columns.is_empty() && columns.iter().all(Option::is_none);
+        if is_dropped {
+            continue;
+        }
         found[place] = Some(SideTable {
             oid: field(&row, 1)?,
             kind: field(&row, 2)?,
             row_security: boolean(&row, 3)?,
             rows: field(&row, 4)?,
             exceeds_cache: boolean(&row, 5)?,
-            columns: columns.remove(&place).unwrap_or_default(),
+            columns: columns.into_iter().flatten().collect(),
             indexes: indexes.remove(&place).unwrap_or_default(),
         });
     }
@@ -215,8 +220,13 @@ fn by_place<T>(
     Ok(all)
 }
 
-fn column(row: &Row<'_>) -> Result<SideColumn> {
-    Ok(SideColumn {
+/// `None` for a column that is dropped, alone or with its table, while the query runs. The query's snapshot shows
+/// it, but there is no privilege for it.
+fn column(row: &Row<'_>) -> Result<Option<SideColumn>> {
+    if row.get(14).is_none() {
+        return Ok(None);
+    }
+    Ok(Some(SideColumn {
         name: field(row, 1)?,
         type_oid: field(row, 2)?,
         type_name: field(row, 3)?,
@@ -243,7 +253,7 @@ fn column(row: &Row<'_>) -> Result<SideColumn> {
             (true, None) => RecordForm::Other,
         },
         quotes_by_locale: boolean(row, 17)?,
-    })
+    }))
 }
 
 fn index(row: &Row<'_>) -> Result<SideIndex> {
@@ -253,4 +263,34 @@ fn index(row: &Row<'_>) -> Result<SideIndex> {
         identity: boolean(row, 3)?,
         default_order: boolean(row, 4)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use testbed::{Cluster, servers};
+    use wire::ConnInfo;
+
+    use super::read;
+    use crate::error::Failure;
+    use crate::publisher::slot::BEGIN_READING;
+    use crate::subscriber::session::{Purpose, Subscriber};
+
+    #[test]
+    fn what_is_dropped_while_it_is_read_does_not_exist() {
+        let cluster = Cluster::builder(&servers::find_or_fetch(15).unwrap()).start().unwrap();
+        let database = "postgres";
+        let tables = "CREATE TABLE t (id int PRIMARY KEY, gone int); CREATE TABLE gone (id int)";
+        cluster.sql(database, tables).unwrap();
+        let info = ConnInfo::parse_with_env(&cluster.conninfo(database), &|_| None, None).unwrap();
+        let mut session = Subscriber::new(info, "facts").connect(Purpose::Look).unwrap();
+        // A snapshot that is older than the DROP shows what its queries see during it.
+        session.simple(&format!("{BEGIN_READING}; SELECT")).unwrap();
+        cluster.sql(database, "ALTER TABLE t DROP COLUMN gone; DROP TABLE gone").unwrap();
+        let names = ["t", "gone"].map(|name| ("public".to_owned(), name.to_owned()));
+        let found = read(&mut session, &names, Failure::subscriber).unwrap();
+        let columns: Vec<_> =
+            found[0].iter().flat_map(|table| &table.columns).map(|column| &column.name).collect();
+        assert_eq!(columns, ["id"]);
+        assert!(found[1].is_none());
+    }
 }

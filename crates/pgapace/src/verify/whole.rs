@@ -158,6 +158,11 @@ impl Comparison<'_> {
         else {
             return Ok(Read::Rewritten);
         };
+        // There is no privilege for a partition that was dropped after the snapshot.
+        let is_dropped = |row: wire::Row<'_>| row.get(2).is_none();
+        if [&theirs, &ours].into_iter().flatten().any(|rows| rows.iter().any(is_dropped)) {
+            return Ok(Read::Rewritten);
+        }
         let (theirs, ours) = (read_leaves(theirs)?, read_leaves(ours)?);
         let estimate =
             |leaves: &[Leaf]| leaves.iter().map(|leaf| leaf.rows.max(leaf.blocks * 20)).sum();
