@@ -48,6 +48,9 @@ struct SubscriptionState {
     role: String,
     /// The managed service that runs the subscriber, if any.
     service: Service,
+    /// Whether the subscription may have a state that this program or this role cannot read. What it has done
+    /// and what it would do is not known then.
+    unread: bool,
     row: Option<Subscription>,
     relations: Vec<RelationState>,
     applied: Option<Lsn>,
@@ -70,7 +73,9 @@ impl SubscriptionState {
     fn to_copy(&self, config: &Config, table: &PublishedTable) -> bool {
         let copy_data = self.settled().map_or(config.copies_data(), |row| row.copy_data);
         let same = |r: &&RelationState| r.schema == table.schema && r.name == table.name;
-        copy_data && self.relations.iter().find(same).is_none_or(|r| r.sync_lsn.is_none())
+        !self.unread
+            && copy_data
+            && self.relations.iter().find(same).is_none_or(|r| r.sync_lsn.is_none())
     }
 
     /// Whether a run creates the published tables (`--copy-schema`).
@@ -78,7 +83,7 @@ impl SubscriptionState {
         let made = |row: &Subscription| row.schema_copy == Some(SchemaCopy::After);
         match self.settled() {
             Some(row) => row.schema_copy == Some(SchemaCopy::Before),
-            None => config.copy_schema && !self.row.as_ref().is_some_and(made),
+            None => config.copy_schema && !self.unread && !self.row.as_ref().is_some_and(made),
         }
     }
 

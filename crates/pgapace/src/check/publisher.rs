@@ -137,6 +137,9 @@ fn check_slot(
     known: &SubscriptionState,
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
+    if known.unread {
+        return Ok(());
+    }
     let name = &config.slot;
     let (found, recovers) = (slot::find(session, name)?, is_standby(session)?);
     let literal = quote_literal(name);

@@ -75,7 +75,7 @@ pub(super) fn check(
     reporter.group("session_replication_role", |reporter| replica_role(session, &known, reporter));
     reporter.group("monitoring", |reporter| monitoring(session, &known.role, reporter));
     reporter.group("state", |reporter| own_schema(session, config, &mut known, reporter));
-    if known.row.is_none() {
+    if known.row.is_none() && !known.unread {
         known.native = guard::first_start_in_any(session, config).err();
     }
     reporter.group("settings", |reporter| settings(session, config, &known, reporter));
@@ -198,6 +198,7 @@ fn own_schema(
         }
         return Ok(());
     };
+    known.unread = true;
     if !boolean(&row, 0)? {
         reporter
             .block("state", format!("role {role} may not use schema pgapace"))
@@ -234,13 +235,22 @@ fn own_schema(
         reporter
             .block("state", format!("role {role} may not create tables in schema pgapace"))
             .sql(format!("GRANT CREATE ON SCHEMA pgapace TO {role};"));
+    } else if version < newest {
+        let what = "schema pgapace is of version";
+        reporter.ok("state", format!("{what} {version}; pgapace run upgrades it to {newest}"));
     } else {
         reporter.ok("state", format!("schema pgapace exists, version {version} of {newest}"));
     }
     // Columns may be missing in an older version; a run adds them first.
     if version < newest {
+        known.unread = version > 0 && is_recorded(session, &config.name)?;
+        if known.unread {
+            let what = "what the subscription has done is not checked before a run upgrades schema pgapace";
+            reporter.note("subscription", what);
+        }
         return Ok(());
     }
+    known.unread = false;
     own_subscription(session, config, known, reporter)
 }
 
@@ -282,6 +292,14 @@ fn other_owners(session: &mut Session) -> Result<Option<String>> {
              AND NOT pg_catalog.pg_has_role(c.relowner, 'USAGE')";
     let rows = session.query(sql, &[]).map_err(|e| failed(SIDE, &e, "reading owners"))?;
     Ok(rows.first().and_then(|row| row.get(0).map(str::to_owned)))
+}
+
+/// Whether the state has this subscription, in any version.
+fn is_recorded(session: &mut Session, name: &str) -> Result<bool> {
+    let rows = session
+        .query("SELECT FROM pgapace.subscription WHERE name = $1", &[Some(name)])
+        .map_err(|e| failed(SIDE, &e, "reading the subscriptions"))?;
+    Ok(!rows.is_empty())
 }
 
 /// The subscription as an earlier run has left it.

@@ -515,7 +515,8 @@ impl Checker<'_, '_> {
             &shown_conninfo(&self.config.publisher),
             &shown_conninfo(&self.config.subscriber),
         );
-        let hint = if self.missing.len() == published && self.known.settled().is_none() {
+        let is_new = self.known.settled().is_none() && !self.known.unread;
+        let hint = if self.missing.len() == published && is_new {
             "; the first run creates all tables with --copy-schema"
         } else {
             ""

@@ -127,6 +127,32 @@ fn a_role_that_cannot_upgrade_the_state_is_told_whose_member_it_must_be() {
     });
 }
 
+#[test]
+fn verbs_that_only_read_name_the_version_of_an_older_state() {
+    on_versions(&[(15, 15)], |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+        as_of_0_1(&case);
+        let version = || case.subscriber.value("SELECT version FROM pgapace.schema_version");
+        let before = version();
+        let said = format!("schema pgapace of the subscriber is of version {before}; ");
+        let file = case.log_file("report").display().to_string();
+        for (verb, args) in
+            [("status", &["--json"]), ("top", &["--once"]), ("report", &[file.as_str()])]
+        {
+            case.tool.finish(verb, args).expect(5, &[&said, "pgapace run of this program"]);
+        }
+        case.subscriber.sql("INSERT INTO t VALUES (1)");
+        let checked = case.tool.finish("check", &[]);
+        let said = format!("schema pgapace is of version {before}; pgapace run upgrades it");
+        assert!(checked.expect(0, &[]).stdout.contains(&said), "{}", checked.stdout);
+        // The slot and the rows are those of the subscription.
+        for advice in ["pg_drop_replication_slot", "TRUNCATE"] {
+            assert!(!checked.stdout.contains(advice), "{}", checked.stdout);
+        }
+        assert_eq!(version(), before);
+    });
+}
+
 /// A session has read the state for hours, as pg_dump does. The upgrade is tried again and again, and others can
 /// read the state meanwhile.
 #[test]

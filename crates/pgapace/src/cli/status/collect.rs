@@ -184,9 +184,12 @@ fn read(
         version if version < schema::newest() => {
             return Err(Failure::new(
                 Class::Subscriber,
-                format!("schema pgapace of the subscriber is of version {version}, an older one"),
+                format!(
+                    "schema pgapace of the subscriber is of version {version}; this program reads version {}",
+                    schema::newest()
+                ),
             )
-            .hint("The next pgapace run of this version upgrades it."));
+            .hint("pgapace run of this program upgrades it."));
         }
         _ => {}
     }

@@ -317,9 +317,11 @@ fn wait_for_owner(
     deadline: Instant,
 ) -> Result<Option<OwnerProcess>> {
     loop {
-        let row = match state::schema::version(session)? {
-            0 => None,
-            _ => state::find(session, name)?,
+        // The process that is waited for creates or upgrades the schema.
+        let row = if state::schema::version(session)? < state::schema::newest() {
+            None
+        } else {
+            state::find(session, name)?
         };
         if let Some(row) = row
             && row.phase == state::Phase::Streaming
