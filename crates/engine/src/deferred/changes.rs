@@ -89,47 +89,18 @@ impl DeferredChanges {
         self.unread
     }
 
-    /// Defers those changes of a part that touch a relation which `is_mine` takes. Blocks of
-    /// `block_bytes` go to the spool.
-    pub fn push(
-        &mut self,
-        part: &TransactionPart,
-        is_mine: impl Fn(&RemoteRelation) -> bool,
-        block_bytes: usize,
-        commands: &mut Vec<SpoolCommand>,
-    ) {
-        let mine: Vec<bool> = part.relations().iter().map(|relation| is_mine(relation)).collect();
-        if mine.contains(&true) {
-            for change in 0..part.len() {
-                self.push_change(part, change, &mine, block_bytes, commands);
-            }
-        }
-        if let Some(end) = part.end_lsn
-            && std::mem::take(&mut self.writing)
-        {
-            self.mark(&[&END.to_le_bytes(), &end.as_u64().to_le_bytes()]);
-            self.complete += 1;
-            self.spill(block_bytes, commands);
-        }
-    }
-
-    fn push_change(
+    /// Defers a change of a part. Blocks of `block_bytes` go to the spool. Returns whether it is the
+    /// first one of its transaction: then [`Self::end`] must follow.
+    pub(super) fn push(
         &mut self,
         part: &TransactionPart,
         change: usize,
-        mine: &[bool],
         block_bytes: usize,
         commands: &mut Vec<SpoolCommand>,
-    ) {
+    ) -> bool {
         let touched = part.touched(change);
-        let is_mine = match touched {
-            Touched::One(relation, _) => mine[relation],
-            Touched::Many(relations) => relations.iter().any(|index| mine[*index as usize]),
-        };
-        if !is_mine {
-            return;
-        }
-        if !std::mem::replace(&mut self.writing, true) {
+        let begins = !std::mem::replace(&mut self.writing, true);
+        if begins {
             let TransactionHead { commit_lsn, commit_time, xid } = part.head;
             self.mark(&[
                 &BEGIN.to_le_bytes(),
@@ -151,6 +122,20 @@ impl DeferredChanges {
             }
         }
         self.unread += (self.tail.len() - before) as u64;
+        self.spill(block_bytes, commands);
+        begins
+    }
+
+    /// Whether the transaction that is being written has a change here.
+    pub(super) fn is_writing(&self) -> bool {
+        self.writing
+    }
+
+    /// The transaction that is being written ends.
+    pub(super) fn end(&mut self, end: Lsn, block_bytes: usize, commands: &mut Vec<SpoolCommand>) {
+        self.writing = false;
+        self.mark(&[&END.to_le_bytes(), &end.as_u64().to_le_bytes()]);
+        self.complete += 1;
         self.spill(block_bytes, commands);
     }
 

@@ -10,16 +10,19 @@
 //! copy was not complete is copied again; one whose copy was complete continues at its own progress.
 
 mod changes;
+#[cfg(test)]
+mod tests;
 
 pub use changes::DeferredChanges;
 use pgoutput::Lsn;
+use rustc_hash::FxHashMap;
 
 use crate::assemble::{PartLimits, ReplayError, SpoolCommand};
 use crate::intake::Spool;
 use crate::progress::{Positions, Progress};
 use crate::relation::RemoteRelation;
 use crate::sync_lsn::SyncLsn;
-use crate::transaction::TransactionPart;
+use crate::transaction::{Touched, TransactionPart};
 
 /// Memory for deferred changes.
 #[derive(Debug, Clone, Copy)]
@@ -77,16 +80,18 @@ impl<C> DeferredTable<C> {
             DeferredStage::Init | DeferredStage::DataSync => None,
         }
     }
-
-    fn is(&self, relation: &RemoteRelation) -> bool {
-        self.name.0 == relation.schema && self.name.1 == relation.name
-    }
 }
 
-/// The tables whose changes are deferred.
+/// The tables whose changes are deferred. There may be many thousands, and what a transaction of the
+/// others costs does not depend on their number.
 #[derive(Debug)]
 pub struct DeferredTables<C> {
     tables: Vec<DeferredTable<C>>,
+    /// The place of each table, by schema and name.
+    places: FxHashMap<String, FxHashMap<String, usize>>,
+    /// The places of those that have changes of the transaction whose parts are being deferred.
+    writing: Vec<usize>,
+    limits: Limits,
     /// Tables so far: each has another number in the spool.
     number: u32,
     /// Everything that commits before it was received in this run.
@@ -99,12 +104,40 @@ pub struct DeferredTables<C> {
     released: Option<Lsn>,
 }
 
+/// What all tables together allow.
+#[derive(Debug, Default)]
+struct Limits {
+    /// The first [`DeferredTable::hold`] and [`DeferredTable::visible`].
+    hold: Option<Lsn>,
+    visible: Option<Lsn>,
+    /// The last [`DeferredTable::after`].
+    after: Lsn,
+}
+
+impl Limits {
+    fn add<C>(&mut self, table: &DeferredTable<C>) {
+        self.hold = Some(self.hold.map_or(table.hold, |hold| hold.min(table.hold)));
+        self.visible = Some(self.visible.map_or(table.visible, |lsn| lsn.min(table.visible)));
+        self.after = self.after.max(table.after);
+    }
+}
+
 impl<C> DeferredTables<C> {
     /// No table. The publisher sends transactions that commit from `sent_from` on.
     #[must_use]
     pub fn new(sent_from: Lsn, holds: bool, blocks: BlockLimits) -> Self {
-        let (tables, commands) = (Vec::new(), Vec::new());
-        Self { tables, number: 0, received: sent_from, holds, blocks, commands, released: None }
+        Self {
+            tables: Vec::new(),
+            places: FxHashMap::default(),
+            writing: Vec::new(),
+            limits: Limits::default(),
+            number: 0,
+            received: sent_from,
+            holds,
+            blocks,
+            commands: Vec::new(),
+            released: None,
+        }
     }
 
     /// Adds a table that an earlier run has copied. It has everything up to `through`; the others have
@@ -133,6 +166,22 @@ impl<C> DeferredTables<C> {
         let changes = DeferredChanges::new(self.number);
         self.number += 1;
         self.tables.push(DeferredTable { name, stage, from, hold, visible, after, changes });
+        self.index(self.tables.len() - 1);
+    }
+
+    fn index(&mut self, place: usize) {
+        let table = &self.tables[place];
+        let (schema, name) = table.name.clone();
+        let other = self.places.entry(schema).or_default().insert(name, place);
+        debug_assert!(other.is_none(), "a table is deferred once");
+        self.limits.add(table);
+        if table.changes.is_writing() {
+            self.writing.push(place);
+        }
+    }
+
+    fn place(&self, schema: &str, name: &str) -> Option<usize> {
+        self.places.get(schema)?.get(name).copied()
     }
 
     /// All of them.
@@ -154,7 +203,13 @@ impl<C> DeferredTables<C> {
     /// Whether changes of this relation are deferred.
     #[must_use]
     pub fn has(&self, relation: &RemoteRelation) -> bool {
-        self.tables.iter().any(|table| table.is(relation))
+        self.has_name(&relation.schema, &relation.name)
+    }
+
+    /// The same by schema and name.
+    #[must_use]
+    pub fn has_name(&self, schema: &str, name: &str) -> bool {
+        !self.tables.is_empty() && self.place(schema, name).is_some()
     }
 
     /// Defers the changes of a part that concern these tables. The others may have applied it before
@@ -170,10 +225,11 @@ impl<C> DeferredTables<C> {
         if !self.tables.is_empty() {
             let BlockLimits { all, largest, smallest } = self.blocks;
             let block = (all / self.tables.len()).clamp(smallest, largest);
-            for table in self.tables.iter_mut().filter(|t| part.head.commit_lsn >= t.from) {
-                let (schema, name) = (&table.name.0, &table.name.1);
-                let is_mine = |r: &RemoteRelation| r.schema == *schema && r.name == *name;
-                table.changes.push(part, is_mine, block, &mut self.commands);
+            self.defer_changes(part, block);
+            if let Some(end) = part.end_lsn {
+                for place in self.writing.drain(..) {
+                    self.tables[place].changes.end(end, block, &mut self.commands);
+                }
             }
             carry_out(&mut self.commands, spool)?;
         }
@@ -181,6 +237,35 @@ impl<C> DeferredTables<C> {
             self.received(end);
         }
         Ok(())
+    }
+
+    fn defer_changes(&mut self, part: &TransactionPart, block: usize) {
+        let is_deferred = |place: &usize| part.head.commit_lsn >= self.tables[*place].from;
+        let place = |relation: &RemoteRelation| self.place(&relation.schema, &relation.name);
+        let relations = part.relations().iter();
+        let places: Vec<_> = relations.map(|r| place(r).filter(is_deferred)).collect();
+        if places.iter().all(Option::is_none) {
+            return;
+        }
+        let mut touched = Vec::new();
+        for change in 0..part.len() {
+            touched.clear();
+            match part.touched(change) {
+                Touched::One(relation, _) => touched.extend(places[relation]),
+                Touched::Many(relations) => {
+                    touched.extend(relations.iter().filter_map(|r| places[*r as usize]));
+                    // A TRUNCATE may name two versions of one table.
+                    touched.sort_unstable();
+                    touched.dedup();
+                }
+            }
+            for place in &touched {
+                let changes = &mut self.tables[*place].changes;
+                if changes.push(part, change, block, &mut self.commands) {
+                    self.writing.push(*place);
+                }
+            }
+        }
     }
 
     /// The next part of the deferred changes of a table, by its place. Transactions that commit before
@@ -204,7 +289,7 @@ impl<C> DeferredTables<C> {
     /// Nothing is acknowledged from here on.
     #[must_use]
     pub fn hold(&self) -> Option<Lsn> {
-        self.tables.iter().map(|table| table.hold).min().filter(|_| self.holds)
+        self.limits.hold.filter(|_| self.holds)
     }
 
     /// What [`Self::hold`] was because of tables that were removed since the last call.
@@ -222,9 +307,8 @@ impl<C> DeferredTables<C> {
     /// reports how far it has come.
     #[must_use]
     pub fn limit(&self, positions: Positions) -> Positions {
-        let visible = self.tables.iter().map(|table| table.visible).min();
-        let visible = visible.filter(|_| self.holds);
-        let lacks = self.tables.iter().any(|table| !self.may_catch_up(table));
+        let visible = self.limits.visible.filter(|_| self.holds);
+        let lacks = self.limits.after > self.received;
         let received = lacks.then_some(self.received);
         Positions {
             write: received.map_or(positions.write, |r| r.min(positions.write)),
@@ -282,6 +366,10 @@ impl<C> DeferredTables<C> {
                 self.released = self.released.into_iter().chain([table.hold]).min();
             }
         }
+        self.places.clear();
+        self.writing.clear();
+        self.limits = Limits::default();
+        (0..self.tables.len()).for_each(|place| self.index(place));
         carry_out(&mut self.commands, spool)
     }
 }

@@ -159,8 +159,9 @@ impl Tables {
 
     /// Nothing more of a table is applied, until it is copied.
     pub(crate) fn block(&mut self, schema: &str, name: &str) {
-        self.remove(schema, name);
-        self.blocked.insert((schema.to_owned(), name.to_owned()));
+        let key = (schema.to_owned(), name.to_owned());
+        self.remove([&key]);
+        self.blocked.insert(key);
     }
 
     /// Published tables of which nothing is applied, in order.
@@ -209,14 +210,20 @@ impl Tables {
         self.sync_lsns.insert((schema.to_owned(), name.to_owned()), sync_lsn);
     }
 
-    /// Forgets a table that is about to be copied.
-    pub(crate) fn remove(&mut self, schema: &str, name: &str) {
-        let key = (schema.to_owned(), name.to_owned());
-        self.sync_lsns.remove(&key);
-        self.oids.remove(&key);
-        self.blocked.remove(&key);
-        self.read.take(&key);
-        self.resolved.retain(|_, (remote, _)| remote.schema != schema || remote.name != name);
+    /// Forgets tables that are about to be copied.
+    pub(crate) fn remove<'k>(&mut self, keys: impl IntoIterator<Item = &'k TableKey>) {
+        let mut removed: FxHashMap<&str, FxHashSet<&str>> = FxHashMap::default();
+        for key in keys {
+            self.sync_lsns.remove(key);
+            self.oids.remove(key);
+            self.blocked.remove(key);
+            self.read.take(key);
+            removed.entry(&key.0).or_default().insert(&key.1);
+        }
+        self.resolved.retain(|_, (remote, _)| {
+            let names = removed.get(remote.schema.as_str());
+            names.is_none_or(|names| !names.contains(remote.name.as_str()))
+        });
     }
 
     /// Takes the types of a table that was published while the stream went on.

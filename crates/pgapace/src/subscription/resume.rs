@@ -166,10 +166,8 @@ impl Supervisor<'_> {
         let (name, recovers) = (&row.slot_name, standby.is_some());
         let acknowledged = slot::check_resume(name, found.as_ref(), recovers, applied.through)?;
         handle_lost_tables(control, context, &mut catching_up, acknowledged)?;
-        for table in &catching_up {
-            // The run that copied it may have ended before it inserted this row.
-            table_state::start_catch_up(control, context.owner(), table)?;
-        }
+        // The run that copied them may have ended before it inserted these rows.
+        table_state::start_catch_up(control, context.owner(), &catching_up)?;
         let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
         let slot_is_two_phase = found.is_some_and(|slot| slot.two_phase);
         let two_phase =

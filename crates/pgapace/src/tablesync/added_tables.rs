@@ -444,9 +444,7 @@ impl<'a> Adder<'a> {
         tables: &mut Tables,
     ) -> Result<Vec<Name>> {
         let requested = std::mem::take(&mut self.requested);
-        for Requested { name: (schema, name), .. } in &requested {
-            tables.remove(schema, name);
-        }
+        tables.remove(requested.iter().map(|requested| &requested.name));
         let copy_data = self.context.copy_data;
         let (copied, others): (Vec<_>, Vec<_>) =
             requested.into_iter().partition(|requested| copy_data || requested.explicitly);

@@ -22,6 +22,7 @@ use engine::progress::Progress;
 use engine::relation::RemoteRelation;
 use engine::table_sync::TableSyncState;
 use pgoutput::Lsn;
+use rustc_hash::{FxHashMap, FxHashSet};
 use wire::Session;
 
 use crate::apply::apply_session::Connect;
@@ -239,9 +240,7 @@ impl<'a> StreamedTableSync<'a> {
         }
         let LeaderAccess { control, tables, deferred, quiet, .. } = leader;
         self.adder.look_for_new_tables(control, tables, progress.last_dispatched())?;
-        self.adder.look_for_requests(control, |name| {
-            deferred.tables().iter().any(|table| table.name == *name)
-        })?;
+        self.adder.look_for_requests(control, |(schema, name)| deferred.has_name(schema, name))?;
         if !self.adder.waits_for_quiet() {
             return Ok(());
         }
@@ -308,25 +307,27 @@ impl<'a> StreamedTableSync<'a> {
         self.copying = None;
         published.iter().for_each(|table| leader.tables.add_types(table));
         let owner = self.adder.owner();
-        let mut copied = table_state::catching_up(leader.control, owner.id)?;
-        let mut gone = Vec::new();
-        let deferred = leader.deferred.tables_mut().iter_mut();
-        for table in deferred.filter(|t| matches!(t.stage, DeferredStage::DataSync)) {
-            let is_it =
-                |copied: &CatchUp| copied.schema == table.name.0 && copied.name == table.name.1;
-            match copied.iter().position(is_it) {
-                Some(index) => {
-                    let copied = copied.swap_remove(index);
-                    table_state::start_catch_up(leader.control, owner, &copied)?;
-                    match published.iter().find(|published| published.key() == table.name) {
-                        Some(published) => leader.tables.add_copied(published, copied.sync_lsn),
-                        None => leader.tables.add(&copied.schema, &copied.name, copied.sync_lsn),
-                    }
-                    self.adder.copied(&table.name);
-                    table.stage = DeferredStage::CatchUp(copied);
-                }
+        let copied = table_state::catching_up(leader.control, owner.id)?.into_iter();
+        let copied = copied.map(|table| ((table.schema.clone(), table.name.clone()), table));
+        let mut copied: FxHashMap<Name, CatchUp> = copied.collect();
+        let published: FxHashMap<_, _> = published.iter().map(|t| (t.key(), t)).collect();
+        let (mut begun, mut gone) = (Vec::new(), Vec::new());
+        let tables = leader.deferred.tables_mut().iter_mut();
+        for table in tables.filter(|table| matches!(table.stage, DeferredStage::DataSync)) {
+            match copied.remove(&table.name) {
+                Some(copied) => begun.push((table, copied)),
                 None => gone.push(table.name.clone()),
             }
+        }
+        let all = begun.iter().map(|(_, copied)| copied);
+        table_state::start_catch_up(leader.control, owner, all)?;
+        for (table, copied) in begun {
+            match published.get(&table.name) {
+                Some(published) => leader.tables.add_copied(published, copied.sync_lsn),
+                None => leader.tables.add(&copied.schema, &copied.name, copied.sync_lsn),
+            }
+            self.adder.copied(&table.name);
+            table.stage = DeferredStage::CatchUp(copied);
         }
         match failure {
             // All of its tables are copied.
@@ -356,17 +357,17 @@ impl<'a> StreamedTableSync<'a> {
             let failed: Vec<_> = failed.map(|name| (name.clone(), failure.like())).collect();
             tablesync::block(leader.control, owner, &failed, None)?;
         }
-        for name in names {
-            if failure.is_some() || is_blocked(&name) {
-                self.adder.copy_failed(&name);
+        let names: FxHashSet<Name> = names.into_iter().collect();
+        for name in &names {
+            if failure.is_some() || is_blocked(name) {
+                self.adder.copy_failed(name);
                 leader.tables.block(&name.0, &name.1);
             } else {
                 // It was taken out of the publication, or dropped, before the snapshot.
-                self.adder.forget(leader.control, leader.tables, &name)?;
+                self.adder.forget(leader.control, leader.tables, name)?;
             }
-            leader.deferred.remove(|table| table.name == name, leader.spool)?;
         }
-        Ok(())
+        leader.deferred.remove(|table| names.contains(&table.name), leader.spool)
     }
 
     /// Takes the worker from a table that has to wait for what others must receive first, if another
@@ -445,6 +446,7 @@ impl<'a> StreamedTableSync<'a> {
             return Ok(());
         }
         let numbers: Vec<_> = caught_up.iter().map(|table| table.number).collect();
+        let ended: FxHashSet<_> = numbers.iter().map(|number| number.0).collect();
         table_state::end_catch_up(control, self.adder.owner(), &numbers)?;
         for table in &caught_up {
             let table = format!("{}.{}", table.schema, table.name);
@@ -453,7 +455,7 @@ impl<'a> StreamedTableSync<'a> {
         if self.worker.as_ref().is_some_and(|w| caught_up.iter().any(|table| w.is_of(table))) {
             self.worker = None;
         }
-        deferred.remove(|t| t.copied().is_some_and(|c| numbers.contains(&c.number)), *spool)?;
+        deferred.remove(|t| t.copied().is_some_and(|c| ended.contains(&c.number.0)), *spool)?;
         self.pause = Pause::default();
         Ok(())
     }

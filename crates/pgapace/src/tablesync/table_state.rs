@@ -449,24 +449,30 @@ pub(crate) fn catching_up_in(rows: &wire::Rows) -> Result<Vec<CatchUp>> {
     rows.iter().map(table).collect()
 }
 
-/// Gives a table that was copied a progress of its own, which begins with its sync LSN, unless it has
+/// Gives tables that were copied a progress of their own, which begins with their sync LSN, unless they have
 /// one.
-pub(crate) fn start_catch_up(
+pub(crate) fn start_catch_up<'t>(
     session: &mut Session,
     owner: OwnedEpoch,
-    table: &CatchUp,
+    tables: impl IntoIterator<Item = &'t CatchUp>,
 ) -> Result<()> {
+    let starts = tables.into_iter().map(|t| (t.number.0.to_string(), t.sync_lsn.0.to_string()));
+    let (numbers, lsns): (Vec<_>, Vec<_>) = starts.unzip();
+    if numbers.is_empty() {
+        return Ok(());
+    }
     let sql = format!(
         "INSERT INTO pgapace.progress (subscription, lsn, predecessor, epoch) \
-         SELECT {number}, '{sync_lsn}', '0/0', \
+         SELECT c.number, c.lsn, '0/0', \
            (SELECT s.epoch FROM pgapace.subscription s WHERE s.id = {id} AND s.epoch = {epoch}) \
-         WHERE NOT EXISTS (SELECT 1 FROM pgapace.progress p WHERE p.subscription = {number})",
-        number = table.number.0,
-        sync_lsn = table.sync_lsn.0,
+         FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.int4[]), \
+                         pg_catalog.unnest($2::pg_catalog.pg_lsn[])) AS c (number, lsn) \
+         WHERE NOT EXISTS (SELECT 1 FROM pgapace.progress p WHERE p.subscription = c.number)",
         id = owner.id.0,
         epoch = owner.epoch
     );
-    session.simple(&sql).map(|_| ()).map_err(|e| writing(&e))
+    let (numbers, lsns) = (format!("{{{}}}", numbers.join(",")), format!("{{{}}}", lsns.join(",")));
+    session.execute(&sql, &[Some(&numbers), Some(&lsns)]).map(|_| ()).map_err(|e| writing(&e))
 }
 
 /// Tables have caught up: from here on the subscription's progress is theirs. Everything that was

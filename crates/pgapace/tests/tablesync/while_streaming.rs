@@ -7,7 +7,9 @@ use testbed::postgres::Client;
 use testbed::program::Process;
 use testbed::wait_until;
 
-use crate::support::{Case, PATIENCE, holds_for, must, on_versions};
+use crate::support::{
+    Case, PATIENCE, holds_for, must, on_versions, wait_for_event, wait_for_events,
+};
 
 /// Number of the advisory lock that the trigger on the subscriber waits for.
 pub(super) const LOCK: u32 = 4711;
@@ -209,6 +211,43 @@ fn deferred_changes_beyond_the_spool_limit_make_the_others_wait() {
         case.wait_until_applied(&mut process);
         case.expect_equal(&["other", "late", "later"]);
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+        case.stop(process);
+    });
+}
+
+/// More tables than are counted, or whose definitions are read, in one step of the durability session.
+#[test]
+fn many_tables_are_copied_at_once() {
+    const TABLES: usize = 70;
+    on_versions(&[(18, 18)], |case| {
+        case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
+        let mut process = case.start();
+        must(wait_for_event(&mut process, "streaming", PATIENCE));
+        let each = |sql: &str| {
+            let all: Vec<_> =
+                (0..TABLES).map(|table| sql.replace('#', &table.to_string())).collect();
+            format!("BEGIN; {}; COMMIT", all.join("; "))
+        };
+        case.both(&each("CREATE TABLE many# (id int PRIMARY KEY)"));
+        for id in 1..4 {
+            case.publisher.sql(&each(&format!(
+                "INSERT INTO many# VALUES ({id}); INSERT INTO other VALUES ({id}00 + #, 0)"
+            )));
+        }
+        let all = |what: &str| format!("SELECT count(*) = {TABLES} FROM pgapace.{what}");
+        let ready = all("relation WHERE table_name LIKE 'many%' AND state = 'ready'");
+        wait_for(&case, &mut process, "all tables to catch up", &ready);
+        case.publisher.sql(&each("INSERT INTO many# VALUES (4)"));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["other", "many0", "many41", "many69"]);
+        let counted = all("stat_table WHERE table_name LIKE 'many%' AND inserts > 0");
+        wait_for(&case, &mut process, "all changes to be counted", &counted);
+
+        case.subscriber.sql(&each("ALTER TABLE many# ADD note text"));
+        case.publisher.sql(&each("INSERT INTO many# VALUES (5)"));
+        must(wait_for_events(&mut process, "table_definition_changed", TABLES, PATIENCE));
+        let left = all("progress WHERE subscription < 0").replace(&TABLES.to_string(), "0");
+        assert_eq!(case.subscriber.value(&left), "t", "progress of tables that have caught up");
         case.stop(process);
     });
 }

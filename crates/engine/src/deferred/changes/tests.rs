@@ -104,6 +104,25 @@ fn push(part: &mut TransactionPart, step: Step, relations: &[Arc<RemoteRelation>
     }
 }
 
+/// Defers those changes of a part that touch `mine`.
+fn defer(
+    deferred: &mut DeferredChanges,
+    part: &TransactionPart,
+    block_bytes: usize,
+    commands: &mut Vec<SpoolCommand>,
+) {
+    let is_mine = |change| match part.touched(change) {
+        Touched::One(_, relation) => relation.name == "mine",
+        Touched::Many(_) => true,
+    };
+    for change in (0..part.len()).filter(|change| is_mine(*change)) {
+        deferred.push(part, change, block_bytes, commands);
+    }
+    if let Some(end) = part.end_lsn.filter(|_| deferred.is_writing()) {
+        deferred.end(end, block_bytes, commands);
+    }
+}
+
 /// The changes of a part, as they are in the messages.
 fn steps(part: &TransactionPart) -> Vec<Step> {
     (0..part.len())
@@ -179,7 +198,7 @@ proptest! {
                 if part.len() == part_size {
                     let next = TransactionPart::new(head, false);
                     let full = std::mem::replace(&mut part, next);
-                    deferred.push(&full, |r| r.name == "mine", block_bytes, &mut commands);
+                    defer(&mut deferred, &full, block_bytes, &mut commands);
                     files.carry_out(&mut commands);
                     // Nothing of a transaction that has not ended.
                     read(&mut deferred, &mut files, reads);
@@ -187,7 +206,7 @@ proptest! {
                 push(&mut part, *change, &relations);
             }
             part.end_lsn = Some(Lsn(lsn + 8));
-            deferred.push(&part, |r| r.name == "mine", block_bytes, &mut commands);
+            defer(&mut deferred, &part, block_bytes, &mut commands);
             files.carry_out(&mut commands);
             let mine: Vec<_> =
                 changes.into_iter().filter(|s| !matches!(s, Step::Insert(1, _))).collect();
