@@ -42,6 +42,17 @@ impl Counts {
         self.tables.is_empty() && self.conflicts.is_empty() && self.retries.is_empty()
     }
 
+    /// Takes the counts of so many tables, and all others that are not of changes.
+    pub(crate) fn take_some(&mut self, tables: usize) -> Self {
+        let names: Vec<_> = self.tables.keys().take(tables).cloned().collect();
+        let taken = names.into_iter().filter_map(|name| self.tables.remove_entry(&name));
+        Self {
+            tables: taken.collect(),
+            conflicts: std::mem::take(&mut self.conflicts),
+            retries: std::mem::take(&mut self.retries),
+        }
+    }
+
     pub(crate) fn add(&mut self, other: Self) {
         for (table, counts) in other.tables {
             self.tables.entry(table).or_default().add(&counts);
@@ -191,4 +202,27 @@ const LOOK_BACK: usize = 32;
 
 fn key(relation: &RemoteRelation) -> TableKey {
     (relation.schema.clone(), relation.name.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ChangeCounts, Counts};
+
+    #[test]
+    fn all_counts_are_taken_in_steps() {
+        let changes = ChangeCounts { inserts: 3, ..ChangeCounts::default() };
+        let mut counts = Counts::default();
+        for table in 0..150 {
+            counts.tables.insert(("public".to_owned(), format!("t{table}")), changes);
+        }
+        counts.retries.insert("40P01".to_owned(), 2);
+        let (all, mut taken) = (counts.clone(), Counts::default());
+        for expected in [64, 64, 22] {
+            let some = counts.take_some(64);
+            assert_eq!(some.tables.len(), expected);
+            taken.add(some);
+        }
+        assert!(counts.is_empty());
+        assert_eq!(taken, all);
+    }
 }

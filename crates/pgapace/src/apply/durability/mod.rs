@@ -3,7 +3,8 @@
 //! Apply sessions commit with `synchronous_commit = off`. This thread makes one small synchronous commit
 //! whenever transactions are committed and not yet durable. When it returns, everything committed before
 //! it is durable. That commit also removes old progress rows. Between flushes, the session does the
-//! bookkeeping of the leader ([`crate::apply::bookkeeping`]).
+//! bookkeeping of the leader ([`crate::apply::bookkeeping`]), in steps: a flush that comes meanwhile waits for
+//! one step only.
 //!
 //! A publisher that waits until each commit is durable would wait for that second commit too. Where a
 //! flush is quick, the apply sessions therefore commit synchronously themselves ([`is_quick`]).
@@ -24,7 +25,7 @@ use pgoutput::Lsn;
 use wire::Session;
 
 use crate::apply::blockers::Pulse;
-use crate::apply::bookkeeping::{BookkeepingJob, BookkeepingResult};
+use crate::apply::bookkeeping::{AfterStep, BookkeepingJob, BookkeepingResult};
 use crate::apply::thread::{self, SessionHandle, SessionThread};
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue;
@@ -88,7 +89,7 @@ impl Durability {
         pulse: Pulse,
     ) -> Result<Self> {
         let ((flushes, to_flush), (bookkeeping, to_do)) = (unbounded(), unbounded());
-        let (sender, events) = unbounded();
+        let ((sender, events), begun) = (unbounded(), BegunJobs::default());
         let (alive, ended) = bounded(0);
         let relief = Relief {
             subscriber: subscriber.clone(),
@@ -97,14 +98,14 @@ impl Durability {
             relieved: session.backend_pid(),
             pulse: pulse.clone(),
         };
-        let (stolen, answers) = (to_do.clone(), sender.clone());
+        let (stolen, answers) = ((to_do.clone(), begun.clone()), sender.clone());
         thread::spawn("relief".to_owned(), move || relief.run(&stolen, &answers, &ended))?;
         let handle = SessionHandle::of(&session);
         let ending = Arc::<AtomicBool>::default();
         let mut work =
             Work { session, id, pulse, removed_before: Lsn::INVALID, ending: Arc::clone(&ending) };
         let work = move || {
-            work.run(to_flush, to_do, &sender);
+            work.run(&mut Jobs { flushes: to_flush, bookkeeping: to_do, begun, open: 2 }, &sender);
             drop(alive);
         };
         let thread = SessionThread::spawn("durability".to_owned(), handle, END_PATIENCE, work)?;
@@ -147,10 +148,65 @@ pub(crate) fn is_quick(session: &mut Session, id: SubscriptionId) -> Result<bool
     Ok(false)
 }
 
-/// The jobs of the durability session.
+/// A job of the durability session.
+#[derive(Debug)]
 enum Job {
     Flush(FlushJob),
     Bookkeeping(BookkeepingJob),
+}
+
+/// The rests of bookkeeping jobs of which a step is done. Either thread goes on with them.
+#[derive(Debug, Clone)]
+struct BegunJobs {
+    sender: Sender<BookkeepingJob>,
+    receiver: Receiver<BookkeepingJob>,
+}
+
+impl Default for BegunJobs {
+    fn default() -> Self {
+        let (sender, receiver) = unbounded();
+        Self { sender, receiver }
+    }
+}
+
+/// Where the jobs of the durability session come from.
+#[derive(Debug)]
+struct Jobs {
+    flushes: Receiver<FlushJob>,
+    bookkeeping: Receiver<BookkeepingJob>,
+    begun: BegunJobs,
+    /// How many of the two senders are left.
+    open: usize,
+}
+
+impl Jobs {
+    /// The next job, `None` if there can be no more. Commits of the publisher may wait for flushes, and a heartbeat
+    /// must not wait for a job of very many tables.
+    fn next(&mut self) -> Option<Job> {
+        loop {
+            let Self { flushes, bookkeeping, begun, open } = self;
+            if let Ok(job) = flushes.try_recv() {
+                return Some(Job::Flush(job));
+            }
+            if let Ok(job) = bookkeeping.try_recv().or_else(|_| begun.receiver.try_recv()) {
+                return Some(Job::Bookkeeping(job));
+            }
+            if *open == 0 {
+                return None;
+            }
+            let job = select! {
+                recv(flushes) -> job => job.map(Job::Flush).inspect_err(|_| *flushes = never()),
+                recv(bookkeeping) -> job => {
+                    job.map(Job::Bookkeeping).inspect_err(|_| *bookkeeping = never())
+                }
+                recv(begun.receiver) -> job => job.map(Job::Bookkeeping),
+            };
+            match job {
+                Ok(job) => return Some(job),
+                Err(_) => *open -= 1,
+            }
+        }
+    }
 }
 
 struct Work {
@@ -163,26 +219,10 @@ struct Work {
 
 impl Work {
     /// Does jobs until there can be no more, or one fails.
-    fn run(
-        &mut self,
-        mut flushes: Receiver<FlushJob>,
-        mut bookkeeping: Receiver<BookkeepingJob>,
-        sender: &Sender<FromDurability>,
-    ) {
-        let mut open = 2;
-        while open > 0 {
-            let job = select! {
-                recv(flushes) -> job => job.map(Job::Flush).inspect_err(|_| flushes = never()),
-                recv(bookkeeping) -> job => {
-                    job.map(Job::Bookkeeping).inspect_err(|_| bookkeeping = never())
-                }
-            };
-            let Ok(job) = job else {
-                open -= 1;
-                continue;
-            };
+    fn run(&mut self, jobs: &mut Jobs, sender: &Sender<FromDurability>) {
+        while let Some(job) = jobs.next() {
             self.pulse.beat();
-            let done = self.work(job);
+            let done = self.work(job, &jobs.begun);
             self.pulse.rest();
             if !report(done, sender) {
                 return;
@@ -190,14 +230,14 @@ impl Work {
         }
     }
 
-    fn work(&mut self, job: Job) -> Result<Option<FromDurability>> {
+    fn work(&mut self, job: Job, begun: &BegunJobs) -> Result<Option<FromDurability>> {
         match job {
             Job::Flush(FlushJob::Flush(ticket)) => {
                 self.flush(ticket.lsn())?;
                 Ok(Some(FromDurability::Flushed(ticket)))
             }
             Job::Flush(FlushJob::Remove(before)) => self.flush(before).map(|()| None),
-            Job::Bookkeeping(job) => bookkeep(&mut self.session, self.id, job),
+            Job::Bookkeeping(job) => bookkeep(&mut self.session, self.id, job, begun),
         }
     }
 
@@ -222,10 +262,45 @@ fn report(done: Result<Option<FromDurability>>, sender: &Sender<FromDurability>)
     }
 }
 
+/// Does a step of a job.
 fn bookkeep(
     session: &mut Session,
     id: SubscriptionId,
     job: BookkeepingJob,
+    begun: &BegunJobs,
 ) -> Result<Option<FromDurability>> {
-    Ok(job.execute(session, id)?.map(FromDurability::Bookkeeping))
+    match job.step(session, id)? {
+        AfterStep::Done(result) => Ok(result.map(FromDurability::Bookkeeping)),
+        AfterStep::More(rest) => {
+            // The receiver is beside it.
+            let _ = begun.sender.send(rest);
+            Ok(None)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BegunJobs, BookkeepingJob, FlushJob, Job, Jobs, Lsn, unbounded};
+    use crate::apply::bookkeeping::Fingerprints;
+
+    #[test]
+    fn flushes_come_before_bookkeeping_and_what_is_begun_comes_last() {
+        let ((flushes, to_flush), (bookkeeping, to_do)) = (unbounded(), unbounded());
+        let begun = BegunJobs::default();
+        let mut jobs = Jobs { flushes: to_flush, bookkeeping: to_do, begun, open: 2 };
+        let rest = || BookkeepingJob::Fingerprints(Fingerprints::of(vec![1]));
+        jobs.begun.sender.send(rest()).unwrap();
+        bookkeeping.send(BookkeepingJob::Modes(Vec::new())).unwrap();
+        flushes.send(FlushJob::Remove(Lsn(1))).unwrap();
+        assert!(matches!(jobs.next(), Some(Job::Flush(_))));
+        assert!(matches!(jobs.next(), Some(Job::Bookkeeping(BookkeepingJob::Modes(_)))));
+        jobs.begun.sender.send(rest()).unwrap();
+        drop((flushes, bookkeeping));
+        for _ in 0..2 {
+            let next = jobs.next();
+            assert!(matches!(next, Some(Job::Bookkeeping(BookkeepingJob::Fingerprints(_)))));
+        }
+        assert!(jobs.next().is_none());
+    }
 }

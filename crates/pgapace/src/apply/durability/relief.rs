@@ -6,7 +6,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use wire::Session;
 
-use super::{FromDurability, bookkeep, report};
+use super::{BegunJobs, FromDurability, bookkeep, report};
 use crate::apply::blockers::Pulse;
 use crate::apply::bookkeeping::BookkeepingJob;
 use crate::apply::standby_wait;
@@ -31,7 +31,7 @@ impl Relief {
     /// Ends with the durability thread.
     pub(super) fn run(
         &self,
-        jobs: &Receiver<BookkeepingJob>,
+        (jobs, begun): &(Receiver<BookkeepingJob>, BegunJobs),
         sender: &Sender<FromDurability>,
         ended: &Receiver<()>,
     ) {
@@ -50,9 +50,9 @@ impl Relief {
                 }
             };
             while self.pulse.is_silent_for(standby_wait::TELL_AFTER)
-                && let Ok(job) = jobs.try_recv()
+                && let Ok(job) = jobs.try_recv().or_else(|_| begun.receiver.try_recv())
             {
-                if !report(bookkeep(open, self.id, job), sender) {
+                if !report(bookkeep(open, self.id, job, begun), sender) {
                     return;
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::apply::bookkeeping::{BookkeepingJob, Statistics};
+use crate::apply::bookkeeping::{BookkeepingJob, Fingerprints, Statistics};
 use crate::apply::leader::Leader;
 use crate::observe::board::{Posted, wall};
 use crate::observe::events;
@@ -48,9 +48,7 @@ impl Leader<'_> {
         }
         self.watched.written = Instant::now();
         let modes = self.around.tables.take_modes();
-        if !modes.is_empty() {
-            self.around.durability.bookkeep(BookkeepingJob::Modes(modes));
-        }
+        BookkeepingJob::modes(&modes).for_each(|job| self.around.durability.bookkeep(job));
         let conflicts = std::mem::take(&mut self.conflicts);
         if !conflicts.is_empty() {
             self.around.durability.bookkeep(BookkeepingJob::Conflicts(conflicts));
@@ -188,7 +186,10 @@ impl Leader<'_> {
         }
         match self.around.tables.watched() {
             none if none.is_empty() => self.schema_watch.answered(Instant::now()),
-            watched => self.around.durability.bookkeep(BookkeepingJob::Fingerprints(watched)),
+            watched => self
+                .around
+                .durability
+                .bookkeep(BookkeepingJob::Fingerprints(Fingerprints::of(watched))),
         }
     }
 }
