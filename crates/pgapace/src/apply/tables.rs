@@ -6,6 +6,7 @@
 //! table may be older than that description. And a subscription with very many tables starts as quickly
 //! as one with few.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use engine::dispatch::{Serialization, SerializationChange};
@@ -53,6 +54,13 @@ fn serialized_because(serialization: Serialization) -> Option<&'static str> {
              its rows",
         ),
     }
+}
+
+/// The first of these tables by name, and how many there are: one event tells of all partitions of a table.
+fn shown(modes: &[RelationMode]) -> (String, usize) {
+    let names: BTreeSet<_> = modes.iter().map(|mode| (&mode.schema, &mode.name)).collect();
+    let first = names.first().map(|(schema, name)| format!("{schema}.{name}"));
+    (first.unwrap_or_default(), names.len())
 }
 
 /// A relation version, resolved.
@@ -258,26 +266,21 @@ impl Tables {
                     reason: because.or_else(|| map.mode.reason()).map(str::to_owned),
                 })
                 .collect();
-            for RelationMode { schema, name, .. } in &modes {
-                if let Some(reason) = because {
-                    tracing::info!(
-                        event = "table_serialized",
-                        table = format!("{schema}.{name}"),
-                        reason,
-                        "transactions of the table are applied one at a time for a while"
-                    );
-                } else {
-                    tracing::debug!(
-                        table = format!("{schema}.{name}"),
-                        "its transactions are applied side by side again"
-                    );
-                }
+            let (table, tables) = shown(&modes);
+            if let Some(reason) = because {
+                tracing::info!(
+                    event = "table_serialized",
+                    table,
+                    tables,
+                    reason,
+                    "transactions of the table are applied one at a time for a while"
+                );
+            } else {
+                tracing::debug!(table, tables, "its transactions are applied side by side again");
             }
             // Modes of the same table that are not recorded yet are out of date.
-            let is_one = |mode: &RelationMode| {
-                modes.iter().any(|new| (&new.schema, &new.name) == (&mode.schema, &mode.name))
-            };
-            self.modes.retain(|mode| !is_one(mode));
+            let new: FxHashSet<_> = modes.iter().map(|new| (&new.schema, &new.name)).collect();
+            self.modes.retain(|mode| !new.contains(&(&mode.schema, &mode.name)));
             self.modes.extend(modes);
         }
     }
@@ -576,4 +579,22 @@ pub(crate) fn missing(schema: &str, name: &str) -> Failure {
         "Create it on the subscriber: {}; or take it out of the publication; then start pgapace again.",
         dump_command(&[sql_name], "PUBLISHER", "SUBSCRIBER")
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RelationMode, shown};
+
+    #[test]
+    fn an_event_names_the_first_of_many_partitions() {
+        let mode = |number: usize| RelationMode {
+            schema: "public".to_owned(),
+            name: format!("part_{:02}", number % 20),
+            mode: "set".to_owned(),
+            reason: None,
+        };
+        // Each has two versions.
+        let modes: Vec<_> = (0..40).rev().map(mode).collect();
+        assert_eq!(shown(&modes), ("public.part_00".to_owned(), 20));
+    }
 }
