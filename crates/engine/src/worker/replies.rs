@@ -132,6 +132,12 @@ impl<T: WorkerTypes> WorkerGroups<T> {
         self.active.front().filter(|first| first.is_sent())
     }
 
+    /// The first group that is encoded, even if nothing of it is sent.
+    #[must_use]
+    pub fn first_encoded(&self) -> Option<&ActiveGroup<T>> {
+        self.active.front()
+    }
+
     fn first_mut(&mut self) -> Option<&mut ActiveGroup<T>> {
         self.active.front_mut().filter(|first| first.is_sent())
     }

@@ -141,6 +141,11 @@ impl Encoder {
         }
     }
 
+    /// The session has executed everything that was queued before this position.
+    pub(crate) fn executed(&mut self, position: EncoderPosition) {
+        self.statements.executed(position.parsed);
+    }
+
     /// Queues a statement that does nothing, for its reply.
     pub(crate) fn nothing(
         &mut self,

@@ -190,6 +190,18 @@ impl TableMap {
         self.local(remote).identity == Identity::Always
     }
 
+    /// Whether an update of a row may write the present value of a column for which none was sent. A domain may have a
+    /// constraint that is NOT VALID.
+    pub(crate) fn can_keep(&self, remote: usize) -> bool {
+        let local = self.local(remote);
+        self.can_keep_values() && local.declared_type == local.base_type
+    }
+
+    /// Whether updates may write present values at all. A trigger would see other columns updated than were sent.
+    pub(crate) fn can_keep_values(&self) -> bool {
+        self.table.placement.is_plain() && !self.table.hooks.on_update
+    }
+
     /// Whether any published column is GENERATED ALWAYS AS IDENTITY on the subscriber.
     pub(crate) fn has_identity_always(&self) -> bool {
         (0..self.columns.len()).any(|remote| self.is_identity_always(remote))

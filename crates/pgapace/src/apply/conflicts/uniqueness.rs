@@ -129,12 +129,13 @@ struct Planned<'m> {
 impl<'m> Planned<'m> {
     fn new(map: &TableMap, message: &Message<'m>) -> std::result::Result<Self, PlanError> {
         let (mut set, mut nulls) = (ColumnSet::default(), ColumnSet::default());
+        let none = ColumnSet::default();
         let Message::Update(update) = message else {
             let new = match message {
                 Message::Insert(insert) => values(map, &insert.new)?,
                 _ => Values::new(),
             };
-            let statement = statement(map, Operation::Insert, &set, &nulls);
+            let statement = statement(map, Operation::Insert, &set, &nulls, &none);
             return Ok(Self { statement, search: Values::new(), new });
         };
         let new = values(map, &update.new)?;
@@ -147,7 +148,7 @@ impl<'m> Planned<'m> {
                 set.insert(index);
             }
         }
-        let statement = statement(map, Operation::Replace, &set, &nulls);
+        let statement = statement(map, Operation::Replace, &set, &nulls, &none);
         Ok(Self { statement, new, search })
     }
 }

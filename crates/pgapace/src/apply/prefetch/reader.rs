@@ -69,7 +69,10 @@ impl Reader<'_> {
         let parsed = self.statements.parsed();
         lookup.keys.queue(&mut self.session, &mut self.statements)?;
         let error = match self.session.finish_queued() {
-            Ok(()) => return Ok(keys),
+            Ok(()) => {
+                self.statements.executed(self.statements.parsed());
+                return Ok(keys);
+            }
             Err(wire::Error::Server(error)) if !self.session.is_broken() => error,
             Err(error) => return Err(error),
         };

@@ -158,6 +158,7 @@ impl StreamSession {
             Some(Interpreted::Synced { commits: Some(commits), idle: true }) => {
                 self.committing = false;
                 self.savepoints.clear();
+                self.encoder.executed(self.encoder.position());
                 self.ledger.committed(self.tables.drain(..));
                 let mut counters = Box::new(Counters::default());
                 counters.add_changes(&commits.changes);

@@ -50,6 +50,7 @@ impl WorkerSession {
             }
         }
         self.groups.let_go();
+        self.encoder.executed(self.encoder.position());
         Ok(())
     }
 

@@ -53,7 +53,10 @@ pub(crate) fn row_params<'p>(
     sources.iter().map(move |source| match source {
         Source::New(column) => param(&new[*column]),
         Source::Search(column) => param(&search[*column]),
-        Source::Sent(_) => unreachable!("only statements for many rows ask what was sent"),
+        Source::Sent(column) => Param::Binary(match new[*column] {
+            Column::Unchanged => &[0, 0, 0, 0],
+            _ => &[0, 0, 0, 1],
+        }),
     })
 }
 
@@ -66,17 +69,24 @@ pub(crate) fn queue_row(
 ) -> wire::Result<()> {
     let RowChange { operation, plan, new, search, counted } = *change;
     let none = ColumnSet::default();
+    let varied;
+    let (set, varying) = if operation == Operation::Update && statements.varies(map) {
+        varied = vary(statements, map, &plan.set, new);
+        (&varied.0, &varied.1)
+    } else {
+        (&plan.set, &none)
+    };
     let shape = Shape {
         kind: Kind::Row(operation),
         set: match operation {
             Operation::Probe | Operation::Look | Operation::Delete | Operation::Insert => &none,
-            _ => &plan.set,
+            _ => set,
         },
         nulls: match operation {
             Operation::Insert => &none,
             _ => &plan.nulls,
         },
-        text: &none,
+        text: varying,
         check: if counted.is_some() { Check::Counted } else { Check::None },
     };
     let prepared = prepare(session, statements, map, &shape);
@@ -91,4 +101,26 @@ pub(crate) fn queue_row(
     }
     session.queue_execute();
     Ok(())
+}
+
+/// The columns that an update sets if it is to serve other rows of the table too, and which of them keep their values
+/// if none is sent.
+fn vary(
+    statements: &mut StatementCache,
+    map: &TableMap,
+    set: &ColumnSet,
+    new: &[Column<'_>],
+) -> (ColumnSet, ColumnSet) {
+    let varying = statements.varying(map);
+    let unsent = new.iter().enumerate().filter(|(_, value)| matches!(value, Column::Unchanged));
+    unsent.for_each(|(column, _)| varying.insert(column));
+    let (mut set, mut kept) = (set.clone(), ColumnSet::default());
+    kept.reset(new.len());
+    for column in (0..new.len()).filter(|column| varying.contains(*column)) {
+        if map.can_keep(column) {
+            set.insert(column);
+            kept.insert(column);
+        }
+    }
+    (set, kept)
 }

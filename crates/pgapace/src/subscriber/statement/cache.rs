@@ -1,8 +1,8 @@
 //! The prepared statements of one session, by shape.
 
-use std::collections::hash_map::Entry;
+use std::hash::{Hash, Hasher};
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHasher};
 
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::statement::column_set::ColumnSet;
@@ -10,11 +10,15 @@ use crate::subscriber::statement::copy::{self, Format};
 use crate::subscriber::statement::row::{self, Operation, Source, Statement};
 use crate::subscriber::statement::set::sql::{self, SetOperation};
 
-/// Maximum number of statements per session. Each plan takes about 20 kB of the backend's memory.
-const LIMIT: usize = 4096;
+/// A table with more statements for updates than this has updates that vary: rows arrive with ever other columns,
+/// because the publisher does not send unchanged TOAST values.
+const VARIED: u32 = 32;
+
+/// Maximum memory of the backend for the statements of a session, in bytes.
+const LIMIT: usize = 64 << 20;
 
 /// The kind of a prepared statement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     /// A change of one row.
     Row(Operation),
@@ -32,14 +36,15 @@ pub(crate) struct Shape<'a> {
     pub(crate) set: &'a ColumnSet,
     /// Search columns whose value is NULL; for set statements see [`sql::some_null`].
     pub(crate) nulls: &'a ColumnSet,
-    /// For set statements: parameters in text format, see [`sql::text_of_search`].
+    /// For set statements: parameters in text format, see [`sql::text_of_search`]. For updates of one row: columns
+    /// that keep their values if none was sent.
     pub(crate) text: &'a ColumnSet,
     /// How the statement checks that it finds as many rows as its last parameter says.
     pub(crate) check: Check,
 }
 
 /// How a statement checks the number of rows that it finds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Check {
     /// Not at all.
     None,
@@ -53,7 +58,7 @@ pub(crate) enum Check {
 impl Shape<'_> {
     fn statement(&self, map: &TableMap) -> Statement {
         let statement = match self.kind {
-            Kind::Row(operation) => row::statement(map, operation, self.set, self.nulls),
+            Kind::Row(operation) => row::statement(map, operation, self.set, self.nulls, self.text),
             Kind::Set(operation) => sql::statement(map, operation, self),
             Kind::Copy(format) => copy::statement(map, format),
         };
@@ -63,11 +68,29 @@ impl Shape<'_> {
             Check::Listed => statement.listed(),
         }
     }
+
+    /// Column sets are short, and this allocates nothing.
+    fn hash_of(&self, table: u64) -> u64 {
+        let mut hasher = FxHasher::default();
+        (table, self.kind, self.check).hash(&mut hasher);
+        (self.set, self.nulls, self.text).hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+/// The memory that a statement takes in the backend, roughly: its text, the trees of its parse analysis, its
+/// generic plan.
+fn weight(map: &TableMap, statement: &Statement) -> usize {
+    const FIXED: usize = 8 << 10;
+    const PER_COLUMN: usize = 100;
+    const PER_BYTE: usize = 80;
+    FIXED + PER_COLUMN * map.table.columns.len() + PER_BYTE * statement.sql.len()
 }
 
 /// A prepared statement of this session.
 #[derive(Debug)]
 pub(crate) struct Prepared {
+    table: u64,
     kind: Kind,
     set: ColumnSet,
     nulls: ColumnSet,
@@ -80,7 +103,25 @@ pub(crate) struct Prepared {
     pub(crate) name: String,
     /// The sources of the parameters.
     pub(crate) sources: Vec<Source>,
+    weight: usize,
     last_used: u64,
+}
+
+impl Kind {
+    fn is_update(self) -> bool {
+        matches!(self, Self::Row(Operation::Update) | Self::Set(SetOperation::Update))
+    }
+}
+
+impl Prepared {
+    fn is(&self, table: u64, shape: &Shape<'_>) -> bool {
+        self.table == table
+            && self.kind == shape.kind
+            && self.set == *shape.set
+            && self.nulls == *shape.nulls
+            && self.text == *shape.text
+            && self.check == shape.check
+    }
 }
 
 /// The messages to queue before a statement can be bound.
@@ -93,64 +134,105 @@ pub(crate) struct Housekeeping {
 }
 
 /// The statements of one session.
-///
-/// A table has few shapes. So the shapes of a table are searched in sequence, the most recently
-/// used first. That avoids hashing a column set per change.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct StatementCache {
-    by_table: FxHashMap<u64, Vec<Prepared>>,
-    count: usize,
+    /// By hash of table and shape.
+    by_hash: FxHashMap<u64, Vec<Prepared>>,
+    /// The sum of all weights, and the largest that it may have.
+    weight: usize,
+    limit: usize,
     named: u64,
     clock: u64,
+    /// Numbers of statements whose Close is queued, and of the last statement that was parsed before it was: the server
+    /// may skip the Close.
+    closing: Vec<(u64, u64)>,
+    /// The number of statements for updates of each table.
+    updates: FxHashMap<u64, u32>,
+    /// The columns of tables with updates that vary for which no value was sent.
+    varying: FxHashMap<u64, ColumnSet>,
+}
+
+impl Default for StatementCache {
+    fn default() -> Self {
+        Self::with_limit(LIMIT)
+    }
 }
 
 impl StatementCache {
+    pub(super) fn with_limit(limit: usize) -> Self {
+        Self {
+            by_hash: FxHashMap::default(),
+            weight: 0,
+            limit,
+            named: 0,
+            clock: 0,
+            closing: Vec::new(),
+            updates: FxHashMap::default(),
+            varying: FxHashMap::default(),
+        }
+    }
+
     /// Returns the statement of a shape, and the messages that must be queued before it can be
     /// bound.
     pub(crate) fn get(&mut self, map: &TableMap, shape: &Shape<'_>) -> (&Prepared, Housekeeping) {
         self.clock += 1;
         let mut housekeeping = Housekeeping::default();
-        let known = self.by_table.get(&map.id).and_then(|shapes| {
-            shapes.iter().position(|known| {
-                known.kind == shape.kind
-                    && known.set == *shape.set
-                    && known.nulls == *shape.nulls
-                    && known.text == *shape.text
-                    && known.check == shape.check
-            })
-        });
-        if known.is_none() && self.count >= LIMIT {
-            housekeeping.close = self.evict();
-        }
-        let shapes = match self.by_table.entry(map.id) {
-            Entry::Occupied(shapes) => shapes.into_mut(),
-            Entry::Vacant(slot) => slot.insert(Vec::new()),
-        };
-        match known {
-            Some(index) => shapes.swap(0, index),
-            None => {
-                let Statement { sql, types, sources } = shape.statement(map);
-                self.named += 1;
-                self.count += 1;
-                shapes.insert(
-                    0,
-                    Prepared {
-                        kind: shape.kind,
-                        set: shape.set.clone(),
-                        nulls: shape.nulls.clone(),
-                        text: shape.text.clone(),
-                        check: shape.check,
-                        number: self.named,
-                        name: format!("s{}", self.named),
-                        sources,
-                        last_used: 0,
-                    },
-                );
-                housekeeping.parse = Some((sql, types));
+        let hash = shape.hash_of(map.id);
+        let same = self.by_hash.get(&hash);
+        let known = same.and_then(|same| same.iter().position(|known| known.is(map.id, shape)));
+        let index = known.unwrap_or_else(|| {
+            let statement = shape.statement(map);
+            let weight = weight(map, &statement);
+            let Statement { sql, types, sources } = statement;
+            if self.weight + weight > self.limit {
+                housekeeping.close = self.evict();
             }
-        }
-        shapes[0].last_used = self.clock;
-        (&shapes[0], housekeeping)
+            self.named += 1;
+            self.weight += weight;
+            if shape.kind.is_update() {
+                *self.updates.entry(map.id).or_default() += 1;
+            }
+            housekeeping.parse = Some((sql, types));
+            let same = self.by_hash.entry(hash).or_default();
+            same.push(Prepared {
+                table: map.id,
+                kind: shape.kind,
+                set: shape.set.clone(),
+                nulls: shape.nulls.clone(),
+                text: shape.text.clone(),
+                check: shape.check,
+                number: self.named,
+                name: name(self.named),
+                sources,
+                weight,
+                last_used: 0,
+            });
+            same.len() - 1
+        });
+        let prepared = &mut self.by_hash.entry(hash).or_default()[index];
+        prepared.last_used = self.clock;
+        (prepared, housekeeping)
+    }
+
+    /// Whether the updates of a table vary.
+    pub(crate) fn varies(&self, map: &TableMap) -> bool {
+        self.updates.get(&map.id).is_some_and(|updates| *updates > VARIED)
+    }
+
+    /// The columns of a table for which a statement takes values that are not sent for each row. It only grows, so that
+    /// one statement serves all rows in the end.
+    pub(crate) fn varying(&mut self, map: &TableMap) -> &mut ColumnSet {
+        self.varying.entry(map.id).or_insert_with(|| {
+            let mut none = ColumnSet::default();
+            none.reset(map.columns.len());
+            none
+        })
+    }
+
+    /// The number of statements, and their weight.
+    #[cfg(test)]
+    pub(super) fn size(&self) -> (usize, usize) {
+        (self.by_hash.values().map(Vec::len).sum(), self.weight)
     }
 
     /// Number of statements parsed so far: the argument of [`Self::forget_after`].
@@ -159,34 +241,75 @@ impl StatementCache {
     }
 
     /// Removes the statements that were parsed later, because the server may have skipped their
-    /// Parse messages after an error. Returns their names, to be closed in case they were parsed.
-    /// Closing a statement that does not exist is not an error.
+    /// Parse messages after an error. Returns their names, to be closed in case they were parsed, and the names of
+    /// the statements whose Close it may have skipped. Closing a statement that does not exist is not an error.
     pub(crate) fn forget_after(&mut self, parsed: u64) -> Vec<String> {
-        self.retain(|shape| shape.number <= parsed)
-    }
-
-    /// Removes the least recently used half and returns the names.
-    fn evict(&mut self) -> Vec<String> {
-        let mut ages: Vec<u64> =
-            self.by_table.values().flatten().map(|shape| shape.last_used).collect();
-        ages.sort_unstable();
-        let limit = ages[ages.len() / 2];
-        self.retain(|shape| shape.last_used > limit)
-    }
-
-    fn retain(&mut self, keep: impl Fn(&Prepared) -> bool) -> Vec<String> {
-        let mut names = Vec::new();
-        self.by_table.retain(|_, shapes| {
-            shapes.retain(|shape| {
-                let keep = keep(shape);
-                if !keep {
-                    names.push(shape.name.clone());
-                }
-                keep
-            });
-            !shapes.is_empty()
+        let mut close = Vec::new();
+        self.closing.retain(|(number, before)| {
+            let counts = *before < parsed;
+            if !counts {
+                close.push(*number);
+            }
+            counts
         });
-        self.count -= names.len();
-        names
+        self.remove(|prepared| prepared.number > parsed, &mut close);
+        self.closing(&close)
     }
+
+    /// The server has executed everything that was queued when so many statements were parsed.
+    pub(crate) fn executed(&mut self, parsed: u64) {
+        if !self.closing.is_empty() {
+            self.closing.retain(|(_, before)| *before >= parsed);
+        }
+    }
+
+    /// Removes the least recently used statements, about half of them by weight. Returns the names.
+    fn evict(&mut self) -> Vec<String> {
+        let all = self.by_hash.values().flatten();
+        let mut ages: Vec<_> = all.map(|prepared| (prepared.last_used, prepared.weight)).collect();
+        ages.sort_unstable();
+        let (mut weight, mut oldest) = (self.weight, 0);
+        for (last_used, of_one) in ages {
+            if weight <= self.limit / 2 {
+                break;
+            }
+            (weight, oldest) = (weight - of_one, last_used);
+        }
+        let mut close = Vec::new();
+        self.remove(|prepared| prepared.last_used <= oldest, &mut close);
+        self.closing(&close)
+    }
+
+    /// The names of statements whose Close is queued now.
+    fn closing(&mut self, numbers: &[u64]) -> Vec<String> {
+        self.closing.extend(numbers.iter().map(|number| (*number, self.named)));
+        numbers.iter().copied().map(name).collect()
+    }
+
+    fn remove(&mut self, is_removed: impl Fn(&Prepared) -> bool, numbers: &mut Vec<u64>) {
+        let Self { weight, updates, .. } = self;
+        self.by_hash.retain(|_, same| {
+            same.retain(|prepared| {
+                let removed = is_removed(prepared);
+                if removed {
+                    numbers.push(prepared.number);
+                    *weight -= prepared.weight;
+                    if prepared.kind.is_update()
+                        && let Some(updates) = updates.get_mut(&prepared.table)
+                    {
+                        *updates -= 1;
+                    }
+                }
+                !removed
+            });
+            !same.is_empty()
+        });
+        updates.retain(|_, updates| *updates > 0);
+        self.varying.retain(|table, _| updates.contains_key(table));
+    }
+}
+
+/// The name of a statement on the server.
+fn name(number: u64) -> String {
+    format!("s{number}")
 }

@@ -2,7 +2,7 @@
 
 /// At most 1664 members (`MaxTupleAttributeNumber` in `htup_details.h`); cheap to clear and
 /// compare.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct ColumnSet {
     words: Vec<u64>,
 }

@@ -53,7 +53,7 @@ pub(crate) fn types_params<'m>(maps: impl Iterator<Item = &'m TableMap>) -> [Str
 }
 
 /// The format of values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Format {
     Text,
     Binary,

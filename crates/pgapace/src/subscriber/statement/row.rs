@@ -12,12 +12,12 @@ use pgoutput::{Column, ReplicaIdentity};
 use wire::{Param, quote_ident};
 
 use crate::subscriber::mapping::{Search, TableMap};
-use crate::subscriber::oid::INT8;
+use crate::subscriber::oid::{INT4, INT8};
 use crate::subscriber::statement::column_set::ColumnSet;
 use crate::subscriber::statement::search::{self, Identical};
 
 /// One of the statements that apply a change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Operation {
     Insert,
     Update,
@@ -348,18 +348,20 @@ pub(crate) fn param<'a>(value: &Column<'a>) -> Param<'a> {
     }
 }
 
-/// Returns the statement of a shape.
+/// Returns the statement of a shape. An update keeps the values of `varying` columns for which none was sent.
 pub(crate) fn statement(
     map: &TableMap,
     operation: Operation,
     set: &ColumnSet,
     nulls: &ColumnSet,
+    varying: &ColumnSet,
 ) -> Statement {
     let mut builder = Builder { map, nulls, types: Vec::new(), sources: Vec::new() };
+    let none = ColumnSet::default();
     let sql = match operation {
         Operation::Insert => builder.insert(),
-        Operation::Update => builder.update(set, None),
-        Operation::UpdateSameIdentity => builder.update(set, Some("=")),
+        Operation::Update => builder.update(set, varying, None),
+        Operation::UpdateSameIdentity => builder.update(set, &none, Some("=")),
         Operation::Delete => builder.delete(),
         Operation::Replace => builder.replace(set, None),
         Operation::ReplaceChangedIdentity => builder.replace(set, Some("<>")),
@@ -430,11 +432,18 @@ impl Builder<'_> {
     }
 
     /// `identity` is the operator that compares identity columns with their new values.
-    fn update(&mut self, set: &ColumnSet, identity: Option<&str>) -> String {
+    fn update(&mut self, set: &ColumnSet, varying: &ColumnSet, identity: Option<&str>) -> String {
         let mut assignments = Vec::new();
         for index in (0..self.map.remote.columns.len()).filter(|index| set.contains(*index)) {
             if !self.map.is_identity_always(index) {
-                assignments.push(format!("{} = {}", self.column(index), self.new_value(index)));
+                let (column, mut value) = (self.column(index), self.new_value(index));
+                if varying.contains(index) {
+                    let sent = self.parameter(Source::Sent(index), INT4);
+                    value = format!(
+                        "CASE WHEN {sent} OPERATOR(pg_catalog.=) 1 THEN {value} ELSE subscriber.{column} END"
+                    );
+                }
+                assignments.push(format!("{column} = {value}"));
             }
         }
         let table = self.map.table.sql_only();

@@ -44,6 +44,8 @@ pub(crate) enum BatchUse {
     KeysAndNew,
     /// The same, and each row may have new values in other columns.
     KeysAndMixed,
+    /// The same, with [`TableMap::compared_identities`].
+    KeysAndVarying,
     /// Whole rows to find.
     Old,
     /// New values alone.
@@ -60,6 +62,8 @@ struct ColumnSlot {
     /// For a mixed column, whether each row has a new value: 1 or 0.
     sent: Array,
     role: Option<ColumnRole>,
+    /// The statement asks for each row whether a mixed column has a new value, even if all rows have one, or none.
+    varying: bool,
     element_type: u32,
     /// Whether binary values can be array elements.
     binary: bool,
@@ -89,26 +93,32 @@ impl Columns {
         let other = match purpose {
             BatchUse::Keys | BatchUse::Old => ColumnRole::Skipped,
             BatchUse::KeysAndNew | BatchUse::New => ColumnRole::New,
-            BatchUse::KeysAndMixed | BatchUse::Mixed => ColumnRole::Mixed,
+            BatchUse::KeysAndMixed | BatchUse::KeysAndVarying | BatchUse::Mixed => {
+                ColumnRole::Mixed
+            }
         };
         for (remote, slot) in self.slots[..self.used].iter_mut().enumerate() {
             let local = map.local(remote);
             slot.array.clear();
             slot.unsent.clear();
             slot.role = Some(other);
+            slot.varying = false;
             slot.element_type = local.base_type;
             slot.binary = has_binary_elements(local);
             slot.elements = Element::of(local.base_type);
         }
         let key = match purpose {
-            BatchUse::Keys | BatchUse::KeysAndNew | BatchUse::KeysAndMixed => ColumnRole::Key,
+            BatchUse::Keys
+            | BatchUse::KeysAndNew
+            | BatchUse::KeysAndMixed
+            | BatchUse::KeysAndVarying => ColumnRole::Key,
             BatchUse::Old => ColumnRole::Old,
             BatchUse::New | BatchUse::Mixed => return,
         };
         for column in map.search_columns() {
             self.slots[column.remote].role = Some(key);
         }
-        if purpose == BatchUse::KeysAndNew {
+        if matches!(purpose, BatchUse::KeysAndNew | BatchUse::KeysAndVarying) {
             for column in map.compared_identities() {
                 self.slots[column.remote].role = Some(key);
             }
@@ -159,6 +169,19 @@ impl Columns {
         self.slots[..self.used].iter_mut().for_each(|slot| slot.undo(row));
     }
 
+    /// Adds the mixed columns that have no new value in some row. The statement asks for each row whether these columns
+    /// have one. If `varying` only grows, it serves all rows in the end.
+    pub(crate) fn vary(&mut self, varying: &mut ColumnSet) {
+        for (column, slot) in self.slots[..self.used].iter_mut().enumerate() {
+            if slot.role == Some(ColumnRole::Mixed) {
+                if !slot.unsent.is_empty() {
+                    varying.insert(column);
+                }
+                slot.varying = varying.contains(column);
+            }
+        }
+    }
+
     /// Records the columns that are set.
     pub(crate) fn note_set(&self, set: &mut ColumnSet) {
         set.reset(self.used);
@@ -173,7 +196,7 @@ impl Columns {
     pub(crate) fn note_mixed(&self, mixed: &mut ColumnSet) {
         mixed.reset(self.used);
         for (column, slot) in self.slots[..self.used].iter().enumerate() {
-            if slot.is_set(self.rows) && !slot.unsent.is_empty() {
+            if slot.asks(self.rows) {
                 mixed.insert(column);
             }
         }
@@ -223,7 +246,7 @@ impl Columns {
         for slot in &mut self.slots[..self.used] {
             let element_type = if slot.is_text(others_binary) { TEXT } else { slot.element_type };
             slot.array.finish(element_type, self.rows);
-            if slot.is_set(self.rows) && !slot.unsent.is_empty() {
+            if slot.asks(self.rows) {
                 slot.sent.clear();
                 let mut unsent = slot.unsent.iter().peekable();
                 for row in 0..self.rows {
@@ -307,9 +330,14 @@ impl ColumnSlot {
     fn is_set(&self, rows: usize) -> bool {
         match self.role {
             Some(ColumnRole::Set) => true,
-            Some(ColumnRole::Mixed) => self.unsent.len() < rows,
+            Some(ColumnRole::Mixed) => self.varying || self.unsent.len() < rows,
             _ => false,
         }
+    }
+
+    /// Whether the statement asks for each of so many rows whether the column has a new value.
+    fn asks(&self, rows: usize) -> bool {
+        self.is_set(rows) && (self.varying || !self.unsent.is_empty())
     }
 
     /// Whether the column is NULL in all searched rows.

@@ -7,8 +7,8 @@ use super::columns::{BatchUse, params};
 use super::rows::{Finds, Rows};
 use super::sql::{SetOperation, text_of_new, text_of_search};
 use super::{
-    BYTES, Batch, Expected, FEW, ROWS, SetBuffers, SetError, Sought, SoughtIn, Subscriber,
-    queue_batches,
+    BYTES, Batch, Expected, FEW, FEW_OF_VARIED, ROWS, SetBuffers, SetError, Sought, SoughtIn,
+    Subscriber, queue_batches,
 };
 use crate::subscriber::statement::bind;
 use crate::subscriber::statement::cache::{Check, Kind, Shape};
@@ -21,8 +21,9 @@ pub(super) fn queue<E: FnMut(Expected<'_>)>(
 ) -> Result<(), SetError> {
     let Segment { absent, deletes, moves, updates, .. } = segment;
     let moving = subscriber.map.unique.is_moving();
-    let (changes, pushed) = (Changes::Absent(absent), Vec::new());
-    let mut batch = Keyed { subscriber, buffers, changes, moving: false, pushed };
+    let varied = subscriber.statements.varies(subscriber.map);
+    let (changes, mixing, pushed) = (Changes::Absent(absent), false, Vec::new());
+    let mut batch = Keyed { subscriber, buffers, changes, moving: false, varied, mixing, pushed };
     queue_batches(&mut batch, absent.len())?;
     batch.changes = Changes::Deletes(deletes);
     queue_batches(&mut batch, deletes.len())?;
@@ -33,7 +34,7 @@ pub(super) fn queue<E: FnMut(Expected<'_>)>(
     }
     (batch.changes, batch.moving) = (Changes::Moves(moves, &[]), segment.chained);
     queue_batches(&mut batch, moves.len())?;
-    (batch.changes, batch.moving) = (Changes::Updates(updates), moving);
+    (batch.changes, batch.moving, batch.mixing) = (Changes::Updates(updates), moving, false);
     queue_batches(&mut batch, updates.len())
 }
 
@@ -52,6 +53,11 @@ struct Keyed<'b, 't, 's, 'a, E> {
     changes: Changes<'s, 'a>,
     /// Whether unique values move between the rows, or keys.
     moving: bool,
+    /// Whether updates of the table vary: see [`crate::subscriber::statement::cache`].
+    varied: bool,
+    /// Whether updates of all shapes go into one statement. Of a column without a new value, it writes the present one,
+    /// which copies no TOAST value.
+    mixing: bool,
     /// The indexes of the changes of the statement, if it says which rows are missing.
     pushed: Vec<u32>,
 }
@@ -62,7 +68,21 @@ const MOVING: (usize, usize) = (1 << 24, 256 << 20);
 
 impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
     fn few(&self) -> usize {
-        if self.moving { 2 } else { FEW }
+        match (self.moving, self.mixing) {
+            (true, _) => 2,
+            (false, true) if self.varied => 1,
+            (false, false) if self.leaves_few() => FEW_OF_VARIED,
+            (false, _) => FEW,
+        }
+    }
+
+    fn leaves_few(&self) -> bool {
+        self.varied && !self.mixing && self.can_mix()
+    }
+
+    fn mix(&mut self) -> bool {
+        self.mixing = self.can_mix();
+        self.mixing
     }
 
     fn limits(&self) -> (usize, usize) {
@@ -73,12 +93,13 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
         let purpose = match self.changes {
             Changes::Absent(_) | Changes::Deletes(_) | Changes::Moves(..) => BatchUse::Keys,
             Changes::Updates(_) if self.moving => BatchUse::KeysAndMixed,
+            Changes::Updates(_) if self.mixing => BatchUse::KeysAndVarying,
             Changes::Updates(_) => BatchUse::KeysAndNew,
         };
         let map = self.subscriber.map;
         self.buffers.search.begin(map, purpose);
         if let Changes::Moves(..) = self.changes {
-            let new = if self.moving { BatchUse::Mixed } else { BatchUse::New };
+            let new = if self.moving || self.mixing { BatchUse::Mixed } else { BatchUse::New };
             self.buffers.new.begin(map, new);
         }
         self.pushed.clear();
@@ -121,10 +142,13 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
         }
         let moves = matches!(self.changes, Changes::Moves(..));
         let SetBuffers { search: columns, new, set, nulls, text, .. } = &mut *self.buffers;
-        let values = if moves { &*new } else { &*columns };
+        let values = if moves { &mut *new } else { &mut *columns };
+        if self.mixing {
+            values.vary(self.subscriber.statements.varying(map));
+        }
         values.note_set(set);
         nulls.reset(0);
-        if self.moving {
+        if self.moving || self.mixing {
             values.note_mixed(nulls);
         }
         let count = map.columns.len();
@@ -205,6 +229,14 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
                 rows.update(self.subscriber, old.as_ref().map(|old| &old.row), new, finds)
             }
         }
+    }
+}
+
+impl<E> Keyed<'_, '_, '_, '_, E> {
+    fn can_mix(&self) -> bool {
+        let updates = matches!(self.changes, Changes::Moves(..) | Changes::Updates(_));
+        let map = self.subscriber.map;
+        updates && !self.moving && map.can_keep_values() && !map.search_columns().is_empty()
     }
 }
 

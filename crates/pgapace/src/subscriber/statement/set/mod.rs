@@ -33,11 +33,13 @@ use rows::Rows;
 const ROWS: usize = 10_000;
 /// A statement is complete when its arrays have this many bytes.
 const BYTES: usize = 4 << 20;
-/// Maximum number of row shapes that get their own statements. Rows of further shapes are queued
-/// one by one.
+/// Maximum number of row shapes that get their own statements. Rows of further shapes share one, if that is
+/// possible, or are queued one by one.
 const SHAPES: usize = 8;
 /// For fewer rows than this, single statements are cheaper.
 const FEW: usize = 4;
+/// The same for rows of one shape in a table whose updates vary: a statement of their own is worth its Parse.
+const FEW_OF_VARIED: usize = 64;
 
 /// The number of rows that one queued Execute must affect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -195,6 +197,14 @@ impl<E: FnMut(Expected<'_>)> Subscriber<'_, E> {
 trait Batch {
     /// Fewer changes than this are queued one by one.
     fn few(&self) -> usize;
+    /// Whether fewer changes are left to the statement that [`Self::mix`] begins.
+    fn leaves_few(&self) -> bool {
+        false
+    }
+    /// From now on, changes of all shapes are added to one statement. False if that is not possible.
+    fn mix(&mut self) -> bool {
+        false
+    }
     /// The number of rows and of bytes with which a statement is complete.
     fn limits(&self) -> (usize, usize) {
         (ROWS, BYTES)
@@ -221,6 +231,9 @@ fn queue_batches(batch: &mut impl Batch, count: usize) -> Result<(), SetError> {
             }
             left = queue_pass(batch, left.into_iter())?;
         }
+        if !left.is_empty() && batch.mix() {
+            left = queue_pass(batch, left.into_iter())?;
+        }
         left.into_iter().try_for_each(|index| batch.queue_alone(index))
     })
 }
@@ -237,7 +250,7 @@ fn queue_pass<B: Batch>(
         if batch.push(index) {
             members.push(index);
             if members.len() >= rows || batch.bytes() >= bytes {
-                queue_members(batch, &mut members)?;
+                queue_members(batch, &mut members, &mut left)?;
             }
         } else if members.is_empty() {
             // The change does not fit even into an empty statement.
@@ -247,15 +260,22 @@ fn queue_pass<B: Batch>(
             left.push(index);
         }
     }
-    queue_members(batch, &mut members)?;
+    queue_members(batch, &mut members, &mut left)?;
     Ok(left)
 }
 
-fn queue_members<B: Batch>(batch: &mut B, members: &mut Vec<usize>) -> Result<(), SetError> {
+fn queue_members<B: Batch>(
+    batch: &mut B,
+    members: &mut Vec<usize>,
+    left: &mut Vec<usize>,
+) -> Result<(), SetError> {
     if members.is_empty() {
         return Ok(());
     }
-    if members.len() < batch.few() || !batch.queue()? {
+    let few = members.len() < batch.few();
+    if few && batch.leaves_few() {
+        left.extend_from_slice(members);
+    } else if few || !batch.queue()? {
         members.iter().try_for_each(|index| batch.queue_alone(*index))?;
     }
     members.clear();

@@ -148,7 +148,7 @@ impl Builder<'_> {
     }
 
     /// The new value of a column. If it was not sent for some rows, these keep the subscriber's.
-    fn new_or_kept_value(&mut self, arrays: &mut Arrays, remote: usize) -> String {
+    pub(super) fn new_or_kept_value(&mut self, arrays: &mut Arrays, remote: usize) -> String {
         let value = self.new_value(arrays, remote);
         if !self.shape.nulls.contains(remote) {
             return value;

@@ -19,7 +19,7 @@ use crate::subscriber::statement::row::{Source, Statement};
 use crate::subscriber::statement::search::{self, Identical};
 
 /// A change of many rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum SetOperation {
     Update,
     /// The same while unique values move between the rows.
@@ -230,11 +230,11 @@ impl Builder<'_> {
         let mut finds = self.map.search_columns().to_vec();
         finds.extend(self.map.compared_identities());
         let condition = self.all_equal(&mut arrays, &finds);
-        let set: Vec<_> = self
-            .assignments(&mut arrays)
-            .into_iter()
-            .map(|(column, value)| format!("{column} = {value}"))
-            .collect();
+        let mut set = Vec::new();
+        for remote in self.set_columns() {
+            let value = self.new_or_kept_value(&mut arrays, remote);
+            set.push(format!("{} = {value}", self.column(remote)));
+        }
         format!(
             "UPDATE {} AS subscriber SET {} FROM {} WHERE {condition}",
             self.map.table.sql_only(),

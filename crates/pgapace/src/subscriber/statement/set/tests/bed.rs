@@ -33,7 +33,7 @@ fn cluster(major: u16) -> &'static Cluster {
 pub(super) struct Bed {
     pub(super) session: Session,
     info: ConnInfo,
-    statements: StatementCache,
+    pub(super) statements: StatementCache,
     buffers: SetBuffers,
     /// Whether statements check their row counts themselves.
     pub(super) counted: bool,
@@ -171,6 +171,7 @@ impl Bed {
             self.session.finish_queued().unwrap();
             return Err(failed);
         }
+        self.statements.executed(self.statements.parsed());
         assert_eq!(expected.len(), affected.len(), "one answer for each Execute");
         Ok(expected.into_iter().zip(affected).collect())
     }

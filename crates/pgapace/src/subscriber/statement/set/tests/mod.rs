@@ -6,6 +6,7 @@ mod moves;
 mod moving;
 mod plans;
 mod types;
+mod varied;
 mod whole;
 
 const MAJORS: [u16; 2] = [15, 18];
