@@ -109,6 +109,41 @@ fn the_later_change_wins() {
     });
 }
 
+/// Each part of a large transaction is executed at once, except the changes beside those that conflict. Each change by
+/// itself would take a round trip and a subtransaction.
+#[test]
+fn few_changes_of_a_large_transaction_are_executed_one_by_one() {
+    on_versions(&[(15, 18)], |mut case| {
+        with_rules(&mut case, &["update_origin_differs=last_update_wins"]);
+        case.both("CREATE TABLE t (id int PRIMARY KEY, v text)");
+        case.publish("FOR TABLE t");
+        case.publisher.sql("INSERT INTO t SELECT g, 'p' FROM generate_series(1, 33000) g");
+        case.run_until_current();
+        case.subscriber.sql("UPDATE t SET v = 't' WHERE id = 20000");
+        case.publisher.sql("UPDATE t SET v = 'x'");
+        case.subscriber.sql("UPDATE t SET v = 'u' WHERE id = 32900");
+        let xid = |case: &Case| {
+            let xid = case.subscriber.value("SELECT pg_current_xact_id()");
+            xid.parse::<u64>().expect("a number")
+        };
+        let before = xid(&case);
+        case.run_until_current();
+        let used = xid(&case) - before;
+        assert!(used < 10_000, "{used} transactions and subtransactions");
+        let found = case.subscriber.value("SELECT string_agg(v, '' ORDER BY id) FROM t");
+        assert_eq!(found.len(), 33_000);
+        assert_eq!(found.find(|v| v != 'x'), Some(32_899));
+        assert_eq!(
+            conflicts(&case),
+            [
+                "update_origin_differs last_update_wins t (id)=(20000)",
+                "update_origin_differs last_update_wins f (id)=(32900)",
+            ]
+        );
+        assert_eq!(case.statistic("updates || ',' || t.update_origin_differs"), "32999,2");
+    });
+}
+
 #[test]
 fn servers_without_commit_times_are_refused() {
     on_versions(&BOTH, |mut case| {

@@ -1,14 +1,17 @@
 //! Decides about each change: whether it is applied, skipped, or stops the subscription.
 
+use std::ops::Range;
+
 use engine::net::ChangeAt;
 use engine::worker::Outcome;
 use pgoutput::Message;
 
 use crate::apply::conflicts::exchange::{Exchange, TextRow};
 use crate::apply::conflicts::judge::Judge;
+use crate::apply::conflicts::pieces::{Piece, Pieces};
 use crate::apply::encoder::resolution::How;
 use crate::apply::expected::{Committing, Expected};
-use crate::error::Result;
+use crate::error::{Result, is_transient};
 use crate::subscriber::conflict::{Action, ConflictType, TablePolicy, action};
 use crate::subscriber::origin;
 
@@ -28,17 +31,11 @@ struct RowOrigin {
 }
 
 impl<'a> Judge<'a> {
-    /// Executes the transaction as it was sent; `None` if it must be executed change by change.
+    /// Executes the transaction as it was sent; `None` if not all of its changes had the expected effect.
     pub(super) fn at_once(&mut self) -> Result<Option<Committing>> {
         let position = self.encoder.position();
         self.begin()?;
-        for change in 0..self.work.part.len() {
-            let at = self.at(change)?;
-            if self.looks_before(at).is_some() {
-                self.queue(at, How::Look)?;
-            }
-            self.queue(at, How::AsSent)?;
-        }
+        self.queue_as_sent(0..self.work.part.len())?;
         let exchange = self.exchange()?;
         if exchange.error.is_none() && self.is_as_expected(&exchange) {
             return self.end();
@@ -47,13 +44,54 @@ impl<'a> Judge<'a> {
         Ok(None)
     }
 
-    pub(super) fn one_by_one(&mut self) -> Result<Option<Committing>> {
+    /// Executes the part, and looks for the changes that conflict. `failed`: executed as it was sent, it has failed.
+    pub(super) fn search(&mut self, failed: bool) -> Result<Option<Committing>> {
         if self.work.part.first {
             self.begin()?;
         }
         // The changes of earlier parts.
         self.changes = self.encoder.take_changes();
-        for change in 0..self.work.part.len() {
+        let mut pieces = Pieces::new(self.work.part.len(), failed);
+        while let Some(piece) = pieces.next() {
+            let without_conflict = match piece.clone() {
+                Piece::AtOnce(changes) => self.piece_at_once(changes)?,
+                Piece::OneByOne(changes) => self.one_by_one(changes)?,
+            };
+            pieces.executed(&piece, without_conflict);
+        }
+        self.release()?;
+        self.encoder.put_changes(self.changes);
+        self.exchange_control()?;
+        self.end()
+    }
+
+    /// Executes changes as they were sent, after a savepoint. False if not all of them had the expected effect: then
+    /// they are undone.
+    fn piece_at_once(&mut self, changes: Range<usize>) -> Result<bool> {
+        self.set_savepoint()?;
+        let position = self.encoder.position();
+        self.queue_as_sent(changes)?;
+        let exchange = self.exchange()?;
+        if exchange.error.is_none() && self.is_as_expected(&exchange) {
+            self.changes.add(&self.encoder.take_changes());
+            return Ok(true);
+        }
+        if let Some((error, statement)) = exchange.error
+            && error.sqlstate().is_some_and(is_transient)
+        {
+            // No shorter piece is without it: a deadlock, a canceled statement.
+            return Err(self.context.explain(&error, Some(statement)));
+        }
+        self.undo()?;
+        self.exchange_control()?;
+        self.encoder.forget_after(self.session, position);
+        Ok(false)
+    }
+
+    /// Executes changes one by one. True if none of them conflicts.
+    fn one_by_one(&mut self, changes: Range<usize>) -> Result<bool> {
+        let conflicts = self.judged.conflicts();
+        for change in changes {
             let at = self.at(change)?;
             if self.may_be_changed(at)?
                 && let Some(conflict) = self.attempt(at, How::AsSent)?
@@ -61,10 +99,19 @@ impl<'a> Judge<'a> {
                 self.decide(at, &conflict)?;
             }
         }
-        self.release()?;
-        self.encoder.put_changes(self.changes);
-        self.exchange_control()?;
-        self.end()
+        Ok(self.judged.conflicts() == conflicts)
+    }
+
+    /// Queues changes, and before each the look at its row that a rule needs.
+    fn queue_as_sent(&mut self, changes: Range<usize>) -> Result<()> {
+        for change in changes {
+            let at = self.at(change)?;
+            if self.looks_before(at).is_some() {
+                self.queue(at, How::Look)?;
+            }
+            self.queue(at, How::AsSent)?;
+        }
+        Ok(())
     }
 
     /// Applies the rule about rows of another origin, if there is one. False skips the change.

@@ -2,9 +2,11 @@
 //!
 //! If a group with a table under rules fails as sets, its transactions come here one after the other, and
 //! only as the oldest group (see `worker`). Each is first executed as it was sent, in one round trip, and
-//! committed if every change had the expected effect. Otherwise it is rolled back and executed again with
-//! a savepoint before each change. Each change is judged before the next is sent, so a rule acts on that
-//! change alone. The decisions are written to `pgapace.conflict` in the same subscriber transaction, as
+//! committed if every change had the expected effect. Otherwise it is rolled back and executed again in
+//! [`pieces`], each after a savepoint and in one round trip. A piece that fails is rolled back, and a shorter one
+//! is tried. Each part of a large transaction is executed in this way. The changes of the shortest pieces are
+//! executed one by one, with a savepoint before each. Such a change is judged before the next is sent, so a rule
+//! acts on that change alone. The decisions are written to `pgapace.conflict` in the same subscriber transaction, as
 //! progress is. So they are there exactly if the transaction is, and the same at every group size.
 //!
 //! A conflict that stops the subscription, with a rule or without one, is counted and recorded when the
@@ -13,6 +15,7 @@
 mod decision;
 mod exchange;
 mod judge;
+mod pieces;
 pub(crate) mod requirements;
 mod uniqueness;
 
@@ -45,6 +48,12 @@ pub(crate) struct Judged {
     pub(crate) more: u64,
 }
 
+impl Judged {
+    fn conflicts(&self) -> u64 {
+        self.conflicts.len() as u64 + self.more
+    }
+}
+
 /// Executes part `index` of a group. The session must be idle, or inside the transaction whose earlier
 /// parts were executed here. `expected` is empty, unless the session was lost during a commit.
 ///
@@ -59,10 +68,11 @@ pub(crate) fn execute(
     expected: &mut VecDeque<Expected>,
 ) -> Result<Judged> {
     let mut judge = Judge::new(session, encoder, group, index, expected)?;
-    let at_once = if judge.work.is_whole() { judge.at_once()? } else { None };
+    let whole = judge.work.is_whole();
+    let at_once = if whole { judge.at_once()? } else { None };
     let committed = match at_once {
         Some(committed) => Some(committed),
-        None => judge.one_by_one()?,
+        None => judge.search(whole)?,
     };
     Ok(Judged { committed, ..judge.judged })
 }
