@@ -47,8 +47,8 @@ thread_local! {
     static SESSIONS: RefCell<Option<HashMap<String, Client>>> = const { RefCell::new(None) };
 }
 
-/// While it exists, [`with_session`] keeps its sessions. None outlives the wait: a session would prevent that its
-/// database is dropped or copied.
+/// While it exists, [`with_session`] keeps its sessions. None outlives the wait: an open session would prevent its
+/// database from being dropped or copied.
 struct SharedSessions {
     /// Whether this is the outer one of two waits, one inside the other.
     outer: bool,

@@ -97,7 +97,7 @@ pub(crate) enum BookkeepingResult {
     Fingerprints(FxHashMap<u32, Option<String>>),
     /// The requests of verbs that are recorded now.
     Requests(Requests),
-    /// The statistics are written, which took so long.
+    /// The statistics are written, and how long that took.
     Written(Duration),
     /// The heartbeat job has ended. It writes only if a process waits for the subscription, or if the stage
     /// has changed.

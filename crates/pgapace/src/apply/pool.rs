@@ -30,8 +30,8 @@ use in_use::ReportedWorkers;
 pub(crate) use slots::{Connector, OpenedWorkers, Slots, WorkerNumber};
 pub(crate) use span::{ApplySpan, Elapsed};
 
-/// Bytes of groups after which the leader looks at its other events before it assigns more. To take the
-/// locks of so many takes it less than a tenth of a second.
+/// After assigning this many bytes of groups, the leader looks at its other events. Taking their locks lasts less than a
+/// tenth of a second.
 const BYTES_AT_ONCE: usize = 8 << 20;
 
 /// How groups are made and assigned.

@@ -266,6 +266,9 @@ impl Tables {
                     reason: because.or_else(|| map.mode.reason()).map(str::to_owned),
                 })
                 .collect();
+            if modes.is_empty() {
+                continue;
+            }
             let (table, tables) = shown(&modes);
             if let Some(reason) = because {
                 tracing::info!(

@@ -191,10 +191,12 @@ impl TableMap {
     }
 
     /// Whether an update of a row may write the present value of a column for which none was sent. A domain may have a
-    /// constraint that is NOT VALID.
+    /// constraint that is NOT VALID. The assignment to a column with a length calls a function that would store a
+    /// large value again.
     pub(crate) fn can_keep(&self, remote: usize) -> bool {
         let local = self.local(remote);
-        self.can_keep_values() && local.declared_type == local.base_type
+        let is_plain = local.declared_type == local.base_type && local.type_modifier == -1;
+        self.can_keep_values() && is_plain
     }
 
     /// Whether updates may write present values at all. A trigger would see other columns updated than were sent.

@@ -373,6 +373,9 @@ impl Session {
         let status = TransactionStatus::parse(body).map_err(|error| self.channel.fail(error))?;
         self.status = status;
         self.ready_expected = self.ready_expected.saturating_sub(1);
+        if self.ready_expected == 0 && !self.channel.is_writing() {
+            self.channel.stream().note_answered();
+        }
         Ok(status)
     }
 }

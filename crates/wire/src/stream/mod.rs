@@ -164,6 +164,13 @@ impl Stream {
         }
     }
 
+    /// The peer has answered all that was written.
+    pub(crate) fn note_answered(&self) {
+        if let Some(user_timeout) = &self.user_timeout {
+            user_timeout.answered();
+        }
+    }
+
     fn note_write(&self) {
         if let Some(user_timeout) = &self.user_timeout {
             user_timeout.wrote();

@@ -57,6 +57,13 @@ impl UserTimeout {
         }
     }
 
+    /// The peer has read all bytes and answered, which takes no look, unless the limit has to move back.
+    pub(super) fn answered(&self) {
+        if self.current.get() == Some(self.limit) {
+            self.sending.set(Sending::Nothing);
+        }
+    }
+
     /// When to [look](Self::look) at the connection. None if the peer has acknowledged all.
     pub(super) fn next_look(&self) -> Option<Instant> {
         let looked = match self.sending.get() {

@@ -1,5 +1,7 @@
 //! Reads which sessions of the subscriber block one session, directly or through others: one statement.
 
+use std::time::{Duration, Instant};
+
 use wire::Session;
 
 use crate::error::{Failure, Result};
@@ -59,6 +61,9 @@ const CITUS_FIRST: &str =
     " UNION ALL SELECT $pid, c.blocking FROM distributed c WHERE c.waiting = $pid";
 const CITUS_NEXT: &str = " UNION ALL SELECT c.blocking FROM distributed c WHERE c.waiting = w.pid";
 
+/// Looks may fail for so long.
+const FAILING: Duration = Duration::from_secs(30);
+
 /// The session that reads who blocks.
 pub(super) struct Detector {
     session: Session,
@@ -66,8 +71,8 @@ pub(super) struct Detector {
     subscription: String,
     /// Whether the database has Citus.
     citus: bool,
-    /// The last look failed.
-    failing: bool,
+    /// All looks have failed since then.
+    failing: Option<Instant>,
 }
 
 impl Detector {
@@ -77,28 +82,38 @@ impl Detector {
         subscription: &str,
         citus: bool,
     ) -> Self {
-        Self { session, id, subscription: subscription.to_owned(), citus, failing: false }
+        Self { session, id, subscription: subscription.to_owned(), citus, failing: None }
     }
 
-    /// The waits that can be reached from `pid`. Only a lost session is a failure. After any other one, nothing is
-    /// seen: the group goes on waiting, as without a look, and the next look may succeed.
+    /// The waits that can be reached from `pid`. After a failure nothing is seen: the group goes on waiting, as without
+    /// a look, and the next look may succeed. A lost session is a failure at once. So are failures that last: a wait
+    /// that only a look can end would last for ever.
     pub(super) fn look(&mut self, pid: i32) -> Result<Vec<Blocker>> {
-        let seen = look(&mut self.session, self.id, pid, self.citus);
-        let failed_before = std::mem::replace(&mut self.failing, seen.is_err());
-        match seen {
-            Err(failure) if !self.session.is_broken() => {
-                if !failed_before {
-                    tracing::warn!(
-                        event = "blockers_unknown",
-                        subscription = self.subscription,
-                        error = %failure,
-                        "cannot read which sessions block"
-                    );
-                }
-                Ok(Vec::new())
+        let failure = match look(&mut self.session, self.id, pid, self.citus) {
+            Ok(seen) => {
+                self.failing = None;
+                return Ok(seen);
             }
-            seen => seen,
+            Err(failure) if self.session.is_broken() => return Err(failure),
+            Err(failure) => failure,
+        };
+        let now = Instant::now();
+        match self.failing {
+            None => {
+                self.failing = Some(now);
+                tracing::warn!(
+                    event = "blockers_unknown",
+                    subscription = self.subscription,
+                    error = %failure,
+                    "cannot read which sessions block"
+                );
+            }
+            Some(since) if now.duration_since(since) > FAILING => {
+                return Err(failure.transient(true));
+            }
+            Some(_) => {}
         }
+        Ok(Vec::new())
     }
 }
 

@@ -76,11 +76,13 @@ impl<'a> Judge<'a> {
             self.changes.add(&self.encoder.take_changes());
             return Ok(true);
         }
-        if let Some((error, statement)) = exchange.error
-            && error.sqlstate().is_some_and(is_transient)
-        {
-            // No shorter piece is without it: a deadlock, a canceled statement.
-            return Err(self.context.explain(&error, Some(statement)));
+        if let Some((error, statement)) = exchange.error {
+            let is_of_change = matches!(statement, Expected::Change { .. } | Expected::Look { .. });
+            // No shorter piece is without a deadlock or a canceled statement. What is sent before the changes records
+            // an earlier conflict, and must not fail.
+            if !is_of_change || error.sqlstate().is_some_and(is_transient) {
+                return Err(self.context.explain(&error, Some(statement)));
+            }
         }
         self.undo()?;
         self.exchange_control()?;

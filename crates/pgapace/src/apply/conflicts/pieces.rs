@@ -1,4 +1,4 @@
-//! In which pieces a part of a transaction is executed of which some changes conflict.
+//! How a part of a transaction is split into pieces when some of its changes conflict.
 //!
 //! A piece is executed at once. If that fails, it is rolled back and half of it is tried, until it is so short that its
 //! changes are executed one by one. After a piece without a conflict the next one is twice as long. So a conflict costs
@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-/// So many changes are executed one by one, with a savepoint and one or two round trips each.
+/// Pieces of at most this many changes are executed one by one, with a savepoint and one or two round trips each.
 const FEW: usize = 4;
 
 /// Adjacent changes of a part.

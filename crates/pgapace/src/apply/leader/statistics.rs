@@ -31,7 +31,7 @@ impl Leader<'_> {
         }
         let first = self.watched.observed.is_none();
         let (figures, delta) = self.observe(goes_on);
-        if (first || !self.watched.may_write()) && !now {
+        if (first || self.watched.is_writing) && !now {
             return;
         }
         let mut news = delta;
@@ -46,13 +46,16 @@ impl Leader<'_> {
         if idle && !now && watched.written.elapsed() < interval {
             return;
         }
-        self.watched.written = Instant::now();
         let modes = self.around.tables.take_modes();
         BookkeepingJob::modes(&modes).for_each(|job| self.around.durability.bookkeep(job));
         let conflicts = std::mem::take(&mut self.conflicts);
         if !conflicts.is_empty() {
             self.around.durability.bookkeep(BookkeepingJob::Conflicts(conflicts));
         }
+        if !now && !self.watched.may_write() {
+            return;
+        }
+        self.watched.written = Instant::now();
         if self.watched.reported == Some(delta) && self.watched.events.is_empty() {
             return;
         }

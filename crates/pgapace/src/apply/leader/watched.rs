@@ -18,7 +18,7 @@ const EPOCH: f64 = 946_684_800.0;
 const QUICK: Duration = Duration::from_millis(200);
 /// Longer writes take at most this part of the time.
 const SHARE: u32 = 20;
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 
 /// Figures and counters of a run that are shown, and when they were written.
 #[derive(Debug)]
@@ -105,7 +105,7 @@ impl Watched {
         self.durable = self.flushing;
     }
 
-    /// The statistics are written, which took so long.
+    /// The statistics are written; `took` is the time of the write.
     ///
     /// They are updates of the same rows. While a session of the subscriber keeps an old snapshot, all versions of
     /// such a row remain, and each update reads them. So the writes may take a [`SHARE`] of the time only.
@@ -114,9 +114,9 @@ impl Watched {
         self.pause = pause_after(took);
     }
 
-    /// Whether statistics may be written now.
+    /// Whether the pause after a write that took long is over.
     pub(super) fn may_write(&self) -> bool {
-        !self.is_writing && self.pause.is_none_or(|pause| self.written.elapsed() >= pause)
+        self.pause.is_none_or(|pause| self.written.elapsed() >= pause)
     }
 
     /// Whether it is time for the next observation.

@@ -10,8 +10,8 @@ use crate::subscriber::statement::copy::{self, Format};
 use crate::subscriber::statement::row::{self, Operation, Source, Statement};
 use crate::subscriber::statement::set::sql::{self, SetOperation};
 
-/// A table with more statements for updates than this has updates that vary: rows arrive with ever other columns,
-/// because the publisher does not send unchanged TOAST values.
+/// A table with more update statements than this has updates that vary: its rows arrive with many different sets of
+/// columns, because the publisher does not send unchanged TOAST values.
 const VARIED: u32 = 32;
 
 /// Maximum memory of the backend for the statements of a session, in bytes.

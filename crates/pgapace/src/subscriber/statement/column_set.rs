@@ -26,6 +26,11 @@ impl ColumnSet {
         self.words.iter().all(|word| *word == 0)
     }
 
+    /// The number of members.
+    pub(crate) fn len(&self) -> usize {
+        self.words.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
     #[cfg(test)]
     pub(crate) fn of(columns: usize, members: &[usize]) -> Self {
         let mut set = Self::default();
@@ -46,5 +51,6 @@ mod tests {
         assert!(![1, 62, 65, 128, 130, 900].iter().any(|member| set.contains(*member)));
         assert_ne!(set, ColumnSet::of(130, &[0]));
         assert!(ColumnSet::of(130, &[]).is_empty());
+        assert_eq!(set.len(), 4);
     }
 }

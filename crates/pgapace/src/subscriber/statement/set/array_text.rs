@@ -100,9 +100,13 @@ impl Element {
     }
 }
 
-/// Replaces `out` by the text form of a binary array; `None` if it is not an array of such elements.
-pub(super) fn array(element: Element, bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
+/// Replaces `out` by the text form of a binary array; `None` if it is not an array of such elements, or if the text has
+/// more bytes than `room`.
+pub(super) fn array(element: Element, bytes: &[u8], room: usize, out: &mut Vec<u8>) -> Option<()> {
     out.clear();
+    if bytes.len() > room {
+        return None;
+    }
     let mut input = Input(bytes);
     let dimensions = usize::try_from(input.int()?).ok()?;
     // Flags and the type of the elements.
@@ -128,7 +132,7 @@ pub(super) fn array(element: Element, bytes: &[u8], out: &mut Vec<u8>) -> Option
         }
         out.push(b'=');
     }
-    write_dimension(element, lengths, &mut input, out)?;
+    write_dimension(element, lengths, &mut input, room, out)?;
     input.0.is_empty().then_some(())
 }
 
@@ -136,6 +140,7 @@ fn write_dimension(
     element: Element,
     lengths: &[usize],
     input: &mut Input<'_>,
+    room: usize,
     out: &mut Vec<u8>,
 ) -> Option<()> {
     let Some((length, inner)) = lengths.split_first() else {
@@ -146,14 +151,15 @@ fn write_dimension(
         out.push(b'"');
         element.write(input.take(length)?, out)?;
         out.push(b'"');
-        return Some(());
+        // A single element is at most 16 MB larger than its bytes.
+        return (out.len() <= room).then_some(());
     };
     out.push(b'{');
     for number in 0..*length {
         if number > 0 {
             out.push(b',');
         }
-        write_dimension(element, inner, input, out)?;
+        write_dimension(element, inner, input, room, out)?;
     }
     out.push(b'}');
     Some(())
@@ -320,7 +326,7 @@ mod tests {
 
     fn text(element: Element, bytes: &[u8]) -> Option<String> {
         let mut out = b"old".to_vec();
-        array(element, bytes, &mut out)?;
+        array(element, bytes, 1 << 10, &mut out)?;
         Some(String::from_utf8(out).unwrap())
     }
 
@@ -348,6 +354,8 @@ mod tests {
         assert_eq!(text(Element::Int2, &longer[..10]), None);
         let dimensions = [(1, 1); MAX_DIMENSIONS + 1];
         assert_eq!(text(Element::Text, &binary(&dimensions, &[Some(b"a")])), None);
+        let quotes = [b'"'; 600];
+        assert_eq!(text(Element::Text, &binary(&[(1, 1)], &[Some(&quotes)])), None, "too large");
         let jsonb = binary(&[(1, 1)], &[Some(b"\x02{}")]);
         assert_eq!(text(Element::Jsonb, &jsonb), None);
     }

@@ -44,7 +44,8 @@ pub(crate) enum BatchUse {
     KeysAndNew,
     /// The same, and each row may have new values in other columns.
     KeysAndMixed,
-    /// The same, with [`TableMap::compared_identities`].
+    /// The same, with [`TableMap::compared_identities`], but for columns whose present value an update may not write
+    /// ([`TableMap::can_keep`]).
     KeysAndVarying,
     /// Whole rows to find.
     Old,
@@ -52,6 +53,8 @@ pub(crate) enum BatchUse {
     New,
     /// The same, and each row may have new values in other columns.
     Mixed,
+    /// The same, but for columns whose present value an update may not write ([`TableMap::can_keep`]).
+    Varying,
 }
 
 #[derive(Debug, Default)]
@@ -93,15 +96,18 @@ impl Columns {
         let other = match purpose {
             BatchUse::Keys | BatchUse::Old => ColumnRole::Skipped,
             BatchUse::KeysAndNew | BatchUse::New => ColumnRole::New,
-            BatchUse::KeysAndMixed | BatchUse::KeysAndVarying | BatchUse::Mixed => {
-                ColumnRole::Mixed
-            }
+            BatchUse::KeysAndMixed
+            | BatchUse::KeysAndVarying
+            | BatchUse::Mixed
+            | BatchUse::Varying => ColumnRole::Mixed,
         };
+        let varies = matches!(purpose, BatchUse::KeysAndVarying | BatchUse::Varying);
         for (remote, slot) in self.slots[..self.used].iter_mut().enumerate() {
             let local = map.local(remote);
             slot.array.clear();
             slot.unsent.clear();
-            slot.role = Some(other);
+            let may = !varies || map.can_keep(remote);
+            slot.role = Some(if may { other } else { ColumnRole::New });
             slot.varying = false;
             slot.element_type = local.base_type;
             slot.binary = has_binary_elements(local);
@@ -113,7 +119,7 @@ impl Columns {
             | BatchUse::KeysAndMixed
             | BatchUse::KeysAndVarying => ColumnRole::Key,
             BatchUse::Old => ColumnRole::Old,
-            BatchUse::New | BatchUse::Mixed => return,
+            BatchUse::New | BatchUse::Mixed | BatchUse::Varying => return,
         };
         for column in map.search_columns() {
             self.slots[column.remote].role = Some(key);
@@ -304,15 +310,16 @@ impl ColumnSlot {
 
     /// Appends an array as text.
     fn push_text(&mut self, bytes: &[u8], role: ColumnRole, room: usize) -> Option<usize> {
-        if bytes.len() > room {
-            return None;
+        /// Larger texts are not kept.
+        const KEPT: usize = 64 << 10;
+        let added = array_text::array(self.elements?, bytes, room, &mut self.text).and_then(|()| {
+            self.array.push(Column::Text(&self.text)).then_some(self.text.len() + 4)
+        });
+        if self.text.capacity() > KEPT {
+            self.text = Vec::new();
         }
-        array_text::array(self.elements?, bytes, &mut self.text)?;
-        if self.text.len() > room || !self.array.push(Column::Text(&self.text)) {
-            return None;
-        }
-        self.role = Some(role);
-        Some(self.text.len() + 4)
+        self.role = added.map_or(self.role, |_| Some(role));
+        added
     }
 
     fn undo(&mut self, row: usize) {

@@ -66,6 +66,10 @@ struct Keyed<'b, 't, 's, 'a, E> {
 /// group, or a part of a large transaction, is far smaller than this.
 const MOVING: (usize, usize) = (1 << 24, 256 << 20);
 
+/// Functions in FROM return at most so many columns (`MaxTupleAttributeNumber` in `htup_details.h`), one of which may be
+/// their number.
+const MAX_FUNCTION_COLUMNS: usize = 1664;
+
 impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
     fn few(&self) -> usize {
         match (self.moving, self.mixing) {
@@ -99,7 +103,11 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
         let map = self.subscriber.map;
         self.buffers.search.begin(map, purpose);
         if let Changes::Moves(..) = self.changes {
-            let new = if self.moving || self.mixing { BatchUse::Mixed } else { BatchUse::New };
+            let new = match (self.moving, self.mixing) {
+                (true, _) => BatchUse::Mixed,
+                (false, true) => BatchUse::Varying,
+                (false, false) => BatchUse::New,
+            };
             self.buffers.new.begin(map, new);
         }
         self.pushed.clear();
@@ -150,6 +158,10 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
         nulls.reset(0);
         if self.moving || self.mixing {
             values.note_mixed(nulls);
+        }
+        let keys = map.search_columns().len() + map.compared_identities().count();
+        if keys + set.len() + nulls.len() >= MAX_FUNCTION_COLUMNS {
+            return if self.moving { Err(SetError::Apart) } else { Ok(false) };
         }
         let count = map.columns.len();
         text.reset(2 * count);

@@ -232,7 +232,12 @@ fn queue_batches(batch: &mut impl Batch, count: usize) -> Result<(), SetError> {
             left = queue_pass(batch, left.into_iter())?;
         }
         if !left.is_empty() && batch.mix() {
-            left = queue_pass(batch, left.into_iter())?;
+            for _ in 0..SHAPES {
+                if left.is_empty() {
+                    return Ok(());
+                }
+                left = queue_pass(batch, left.into_iter())?;
+            }
         }
         left.into_iter().try_for_each(|index| batch.queue_alone(index))
     })
