@@ -507,10 +507,12 @@ mod tests {
             assert!(!is_of_its_tables(&failure(class).not_serving()));
             assert!(!is_of_its_tables(&of(class, "57P01")));
         }
-        for class in [Class::Stopped, Class::HandedOver, Class::Busy, Class::Slot, Class::Internal]
-        {
+        for class in [Class::Stopped, Class::HandedOver, Class::Busy, Class::Slot] {
             assert!(!is_of_its_tables(&failure(class).transient(true)));
             assert!(!is_of_its_tables(&of(class, "53300")));
         }
+        assert!(!is_of_its_tables(&Failure::internal("a bug")));
+        let refused = std::io::Error::other("no thread");
+        assert!(is_of_its_tables(&Failure::refused_by_system("start a thread", &refused)));
     }
 }
