@@ -260,9 +260,7 @@ impl<'a> Leader<'a> {
                     match event.map_err(|_| gone("catch-up"))?.1 {
                         FromWorker::Answered(answered) => self.answered(Applied::ToCatchUp, *answered),
                         FromWorker::Failed(failure) => return Err(failure),
-                        FromWorker::Moved(_) => {
-                            return Err(Failure::internal("a worker that stays has moved"));
-                        }
+                        FromWorker::Moved(moved) => self.around.table_sync.moved(moved)?,
                     }
                     self.advance_table_sync()?;
                 }

@@ -28,12 +28,12 @@ use wire::Session;
 use crate::apply::apply_session::Connect;
 use crate::apply::spool_memory::AccountedSpool;
 use crate::apply::tables::Tables;
-use crate::apply::worker::FromWorker;
+use crate::apply::worker::{FromWorker, Moved};
 use crate::error::{Failure, Result};
 use crate::observe::ledger::Ledger;
 use crate::observe::long_wait::LongWait;
 use crate::subscriber::state;
-use crate::tablesync::deferred::catchup::CatchUpWorker;
+use crate::tablesync::deferred::catchup::{CatchUpWorker, StartPause};
 use crate::tablesync::table_state::{self, CatchUp};
 use crate::tablesync::{self, Added, Adder, Copying, Name};
 
@@ -123,6 +123,7 @@ pub(crate) struct StreamedTableSync<'a> {
     copying: Option<Copying>,
     /// Of one table after the other.
     worker: Option<CatchUpWorker>,
+    start_pause: StartPause,
     sender: Sender<(usize, FromWorker)>,
     pub(crate) events: Receiver<(usize, FromWorker)>,
     pause: Pause,
@@ -140,6 +141,7 @@ impl<'a> StreamedTableSync<'a> {
             options,
             copying: None,
             worker: None,
+            start_pause: StartPause::default(),
             sender,
             events,
             pause,
@@ -403,16 +405,49 @@ impl<'a> StreamedTableSync<'a> {
         if self.worker.is_none() {
             let all = leader.deferred.tables().iter();
             let mut lag = all.filter(|table| !table.changes.is_empty());
-            let lags = lag.find_map(|table| Some((table.copied()?, table.changes.unread())));
-            let Some((table, unread)) = lags else { return Ok(()) };
+            let Some(table) = lag.find_map(DeferredTable::copied) else { return Ok(()) };
+            if self.start_pause.is_on(Instant::now()) {
+                return Ok(());
+            }
             let sender = self.sender.clone();
-            self.worker = Some(CatchUpWorker::spawn(table, unread, &self.options, sender)?);
+            self.worker = Some(CatchUpWorker::spawn(table, &self.options, sender)?);
         }
         let Some(worker) = &mut self.worker else { return Ok(()) };
         let mut tables = leader.deferred.tables().iter();
         match tables.position(|table| table.copied().is_some_and(|copied| worker.is_of(copied))) {
             Some(place) => worker.feed(place, leader, &self.options),
             None => Ok(()),
+        }
+    }
+
+    /// The worker's session is open, or the subscriber has refused it. If the reason may pass, the changes stay
+    /// deferred until another session is asked for. The others continue.
+    pub(crate) fn moved(&mut self, moved: Moved) -> Result<()> {
+        match moved {
+            Moved::Came => {
+                self.start_pause = StartPause::default();
+                self.worker.iter_mut().for_each(CatchUpWorker::opened);
+                Ok(())
+            }
+            Moved::NotOpened(failure) => {
+                let worker = self.worker.take();
+                if !failure.is_transient() || !tablesync::is_of_its_tables(&failure) {
+                    return Err(failure);
+                }
+                self.start_pause.refused(Instant::now());
+                let table = worker.as_ref().map(CatchUpWorker::table);
+                tracing::warn!(
+                    event = "catch_up_worker_not_started",
+                    subscription = self.options.subscription,
+                    table = table.map(|table| format!("{}.{}", table.schema, table.name)),
+                    error = %failure,
+                    "changes of a copied table stay deferred, without a session to apply them"
+                );
+                Ok(())
+            }
+            Moved::Left | Moved::Lent => {
+                Err(Failure::internal("the catch-up worker gave its session away"))
+            }
         }
     }
 
@@ -430,7 +465,9 @@ impl<'a> StreamedTableSync<'a> {
         let worker = self.worker.as_ref();
         let caught_up: Vec<_> = deferred.caught_up(|table| self.is_busy(table)).cloned().collect();
         let little = |table: &&DeferredTable<CatchUp>| {
-            let worker = worker.filter(|worker| table.copied().is_some_and(|c| worker.is_of(c)));
+            let worker = worker.filter(|worker| {
+                worker.is_open() && table.copied().is_some_and(|c| worker.is_of(c))
+            });
             worker.is_some_and(|worker| {
                 table.changes.unread() <= LITTLE || worker.does_not_come_closer()
             })

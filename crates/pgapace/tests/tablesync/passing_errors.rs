@@ -3,9 +3,12 @@
 use testbed::Result;
 use testbed::compare::TableName;
 
-use crate::support::{DB, PATIENCE, Site, expect_exit, on_versions, wait_while_running};
+use crate::support::{
+    Case, DB, PATIENCE, Site, expect_exit, must, on_versions, wait_for_event, wait_while_running,
+};
 use crate::tablesync::blocked::with_state;
-use crate::tablesync::while_streaming::wait_for;
+use crate::tablesync::catching_up::expect_all;
+use crate::tablesync::while_streaming::{holder, other_has, wait_for, wait_for_a_waiter};
 
 /// Two tables cannot be copied: their tablespaces are full, or a limit is reached.
 #[test]
@@ -73,4 +76,47 @@ fn an_added_table_waits_for_a_slot_of_the_publisher() -> Result<()> {
     assert_eq!(site.subscriber.query_one_text(DB, restarts)?, "0", "{}", run.log());
     run.terminate()?;
     expect_exit(&mut run, 0, &[])
+}
+
+/// The subscriber has no connection left for the session that applies the deferred changes of a copied table.
+#[test]
+fn a_copied_table_waits_for_a_connection_of_the_subscriber() {
+    let mut case = Case::new(18, 18);
+    let role = format!("{}_limited", case.tool.name);
+    case.subscriber.change_setting_privileges(&format!(
+        "CREATE ROLE {role} LOGIN; GRANT CREATE ON DATABASE {} TO {role}; \
+         GRANT SET ON PARAMETER session_replication_role TO {role}",
+        case.subscriber.name
+    ));
+    case.tool.subscriber = case.tool.subscriber.replace("user=postgres", &format!("user={role}"));
+    case.both("CREATE TABLE other (id int PRIMARY KEY, v int)");
+    case.subscriber.sql(&format!("ALTER TABLE other OWNER TO {role}"));
+    case.publish("FOR ALL TABLES");
+    case.run_until_current();
+    case.both("CREATE TABLE late (id int PRIMARY KEY, v int)");
+    case.subscriber.sql(&format!("ALTER TABLE late OWNER TO {role}"));
+    case.publisher.sql("INSERT INTO late VALUES (1, 0)");
+    let change = |number: u32| {
+        let other = format!("INSERT INTO other VALUES ({number}, 0)");
+        case.publisher.sql(&format!("BEGIN; UPDATE late SET v = v + 1; {other}; COMMIT"));
+    };
+    let mut copying = holder(&case, "BEGIN; LOCK TABLE late IN SHARE MODE");
+    let mut process = case.start();
+    let restarts = case.statistic("restarts");
+    wait_for_a_waiter(&case, &mut process, "relation");
+    change(1);
+    other_has(&case, &mut process, 1);
+
+    case.subscriber.sql(&format!("ALTER ROLE {role} CONNECTION LIMIT 1"));
+    must(copying.batch_execute("COMMIT"));
+    must(wait_for_event(&mut process, "catch_up_worker_not_started", PATIENCE));
+    change(2);
+    other_has(&case, &mut process, 2);
+    assert_eq!(case.subscriber.value("SELECT v FROM late"), "0", "{}", process.log());
+
+    case.subscriber.sql(&format!("ALTER ROLE {role} CONNECTION LIMIT -1"));
+    case.wait_until_applied(&mut process);
+    expect_all(&case, &["other", "late"]);
+    assert_eq!(case.statistic("restarts"), restarts, "{}", process.log());
+    case.stop(process);
 }

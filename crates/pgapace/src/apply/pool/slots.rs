@@ -164,7 +164,7 @@ impl Slots {
     pub(super) fn open(&mut self, number: usize, lease: Arc<SessionLease>) -> Result<()> {
         let slot = &mut self.slots[number];
         let (connect, meter) = ((self.connector)(number), slot.meter.clone());
-        let worker = Worker::spawn_unopened(number, connect, &self.context, meter, &lease)?;
+        let worker = Worker::spawn_unopened(number, connect, &self.context, meter, Some(&lease))?;
         (slot.worker, slot.lease) = (Some(worker), Some(lease));
         Ok(())
     }

@@ -174,16 +174,16 @@ impl Worker {
         Self::start(number, connect, Some(opened), context, meter, None)
     }
 
-    /// Starts the thread, which opens the session and reports that. It keeps the lease until the server has
-    /// ended the session.
+    /// Starts the thread, which opens the session and reports that. It keeps the lease, if it needs one, until
+    /// the server has ended the session.
     pub(crate) fn spawn_unopened(
         number: usize,
         connect: Connect,
         context: &WorkerContext,
         meter: Meter,
-        lease: &Arc<SessionLease>,
+        lease: Option<&Arc<SessionLease>>,
     ) -> Result<Self> {
-        Self::start(number, connect, None, context, meter, Some(Arc::clone(lease)))
+        Self::start(number, connect, None, context, meter, lease.map(Arc::clone))
     }
 
     fn start(
@@ -202,6 +202,7 @@ impl Worker {
         let log = ConflictLog::new(&context.subscription);
         let (commit_order, handle_of_thread) = (Arc::clone(&context.commit_order), handle.clone());
         let reporter = Reporter { number, sender: context.sender.clone() };
+        let opens = opened.is_none();
         let work = move || {
             let opened = match opened.map_or_else(|| open(&connect), Ok) {
                 Ok(opened) => opened,
@@ -210,7 +211,7 @@ impl Worker {
                     return reporter.report(FromWorker::Moved(Moved::NotOpened(failure)));
                 }
             };
-            if lease.is_some() {
+            if opens {
                 handle_of_thread.set(Some(&opened.0));
                 reporter.report(FromWorker::Moved(Moved::Came));
             }

@@ -1,5 +1,10 @@
 //! The apply worker of a table in catchup. It applies the deferred changes of that table only, and records
 //! the table's own progress.
+//!
+//! Its thread opens its session. Until that is open, the worker takes no changes: they stay deferred if the
+//! subscriber has no room for the session, and another worker takes them later.
+
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use engine::assemble::ReplayError;
@@ -18,9 +23,41 @@ use crate::observe::ledger::Meter;
 use crate::tablesync::deferred::{CatchUpOptions, LITTLE, LeaderAccess};
 use crate::tablesync::table_state::CatchUp;
 
+/// Time before another session is asked for, after the first that was refused.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest such time.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// When a worker may be started, after the subscriber has refused sessions.
+#[derive(Debug)]
+pub(super) struct StartPause {
+    not_before: Option<Instant>,
+    /// The pause after the next refusal.
+    next: Duration,
+}
+
+impl Default for StartPause {
+    fn default() -> Self {
+        Self { not_before: None, next: FIRST_PAUSE }
+    }
+}
+
+impl StartPause {
+    pub(super) fn is_on(&self, now: Instant) -> bool {
+        self.not_before.is_some_and(|then| now < then)
+    }
+
+    pub(super) fn refused(&mut self, now: Instant) {
+        self.not_before = Some(now + self.next);
+        self.next = (self.next * 2).min(LONGEST_PAUSE);
+    }
+}
+
 /// Applies the deferred changes of one table.
 pub(super) struct CatchUpWorker {
     worker: worker::Worker,
+    /// Whether its session is open.
+    is_open: bool,
     table: CatchUp,
     waiting: Batcher<Work>,
     contents: GroupContents,
@@ -40,9 +77,9 @@ pub(super) struct CatchUpWorker {
 }
 
 impl CatchUpWorker {
+    /// Starts the thread, which opens the session and reports that.
     pub(super) fn spawn(
         table: &CatchUp,
-        unread: u64,
         options: &CatchUpOptions<'_>,
         sender: Sender<(usize, FromWorker)>,
     ) -> Result<Self> {
@@ -51,9 +88,9 @@ impl CatchUpWorker {
         let context =
             WorkerContext { commit_order: SharedCommitOrder::new(1)?, sender, subscription };
         let meter = Meter { ledger: options.ledger.clone(), ..Meter::default() };
-        let opened = connect(None)?;
         Ok(Self {
-            worker: worker::Worker::spawn(0, connect, opened, &context, meter)?,
+            worker: worker::Worker::spawn_unopened(0, connect, &context, meter, None)?,
+            is_open: false,
             table: table.clone(),
             waiting: Batcher::new(options.group_limits, Pacing::MEASURED),
             contents: GroupContents::new(&Pacing::MEASURED),
@@ -62,8 +99,9 @@ impl CatchUpWorker {
             in_parts: false,
             replaced: false,
             through: table.through,
-            round: unread,
-            left: unread,
+            // The first round begins when a part was taken.
+            round: 0,
+            left: 0,
             farther: false,
         })
     }
@@ -72,9 +110,24 @@ impl CatchUpWorker {
         self.table.number == table.number
     }
 
-    /// Whether it has nothing to do.
+    /// The table whose changes it applies.
+    pub(super) fn table(&self) -> &CatchUp {
+        &self.table
+    }
+
+    /// Its session is open.
+    pub(super) fn opened(&mut self) {
+        self.is_open = true;
+    }
+
+    /// Whether it can take changes.
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// Whether it has nothing to do. One that opens its session reports that, so it is kept until then.
     pub(super) fn is_idle(&self) -> bool {
-        self.has_applied_all() && !self.in_parts && !self.replaced
+        self.is_open && self.has_applied_all() && !self.in_parts && !self.replaced
     }
 
     fn has_applied_all(&self) -> bool {
@@ -108,6 +161,9 @@ impl CatchUpWorker {
         leader: &mut LeaderAccess<'_>,
         options: &CatchUpOptions<'_>,
     ) -> Result<()> {
+        if !self.is_open {
+            return Ok(());
+        }
         let is_empty =
             |leader: &LeaderAccess<'_>| leader.deferred.tables()[place].changes.is_empty();
         while self.in_flight < Pacing::MEASURED.depth {
@@ -190,5 +246,23 @@ impl CatchUpWorker {
         let (seq, dependent) = (self.last, Dependent::default());
         self.in_flight += 1;
         self.worker.submit(Group { seq, works, mode, dependent, attempts: 0, more: false });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Duration, FIRST_PAUSE, Instant, LONGEST_PAUSE, StartPause};
+
+    #[test]
+    fn pauses_between_refused_sessions_grow() {
+        let (mut pause, now) = (StartPause::default(), Instant::now());
+        assert!(!pause.is_on(now));
+        let mut lasts = |expected: Duration| {
+            pause.refused(now);
+            pause.is_on(now + expected - Duration::from_nanos(1)) && !pause.is_on(now + expected)
+        };
+        assert!(lasts(FIRST_PAUSE) && lasts(FIRST_PAUSE * 2) && lasts(FIRST_PAUSE * 4));
+        assert!((0..9).map(|_| lasts(LONGEST_PAUSE)).any(|last| last));
+        assert!(lasts(LONGEST_PAUSE));
     }
 }
