@@ -262,7 +262,7 @@ mod tests {
             pause.is_on(now + expected - Duration::from_nanos(1)) && !pause.is_on(now + expected)
         };
         assert!(lasts(FIRST_PAUSE) && lasts(FIRST_PAUSE * 2) && lasts(FIRST_PAUSE * 4));
-        assert!((0..9).map(|_| lasts(LONGEST_PAUSE)).any(|last| last));
+        assert!((0..9).any(|_| lasts(LONGEST_PAUSE)));
         assert!(lasts(LONGEST_PAUSE));
     }
 }
