@@ -463,7 +463,10 @@ impl<'a> Adder<'a> {
         names: &[Name],
     ) -> Result<()> {
         let context = self.context;
-        let mut session = context.publisher.connect_to_look()?;
+        let mut session = context.publisher.connect_to_look().map_err(|failure| {
+            let tables = names.iter().map(|(schema, name)| format!("{schema}.{name}"));
+            not_looked_up(failure, &first_of(tables))
+        })?;
         let mut published = publication::read_contents(&mut session, context.publications)?.tables;
         published.retain(|table| names.iter().any(|name| is(table, name)));
         table_state::set_sync_lsns(control, context.owner(), &published, Lsn::INVALID)?;
@@ -518,7 +521,10 @@ impl<'a> Adder<'a> {
                 "A replay cannot copy its rows: record again, now that the table is published.",
             ));
         }
-        let mut session = context.publisher.connect_to_look()?;
+        let mut session = match context.publisher.connect_to_look() {
+            Ok(session) => session,
+            Err(failure) => return self.add_unseen(control, remote, failure),
+        };
         let sessions = [control.cancel_handle(), session.cancel_handle()];
         let found = interruptible(context.shutdown, &sessions, "table sync", || {
             // Read first: the result says nothing about transactions that commit later.
@@ -578,6 +584,35 @@ impl<'a> Adder<'a> {
         tables.add(&remote.schema, &remote.name, SyncLsn(sync_lsn));
         Ok(Added::Done)
     }
+
+    /// The publisher has refused the session that looks an added table up, although it may go on to stream. If
+    /// the table is to be copied, its copy looks it up, and waits alone until it can. Otherwise nobody knows
+    /// whether its changes are to be applied.
+    fn add_unseen(
+        &self,
+        control: &mut Session,
+        remote: &RemoteRelation,
+        failure: Failure,
+    ) -> Result<Added> {
+        let (context, table) = (self.context, remote.display_name());
+        let (schema, name) = (&remote.schema, &remote.name);
+        if !context.copy_data && !copy_requests::is_wanted(control, context.id, schema, name)? {
+            return Err(not_looked_up(failure, &table));
+        }
+        if !tablesync::is_of_its_tables(&failure) {
+            return Err(failure);
+        }
+        tracing::debug!(table, "its copy looks the table up: {failure}");
+        Ok(Added::Copy)
+    }
+}
+
+/// The publisher could not be asked about tables that are added without a copy.
+fn not_looked_up(failure: Failure, tables: &str) -> Failure {
+    failure.detail(format!(
+        "Without a copy, pgapace must ask the publisher about added tables before it applies anything more: \
+         {tables}."
+    ))
 }
 
 /// The first of these names, for a message.

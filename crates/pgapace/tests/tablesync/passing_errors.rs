@@ -120,3 +120,36 @@ fn a_copied_table_waits_for_a_connection_of_the_subscriber() {
     assert_eq!(case.statistic("restarts"), restarts, "{}", process.log());
     case.stop(process);
 }
+
+/// The publisher streams, and refuses every other session: a walsender does not count against the limit.
+#[test]
+fn an_added_table_waits_for_a_connection_of_the_publisher() {
+    on_versions(&[(18, 18)], |mut case| {
+        let role = format!("{}_limited", case.tool.name);
+        case.publisher
+            .sql(&format!("CREATE ROLE {role} LOGIN REPLICATION IN ROLE pg_read_all_data"));
+        let user = format!("user={role}");
+        let limit = |case: &Case, most: i32| {
+            case.publisher.sql(&format!("ALTER ROLE {role} CONNECTION LIMIT {most}"));
+        };
+        case.tool.publisher = case.tool.publisher.replace("user=postgres", &user);
+        case.tool.args = vec!["--refresh-interval=1".to_owned()];
+        case.replicate("CREATE TABLE other (id int PRIMARY KEY, v int)");
+        let mut process = case.start();
+        let restarts = case.statistic("restarts");
+        limit(&case, 0);
+        case.both("CREATE TABLE late (id int PRIMARY KEY, v int)");
+        case.publisher.sql("INSERT INTO late VALUES (1, 0); INSERT INTO other VALUES (1, 0)");
+        wait_for(&case, &mut process, "the table to wait", &with_state("blocked", "late"));
+        case.publisher.sql("UPDATE late SET v = 1; INSERT INTO other VALUES (2, 0)");
+        other_has(&case, &mut process, 2);
+
+        limit(&case, -1);
+        wait_for(&case, &mut process, "the copy", &with_state("ready", "late other"));
+        case.publisher.sql("UPDATE late SET v = 2; INSERT INTO late VALUES (2, 0)");
+        case.wait_until_applied(&mut process);
+        expect_all(&case, &["other", "late"]);
+        assert_eq!(case.statistic("restarts"), restarts, "{}", process.log());
+        case.stop(process);
+    });
+}
