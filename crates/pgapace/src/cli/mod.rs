@@ -365,22 +365,20 @@ fn seconds() -> clap::builder::RangedU64ValueParser {
 /// The error without an argument that may be a connection string, or a part of one that was not quoted.
 fn without_secrets(mut error: clap::Error) -> clap::Error {
     const QUOTE: &str = "give a connection string to --publisher or --subscriber, in quotes";
-    let has = |error: &clap::Error, kind, marks: [&str; 3]| match error.get(kind) {
-        Some(ContextValue::String(text)) => {
-            let text = text.to_lowercase();
-            marks.iter().any(|mark| text.contains(mark))
-        }
-        _ => false,
+    let text = |error: &clap::Error, kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.to_lowercase(),
+        _ => String::new(),
     };
     if matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand) {
         for kind in [ContextKind::InvalidArg, ContextKind::InvalidSubcommand] {
-            if has(&error, kind, ["://", "=", "@"]) {
+            let text = text(&error, kind);
+            if ["://", "=", "@"].iter().any(|mark| text.contains(mark)) {
                 error.insert(kind, ContextValue::String("…".to_owned()));
                 // The suggestion repeats the argument.
                 error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![QUOTE.into()]));
             }
         }
-    } else if has(&error, ContextKind::InvalidValue, ["://", "password", "@"]) {
+    } else if may_have_password(&text(&error, ContextKind::InvalidValue)) {
         let of = error.get(ContextKind::InvalidArg);
         let of = of.map_or_else(String::new, |argument| format!(" for '{argument}'"));
         // The cause repeats the value.
@@ -388,6 +386,13 @@ fn without_secrets(mut error: clap::Error) -> clap::Error {
         return clap::Error::raw(error.kind(), message);
     }
     error
+}
+
+/// Whether a value, in lower case, may be a connection string or a part of one. The `@` of a TABLE@SNAPSHOT follows no
+/// password.
+fn may_have_password(value: &str) -> bool {
+    let before_host = value.rsplit_once('@').map_or("", |(before, _)| before);
+    value.contains("://") || value.contains("password") || before_host.contains(':')
 }
 
 /// Runs the verb of the command line.

@@ -137,6 +137,11 @@ fn a_connection_string_in_a_wrong_place_shows_no_password() {
     assert!(!errors.contains(secret), "{errors}");
     let (_, _, errors) = finish(&executable().args(["status", "--name", &uri]));
     assert!(errors.contains("--name \"postgres://u:****@h/d\" is not a valid name"), "{errors}");
+    let (_, _, errors) =
+        finish(&executable().args(["run", "--truncate", &format!("u:{secret}@h")]));
+    assert!(!errors.contains(secret) && errors.contains("--truncate"), "{errors}");
+    let (_, _, errors) = finish(&executable().args(["run", "--truncate", "public.t@x"]));
+    assert!(errors.contains("'public.t@x'"), "{errors}");
 }
 
 #[test]
