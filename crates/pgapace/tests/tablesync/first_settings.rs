@@ -24,6 +24,8 @@ fn fail_first(case: &Case, args: &[&str]) {
     case.tool.finish("run", &[args, &["--busy-timeout", "0"]].concat()).expect(8, &[]);
     let state = "SELECT concat(phase, ' ', slot_made_at) FROM pgapace.subscription";
     assert_eq!(case.subscriber.value(state), "creating ");
+    // The backend may keep its locks for a while after the connection is closed.
+    must(owner.batch_execute("SELECT pg_advisory_unlock_all()"));
 }
 
 fn ids(case: &Case) -> String {
