@@ -127,8 +127,8 @@ impl Tables {
         Self { sync_lsns, blocked, types, locking, ..Self::default() }
     }
 
-    /// Takes the oids of copied tables from a look at the publications, and which tables these contain. Since the copy, such a table was
-    /// published without a gap: all changes from its sync LSN on are of the table with this oid.
+    /// Takes from a look at the publications which tables they contain, and the oids of copied tables. Since its
+    /// copy, such a table was published without a gap: all changes from its sync LSN on are of the table with this oid.
     pub(crate) fn with_oids(mut self, states: &[RelationState], look: &[PublishedTable]) -> Self {
         let copied = states.iter().filter(|state| state.is_copied_without_gap());
         let copied: FxHashSet<_> = copied.map(|s| (&s.schema, &s.name)).collect();

@@ -245,7 +245,8 @@ fn own_schema(
     if version < newest {
         known.unread = version > 0 && is_recorded(session, &config.name)?;
         if known.unread {
-            let what = "what the subscription has done is not checked before a run upgrades schema pgapace";
+            let what = "slot and tables of this subscription are not checked until pgapace run has upgraded schema \
+                        pgapace";
             reporter.note("subscription", what);
         }
         return Ok(());

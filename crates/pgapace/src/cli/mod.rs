@@ -43,7 +43,7 @@ pub(crate) use selection::Selection;
 const EXIT_CODES: &str = "\
 Exit codes:
    0  the stated goal was reached
-   1  internal error, or a thread or file that the operating system refuses
+   1  internal error, or the operating system refused a thread or a file
    2  wrong command line
    3  wrong configuration: file, connection string, combination of settings; a switchover that its plan refuses
    4  the publisher cannot be reached, is too old, or refuses

@@ -100,8 +100,8 @@ pub(crate) fn contradiction(
     let refused = |was: &str, give: &str| {
         let message = format!("the first start of subscription {} {was}", row.name);
         let hint = format!(
-            "Its slot exists, and tables may have been copied so. Complete it {give}; or drop it (pgapace drop), \
-             and start anew."
+            "Its slot exists, and tables may have been copied with those settings. Start it {give}; or run pgapace \
+             drop, and begin anew."
         );
         Some(Failure::new(Class::Config, message).hint(hint))
     };

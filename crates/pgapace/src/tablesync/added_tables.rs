@@ -487,7 +487,7 @@ impl<'a> Adder<'a> {
     }
 
     /// Deletes the state of a table that was to be copied and is no longer published. If added tables are not
-    /// copied, the table would be added without its copy when it is published again: then it is blocked until that.
+    /// copied, it would be added without its copy when it is published again. So it is blocked until then.
     pub(crate) fn forget(
         &self,
         control: &mut Session,

@@ -80,8 +80,13 @@ impl PairSource for Pairs<'_> {
 
 /// The next step if the publisher does not send all changes of a table.
 const NOT_ALL_PUBLISHED: &str = "\
-A rebase would delete rows that are to stay when the publisher deletes its own. To keep them: pgapace drop, then pgapace \
-run --copy-data=false. Rows that were written since the slot was lost are copied by hand, and other tables by pgapace resync";
+A rebase deletes rows that only the subscriber has, also those that it keeps on purpose. To keep them: pgapace drop, then \
+pgapace run --copy-data=false. Copy missing rows yourself, and other tables with pgapace resync";
+
+/// The same before a first start has recorded anything.
+const NOT_ALL_PUBLISHED_AT_FIRST: &str = "\
+A rebase deletes rows that only the subscriber has, also those that it keeps on purpose. To keep them: pgapace run \
+--copy-data=false. Copy missing rows yourself, and other tables with pgapace resync";
 
 /// The next step if Citus manages a table.
 const BY_CITUS: &str = "TRUNCATE the table on the subscriber, so that it is copied";

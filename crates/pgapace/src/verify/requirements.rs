@@ -101,7 +101,7 @@ pub(crate) fn check_ready(
         let refused = match states.get(key) {
             None => Problem::new(
                 format!("table {name} was taken out of the subscription"),
-                "Leave it out: name the other tables with --table.",
+                "Leave it out: name the other tables with --table",
             ),
             Some(state) => match state.state {
                 TableSyncState::Ready => continue,
@@ -123,10 +123,12 @@ const WAIT: &str = "Wait until pgapace status shows it as ready";
 fn blocked(state: &RelationState) -> Problem {
     let name = format!("{}.{}", state.schema, state.name);
     let reason = state.reason.as_deref().unwrap_or("pgapace status shows why");
-    Problem::new(
-        format!("table {name} is blocked: {reason}"),
-        format!("When the cause is gone, pgapace resync {name} empties it and copies it again"),
-    )
+    let next = if state.copy_wanted {
+        format!("pgapace copies it when the cause is gone; pgapace resync {name} requests that now")
+    } else {
+        format!("When the cause is gone, pgapace resync {name} empties it and copies it again")
+    };
+    Problem::new(format!("table {name} is blocked: {reason}"), next)
 }
 
 /// Tables whose rows are not yet those of the publisher.

@@ -24,7 +24,7 @@ pub(crate) struct Table {
     /// The LSN from which on it may lack changes, and the reason.
     pub(crate) stale_lsn: Option<String>,
     pub(crate) stale_reason: Option<String>,
-    /// Whether the publications no longer contain it. Without --copy-data=false it is forgotten at the next start.
+    /// Whether the publications no longer contain it. The next start forgets it, unless added tables are not copied.
     pub(crate) unpublished: bool,
     /// The sync LSN; null until it is copied.
     pub(crate) sync_lsn: Option<String>,
