@@ -16,10 +16,10 @@ use crate::error::{Class, Failure, Result};
 use crate::native::guard;
 use crate::publisher::history;
 use crate::publisher::publication::{self, PublicationContents, PublishedTable};
-use crate::publisher::session::identify;
+use crate::publisher::session::{Publisher, identify};
 use crate::publisher::slot;
 use crate::stopping::interrupt::interruptible;
-use crate::subscriber::session::WAITING_COMMITS;
+use crate::subscriber::session::{Subscriber, WAITING_COMMITS};
 use crate::subscriber::state::published::{self, PreviousReading};
 use crate::subscriber::state::{
     self, NewSubscription, Phase, RelationsByName, SchemaCopy, Subscription, progress,
@@ -27,6 +27,7 @@ use crate::subscriber::state::{
 use crate::tablesync::copy_requests;
 use crate::tablesync::emptying::Emptied;
 use crate::tablesync::schema::SchemaCopier;
+use crate::tablesync::rebase;
 use crate::tablesync::slot_wait::SlotWait;
 use crate::tablesync::table_state::set_sync_lsns;
 use crate::tablesync::{
@@ -151,7 +152,16 @@ impl Supervisor<'_> {
             return Ok(Vec::new());
         }
         let (copies, filled) = (config.copies_data(), config.if_not_empty);
-        check_first_subscribers(control, tables, copies, filled, &self.options.truncate)
+        let emptied =
+            check_first_subscribers(control, tables, copies, filled, &self.options.truncate)?;
+        if copies && filled == IfNotEmpty::Rebase {
+            let subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
+            let publisher =
+                Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
+            let servers = (&publisher, &subscriber);
+            rebase::check_first_start(control, servers, &config.publications, tables)?;
+        }
+        Ok(emptied)
     }
 
     fn schema_copier<'s>(

@@ -123,7 +123,8 @@ pub(crate) fn check(
     let (blocked, filled): (Vec<_>, Vec<_>) = filled.into_iter().partition(is_blocked);
     let users = [publisher.user(), subscriber.user()];
     let mut prepare = |tables: &[PublishedTable]| {
-        prepare((&mut look, &mut local), (publications, users), tables).map(|_| ())
+        let sessions = (&mut look, &mut local);
+        prepare(sessions, (publications, users), tables, NOT_ALL_PUBLISHED).map(|_| ())
     };
     if !filled.is_empty() {
         prepare(&filled)?;
@@ -139,14 +140,38 @@ pub(crate) fn check(
     Ok(left)
 }
 
-/// Plans the comparison of tables that hold rows.
+/// Checks that a first start can compare the tables that hold rows. It changes nothing, so it comes before the
+/// settings are recorded and the slot is created: afterwards, no other setting would be accepted.
+pub(crate) fn check_first_start(
+    control: &mut Session,
+    (publisher, subscriber): (&Publisher, &Subscriber),
+    publications: &[String],
+    tables: &[PublishedTable],
+) -> Result<()> {
+    let judged = subscriber_tables::fit(control, tables, |_| true)?;
+    let filled = tables.iter().zip(judged);
+    let filled = filled.filter(|(_, judged)| matches!(judged, Err(Obstacle::NotEmpty)));
+    let filled: Vec<_> = filled.map(|(table, _)| table.clone()).collect();
+    if filled.is_empty() {
+        return Ok(());
+    }
+    let mut look = publisher.connect_to_look()?;
+    let mut local = subscriber.connect(Purpose::Verify)?;
+    let users = [publisher.user(), subscriber.user()];
+    let sessions = (&mut look, &mut local);
+    prepare(sessions, (publications, users), &filled, NOT_ALL_PUBLISHED_AT_FIRST).map(|_| ())
+}
+
+/// Plans the comparison of tables that hold rows. `next_step` is that for tables of which not all changes are
+/// published.
 fn prepare(
     (look, local): (&mut Session, &mut Session),
     (publications, users): (&[String], [&str; 2]),
     published: &[PublishedTable],
+    next_step: &str,
 ) -> Result<(Scope, Prepared)> {
     let problems = not_all_published(look, publications, published)?.into_iter();
-    let problems = problems.map(|problem| problem.with_hint(NOT_ALL_PUBLISHED));
+    let problems = problems.map(|problem| problem.with_hint(next_step));
     let by_citus = managed_by_citus(local, published)?.into_iter();
     refuse(problems.chain(by_citus.map(|problem| problem.with_hint(BY_CITUS))).collect())?;
     let scope = Scope {
@@ -174,8 +199,9 @@ pub(super) fn tables(
     let mut look = context.publisher.connect_to_look()?;
     let mut local = context.subscriber.connect(Purpose::Verify)?;
     let users = [context.publisher.user(), context.subscriber.user()];
+    let sessions = (&mut look, &mut local);
     let (scope, prepared) =
-        prepare((&mut look, &mut local), (context.publications, users), published)?;
+        prepare(sessions, (context.publications, users), published, NOT_ALL_PUBLISHED)?;
     opposite::warn(&mut look, &mut local, &scope.tables)?;
     drop((look, local));
     let plans = &prepared.plans;

@@ -106,3 +106,17 @@ fn settings_that_contradict_a_first_copy_are_refused() {
     run(&["--if-not-empty", "rebase"]).expect(0, &["table_rebased"]);
     case.expect_equal(&["t"]);
 }
+
+/// Once its slot exists, only a rebase could complete such a start.
+#[test]
+fn a_first_start_that_cannot_compare_a_table_creates_no_slot() {
+    let case = filled();
+    case.publisher.sql("ALTER PUBLICATION pub SET (publish = 'insert')");
+    let refused = case.tool.finish("run", &["--until", "current", "--if-not-empty", "rebase"]);
+    refused.expect(6, &["does not publish update, delete of table public.t", "--copy-data=false"]);
+    assert!(!refused.log.contains("pgapace drop"), "{}", refused.log);
+    let slots = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()";
+    assert_eq!(case.publisher.value(slots), "0");
+    case.tool.finish("run", &["--until", "current", "--if-not-empty", "keep"]).expect(0, &[]);
+    assert_eq!(ids(&case), "1 7");
+}
