@@ -528,9 +528,9 @@ impl<'a> Leader<'a> {
 
     /// A table that was not published all the time has not reached the goal.
     fn closed(&mut self, outcome: Outcome) -> Result<Outcome> {
-        let Surroundings { table_sync, control, .. } = &mut self.around;
+        let Surroundings { table_sync, control, tables, .. } = &mut self.around;
         if outcome == Outcome::Reached {
-            table_sync.look_for_gaps(control)?;
+            table_sync.look_for_gaps(control, tables)?;
             if table_sync.found_gap() {
                 return Ok(Outcome::Changed);
             }

@@ -87,7 +87,7 @@ pub(crate) struct Tables {
     gone: FxHashMap<(String, String), Lsn>,
     /// Tables of which nothing is applied.
     blocked: FxHashSet<(String, String)>,
-    /// Those among them that were not published when the run began.
+    /// Those among them that were not published when the run began, nor at any look since.
     unpublished: FxHashSet<(String, String)>,
     /// The oids on the publisher that names have: of a copied table as of its copy, of any other as of its
     /// first change in this run.
@@ -137,6 +137,14 @@ impl Tables {
         let published: FxHashSet<_> = look.iter().map(PublishedTable::key).collect();
         self.unpublished.extend(self.blocked.difference(&published).cloned());
         self
+    }
+
+    /// Takes from a later look at the publications which tables are published again.
+    pub(crate) fn find_published(&mut self, look: &[PublishedTable]) {
+        if !self.unpublished.is_empty() {
+            let published: FxHashSet<_> = look.iter().map(PublishedTable::key).collect();
+            self.unpublished.retain(|table| !published.contains(table));
+        }
     }
 
     /// Sets the form in which changes are applied.

@@ -189,7 +189,7 @@ impl<'a> Adder<'a> {
         };
         match answers.try_recv() {
             Ok(InspectionAnswer::Published { before, contents }) => {
-                self.compare(control, &before, &contents)?;
+                self.compare(control, tables, (&before, &contents))?;
             }
             Ok(InspectionAnswer::Inspected { found, locked }) => {
                 (self.answers, self.new) = (None, locked);
@@ -274,7 +274,7 @@ impl<'a> Adder<'a> {
     }
 
     /// Reads the publications now.
-    pub(crate) fn look_now(&mut self, control: &mut Session) -> Result<()> {
+    pub(crate) fn look_now(&mut self, control: &mut Session, tables: &mut Tables) -> Result<()> {
         let context = self.context;
         if context.publisher.is_absent() {
             return Ok(());
@@ -287,16 +287,17 @@ impl<'a> Adder<'a> {
                 publication::check_exist(&mut session, context.publications)?;
                 publication::read_contents(&mut session, context.publications)
             })?;
-        self.compare(control, &before, &contents)
+        self.compare(control, tables, (&before, &contents))
     }
 
     /// Compares a look with the records of the tables, which were as in `before` when it began.
     fn compare(
         &mut self,
         control: &mut Session,
-        before: &PreviousReading,
-        contents: &PublicationContents,
+        tables: &mut Tables,
+        (before, contents): (&PreviousReading, &PublicationContents),
     ) -> Result<()> {
+        tables.find_published(&contents.tables);
         let recorded = published::read(control, self.context.id)?.unchanged_since(before);
         self.found_gap |= published::compare(
             control,

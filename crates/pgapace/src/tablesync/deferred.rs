@@ -216,8 +216,12 @@ impl<'a> StreamedTableSync<'a> {
     }
 
     /// Looks now whether all tables were published all the time.
-    pub(crate) fn look_for_gaps(&mut self, control: &mut Session) -> Result<()> {
-        self.adder.look_now(control)
+    pub(crate) fn look_for_gaps(
+        &mut self,
+        control: &mut Session,
+        tables: &mut Tables,
+    ) -> Result<()> {
+        self.adder.look_now(control, tables)
     }
 
     /// Whether a table was found that may lack changes, so that everything is to be set up anew.

@@ -261,3 +261,27 @@ fn a_copy_that_failed_once_is_made_without_copy_data() {
         assert!(shown(&case, "late")["stale_lsn"].is_null());
     });
 }
+
+/// With --copy-data=false, a table whose copy is still wanted is published again before --until is reached.
+#[test]
+fn a_blocked_table_that_is_published_again_has_not_reached_the_goal() {
+    let mut case = Case::new(18, 18);
+    case.both("CREATE TABLE first (id int PRIMARY KEY)");
+    case.publisher.sql("CREATE TABLE late (id int PRIMARY KEY)");
+    case.publish("FOR TABLE first");
+    case.run_until_current();
+    case.publisher.sql("ALTER PUBLICATION pub ADD TABLE late");
+    case.run().expect(6, &["public.late"]);
+    case.publisher.sql("ALTER PUBLICATION pub DROP TABLE late");
+    case.tool.args = vec!["--copy-data=false".to_owned()];
+    case.run_until_current();
+    let mut holder = holder(&case, "BEGIN; LOCK TABLE first");
+    case.publisher.sql("INSERT INTO first VALUES (1)");
+    case.tool.args.extend(["--until", "current"].map(str::to_owned));
+    let mut process = case.start();
+    wait_for_a_waiter(&case, &mut process, "relation");
+    case.publisher.sql("ALTER PUBLICATION pub ADD TABLE late");
+    must(holder.batch_execute("COMMIT"));
+    let status = must(process.wait(PATIENCE));
+    assert_eq!(status.code(), Some(6), "{}", process.log());
+}
