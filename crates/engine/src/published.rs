@@ -195,6 +195,12 @@ impl PublishedBy {
         self.unpublished_since
     }
 
+    /// `pg_class.oid` of the table, if a reading found it.
+    #[must_use]
+    pub fn oid(&self) -> Option<u32> {
+        self.relation.as_ref().map(|relation| relation.oid)
+    }
+
     /// Compares this earlier reading with a later one. Returns `None` if every change in between
     /// was published as before.
     #[must_use]

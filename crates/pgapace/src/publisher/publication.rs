@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use engine::published::{PublishedBy, Relation};
 use pgoutput::Lsn;
+use rustc_hash::FxHashSet;
 use serde::{Deserialize, Serialize};
 use wire::{Session, quote_ident, quote_literal};
 
@@ -230,6 +231,20 @@ pub(crate) fn tables(
     publications: &[String],
 ) -> Result<Vec<PublishedTable>> {
     Ok(load(session, publications, "", RowFilters::Read)?.1)
+}
+
+/// Returns those of the oids with which the publisher has no table any more.
+pub(crate) fn dropped(session: &mut Session, oids: &[u32]) -> Result<FxHashSet<u32>> {
+    let listed: Vec<_> = oids.iter().map(u32::to_string).collect();
+    let sql = format!(
+        "SELECT o.oid FROM pg_catalog.unnest('{{{}}}'::pg_catalog.oid[]) AS o (oid) \
+         WHERE NOT EXISTS (SELECT 1 FROM pg_catalog.pg_class c WHERE c.oid = o.oid)",
+        listed.join(",")
+    );
+    let rows = session
+        .simple(&sql)
+        .map_err(|e| Failure::publisher(&e, "looking for tables that were dropped"))?;
+    rows.iter().flatten().map(|row| field(&row, 0)).collect()
 }
 
 /// Returns one table by name, if it is published, as a [`read_contents`] does.

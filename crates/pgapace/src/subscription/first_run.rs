@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use rustc_hash::FxHashSet;
 use wire::Session;
 
 use super::Supervisor;
@@ -26,8 +27,8 @@ use crate::subscriber::state::{
 };
 use crate::tablesync::copy_requests;
 use crate::tablesync::emptying::Emptied;
-use crate::tablesync::schema::SchemaCopier;
 use crate::tablesync::rebase;
+use crate::tablesync::schema::SchemaCopier;
 use crate::tablesync::slot_wait::SlotWait;
 use crate::tablesync::table_state::set_sync_lsns;
 use crate::tablesync::{
@@ -347,14 +348,22 @@ impl Supervisor<'_> {
                 PublicationsRead { contents, states, recorded }
             }
         };
+        let mut applied = None;
         if published::differs(&recorded, &contents) {
             // Another database system, or a standby that is behind, has other tables: nothing of its
             // look may be recorded.
-            check_history(control, source, row)?;
+            applied = Some(check_history(control, source, row)?);
         }
         let copies_added = context.copy_data && self.config.copies_added_tables();
         let known = (&states, &recorded);
-        let forgotten = forget_unpublished(control, row.id, &contents.tables, known, copies_added)?;
+        // Until then, the stream may have changes of tables that were dropped.
+        let has_all = applied.is_some_and(|applied| recorded.is_applied(applied.through));
+        let dropped = |oids: &[u32]| match has_all {
+            true => publication::dropped(source, oids),
+            false => Ok(FxHashSet::default()),
+        };
+        let tables = &contents.tables;
+        let forgotten = forget_unpublished(control, row.id, tables, known, copies_added, dropped)?;
         if forgotten {
             recorded = published::read(control, row.id)?;
         }

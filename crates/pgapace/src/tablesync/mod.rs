@@ -453,7 +453,8 @@ fn block(
 
 /// Deletes the state of tables that are no longer published. If such a table is published again,
 /// changes in between are not in the stream, so it is then copied as an added table. If `copies_added`
-/// is false, no copy would follow: the state is kept, and [`published::compare`] finds the gap.
+/// is false, no copy would follow: the state is kept, and [`published::compare`] finds the gap. It is deleted if the
+/// publisher has `dropped` the table: a later one of its name is new.
 ///
 /// Within a run this cannot be detected, so it is done when a run starts. `states` are the tables of the
 /// subscription, `recorded` is how they were published. Returns whether any was deleted.
@@ -463,13 +464,24 @@ pub(crate) fn forget_unpublished(
     published: &[PublishedTable],
     (states, recorded): (&FxHashMap<(String, String), RelationState>, &PreviousReading),
     copies_added: bool,
+    dropped: impl FnOnce(&[u32]) -> Result<FxHashSet<u32>>,
 ) -> Result<bool> {
     let published: FxHashSet<_> = published.iter().map(PublishedTable::key).collect();
+    let known = recorded.unpublished();
+    let oid = |relation: &RelationState| {
+        let is_wanted = relation.copy_wanted || relation.requested.is_some();
+        let by = known.get(&(relation.schema.as_str(), relation.name.as_str()));
+        by.filter(|_| !is_wanted).and_then(|by| by.oid())
+    };
+    let kept = states.iter().filter(|(key, _)| !copies_added && !published.contains(*key));
+    let kept: Vec<_> = kept.filter_map(|(_, relation)| oid(relation)).collect();
+    let dropped = if kept.is_empty() { FxHashSet::default() } else { dropped(&kept)? };
+    let is_dropped = |relation| oid(relation).is_some_and(|oid| dropped.contains(&oid));
     let mut forgotten = false;
     for (_, relation) in states.iter().filter(|(key, _)| !published.contains(*key)) {
         let (schema, name) = (relation.schema.as_str(), relation.name.as_str());
         let table = format!("{schema}.{name}");
-        if copies_added || !relation.has_joined() {
+        if copies_added || !relation.has_joined() || is_dropped(relation) {
             forgotten = true;
             tracing::warn!(
                 event = "table_unpublished",
@@ -477,7 +489,7 @@ pub(crate) fn forget_unpublished(
                 "table is no longer published and was removed from the subscription"
             );
             state::forget_relation(control, id, schema, name)?;
-        } else if !recorded.knows_unpublished(schema, name) {
+        } else if !known.contains_key(&(schema, name)) {
             tracing::warn!(
                 event = "table_unpublished",
                 table,

@@ -276,5 +276,14 @@ fn a_table_that_is_unpublished_during_a_start_is_not_new_without_copy_data() {
         case.run_until_current();
         assert_eq!(state(&case, "t"), "ready false");
         case.expect_equal(&["t", "other"]);
+
+        // A dropped table is forgotten when all of its changes are applied.
+        case.publisher.sql("DROP TABLE t");
+        let mut process = case.start();
+        case.publisher.sql("INSERT INTO other SELECT max(id) + 1, 0 FROM other");
+        case.wait_until_applied(&mut process);
+        case.stop(process);
+        case.run_until_current();
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM pgapace.relation"), "1");
     });
 }

@@ -72,11 +72,16 @@ impl PreviousReading {
 }
 
 impl PreviousReading {
-    /// Whether the table is recorded as unpublished.
-    pub(crate) fn knows_unpublished(&self, schema: &str, name: &str) -> bool {
-        let table = self.tables.iter().find(|table| table.key() == (schema, name));
-        let by = table.and_then(|table| table.by.as_ref());
-        by.is_some_and(|by| by.unpublished_since().is_some())
+    /// The tables that are recorded as unpublished.
+    pub(crate) fn unpublished(&self) -> FxHashMap<(&str, &str), &PublishedBy> {
+        let recorded =
+            self.tables.iter().filter_map(|table| Some((table.key(), table.by.as_ref()?)));
+        recorded.filter(|(_, by)| by.unpublished_since().is_some()).collect()
+    }
+
+    /// Whether everything is applied up to this reading.
+    pub(crate) fn is_applied(&self, through: Lsn) -> bool {
+        self.looked_at.is_some_and(|looked_at| looked_at <= through)
     }
 }
 
