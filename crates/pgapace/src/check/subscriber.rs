@@ -16,7 +16,7 @@ use crate::sqlstate;
 use crate::subscriber::catalogue::boolean;
 use crate::subscriber::citus;
 use crate::subscriber::session::OLDEST_MAJOR;
-use crate::subscriber::state::{self, Subscription, ownership, progress, schema};
+use crate::subscriber::state::{self, Phase, Subscription, ownership, progress, schema};
 use crate::subscription::contradiction;
 use crate::switchover;
 
@@ -334,7 +334,8 @@ fn own_subscription(
         reporter.failure("subscription", &failure);
     }
     refused_by_others(session, config, &row, reporter)?;
-    if known.settled().is_some()
+    // Before, only a look at the publisher shows whether the slot exists, without which they are replaced.
+    if row.phase == Phase::Copying
         && let Some(failure) = contradiction(&row, config, &known.relations)
     {
         reporter.failure("settings", &failure);
