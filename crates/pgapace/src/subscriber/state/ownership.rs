@@ -100,6 +100,16 @@ impl Former {
     }
 }
 
+/// The backend of a process that has ended keeps its locks until it has noticed that. So a verb waits so long at least:
+/// the process may have been the verb before it.
+const ENDING: Duration = Duration::from_secs(1);
+
+/// How much longer a lock is asked for that nobody holds any more.
+const GONE: Duration = Duration::from_secs(5);
+
+/// In place of the holders of a lock that nobody holds any more.
+const JUST_ENDED: &str = "it has just ended";
+
 /// Takes the owner lock, and waits up to `patience` for another owner to release it. Owners
 /// included in `former` are terminated. [`fence`] must follow: what it needs first comes in the same
 /// round trip. So does the `record` of the owner, which a verb does not have: whoever holds the lock is
@@ -114,7 +124,7 @@ pub(crate) fn become_owner(
 ) -> Result<Owning> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "taking ownership of the subscription");
     let ends_others = former.any || former.own.is_some() || former.stopped.is_some();
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + if record.is_none() { patience.max(ENDING) } else { patience };
     let lock = lock_sql(id, record.is_some());
     let fence = fence_sql(id, session.backend_pid(), record);
     loop {
@@ -145,6 +155,9 @@ pub(crate) fn become_owner(
         }
         if Instant::now() >= deadline {
             let owner = describe_holders(session, OWNER_LOCK, id)?;
+            if owner == JUST_ENDED && Instant::now() < deadline + GONE {
+                continue;
+            }
             return Err(Failure::new(
                 Class::Busy,
                 format!("the subscription is run by another process: {owner}"),
@@ -367,7 +380,7 @@ fn describe_holders(session: &mut Session, class: i32, id: SubscriptionId) -> Re
             )
         })
         .collect();
-    Ok(if described.is_empty() { "it has just ended".to_owned() } else { described.join(", ") })
+    Ok(if described.is_empty() { JUST_ENDED.to_owned() } else { described.join(", ") })
 }
 
 /// Terminates the holders of a lock that `which` selects, and returns their number.
