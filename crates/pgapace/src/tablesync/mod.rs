@@ -453,8 +453,9 @@ fn block(
 
 /// Deletes the state of tables that are no longer published. If such a table is published again,
 /// changes in between are not in the stream, so it is then copied as an added table. If `copies_added`
-/// is false, no copy would follow: the state is kept, and [`published::compare`] finds the gap. It is deleted if the
-/// publisher has `dropped` the table: a later one of its name is new.
+/// is false, no copy would follow: the state is kept, and
+/// [`compare`](crate::subscriber::state::published::compare) finds the gap. It is deleted if the publisher has
+/// `dropped` the table: a later one of its name is new.
 ///
 /// Within a run this cannot be detected, so it is done when a run starts. `states` are the tables of the
 /// subscription, `recorded` is how they were published. Returns whether any was deleted.
