@@ -70,7 +70,7 @@ pub(crate) struct MeasureArgs {
     pub(crate) results: Option<PathBuf>,
 }
 
-/// What is compared, under which conditions, and how often.
+/// The conditions under which programs are compared, and how often.
 #[derive(Debug, Args)]
 pub(crate) struct Conditions {
     /// Regime: cpu, disk, slow-commit:5ms, cold or rtt:5ms

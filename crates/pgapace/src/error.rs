@@ -167,7 +167,7 @@ impl Failure {
     }
 
     /// The operating system refused to start a thread, or to open a file, which this process needs.
-    /// `doing` completes "cannot …". That may pass, so a service manager is to start the process again.
+    /// `doing` completes "cannot …". The cause may pass, so the exit code lets a service manager start the process again.
     pub(crate) fn refused_by_system(doing: &str, error: &std::io::Error) -> Self {
         Self::new(Class::Internal, format!("cannot {doing}: {error}"))
             .hint(Self::LIMITS_HINT)

@@ -33,11 +33,7 @@ pub(crate) fn print_line(outcome: &Outcome) {
         outcome.unit,
         ratio(outcome.ratio_native),
         ratio(outcome.ratio_raw),
-        match outcome.parity {
-            Some(true) => "equal",
-            Some(false) => "DIFFERS",
-            None => "-",
-        }
+        parity(outcome.parity)
     );
     if let Some(microseconds) = outcome.client_us_per_change {
         println!("    client us per change: {microseconds:.2}");
@@ -55,6 +51,15 @@ pub(crate) fn print_times(outcomes: &[Outcome]) {
         let phases: Vec<_> =
             outcome.phases.iter().map(|(name, seconds)| format!("{name} {seconds:.1}")).collect();
         println!("{:<22} {:>8.1}   {}", outcome.workload, outcome.seconds, phases.join(", "));
+    }
+}
+
+/// Whether the tables were equal, in one word.
+pub(crate) fn parity(parity: Option<bool>) -> &'static str {
+    match parity {
+        Some(true) => "equal",
+        Some(false) => "DIFFERS",
+        None => "-",
     }
 }
 

@@ -14,7 +14,7 @@ use self::tables::Tables;
 use self::transactions::Mix;
 use crate::bench::Bench;
 use crate::outcome::Outcome;
-use crate::report::terminal::{figure, ratio};
+use crate::report::terminal::{figure, parity, ratio};
 use crate::scenario::backlog;
 use crate::workload::{Backlog, Kind, Scale, TRANSACTIONS, Workload};
 
@@ -81,16 +81,12 @@ fn measure(bench: &Bench, random: &Random) -> Result<Outcome> {
 
 fn line(seed: u64, outcome: &Outcome, about: &str) -> String {
     let value = |value: Option<f64>| value.map_or("-".into(), figure);
-    let parity = match outcome.parity {
-        Some(true) => "equal",
-        Some(false) => "DIFFERS",
-        None => "-",
-    };
     format!(
-        "{seed:>6} {:>10} {:>10} {:>9}  {parity}  {about}",
+        "{seed:>6} {:>10} {:>10} {:>9}  {}  {about}",
         value(outcome.native),
         value(outcome.pgapace),
-        ratio(outcome.ratio_native)
+        ratio(outcome.ratio_native),
+        parity(outcome.parity)
     )
 }
 

@@ -117,7 +117,7 @@ impl Tables {
         [sequence].into_iter().chain(tables).collect::<Vec<_>>().join(";\n")
     }
 
-    /// What only the subscriber has.
+    /// DDL for the subscriber alone.
     pub(super) fn subscriber_schema(&self, rng: &mut Rng) -> String {
         let Some(table) = self.0.first() else { return String::new() };
         let name = &table.name;

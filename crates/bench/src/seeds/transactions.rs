@@ -21,7 +21,7 @@ enum Size {
     Large,
 }
 
-/// What one statement, or a few, do.
+/// The change that one or a few statements make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
     Update,
@@ -189,7 +189,7 @@ fn action(rng: &mut Rng) -> Action {
     Action::Update
 }
 
-/// What an action becomes where the table does not allow it.
+/// The action itself, or another one if the table does not allow it.
 fn possible(action: Action, table: &Table) -> Action {
     let moves_values = matches!(action, Action::NewUnique | Action::SwapUnique);
     let needs_key =

@@ -24,7 +24,7 @@ struct Held {
 #[derive(Debug, Default, Clone, Copy)]
 struct Memory {
     all: usize,
-    /// What of it can go to the spool.
+    /// The part of it that can go to the spool.
     spillable: usize,
 }
 

@@ -104,7 +104,7 @@ pub struct DeferredTables<C> {
     released: Option<Lsn>,
 }
 
-/// What all tables together allow.
+/// The positions that all tables together allow.
 #[derive(Debug, Default)]
 struct Limits {
     /// The first [`DeferredTable::hold`] and [`DeferredTable::visible`].

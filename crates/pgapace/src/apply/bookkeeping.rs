@@ -53,7 +53,7 @@ pub(crate) enum BookkeepingJob {
     Beat { owner: OwnedEpoch, applied: bool },
 }
 
-/// What a step of a job leaves to be done.
+/// The work that remains after a step of a job.
 #[derive(Debug)]
 pub(crate) enum AfterStep {
     /// Nothing. Some jobs have a result for the leader.

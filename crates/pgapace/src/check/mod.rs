@@ -48,8 +48,8 @@ struct SubscriptionState {
     role: String,
     /// The managed service that runs the subscriber, if any.
     service: Service,
-    /// Whether the subscription may have a state that this program or this role cannot read. What it has done
-    /// and what it would do is not known then.
+    /// Whether schema pgapace is older, or not readable for this role. Then `check` does not know what the
+    /// subscription has done, nor what it would do.
     unread: bool,
     row: Option<Subscription>,
     relations: Vec<RelationState>,

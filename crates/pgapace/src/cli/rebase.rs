@@ -111,7 +111,7 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
             )));
         }
     }
-    // What the run would refuse can be mended by the user as long as nothing is dropped.
+    // Before anything is dropped: the user can still mend what the run would refuse.
     let blocked =
         rebase::check(&mut control, (&publisher, &subscriber), &config.publications, &row)?;
     if exists {

@@ -264,8 +264,8 @@ fn log_end(subscription: &str, failure: &Failure) {
 
 /// The same failure, after pgapace has waited for the server as long as it may.
 ///
-/// What a server that is waited for lacks is the fault of the server that is there now, and may be there later: a
-/// service manager is to start pgapace again.
+/// Another server may answer later, such as the primary that has the slot. So the exit code lets a service manager start
+/// pgapace again.
 fn waited_for(failure: Failure, waited: Duration) -> Failure {
     let seconds = waited.as_secs();
     let next = failure

@@ -421,7 +421,7 @@ fn is_of_its_tables(failure: &Failure) -> bool {
             | Class::Slot
             | Class::History
     );
-    // What the operating system refuses may pass.
+    // A refusal of the operating system is Internal too, but transient.
     let bug = failure.class == Class::Internal && !failure.is_transient();
     let full = failure.sqlstate.as_deref() == Some(sqlstate::TOO_MANY_CONNECTIONS);
     !of_the_run && !bug && (full || !failure.is_connection_lost())

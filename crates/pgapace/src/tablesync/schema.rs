@@ -180,7 +180,7 @@ impl SchemaCopier<'_> {
     /// Creates the objects of a script that do not exist. If it is the `first` attempt, one that exists is an error.
     fn execute_one_by_one(&self, directory: &Directory, file: &Path, first: bool) -> Result<()> {
         let script = read(file)?;
-        // What is not UTF-8 is not executed again.
+        // Only to find foreign keys: psql executes the file with its own bytes.
         let script = String::from_utf8_lossy(&script);
         let mut errors = self.execute(file)?;
         if first && errors.iter().any(ScriptError::exists_already) {
@@ -440,7 +440,7 @@ fn not_created(said: String) -> Failure {
         .detail(said)
 }
 
-/// What helps after an error of psql; `otherwise` if it did understand the script.
+/// The hint after an error of psql; `otherwise` if psql understood the script.
 fn hint_of(said: &str, otherwise: &'static str) -> &'static str {
     // The first command of scripts since the minor releases of August 2025.
     if said.contains("\\restrict") { OLD_PSQL } else { otherwise }

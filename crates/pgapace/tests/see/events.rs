@@ -88,7 +88,7 @@ fn the_lock_wait_event_names_the_query() {
     case.stop(process);
 }
 
-/// What is only shown ends no run: in SQL_ASCII, the query is cut inside a character.
+/// In SQL_ASCII, the server cuts the query inside a character. pgapace only shows it, so the run goes on.
 #[test]
 fn a_blocking_query_that_is_not_utf_8_is_waited_for() {
     let ascii = "TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'";

@@ -88,7 +88,7 @@ fn the_schema_is_created_before_and_after_the_copy() {
     });
 }
 
-/// What a job may create on the publisher while tables are copied.
+/// Relations that a job creates on the publisher while tables are copied.
 const STAGING: &str = "CREATE TABLE staging (id int PRIMARY KEY, child int REFERENCES child); \
     CREATE INDEX staging_child ON staging (child); \
     COMMENT ON CONSTRAINT staging_pkey ON staging IS 'of a job'; \

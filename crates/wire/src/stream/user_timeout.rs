@@ -6,8 +6,7 @@
 //! a pipeline fills its receive window. Therefore the limit moves on for as long as such a peer answers. When
 //! it answers no more, the system ends the connection at the limit of that moment.
 //!
-//! What the system knows about a connection is read from `/proc/self/net/tcp`: there is no safe interface to
-//! TCP_INFO. If it cannot be read, the limit of the system applies (`tcp_retries2`), which knows the difference.
+//! The state of a connection is read from `/proc/self/net/tcp`: Rust has no safe interface to TCP_INFO. If it cannot be read, the limit of the system applies (`tcp_retries2`), which knows the difference.
 
 use std::cell::Cell;
 use std::fs::File;

@@ -78,8 +78,8 @@ impl<'a> Judge<'a> {
         }
         if let Some((error, statement)) = exchange.error {
             let is_of_change = matches!(statement, Expected::Change { .. } | Expected::Look { .. });
-            // No shorter piece is without a deadlock or a canceled statement. What is sent before the changes records
-            // an earlier conflict, and must not fail.
+            // A shorter piece would meet the same deadlock or cancellation. The statements before the changes record an
+            // earlier conflict: if one fails, the run must stop.
             if !is_of_change || error.sqlstate().is_some_and(is_transient) {
                 return Err(self.context.explain(&error, Some(statement)));
             }

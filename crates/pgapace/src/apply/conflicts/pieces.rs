@@ -2,7 +2,7 @@
 //!
 //! A piece is executed at once. If that fails, it is rolled back and half of it is tried, until it is so short that its
 //! changes are executed one by one. After a piece without a conflict the next one is twice as long. So a conflict costs
-//! about 2·log2(n) round trips, and where nearly every change conflicts, nothing is executed in vain.
+//! about 2·log2(n) round trips, and where nearly every change conflicts, few changes are executed twice.
 
 use std::ops::Range;
 

@@ -155,17 +155,17 @@ pub(crate) fn become_owner(
         }
         if Instant::now() >= deadline {
             let owner = describe_holders(session, OWNER_LOCK, id)?;
-            if owner == JUST_ENDED && Instant::now() < deadline + GONE {
-                continue;
+            if owner.is_some() || Instant::now() >= deadline + GONE {
+                let owner = owner.as_deref().unwrap_or(JUST_ENDED);
+                return Err(Failure::new(
+                    Class::Busy,
+                    format!("the subscription is run by another process: {owner}"),
+                )
+                .hint(
+                    "Stop that process, or let it end the subscription: pgapace hand-over. pgapace run \
+                     --take-over ends its sessions.",
+                ));
             }
-            return Err(Failure::new(
-                Class::Busy,
-                format!("the subscription is run by another process: {owner}"),
-            )
-            .hint(
-                "Stop that process, or let it end the subscription: pgapace hand-over. pgapace run \
-                 --take-over ends its sessions.",
-            ));
         }
         // A session that was terminated ends within milliseconds.
         std::thread::sleep(Duration::from_millis(if terminated > 0 { 10 } else { 100 }));
@@ -252,6 +252,7 @@ pub(crate) fn fence(
                     && Instant::now() < deadline => {}
             Err(error) if error.sqlstate() == Some(sqlstate::LOCK_NOT_AVAILABLE) => {
                 let holders = describe_holders(session, SESSION_LOCK, id)?;
+                let holders = holders.as_deref().unwrap_or(JUST_ENDED);
                 return Err(Failure::new(
                     Class::Busy,
                     format!(
@@ -367,7 +368,12 @@ fn holders(session: &mut Session, class: i32, id: SubscriptionId) -> Result<Rows
         .map_err(|e| Failure::subscriber(&e, "looking for sessions of an earlier run"))
 }
 
-fn describe_holders(session: &mut Session, class: i32, id: SubscriptionId) -> Result<String> {
+/// The sessions that hold a lock; `None` if none does any more.
+fn describe_holders(
+    session: &mut Session,
+    class: i32,
+    id: SubscriptionId,
+) -> Result<Option<String>> {
     let rows = holders(session, class, id)?;
     let described: Vec<_> = rows
         .iter()
@@ -380,7 +386,7 @@ fn describe_holders(session: &mut Session, class: i32, id: SubscriptionId) -> Re
             )
         })
         .collect();
-    Ok(if described.is_empty() { JUST_ENDED.to_owned() } else { described.join(", ") })
+    Ok((!described.is_empty()).then(|| described.join(", ")))
 }
 
 /// Terminates the holders of a lock that `which` selects, and returns their number.

@@ -165,7 +165,7 @@ fn write_dimension(
     Some(())
 }
 
-/// What is not read yet.
+/// The bytes that are not read yet.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {

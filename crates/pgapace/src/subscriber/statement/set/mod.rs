@@ -224,23 +224,27 @@ trait Batch {
 
 /// Queues `count` changes with as few statements as their shapes allow.
 fn queue_batches(batch: &mut impl Batch, count: usize) -> Result<(), SetError> {
-    queue_pass(batch, 0..count).and_then(|mut left| {
-        for _ in 1..SHAPES {
-            if left.is_empty() {
-                return Ok(());
-            }
-            left = queue_pass(batch, left.into_iter())?;
+    let left = queue_pass(batch, 0..count)?;
+    let mut left = queue_passes(batch, left, SHAPES - 1)?;
+    if !left.is_empty() && batch.mix() {
+        left = queue_passes(batch, left, SHAPES)?;
+    }
+    left.into_iter().try_for_each(|index| batch.queue_alone(index))
+}
+
+/// Queues the changes of at most so many shapes; returns the indexes of the others.
+fn queue_passes(
+    batch: &mut impl Batch,
+    mut left: Vec<usize>,
+    shapes: usize,
+) -> Result<Vec<usize>, SetError> {
+    for _ in 0..shapes {
+        if left.is_empty() {
+            break;
         }
-        if !left.is_empty() && batch.mix() {
-            for _ in 0..SHAPES {
-                if left.is_empty() {
-                    return Ok(());
-                }
-                left = queue_pass(batch, left.into_iter())?;
-            }
-        }
-        left.into_iter().try_for_each(|index| batch.queue_alone(index))
-    })
+        left = queue_pass(batch, left.into_iter())?;
+    }
+    Ok(left)
 }
 
 /// Queues the changes of one shape; returns the indexes of the others.
