@@ -241,7 +241,10 @@ impl Statements<'_> {
                 );
                 (sql, rows)
             }
-            Action::Delete => (pick + &format!("DELETE FROM {table} WHERE id = {row};\n"), 1),
+            Action::Delete => {
+                let sql = format!("DELETE FROM {table} WHERE id = {row};\n{}", self.put_back());
+                (pick + &sql, 1)
+            }
             Action::Replace => {
                 let sql = format!(
                     "DELETE FROM {table} WHERE id = {row};
@@ -257,15 +260,16 @@ impl Statements<'_> {
                 );
                 (pick + &sql, 1)
             }
-            Action::MoveKey => (pick + &update(&format!("id = {new_key}")), 1),
+            Action::MoveKey => (pick + &update(&format!("id = {new_key}")) + &self.put_back(), 1),
             Action::HandKeyOver => {
                 let sql = format!(
                     "other := {};
                      IF k <> other THEN
                        UPDATE {table} SET id = {new_key} WHERE id = {row};
                        UPDATE {table} SET id = {row} WHERE id = {other_row};
-                     END IF;\n",
-                    self.random_row()
+                       {}END IF;\n",
+                    self.random_row(),
+                    self.put_back()
                 );
                 (pick + &sql, 2)
             }
@@ -291,6 +295,13 @@ impl Statements<'_> {
                 (sql, 2)
             }
         }
+    }
+
+    /// Inserts row `k` if the last statement did not find it: a workload does not run out of rows.
+    fn put_back(&self) -> String {
+        let table = &self.table.name;
+        let row = self.table.key.value("k");
+        format!("IF NOT FOUND THEN INSERT INTO {table} (id) VALUES ({row}); END IF;\n")
     }
 
     /// Two rows exchange their unique values.

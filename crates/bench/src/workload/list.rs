@@ -5,7 +5,8 @@ use anyhow::{Result, bail};
 use super::tablesync::Tables;
 use super::{
     Kind, Workload, bulk, first_touch, full_update, hot, indexes, many_tables, moving_unique,
-    old_snapshot, partitions, random, rollback, tpcb, trigger_row, twophase, user_locks, wide,
+    old_snapshot, partitions, random, rollback, tenants, tpcb, trigger_row, twophase, user_locks,
+    wide,
 };
 
 /// Every workload, in the order of the report.
@@ -54,6 +55,11 @@ pub(crate) const ALL: &[Workload] = &[
         name: "indexes",
         about: "an insert and an update each, five indexes, two of them unique",
         kind: Kind::Backlog(indexes::indexes),
+    },
+    Workload {
+        name: "tenants",
+        about: "updates of a table with key (tenant, id) and an index on (tenant); one tenant is large",
+        kind: Kind::Backlog(tenants::tenants),
     },
     Workload {
         name: "wide",

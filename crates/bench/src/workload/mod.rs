@@ -14,6 +14,7 @@ mod random;
 pub(crate) mod resume;
 mod rollback;
 pub(crate) mod tablesync;
+mod tenants;
 pub(crate) mod tpcb;
 mod trigger_row;
 pub(crate) mod twophase;

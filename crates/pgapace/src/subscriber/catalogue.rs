@@ -16,6 +16,7 @@ use wire::{Row, Rows, quote_ident, quote_literal};
 
 use crate::error::{Failure, Result};
 use crate::subscriber::citus::Placement;
+use crate::subscriber::key_index::Index;
 use crate::subscriber::oid;
 
 pub(crate) use reader::{CatalogueReader, TableFacts, fingerprints};
@@ -161,6 +162,12 @@ impl Column {
             _ => self.type_kind == 'e',
         }
     }
+
+    /// Whether binary values can be elements of an array parameter. An array cannot be an element of an array (its text
+    /// can, see [`array_text`](super::statement)), and unnest expands composite elements into columns.
+    pub(crate) fn has_binary_elements(&self) -> bool {
+        self.array_type != 0 && !self.is_array && self.type_kind != 'c'
+    }
 }
 
 /// A default that INSERT evaluates for each row if it does not name the column.
@@ -223,6 +230,8 @@ pub(crate) struct Table {
     pub(crate) unique_keys: Vec<Key>,
     /// For a partitioned table without `identity_key`: name and key columns of each leaf partition.
     pub(crate) leaf_keys: Vec<(String, Option<Vec<String>>)>,
+    /// All valid indexes.
+    pub(crate) indexes: Vec<Index>,
 }
 
 impl Table {

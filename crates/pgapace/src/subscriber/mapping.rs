@@ -14,6 +14,7 @@ use crate::subscriber::citus::Placement;
 use crate::subscriber::conflict::TablePolicy;
 use crate::subscriber::constraints::Constraints;
 use crate::subscriber::format::{Misread, PublisherTypes};
+use crate::subscriber::key_index;
 use crate::subscriber::locks::{self, Locking, Sides};
 use crate::subscriber::missing::MissingRows;
 use crate::subscriber::mode::{self, TableApplyMode};
@@ -53,6 +54,8 @@ pub(crate) struct TableMap {
     /// The index in `table.columns` of each published column.
     pub(crate) columns: Vec<usize>,
     pub(crate) search: Search,
+    /// The first column of the key, if its condition hides how many values it has: see [`key_index`].
+    pub(crate) hidden: Option<usize>,
     /// Published columns whose values the subscriber may misread. Each value must be checked.
     pub(crate) misread: Vec<(usize, Misread)>,
     /// How the table's changes are applied.
@@ -89,6 +92,7 @@ impl TableMap {
                 column.coerced = mode::is_coerced(sent, &table.columns[columns[column.remote]]);
             }
         }
+        let hidden = key_index::hidden_column(&table, &columns, &search);
         let misread: Vec<_> = (0..columns.len())
             .filter_map(|remote_index| {
                 let local = &table.columns[columns[remote_index]];
@@ -103,6 +107,7 @@ impl TableMap {
             table,
             columns,
             search,
+            hidden,
             misread,
             mode,
             rules,

@@ -289,3 +289,30 @@ fn keys_move_between_rows() {
         assert_eq!(case.subscriber.value(kept), "260");
     });
 }
+
+/// Another index begins with the first column of the key, and one row is expected for each of its values. Every way to
+/// apply a change reads the index of the key.
+#[test]
+fn the_index_of_the_key_finds_rows() {
+    on_versions(&VERSIONS, |case| {
+        case.both("CREATE TABLE t (tenant int, id int, v int, PRIMARY KEY (tenant, id))");
+        case.subscriber.sql("CREATE INDEX other ON t (tenant)");
+        case.publisher.sql("INSERT INTO t SELECT i, i, 0 FROM generate_series(1, 5000) i");
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        case.publisher.sql("INSERT INTO t SELECT 0, i, 0 FROM generate_series(1, 1000) i");
+        case.run_until_current();
+        for args in [&[][..], &["--apply-mode", "row"], &["--binary", "off"]] {
+            case.publisher.sql(
+                "UPDATE t SET v = v + 1 WHERE tenant = 0; UPDATE t SET v = 7 WHERE tenant = 0 AND id = 5; \
+                 DELETE FROM t WHERE tenant = 0 AND id = (SELECT max(id) FROM t WHERE tenant = 0)",
+            );
+            let mut tool = case.tool.clone();
+            tool.args.extend(args.iter().map(|arg| (*arg).to_owned()));
+            tool.run_until_current();
+        }
+        case.expect_equal(&["t"]);
+        let scans = "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'other'";
+        assert_eq!(case.subscriber.value(scans), "0");
+    });
+}

@@ -107,7 +107,9 @@ SELECT root.oid, root.relkind, root.relreplident, pg_catalog.row_security_active
        code.kind, code.name, code.detail, code.relation, f.fingerprint,
        ",
     elsewhere!("tree"),
-    "
+    ",
+       (SELECT pg_catalog.array_agg(pg_catalog.concat_ws(' ', i.indisunique, i.indnkeyatts, i.indkey))
+        FROM pg_catalog.pg_index i WHERE i.indrelid = root.oid AND i.indisvalid)
 FROM root
 JOIN fingerprint f ON f.root = root.oid
 CROSS JOIN (

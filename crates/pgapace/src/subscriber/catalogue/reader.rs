@@ -12,6 +12,7 @@ use crate::error::{Failure, Result};
 use crate::subscriber::citus::{self, FoundPlacement, Placement, Placements};
 use crate::subscriber::constraints::{self, Constraints};
 use crate::subscriber::elsewhere;
+use crate::subscriber::key_index::Index;
 use crate::subscriber::state::name_array;
 
 /// Name and text of each prepared statement.
@@ -92,7 +93,7 @@ impl CatalogueReader {
             if with_citus { citus::placements(session)? } else { Placements::default() };
         let mut roots = Vec::new();
         for row in rows.iter() {
-            let place = position(&row, 14)?;
+            let place = position(&row, 15)?;
             let (schema, name) = &names[place];
             match check(&row, schema, name, placements.get(&names[place]))? {
                 Ok(placement) => roots.push((place, row, placement)),
@@ -256,6 +257,7 @@ fn table(
         identity_key,
         unique_keys,
         leaf_keys: Vec::new(),
+        indexes: indexes(row)?,
     })
 }
 
@@ -340,6 +342,14 @@ fn column(row: &Row<'_>, types: &FxHashMap<u32, Equality>) -> Result<Column> {
         cast_from_text: boolean(row, 17)?,
         declared_type: field(row, 22)?,
     })
+}
+
+fn indexes(row: &Row<'_>) -> Result<Vec<Index>> {
+    let texts = row.get(14).map(parse_name_array).transpose()?.unwrap_or_default();
+    texts
+        .iter()
+        .map(|text| Index::parse(text).ok_or_else(|| Failure::internal("an index cannot be read")))
+        .collect()
 }
 
 fn user_code(row: &Row<'_>) -> Result<Option<String>> {

@@ -11,6 +11,7 @@
 use pgoutput::{Column, ReplicaIdentity};
 use wire::{Param, quote_ident};
 
+use crate::subscriber::key_index;
 use crate::subscriber::mapping::{Search, TableMap};
 use crate::subscriber::oid::{INT4, INT8};
 use crate::subscriber::statement::column_set::ColumnSet;
@@ -632,7 +633,16 @@ impl Builder<'_> {
             let source = Source::Search(column.remote);
             let value = self.parameter(source, map.local(column.remote).base_type);
             let comparand = search::comparand(map, column, &value);
-            conditions.push(search::equal(map, column, "", &comparand));
+            let compared = match map.hidden {
+                Some(hidden) if hidden == column.remote => {
+                    key_index::hiding_array(&comparand, &value)
+                }
+                Some(_) if search::can_be_element(map, column) => {
+                    format!("ANY (ARRAY[{comparand}])")
+                }
+                _ => comparand.clone(),
+            };
+            conditions.push(search::equal(map, column, "", &compared));
             identical.add(map, column, "", &comparand);
             if map.is_distribution_column(column.remote) {
                 // A ctid is unique only within a shard, and each has its own tableoid.
@@ -655,6 +665,7 @@ impl Builder<'_> {
             let joined = compared.join(if operator == "=" { " AND " } else { " OR " });
             conditions.push(format!("({joined})"));
         }
+        conditions.extend(map.hidden.map(|_| key_index::dear_condition("")));
         conditions.extend(map.table.is_this_one());
         let equal =
             if conditions.is_empty() { "true".to_owned() } else { conditions.join(" AND ") };

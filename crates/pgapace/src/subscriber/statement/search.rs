@@ -23,6 +23,12 @@ pub(super) fn comparand(map: &TableMap, column: &SearchColumn, value: &str) -> S
     }
 }
 
+/// Whether a column may be compared with the elements of an array.
+pub(super) fn can_be_element(map: &TableMap, column: &SearchColumn) -> bool {
+    let by_operator = matches!(column.equality, Equality::Operator(_));
+    by_operator && map.local(column.remote).has_binary_elements()
+}
+
 /// The condition that a column equals `comparand`, with the column's equality. `prefix` precedes
 /// the column's name: empty, or a table name with a dot.
 pub(super) fn equal(

@@ -12,7 +12,7 @@ use crate::subscriber::statement::copy::Format;
 use crate::subscriber::statement::row::Source;
 use crate::subscriber::statement::set::array::Array;
 use crate::subscriber::statement::set::array_text::{self, Element};
-use crate::subscriber::statement::set::sql::{all_null, has_binary_elements, some_null};
+use crate::subscriber::statement::set::sql::{all_null, some_null};
 
 /// A row with more bytes than this in the arrays of one statement gets a statement of its own.
 pub(crate) const ROW_BYTES: usize = 4 << 20;
@@ -110,7 +110,7 @@ impl Columns {
             slot.role = Some(if may { other } else { ColumnRole::New });
             slot.varying = false;
             slot.element_type = local.base_type;
-            slot.binary = has_binary_elements(local);
+            slot.binary = local.has_binary_elements();
             slot.elements = Element::of(local.base_type);
         }
         let key = match purpose {

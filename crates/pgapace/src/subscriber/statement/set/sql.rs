@@ -10,8 +10,9 @@
 
 use wire::quote_ident;
 
-use crate::subscriber::catalogue::{Column, Equality};
+use crate::subscriber::catalogue::Equality;
 use crate::subscriber::citus::Placement;
+use crate::subscriber::key_index;
 use crate::subscriber::mapping::{SearchColumn, TableMap};
 use crate::subscriber::oid::{INT4_ARRAY, TEXT_ARRAY};
 use crate::subscriber::statement::cache::{Check, Shape};
@@ -57,12 +58,6 @@ pub(crate) fn some_null(column: usize) -> usize {
 /// Member of [`Shape::nulls`]: the search column is NULL in all searched rows, and has no array.
 pub(crate) fn all_null(columns: usize, column: usize) -> usize {
     columns + column
-}
-
-/// Whether binary values can be elements of an array parameter. An array cannot be an element of an
-/// array (its text can, see [`super::array_text`]), and unnest expands composite elements into columns.
-pub(crate) fn has_binary_elements(column: &Column) -> bool {
-    column.array_type != 0 && !column.is_array && column.type_kind != 'c'
 }
 
 /// Lets the planner choose a hash join and one scan of the table, depending on the array sizes.
@@ -202,12 +197,14 @@ impl Builder<'_> {
             .iter()
             .map(|column| {
                 let mut value = self.comparand(arrays, column);
-                let is_element = has_binary_elements(map.local(column.remote));
-                if is_element && matches!(column.equality, Equality::Operator(_)) {
+                if map.hidden == Some(column.remote) {
+                    value = key_index::hiding_array(&value, &format!("v.k{}", column.remote));
+                } else if search::can_be_element(map, column) {
                     value = format!("ANY (ARRAY[{value}])");
                 }
                 search::equal(map, column, "subscriber.", &value)
             })
+            .chain(map.hidden.map(|_| key_index::dear_condition("subscriber.")))
             .chain(map.table.is_this_one())
             .collect();
         conditions.join(" AND ")

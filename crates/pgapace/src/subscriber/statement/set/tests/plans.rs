@@ -62,6 +62,46 @@ fn keys_are_looked_up_by_index() {
     }
 }
 
+/// Another index begins with a column of the key. It seems as good as the key's, because the plan was made, or the
+/// statistics were taken, while the column had a value for each row.
+#[test]
+fn the_whole_key_is_looked_up_by_its_index() {
+    for major in MAJORS {
+        for others in [
+            "CREATE INDEX other ON t (tenant)",
+            "CREATE INDEX other ON t (tenant, v)",
+            "CREATE INDEX other ON t (tenant, v, id); CREATE INDEX b ON t (tenant)",
+        ] {
+            let mut bed = Bed::new(
+                major,
+                &format!(
+                    "CREATE TABLE t (tenant int, id int, v text, PRIMARY KEY (tenant, id))
+                       WITH (autovacuum_enabled = off);
+                     {others};
+                     INSERT INTO t SELECT i, i, 'x' FROM generate_series(1, 5000) i;
+                     ANALYZE t"
+                ),
+            );
+            let map = bed.map("t", ReplicaIdentity::Default, "tenant* id* v");
+            bed.sql(
+                "INSERT INTO public.t SELECT 0, i, 'x' FROM pg_catalog.generate_series(1, 3000) i",
+            );
+            for format in FORMATS {
+                let rows = bed.rows(
+                    format,
+                    "SELECT 0, i, 'y'::text FROM pg_catalog.generate_series(1, 50) i",
+                );
+                for changes in [updates(format, &rows), deletes(format, &rows)] {
+                    forget_scans(&mut bed);
+                    assert_eq!(bed.begin(&map, &changes), Ok(vec![(50, 50)]));
+                    assert_eq!(scans(&mut bed, "t"), "0 0 50", "{major} {others} {format:?}");
+                    bed.sql("ROLLBACK");
+                }
+            }
+        }
+    }
+}
+
 /// Without an index, one scan finds all rows.
 #[test]
 fn whole_rows_take_one_scan() {
