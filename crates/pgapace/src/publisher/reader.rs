@@ -246,9 +246,8 @@ pub(crate) fn explain(mut failure: Failure) -> Failure {
         _ if !failure.is_transient() => {
             failure.recovery = Recovery::DecodeAgain;
             failure.hint.get_or_insert_with(|| {
-                "The publisher failed while it decoded its WAL; a native subscription would meet the \
-                 same error. If it comes back each time, pgapace rebase makes a new slot behind it, \
-                 and mends the rows that differ."
+                "The publisher failed while it decoded its WAL. If it comes back each time, pgapace \
+                 rebase makes a new slot behind it, and mends the rows that differ."
                     .to_owned()
             });
         }

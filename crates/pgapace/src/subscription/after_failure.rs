@@ -4,6 +4,7 @@
 //! |---|---|
 //! | another process became the owner first | another run, which waits for that process |
 //! | a table cannot be read in binary | another run, with text |
+//! | an internal error of a publisher that sends transactions in progress | another run, which has them sent after their commit |
 //! | a transaction did not end in time for another process that asked | another run |
 //! | the subscription was switched over | the end: its way back is applied |
 //! | reloaded settings may be the cause, and no run has streamed with them | another run, with the earlier ones |
@@ -16,12 +17,16 @@ use std::time::Duration;
 use super::lessons::is_of_table;
 use super::retry::Next;
 use crate::error::{Class, Failure, Recovery};
+use crate::sqlstate;
 
 /// A step that follows from the failure alone. It does not count as a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expected {
     /// Another run, in which values are sent as text.
     SendText,
+    /// Another run, to which transactions are sent only after their commit: PostgreSQL has bugs in decoding transactions
+    /// in progress, which it reports as internal errors.
+    SendWhole,
     /// Another run: another process asked for the subscription, and a transaction did not end in time.
     AskedFor,
     /// The end, so that the way back is applied.
@@ -29,9 +34,15 @@ pub(super) enum Expected {
 }
 
 impl Expected {
-    pub(super) fn of(failure: &Failure, stop_requested: bool) -> Option<Self> {
+    /// `streamed`: transactions in progress were sent to the run.
+    pub(super) fn of(failure: &Failure, stop_requested: bool, streamed: bool) -> Option<Self> {
         match &failure.recovery {
             Recovery::SendText => Some(Self::SendText),
+            Recovery::DecodeAgain
+                if streamed && failure.sqlstate.as_deref() == Some(sqlstate::INTERNAL_ERROR) =>
+            {
+                Some(Self::SendWhole)
+            }
             _ if failure.class == Class::Stopped && !stop_requested => Some(Self::AskedFor),
             Recovery::WayBack(_) => Some(Self::WayBack),
             _ => None,
@@ -119,11 +130,25 @@ mod tests {
     #[test]
     fn a_stop_of_the_run_is_no_failure_unless_the_process_stops() {
         let stopped = failure(Class::Stopped, Recovery::None);
-        assert_eq!(Expected::of(&stopped, false), Some(Expected::AskedFor));
-        assert_eq!(Expected::of(&stopped, true), None);
+        assert_eq!(Expected::of(&stopped, false, true), Some(Expected::AskedFor));
+        assert_eq!(Expected::of(&stopped, true, true), None);
         let text = failure(Class::Subscriber, Recovery::SendText);
-        assert_eq!(Expected::of(&text, true), Some(Expected::SendText));
-        assert_eq!(Expected::of(&of_table(), false), None);
+        assert_eq!(Expected::of(&text, true, true), Some(Expected::SendText));
+        assert_eq!(Expected::of(&of_table(), false, true), None);
+    }
+
+    #[test]
+    fn only_an_internal_error_of_streaming_changes_what_is_sent() {
+        let decoding = |code: &str| Failure {
+            sqlstate: Some(code.to_owned()),
+            ..failure(Class::Publisher, Recovery::DecodeAgain)
+        };
+        let internal = decoding("XX000");
+        assert_eq!(Expected::of(&internal, false, true), Some(Expected::SendWhole));
+        assert_eq!(Expected::of(&internal, false, false), None);
+        assert_eq!(Expected::of(&decoding("22012"), false, true), None);
+        let elsewhere = Failure { recovery: Recovery::None, ..internal };
+        assert_eq!(Expected::of(&elsewhere, false, true), None);
     }
 
     #[test]

@@ -10,6 +10,9 @@ pub(super) struct Lessons {
     /// Why values are sent as text: a table cannot be read in binary. The publisher's catalogue cannot tell
     /// when that ends, because the stream may hold an older table.
     pub(super) text: Option<String>,
+    /// Why the publisher sends transactions only after their commit: it has failed while it sent one that was in
+    /// progress. The first run that applies something is the last one that does so.
+    pub(super) whole_transactions: Option<String>,
     /// The error of a table that the next run blocks.
     pub(super) failed_table: Option<Failure>,
     /// Commit LSN of the last error that a stale catalogue may have caused.

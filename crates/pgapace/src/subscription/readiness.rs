@@ -20,7 +20,6 @@ use crate::apply::blockers::Pulse;
 use crate::apply::durability;
 use crate::apply::leader::Outcome;
 use crate::both_servers::ask_both;
-use crate::config;
 use crate::error::{Failure, Result};
 use crate::observe::board::RunPhase;
 use crate::publisher::publication::PublishedTable;
@@ -101,7 +100,8 @@ impl Supervisor<'_> {
             self.drop_unused_origins(&mut control, &prefix, &opening.tagging)?;
             let resumption =
                 self.resume(&mut control, &mut source, row, context, opening.commits, &published)?;
-            let (streaming, servers) = (self.streaming(&source), Servers::of(&source, &control));
+            let streaming = self.streaming().of_publisher(source.server_version().major());
+            let servers = Servers::of(&source, &control);
             let source = (context.publisher, source);
             let (stream, states) =
                 self.begin_stream(source, &mut control, row, &resumption, streaming, &published)?;
@@ -209,17 +209,6 @@ impl Supervisor<'_> {
             storage::warn_of_unlogged(&stored, published)?;
         }
         Ok((stream, states))
-    }
-
-    /// The value of the `streaming` option, for large transactions.
-    fn streaming(&self, source: &Session) -> Streaming {
-        match self.config.streaming {
-            config::Streaming::Off => Streaming::Off,
-            config::Streaming::Parallel if source.server_version().major() >= 16 => {
-                Streaming::Parallel
-            }
-            config::Streaming::On | config::Streaming::Parallel => Streaming::On,
-        }
     }
 
     fn start_stream(

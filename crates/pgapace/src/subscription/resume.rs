@@ -247,14 +247,25 @@ impl Supervisor<'_> {
     }
 
     /// How this run applies changes, for its record.
-    pub(super) fn manner<'f>(&self, format: &'f Format) -> Manner<'f> {
+    pub(super) fn manner<'f>(&'f self, format: &'f Format) -> Manner<'f> {
         let (streaming, streaming_reason) = self.streaming_mode();
         let (format, format_reason) = (format.name(), &format.reason);
         Manner { format, format_reason, streaming, streaming_reason }
     }
 
+    /// When large transactions are sent and applied in this run.
+    pub(super) fn streaming(&self) -> config::Streaming {
+        match &self.lessons.whole_transactions {
+            Some(_) => config::Streaming::Off,
+            None => self.config.streaming,
+        }
+    }
+
     /// When large transactions are applied, and why then.
-    fn streaming_mode(&self) -> (&'static str, &'static str) {
+    fn streaming_mode(&self) -> (&'static str, &str) {
+        if let Some(reason) = &self.lessons.whole_transactions {
+            return ("off", reason);
+        }
         match self.config.streaming {
             config::Streaming::Off => ("off", "large transactions are sent after their commit"),
             config::Streaming::On => {

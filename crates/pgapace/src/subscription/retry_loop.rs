@@ -13,8 +13,8 @@ use super::slot_watch::SlotWatch;
 use super::{RunOptions, Supervisor};
 use crate::apply::leader::Outcome;
 use crate::apply::session_leases::Leaseholder;
-use crate::config::OnTableError;
 use crate::config::live::LiveSettings;
+use crate::config::{self, OnTableError};
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::Board;
 use crate::stopping::shutdown::Shutdown;
@@ -48,8 +48,12 @@ pub(super) fn run_from(
             None => supervisor.run_once(&mut record, &mut retry),
             Some(replay) => supervisor.replay_once(replay, &mut record),
         };
+        let streamed = supervisor.streaming() != config::Streaming::Off;
         let stage = &supervisor.stage;
         retry.after_run(started, Instant::now(), stage.has_advanced());
+        if stage.has_advanced() {
+            supervisor.lessons.whole_transactions = None;
+        }
         if stage.has_connected() {
             retry.reached(outcome.as_ref().err());
         }
@@ -58,7 +62,7 @@ pub(super) fn run_from(
         }
         let after = match outcome {
             Ok(outcome) => supervisor.after_outcome(outcome, &mut record),
-            Err(failure) => supervisor.after_failure(failure, &mut record, &mut retry),
+            Err(failure) => supervisor.after_failure(failure, streamed, &mut record, &mut retry),
         };
         let (failure, pause) = match after {
             AfterRun::Again => continue,
@@ -115,6 +119,7 @@ impl Supervisor<'_> {
     fn after_failure(
         &mut self,
         failure: Failure,
+        streamed: bool,
         record: &mut FailureRecord,
         retry: &mut Retry,
     ) -> AfterRun {
@@ -124,7 +129,7 @@ impl Supervisor<'_> {
             return AfterRun::Again;
         }
         let stop_requested = self.shutdown.requested();
-        match Expected::of(&failure, stop_requested) {
+        match Expected::of(&failure, stop_requested, streamed) {
             Some(Expected::SendText) => {
                 tracing::info!(
                     event = "values_as_text",
@@ -133,6 +138,20 @@ impl Supervisor<'_> {
                     "values are sent as text from now on"
                 );
                 self.lessons.text = Some(failure.message);
+                return AfterRun::Again;
+            }
+            Some(Expected::SendWhole) => {
+                tracing::warn!(
+                    event = "streaming_off",
+                    subscription,
+                    reason = failure.message,
+                    "publisher failed while it sent a transaction in progress; transactions are sent after their \
+                     commit for now"
+                );
+                self.lessons.whole_transactions = Some(format!(
+                    "the publisher failed while it sent a transaction in progress: {}",
+                    failure.message
+                ));
                 return AfterRun::Again;
             }
             Some(Expected::AskedFor) => {

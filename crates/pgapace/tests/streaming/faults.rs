@@ -3,9 +3,11 @@
 use testbed::compare::TableName;
 use testbed::{Result, Stop};
 
+use super::{Trigger, streaming_case};
 use crate::support::{
-    DB, Load, PATIENCE, Reader, Site, expect_exit, long, random_pause, wait_while_running,
+    DB, Load, PATIENCE, Reader, Site, expect_exit, long, must, random_pause, wait_while_running,
 };
+use crate::verbs::json;
 
 const WORK_MEM: (&str, &str) = ("logical_decoding_work_mem", "64kB");
 
@@ -141,4 +143,37 @@ fn a_kill_inside_a_streamed_transaction() -> Result<()> {
         Ok(site.subscriber.query_one_text(DB, "SELECT count(*) FROM log")? == "2")
     })?;
     site.expect_equal(&["big", "log"].map(TableName::from))
+}
+
+/// PostgreSQL looks in vain for the table of changes between a TRUNCATE that was rolled back and another one.
+#[test]
+fn a_transaction_that_cannot_be_sent_in_progress_is_sent_after_its_commit() {
+    for major in [15, 18] {
+        let case = streaming_case(major, major, Trigger::Size);
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
+        let insert = |from, to| {
+            format!("INSERT INTO t SELECT g, repeat('a', 50) FROM generate_series({from}, {to}) g;")
+        };
+        let (one, all, others) = (insert(1, 1), insert(1, 3000), insert(3001, 6000));
+        case.publisher.sql(&format!(
+            "BEGIN; {one} SAVEPOINT s; TRUNCATE t; {all} ROLLBACK TO s; {others} TRUNCATE t; {all} COMMIT"
+        ));
+        let mut process = case.start();
+        case.wait_until_applied(&mut process);
+        let status = || json(&case.tool.finish("status", &["--json"]))[0].clone();
+        let shown = status();
+        assert_eq!(shown["streaming"], "off", "{shown:#}");
+        assert!(shown["streaming_reason"].to_string().contains("could not map"), "{shown:#}");
+        assert_eq!(process.events("streaming_off"), 1, "{}", process.log());
+        assert_eq!(process.events("run_failed"), 0, "{}", process.log());
+        case.publisher.sql(&format!(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{}'",
+            case.tool.name
+        ));
+        must(wait_while_running(&mut process, "another run", PATIENCE, || {
+            Ok(status()["streaming"] == "parallel")
+        }));
+        case.stop(process);
+        case.expect_equal(&["t"]);
+    }
 }
