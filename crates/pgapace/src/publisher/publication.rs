@@ -166,20 +166,18 @@ pub(crate) fn check_exist_and(
 }
 
 fn check_missing(found: &wire::Rows, publications: &[String]) -> Result<()> {
-    let missing = missing_in(found, publications);
-    if missing.is_empty() {
-        return Ok(());
-    }
-    Err(Failure::new(
-        Class::Mismatch,
-        format!("the publisher has no publication {}", missing.join(", ")),
-    )
-    // A running subscription waits until the publication is created again.
-    .transient(true)
-    .hint(format!(
+    missing_failure(&missing_in(found, publications)).map_or(Ok(()), Err)
+}
+
+/// The failure of a run whose publications are `missing`, unless none is.
+pub(crate) fn missing_failure(missing: &[&str]) -> Option<Failure> {
+    let message = format!("the publisher has no publication {}", missing.join(", "));
+    let create = format!(
         "In the database of --publisher: CREATE PUBLICATION {} FOR TABLE …;",
-        missing.first().map_or_else(String::new, |name| quote_ident(name))
-    )))
+        quote_ident(missing.first()?)
+    );
+    // A running subscription waits until the publication is created again.
+    Some(Failure::new(Class::Mismatch, message).transient(true).hint(create))
 }
 
 /// Returns the publications that do not exist.

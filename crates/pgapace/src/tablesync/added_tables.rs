@@ -199,6 +199,9 @@ impl<'a> Adder<'a> {
                 self.judge(control, tables, found, dispatched)?;
             }
             Err(TryRecvError::Empty) => {}
+            // The publisher leaves out the changes of its tables, and from PostgreSQL 18 on it does not fail. The next
+            // run begins when it exists.
+            Ok(InspectionAnswer::PublicationMissing(failure)) => return Err(failure),
             Ok(InspectionAnswer::Failed(failure)) => {
                 self.answers = None;
                 self.refresh_failed(&failure);
@@ -284,8 +287,9 @@ impl<'a> Adder<'a> {
         let sessions = [session.cancel_handle()];
         let contents =
             interruptible(context.shutdown, &sessions, "reading the publications", || {
+                let contents = publication::read_contents(&mut session, context.publications)?;
                 publication::check_exist(&mut session, context.publications)?;
-                publication::read_contents(&mut session, context.publications)
+                Ok(contents)
             })?;
         self.compare(control, tables, (&before, &contents))
     }

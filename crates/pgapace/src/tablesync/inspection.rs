@@ -49,6 +49,8 @@ pub(super) enum InspectionAnswer {
         /// Tables that another session has locked.
         locked: Vec<PublishedTable>,
     },
+    /// A publication does not exist; nothing follows.
+    PublicationMissing(Failure),
     /// It failed; nothing follows.
     Failed(Failure),
 }
@@ -96,6 +98,12 @@ impl Inspection {
                     .simple(QUERY_LIMIT)
                     .map_err(|e| Failure::publisher(&e, "preparing to read the publications"))?;
                 let contents = publication::read_contents(&mut publisher, &self.publications)?;
+                // After the contents: those of a publication that was dropped before them must not count as read.
+                let missing = publication::missing(&mut publisher, &self.publications)?;
+                if let Some(failure) = publication::missing_failure(&missing) {
+                    drop(sender.send(InspectionAnswer::PublicationMissing(failure)));
+                    return Ok(());
+                }
                 let tables = contents.tables.clone();
                 // The leader may have ended.
                 drop(sender.send(InspectionAnswer::Published { before, contents }));

@@ -35,6 +35,31 @@ fn a_dropped_publication_is_waited_for() {
     });
 }
 
+/// PostgreSQL 18 only warns, and leaves the changes out.
+#[test]
+fn a_publication_that_is_renamed_is_waited_for_too() {
+    on_versions(&[(18, 18)], |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+        let mut process = case.start();
+        case.publisher.sql("ALTER PUBLICATION pub RENAME TO other");
+        case.publisher.sql("INSERT INTO t VALUES (1)");
+        let missing = "the publisher has no publication pub";
+        must(wait_while_running(&mut process, "status to say what is missing", PATIENCE, || {
+            let status = &json(&case.tool.finish("status", &["--json"]))[0];
+            Ok(status["last_error"].to_string().contains(missing))
+        }));
+        case.tool.finish("status", &["--check"]).expect(15, &[]);
+        case.publisher.sql("ALTER PUBLICATION other RENAME TO pub");
+        must(wait_for_event(&mut process, "table_stale", PATIENCE));
+        case.stop(process);
+        let state = "SELECT state FROM pgapace.relation WHERE table_name = 't'";
+        assert_eq!(case.subscriber.value(state), "blocked");
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}
+
 /// A row filter that fails for a row ends the walsender, each time that it decodes the change.
 /// pgapace asks again for a while, because other errors in decoding pass.
 #[test]
