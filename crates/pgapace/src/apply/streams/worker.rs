@@ -201,8 +201,17 @@ impl StreamThread {
                 }
                 if !matches!(order, Order::Abandon) {
                     // That takes a while, in which the stream may be abandoned.
-                    if let Err(found) = self.open_session() {
-                        stop = Some(found);
+                    if let Err(failure) = self.open_session() {
+                        // After the end of the run, the next one may own the subscription.
+                        if take_orders(inbox, &mut orders).is_err() {
+                            return;
+                        }
+                        tracing::warn!(
+                            event = "stream_session_failed",
+                            error = %failure,
+                            "could not open a session for a streamed transaction; it is applied after its commit"
+                        );
+                        stop = Some(Stop::Session(failure));
                         break;
                     }
                     if take_orders(inbox, &mut orders).is_err() {
@@ -279,17 +288,9 @@ impl StreamThread {
     }
 
     /// Opens the session, unless there is one.
-    fn open_session(&mut self) -> std::result::Result<(), Stop> {
+    fn open_session(&mut self) -> Result<()> {
         if self.session.is_none() {
-            let opened = self.open();
-            if let Err(failure) = &opened {
-                tracing::warn!(
-                    event = "stream_session_failed",
-                    error = %failure,
-                    "could not open a session for a streamed transaction; it is applied after its commit"
-                );
-            }
-            self.session = Some(opened.map_err(Stop::Session)?);
+            self.session = Some(self.open()?);
         }
         Ok(())
     }
@@ -357,7 +358,12 @@ impl StreamThread {
 
 #[cfg(test)]
 mod tests {
-    use super::{Failure, NoWorker, StreamReport, unbounded};
+    use std::sync::Mutex;
+
+    use super::{
+        Failure, Ledger, NoWorker, Order, SessionHandle, StreamReport, StreamThread, Waker,
+        unbounded,
+    };
 
     #[test]
     fn streams_of_a_thread_that_could_not_be_started_are_abandoned_once() {
@@ -373,5 +379,27 @@ mod tests {
         let abandoned = |report: &StreamReport| matches!(report, StreamReport::Abandoned);
         let seen: Vec<_> = events.try_iter().map(|(n, t, r)| (n, t, abandoned(&r))).collect();
         assert_eq!(seen, [(3, 7, true), (3, 8, true)]);
+    }
+
+    #[test]
+    fn a_thread_whose_run_has_ended_meanwhile_says_nothing() {
+        let (orders, inbox) = unbounded();
+        let (reports, events) = unbounded();
+        orders.send((7, Order::RollBack)).expect("the thread's inbox");
+        let run = Mutex::new(Some(orders));
+        let mut thread = StreamThread {
+            connect: Box::new(move |_| {
+                drop(run.lock().expect("the run").take());
+                Err(Failure::internal("another process owns the subscription"))
+            }),
+            session: None,
+            lost: None,
+            handle: SessionHandle::default(),
+            waker: Waker::new().expect("an eventfd"),
+            ledger: Ledger::default(),
+            report: Box::new(move |ticket, _| reports.send(ticket).expect("the leader's inbox")),
+        };
+        thread.run(&inbox);
+        assert_eq!(events.try_iter().count(), 0);
     }
 }
