@@ -283,6 +283,16 @@ pub(crate) fn several_rows(sqlstate: Option<String>) -> Failure {
     Failure { sqlstate, ..failure }
 }
 
+/// The domain whose constraint a value violates. An error of a constraint of a table names the table, and no data
+/// type.
+fn domain_of(said: &ServerError) -> Option<String> {
+    let name = quote_ident(said.data_type.as_deref()?);
+    Some(match &said.schema {
+        Some(schema) => format!("{}.{name}", quote_ident(schema)),
+        None => name,
+    })
+}
+
 /// A hint for an error that is no conflict; `None` if the server's own hint is better.
 fn hint_of_error(
     said: &ServerError,
@@ -293,6 +303,15 @@ fn hint_of_error(
     let quoted = |name: &Option<String>| name.as_deref().map(quote_ident);
     let column = quoted(&said.column);
     let remedy = match (said.code.as_str(), quoted(&said.constraint)) {
+        (sqlstate::NOT_NULL_VIOLATION, _) if let Some(domain) = domain_of(said) => {
+            format!("The domain is NOT NULL on the subscriber: ALTER DOMAIN {domain} DROP NOT NULL")
+        }
+        (sqlstate::CHECK_VIOLATION, Some(constraint)) if let Some(domain) = domain_of(said) => {
+            format!(
+                "The publisher's domain does not have this constraint, or has another one: ALTER DOMAIN \
+                 {domain} DROP CONSTRAINT {constraint};"
+            )
+        }
         (sqlstate::NOT_NULL_VIOLATION, _) => {
             let column = column.as_deref().unwrap_or("…");
             format!(

@@ -93,6 +93,24 @@ fn a_missing_table_is_named_with_the_command_that_creates_it() {
 }
 
 #[test]
+fn violated_constraints_of_domains_are_named_with_the_alter_domain() {
+    on_versions(&VERSIONS, |case| {
+        case.publisher.sql("CREATE DOMAIN short AS text");
+        case.subscriber
+            .sql("CREATE DOMAIN short AS text NOT NULL CONSTRAINT three CHECK (length(VALUE) < 4)");
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v short)");
+        let alter = "ALTER DOMAIN \"public\".\"short\" DROP NOT NULL;";
+        stops(&case, 9, "INSERT INTO t VALUES (1, NULL)", &["23502", alter]);
+        case.subscriber.sql(alter);
+        let alter = "ALTER DOMAIN \"public\".\"short\" DROP CONSTRAINT \"three\";";
+        stops(&case, 9, "INSERT INTO t VALUES (2, 'abcd')", &["23514", alter]);
+        case.subscriber.sql(alter);
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}
+
+#[test]
 fn violated_constraints_are_named_with_the_alter_table() {
     on_versions(&VERSIONS, |case| {
         case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY, v text)");
