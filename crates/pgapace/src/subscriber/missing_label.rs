@@ -10,7 +10,8 @@ pub(crate) fn is_reported(said: &ServerError) -> bool {
     said.routine.as_deref().is_some_and(|routine| ROUTINES.contains(&routine))
 }
 
-/// The statement that adds the label. `enums`: the types of which one may lack it, if they are known.
+/// The statements that give the enum its label. A renamed label comes first: once the new one is added, the old one
+/// cannot get its name, and rows that have it differ for good. `enums`: the types of which one may lack it, if they are known.
 pub(crate) fn hint<'a>(said: &ServerError, enums: impl Iterator<Item = &'a str>) -> String {
     // The message ends with the type, a colon, and the label in quotes.
     let quoted = said.message.strip_suffix('"').and_then(|text| text.split_once(": \""));
@@ -27,7 +28,10 @@ pub(crate) fn hint<'a>(said: &ServerError, enums: impl Iterator<Item = &'a str>)
         _ => enums.into_iter().find(|name| before.is_some_and(|text| text.ends_with(name))),
     };
     let name = name.unwrap_or("…");
-    format!("Add the label to the subscriber's enum: ALTER TYPE {name} ADD VALUE {label};")
+    format!(
+        "The subscriber's enum lacks the label. If the publisher has renamed one: ALTER TYPE {name} RENAME VALUE … TO \
+         {label}; otherwise: ALTER TYPE {name} ADD VALUE {label};"
+    )
 }
 
 #[cfg(test)]
@@ -42,7 +46,7 @@ mod tests {
             let mut said = ServerError::default();
             message.clone_into(&mut said.message);
             let hint = hint(&said, enums.iter().copied());
-            hint.split_once("ALTER ").map(|(_, sql)| sql.to_owned()).unwrap_or_default()
+            hint.rsplit_once("ALTER ").map(|(_, sql)| sql.to_owned()).unwrap_or_default()
         };
         let message = "invalid input value for enum s.mood: \"it's: \"b\"\"";
         let added_to_mood = "TYPE s.mood ADD VALUE 'it''s: \"b\"';";

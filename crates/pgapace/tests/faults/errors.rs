@@ -74,7 +74,8 @@ fn a_label_that_the_subscriber_lacks_is_named_with_the_alter_type() {
         case.subscriber.sql("CREATE TYPE mood AS ENUM ('good')");
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, m mood)");
         let alter = "ALTER TYPE public.mood ADD VALUE 'it''s';";
-        stops(&case, 9, "INSERT INTO t VALUES (1, 'it''s')", &["22P02", alter]);
+        let rename = "ALTER TYPE public.mood RENAME VALUE … TO 'it''s';";
+        stops(&case, 9, "INSERT INTO t VALUES (1, 'it''s')", &["22P02", rename, alter]);
         case.subscriber.sql(alter);
         case.run_until_current();
         case.expect_equal(&["t"]);
