@@ -368,6 +368,14 @@ fn hint_of_error(
                  publisher's type: ALTER TABLE {table} {changes};"
             )
         }
+        // The server's hint is for the session that executes the TRUNCATE.
+        (sqlstate::FEATURE_NOT_SUPPORTED, _)
+            if said.routine.as_deref() == Some("heap_truncate_check_FKs") =>
+        {
+            "On the subscriber, a table that is not truncated references it. Drop that foreign key: ALTER TABLE … \
+             DROP CONSTRAINT …"
+                .to_owned()
+        }
         _ if said.hint.is_some() => return None,
         _ => "Correct on the subscriber what the message names".to_owned(),
     };

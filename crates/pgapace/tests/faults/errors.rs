@@ -112,6 +112,19 @@ fn violated_constraints_of_domains_are_named_with_the_alter_domain() {
 }
 
 #[test]
+fn a_truncate_that_the_subscriber_refuses_is_named_with_its_foreign_key() {
+    on_versions(&VERSIONS, |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+        case.subscriber.sql("CREATE TABLE own (t int CONSTRAINT to_t REFERENCES t)");
+        let hint = "HINT:  On the subscriber, a table that is not truncated references it. Drop that foreign key";
+        let failed = stops(&case, 9, "TRUNCATE t", &["0A000", "\"own\" references \"t\"", hint]);
+        assert!(!failed.log.contains("CASCADE"), "{}", failed.log);
+        case.subscriber.sql("ALTER TABLE own DROP CONSTRAINT to_t");
+        case.run_until_current();
+    });
+}
+
+#[test]
 fn violated_constraints_are_named_with_the_alter_table() {
     on_versions(&VERSIONS, |case| {
         case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY, v text)");
