@@ -17,12 +17,14 @@ pub(super) fn tenants(scale: Scale) -> Backlog {
              INSERT INTO t SELECT 0, i, 0, repeat('x', 40) FROM generate_series(1, {large}) i"
         ),
         write: format!(
-            "BEGIN
+            "DECLARE k int;
+             BEGIN
                FOR i IN 1..{transactions} LOOP
+                 k := 1 + floor(random() * CASE WHEN i % 2 = 0 THEN {large} ELSE {rows} END);
                  IF i % 2 = 0 THEN
-                   UPDATE t SET value = value + i WHERE tenant = 0 AND id = 1 + floor(random() * {large})::int;
+                   UPDATE t SET value = value + i WHERE tenant = 0 AND id = k;
                  ELSE
-                   UPDATE t SET value = value + i WHERE tenant = 1 + floor(random() * {rows})::int AND id = 1;
+                   UPDATE t SET value = value + i WHERE tenant = k AND id = 1;
                  END IF;
                  COMMIT;
                END LOOP;

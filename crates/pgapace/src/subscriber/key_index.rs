@@ -8,8 +8,8 @@
 //!
 //! So the condition on the first column of the key hides how many values it has. The planner takes an array whose length
 //! it cannot tell for one of 10 elements (`estimate_array_length` in `selfuncs.c`). For the index on (tenant), that makes
-//! 10 rows to read; for the key it is still one. In a small table, whose pages are all taken for cached, 10 rows are
-//! hardly dearer than one. So a condition that costs nothing is said to be dear for each row.
+//! 10 rows to read. The conditions on the other columns of the key are made dear: for the index on (tenant) they are a
+//! filter, whose cost counts for each of these rows, and for that of the key they count once.
 //!
 //! Only the first column can be hidden: before version 17, the server would use the key's index for the columns before a
 //! hidden one alone. So an index on another column of the key, whose values are nearly all different, may still be taken
@@ -76,11 +76,16 @@ pub(crate) fn hiding_array(value: &str, given: &str) -> String {
     format!("ANY (CASE WHEN {given} IS NOT NULL THEN ARRAY[{value}] END)")
 }
 
-/// A condition that is true, and that the planner takes for dear: the expensive functions would be called for rows
-/// without a table. `prefix` precedes the column's name: empty, or a table name with a dot.
-pub(crate) fn dear_condition(prefix: &str) -> String {
-    let dear = ["pg_catalog.ts_match_tt('', '')"; 8].join(" AND ");
-    format!("CASE WHEN {prefix}tableoid IS NULL THEN {dear} ELSE true END")
+/// A value of another column of the key, with a computation that the planner takes for dear and that never takes place:
+/// `given`, the parameter or column with the value, is not NULL. In the condition of an index, it would take place once
+/// for a look-up; in a filter, once for each row that another index finds.
+pub(crate) fn dear_value(value: &str, given: &str) -> String {
+    // `@@` costs 100 for each element. The array is a constant in the plan.
+    format!(
+        "CASE WHEN {given} IS NULL AND {given}::pg_catalog.text OPERATOR(pg_catalog.@@) \
+           ANY (pg_catalog.array_fill('x'::pg_catalog.text, ARRAY[100])) \
+         THEN NULL ELSE {value} END"
+    )
 }
 
 #[cfg(test)]

@@ -665,7 +665,6 @@ impl Builder<'_> {
             let joined = compared.join(if operator == "=" { " AND " } else { " OR " });
             conditions.push(format!("({joined})"));
         }
-        conditions.extend(map.hidden.map(|_| key_index::dear_condition("")));
         conditions.extend(map.table.is_this_one());
         let equal =
             if conditions.is_empty() { "true".to_owned() } else { conditions.join(" AND ") };

@@ -197,14 +197,17 @@ impl Builder<'_> {
             .iter()
             .map(|column| {
                 let mut value = self.comparand(arrays, column);
+                let given = format!("v.k{}", column.remote);
                 if map.hidden == Some(column.remote) {
-                    value = key_index::hiding_array(&value, &format!("v.k{}", column.remote));
+                    value = key_index::hiding_array(&value, &given);
                 } else if search::can_be_element(map, column) {
+                    if map.hidden.is_some() {
+                        value = key_index::dear_value(&value, &given);
+                    }
                     value = format!("ANY (ARRAY[{value}])");
                 }
                 search::equal(map, column, "subscriber.", &value)
             })
-            .chain(map.hidden.map(|_| key_index::dear_condition("subscriber.")))
             .chain(map.table.is_this_one())
             .collect();
         conditions.join(" AND ")
