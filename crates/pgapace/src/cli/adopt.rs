@@ -29,7 +29,7 @@ pub(crate) struct AdoptArgs {
     #[arg(long, conflicts_with = "abort")]
     dry_run: bool,
 
-    /// Undo an interrupted adoption: the native subscription is enabled again
+    /// Undo an adoption that was interrupted, or after which nothing has run
     #[arg(long)]
     abort: bool,
 }
@@ -140,6 +140,12 @@ fn print(plan: &Plan, name: &str, dry_run: bool) {
         output::line(
             "  synchronous_standby_names of the publisher names it: commits wait until pgapace run streams",
         );
+    }
+    if let Some(reason) = &plan.unproven {
+        output::line(
+            "  not proven: that the native subscription reads from --publisher. No worker of it runs, and",
+        );
+        output::line(&format!("    {reason}"));
     }
     for difference in options::differences(native, &plan.role) {
         output::line(&format!("  {difference}"));

@@ -109,7 +109,7 @@ Example:
 
 const ADOPT_HELP: &str = r#"It needs --subscriber and --subscription; --publisher unless a superuser runs it. The native subscription is disabled and loses its slot name, and pgapace run continues where it stopped, without another copy.
 
-After an error the native subscription runs again. If pgapace adopt itself is killed, run it again, or undo it with --abort.
+After an error the native subscription runs again. If pgapace adopt itself is killed, run it again, or undo it with --abort. --abort also undoes an adoption after which nothing has run.
 
 Example:
   pgapace adopt --subscriber postgresql://b/shop --publisher postgresql://repl@a/shop --subscription shop --dry-run

@@ -1,9 +1,10 @@
-//! The undoing of an adoption that was interrupted or failed.
+//! The undoing of an adoption that was interrupted or failed, or after which nothing has run.
 
 use wire::{Session, quote_ident, quote_literal};
 
 use super::adopt::{alter, run, same_sql};
 use super::plan::lock;
+use super::release::{existing, hand_back_sql, own};
 use super::subscription::{Wanted, find};
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::state::adoption::{self, Adoption, Step};
@@ -58,7 +59,38 @@ pub(super) fn undo(control: &mut Session, adoption: &Adoption) -> Result<Option<
     Ok(Some(adoption.enabled))
 }
 
-/// Goes back to the native subscription, where an adoption was interrupted.
+/// Gives the slot back to a native subscription whose adoption is complete, unless pgapace has run since. Its origin
+/// stays: it goes on from its own position, which does not depend on the publisher that was adopted from.
+fn give_back(control: &mut Session, adopted: &Adoption) -> Result<String> {
+    let Adoption { name, native, .. } = adopted;
+    let (row, _) = own(control, name)?;
+    if !adoption::never_ran(control, *native)? {
+        return Err(Failure::new(
+            Class::Config,
+            format!("subscription {name} is adopted, and has run since"),
+        )
+        .hint(format!("pgapace release --name {name} hands it back.")));
+    }
+    let Some((now, found)) = existing(control, adopted)? else {
+        return Err(Failure::new(
+            Class::Config,
+            format!("native subscription {} no longer exists", quote_ident(&adopted.native_name)),
+        )
+        .hint("pgapace run goes on where it stood; pgapace drop drops the subscription with its slot."));
+    };
+    run(control, &hand_back_sql(&row, &now, "", ""), "giving the slot back")?;
+    let native = quote_ident(&found.name);
+    tracing::info!(
+        event = "adoption_undone",
+        native = found.name,
+        enabled = now.enabled,
+        "adoption was undone"
+    );
+    let state = if now.enabled { "enabled" } else { "disabled" };
+    Ok(format!("native subscription {native} is {state}, and has slot \"{}\" again", row.slot_name))
+}
+
+/// Goes back to the native subscription, where an adoption was interrupted or nothing has run since.
 pub(crate) fn abort(
     control: &mut Session,
     native: Option<&str>,
@@ -92,8 +124,7 @@ pub(crate) fn abort(
         .find(|one| one.native == begun.native)
         .ok_or_else(nothing)?;
     if begun.step == Step::Adopted {
-        return Err(Failure::new(Class::Config, format!("subscription {} is adopted", begun.name))
-            .hint(format!("pgapace release --name {} hands it back.", begun.name)));
+        return give_back(control, &begun);
     }
     Ok(match undo(control, &begun)? {
         Some(true) => format!("native subscription {} is enabled", quote_ident(&begun.native_name)),

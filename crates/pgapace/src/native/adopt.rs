@@ -64,7 +64,7 @@ pub(super) fn attempt(
     lock(control, &native)?;
     let begun = adoption::all(control)?;
     check_names(control, request, &native, &begun)?;
-    plan(control, source, &facts, request)?;
+    let unproven = plan(control, source, &facts, request)?.unproven;
     let adoption = Adoption {
         name: request.name.to_owned(),
         native: native.oid,
@@ -77,7 +77,7 @@ pub(super) fn attempt(
     };
     disable(control, &adoption)?;
     let done = wait_for_end(control, source, &adoption, request.patience, shutdown)
-        .and_then(|()| take_slot(control, source, &adoption, handed));
+        .and_then(|()| take_slot(control, source, (&adoption, unproven), handed));
     done.map_err(
         |failure| {
             if control.is_broken() { failure } else { undone(control, failure, &adoption) }
@@ -223,10 +223,10 @@ fn wait_for_end(
 fn take_slot(
     control: &mut Session,
     source: &mut Session,
-    adoption: &Adoption,
+    adopted: (&Adoption, Option<String>),
     handed: &mut Option<Plan>,
 ) -> Result<Plan> {
-    let done = try_take_slot(control, source, adoption, handed);
+    let done = try_take_slot(control, source, adopted, handed);
     if done.is_err() && !control.is_broken() {
         let doing = "rolling back the adoption";
         control.simple("ROLLBACK").map_err(|e| Failure::subscriber(&e, doing))?;
@@ -237,7 +237,7 @@ fn take_slot(
 fn try_take_slot(
     control: &mut Session,
     source: &mut Session,
-    adoption: &Adoption,
+    (adoption, unproven): (&Adoption, Option<String>),
     handed: &mut Option<Plan>,
 ) -> Result<Plan> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "taking the native subscription over");
@@ -280,7 +280,7 @@ fn try_take_slot(
     }
     let contents = publication::read_contents(source, &facts.subscription.publications)?;
     let slot = (adoption.name.as_str(), adoption.slot.clone(), &state);
-    let plan = make_plan(source, &facts, slot, &contents, origin)?;
+    let plan = make_plan(source, (&facts, unproven), slot, &contents, origin)?;
     let identity = identify(source)?;
     let created = state::create(
         control,

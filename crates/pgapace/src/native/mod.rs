@@ -26,6 +26,7 @@ pub(crate) mod guard;
 pub(crate) mod interrupted;
 pub(crate) mod options;
 pub(crate) mod plan;
+mod proof;
 pub(crate) mod release;
 pub(crate) mod requirements;
 pub(crate) mod subscription;

@@ -1,14 +1,15 @@
 //! The plan of an adoption: the native subscription, its slot, and the reasons against it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pgoutput::Lsn;
 use wire::{Session, quote_ident};
 
 use super::adopt::AdoptRequest;
+use super::proof::unproven;
 use super::requirements::{failure, problems, start};
 use super::subscription::{
-    AdoptionFacts, NativeSubscription, NativeTable, Wanted, durable_position, read_facts, workers,
+    AdoptionFacts, NativeSubscription, NativeTable, Wanted, durable_position, read_facts,
 };
 use crate::error::{Class, Failure, Result};
 use crate::lag;
@@ -44,6 +45,8 @@ pub(crate) struct Plan {
     pub(crate) publisher_major: u32,
     /// Commits of the publisher may wait for the subscription (`synchronous_standby_names`).
     pub(crate) synchronous: bool,
+    /// Why the publisher is not proven to be the one from which the native subscription reads.
+    pub(crate) unproven: Option<String>,
 }
 
 /// Takes the lock of the adoption, so that two adopters exclude each other.
@@ -92,11 +95,11 @@ pub(crate) fn plan(
     request: &AdoptRequest<'_>,
 ) -> Result<Plan> {
     let slot = slot_name(&facts.subscription, request)?;
-    check_in_use(control, source, facts, &slot)?;
     let state = usable_slot(source, &slot)?;
+    let unproven = unproven(control, source, facts, (request.name, &slot))?;
     let contents = publication::read_contents(source, &facts.subscription.publications)?;
     let origin = durable_position(control, facts.subscription.oid)?;
-    make_plan(source, facts, (request.name, slot, &state), &contents, origin)
+    make_plan(source, (facts, unproven), (request.name, slot, &state), &contents, origin)
 }
 
 /// Whether commits of the publisher may wait for a subscription that gets another owner.
@@ -145,7 +148,7 @@ fn is_synchronous(source: &mut Session, facts: &AdoptionFacts, name: &str) -> Re
 
 pub(super) fn make_plan(
     source: &mut Session,
-    facts: &AdoptionFacts,
+    (facts, unproven): (&AdoptionFacts, Option<String>),
     (name, slot, state): (&str, String, &Slot),
     contents: &PublicationContents,
     origin: Option<Lsn>,
@@ -154,11 +157,12 @@ pub(super) fn make_plan(
     let confirmed = state.confirmed_flush.ok_or_else(|| slot::without_position(&slot))?;
     let start = start(origin, confirmed);
     let end = lag::end_of_wal(source)?;
-    if start > end {
+    let farthest = facts.tables.iter().filter_map(|table| table.lsn).fold(start, Lsn::max);
+    if farthest > end {
         return Err(Failure::new(
             Class::History,
             format!(
-                "the native subscription has applied up to {start}, but the publisher's WAL ends at \
+                "the native subscription has applied or copied up to {farthest}, but the publisher's WAL ends at \
                  {end}"
             ),
         )
@@ -193,6 +197,7 @@ pub(super) fn make_plan(
             .collect(),
         publisher_major: source.server_version().major(),
         synchronous,
+        unproven,
     })
 }
 
@@ -222,32 +227,4 @@ pub(super) fn usable_slot(source: &mut Session, name: &str) -> Result<Slot> {
     // A position behind everything: only a slot that cannot be used is refused.
     slot::check_resume(name, found.as_ref(), is_standby(source)?, Lsn(u64::MAX))?;
     found.ok_or_else(|| Failure::internal("the slot is gone"))
-}
-
-/// Refuses a publisher whose slot of that name is not the one that the native subscription reads from.
-pub(super) fn check_in_use(
-    control: &mut Session,
-    source: &mut Session,
-    facts: &AdoptionFacts,
-    slot: &str,
-) -> Result<()> {
-    let deadline = Instant::now() + GRACE;
-    loop {
-        // In this order: a worker that starts now has no slot yet.
-        let active = slot::find(source, slot)?.is_none_or(|slot| slot.active_pid.is_some());
-        if active || workers(control, facts.subscription.oid)?.is_empty() {
-            return Ok(());
-        }
-        if Instant::now() >= deadline {
-            return Err(Failure::new(
-                Class::Config,
-                format!(
-                    "a worker of the native subscription runs, but nobody uses slot \"{slot}\" on this \
-                     publisher"
-                ),
-            )
-            .hint("Check --publisher: it is not the server that the native subscription reads from."));
-        }
-        std::thread::sleep(LOOK_EVERY);
-    }
 }

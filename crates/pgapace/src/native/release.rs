@@ -274,7 +274,7 @@ fn check_connection(request: &ReleaseRequest<'_>, creates: bool) -> Result<()> {
 }
 
 /// The native subscription that was adopted, if it still exists, with its present name.
-fn existing(
+pub(super) fn existing(
     control: &mut Session,
     adopted: &Adoption,
 ) -> Result<Option<(Adoption, NativeSubscription)>> {
@@ -362,20 +362,13 @@ fn release_slot(
     (native, sets_origin): (&Adoption, bool),
     applied: Lsn,
 ) -> Result<()> {
-    let alter = alter(&native.native_name);
     let origin = if sets_origin { ", origin = none" } else { "" };
-    let enable = if native.enabled { format!("{alter} ENABLE; ") } else { String::new() };
+    // It fails while a worker has the origin.
     let advance = format!(
-        "SELECT pg_catalog.pg_replication_origin_advance({}, '{applied}')",
+        "SELECT pg_catalog.pg_replication_origin_advance({}, '{applied}'); ",
         quote_literal(&origin_name(native.native))
     );
-    // The first statement locks the subscription. Advancing the origin fails while a worker has it.
-    let sql = format!(
-        "BEGIN; {alter} SET (slot_name = {}{origin}); {}; {advance}; {}; {enable}COMMIT",
-        quote_literal(&row.slot_name),
-        same_sql(native),
-        state::forget_sql(row.id),
-    );
+    let sql = hand_back_sql(row, native, origin, &advance);
     run(control, &sql, "handing the subscription back")?;
     tracing::info!(
         event = "native_released",
@@ -386,4 +379,22 @@ fn release_slot(
         "subscription was handed to a native one"
     );
     Ok(())
+}
+
+/// SQL of one transaction that gives the slot to the native subscription, and forgets pgapace's. The first statement
+/// locks the native one.
+pub(super) fn hand_back_sql(
+    row: &Subscription,
+    native: &Adoption,
+    options: &str,
+    advance: &str,
+) -> String {
+    let alter = alter(&native.native_name);
+    let enable = if native.enabled { format!("{alter} ENABLE; ") } else { String::new() };
+    format!(
+        "BEGIN; {alter} SET (slot_name = {}{options}); {}; {advance}{}; {enable}COMMIT",
+        quote_literal(&row.slot_name),
+        same_sql(native),
+        state::forget_sql(row.id),
+    )
 }

@@ -91,7 +91,7 @@ fn every_step_can_be_the_last() {
         write(600);
         case.run_until_current();
         case.expect_equal(&["t", "log"]);
-        native.adopt(&["--abort"]).expect(3, &["is adopted", "pgapace release"]);
+        native.adopt(&["--abort"]).expect(3, &["has run since", "pgapace release"]);
     });
 }
 

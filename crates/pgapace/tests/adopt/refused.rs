@@ -3,7 +3,7 @@
 use testbed::wait_until;
 
 use super::{NativeSubscription, TABLES};
-use crate::support::{PATIENCE, must, on_versions};
+use crate::support::{Database, PATIENCE, must, on_versions};
 
 #[test]
 fn a_table_that_is_not_ready_is_named() {
@@ -99,6 +99,81 @@ fn wrong_names_are_answered_with_right_ones() {
         let wrong = tool.finish("adopt", &["--subscription", &native.name]);
         assert_ne!(wrong.code, Some(0));
         assert_eq!(native.state(), native.running());
+    });
+}
+
+/// Waits until the worker of a subscription that was disabled has left its slot.
+fn disable(native: &NativeSubscription<'_>) {
+    native.case.subscriber.sql(&format!("ALTER SUBSCRIPTION {} DISABLE", native.name));
+    let free =
+        format!("SELECT NOT active FROM pg_replication_slots WHERE slot_name = '{}'", native.name);
+    must(wait_until(PATIENCE, "the slot to be free", || {
+        Ok(native.case.publisher.value(&free) == "t")
+    }));
+}
+
+/// Another server has a slot and a publication of these names. No worker shows that it is the wrong one.
+#[test]
+fn another_publisher_is_refused_without_a_worker() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both(TABLES);
+        case.publish("FOR ALL TABLES");
+        let native = NativeSubscription::ready(&case, "");
+        disable(&native);
+        let name = format!("{}_other", native.name);
+        let other = Database::create(case.subscriber.cluster, &name, "");
+        other.sql(TABLES);
+        other.sql("CREATE PUBLICATION pub FOR ALL TABLES");
+        other.sql(&format!(
+            "SELECT pg_create_logical_replication_slot('{}', 'pgoutput')",
+            native.name
+        ));
+        let mut tool = case.tool.clone();
+        tool.publisher = other.conninfo();
+        let wrong = tool.finish("adopt", &["--subscription", &native.name]);
+        wrong.expect(3, &["another database or server", "ENABLE"]);
+        assert_eq!(native.state(), format!("f|{}", native.name));
+        other.sql(&format!("SELECT pg_drop_replication_slot('{}')", native.name));
+        drop(other);
+        must(case.subscriber.cluster.sql("postgres", &format!("DROP DATABASE {name}")));
+    });
+}
+
+/// A wrong publisher that could not be refused does no harm, as long as nothing has run.
+#[test]
+fn an_adoption_after_which_nothing_has_run_is_undone() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both(TABLES);
+        case.publish("FOR ALL TABLES");
+        let native = NativeSubscription::ready(&case, "");
+        case.publisher.sql("INSERT INTO log VALUES (1)");
+        native.wait_until_applied();
+        let name = &native.name;
+        let alter = |action: &str| {
+            case.subscriber.sql(&format!("ALTER SUBSCRIPTION {name} {action}"));
+        };
+        let conninfo = case.publisher.conninfo().replace('\'', "''");
+        native.adopt(&[]).expect(0, &[]);
+        native.adopt(&["--abort"]).expect(0, &["event=\"adoption_undone\""]);
+        assert_eq!(native.state(), native.running());
+        case.publisher.sql("INSERT INTO log VALUES (2)");
+        native.wait_until_applied();
+
+        disable(&native);
+        alter("CONNECTION 'host=127.0.0.1 port=1 dbname=none'");
+        case.publisher.sql("INSERT INTO log VALUES (3)");
+        let adopted = native.adopt(&[]);
+        let said = &adopted.expect(0, &[]).stdout;
+        assert!(said.contains("not proven") && said.contains("leads nowhere"), "{said}");
+        native.adopt(&["--abort"]).expect(0, &[]);
+        assert_eq!(native.state(), format!("f|{name}"));
+        alter(&format!("CONNECTION '{conninfo}'"));
+        alter("ENABLE");
+        native.wait_until_applied();
+        case.expect_equal(&["log"]);
+        native.adopt(&[]).expect(0, &[]);
+        case.run_until_current();
+        native.adopt(&["--abort"]).expect(3, &["has run since"]);
     });
 }
 

@@ -100,6 +100,20 @@ pub(crate) fn end_sql(native: u32, start: Lsn) -> String {
     )
 }
 
+/// Whether no run has followed an adoption. The first thing that a run records is what the publisher is to send it.
+pub(crate) fn never_ran(session: &mut Session, native: u32) -> Result<bool> {
+    let sql = format!(
+        "SELECT 1 FROM pgapace.adoption a JOIN pgapace.subscription s ON s.name = a.name \
+         WHERE a.native = {native} AND s.phase = 'streaming' AND s.sent_as IS NULL AND s.format IS NULL \
+           AND (SELECT pg_catalog.array_agg(p.lsn) FROM pgapace.progress p WHERE p.subscription = s.id) \
+             = ARRAY[a.start_lsn]"
+    );
+    let rows = session
+        .query(&sql, &[])
+        .map_err(|e| Failure::subscriber(&e, "reading what was adopted"))?;
+    Ok(rows.first().is_some())
+}
+
 /// SQL that forgets an adoption.
 pub(crate) fn forget_sql(native: u32) -> String {
     format!("DELETE FROM pgapace.adoption WHERE native = {native}")

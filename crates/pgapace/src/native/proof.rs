@@ -1,0 +1,104 @@
+//! Proof that a publisher is the server from which a native subscription reads: another one may have a slot of the
+//! same name. With its position, the native subscription would skip transactions once it is handed back.
+//!
+//! The worker proves it by using the slot. Without a worker, the connection string of the subscription does, if
+//! this role may read it and it leads to a server from here.
+
+use std::time::Instant;
+
+use wire::{Session, quote_ident};
+
+use super::plan::{GRACE, LOOK_EVERY};
+use super::subscription::{AdoptionFacts, conninfo, workers};
+use crate::error::{Class, Failure, Result};
+use crate::publisher::session::{Publisher, SERVER_START};
+use crate::publisher::slot;
+use crate::subscriber::catalogue::{field, first_row};
+
+/// Refuses a publisher that is proven to be another one. Returns why nothing could be proven. `name` is that of
+/// pgapace's subscription.
+pub(super) fn unproven(
+    control: &mut Session,
+    source: &mut Session,
+    facts: &AdoptionFacts,
+    (name, slot): (&str, &str),
+) -> Result<Option<String>> {
+    if worker_uses(control, source, facts, slot)? {
+        return Ok(None);
+    }
+    let Some(text) = conninfo(control, facts.subscription.oid)? else {
+        let reason = format!("role {} may not read its connection string", facts.role);
+        return Ok(Some(reason));
+    };
+    // The error would repeat the text, which may have a password.
+    let Ok(info) = crate::config::conninfo(&text) else {
+        return Ok(Some("its connection string cannot be used here".to_owned()));
+    };
+    let reached = Publisher::new(info, name, "UTF8").connect();
+    let theirs = match reached.and_then(|mut session| database(&mut session)) {
+        Ok(theirs) => theirs,
+        Err(failure) => {
+            let reason =
+                format!("its connection string leads nowhere from here: {}", failure.message);
+            return Ok(Some(reason));
+        }
+    };
+    if theirs == database(source)? {
+        return Ok(None);
+    }
+    let native = quote_ident(&facts.subscription.name);
+    Err(Failure::new(
+        Class::Config,
+        format!(
+            "--publisher is another database or server than that in the connection string of native subscription \
+             {native}"
+        ),
+    )
+    .hint(format!(
+        "Check --publisher. If the connection string is outdated: ALTER SUBSCRIPTION {native} CONNECTION '…'; If it \
+         leads to another server from here than from the subscriber: ALTER SUBSCRIPTION {native} ENABLE; and adopt \
+         it while its worker runs."
+    )))
+}
+
+/// Whether a worker runs, and uses the slot on this publisher. Refuses a publisher on which nobody uses it although a
+/// worker runs.
+fn worker_uses(
+    control: &mut Session,
+    source: &mut Session,
+    facts: &AdoptionFacts,
+    slot: &str,
+) -> Result<bool> {
+    let deadline = Instant::now() + GRACE;
+    while !workers(control, facts.subscription.oid)?.is_empty() {
+        if slot::find(source, slot)?.is_some_and(|slot| slot.active_pid.is_some()) {
+            return Ok(true);
+        }
+        if Instant::now() >= deadline {
+            return Err(Failure::new(
+                Class::Config,
+                format!(
+                    "a worker of the native subscription runs, but nobody uses slot \"{slot}\" on this \
+                     publisher"
+                ),
+            )
+            .hint("Check --publisher: it is not the server that the native subscription reads from."));
+        }
+        // A worker that has just started does not use its slot yet.
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(false)
+}
+
+/// What tells a database from those of other servers. A copy of a server has the same system identifier.
+fn database(session: &mut Session) -> Result<(String, u32)> {
+    let sql = format!(
+        "SELECT {SERVER_START}, d.oid FROM pg_catalog.pg_database d \
+         WHERE d.datname = pg_catalog.current_database()"
+    );
+    let results = session
+        .simple(&sql)
+        .map_err(|e| Failure::publisher(&e, "reading the identity of the database"))?;
+    let row = first_row(&results, "the query for the identity of the database")?;
+    Ok((field(&row, 0)?, field(&row, 1)?))
+}
