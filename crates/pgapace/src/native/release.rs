@@ -213,6 +213,7 @@ fn gather_facts(
         skip: row.skip,
         prepared: prepared::read(control, row.id)?.len(),
         two_phase: state.two_phase,
+        native_two_phase: native.map(|native| native.two_phase),
         applied: applied.through,
         highest: applied.highest(),
         synced: relations

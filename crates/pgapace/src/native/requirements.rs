@@ -161,7 +161,10 @@ pub(crate) struct Releasing {
     pub(crate) skip: Option<Lsn>,
     /// Transactions that pgapace holds as prepared on the subscriber.
     pub(crate) prepared: usize,
+    /// Of the slot.
     pub(crate) two_phase: bool,
+    /// `subtwophasestate` of the native subscription, if there is one.
+    pub(crate) native_two_phase: Option<char>,
     pub(crate) applied: Lsn,
     /// The end of the last range that was applied out of order.
     pub(crate) highest: Lsn,
@@ -177,6 +180,7 @@ pub(crate) fn release_problems(found: &Releasing) -> Vec<Problem> {
     let mut problems = Vec::new();
     problems.extend(other_publications(found));
     problems.extend(other_standby_name(found));
+    problems.extend(other_two_phase(found));
     if found.published_otherwise {
         problems.push(Problem::new(
             "tables were published in another way since pgapace looked: they may lack changes",
@@ -295,6 +299,36 @@ fn other_publications(found: &Releasing) -> Option<Problem> {
             theirs.join(","),
             quoted.join(", ")
         ),
+    ))
+}
+
+/// The native worker believes what its subscription says of `two_phase`, and leaves the slot as it is. One that is to
+/// enable it (p) does so in either.
+fn other_two_phase(found: &Releasing) -> Option<Problem> {
+    let (native, state) = (quote_ident(found.native.as_ref()?), found.native_two_phase?);
+    // Those before 15 do not know it.
+    if found.subscriber_major < 15 || state == 'p' || (state == 'e') == found.two_phase {
+        return None;
+    }
+    if !found.two_phase {
+        return Some(Problem::new(
+            format!("native subscription {native} has two_phase, and the slot has not"),
+            "Run pgapace run --two-phase --until current, which gives two_phase to the slot.",
+        ));
+    }
+    let next_step = if found.publisher_major >= 18 {
+        "Run pgapace run --two-phase=false --until current, which takes two_phase from the slot."
+            .to_owned()
+    } else if found.subscriber_major >= 18 {
+        format!("ALTER SUBSCRIPTION {native} SET (two_phase = true);")
+    } else {
+        format!(
+            "DROP SUBSCRIPTION {native}; pgapace release then creates another one, with two_phase (--connection)."
+        )
+    };
+    Some(Problem::new(
+        format!("the slot has two_phase, and native subscription {native} has not"),
+        next_step,
     ))
 }
 
@@ -446,6 +480,18 @@ pub(crate) mod tests {
         assert_eq!(count(|found| found.highest = Lsn(91)), 1);
         assert_eq!(count(|found| found.synced = Lsn(91)), 1);
         assert_eq!(count(|found| found.two_phase = true), 1);
+        // The state of the native subscription, and whether the slot has it.
+        for (state, slot, problems) in
+            [('d', false, 0), ('d', true, 1), ('e', false, 1), ('e', true, 0), ('p', true, 0)]
+        {
+            let two_phase = Releasing {
+                native_two_phase: Some(state),
+                two_phase: slot,
+                confirmed: Lsn(90),
+                ..sound()
+            };
+            assert_eq!(release_problems(&two_phase).len(), problems, "{state} {slot}");
+        }
         assert_eq!(count(|found| (found.two_phase, found.confirmed) = (true, Lsn(90))), 0);
         let mut old = Releasing { two_phase: true, confirmed: Lsn(90), ..sound() };
         old.subscriber_major = 14;

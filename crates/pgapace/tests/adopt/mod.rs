@@ -73,6 +73,18 @@ impl<'c> NativeSubscription<'c> {
         }));
     }
 
+    /// Disables it, and waits until its worker has left the slot.
+    pub(crate) fn disable(&self) {
+        self.case.subscriber.sql(&format!("ALTER SUBSCRIPTION {} DISABLE", self.name));
+        let free = format!(
+            "SELECT NOT active FROM pg_replication_slots WHERE slot_name = '{}'",
+            self.name
+        );
+        must(wait_until(PATIENCE, "the slot to be free", || {
+            Ok(self.case.publisher.value(&free) == "t")
+        }));
+    }
+
     /// `t|slot` or `f|∅`.
     pub(crate) fn state(&self) -> String {
         self.case.subscriber.value(&format!(

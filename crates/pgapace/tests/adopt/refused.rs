@@ -102,16 +102,6 @@ fn wrong_names_are_answered_with_right_ones() {
     });
 }
 
-/// Waits until the worker of a subscription that was disabled has left its slot.
-fn disable(native: &NativeSubscription<'_>) {
-    native.case.subscriber.sql(&format!("ALTER SUBSCRIPTION {} DISABLE", native.name));
-    let free =
-        format!("SELECT NOT active FROM pg_replication_slots WHERE slot_name = '{}'", native.name);
-    must(wait_until(PATIENCE, "the slot to be free", || {
-        Ok(native.case.publisher.value(&free) == "t")
-    }));
-}
-
 /// Another server has a slot and a publication of these names. No worker shows that it is the wrong one.
 #[test]
 fn another_publisher_is_refused_without_a_worker() {
@@ -119,7 +109,7 @@ fn another_publisher_is_refused_without_a_worker() {
         case.both(TABLES);
         case.publish("FOR ALL TABLES");
         let native = NativeSubscription::ready(&case, "");
-        disable(&native);
+        native.disable();
         let name = format!("{}_other", native.name);
         let other = Database::create(case.subscriber.cluster, &name, "");
         other.sql(TABLES);
@@ -159,7 +149,7 @@ fn an_adoption_after_which_nothing_has_run_is_undone() {
         case.publisher.sql("INSERT INTO log VALUES (2)");
         native.wait_until_applied();
 
-        disable(&native);
+        native.disable();
         alter("CONNECTION 'host=127.0.0.1 port=1 dbname=none'");
         case.publisher.sql("INSERT INTO log VALUES (3)");
         let adopted = native.adopt(&[]);

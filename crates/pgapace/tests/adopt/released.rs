@@ -195,6 +195,68 @@ fn a_table_that_was_not_published_for_some_time_is_not_handed_back() {
     });
 }
 
+/// Each run changes the slot as it is told, and the native worker would not notice.
+#[test]
+fn another_two_phase_of_the_slot_is_not_handed_back() {
+    on_versions(&[(15, 15), (15, 18), (18, 18)], |case| {
+        case.both(TABLES);
+        case.publish("FOR ALL TABLES");
+        let native = NativeSubscription::ready(&case, "");
+        native.adopt(&[]).expect(0, &[]);
+        let run = |two_phase: &str| {
+            case.tool.finish("run", &["--until", "current", two_phase]).expect(0, &[]);
+        };
+        run("--two-phase");
+        let refused = case.tool.finish("release", &[]);
+        let state = || {
+            let sql = "SELECT subtwophasestate FROM pg_subscription WHERE subdbid = \
+                       (SELECT oid FROM pg_database WHERE datname = current_database())";
+            case.subscriber.value(sql)
+        };
+        match (case.publisher.major(), case.subscriber.major()) {
+            (18.., _) => {
+                refused.expect(3, &["the slot has two_phase", "--two-phase=false"]);
+                run("--two-phase=false");
+                case.tool.finish("release", &[]).expect(0, &[]);
+                assert_eq!(state(), "d");
+            }
+            (_, 18..) => {
+                let set = format!("ALTER SUBSCRIPTION \"{}\" SET (two_phase = true);", native.name);
+                refused.expect(3, &["the slot has two_phase", &set]);
+                case.subscriber.sql(&set);
+                case.tool.finish("release", &[]).expect(0, &[]);
+            }
+            _ => {
+                let drop = format!("DROP SUBSCRIPTION \"{}\";", native.name);
+                refused.expect(3, &["the slot has two_phase", &drop]);
+                case.subscriber.sql(&drop);
+                let connection = case.publisher.conninfo();
+                case.tool.finish("release", &["--connection", &connection]).expect(0, &[]);
+            }
+        }
+        case.publisher.sql("INSERT INTO log VALUES (1)");
+        native.wait_until_applied();
+        case.expect_equal(&["log"]);
+        if case.publisher.major() < 18 {
+            must(testbed::wait_until(PATIENCE, "two_phase", || Ok(state() == "e")));
+            return;
+        }
+        let alter = |action: &str| {
+            case.subscriber.sql(&format!("ALTER SUBSCRIPTION {} {action}", native.name));
+        };
+        native.disable();
+        alter("SET (two_phase = true)");
+        alter("ENABLE");
+        must(testbed::wait_until(PATIENCE, "two_phase", || Ok(state() == "e")));
+        native.adopt(&[]).expect(0, &[]);
+        run("--two-phase=false");
+        case.tool.finish("release", &[]).expect(3, &["the slot has not", "--two-phase --until"]);
+        run("--two-phase");
+        case.tool.finish("release", &[]).expect(0, &[]);
+        assert_eq!(state(), "e");
+    });
+}
+
 /// The publisher sends a PREPARE once; whoever holds it in memory must not hand over.
 #[test]
 fn a_prepared_transaction_that_is_held_is_not_lost() {
