@@ -48,8 +48,6 @@ pub(super) fn attempt(
     shutdown: &Shutdown,
     handed: &mut Option<Plan>,
 ) -> Result<Plan> {
-    let version = schema::version(control)?;
-    schema::upgrade(control, version)?;
     let done = took_effect(handed, || {
         let native = handed.as_ref().map(|plan| plan.native.oid);
         Ok(adoption::all(control)?.iter().any(|one| {
@@ -62,9 +60,18 @@ pub(super) fn attempt(
     let facts = sound(control, request)?;
     let native = facts.subscription.clone();
     lock(control, &native)?;
-    let begun = adoption::all(control)?;
-    check_names(control, request, &native, &begun)?;
+    let mut begun = Vec::new();
+    let version = schema::version(control)?;
+    if version > 0 {
+        schema::upgrade(control, version)?;
+        begun = adoption::all(control)?;
+        check_names(control, request, &native, &begun)?;
+    }
     let unproven = plan(control, source, &facts, request)?.unproven;
+    // What was refused leaves nothing behind.
+    if version == 0 {
+        schema::upgrade(control, version)?;
+    }
     let adoption = Adoption {
         name: request.name.to_owned(),
         native: native.oid,

@@ -147,9 +147,10 @@ fn a_failed_adoption_leaves_a_native_subscription_without_a_slot() {
         case.publish("FOR ALL TABLES");
         let native = NativeSubscription::ready(&case, "");
         let (name, slot) = (&native.name, &native.name);
+        // It creates schema pgapace, whose table then takes no row.
+        kill_before_disable(&case, &native);
         case.subscriber.sql(&format!("ALTER SUBSCRIPTION {name} DISABLE"));
         case.subscriber.sql(&format!("ALTER SUBSCRIPTION {name} SET (slot_name = NONE)"));
-        // It creates schema pgapace, whose table then takes no row.
         native.adopt(&[]).expect(3, &["slot_name = NONE"]);
         case.subscriber
             .sql("ALTER TABLE pgapace.relation ADD CONSTRAINT no CHECK (false) NOT VALID");

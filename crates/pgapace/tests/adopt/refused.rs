@@ -89,6 +89,8 @@ fn wrong_names_are_answered_with_right_ones() {
         let native = NativeSubscription::ready(&case, "");
         let other = case.tool.finish("adopt", &["--subscription", "no_such"]);
         other.expect(3, &["no native subscription \"no_such\"", &native.name]);
+        let schemas = "SELECT count(*) FROM pg_namespace WHERE nspname = 'pgapace'";
+        assert_eq!(case.subscriber.value(schemas), "0");
         let mut tool = case.tool.clone();
         tool.subscriber = case.subscriber.cluster.conninfo("postgres");
         let elsewhere = tool.finish("adopt", &["--subscription", &native.name]);
@@ -123,6 +125,8 @@ fn another_publisher_is_refused_without_a_worker() {
         let wrong = tool.finish("adopt", &["--subscription", &native.name]);
         wrong.expect(3, &["another database or server", "ENABLE"]);
         assert_eq!(native.state(), format!("f|{}", native.name));
+        let schemas = "SELECT count(*) FROM pg_namespace WHERE nspname = 'pgapace'";
+        assert_eq!(case.subscriber.value(schemas), "0", "what was refused leaves nothing");
         other.sql(&format!("SELECT pg_drop_replication_slot('{}')", native.name));
         drop(other);
         must(case.subscriber.cluster.sql("postgres", &format!("DROP DATABASE {name}")));
