@@ -35,6 +35,7 @@ use crate::publisher::slot;
 use crate::sequences::{self, Chosen, SetOptions};
 use crate::subscriber::catalogue::field;
 use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::exposed;
 use crate::subscriber::state::ownership::OwnerProcess;
 use crate::subscriber::state::progress::Followed;
 use crate::subscriber::state::{RelationState, SchemaCopy, Subscription};
@@ -143,6 +144,14 @@ pub(crate) fn check(config: &Config) -> Report {
         let mut reporter = Reporter { report: &mut report, side: Side::Subscriber };
         reporter.group("database", |reporter| {
             not_the_same(publisher_session, subscriber_session, reporter)
+        });
+        reporter.group("own_schema", |reporter| {
+            let found = exposed::find(subscriber_session, publisher_session)?;
+            if let Some(found) = found {
+                let message = format!("{}: {}", found.message(), found.hint());
+                reporter.warn("own_schema", message);
+            }
+            Ok(())
         });
         reporter.group("two_phase", |reporter| {
             two_phase(publisher_session, subscriber_session, (config, known.service), reporter)

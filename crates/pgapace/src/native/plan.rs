@@ -17,6 +17,7 @@ use crate::publisher::publication::{self, PublicationContents};
 use crate::publisher::session::is_standby;
 use crate::publisher::slot::{self, Slot};
 use crate::publisher::watch;
+use crate::subscriber::state::{exposed, schema};
 
 /// First key of the advisory lock of an adoption ("pgad"); the second is the OID of the subscription.
 const LOCK: i32 = 0x7067_6164;
@@ -96,6 +97,9 @@ pub(crate) fn plan(
 ) -> Result<Plan> {
     let slot = slot_name(&facts.subscription, request)?;
     let state = usable_slot(source, &slot)?;
+    if schema::version(control)? == 0 {
+        exposed::warn(control, source, request.name)?;
+    }
     let unproven = unproven(control, source, facts, (request.name, &slot))?;
     let contents = publication::read_contents(source, &facts.subscription.publications)?;
     let origin = durable_position(control, facts.subscription.oid)?;

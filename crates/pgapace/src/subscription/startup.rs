@@ -30,7 +30,7 @@ use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::heartbeat::OwnerRecord;
 use crate::subscriber::state::ownership::Former;
 use crate::subscriber::state::{self, Phase, Subscription};
-use crate::subscriber::state::{error_detail, ownership, schema, statistics};
+use crate::subscriber::state::{error_detail, exposed, ownership, schema, statistics};
 use crate::subscriber::tagging::Tagging;
 use crate::subscription::start_beat::StartBeat;
 use crate::switchover::{self, way_back};
@@ -194,6 +194,9 @@ impl Supervisor<'_> {
             },
         );
         let ((mut found, tagging), (commits, mut looked)) = (found?, looked?);
+        if version == 0 {
+            exposed::warn(control, source, &config.name)?;
+        }
         if let (Some(row), Some(generation)) = (&found, self.options.supersedes)
             && way_back::forget_superseded(control, row, generation)?
         {

@@ -24,7 +24,7 @@ use crate::sqlstate;
 use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::state::published::{self, PreviousReading};
 use crate::subscriber::state::verification::ALL_ROWS;
-use crate::subscriber::state::{self, Phase, ownership};
+use crate::subscriber::state::{self, Phase, exposed, ownership};
 use crate::verify::prepare::Problem;
 use crate::verify::requirements::not_ready;
 
@@ -36,7 +36,7 @@ const ABSENCE: Duration = Duration::from_secs(5);
 pub(crate) struct Findings {
     /// The reasons why the subscription cannot be switched over, each with its next step.
     pub(crate) problems: Vec<String>,
-    /// Sequences that are not set, each with the reason.
+    /// Sequences that are not set, each with the reason, and what to know before.
     pub(crate) notes: Vec<String>,
 }
 
@@ -83,8 +83,16 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findi
     }
     let found = sequences::read(sides.source, &sides.row.publications, &tables, Chosen::All)?;
     let options = SetOptions { dry_run: true, ..SetOptions::default() };
-    let (unset, notes) = sequences::set(sides.control, &found, &options)?.reasons();
+    let (unset, unimportant) = sequences::set(sides.control, &found, &options)?.reasons();
     problems.extend(unset);
+    let mut notes: Vec<_> =
+        unimportant.into_iter().map(|reason| format!("sequence {reason}")).collect();
+    // The way back has its state on the publisher.
+    if request.back.is_some()
+        && let Some(found) = exposed::find(sides.source, sides.control)?
+    {
+        notes.push(format!("on the publisher, {}: {}", found.message(), found.hint()));
+    }
     // WAL that is not flushed yet is awaited at the end LSN.
     let end = lag::end_of_flushed_wal(sides.source)?;
     let lag = lag::wait(sides.control, sides.source, sides.row, end, request.deadline)?;

@@ -4,4 +4,5 @@ mod dropped;
 mod gaps;
 mod gaps_while_copying;
 mod other_tables;
+mod own_schema;
 mod random;

@@ -61,3 +61,22 @@ fn a_plan_names_what_is_missing() {
         database.sql(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
     }
 }
+
+/// The way back has its state on the publisher, whose readers get that schema.
+#[test]
+fn a_plan_names_readers_of_schema_pgapace() {
+    let case = two_way_case(15, 18);
+    case.publisher.sql("DROP PUBLICATION pub; CREATE PUBLICATION pub FOR ALL TABLES");
+    case.run_until_current();
+    let is_named = || {
+        let planned = switchover(&case.tool, &["--plan"]);
+        planned.stdout.contains("on the publisher, schema pgapace is part of publication pub")
+    };
+    // The slot of the subscription itself does not count.
+    assert!(!is_named());
+    case.publisher.sql(&format!(
+        "SELECT pg_create_logical_replication_slot('{}_reader', 'pgoutput')",
+        case.tool.name
+    ));
+    assert!(is_named());
+}

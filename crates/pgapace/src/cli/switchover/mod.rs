@@ -374,7 +374,7 @@ fn plan(found: &Findings, name: &str) -> Result<()> {
         output::line(&format!("subscription {name} can be switched over"));
     }
     for note in notes {
-        output::line(&format!("  sequence {note}"));
+        output::line(&format!("  {note}"));
     }
     if problems.is_empty() {
         return Ok(());

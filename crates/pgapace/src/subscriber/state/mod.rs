@@ -6,6 +6,7 @@ pub(crate) mod advisory_lock;
 pub(crate) mod conflicts;
 pub(crate) mod error_detail;
 pub(crate) mod events;
+pub(crate) mod exposed;
 pub(crate) mod figures;
 pub(crate) mod heartbeat;
 pub(crate) mod membership;
