@@ -131,12 +131,8 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
     let (name, site) = args.selection.one_by_name()?;
     let mut subscriber = Subscriber::new(site.subscriber.clone(), &name);
     let mut control = subscriber.connect_first()?;
-    let Some(row) = state::find_in_any(&mut control, &name)? else {
-        if args.if_exists {
-            return Ok(());
-        }
-        return Err(state::missing(&name));
-    };
+    let absent = || if args.if_exists { Ok(()) } else { Err(state::missing(&name)) };
+    let Some(row) = state::find_in_any(&mut control, &name)? else { return absent() };
     let none = ownership::Former::default();
     let owning = ownership::become_owner(
         &mut control,
@@ -146,8 +142,10 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
         None,
         &|| false,
     )?;
-    ownership::fence(&mut control, row.id, &owning, &|| false)?
-        .ok_or_else(|| Failure::internal("the subscription is gone"))?;
+    // Another process may have dropped it meanwhile.
+    if ownership::fence(&mut control, row.id, &owning, &|| false)?.is_none() {
+        return absent();
+    }
     if !args.keep_slot {
         switchover::check_finished(&mut control, &row).map_err(|failure| {
             failure.detail(

@@ -68,7 +68,7 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
     let owning =
         ownership::become_owner(&mut control, row.id, Duration::ZERO, &none, None, &stopping)?;
     let row = ownership::fence(&mut control, row.id, &owning, &stopping)?
-        .ok_or_else(|| Failure::internal("the subscription is gone"))?;
+        .ok_or_else(|| state::missing(&config.name))?;
     // With these settings, the run that follows would be refused when the slot is gone.
     check_start(&mut control, &row, config)?;
     // Its publications may have to change.

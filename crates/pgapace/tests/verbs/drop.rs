@@ -1,9 +1,9 @@
 //! `drop` leaves tables, and nothing else.
 
-use testbed::Result;
+use testbed::{Result, wait_until};
 
 use crate::support::{
-    Case, DB, PATIENCE, Site, Tool, expect_exit, finish, on_versions, pgapace, wait_for_event,
+    Case, DB, PATIENCE, Site, Tool, expect_exit, finish, must, on_versions, pgapace, wait_for_event,
 };
 
 const STATE: &str = "SELECT (SELECT count(*) FROM pgapace.subscription) \
@@ -72,6 +72,42 @@ fn keeps_the_slot_without_the_publisher() {
         .args(["--name", &case.tool.name]);
     finish(&program).expect(0, &[]);
     assert_eq!((slots(&case).as_str(), case.subscriber.value(STATE).as_str()), ("1", "0"));
+}
+
+/// Of two processes that drop it at once, the second one finds it gone when it has become the owner.
+#[test]
+fn a_subscription_that_another_process_drops_is_missing() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+        case.subscriber.sql("CREATE TABLE saved AS SELECT * FROM pgapace.subscription");
+        for (args, code) in [(["--keep-slot"].as_slice(), 3), (&["--keep-slot", "--if-exists"], 0)]
+        {
+            must(wait_until(PATIENCE, "a process that has found the subscription", || {
+                case.subscriber.sql(
+                    "INSERT INTO pgapace.subscription SELECT * FROM saved ON CONFLICT DO NOTHING",
+                );
+                let mut owner = case.subscriber.connect();
+                // The lock of the owner, "pgao".
+                must(owner.batch_execute(
+                    "SELECT pg_advisory_lock(x'7067616f'::int, id) FROM pgapace.subscription",
+                ));
+                let program = case.tool.program("drop").args(args);
+                let mut process = must(program.spawn_logged(case.log_file("drop")));
+                let asks = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%advisory_lock%' \
+                            AND application_name LIKE 'pgapace %' AND datname = current_database()";
+                while process.is_running() && case.subscriber.value(asks) == "0" {}
+                case.subscriber.sql("DELETE FROM pgapace.subscription");
+                drop(owner);
+                must(process.wait(PATIENCE));
+                // It waits a second for an owner.
+                if process.exit_code() == Some(8) {
+                    return Ok(false);
+                }
+                assert_eq!(process.exit_code(), Some(code), "{}", process.log());
+                Ok(true)
+            }));
+        }
+    });
 }
 
 /// A copy has the records of the subscription, and its owner lock is free.
