@@ -210,6 +210,7 @@ fn gather_facts(
         publications: row.publications.clone(),
         native_publications: existing.as_ref().map(|(_, native)| native.publications.clone()),
         published_otherwise: published::differs(&recorded, &contents),
+        slot: row.slot_name.clone(),
         skip: row.skip,
         prepared: prepared::read(control, row.id)?.len(),
         two_phase: state.two_phase,

@@ -158,6 +158,7 @@ pub(crate) struct Releasing {
     /// Major versions.
     pub(crate) publisher_major: u32,
     pub(crate) subscriber_major: u32,
+    pub(crate) slot: String,
     pub(crate) skip: Option<Lsn>,
     /// Transactions that pgapace holds as prepared on the subscriber.
     pub(crate) prepared: usize,
@@ -217,6 +218,13 @@ pub(crate) fn release_problems(found: &Releasing) -> Vec<Problem> {
              origin from PostgreSQL 16 on",
             "Keep the subscription with pgapace; or run pgapace run --until current without --origin none, if \
              no subscription in the opposite direction would send changes back.",
+        ));
+    }
+    if found.slot == "none" {
+        problems.push(Problem::new(
+            "the slot is named none, which a native subscription takes for no slot",
+            "Keep the subscription with pgapace; or give it another slot: pgapace drop, then pgapace run --slot … \
+             --if-not-empty rebase, which compares the tables.",
         ));
     }
     if let Some(skip) = found.skip {

@@ -195,6 +195,24 @@ fn a_table_that_was_not_published_for_some_time_is_not_handed_back() {
     });
 }
 
+/// PostgreSQL takes this name for no slot, in quotes too.
+#[test]
+fn a_slot_that_is_named_none_is_not_handed_back() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.both(TABLES);
+        case.publish("FOR ALL TABLES");
+        case.tool.args = vec!["--slot=none".to_owned()];
+        case.run_until_current();
+        case.tool.args.clear();
+        let connection = case.publisher.conninfo();
+        let refused = case.tool.finish("release", &["--connection", &connection]);
+        refused.expect(3, &["is named none", "--if-not-empty rebase"]);
+        // Nothing is left of it.
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM pgapace.adoption"), "0");
+        case.tool.finish("drop", &[]).expect(0, &[]);
+    });
+}
+
 /// Each run changes the slot as it is told, and the native worker would not notice.
 #[test]
 fn another_two_phase_of_the_slot_is_not_handed_back() {
