@@ -15,6 +15,7 @@ mod error;
 mod hand_over;
 mod http;
 mod lag;
+mod login_role;
 mod membership;
 mod native;
 mod observe;

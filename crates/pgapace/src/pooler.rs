@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use wire::{ConnInfo, Row, Session};
 
 use crate::error::{Class, Failure, Result};
+use crate::login_role::as_login_role;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
 
@@ -36,12 +37,19 @@ const REFUSED_SETTING: &str = "unsupported startup parameter";
 const POOLED_ENDPOINT: &str = "-pooler";
 
 /// Reads `pid` and `age` in seconds of the session's backend, `version()` of the server, and whether
-/// the server has a setting of Neon.
-pub(crate) const BACKEND_SQL: &str = "SELECT a.pid, EXTRACT(epoch FROM \
-     pg_catalog.clock_timestamp() - a.backend_start)::pg_catalog.float8 AS age, \
-     pg_catalog.version() AS product, \
-     pg_catalog.current_setting('neon.timeline_id', true) IS NOT NULL AS is_neon \
-     FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()) a";
+/// the server has a setting of Neon. As a subquery: afterwards the session has the role again that it had.
+pub(crate) fn backend_sql() -> String {
+    format!(
+        "SELECT a.pid, EXTRACT(epoch FROM \
+           pg_catalog.clock_timestamp() - a.backend_start)::pg_catalog.float8 AS age, \
+           pg_catalog.version() AS product, \
+           pg_catalog.current_setting('neon.timeline_id', true) IS NOT NULL AS is_neon, \
+           pg_catalog.set_config('role', given.role, true) AS role \
+         FROM (SELECT pg_catalog.current_setting('role') AS role OFFSET 0) given, \
+           LATERAL pg_catalog.pg_stat_get_activity({}) a OFFSET 0",
+        as_login_role("pg_catalog.pg_backend_pid()")
+    )
+}
 
 /// A session that was requested: when, to compare with the age of its backend, and by which way.
 #[derive(Debug, Clone, Copy)]
@@ -71,7 +79,7 @@ impl ConnectionStart {
         Self { may_be_neon: !is_pooled, ..Self::now() }
     }
 
-    /// A condition on a row of [`BACKEND_SQL`]: the backend belongs to this session. It may also be
+    /// A condition on a row of [`backend_sql`]: the backend belongs to this session. It may also be
     /// false because the query took long to arrive; [`ConnectionStart::judge`] tells.
     pub(crate) fn own_sql(self, session: &Session) -> String {
         let most = self.most().as_secs_f64();
@@ -83,7 +91,7 @@ impl ConnectionStart {
         self.at.elapsed() + SLACK
     }
 
-    /// Returns why a session must be refused. The row begins with the columns of [`BACKEND_SQL`]. The session
+    /// Returns why a session must be refused. The row begins with the columns of [`backend_sql`]. The session
     /// has the process id of its backend afterwards.
     pub(crate) fn judge(
         self,

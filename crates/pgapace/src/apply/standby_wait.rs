@@ -5,6 +5,7 @@ use std::time::Duration;
 use wire::Session;
 
 use crate::error::{Failure, Result};
+use crate::login_role::as_login_role;
 
 /// The time after which such a wait is logged.
 pub(crate) const TELL_AFTER: Duration = Duration::from_secs(4);
@@ -12,7 +13,8 @@ pub(crate) const TELL_AFTER: Duration = Duration::from_secs(4);
 /// Whether this backend waits for a synchronous standby.
 pub(crate) fn is_waiting(session: &mut Session, pid: i32) -> Result<bool> {
     let sql = format!(
-        "SELECT FROM pg_catalog.pg_stat_activity WHERE pid = {pid} AND wait_event = 'SyncRep'"
+        "SELECT FROM pg_catalog.pg_stat_get_activity({}) WHERE wait_event = 'SyncRep'",
+        as_login_role(&pid.to_string())
     );
     let results = session
         .simple(&sql)

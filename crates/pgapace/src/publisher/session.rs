@@ -5,7 +5,7 @@ use wire::{Activity, ConnInfo, Rows, Session, Startup};
 
 use crate::connecting;
 use crate::error::{Class, Failure, Result};
-use crate::pooler::{self, BACKEND_SQL, ConnectionStart};
+use crate::pooler::{self, ConnectionStart, backend_sql};
 use crate::product;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::session::set_config;
@@ -154,8 +154,9 @@ fn prepare(session: &mut Session, start: ConnectionStart, settings: &[(&str, &st
     let lift = std::iter::once("''".to_owned()).chain(calls).collect::<Vec<_>>().join(" || ");
     loop {
         let sql = format!(
-            "SELECT pid, age, product, is_neon, CASE WHEN {} THEN {lift} END FROM ({BACKEND_SQL}) backend",
-            start.own_sql(session)
+            "SELECT pid, age, product, is_neon, CASE WHEN {} THEN {lift} END FROM ({}) backend",
+            start.own_sql(session),
+            backend_sql()
         );
         let results = session
             .simple(&sql)

@@ -19,6 +19,7 @@ use pgoutput::Lsn;
 use wire::{Rows, Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
+use crate::login_role::as_login_role;
 use crate::publisher::session::{
     CURRENT_LSN, IDENTIFY, SERVER_START, SystemIdentity, backend_pid, identity, is_standby,
 };
@@ -470,11 +471,12 @@ pub(crate) fn end_user(
     stopping: &dyn Fn() -> bool,
 ) -> Result<()> {
     let sql = format!(
-        "SELECT pg_catalog.pg_terminate_backend(s.active_pid) \
+        "SELECT pg_catalog.pg_terminate_backend({}) \
          FROM pg_catalog.pg_replication_slots s \
          JOIN pg_catalog.pg_stat_activity a ON a.pid = s.active_pid \
          WHERE s.slot_name = {} \
            AND a.application_name IN ({}, pg_catalog.current_setting('application_name'))",
+        as_login_role("s.active_pid"),
         quote_literal(slot),
         quote_literal(subscription)
     );

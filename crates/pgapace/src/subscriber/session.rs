@@ -6,7 +6,7 @@ use wire::{Activity, ConnInfo, ServerVersion, Session, Startup};
 
 use crate::connecting;
 use crate::error::{Class, Failure, Result};
-use crate::pooler::{self, BACKEND_SQL, ConnectionStart};
+use crate::pooler::{self, ConnectionStart, backend_sql};
 use crate::product;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
@@ -477,9 +477,10 @@ fn prepare(
                pg_catalog.current_setting('server_encoding'), \
                EXISTS (SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus'), \
                CASE WHEN {} THEN pg_catalog.num_nulls({}) = 0 ELSE false END, {version} \
-             FROM ({BACKEND_SQL}) backend",
+             FROM ({}) backend",
             start.own_sql(session),
-            calls.join(", ")
+            calls.join(", "),
+            backend_sql()
         );
         let rows = session.query(&sql, &[]).map_err(Refusal::Statement)?;
         let mut read = || {

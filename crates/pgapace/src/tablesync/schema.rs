@@ -27,6 +27,7 @@ use std::time::Duration;
 use wire::{Activity, ConnInfo, Rows, Session};
 
 use crate::error::{Class, Failure, Result};
+use crate::login_role::as_login_role;
 use crate::publisher::publication::PublishedTable;
 use crate::publisher::slot;
 use crate::sqlstate;
@@ -530,10 +531,11 @@ fn invalid_foreign_key(error: &ScriptError, script: &str) -> Option<ForeignKey> 
 /// Terminates sessions of tools that an earlier process has started, and waits until they have ended.
 pub(crate) fn end_leftovers(control: &mut Session, id: SubscriptionId) -> Result<()> {
     let sql = format!(
-        "SELECT pg_catalog.pg_terminate_backend(a.pid, {}) \
+        "SELECT pg_catalog.pg_terminate_backend({}, {}) \
          FROM pg_catalog.pg_stat_activity a \
          WHERE a.datname = pg_catalog.current_database() AND a.usename = session_user \
            AND a.application_name = {}",
+        as_login_role("a.pid"),
         END_PATIENCE.as_millis(),
         wire::quote_literal(&application_name(id)),
     );

@@ -3,7 +3,7 @@
 use testbed::compare::{TableName, expect_equal};
 use testbed::{Program, Result};
 
-use crate::support::{NAME, Site, expect_exit, pgapace, wait_while_running};
+use crate::support::{DB, NAME, Site, Tool, expect_exit, pgapace, wait_while_running};
 
 const SQL: &str = include_str!("../../../../docs/privileges.sql");
 /// The database that this file names.
@@ -224,5 +224,51 @@ fn a_table_in_a_schema_without_usage_is_named() -> Result<()> {
     let mut run = site.spawn(&program(&site))?;
     expect_exit(&mut run, 0, &[])?;
     assert_eq!(rows("closed.late")?, "1");
+    Ok(())
+}
+
+/// `ALTER ROLE … SET role` has the sessions act as a group, from which the server hides the sessions of the login
+/// role.
+#[test]
+fn sessions_that_act_as_a_group_are_found_and_terminated() -> Result<()> {
+    for (publisher, subscriber) in [(15, 15), (18, 18)] {
+        let site = Site::new(publisher, subscriber)?;
+        site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+        site.publisher.sql(
+            DB,
+            "CREATE ROLE source; GRANT SELECT ON t TO source; INSERT INTO t VALUES (1); \
+             CREATE ROLE login LOGIN REPLICATION; GRANT source TO login; \
+             ALTER ROLE login SET role = source",
+        )?;
+        let owner = format!(
+            "CREATE ROLE owner; ALTER TABLE t OWNER TO owner; \
+             GRANT CREATE ON DATABASE {DB} TO owner; \
+             GRANT SET ON PARAMETER session_replication_role TO owner; \
+             CREATE ROLE login LOGIN NOINHERIT; GRANT owner TO login; \
+             ALTER ROLE login SET role = owner"
+        );
+        site.subscriber.sql(DB, &owner)?;
+        let role = |conninfo: String| conninfo.replace("user=postgres", "user=login");
+        let tool = Tool {
+            publisher: role(site.publisher.conninfo(DB)),
+            subscriber: role(site.subscriber.conninfo(DB)),
+            ..site.tool()
+        };
+        let mut check = site.spawn(&tool.program("check"))?;
+        expect_exit(&mut check, 0, &[])?;
+        let program = tool.program("run").args(["--busy-timeout", "1"]);
+        let mut first = site.spawn_streaming(&program)?;
+        first.freeze()?;
+        site.publisher.sql(DB, "INSERT INTO t VALUES (2)")?;
+        let mut second = site.spawn_streaming(&program.arg("--take-over"))?;
+        site.wait_until_applied(&mut second)?;
+        site.expect_equal(&[TableName::from("t")])?;
+        first.thaw()?;
+        expect_exit(&mut first, 8, &["run by another process"])?;
+        second.terminate()?;
+        expect_exit(&mut second, 0, &[])?;
+        let mut drop = site.spawn(&tool.program("drop"))?;
+        expect_exit(&mut drop, 0, &["dropped replication slot sub"])?;
+    }
     Ok(())
 }

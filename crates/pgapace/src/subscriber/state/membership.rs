@@ -4,6 +4,7 @@ use serde::Serialize;
 use wire::{Rows, Session};
 
 use crate::error::{Failure, Result};
+use crate::login_role::as_login_role;
 use crate::process::Process;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::heartbeat::OwnerStage;
@@ -159,10 +160,12 @@ fn held_sql() -> String {
            o.member, s.disabled_reason IS NOT NULL \
          FROM pgapace.subscription s \
          LEFT JOIN pg_catalog.pg_locks l ON {owner} AND l.objid::pg_catalog.int8 = s.id \
-         LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid \
+         LEFT JOIN LATERAL pg_catalog.pg_stat_get_activity({started}) a ON a.pid = l.pid \
          LEFT JOIN pgapace.owner o ON o.subscription = s.id AND o.epoch = s.epoch \
            AND o.backend = l.pid",
-        owner = advisory_lock::is_held(OWNER_LOCK)
+        owner = advisory_lock::is_held(OWNER_LOCK),
+        // Without a holder, that of this session, which is none.
+        started = as_login_role("coalesce(l.pid, pg_catalog.pg_backend_pid())")
     )
 }
 

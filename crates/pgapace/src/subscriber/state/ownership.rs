@@ -19,6 +19,7 @@ use serde::Serialize;
 use wire::{Rows, Session};
 
 use crate::error::{Class, Failure, Result};
+use crate::login_role::as_login_role;
 use crate::pooler;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
@@ -179,8 +180,9 @@ fn lock_sql(id: SubscriptionId, runs: bool) -> String {
     format!(
         "SELECT pg_catalog.pg_try_advisory_lock({OWNER_LOCK}, {}), pid, backend_start, datid, \
            pg_catalog.current_setting('session_replication_role'), {commits} \
-         FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())",
-        id.0
+         FROM pg_catalog.pg_stat_get_activity({})",
+        id.0,
+        as_login_role("pg_catalog.pg_backend_pid()")
     )
 }
 
@@ -271,12 +273,15 @@ pub(crate) fn fence(
 /// before it opens such sessions itself. Sessions that the connection string gives another name stay until the
 /// server finds that the machine is gone: the name does not tell whose they are.
 pub(crate) fn end_leftovers(session: &mut Session, subscription: &str) -> Result<()> {
-    let sql = "SELECT pg_catalog.pg_terminate_backend(a.pid) FROM pg_catalog.pg_stat_activity a \
-               WHERE a.datname = pg_catalog.current_database() AND a.usename = current_user \
-                 AND a.pid <> pg_catalog.pg_backend_pid() \
-                 AND a.application_name = ANY ($1::pg_catalog.text[])";
+    let sql = format!(
+        "SELECT pg_catalog.pg_terminate_backend({}) FROM pg_catalog.pg_stat_activity a \
+         WHERE a.datname = pg_catalog.current_database() AND a.usename = session_user \
+           AND a.pid <> pg_catalog.pg_backend_pid() \
+           AND a.application_name = ANY ($1::pg_catalog.text[])",
+        as_login_role("a.pid")
+    );
     session
-        .query(sql, &[Some(&name_array(&names_of_owner(subscription)))])
+        .query(&sql, &[Some(&name_array(&names_of_owner(subscription)))])
         .map_err(|e| Failure::subscriber(&e, "terminating sessions of an earlier run"))?;
     Ok(())
 }
@@ -358,8 +363,10 @@ fn holders(session: &mut Session, class: i32, id: SubscriptionId) -> Result<Rows
     let sql = format!(
         "SELECT a.pid, a.application_name, a.client_addr, a.backend_start, \
            pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - a.backend_start) \
-         FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid \
+         FROM pg_catalog.pg_locks l \
+         JOIN LATERAL pg_catalog.pg_stat_get_activity({}) a ON a.pid = l.pid \
          WHERE {} AND l.objid::pg_catalog.int8 = {} AND l.pid <> pg_catalog.pg_backend_pid()",
+        as_login_role("l.pid"),
         advisory_lock::is_held(class),
         id.0
     );
@@ -405,11 +412,9 @@ fn terminate_holders(
             continue;
         }
         found += 1;
+        let pid = pid.to_string();
         session
-            .query(
-                "SELECT pg_catalog.pg_terminate_backend($1::pg_catalog.int4)",
-                &[Some(&pid.to_string())],
-            )
+            .simple(&format!("SELECT pg_catalog.pg_terminate_backend({})", as_login_role(&pid)))
             .map_err(|e| {
                 Failure::subscriber(&e, "terminating a session of an earlier run").hint(
                     "Run pgapace with the role that ran it before, or grant pg_signal_backend.",

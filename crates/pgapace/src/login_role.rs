@@ -1,0 +1,12 @@
+//! The role that a session of pgapace logged in as.
+//!
+//! `ALTER ROLE … SET role` has sessions act under another role. The server hides from that role when the
+//! sessions of the login role began and what they wait for, and refuses to terminate them, even the session
+//! itself. So pgapace looks at its sessions, and ends them, under the login role.
+
+/// SQL: the same process id, for the argument of `pg_stat_get_activity` or `pg_terminate_backend`. The server
+/// evaluates it before the call, which it therefore makes under the login role. That role stays until the transaction
+/// ends. The server has checked before which tables and functions the statement may use.
+pub(crate) fn as_login_role(pid: &str) -> String {
+    format!("CASE pg_catalog.set_config('role', 'none', true) WHEN 'none' THEN {pid} END")
+}
