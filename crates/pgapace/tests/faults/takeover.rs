@@ -1,6 +1,7 @@
 //! Fencing: statements of an earlier run that are still on their way cannot commit after another
 //! run has begun.
 
+use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use testbed::postgres::Client;
 use testbed::program::Process;
 use testbed::{Result, wait_until};
 
-use crate::support::{DB, PATIENCE, Site, Tool, expect_exit, wait_while_running};
+use crate::support::{DB, PATIENCE, Site, Tool, expect_exit, wait_for_log, wait_while_running};
 
 /// One table with a key, and one without, which shows changes that were applied twice.
 fn site() -> Result<Site> {
@@ -177,4 +178,42 @@ fn a_take_over_ends_the_sessions_of_a_subscription_with_a_long_name() -> Result<
     wait_while_running(&mut next, "the end of the old sessions", PATIENCE, || {
         Ok(site.subscriber.query_one_text(DB, &left)? == "0")
     })
+}
+
+/// Sends a signal to a backend.
+fn signal(backend: &str, signal: &str) -> Result<()> {
+    let status = Command::new("kill").args([signal, backend]).status()?;
+    assert!(status.success(), "{status}");
+    Ok(())
+}
+
+/// A run fails while a backend of its own is suspended, and the next one waits for its end.
+fn waits_for_own_session(purpose: &str, message: &str) -> Result<()> {
+    let site = site()?;
+    let mut run = site.spawn_streaming(&site.program().args(["--busy-timeout", "1"]))?;
+    let session = format!(
+        "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgapace sub {purpose}' LIMIT 1"
+    );
+    let backend = site.subscriber.query_one_text(DB, &session)?;
+    signal(&backend, "-STOP")?;
+    site.publisher.sql(DB, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")?;
+    write(&site, 3)?;
+    wait_for_log(&mut run, &format!("{message}: backend {backend} "), PATIENCE)?;
+    signal(&backend, "-CONT")?;
+    site.wait_until_applied(&mut run)?;
+    site.expect_equal(&tables())
+}
+
+#[test]
+fn a_control_session_that_does_not_end_is_waited_for() -> Result<()> {
+    waits_for_own_session(
+        "control",
+        "the control session of an earlier run of this process did not end",
+    )
+}
+
+/// It lasts as long as the wait for such sessions.
+#[test]
+fn an_apply_session_that_does_not_end_is_waited_for() -> Result<()> {
+    waits_for_own_session("apply", "sessions of an earlier run did not end within 60s")
 }

@@ -16,7 +16,7 @@
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use wire::{Rows, Session};
+use wire::{Row, Rows, Session};
 
 use crate::error::{Class, Failure, Result};
 use crate::login_role::as_login_role;
@@ -155,9 +155,16 @@ pub(crate) fn become_owner(
             return Err(Failure::new(Class::Stopped, message));
         }
         if Instant::now() >= deadline {
-            let owner = describe_holders(session, OWNER_LOCK, id)?;
+            let holders = holders(session, OWNER_LOCK, id)?;
+            let owner = describe_holders(&holders);
             if owner.is_some() || Instant::now() >= deadline + GONE {
                 let owner = owner.as_deref().unwrap_or(JUST_ENDED);
+                let holder = holders.first().map(|row| session_id(&row)).transpose()?;
+                if former.own.is_some() && holder == former.own {
+                    return Err(stuck(format!(
+                        "the control session of an earlier run of this process did not end: {owner}"
+                    )));
+                }
                 return Err(Failure::new(
                     Class::Busy,
                     format!("the subscription is run by another process: {owner}"),
@@ -253,15 +260,11 @@ pub(crate) fn fence(
                 if error.sqlstate() == Some(sqlstate::LOCK_NOT_AVAILABLE)
                     && Instant::now() < deadline => {}
             Err(error) if error.sqlstate() == Some(sqlstate::LOCK_NOT_AVAILABLE) => {
-                let holders = describe_holders(session, SESSION_LOCK, id)?;
+                let holders = describe_holders(&holders(session, SESSION_LOCK, id)?);
                 let holders = holders.as_deref().unwrap_or(JUST_ENDED);
-                return Err(Failure::new(
-                    Class::Busy,
-                    format!(
-                        "sessions of an earlier run did not end within {FENCE_TIMEOUT:?}: {holders}"
-                    ),
-                )
-                .hint(STUCK_HINT));
+                return Err(stuck(format!(
+                    "sessions of an earlier run did not end within {FENCE_TIMEOUT:?}: {holders}"
+                )));
             }
             Err(error) => return Err(failed(&error)),
         }
@@ -318,11 +321,7 @@ pub(crate) fn end_session(session: &mut Session, id: SubscriptionId, pid: i32) -
     let lost = |holder: &SessionId| holder.pid == pid;
     while terminate_holders(session, SESSION_LOCK, id, &lost)? > 0 {
         if Instant::now() >= deadline {
-            return Err(Failure::new(
-                Class::Busy,
-                format!("backend {pid} did not end within {FENCE_TIMEOUT:?}"),
-            )
-            .hint(STUCK_HINT));
+            return Err(stuck(format!("backend {pid} did not end within {FENCE_TIMEOUT:?}")));
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -375,14 +374,9 @@ fn holders(session: &mut Session, class: i32, id: SubscriptionId) -> Result<Rows
         .map_err(|e| Failure::subscriber(&e, "looking for sessions of an earlier run"))
 }
 
-/// The sessions that hold a lock; `None` if none does any more.
-fn describe_holders(
-    session: &mut Session,
-    class: i32,
-    id: SubscriptionId,
-) -> Result<Option<String>> {
-    let rows = holders(session, class, id)?;
-    let described: Vec<_> = rows
+/// The [`holders`] of a lock; `None` if there are none.
+fn describe_holders(holders: &Rows) -> Option<String> {
+    let described: Vec<_> = holders
         .iter()
         .map(|row| {
             format!(
@@ -393,7 +387,19 @@ fn describe_holders(
             )
         })
         .collect();
-    Ok((!described.is_empty()).then(|| described.join(", ")))
+    (!described.is_empty()).then(|| described.join(", "))
+}
+
+/// One of the [`holders`] of a lock.
+fn session_id(holder: &Row<'_>) -> Result<SessionId> {
+    // NULL for sessions of other roles, unless this role may read all statistics.
+    let backend_start = holder.get(3).unwrap_or_default().to_owned();
+    Ok(SessionId { pid: field(holder, 0)?, backend_start })
+}
+
+/// The failure of a run whose earlier sessions do not end. They end some time: a server may be slow.
+fn stuck(message: String) -> Failure {
+    Failure::new(Class::Busy, message).hint(STUCK_HINT).transient(true)
 }
 
 /// Terminates the holders of a lock that `which` selects, and returns their number.
@@ -405,14 +411,12 @@ fn terminate_holders(
 ) -> Result<usize> {
     let mut found = 0;
     for row in holders(session, class, id)?.iter() {
-        let pid: i32 = field(&row, 0)?;
-        // NULL for sessions of other roles, unless this role may read all statistics.
-        let backend_start = row.get(3).unwrap_or_default().to_owned();
-        if !which(&SessionId { pid, backend_start }) {
+        let holder = session_id(&row)?;
+        if !which(&holder) {
             continue;
         }
         found += 1;
-        let pid = pid.to_string();
+        let pid = holder.pid.to_string();
         session
             .simple(&format!("SELECT pg_catalog.pg_terminate_backend({})", as_login_role(&pid)))
             .map_err(|e| {
