@@ -14,6 +14,9 @@ use crate::error::{Failure, Result};
 /// How long the orderly way may take after the second signal: the durability session ends within two seconds.
 const INSISTED_PATIENCE: Duration = Duration::from_secs(4);
 
+/// How long a signal waits until it is logged.
+const LOG_PATIENCE: Duration = Duration::from_millis(200);
+
 /// The request to end the program; shared by all threads.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Shutdown {
@@ -60,21 +63,25 @@ impl Shutdown {
             .spawn(move || {
                 for signal in &mut signals {
                     let name = if signal == SIGINT { "SIGINT" } else { "SIGTERM" };
-                    tracing::info!(
-                        event = "stop_requested",
-                        signal = name,
-                        "stopping after the current transaction"
-                    );
+                    log(move || {
+                        tracing::info!(
+                            event = "stop_requested",
+                            signal = name,
+                            "stopping after the current transaction"
+                        );
+                    });
                     shared.request();
                     if let Some(code) = exit_code
                         && shared.insisted()
                     {
                         std::thread::sleep(INSISTED_PATIENCE);
-                        tracing::warn!(
-                            event = "stopped_at_once",
-                            "the second signal ends the process; the transaction in hand is rolled back and \
-                             sent again next time"
-                        );
+                        log(|| {
+                            tracing::warn!(
+                                event = "stopped_at_once",
+                                "the second signal ends the process; the transaction in hand is rolled back \
+                                 and sent again next time"
+                            );
+                        });
                         std::process::exit(code.into());
                     }
                 }
@@ -135,6 +142,19 @@ impl Shutdown {
         while !self.requested() && !done() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20).min(duration));
         }
+    }
+}
+
+/// Logs on another thread: a signal is obeyed although nobody reads the log, or it has no room.
+fn log(line: impl FnOnce() + Send + 'static) {
+    let (done, logged) = bounded::<()>(0);
+    let logs = move || {
+        line();
+        drop(done);
+    };
+    if std::thread::Builder::new().name("signal log".to_owned()).spawn(logs).is_ok() {
+        // It ends when the line is written.
+        let _ = logged.recv_timeout(LOG_PATIENCE);
     }
 }
 

@@ -1,5 +1,7 @@
 //! Stops: regular ones, stops during the initial copy, and `--until`.
 
+use std::io::Write;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use testbed::compare::TableName;
@@ -260,4 +262,31 @@ fn a_stop_says_whether_the_publisher_was_told() -> Result<()> {
     let mut run = site.spawn(&site.program().args(["--until", "current"]))?;
     expect_exit(&mut run, 0, &["acknowledged=true"])?;
     site.expect_equal(&[TableName::from("t")])
+}
+
+/// A service that reads the log may hang. Then the first line that is logged blocks its thread.
+#[test]
+fn a_second_signal_ends_a_process_whose_log_nobody_reads() -> Result<()> {
+    let (unread, mut log) = std::io::pipe()?;
+    // The size of a pipe.
+    log.write_all(&[b'\n'; 65536])?;
+    let site = Site::start(&[], &[])?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    let sides = [site.publisher.conninfo(DB), site.subscriber.conninfo(DB)];
+    let mut run = Command::new(env!("CARGO_BIN_EXE_pgapace"))
+        .args(["run", "--publisher", &sides[0], "--subscriber", &sides[1]])
+        .args(["--publication", "pub", "--name", "sub"])
+        .stderr(log)
+        .spawn()?;
+    let session =
+        "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name LIKE 'pgapace %'";
+    wait_until(PATIENCE, "the start", || Ok(site.subscriber.query_one_text(DB, session)? == "t"))?;
+    // The next signal may come while one is handled, so there may be more than two.
+    wait_until(PATIENCE, "the end", || {
+        let _ = Command::new("kill").arg(run.id().to_string()).status()?;
+        Ok(run.try_wait()?.is_some())
+    })?;
+    assert_eq!(run.wait()?.code(), Some(11));
+    drop(unread);
+    Ok(())
 }
