@@ -16,6 +16,7 @@
 //! subscription between its runs. [`after_failure`] decides what follows a run that failed.
 
 mod after_failure;
+mod deleted_state;
 mod failure_record;
 mod first_run;
 mod first_settings;

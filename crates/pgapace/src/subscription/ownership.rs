@@ -87,6 +87,11 @@ impl Ownership {
         self.last().map(|last| &last.session)
     }
 
+    /// The epoch of the last run that recorded a start.
+    pub(super) fn epoch(&self) -> Option<i64> {
+        self.last().and_then(|last| last.epoch)
+    }
+
     fn last(&self) -> Option<&LastOwned> {
         match self {
             Self::Never => None,

@@ -12,6 +12,7 @@ use pgoutput::Lsn;
 use wire::{Rows, Session};
 
 use super::Supervisor;
+use super::deleted_state::anew;
 use super::retry::PreviousRuns;
 use crate::both_servers::ask_both;
 use crate::config;
@@ -138,10 +139,8 @@ impl Supervisor<'_> {
         let PublisherNow { system, slot: found, wal_end, standby } = looked?;
         let place = prepared::place_in(&place, row.id, &system.system_identifier)?;
         let mut applied = applied.ok_or_else(|| {
-            Failure::new(Class::Subscriber, "the progress of the subscription is missing").hint(
-                "Rows of pgapace.progress were deleted. Without them nothing can be resumed: drop \
-                 the subscription (pgapace drop) and start it anew.",
-            )
+            Failure::new(Class::Subscriber, "the progress of the subscription is missing")
+                .hint(format!("Rows of pgapace.progress were deleted. {}", anew("pgapace drop")))
         })?;
         let lacking = |tables: &[CatchUp]| tables.iter().map(|table| table.through).min();
         let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::after_failure::{Circumstances, Expected, Step};
+use super::deleted_state;
 use super::failure_record::FailureRecord;
 use super::missing_grants;
 use super::replay::Replay;
@@ -69,6 +70,8 @@ pub(super) fn run_from(
             AfterRun::End(result) => return result,
             AfterRun::Failed(failure, pause) => (failure, pause),
         };
+        let failure =
+            deleted_state::explained(&supervisor.config, failure, supervisor.ownership.epoch());
         let failure = match replay {
             None => missing_grants::with_grants(&supervisor.config, failure),
             // There is no publisher to look at.

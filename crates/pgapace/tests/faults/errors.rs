@@ -3,7 +3,7 @@
 use testbed::{Pair, Result};
 
 use super::privileges::{SHOP, arguments, part};
-use crate::support::{Case, DB, Finished, Site, expect_exit, on_versions, pgapace};
+use crate::support::{Case, DB, Finished, Site, expect_exit, must, on_versions, pgapace};
 
 const MAJORS: [u16; 2] = [15, 18];
 const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
@@ -284,4 +284,30 @@ fn revoked_privileges_are_named_with_the_grant() -> Result<()> {
         expect_exit(&mut run()?, 0, &[])?;
     }
     Ok(())
+}
+
+#[test]
+fn rows_of_the_state_that_were_deleted_are_told_from_another_process() {
+    let rebase = ["--until", "current", "--if-not-empty", "rebase"];
+    on_versions(&VERSIONS, |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+        let mut run = case.start();
+        case.subscriber.sql("TRUNCATE pgapace.progress");
+        case.publisher.sql("INSERT INTO t VALUES (1)");
+        let named = ["rows of pgapace.progress were deleted", "pgapace drop", "rebase"];
+        must(expect_exit(&mut run, 5, &named));
+        case.run().expect(5, &["the progress of the subscription is missing", "rebase"]);
+        case.tool.finish("drop", &[]).expect(0, &[]);
+        case.tool.finish("run", &rebase).expect(0, &[]);
+        case.expect_equal(&["t"]);
+
+        let mut run = case.start();
+        case.subscriber.sql("DELETE FROM pgapace.subscription");
+        case.publisher.sql("INSERT INTO t VALUES (2)");
+        let drop = format!("SELECT pg_drop_replication_slot('{}');", case.tool.name);
+        must(expect_exit(&mut run, 5, &["rows of pgapace.subscription were deleted", &drop]));
+        case.publisher.sql(&drop);
+        case.tool.finish("run", &rebase).expect(0, &[]);
+        case.expect_equal(&["t"]);
+    });
 }
