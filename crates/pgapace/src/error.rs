@@ -204,6 +204,9 @@ impl Failure {
             other => Self::new(class, format!("{party}: {other} while {doing}")),
         };
         failure.sqlstate = error.sqlstate().map(str::to_owned);
+        if error.is_out_of_files() {
+            failure.hint = Some(Self::LIMITS_HINT.to_owned());
+        }
         if failure.sqlstate.as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE) {
             failure.hint.get_or_insert_with(|| {
                 "Another session holds a conflicting lock: see pg_locks and pg_blocking_pids(). Try \

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use rustix::io::Errno;
+
 use crate::conninfo::ConnInfoError;
 
 /// An error of this crate.
@@ -117,6 +119,19 @@ impl Error {
             Error::Io(error) => matches!(error.kind(), ConnectionRefused | NotFound),
             Error::Server(error) => error.code == "57P03",
             Error::Connect { last, .. } => last.is_away(),
+            _ => false,
+        }
+    }
+
+    /// True when the operating system refused this process, or any, another file descriptor: for a socket, or to
+    /// resolve a host name, which it reports as EBUSY. With several hosts, the last host decides.
+    pub fn is_out_of_files(&self) -> bool {
+        match self {
+            Error::Io(error) => matches!(
+                Errno::from_io_error(error),
+                Some(Errno::MFILE | Errno::NFILE | Errno::BUSY)
+            ),
+            Error::Connect { last, .. } => last.is_out_of_files(),
             _ => false,
         }
     }
@@ -333,6 +348,19 @@ mod tests {
         };
         assert!(notice("WARNING", "SyncRepWaitForLSN"));
         assert!(!notice("WARNING", "BeginTransactionBlock") && !notice("LOG", "SyncRepWaitForLSN"));
+    }
+
+    #[test]
+    fn a_host_name_that_is_not_resolved_for_want_of_files_is_told_from_others() {
+        let connect = |last| {
+            let last = Box::new(Error::Io(last));
+            Error::Connect { host: String::new(), detail: String::new(), last }
+        };
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::BUSY] {
+            assert!(connect(errno.into()).is_out_of_files());
+        }
+        assert!(!connect(Errno::CONNREFUSED.into()).is_out_of_files());
+        assert!(!connect(std::io::ErrorKind::NotFound.into()).is_out_of_files());
     }
 
     #[test]

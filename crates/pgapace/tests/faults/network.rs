@@ -1,12 +1,16 @@
 //! Network failures on either side.
 
+use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
 use testbed::compare::TableName;
+use testbed::program::Process;
 use testbed::{Proxy, Result, Stop};
 
-use crate::support::{DB, Load, PATIENCE, Reader, Site, long, random_pause, wait_while_running};
+use crate::support::{
+    DB, Load, PATIENCE, Reader, Site, long, random_pause, wait_for_log, wait_while_running,
+};
 
 #[test]
 fn cuts_refusals_and_silence_on_either_side() -> Result<()> {
@@ -156,4 +160,25 @@ fn retries_without_a_sqlstate_are_counted() -> Result<()> {
     wait_while_running(&mut run, "the retries to be counted", PATIENCE, || {
         Ok(site.subscriber.query_one_text(DB, sql)? == "1")
     })
+}
+
+/// Limits the open files of a running process.
+fn limit_files(run: &Process, most: u32) -> Result<()> {
+    let (pid, most) = (run.pid().to_string(), format!("--nofile={most}:"));
+    let status = Command::new("prlimit").args(["--pid", &pid, &most]).status()?;
+    assert!(status.success(), "{status}");
+    Ok(())
+}
+
+#[test]
+fn a_process_without_room_for_files_names_the_limit() -> Result<()> {
+    let site = Site::start(&[], &[])?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    limit_files(&run, 3)?;
+    site.publisher.sql(DB, "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")?;
+    wait_for_log(&mut run, "raise TasksMax and LimitNOFILE", PATIENCE)?;
+    limit_files(&run, 1000)?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
+    site.wait_until_applied(&mut run)
 }
