@@ -182,7 +182,7 @@ fn connect(
     });
     let dispatch = DispatchSettings {
         workers: 1,
-        shared: false,
+        vary: false,
         scaled: false,
         ordered: true,
         round_trip: Duration::ZERO,

@@ -68,7 +68,7 @@ impl Setting {
         let transactions = rng.one_of(&[1, 2, 4, 16]);
         let dispatch = DispatchSettings {
             workers: 1 + rng.below(4),
-            shared: rng.chance(1, 4),
+            vary: rng.chance(1, 4),
             scaled: false,
             ordered,
             round_trip: rng.one_of(&[Duration::ZERO, Duration::from_millis(5)]),

@@ -28,8 +28,8 @@ impl World {
             Step::Nothing => {}
             Step::Busy { .. } => {
                 // A worker that could be opened later.
-                let shared = self.setting.dispatch.shared;
-                self.again = shared.then_some(now + self.setting.dispatch.pacing.want_after);
+                let vary = self.setting.dispatch.vary;
+                self.again = vary.then_some(now + self.setting.dispatch.pacing.want_after);
             }
             Step::Wait(time) => {
                 let late = self.sabotage == Sabotage::LatePickup;

@@ -56,7 +56,7 @@ impl World {
             self.seen.faults += 1;
             return Some(fault);
         }
-        if self.setting.dispatch.shared && self.rng.chance(1, 60) {
+        if self.setting.dispatch.vary && self.rng.chance(1, 60) {
             return Some(Event::GiveBack);
         }
         if self.setting.dispatch.workers > 1 && self.rng.chance(1, 100) {

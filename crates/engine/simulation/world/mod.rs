@@ -163,8 +163,8 @@ impl World {
         self.workers =
             (0..workers).map(|number| Worker::new(number, ordered, far, &pacing)).collect();
         self.order = CommitOrder::new(workers);
-        let shared = self.setting.dispatch.shared;
-        self.present = (0..if shared { 1 } else { workers }).collect();
+        let vary = self.setting.dispatch.vary;
+        self.present = (0..if vary { 1 } else { workers }).collect();
         (self.victims, self.last) = (0, (GroupSeq::NONE, 0));
         self.woken = (0..workers).collect();
         self.reports.clear();

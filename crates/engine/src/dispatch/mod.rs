@@ -109,8 +109,8 @@ pub enum LockError {
 pub struct DispatchSettings {
     /// The most workers that there can be.
     pub workers: usize,
-    /// Whether other subscriptions share their sessions.
-    pub shared: bool,
+    /// Whether workers come and go: other subscriptions share their sessions, or there may be too few.
+    pub vary: bool,
     /// Whether the number of workers in use follows from the measured rate. See [`scaling`].
     pub scaled: bool,
     /// Whether commits keep the publisher's order.
@@ -228,7 +228,7 @@ impl<T: Dispatchable> Dispatch<T> {
     /// Nothing waits.
     #[must_use]
     pub fn new(settings: DispatchSettings) -> Self {
-        let DispatchSettings { workers, shared, scaled, ordered, group, writeset, pacing, .. } =
+        let DispatchSettings { workers, vary, scaled, ordered, group, writeset, pacing, .. } =
             settings;
         // Unordered transactions need no turn.
         let in_turn = ordered || workers == 1;
@@ -237,7 +237,7 @@ impl<T: Dispatchable> Dispatch<T> {
         Self {
             waiting: Batcher::new(group, pacing),
             one_by_one,
-            workers: Workers::new(workers, shared || scaled, pacing),
+            workers: Workers::new(workers, vary || scaled, pacing),
             writeset: (workers > 1).then(|| Writeset::new(writeset, ordered)),
             unlocked: None,
             scaling: scaled.then(|| Scaling::new(workers)),

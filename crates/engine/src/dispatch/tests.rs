@@ -149,7 +149,7 @@ const fn at(milliseconds: u64) -> Duration {
 fn settings(workers: usize) -> DispatchSettings {
     DispatchSettings {
         workers,
-        shared: false,
+        vary: false,
         scaled: false,
         ordered: true,
         round_trip: Duration::ZERO,
@@ -460,7 +460,7 @@ fn far_away_small_groups_follow_each_other_on_one_session() {
 
 #[test]
 fn a_worker_that_leaves_gets_no_more() {
-    let mut dispatch = dispatch(DispatchSettings { shared: true, ..settings(2) });
+    let mut dispatch = dispatch(DispatchSettings { vary: true, ..settings(2) });
     dispatch.want(true, at(0), || true);
     assert_eq!(dispatch.want(true, at(60), || true), Want::Open(1));
     dispatch.came(1, at(60));

@@ -82,7 +82,7 @@ pub(super) fn settings(
     Settings {
         dispatch: DispatchSettings {
             workers,
-            shared: false,
+            vary: false,
             scaled: false,
             ordered: true,
             round_trip,

@@ -82,7 +82,7 @@ impl Pool {
     ) -> Self {
         let dispatch = Dispatch::new(DispatchSettings {
             workers: slots.number().most,
-            shared: slots.are_shared(),
+            vary: slots.come_and_go(),
             scaled: slots.number().auto,
             ordered: identity.ordered,
             round_trip: identity.round_trip,

@@ -4,6 +4,7 @@ use pgoutput::Lsn;
 
 use super::retry::PreviousRuns;
 use crate::error::{Class, Failure, Recovery, is_stale_catalogue};
+use crate::sqlstate;
 
 #[derive(Debug, Default)]
 pub(super) struct Lessons {
@@ -15,6 +16,8 @@ pub(super) struct Lessons {
     pub(super) whole_transactions: Option<String>,
     /// The error of a table that the next run blocks.
     pub(super) failed_table: Option<Failure>,
+    /// The subscriber has refused connections to the last run that has opened them all at once.
+    pub(super) few_connections: bool,
     /// Commit LSN of the last error that a stale catalogue may have caused.
     catalogue_error: Option<Lsn>,
 }
@@ -34,6 +37,14 @@ impl Lessons {
         }
         let Some(offender) = &failure.offender else { return false };
         self.catalogue_error.replace(offender.commit_lsn) != Some(offender.commit_lsn)
+    }
+
+    /// Whether the next run may succeed because it opens its apply workers one by one: the subscriber refused a
+    /// connection to this one, which has opened them all at once.
+    pub(super) fn are_new_of_few_connections(&mut self, failure: &Failure) -> bool {
+        let refused = failure.class == Class::Subscriber
+            && failure.sqlstate.as_deref() == Some(sqlstate::TOO_MANY_CONNECTIONS);
+        refused && !std::mem::replace(&mut self.few_connections, true)
     }
 }
 
@@ -63,6 +74,18 @@ mod tests {
         let sqlstate = Some("42703".to_owned());
         let offender = Some(Box::new(offender));
         Failure { sqlstate, offender, ..Failure::new(Class::Apply, "x") }
+    }
+
+    #[test]
+    fn only_the_first_refused_connection_is_new() {
+        let mut lessons = Lessons::default();
+        let sqlstate = Some("53300".to_owned());
+        let refused = Failure { sqlstate, ..Failure::new(Class::Subscriber, "x") };
+        assert!(!lessons.are_new_of_few_connections(&Failure::new(Class::Subscriber, "x")));
+        let of_publisher = Failure { class: Class::Publisher, ..refused.like() };
+        assert!(!lessons.are_new_of_few_connections(&of_publisher));
+        assert!(lessons.are_new_of_few_connections(&refused) && lessons.few_connections);
+        assert!(!lessons.are_new_of_few_connections(&refused));
     }
 
     #[test]

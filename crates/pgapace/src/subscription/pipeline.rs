@@ -117,6 +117,7 @@ impl Supervisor<'_> {
             most: sessions.workers,
             limited_by_origins: sessions.workers < config.workers.most(),
             auto: config.workers == ApplyWorkers::Auto,
+            one_by_one: self.lessons.few_connections,
         };
         let identity = Identity {
             id: row.id,

@@ -15,7 +15,7 @@ use super::{RunOptions, Supervisor};
 use crate::apply::leader::Outcome;
 use crate::apply::session_leases::Leaseholder;
 use crate::config::live::LiveSettings;
-use crate::config::{self, OnTableError};
+use crate::config::{self, ApplyWorkers, OnTableError};
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::Board;
 use crate::stopping::shutdown::Shutdown;
@@ -213,7 +213,23 @@ impl Supervisor<'_> {
         if self.lessons.may_be_stale_catalogue(failure, self.previous_runs) {
             return retry.again(failure, now);
         }
+        if self.opened_workers_at_once() && self.lessons.are_new_of_few_connections(failure) {
+            tracing::warn!(
+                event = "connections_limit_workers",
+                subscription = self.config.name,
+                workers = %self.config.workers,
+                error = %failure,
+                "subscriber refuses connections; apply workers start one by one, as they are needed"
+            );
+            return retry.again(failure, now);
+        }
         retry.next(failure, self.previous_runs, now)
+    }
+
+    /// Whether the run may have opened all of its apply workers at its start.
+    fn opened_workers_at_once(&self) -> bool {
+        let fixed = !matches!(self.config.workers, ApplyWorkers::Auto | ApplyWorkers::Fixed(1));
+        fixed && self.leaseholder.is_alone() && !self.stage.is_before_ownership()
     }
 
     /// Logs why another run follows.

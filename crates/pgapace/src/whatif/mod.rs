@@ -78,7 +78,7 @@ impl Forecaster<'_> {
         let settings = Settings {
             dispatch: DispatchSettings {
                 workers,
-                shared: false,
+                vary: false,
                 scaled: false,
                 ordered: config.preserve_commit_order,
                 round_trip: scenario.round_trip,

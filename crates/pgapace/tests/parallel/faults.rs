@@ -9,7 +9,9 @@ use testbed::program::events;
 use testbed::workload::ledger;
 use testbed::{Error, Result};
 
-use crate::support::{DB, Load, PATIENCE, Reader, Site, long, random_pause, wait_while_running};
+use crate::support::{
+    DB, Load, PATIENCE, Reader, Site, long, must, on_versions, random_pause, wait_while_running,
+};
 
 const RATE: f64 = 150.0;
 
@@ -100,4 +102,45 @@ fn restarts_with_other_workers_and_orders() -> Result<()> {
     let checks = reader.join().map_err(|_| Error::other("the reader panicked"))??;
     assert!(checks >= 10, "{checks} checks");
     site.expect_equal_load()
+}
+
+/// Six sessions: those for control, durability and detection of blockers, and three apply workers.
+#[test]
+fn workers_start_one_by_one_where_connections_are_few() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        let role = format!("{}_few", case.tool.name);
+        case.both("CREATE TABLE t (id int PRIMARY KEY, v int)");
+        case.subscriber.change_setting_privileges(&format!(
+            "CREATE ROLE {role} LOGIN CONNECTION LIMIT 6; ALTER TABLE t OWNER TO {role}; \
+             GRANT CREATE ON DATABASE {} TO {role}; \
+             GRANT SET ON PARAMETER session_replication_role TO {role}",
+            case.subscriber.name
+        ));
+        case.tool.subscriber =
+            case.tool.subscriber.replace("user=postgres", &format!("user={role}"));
+        case.tool.args = ["--workers", "4"].map(str::to_owned).to_vec();
+        case.publish("FOR ALL TABLES");
+        let mut run = case.start();
+        assert_eq!(run.events("connections_limit_workers"), 1, "{}", run.log());
+        let workers = format!(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgapace {} apply'",
+            case.tool.name
+        );
+        assert_eq!(case.subscriber.value(&workers), "1");
+        case.publisher.sql("INSERT INTO t VALUES (1, 0)");
+        case.wait_until_applied(&mut run);
+        let mut user = case.subscriber.connect();
+        must(user.batch_execute("BEGIN; SELECT FROM t WHERE id = 1 FOR UPDATE"));
+        case.publisher.sql("UPDATE t SET v = 1");
+        case.publisher.sql(
+            "DO $$ BEGIN FOR i IN 2..400 LOOP INSERT INTO t VALUES (i, 0); COMMIT; END LOOP; END $$",
+        );
+        must(wait_while_running(&mut run, "another worker", PATIENCE, || {
+            Ok(case.subscriber.value(&workers) != "1")
+        }));
+        must(user.batch_execute("COMMIT"));
+        case.wait_until_applied(&mut run);
+        case.expect_equal(&["t"]);
+        case.stop(run);
+    });
 }

@@ -30,6 +30,8 @@ pub(crate) struct WorkerNumber {
     pub(crate) limited_by_origins: bool,
     /// Whether the number in use follows from what they gain.
     pub(crate) auto: bool,
+    /// Whether they come and go although their number is fixed: the subscriber had no connections for all at once.
+    pub(crate) one_by_one: bool,
 }
 
 /// A place for a worker.
@@ -63,14 +65,15 @@ struct OpenedWorker {
 }
 
 impl OpenedWorkers {
-    /// Opens the subscription's own session, and all others if their number is fixed and no other
-    /// subscription shares them.
+    /// Opens the subscription's own session, and all others if their number is fixed, no other
+    /// subscription shares them, and the subscriber has the connections.
     pub(crate) fn open(
         leaseholder: &Arc<Leaseholder>,
         number: WorkerNumber,
         connector: &Connector,
     ) -> Result<Self> {
-        let more = if leaseholder.is_alone() && !number.auto { number.most } else { 1 };
+        let all = leaseholder.is_alone() && !number.auto && !number.one_by_one;
+        let more = if all { number.most } else { 1 };
         let leases = (1..more).filter_map(|number| Some((number, Some(leaseholder.ask()?))));
         let leases: Vec<_> = std::iter::once((0, None)).chain(leases).collect();
         let panicked = |_| Err(Failure::internal("connecting panicked"));
@@ -121,9 +124,9 @@ impl Slots {
         self.number
     }
 
-    /// Whether other subscriptions share their sessions.
-    pub(super) fn are_shared(&self) -> bool {
-        !self.leaseholder.is_alone()
+    /// Whether they come and go although their number is fixed.
+    pub(super) fn come_and_go(&self) -> bool {
+        !self.leaseholder.is_alone() || self.number.one_by_one
     }
 
     /// The subscription that they work for.
