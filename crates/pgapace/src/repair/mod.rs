@@ -313,7 +313,7 @@ pub(crate) fn differences(
     };
     let source = if plan.key.is_empty() { "row_values" } else { "key" };
     let literals: Vec<_> = names.iter().map(|name| quote_literal(name)).collect();
-    let values: Vec<_> = literals.iter().map(|name| format!("{source} ->> {name}")).collect();
+    let values = literals.iter().map(|name| format!(", {source} ->> {name}"));
     // If the key has other columns now, neither server finds the row, and the difference would be taken for
     // gone.
     let same_columns = format!(
@@ -323,10 +323,10 @@ pub(crate) fn differences(
         literals.len()
     );
     let sql = format!(
-        "SELECT id, ({same_columns}) IS NOT TRUE, {} FROM pgapace.difference d \
+        "SELECT id, ({same_columns}) IS NOT TRUE{} FROM pgapace.difference d \
          WHERE subscription = {} AND schema_name = {} AND table_name = {} AND id > {after} \
            AND {FOUND_BY} = ANY ('{}'::pg_catalog.int8[]) ORDER BY id LIMIT {most}",
-        values.join(", "),
+        values.collect::<String>(),
         id.0,
         quote_literal(&plan.schema),
         quote_literal(&plan.name),

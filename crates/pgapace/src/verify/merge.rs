@@ -27,7 +27,9 @@ impl RowEntry {
         let mut parts = line.splitn(4, |byte| *byte == b'\t');
         let mut number = || std::str::from_utf8(parts.next()?).ok()?.parse().ok();
         let (order, first, second) = (number()?, number()?, number()?);
-        Some(Self { order, hashes: (first, second), fields: parts.next()?.to_vec() })
+        // A row of a table without columns has no fields.
+        let fields = parts.next().unwrap_or_default().to_vec();
+        Some(Self { order, hashes: (first, second), fields })
     }
 
     /// Approximate size in memory.
@@ -237,7 +239,8 @@ mod tests {
         let fields = [Some("a"), Some("b\tc"), None].map(|text| text.map(str::to_owned));
         assert_eq!(values(&parsed.fields), fields);
         assert_eq!(RowEntry::parse(b"1\t2\tx\ty"), None);
-        assert_eq!(RowEntry::parse(b"1\t2\t3"), None);
+        assert_eq!(RowEntry::parse(b"1\t2"), None);
+        assert!(RowEntry::parse(b"1\t2\t3\n").unwrap().fields.is_empty(), "no columns");
     }
 
     #[test]

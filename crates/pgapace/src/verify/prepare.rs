@@ -180,7 +180,23 @@ pub(crate) fn prepare(
     let not_ready = not_ready(subscriber, row, published.iter().filter(wanted))?;
     refuse(not_ready.into_iter().map(Problem::or_leave_it_out).collect())?;
     let users = [config.publisher.user(), config.subscriber.user()];
-    plan(publisher, subscriber, (&config.publications, users), scope)
+    let prepared = plan(publisher, subscriber, (&config.publications, users), scope)?;
+    refuse(prepared.plans.iter().filter_map(nothing_compared).collect())?;
+    Ok(prepared)
+}
+
+/// A table whose columns are all left. Rows of a table without columns are equal: their number is compared.
+fn nothing_compared(plan: &TablePlan) -> Option<Problem> {
+    if !plan.columns.is_empty() || plan.columns_left().is_empty() {
+        return None;
+    }
+    let mut message = format!("table {} has no comparable columns", plan.display_name());
+    if !plan.not_comparable.is_empty() {
+        let reason = |(name, reason): &(String, String)| format!("{name}: {reason}");
+        let reasons: Vec<_> = plan.not_comparable.iter().map(reason).collect();
+        message.push_str(&format!(" ({})", reasons.join("; ")));
+    }
+    Some(Problem::new(message, "Leave it out: name the other tables with --table"))
 }
 
 /// Checks and plans tables in any state. `users` are the roles on publisher and subscriber.
@@ -326,19 +342,6 @@ impl Context<'_> {
                 Ok(column) => compared.push(column),
                 Err(reason) => not_comparable.push(((*column).to_owned(), reason)),
             }
-        }
-        if compared.is_empty() {
-            let reasons: Vec<_> =
-                not_comparable.iter().map(|(name, reason)| format!("{name}: {reason}")).collect();
-            let reasons = if reasons.is_empty() {
-                String::new()
-            } else {
-                format!(" ({})", reasons.join("; "))
-            };
-            return Err(Problem::new(
-                format!("table {name} has no comparable columns{reasons}"),
-                "Leave it out: name the other tables with --table",
-            ));
         }
         let sides = (side(theirs), side(ours));
         let key = key::choose(sides.0, sides.1, &compared);

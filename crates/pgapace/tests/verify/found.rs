@@ -252,13 +252,8 @@ fn odd_tables() {
              INSERT INTO wide SELECT i FROM generate_series(1, 100) i; INSERT INTO wide_keyless (c7) SELECT * FROM generate_series(1, 100)",
         );
         case.publisher.sql("CREATE PUBLICATION pub FOR ALL TABLES");
-        let refused = case.run();
-        // A table without columns cannot be part of it.
-        if refused.code != Some(0) {
-            refused.expect(0, &[]);
-        }
-        let nothing = case.tool.finish("verify", &[]);
-        nothing.expect(6, &["table public.no_columns has no comparable columns"]);
+        case.run_until_current();
+        case.tool.finish("verify", &[]).expect(0, &[]);
         let mut tables = vec!["wide", "wide_keyless", "empty", "empty_keyless"];
         if extensions {
             tables.push("ext_types");
