@@ -1,6 +1,7 @@
 //! Makes binary values readable, for the keys in logs and errors.
 
 use crate::subscriber::oid;
+use crate::subscriber::value_text::{date, network, numeric, time, timestamp};
 
 /// The text of a value. NUL, and bytes that are not UTF-8, become `\\xNN`: the encoding of the subscriber
 /// may lack what else would stand for them.
@@ -13,7 +14,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     text
 }
 
-/// The text of types whose binary form is their value, else the bytes in hexadecimal. `kind` is `pg_type.typtype`.
+/// The text of a value of a common type, else the bytes in hexadecimal. `kind` is `pg_type.typtype`.
 pub(crate) fn binary(type_oid: u32, kind: char, bytes: &[u8]) -> String {
     known(type_oid, kind, bytes).unwrap_or_else(|| hexadecimal(bytes))
 }
@@ -35,8 +36,24 @@ fn known(type_oid: u32, kind: char, bytes: &[u8]) -> Option<String> {
         oid::UUID => uuid(&array(bytes)?),
         oid::PG_LSN => pgoutput::Lsn(u64::from_be_bytes(array(bytes)?)).to_string(),
         oid::JSONB => text(bytes.get(1..)?),
+        oid::NUMERIC => written(|out| numeric(bytes, out))?,
+        oid::DATE => written(|out| Some(date(out, i32::from_be_bytes(array(bytes)?))))?,
+        oid::TIME => written(|out| Some(time(out, i64::from_be_bytes(array(bytes)?))))?,
+        oid::TIMESTAMP => timestamp_text(bytes, "")?,
+        oid::TIMESTAMPTZ => timestamp_text(bytes, "+00")?,
+        oid::INET | oid::CIDR => written(|out| network(bytes, out))?,
         _ => return None,
     })
+}
+
+fn timestamp_text(bytes: &[u8], zone: &str) -> Option<String> {
+    written(|out| Some(timestamp(out, i64::from_be_bytes(array(bytes)?), zone)))
+}
+
+fn written(write: impl FnOnce(&mut Vec<u8>) -> Option<()>) -> Option<String> {
+    let mut out = Vec::new();
+    write(&mut out)?;
+    String::from_utf8(out).ok()
 }
 
 fn array<const N: usize>(bytes: &[u8]) -> Option<[u8; N]> {
@@ -69,6 +86,10 @@ mod tests {
         assert_eq!(binary(18, 'b', b"\0"), "\\x00");
         assert_eq!(binary(25, 'b', b"\xc3\xa9\xe4b"), "é\\xe4b");
         assert_eq!(binary(600, 'b', &[0xab, 1]), "\\xab01");
+        assert_eq!(binary(1082, 'b', &366_i32.to_be_bytes()), "2001-01-01");
+        assert_eq!(binary(1184, 'b', &1_500_000_i64.to_be_bytes()), "2000-01-01 00:00:01.5+00");
+        assert_eq!(binary(1700, 'b', &[0, 2, 0, 0, 0x40, 0, 0, 2, 0, 1, 0x13, 0x88]), "-1.50");
+        assert_eq!(binary(1700, 'b', &[0, 2]), "\\x0002");
         let id = *b"\x12\x34\x56\x78\x9a\xbc\xde\xf0\x12\x34\x56\x78\x9a\xbc\xde\xf0";
         assert_eq!(uuid(&id), "12345678-9abc-def0-1234-56789abcdef0");
     }

@@ -22,4 +22,5 @@ pub(crate) mod storage;
 pub(crate) mod tagging;
 pub(crate) mod type_names;
 pub(crate) mod unique;
+pub(crate) mod value_text;
 pub(crate) mod writer_tag;

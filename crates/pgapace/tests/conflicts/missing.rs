@@ -34,6 +34,31 @@ fn missing_rows_are_counted_and_recorded() {
     });
 }
 
+/// Values come in binary format, or as text with `--binary=off`.
+#[test]
+fn keys_are_recorded_as_text_in_both_formats() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.replicate(
+            "CREATE TABLE t (n numeric(10,2), d date, c time, l timestamp, z timestamptz, u uuid, i inet, b boolean, \
+             PRIMARY KEY (n, d, c, l, z, u, i, b))",
+        );
+        let key = "'-1.50', '2024-02-29', '12:00:00.5', '2024-01-02 03:04:05', '0044-03-15 00:00:00+00 BC', \
+            '01234567-89ab-cdef-0123-456789abcdef', '10.0.0.1/8', true";
+        for format in ["auto", "off"] {
+            case.tool.args = vec![format!("--binary={format}")];
+            case.publisher.sql(&format!("INSERT INTO t VALUES ({key})"));
+            case.run_until_current();
+            case.subscriber.sql("DELETE FROM t");
+            case.publisher.sql("DELETE FROM t");
+            case.run_until_current();
+        }
+        let values = key.replace('\'', "").replace("true", "t");
+        let expected =
+            format!("delete_missing skip f DELETE t (n, d, c, l, z, u, i, b)=({values})");
+        assert_eq!(conflicts(&case), [expected.as_str(), &expected]);
+    });
+}
+
 /// Some of many transactions look for rows that are missing. Their groups stay sets: only the first is
 /// executed again. Every change of a missing row is counted, up to its next insert. Many small groups of several
 /// workers keep their places too, and take no row for missing that a group before inserts.

@@ -7,6 +7,7 @@
 use std::io::Write as _;
 
 use crate::subscriber::oid;
+use crate::subscriber::value_text::{date, numeric, timestamp};
 
 /// The type of the elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,14 +31,6 @@ pub(super) enum Element {
     Jsonb,
 }
 
-/// Days from 1970-01-01 to 2000-01-01, where PostgreSQL's dates begin.
-const EPOCH_DAYS: i64 = 10_957;
-const MICROSECONDS_OF_DAY: i64 = 86_400_000_000;
-/// A numeric with this sign is negative; with one of the others it is no number.
-const NUMERIC_NEGATIVE: u16 = 0x4000;
-const NUMERIC_NAN: u16 = 0xC000;
-const NUMERIC_INFINITY: u16 = 0xD000;
-const NUMERIC_MINUS_INFINITY: u16 = 0xF000;
 /// The dimensions of an array (`MAXDIM` in PostgreSQL's `array.h`).
 const MAX_DIMENSIONS: usize = 6;
 
@@ -178,10 +171,6 @@ impl<'a> Input<'a> {
     fn int(&mut self) -> Option<i32> {
         Some(i32::from_be_bytes(self.take(4)?.try_into().ok()?))
     }
-
-    fn short(&mut self) -> Option<u16> {
-        Some(u16::from_be_bytes(self.take(2)?.try_into().ok()?))
-    }
 }
 
 fn print(out: &mut Vec<u8>, value: impl std::fmt::Display) {
@@ -207,99 +196,6 @@ fn escaped(text: &[u8], out: &mut Vec<u8>) {
         }
         out.push(*byte);
     }
-}
-
-/// `numeric_send` in PostgreSQL's `numeric.c`: digits of base 10000, the weight of the first, the sign, and the number
-/// of decimal places.
-fn numeric(bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
-    let mut input = Input(bytes);
-    let digits = input.short()?;
-    let weight = i32::from(input.short()?.cast_signed());
-    let sign = input.short()?;
-    let places = i32::from(input.short()?);
-    match sign {
-        0 => {}
-        NUMERIC_NEGATIVE => out.push(b'-'),
-        NUMERIC_NAN => out.extend_from_slice(b"NaN"),
-        NUMERIC_INFINITY => out.extend_from_slice(b"Infinity"),
-        NUMERIC_MINUS_INFINITY => out.extend_from_slice(b"-Infinity"),
-        _ => return None,
-    }
-    if !matches!(sign, 0 | NUMERIC_NEGATIVE) {
-        return Some(());
-    }
-    let mut digits = (0..digits).map(|_| input.short()).collect::<Option<Vec<_>>>()?.into_iter();
-    if weight < 0 {
-        out.push(b'0');
-    }
-    for position in 0..=weight {
-        let digit = digits.next().unwrap_or(0);
-        let _ = if position == 0 { write!(out, "{digit}") } else { write!(out, "{digit:04}") };
-    }
-    if places > 0 {
-        out.push(b'.');
-        let point = out.len();
-        // Groups of zeros between the point and the first digit.
-        for _ in weight..-1 {
-            out.extend_from_slice(b"0000");
-        }
-        let end = point + usize::try_from(places).ok()?;
-        while out.len() < end {
-            let _ = write!(out, "{:04}", digits.next().unwrap_or(0));
-        }
-        out.truncate(end);
-    }
-    Some(())
-}
-
-fn date(out: &mut Vec<u8>, days: i32) {
-    match days {
-        i32::MIN => out.extend_from_slice(b"-infinity"),
-        i32::MAX => out.extend_from_slice(b"infinity"),
-        _ => {
-            let before_christ = day(out, days.into());
-            out.extend_from_slice(before_christ.as_bytes());
-        }
-    }
-}
-
-fn timestamp(out: &mut Vec<u8>, microseconds: i64, zone: &str) {
-    match microseconds {
-        i64::MIN => out.extend_from_slice(b"-infinity"),
-        i64::MAX => out.extend_from_slice(b"infinity"),
-        _ => {
-            let before_christ = day(out, microseconds.div_euclid(MICROSECONDS_OF_DAY));
-            let time = microseconds.rem_euclid(MICROSECONDS_OF_DAY);
-            let (seconds, fraction) = (time / 1_000_000, time % 1_000_000);
-            let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
-            let seconds = seconds % 60;
-            let _ = write!(
-                out,
-                " {hours:02}:{minutes:02}:{seconds:02}.{fraction:06}{zone}{before_christ}"
-            );
-        }
-    }
-}
-
-/// Appends year, month and day of a day since 2000-01-01; returns what stands behind a year before 1 AD.
-///
-/// Years are counted from March, so that the day of a leap year is the last: then a month begins after a number of
-/// days that is linear in the number of the month.
-fn day(out: &mut Vec<u8>, days: i64) -> &'static str {
-    const DAYS_OF_ERA: i64 = 146_097;
-    // From 0000-03-01.
-    let days = days + EPOCH_DAYS + 719_468;
-    let (era, day_of_era) = (days.div_euclid(DAYS_OF_ERA), days.rem_euclid(DAYS_OF_ERA));
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
-    let year = year_of_era + era * 400 + i64::from(month <= 2);
-    let (shown, before_christ) = if year > 0 { (year, "") } else { (1 - year, " BC") };
-    let _ = write!(out, "{shown:04}-{month:02}-{day:02}");
-    before_christ
 }
 
 #[cfg(test)]
@@ -358,23 +254,5 @@ mod tests {
         assert_eq!(text(Element::Text, &binary(&[(1, 1)], &[Some(&quotes)])), None, "too large");
         let jsonb = binary(&[(1, 1)], &[Some(b"\x02{}")]);
         assert_eq!(text(Element::Jsonb, &jsonb), None);
-    }
-
-    #[test]
-    fn days_of_the_calendar() {
-        for (days, expected) in [
-            (0, "2000-01-01"),
-            (-1, "1999-12-31"),
-            (59, "2000-02-29"),
-            (-730_119, "0001-01-01"),
-            (-730_120, "0001-12-31 BC"),
-            (2_145_031_948, "5874897-12-31"),
-            (i32::MAX, "infinity"),
-            (i32::MIN, "-infinity"),
-        ] {
-            let mut out = Vec::new();
-            date(&mut out, days);
-            assert_eq!(String::from_utf8(out).unwrap(), expected);
-        }
     }
 }
