@@ -4,6 +4,7 @@ use std::fmt;
 
 use pgoutput::{Lsn, Xid};
 
+use crate::encoding_error;
 use crate::sqlstate;
 use crate::subscriber::missing_label;
 use crate::subscriber::state::conflicts::Conflict;
@@ -198,6 +199,9 @@ impl Failure {
                 failure.hint.clone_from(&server.hint);
                 if class == Class::Subscriber && missing_label::is_reported(server) {
                     failure.hint = Some(missing_label::hint(server, std::iter::empty()));
+                }
+                if let Some(remedy) = encoding_error::remedy(server) {
+                    failure.hint = Some(format!("{remedy}."));
                 }
                 failure
             }

@@ -11,6 +11,7 @@ mod check;
 mod cli;
 mod config;
 mod connecting;
+mod encoding_error;
 mod error;
 mod hand_over;
 mod http;

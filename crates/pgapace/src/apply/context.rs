@@ -10,6 +10,7 @@ use wire::{ServerError, quote_ident};
 use crate::apply::expected::Expected;
 use crate::apply::offender::{self, unknown_offender};
 use crate::apply::work::{Group, Work};
+use crate::encoding_error;
 use crate::error::{Class, Failure, Offender, Result};
 use crate::sqlstate;
 use crate::subscriber::catalogue::ANOTHER_TABLE;
@@ -312,6 +313,7 @@ fn hint_of_error(
                  {domain} DROP CONSTRAINT {constraint};"
             )
         }
+        _ if let Some(remedy) = encoding_error::remedy(said) => remedy,
         (sqlstate::NOT_NULL_VIOLATION, _) => {
             let column = column.as_deref().unwrap_or("…");
             format!(

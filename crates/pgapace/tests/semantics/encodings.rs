@@ -3,6 +3,7 @@
 use crate::support::{Case, PATIENCE, must, wait_for_event, wait_while_running};
 
 const LATIN1: &str = "TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'";
+const SQL_ASCII: &str = "TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'";
 
 fn recorded_keys(case: &Case) -> Vec<String> {
     case.subscriber.rows("SELECT conflict, key FROM pgapace.conflict ORDER BY id")
@@ -41,18 +42,63 @@ fn a_key_with_bytes_that_are_no_text_is_recorded() {
     assert_eq!(recorded_keys(&case), expected);
 }
 
-/// The hint contains characters that the subscriber's encoding lacks.
+/// The hint names a type of the publisher.
 #[test]
 fn a_subscription_is_disabled_with_a_reason_that_the_encoding_lacks() {
     let mut case = Case::with_databases(15, 18, "", LATIN1);
-    case.replicate("CREATE TABLE t (id int PRIMARY KEY, \"größe\" text)");
-    case.publisher.sql("INSERT INTO t VALUES (1, '€')");
+    case.publisher
+        .sql("CREATE TYPE \"€\" AS ENUM ('long'); CREATE TABLE t (id int PRIMARY KEY, v \"€\")");
+    case.subscriber.sql("CREATE TABLE t (id int PRIMARY KEY, v varchar(1))");
+    case.publish("FOR TABLE t");
+    case.run_until_current();
+    case.publisher.sql("INSERT INTO t VALUES (1, 'long')");
     case.tool.args.push("--disable-on-error".to_owned());
-    case.run().expect(9, &["22P05", "…"]);
-    case.run().expect(13, &["22P05"]);
+    case.run().expect(9, &["22001", "TYPE public.\"€\""]);
+    case.run().expect(13, &["22001"]);
     let reason = case.subscriber.value("SELECT disabled_reason FROM pgapace.subscription");
-    assert!(reason.contains("public.t") && reason.contains("TYPE ..."), "{reason}");
+    assert!(reason.contains("public.t") && reason.contains("TYPE public.\"?\""), "{reason}");
     assert_eq!(case.statistic("last_error"), reason);
+}
+
+/// A character that the encoding lacks is no matter of the type.
+#[test]
+fn a_change_says_what_to_do_about_characters() {
+    let case = Case::with_databases(18, 18, "", LATIN1);
+    case.replicate("CREATE TABLE t (k text PRIMARY KEY)");
+    case.publisher.sql("INSERT INTO t VALUES ('€')");
+    let next = ["(k)=(€)", "Encoding LATIN1 lacks this character", "or skip the transaction"];
+    let failed = case.run();
+    assert!(!failed.log.contains("ALTER TABLE"), "{}", failed.log);
+    failed.expect(9, &next);
+}
+
+/// The same, and bytes that are no text, as a database with SQL_ASCII has them.
+#[test]
+fn a_copy_says_what_to_do_about_characters() {
+    for (publisher, subscriber, value, next) in [
+        ("", LATIN1, "'€'", "Encoding LATIN1 lacks this character"),
+        (SQL_ASCII, "", "E'\\351'", "bytes that are no text in this encoding"),
+    ] {
+        let case = Case::with_databases(18, 15, publisher, subscriber);
+        case.both("CREATE TABLE t (v text)");
+        case.publisher.sql(&format!("INSERT INTO t VALUES ({value})"));
+        case.publish("FOR TABLE t");
+        let failed = case.run();
+        assert!(!failed.log.contains("ALTER TABLE"), "{}", failed.log);
+        failed.expect(if publisher.is_empty() { 9 } else { 4 }, &[next, "on the publisher"]);
+    }
+}
+
+/// The character is one of the encoding, but no value of the type.
+#[test]
+fn an_escape_that_the_type_lacks_is_a_matter_of_the_type() {
+    let case = Case::new(18, 18);
+    case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY, v json)");
+    case.subscriber.sql("CREATE TABLE t (id int PRIMARY KEY, v jsonb)");
+    case.publish("FOR TABLE t");
+    case.run_until_current();
+    case.publisher.sql("INSERT INTO t VALUES (1, '\"\\u0000\"')");
+    case.run().expect(9, &["22P05", "ALTER COLUMN \"v\" TYPE json"]);
 }
 
 /// A warning that is written together with the statistics of the run.

@@ -1,0 +1,56 @@
+//! Errors of a server about text that an encoding lacks, or that is no text in it.
+
+use wire::ServerError;
+
+use crate::sqlstate;
+
+/// The function of the server that refuses a character (`mbutils.c`). Others have its SQLSTATE too.
+const ROUTINE: &str = "report_untranslatable_char";
+
+/// The next step, without its full stop; `None` if the error is about something else.
+pub(crate) fn remedy(said: &ServerError) -> Option<String> {
+    if said.code == sqlstate::CHARACTER_NOT_IN_REPERTOIRE {
+        return Some(
+            "The value has bytes that are no text in this encoding. Change it on the publisher, or use a subscriber \
+             database with encoding SQL_ASCII"
+                .to_owned(),
+        );
+    }
+    if said.routine.as_deref() != Some(ROUTINE) {
+        return None;
+    }
+    // The message ends with the encoding in quotes. It may be in any language.
+    let encoding = said.message.strip_suffix('"').and_then(|text| text.rsplit('"').next());
+    let lacks = encoding.map_or_else(
+        || "The encoding of the database lacks this character".to_owned(),
+        |encoding| format!("Encoding {encoding} lacks this character"),
+    );
+    Some(format!(
+        "{lacks}. Change the value on the publisher, or use a subscriber database with encoding UTF8"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::ServerError;
+
+    use super::remedy;
+
+    #[test]
+    fn the_encoding_is_that_of_the_message() {
+        let of = |code: &str, routine: &str, message: &str| {
+            let mut said = ServerError::default();
+            code.clone_into(&mut said.code);
+            message.clone_into(&mut said.message);
+            said.routine = Some(routine.to_owned());
+            remedy(&said)
+        };
+        let message = "character with byte sequence 0xe6 in encoding \"UTF8\" has no equivalent in encoding \"LATIN1\"";
+        let lacks = of("22P05", "report_untranslatable_char", message).unwrap();
+        assert!(lacks.starts_with("Encoding LATIN1 lacks"), "{lacks}");
+        let other = of("22P05", "report_untranslatable_char", "le caractère « é »").unwrap();
+        assert!(other.starts_with("The encoding of the database"), "{other}");
+        assert_eq!(of("22P05", "json_errsave_error", "unsupported Unicode escape sequence"), None);
+        assert!(of("22021", "report_invalid_encoding", "0xe9").is_some());
+    }
+}
