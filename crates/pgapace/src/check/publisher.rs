@@ -89,6 +89,11 @@ pub(super) fn check(
                 reporter.ok("publication", format!("tables published by {names}: {count}"));
             }
         }
+        for table in config.on_conflict.unpublished(&tables) {
+            reporter
+                .warn("on-conflict", format!("rule for {table}: no such table is published"))
+                .on(table);
+        }
         unlogged(session, config, reporter)?;
         check_tables(session, config, known, about, &tables, reporter)?;
         Ok(tables)

@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use crate::publisher::publication::PublishedTable;
 use crate::sqlstate;
 use serde::Deserialize;
 
@@ -209,6 +210,21 @@ impl Policy {
     /// Whether there are any rules.
     pub(crate) fn has_rules(&self) -> bool {
         !self.0.is_empty()
+    }
+
+    /// The tables that rules name without effect, because none of that name is published.
+    pub(crate) fn unpublished(&self, published: &[PublishedTable]) -> Vec<String> {
+        let is_published = |(schema, name): &(String, String)| {
+            published.iter().any(|table| table.schema == *schema && table.name == *name)
+        };
+        let named = self.0.iter().filter_map(|rule| rule.table.as_ref());
+        let mut names: Vec<_> = named
+            .filter(|table| !is_published(table))
+            .map(|(schema, name)| format!("{schema}.{name}"))
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        names
     }
 
     /// The rules for a table; `None` if no rule applies to it.

@@ -221,6 +221,8 @@ struct Supervisor<'a> {
     take_over: bool,
     /// Unlogged tables were logged: once in a process, not at each retry.
     looked_at_storage: bool,
+    /// Tables of conflict rules that are not published, as they were logged last.
+    unused_rules: Vec<String>,
     /// Whether a session of this process has tagged its commits with a replication origin.
     tagging: Arc<AtomicBool>,
     /// Since the first run that failed.
@@ -250,6 +252,7 @@ impl<'a> Supervisor<'a> {
             goal: options.until,
             take_over: options.take_over,
             looked_at_storage: false,
+            unused_rules: Vec::new(),
             tagging: Arc::default(),
             slot_watch: None,
         }

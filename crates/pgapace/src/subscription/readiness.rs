@@ -88,6 +88,7 @@ impl Supervisor<'_> {
                 self.board.enters(RunPhase::Copying);
             }
             let published = self.sync_tables(&mut control, &mut source, row, context, read)?;
+            self.name_unused_rules(&published);
             // A rebase is over with the first tables: those that are added are treated as the settings say.
             let context = SyncContext { options: self.config.copy(), ..context };
             let opening = match opening {
@@ -141,6 +142,21 @@ impl Supervisor<'_> {
             let ready = ReadyToStream { row, context, published };
             Ok(Readiness::Ready(ready, Box::new(opened)))
         })
+    }
+
+    /// Logs conflict rules for tables that are not published, perhaps because of a mistyped name: not again at each
+    /// retry.
+    fn name_unused_rules(&mut self, published: &[PublishedTable]) {
+        let unused = self.config.on_conflict.unpublished(published);
+        for table in unused.iter().filter(|table| !self.unused_rules.contains(table)) {
+            tracing::warn!(
+                event = "conflict_rule_unused",
+                subscription = self.config.name,
+                table,
+                "a rule of --on-conflict is for a table that is not published"
+            );
+        }
+        self.unused_rules = unused;
     }
 
     /// Begins to open the sessions that apply.
