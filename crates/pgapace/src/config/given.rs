@@ -224,7 +224,7 @@ impl Given {
             }
             if let Some(text) = found {
                 *texts = Some(match setting.shape {
-                    Shape::List => text.split(',').map(str::to_owned).collect(),
+                    Shape::List => elements(&text).map(str::to_owned).collect(),
                     Shape::One | Shape::Boolean => vec![text],
                 });
             }
@@ -232,6 +232,15 @@ impl Given {
         environment.check_files()?;
         Ok(self.or(&environment))
     }
+}
+
+/// The elements of a list: a comma in double quotes is part of a name.
+fn elements(text: &str) -> impl Iterator<Item = &str> {
+    let mut quoted = false;
+    text.split(move |c| {
+        quoted ^= c == '"';
+        c == ',' && !quoted
+    })
 }
 
 fn texts(value: &toml::Value, shape: Shape) -> Option<Vec<String>> {
@@ -271,8 +280,11 @@ fn flag(setting: &'static Setting) -> Arg {
     long.push_str(&default);
     let choices = (setting.choices)();
     let parser = if choices.is_empty() {
-        let check = |text: &str| (setting.check)(text, setting).map(|()| text.to_owned());
-        ValueParser::new(check)
+        let check = |text: &str| match setting.shape {
+            Shape::List => elements(text).try_for_each(|one| (setting.check)(one, setting)),
+            Shape::One | Shape::Boolean => (setting.check)(text, setting),
+        };
+        ValueParser::new(move |text: &str| check(text).map(|()| text.to_owned()))
     } else {
         PossibleValuesParser::new(choices).into()
     };
@@ -292,7 +304,7 @@ fn flag(setting: &'static Setting) -> Arg {
     match setting.shape {
         Shape::One => arg.action(ArgAction::Set),
         Shape::Boolean => optional(arg),
-        Shape::List => arg.action(ArgAction::Append).value_delimiter(','),
+        Shape::List => arg.action(ArgAction::Append),
     }
 }
 
@@ -331,7 +343,13 @@ impl FromArgMatches for Given {
                     Some(renamed(setting, old, &text).map(|text| vec![text]))
                 })
             };
-            flags(setting.name).map(Ok).or_else(old).transpose()
+            let given = flags(setting.name).map(|texts| match setting.shape {
+                Shape::List => {
+                    texts.iter().flat_map(|text| elements(text)).map(str::to_owned).collect()
+                }
+                Shape::One | Shape::Boolean => texts,
+            });
+            given.map(Ok).or_else(old).transpose()
         });
         let given: std::result::Result<_, String> = given.collect();
         given

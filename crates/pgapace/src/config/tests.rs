@@ -108,6 +108,19 @@ fn a_name_picks_one_and_flags_win() {
 }
 
 #[test]
+fn a_comma_in_double_quotes_separates_nothing() {
+    let found = one("").on_conflict;
+    assert!(!found.has_rules());
+    let rules = "--on-conflict=\"S,x\".\"a,\"\"b\":update_missing=error,s.t:insert_exists=skip";
+    let found = both(ONE, &[rules, "--publication=p,q", "--publication=r"]).expect("valid");
+    assert_eq!(found.on_conflict.unpublished(&[]), ["S,x.a,\"b", "s.t"]);
+    assert_eq!(found.publications, ["p", "q", "r"]);
+    let command = Given::augment_args(Command::new("test"));
+    let wrong = command.try_get_matches_from(["test", "--on-conflict=insert_exists=skip,nothing"]);
+    assert!(wrong.expect_err("not a rule").to_string().contains("nothing"));
+}
+
+#[test]
 fn mistakes_are_named() {
     let message = |text: &str, given: &[&str]| both(text, given).expect_err("invalid");
     assert!(message("publishr = 'x'", &[]).contains("there is no setting publishr"));

@@ -261,19 +261,19 @@ fn rules_apply_to_large_transactions() {
     });
 }
 
-/// Names that are mistyped would leave a conflict to the default.
+/// Names that are mistyped would leave a conflict to the default. The list has commas within a name.
 #[test]
 fn a_rule_for_a_table_that_is_not_published_is_named() {
     let mut case = Case::new(18, 18);
-    case.replicate("CREATE TABLE t (id int PRIMARY KEY, v int)");
-    let rules = "public.t:insert_exists=apply,public.nosuch:insert_exists=skip";
+    case.replicate("CREATE TABLE \"T,x\" (id int PRIMARY KEY, v int)");
+    let rules = "public.\"T,x\":insert_exists=apply,public.nosuch:insert_exists=skip";
     case.tool.args = vec![format!("--on-conflict={rules}")];
-    case.subscriber.sql("INSERT INTO t VALUES (1, 1)");
-    case.publisher.sql("INSERT INTO t VALUES (1, 2)");
+    case.subscriber.sql("INSERT INTO \"T,x\" VALUES (1, 1)");
+    case.publisher.sql("INSERT INTO \"T,x\" VALUES (1, 2)");
     let log = case.run_until_current();
     assert_eq!(log.matches("conflict_rule_unused").count(), 1, "{log}");
     assert!(log.contains("table=\"public.nosuch\""), "{log}");
-    case.expect_equal(&["t"]);
+    case.expect_equal(&["T,x"]);
     let check = case.tool.finish("check", &[]);
     check.expect(0, &[]);
     let named = "rule for public.nosuch: no such table is published";
