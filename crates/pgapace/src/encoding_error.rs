@@ -7,6 +7,10 @@ use crate::sqlstate;
 /// The function of the server that refuses a character (`mbutils.c`). Others have its SQLSTATE too.
 const ROUTINE: &str = "report_untranslatable_char";
 
+/// The next step if bytes that are not UTF-8 are a name.
+pub(crate) const NAMES_HINT: &str = "Where a database has encoding SQL_ASCII, names of schemas, tables, columns and \
+    types must be UTF-8. Rename what has another name (ALTER … RENAME TO …), or publish other tables.";
+
 /// The next step, without its full stop; `None` if the error is about something else.
 pub(crate) fn remedy(said: &ServerError) -> Option<String> {
     if said.code == sqlstate::CHARACTER_NOT_IN_REPERTOIRE {

@@ -205,6 +205,11 @@ impl Failure {
                 }
                 failure
             }
+            // It does not pass by itself.
+            wire::Error::NotUtf8 { .. } => {
+                Self::new(Class::Mismatch, format!("{party}: {error} while {doing}"))
+                    .hint(encoding_error::NAMES_HINT)
+            }
             other => Self::new(class, format!("{party}: {other} while {doing}")),
         };
         failure.sqlstate = error.sqlstate().map(str::to_owned);

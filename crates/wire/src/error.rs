@@ -61,6 +61,15 @@ pub enum Error {
     /// A result did not have the expected shape or type. The session stays usable.
     #[error("unexpected query result: {0}")]
     UnexpectedResult(String),
+    /// A value of a result is not UTF-8. A database with encoding SQL_ASCII has any bytes, and so has the result of a
+    /// session with that client encoding. The session stays usable.
+    #[error("column {column}: \"{value}\" is not valid UTF-8")]
+    NotUtf8 {
+        /// The name of the column.
+        column: String,
+        /// A part of the value, with escapes.
+        value: String,
+    },
 }
 
 /// The result type of this crate.

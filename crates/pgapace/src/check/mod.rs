@@ -34,7 +34,7 @@ use crate::publisher::session::Publisher;
 use crate::publisher::slot;
 use crate::sequences::{self, Chosen, SetOptions};
 use crate::subscriber::catalogue::field;
-use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::session::{self, Purpose, Subscriber};
 use crate::subscriber::state::exposed;
 use crate::subscriber::state::ownership::OwnerProcess;
 use crate::subscriber::state::progress::Followed;
@@ -111,11 +111,15 @@ impl SubscriptionState {
 pub(crate) fn check(config: &Config) -> Report {
     let mut report = Report::new(&config.name);
     let subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
-    let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
+    let on_subscriber = subscriber.connect(Purpose::Look);
+    // A run reads the publisher's names as the subscriber's encoding needs.
+    let encoding = on_subscriber.as_ref().ok().and_then(|it| it.parameter("server_encoding"));
+    let encoding = session::client_encoding(encoding.unwrap_or_default());
+    let publisher = Publisher::new(config.publisher.clone(), &config.name, encoding);
     let publisher_session =
         reach(&mut report, Side::Publisher, &config.publisher, publisher.connect_to_look());
     let subscriber_session =
-        reach(&mut report, Side::Subscriber, &config.subscriber, subscriber.connect(Purpose::Look));
+        reach(&mut report, Side::Subscriber, &config.subscriber, on_subscriber);
 
     program::check(config, &mut Reporter { report: &mut report, side: Side::Program });
     let mut subscriber_side = None;

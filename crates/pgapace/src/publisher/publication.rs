@@ -9,8 +9,10 @@ use rustc_hash::FxHashSet;
 use serde::{Deserialize, Serialize};
 use wire::{Session, quote_ident, quote_literal};
 
+use crate::encoding_error;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::CURRENT_LSN;
+use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 
 /// A published table, under the name with which the stream sends its changes.
@@ -642,8 +644,17 @@ fn query(session: &mut Session, sql: &str) -> Result<wire::Rows> {
 
 /// Runs several queries in one round trip.
 fn query_each<const N: usize>(session: &mut Session, sql: [&str; N]) -> Result<[wire::Rows; N]> {
-    let results =
-        session.simple_each(sql).map_err(|e| Failure::publisher(&e, "reading the publications"))?;
+    let failed = |e: wire::Error| {
+        let failure = Failure::publisher(&e, "reading the publications");
+        match e.sqlstate() {
+            // The server says so of a name which it cannot convert.
+            Some(sqlstate::CHARACTER_NOT_IN_REPERTOIRE) => {
+                Failure { class: Class::Mismatch, ..failure }.hint(encoding_error::NAMES_HINT)
+            }
+            _ => failure,
+        }
+    };
+    let results = session.simple_each(sql).map_err(failed)?;
     Ok(results.map(|rows| rows.into_iter().next().unwrap_or_default()))
 }
 

@@ -127,7 +127,7 @@ pub(super) fn read(
 /// Values are read as UTF-8, and written as such.
 fn explained(error: &wire::Error, failure: Failure, plan: &TablePlan) -> Failure {
     match error {
-        wire::Error::UnexpectedResult(_) => not_utf8(plan).detail(failure.message),
+        wire::Error::NotUtf8 { .. } => not_utf8(plan).detail(failure.message),
         _ => failure,
     }
 }

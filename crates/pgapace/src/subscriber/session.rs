@@ -210,6 +210,11 @@ pub(crate) struct Subscriber {
     comparing: Arc<Mutex<Vec<i32>>>,
 }
 
+/// The client encoding of all sessions, on both servers, for a subscriber database with this encoding.
+pub(crate) fn client_encoding(of_database: &str) -> &'static str {
+    if of_database == "SQL_ASCII" { "SQL_ASCII" } else { "UTF8" }
+}
+
 impl Subscriber {
     /// Starts with encoding `UTF8` and without Citus; [`Self::connect_first`] finds out the encoding of
     /// the database, and whether it has Citus.
@@ -282,7 +287,7 @@ impl Subscriber {
         {
             return Err(failure);
         }
-        let encoding = if properties.encoding == "SQL_ASCII" { "SQL_ASCII" } else { "UTF8" };
+        let encoding = client_encoding(&properties.encoding);
         if (encoding, properties.citus) != (self.encoding, self.citus) {
             (self.encoding, self.citus) = (encoding, properties.citus);
             return Ok((self.connect(Purpose::Control)?, properties.schema_version));

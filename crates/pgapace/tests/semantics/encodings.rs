@@ -161,3 +161,33 @@ fn a_type_whose_name_the_encoding_lacks_is_recorded() {
     let reason = case.subscriber.value("SELECT format_reason FROM pgapace.subscription");
     assert!(reason.contains("\"?\", subscriber type text"), "{reason}");
 }
+
+/// Without a conversion, names are bytes of the publisher. Such a name is shown, and what to do about it.
+#[test]
+fn names_that_are_not_utf8_are_refused_with_the_next_step() {
+    let databases = [(SQL_ASCII, SQL_ASCII), (LATIN1, SQL_ASCII), (SQL_ASCII, "")];
+    for (publisher, subscriber) in databases {
+        let case = Case::with_databases(18, 15, publisher, subscriber);
+        case.both("CREATE TABLE t (id int PRIMARY KEY)");
+        let name = if publisher == LATIN1 { "'té'" } else { "E't\\351'" };
+        case.publisher.sql(&format!(
+            "INSERT INTO t VALUES (1); \
+             DO $$ BEGIN EXECUTE format('CREATE TABLE %I (id int PRIMARY KEY)', {name}); END $$"
+        ));
+        case.publish("FOR ALL TABLES");
+        let named = match subscriber {
+            "" => "invalid byte sequence",
+            _ => "column relname: \"t\\xe9\" is not valid UTF-8",
+        };
+        let next =
+            ["reading the publications", named, "names of schemas", "or publish other tables"];
+        case.run().expect(6, &next);
+        let check = case.tool.finish("check", &[]);
+        assert_ne!(check.code, Some(0), "{}", check.stdout);
+        next.iter().for_each(|text| assert!(check.stdout.contains(text), "{}", check.stdout));
+        case.publisher.sql("DROP PUBLICATION pub");
+        case.publish("FOR TABLE t");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    }
+}

@@ -8,6 +8,9 @@ use std::str::FromStr;
 use crate::error::{Error, Result};
 use crate::session::reply::DataRow;
 
+/// Bytes of a value that an error shows: a name has 63 at most.
+const SHOWN: usize = 128;
+
 /// The result of one statement: text values in a single allocation.
 #[derive(Debug, Clone, Default)]
 pub struct Rows {
@@ -63,9 +66,13 @@ impl Rows {
                         Err(_) if self.for_display => {
                             self.text.push_str(&String::from_utf8_lossy(value));
                         }
-                        Err(_) => {
-                            let message = "a value is not valid UTF-8".to_owned();
-                            return Err(Error::UnexpectedResult(message));
+                        Err(error) => {
+                            let from = error.valid_up_to().saturating_sub(SHOWN / 2);
+                            let shown = &value[from..value.len().min(from + SHOWN)];
+                            return Err(Error::NotUtf8 {
+                                column: self.columns[seen - 1].name.clone(),
+                                value: shown.escape_ascii().to_string(),
+                            });
                         }
                     }
                     Some(start..self.text.len())
@@ -309,7 +316,8 @@ mod tests {
     #[test]
     fn bytes_that_are_not_utf8() {
         let row = || DataRow::parse(b"\x00\x02\x00\x00\x00\x03M\xfcl\x00\x00\x00\x01t").unwrap();
-        assert!(sample().push(row()).is_err());
+        let error = sample().push(row()).unwrap_err().to_string();
+        assert_eq!(error, r#"column a: "M\xfcl" is not valid UTF-8"#);
         let mut rows = Rows { for_display: true, ..sample() };
         rows.push(row()).unwrap();
         assert_eq!(rows.row(2).unwrap().get(0), Some("M\u{fffd}l"));

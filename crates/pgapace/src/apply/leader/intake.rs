@@ -6,10 +6,11 @@ use bytes::Bytes;
 use engine::barrier::commits_at;
 use engine::dispatch::ReaderGathering;
 use engine::transaction::Location;
-use pgoutput::{Frame, Message, Timestamp};
+use pgoutput::{DecodeErrorKind, Frame, Message, Timestamp};
 use wire::{Frames, Haste};
 
 use crate::apply::leader::Leader;
+use crate::encoding_error;
 use crate::error::{Class, Failure, Result};
 
 /// A chunk of this many bytes that ends inside a transaction is part of a long one. Of a short one, the
@@ -135,7 +136,11 @@ fn frame_header(frame: &[u8], payload: &[u8]) -> usize {
 }
 
 fn undecodable(error: &pgoutput::DecodeError) -> Failure {
-    Failure::new(Class::Publisher, format!("cannot read what the publisher sends: {error}")).hint(
+    let message = format!("cannot read what the publisher sends: {error}");
+    if error.kind == DecodeErrorKind::NotUtf8 {
+        return Failure::new(Class::Mismatch, message).hint(encoding_error::NAMES_HINT);
+    }
+    Failure::new(Class::Publisher, message).hint(
         "The publisher is newer than this program, or damaged data arrived. Nothing of the \
          message was applied.",
     )
