@@ -25,7 +25,7 @@ use crate::subscriber::state::progress::{RECORD_TYPES, RecordCheck, RecordParams
 use crate::subscriber::state::statistics::Changes;
 use crate::subscriber::statement::bind::{self, RowChange};
 use crate::subscriber::statement::cache::StatementCache;
-use crate::subscriber::statement::copy::{self, TYPES_SQL};
+use crate::subscriber::statement::copy::{CopiedColumns, TYPES_SQL};
 use crate::subscriber::statement::row::{
     Expect, Operation, PlanError, UpdatePlan, Values, plan_delete, plan_update, values,
 };
@@ -601,7 +601,9 @@ fn queue_types<'m>(
     session: &mut Session,
     maps: impl Iterator<Item = &'m TableMap>,
 ) -> wire::Result<()> {
-    let params = copy::types_params(maps);
+    let mut columns = CopiedColumns::default();
+    maps.for_each(|map| columns.add(map));
+    let params = columns.params();
     session.queue_bind("column_types", params.iter().map(|param| Param::Text(param.as_bytes())))?;
     session.queue_execute();
     Ok(())

@@ -2,7 +2,7 @@
 //! one on the subscriber. They execute one job after another, and are opened again after a failure.
 
 use rustc_hash::FxHashSet;
-use wire::{Reply, Session, quote_ident};
+use wire::{Param, Reply, Session, quote_ident};
 
 use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
@@ -11,6 +11,7 @@ use crate::subscriber::format::{MISREAD_HINT, MisreadColumn, Search, has_infinit
 use crate::subscriber::session::Purpose;
 use crate::subscriber::state::name_array;
 use crate::subscriber::state::ownership::{self, OwnedEpoch};
+use crate::subscriber::statement::copy::{CopiedColumns, TYPES_SQL, is_of_changed_types};
 use crate::subscriber::writer_tag::{Writer, WriterTag};
 use crate::tablesync::SyncContext;
 use crate::tablesync::copy_display::Meter;
@@ -53,7 +54,8 @@ HAVING pg_catalog.bool_and(pg_catalog.pg_has_role(t.relowner, 'USAGE')
 /// The consequence of a failed job.
 #[derive(Debug)]
 pub(super) enum JobFailure {
-    /// The table has changed on the publisher since the snapshot, and needs another one.
+    /// The table has changed since the snapshot: on the publisher, or its definition on the subscriber. It is read
+    /// again, and copied under another snapshot.
     Changed(Failure),
     /// The table cannot be copied, but others can.
     Table(Failure),
@@ -177,8 +179,12 @@ impl CopySessions {
             }
         }
         self.publisher.read_to_ready().map_err(|e| from(&e))?;
-        let queued = complete
-            .queue(&mut self.subscriber, owner, snapshot.lsn)
+        let types = types_params(items);
+        let types = types.iter().map(|text| Param::Text(text.as_bytes()));
+        let queued = self
+            .subscriber
+            .queue_statement(TYPES_SQL, &[], types)
+            .and_then(|()| complete.queue(&mut self.subscriber, owner, snapshot.lsn))
             .and_then(|()| queue_statement(&mut self.subscriber, "COMMIT"));
         queued.map_err(|e| into(&e))?;
         self.subscriber.queue_sync();
@@ -222,6 +228,9 @@ impl CopySessions {
         } else {
             self.stream(item, part, meter)?
         };
+        let types = types_params(&[item]);
+        let types = types.each_ref().map(|text| Some(text.as_str()));
+        self.subscriber.query(TYPES_SQL, &types).map_err(|e| into(&e))?;
         if let Some(removed) = removed {
             meter.set_building();
             removed.build(&mut self.subscriber)?;
@@ -487,6 +496,14 @@ fn format_of(item: &Item) -> &'static str {
     if item.binary { " WITH (FORMAT binary)" } else { "" }
 }
 
+/// The parameters of [`TYPES_SQL`]: all parts of a table go into the table that was read before the copy, because
+/// COPY finds it by its name.
+fn types_params(items: &[&Item]) -> [String; 4] {
+    let mut columns = CopiedColumns::default();
+    items.iter().for_each(|item| item.subscriber.add_copied(&item.published, &mut columns));
+    columns.params()
+}
+
 fn queue_statement(session: &mut Session, sql: &str) -> wire::Result<()> {
     session.queue_statement(sql, &[], [].into_iter())
 }
@@ -504,6 +521,14 @@ fn publisher_failure(error: &wire::Error, doing: &str) -> JobFailure {
 }
 
 pub(super) fn subscriber_failure(error: &wire::Error, doing: &str) -> JobFailure {
+    if is_of_changed_types(error) {
+        return JobFailure::Changed(Failure::new(
+            Class::Subscriber,
+            format!(
+                "{doing}: the table was replaced, or types of its columns were changed, since it was read"
+            ),
+        ));
+    }
     let mut failure = Failure::subscriber(error, doing);
     if failure.sqlstate.as_deref() == Some(sqlstate::DISK_FULL) {
         // Other tables may be in another tablespace, or may need less space.

@@ -50,7 +50,7 @@ use crate::subscriber::state::{self, RelationState, SubscriptionId, error_detail
 use crate::tablesync::emptying::{Emptied, TruncateDecision};
 use crate::tablesync::subscriber_tables::SubscriberTable;
 
-/// How many snapshots are tried for tables that change on the publisher while they are copied.
+/// How many snapshots are tried for tables that change while they are copied.
 const SNAPSHOTS: usize = 10;
 
 /// The parts of a subscription that copying needs.
@@ -193,7 +193,7 @@ pub(crate) fn copy_tables(
     }
     let last = reasons.into_iter().next();
     Err(last.unwrap_or_else(|| Failure::internal("nothing was left to copy")).hint(
-        "The publisher's tables were truncated or rewritten repeatedly while they were copied. \
+        "Tables were truncated, rewritten, replaced or altered repeatedly while they were copied. \
          Copied tables stay: start pgapace again when the others no longer change.",
     ))
 }

@@ -13,6 +13,7 @@ use crate::subscriber::elsewhere::{self, elsewhere};
 use crate::subscriber::format::{MisreadColumn, Servers, agree, misread_columns};
 use crate::subscriber::mapping::place_columns;
 use crate::subscriber::state::name_array;
+use crate::subscriber::statement::copy::CopiedColumns;
 
 /// Maximum number of tables in one statement, where the statement's text grows with each.
 const TABLES_AT_ONCE: usize = 200;
@@ -23,6 +24,7 @@ const NAMED: usize = 10;
 /// A subscriber table to copy into.
 #[derive(Debug, Clone)]
 pub(crate) struct SubscriberTable {
+    oid: u32,
     schema: String,
     name: String,
     kind: String,
@@ -44,6 +46,8 @@ struct SubscriberColumn {
     generated: bool,
     base_type: u32,
     type_kind: char,
+    attnum: i16,
+    declared_type: u32,
 }
 
 impl SubscriberTable {
@@ -92,6 +96,17 @@ impl SubscriberTable {
             self.type_of(&column.name)
                 .is_some_and(|local| agree((column.base_type, column.type_kind), local))
         })
+    }
+
+    /// Adds the columns that are copied into.
+    pub(super) fn add_copied(&self, published: &PublishedTable, copied: &mut CopiedColumns) {
+        let name = self.sql_name();
+        let is_copied = |local: &&SubscriberColumn| {
+            published.columns.iter().any(|column| column.name == local.name)
+        };
+        for column in self.columns.iter().filter(is_copied) {
+            copied.push((self.oid, &name), column.attnum, column.declared_type);
+        }
     }
 
     /// The columns whose values the subscriber may misread.
@@ -181,7 +196,7 @@ SELECT w.ord, w.relkind, pg_catalog.row_security_active(w.oid),
         FROM tree t WHERE t.ord = w.ord),
        ",
     elsewhere!("(SELECT t.oid AS relid FROM tree t WHERE t.ord = w.ord)"),
-    "
+    ", w.oid
 FROM wanted w"
 );
 
@@ -196,7 +211,7 @@ SELECT w.ord, c.relkind, pg_catalog.row_security_active(c.oid),
        pg_catalog.pg_relation_size(c.oid) > 0,
        ",
     elsewhere!("(SELECT c.oid AS relid)"),
-    "
+    ", c.oid
 FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
   WITH ORDINALITY AS w (schema_name, table_name, ord)
 JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
@@ -205,17 +220,18 @@ JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_nam
 
 const COLUMNS_SQL: &str = "\
 WITH RECURSIVE chain AS (
-  SELECT w.ord, a.attnum, a.attname, a.attgenerated <> '' AS generated, a.atttypid AS typ
+  SELECT w.ord, a.attnum, a.attname, a.attgenerated <> '' AS generated, a.atttypid AS declared,
+         a.atttypid AS typ
   FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
     WITH ORDINALITY AS w (schema_name, table_name, ord)
   JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
   JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name
   JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
   UNION ALL
-  SELECT c.ord, c.attnum, c.attname, c.generated, t.typbasetype
+  SELECT c.ord, c.attnum, c.attname, c.generated, c.declared, t.typbasetype
   FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ WHERE t.typtype = 'd'
 )
-SELECT c.ord, c.attname, c.generated, t.oid, t.typtype
+SELECT c.ord, c.attname, c.generated, t.oid, t.typtype, c.attnum, c.declared
 FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ
 WHERE t.typtype <> 'd'
 ORDER BY c.ord, c.attnum";
@@ -248,6 +264,7 @@ pub(crate) fn read(
         let named = &published[ordinal - 1];
         let by_citus = placements.remove(&(named.schema.clone(), named.name.clone()));
         tables[ordinal - 1] = Some(SubscriberTable {
+            oid: field(&row, 6)?,
             schema: named.schema.clone(),
             name: named.name.clone(),
             kind: field(&row, 1)?,
@@ -268,6 +285,8 @@ pub(crate) fn read(
                 generated: boolean(&row, 2)?,
                 base_type: field(&row, 3)?,
                 type_kind: field(&row, 4)?,
+                attnum: field(&row, 5)?,
+                declared_type: field(&row, 6)?,
             });
         }
     }

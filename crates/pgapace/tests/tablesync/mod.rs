@@ -1,6 +1,7 @@
 //! Table sync: all kinds of tables, interrupted copies, and tables that change or do not match.
 
 mod added_under_load;
+mod altered;
 mod blocked;
 mod blocked_by_changes;
 pub(crate) mod catching_up;

@@ -20,36 +20,67 @@ pub(crate) const BINARY_HEADER: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0";
 /// Stands in place of a row's number of fields, at the end.
 pub(crate) const BINARY_TRAILER: &[u8] = &(-1_i16).to_be_bytes();
 
+/// The server's error contains this if [`TYPES_SQL`] fails.
+macro_rules! types_changed {
+    () => {
+        "pgapace copied columns whose types have changed"
+    };
+}
+
 /// Fails unless columns have these types: table (`$1`), its quoted name (`$2`), number (`$3`) and declared type (`$4`)
 /// of each. The locks of the COPYs before it keep the types as they are until the end of the transaction, and
 /// the name of the table. See [`Statement::counted`] for the cast.
-pub(crate) const TYPES_SQL: &str = "\
+pub(crate) const TYPES_SQL: &str = concat!(
+    "\
     SELECT CASE WHEN pg_catalog.count(a.attnum) = pg_catalog.count(*) THEN 1 \
-      ELSE pg_catalog.concat('pgapace copied columns whose types have changed: ', \
+      ELSE pg_catalog.concat('",
+    types_changed!(),
+    ": ', \
         pg_catalog.count(*) - pg_catalog.count(a.attnum))::pg_catalog.int4 END \
     FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.oid[]), pg_catalog.unnest($2::pg_catalog.text[]), \
                     pg_catalog.unnest($3::pg_catalog.int2[]), pg_catalog.unnest($4::pg_catalog.oid[])) \
       AS copied (oid, name, number, type) \
     LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = copied.oid AND a.attnum = copied.number \
-      AND a.atttypid = copied.type AND NOT a.attisdropped AND pg_catalog.to_regclass(copied.name) = copied.oid";
+      AND a.atttypid = copied.type AND NOT a.attisdropped AND pg_catalog.to_regclass(copied.name) = copied.oid"
+);
 
-/// The parameters of [`TYPES_SQL`], as text, for the published columns of these tables.
-pub(crate) fn types_params<'m>(maps: impl Iterator<Item = &'m TableMap>) -> [String; 4] {
-    let (mut names, mut oids) = (Vec::new(), "{".to_owned());
-    let (mut numbers, mut types) = ("{".to_owned(), "{".to_owned());
-    for map in maps {
+/// Whether [`TYPES_SQL`] has failed.
+pub(crate) fn is_of_changed_types(error: &wire::Error) -> bool {
+    error.server_error().is_some_and(|said| said.message.contains(types_changed!()))
+}
+
+/// Columns as they were when their tables were read: the parameters of [`TYPES_SQL`], as text.
+#[derive(Debug, Default)]
+pub(crate) struct CopiedColumns {
+    oids: String,
+    names: Vec<String>,
+    numbers: String,
+    types: String,
+}
+
+impl CopiedColumns {
+    /// Adds the published columns of a table.
+    pub(crate) fn add(&mut self, map: &TableMap) {
         let name = map.table.sql_name();
-        for local in &map.columns {
-            let column = &map.table.columns[*local];
-            let comma = if names.is_empty() { "" } else { "," };
-            // A String accepts everything.
-            let _ = write!(oids, "{comma}{}", map.table.oid);
-            let _ = write!(numbers, "{comma}{}", column.attnum);
-            let _ = write!(types, "{comma}{}", column.declared_type);
-            names.push(name.clone());
+        for column in map.columns.iter().map(|local| &map.table.columns[*local]) {
+            self.push((map.table.oid, &name), column.attnum, column.declared_type);
         }
     }
-    [oids + "}", name_array(&names), numbers + "}", types + "}"]
+
+    /// Adds a column of the table with this oid and quoted name.
+    pub(crate) fn push(&mut self, (oid, name): (u32, &str), attnum: i16, declared_type: u32) {
+        let comma = if self.names.is_empty() { "" } else { "," };
+        // A String accepts everything.
+        let _ = write!(self.oids, "{comma}{oid}");
+        let _ = write!(self.numbers, "{comma}{attnum}");
+        let _ = write!(self.types, "{comma}{declared_type}");
+        self.names.push(name.to_owned());
+    }
+
+    pub(crate) fn params(&self) -> [String; 4] {
+        let array = |numbers: &str| format!("{{{numbers}}}");
+        [array(&self.oids), name_array(&self.names), array(&self.numbers), array(&self.types)]
+    }
 }
 
 /// The format of values.

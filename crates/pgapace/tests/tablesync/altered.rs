@@ -1,0 +1,51 @@
+//! Tables of the subscriber that are altered while they are copied. COPY in binary format sends no types.
+
+use testbed::program::Process;
+
+use crate::support::{Case, PATIENCE, must, on_versions, wait_for_event};
+use crate::tablesync::while_streaming::{holder, wait_for, wait_for_a_waiter};
+
+const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
+
+/// Starts a copy in several parts of table `split`, with `meanwhile` before the first part and `between` after it.
+fn copy_in_parts(case: &mut Case, meanwhile: &str, between: &str) -> Process {
+    let args = ["--copy-workers=1", "--copy-split-size=1", "--indexes-after=false"];
+    case.tool.args = args.map(str::to_owned).into();
+    case.publish("FOR ALL TABLES");
+    let mut locked = holder(case, "BEGIN; LOCK TABLE split IN SHARE MODE");
+    let mut process = case.tool.start(case.log_file("run"));
+    wait_for_a_waiter(case, &mut process, "relation");
+    case.subscriber.sql(meanwhile);
+    std::thread::scope(|scope| {
+        // In the queue of the lock, it comes after the first part and before the second.
+        let mut other = case.subscriber.connect();
+        let queued = scope.spawn(move || other.batch_execute(between));
+        let waiting = "SELECT count(*) = 2 FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
+                       WHERE NOT l.granted AND l.locktype = 'relation' AND a.datname = current_database()";
+        wait_for(case, &mut process, "both sessions to wait for the lock", waiting);
+        must(locked.batch_execute("COMMIT"));
+        must(queued.join().unwrap_or_else(|_| panic!("the session panicked")));
+    });
+    process
+}
+
+/// The types of equal width are binary compatible for COPY, and each value would be another one.
+#[test]
+fn a_column_whose_type_changes_before_or_during_its_copy_keeps_its_values() {
+    on_versions(&BOTH, |mut case| {
+        for (table, rows) in [("split", 60_000), ("whole", 5_000), ("small", 10)] {
+            case.both(&format!("CREATE TABLE {table} (id int PRIMARY KEY, v bigint, w int)"));
+            let fill =
+                format!("INSERT INTO {table} SELECT i, i, i FROM generate_series(1, {rows}) i");
+            case.publisher.sql(&fill);
+        }
+        let retype =
+            |table| format!("ALTER TABLE {table} ALTER v TYPE float8, ALTER w TYPE float4");
+        let meanwhile = format!("{}; {}", retype("whole"), retype("small"));
+        let mut process = copy_in_parts(&mut case, &meanwhile, &retype("split"));
+        must(wait_for_event(&mut process, "streaming", PATIENCE));
+        assert_eq!(process.events("table_copy_repeated"), 3, "{}", process.log());
+        case.expect_equal(&["split", "whole", "small"]);
+        case.stop(process);
+    });
+}
