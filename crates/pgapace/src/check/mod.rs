@@ -100,10 +100,10 @@ impl SubscriptionState {
         self.owner.is_some() && found.is_some_and(|one| one.state != TableSyncState::Blocked)
     }
 
-    /// Whether a run would empty this table first, because an interrupted copy left rows in it.
-    fn is_emptied(&self, table: &PublishedTable) -> bool {
+    /// Whether a run would empty this table of the subscriber first, because an interrupted copy left rows in it.
+    fn is_emptied(&self, table: &PublishedTable, oid: u32) -> bool {
         let same = |r: &&RelationState| r.schema == table.schema && r.name == table.name;
-        self.relations.iter().find(same).is_some_and(RelationState::is_partly_copied)
+        self.relations.iter().find(same).is_some_and(|state| state.is_partly_copied_into(oid))
     }
 }
 

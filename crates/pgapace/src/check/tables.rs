@@ -198,7 +198,7 @@ impl Checker<'_, '_> {
         if readable
             && self.known.refuses_rows(self.config)
             && self.known.to_copy(self.config, published)
-            && !self.known.is_emptied(published)
+            && !self.known.is_emptied(published, table.oid)
             && !self.known.is_judged(published)
         {
             let sql = format!("SELECT 1 FROM {} LIMIT 1", table.sql_only());

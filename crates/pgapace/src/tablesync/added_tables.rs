@@ -542,10 +542,11 @@ impl<'a> Adder<'a> {
             // lock.
             let obstacle = match &published {
                 Some(published) if !copies => {
-                    let found =
-                        subscriber_tables::fit(control, std::slice::from_ref(published), |_| {
-                            false
-                        })?;
+                    let found = subscriber_tables::fit(
+                        control,
+                        std::slice::from_ref(published),
+                        |_, _| false,
+                    )?;
                     found.into_iter().find_map(std::result::Result::err)
                 }
                 _ => None,

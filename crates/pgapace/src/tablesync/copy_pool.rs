@@ -108,7 +108,8 @@ fn begin(
     for some in items.chunks_mut(EMPTY_AT_ONCE) {
         let mut begun = Begun::default();
         for item in some.iter() {
-            begun.push(&item.published, item.bytes, item.parts.len());
+            let into = item.is_split().then_some(item.subscriber.oid);
+            begun.push(&item.published, item.bytes, item.parts.len(), into);
         }
         let generations = begun.record(control, owner, snapshot.lsn)?;
         for item in some {

@@ -115,10 +115,11 @@ impl Inspection {
             let key = table.key();
             may_be_judged(states.get(&key)) && !self.not_due.contains(&key)
         });
-        let must_be_empty = |table: &PublishedTable| {
+        let must_be_empty = |table: &PublishedTable, subscriber: &SubscriberTable| {
             let state = states.get(&table.key());
             let copies = self.copies_added || state.is_some_and(|state| state.copy_wanted);
-            self.refuses_rows && copies && !state.is_some_and(RelationState::is_partly_copied)
+            let emptied = state.is_some_and(|state| subscriber.is_partly_copied(state));
+            self.refuses_rows && copies && !emptied
         };
         let (mut found, mut locked) = (Vec::new(), Vec::new());
         match subscriber_tables::fit(&mut session, &published, must_be_empty) {

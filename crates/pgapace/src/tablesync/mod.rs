@@ -46,7 +46,9 @@ use crate::subscriber::format::Servers;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::published::PreviousReading;
-use crate::subscriber::state::{self, RelationState, SubscriptionId, error_detail};
+use crate::subscriber::state::{
+    self, RelationState, RelationsByName, SubscriptionId, error_detail,
+};
 use crate::tablesync::emptying::{Emptied, TruncateDecision};
 use crate::tablesync::subscriber_tables::SubscriberTable;
 
@@ -329,11 +331,6 @@ fn copy_fitting(
     Ok(again)
 }
 
-/// Whether an earlier copy left rows in the table, which must be removed first.
-fn partly(state: &Option<RelationState>) -> bool {
-    state.as_ref().is_some_and(RelationState::is_partly_copied)
-}
-
 /// Returns the tables if all of them can be copied. Removes rows of an earlier copy.
 fn all(
     control: &mut Session,
@@ -342,11 +339,12 @@ fn all(
 ) -> Result<(Vec<PublishedTable>, Vec<SubscriberTable>)> {
     let (published, states): (Vec<_>, Vec<_>) = pending.into_iter().unzip();
     let subscribers = subscriber_tables::fitting(control, &published)?;
-    let left: Vec<_> = (0..published.len()).filter(|index| partly(&states[*index])).collect();
+    let tables = subscribers.iter().zip(states.iter().map(Option::as_ref));
+    let left: Vec<_> = tables
+        .filter(|(subscriber, state)| state.is_some_and(|state| subscriber.is_partly_copied(state)))
+        .collect();
     if !left.is_empty() {
-        let tables: Vec<_> =
-            left.iter().map(|index| (&subscribers[*index], states[*index].as_ref())).collect();
-        emptying::empty(control, context, &tables)?;
+        emptying::empty(control, context, &left)?;
     }
     if context.options.if_not_empty.refuses() {
         refuse_filled(control, &subscribers)?;
@@ -362,21 +360,23 @@ fn only_possible(
 ) -> Result<(Vec<PublishedTable>, Vec<SubscriberTable>)> {
     let owner = context.owner();
     let refuse = context.options.if_not_empty.refuses();
-    let emptied: FxHashMap<_, _> = pending
-        .iter()
-        .filter(|(_, state)| partly(state))
-        .filter_map(|(table, state)| Some((table.key(), state.clone()?)))
-        .collect();
+    let states: FxHashMap<_, _> =
+        pending.iter().filter_map(|(table, state)| Some((table.key(), state.clone()?))).collect();
+    let emptied = |table: &PublishedTable, subscriber: &SubscriberTable| {
+        states.get(&table.key()).filter(|state| subscriber.is_partly_copied(state))
+    };
     let tables: Vec<_> = pending.into_iter().map(|(table, _)| table).collect();
-    let found = subscriber_tables::fit(control, &tables, |table| {
-        refuse && !emptied.contains_key(&table.key())
+    let found = subscriber_tables::fit(control, &tables, |table, subscriber| {
+        refuse && emptied(table, subscriber).is_none()
     })?;
     let (mut published, mut subscribers, mut blocked) = (Vec::new(), Vec::new(), Vec::new());
     let to_empty: Vec<_> = tables
         .iter()
         .zip(&found)
-        .filter_map(|(table, found)| Some((found.as_ref().ok()?, emptied.get(&table.key()))))
-        .filter(|(_, state)| state.is_some())
+        .filter_map(|(table, found)| {
+            let subscriber = found.as_ref().ok()?;
+            Some((subscriber, Some(emptied(table, subscriber)?)))
+        })
         .collect();
     // Together, because TRUNCATE wants tables that are linked by foreign keys together. If that fails, one by one,
     // to find those that cannot be emptied.
@@ -386,15 +386,17 @@ fn only_possible(
             emptied => emptied.is_ok(),
         };
     for (table, found) in tables.into_iter().zip(found) {
-        let subscriber = match (found, emptied.get(&table.key())) {
-            (Err(obstacle), _) => Err(obstacle.failure(&table)),
-            (Ok(subscriber), Some(state)) if !together => {
-                match emptying::empty(control, context, &[(&subscriber, Some(state))]) {
-                    Err(failure) if !is_of_its_tables(&failure) => return Err(failure),
-                    emptied => emptied.map(|()| subscriber),
+        let subscriber = match found {
+            Err(obstacle) => Err(obstacle.failure(&table)),
+            Ok(subscriber) => match emptied(&table, &subscriber) {
+                Some(state) if !together => {
+                    match emptying::empty(control, context, &[(&subscriber, Some(state))]) {
+                        Err(failure) if !is_of_its_tables(&failure) => return Err(failure),
+                        emptied => emptied.map(|()| subscriber),
+                    }
                 }
-            }
-            (Ok(subscriber), _) => Ok(subscriber),
+                _ => Ok(subscriber),
+            },
         };
         match subscriber {
             Ok(subscriber) => {

@@ -110,7 +110,7 @@ pub(crate) fn check(
         states.get(&table.key()).is_some_and(|state| state.state == TableSyncState::Blocked)
     };
     let (mut filled, mut unfit) = (Vec::new(), Vec::new());
-    let judged = subscriber_tables::fit(control, &published, |_| true)?;
+    let judged = subscriber_tables::fit(control, &published, |_, _| true)?;
     for (table, judged) in published.into_iter().zip(judged) {
         match judged {
             Ok(_) => {}
@@ -148,7 +148,7 @@ pub(crate) fn check_first_start(
     publications: &[String],
     tables: &[PublishedTable],
 ) -> Result<()> {
-    let judged = subscriber_tables::fit(control, tables, |_| true)?;
+    let judged = subscriber_tables::fit(control, tables, |_, _| true)?;
     let filled = tables.iter().zip(judged);
     let filled = filled.filter(|(_, judged)| matches!(judged, Err(Obstacle::NotEmpty)));
     let filled: Vec<_> = filled.map(|(table, _)| table.clone()).collect();
@@ -207,7 +207,7 @@ pub(super) fn tables(
     let plans = &prepared.plans;
     let owner = context.owner();
     let mut begun = Begun::default();
-    published.iter().for_each(|table| begun.push(table, 0, 1));
+    published.iter().for_each(|table| begun.push(table, 0, 1, None));
     let generations = begun.record(control, owner, snapshot.lsn)?;
     let changed = AtomicBool::new(false);
     let mut source = Pairs { context, snapshot, changed: &changed, taken: false };

@@ -12,7 +12,7 @@ use crate::subscriber::citus::{self, FoundPlacement, Placements};
 use crate::subscriber::elsewhere::{self, elsewhere};
 use crate::subscriber::format::{MisreadColumn, Servers, agree, misread_columns};
 use crate::subscriber::mapping::place_columns;
-use crate::subscriber::state::name_array;
+use crate::subscriber::state::{RelationState, name_array};
 use crate::subscriber::statement::copy::CopiedColumns;
 
 /// Maximum number of tables in one statement, where the statement's text grows with each.
@@ -24,7 +24,7 @@ const NAMED: usize = 10;
 /// A subscriber table to copy into.
 #[derive(Debug, Clone)]
 pub(crate) struct SubscriberTable {
-    oid: u32,
+    pub(super) oid: u32,
     schema: String,
     name: String,
     kind: String,
@@ -96,6 +96,11 @@ impl SubscriberTable {
             self.type_of(&column.name)
                 .is_some_and(|local| agree((column.base_type, column.type_kind), local))
         })
+    }
+
+    /// Whether the table has rows of an incomplete copy, which must be removed before the next one.
+    pub(super) fn is_partly_copied(&self, state: &RelationState) -> bool {
+        state.is_partly_copied_into(self.oid)
     }
 
     /// Adds the columns that are copied into.
@@ -343,7 +348,7 @@ fn not_empty(name: &str) -> Failure {
 pub(crate) fn fit(
     session: &mut Session,
     published: &[PublishedTable],
-    must_be_empty: impl Fn(&PublishedTable) -> bool,
+    must_be_empty: impl Fn(&PublishedTable, &SubscriberTable) -> bool,
 ) -> Result<Vec<std::result::Result<SubscriberTable, Obstacle>>> {
     let judge = |(table, found): (&PublishedTable, Option<SubscriberTable>)| match found {
         None => Err(Obstacle::Absent),
@@ -356,7 +361,7 @@ pub(crate) fn fit(
     let (mut asked, mut subscribers) = (Vec::new(), Vec::new());
     for (index, found) in judged.iter().enumerate() {
         if let Ok(subscriber) = found
-            && must_be_empty(&published[index])
+            && must_be_empty(&published[index], subscriber)
         {
             asked.push(index);
             subscribers.push(subscriber.clone());
@@ -374,7 +379,7 @@ pub(crate) fn fitting(
     published: &[PublishedTable],
 ) -> Result<Vec<SubscriberTable>> {
     let (mut missing, mut unfit, mut fits) = (Vec::new(), Vec::new(), Vec::new());
-    for (table, found) in published.iter().zip(fit(session, published, |_| false)?) {
+    for (table, found) in published.iter().zip(fit(session, published, |_, _| false)?) {
         match found {
             Ok(found) => fits.push(found),
             Err(Obstacle::Absent) => missing.push(table),

@@ -117,6 +117,7 @@ fn record_sql(owner: OwnedEpoch, sync_lsn: Lsn) -> String {
              sync_lsn = excluded.sync_lsn, snapshot_lsn = excluded.snapshot_lsn, \
              copied_rows = excluded.copied_rows, copied_at = excluded.copied_at, \
              copied_xid = excluded.copied_xid, parts = 1, parts_done = 1, copy_wanted = false, \
+             copied_into = NULL, \
              {stale}",
         owner = owner.sql(),
         state = after_copy(),
@@ -166,15 +167,25 @@ pub(crate) struct Begun {
     bytes: Vec<u64>,
     parts: Vec<u64>,
     published_by: Vec<String>,
+    into: Vec<String>,
 }
 
 impl Begun {
-    pub(crate) fn push(&mut self, table: &PublishedTable, bytes: u64, parts: usize) {
+    /// The parts go into the subscriber's table with oid `into`. It is `None` for a single part that completes the
+    /// table.
+    pub(crate) fn push(
+        &mut self,
+        table: &PublishedTable,
+        bytes: u64,
+        parts: usize,
+        into: Option<u32>,
+    ) {
         self.schemas.push(table.schema.clone());
         self.names.push(table.name.clone());
         self.bytes.push(bytes);
         self.parts.push(parts as u64);
         self.published_by.push(table.published_by.to_string());
+        self.into.push(into.map_or_else(|| "NULL".to_owned(), |oid| oid.to_string()));
     }
 
     /// Records them, each with a new generation, which is returned by schema and name. No part of a
@@ -188,20 +199,22 @@ impl Begun {
         let sql = format!(
             "INSERT INTO pgapace.relation AS r \
                (subscription, schema_name, table_name, state, generation, snapshot_lsn, \
-                publisher_bytes, parts, published_by, copy_wanted) \
+                publisher_bytes, parts, published_by, copied_into, copy_wanted) \
              SELECT {owner}, c.schema_name, c.table_name, 'datasync', 1, '{lsn}', c.bytes, c.parts, \
-               c.published_by, true \
+               c.published_by, c.copied_into, true \
              FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
                              pg_catalog.unnest($2::pg_catalog.text[]), \
                              pg_catalog.unnest($3::pg_catalog.int8[]), \
                              pg_catalog.unnest($4::pg_catalog.int8[]), \
-                             pg_catalog.unnest($5::pg_catalog.text[])) \
-               AS c (schema_name, table_name, bytes, parts, published_by) \
+                             pg_catalog.unnest($5::pg_catalog.text[]), \
+                             pg_catalog.unnest($6::pg_catalog.oid[])) \
+               AS c (schema_name, table_name, bytes, parts, published_by, copied_into) \
              ON CONFLICT (subscription, schema_name, table_name) DO UPDATE \
              SET state = {state}, generation = r.generation + 1, sync_lsn = NULL, \
                  snapshot_lsn = excluded.snapshot_lsn, copied_rows = NULL, \
                  publisher_bytes = excluded.publisher_bytes, parts = excluded.parts, parts_done = 0, \
-                 published_by = excluded.published_by, copy_wanted = true \
+                 published_by = excluded.published_by, copied_into = excluded.copied_into, \
+                 empty_first = false, copy_wanted = true \
              RETURNING r.schema_name, r.table_name, r.generation",
             owner = owner.sql(),
             state = after(Event::CopyBegun)
@@ -209,9 +222,9 @@ impl Begun {
         let (schemas, names) = (name_array(&self.schemas), name_array(&self.names));
         let (bytes, parts) = (number_array(&self.bytes), number_array(&self.parts));
         let by = name_array(&self.published_by);
-        let rows = session
-            .query(&sql, &[Some(&schemas), Some(&names), Some(&bytes), Some(&parts), Some(&by)])
-            .map_err(|e| writing(&e))?;
+        let into = format!("{{{}}}", self.into.join(","));
+        let arguments = [&schemas, &names, &bytes, &parts, &by, &into].map(|text| Some(&**text));
+        let rows = session.query(&sql, &arguments).map_err(|e| writing(&e))?;
         rows.iter().map(|row| Ok(((field(&row, 0)?, field(&row, 1)?), field(&row, 2)?))).collect()
     }
 }
@@ -233,6 +246,7 @@ pub(crate) fn part_done(
            copied_rows = coalesce(copied_rows, 0) + {rows}, copied_at = pg_catalog.now(), \
            copied_xid = pg_catalog.pg_current_xact_id(), \
            sync_lsn = CASE WHEN parts_done + 1 = parts THEN snapshot_lsn END, \
+           copied_into = CASE WHEN parts_done + 1 < parts THEN copied_into END, \
            copy_wanted = parts_done + 1 < parts, {stale} \
          WHERE subscription = {owner} AND schema_name = {} AND table_name = {} \
            AND generation = {generation} AND parts_done < parts \
@@ -290,6 +304,7 @@ pub(crate) struct CatchUp {
 
 /// The columns of a table that is to be copied, after its state.
 pub(super) const WANTED: &str = "sync_lsn = NULL, empty_first = r.empty_first OR r.requested IS NOT NULL, \
+                      copied_into = CASE WHEN r.requested IS NULL THEN r.copied_into END, \
                       requested = NULL, copy_wanted = true, reason = NULL, blocked_since = NULL";
 
 /// Columns of the row of a table that becomes blocked, beside its state: an earlier copy does not count

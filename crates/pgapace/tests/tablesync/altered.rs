@@ -1,8 +1,8 @@
-//! Tables of the subscriber that are altered while they are copied. COPY in binary format sends no types.
+//! Tables of the subscriber that are altered or replaced while they are copied. COPY names a table, and sends no types.
 
 use testbed::program::Process;
 
-use crate::support::{Case, PATIENCE, must, on_versions, wait_for_event};
+use crate::support::{Case, PATIENCE, expect_exit, must, on_versions, wait_for_event};
 use crate::tablesync::while_streaming::{holder, wait_for, wait_for_a_waiter};
 
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
@@ -47,5 +47,29 @@ fn a_column_whose_type_changes_before_or_during_its_copy_keeps_its_values() {
         assert_eq!(process.events("table_copy_repeated"), 3, "{}", process.log());
         case.expect_equal(&["split", "whole", "small"]);
         case.stop(process);
+    });
+}
+
+/// The first part went into another table than the second would. Rows that pgapace has not copied stay.
+#[test]
+fn a_table_that_is_replaced_between_parts_of_its_copy_is_copied_again() {
+    on_versions(&BOTH, |mut case| {
+        case.both("CREATE TABLE split (id int PRIMARY KEY, v text)");
+        let fill = "INSERT INTO split SELECT i, md5(i::text) FROM generate_series(1, 60000) i";
+        case.publisher.sql(fill);
+        case.subscriber.sql(
+            "CREATE TABLE fresh (LIKE split INCLUDING ALL); INSERT INTO fresh VALUES (0, 'mine')",
+        );
+        let swap =
+            "BEGIN; ALTER TABLE split RENAME TO old; ALTER TABLE fresh RENAME TO split; COMMIT";
+        let mut process = copy_in_parts(&mut case, "", swap);
+        let hint = "subscriber tables are not empty: public.split";
+        must(expect_exit(&mut process, 6, &["table_copy_repeated", hint]));
+        case.run().expect(6, &[hint]);
+        assert_eq!(case.subscriber.rows("SELECT v FROM split"), ["mine"]);
+        assert_ne!(case.subscriber.value("SELECT count(*) FROM old"), "0");
+        case.subscriber.sql("TRUNCATE split");
+        case.run_until_current();
+        case.expect_equal(&["split"]);
     });
 }

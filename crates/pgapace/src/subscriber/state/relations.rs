@@ -43,6 +43,8 @@ pub(crate) struct RelationState {
     /// The table may lack changes of transactions that commit at or after this LSN.
     pub(crate) stale_from: Option<Lsn>,
     pub(crate) stale_reason: Option<String>,
+    /// The oid of the subscriber's table that holds what is copied so far.
+    pub(crate) copied_into: Option<u32>,
     /// The publications did not contain the table any more when they were read last.
     pub(crate) unpublished: bool,
 }
@@ -69,9 +71,11 @@ impl RelationState {
         self.sync_lsn.is_some() && self.copied_rows.is_some() && self.stale_from.is_none()
     }
 
-    /// Whether the table has rows of an incomplete copy.
-    pub(crate) fn is_partly_copied(&self) -> bool {
-        !self.state.is_copied() && (self.empty_first || self.parts_done > 0)
+    /// Whether the subscriber's table with this oid has rows of an incomplete copy.
+    pub(crate) fn is_partly_copied_into(&self, oid: u32) -> bool {
+        !self.state.is_copied()
+            && (self.empty_first || self.parts_done > 0)
+            && self.copied_into.is_none_or(|into| into == oid)
     }
 }
 
@@ -124,7 +128,8 @@ const RELATIONS: &str = "\
     SELECT schema_name, table_name, sync_lsn, copied_rows, publisher_bytes, parts, \
       parts_done, catch_up IS NOT NULL, state, empty_first, requested, reason, \
       blocked_since, stale_lsn, stale_reason, empty_snapshot, copy_wanted, \
-      coalesce(pg_catalog.strpos(published_by, 'unpublished ') > 0, false) FROM pgapace.relation \
+      coalesce(pg_catalog.strpos(published_by, 'unpublished ') > 0, false), copied_into \
+    FROM pgapace.relation \
     WHERE subscription = $1::pg_catalog.int4 ORDER BY schema_name, table_name";
 
 /// From the rows of [`RELATIONS`].
@@ -150,6 +155,7 @@ fn relation_states(rows: &wire::Rows) -> Result<Vec<RelationState>> {
                 empty_snapshot: row.get(15).map(str::to_owned),
                 copy_wanted: boolean(&row, 16)?,
                 unpublished: boolean(&row, 17)?,
+                copied_into: row.get(18).map(|_| field(&row, 18)).transpose()?,
             })
         })
         .collect()

@@ -657,6 +657,10 @@ ALTER TABLE pgapace.relation ADD copy_wanted boolean NOT NULL DEFAULT false;
 UPDATE pgapace.relation SET copy_wanted = true
 WHERE state IN ('init', 'datasync') AND (state = 'datasync' OR empty_first OR catch_up IS NOT NULL)
   OR state = 'blocked' AND stale_lsn IS NULL",
+    "\
+-- copied_into: of a copy in several parts, the oid of the table on the subscriber into which they go, until the
+-- copy is complete or another one is requested. Another table of that name has no rows of the copy, and is not emptied
+ALTER TABLE pgapace.relation ADD copied_into oid",
 ];
 
 /// How long an upgrade waits for the lock of a table. Then it is tried again later.
