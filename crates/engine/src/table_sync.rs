@@ -2,7 +2,7 @@
 //!
 //! Only the process that owns the subscription changes a state. Verbs (`resync`, `refresh`) leave a
 //! request. The owner takes it up when no copy of that table runs, so a request during a copy causes
-//! another copy after it.
+//! another copy after it. The only exception: `refresh` sets a blocked table, of which no copy runs, to `init`.
 //!
 //! ```text
 //!                  CopyWanted (requested, again, unblocked)

@@ -278,7 +278,8 @@ enum Command {
     /// Truncate tables and copy them again, while other tables continue
     #[command(after_help = RESYNC_HELP)]
     Resync(resync::ResyncArgs),
-    /// Copy tables that were added to the publication, before their first change arrives
+    /// Copy tables that were added to the publication, before their first change arrives, and blocked ones whose
+    /// obstacle is gone
     #[command(after_help = REFRESH_HELP)]
     Refresh(resync::RefreshArgs),
     /// Set the subscriber's sequences to the publisher's values, which are not replicated

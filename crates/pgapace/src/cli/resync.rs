@@ -6,14 +6,15 @@ use wire::Session;
 
 use crate::cli::table_name::split;
 use crate::cli::{Selection, output};
-use crate::config::Subscription as Config;
+use crate::config::{IfNotEmpty, Subscription as Config};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::Publisher;
 use crate::subscriber::session::Subscriber;
-use crate::subscriber::state::{self, Phase, Subscription, ownership};
-use crate::tablesync::check_subscribers;
-use crate::tablesync::copy_requests;
+use crate::subscriber::state::{
+    self, Phase, RelationState, RelationsByName, Subscription, ownership,
+};
+use crate::tablesync::{self, check_subscribers, copy_requests, table_state};
 
 #[derive(Debug, Args)]
 pub(crate) struct ResyncArgs {
@@ -80,22 +81,58 @@ pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
     tell(&mut site, &chosen)
 }
 
-/// Requests copies of published tables that are not yet part of the subscription.
+/// Requests copies of published tables that are not yet part of the subscription, and of those that are blocked
+/// because they could not be copied.
 pub(crate) fn refresh(args: &RefreshArgs) -> Result<()> {
     for config in args.selection.subscriptions()? {
         let mut site = open(&config)?;
         let known = state::relations_by_name(&mut site.control, site.row.id)?;
         let is_new = |table: &&PublishedTable| !known.contains_key(&table.key());
         let new: Vec<_> = site.published.iter().filter(is_new).cloned().collect();
-        if new.is_empty() {
+        let is_blocked = |table: &&PublishedTable| {
+            known.get(&table.key()).is_some_and(RelationState::is_tried_again)
+        };
+        let blocked: Vec<_> = site.published.iter().filter(is_blocked).cloned().collect();
+        if new.is_empty() && blocked.is_empty() {
             output::line(&format!("{}: no new tables", config.name));
             continue;
         }
-        check_subscribers(&mut site.control, &new, site.row.copy_data, config.if_not_empty)?;
-        copy_requests::request(&mut site.control, site.row.id, &new)?;
-        tell(&mut site, &new)?;
+        if !new.is_empty() {
+            check_subscribers(&mut site.control, &new, site.row.copy_data, config.if_not_empty)?;
+            copy_requests::request(&mut site.control, site.row.id, &new)?;
+            tell(&mut site, &new)?;
+        }
+        unblock(&mut site, &blocked, &known, config.if_not_empty)?;
     }
     Ok(())
+}
+
+/// Requests copies of the blocked tables whose obstacle is gone. An error names the others.
+fn unblock(
+    site: &mut Site,
+    blocked: &[PublishedTable],
+    known: &RelationsByName,
+    policy: IfNotEmpty,
+) -> Result<()> {
+    let obstacles = tablesync::obstacles(&mut site.control, blocked, known, policy)?;
+    let (mut unblocked, mut left) = (Vec::new(), Vec::new());
+    for (table, obstacle) in blocked.iter().zip(obstacles) {
+        if let Some(failure) = obstacle {
+            left.push(failure);
+            continue;
+        }
+        let subscription = site.row.id.0.to_string();
+        table_state::unblock(&mut site.control, &subscription, (&table.schema, &table.name))?;
+        unblocked.push(table.clone());
+    }
+    if !unblocked.is_empty() {
+        tell(site, &unblocked)?;
+    }
+    let reasons: Vec<_> = left.iter().map(|failure| failure.message.clone()).collect();
+    match left.into_iter().next() {
+        Some(first) => Err(Failure { message: reasons.join("; "), ..first }),
+        None => Ok(()),
+    }
 }
 
 fn tell(site: &mut Site, tables: &[PublishedTable]) -> Result<()> {

@@ -345,7 +345,7 @@ impl<'a> Adder<'a> {
                 Some(failure) if is_recorded(&failure, reason) => {}
                 Some(failure) => blocked.push((key, failure)),
                 None if reason.is_some() => {
-                    table_state::unblock(control, context.owner(), (&key.0, &key.1))?;
+                    table_state::unblock(control, &context.owner().sql(), (&key.0, &key.1))?;
                     tracing::info!(
                         event = "table_unblocked",
                         table = table.display_name(),

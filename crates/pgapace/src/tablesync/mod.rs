@@ -50,7 +50,7 @@ use crate::subscriber::state::{
     self, RelationState, RelationsByName, SubscriptionId, error_detail,
 };
 use crate::tablesync::emptying::{Emptied, TruncateDecision};
-use crate::tablesync::subscriber_tables::SubscriberTable;
+use crate::tablesync::subscriber_tables::{Obstacle, SubscriberTable};
 
 /// How many snapshots are tried for tables that change while they are copied.
 const SNAPSHOTS: usize = 10;
@@ -141,6 +141,23 @@ pub(crate) fn check_absent(session: &mut Session, tables: &[PublishedTable]) -> 
         format!("the subscriber already has published tables: {}", existing.join(", ")),
     )
     .hint("Omit --copy-schema, or drop these tables on the subscriber."))
+}
+
+/// Why each of these blocked tables still cannot be copied; `None` if it can be.
+pub(crate) fn obstacles(
+    session: &mut Session,
+    tables: &[PublishedTable],
+    states: &RelationsByName,
+    policy: IfNotEmpty,
+) -> Result<Vec<Option<Failure>>> {
+    let found = subscriber_tables::fit(session, tables, |table, subscriber| {
+        let state = states.get(&table.key());
+        policy.refuses() && !state.is_some_and(|state| subscriber.is_partly_copied(state))
+    })?;
+    let obstacle = |(table, found): (&PublishedTable, std::result::Result<_, Obstacle>)| {
+        found.err().map(|obstacle| obstacle.failure(table))
+    };
+    Ok(tables.iter().zip(found).map(obstacle).collect())
 }
 
 fn refuse_filled(session: &mut Session, subscribers: &[SubscriberTable]) -> Result<()> {

@@ -384,18 +384,18 @@ pub(crate) fn block_member(
     Ok(changed > 0)
 }
 
-/// Sets a blocked table to be copied, when the reason for which it was blocked is gone.
+/// Sets a blocked table to be copied, when the reason for which it was blocked is gone. `subscription` is SQL: that of the
+/// owner, or the id of the subscription on request of a verb, because no copy of a blocked table runs.
 pub(crate) fn unblock(
     session: &mut Session,
-    owner: OwnedEpoch,
+    subscription: &str,
     (schema, name): (&str, &str),
 ) -> Result<()> {
     let sql = format!(
         "UPDATE pgapace.relation r SET state = {state}, {WANTED} \
-         WHERE subscription = {owner} AND schema_name = $1 AND table_name = $2 \
-           AND state = 'blocked'",
+         WHERE subscription = {subscription} AND schema_name = $1 AND table_name = $2 \
+           AND state = 'blocked' AND copy_wanted",
         state = after(Event::CopyWanted),
-        owner = owner.sql()
     );
     session.execute(&sql, &[Some(schema), Some(name)]).map(|_| ()).map_err(|e| writing(&e))
 }

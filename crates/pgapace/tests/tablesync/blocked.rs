@@ -174,6 +174,39 @@ fn resync_truncates_and_copies_a_blocked_table() {
 
 /// Another session has locked a table that is being added. Neither the other tables nor other new
 /// tables wait for it.
+/// Nothing looks at the tables by itself.
+#[test]
+fn refresh_copies_a_blocked_table_whose_obstacle_is_gone() {
+    on_versions(&BOTH, |mut case| {
+        case.replicate("CREATE TABLE first (id int PRIMARY KEY)");
+        case.tool.args = vec!["--refresh-interval=0".to_owned()];
+        let mut process = case.start();
+        case.publisher.sql(
+            "CREATE TABLE late (id int PRIMARY KEY); INSERT INTO late VALUES (1); \
+             CREATE TABLE other (id int PRIMARY KEY); INSERT INTO other VALUES (1)",
+        );
+        let blocked = with_state("blocked", "late other");
+        wait_for(&case, &mut process, "the tables to be blocked", &blocked);
+        case.subscriber.sql("CREATE TABLE late (id int PRIMARY KEY)");
+        let refreshed = case.tool.finish("refresh", &[]);
+        assert!(refreshed.stdout.contains("public.late: the process"), "{}", refreshed.stdout);
+        refreshed.expect(6, &["the subscriber lacks published tables: public.other"]);
+        let ready = with_state("ready", "first late");
+        wait_for(&case, &mut process, "the table to be copied", &ready);
+        case.expect_equal(&["late"]);
+        case.subscriber
+            .sql("CREATE TABLE other (id int PRIMARY KEY); INSERT INTO other VALUES (7)");
+        case.tool.finish("refresh", &[]).expect(6, &["public.other is not empty"]);
+        case.stop(process);
+        case.subscriber.sql("TRUNCATE other");
+        let refreshed = case.tool.finish("refresh", &[]);
+        refreshed.expect(0, &[]);
+        assert!(refreshed.stdout.contains("public.other: the next run"), "{}", refreshed.stdout);
+        case.run_until_current();
+        case.expect_equal(&["late", "other"]);
+    });
+}
+
 #[test]
 fn a_lock_on_an_added_table_delays_no_other_table() {
     on_versions(&BOTH, |mut case| {
