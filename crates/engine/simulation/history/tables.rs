@@ -136,5 +136,6 @@ pub(super) fn rules(table: usize, as_sent: bool) -> TableRules {
         updates_alone: false,
         moves: true,
         seeks: false,
+        written: Vec::new(),
     }
 }

@@ -217,7 +217,11 @@ impl<'t, 'a> Collector<'t, 'a> {
         match &rules.fold {
             TableFolding::Key(key) => {
                 let moves = rules.moves && !rules.seeks;
-                Self::Keyed(Keyed::new(key, rules.columns).seeking(rules.seeks).moving(moves))
+                Self::Keyed(
+                    Keyed::new(key, &rules.written, rules.columns)
+                        .seeking(rules.seeks)
+                        .moving(moves),
+                )
             }
             TableFolding::WholeRow => Self::WholeRow(WholeRow::new(rules.columns)),
             TableFolding::Append => Self::Append(Append::new(rules.columns)),

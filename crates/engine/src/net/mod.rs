@@ -8,7 +8,10 @@
 //! Executing the steps in order leaves the same tables as executing every change in stream order,
 //! or it affects another number of rows than a step states. In that case the group is rolled back,
 //! and its transactions are executed one by one. So the result and every conflict are the same at
-//! every group size.
+//! every group size, with one exception: values of constraints beside the key are checked against rows that only
+//! the subscriber has as the segment leaves them. A value that a later change replaces is not checked, unless it is in
+//! [`TableRules::written`], and a value of such a row is free before an earlier change takes it, if a later one
+//! deletes or changes the row.
 //!
 //! Steps of different lanes never touch the same rows, nor rows that a constraint relates: a unique
 //! constraint of a partitioned table contains the partition key, so rows of two partitions never
@@ -61,6 +64,9 @@ pub struct TableRules {
     pub moves: bool,
     /// Whether [`Segment::seeks`] is filled, under [`TableFolding::Key`].
     pub seeks: bool,
+    /// Columns of which each value is written that the publisher wrote, under [`TableFolding::Key`]: no later change
+    /// of the row is folded into it, if the value is then no more. So it meets the rows that only the subscriber has.
+    pub written: Vec<usize>,
 }
 
 impl TableRules {

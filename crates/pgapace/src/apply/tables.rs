@@ -549,7 +549,7 @@ impl Tables {
         if self.apply_mode == ApplyModeSetting::Row {
             map = map.applied_as_sent();
         }
-        let map = Arc::new(TableMap { conflicts, ..map });
+        let map = Arc::new(map.with_conflict_rules(conflicts));
         if self.types.binary() {
             format::check_binary(&map, &self.types)?;
         }

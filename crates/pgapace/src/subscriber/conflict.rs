@@ -264,6 +264,16 @@ impl TablePolicy {
         self.actions[conflict as usize].unwrap_or(conflict.default_action())
     }
 
+    /// Whether the subscription goes on after a change whose values another row has.
+    pub(crate) fn is_about_unique_values(&self) -> bool {
+        use ConflictType::{
+            ExclusionViolation, InsertExists, MultipleUniqueConflicts, UpdateExists,
+        };
+        [InsertExists, UpdateExists, MultipleUniqueConflicts, ExclusionViolation]
+            .into_iter()
+            .any(|kind| self.action(kind) != Action::Error)
+    }
+
     /// Whether pgapace must read the origin of a row before it changes that row. The number of
     /// affected rows does not show a different origin.
     pub(crate) fn looks_before(&self, conflict: ConflictType) -> bool {

@@ -147,6 +147,16 @@ impl TableMap {
         Self { locks: Some(locks), unique, ..self }
     }
 
+    /// Adds the conflict rules. Under a rule for unique values, a row that only the subscriber has may conflict with
+    /// a value that the publisher replaced soon after, whatever else is in the group.
+    pub(crate) fn with_conflict_rules(mut self, conflicts: Option<TablePolicy>) -> Self {
+        if conflicts.as_ref().is_some_and(TablePolicy::is_about_unique_values) {
+            let columns = 0..self.columns.len();
+            self.rules.written = columns.filter(|column| self.unique.contains(*column)).collect();
+        }
+        Self { conflicts, ..self }
+    }
+
     /// Published columns whose values have another type or modifier on the subscriber.
     pub(crate) fn unlike(&self, types: &PublisherTypes) -> Vec<usize> {
         let is_unlike = |remote: &usize| {

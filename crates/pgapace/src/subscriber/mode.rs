@@ -83,6 +83,7 @@ pub(crate) fn decide(
         updates_alone: updates_alone(table, columns, &fold),
         moves: keys_can_be_set(remote, table, columns, types, &fold),
         seeks: false,
+        written: Vec::new(),
         fold,
     };
     (mode, rules)

@@ -56,6 +56,40 @@ pub(super) fn subscriber_rows(case: &Case, condition: &str) -> Vec<String> {
     case.subscriber.rows(&format!("SELECT id, u, v FROM t WHERE {condition} ORDER BY id"))
 }
 
+/// Only the subscriber has the rows whose unique values the publisher writes, and replaces or removes soon after.
+#[test]
+fn a_value_that_is_soon_replaced_conflicts_in_every_group() {
+    let rules =
+        ["insert_exists=skip", "update_exists=skip", "update_missing=skip", "delete_missing=skip"];
+    in_every_mode(&rules, |case| {
+        diverge(case);
+        let others: Vec<_> =
+            (100..160).map(|id| format!("INSERT INTO t VALUES ({id}, {id}0, 'p')")).collect();
+        let mut statements = vec![
+            "INSERT INTO t VALUES (50, 310, 'p'); UPDATE t SET u = 500 WHERE id = 50",
+            "INSERT INTO t VALUES (51, 320, 'p')",
+            "DELETE FROM t WHERE id = 51",
+            "UPDATE t SET u = 330 WHERE id = 1",
+            "UPDATE t SET u = 11 WHERE id = 1",
+        ];
+        statements.extend(others.iter().map(String::as_str));
+        transactions(case, &statements);
+        let log = case.run_until_current();
+        assert_eq!(
+            conflicts(case),
+            [
+                "insert_exists skip f INSERT (id)=(50) 23505",
+                "update_missing skip f UPDATE (id)=(50)",
+                "insert_exists skip f INSERT (id)=(51) 23505",
+                "delete_missing skip f DELETE (id)=(51)",
+                "update_exists skip f UPDATE (id)=(1) 23505",
+            ],
+            "{log}"
+        );
+        assert_eq!(subscriber_rows(case, "id IN (1, 50, 51, 159)"), ["1|11|p", "159|1590|p"]);
+    });
+}
+
 #[test]
 fn skip_affects_only_the_conflicting_changes() {
     let rules =

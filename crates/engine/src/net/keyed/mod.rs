@@ -22,6 +22,8 @@ pub(super) struct Keyed<'t, 'a> {
     key: &'t [(usize, KeyForm)],
     /// Column and its position in the key, in the order of the columns.
     key_columns: Vec<(usize, usize)>,
+    /// See [`TableRules::written`](super::TableRules::written).
+    written: &'t [usize],
     columns: usize,
     /// Canonical forms of the keys of `entries`. In a key of several columns, each form follows its
     /// length.
@@ -70,13 +72,14 @@ enum KeyLookup {
 }
 
 impl<'t, 'a> Keyed<'t, 'a> {
-    pub(super) fn new(key: &'t [(usize, KeyForm)], columns: usize) -> Self {
+    pub(super) fn new(key: &'t [(usize, KeyForm)], written: &'t [usize], columns: usize) -> Self {
         let mut key_columns: Vec<_> =
             key.iter().enumerate().map(|(place, &(column, _))| (column, place)).collect();
         key_columns.sort_unstable();
         Self {
             key,
             key_columns,
+            written,
             columns,
             keys: Vec::new(),
             index: HashTable::new(),
@@ -166,6 +169,9 @@ impl<'t, 'a> Keyed<'t, 'a> {
                 self.note_seek(place, at);
             }
             KeyLookup::Known(place) => {
+                if self.ends_written(place, Some(&new)) {
+                    return None;
+                }
                 let entry = &mut self.entries[place as usize];
                 if entry.now == Now::Absent {
                     return None;
@@ -190,7 +196,7 @@ impl<'t, 'a> Keyed<'t, 'a> {
             }
             KeyLookup::Known(place) => {
                 let now = self.entries[place as usize].now;
-                if now == Now::Absent {
+                if now == Now::Absent || self.ends_written(place, None) {
                     return None;
                 }
                 self.leave(place, old);
@@ -205,6 +211,24 @@ impl<'t, 'a> Keyed<'t, 'a> {
             }
         }
         Some(())
+    }
+
+    /// Whether a value that the segment has yet to write, and that must be written, is no more in the `new` row, or
+    /// without one.
+    fn ends_written(&self, place: u32, new: Option<&Tuple<'a>>) -> bool {
+        if self.written.is_empty() {
+            return false;
+        }
+        let now: Vec<_> = self.entries[place as usize].row.columns().collect();
+        let new: Option<Vec<_>> = new.map(|new| new.columns().collect());
+        let ends = |value: Column<'a>, new: Column<'a>| {
+            value != Column::Unchanged && new != Column::Unchanged && new != value
+        };
+        self.written.iter().any(|&column| match (now.get(column), &new) {
+            (Some(value), Some(new)) => new.get(column).is_some_and(|new| ends(*value, *new)),
+            (Some(value), None) => *value != Column::Unchanged,
+            (None, _) => false,
+        })
     }
 
     /// Takes the row away from a key, and returns it. `old`: as the message calls it.

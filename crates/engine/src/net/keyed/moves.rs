@@ -18,6 +18,7 @@ impl<'a> Keyed<'_, 'a> {
         let now = |place: Option<u32>| place.map(|place| self.entries[place as usize].now);
         let same_form = from.is_some() && from == to;
         if now(from) == Some(Now::Absent)
+            || from.is_some_and(|from| self.ends_written(from, Some(&new)))
             || !same_form && now(to).is_some_and(|now| now != Now::Absent)
         {
             return None;

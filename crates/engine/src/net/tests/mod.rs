@@ -22,6 +22,7 @@ fn rules(root: u32, columns: usize, fold: TableFolding) -> TableRules {
         updates_alone: false,
         moves: false,
         seeks: false,
+        written: Vec::new(),
     }
 }
 
@@ -55,6 +56,23 @@ fn changes_of_one_row_fold_into_one() {
     check_keyed("D 1 -; I 1 a; U 1 b", &["0 | delete 1 - | insert 1 b"]);
     check_keyed("D 1 -; I 1 a; D 1 -", &["0 | delete 1 -"]);
     check_keyed("D 1 -; I 1 a; D 1 -; I 1 b", &["0 | delete 1 - | insert 1 b"]);
+}
+
+#[test]
+fn a_value_that_must_be_written_is_not_replaced_by_a_later_one() {
+    let check = |history: &str, expected: &[&str]| {
+        check(&[TableRules { moves: true, written: vec![1], ..keyed(0) }], history, expected);
+    };
+    check("I 1 a; U 1 a; U 1 u", &["0 | insert 1 a"]);
+    check("I 1 a; U 1 b; I 2 b", &["0 | insert 1 a", "alone 1", "0 | insert 2 b"]);
+    check("I 1 a; D 1 -", &["0 | insert 1 a", "alone 1"]);
+    check("D 1 -; I 1 a; U 1 b", &["0 | delete 1 - | insert 1 a", "alone 2"]);
+    check("U 1 u; U 1 a; U 1 b", &["0 | update 1 a", "alone 2"]);
+    check("U 1 a; D 1 -", &["0 | update 1 a", "alone 1"]);
+    check("U 1 u; D 1 -", &["0 | delete 1 -"]);
+    check("I 1 a; U K 1 - N 2 b", &["0 | insert 1 a", "alone 1"]);
+    check("I 1 a; U K 1 - N 2 u", &["0 | absent 1 - | insert 2 a"]);
+    check("U K 1 - N 2 a; U 2 b", &["0 | move 1 - to 2 a", "alone 1"]);
 }
 
 #[test]
