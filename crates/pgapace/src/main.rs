@@ -28,6 +28,7 @@ mod recording;
 mod repair;
 mod report;
 mod retried;
+mod same_database;
 mod sequences;
 mod spool;
 mod sqlstate;

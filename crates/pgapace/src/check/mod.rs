@@ -32,6 +32,7 @@ use crate::publisher::dump_command::shell_quoted;
 use crate::publisher::publication::PublishedTable;
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
+use crate::same_database;
 use crate::sequences::{self, Chosen, SetOptions};
 use crate::subscriber::catalogue::field;
 use crate::subscriber::session::{self, Purpose, Subscriber};
@@ -146,9 +147,15 @@ pub(crate) fn check(config: &Config) -> Report {
         (&mut subscriber_side, &mut publisher_side)
     {
         let mut reporter = Reporter { report: &mut report, side: Side::Subscriber };
-        reporter.group("database", |reporter| {
-            not_the_same(publisher_session, subscriber_session, reporter)
+        let differ = reporter.group("database", |reporter| {
+            same_database::refuse(publisher_session, subscriber_session)?;
+            reporter.ok("database", "publisher and subscriber are different databases");
+            Ok(())
         });
+        if differ.is_none() {
+            // Other findings would propose changes of the publisher's tables.
+            return report;
+        }
         reporter.group("own_schema", |reporter| {
             let found = exposed::find(subscriber_session, publisher_session)?;
             if let Some(found) = found {
@@ -287,37 +294,6 @@ fn genuine(
             "product",
             format!("the server lacks functions of PostgreSQL: {missing}. Is it PostgreSQL?"),
         );
-    }
-    Ok(())
-}
-
-/// Reports a subscription from a database to itself, which would apply its own changes forever.
-fn not_the_same(
-    publisher_session: &mut Session,
-    subscriber_session: &mut Session,
-    reporter: &mut Reporter<'_>,
-) -> Result<()> {
-    // The system identifier alone is not enough, because a physical copy has the same.
-    let sql = "SELECT pg_catalog.current_database(), pg_catalog.pg_postmaster_start_time(), \
-               (SELECT system_identifier FROM pg_catalog.pg_control_system())";
-    let identity = |session: &mut Session, failed: &dyn Fn(&wire::Error) -> Failure| {
-        let rows = session.query(sql, &[]).map_err(|e| failed(&e))?;
-        let row = rows.first().ok_or_else(|| {
-            Failure::internal("the query for the current database returned no row")
-        })?;
-        Ok::<_, Failure>([0, 1, 2].map(|column| row.get(column).map(str::to_owned)))
-    };
-    let doing = "reading the identity of the database";
-    let publisher: [_; 3] = identity(publisher_session, &|e| Failure::publisher(e, doing))?;
-    let subscriber = identity(subscriber_session, &|e| Failure::subscriber(e, doing))?;
-    if publisher == subscriber {
-        reporter.block(
-            "database",
-            "publisher and subscriber are the same database: changes would be applied to it again. \
-             Set --subscriber to another database",
-        );
-    } else {
-        reporter.ok("database", "publisher and subscriber are different databases");
     }
     Ok(())
 }

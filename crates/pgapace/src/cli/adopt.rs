@@ -13,6 +13,7 @@ use crate::native::options;
 use crate::native::plan::{self, Plan};
 use crate::native::subscription::conninfo;
 use crate::publisher::session::Publisher;
+use crate::same_database;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
 
@@ -67,6 +68,7 @@ pub(crate) fn run(args: &AdoptArgs) -> Result<()> {
     let info = publisher(&mut control, &site, found.subscription.oid)?;
     let publisher = Publisher::new(info, &name, subscriber.encoding());
     let mut source = publisher.connect()?;
+    same_database::refuse(&mut source, &mut control)?;
     let plan = if args.dry_run {
         plan::plan(&mut control, &mut source, &found, &request)?
     } else {

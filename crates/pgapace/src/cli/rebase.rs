@@ -14,6 +14,7 @@ use crate::observe::board::Board;
 use crate::publisher::history::{self, TO_FOLLOW_ANOTHER, check_followed};
 use crate::publisher::session::{Publisher, SystemIdentity, identify};
 use crate::publisher::{publication, slot, slot_to_drop};
+use crate::same_database;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::{self, Phase, Subscription, ownership, prepared, progress};
@@ -79,6 +80,7 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
     }
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
     let mut source = publisher.connect()?;
+    same_database::refuse(&mut source, &mut control)?;
     // A first start may have wanted it, and later ones may not.
     if row.rebasing && !row.is_first_start() {
         let system = identify(&mut source)?;

@@ -16,6 +16,7 @@ use crate::publisher::history::check_system;
 use crate::publisher::publication;
 use crate::publisher::session::Publisher;
 use crate::repair::{RecordedDifferences, RepairOptions, Repaired, Repairer, recorded, rounds};
+use crate::same_database;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::{self, Subscription};
@@ -127,6 +128,7 @@ fn one(args: &RepairArgs, config: &Config, shutdown: &Shutdown) -> Result<Outcom
     }
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
     let mut look = publisher.connect_to_look()?;
+    same_database::refuse(&mut look, &mut control)?;
     let found = published_ones(&mut look, config, &row, found)?;
     let tables: Vec<_> = found.iter().map(key).collect();
     opposite::warn(&mut look, &mut control, &tables)?;

@@ -10,6 +10,7 @@ use crate::config::{IfNotEmpty, Subscription as Config};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::Publisher;
+use crate::same_database;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::{
     self, Phase, RelationState, RelationsByName, Subscription, ownership,
@@ -45,6 +46,7 @@ fn open(config: &Config) -> Result<Site> {
     let row = state::find_existing(&mut control, &config.name)?;
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
     let mut source = publisher.connect_to_look()?;
+    same_database::refuse(&mut source, &mut control)?;
     publication::check_exist(&mut source, &config.publications)?;
     let published = publication::read_contents(&mut source, &config.publications)?.tables;
     Ok(Site { control, row, published })

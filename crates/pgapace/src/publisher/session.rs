@@ -7,6 +7,7 @@ use crate::connecting;
 use crate::error::{Class, Failure, Result};
 use crate::pooler::{self, ConnectionStart, backend_sql};
 use crate::product;
+use crate::same_database::DatabaseIdentity;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::session::set_config;
 
@@ -83,7 +84,12 @@ impl Publisher {
     /// `libpqwalreceiver.c`), and some that it lacks. Values must look the same after every
     /// reconnect, whatever the defaults of the role, database or server.
     pub(crate) fn connect(&self) -> Result<Session> {
-        let session = self.open(true)?;
+        Ok(self.connect_to_run()?.0)
+    }
+
+    /// The same. Also returns what tells the database from others.
+    pub(crate) fn connect_to_run(&self) -> Result<(Session, DatabaseIdentity)> {
+        let (session, identity) = self.open(true)?;
         if session.server_version().major() < OLDEST_MAJOR {
             return Err(Failure::new(
                 Class::Publisher,
@@ -93,16 +99,16 @@ impl Publisher {
                 ),
             ));
         }
-        Ok(session)
+        Ok((session, identity))
     }
 
     /// Opens an ordinary session for checks. It uses no walsender, and needs neither the
     /// REPLICATION attribute nor a supported version.
     pub(crate) fn connect_to_look(&self) -> Result<Session> {
-        self.open(false)
+        Ok(self.open(false)?.0)
     }
 
-    fn open(&self, replication: bool) -> Result<Session> {
+    fn open(&self, replication: bool) -> Result<(Session, DatabaseIdentity)> {
         let Some(info) = &self.info else {
             return Err(Failure::new(Class::Recording, "a replay has no publisher to ask"));
         };
@@ -139,23 +145,28 @@ impl Publisher {
             connecting::explain(pooler::Side::Publisher, failure, &e, info, replication)
         })?;
         session.set_activity(self.activity.clone());
-        prepare(&mut session, start, &settings)?;
-        Ok(session)
+        let identity = prepare(&mut session, start, &settings)?;
+        Ok((session, identity))
     }
 }
 
 /// Refuses a session that a connection pooler or another product than PostgreSQL provides. Then lifts
 /// [`TIME_LIMITS`], unless a connection pooler answers. Behind a proxy it makes the settings again that were
 /// requested at the start: that of Neon passes none of them on.
-fn prepare(session: &mut Session, start: ConnectionStart, settings: &[(&str, &str)]) -> Result<()> {
+fn prepare(
+    session: &mut Session,
+    start: ConnectionStart,
+    settings: &[(&str, &str)],
+) -> Result<DatabaseIdentity> {
     let major = session.server_version().major();
     let known = TIME_LIMITS.iter().filter(|(_, since)| major >= *since);
     let calls = known.map(|(name, _)| format!("pg_catalog.set_config('{name}', '0', false)"));
     let lift = std::iter::once("''".to_owned()).chain(calls).collect::<Vec<_>>().join(" || ");
     loop {
         let sql = format!(
-            "SELECT pid, age, product, is_neon, CASE WHEN {} THEN {lift} END FROM ({}) backend",
+            "SELECT pid, age, product, is_neon, CASE WHEN {} THEN {lift} END, {} FROM ({}) backend",
             start.own_sql(session),
+            DatabaseIdentity::SQL,
             backend_sql()
         );
         let results = session
@@ -170,13 +181,14 @@ fn prepare(session: &mut Session, start: ConnectionStart, settings: &[(&str, &st
         if row.get(4).is_none() {
             continue;
         }
+        let identity = DatabaseIdentity::read(&row, 5)?;
         if backend.is_behind_proxy {
             let calls: Vec<_> = settings.iter().map(set_config).collect();
             session
                 .simple(&format!("SELECT {}", calls.join(", ")))
                 .map_err(|e| Failure::publisher(&e, "preparing the session"))?;
         }
-        return Ok(());
+        return Ok(identity);
     }
 }
 
@@ -214,6 +226,15 @@ pub(crate) fn primary_timeline(session: &mut Session) -> Option<u32> {
     let results = session.simple(sql).ok()?;
     let digits = results.first()?.first()?.get(0)?.get(..8)?.to_owned();
     u32::from_str_radix(&digits, 16).ok()
+}
+
+/// Reads the timeline that a standby replays with SQL, which may learn of a new one late.
+pub(crate) fn standby_timeline(session: &mut Session) -> Option<u32> {
+    let sql = "SELECT greatest(c.timeline_id, r.min_recovery_end_timeline, \
+           (SELECT received_tli FROM pg_catalog.pg_stat_wal_receiver)) \
+         FROM pg_catalog.pg_control_checkpoint() c, pg_catalog.pg_control_recovery() r";
+    let results = session.simple(sql).ok()?;
+    results.first()?.first()?.get(0)?.parse().ok()
 }
 
 /// SQL expression for the end of the WAL that the publisher can send.

@@ -8,6 +8,7 @@ use crate::connecting;
 use crate::error::{Class, Failure, Result};
 use crate::pooler::{self, ConnectionStart, backend_sql};
 use crate::product;
+use crate::same_database::DatabaseIdentity;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::citus;
@@ -269,11 +270,10 @@ impl Subscriber {
         Ok(self.connect_to_run()?.0)
     }
 
-    /// The same. Also returns the version of schema `pgapace`, if it was read on the way
-    /// ([`schema::VERSION_SQL`]).
-    pub(crate) fn connect_to_run(&mut self) -> Result<(Session, Option<usize>)> {
+    /// The same. Also returns what was read on the way.
+    pub(crate) fn connect_to_run(&mut self) -> Result<(Session, SubscriberDatabase)> {
         let (mut session, properties) = self.open(Purpose::Control)?;
-        if properties.in_recovery {
+        if properties.database.identity.in_recovery {
             return Err(Failure::new(
                 Class::Subscriber,
                 "the subscriber is a standby, which is read-only",
@@ -290,9 +290,9 @@ impl Subscriber {
         let encoding = client_encoding(&properties.encoding);
         if (encoding, properties.citus) != (self.encoding, self.citus) {
             (self.encoding, self.citus) = (encoding, properties.citus);
-            return Ok((self.connect(Purpose::Control)?, properties.schema_version));
+            return Ok((self.connect(Purpose::Control)?, properties.database));
         }
-        Ok((session, properties.schema_version))
+        Ok((session, properties.database))
     }
 
     /// Opens a session and applies all settings.
@@ -408,13 +408,18 @@ pub(crate) fn commit_locally(session: &mut Session) -> Result<()> {
 pub(crate) const WAITING_COMMITS: &str =
     "SELECT pg_catalog.set_config('synchronous_commit', 'on', false)";
 
+/// The subscriber's database, as its first session has found it.
+pub(crate) struct SubscriberDatabase {
+    pub(crate) identity: DatabaseIdentity,
+    /// The version of schema `pgapace`, if it was read ([`schema::VERSION_SQL`]).
+    pub(crate) schema_version: Option<usize>,
+}
+
 /// The server's properties, read by the statement that makes a session's settings.
 struct ServerProperties {
-    in_recovery: bool,
     encoding: String,
     citus: bool,
-    /// See [`Subscriber::connect_to_run`].
-    schema_version: Option<usize>,
+    database: SubscriberDatabase,
 }
 
 /// Why a session cannot be used.
@@ -478,13 +483,13 @@ fn prepare(
     let calls: Vec<String> = settings.iter().map(set_config).collect();
     loop {
         let sql = format!(
-            "SELECT pid, age, product, is_neon, pg_catalog.pg_is_in_recovery(), \
-               pg_catalog.current_setting('server_encoding'), \
+            "SELECT pid, age, product, is_neon, pg_catalog.current_setting('server_encoding'), \
                EXISTS (SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus'), \
-               CASE WHEN {} THEN pg_catalog.num_nulls({}) = 0 ELSE false END, {version} \
+               CASE WHEN {} THEN pg_catalog.num_nulls({}) = 0 ELSE false END, {version}, {} \
              FROM ({}) backend",
             start.own_sql(session),
             calls.join(", "),
+            DatabaseIdentity::SQL,
             backend_sql()
         );
         let rows = session.query(&sql, &[]).map_err(Refusal::Statement)?;
@@ -497,12 +502,14 @@ fn prepare(
                 .map_err(|reason| pooler::refused(pooler::Side::Subscriber, reason))?;
             product::check(pooler::Side::Subscriber, &field::<String>(&row, 2)?)?;
             let properties = ServerProperties {
-                in_recovery: boolean(&row, 4)?,
-                encoding: field(&row, 5)?,
-                citus: boolean(&row, 6)?,
-                schema_version: row.get(8).map(|_| field(&row, 8)).transpose()?,
+                encoding: field(&row, 4)?,
+                citus: boolean(&row, 5)?,
+                database: SubscriberDatabase {
+                    identity: DatabaseIdentity::read(&row, 8)?,
+                    schema_version: row.get(7).map(|_| field(&row, 7)).transpose()?,
+                },
             };
-            Ok(boolean(&row, 7)?.then_some(properties))
+            Ok(boolean(&row, 6)?.then_some(properties))
         };
         // A valid session without settings means that the query took too long to arrive.
         if let Some(properties) = read().map_err(Refusal::Session)? {

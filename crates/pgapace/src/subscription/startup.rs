@@ -22,6 +22,7 @@ use crate::publisher::session::Publisher;
 use crate::publisher::slot;
 use crate::publisher::watch;
 use crate::publisher::watch::Commits;
+use crate::same_database;
 use crate::sqlstate;
 use crate::stopping::interrupt::abandonable;
 use crate::stopping::shutdown::Shutdown;
@@ -107,16 +108,22 @@ impl Supervisor<'_> {
             Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
         let connecting = publisher.clone();
         let (subscriber, source, control) = abandonable(self.shutdown, "connecting", move || {
-            let (source, control) =
-                ask_both("connecting", || connecting.connect(), || subscriber.connect_to_run());
+            let (source, control) = ask_both(
+                "connecting",
+                || connecting.connect_to_run(),
+                || subscriber.connect_to_run(),
+            );
             (subscriber, source, control)
         })?;
-        let ((control, schema_version), mut source) = match (control, source) {
+        let ((mut control, database), (mut source, published)) = match (control, source) {
             (Ok(control), Ok(source)) => (control, source),
             (control, source) => {
-                return Err(self.not_reached(control.map(|(session, _)| session), source));
+                let control = control.map(|(session, _)| session);
+                return Err(self.not_reached(control, source.map(|(session, _)| session)));
             }
         };
+        let sides = ((&mut source, &published), (&mut control, &database.identity));
+        same_database::refuse_identified(sides.0, sides.1)?;
         self.stage.connected();
         if subscriber.encoding() != publisher.encoding() {
             publisher =
@@ -133,6 +140,7 @@ impl Supervisor<'_> {
                 ),
             ));
         }
+        let schema_version = database.schema_version;
         Ok(ConnectedServers { subscriber, publisher, control, source, schema_version })
     }
 

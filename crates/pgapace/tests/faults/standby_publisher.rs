@@ -74,6 +74,22 @@ fn a_standby_may_be_promoted_under_its_stream() -> Result<()> {
     expect_followed(&site, &standby, &mut run, 3)
 }
 
+/// A standby sends the changes of its primary. A promoted one is another server, with the same system identifier.
+#[test]
+fn a_standby_does_not_publish_to_its_primary() -> Result<()> {
+    let mut site = site()?;
+    let standby = standby(&mut site, "")?;
+    let (publisher, subscriber) = (standby.conninfo(DB), site.publisher.conninfo(DB));
+    let tool = Tool { publisher, subscriber, ..site.tool() };
+    tool.run().expect(3, &["the publisher is a standby of the subscriber"]);
+    let schema = "SELECT to_regnamespace('pgapace') IS NULL";
+    assert_eq!(site.publisher.query_one_text(DB, schema)?, "t");
+    promote(&standby)?;
+    let checked = tool.finish("check", &[]);
+    assert!(checked.stdout.contains("are different databases"), "{}", checked.stdout);
+    Ok(())
+}
+
 /// A list of hosts without target_session_attrs leads to a standby while the publisher is down. A synchronised slot
 /// is the primary's.
 #[test]

@@ -103,17 +103,6 @@ fn a_subscription_that_cannot_go_on_is_a_blocker() {
     });
 }
 
-#[test]
-fn a_database_is_not_its_own_subscriber() {
-    let case = Case::new(15, 15);
-    case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY)");
-    case.publish("FOR ALL TABLES");
-    let tool = Tool { subscriber: case.publisher.conninfo(), ..case.tool.clone() };
-    let finished = tool.finish("check", &[]);
-    finished.expect(6, &[]);
-    assert!(finished.stdout.contains("are the same database"), "{}", finished.stdout);
-}
-
 /// If a session holds a lock on a table, `check` ends and says so.
 #[test]
 fn a_locked_table_does_not_hold_it_up() {
