@@ -18,6 +18,7 @@ use crate::subscriber::catalogue::{CatalogueReader, Column, Identity, Table, fie
 use crate::subscriber::format::PublisherTypes;
 use crate::subscriber::mapping::{Search, TableMap};
 use crate::subscriber::mode::TableApplyMode;
+use crate::subscriber::other_subscriptions;
 use crate::subscriber::state;
 use crate::subscriber::storage::{self, TableStorage};
 use crate::tablesync::check_absent;
@@ -44,6 +45,8 @@ struct Checker<'a, 'r> {
     filled: Vec<((String, String), String)>,
     /// Published tables that do not exist: name for messages, and name as SQL.
     missing: Vec<(String, String)>,
+    /// Published tables that other subscriptions change, too: by schema and name.
+    shared: HashSet<(String, String)>,
     catalogue: CatalogueReader,
 }
 
@@ -59,8 +62,18 @@ pub(super) fn check(
         created(session, known, published, reporter);
         return;
     }
-    let (filled, missing, catalogue) = (Vec::new(), Vec::new(), CatalogueReader::default());
-    let mut checker = Checker { session, config, known, reporter, filled, missing, catalogue };
+    let shared =
+        reporter.group("shared", |reporter| shared(session, &config.name, published, reporter));
+    let mut checker = Checker {
+        session,
+        config,
+        known,
+        reporter,
+        filled: Vec::new(),
+        missing: Vec::new(),
+        shared: shared.unwrap_or_default(),
+        catalogue: CatalogueReader::default(),
+    };
     let before = checker.reporter.report.findings.len();
     let (session, reporter) = (&mut *checker.session, &mut *checker.reporter);
     reporter.group("schema", |reporter| schemas(session, known, published, reporter));
@@ -98,6 +111,26 @@ fn created(
         let count = published.len();
         reporter.ok("table", format!("tables that a run creates: {count}"));
     }
+}
+
+/// Reports tables that other subscriptions change, too.
+fn shared(
+    session: &mut Session,
+    subscription: &str,
+    published: &[PublishedTable],
+    reporter: &mut Reporter<'_>,
+) -> Result<HashSet<(String, String)>> {
+    let keys: Vec<_> = published.iter().map(PublishedTable::key).collect();
+    let others = other_subscriptions::read(session, subscription, &keys)?;
+    for (place, others) in &others {
+        let name = published[*place].display_name();
+        let message = format!(
+            "table {name} is changed by {others}, too. pgapace resync and rebase refuse it, and pgapace verify \
+             reports rows of the others"
+        );
+        reporter.warn("shared", message).on(&name);
+    }
+    Ok(others.into_keys().map(|place| keys[place].clone()).collect())
 }
 
 /// Reports unlogged tables, and tables with an access method that is not tested.
@@ -544,9 +577,19 @@ impl Checker<'_, '_> {
                 })
             });
         }
-        let all: Vec<_> = self.filled.iter().map(|(_, sql)| sql.as_str()).collect();
+        let (shared, filled): (Vec<_>, Vec<_>) =
+            self.filled.iter().partition(|(key, _)| self.shared.contains(key));
+        for ((schema, table), _) in shared {
+            let name = format!("{schema}.{table}");
+            let message = format!(
+                "table {name} is not empty. Pass --if-not-empty keep to copy into it, and keep the rows of the \
+                 other subscription"
+            );
+            self.reporter.block("rows", message).on(&name);
+        }
+        let all: Vec<_> = filled.iter().map(|(_, sql)| sql.as_str()).collect();
         let fix = format!("TRUNCATE {};", all.join(", "));
-        for ((schema, table), _) in &self.filled {
+        for ((schema, table), _) in filled {
             let name = format!("{schema}.{table}");
             self.reporter
                 .block(

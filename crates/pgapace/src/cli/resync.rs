@@ -15,7 +15,9 @@ use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::{
     self, Phase, RelationState, RelationsByName, Subscription, ownership,
 };
-use crate::tablesync::{self, check_subscribers, copy_requests, table_state};
+use crate::tablesync::{
+    self, check_subscribers, copy_requests, emptying, subscriber_tables, table_state,
+};
 
 #[derive(Debug, Args)]
 pub(crate) struct ResyncArgs {
@@ -32,6 +34,10 @@ pub(crate) struct RefreshArgs {
     #[command(flatten)]
     selection: Selection,
 }
+
+/// The next step for a table that another subscription changes, too.
+const SHARED_HINT: &str = "\
+pgapace verify and pgapace repair, without --delete-extra, make the rows of this subscription equal.";
 
 /// A subscription and its published tables.
 struct Site {
@@ -78,7 +84,9 @@ pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
         })?;
         chosen.push(found.clone());
     }
-    check_subscribers(&mut site.control, &chosen, false, config.if_not_empty)?;
+    let subscribers = subscriber_tables::fitting(&mut site.control, &chosen)?;
+    let subscribers: Vec<_> = subscribers.iter().collect();
+    emptying::refuse_shared(&mut site.control, &site.row.name, &subscribers, SHARED_HINT)?;
     copy_requests::request_again(&mut site.control, site.row.id, &chosen)?;
     tell(&mut site, &chosen)
 }
@@ -100,7 +108,8 @@ pub(crate) fn refresh(args: &RefreshArgs) -> Result<()> {
             continue;
         }
         if !new.is_empty() {
-            check_subscribers(&mut site.control, &new, site.row.copy_data, config.if_not_empty)?;
+            let (name, copies) = (site.row.name.clone(), site.row.copy_data);
+            check_subscribers(&mut site.control, (&name, &new), copies, config.if_not_empty)?;
             copy_requests::request(&mut site.control, site.row.id, &new)?;
             tell(&mut site, &new)?;
         }

@@ -15,6 +15,7 @@ pub(crate) mod missing_label;
 pub(crate) mod mode;
 pub(crate) mod oid;
 pub(crate) mod origin;
+pub(crate) mod other_subscriptions;
 pub(crate) mod session;
 pub(crate) mod state;
 pub(crate) mod statement;

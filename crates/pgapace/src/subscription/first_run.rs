@@ -153,14 +153,20 @@ impl Supervisor<'_> {
             return Ok(Vec::new());
         }
         let (copies, filled) = (config.copies_data(), config.if_not_empty);
-        let emptied =
-            check_first_subscribers(control, tables, copies, filled, &self.options.truncate)?;
+        let emptied = check_first_subscribers(
+            control,
+            (&config.name, tables),
+            copies,
+            filled,
+            &self.options.truncate,
+        )?;
         if copies && filled == IfNotEmpty::Rebase {
             let subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
             let publisher =
                 Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
             let servers = (&publisher, &subscriber);
-            rebase::check_first_start(control, servers, &config.publications, tables)?;
+            let of = (config.name.as_str(), &config.publications[..]);
+            rebase::check_first_start(control, servers, of, tables)?;
         }
         Ok(emptied)
     }
@@ -194,7 +200,12 @@ impl Supervisor<'_> {
         }
         self.schema_copier(control, context).before(control)?;
         let tables = publication::read_contents(source, &self.config.publications)?.tables;
-        check_subscribers(control, &tables, row.copy_data, context.options.if_not_empty)
+        check_subscribers(
+            control,
+            (&row.name, &tables),
+            row.copy_data,
+            context.options.if_not_empty,
+        )
     }
 
     /// Creates the objects that a copy does not need: indexes, constraints, triggers.

@@ -32,8 +32,9 @@ use crate::recording::file::Recording;
 use crate::recording::player::{Pace, Player};
 use crate::subscriber::format::{self, Format, Servers};
 use crate::subscriber::origin;
+use crate::subscriber::other_subscriptions;
 use crate::subscriber::session::{self, Purpose, Subscriber};
-use crate::subscriber::state::{self, NewSubscription, Phase, Subscription, name_array, schema};
+use crate::subscriber::state::{self, NewSubscription, Phase, Subscription, schema};
 use crate::subscriber::tagging::Tagging;
 use crate::tablesync::table_state::set_sync_lsns;
 use crate::tablesync::{SyncContext, check_first_subscribers};
@@ -60,24 +61,6 @@ impl Replay {
         self.span.elapsed()
     }
 }
-
-/// Tables of the recording that another subscription has, native or of pgapace.
-const TAKEN: &str = "\
-SELECT pg_catalog.format('subscription %s of pgapace', s.name), r.schema_name || '.' || r.table_name
-FROM pgapace.relation r JOIN pgapace.subscription s ON s.id = r.subscription
-JOIN ROWS FROM (pg_catalog.unnest($2::pg_catalog.text[]), pg_catalog.unnest($3::pg_catalog.text[]))
-  AS t (schema_name, table_name) USING (schema_name, table_name)
-WHERE s.name <> $1
-UNION ALL
-SELECT pg_catalog.format('native subscription %I', s.subname), t.schema_name || '.' || t.table_name
-FROM pg_catalog.pg_subscription s
-JOIN pg_catalog.pg_database d ON d.oid = s.subdbid AND d.datname = pg_catalog.current_database()
-JOIN pg_catalog.pg_subscription_rel r ON r.srsubid = s.oid
-JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
-JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-JOIN ROWS FROM (pg_catalog.unnest($2::pg_catalog.text[]), pg_catalog.unnest($3::pg_catalog.text[]))
-  AS t (schema_name, table_name) ON t.schema_name = n.nspname AND t.table_name = c.relname
-LIMIT 1";
 
 impl Supervisor<'_> {
     /// Everything from "connect" to the first failure.
@@ -136,7 +119,13 @@ impl Supervisor<'_> {
         if let Some(row) = state::find(control, &config.name)? {
             return Ok(row);
         }
-        check_first_subscribers(control, &head.tables, false, config.if_not_empty, &[])?;
+        check_first_subscribers(
+            control,
+            (&config.name, &head.tables),
+            false,
+            config.if_not_empty,
+            &[],
+        )?;
         let created = state::create(
             control,
             &NewSubscription {
@@ -295,15 +284,12 @@ impl Supervisor<'_> {
 /// Checks that no other subscription applies changes to the tables. The subscription of which the
 /// subscriber is a clone would.
 fn check_alone(control: &mut Session, name: &str, tables: &[PublishedTable]) -> Result<()> {
-    let (schemas, names): (Vec<_>, Vec<_>) = tables.iter().map(PublishedTable::key).unzip();
-    let rows = control
-        .query(TAKEN, &[Some(name), Some(&name_array(&schemas)), Some(&name_array(&names))])
-        .map_err(|e| Failure::subscriber(&e, "looking for other subscriptions"))?;
-    let Some(row) = rows.first() else { return Ok(()) };
-    let text = |column| row.get(column).unwrap_or_default();
+    let keys: Vec<_> = tables.iter().map(PublishedTable::key).collect();
+    let others = other_subscriptions::read(control, name, &keys)?;
+    let Some((place, others)) = others.into_iter().next() else { return Ok(()) };
     Err(Failure::new(
         Class::Recording,
-        format!("{} applies changes to {} on this subscriber", text(0), text(1)),
+        format!("{others} applies changes to {} on this subscriber", tables[place].display_name()),
     )
     .hint(
         "Replay to a clone, never to a subscriber in use. On a clone, drop the subscription first: \

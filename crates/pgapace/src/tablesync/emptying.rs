@@ -5,6 +5,8 @@
 //! written later are not part of the decision, so a table with such rows is not emptied. For the
 //! same reason the decision is valid only once: later, the rows of the copy are newer than the
 //! snapshot.
+//!
+//! Nothing empties a table that another subscription changes too (`subscriber/other_subscriptions.rs`).
 
 use std::str::FromStr;
 
@@ -15,6 +17,7 @@ use crate::publisher::publication::PublishedTable;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::citus;
+use crate::subscriber::other_subscriptions;
 use crate::subscriber::state::RelationState;
 use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::statement::truncate::truncate_or_delete;
@@ -25,6 +28,17 @@ use crate::tablesync::table_state::reset_sql;
 
 /// Maximum number of tables that the hint lists one by one.
 const NAMED: usize = 20;
+
+/// The next step for a table that holds rows of another subscription.
+const KEEP_HINT: &str = "\
+Pass --if-not-empty keep to copy into the tables and keep their rows; or drop the other subscription if it no longer \
+applies changes.";
+
+/// The next step for a table with rows of this subscription, too.
+const SHARED_HINT: &str = "\
+Nothing tells the rows of this subscription from theirs. To copy a table again, take it out of the publication, \
+start pgapace, DELETE its rows of this publisher on the subscriber, and publish it again, with --if-not-empty keep. \
+For all tables: pgapace drop, DELETE, and pgapace run --if-not-empty keep.";
 
 /// The hint of a table that can be neither truncated nor emptied by DELETE.
 const FIRES_HINT: &str = "\
@@ -81,8 +95,8 @@ pub(crate) type Emptied = (PublishedTable, String);
 /// the latter if they hold rows.
 pub(crate) fn decide(
     session: &mut Session,
-    published: &[PublishedTable],
-    subscribers: &[SubscriberTable],
+    subscription: &str,
+    (published, subscribers): (&[PublishedTable], &[SubscriberTable]),
     decisions: &[TruncateDecision],
 ) -> Result<Vec<Emptied>> {
     // `s.t` takes precedence over `s.*`.
@@ -101,6 +115,8 @@ pub(crate) fn decide(
         }
     }
     let filled = subscriber_tables::filled(session, subscribers)?;
+    let all: Vec<_> = filled.iter().map(|index| &subscribers[*index]).collect();
+    refuse_shared(session, subscription, &all, KEEP_HINT)?;
     let named = |index: &usize| decision_about(&published[*index]).is_some();
     if let Some(index) =
         filled.iter().find(|index| named(index) && subscribers[**index].is_managed_by_citus())
@@ -123,7 +139,7 @@ pub(crate) fn decide(
             None => undecided.push(&subscribers[index]),
         }
     }
-    refuse(session, &undecided, true)?;
+    refuse(session, subscription, &undecided, true)?;
     expect_unwritten(session, &checks)?;
     Ok(emptied)
 }
@@ -131,12 +147,14 @@ pub(crate) fn decide(
 /// Returns an error with the possible next steps if any table holds rows. Some of them are only for the first start.
 pub(crate) fn refuse(
     session: &mut Session,
+    subscription: &str,
     filled: &[&SubscriberTable],
     first_start: bool,
 ) -> Result<()> {
     if filled.is_empty() {
         return Ok(());
     }
+    refuse_shared(session, subscription, filled, KEEP_HINT)?;
     let names: Vec<_> = filled.iter().map(|table| table.display_name()).collect();
     let failure = Failure::new(
         Class::Mismatch,
@@ -166,6 +184,29 @@ pub(crate) fn refuse(
          publisher's rows as of the slot.",
         options.join(" ")
     )))
+}
+
+/// Returns an error if another subscription changes any of these tables, too.
+pub(crate) fn refuse_shared(
+    session: &mut Session,
+    subscription: &str,
+    tables: &[&SubscriberTable],
+    hint: &str,
+) -> Result<()> {
+    let keys: Vec<_> = tables.iter().map(|table| table.key()).collect();
+    let others = other_subscriptions::read(session, subscription, &keys)?;
+    if others.is_empty() {
+        return Ok(());
+    }
+    let named = |(index, others): (&usize, &String)| {
+        format!("{} ({others})", tables[*index].display_name())
+    };
+    let named: Vec<_> = others.iter().map(named).collect();
+    Err(Failure::new(
+        Class::Mismatch,
+        format!("tables with rows of other subscriptions are not emptied: {}", named.join(", ")),
+    )
+    .hint(hint))
 }
 
 /// Checks that no row of these tables was written after the table's snapshot.
@@ -209,6 +250,8 @@ pub(crate) fn empty(
     context: SyncContext<'_>,
     tables: &[(&SubscriberTable, Option<&RelationState>)],
 ) -> Result<()> {
+    let shared: Vec<_> = tables.iter().map(|(table, _)| *table).collect();
+    refuse_shared(control, context.subscription, &shared, SHARED_HINT)?;
     // The first copy worker has the same origin afterwards.
     let (tags, writer) = (context.options.tags, Writer::Copy(0));
     let tag = WriterTag::attach(control, context.id, tags, writer)?;

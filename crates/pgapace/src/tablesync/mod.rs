@@ -43,6 +43,7 @@ use crate::sqlstate;
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::format::Servers;
+use crate::subscriber::other_subscriptions;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::published::PreviousReading;
@@ -101,13 +102,13 @@ impl SyncContext<'_> {
 /// Checks that every table can be copied into, before anything is created on the publisher.
 pub(crate) fn check_subscribers(
     session: &mut Session,
-    tables: &[PublishedTable],
+    (subscription, tables): (&str, &[PublishedTable]),
     copy_data: bool,
     policy: IfNotEmpty,
 ) -> Result<()> {
     let subscribers = subscriber_tables::fitting(session, tables)?;
     if copy_data && policy.refuses() {
-        refuse_filled(session, &subscribers)?;
+        refuse_filled(session, subscription, &subscribers)?;
     }
     Ok(())
 }
@@ -116,14 +117,14 @@ pub(crate) fn check_subscribers(
 /// Returns the tables to empty.
 pub(crate) fn check_first_subscribers(
     session: &mut Session,
-    tables: &[PublishedTable],
+    (subscription, tables): (&str, &[PublishedTable]),
     copy_data: bool,
     policy: IfNotEmpty,
     decisions: &[TruncateDecision],
 ) -> Result<Vec<Emptied>> {
     let subscribers = subscriber_tables::fitting(session, tables)?;
     if copy_data && policy.refuses() {
-        emptying::decide(session, tables, &subscribers, decisions)
+        emptying::decide(session, subscription, (tables, &subscribers), decisions)
     } else {
         Ok(Vec::new())
     }
@@ -160,10 +161,14 @@ pub(crate) fn obstacles(
     Ok(tables.iter().zip(found).map(obstacle).collect())
 }
 
-fn refuse_filled(session: &mut Session, subscribers: &[SubscriberTable]) -> Result<()> {
+fn refuse_filled(
+    session: &mut Session,
+    subscription: &str,
+    subscribers: &[SubscriberTable],
+) -> Result<()> {
     let filled = subscriber_tables::filled(session, subscribers)?;
     let filled: Vec<_> = filled.iter().map(|index| &subscribers[*index]).collect();
-    emptying::refuse(session, &filled, false)
+    emptying::refuse(session, subscription, &filled, false)
 }
 
 /// Copies the published tables that `wanted` selects and that are not copied yet. Uses the snapshot
@@ -331,16 +336,20 @@ fn copy_fitting(
                 .for_each(|i| empty_now[i] = false);
         }
     }
+    let keys: Vec<_> = subscribers.iter().map(SubscriberTable::key).collect();
+    let shared = other_subscriptions::read(control, context.subscription, &keys)?;
     let tables = published.into_iter().zip(subscribers).collect();
     let mut items =
         plan::items(publisher, tables, context.options.binary, Servers::of(publisher, control))?;
     if context.indexes_after {
         indexes::choose(control, context.id, &mut items, |index| empty_now[index])?;
     }
-    // With keep, each table is copied in one transaction, also an empty one. After an interruption, rows
-    // of a part could not be distinguished from rows that others have written.
-    if !context.options.keeps_rows() {
-        items.iter_mut().for_each(|item| item.split(context.options.split_size));
+    // With keep, each table is copied in one transaction, also an empty one, and always a table that another
+    // subscription changes. After an interruption, rows of a part could not be distinguished from rows that others
+    // have written.
+    let is_split = |index| !context.options.keeps_rows() && !shared.contains_key(&index);
+    for (_, item) in items.iter_mut().enumerate().filter(|(index, _)| is_split(*index)) {
+        item.split(context.options.split_size);
     }
     let copy_pool::CopyOutcome { again, failed } =
         copy_pool::copy(context, control, publisher, snapshot, items)?;
@@ -364,7 +373,7 @@ fn all(
         emptying::empty(control, context, &left)?;
     }
     if context.options.if_not_empty.refuses() {
-        refuse_filled(control, &subscribers)?;
+        refuse_filled(control, context.subscription, &subscribers)?;
     }
     Ok((published, subscribers))
 }

@@ -35,7 +35,7 @@ use crate::verify::prepare::{Prepared, Scope, plan, refuse};
 use crate::verify::progress::Progress;
 use crate::verify::rate::Pace;
 use crate::verify::record::{Recorder, TableRecord};
-use crate::verify::requirements::{managed_by_citus, not_all_published};
+use crate::verify::requirements::{managed_by_citus, not_all_published, shared};
 use crate::verify::run::{Manner, Verification};
 use crate::verify::sessions::Read;
 use crate::verify::whole::Passes;
@@ -91,6 +91,10 @@ A rebase deletes rows that only the subscriber has, also those that it keeps on 
 /// The next step if Citus manages a table.
 const BY_CITUS: &str = "TRUNCATE the table on the subscriber, so that it is copied";
 
+/// The next step if another subscription changes a table, too.
+const SHARED: &str = "A rebase would delete the rows of the other subscription. pgapace drop, and DELETE the rows of this \
+publisher on the subscriber, if it has any; then pgapace run --if-not-empty keep copies them beside the others";
+
 /// Checks that a rebase can compare the tables that hold rows, and copy the others. Tables that are blocked already stop
 /// no other table: returns those of them that can be neither compared nor copied. Changes nothing.
 pub(crate) fn check(
@@ -124,7 +128,7 @@ pub(crate) fn check(
     let users = [publisher.user(), subscriber.user()];
     let mut prepare = |tables: &[PublishedTable]| {
         let sessions = (&mut look, &mut local);
-        prepare(sessions, (publications, users), tables, NOT_ALL_PUBLISHED).map(|_| ())
+        prepare(sessions, ((&row.name, publications), users), tables, NOT_ALL_PUBLISHED).map(|_| ())
     };
     if !filled.is_empty() {
         prepare(&filled)?;
@@ -145,7 +149,7 @@ pub(crate) fn check(
 pub(crate) fn check_first_start(
     control: &mut Session,
     (publisher, subscriber): (&Publisher, &Subscriber),
-    publications: &[String],
+    of: (&str, &[String]),
     tables: &[PublishedTable],
 ) -> Result<()> {
     let judged = subscriber_tables::fit(control, tables, |_, _| true)?;
@@ -159,21 +163,24 @@ pub(crate) fn check_first_start(
     let mut local = subscriber.connect(Purpose::Verify)?;
     let users = [publisher.user(), subscriber.user()];
     let sessions = (&mut look, &mut local);
-    prepare(sessions, (publications, users), &filled, NOT_ALL_PUBLISHED_AT_FIRST).map(|_| ())
+    prepare(sessions, (of, users), &filled, NOT_ALL_PUBLISHED_AT_FIRST).map(|_| ())
 }
 
-/// Plans the comparison of tables that hold rows. `next_step` is that for tables of which not all changes are
+/// Plans the comparison of tables that hold rows, `of` a subscription with publications. `next_step` is that for tables of which not all changes are
 /// published.
 fn prepare(
     (look, local): (&mut Session, &mut Session),
-    (publications, users): (&[String], [&str; 2]),
+    ((name, publications), users): ((&str, &[String]), [&str; 2]),
     published: &[PublishedTable],
     next_step: &str,
 ) -> Result<(Scope, Prepared)> {
     let problems = not_all_published(look, publications, published)?.into_iter();
     let problems = problems.map(|problem| problem.with_hint(next_step));
     let by_citus = managed_by_citus(local, published)?.into_iter();
-    refuse(problems.chain(by_citus.map(|problem| problem.with_hint(BY_CITUS))).collect())?;
+    let by_citus = by_citus.map(|problem| problem.with_hint(BY_CITUS));
+    let shared = shared(local, name, published)?.into_iter();
+    let shared = shared.map(|problem| problem.with_hint(SHARED));
+    refuse(problems.chain(by_citus).chain(shared).collect())?;
     let scope = Scope {
         tables: published.iter().map(PublishedTable::key).collect(),
         except: Vec::new(),
@@ -199,9 +206,9 @@ pub(super) fn tables(
     let mut look = context.publisher.connect_to_look()?;
     let mut local = context.subscriber.connect(Purpose::Verify)?;
     let users = [context.publisher.user(), context.subscriber.user()];
+    let of = (context.subscription, context.publications);
     let sessions = (&mut look, &mut local);
-    let (scope, prepared) =
-        prepare(sessions, (context.publications, users), published, NOT_ALL_PUBLISHED)?;
+    let (scope, prepared) = prepare(sessions, (of, users), published, NOT_ALL_PUBLISHED)?;
     opposite::warn(&mut look, &mut local, &scope.tables)?;
     drop((look, local));
     let plans = &prepared.plans;

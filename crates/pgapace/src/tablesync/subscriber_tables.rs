@@ -75,6 +75,11 @@ impl SubscriberTable {
         self.by_citus.is_some()
     }
 
+    /// The same, owned.
+    pub(crate) fn key(&self) -> (String, String) {
+        (self.schema.clone(), self.name.clone())
+    }
+
     /// Schema and name.
     pub(crate) fn names(&self) -> (&str, &str) {
         (&self.schema, &self.name)
@@ -338,7 +343,7 @@ fn absent(tables: &[&PublishedTable]) -> Failure {
 fn not_empty(name: &str) -> Failure {
     let message = format!("subscriber table {name} is not empty");
     Failure::new(Class::Mismatch, message).hint(
-        "TRUNCATE it on the subscriber, and pgapace copies it; or let pgapace empty and copy it: \
+        "If nothing else writes to it, TRUNCATE it on the subscriber, and pgapace copies it; or let pgapace empty and copy it: \
          pgapace resync; or pass --if-not-empty keep to copy into it and keep its rows.",
     )
 }

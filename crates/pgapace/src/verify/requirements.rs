@@ -9,6 +9,7 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::citus;
+use crate::subscriber::other_subscriptions;
 use crate::subscriber::state::{self, RelationState, Subscription};
 use crate::verify::facts;
 use crate::verify::plan::TablePlan;
@@ -60,6 +61,24 @@ pub(crate) fn managed_by_citus(
         )
     };
     Ok(managed.map(problem).collect())
+}
+
+/// Tables that another subscription changes too: its rows differ from the publisher's.
+pub(crate) fn shared(
+    subscriber: &mut Session,
+    name: &str,
+    published: &[PublishedTable],
+) -> Result<Vec<Problem>> {
+    let keys: Vec<_> = published.iter().map(PublishedTable::key).collect();
+    let others = other_subscriptions::read(subscriber, name, &keys)?;
+    let problem = |(place, others): (usize, String)| {
+        let table = published[place].display_name();
+        Problem::new(
+            format!("table {table} is changed by {others}, too"),
+            "Name the other tables with --table",
+        )
+    };
+    Ok(others.into_iter().map(problem).collect())
 }
 
 /// Names of the user that mean nothing.

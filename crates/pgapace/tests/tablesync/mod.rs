@@ -12,6 +12,7 @@ mod first_settings;
 mod indexes;
 mod indexes_kept;
 mod kinds;
+mod merged;
 mod passing_errors;
 mod progress;
 pub(crate) mod requests;
