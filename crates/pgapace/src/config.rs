@@ -48,6 +48,8 @@ pub(crate) struct CopyOptions {
     /// Between two looks for tables that were added; `None` for never.
     pub(crate) refresh_interval: Option<Duration>,
     pub(crate) on_missed_changes: OnMissedChanges,
+    /// Whether only changes are applied that were made on the publisher itself.
+    pub(crate) origin_none: bool,
 }
 
 impl CopyOptions {
@@ -119,6 +121,7 @@ impl Subscription {
             schema: self.copy_schema,
             refresh_interval: unless_zero(self.refresh_interval),
             on_missed_changes: self.on_missed_changes,
+            origin_none: self.origin_none(),
         }
     }
 

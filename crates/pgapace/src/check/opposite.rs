@@ -79,6 +79,11 @@ pub(crate) fn warn(
     Ok(())
 }
 
+/// The first subscription in the opposite direction.
+pub(crate) fn first(publisher: &mut Session, subscriber: &mut Session) -> Result<Option<String>> {
+    Ok(facing(publisher, subscriber)?.into_iter().next().map(|opposite| opposite.name))
+}
+
 /// The subscriptions of the publisher's database whose slot is in the subscriber's.
 fn facing(publisher: &mut Session, subscriber: &mut Session) -> Result<Vec<Opposite>> {
     let slots = subscriber
@@ -122,7 +127,7 @@ fn echo(origin_none: bool, opposite: &Opposite, common: usize) -> Option<String>
     })
 }
 
-/// The subscriptions of the publisher's database that this role can see.
+/// The subscriptions of the publisher's database that this role can see. The session may be a walsender's.
 fn read(publisher: &mut Session) -> Result<Vec<Opposite>> {
     let reading = |e: &wire::Error| failed(Side::Publisher, e, "reading its subscriptions");
     let origin =
@@ -136,12 +141,11 @@ fn read(publisher: &mut Session) -> Result<Vec<Opposite>> {
          WHERE d.datname = pg_catalog.current_database() AND s.subslotname IS NOT NULL"
     );
     let readable = publisher
-        .query(
+        .simple(
             "SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
              WHERE n.nspname = 'pgapace' AND c.relname IN ('subscription', 'relation') \
                AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') \
                AND pg_catalog.has_table_privilege(c.oid, 'SELECT')",
-            &[],
         )
         .map_err(|e| reading(&e))?;
     let ours = "SELECT s.name, s.slot_name, coalesce(s.sent_as LIKE '%origin none', false), true, \
@@ -149,8 +153,10 @@ fn read(publisher: &mut Session) -> Result<Vec<Opposite>> {
              FROM pgapace.relation r WHERE r.subscription = s.id), '{}') \
          FROM pgapace.subscription s";
     let mut found = Vec::new();
-    for sql in std::iter::once(native.as_str()).chain((readable.len() == 2).then_some(ours)) {
-        for row in publisher.query(sql, &[]).map_err(|e| reading(&e))?.iter() {
+    for sql in std::iter::once(native.as_str())
+        .chain((readable.iter().flatten().count() == 2).then_some(ours))
+    {
+        for row in publisher.simple(sql).map_err(|e| reading(&e))?.iter().flatten() {
             found.push(Opposite {
                 name: field(&row, 0)?,
                 slot: field(&row, 1)?,

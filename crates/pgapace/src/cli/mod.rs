@@ -136,6 +136,8 @@ It sets the sequences of all schemas with published tables, and those of publish
 
 It waits until the subscriber has applied what was committed before, because TRUNCATE … RESTART IDENTITY would set sequences back afterwards. If the subscriber stays behind, nothing is set, and the exit code is 14. It does not wait for blocked tables, and a warning names them.
 
+Where both servers write, each with sequence values of its own (INCREMENT 2), do not run it: both would produce the same values.
+
 Example:
   pgapace sequences --config /etc/pgapace.toml --name shop
   pgapace sequences --config /etc/pgapace.toml --name shop --margin 10000 --json"#;

@@ -33,6 +33,7 @@ use wire::Session;
 pub(crate) use added_tables::{Added, Adder, Copying, Name};
 pub(crate) use snapshot::Snapshot;
 
+use crate::check::opposite;
 use crate::config::{CopyOptions, IfNotEmpty};
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::Board;
@@ -225,6 +226,8 @@ pub(crate) fn copy_tables(
 /// Sets the sequences to their current values, because sequences are not transactional. With the first
 /// tables, these are all sequences of the publications, otherwise those of `tables`.
 ///
+/// Where both servers write, each may produce values of its own (INCREMENT 2): then the sequences are left alone.
+///
 /// No snapshot of a copy may be in force: under it, sequences that were dropped or renamed since would
 /// still be listed.
 pub(crate) fn set_sequences(
@@ -237,10 +240,36 @@ pub(crate) fn set_sequences(
     let sessions = [publisher.cancel_handle(), control.cancel_handle()];
     let report = interruptible(context.shutdown, &sessions, "table sync", || {
         let found = sequences::read(publisher, context.publications, tables, chosen)?;
-        sequences::set(control, &found, &SetOptions::default())
+        if !found.is_empty()
+            && let Some(reason) = other_writers(context, publisher, control)?
+        {
+            tracing::warn!(
+                event = "sequences_left",
+                sequences = found.len(),
+                reason,
+                "sequences were not set to the publisher's values"
+            );
+            return Ok(None);
+        }
+        sequences::set(control, &found, &SetOptions::default()).map(Some)
     })?;
-    report.log();
+    if let Some(report) = report {
+        report.log();
+    }
     Ok(())
+}
+
+/// Why the subscriber may have writers of its own, if it may.
+fn other_writers(
+    context: SyncContext<'_>,
+    publisher: &mut Session,
+    subscriber: &mut Session,
+) -> Result<Option<String>> {
+    if context.options.origin_none {
+        return Ok(Some("--origin none".to_owned()));
+    }
+    let opposite = opposite::first(publisher, subscriber)?;
+    Ok(opposite.map(|name| format!("subscription {name} in the opposite direction")))
 }
 
 /// The published tables to copy, with their recorded state.
