@@ -124,7 +124,9 @@ Example:
   pgapace release --subscriber postgresql://b/shop --publisher postgresql://repl@a/shop --name shop \
                   --connection 'host=a dbname=shop user=repl'"#;
 
-const RESYNC_HELP: &str = r#"Example:
+const RESYNC_HELP: &str = r#"With a subscription in the opposite direction: first stop writes on the subscriber, and wait until that subscription has applied them. A copy would overwrite the changes that are on their way, and warns of that (opposite_direction).
+
+Example:
   pgapace resync --config /etc/pgapace.toml --name shop public.orders"#;
 
 const REFRESH_HELP: &str = r#"Example:

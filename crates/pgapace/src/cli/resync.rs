@@ -4,6 +4,7 @@
 use clap::Args;
 use wire::Session;
 
+use crate::check::opposite;
 use crate::cli::table_name::split;
 use crate::cli::{Selection, output};
 use crate::config::{IfNotEmpty, Subscription as Config};
@@ -42,6 +43,7 @@ pgapace verify and pgapace repair, without --delete-extra, make the rows of this
 /// A subscription and its published tables.
 struct Site {
     control: Session,
+    source: Session,
     row: Subscription,
     published: Vec<PublishedTable>,
 }
@@ -55,7 +57,7 @@ fn open(config: &Config) -> Result<Site> {
     same_database::refuse(&mut source, &mut control)?;
     publication::check_exist(&mut source, &config.publications)?;
     let published = publication::read_contents(&mut source, &config.publications)?.tables;
-    Ok(Site { control, row, published })
+    Ok(Site { control, source, row, published })
 }
 
 /// Requests new copies of tables.
@@ -87,6 +89,8 @@ pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
     let subscribers = subscriber_tables::fitting(&mut site.control, &chosen)?;
     let subscribers: Vec<_> = subscribers.iter().collect();
     emptying::refuse_shared(&mut site.control, &site.row.name, &subscribers, SHARED_HINT)?;
+    let keys: Vec<_> = chosen.iter().map(PublishedTable::key).collect();
+    opposite::warn(&mut site.source, &mut site.control, &keys)?;
     copy_requests::request_again(&mut site.control, site.row.id, &chosen)?;
     tell(&mut site, &chosen)
 }

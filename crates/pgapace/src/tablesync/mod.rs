@@ -298,6 +298,11 @@ fn copy_pending(
     if pending.is_empty() {
         return Ok(Vec::new());
     }
+    let emptied = pending.iter().filter(|(_, state)| partly(state));
+    let emptied: Vec<_> = emptied.map(|(table, _)| table.key()).collect();
+    if !emptied.is_empty() {
+        opposite::warn(publisher, control, &emptied)?;
+    }
     let (published, subscribers) = if context.is_beside_stream() {
         only_possible(control, context, pending)?
     } else {

@@ -109,8 +109,9 @@ fn changes_by_pgapace_itself_are_not_sent_back() {
         case.wait_until_applied(&mut process);
         back.expect_nothing_sent("the first copy");
 
-        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        case.tool.finish("resync", &["t"]).expect(0, &["opposite_direction"]);
         wait_for_copy(&case, &mut process, "t");
+        assert_eq!(process.events("opposite_direction"), 1);
         back.expect_nothing_sent("resync");
 
         case.publisher.sql("ALTER PUBLICATION pub ADD TABLE u");
