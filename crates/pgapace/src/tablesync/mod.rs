@@ -298,6 +298,8 @@ fn copy_pending(
     if pending.is_empty() {
         return Ok(Vec::new());
     }
+    let partly =
+        |state: &Option<RelationState>| state.as_ref().is_some_and(RelationState::is_partly_copied);
     let emptied = pending.iter().filter(|(_, state)| partly(state));
     let emptied: Vec<_> = emptied.map(|(table, _)| table.key()).collect();
     if !emptied.is_empty() {

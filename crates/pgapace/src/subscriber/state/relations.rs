@@ -71,11 +71,14 @@ impl RelationState {
         self.sync_lsn.is_some() && self.copied_rows.is_some() && self.stale_from.is_none()
     }
 
+    /// Whether rows of an incomplete copy are to be removed.
+    pub(crate) fn is_partly_copied(&self) -> bool {
+        !self.state.is_copied() && (self.empty_first || self.parts_done > 0)
+    }
+
     /// Whether the subscriber's table with this oid has rows of an incomplete copy.
     pub(crate) fn is_partly_copied_into(&self, oid: u32) -> bool {
-        !self.state.is_copied()
-            && (self.empty_first || self.parts_done > 0)
-            && self.copied_into.is_none_or(|into| into == oid)
+        self.is_partly_copied() && self.copied_into.is_none_or(|into| into == oid)
     }
 }
 
