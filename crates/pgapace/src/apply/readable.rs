@@ -36,23 +36,21 @@ fn known(type_oid: u32, kind: char, bytes: &[u8]) -> Option<String> {
         oid::UUID => uuid(&array(bytes)?),
         oid::PG_LSN => pgoutput::Lsn(u64::from_be_bytes(array(bytes)?)).to_string(),
         oid::JSONB => text(bytes.get(1..)?),
-        oid::NUMERIC => written(|out| numeric(bytes, out))?,
-        oid::DATE => written(|out| Some(date(out, i32::from_be_bytes(array(bytes)?))))?,
-        oid::TIME => written(|out| Some(time(out, i64::from_be_bytes(array(bytes)?))))?,
-        oid::TIMESTAMP => timestamp_text(bytes, "")?,
-        oid::TIMESTAMPTZ => timestamp_text(bytes, "+00")?,
-        oid::INET | oid::CIDR => written(|out| network(bytes, out))?,
-        _ => return None,
+        _ => return written(type_oid, bytes),
     })
 }
 
-fn timestamp_text(bytes: &[u8], zone: &str) -> Option<String> {
-    written(|out| Some(timestamp(out, i64::from_be_bytes(array(bytes)?), zone)))
-}
-
-fn written(write: impl FnOnce(&mut Vec<u8>) -> Option<()>) -> Option<String> {
+fn written(type_oid: u32, bytes: &[u8]) -> Option<String> {
     let mut out = Vec::new();
-    write(&mut out)?;
+    match type_oid {
+        oid::NUMERIC => numeric(bytes, &mut out)?,
+        oid::DATE => date(&mut out, i32::from_be_bytes(array(bytes)?)),
+        oid::TIME => time(&mut out, i64::from_be_bytes(array(bytes)?)),
+        oid::TIMESTAMP => timestamp(&mut out, i64::from_be_bytes(array(bytes)?), ""),
+        oid::TIMESTAMPTZ => timestamp(&mut out, i64::from_be_bytes(array(bytes)?), "+00"),
+        oid::INET | oid::CIDR => network(bytes, &mut out)?,
+        _ => return None,
+    }
     String::from_utf8(out).ok()
 }
 
