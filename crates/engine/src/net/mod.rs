@@ -10,8 +10,7 @@
 //! and its transactions are executed one by one. So the result and every conflict are the same at
 //! every group size, with one exception: values of constraints beside the key are checked against rows that only
 //! the subscriber has as the segment leaves them. A value that a later change replaces is not checked, unless it is in
-//! [`TableRules::written`], and a value of such a row is free before an earlier change takes it, if a later one
-//! deletes or changes the row.
+//! [`TableRules::written`]. And if a later change deletes or updates such a row, its values are free for earlier changes.
 //!
 //! Steps of different lanes never touch the same rows, nor rows that a constraint relates: a unique
 //! constraint of a partitioned table contains the partition key, so rows of two partitions never

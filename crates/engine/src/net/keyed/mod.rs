@@ -213,8 +213,8 @@ impl<'t, 'a> Keyed<'t, 'a> {
         Some(())
     }
 
-    /// Whether a value that the segment has yet to write, and that must be written, is no more in the `new` row, or
-    /// without one.
+    /// Whether folding a change would lose a value that must be written: the `new` row has another one, or the row is
+    /// deleted (`None`).
     fn ends_written(&self, place: u32, new: Option<&Tuple<'a>>) -> bool {
         if self.written.is_empty() {
             return false;
