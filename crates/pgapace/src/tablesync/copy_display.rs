@@ -15,7 +15,7 @@ use crate::observe::board::{CopiedTable, CopyShown};
 use crate::observe::figures::SlotFigures;
 
 /// Time between two log lines without a terminal.
-const LINES_EVERY: Duration = Duration::from_secs(10);
+pub(super) const LINES_EVERY: Duration = Duration::from_secs(10);
 
 /// Maximum number of tables in the summary.
 const SHOWN: usize = 20;

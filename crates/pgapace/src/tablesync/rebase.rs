@@ -8,7 +8,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use engine::table_sync::TableSyncState;
 use wire::{Session, quote_literal};
@@ -26,6 +26,7 @@ use crate::subscriber::session::{self, Purpose, Subscriber};
 use crate::subscriber::state::verification::{self, VerificationKind};
 use crate::subscriber::state::{self, SchemaCopy, Subscription, ownership};
 use crate::subscriber::writer_tag::{Writer, WriterTag};
+use crate::tablesync::copy_display::LINES_EVERY;
 use crate::tablesync::subscriber_tables::{self, Obstacle};
 use crate::tablesync::table_state::{Begun, Complete};
 use crate::verify::keeper::Servers;
@@ -270,7 +271,8 @@ pub(super) fn tables(
         let mut complete = Complete::default();
         complete.push(table, counts.rows, *generation);
         let of = (plan, &repair::Verifications::one(number));
-        let made = make_equal(context, control, snapshot, of, &complete)?;
+        let writing = RowsWritten::of(plan, counts.differences());
+        let made = make_equal(context, control, snapshot, (of, writing), &complete)?;
         let Read::Rows(repaired) = made else {
             let message =
                 format!("table {} was truncated or rewritten meanwhile", plan.display_name());
@@ -307,13 +309,51 @@ fn check_comparable(plans: &[TablePlan]) -> Result<()> {
     Ok(())
 }
 
+/// Logs how many rows of a table are written, because each that differs is read again by its key.
+struct RowsWritten {
+    table: String,
+    rows: u64,
+    of: u64,
+    last_line: Instant,
+}
+
+impl RowsWritten {
+    fn of(plan: &TablePlan, differences: u64) -> Self {
+        let (table, last_line) = (plan.display_name(), Instant::now());
+        let written = Self { table, rows: 0, of: differences, last_line };
+        if differences > 0 {
+            written.log();
+        }
+        written
+    }
+
+    fn add(&mut self, rows: usize) {
+        self.rows += rows as u64;
+        if self.last_line.elapsed() >= LINES_EVERY {
+            self.last_line = Instant::now();
+            self.log();
+        }
+    }
+
+    fn log(&self) {
+        let Self { table, rows, of, .. } = self;
+        tracing::info!(
+            event = "table_rebase_progress",
+            table,
+            rows,
+            of,
+            "making rows equal to the publisher's"
+        );
+    }
+}
+
 /// Writes the rows of a table that differ, in one transaction; or nothing, if the snapshot no longer shows the
 /// publisher's rows.
 fn make_equal(
     context: SyncContext<'_>,
     control: &mut Session,
     snapshot: &Snapshot,
-    (plan, found_by): (&TablePlan, &repair::Verifications),
+    ((plan, found_by), mut written): ((&TablePlan, &repair::Verifications), RowsWritten),
     complete: &Complete,
 ) -> Result<Read<repair::Repaired>> {
     let owner = context.owner();
@@ -337,9 +377,10 @@ fn make_equal(
                     repair::differences(control, owner.id, (plan, found_by), after, sizes.next())?;
                 let Some(last) = repair::last_id(&batch) else { return Ok(Read::Rows(sum)) };
                 after = last;
-                let written = repair::write_batch(&mut theirs, ours, plan, &batch, way)?;
-                let Read::Rows((repaired, bytes)) = written else { return Ok(Read::Rewritten) };
+                let made = repair::write_batch(&mut theirs, ours, plan, &batch, way)?;
+                let Read::Rows((repaired, bytes)) = made else { return Ok(Read::Rewritten) };
                 sizes.read(batch.len(), bytes);
+                written.add(batch.len());
                 sum.add(repaired);
             }
         };

@@ -95,7 +95,7 @@ fn a_first_start_compares_tables_that_hold_rows() {
         case.publish("FOR TABLE t, keyless, fresh, gone");
         case.run().expect(6, &["--if-not-empty rebase"]);
         let finished = case.tool.finish("run", &["--until", "current", "--if-not-empty", "rebase"]);
-        finished.expect(0, &["table_rebased"]);
+        finished.expect(0, &["table_rebase_progress", "table_rebased"]);
         case.expect_equal(&["t", "keyless", "fresh", "gone"]);
         case.publisher.sql("INSERT INTO gone VALUES (2); UPDATE t SET v = 'later' WHERE id = 7");
         case.run_until_current();
