@@ -278,8 +278,7 @@ fn keys_sent_in_binary_are_readable() {
         case.subscriber.sql("DELETE FROM t");
         case.publisher.sql("DELETE FROM t");
         let log = case.run_until_current();
-        // numeric and date are shown as the bytes that were sent; the log escapes backslashes.
-        let key = r"(n, u, d, t)=(\\x0002000040000002000c1388, 12345678-9abc-def0-1234-56789abcdef0, \\x00002279, tüx)";
+        let key = "(n, u, d, t)=(-12.50, 12345678-9abc-def0-1234-56789abcdef0, 2024-02-29, tüx)";
         assert!(log.contains(key), "{log}");
     });
 }
