@@ -638,7 +638,7 @@ impl Builder<'_> {
                     key_index::hiding_array(&comparand, &value)
                 }
                 Some(_) if search::can_be_element(map, column) => {
-                    format!("ANY (ARRAY[{comparand}])")
+                    format!("ANY (ARRAY[{}])", key_index::dear_value(&comparand, &value))
                 }
                 _ => comparand.clone(),
             };
