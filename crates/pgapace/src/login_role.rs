@@ -5,8 +5,8 @@
 //! itself. So pgapace looks at its sessions, and ends them, under the login role.
 
 /// SQL: the same process id, for the argument of `pg_stat_get_activity` or `pg_terminate_backend`. The server
-/// evaluates it before the call, which it therefore makes under the login role. That role stays until the transaction
-/// ends. The server has checked before which tables and functions the statement may use.
+/// evaluates the argument first. So the function runs under the login role, and so does the rest of the transaction.
+/// The server checks earlier, under the other role, which tables and functions the statement may use.
 pub(crate) fn as_login_role(pid: &str) -> String {
     format!("CASE pg_catalog.set_config('role', 'none', true) WHEN 'none' THEN {pid} END")
 }

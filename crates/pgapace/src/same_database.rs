@@ -13,7 +13,7 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::session::{primary_timeline, standby_timeline, system_identifier};
 use crate::subscriber::catalogue::{boolean, field, first_row};
 
-/// What tells a database from all others.
+/// A database of a running server. A copy of a server has the same system identifier, and another start time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DatabaseIdentity {
     database: u32,
@@ -36,7 +36,8 @@ impl DatabaseIdentity {
         })
     }
 
-    fn of(
+    /// Reads it; `failed` makes an error of the side to which the session belongs.
+    pub(crate) fn of(
         session: &mut Session,
         failed: impl FnOnce(&wire::Error, &str) -> Failure,
     ) -> Result<Self> {

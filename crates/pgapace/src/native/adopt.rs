@@ -68,7 +68,7 @@ pub(super) fn attempt(
         check_names(control, request, &native, &begun)?;
     }
     let unproven = plan(control, source, &facts, request)?.unproven;
-    // What was refused leaves nothing behind.
+    // An adoption that is refused creates no schema.
     if version == 0 {
         schema::upgrade(control, version)?;
     }

@@ -11,9 +11,9 @@ use wire::{Session, quote_ident};
 use super::plan::{GRACE, LOOK_EVERY};
 use super::subscription::{AdoptionFacts, conninfo, workers};
 use crate::error::{Class, Failure, Result};
-use crate::publisher::session::{Publisher, SERVER_START};
+use crate::publisher::session::Publisher;
 use crate::publisher::slot;
-use crate::subscriber::catalogue::{field, first_row};
+use crate::same_database::DatabaseIdentity;
 
 /// Refuses a publisher that is proven to be another one. Returns why nothing could be proven. `name` is that of
 /// pgapace's subscription.
@@ -35,7 +35,7 @@ pub(super) fn unproven(
         return Ok(Some("its connection string cannot be used here".to_owned()));
     };
     let reached = Publisher::new(info, name, "UTF8").connect();
-    let theirs = match reached.and_then(|mut session| database(&mut session)) {
+    let theirs = match reached.and_then(|mut session| identity(&mut session)) {
         Ok(theirs) => theirs,
         Err(failure) => {
             let reason =
@@ -43,7 +43,7 @@ pub(super) fn unproven(
             return Ok(Some(reason));
         }
     };
-    if theirs == database(source)? {
+    if theirs == identity(source)? {
         return Ok(None);
     }
     let native = quote_ident(&facts.subscription.name);
@@ -90,15 +90,6 @@ fn worker_uses(
     Ok(false)
 }
 
-/// What tells a database from those of other servers. A copy of a server has the same system identifier.
-fn database(session: &mut Session) -> Result<(String, u32)> {
-    let sql = format!(
-        "SELECT {SERVER_START}, d.oid FROM pg_catalog.pg_database d \
-         WHERE d.datname = pg_catalog.current_database()"
-    );
-    let results = session
-        .simple(&sql)
-        .map_err(|e| Failure::publisher(&e, "reading the identity of the database"))?;
-    let row = first_row(&results, "the query for the identity of the database")?;
-    Ok((field(&row, 0)?, field(&row, 1)?))
+fn identity(session: &mut Session) -> Result<DatabaseIdentity> {
+    DatabaseIdentity::of(session, Failure::publisher)
 }

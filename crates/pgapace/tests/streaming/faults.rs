@@ -145,7 +145,7 @@ fn a_kill_inside_a_streamed_transaction() -> Result<()> {
     site.expect_equal(&["big", "log"].map(TableName::from))
 }
 
-/// PostgreSQL looks in vain for the table of changes between a TRUNCATE that was rolled back and another one.
+/// The walsender fails to find the table of changes that stand between a TRUNCATE that was rolled back and another one.
 #[test]
 fn a_transaction_that_cannot_be_sent_in_progress_is_sent_after_its_commit() {
     for major in [15, 18] {

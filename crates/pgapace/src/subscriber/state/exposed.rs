@@ -30,8 +30,8 @@ impl Exposed {
     }
 }
 
-/// What carries the schema of this database. A slot from which subscriptions of schema pgapace in `other` read is no
-/// native one's.
+/// Finds the publications and slots of this database. Slots of pgapace's subscriptions, which schema pgapace in `other`
+/// lists, are left out.
 pub(crate) fn find(session: &mut Session, other: &mut Session) -> Result<Option<Exposed>> {
     let publications = names(session, &publications_sql(session))?;
     if publications.is_empty() {

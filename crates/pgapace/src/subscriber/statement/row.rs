@@ -11,7 +11,6 @@
 use pgoutput::{Column, ReplicaIdentity};
 use wire::{Param, quote_ident};
 
-use crate::subscriber::key_index;
 use crate::subscriber::mapping::{Search, TableMap};
 use crate::subscriber::oid::{INT4, INT8};
 use crate::subscriber::statement::column_set::ColumnSet;
@@ -634,13 +633,8 @@ impl Builder<'_> {
             let value = self.parameter(source, map.local(column.remote).base_type);
             let comparand = search::comparand(map, column, &value);
             let compared = match map.hidden {
-                Some(hidden) if hidden == column.remote => {
-                    key_index::hiding_array(&comparand, &value)
-                }
-                Some(_) if search::can_be_element(map, column) => {
-                    format!("ANY (ARRAY[{}])", key_index::dear_value(&comparand, &value))
-                }
-                _ => comparand.clone(),
+                Some(_) => search::in_array(map, column, comparand.clone(), &value),
+                None => comparand.clone(),
             };
             conditions.push(search::equal(map, column, "", &compared));
             identical.add(map, column, "", &comparand);

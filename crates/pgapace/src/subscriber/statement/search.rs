@@ -8,6 +8,7 @@
 use wire::quote_ident;
 
 use crate::subscriber::catalogue::Equality;
+use crate::subscriber::key_index;
 use crate::subscriber::mapping::{SearchColumn, TableMap};
 
 /// The expression that a column is compared with: a value of its base type as the column would
@@ -23,10 +24,24 @@ pub(super) fn comparand(map: &TableMap, column: &SearchColumn, value: &str) -> S
     }
 }
 
-/// Whether a column may be compared with the elements of an array.
-pub(super) fn can_be_element(map: &TableMap, column: &SearchColumn) -> bool {
+/// `comparand` as the only element of an array, if the column may be compared with one. The planner then takes the index
+/// of the key for the cheapest one ([`key_index`]). `given` is the parameter or column with the value.
+pub(super) fn in_array(
+    map: &TableMap,
+    column: &SearchColumn,
+    comparand: String,
+    given: &str,
+) -> String {
     let by_operator = matches!(column.equality, Equality::Operator(_));
-    by_operator && map.local(column.remote).has_binary_elements()
+    if map.hidden == Some(column.remote) {
+        key_index::hiding_array(&comparand, given)
+    } else if !by_operator || !map.local(column.remote).has_binary_elements() {
+        comparand
+    } else if map.hidden.is_some() {
+        format!("ANY (ARRAY[{}])", key_index::dear_value(&comparand, given))
+    } else {
+        format!("ANY (ARRAY[{comparand}])")
+    }
 }
 
 /// The condition that a column equals `comparand`, with the column's equality. `prefix` precedes

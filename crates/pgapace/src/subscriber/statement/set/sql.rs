@@ -12,7 +12,6 @@ use wire::quote_ident;
 
 use crate::subscriber::catalogue::Equality;
 use crate::subscriber::citus::Placement;
-use crate::subscriber::key_index;
 use crate::subscriber::mapping::{SearchColumn, TableMap};
 use crate::subscriber::oid::{INT4_ARRAY, TEXT_ARRAY};
 use crate::subscriber::statement::cache::{Check, Shape};
@@ -196,16 +195,8 @@ impl Builder<'_> {
         let conditions: Vec<_> = columns
             .iter()
             .map(|column| {
-                let mut value = self.comparand(arrays, column);
-                let given = format!("v.k{}", column.remote);
-                if map.hidden == Some(column.remote) {
-                    value = key_index::hiding_array(&value, &given);
-                } else if search::can_be_element(map, column) {
-                    if map.hidden.is_some() {
-                        value = key_index::dear_value(&value, &given);
-                    }
-                    value = format!("ANY (ARRAY[{value}])");
-                }
+                let value = self.comparand(arrays, column);
+                let value = search::in_array(map, column, value, &format!("v.k{}", column.remote));
                 search::equal(map, column, "subscriber.", &value)
             })
             .chain(map.table.is_this_one())
