@@ -19,6 +19,7 @@ use crate::error::{Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::sqlstate;
 use crate::subscriber::catalogue::field;
+use crate::subscriber::named::named;
 use crate::subscriber::state::name_array;
 
 const TOPIC: &str = "indexes";
@@ -28,7 +29,8 @@ const LOCK_TIMEOUT: &str = "2s";
 /// Ordinal of the table, the columns and expressions of the index, name, whether it is unique or
 /// excludes, and the SQL that creates it. Indexes of partitions come with the index of their
 /// parent.
-const SQL: &str = "\
+const SQL: &str = concat!(
+    "\
 SELECT w.ord, pg_catalog.concat_ws(' ', a.amname, i.indisunique, i.indisexclusion,
          i.indnkeyatts, (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ',
              pg_catalog.pg_get_indexdef(i.indexrelid, k.n, false), o.opcname, i.indoption[k.n - 1]),
@@ -38,20 +40,22 @@ SELECT w.ord, pg_catalog.concat_ws(' ', a.amname, i.indisunique, i.indisexclusio
          'WHERE ' || pg_catalog.pg_get_expr(i.indpred, i.indrelid)),
        c.relname, i.indisunique OR i.indisexclusion,
        CASE WHEN x.oid IS NULL THEN pg_catalog.pg_get_indexdef(i.indexrelid)
-         ELSE 'ALTER TABLE ' || pg_catalog.quote_ident(n.nspname) || '.'
+         ELSE 'ALTER TABLE ' || pg_catalog.quote_ident(w.schema_name) || '.'
            || pg_catalog.quote_ident(t.relname) || ' ADD CONSTRAINT '
            || pg_catalog.quote_ident(x.conname) || ' ' || pg_catalog.pg_get_constraintdef(x.oid) END,
        i.indisprimary OR i.indisreplident OR c.relispartition
 FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
   WITH ORDINALITY AS w (schema_name, table_name, ord)
-JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
-JOIN pg_catalog.pg_class t ON t.relnamespace = n.oid AND t.relname = w.table_name
+JOIN pg_catalog.pg_class t ON ",
+    named!("t", "w.schema_name", "w.table_name"),
+    "
 JOIN pg_catalog.pg_index i ON i.indrelid = t.oid
 JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
 JOIN pg_catalog.pg_am a ON a.oid = c.relam
 LEFT JOIN pg_catalog.pg_constraint x ON x.conindid = c.oid AND x.contype IN ('u', 'x')
   AND x.conrelid = t.oid
-ORDER BY w.ord, c.relname";
+ORDER BY w.ord, c.relname"
+);
 
 struct Index {
     table: usize,
@@ -162,10 +166,10 @@ fn existing(session: &mut Session, published: &[PublishedTable]) -> Result<HashS
     let (schemas, tables) = names(published);
     let rows = session
         .query(
-            "SELECT n.nspname, t.relname FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
+            concat!("SELECT w.schema_name, w.table_name FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
                pg_catalog.unnest($2::pg_catalog.text[])) AS w (schema_name, table_name) \
-             JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name \
-             JOIN pg_catalog.pg_class t ON t.relnamespace = n.oid AND t.relname = w.table_name",
+             JOIN pg_catalog.pg_class t ON ",
+                named!("t", "w.schema_name", "w.table_name")),
             &[Some(&schemas), Some(&tables)],
         )
         .map_err(|e| failed(Side::Subscriber, &e, "reading its tables"))?;

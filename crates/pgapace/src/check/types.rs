@@ -11,6 +11,7 @@ use crate::check::report::{Reporter, Side};
 use crate::error::Result;
 use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::field;
+use crate::subscriber::named::named;
 use crate::subscriber::oid::FIRST_USER_OID;
 use crate::subscriber::state::name_array;
 
@@ -34,14 +35,17 @@ pub(super) fn missing(
     };
     let lacking = subscriber
         .query(
-            "SELECT w.ord FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
+            concat!(
+                "SELECT w.ord FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
                pg_catalog.unnest($2::pg_catalog.text[]), pg_catalog.unnest($3::pg_catalog.text[])) \
                WITH ORDINALITY AS w (schema_name, table_name, column_name, ord) \
              WHERE NOT EXISTS (SELECT 1 FROM pg_catalog.pg_attribute a \
                JOIN pg_catalog.pg_class c ON c.oid = a.attrelid \
-               JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-               WHERE n.nspname = w.schema_name AND c.relname = w.table_name \
-                 AND a.attname = w.column_name AND NOT a.attisdropped)",
+               WHERE ",
+                named!("c", "w.schema_name", "w.table_name"),
+                " \
+                 AND a.attname = w.column_name AND NOT a.attisdropped)"
+            ),
             &[
                 Some(&names(&|table, _| table.schema.clone())),
                 Some(&names(&|table, _| table.name.clone())),

@@ -11,6 +11,7 @@ use crate::sequences::publisher::{
 use crate::sequences::report::{self, Report, SequenceState};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, describe_kind, field};
+use crate::subscriber::named::named;
 use crate::subscriber::state::name_array;
 
 /// How many times pgapace tries to set a sequence that other sessions use at the same time.
@@ -46,7 +47,8 @@ struct Settable {
 
 /// Finds the relations with these names, or otherwise the sequence that the same column owns: in a
 /// table that was created by hand, it may have another name.
-const FIND_SQL: &str = "\
+const FIND_SQL: &str = concat!(
+    "\
 WITH wanted AS (
   SELECT * FROM ROWS FROM (
     pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]),
@@ -56,13 +58,15 @@ WITH wanted AS (
 ), candidate AS (
   SELECT w.ord, 1 AS rank, c.oid
   FROM wanted w
-  JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
-  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.name
+  JOIN pg_catalog.pg_class c ON ",
+    named!("c", "w.schema_name", "w.name"),
+    "
   UNION ALL
   SELECT w.ord, 2, d.objid
   FROM wanted w
-  JOIN pg_catalog.pg_namespace n ON n.nspname = w.table_schema
-  JOIN pg_catalog.pg_class t ON t.relnamespace = n.oid AND t.relname = w.table_name
+  JOIN pg_catalog.pg_class t ON ",
+    named!("t", "w.table_schema", "w.table_name"),
+    "
   JOIN pg_catalog.pg_attribute a ON a.attrelid = t.oid AND a.attname = w.column_name
   JOIN pg_catalog.pg_depend d ON d.refobjid = t.oid AND d.refobjsubid = a.attnum
     AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
@@ -79,7 +83,8 @@ FROM candidate k
 JOIN pg_catalog.pg_class c ON c.oid = k.oid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN pg_catalog.pg_sequence q ON q.seqrelid = c.oid
-ORDER BY k.ord, k.rank, c.oid";
+ORDER BY k.ord, k.rank, c.oid"
+);
 
 /// Sets the subscriber's sequences to the publisher's values, and returns the result for each.
 /// Values that other sessions take at the same time are respected.

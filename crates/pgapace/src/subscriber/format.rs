@@ -28,6 +28,7 @@ use crate::publisher::publication::{PublishedColumn, PublishedTable};
 use crate::recording::PublisherFacts;
 use crate::subscriber::catalogue::{Column as LocalColumn, field};
 use crate::subscriber::mapping::TableMap;
+use crate::subscriber::named::named;
 use crate::subscriber::state::name_array;
 use crate::subscriber::type_names::TypeNames;
 
@@ -275,13 +276,16 @@ pub(crate) fn agree((from, from_kind): (u32, char), (to, to_kind): (u32, char)) 
 
 /// Reads the declared types of the columns of published tables; `ord` is the position of the table.
 /// Most columns have a built-in type, which needs no second query.
-const COLUMNS_SQL: &str = "\
+const COLUMNS_SQL: &str = concat!(
+    "\
 SELECT w.ord, a.attname, a.atttypid
 FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
   WITH ORDINALITY AS w (schema_name, table_name, ord)
-JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
-JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name
-JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped";
+JOIN pg_catalog.pg_class c ON ",
+    named!("c", "w.schema_name", "w.table_name"),
+    "
+JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
+);
 
 const BASE_TYPES_SQL: &str = "\
 WITH RECURSIVE chain AS (

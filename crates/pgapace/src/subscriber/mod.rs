@@ -13,6 +13,7 @@ pub(crate) mod mapping;
 pub(crate) mod missing;
 pub(crate) mod missing_label;
 pub(crate) mod mode;
+pub(crate) mod named;
 pub(crate) mod oid;
 pub(crate) mod origin;
 pub(crate) mod other_subscriptions;

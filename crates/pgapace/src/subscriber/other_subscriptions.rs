@@ -9,16 +9,19 @@ use wire::Session;
 
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::field;
+use crate::subscriber::named::named;
 use crate::subscriber::state::name_array;
 
 /// The tables with partitions and partitioned tables that share rows with them. A recursive query takes no lock
 /// of a table, unlike pg_partition_tree().
-const SHARING: &str = "\
+const SHARING: &str = concat!(
+    "\
 WITH RECURSIVE wanted AS (
   SELECT w.ord, c.oid FROM ROWS FROM (pg_catalog.unnest($2::pg_catalog.text[]),
     pg_catalog.unnest($3::pg_catalog.text[])) WITH ORDINALITY AS w (schema_name, table_name, ord)
-  JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
-  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name
+  JOIN pg_catalog.pg_class c ON ",
+    named!("c", "w.schema_name", "w.table_name"),
+    "
 ), up AS (
   SELECT ord, oid FROM wanted
   UNION ALL
@@ -29,7 +32,8 @@ WITH RECURSIVE wanted AS (
   UNION ALL
   SELECT d.ord, i.inhrelid FROM down d JOIN pg_catalog.pg_class c ON c.oid = d.oid AND c.relkind = 'p'
   JOIN pg_catalog.pg_inherits i ON i.inhparent = d.oid
-), sharing AS (SELECT * FROM up UNION SELECT * FROM down)";
+), sharing AS (SELECT * FROM up UNION SELECT * FROM down)"
+);
 
 /// Native subscriptions. One without a slot receives nothing: pgapace has adopted it, or a user has detached it.
 const NATIVE: &str = "\

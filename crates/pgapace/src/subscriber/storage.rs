@@ -6,6 +6,7 @@ use crate::error::Failure;
 use crate::error::Result;
 use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::named::named;
 use crate::subscriber::state::name_array;
 
 /// A table that is not an ordinary heap, or that has such a partition.
@@ -20,14 +21,16 @@ pub(crate) struct TableStorage<'p> {
 }
 
 /// The query for [`stored`], without locks. Parameters: [`names`].
-pub(crate) const STORAGE: &str = "\
+pub(crate) const STORAGE: &str = concat!(
+    "\
     WITH RECURSIVE tree AS ( \
       SELECT w.ord, c.oid, c.relkind, c.relpersistence, c.relam \
       FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
         pg_catalog.unnest($2::pg_catalog.text[])) \
         WITH ORDINALITY AS w (schema_name, table_name, ord) \
-      JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name \
-      JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name \
+      JOIN pg_catalog.pg_class c ON ",
+    named!("c", "w.schema_name", "w.table_name"),
+    " \
       UNION ALL \
       SELECT t.ord, p.oid, p.relkind, p.relpersistence, p.relam FROM tree t \
       JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND t.relkind = 'p' \
@@ -37,7 +40,8 @@ pub(crate) const STORAGE: &str = "\
       pg_catalog.string_agg(DISTINCT a.amname::pg_catalog.text, ', ') \
     FROM tree t LEFT JOIN pg_catalog.pg_am a ON a.oid = t.relam AND a.amname <> 'heap' \
     WHERE t.relkind = 'r' AND (t.relpersistence = 'u' OR a.oid IS NOT NULL) \
-    GROUP BY t.ord ORDER BY t.ord";
+    GROUP BY t.ord ORDER BY t.ord"
+);
 
 /// Schemas and names of tables, as arrays.
 pub(crate) fn names(published: &[PublishedTable]) -> [String; 2] {

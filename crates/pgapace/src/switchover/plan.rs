@@ -22,6 +22,7 @@ use crate::publisher::session::Publisher;
 use crate::sequences::{self, Chosen, SetOptions};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{field, first_row};
+use crate::subscriber::named::named;
 use crate::subscriber::state::published::{self, PreviousReading};
 use crate::subscriber::state::verification::ALL_ROWS;
 use crate::subscriber::state::{self, Phase, exposed, ownership};
@@ -380,14 +381,13 @@ fn unpublished(
     let names: Vec<_> = back.publications.iter().map(|name| quote_literal(name)).collect();
     let sql = format!(
         "WITH published AS (SELECT c.oid FROM pg_catalog.pg_publication_tables p \
-           JOIN pg_catalog.pg_namespace n ON n.nspname = p.schemaname \
-           JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename \
-           WHERE p.pubname IN ({})), \
+           JOIN pg_catalog.pg_class c ON {} WHERE p.pubname IN ({})), \
          family AS (SELECT oid FROM published \
            UNION SELECT a.relid::oid FROM published, pg_catalog.pg_partition_ancestors(oid) a \
            UNION SELECT t.relid::oid FROM published, pg_catalog.pg_partition_tree(oid) t) \
          SELECT n.nspname, c.relname FROM family f JOIN pg_catalog.pg_class c USING (oid) \
          JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace",
+        named!("c", "p.schemaname", "p.tablename"),
         names.join(", ")
     );
     let results =

@@ -5,6 +5,7 @@ use wire::{Session, quote_ident, quote_literal};
 use crate::error::{Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::field;
+use crate::subscriber::named::named;
 
 /// SQL that lists role, table, privilege for tables by name.
 fn privileges_sql(tables: &[PublishedTable]) -> String {
@@ -13,14 +14,14 @@ fn privileges_sql(tables: &[PublishedTable]) -> String {
         .map(|table| format!("({}, {})", quote_literal(&table.schema), quote_literal(&table.name)))
         .collect();
     format!(
-        "SELECT DISTINCT coalesce(r.rolname, 'public'), n.nspname, c.relname, a.privilege_type \
-         FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+        "SELECT DISTINCT coalesce(r.rolname, 'public'), w.schema_name, w.table_name, a.privilege_type \
+         FROM (VALUES {}) AS w (schema_name, table_name) JOIN pg_catalog.pg_class c ON {} \
            CROSS JOIN LATERAL pg_catalog.aclexplode(c.relacl) a \
            LEFT JOIN pg_catalog.pg_roles r ON r.oid = a.grantee \
          WHERE a.grantee <> c.relowner AND a.privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE') \
-           AND (n.nspname, c.relname) IN (VALUES {}) \
          ORDER BY 1, 2, 3, 4",
-        names.join(", ")
+        names.join(", "),
+        named!("c", "w.schema_name", "w.table_name")
     )
 }
 

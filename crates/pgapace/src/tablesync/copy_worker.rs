@@ -8,6 +8,7 @@ use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::format::{MISREAD_HINT, MisreadColumn, Search, has_infinite_interval};
+use crate::subscriber::named::named;
 use crate::subscriber::session::Purpose;
 use crate::subscriber::state::name_array;
 use crate::subscriber::state::ownership::{self, OwnedEpoch};
@@ -31,13 +32,15 @@ const METERED_BYTES: u64 = 64 << 10;
 
 /// Selects the tables that ANALYZE accepts. For all partitions of the table too, the role must own
 /// it, own the database, or have MAINTAIN (`vacuum_is_permitted_for_relation` in `vacuum.c`).
-const MAY_ANALYZE_SQL: &str = "\
+const MAY_ANALYZE_SQL: &str = concat!(
+    "\
 WITH RECURSIVE tree AS (
   SELECT w.ord, c.oid, c.relkind, c.relowner
   FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
     WITH ORDINALITY AS w (schema_name, table_name, ord)
-  JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
-  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name
+  JOIN pg_catalog.pg_class c ON ",
+    named!("c", "w.schema_name", "w.table_name"),
+    "
   UNION ALL
   SELECT t.ord, p.oid, p.relkind, p.relowner
   FROM tree t
@@ -49,7 +52,8 @@ FROM tree t
 JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database()
 GROUP BY t.ord
 HAVING pg_catalog.bool_and(pg_catalog.pg_has_role(t.relowner, 'USAGE')
-  OR pg_catalog.pg_has_role(d.datdba, 'USAGE') {MAINTAIN})";
+  OR pg_catalog.pg_has_role(d.datdba, 'USAGE') {MAINTAIN})"
+);
 
 /// The consequence of a failed job.
 #[derive(Debug)]

@@ -30,6 +30,7 @@ use wire::{Session, quote_ident};
 use crate::error::{Failure, Result};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::named::named;
 use crate::subscriber::state::{SubscriptionId, name_array};
 use crate::tablesync::copy_worker::{JobFailure, subscriber_failure};
 use crate::tablesync::plan::Item;
@@ -50,13 +51,15 @@ const WIDEST_ROW: f64 = 512.0;
 /// triggers may use an index to find other rows. A session that uses a parent of the table, or that
 /// applies another subscription to it, would wait for the lock. For logical decoding of the
 /// subscriber's WAL, rows that are inserted without a primary key have no replica identity.
-const REMOVABLE_SQL: &str = "\
+const REMOVABLE_SQL: &str = concat!(
+    "\
 SELECT w.ord, c.relname, pg_catalog.pg_get_indexdef(c.oid), pg_catalog.pg_get_constraintdef(k.oid),
        (SELECT pg_catalog.count(*) FROM pg_catalog.pg_index o WHERE o.indrelid = t.oid)
 FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
   WITH ORDINALITY AS w (schema_name, table_name, ord)
-JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
-JOIN pg_catalog.pg_class t ON t.relnamespace = n.oid AND t.relname = w.table_name
+JOIN pg_catalog.pg_class t ON ",
+    named!("t", "w.schema_name", "w.table_name"),
+    "
 JOIN pg_catalog.pg_index i ON i.indrelid = t.oid
 JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
 JOIN pg_catalog.pg_am a ON a.oid = c.relam
@@ -96,11 +99,12 @@ AND NOT EXISTS (SELECT FROM pgapace.subscription s
   JOIN pgapace.relation r ON r.subscription = s.id
   WHERE s.id <> $3::pg_catalog.int4 AND r.schema_name = w.schema_name AND r.table_name = w.table_name)
 AND pg_catalog.pg_has_role(t.relowner, 'USAGE')
-AND pg_catalog.has_schema_privilege(n.oid, 'CREATE')
+AND pg_catalog.has_schema_privilege(t.relnamespace, 'CREATE')
 AND NOT EXISTS (SELECT FROM pg_catalog.pg_event_trigger e
   WHERE e.evtenabled IN ('A', 'R') OR e.evtenabled = 'O'
   AND pg_catalog.current_setting('session_replication_role') <> 'replica')
-ORDER BY w.ord, c.oid";
+ORDER BY w.ord, c.oid"
+);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Index {

@@ -12,6 +12,7 @@ use crate::subscriber::citus::{self, FoundPlacement, Placements};
 use crate::subscriber::elsewhere::{self, elsewhere};
 use crate::subscriber::format::{MisreadColumn, Servers, agree, misread_columns};
 use crate::subscriber::mapping::place_columns;
+use crate::subscriber::named::named;
 use crate::subscriber::state::{RelationState, name_array};
 use crate::subscriber::statement::copy::CopiedColumns;
 
@@ -188,8 +189,9 @@ WITH RECURSIVE wanted AS (
   SELECT w.ord, c.oid, c.relkind, c.relnamespace
   FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
     WITH ORDINALITY AS w (schema_name, table_name, ord)
-  JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
-  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name
+  JOIN pg_catalog.pg_class c ON ",
+    named!("c", "w.schema_name", "w.table_name"),
+    "
 ), tree AS (
   SELECT w.ord, w.oid, w.relkind FROM wanted w
   UNION ALL
@@ -224,18 +226,20 @@ SELECT w.ord, c.relkind, pg_catalog.row_security_active(c.oid),
     ", c.oid
 FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
   WITH ORDINALITY AS w (schema_name, table_name, ord)
-JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
-JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name"
+JOIN pg_catalog.pg_class c ON ",
+    named!("c", "w.schema_name", "w.table_name")
 );
 
-const COLUMNS_SQL: &str = "\
+const COLUMNS_SQL: &str = concat!(
+    "\
 WITH RECURSIVE chain AS (
   SELECT w.ord, a.attnum, a.attname, a.attgenerated <> '' AS generated, a.atttypid AS declared,
          a.atttypid AS typ
   FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
     WITH ORDINALITY AS w (schema_name, table_name, ord)
-  JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name
-  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name
+  JOIN pg_catalog.pg_class c ON ",
+    named!("c", "w.schema_name", "w.table_name"),
+    "
   JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
   UNION ALL
   SELECT c.ord, c.attnum, c.attname, c.generated, c.declared, t.typbasetype
@@ -244,7 +248,8 @@ WITH RECURSIVE chain AS (
 SELECT c.ord, c.attname, c.generated, t.oid, t.typtype, c.attnum, c.declared
 FROM chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ
 WHERE t.typtype <> 'd'
-ORDER BY c.ord, c.attnum";
+ORDER BY c.ord, c.attnum"
+);
 
 /// Reads the subscriber's tables with these names, in the same order; `None` for a table that does
 /// not exist.

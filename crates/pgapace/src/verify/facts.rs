@@ -5,6 +5,7 @@ use wire::{Row, Rows, Session, quote_literal};
 
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::{boolean, field, parse_name_array};
+use crate::subscriber::named::named;
 use crate::subscriber::oid::FIRST_USER_OID;
 use crate::verify::columns::{RecordForm, SideColumn};
 use crate::verify::key::SideIndex;
@@ -87,10 +88,9 @@ fn queries(names: &[(String, String)]) -> [String; 4] {
         .collect();
     let names = format!("(VALUES {}) v (place, schema_name, table_name)", wanted.join(", "));
     let wanted = format!(
-        "wanted AS (SELECT v.place, c.* FROM {names} \
-           JOIN pg_catalog.pg_namespace n ON n.nspname = v.schema_name \
-           JOIN LATERAL (SELECT c.oid AS relid, c.relkind FROM pg_catalog.pg_class c \
-             WHERE c.relnamespace = n.oid AND c.relname = v.table_name) c ON true)",
+        "wanted AS (SELECT v.place, c.oid AS relid, c.relkind FROM {names} \
+           JOIN pg_catalog.pg_class c ON {})",
+        named!("c", "v.schema_name", "v.table_name")
     );
     // Locales of the builtin provider order strings byte by byte in UTF8.
     let database = "(SELECT CASE coalesce(pg_catalog.to_jsonb(d) ->> 'datlocprovider', 'c') \

@@ -149,3 +149,42 @@ fn a_table_is_read_after_the_publisher_has_described_it() {
         case.expect_equal(&["a", "b", "c"]);
     });
 }
+
+/// Rows of an index of pg_class on schema and name that the subscriber has read so far.
+fn class_rows_read(case: &Case) -> i64 {
+    // The counts of a session are published when it ends.
+    let read = "SELECT idx_tup_read FROM pg_stat_sys_indexes WHERE indexrelname = 'pg_class_relname_nsp_index'";
+    case.subscriber.rows(read)[0].parse().expect("a number of rows")
+}
+
+/// Each tenant has a schema with tables of the same names. A query that looks for the name alone finds the tables of all
+/// of them.
+#[test]
+fn tables_of_one_name_in_many_schemas_are_not_read_for_each_other() {
+    const SCHEMAS: i64 = 120;
+    on_versions(&VERSIONS, |case| {
+        let each = |sql: &str| {
+            format!(
+                "DO $$ BEGIN FOR i IN 1..{SCHEMAS} LOOP EXECUTE format('{sql}', i); END LOOP; END $$"
+            )
+        };
+        for sql in
+            ["CREATE SCHEMA s%1$s", "CREATE TABLE s%1$s.t (id serial PRIMARY KEY, v int UNIQUE)"]
+        {
+            case.both(&each(sql));
+        }
+        case.publisher.sql(&each("INSERT INTO s%1$s.t VALUES (%1$s, 7)"));
+        case.publish("FOR ALL TABLES");
+        let before = class_rows_read(&case);
+        case.tool.finish("check", &[]).expect(0, &[]);
+        case.run_until_current();
+        case.publisher.sql(&each("UPDATE s%1$s.t SET v = 8"));
+        case.run_until_current();
+        case.tool.finish("verify", &[]).expect(0, &[]);
+        let read = class_rows_read(&case) - before;
+        // Of each table, some 20 queries of ours and of the server read one row each.
+        assert!(read < SCHEMAS * SCHEMAS, "{read} rows were read for {SCHEMAS} tables");
+        let tables: Vec<_> = (1..=SCHEMAS).map(|i| format!("s{i}.t")).collect();
+        case.expect_equal(&tables.iter().map(String::as_str).collect::<Vec<_>>());
+    });
+}

@@ -19,6 +19,7 @@ use crate::apply::work::Group;
 use crate::error::{Failure, Result};
 use crate::subscriber::conflict::ConflictType;
 use crate::subscriber::mapping::TableMap;
+use crate::subscriber::named::named;
 use crate::subscriber::statement::bind::row_params;
 use crate::subscriber::statement::column_set::ColumnSet;
 use crate::subscriber::statement::row::{
@@ -27,11 +28,11 @@ use crate::subscriber::statement::row::{
 
 /// The ON CONFLICT target of each unique index of a table, except the named one. Deferrable indexes do
 /// not count, as in the built-in apply worker.
-const ARBITERS: &str = "\
+const ARBITERS: &str = concat!(
+    "\
 SELECT '(' || key.columns || ')'
          || coalesce(' WHERE ' || pg_catalog.pg_get_expr(i.indpred, i.indrelid), '')
-FROM pg_catalog.pg_namespace n
-JOIN pg_catalog.pg_class t ON t.relnamespace = n.oid AND t.relname = $2
+FROM pg_catalog.pg_class t
 JOIN pg_catalog.pg_index i ON i.indrelid = t.oid
 JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
 CROSS JOIN LATERAL (
@@ -39,9 +40,12 @@ CROSS JOIN LATERAL (
     AS columns
   FROM pg_catalog.generate_series(1, i.indnkeyatts) k
 ) key
-WHERE n.nspname = $1 AND c.relname <> $3
+WHERE ",
+    named!("t", "$1", "$2"),
+    " AND c.relname <> $3
   AND i.indisunique AND i.indimmediate AND i.indisvalid AND NOT i.indisexclusion
-ORDER BY i.indexrelid";
+ORDER BY i.indexrelid"
+);
 
 /// Whether a refused change violates several unique indexes. The session must be idle. The transaction of
 /// the change, which was rolled back, is repeated here up to the change; that cannot be done if its first

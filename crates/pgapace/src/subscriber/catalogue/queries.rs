@@ -6,6 +6,7 @@
 //! statistics it takes that for cheap, and reads all of `pg_depend` for each table.
 
 use crate::subscriber::elsewhere::elsewhere;
+use crate::subscriber::named::named;
 
 /// One value for each `root` of the CTE `tree`. It changes whenever a relevant catalogue row
 /// changes. Only the relevant columns of pg_class are included, because TRUNCATE changes others.
@@ -66,8 +67,9 @@ FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::
 CROSS JOIN LATERAL (
 WITH RECURSIVE root AS (
   SELECT c.oid, c.relkind, c.relreplident
-  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-  WHERE n.nspname = w.schema_name AND c.relname = w.table_name
+  FROM pg_catalog.pg_class c WHERE ",
+    named!("c", "w.schema_name", "w.table_name"),
+    "
 ), tree AS (
   SELECT r.oid AS root, r.oid AS relid, r.relkind FROM root r
   UNION ALL
