@@ -18,11 +18,19 @@ use crate::publisher::session::Publisher;
 use crate::repair::{RecordedDifferences, RepairOptions, Repaired, Repairer, recorded, rounds};
 use crate::same_database;
 use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::other_subscriptions;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::{self, Subscription};
 use crate::subscriber::writer_tag::TagRules;
 use crate::verify::exclusive;
 use crate::verify::prepare::{Scope, prepare};
+
+/// The error for `--delete-extra` and tables that other subscriptions change, too; and its next step.
+const SHARED: (&str, &str) = (
+    "rows are not deleted from tables with rows of other subscriptions",
+    "Nothing tells the rows of this subscription from theirs. Name the other tables with --table; DELETE rows that no \
+     publisher has by hand.",
+);
 
 #[derive(Debug, Args)]
 pub(crate) struct RepairArgs {
@@ -133,6 +141,9 @@ fn one(args: &RepairArgs, config: &Config, shutdown: &Shutdown) -> Result<Outcom
     let tables: Vec<_> = found.iter().map(key).collect();
     opposite::warn(&mut look, &mut control, &tables)?;
     drop(look);
+    if args.delete_extra {
+        other_subscriptions::refuse(&mut control, &config.name, &tables, SHARED)?;
+    }
     for recorded in rounds(found) {
         let servers = (&publisher, &subscriber);
         round(args, config, shutdown, (&mut control, &row), servers, &recorded, &mut outcome)?;

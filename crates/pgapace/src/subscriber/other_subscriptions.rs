@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use wire::Session;
 
-use crate::error::{Failure, Result};
+use crate::error::{Class, Failure, Result};
 use crate::subscriber::catalogue::field;
 use crate::subscriber::named::named;
 use crate::subscriber::state::name_array;
@@ -81,4 +81,23 @@ pub(crate) fn read(
     let arguments = [Some(name), Some(&name_array(&schemas)), Some(&name_array(&names))];
     let rows = session.query(&sql, &arguments).map_err(|e| failed(&e))?;
     rows.iter().map(|row| Ok((field::<usize>(&row, 0)? - 1, field(&row, 1)?))).collect()
+}
+
+/// Returns an error if another subscription changes one of these tables.
+pub(crate) fn refuse(
+    session: &mut Session,
+    name: &str,
+    tables: &[(String, String)],
+    (what, hint): (&str, &str),
+) -> Result<()> {
+    let others = read(session, name, tables)?;
+    if others.is_empty() {
+        return Ok(());
+    }
+    let named = |(place, others): (usize, String)| {
+        let (schema, table) = &tables[place];
+        format!("{schema}.{table} ({others})")
+    };
+    let named: Vec<_> = others.into_iter().map(named).collect();
+    Err(Failure::new(Class::Mismatch, format!("{what}: {}", named.join(", "))).hint(hint))
 }

@@ -194,19 +194,8 @@ pub(crate) fn refuse_shared(
     hint: &str,
 ) -> Result<()> {
     let keys: Vec<_> = tables.iter().map(|table| table.key()).collect();
-    let others = other_subscriptions::read(session, subscription, &keys)?;
-    if others.is_empty() {
-        return Ok(());
-    }
-    let named = |(index, others): (&usize, &String)| {
-        format!("{} ({others})", tables[*index].display_name())
-    };
-    let named: Vec<_> = others.iter().map(named).collect();
-    Err(Failure::new(
-        Class::Mismatch,
-        format!("tables with rows of other subscriptions are not emptied: {}", named.join(", ")),
-    )
-    .hint(hint))
+    let what = "tables with rows of other subscriptions are not emptied";
+    other_subscriptions::refuse(session, subscription, &keys, (what, hint))
 }
 
 /// Checks that no row of these tables was written after the table's snapshot.

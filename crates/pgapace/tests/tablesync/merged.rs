@@ -88,6 +88,9 @@ fn nothing_empties_the_table_of_another_subscription() {
         case.tool
             .finish("repair", &[])
             .expect(18, &["9 rows that only the subscriber has were left"]);
+        case.tool
+            .finish("repair", &["--delete-extra"])
+            .expect(6, &["rows of other subscriptions", "--table"]);
         assert_eq!(rows(&case), "20000|9");
         // A subscription that is gone keeps nobody from it.
         tool.finish("drop", &[]).expect(0, &[]);
