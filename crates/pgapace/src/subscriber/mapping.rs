@@ -54,8 +54,8 @@ pub(crate) struct TableMap {
     /// The index in `table.columns` of each published column.
     pub(crate) columns: Vec<usize>,
     pub(crate) search: Search,
-    /// The first column of the key, if its condition hides how many values it has: see [`key_index`].
-    pub(crate) hidden: Option<usize>,
+    /// The columns of the key in the order of its index, if they are compared as a row: see [`key_index`].
+    pub(crate) compared_as_row: Option<Vec<usize>>,
     /// Published columns whose values the subscriber may misread. Each value must be checked.
     pub(crate) misread: Vec<(usize, Misread)>,
     /// How the table's changes are applied.
@@ -92,7 +92,7 @@ impl TableMap {
                 column.coerced = mode::is_coerced(sent, &table.columns[columns[column.remote]]);
             }
         }
-        let hidden = key_index::hidden_column(&table, &columns, &search);
+        let compared_as_row = key_index::compared_as_row(&table, &columns, &search);
         let misread: Vec<_> = (0..columns.len())
             .filter_map(|remote_index| {
                 let local = &table.columns[columns[remote_index]];
@@ -107,7 +107,7 @@ impl TableMap {
             table,
             columns,
             search,
-            hidden,
+            compared_as_row,
             misread,
             mode,
             rules,

@@ -110,7 +110,9 @@ SELECT root.oid, root.relkind, root.relreplident, pg_catalog.row_security_active
        ",
     elsewhere!("tree"),
     ",
-       (SELECT pg_catalog.array_agg(pg_catalog.concat_ws(' ', i.indisunique, i.indnkeyatts, i.indkey))
+       (SELECT pg_catalog.array_agg(pg_catalog.concat_ws(' ', i.indisunique,
+          i.indisprimary OR i.indisunique AND NOT EXISTS (SELECT FROM pg_catalog.pg_opclass o
+            WHERE o.oid = ANY (i.indclass) AND NOT o.opcdefault), i.indnkeyatts, i.indkey))
         FROM pg_catalog.pg_index i WHERE i.indrelid = root.oid AND i.indisvalid)
 FROM root
 JOIN fingerprint f ON f.root = root.oid

@@ -622,6 +622,7 @@ impl Builder<'_> {
         let mut conditions = Vec::new();
         let mut identical = Identical::default();
         let mut address = BY_ADDRESS.to_owned();
+        let mut compared = Vec::new();
         for column in map.search_columns() {
             if self.nulls.contains(column.remote) {
                 // Unlike IS NULL, this is false for a composite value whose fields are all NULL.
@@ -632,11 +633,8 @@ impl Builder<'_> {
             let source = Source::Search(column.remote);
             let value = self.parameter(source, map.local(column.remote).base_type);
             let comparand = search::comparand(map, column, &value);
-            let compared = match map.hidden {
-                Some(_) => search::in_array(map, column, comparand.clone(), &value),
-                None => comparand.clone(),
-            };
-            conditions.push(search::equal(map, column, "", &compared));
+            conditions.push(search::equal(map, column, "", &comparand));
+            compared.push((column, comparand.clone()));
             identical.add(map, column, "", &comparand);
             if map.is_distribution_column(column.remote) {
                 // A ctid is unique only within a shard, and each has its own tableoid.
@@ -645,6 +643,9 @@ impl Builder<'_> {
                     "subscriber.ctid OPERATOR(pg_catalog.=) found.address AND {same_shard}"
                 );
             }
+        }
+        if let Some(whole) = search::whole_key(map, "", &compared) {
+            conditions = vec![whole];
         }
         if let Some(operator) = identity {
             let always = (0..map.columns.len())

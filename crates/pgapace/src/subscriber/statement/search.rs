@@ -24,24 +24,33 @@ pub(super) fn comparand(map: &TableMap, column: &SearchColumn, value: &str) -> S
     }
 }
 
-/// `comparand` as the only element of an array, if the column may be compared with one. The planner then takes the index
-/// of the key for the cheapest one ([`key_index`]). `given` is the parameter or column with the value.
-pub(super) fn in_array(
-    map: &TableMap,
-    column: &SearchColumn,
-    comparand: String,
-    given: &str,
-) -> String {
+/// `comparand` as the only element of an array, if the column may be compared with one.
+pub(super) fn in_array(map: &TableMap, column: &SearchColumn, comparand: String) -> String {
     let by_operator = matches!(column.equality, Equality::Operator(_));
-    if map.hidden == Some(column.remote) {
-        key_index::hiding_array(&comparand, given)
-    } else if !by_operator || !map.local(column.remote).has_binary_elements() {
-        comparand
-    } else if map.hidden.is_some() {
-        format!("ANY (ARRAY[{}])", key_index::dear_value(&comparand, given))
-    } else {
+    if by_operator && map.local(column.remote).has_binary_elements() {
         format!("ANY (ARRAY[{comparand}])")
+    } else {
+        comparand
     }
+}
+
+/// Replaces the conditions on columns of the key by one on the whole key, if it is compared as a row. `compared` are the
+/// columns with their comparands.
+pub(super) fn whole_key(
+    map: &TableMap,
+    prefix: &str,
+    compared: &[(&SearchColumn, String)],
+) -> Option<String> {
+    let order = map.compared_as_row.as_ref()?;
+    let find = |remote: &usize| compared.iter().find(|(column, _)| column.remote == *remote);
+    let found = order.iter().map(find).collect::<Option<Vec<_>>>()?;
+    let name = |column: &SearchColumn| quote_ident(&map.remote.columns[column.remote].name);
+    let columns: Vec<_> =
+        found.iter().map(|(column, _)| format!("{prefix}{}", name(column))).collect();
+    let values: Vec<_> = found.iter().map(|(_, comparand)| comparand.clone()).collect();
+    let equal: Vec<_> =
+        found.iter().map(|(column, comparand)| equal(map, column, prefix, comparand)).collect();
+    Some(key_index::row_condition(&columns, &values, &equal.join(" AND ")))
 }
 
 /// The condition that a column equals `comparand`, with the column's equality. `prefix` precedes

@@ -192,15 +192,16 @@ impl Builder<'_> {
     /// The condition that the row has all of these values.
     fn all_equal(&mut self, arrays: &mut Arrays, columns: &[SearchColumn]) -> String {
         let map = self.map;
-        let conditions: Vec<_> = columns
-            .iter()
-            .map(|column| {
-                let value = self.comparand(arrays, column);
-                let value = search::in_array(map, column, value, &format!("v.k{}", column.remote));
-                search::equal(map, column, "subscriber.", &value)
-            })
-            .chain(map.table.is_this_one())
-            .collect();
+        let compared: Vec<_> =
+            columns.iter().map(|column| (column, self.comparand(arrays, column))).collect();
+        let whole = search::whole_key(map, "subscriber.", &compared);
+        let in_key = |remote| map.compared_as_row.as_ref().is_some_and(|key| key.contains(&remote));
+        let others = compared.into_iter().filter(|(column, _)| !in_key(column.remote));
+        let equal = |(column, value): (&SearchColumn, String)| {
+            search::equal(map, column, "subscriber.", &search::in_array(map, column, value))
+        };
+        let conditions: Vec<_> =
+            whole.into_iter().chain(others.map(equal)).chain(map.table.is_this_one()).collect();
         conditions.join(" AND ")
     }
 

@@ -62,42 +62,59 @@ fn keys_are_looked_up_by_index() {
     }
 }
 
-/// Another index begins with a column of the key. It seems as good as the key's, because the plan was made, or the
-/// statistics were taken, while the column had a value for each row.
+/// Other indexes begin with columns of the key. They seem as good as the key's, because the plan was made, or the statistics
+/// were taken, while a column had a value for each row.
 #[test]
 fn the_whole_key_is_looked_up_by_its_index() {
     for major in MAJORS {
-        for (others, id) in [
-            ("CREATE INDEX other ON t (tenant)", "i"),
+        for (key, others, id) in [
+            ("tenant, id", "CREATE INDEX ON t (tenant)", "i"),
             // Column id seems to have one value only.
-            ("CREATE INDEX other ON t (tenant)", "1"),
-            ("CREATE INDEX other ON t (tenant, v)", "i"),
-            ("CREATE INDEX other ON t (tenant, v, id); CREATE INDEX b ON t (tenant)", "i"),
+            ("tenant, id", "CREATE INDEX ON t (tenant)", "1"),
+            ("tenant, id", "CREATE INDEX ON t (id)", "i"),
+            ("id, tenant", "CREATE INDEX ON t (tenant); CREATE INDEX ON t (id)", "i"),
+            ("tenant, id", "CREATE INDEX ON t (tenant, v); CREATE INDEX ON t (id, v)", "i"),
+            ("tenant, id", "CREATE INDEX ON t (tenant, v, id)", "i"),
+            ("tenant, id", "CREATE INDEX ON t (tenant, v, id); CREATE INDEX b ON t (tenant)", "i"),
         ] {
-            let mut bed = Bed::new(
-                major,
-                &format!(
-                    "CREATE TABLE t (tenant int, id int, v text, PRIMARY KEY (tenant, id))
-                       WITH (autovacuum_enabled = off);
-                     {others};
-                     INSERT INTO t SELECT i, {id}, 'x' FROM generate_series(1, 5000) i;
-                     ANALYZE t"
-                ),
-            );
-            let map = bed.map("t", ReplicaIdentity::Default, "tenant* id* v");
-            bed.sql(
-                "INSERT INTO public.t SELECT 0, i, 'x' FROM pg_catalog.generate_series(1, 3000) i",
-            );
-            for format in FORMATS {
-                let rows = bed.rows(
-                    format,
-                    "SELECT 0, i, 'y'::text FROM pg_catalog.generate_series(1, 50) i",
+            for filled in [true, false] {
+                let fill = format!(
+                    "INSERT INTO public.t SELECT i, {id}, 'x' FROM pg_catalog.generate_series(1, 5000) i;"
                 );
-                for changes in [updates(format, &rows), deletes(format, &rows)] {
-                    forget_scans(&mut bed);
-                    assert_eq!(bed.begin(&map, &changes), Ok(vec![(50, 50)]));
-                    assert_eq!(scans(&mut bed, "t"), "0 0 50", "{major} {others} {id} {format:?}");
-                    bed.sql("ROLLBACK");
+                let mut bed = Bed::new(
+                    major,
+                    &format!(
+                        "CREATE TABLE t (tenant int, id int, v text, PRIMARY KEY ({key}))
+                           WITH (autovacuum_enabled = off);
+                         {others}; {} ANALYZE t",
+                        if filled { fill.as_str() } else { "" }
+                    ),
+                );
+                let map = bed.map("t", ReplicaIdentity::Default, "tenant* id* v");
+                let absent = bed.rows(FORMATS[0], "SELECT -1, -1, ''::text");
+                for changes in [updates(FORMATS[0], &absent), deletes(FORMATS[0], &absent)] {
+                    bed.apply(&map, &changes).expect("changes of a row that is missing");
+                }
+                let skew = "INSERT INTO public.t SELECT 0, -i, 'x' FROM pg_catalog.generate_series(1, 3000) i; \
+                            INSERT INTO public.t SELECT -i, 0, 'x' FROM pg_catalog.generate_series(1, 3000) i";
+                bed.sql(&format!("{} {skew}", if filled { "" } else { fill.as_str() }));
+                for (format, columns) in
+                    FORMATS.into_iter().flat_map(|f| [(f, "0, -i"), (f, "-i, 0")])
+                {
+                    let rows = bed.rows(
+                        format,
+                        &format!(
+                            "SELECT {columns}, 'y'::text FROM pg_catalog.generate_series(1, 50) i"
+                        ),
+                    );
+                    for changes in [updates(format, &rows), deletes(format, &rows)] {
+                        forget_scans(&mut bed);
+                        assert_eq!(bed.begin(&map, &changes), Ok(vec![(50, 50)]));
+                        let case =
+                            format!("{major}: ({key}), {others}, {id}, {filled}, {format:?}");
+                        assert_eq!(scans(&mut bed, "t"), "0 0 50", "{case}");
+                        bed.sql("ROLLBACK");
+                    }
                 }
             }
         }
