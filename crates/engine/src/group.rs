@@ -19,8 +19,9 @@
 //!
 //! A transaction that arrives in several parts is never grouped. Each part is assigned alone, so
 //! that its memory is released while the next part arrives. Transactions that must be committed
-//! alone, row by row, share a group with each other but with no others: user code can observe where
-//! they end.
+//! alone, row by row, share a group with each other but with no larger ones: user code can observe where
+//! they end. Such a group waits for all groups before it, and all groups behind it wait for it. So a few small
+//! transactions between two of them are committed alone, too: with a group of their own they would cost more.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -74,6 +75,8 @@ pub struct Size {
     pub whole: bool,
     /// Whether its transaction must be committed alone, row by row.
     pub by_rows: bool,
+    /// Whether it may be committed alone as well, because it is a small transaction that nothing decides about.
+    pub small: bool,
     /// Whether it must be the first part of its group.
     pub starts_group: bool,
     /// Whether its group reads whole tables, once each, however many changes it has: see [`Batcher::close_at`].
@@ -84,6 +87,28 @@ impl Size {
     /// Whether this part cannot join the group of the part before it, whatever its limits.
     fn begins_group_behind(&self, before: &Self) -> bool {
         !before.whole || !self.whole || self.starts_group || self.by_rows != before.by_rows
+    }
+}
+
+/// What came behind the last part that must be committed alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Between {
+    /// No part must be committed alone, or a part came that is not small.
+    #[default]
+    Large,
+    /// Small transactions, if any.
+    Small { transactions: usize, changes: usize },
+}
+
+impl Between {
+    fn add(&mut self, size: &Size) {
+        *self = match *self {
+            _ if size.by_rows => Self::Small { transactions: 0, changes: 0 },
+            Self::Small { transactions, changes } if size.small => {
+                Self::Small { transactions: transactions + 1, changes: changes + size.changes }
+            }
+            _ => Self::Large,
+        };
     }
 }
 
@@ -108,6 +133,8 @@ pub struct Batcher<T> {
     waiting: VecDeque<(Size, T)>,
     /// Waiting parts that cannot join the group of the part before them.
     boundaries: usize,
+    /// What came behind the last part that must be committed alone.
+    between: Between,
     /// Recent maximum of transactions that were in flight at once.
     recent_in_flight: usize,
     /// Changes of all waiting parts.
@@ -127,6 +154,7 @@ impl<T> Batcher<T> {
             pacing,
             waiting: VecDeque::new(),
             boundaries: 0,
+            between: Between::default(),
             recent_in_flight: 0,
             changes: 0,
             bytes: 0,
@@ -165,10 +193,35 @@ impl<T> Batcher<T> {
     pub fn push(&mut self, size: Size, part: T) {
         self.changes += size.changes;
         self.bytes += size.bytes;
+        if size.by_rows {
+            self.join_alone();
+        }
+        self.between.add(&size);
         self.boundaries += usize::from(
             self.waiting.back().is_some_and(|(last, _)| size.begins_group_behind(last)),
         );
         self.waiting.push_back((size, part));
+    }
+
+    /// What waits between the last part that must be committed alone and the next one, which comes now, is committed alone
+    /// as well, if it is little.
+    fn join_alone(&mut self) {
+        let Between::Small { transactions, changes } = self.between else { return };
+        if transactions > self.pacing.between_alone || changes > self.pacing.few_changes {
+            return;
+        }
+        let from = self.waiting.len().saturating_sub(transactions);
+        let before = self.boundaries_from(from);
+        self.waiting.range_mut(from..).for_each(|(size, _)| size.by_rows = true);
+        self.boundaries = self.boundaries - before + self.boundaries_from(from);
+    }
+
+    /// Waiting parts from a position on that cannot join the group of the part before them.
+    fn boundaries_from(&self, from: usize) -> usize {
+        let pairs = (from.max(1)..self.waiting.len()).map(|at| (at - 1, at));
+        pairs
+            .filter(|(last, at)| self.waiting[*at].0.begins_group_behind(&self.waiting[*last].0))
+            .count()
     }
 
     /// Whether no part waits.
@@ -295,6 +348,7 @@ mod tests {
         bytes: 1,
         whole: true,
         by_rows: false,
+        small: false,
         starts_group: false,
         scans: false,
     };
@@ -411,6 +465,55 @@ mod tests {
         }
         let groups: Vec<_> = std::iter::from_fn(|| batcher.take(&mut OneTable)).collect();
         assert_eq!(groups, [vec![0], vec![1, 2], vec![3]]);
+    }
+
+    /// Of each kind: `a` must be committed alone, `s` is small, `l` is not.
+    fn kinds(parts: &str) -> Vec<String> {
+        let limits =
+            GroupLimits { transactions: 99, thin_transactions: 99, changes: 999, bytes: 9999 };
+        let mut batcher = Batcher::new(limits, Pacing::MEASURED);
+        for kind in parts.chars() {
+            batcher.push(Size { by_rows: kind == 'a', small: kind == 's', ..ONE }, kind);
+        }
+        std::iter::from_fn(|| batcher.take(&mut OneTable)).map(String::from_iter).collect()
+    }
+
+    #[test]
+    fn a_few_small_transactions_between_those_that_are_committed_alone_join_them() {
+        assert_eq!(kinds("asasa"), ["asasa"]);
+        assert_eq!(kinds("ssassal"), ["ss", "assa", "l"]);
+        assert_eq!(kinds("aslsa"), ["a", "sls", "a"]);
+        assert_eq!(kinds("asss"), ["a", "sss"], "none is to come");
+        let many = "s".repeat(Pacing::MEASURED.between_alone + 1);
+        assert_eq!(kinds(&format!("a{many}asla")), ["a", many.as_str(), "a", "sl", "a"]);
+    }
+
+    #[test]
+    fn small_transactions_join_the_next_one_although_the_one_before_them_has_gone() {
+        let alone = Size { by_rows: true, ..ONE };
+        let mut batcher = Batcher::new(LIMITS, Pacing::MEASURED);
+        batcher.push(alone, 0);
+        assert_eq!(batcher.take(&mut OneTable), Some(vec![0]));
+        batcher.push(Size { small: true, ..ONE }, 1);
+        batcher.push(alone, 2);
+        batcher.push(ONE, 3);
+        assert_eq!(batcher.boundaries, 1);
+        assert_eq!(batcher.take(&mut OneTable), Some(vec![1, 2]));
+        assert_eq!(batcher.boundaries, 0);
+    }
+
+    proptest! {
+        #[test]
+        fn boundaries_are_counted(kinds in prop::collection::vec((0..3_u8, prop::bool::weighted(0.2), prop::bool::weighted(0.2)), 0..60)) {
+            let mut batcher = Batcher::new(LIMITS, Pacing::MEASURED);
+            for (index, (kind, starts_group, take)) in kinds.into_iter().enumerate() {
+                batcher.push(Size { by_rows: kind == 0, small: kind == 1, starts_group, ..ONE }, index);
+                if take {
+                    batcher.take(&mut OneTable);
+                }
+                prop_assert_eq!(batcher.boundaries, batcher.boundaries_from(0));
+            }
+        }
     }
 
     /// Nothing that comes can join it, so nothing waits for more.

@@ -143,6 +143,7 @@ impl<M: Table, P> Dispatchable for Work<M, P> {
             bytes: self.part.bytes(),
             whole: self.is_whole(),
             by_rows: self.is_alone(),
+            small: false,
             starts_group: self.after_applied,
             scans: self.applied_tables().any(|table| *table.fold() == TableFolding::WholeRow),
         }

@@ -275,17 +275,19 @@ impl<T: Dispatchable> Dispatch<T> {
         if part.end().is_some() {
             self.committers.arrived();
         }
-        let by_rows = self.is_by_rows(&part);
-        self.waiting.push(Size { by_rows, ..part.size() }, part);
+        let (by_rows, small) = (self.is_by_rows(&part), self.is_small(&part));
+        self.waiting.push(Size { by_rows, small, ..part.size() }, part);
     }
 
     /// Whether a part is applied change by change, in a transaction of its own: because it must be, or
     /// because that is as fast where every transaction is committed alone.
     fn is_by_rows(&self, part: &T) -> bool {
+        part.size().by_rows || self.one_by_one.is_some() && self.is_small(part)
+    }
+
+    fn is_small(&self, part: &T) -> bool {
         let size = part.size();
-        let small = size.whole && size.changes <= self.settings.pacing.few_changes;
-        let alone = self.one_by_one.is_some() && small && !part.is_under_rules();
-        size.by_rows || alone
+        size.whole && size.changes <= self.settings.pacing.few_changes && !part.is_under_rules()
     }
 
     fn is_in_pipeline(&self) -> bool {
@@ -556,7 +558,8 @@ impl<T: Dispatchable> Dispatch<T> {
     }
 
     fn mode(&self, works: &[T]) -> GroupMode {
-        let by_rows = works.first().is_some_and(|work| self.is_by_rows(work) || work.is_step());
+        // Small transactions may share a group with those that must be committed alone.
+        let by_rows = works.iter().any(|work| self.is_by_rows(work) || work.is_step());
         if by_rows { GroupMode::Rows } else { GroupMode::Net }
     }
 

@@ -232,6 +232,11 @@ pub struct Pacing {
     /// How long transactions that are committed one by one go side by side before their pipeline is measured
     /// again. See `dispatch/one_by_one.rs`.
     pub side_by_side: Duration,
+    /// Small transactions between two that must be committed alone, at most, for which it is better to be committed alone
+    /// as well. They must have no more than [`few_changes`](Self::few_changes) together.
+    ///
+    /// A group of their own costs two waits of all workers, the answers to them, and a flush: about a millisecond.
+    pub between_alone: usize,
     /// Updates of one row in a group, at most, where they are executed one by one.
     ///
     /// Each leaves a version of the row that stays until the group has committed, and each later one
@@ -313,6 +318,7 @@ impl Pacing {
         run: 256,
         run_time: Duration::from_millis(20),
         side_by_side: Duration::from_secs(2),
+        between_alone: 16,
         row_versions: 256,
         table_changes: 64,
         thin_factor: 4,

@@ -107,6 +107,7 @@ impl Dispatchable for Insertion {
             bytes: 10,
             whole: self.is_whole(),
             by_rows: self.runs_user_code(),
+            small: false,
             starts_group: false,
             scans: false,
         }
