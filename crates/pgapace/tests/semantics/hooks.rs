@@ -122,6 +122,42 @@ fn before_triggers_that_return_null_are_not_missing_rows() {
     });
 }
 
+/// User code sees each transaction of its table alone, whatever transactions of other tables are between them, and what was
+/// committed before.
+#[test]
+fn user_code_sees_transactions_one_by_one_between_others() {
+    on_versions(&VERSIONS, |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE o (id int PRIMARY KEY)");
+        case.subscriber.sql(
+            "CREATE TABLE seen (id int, others bigint, xid text); \
+             CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+               INSERT INTO public.seen SELECT NEW.id, (SELECT count(*) FROM public.o), txid_current()::text; \
+               RETURN NULL; END $$; \
+             CREATE TRIGGER look AFTER INSERT ON t FOR EACH ROW EXECUTE FUNCTION look(); \
+             ALTER TABLE t ENABLE REPLICA TRIGGER look",
+        );
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        // The number of others between two of them grows from 0 to 39.
+        case.publisher.sql(
+            "CREATE PROCEDURE load() LANGUAGE plpgsql AS $$ DECLARE o int := 0; BEGIN FOR i IN 1..40 LOOP \
+               INSERT INTO t VALUES (i); COMMIT; \
+               FOR j IN 2..i LOOP o := o + 1; INSERT INTO o VALUES (o); COMMIT; END LOOP; \
+             END LOOP; END $$",
+        );
+        case.publisher.sql("CALL load()");
+        case.run_until_current();
+        case.expect_equal(&["t", "o"]);
+        assert_eq!(
+            case.subscriber.rows(
+                "SELECT count(*), count(DISTINCT xid), \
+                   count(*) FILTER (WHERE others <> (id - 1) * (id - 2) / 2) FROM seen"
+            ),
+            ["40|40|0"]
+        );
+    });
+}
+
 /// Rules that are enabled for replicas affect SQL, but not the native apply worker. pgapace runs
 /// them with a warning. Rules for the origin do not run.
 #[test]
