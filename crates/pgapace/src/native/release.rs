@@ -209,7 +209,7 @@ fn gather_facts(
         native: existing.as_ref().map(|(one, _)| one.native_name.clone()),
         publications: row.publications.clone(),
         native_publications: existing.as_ref().map(|(_, native)| native.publications.clone()),
-        published_otherwise: published::differs(&recorded, &contents),
+        published_otherwise: !published::unjudged(&recorded, &contents).is_empty(),
         slot: row.slot_name.clone(),
         skip: row.skip,
         prepared: prepared::read(control, row.id)?.len(),

@@ -367,8 +367,10 @@ impl Supervisor<'_> {
         }
         let copies_added = context.copy_data && self.config.copies_added_tables();
         let known = (&states, &recorded);
-        // Until then, the stream may have changes of tables that were dropped.
-        let has_all = applied.is_some_and(|applied| recorded.is_applied(applied.through));
+        // Until then, the stream may have changes of tables that were dropped. Where added tables are copied, changes of
+        // a forgotten one are skipped.
+        let has_all =
+            copies_added || applied.is_some_and(|applied| recorded.is_applied(applied.through));
         let dropped = |oids: &[u32]| match has_all {
             true => publication::dropped(source, oids),
             false => Ok(FxHashSet::default()),

@@ -491,16 +491,17 @@ impl<'a> Adder<'a> {
         Ok(())
     }
 
-    /// Deletes the state of a table that was to be copied and is no longer published. If added tables are not
-    /// copied, it would be added without its copy when it is published again. So it is blocked until then.
+    /// Deletes the state of a table that was to be copied and is no longer published. If rows of it are left
+    /// (`holds_rows`), they would keep it from being copied when it is published again; if added tables are not copied,
+    /// it would be added without its copy. So it is blocked until then.
     pub(crate) fn forget(
         &self,
         control: &mut Session,
         tables: &mut Tables,
-        name: &Name,
+        (name, holds_rows): (&Name, bool),
     ) -> Result<()> {
         let (context, (schema, table)) = (self.context, name);
-        if context.copy_data {
+        if context.copy_data && !holds_rows {
             return state::forget_relation(control, context.id, schema, table);
         }
         let message = format!("table {schema}.{table} is no longer published");

@@ -32,7 +32,7 @@ use crate::apply::worker::{FromWorker, Moved};
 use crate::error::{Failure, Result};
 use crate::observe::ledger::Ledger;
 use crate::observe::long_wait::LongWait;
-use crate::subscriber::state;
+use crate::subscriber::state::{self, RelationState};
 use crate::tablesync::deferred::catchup::{CatchUpWorker, StartPause};
 use crate::tablesync::table_state::{self, CatchUp};
 use crate::tablesync::{self, Added, Adder, Copying, Name};
@@ -370,7 +370,8 @@ impl<'a> StreamedTableSync<'a> {
                 leader.tables.block(&name.0, &name.1);
             } else {
                 // It was taken out of the publication, or dropped, before the snapshot.
-                self.adder.forget(leader.control, leader.tables, name)?;
+                let holds_rows = states.get(name).is_some_and(RelationState::holds_rows);
+                self.adder.forget(leader.control, leader.tables, (name, holds_rows))?;
             }
         }
         leader.deferred.remove(|table| names.contains(&table.name), leader.spool)

@@ -515,11 +515,15 @@ fn block(
     Ok(())
 }
 
-/// Deletes the state of tables that are no longer published. If such a table is published again,
-/// changes in between are not in the stream, so it is then copied as an added table. If `copies_added`
-/// is false, no copy would follow: the state is kept, and
-/// [`compare`](crate::subscriber::state::published::compare) finds the gap. It is deleted if the publisher has
-/// `dropped` the table: a later one of its name is new.
+/// Deletes the state of tables that are no longer published, if nothing of them is here, or if the publisher has
+/// `dropped` them: a later table of the name is new. The state of all others is kept: if such a table is published
+/// again, changes in between are not in the stream, and [`compare`](crate::subscriber::state::published::compare) finds
+/// the gap. A copy that was wanted is made then. What verifications found is deleted: nothing keeps the rows equal.
+///
+/// If `copies_added` is false, no copy would follow for a table whose state is deleted. So it is kept for every table
+/// that has joined, and for one with a wanted copy also if it was dropped. The changes of a dropped table must have been
+/// applied, because they would be applied to a later one: the publications were read as without it, and all changes up
+/// to there are applied.
 ///
 /// Within a run this cannot be detected, so it is done when a run starts. `states` are the tables of the
 /// subscription, `recorded` is how they were published. Returns whether any was deleted.
@@ -532,37 +536,44 @@ pub(crate) fn forget_unpublished(
     dropped: impl FnOnce(&[u32]) -> Result<FxHashSet<u32>>,
 ) -> Result<bool> {
     let published: FxHashSet<_> = published.iter().map(PublishedTable::key).collect();
-    let known = recorded.unpublished();
-    let oid = |relation: &RelationState| {
-        let is_wanted = relation.copy_wanted || relation.requested.is_some();
-        let by = known.get(&(relation.schema.as_str(), relation.name.as_str()));
-        by.filter(|_| !is_wanted).and_then(|by| by.oid())
+    let (known, oids) = (recorded.unpublished(), recorded.oids());
+    let is_here = |relation: &RelationState| {
+        if copies_added { relation.holds_rows() } else { relation.has_joined() }
     };
-    let kept = states.iter().filter(|(key, _)| !copies_added && !published.contains(*key));
-    let kept: Vec<_> = kept.filter_map(|(_, relation)| oid(relation)).collect();
-    let dropped = if kept.is_empty() { FxHashSet::default() } else { dropped(&kept)? };
-    let is_dropped = |relation| oid(relation).is_some_and(|oid| dropped.contains(&oid));
-    let mut forgotten = false;
-    for (_, relation) in states.iter().filter(|(key, _)| !published.contains(*key)) {
-        let (schema, name) = (relation.schema.as_str(), relation.name.as_str());
-        let table = format!("{schema}.{name}");
-        if copies_added || !relation.has_joined() || is_dropped(relation) {
-            forgotten = true;
+    let gone = states.iter().filter(|(key, _)| !published.contains(*key));
+    let (kept, mut forgotten): (Vec<_>, Vec<_>) =
+        gone.map(|(_, relation)| relation).partition(|relation| is_here(relation));
+    let oid = |relation: &RelationState| {
+        let key = (relation.schema.as_str(), relation.name.as_str());
+        let is_wanted = relation.copy_wanted || relation.requested.is_some();
+        let may_be_forgotten = copies_added || known.contains(&key) && !is_wanted;
+        oids.get(&key).copied().filter(|_| may_be_forgotten)
+    };
+    let asked: Vec<_> = kept.iter().filter_map(|relation| oid(relation)).collect();
+    let dropped = if asked.is_empty() { FxHashSet::default() } else { dropped(&asked)? };
+    let (lost, kept): (Vec<_>, Vec<_>) = kept
+        .into_iter()
+        .partition(|relation| oid(relation).is_some_and(|oid| dropped.contains(&oid)));
+    forgotten.extend(lost);
+    for RelationState { schema, name, .. } in &forgotten {
+        tracing::warn!(
+            event = "table_unpublished",
+            table = format!("{schema}.{name}"),
+            "table is no longer published and was removed from the subscription"
+        );
+        state::forget_relation(control, id, schema, name)?;
+    }
+    state::forget_verifications(control, id, kept.iter().copied())?;
+    for RelationState { schema, name, .. } in kept {
+        if !known.contains(&(schema.as_str(), name.as_str())) {
             tracing::warn!(
                 event = "table_unpublished",
-                table,
-                "table is no longer published and was removed from the subscription"
-            );
-            state::forget_relation(control, id, schema, name)?;
-        } else if !known.contains_key(&(schema, name)) {
-            tracing::warn!(
-                event = "table_unpublished",
-                table,
+                table = format!("{schema}.{name}"),
                 "table is no longer published; it will lack changes if it is published again"
             );
         }
     }
-    Ok(forgotten)
+    Ok(!forgotten.is_empty())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 use engine::published::{Gap, PublishedBy};
 use engine::table_sync::TableSyncState;
 use pgoutput::Lsn;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use wire::{Session, quote_literal};
 
 use crate::config::{CopyOptions, OnMissedChanges};
@@ -73,10 +73,17 @@ impl PreviousReading {
 
 impl PreviousReading {
     /// The tables that are recorded as unpublished.
-    pub(crate) fn unpublished(&self) -> FxHashMap<(&str, &str), &PublishedBy> {
-        let recorded =
-            self.tables.iter().filter_map(|table| Some((table.key(), table.by.as_ref()?)));
-        recorded.filter(|(_, by)| by.unpublished_since().is_some()).collect()
+    pub(crate) fn unpublished(&self) -> FxHashSet<(&str, &str)> {
+        let is_unpublished = |table: &&RecordedTable| {
+            table.by.as_ref().is_some_and(|by| by.unpublished_since().is_some())
+        };
+        self.tables.iter().filter(is_unpublished).map(RecordedTable::key).collect()
+    }
+
+    /// The oids on the publisher of the tables, as far as they are recorded.
+    pub(crate) fn oids(&self) -> FxHashMap<(&str, &str), u32> {
+        let oid = |table: &RecordedTable| table.by.as_ref().and_then(PublishedBy::oid);
+        self.tables.iter().filter_map(|table| Some((table.key(), oid(table)?))).collect()
     }
 
     /// Whether everything is applied up to this reading.

@@ -61,6 +61,15 @@ impl RelationState {
         self.state != TableSyncState::Init || self.copy_wanted || self.requested.is_some()
     }
 
+    /// Whether the subscriber's table may have rows of this subscription, or the user wants it emptied and copied: then
+    /// another table of its name is not simply new.
+    pub(crate) fn holds_rows(&self) -> bool {
+        self.state.is_copied()
+            || self.is_partly_copied()
+            || self.stale_from.is_some()
+            || self.requested.is_some()
+    }
+
     /// Whether the table is copied, and has all changes up to the progress, as far as is known.
     pub(crate) fn is_complete(&self) -> bool {
         self.state == TableSyncState::Ready && self.requested.is_none() && self.stale_from.is_none()
@@ -287,6 +296,31 @@ pub(crate) fn forget_relation(
             &[Some(&id.0.to_string()), Some(schema), Some(name)],
         )
         .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// Deletes what verifications found in tables that are not published any more: nothing keeps their rows equal.
+pub(crate) fn forget_verifications<'r>(
+    session: &mut Session,
+    id: SubscriptionId,
+    tables: impl IntoIterator<Item = &'r RelationState>,
+) -> Result<()> {
+    let (schemas, names): (Vec<_>, Vec<_>) =
+        tables.into_iter().map(|table| (table.schema.clone(), table.name.clone())).unzip();
+    if names.is_empty() {
+        return Ok(());
+    }
+    let these = "subscription = $1::pg_catalog.int4 AND (schema_name, table_name) IN ( \
+                   SELECT t.schema_name, t.table_name \
+                   FROM ROWS FROM (pg_catalog.unnest($2::pg_catalog.text[]), \
+                                   pg_catalog.unnest($3::pg_catalog.text[])) \
+                     AS t (schema_name, table_name))";
+    let sql = format!(
+        "WITH verified AS (DELETE FROM pgapace.verification WHERE {these}) \
+         DELETE FROM pgapace.difference WHERE {these}"
+    );
+    let arguments = [&id.0.to_string(), &name_array(&schemas), &name_array(&names)];
+    session.execute(&sql, &arguments.map(|text| Some(text.as_str()))).map_err(|e| writing(&e))?;
     Ok(())
 }
 
