@@ -177,9 +177,9 @@ pub(super) fn blockers(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
         let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "?".to_owned());
         let session = match blocker.pid {
             Some(pid) => format!("blocked by {pid} ({}): ", shown(&blocker.user)),
-            None => "blocked by a prepared transaction ".to_owned(),
+            None => "blocked by a prepared transaction: ".to_owned(),
         };
-        let query = one_line(&shown(&blocker.query));
+        let query = one_line(&shown(blocker.pid.map_or(&blocker.gid, |_| &blocker.query)));
         Line::from(vec![Span::styled(session, coloured(Color::Red)), Span::raw(query)])
     });
     frame.render_widget(Paragraph::new(lines.collect::<Vec<_>>()), area);

@@ -2,10 +2,11 @@
 
 use super::durable::now;
 use super::{
-    TABLE, expect_nothing_left, is_acknowledged, prepare, prepared, prepared_count, resolve,
-    wait_until_prepared,
+    TABLE, expect_nothing_left, holder, is_acknowledged, prepare, prepared, prepared_count,
+    resolve, wait_until_prepared, wait_until_value,
 };
-use crate::support::{PATIENCE, must, on_versions};
+use crate::support::{PATIENCE, must, on_versions, wait_for_event};
+use testbed::program::events;
 use testbed::wait_until;
 
 /// The transaction is first held in memory.
@@ -67,6 +68,45 @@ fn transactions_that_may_lock_other_rows_are_held() {
         case.expect_equal(&["t", "equal", "other"]);
         assert_eq!(case.subscriber.value("SELECT n FROM totals"), "2");
         case.stop(process);
+    });
+}
+
+/// A session of the subscriber holds a row that apply needs, and waits for a prepared transaction, which ends later in
+/// the stream. No server sees that deadlock.
+#[test]
+fn a_session_that_waits_for_a_prepared_transaction_is_named() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        prepared(&mut case);
+        case.replicate(TABLE);
+        case.publisher.sql("INSERT INTO t VALUES (1, 'one'), (2, 'two')");
+        let mut process = case.start();
+        case.wait_until_applied(&mut process);
+        prepare(&case, "one", "UPDATE t SET v = 'later' WHERE id = 1");
+        wait_until_prepared(&case, 1);
+        let gid = case.subscriber.value("SELECT gid FROM pg_prepared_xacts");
+        let mut user = holder(&case, "SELECT FROM t WHERE id = 2 FOR UPDATE");
+        let pid = must(user.query_one("SELECT pg_backend_pid()", &[])).get::<_, i32>(0);
+        let waiting =
+            std::thread::spawn(move || user.batch_execute("SELECT FROM t WHERE id = 1 FOR UPDATE"));
+        let waits = format!("SELECT 0 = ANY (pg_blocking_pids({pid}))");
+        wait_until_value(&case, &waits, "t");
+        case.publisher.sql("UPDATE t SET v = 'sooner' WHERE id = 2");
+        resolve(&case, "COMMIT", "one");
+        must(wait_for_event(&mut process, "prepared_deadlock", PATIENCE));
+        let log = process.log();
+        let line = log.lines().find(|line| line.contains("event=\"prepared_deadlock\""));
+        let line = line.unwrap_or_default();
+        assert!(line.contains(&format!("pid={pid} gid=\"{gid}\"")), "{line}");
+        let blockers = "SELECT string_agg(coalesce(pid, 0)::text, ' ') FROM pgapace.stat_blocker";
+        wait_until_value(&case, blockers, &pid.to_string());
+        case.subscriber.sql(&format!("SELECT pg_terminate_backend({pid})"));
+        case.wait_until_applied(&mut process);
+        assert!(waiting.join().expect("the session ends").is_err());
+        case.expect_equal(&["t"]);
+        expect_nothing_left(&case);
+        let log = case.stop(process);
+        let reported = ["prepared_deadlock", "prepared_lock_wait", "run_failed"];
+        assert_eq!(reported.map(|event| events(&log, event)), [1, 0, 0], "{log}");
     });
 }
 

@@ -7,7 +7,7 @@ use wire::Session;
 use crate::error::{Failure, Result};
 use crate::observe::figures::BlockerNow;
 use crate::sqlstate;
-use crate::subscriber::catalogue::field;
+use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::ownership::SESSION_LOCK;
 use crate::subscriber::state::{SubscriptionId, advisory_lock};
 
@@ -24,9 +24,24 @@ pub(super) struct Blocker {
     pub(super) state: Option<String>,
     pub(super) query_start: Option<String>,
     pub(super) query: Option<String>,
+    /// The prepared transaction, if it was found.
+    pub(super) prepared: Option<PreparedBlocker>,
+}
+
+/// A prepared transaction that blocks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PreparedBlocker {
+    pub(super) gid: String,
+    /// Whether this subscription has prepared it.
+    pub(super) is_ours: bool,
 }
 
 impl Blocker {
+    /// The gid of a prepared transaction of this subscription.
+    pub(super) fn our_gid(&self) -> Option<&str> {
+        self.prepared.as_ref().filter(|prepared| prepared.is_ours).map(|prepared| &*prepared.gid)
+    }
+
     /// As it is shown while `waiting` waits for it.
     pub(super) fn shown(&self, waiting: &str) -> BlockerNow {
         BlockerNow {
@@ -36,6 +51,7 @@ impl Blocker {
             application_name: self.application_name.clone(),
             state: self.state.clone(),
             query: self.query.clone(),
+            gid: self.prepared.as_ref().map(|prepared| prepared.gid.clone()),
         }
     }
 }
@@ -89,7 +105,9 @@ impl Detector {
     /// a look, and the next look may succeed. A lost session is a failure at once. So are failures that last: a wait
     /// that only a look can end would last for ever.
     pub(super) fn look(&mut self, pid: i32) -> Result<Vec<Blocker>> {
-        let failure = match look(&mut self.session, self.id, pid, self.citus) {
+        let seen = look(&mut self.session, self.id, pid, self.citus);
+        let named = seen.and_then(|seen| name_prepared(&mut self.session, self.id, seen));
+        let failure = match named {
             Ok(seen) => {
                 self.failing = None;
                 return Ok(seen);
@@ -186,6 +204,7 @@ fn look(
                     state: text(4),
                     query_start: text(5),
                     query: text(6),
+                    prepared: None,
                 })
             })
             .collect(),
@@ -196,6 +215,81 @@ fn look(
         }
         Err(error) => Err(doing(&error)),
     }
+}
+
+/// Names the prepared transactions: one blocker for each. It is left as it is if the lock is held by none any more.
+///
+/// A lock of a prepared transaction has no process. Its `virtualtransaction` leads to the lock on its transaction id.
+fn name_prepared(
+    session: &mut Session,
+    id: SubscriptionId,
+    seen: Vec<Blocker>,
+) -> Result<Vec<Blocker>> {
+    let is_prepared = |blocker: &Blocker| blocker.pid == engine::blockers::PREPARED;
+    let waiting = seen.iter().filter(|blocker| is_prepared(blocker));
+    let waiting: Vec<_> = waiting.map(|blocker| blocker.waiting.to_string()).collect();
+    if waiting.is_empty() {
+        return Ok(seen);
+    }
+    let lock = |of: &str| {
+        let columns = [
+            "locktype",
+            "database",
+            "relation",
+            "page",
+            "tuple",
+            "virtualxid",
+            "transactionid",
+            "classid",
+            "objid",
+            "objsubid",
+        ];
+        columns.map(|column| format!("{of}.{column}")).join(", ")
+    };
+    let sql = format!(
+        "WITH lock AS MATERIALIZED ( \
+           SELECT * FROM pg_catalog.pg_locks l WHERE l.pid IS NULL OR l.pid IN ({waiting}) \
+         ) \
+         SELECT DISTINCT w.pid, x.gid, EXISTS (SELECT FROM pgapace.prepared p \
+             WHERE p.subscription = {id} AND p.name = x.gid) \
+         FROM lock w \
+         JOIN lock h ON h.pid IS NULL AND h.granted AND ({w}) IS NOT DISTINCT FROM ({h}) \
+         JOIN lock t ON t.pid IS NULL AND t.locktype = 'transactionid' \
+           AND t.virtualtransaction = h.virtualtransaction \
+         JOIN pg_catalog.pg_prepared_xacts x ON x.transaction = t.transactionid \
+         WHERE w.pid IS NOT NULL AND NOT w.granted ORDER BY w.pid, x.gid",
+        waiting = waiting.join(", "),
+        id = id.0,
+        w = lock("w"),
+        h = lock("h"),
+    );
+    let rows = match session.query_for_display(&sql, &[]) {
+        Ok(rows) => rows,
+        // The waits count, also without names.
+        Err(error) if !session.is_broken() => {
+            tracing::debug!(%error, "could not read which prepared transactions block");
+            return Ok(seen);
+        }
+        Err(error) => return Err(doing(&error)),
+    };
+    let mut found = Vec::with_capacity(rows.len());
+    for row in rows.iter() {
+        let prepared = PreparedBlocker { gid: field(&row, 1)?, is_ours: boolean(&row, 2)? };
+        found.push((field::<i32>(&row, 0)?, prepared));
+    }
+    let mut all = Vec::with_capacity(seen.len() + found.len());
+    for blocker in seen {
+        let those =
+            found.iter().filter(|(pid, _)| is_prepared(&blocker) && *pid == blocker.waiting);
+        let named = those
+            .map(|(_, prepared)| Blocker { prepared: Some(prepared.clone()), ..blocker.clone() });
+        let before = all.len();
+        all.extend(named);
+        if all.len() == before {
+            all.push(blocker);
+        }
+    }
+    Ok(all)
 }
 
 fn is_cancelled(error: &wire::Error) -> bool {

@@ -4,6 +4,10 @@
 //! while. It names the later groups that must be rolled back for the oldest one. It also logs, once for
 //! each wait, the sessions of others that block it; those are never touched.
 //!
+//! One of them may itself wait for a transaction that this subscription has prepared (`--two-phase`). That transaction
+//! ends at its COMMIT PREPARED, which is applied after the oldest group: a deadlock that no server sees, and that ends
+//! only with that session. The log names the session, and not the prepared transaction as the one to end.
+//!
 //! A leader that waits for a lock cannot ask. So the monitor also looks by itself when another thread of
 //! the subscription shows no sign of life.
 
@@ -169,8 +173,9 @@ impl Monitor {
                 continue;
             }
             waits = true;
-            found.extend(seen.iter().map(|blocker| blocker.shown(one.name)));
-            log.name(one.name, &seen.iter().collect::<Vec<_>>());
+            let held_up = seen.iter().filter(|blocker| !ends_later(blocker, one.pid));
+            found.extend(held_up.map(|blocker| blocker.shown(one.name)));
+            log.name((one.name, one.pid), &seen.iter().collect::<Vec<_>>());
         }
         self.show(|waiting| waiting != APPLY_WORKER, found);
         self.waits.set(waits.then_some(Reason::SubscriberLock));
@@ -199,9 +204,10 @@ impl Monitor {
                     b.pid == engine::blockers::PREPARED || blocking.foreign.contains(&b.pid)
                 })
                 .collect();
-            let shown = others.iter().map(|blocker| blocker.shown(APPLY_WORKER)).collect();
+            let held_up = others.iter().filter(|blocker| !ends_later(blocker, pid));
+            let shown = held_up.map(|blocker| blocker.shown(APPLY_WORKER)).collect();
             self.show(|waiting| waiting == APPLY_WORKER, shown);
-            self.log.note(oldest, &others);
+            self.log.note(oldest, pid, &others);
         } else {
             tracing::debug!(
                 subscription = self.log.subscription,
@@ -215,12 +221,19 @@ impl Monitor {
     }
 }
 
+/// Whether a session of others waits for a prepared transaction of this subscription, while our session `pid` waits for
+/// that session. The prepared transaction ends after what `pid` does.
+fn ends_later(blocker: &Blocker, pid: i32) -> bool {
+    blocker.waiting != pid && blocker.our_gid().is_some()
+}
+
 /// Logs blocking sessions, once for each wait.
 #[derive(Debug)]
 struct WaitLog {
     subscription: String,
     oldest: GroupSeq,
-    named: Vec<i32>,
+    /// The blockers that were logged: what waits, what blocks, and its gid.
+    named: Vec<(Option<i32>, i32, Option<String>)>,
 }
 
 impl WaitLog {
@@ -228,44 +241,62 @@ impl WaitLog {
         Self { subscription: subscription.to_owned(), oldest: GroupSeq::NONE, named: Vec::new() }
     }
 
-    /// Logs the blockers that were not logged for this group.
-    fn note(&mut self, oldest: GroupSeq, blockers: &[&Blocker]) {
+    /// Logs the blockers of session `pid` that were not logged for this group.
+    fn note(&mut self, oldest: GroupSeq, pid: i32, blockers: &[&Blocker]) {
         if self.oldest != oldest {
             self.oldest = oldest;
             self.named.clear();
         }
-        self.name(APPLY_WORKER, blockers);
+        self.name((APPLY_WORKER, pid), blockers);
     }
 
-    /// Logs the blockers that were not logged before; `waiting` names the session that they block.
-    fn name(&mut self, waiting: &str, blockers: &[&Blocker]) {
+    /// Logs the blockers that were not logged before. They block session `pid`, which is called `waiting`.
+    fn name(&mut self, (waiting, pid): (&str, i32), blockers: &[&Blocker]) {
         for blocker in blockers {
-            if self.named.contains(&blocker.pid) {
+            let ends_later = ends_later(blocker, pid);
+            let gid = blocker.prepared.as_ref().map(|prepared| prepared.gid.clone());
+            let key = (ends_later.then_some(blocker.waiting), blocker.pid, gid.clone());
+            if self.named.contains(&key) {
                 continue;
             }
-            self.named.push(blocker.pid);
-            if blocker.pid == engine::blockers::PREPARED {
+            self.named.push(key);
+            if ends_later {
+                tracing::warn!(
+                    event = "prepared_deadlock",
+                    subscription = self.subscription,
+                    waiting,
+                    pid = blocker.waiting,
+                    gid,
+                    "apply worker is waiting for a session that waits for a prepared transaction of this subscription, \
+                     which is committed only afterwards"
+                );
+            } else if blocker.pid == engine::blockers::PREPARED {
                 tracing::warn!(
                     event = "prepared_lock_wait",
                     subscription = self.subscription,
                     waiting,
+                    gid,
                     "apply worker is waiting for a lock held by a prepared transaction"
                 );
-                continue;
+            } else {
+                self.tell_of_session(waiting, blocker);
             }
-            let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "?".to_owned());
-            tracing::info!(
-                event = "lock_wait",
-                subscription = self.subscription,
-                waiting,
-                pid = blocker.pid,
-                user = shown(&blocker.user),
-                application_name = shown(&blocker.application_name),
-                state = shown(&blocker.state),
-                query_start = shown(&blocker.query_start),
-                query = shown(&blocker.query),
-                "apply worker is waiting for a lock held by another session"
-            );
         }
+    }
+
+    fn tell_of_session(&self, waiting: &str, blocker: &Blocker) {
+        let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "?".to_owned());
+        tracing::info!(
+            event = "lock_wait",
+            subscription = self.subscription,
+            waiting,
+            pid = blocker.pid,
+            user = shown(&blocker.user),
+            application_name = shown(&blocker.application_name),
+            state = shown(&blocker.state),
+            query_start = shown(&blocker.query_start),
+            query = shown(&blocker.query),
+            "apply worker is waiting for a lock held by another session"
+        );
     }
 }

@@ -4,10 +4,12 @@ use std::sync::OnceLock;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use engine::blockers::PREPARED;
 use engine::group::GroupSeq;
 use testbed::{Cluster, servers};
 use wire::{CancelHandle, ConnInfo, Session};
 
+use super::detection::{Blocker, Detector};
 use super::{Blockers, Detection, DetectionRequest, FromBlockers};
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::{SubscriptionId, ownership};
@@ -63,7 +65,8 @@ impl Bed {
         let cluster = cluster(major);
         cluster.create_database(name).unwrap();
         let tables = "CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (1, 0), (2, 0); \
-                      CREATE TABLE u (id int PRIMARY KEY, v int); INSERT INTO u VALUES (1, 0)";
+                      CREATE TABLE u (id int PRIMARY KEY, v int); INSERT INTO u VALUES (1, 0); \
+                      CREATE SCHEMA pgapace; CREATE TABLE pgapace.prepared (subscription int, name text)";
         cluster.sql(name, tables).unwrap();
         let info = ConnInfo::parse_with_env(&cluster.conninfo(name), &|_| None, None).unwrap();
         let subscriber = Subscriber::new(info, "bed");
@@ -112,6 +115,11 @@ impl Bed {
         Busy { pid, cancel, thread: Some(thread) }
     }
 
+    fn look(&self, pid: i32) -> Vec<Blocker> {
+        let session = self.subscriber.connect(Purpose::Monitor).unwrap();
+        Detector::new(session, OURS, "bed", false).look(pid).unwrap()
+    }
+
     fn probe(&self) -> Detection {
         self.monitor.request(DetectionRequest(self.groups.clone()));
         match self.monitor.events.recv_timeout(PATIENCE).unwrap() {
@@ -125,6 +133,15 @@ impl Bed {
         let found = Detection { oldest: GroupSeq(7), waits, victims };
         assert_eq!(self.probe(), found);
     }
+}
+
+/// What waits, what blocks, and the prepared transaction.
+fn named(seen: &[Blocker]) -> Vec<(i32, i32, Option<(&str, bool)>)> {
+    let with_gid = |one| {
+        let Blocker { waiting, pid, prepared, .. }: &Blocker = one;
+        (*waiting, *pid, prepared.as_ref().map(|found| (&*found.gid, found.is_ours)))
+    };
+    seen.iter().map(with_gid).collect()
 }
 
 fn on_servers(name: &str, body: impl Fn(Bed)) {
@@ -194,12 +211,54 @@ fn others_are_waited_for_and_left_alone() {
         bed.expect(true, &[]);
         user.simple("PREPARE TRANSACTION 'stays'").unwrap();
         bed.expect(true, &[]);
-        let seen = {
-            let session = bed.subscriber.connect(Purpose::Monitor).unwrap();
-            super::detection::Detector::new(session, OURS, "bed", false).look(busy.pid).unwrap()
-        };
-        assert_eq!(seen.iter().map(|b| b.pid).collect::<Vec<_>>(), [engine::blockers::PREPARED]);
+        let seen = bed.look(busy.pid);
+        assert_eq!(named(&seen), [(busy.pid, PREPARED, Some(("stays", false)))]);
         user.simple("ROLLBACK PREPARED 'stays'").unwrap();
+        busy.end();
+    });
+}
+
+/// A session of a user holds the row of the oldest group, and waits for a transaction that this subscription has
+/// prepared: for a row of it, then for its table.
+#[test]
+fn prepared_transactions_behind_a_session_are_named() {
+    on_servers("behind", |mut bed| {
+        let (oldest, mut ours, mut user) = (bed.worker(), bed.user(), bed.user());
+        ours.simple("SAVEPOINT s; UPDATE public.t SET v = 1 WHERE id = 1; RELEASE s").unwrap();
+        ours.simple("PREPARE TRANSACTION 'ours'").unwrap();
+        ours.simple("INSERT INTO pgapace.prepared VALUES (2, 'theirs'), (1, 'ours')").unwrap();
+        ours.simple("BEGIN; LOCK TABLE public.u IN ROW EXCLUSIVE MODE").unwrap();
+        ours.simple("PREPARE TRANSACTION 'theirs'").unwrap();
+        user.simple("UPDATE public.t SET v = 2 WHERE id = 2").unwrap();
+        for (waits, gid) in [
+            ("SELECT FROM public.t WHERE id = 1 FOR UPDATE", ("ours", true)),
+            ("LOCK TABLE public.t", ("ours", true)),
+            ("LOCK TABLE public.u", ("theirs", false)),
+        ] {
+            user.simple("SAVEPOINT before").unwrap();
+            let waiting = bed.waiting(user, waits);
+            let seen = bed.look(waiting.pid);
+            assert_eq!(named(&seen), [(waiting.pid, PREPARED, Some(gid))], "{waits}");
+            waiting.cancel.cancel().unwrap();
+            user = waiting.end();
+            user.simple("ROLLBACK TO before").unwrap();
+        }
+        let waiting = bed.waiting(user, "SELECT FROM public.t WHERE id = 1 FOR UPDATE");
+        let busy = bed.waiting(oldest, "UPDATE public.t SET v = 3 WHERE id = 2");
+        bed.expect(true, &[]);
+        let seen = bed.look(busy.pid);
+        let through = waiting.pid;
+        let expected = [(busy.pid, through, None), (through, PREPARED, Some(("ours", true)))];
+        assert_eq!(named(&seen), expected);
+        let later: Vec<_> = seen.iter().map(|one| super::ends_later(one, busy.pid)).collect();
+        assert_eq!(later, [false, true]);
+        assert!(!super::ends_later(&bed.look(through)[0], through), "it waits itself");
+        // Only the oldest group waits for the session.
+        let shown: Vec<_> = bed.monitor.now().iter().map(|blocker| blocker.pid).collect();
+        assert_eq!(shown, [Some(through)]);
+        ours.simple("ROLLBACK PREPARED 'ours'; ").unwrap();
+        ours.simple("ROLLBACK PREPARED 'theirs'").unwrap();
+        waiting.end().simple("ROLLBACK").unwrap();
         busy.end();
     });
 }

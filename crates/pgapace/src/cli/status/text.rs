@@ -342,7 +342,10 @@ fn figure_lines(figures: &Figures, lines: &mut Lines) {
         let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "?".to_owned());
         let session = match blocker.pid {
             Some(pid) => format!("process {pid} of {}", shown(&blocker.user)),
-            None => "a prepared transaction".to_owned(),
+            None => match &blocker.gid {
+                Some(gid) => format!("prepared transaction {}", one_line(gid)),
+                None => "a prepared transaction".to_owned(),
+            },
         };
         let query = blocker.query.as_ref().map(|query| format!(": {}", one_line(query)));
         let query = query.unwrap_or_default();

@@ -216,6 +216,8 @@ pub(crate) struct BlockerNow {
     pub(crate) application_name: Option<String>,
     pub(crate) state: Option<String>,
     pub(crate) query: Option<String>,
+    /// Of a prepared transaction.
+    pub(crate) gid: Option<String>,
 }
 
 /// The slot on the publisher.

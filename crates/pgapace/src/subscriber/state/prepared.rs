@@ -21,9 +21,9 @@
 //!
 //! No transaction can wait for a prepared one for ever. Its rows were locked on the publisher from
 //! its PREPARE to its end, so whatever touches them comes after that end in the stream. The end
-//! itself is a barrier in the writeset and waits for no transaction that waits for it. A unique
-//! index that only the subscriber has can still make a transaction wait without end; the monitor
-//! reports that.
+//! itself is a barrier in the writeset and waits for no transaction that waits for it. There are two
+//! exceptions, which the monitor reports: a unique index that only the subscriber has, and a session
+//! of others that holds a lock which an earlier transaction needs, and waits for the prepared one.
 
 use engine::assemble::Prepared;
 use pgoutput::{Lsn, Timestamp, Xid};
