@@ -8,5 +8,7 @@
 /// evaluates the argument first. So the function runs under the login role, and so does the rest of the transaction.
 /// The server checks earlier, under the other role, which tables and functions the statement may use.
 pub(crate) fn as_login_role(pid: &str) -> String {
-    format!("CASE pg_catalog.set_config('role', 'none', true) WHEN 'none' THEN {pid} END")
+    format!(
+        "CASE WHEN pg_catalog.set_config('role', 'none', true) OPERATOR(pg_catalog.=) 'none' THEN {pid} END"
+    )
 }

@@ -38,10 +38,14 @@ const POOLED_ENDPOINT: &str = "-pooler";
 
 /// Reads `pid` and `age` in seconds of the session's backend, `version()` of the server, and whether
 /// the server has a setting of Neon. As a subquery: afterwards the session has the role again that it had.
+///
+/// It belongs to the first statement of a session. A proxy or a pooler may have left out the `search_path` that was
+/// requested, so that statement names the schema of each operator too: another user's operator would run as the
+/// role of the session.
 pub(crate) fn backend_sql() -> String {
     format!(
-        "SELECT a.pid, EXTRACT(epoch FROM \
-           pg_catalog.clock_timestamp() - a.backend_start)::pg_catalog.float8 AS age, \
+        "SELECT a.pid, EXTRACT(epoch FROM pg_catalog.clock_timestamp() \
+             OPERATOR(pg_catalog.-) a.backend_start)::pg_catalog.float8 AS age, \
            pg_catalog.version() AS product, \
            pg_catalog.current_setting('neon.timeline_id', true) IS NOT NULL AS is_neon, \
            pg_catalog.set_config('role', given.role, true) AS role \
@@ -84,7 +88,12 @@ impl ConnectionStart {
     pub(crate) fn own_sql(self, session: &Session) -> String {
         let most = self.most().as_secs_f64();
         let neon = if self.may_be_neon { " OR is_neon" } else { "" };
-        format!("((pid = {}{neon}) AND age <= {most})", session.backend_pid())
+        // A proxy may have sent a negative process id.
+        format!(
+            "((pid OPERATOR(pg_catalog.=) '{}'::pg_catalog.int4{neon}) \
+             AND age OPERATOR(pg_catalog.<=) '{most}'::pg_catalog.float8)",
+            session.backend_pid()
+        )
     }
 
     fn most(self) -> Duration {

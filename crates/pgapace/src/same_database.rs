@@ -22,9 +22,10 @@ pub(crate) struct DatabaseIdentity {
 }
 
 impl DatabaseIdentity {
-    /// SQL of three columns for [`Self::read`].
+    /// SQL of three columns for [`Self::read`]. It is part of the first statement of a session: see [`crate::pooler::backend_sql`].
     pub(crate) const SQL: &str = "\
-        (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()), \
+        (SELECT oid FROM pg_catalog.pg_database \
+         WHERE datname OPERATOR(pg_catalog.=) pg_catalog.current_database()), \
         EXTRACT(epoch FROM pg_catalog.pg_postmaster_start_time()), pg_catalog.pg_is_in_recovery()";
 
     /// Reads the columns of [`Self::SQL`], of which the first one is `at`.

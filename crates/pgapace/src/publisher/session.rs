@@ -161,10 +161,10 @@ fn prepare(
     let major = session.server_version().major();
     let known = TIME_LIMITS.iter().filter(|(_, since)| major >= *since);
     let calls = known.map(|(name, _)| format!("pg_catalog.set_config('{name}', '0', false)"));
-    let lift = std::iter::once("''".to_owned()).chain(calls).collect::<Vec<_>>().join(" || ");
+    let lift = std::iter::once("''".to_owned()).chain(calls).collect::<Vec<_>>().join(", ");
     loop {
         let sql = format!(
-            "SELECT pid, age, product, is_neon, CASE WHEN {} THEN {lift} END, {} FROM ({}) backend",
+            "SELECT pid, age, product, is_neon, CASE WHEN {} THEN pg_catalog.concat({lift}) END, {} FROM ({}) backend",
             start.own_sql(session),
             DatabaseIdentity::SQL,
             backend_sql()

@@ -204,14 +204,16 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// How long a session waits for the recovery of Citus: more than twice its default interval.
 const RECOVERY_PATIENCE: Duration = Duration::from_secs(150);
 
-/// The prepared transactions of this role and coordinator on the workers, and which workers did not answer.
+/// The prepared transactions of this role and coordinator on the workers, and which workers did not answer. Their sessions
+/// have the settings of roles and databases there.
 const PREPARED_SQL: &str = "\
 SELECT coalesce(pg_catalog.string_agg(pg_catalog.concat(nodename, ':', nodeport), ', ') FILTER (WHERE NOT success), ''), \
   coalesce(pg_catalog.string_agg(result, ',') FILTER (WHERE success AND result <> ''), ''), \
   pg_catalog.has_function_privilege('pg_catalog.recover_prepared_transactions()', 'EXECUTE') \
 FROM pg_catalog.run_command_on_workers($command$ \
-  SELECT coalesce(string_agg(gid, ',' ORDER BY gid), '') FROM pg_catalog.pg_prepared_xacts \
-  WHERE database = current_database() AND owner = current_user AND gid LIKE 'citus\\_0\\_%' $command$)";
+  SELECT coalesce(pg_catalog.string_agg(gid, ',' ORDER BY gid), '') FROM pg_catalog.pg_prepared_xacts \
+  WHERE database OPERATOR(pg_catalog.=) pg_catalog.current_database() \
+    AND owner OPERATOR(pg_catalog.=) current_user AND pg_catalog.starts_with(gid, 'citus_0_') $command$)";
 
 /// Waits until no transaction that this role has committed is prepared on a worker any more.
 ///

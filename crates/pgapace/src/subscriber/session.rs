@@ -17,10 +17,15 @@ use crate::subscriber::state::schema;
 /// Oldest supported version of the subscriber.
 pub(crate) const OLDEST_MAJOR: u32 = 14;
 
+/// Names without a schema are those of `pg_catalog`. Otherwise an operator or a function of a user who may create
+/// objects in a schema of the role's search path could run as that role. The startup message has the setting, so
+/// it holds for the first statement too, and before those of roles and databases.
+const SEARCH_PATH: (&str, &str) = ("search_path", "");
+
 /// Settings of every session. Roles and databases can have defaults that change the meaning of a
 /// replicated change, so pgapace sets all of these itself.
 const SETTINGS: &[(&str, &str)] = &[
-    ("search_path", ""),
+    SEARCH_PATH,
     // A warning tells that a commit does not wait for the synchronous standbys any more.
     ("client_min_messages", "warning"),
     // Row-level security raises an error instead of silently hiding rows.
@@ -309,7 +314,9 @@ impl Subscriber {
         let startup = Startup {
             application_name: Some(application_name(&self.subscription, purpose)),
             replication: false,
-            settings: vec![("client_encoding".to_owned(), self.encoding.to_owned())],
+            settings: [("client_encoding", self.encoding), SEARCH_PATH]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into(),
         };
         let start = ConnectionStart::now();
         let mut session = Session::connect(&self.info, &startup).map_err(|e| {
@@ -484,8 +491,9 @@ fn prepare(
     loop {
         let sql = format!(
             "SELECT pid, age, product, is_neon, pg_catalog.current_setting('server_encoding'), \
-               EXISTS (SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'citus'), \
-               CASE WHEN {} THEN pg_catalog.num_nulls({}) = 0 ELSE false END, {version}, {} \
+               EXISTS (SELECT 1 FROM pg_catalog.pg_extension \
+                       WHERE extname OPERATOR(pg_catalog.=) 'citus'), \
+               CASE WHEN {} THEN pg_catalog.num_nulls({}) OPERATOR(pg_catalog.=) 0 ELSE false END, {version}, {} \
              FROM ({}) backend",
             start.own_sql(session),
             calls.join(", "),

@@ -51,9 +51,12 @@ fn expect_nothing_left(pooler: &Pooler, case: &Case) {
 #[test]
 fn a_pooler_as_subscriber_is_refused() {
     with_pgbouncer(|case| {
-        for mode in BOTH {
+        // A pooler that ignores the search path of the session lets operators of others be found.
+        case.subscriber.shadow_operators();
+        let ignored = ["options", "options, search_path"];
+        for (mode, ignored) in BOTH.into_iter().flat_map(|mode| ignored.map(|it| (mode, it))) {
             // Without the query that resets the session for the next client.
-            let settings = [("server_reset_query", ""), ("ignore_startup_parameters", "options")];
+            let settings = [("server_reset_query", ""), ("ignore_startup_parameters", ignored)];
             let pooler = must(Pooler::start(case.subscriber.cluster, mode, &settings));
             let tool =
                 Tool { subscriber: pooler.conninfo(&case.subscriber.name), ..case.tool.clone() };
@@ -113,6 +116,7 @@ fn the_proxy_of_neon_before_a_publisher_is_no_pooler() {
     // A proxy that may be a pooler.
     tool(DIRECT).finish("run", &[]).expect(4, &["connection pooler"]);
     // The proxy leaves out the settings that pgapace asks for at the start of a session.
+    case.publisher.shadow_operators();
     for setting in [
         "neon.timeline_id = 'f00'",
         "datestyle = 'German'",

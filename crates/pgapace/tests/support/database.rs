@@ -65,6 +65,26 @@ impl<'a> Database<'a> {
         rows.remove(0)
     }
 
+    /// Has later sessions of the database find operators of another user before those of PostgreSQL. Each raises an error.
+    #[track_caller]
+    pub(crate) fn shadow_operators(&self) {
+        self.sql(
+            "CREATE SCHEMA shadow; DO $do$ DECLARE o record; BEGIN \
+             FOR o IN SELECT oprname AS name, l.oid::regtype AS l, r.oid::regtype AS r, oprresult::regtype AS result \
+               FROM pg_operator JOIN pg_type l ON l.oid = oprleft JOIN pg_type r ON r.oid = oprright \
+               WHERE l.typtype = 'b' AND r.typtype = 'b' \
+                 AND oprname IN ('=', '<>', '<', '<=', '>', '>=', '+', '-', '||') \
+               UNION ALL SELECT '<=', 'float8', 'numeric', 'bool' \
+             LOOP \
+               EXECUTE format('CREATE FUNCTION shadow.%I (%s, %s) RETURNS %s LANGUAGE plpgsql AS $f$ \
+                 BEGIN RAISE ''operator %s of another user''; END $f$', o.name, o.l, o.r, o.result, o.name); \
+               EXECUTE format('CREATE OPERATOR shadow.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = shadow.%I)', \
+                 o.name, o.l, o.r, o.name); \
+             END LOOP; END $do$",
+        );
+        self.sql(&format!("ALTER DATABASE {} SET search_path = shadow, pg_catalog", self.name));
+    }
+
     /// Whether this extension is available on the server.
     pub(crate) fn offers(&self, extension: &str) -> bool {
         let sql = "SELECT count(*) FROM pg_available_extensions WHERE name = ";

@@ -753,15 +753,18 @@ pub(crate) fn upgrade(session: &mut Session, current: usize) -> Result<()> {
 /// or because there is none.
 ///
 /// A statement that names the table fails where there is none. `query_to_xml` parses its query only when
-/// it is executed, so one statement serves all servers.
+/// it is executed, so one statement serves all servers. It is the first statement of a session: see
+/// [`crate::pooler::backend_sql`].
 pub(crate) const VERSION_SQL: &str = "\
 (SELECT CASE WHEN pg_catalog.has_schema_privilege(n.oid, 'USAGE')
              AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
         THEN pg_catalog.substring(pg_catalog.query_to_xml(
           'SELECT version FROM pgapace.schema_version', true, true, '')::pg_catalog.text,
           '<version>([0-9]+)<') END
- FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
- WHERE n.nspname = 'pgapace' AND c.relname = 'schema_version')";
+ FROM pg_catalog.pg_namespace n
+   JOIN pg_catalog.pg_class c ON c.relnamespace OPERATOR(pg_catalog.=) n.oid
+ WHERE n.nspname OPERATOR(pg_catalog.=) 'pgapace'
+   AND c.relname OPERATOR(pg_catalog.=) 'schema_version')";
 
 /// Returns the version of the schema on the subscriber, 0 if the schema does not exist.
 pub(crate) fn version(session: &mut Session) -> Result<usize> {
