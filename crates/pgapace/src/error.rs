@@ -223,7 +223,16 @@ impl Failure {
                     .to_owned()
             });
         }
-        failure.recovery = if error.is_away() {
+        let has_full_quota = error.server_error().is_some_and(exceeds_temp_file_limit);
+        if has_full_quota {
+            failure.hint = Some(format!(
+                "Raise temp_file_limit of the role on the {party}, or work_mem, so that it needs fewer temporary files: \
+                 ALTER ROLE … SET temp_file_limit = …;"
+            ));
+        }
+        failure.recovery = if has_full_quota {
+            Recovery::None
+        } else if error.is_away() {
             Recovery::WaitForServer
         } else if error.is_connection_loss() || matches!(error, wire::Error::Timeout) {
             Recovery::Reconnect
@@ -310,6 +319,12 @@ impl Failure {
 pub(crate) fn is_transient(code: &str) -> bool {
     matches!(code.get(..2), Some("08" | "40" | "53" | "57" | "58"))
         || code == sqlstate::LOCK_NOT_AVAILABLE
+}
+
+/// Whether a session needs larger temporary files than its settings allow. The name of the setting is the same in
+/// messages of any language.
+fn exceeds_temp_file_limit(said: &wire::ServerError) -> bool {
+    said.code == sqlstate::CONFIGURATION_LIMIT_EXCEEDED && said.message.contains("temp_file_limit")
 }
 
 /// Whether the next attempt may succeed after this SQLSTATE: a serialization failure, a deadlock, a

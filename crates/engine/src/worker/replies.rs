@@ -56,11 +56,10 @@ pub enum ErrorKind {
     Soon,
     /// The next run may succeed.
     Transient,
-    /// The group needs more locks or memory than the subscriber has: fewer transactions need less.
-    TooMuch,
     /// The group is encoded in another way from now on.
     Anew,
-    /// Every attempt fails in the same way.
+    /// Every attempt to execute the group in the same way fails, such as one that needs more locks, memory or temporary
+    /// files than the subscriber has: fewer transactions, and rows, need less.
     Lasting,
 }
 
@@ -185,13 +184,7 @@ impl<T: WorkerTypes> WorkerGroups<T> {
             ErrorKind::Soon if group.is_whole() && group.attempts < ATTEMPTS => {
                 Verdict::After(PAUSE * (1 << group.attempts))
             }
-            // The next run would put the same group together.
-            ErrorKind::TooMuch
-                if group.mode == GroupMode::Net && group.is_whole() && group.works.len() > 1 =>
-            {
-                BY_ROWS
-            }
-            ErrorKind::Soon | ErrorKind::Transient | ErrorKind::TooMuch => Verdict::Stops,
+            ErrorKind::Soon | ErrorKind::Transient => Verdict::Stops,
             ErrorKind::Anew => Verdict::Retry(Retry::Later),
             ErrorKind::Lasting if group.mode == GroupMode::Rows => Verdict::Stops,
             ErrorKind::Lasting => BY_ROWS,

@@ -217,27 +217,27 @@ fn only_the_oldest_is_judged() {
 }
 
 #[test]
-fn a_group_that_needs_too_much_is_halved_until_one_transaction_is_left() {
+fn a_group_that_needs_too_much_is_halved_and_its_last_transaction_applied_by_rows() {
     let order = ended(1);
     let mut groups = sent(group(2, &[20, 21, 22, 23], true), &order);
-    for left in [2, 1] {
-        assert_eq!(groups.judge_error(ErrorKind::TooMuch), Verdict::Retry(Retry::ByRows));
+    for (left, mode) in [(2, GroupMode::Net), (1, GroupMode::Net), (1, GroupMode::Rows)] {
+        assert_eq!(groups.judge_error(ErrorKind::Lasting), Verdict::Retry(Retry::ByRows));
         assert_eq!(groups.start_recovery(Retry::ByRows), Some(true));
         groups.skip_to_sync();
         groups.take_expected();
         groups.rolled_back();
         let again = start(&mut groups, &order);
-        assert_eq!((again.group.works.len(), again.group.mode), (left, GroupMode::Net));
+        assert_eq!((again.group.works.len(), again.group.mode), (left, mode));
         send(&mut groups, again);
     }
-    assert_eq!(groups.judge_error(ErrorKind::TooMuch), Verdict::Stops);
+    assert_eq!(groups.judge_error(ErrorKind::Lasting), Verdict::Stops);
     let part = sent(group(2, &[20], false), &order);
-    assert_eq!(part.judge_error(ErrorKind::TooMuch), Verdict::Stops);
+    assert_eq!(part.judge_error(ErrorKind::Lasting), Verdict::Retry(Retry::ByRows));
     // By rows, each transaction is committed by itself.
     let rows = Group { mode: GroupMode::Rows, ..group(2, &[20, 21], true) };
-    assert_eq!(sent(rows, &order).judge_error(ErrorKind::TooMuch), Verdict::Stops);
+    assert_eq!(sent(rows, &order).judge_error(ErrorKind::Lasting), Verdict::Stops);
     let ahead = sent(group(2, &[20, 21], true), &ended(0));
-    assert_eq!(ahead.judge_error(ErrorKind::TooMuch), Verdict::Retry(Retry::Later));
+    assert_eq!(ahead.judge_error(ErrorKind::Lasting), Verdict::Retry(Retry::Later));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Large sizes and numbers, and transactions that fail at COMMIT.
 
-use crate::support::{VERSIONS, on_versions};
+use crate::support::{PATIENCE, VERSIONS, must, on_versions, wait_while_running};
 
 /// Values larger than the memory limit, and a transaction that is applied in parts.
 #[test]
@@ -39,6 +39,48 @@ fn large_values_and_large_transactions_are_applied() {
         case.subscriber.sql("TRUNCATE many");
         case.run_until_current();
         case.expect_equal(&["many"]);
+    });
+}
+
+/// The values of a set are larger than work_mem, and the subscriber allows no temporary files. Rows need none.
+#[test]
+fn a_set_that_needs_temporary_files_is_applied_by_rows() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.tool.args = vec!["--memory-limit=16".to_owned(), "--workers=1".to_owned()];
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v int, pad text)");
+        case.publisher
+            .sql("INSERT INTO t SELECT g, 0, repeat('x', 100) FROM generate_series(1, 40000) g");
+        case.run_until_current();
+        let name = &case.subscriber.name;
+        case.subscriber.sql(&format!(
+            "ALTER DATABASE {name} SET temp_file_limit = 0; ALTER DATABASE {name} SET work_mem = '64kB'"
+        ));
+        let mut process = case.start();
+        let retries =
+            "SELECT coalesce(sum(retries), 0) FROM pgapace.stat_retry WHERE sqlstate = '53400'";
+        let retries = || case.subscriber.value(retries).parse::<u32>().expect("a number");
+        // A transaction, and one of several parts, which are rolled back one by one.
+        for (changes, least) in [("v = 1 WHERE id <= 3000", 1), ("v = 2", 3)] {
+            case.publisher.sql(&format!("UPDATE t SET {changes}"));
+            case.wait_until_applied(&mut process);
+            must(wait_while_running(&mut process, "the retries", PATIENCE, || {
+                Ok(retries() >= least)
+            }));
+        }
+        case.stop(process);
+        case.expect_equal(&["t"]);
+        // A trigger needs one in any case.
+        case.subscriber.sql(
+            "CREATE FUNCTION spill() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN \
+               PERFORM count(*) FROM generate_series(1, 100000); RETURN NEW; END'; \
+             CREATE TRIGGER spill BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION spill(); \
+             ALTER TABLE t ENABLE ALWAYS TRIGGER spill",
+        );
+        case.publisher.sql("INSERT INTO t VALUES (0, 0, 'spills')");
+        case.run().expect(9, &["53400", "public.t", "HINT:  Raise temp_file_limit"]);
+        case.subscriber.sql(&format!("ALTER DATABASE {name} RESET temp_file_limit"));
+        case.run_until_current();
+        case.expect_equal(&["t"]);
     });
 }
 

@@ -266,8 +266,9 @@ impl WorkerSession {
 pub(super) fn kind(sqlstate: Option<&str>) -> ErrorKind {
     match sqlstate {
         Some(sqlstate) if passes_soon(sqlstate) => ErrorKind::Soon,
+        // The group needs more than there is, and the next run would put the same group together.
         Some(sqlstate::OUT_OF_MEMORY | sqlstate::CONFIGURATION_LIMIT_EXCEEDED) => {
-            ErrorKind::TooMuch
+            ErrorKind::Lasting
         }
         Some(sqlstate) if is_transient(sqlstate) => ErrorKind::Transient,
         _ => ErrorKind::Lasting,
