@@ -36,7 +36,7 @@ pub(super) fn database_setting(session: &mut Session) -> Result<(String, Option<
             "SELECT pg_catalog.quote_ident(d.datname), (SELECT pg_catalog.split_part(c.one, '=', 2) \
                FROM pg_catalog.pg_db_role_setting s, pg_catalog.unnest(s.setconfig) AS c (one) \
                WHERE s.setdatabase = d.oid AND s.setrole = 0 \
-                 AND c.one LIKE 'default_transaction_read_only=%') \
+                 AND pg_catalog.split_part(c.one, '=', 1) = 'default_transaction_read_only') \
              FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()",
         )
         .map_err(|e| failed(&e, "reading the settings of the database"))?;
@@ -69,7 +69,7 @@ pub(super) fn roles_that_write(source: &mut Session) -> Result<Vec<String>> {
                    CROSS JOIN pg_catalog.unnest(s.setconfig) AS c (one) \
                  WHERE r.rolcanlogin AND s.setdatabase IN (0, d.oid) \
                    AND pg_catalog.has_database_privilege(r.oid, d.oid, 'CONNECT') \
-                   AND c.one LIKE 'default\\_transaction\\_read\\_only=%' \
+                   AND pg_catalog.split_part(c.one, '=', 1) = 'default_transaction_read_only' \
                  ORDER BY r.rolname, s.setdatabase DESC) t ORDER BY 1";
     let doing = "reading the settings of roles";
     let results = source.simple(sql).map_err(|e| failed(&e, doing))?;

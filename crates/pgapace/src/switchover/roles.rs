@@ -63,8 +63,7 @@ pub(super) fn missing(
     }
     let sql = privileges_sql(tables);
     let there = read(source, &sql, Side::Publisher)?;
-    let roles_sql =
-        "SELECT rolname, '', '', '' FROM pg_catalog.pg_roles WHERE NOT rolname LIKE 'pg\\_%'";
+    let roles_sql = "SELECT rolname, '', '', '' FROM pg_catalog.pg_roles WHERE NOT pg_catalog.starts_with(rolname, 'pg_')";
     let roles = read(control, roles_sql, Side::Subscriber)?;
     let here = read(control, &sql, Side::Subscriber)?;
     let mut missing = Vec::new();

@@ -62,6 +62,27 @@ fn a_plan_names_what_is_missing() {
     }
 }
 
+/// The servers keep a backslash in a literal only if standard_conforming_strings is on.
+#[test]
+fn a_plan_does_not_depend_on_the_syntax_of_literals() {
+    let case = two_way_case(15, 18);
+    case.run_until_current();
+    let role = format!("pgclerk_{}", case.tool.name);
+    for database in [&case.publisher, &case.subscriber] {
+        database.sql(&format!(
+            "CREATE ROLE {role}; GRANT INSERT ON orders TO {role}; \
+             ALTER DATABASE {} SET standard_conforming_strings = off",
+            database.name
+        ));
+    }
+    let planned = switchover(&case.tool, &["--plan"]);
+    planned.expect(3, &["no process applies"]);
+    assert!(!planned.log.contains(&role), "{}", planned.log);
+    for database in [&case.publisher, &case.subscriber] {
+        database.sql(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+    }
+}
+
 /// The way back has its state on the publisher, whose readers get that schema.
 #[test]
 fn a_plan_names_readers_of_schema_pgapace() {
