@@ -50,6 +50,11 @@ const SETTINGS: &[(&str, &str)] = &[
     ("enable_seqscan", "off"),
     ("enable_hashjoin", "off"),
     ("enable_mergejoin", "off"),
+    // These plans must be left. To the planner, a plan that is off is no worse than another one that is.
+    ("enable_indexscan", "on"),
+    ("enable_bitmapscan", "on"),
+    ("enable_tidscan", "on"),
+    ("enable_nestloop", "on"),
     ("jit", "off"),
 ];
 

@@ -21,6 +21,7 @@ mod modified_values;
 mod modifiers;
 mod moving_values;
 mod partitions;
+mod planner_settings;
 mod portable;
 mod publication;
 mod random;
