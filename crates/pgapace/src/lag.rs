@@ -15,6 +15,7 @@ use wire::{Session, quote_ident, quote_literal};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::one_lsn;
 use crate::publisher::slot;
+use crate::publisher::wal_end::WalEnd;
 use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::state::{
     self, RelationState, Subscription, ownership, progress, statistics,
@@ -66,10 +67,7 @@ impl std::fmt::Display for Lag {
 /// Where the publisher's WAL ends: everything that a session could see before this call had committed
 /// before that. Not where it is flushed: asynchronous commits are visible before.
 pub(crate) fn end_of_wal(source: &mut Session) -> Result<Lsn> {
-    let sql = "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() \
-               THEN pg_catalog.pg_last_wal_replay_lsn() \
-               ELSE pg_catalog.pg_current_wal_insert_lsn() END";
-    one_lsn(source, sql, "reading its current LSN")
+    Ok(WalEnd::read(source)?.inserted)
 }
 
 /// Up to where the publisher's WAL can be sent. WAL of an open transaction behind it may stay unflushed until

@@ -22,11 +22,13 @@ use crate::verify::facts::HAS_NO_NULL;
 const SIDE: Side = Side::Publisher;
 
 /// Functions that sessions of pgapace call on the publisher.
-const FUNCTIONS: [&str; 8] = [
+const FUNCTIONS: [&str; 10] = [
     "pg_backend_pid",
     "pg_current_wal_flush_lsn",
+    "pg_current_wal_insert_lsn",
     "pg_export_snapshot",
     "pg_get_publication_tables",
+    "pg_logical_emit_message",
     "pg_logical_slot_peek_binary_changes",
     "pg_partition_ancestors",
     "pg_relation_size",

@@ -14,4 +14,5 @@ pub(crate) mod slot;
 pub(crate) mod slot_to_drop;
 pub(crate) mod source;
 pub(crate) mod start_replication;
+pub(crate) mod wal_end;
 pub(crate) mod watch;

@@ -21,8 +21,9 @@ use wire::{Rows, Session, quote_ident, quote_literal};
 use crate::error::{Class, Failure, Result};
 use crate::login_role::as_login_role;
 use crate::publisher::session::{
-    CURRENT_LSN, IDENTIFY, SERVER_START, SystemIdentity, backend_pid, identity, is_standby,
+    IDENTIFY, SERVER_START, SystemIdentity, backend_pid, identity, is_standby,
 };
+use crate::publisher::wal_end::WalEnd;
 use crate::publisher::watch::StandbyPublisher;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, first_row};
@@ -270,7 +271,7 @@ pub(crate) struct PublisherNow {
     pub(crate) system: SystemIdentity,
     pub(crate) slot: Option<Slot>,
     /// Where its WAL ends.
-    pub(crate) wal_end: Lsn,
+    pub(crate) wal_end: WalEnd,
     /// If it is in recovery.
     pub(crate) standby: Option<StandbyPublisher>,
 }
@@ -278,21 +279,21 @@ pub(crate) struct PublisherNow {
 /// Reads the publisher's identity, a slot and the end of WAL in one round trip.
 pub(crate) fn read_publisher(session: &mut Session, name: &str) -> Result<PublisherNow> {
     // The timeline of a server that was not in recovery before it is read does not change.
-    let now = format!("SELECT {CURRENT_LSN}, pg_catalog.pg_is_in_recovery(), {SERVER_START}");
+    let now = format!("SELECT {}, pg_catalog.pg_is_in_recovery(), {SERVER_START}", WalEnd::sql());
     let [now, identified, slot] =
         session
             .simple_each([&now, IDENTIFY, &find_sql(session, name)])
             .map_err(|e| Failure::publisher(&e, &format!("reading slot \"{name}\"")))?;
     let (now, system) = (first_row(&now, "the query for an LSN")?, identity(&identified)?);
-    let standby = match boolean(&now, 1)? {
+    let standby = match boolean(&now, WalEnd::COLUMNS)? {
         true => Some(StandbyPublisher {
-            started: field(&now, 2)?,
+            started: field(&now, WalEnd::COLUMNS + 1)?,
             walsender: session.backend_pid(),
             timeline: system.timeline,
         }),
         false => None,
     };
-    Ok(PublisherNow { slot: found(&slot)?, wal_end: field(&now, 0)?, standby, system })
+    Ok(PublisherNow { slot: found(&slot)?, wal_end: WalEnd::of(&now)?, standby, system })
 }
 
 fn find_sql(session: &Session, name: &str) -> String {

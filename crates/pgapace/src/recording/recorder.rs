@@ -14,9 +14,10 @@ use crate::config::RecordSettings;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication;
 use crate::publisher::reader::explain;
-use crate::publisher::session::{Publisher, backend_pid, current_lsn, identify};
+use crate::publisher::session::{Publisher, backend_pid, identify};
 use crate::publisher::slot;
 use crate::publisher::start_replication::{self, StreamOptions};
+use crate::publisher::wal_end::{self, WalEnd};
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::format;
@@ -76,7 +77,10 @@ pub(crate) fn record(
     })?;
     source.simple("COMMIT").map_err(|e| Failure::publisher(&e, "ending a transaction"))?;
     let until = match end.until {
-        Some(Until::Current) => Some(current_lsn(&mut source)?),
+        Some(Until::Current) => {
+            let end = WalEnd::read(&mut source)?;
+            Some(wal_end::wait_until_sendable(&mut source, end)?)
+        }
         Some(Until::Lsn(lsn)) => Some(lsn),
         None => None,
     };

@@ -11,15 +11,16 @@ use engine::stream_start::stream_start;
 use pgoutput::Lsn;
 use wire::{Rows, Session};
 
-use super::Supervisor;
 use super::deleted_state::anew;
 use super::retry::PreviousRuns;
+use super::{Supervisor, Until};
 use crate::both_servers::ask_both;
 use crate::config;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::history;
 use crate::publisher::publication::PublishedTable;
 use crate::publisher::slot::{self, PublisherNow, Slot};
+use crate::publisher::wal_end;
 use crate::publisher::watch::{Commits, StandbyPublisher};
 use crate::subscriber::format::{self, Format};
 use crate::subscriber::state::{self, Manner, Subscription, SubscriptionId};
@@ -42,7 +43,8 @@ pub(super) struct Resumption {
     pub(super) prepared: Vec<prepared::KnownPrepared>,
     pub(super) preparing: Preparing,
     pub(super) format: Format,
-    /// Where the publisher's WAL ended when the run started.
+    /// Where the publisher's WAL ended when the run started. If that is where the run stops, the publisher can send
+    /// everything that had committed.
     pub(super) wal_end: Lsn,
     /// If the publisher was in recovery.
     pub(super) standby: Option<StandbyPublisher>,
@@ -168,6 +170,10 @@ impl Supervisor<'_> {
         // The run that copied them may have ended before it inserted these rows.
         table_state::start_catch_up(control, context.owner(), &catching_up)?;
         let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
+        let wal_end = match self.goal {
+            Some(Until::Current) => wal_end::wait_until_sendable(source, wal_end)?,
+            Some(Until::Lsn(_)) | None => wal_end.flushed,
+        };
         let slot_is_two_phase = found.is_some_and(|slot| slot.two_phase);
         let two_phase =
             two_phase::settle(&config, control, source, row, slot_is_two_phase, any_prepared)?;

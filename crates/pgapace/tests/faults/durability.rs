@@ -1,8 +1,9 @@
-//! The session that makes commits durable waits: for a synchronous standby of the subscriber, or for a lock.
+//! The session that makes commits durable waits: for a synchronous standby of the subscriber, or for a lock. And commits
+//! of the publisher that are not durable yet.
 
-use testbed::Result;
 use testbed::compare::TableName;
 use testbed::program::Process;
+use testbed::{Pair, Result};
 
 use crate::support::{DB, NAME, PATIENCE, Site, expect_exit, wait_for_event, wait_while_running};
 
@@ -278,4 +279,28 @@ fn a_first_run_that_waits_for_a_standby_says_so() -> Result<()> {
     site.subscriber.set("synchronous_standby_names", "")?;
     site.wait_until_applied(&mut run)?;
     site.expect_equal(&[TableName::from("t")])
+}
+
+/// The WAL writer flushes such commits later, and not the records of an open transaction behind them.
+#[test]
+fn until_current_includes_commits_that_are_not_flushed() -> Result<()> {
+    for major in [14, 18] {
+        let pair = Pair::start_with(major, major, |b| b.setting("wal_writer_delay", "10s"), |b| b)?;
+        let site = Site::of(pair)?;
+        site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+        site.tool().run_until_current();
+        let mut asynchronous = site.publisher.connect(DB)?;
+        asynchronous.batch_execute("SET synchronous_commit = off")?;
+        let mut open = site.publisher.connect(DB)?;
+        for id in 1..=3 {
+            asynchronous.batch_execute(&format!("INSERT INTO t VALUES ({id})"))?;
+            if id == 3 {
+                open.batch_execute("BEGIN; INSERT INTO t VALUES (0)")?;
+            }
+            site.tool().run_until_current();
+            let applied = site.subscriber.query_one_text(DB, "SELECT count(*) FROM t")?;
+            assert_eq!(applied, id.to_string(), "on {major}");
+        }
+    }
+    Ok(())
 }
