@@ -2,6 +2,7 @@
 //! the stream, and the source that it receives from.
 
 pub(crate) mod announced;
+pub(crate) mod catalogue_changes;
 pub(crate) mod dump_command;
 pub(crate) mod feedback;
 pub(crate) mod history;

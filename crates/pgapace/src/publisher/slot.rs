@@ -20,6 +20,7 @@ use wire::{Rows, Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
 use crate::login_role::as_login_role;
+use crate::publisher::catalogue_changes;
 use crate::publisher::session::{
     IDENTIFY, SERVER_START, SystemIdentity, backend_pid, identity, is_standby,
 };
@@ -28,6 +29,9 @@ use crate::publisher::watch::StandbyPublisher;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::state::SubscriptionId;
+
+/// How often a slot is created at most, while the publisher's catalogue changes.
+const CREATIONS: u32 = 5;
 
 /// A slot that was just created, and the name of its exported snapshot.
 #[derive(Debug)]
@@ -49,7 +53,7 @@ pub(crate) enum Kind {
     },
 }
 
-/// Creates a logical slot. The session is then in a transaction that reads under the slot's
+/// Creates a logical slot for its snapshot alone. The session is then in a transaction that reads under the
 /// snapshot. Other sessions can import the snapshot until that transaction ends.
 pub(crate) fn create(session: &mut Session, name: &str, kind: Kind) -> Result<CreatedSlot> {
     create_then(session, name, kind, &mut |_| {})
@@ -62,6 +66,56 @@ pub(crate) fn create_then(
     kind: Kind,
     at: &mut dyn FnMut(Lsn),
 ) -> Result<CreatedSlot> {
+    let (consistent_point, _) = begin(session, name, kind)?;
+    at(consistent_point);
+    export(session, consistent_point)
+}
+
+/// As [`create`], for a slot that is streamed. A slot that the publisher could not decode correctly is dropped, and
+/// created again ([`catalogue_changes`]).
+pub(crate) fn create_to_stream(
+    session: &mut Session,
+    name: &str,
+    kind: Kind,
+) -> Result<CreatedSlot> {
+    let mut attempt = 1;
+    loop {
+        let (consistent_point, before) = begin(session, name, kind)?;
+        match catalogue_changes::since(session, before)? {
+            Some(changed) if attempt < CREATIONS || changed.is_published => {
+                session
+                    .simple("ROLLBACK")
+                    .map_err(|e| Failure::publisher(&e, "ending a transaction"))?;
+                drop(session, name)?;
+                if attempt == CREATIONS {
+                    return Err(changed.refused());
+                }
+                tracing::info!(
+                    event = "slot_created_again",
+                    slot = name,
+                    changed = changed.name,
+                    "transactions changed the publisher's catalogue while the slot was created"
+                );
+            }
+            changed => {
+                if let Some(changed) = changed {
+                    tracing::warn!(
+                        event = "slot_catalogue_changed",
+                        slot = name,
+                        changed = changed.name,
+                        "an unpublished table was changed each time that the slot was created"
+                    );
+                }
+                return export(session, consistent_point);
+            }
+        }
+        attempt += 1;
+    }
+}
+
+/// Creates a slot, and begins to read under its snapshot. Returns its position, and the xmax of a snapshot
+/// from before.
+fn begin(session: &mut Session, name: &str, kind: Kind) -> Result<(Lsn, u64)> {
     let major = session.server_version().major();
     let mut options = vec!["SNAPSHOT 'use'"];
     if let Kind::Permanent { failover: true } = kind
@@ -78,20 +132,24 @@ pub(crate) fn create_then(
     );
     // No further message may follow: while a walsender waits for WAL, it takes incoming messages
     // for messages of a stream.
-    let created = session.simple_each([BEGIN_READING, &sql]);
+    let created = session.simple_each([catalogue_changes::BEFORE, BEGIN_READING, &sql]);
     if created.is_err() && !session.is_broken() {
         session.simple("ROLLBACK").map_err(|e| Failure::publisher(&e, "ending a transaction"))?;
     }
-    let [_, created] = match created {
+    let [before, _, created] = match created {
         Ok(created) => created,
         Err(error) => {
             let failure = Failure::publisher(&error, &format!("creating slot \"{name}\""));
             return Err(explain_refusal(session, failure));
         }
     };
+    let before = field(&first_row(&before, "the present snapshot")?, 0)?;
     let created = first_row(&created, "CREATE_REPLICATION_SLOT")?;
-    let consistent_point = field(&created, 1)?;
-    at(consistent_point);
+    Ok((field(&created, 1)?, before))
+}
+
+/// Exports the snapshot under which the session reads.
+fn export(session: &mut Session, consistent_point: Lsn) -> Result<CreatedSlot> {
     let exported = session
         .simple("SELECT pg_catalog.pg_export_snapshot()")
         .map_err(|e| Failure::publisher(&e, "exporting the snapshot"))?;

@@ -70,7 +70,7 @@ pub(crate) fn record(
     let name = format!("pgapace_record_{}", backend_pid(&mut source)?);
     let cancel = [source.cancel_handle()];
     let (created, tables, held) = interruptible(shutdown, &cancel, "creating a slot", || {
-        let created = slot::create(&mut source, &name, slot::Kind::Temporary)?;
+        let created = slot::create_to_stream(&mut source, &name, slot::Kind::Temporary)?;
         let tables = publication::tables(&mut source, &settings.publications)?;
         let held = hold_snapshot.then(|| hold(&publisher, &created.snapshot)).transpose()?;
         Ok((created, tables, held))

@@ -296,12 +296,13 @@ impl Supervisor<'_> {
         let _told = SlotWait::watch(context.publisher, context.subscription, source);
         let failover = self.config.failover;
         let temporary = slot::temporary_name(source, row.id)?;
-        let mut created = slot::create(source, &temporary, slot::Kind::Temporary)?;
+        let mut created = slot::create_to_stream(source, &temporary, slot::Kind::Temporary)?;
         state::set_slot_made_at(control, row.id, Some(created.consistent_point))?;
         if slot::copy(source, &temporary, &row.slot_name, failover)? == slot::Copied::Refused {
             // The publisher has no room for a second slot. This one has no proof until it is recorded.
             state::set_slot_made_at(control, row.id, None)?;
-            created = slot::create(source, &row.slot_name, slot::Kind::Permanent { failover })?;
+            let kind = slot::Kind::Permanent { failover };
+            created = slot::create_to_stream(source, &row.slot_name, kind)?;
         }
         let lsn = created.consistent_point;
         tracing::info!(

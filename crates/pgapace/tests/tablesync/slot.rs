@@ -2,11 +2,15 @@
 //! belong to another user.
 
 use std::path::PathBuf;
-use testbed::program::events;
+use testbed::program::{Process, events};
 
-use testbed::wait_until;
+use testbed::compare::TableName;
+use testbed::postgres::Client;
+use testbed::{Result, wait_until};
 
-use crate::support::{Case, PATIENCE, Tool, must, on_versions};
+use crate::support::{
+    Case, DB, PATIENCE, Site, Tool, must, on_versions, wait_for_event, wait_while_running,
+};
 
 const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
@@ -132,4 +136,49 @@ fn a_slot_of_another_user_that_appears_during_setup_is_never_dropped() {
         case.expect_equal(&["u"]);
         drop_slot(&case, &tool);
     });
+}
+
+/// Waits until a slot is being created that waits for the transaction of this session.
+fn wait_until_waited_for(site: &Site, run: &mut Process, session: &mut Client) -> Result<()> {
+    let pid: i32 = session.query_one("SELECT pg_backend_pid()", &[])?.get(0);
+    let waits = format!(
+        "SELECT count(*) FROM pg_locks w JOIN pg_locks h USING (transactionid) \
+         WHERE NOT w.granted AND h.granted AND h.pid = {pid}"
+    );
+    wait_while_running(run, "a slot to wait for a transaction", PATIENCE, || {
+        Ok(site.publisher.query_one_text(DB, &waits)? != "0")
+    })
+}
+
+/// The publisher would decode the changes behind such a slot with the table as it was before: natively, the new column
+/// is NULL in silence.
+#[test]
+fn a_slot_is_created_again_if_a_table_is_altered_meanwhile() -> Result<()> {
+    for major in [14, 18] {
+        let site = Site::new(major, major)?;
+        site.publish_tables(
+            "CREATE TABLE altered (id int PRIMARY KEY); CREATE TABLE other (id int PRIMARY KEY)",
+        )?;
+        site.subscriber.sql(DB, "ALTER TABLE altered ADD v int")?;
+        let mut older = site.publisher.connect(DB)?;
+        older.batch_execute("BEGIN; INSERT INTO other VALUES (1)")?;
+        let mut run = site.spawn(&site.program())?;
+        wait_until_waited_for(&site, &mut run, &mut older)?;
+        let mut altering = site.publisher.connect(DB)?;
+        altering.batch_execute("BEGIN; ALTER TABLE altered ADD v int")?;
+        older.batch_execute("COMMIT")?;
+        wait_until_waited_for(&site, &mut run, &mut altering)?;
+        site.publisher.sql(DB, "INSERT INTO other VALUES (2)")?;
+        altering.batch_execute("COMMIT")?;
+        // The session that has created the slot knows the table. Later, the slot begins elsewhere.
+        wait_for_event(&mut run, "slot_created", PATIENCE)?;
+        run.kill9()?;
+        let mut another = site.spawn_streaming(&site.program())?;
+        site.publisher.sql(DB, "INSERT INTO altered VALUES (1, 1)")?;
+        site.wait_until_applied(&mut another)?;
+        site.expect_equal(&["altered", "other"].map(TableName::from))?;
+        assert_eq!(run.events("slot_created_again"), 1, "{}", run.log());
+        assert_eq!(run.events("slot_created"), 1, "{}", run.log());
+    }
+    Ok(())
 }
