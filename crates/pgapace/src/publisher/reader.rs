@@ -42,6 +42,38 @@ pub(crate) struct Chunk {
     pub(crate) bytes: Bytes,
 }
 
+/// What a walsender decodes, for the next step after its errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Decoding {
+    /// Prepared transactions at their PREPARE, until `two_phase` of the slot is switched off.
+    TwoPhase,
+    /// Anything else.
+    Other,
+}
+
+impl Decoding {
+    /// `can_end_two_phase`: the slot has `two_phase`, and the publisher can switch it off.
+    pub(crate) fn of(can_end_two_phase: bool) -> Self {
+        if can_end_two_phase { Self::TwoPhase } else { Self::Other }
+    }
+
+    /// The next step after an error that no SQLSTATE explains.
+    fn hint(self) -> &'static str {
+        match self {
+            Self::TwoPhase => {
+                "The publisher failed while it decoded its WAL. If it comes back each time, start pgapace run with \
+                 --two-phase=false: prepared transactions are then sent at their COMMIT PREPARED, and --two-phase \
+                 can be set again later. If that does not help, pgapace rebase makes a new slot behind it, and mends \
+                 the rows that differ."
+            }
+            Self::Other => {
+                "The publisher failed while it decoded its WAL. If it comes back each time, pgapace \
+                 rebase makes a new slot behind it, and mends the rows that differ."
+            }
+        }
+    }
+}
+
 /// The timing and memory limit of the connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ReceiverOptions {
@@ -53,6 +85,8 @@ pub(crate) struct ReceiverOptions {
     pub(crate) memory_limit: usize,
     /// Whether commits on the publisher wait for the subscription.
     pub(crate) commits: Commits,
+    /// What the walsender decodes.
+    pub(crate) decoding: Decoding,
 }
 
 /// The connection, for the thread that receives.
@@ -150,7 +184,7 @@ impl StreamReader {
             }
             Received::Warning(_) => Ok(Some(FromPublisher::Warned)),
             Received::Idle | Received::Woken => Ok(None),
-            Received::Ended(reason) => Err(ended(reason)),
+            Received::Ended(reason) => Err(ended(reason, self.options.decoding)),
         }
     }
 
@@ -213,10 +247,10 @@ fn end_of_transaction(frame: &[u8]) -> Option<Lsn> {
     }
 }
 
-fn ended(reason: EndReason) -> Failure {
+fn ended(reason: EndReason, decoding: Decoding) -> Failure {
     match reason {
         EndReason::Error(error) => {
-            explain(Failure::publisher(&wire::Error::Server(error), "streaming changes"))
+            explain(Failure::publisher(&wire::Error::Server(error), "streaming changes"), decoding)
         }
         EndReason::Done => Failure::new(Class::Publisher, "the publisher ended the stream")
             .hint(
@@ -232,7 +266,7 @@ fn ended(reason: EndReason) -> Failure {
 
 /// Gives errors of a walsender that streams their class and next step. If it has lost its slot, the next run sees
 /// that: the check before the stream says it in more than the words of the server.
-pub(crate) fn explain(mut failure: Failure) -> Failure {
+pub(crate) fn explain(mut failure: Failure, decoding: Decoding) -> Failure {
     match failure.sqlstate.as_deref() {
         // Before 18, decoding a change fails if the publication does not exist as of that change:
         // it is missing now, or it was missing then.
@@ -245,11 +279,7 @@ pub(crate) fn explain(mut failure: Failure) -> Failure {
         }
         _ if !failure.is_transient() => {
             failure.recovery = Recovery::DecodeAgain;
-            failure.hint.get_or_insert_with(|| {
-                "The publisher failed while it decoded its WAL. If it comes back each time, pgapace \
-                 rebase makes a new slot behind it, and mends the rows that differ."
-                    .to_owned()
-            });
+            failure.hint.get_or_insert_with(|| decoding.hint().to_owned());
         }
         _ => {}
     }
@@ -258,12 +288,24 @@ pub(crate) fn explain(mut failure: Failure) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::{Lsn, end_of_transaction};
+    use super::{Decoding, Lsn, end_of_transaction, explain};
+    use crate::error::{Class, Failure};
 
     /// A frame at 1/2, with a message of this kind.
     fn frame(kind: u8) -> Vec<u8> {
         let lsn = [0, 0, 0, 1, 0, 0, 0, 2];
         [b"w".as_slice(), &lsn, &lsn, &[0; 8], &[kind]].concat()
+    }
+
+    #[test]
+    fn a_slot_that_need_not_stay_two_phase_has_a_cheaper_next_step() {
+        let hint = |decoding| {
+            let failure = Failure::new(Class::Publisher, "could not map filenumber");
+            explain(failure, decoding).hint.unwrap_or_default()
+        };
+        let (first, last) = (hint(Decoding::TwoPhase), hint(Decoding::Other));
+        assert!(first.find("--two-phase=false") < first.find("pgapace rebase"), "{first}");
+        assert!(last.contains("pgapace rebase") && !last.contains("two-phase"), "{last}");
     }
 
     #[test]

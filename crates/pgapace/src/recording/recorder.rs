@@ -13,7 +13,7 @@ use super::{Head, PublisherFacts, StreamFacts, Tail, streaming_name};
 use crate::config::RecordSettings;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication;
-use crate::publisher::reader::explain;
+use crate::publisher::reader::{Decoding, explain};
 use crate::publisher::session::{Publisher, backend_pid, identify};
 use crate::publisher::slot;
 use crate::publisher::start_replication::{self, StreamOptions};
@@ -261,7 +261,7 @@ impl Recorder<'_> {
 fn ended(reason: EndReason) -> Failure {
     match reason {
         EndReason::Error(error) => {
-            explain(Failure::publisher(&wire::Error::Server(error), "recording"))
+            explain(Failure::publisher(&wire::Error::Server(error), "recording"), Decoding::Other)
         }
         EndReason::Done | EndReason::Closed => {
             Failure::new(Class::Publisher, "the publisher ended the stream")

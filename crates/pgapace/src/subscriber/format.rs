@@ -54,6 +54,11 @@ pub(crate) struct Servers {
 }
 
 impl Servers {
+    /// Whether the publisher can switch `two_phase` of a slot off.
+    pub(crate) fn can_end_two_phase(self) -> bool {
+        self.publisher >= 18
+    }
+
     pub(crate) fn of(publisher: &Session, subscriber: &Session) -> Self {
         let encoding = |name| publisher.parameter(name).unwrap_or_default();
         let encodings = (encoding("server_encoding"), encoding("client_encoding"));

@@ -35,7 +35,7 @@ use crate::observe::long_wait::LongWait;
 use crate::publisher::announced::{Announced, Announcer};
 use crate::publisher::feedback::Feedback;
 use crate::publisher::publication::PublishedTable;
-use crate::publisher::reader::ReceiverOptions;
+use crate::publisher::reader::{Decoding, ReceiverOptions};
 use crate::publisher::receiver::Receiver;
 use crate::publisher::source::ChangeSource;
 use crate::publisher::watch::{Commits, Watch};
@@ -182,6 +182,7 @@ impl Supervisor<'_> {
             receive_timeout: config.receive_timeout,
             memory_limit: config.memory_limit,
             commits,
+            decoding: Decoding::of(resumption.two_phase && opened.servers.can_end_two_phase()),
         };
         let spool = self.spool()?;
         let announced = Announced::default();
