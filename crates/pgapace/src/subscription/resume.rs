@@ -299,12 +299,17 @@ fn handle_lost_tables(
         let through = table.through;
         if context.options.keeps_rows() {
             // Another copy would begin with TRUNCATE.
-            let reason = format!(
-                "it lacks changes from {through} on, which were acknowledged, and another copy \
-                 would remove the rows that --if-not-empty keep keeps"
-            );
+            let why = "they were acknowledged, and another copy would remove the rows that \
+                       --if-not-empty keep keeps";
+            let reason = format!("it lacks changes from {through} on: {why}");
             let key = (table.schema.as_str(), table.name.as_str());
-            table_state::block_member(control, context.owner(), key, &reason, through)?;
+            table_state::block_member(
+                control,
+                context.owner(),
+                key,
+                (&reason, Some(why)),
+                through,
+            )?;
             tracing::warn!(
                 event = "table_blocked",
                 table = name,

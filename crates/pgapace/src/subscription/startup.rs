@@ -377,7 +377,7 @@ impl Supervisor<'_> {
             Some((offender, (schema, name))) => {
                 let from = offender.commit_lsn;
                 error_detail::write(control, row.id, &format!("{schema}.{name}"), failure)?;
-                table_state::block_member(control, owner, (schema, name), &reason, from)?
+                table_state::block_member(control, owner, (schema, name), (&reason, None), from)?
             }
             None => false,
         };

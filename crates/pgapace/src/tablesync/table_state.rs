@@ -354,12 +354,13 @@ pub(crate) fn block(
 }
 
 /// Blocks a table of which a change could not be applied: it lacks transactions that commit from there
-/// on, until it is copied again. Returns whether it was one like the others.
+/// on, until it is copied again. `stale_reason` tells why it lacks them, where readers say what it lacks; else that is
+/// `reason`. Returns whether it was one like the others.
 pub(crate) fn block_member(
     session: &mut Session,
     owner: OwnedEpoch,
     (schema, name): (&str, &str),
-    reason: &str,
+    (reason, stale_reason): (&str, Option<&str>),
     from: Lsn,
 ) -> Result<bool> {
     let sql = format!(
@@ -368,7 +369,7 @@ pub(crate) fn block_member(
            WHERE subscription = {owner} AND schema_name = $1 AND table_name = $2), \
          blocked AS ( \
            UPDATE pgapace.relation r SET state = {state}, reason = $3, \
-             stale_lsn = least(r.stale_lsn, '{from}'), stale_reason = $3, {BLOCKED} \
+             stale_lsn = least(r.stale_lsn, '{from}'), stale_reason = coalesce($4, $3), {BLOCKED} \
            WHERE subscription = {owner} AND schema_name = $1 AND table_name = $2 \
              AND sync_lsn IS NOT NULL RETURNING r.subscription), \
          forgotten AS ( \
@@ -379,7 +380,7 @@ pub(crate) fn block_member(
         state = after(Event::CannotApply)
     );
     let reason = Repertoire::of(session).storable(reason);
-    let arguments = [Some(schema), Some(name), Some(&*reason)];
+    let arguments = [Some(schema), Some(name), Some(&*reason), stale_reason];
     let changed = session.execute(&sql, &arguments).map_err(|e| writing(&e))?;
     Ok(changed > 0)
 }

@@ -201,12 +201,13 @@ pub(crate) fn compare(
     control.simple(&format!("BEGIN; {decided}{looked}")).map_err(|e| writing(&e))?;
     if decision.on_missed_changes == OnMissedChanges::Stop {
         for table in stale.iter().filter(|table| table.state.is_copied()) {
-            let reason = format!("it may lack changes since {}: {}", table.from, table.gap);
+            let gap = table.gap.to_string();
+            let reason = format!("it may lack changes since {}: {gap}", table.from);
             table_state::block_member(
                 control,
                 owner,
                 (&table.schema, &table.name),
-                &reason,
+                (&reason, Some(&gap)),
                 table.from,
             )?;
         }
