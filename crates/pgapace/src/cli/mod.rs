@@ -165,7 +165,7 @@ For a new subscription into tables that hold rows: pgapace run --if-not-empty re
 Example:
   pgapace rebase --config /etc/pgapace.toml --name shop"#;
 
-const REPAIR_HELP: &str = r#"It repairs the differences that pgapace verify recorded in pgapace.difference. The rows are read again from both servers at a new LSN, while the stream waits for some milliseconds. What still differs is written in one transaction for each batch. A batch is repaired or untouched, whatever fails; run the verb again to go on.
+const REPAIR_HELP: &str = r#"It repairs the differences that pgapace verify recorded in pgapace.difference. The rows are read again from both servers at a new LSN, while the stream waits for some milliseconds. What still differs is written in one transaction for each batch. A batch is repaired or untouched, whatever fails; run the verb again to go on. A table that cannot be repaired keeps the others from nothing: the error names all of them, behind what was done.
 
 With a subscription in the opposite direction: first stop writes on the subscriber, and wait until that subscription has applied them. A repair would overwrite the changes that are on their way, and warns of that (opposite_direction).
 

@@ -13,9 +13,11 @@ use crate::cli::{Selection, output, seconds};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::history::check_system;
-use crate::publisher::publication;
+use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::Publisher;
-use crate::repair::{RecordedDifferences, RepairOptions, Repaired, Repairer, recorded, rounds};
+use crate::repair::{
+    RecordedDifferences, RepairFailure, RepairOptions, Repaired, Repairer, recorded, rounds,
+};
 use crate::same_database;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::other_subscriptions;
@@ -23,7 +25,8 @@ use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::{self, Subscription};
 use crate::subscriber::writer_tag::TagRules;
 use crate::verify::exclusive;
-use crate::verify::prepare::{Scope, prepare};
+use crate::verify::prepare::{Prepared, Scope, prepare};
+use crate::verify::requirements::not_published;
 
 /// The error for `--delete-extra` and tables that other subscriptions change, too; and its next step.
 const SHARED: (&str, &str) = (
@@ -69,6 +72,8 @@ struct TableReport {
     name: String,
     #[serde(flatten)]
     repaired: Repaired,
+    /// Why the table, or the rest of it, was not repaired.
+    error: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -76,36 +81,139 @@ struct Outcome {
     subscription: String,
     dry_run: bool,
     tables: Vec<TableReport>,
+    /// Why tables that are not named here were not repaired.
+    error: Option<String>,
+    #[serde(skip)]
+    failures: Failures,
+    /// Tables of `--table` that the publications do not have; `None` if they were not read.
+    #[serde(skip)]
+    unpublished: Option<Vec<(String, String)>>,
 }
 
 impl Outcome {
-    fn add(&mut self, report: TableReport) {
-        let same = |other: &&mut TableReport| {
-            (&other.schema, &other.name) == (&report.schema, &report.name)
-        };
-        match self.tables.iter_mut().find(same) {
-            Some(other) => other.repaired.add(report.repaired),
-            None => self.tables.push(report),
+    fn new(subscription: &str, dry_run: bool) -> Self {
+        Self {
+            subscription: subscription.to_owned(),
+            dry_run,
+            tables: Vec::new(),
+            error: None,
+            failures: Failures::default(),
+            unpublished: None,
         }
+    }
+
+    /// Adds what was repaired of a table, and the failure after it.
+    fn add(&mut self, table: (String, String), repaired: Repaired, failure: Option<Failure>) {
+        let error = failure.as_ref().map(|failure| failure.message.clone());
+        if let Some(failure) = failure {
+            self.failures.add(format!("{}.{}", table.0, table.1), failure);
+        }
+        let same = |one: &&mut TableReport| one.schema == table.0 && one.name == table.1;
+        match self.tables.iter_mut().find(same) {
+            Some(one) => {
+                one.repaired.add(repaired);
+                one.error = one.error.take().or(error);
+            }
+            None => {
+                let (schema, name) = table;
+                self.tables.push(TableReport { schema, name, repaired, error });
+            }
+        }
+    }
+
+    /// Adds the failure that ended the repair of the subscription.
+    fn end(&mut self, failure: Failure) {
+        self.error = Some(failure.message.clone());
+        self.failures.add(format!("subscription {}", self.subscription), failure);
     }
 }
 
-/// Repairs all subscriptions, then fails if extra rows were left.
+/// The failures of a repair, which goes on behind them; each with the table or the subscription.
+#[derive(Debug, Default)]
+struct Failures(Vec<(Vec<String>, Failure)>);
+
+impl Failures {
+    /// One that is known is not repeated for another table.
+    fn add(&mut self, of: String, failure: Failure) {
+        let same = |(_, known): &&mut (Vec<String>, Failure)| {
+            (&known.message, &known.hint) == (&failure.message, &failure.hint)
+        };
+        match self.0.iter_mut().find(same) {
+            Some((all, _)) => all.push(of),
+            None => self.0.push((vec![of], failure)),
+        }
+    }
+
+    /// The first failure, which names all. A request to stop comes before others.
+    fn into_result(mut self) -> Result<()> {
+        self.0.sort_by_key(|(_, failure)| failure.class != Class::Stopped);
+        let line = |(of, failure): &(Vec<String>, Failure)| {
+            let hint = failure.hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
+            format!("{}: {}{hint}", of.join(", "), failure.message)
+        };
+        let lines: Vec<_> = self.0.iter().map(line).collect();
+        let names: Vec<_> = self.0.iter().flat_map(|(of, _)| of.clone()).collect();
+        let alone = self.0.len() == 1;
+        let Some((_, first)) = self.0.into_iter().next() else { return Ok(()) };
+        if !alone {
+            let message = format!("not all repaired: {}", names.join(", "));
+            let failure = Failure { message, ..first };
+            return Err(failure
+                .detail(lines.join("\n         "))
+                .hint("Act on each. Then repair again."));
+        }
+        let of_one_subscription =
+            |name: &String| name.starts_with("subscription ") && names.len() == 1;
+        let is_named = |name: &String| of_one_subscription(name) || first.message.contains(name);
+        if names.iter().all(is_named) {
+            return Err(first);
+        }
+        Err(Failure { message: format!("{}: {}", names.join(", "), first.message), ..first })
+    }
+}
+
+/// Repairs all subscriptions, then fails if tables could not be repaired or extra rows were left.
 pub(crate) fn run(args: &RepairArgs) -> Result<()> {
     let shutdown = Shutdown::on_signals()?;
     let mut outcomes = Vec::new();
     for config in args.selection.subscriptions()? {
-        let outcome = one(args, &config, &shutdown)?;
+        let mut outcome = Outcome::new(&config.name, args.dry_run);
+        let stopped = match one(args, &config, &shutdown, &mut outcome) {
+            Ok(()) => false,
+            Err(failure) => {
+                let stopped = failure.class == Class::Stopped;
+                outcome.end(failure);
+                stopped
+            }
+        };
         if !args.json {
             print(&outcome);
         }
         outcomes.push(outcome);
+        if stopped {
+            break;
+        }
     }
     if args.json {
         output::json(&outcomes)?;
     }
+    judge(outcomes)
+}
+
+fn judge(outcomes: Vec<Outcome>) -> Result<()> {
     let tables = outcomes.iter().flat_map(|outcome| &outcome.tables);
     let extra: u64 = tables.map(|table| table.repaired.extra).sum();
+    let mut failures = Failures::default();
+    // A table of --table belongs to one of the subscriptions.
+    let read: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.unpublished.as_ref()).collect();
+    let unpublished = read.first().into_iter().flat_map(|first| first.iter());
+    for (schema, name) in unpublished.filter(|key| read.iter().all(|all| all.contains(key))) {
+        failures.add(format!("{schema}.{name}"), not_published(schema, name));
+    }
+    for (of, failure) in outcomes.into_iter().flat_map(|outcome| outcome.failures.0) {
+        of.into_iter().for_each(|of| failures.add(of, failure.like()));
+    }
+    failures.into_result()?;
     if extra == 0 {
         return Ok(());
     }
@@ -116,7 +224,12 @@ pub(crate) fn run(args: &RepairArgs) -> Result<()> {
     .hint("Look at them, then repair with --delete-extra."))
 }
 
-fn one(args: &RepairArgs, config: &Config, shutdown: &Shutdown) -> Result<Outcome> {
+fn one(
+    args: &RepairArgs,
+    config: &Config,
+    shutdown: &Shutdown,
+    outcome: &mut Outcome,
+) -> Result<()> {
     let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
     let mut control = subscriber.connect_first()?;
     let row = state::find_existing(&mut control, &config.name)?;
@@ -124,43 +237,45 @@ fn one(args: &RepairArgs, config: &Config, shutdown: &Shutdown) -> Result<Outcom
     let mut found = recorded(&mut control, row.id)?;
     let wanted: Vec<_> = args.table.iter().map(|name| split(name)).collect();
     found.retain(|one| wanted.is_empty() || wanted.contains(&key(one)));
-    let mut outcome =
-        Outcome { subscription: config.name.clone(), dry_run: args.dry_run, tables: Vec::new() };
     if found.is_empty() {
         tracing::info!(
             event = "nothing_to_repair",
             subscription = config.name,
             "no differences are recorded; pgapace verify records them"
         );
-        return Ok(outcome);
+        if wanted.is_empty() {
+            return Ok(());
+        }
     }
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
     let mut look = publisher.connect_to_look()?;
     same_database::refuse(&mut look, &mut control)?;
-    let found = published_ones(&mut look, config, &row, found)?;
+    check_system(&mut look, &row)?;
+    publication::check_exist(&mut look, &config.publications)?;
+    let published = publication::tables(&mut look, &config.publications)?;
+    let is_published = |key: &(String, String)| published.iter().any(|one| one.key() == *key);
+    outcome.unpublished = Some(wanted.into_iter().filter(|key| !is_published(key)).collect());
+    let found = published_ones(config, &published, found);
+    if found.is_empty() {
+        return Ok(());
+    }
     let tables: Vec<_> = found.iter().map(key).collect();
     opposite::warn(&mut look, &mut control, &tables)?;
     drop(look);
     if args.delete_extra {
         other_subscriptions::refuse(&mut control, &config.name, &tables, SHARED)?;
     }
-    for recorded in rounds(found) {
-        let servers = (&publisher, &subscriber);
-        round(args, config, shutdown, (&mut control, &row), servers, &recorded, &mut outcome)?;
-    }
-    Ok(outcome)
+    let site =
+        Site { args, config, shutdown, row: &row, publisher: &publisher, subscriber: &subscriber };
+    rounds(found).iter().try_for_each(|recorded| site.round(&mut control, recorded, outcome))
 }
 
 /// Leaves out tables and columns that are no longer published: nothing makes them equal.
 fn published_ones(
-    look: &mut Session,
     config: &Config,
-    row: &Subscription,
+    published: &[PublishedTable],
     found: Vec<RecordedDifferences>,
-) -> Result<Vec<RecordedDifferences>> {
-    check_system(look, row)?;
-    publication::check_exist(look, &config.publications)?;
-    let published = publication::tables(look, &config.publications)?;
+) -> Vec<RecordedDifferences> {
     let mut kept = Vec::new();
     for mut one in found {
         let Some(table) = published.iter().find(|table| table.key() == key(&one)) else {
@@ -175,79 +290,116 @@ fn published_ones(
         one.columns_left.retain(|name| table.columns.iter().any(|column| column.name == *name));
         kept.push(one);
     }
-    Ok(kept)
+    kept
 }
 
 fn key(recorded: &RecordedDifferences) -> (String, String) {
     (recorded.schema.clone(), recorded.name.clone())
 }
 
-/// Repairs differences of several tables, each once.
-fn round(
-    args: &RepairArgs,
-    config: &Config,
-    shutdown: &Shutdown,
-    (control, row): (&mut Session, &Subscription),
-    (publisher, subscriber): (&Publisher, &Subscriber),
-    recorded: &[RecordedDifferences],
-    outcome: &mut Outcome,
-) -> Result<()> {
-    let except = |one: &RecordedDifferences| -> Vec<_> {
-        one.columns_left.iter().map(|column| (key(one), column.clone())).collect()
-    };
-    let scope = Scope {
-        tables: recorded.iter().map(key).collect(),
-        except: recorded.iter().flat_map(except).collect(),
-        share: None,
-        condition: None,
-    };
-    let mut look = publisher.connect_to_look()?;
-    let mut local = subscriber.connect(Purpose::Verify)?;
-    let prepared = prepare(&mut look, &mut local, config, row, &scope)?;
-    drop((look, local));
-    let mut repairer = Repairer {
-        taker: BarrierTaker {
-            tables: &scope.tables,
-            config,
-            publisher,
-            subscriber,
-            row,
-            manner: BarrierManner::of_verb(Duration::from_secs(args.barrier_timeout)),
-            shutdown,
-            runner: None,
-        },
-        publisher,
-        subscriber,
-        id: row.id,
-        options: RepairOptions {
-            dry_run: args.dry_run,
-            tags: TagRules::of(config),
-            delete_extra: args.delete_extra,
-            batch: args.batch as usize,
-        },
-        shutdown,
-    };
-    for plan in &prepared.plans {
-        let (schema, name) = (plan.schema.clone(), plan.name.clone());
-        let of_plan = |one: &&RecordedDifferences| one.schema == schema && one.name == name;
-        let Some(one) = recorded.iter().find(of_plan) else { continue };
-        let repaired = repairer.table(control, (plan, &one.found_by), &mut |sql| {
-            if !args.json {
-                output::line(sql);
+/// A subscription that is repaired.
+struct Site<'a> {
+    args: &'a RepairArgs,
+    config: &'a Config,
+    shutdown: &'a Shutdown,
+    row: &'a Subscription,
+    publisher: &'a Publisher,
+    subscriber: &'a Subscriber,
+}
+
+impl Site<'_> {
+    /// Repairs differences of several tables, each once. A table that cannot be repaired keeps the others from nothing.
+    fn round(
+        &self,
+        control: &mut Session,
+        recorded: &[RecordedDifferences],
+        outcome: &mut Outcome,
+    ) -> Result<()> {
+        let except = |one: &RecordedDifferences| -> Vec<_> {
+            one.columns_left.iter().map(|column| (key(one), column.clone())).collect()
+        };
+        let scope = Scope {
+            tables: recorded.iter().map(key).collect(),
+            except: recorded.iter().flat_map(except).collect(),
+            share: None,
+            condition: None,
+        };
+        let plans = match self.prepare(&scope).map_err(RepairFailure::from) {
+            Ok(prepared) => prepared.plans,
+            Err(RepairFailure::OfAll(failure)) => return Err(failure),
+            Err(RepairFailure::OfTable(failure)) => {
+                if let [one] = recorded {
+                    outcome.add(key(one), Repaired::default(), Some(failure));
+                    return Ok(());
+                }
+                // It may be one of them.
+                let mut each = recorded.chunks(1);
+                return each.try_for_each(|one| self.round(control, one, outcome));
             }
-        })?;
-        outcome.add(TableReport { schema, name, repaired });
+        };
+        let mut repairer = self.repairer(&scope);
+        for plan in &plans {
+            let table = (plan.schema.clone(), plan.name.clone());
+            let Some(one) = recorded.iter().find(|one| key(one) == table) else { continue };
+            let mut repaired = Repaired::default();
+            let mut print = |sql: &str| {
+                if !self.args.json {
+                    output::line(sql);
+                }
+            };
+            let done = repairer.table(control, (plan, &one.found_by), &mut print, &mut repaired);
+            match done {
+                Ok(()) => outcome.add(table, repaired, None),
+                Err(RepairFailure::OfTable(failure)) => outcome.add(table, repaired, Some(failure)),
+                Err(RepairFailure::OfAll(failure)) => {
+                    outcome.add(table, repaired, None);
+                    return Err(failure);
+                }
+            }
+        }
+        Ok(())
     }
-    Ok(())
+
+    fn prepare(&self, scope: &Scope) -> Result<Prepared> {
+        let mut look = self.publisher.connect_to_look()?;
+        let mut local = self.subscriber.connect(Purpose::Verify)?;
+        prepare(&mut look, &mut local, self.config, self.row, scope)
+    }
+
+    fn repairer<'s>(&'s self, scope: &'s Scope) -> Repairer<'s> {
+        Repairer {
+            taker: BarrierTaker {
+                tables: &scope.tables,
+                config: self.config,
+                publisher: self.publisher,
+                subscriber: self.subscriber,
+                row: self.row,
+                manner: BarrierManner::of_verb(Duration::from_secs(self.args.barrier_timeout)),
+                shutdown: self.shutdown,
+                runner: None,
+            },
+            publisher: self.publisher,
+            subscriber: self.subscriber,
+            id: self.row.id,
+            options: RepairOptions {
+                dry_run: self.args.dry_run,
+                tags: TagRules::of(self.config),
+                delete_extra: self.args.delete_extra,
+                batch: self.args.batch as usize,
+            },
+            shutdown: self.shutdown,
+        }
+    }
 }
 
 fn print(outcome: &Outcome) {
-    for TableReport { schema, name, repaired } in &outcome.tables {
+    for TableReport { schema, name, repaired, error } in &outcome.tables {
         let Repaired { inserted, updated, deleted, gone, extra } = repaired;
         let would = if outcome.dry_run { "-- would be: " } else { "" };
+        let failed = if error.is_some() { ", not all repaired" } else { "" };
         output::line(&format!(
             "{would}{schema}.{name}: {inserted} inserted, {updated} updated, {deleted} deleted, \
-             {extra} extra left, {gone} differ no more"
+             {extra} extra left, {gone} differ no more{failed}"
         ));
     }
 }

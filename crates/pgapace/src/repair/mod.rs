@@ -78,6 +78,24 @@ impl Repaired {
     }
 }
 
+/// Why a table is not repaired, or only in part.
+#[derive(Debug)]
+pub(crate) enum RepairFailure {
+    /// Other tables may fare better.
+    OfTable(Failure),
+    /// Other tables would fail in the same way: a session was lost, there is no barrier, or a stop was requested.
+    OfAll(Failure),
+}
+
+impl From<Failure> for RepairFailure {
+    fn from(failure: Failure) -> Self {
+        match failure.class == Class::Stopped || failure.is_connection_lost() {
+            true => Self::OfAll(failure),
+            false => Self::OfTable(failure),
+        }
+    }
+}
+
 /// A recorded difference.
 #[derive(Debug, Clone)]
 pub(crate) struct Difference {
@@ -98,25 +116,26 @@ pub(crate) struct Repairer<'a> {
 
 impl Repairer<'_> {
     /// Repairs the differences of one table that these verifications recorded. `print` gets the statements
-    /// of a dry run.
+    /// of a dry run, and `sum` counts the batches that were repaired, also if a later one fails.
     pub(crate) fn table(
         &mut self,
         control: &mut Session,
         (plan, found_by): (&TablePlan, &Verifications),
         print: &mut dyn FnMut(&str),
-    ) -> Result<Repaired> {
-        let mut sum = Repaired::default();
+        sum: &mut Repaired,
+    ) -> std::result::Result<(), RepairFailure> {
         let (mut after, mut sizes) = (0, BatchSize::new(self.options.batch));
         loop {
             if self.shutdown.requested() {
-                return Err(Failure::new(Class::Stopped, "stopped; whole batches were repaired"));
+                let stopped = Failure::new(Class::Stopped, "stopped; whole batches were repaired");
+                return Err(stopped.into());
             }
             let size = sizes.next();
             let batch = differences(control, self.id, (plan, found_by), after, size)?;
-            let Some(last) = last_id(&batch) else { return Ok(sum) };
+            let Some(last) = last_id(&batch) else { return Ok(()) };
             match self.batch(plan, &batch, print) {
                 // A value is in use by a row of a later batch.
-                Err(failure)
+                Err(RepairFailure::OfTable(failure))
                     if failure.sqlstate.as_deref().is_some_and(sqlstate::is_taken_value)
                         && batch.len() == size =>
                 {
@@ -137,10 +156,11 @@ impl Repairer<'_> {
         plan: &TablePlan,
         batch: &[Difference],
         print: &mut dyn FnMut(&str),
-    ) -> Result<(Repaired, usize)> {
+    ) -> std::result::Result<(Repaired, usize), RepairFailure> {
         let mut failed = None;
         for _ in 0..ATTEMPTS {
-            let taken = self.taker.take_barrier(!self.options.dry_run)?;
+            let taken = self.taker.take_barrier(!self.options.dry_run);
+            let taken = taken.map_err(RepairFailure::OfAll)?;
             let written = match self.options.dry_run {
                 true => self.show(plan, batch, taken, print)?,
                 false => self.write(plan, batch, taken)?,
@@ -150,7 +170,9 @@ impl Repairer<'_> {
                 Written::Nothing(failure) => failed = Some(failure),
             }
         }
-        Err(failed.unwrap_or_else(|| Failure::internal("a repair makes an attempt at least")))
+        let failed =
+            failed.unwrap_or_else(|| Failure::internal("a repair makes an attempt at least"));
+        Err(failed.into())
     }
 
     /// Prints the statements for a batch.

@@ -85,11 +85,7 @@ pub(crate) fn shared(
 pub(super) fn check_names(published: &[PublishedTable], scope: &Scope) -> Result<()> {
     let find = |key: &(String, String)| published.iter().find(|table| table.key() == *key);
     if let Some((schema, name)) = scope.tables.iter().find(|key| find(key).is_none()) {
-        return Err(Failure::new(
-            Class::Mismatch,
-            format!("the publications have no table {schema}.{name}"),
-        )
-        .hint("A table is published under its own name, or under that of its root."));
+        return Err(not_published(schema, name));
     }
     for (key, column) in &scope.except {
         let known =
@@ -106,6 +102,12 @@ pub(super) fn check_names(published: &[PublishedTable], scope: &Scope) -> Result
         return Err(Failure::new(Class::Mismatch, "the publications have no tables"));
     }
     Ok(())
+}
+
+/// The failure for a table that the user has named.
+pub(crate) fn not_published(schema: &str, name: &str) -> Failure {
+    Failure::new(Class::Mismatch, format!("the publications have no table {schema}.{name}"))
+        .hint("A table is published under its own name, or under that of its root.")
 }
 
 /// Refuses tables that are not ready, as the session's snapshot shows them.

@@ -6,11 +6,13 @@ mod rebase;
 
 use std::time::Instant;
 
+use serde_json::Value;
 use testbed::Result;
 use testbed::cluster::Stop;
 use testbed::program::Process;
 
 use crate::support::{Case, DB, Load, PATIENCE, Site, long, on_versions, random_pause};
+use crate::verbs::json;
 
 /// The versions that differ most, alone and combined in both directions.
 const VERSIONS: [(u16, u16); 4] = [(15, 15), (18, 18), (15, 18), (18, 15)];
@@ -97,6 +99,64 @@ fn differences_of_all_kinds_are_repaired() {
         }
         let kept = "SELECT count(*) FROM numbered WHERE note = 'kept'";
         assert_eq!(case.subscriber.value(kept), "1000");
+    });
+}
+
+/// A table that cannot be repaired keeps the others from nothing, and what was done is printed.
+#[test]
+fn all_tables_that_can_be_repaired_are() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.replicate(
+            "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY, u int UNIQUE); \
+             CREATE TABLE c (id int PRIMARY KEY); CREATE TABLE d (id int PRIMARY KEY); \
+             CREATE TABLE e (id int PRIMARY KEY)",
+        );
+        case.publisher.sql(
+            "INSERT INTO a SELECT generate_series(1, 9); INSERT INTO b SELECT id, id FROM a; \
+             INSERT INTO c TABLE a; INSERT INTO d TABLE a; INSERT INTO e TABLE a",
+        );
+        case.run_until_current();
+        case.subscriber.sql(
+            "DELETE FROM a WHERE id = 1; DELETE FROM b WHERE id = 1; INSERT INTO b VALUES (100, 1); \
+             DELETE FROM c WHERE id = 1; DELETE FROM d WHERE id = 1; DELETE FROM e WHERE id = 1",
+        );
+        case.tool.finish("verify", &[]).expect(18, &[]);
+        let process = case.start();
+        // One that a value keeps from it.
+        let failed = case.tool.finish("repair", &["--table", "a", "--table", "b", "--table", "c"]);
+        failed.expect(5, &["public.b", "23505"]);
+        for said in ["public.a: 1 inserted", "public.b: 0 inserted", "public.c: 1 inserted"] {
+            assert!(failed.stdout.contains(said), "{said}: {}", failed.stdout);
+        }
+        assert!(failed.stdout.contains("not all repaired"), "{}", failed.stdout);
+        // Another one that is refused before; the subscription streams on without it.
+        case.subscriber.sql(
+            "UPDATE pgapace.relation SET state = 'blocked', sync_lsn = NULL, reason = 'a test' \
+             WHERE table_name = 'd'",
+        );
+        let failed = case.tool.finish("repair", &["--json"]);
+        failed.expect(5, &["not all repaired: public.b, public.d", "23505", "is blocked: a test"]);
+        let said = json(&failed);
+        let table = |name: &str| {
+            let tables = said[0]["tables"].as_array().cloned().unwrap_or_default();
+            let table = tables.into_iter().find(|table| table["name"] == name);
+            table.unwrap_or_else(|| panic!("no {name}: {said:#}"))
+        };
+        assert_eq!((&table("e")["inserted"], &table("e")["error"]), (&1.into(), &Value::Null));
+        for (name, error) in [("b", "unique"), ("d", "is blocked")] {
+            assert!(table(name)["error"].as_str().is_some_and(|e| e.contains(error)), "{said:#}");
+        }
+        case.expect_equal(&["a", "c", "e"]);
+        assert_eq!(recorded(&case), "3");
+        case.stop(process);
+
+        // As with verify.
+        for args in [&["--table", "nosuch"][..], &["--table", "nosuch", "--table", "a"]] {
+            for verb in ["verify", "repair"] {
+                let named = ["the publications have no table public.nosuch"];
+                case.tool.finish(verb, args).expect(6, &named);
+            }
+        }
     });
 }
 
