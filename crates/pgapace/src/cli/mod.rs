@@ -136,7 +136,7 @@ const SEQUENCES_HELP: &str = r#"Run it after the last write on the publisher, be
 
 It sets the sequences of all schemas with published tables, and those of published schemas. With FOR ALL TABLES it sets all sequences of the database. A sequence never goes back without --allow-backwards. The output lists sequences that were not set, with the reason. The exit code is 6 if one of them should have been set.
 
-It waits until the subscriber has applied what was committed before, because TRUNCATE … RESTART IDENTITY would set sequences back afterwards. If the subscriber stays behind, nothing is set, and the exit code is 14. It does not wait for blocked tables, and a warning names them.
+It waits until the subscriber has applied what was committed before, because TRUNCATE … RESTART IDENTITY would set sequences back afterwards. If the subscriber stays behind, nothing is set, and the exit code is 14. It does not wait for blocked tables, and a warning names them. Without the subscription, as after pgapace drop, it sets them with --force only.
 
 Where both servers write, each with sequence values of its own (INCREMENT 2), do not run it: both would produce the same values.
 

@@ -103,7 +103,7 @@ pub(crate) fn run(args: &SequencesArgs) -> Result<()> {
 fn one(args: &SequencesArgs, config: &Config) -> Result<Outcome> {
     let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
     let mut control = subscriber.connect_first()?;
-    let row = state::find_in_any(&mut control, &config.name)?;
+    let row = find(args, &mut control, &config.name)?;
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
     let mut source = publisher.connect_to_look()?;
     publication::check_exist(&mut source, &config.publications)?;
@@ -118,10 +118,8 @@ fn one(args: &SequencesArgs, config: &Config) -> Result<Outcome> {
     let mut read =
         |source: &mut Session| sequences::read(source, &config.publications, &published, chosen);
     let (found, lag) = match &row {
-        // Nothing is in a stream.
-        _ if args.dry_run => (read(&mut source)?, None),
-        None => (read(&mut source)?, None),
-        Some(row) => read_level(args, &mut control, &mut source, row, &mut read)?,
+        Some(row) if !args.dry_run => read_level(args, &mut control, &mut source, row, &mut read)?,
+        _ => (read(&mut source)?, None),
     };
     let blocked = match &row {
         Some(row) => blocked(&mut control, row, &published)?,
@@ -134,6 +132,22 @@ fn one(args: &SequencesArgs, config: &Config) -> Result<Outcome> {
     };
     let report = sequences::set(&mut control, &found, &options)?;
     Ok(Outcome { subscription: config.name.clone(), lag, blocked, report })
+}
+
+/// The subscription. Without it, nothing tells whether changes are on their way, so the user has to say that.
+fn find(args: &SequencesArgs, control: &mut Session, name: &str) -> Result<Option<Subscription>> {
+    let row = state::find_in_any(control, name)?;
+    match &row {
+        Some(_) => {}
+        None if args.force => {}
+        None => {
+            return Err(state::missing(name).hint(
+                "pgapace status lists the subscriptions of a subscriber. If it was dropped, and nothing is to be \
+                 applied any more: --force.",
+            ));
+        }
+    }
+    Ok(row)
 }
 
 /// Blocked tables among these, of which a warning tells: nothing waits for them.

@@ -45,6 +45,21 @@ fn a_lagging_truncate_cannot_set_them_back() {
     });
 }
 
+/// A name that is mistyped: nothing is known of the changes that are on their way.
+#[test]
+fn without_the_subscription_none_is_set() {
+    let mut case = Case::new(15, 18);
+    case.replicate("CREATE TABLE t (id serial PRIMARY KEY, v text)");
+    case.run_until_current();
+    case.publisher.sql("TRUNCATE t RESTART IDENTITY; INSERT INTO t (v) VALUES ('a'), ('b')");
+    case.tool.name.push_str("_typo");
+    let before = at(&case, "t_id_seq");
+    for args in [&[][..], &["--dry-run"]] {
+        case.tool.finish("sequences", args).expect(3, &["the subscriber has no subscription"]);
+    }
+    assert_eq!(at(&case, "t_id_seq"), before);
+}
+
 #[test]
 fn forced_they_are_set_all_the_same() {
     let case = Case::new(18, 18);
@@ -79,10 +94,12 @@ fn without_a_process_only_changes_are_a_lag() {
         case.tool.finish("sequences", &[]).expect(14, &["public.t"]);
         case.run_until_current();
         Said::run(&case, 0, &[]).expect(&[("public.t_id_seq", "unchanged")]);
-        // Without a subscription there is no stream.
+        // Without a subscription there is no stream, if the name is right.
         case.tool.finish("drop", &[]).expect(0, &[]);
         case.publisher.sql("SELECT setval('free', 7)");
-        Said::run(&case, 0, &[]).expect(&[("public.free", "set")]);
+        case.tool.finish("sequences", &[]).expect(3, &["--force"]);
+        assert_eq!(at(&case, "free"), "6|t");
+        Said::run(&case, 0, &["--force"]).expect(&[("public.free", "set")]);
     });
 }
 
