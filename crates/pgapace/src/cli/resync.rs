@@ -16,6 +16,7 @@ use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::{
     self, Phase, RelationState, RelationsByName, Subscription, ownership,
 };
+use crate::switchover;
 use crate::tablesync::{
     self, check_subscribers, copy_requests, emptying, subscriber_tables, table_state,
 };
@@ -52,6 +53,7 @@ fn open(config: &Config) -> Result<Site> {
     let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
     let mut control = subscriber.connect_first()?;
     let row = state::find_existing(&mut control, &config.name)?;
+    switchover::refuse_ended(&mut control, &row)?;
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
     let mut source = publisher.connect_to_look()?;
     same_database::refuse(&mut source, &mut control)?;

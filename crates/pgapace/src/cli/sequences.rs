@@ -18,6 +18,7 @@ use crate::publisher::session::Publisher;
 use crate::sequences::{self, Chosen, PublisherSequence, Report, SequenceState, SetOptions};
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::{self, Subscription};
+use crate::switchover;
 
 /// Values older than this are read again.
 const FRESH: Duration = Duration::from_secs(3);
@@ -138,7 +139,7 @@ fn one(args: &SequencesArgs, config: &Config) -> Result<Outcome> {
 fn find(args: &SequencesArgs, control: &mut Session, name: &str) -> Result<Option<Subscription>> {
     let row = state::find_in_any(control, name)?;
     match &row {
-        Some(_) => {}
+        Some(row) => switchover::refuse_ended(control, row)?,
         None if args.force => {}
         None => {
             return Err(state::missing(name).hint(

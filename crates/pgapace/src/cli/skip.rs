@@ -6,6 +6,7 @@ use pgoutput::Lsn;
 use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::state::{self, progress};
+use crate::switchover;
 
 #[derive(Debug, Args)]
 pub(crate) struct SkipArgs {
@@ -30,6 +31,7 @@ fn parse(text: &str) -> std::result::Result<Skip, String> {
 
 pub(crate) fn run(args: &SkipArgs) -> Result<()> {
     let (mut control, row) = args.selection.existing()?;
+    switchover::refuse_ended(&mut control, &row)?;
     let Skip(lsn) = args.lsn;
     if let Some(lsn) = lsn
         && let Some(applied) = progress::read(&mut control, row.id)?

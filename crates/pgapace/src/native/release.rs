@@ -77,10 +77,7 @@ pub(crate) fn own(control: &mut Session, name: &str) -> Result<(Subscription, Op
     )?;
     let row = ownership::fence(control, row.id, &owning, &|| false)?
         .ok_or_else(|| Failure::new(Class::Config, "the subscription was dropped meanwhile"))?;
-    let ended = control
-        .simple(&switchover::ended_sql(row.id))
-        .map_err(|e| Failure::subscriber(&e, "looking for a switchover"))?;
-    switchover::check_not_ended(&ended, &row.name)?;
+    switchover::refuse_ended(control, &row)?;
     switchover::check_finished(control, &row)?;
     let adopted = adoption::all(control)?.into_iter().find(|one| one.name == row.name);
     Ok((row, adopted))

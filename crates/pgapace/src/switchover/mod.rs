@@ -43,7 +43,7 @@ pub(crate) mod way_back;
 
 pub(crate) use plan::{Findings, plan};
 pub(crate) use procedure::{Request, Sides, go, lock};
-pub(crate) use record::{check_finished, check_not_ended, ended_sql};
+pub(crate) use record::{check_finished, check_not_ended, ended_sql, refuse_ended};
 pub(crate) use undo::abort;
 
 /// How far a switchover has come. A step is recorded before it is done.

@@ -203,6 +203,14 @@ pub(super) fn ended_before(
     rows.first().map(|row| Ok((field(&row, 0)?, field(&row, 1)?, boolean(&row, 2)?))).transpose()
 }
 
+/// Refuses a subscription that has ended, for a verb whose request no later run would fulfil.
+pub(crate) fn refuse_ended(control: &mut Session, row: &Subscription) -> Result<()> {
+    let ended = control
+        .simple(&ended_sql(row.id))
+        .map_err(|e| Failure::subscriber(&e, "looking for a switchover"))?;
+    check_not_ended(&ended, &row.name)
+}
+
 /// The query for [`check_not_ended`].
 pub(crate) fn ended_sql(id: SubscriptionId) -> String {
     format!(

@@ -249,7 +249,19 @@ fn clients_move_over_and_back() {
             expect_slot_of_way_back(&case);
             assert_eq!(value(old, database, read_only), "on");
             case.run().expect(13, &["was switched over at"]);
-            case.tool.finish("rebase", &[]).expect(13, &["was switched over at"]);
+            let refused: [(&str, &[&str]); 5] = [
+                ("rebase", &[]),
+                ("resync", &["orders"]),
+                ("refresh", &[]),
+                ("skip", &["--lsn", "7/1"]),
+                ("sequences", &["--force"]),
+            ];
+            for (verb, args) in refused {
+                case.tool.finish(verb, args).expect(13, &["was switched over at"]);
+            }
+            let requests = "SELECT (SELECT count(*) FROM pgapace.relation WHERE requested IS NOT NULL) \
+                + (SELECT count(*) FROM pgapace.subscription WHERE skip_lsn IS NOT NULL)";
+            assert_eq!(value(new, database, requests), "0");
             let checked = case.tool.finish("check", &[]).stdout;
             assert!(checked.contains("was switched over at"), "{checked}");
             let said = ["was switched over", "HINT:", "applies the way back"];
