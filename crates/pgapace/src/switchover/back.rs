@@ -19,6 +19,21 @@ pub(crate) fn way_back(control: &mut Session, row: &Subscription) -> Result<WayB
     })
 }
 
+/// The way back on which `--back` moves writes, or has moved them: then nothing was begun since, and the process that
+/// applies may have forgotten the record that [`way_back`] reads.
+pub(crate) fn to_return(
+    control: &mut Session,
+    row: &Subscription,
+    returned: Option<Returned>,
+) -> Result<WayBack> {
+    match returned {
+        Some(returned) if !returned.opened || record::read(control, row.id)?.is_none() => {
+            Ok(returned.back)
+        }
+        _ => way_back(control, row),
+    }
+}
+
 /// The subscription of a way back on the old side, unless it has not begun.
 pub(crate) fn subscription(old: &mut Session, back: &WayBack) -> Result<Option<Subscription>> {
     if schema::version(old)? < schema::newest() {

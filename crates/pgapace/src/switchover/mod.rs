@@ -43,8 +43,8 @@ pub(crate) mod way_back;
 
 pub(crate) use plan::{Findings, plan};
 pub(crate) use procedure::{Request, Sides, go, lock};
-pub(crate) use record::{check_finished, check_not_ended, ended_sql, refuse_ended};
-pub(crate) use undo::abort;
+pub(crate) use record::{check_finished, check_not_ended, ended_sql, has_ended, refuse_ended};
+pub(crate) use undo::{NOT_BEGUN_SINCE, abort};
 
 /// How far a switchover has come. A step is recorded before it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

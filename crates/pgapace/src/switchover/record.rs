@@ -203,6 +203,11 @@ pub(super) fn ended_before(
     rows.first().map(|row| Ok((field(&row, 0)?, field(&row, 1)?, boolean(&row, 2)?))).transpose()
 }
 
+/// Whether the subscription has ended. The last steps of the switchover may be left.
+pub(crate) fn has_ended(control: &mut Session, row: &Subscription) -> Result<bool> {
+    Ok(read(control, row.id)?.is_some_and(|record| record.step.has_ended()))
+}
+
 /// Refuses a subscription that has ended, for a verb whose request no later run would fulfil.
 pub(crate) fn refuse_ended(control: &mut Session, row: &Subscription) -> Result<()> {
     let ended = control

@@ -18,6 +18,9 @@ use crate::subscriber::session::Purpose;
 /// Between two attempts to connect.
 const RETRY_EVERY: Duration = Duration::from_millis(200);
 
+/// What `--abort` says of the time after a switchover that is done.
+pub(crate) const NOT_BEGUN_SINCE: &str = "No switchover was begun since.";
+
 /// How a switchover that failed has ended.
 pub(super) enum Settled {
     /// Everything was undone.
@@ -133,17 +136,19 @@ fn answers(session: &mut Session) -> bool {
 pub(super) fn undo(sides: &mut Sides<'_>, begun: &Record) -> Result<Writes> {
     let Sides { control, source, row, .. } = sides;
     let Some(actions) = begun.step.undo() else {
-        let hint = match begun.step {
-            Step::Ended => {
-                "Run the interrupted command again, --go or --back: it opens the new side."
-            }
-            _ => "Move writes the other way: pgapace switchover --back, or --go.",
-        };
-        return Err(Failure::new(
+        let failure = Failure::new(
             Class::Config,
             format!("{} is switched over: nothing can be undone", row.name),
-        )
-        .hint(hint));
+        );
+        return Err(match begun.step {
+            Step::Ended => failure.hint(
+                "Run the interrupted command again, --go or --back: it opens the new side.",
+            ),
+            _ => failure.detail(NOT_BEGUN_SINCE).hint(
+                "An interrupted command can be run again: if it is done, it says so. The other one, --back or --go, \
+                 moves writes the other way.",
+            ),
+        });
     };
     for action in actions {
         match action {

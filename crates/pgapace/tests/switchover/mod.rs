@@ -269,9 +269,12 @@ fn clients_move_over_and_back() {
             status.expect(13, &said);
             assert!(status.stdout.contains("streaming, switched over"), "{}", status.stdout);
             assert!(!status.stdout.contains("pgapace rebase"), "{}", status.stdout);
-            switchover(&case.tool, &["--abort"]).expect(3, &["nothing can be undone"]);
-            let again = switchover(&case.tool, &["--go"]);
+            let undone = switchover(&case.tool, &["--abort"]);
+            undone.expect(3, &["nothing can be undone", "No switchover was begun since"]);
+            // There is no lag to wait for.
+            let again = switchover(&case.tool, &["--go", "--max-lag", "10s"]);
             again.expect(0, &[]);
+            assert!(again.stdout.contains("was already switched over at"), "{}", again.stdout);
             assert!(!again.stdout.contains("nobody could write"), "{}", again.stdout);
             expect_equal_soon(&case, &mut process);
             if round == 1 {
@@ -296,7 +299,19 @@ fn clients_move_over_and_back() {
             expect_equal_soon(&case, &mut process);
             assert_eq!(value(old, database, read_only), "off");
             assert_eq!(value(new, database, read_only), "on");
-            switchover(&case.tool, &["--back"]).expect(3, &["was not switched over"]);
+            let undone = switchover(&case.tool, &["--abort"]);
+            undone.expect(3, &["nothing can be undone", "No switchover was begun since"]);
+            let again = switchover(&case.tool, &["--back", "--max-lag", "10s"]);
+            again.expect(0, &[]);
+            let already = format!("{}_back was already switched over at", case.tool.name);
+            assert!(again.stdout.contains(&already), "{}", again.stdout);
+            // One that was begun and undone changes nothing.
+            let failed = switchover(
+                &case.tool,
+                &["--go", "--stop-writes", "exit 7", "--resume-writes", "true"],
+            );
+            failed.expect(3, &["Everything was undone"]);
+            switchover(&case.tool, &["--back"]).expect(0, &[]);
         }
         for cluster in [old, new] {
             assert_eq!(value(cluster, database, FORGOTTEN), "0 of true");

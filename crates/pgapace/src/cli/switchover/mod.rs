@@ -194,9 +194,8 @@ pub(crate) fn run(args: &SwitchoverArgs) -> Result<()> {
     if args.abort {
         return abort(forward, returned);
     }
-    let unfinished = returned.filter(|returned| !returned.opened).map(|returned| returned.back);
     if args.back {
-        return go_back(args, forward, unfinished);
+        return go_back(args, forward, returned);
     }
     let name = args.back_name.clone().unwrap_or_else(|| format!("{}_back", forward.row.name));
     check_name(&name, "back-name")?;
@@ -213,13 +212,10 @@ pub(crate) fn run(args: &SwitchoverArgs) -> Result<()> {
 fn go_back(
     args: &SwitchoverArgs,
     mut forward: Direction,
-    unfinished: Option<WayBack>,
+    returned: Option<Returned>,
 ) -> Result<()> {
     switchover::lock(&mut forward.control, &forward.row)?;
-    let back = match unfinished {
-        Some(back) => back,
-        None => back::way_back(&mut forward.control, &forward.row)?,
-    };
+    let back = back::to_return(&mut forward.control, &forward.row, returned)?;
     let reversed = forward.reversed(&back)?.ok_or_else(|| {
         Failure::new(
             Class::NotRunning,
@@ -264,7 +260,10 @@ fn switch(
     if args.plan {
         return plan(&switchover::plan(&mut direction.sides(), &request)?, &name);
     }
-    if let Some(most) = args.max_lag {
+    // One that has ended has no lag any more: only its last steps are left.
+    if let Some(most) = args.max_lag
+        && !switchover::has_ended(&mut direction.control, &direction.row)?
+    {
         let bound = LagBound {
             most,
             lasts: Duration::from_secs(args.lag_for),
@@ -273,7 +272,8 @@ fn switch(
         bound.wait(&direction.site, &name)?;
     }
     let done = switchover::go(&mut direction.sides(), &request)?;
-    output::line(&format!("subscription {name} was switched over at {}", done.end_lsn));
+    let already = if done.outage.is_none() { " already" } else { "" };
+    output::line(&format!("subscription {name} was{already} switched over at {}", done.end_lsn));
     if let Some(outage) = done.outage {
         output::line(&format!("  nobody could write for {} ms", outage.as_millis()));
     }
@@ -358,7 +358,8 @@ fn abort(mut forward: Direction, returned: Option<Returned>) -> Result<()> {
             Class::Config,
             format!("{} is switched over: nothing can be undone", back.name),
         )
-        .hint("Writes are on the publisher. pgapace switchover --go moves them."));
+        .detail(switchover::NOT_BEGUN_SINCE)
+        .hint("Writes are on the publisher. An interrupted command can be run again: if it is done, it says so."));
     }
     output::line(if aborted {
         "the switchover was undone: writes stay where they were"
