@@ -23,7 +23,8 @@ use crate::stopping::interrupt::interruptible;
 use crate::subscriber::session::{Subscriber, WAITING_COMMITS};
 use crate::subscriber::state::published::{self, PreviousReading};
 use crate::subscriber::state::{
-    self, NewSubscription, Phase, RelationsByName, SchemaCopy, Subscription, progress,
+    self, NewSubscription, Phase, RelationsByName, SchemaCopy, Subscription, SubscriptionId,
+    progress,
 };
 use crate::tablesync::copy_requests;
 use crate::tablesync::emptying::Emptied;
@@ -102,15 +103,23 @@ impl Supervisor<'_> {
         Ok(publication::read_contents(source, &config.publications)?.tables)
     }
 
-    /// Creates the subscription's row, after every check that can be made before. Returns whether this process
-    /// has created it.
+    /// Creates the subscription's row, after every check that can be made before, in place of the one that is
+    /// `superseded`. Returns whether this process has created it.
     pub(super) fn create(
         &self,
         control: &mut Session,
         tables: &[PublishedTable],
+        superseded: Option<SubscriptionId>,
     ) -> Result<(Subscription, bool)> {
+        if let Some(id) = superseded {
+            // The checks are those of a subscription that the subscriber has never had.
+            begin_to_record(control)?;
+            control.simple(&state::forget_sql(id)).map_err(|e| recording(&e))?;
+        }
         let emptied = self.check_first_start(control, tables, self.config.copy_schema)?;
-        begin_to_record(control)?;
+        if superseded.is_none() {
+            begin_to_record(control)?;
+        }
         let schema_copy = self.config.copy_schema.then_some(SchemaCopy::Before);
         let created = state::create(control, &self.new_subscription(schema_copy))?;
         if let Some(created) = &created {

@@ -12,8 +12,10 @@ use super::first_run::{begin_to_record, recording};
 use crate::config::{IfNotEmpty, Subscription as Config};
 use crate::error::{Class, Failure, Result};
 use crate::native::guard;
+use crate::publisher::session::Publisher;
 use crate::publisher::slot;
 use crate::subscriber::state::{self, Phase, RelationState, SchemaCopy, Subscription};
+use crate::switchover::way_back;
 use crate::tablesync::copy_requests;
 use crate::tablesync::schema;
 
@@ -45,6 +47,19 @@ impl Supervisor<'_> {
         }
         let relations = state::relations(control, row.id)?;
         contradiction(row, &self.config, &relations).map_or(Ok(()), Err)
+    }
+
+    /// The failure of [`Self::settle`]: of a way back, whose settings this process does not have yet, another one.
+    pub(super) fn or_turn_round(
+        &self,
+        publisher: &Publisher,
+        row: &Subscription,
+        failure: Failure,
+    ) -> Failure {
+        match self.options.supersedes {
+            Some(_) => failure,
+            None => way_back::or_turn_round(publisher, row, failure),
+        }
     }
 
     /// Repeats the checks of a first start, and records its settings.

@@ -283,7 +283,8 @@ impl Supervisor<'_> {
         let servers = (&subscriber, &publisher);
         let (mut owned, beat) =
             self.take_ownership(&mut control, Some(&mut source), servers, &row)?;
-        self.settle(&mut control, &mut source, &mut owned.row, created)?;
+        self.settle(&mut control, &mut source, &mut owned.row, created)
+            .map_err(|failure| self.or_turn_round(&publisher, &owned.row, failure))?;
         let (config, board) = (Arc::clone(&self.config), self.board.clone());
         let OwnedSubscription { row, .. } = &owned;
         let sides = (&subscriber, &publisher);

@@ -205,9 +205,11 @@ impl Supervisor<'_> {
         if version == 0 {
             exposed::warn(control, source, &config.name)?;
         }
+        let mut superseded = None;
         if let (Some(row), Some(generation)) = (&found, self.options.supersedes)
-            && way_back::forget_superseded(control, row, generation)?
+            && way_back::is_superseded(control, row, generation)?
         {
+            superseded = Some(row.id);
             (found, looked) = (None, None);
         }
         match found {
@@ -233,7 +235,7 @@ impl Supervisor<'_> {
                 if looked.as_ref().is_err_and(|failure| failure.class == Class::Slot) {
                     guard::first_start(control, &config)?;
                 }
-                let (row, created) = self.create(control, &looked?)?;
+                let (row, created) = self.create(control, &looked?, superseded)?;
                 Ok(FoundSubscription { row, commits, tagging: None, created })
             }
         }

@@ -10,15 +10,21 @@
 //! left where the subscription ended. Its generation tells a record that leads on from an old one: a
 //! process that comes from generation 1 forgets a record of generation 0 at the other side, and follows one
 //! of generation 2.
+//!
+//! The record is forgotten in the transaction that creates the new subscription. So whenever the process ends, a later
+//! one with the old settings finds a record that leads on, or the new subscription. If that one has not streamed, its
+//! first start is completed with the settings of a way back: [`or_turn_round`] leads there from the record on the
+//! other side.
 
 use wire::Session;
 
-use super::record;
+use super::{back, record};
 use crate::config::Subscription as Config;
 use crate::config::declarations::OriginFilter;
-use crate::error::Result;
+use crate::error::{Class, Failure, Recovery, Result};
+use crate::publisher::session::Publisher;
 use crate::subscriber::origin;
-use crate::subscriber::state::{self, Subscription};
+use crate::subscriber::state::Subscription;
 
 /// The subscription that applies changes of the new side on the old side.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,9 +57,10 @@ impl Config {
     }
 }
 
-/// Forgets a subscription that an earlier switchover has ended, if the process comes from a later one.
-/// Returns whether it has.
-pub(crate) fn forget_superseded(
+/// Whether the process comes from a later switchover than the one that has ended this subscription. Then the
+/// subscription begins anew in its place: `state::forget_sql` belongs into the transaction that creates it, because a
+/// record that is gone leads no later process here.
+pub(crate) fn is_superseded(
     control: &mut Session,
     row: &Subscription,
     generation: i64,
@@ -62,7 +69,32 @@ pub(crate) fn forget_superseded(
     let superseded = ended.is_some_and(|record| record.generation < generation);
     if superseded {
         origin::drop_if_unused(control, row.id)?;
-        state::forget(control, row.id)?;
     }
     Ok(superseded)
+}
+
+/// The failure of a first start that finds the slot of a way back, and so is to go on with one that a process has
+/// begun after it turned round: this process turns round, too, and so gets the settings of the way back. Any other
+/// failure stays as it is.
+pub(crate) fn or_turn_round(
+    publisher: &Publisher,
+    row: &Subscription,
+    failure: Failure,
+) -> Failure {
+    if row.copy_data || !matches!(failure.class, Class::Slot | Class::Config) {
+        return failure;
+    }
+    let returned =
+        publisher.connect_to_look().and_then(|mut source| back::returned(&mut source, &row.name));
+    match returned {
+        Ok(Some(returned)) => Failure {
+            recovery: Recovery::WayBack(Box::new(returned.back)),
+            ..Failure::new(
+                Class::Disabled,
+                format!("subscription {} begins as a way back", row.name),
+            )
+            .hint("pgapace run without --until applies it.")
+        },
+        Ok(None) | Err(_) => failure,
+    }
 }

@@ -13,6 +13,7 @@ mod plan;
 mod pooled;
 mod privileges;
 mod synchronous;
+mod turning;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
