@@ -2,6 +2,7 @@
 //! takes twice as long.
 
 use crate::error::{Failure, Result};
+use crate::scoped_thread;
 
 /// Asks the publisher on a thread of its own, and the subscriber on this one. `doing` names the
 /// request to the publisher, if that thread panics.
@@ -10,10 +11,7 @@ pub(crate) fn ask_both<P: Send, S>(
     publisher: impl FnOnce() -> Result<P> + Send,
     subscriber: impl FnOnce() -> Result<S>,
 ) -> (Result<P>, Result<S>) {
-    std::thread::scope(|scope| {
-        let publisher = scope.spawn(publisher);
-        let subscriber = subscriber();
-        let panicked = |_| Err(Failure::internal(format!("{doing} panicked")));
-        (publisher.join().unwrap_or_else(panicked), subscriber)
-    })
+    let (publisher, subscriber) = scoped_thread::both(publisher, subscriber);
+    let panicked = || Err(Failure::internal(format!("{doing} panicked")));
+    (publisher.unwrap_or_else(panicked), subscriber)
 }

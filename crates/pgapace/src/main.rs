@@ -29,6 +29,7 @@ mod repair;
 mod report;
 mod retried;
 mod same_database;
+mod scoped_thread;
 mod sequences;
 mod spool;
 mod sqlstate;

@@ -29,6 +29,7 @@ pub struct Program {
     directory: Option<PathBuf>,
     own_session: bool,
     namespace: Option<String>,
+    user: Option<u32>,
 }
 
 impl Program {
@@ -41,12 +42,19 @@ impl Program {
             directory: None,
             own_session: false,
             namespace: None,
+            user: None,
         }
     }
 
     /// Runs it in this network namespace.
     pub(crate) fn in_namespace(mut self, name: &str) -> Self {
         self.namespace = Some(name.to_owned());
+        self
+    }
+
+    /// Runs it as this user and group, which need no name. Only root can do that.
+    pub fn as_user(mut self, id: u32) -> Self {
+        self.user = Some(id);
         self
     }
 
@@ -125,6 +133,12 @@ impl Program {
             // ip enters the namespace with its own process, and then becomes the program.
             let mut command = Command::new("ip");
             command.args(["netns", "exec", namespace]).arg(&self.path);
+            command.process_group(0);
+            command
+        } else if let Some(id) = self.user {
+            let mut command = Command::new("setpriv");
+            command.args([format!("--reuid={id}"), format!("--regid={id}")]);
+            command.arg("--clear-groups").arg(&self.path);
             command.process_group(0);
             command
         } else if self.own_session {

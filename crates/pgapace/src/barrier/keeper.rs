@@ -15,6 +15,7 @@ use crate::apply::thread;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
+use crate::scoped_thread;
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, first_row};
@@ -234,13 +235,13 @@ impl Keeping {
         let abort = Shutdown::default();
         let (done, created) = crossbeam_channel::bounded::<()>(0);
         let slot = std::thread::scope(|scope| {
-            scope.spawn(|| {
+            scoped_thread::spawn(scope, "barrier watch", || {
                 while created.recv_timeout(SLOW_POLL) == Err(RecvTimeoutError::Timeout) {
                     if !self.is_wanted(control, id).unwrap_or(true) {
                         abort.request();
                     }
                 }
-            });
+            })?;
             let sessions = [holder.cancel_handle()];
             let created = interruptible(&abort, &sessions, "creating a slot", || {
                 slot::create_then(&mut holder, &name, slot::Kind::Temporary, &mut |lsn| {

@@ -202,7 +202,7 @@ pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
                 // The receiver below ends when all have sent.
                 drop(sender.send((name, result)));
             })
-            .map_err(|e| Failure::internal(format!("cannot start a thread: {e}")))?;
+            .map_err(|e| Failure::refused_by_system("start a thread", &e))?;
         threads.push(thread);
     }
     drop(sender);

@@ -6,6 +6,7 @@ use crossbeam_channel::{RecvTimeoutError, bounded};
 use wire::CancelHandle;
 
 use crate::error::{Class, Failure, Result};
+use crate::scoped_thread;
 use crate::sqlstate;
 use crate::stopping::shutdown::Shutdown;
 
@@ -36,7 +37,7 @@ pub(crate) fn interruptible_after<T>(
 ) -> Result<T> {
     let (done, ended) = bounded::<()>(0);
     let result = std::thread::scope(|scope| {
-        scope.spawn(move || {
+        scoped_thread::spawn(scope, "stop", move || {
             let mut requested_at = None;
             while ended.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
                 if !shutdown.requested() {
@@ -50,7 +51,7 @@ pub(crate) fn interruptible_after<T>(
                     cancel(session);
                 }
             }
-        });
+        })?;
         let result = work();
         drop(done);
         result

@@ -27,6 +27,7 @@ use crate::publisher::session::Publisher;
 use crate::publisher::source::ChangeSource;
 use crate::publisher::start_replication;
 use crate::publisher::watch::{self, Commits, Watch};
+use crate::scoped_thread;
 use crate::subscriber::format::Servers;
 use crate::subscriber::origin;
 use crate::subscriber::session;
@@ -176,8 +177,9 @@ impl Supervisor<'_> {
         let connector = self.connector(context.subscriber, purpose(durable_commits), identity);
         let (leaseholder, subscriber, id) =
             (Arc::clone(&self.leaseholder), context.subscriber, row.id);
-        let sessions = scope
-            .spawn(move || OpenedSessions::open(subscriber, &leaseholder, workers, &connector, id));
+        let sessions = scoped_thread::spawn(scope, "connect", move || {
+            OpenedSessions::open(subscriber, &leaseholder, workers, &connector, id)
+        })?;
         Ok(Opening { commits, durable_commits, tagging, applying, sessions })
     }
 

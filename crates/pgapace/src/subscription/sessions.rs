@@ -16,6 +16,7 @@ use crate::apply::pool::{Connector, OpenedWorkers, Pool, Slots, WorkerNumber};
 use crate::apply::prefetch::Prefetch;
 use crate::apply::session_leases::Leaseholder;
 use crate::error::{Class, Failure, Result};
+use crate::scoped_thread;
 use crate::subscriber::origin;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::{SubscriptionId, ownership};
@@ -39,13 +40,14 @@ impl OpenedSessions {
     ) -> Result<Self> {
         let panicked = |_| Err(Failure::internal("connecting panicked"));
         std::thread::scope(|scope| {
-            let durability = scope.spawn(|| {
+            let durability = scoped_thread::spawn(scope, "connect", || {
                 let mut session = subscriber.connect(Purpose::Durability)?;
                 // One that waits for a standby does not notice that its process is gone: the next owner ends it.
                 ownership::join(&mut session, id)?;
                 Ok(session)
-            });
-            let monitor = scope.spawn(|| subscriber.connect(Purpose::Monitor));
+            })?;
+            let monitor =
+                scoped_thread::spawn(scope, "connect", || subscriber.connect(Purpose::Monitor))?;
             let workers = OpenedWorkers::open(leaseholder, workers, connector)?;
             let monitor = monitor.join().unwrap_or_else(panicked)?;
             let durability = durability.join().unwrap_or_else(panicked)?;

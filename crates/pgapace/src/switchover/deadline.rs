@@ -6,6 +6,7 @@ use crossbeam_channel::{RecvTimeoutError, bounded};
 use wire::CancelHandle;
 
 use crate::error::{Class, Failure, Result};
+use crate::scoped_thread;
 use crate::sqlstate;
 use crate::stopping::interrupt::cancel;
 
@@ -56,13 +57,13 @@ impl Deadline {
     ) -> Result<T> {
         let (done, ended) = bounded::<()>(0);
         let result = std::thread::scope(|scope| {
-            scope.spawn(move || {
+            scoped_thread::spawn(scope, "deadline", move || {
                 let mut pause = self.left() + GRACE;
                 while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
                     cancel();
                     pause = CANCEL_EVERY;
                 }
-            });
+            })?;
             let result = work();
             drop(done);
             result

@@ -11,6 +11,7 @@ use super::procedure::Sides;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
 use crate::publisher::slot::BEGIN_READING;
+use crate::scoped_thread;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::session::{Purpose, Subscriber};
@@ -145,12 +146,12 @@ fn stopped_at<T>(
 ) -> Result<T> {
     let (done, ended) = mpsc::channel::<()>();
     let result = std::thread::scope(|scope| {
-        scope.spawn(move || {
+        scoped_thread::spawn(scope, "deadline", move || {
             let left = deadline.saturating_duration_since(Instant::now());
             if ended.recv_timeout(left) == Err(mpsc::RecvTimeoutError::Timeout) {
                 shutdown.request();
             }
-        });
+        })?;
         let result = work();
         drop(done);
         result

@@ -365,14 +365,23 @@ impl SchemaCopier<'_> {
                 .hint("--copy-schema needs pg_dump, psql and pg_restore in the PATH.")
         })?;
         let mut errors = child.stderr.take();
-        let reader = std::thread::spawn(move || {
+        let read = move || {
             let mut said = Vec::new();
             if let Some(errors) = &mut errors {
                 // Output that cannot be read is not shown.
                 let _ = errors.read_to_end(&mut said);
             }
             String::from_utf8_lossy(&said).trim().to_owned()
-        });
+        };
+        let reader = match std::thread::Builder::new().name(name.to_owned()).spawn(read) {
+            Ok(reader) => reader,
+            Err(error) => {
+                // It could not be heard.
+                let ended = child.kill().and_then(|()| child.wait());
+                tracing::debug!(?ended, name, "the tool was ended");
+                return Err(Failure::refused_by_system("start a thread", &error));
+            }
+        };
         let ended = self.wait(&mut child, name);
         let said = reader.join().unwrap_or_default();
         Ok((ended?, said))

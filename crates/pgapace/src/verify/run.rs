@@ -80,7 +80,7 @@ impl Verification<'_> {
                 };
                 let thread = std::thread::Builder::new().name(format!("verify {number}"));
                 if let Err(error) = thread.spawn_scoped(scope, work) {
-                    let failure = Failure::internal(format!("cannot start a thread: {error}"));
+                    let failure = Failure::refused_by_system("start a thread", &error);
                     lock(failed).get_or_insert(failure);
                 }
             }

@@ -7,6 +7,7 @@ use pgoutput::Lsn;
 use wire::{Rows, Session};
 
 use crate::error::{Failure, Result};
+use crate::scoped_thread;
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{boolean, first_row};
@@ -128,9 +129,12 @@ impl SessionPair {
             std::thread::scope(|scope| {
                 let (from, publisher_rows) = bounded(BATCHES);
                 let (to, subscriber_rows) = bounded(BATCHES);
-                let theirs =
-                    scope.spawn(move || send(theirs, publisher, Failure::publisher, &from));
-                let ours = scope.spawn(move || send(ours, subscriber, Failure::subscriber, &to));
+                let theirs = scoped_thread::spawn(scope, "publisher rows", move || {
+                    send(theirs, publisher, Failure::publisher, &from)
+                })?;
+                let ours = scoped_thread::spawn(scope, "subscriber rows", move || {
+                    send(ours, subscriber, Failure::subscriber, &to)
+                })?;
                 let merged = merge(Entries::new(publisher_rows), Entries::new(subscriber_rows));
                 let panicked = |_| Err(Failure::internal("reading rows panicked"));
                 let theirs = theirs.join().unwrap_or_else(panicked);
@@ -175,12 +179,9 @@ fn beside<A: Send, B>(
     one: impl FnOnce() -> Result<A> + Send,
     other: impl FnOnce() -> Result<B>,
 ) -> (Result<A>, Result<B>) {
-    std::thread::scope(|scope| {
-        let one = scope.spawn(one);
-        let other = other();
-        let panicked = |_| Err(Failure::internal("a query of the verification panicked"));
-        (one.join().unwrap_or_else(panicked), other)
-    })
+    let (one, other) = scoped_thread::both(one, other);
+    let panicked = || Err(Failure::internal("a query of the verification panicked"));
+    (one.unwrap_or_else(panicked), other)
 }
 
 fn some<T>(read: Read<T>) -> Read<Option<T>> {

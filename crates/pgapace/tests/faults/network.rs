@@ -1,15 +1,15 @@
 //! Network failures on either side.
 
-use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
 use testbed::compare::TableName;
 use testbed::program::Process;
-use testbed::{Proxy, Result, Stop};
+use testbed::{Program, Proxy, Result, Stop};
 
 use crate::support::{
-    DB, Load, PATIENCE, Reader, Site, long, random_pause, wait_for_log, wait_while_running,
+    DB, Load, PATIENCE, Reader, Site, executable, long, random_pause, skipped, wait_for_event,
+    wait_for_log, wait_while_running,
 };
 
 #[test]
@@ -164,9 +164,14 @@ fn retries_without_a_sqlstate_are_counted() -> Result<()> {
 
 /// Limits the open files of a running process.
 fn limit_files(run: &Process, most: u32) -> Result<()> {
-    let (pid, most) = (run.pid().to_string(), format!("--nofile={most}:"));
-    let status = Command::new("prlimit").args(["--pid", &pid, &most]).status()?;
-    assert!(status.success(), "{status}");
+    limit(run, &format!("--nofile={most}:"), |prlimit| prlimit)
+}
+
+/// `by` says who does it: without all privileges, only the user of the process may.
+fn limit(run: &Process, most: &str, by: impl Fn(Program) -> Program) -> Result<()> {
+    let prlimit = Program::new("prlimit").args(["--pid", &run.pid().to_string(), most]);
+    let output = by(prlimit).output()?;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }
 
@@ -181,4 +186,37 @@ fn a_process_without_room_for_files_names_the_limit() -> Result<()> {
     limit_files(&run, 1000)?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
     site.wait_until_applied(&mut run)
+}
+
+/// Threads end a run at the same time, and begin another one. Where the system refuses them, no destructor panics.
+#[test]
+fn a_process_without_room_for_threads_ends_its_run_and_goes_on_later() -> Result<()> {
+    // A user of its own, because the limit counts all threads of a user. It does not hold for root.
+    let user = 60_000 + std::process::id() % 5_000;
+    let version = executable().arg("--version").as_user(user).output();
+    if !version.is_ok_and(|version| version.status.success()) {
+        skipped("limit of threads", "only root can run the program as another user");
+        return Ok(());
+    }
+    for (major, fewer) in [(15, 12), (18, 3)] {
+        let site = Site::new(major, major)?;
+        site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+        let servers = [&site.publisher, &site.subscriber].map(|server| server.conninfo_tcp(DB));
+        let program = site.program_between(&servers[0], &servers[1]).args(["--workers", "4"]);
+        let mut run = site.spawn_streaming(&program.as_user(user))?;
+        let threads = std::fs::read_dir(format!("/proc/{}/task", run.pid()))?.count();
+        limit(&run, &format!("--nproc={}:", threads - fewer), |prlimit| prlimit.as_user(user))?;
+        let end = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active";
+        site.publisher.sql(DB, end)?;
+        wait_for_event(&mut run, "run_failed", PATIENCE)?;
+        if fewer == 12 {
+            wait_for_log(&mut run, "raise TasksMax and LimitNOFILE", PATIENCE)?;
+        }
+        site.publisher.sql(DB, end)?;
+        limit(&run, "--nproc=1000:", |prlimit| prlimit.as_user(user))?;
+        site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
+        site.wait_until_applied(&mut run)?;
+        assert!(!run.log().contains("panicked"), "{}", run.log());
+    }
+    Ok(())
 }

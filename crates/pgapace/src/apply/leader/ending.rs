@@ -7,6 +7,7 @@ use crate::apply::bookkeeping::BookkeepingJob;
 use crate::apply::requests::Requests;
 use crate::error::{Class, Failure, Result};
 use crate::hand_over;
+use crate::scoped_thread;
 
 /// How long a stop waits for transactions that are being applied: a large one, or one that waits for a
 /// lock on the subscriber.
@@ -77,9 +78,9 @@ impl Leader<'_> {
         let Self { streams, receiver, owner, around, .. } = self;
         let Surroundings { pool, durability, mut control, .. } = around;
         let acknowledged = std::thread::scope(|scope| {
-            scope.spawn(|| drop(streams));
-            scope.spawn(|| drop(pool));
-            scope.spawn(|| drop(durability));
+            scoped_thread::drop_beside(scope, streams);
+            scoped_thread::drop_beside(scope, pool);
+            scoped_thread::drop_beside(scope, durability);
             receiver.finish()
         });
         let told = match acknowledged {

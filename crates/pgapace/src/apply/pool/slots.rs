@@ -16,6 +16,7 @@ use crate::apply::worker::{FromWorker, Worker, WorkerContext};
 use crate::error::{Failure, Result};
 use crate::observe::figures::{SlowGroup, WorkerNow};
 use crate::observe::ledger::{Counts, Meter};
+use crate::scoped_thread;
 use crate::subscriber::state::statistics::WaitTimes;
 
 /// How a worker opens its session, by its number.
@@ -79,13 +80,12 @@ impl OpenedWorkers {
         let panicked = |_| Err(Failure::internal("connecting panicked"));
         // All at once.
         std::thread::scope(|scope| {
-            let connecting: Vec<_> = leases
-                .into_iter()
-                .map(|(number, lease)| {
-                    let connect = connector(number);
-                    (number, lease, scope.spawn(move || connect(None)))
-                })
-                .collect();
+            let connecting = leases.into_iter().map(|(number, lease)| {
+                let connect = connector(number);
+                let thread = scoped_thread::spawn(scope, "connect", move || connect(None))?;
+                Ok((number, lease, thread))
+            });
+            let connecting = connecting.collect::<Result<Vec<_>>>()?;
             let opened = connecting.into_iter().map(|(number, lease, thread)| {
                 let (session, identity) = thread.join().unwrap_or_else(panicked)?;
                 Ok(OpenedWorker { number, lease, session, identity })
@@ -243,7 +243,7 @@ impl Slots {
         std::thread::scope(|scope| {
             for slot in &mut self.slots {
                 let worker = slot.worker.take();
-                scope.spawn(move || drop(worker));
+                scoped_thread::drop_beside(scope, worker);
             }
         });
         self.slots.iter_mut().for_each(|slot| slot.lease = None);

@@ -12,6 +12,7 @@ use crate::apply::apply_session::Connect;
 use crate::apply::work::Work;
 use crate::error::{Failure, Result};
 use crate::observe::ledger::Ledger;
+use crate::scoped_thread;
 use worker::{NoWorker, StreamWorker};
 
 pub(crate) use worker::StreamReport;
@@ -80,7 +81,7 @@ impl StreamSessions {
         self.workers.iter_mut().flatten().for_each(StreamWorker::close);
         std::thread::scope(|scope| {
             for worker in self.workers.drain(..).flatten() {
-                scope.spawn(move || drop(worker));
+                scoped_thread::drop_beside(scope, worker);
             }
         });
     }
