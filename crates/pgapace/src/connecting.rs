@@ -56,6 +56,9 @@ pub(crate) fn explain(
                                pg_database; lists the databases."
                 .to_owned()
         }
+        (Some(sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE), Some("CheckMyDatabase")) => {
+            format!("ALTER DATABASE {database} ALLOW_CONNECTIONS true;")
+        }
         (Some(sqlstate::INSUFFICIENT_PRIVILEGE), Some("CheckMyDatabase")) => {
             format!("GRANT CONNECT ON DATABASE {database} TO {role};")
         }

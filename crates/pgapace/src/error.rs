@@ -135,6 +135,9 @@ pub(crate) enum Recovery {
     Reconnect,
     /// A retry when the server accepts connections again: it is down, starts, stops or recovers.
     WaitForServer,
+    /// A retry if this process has streamed: the server refuses the session, and has accepted such sessions before. An
+    /// administrator may have closed the database for a while.
+    Admission,
     /// A retry in which values are sent as text.
     SendText,
     /// A retry in which the subscriber's catalogue is read again, once for each commit LSN: the definition of the
@@ -238,6 +241,8 @@ impl Failure {
             Recovery::Reconnect
         } else if failure.sqlstate.as_deref().is_some_and(is_transient) {
             Recovery::Retry
+        } else if matches!(error, wire::Error::Connect { .. }) {
+            Recovery::Admission
         } else {
             Recovery::None
         };
@@ -264,7 +269,7 @@ impl Failure {
     /// Names the change that failed, unless one is named or the failure is not about a change.
     #[must_use]
     pub(crate) fn of(mut self, offender: impl FnOnce() -> Offender) -> Self {
-        if !self.is_transient() && self.class != Class::Stopped {
+        if !self.is_transient() && !self.is_refused() && self.class != Class::Stopped {
             self.offender.get_or_insert_with(|| Box::new(offender()));
         }
         self
@@ -307,6 +312,11 @@ impl Failure {
     /// Whether the connection was lost or not established, for a reason that may pass.
     pub(crate) fn is_connection_lost(&self) -> bool {
         matches!(self.recovery, Recovery::Reconnect | Recovery::WaitForServer)
+    }
+
+    /// Whether the server refused a session for a reason that does not pass by itself.
+    pub(crate) fn is_refused(&self) -> bool {
+        matches!(self.recovery, Recovery::Admission)
     }
 
     /// Whether the server accepts no connections now.

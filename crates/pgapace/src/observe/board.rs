@@ -267,7 +267,8 @@ impl Board {
         let mut shown = self.lock();
         shown.goes_over_to(phase);
         shown.error = Some(error);
-        shown.trial = if failure.is_connection_lost() { Trial::Passed } else { Trial::Ahead };
+        let no_session = failure.is_connection_lost() || failure.is_refused();
+        shown.trial = if no_session { Trial::Passed } else { Trial::Ahead };
         if let Some(sqlstate) = retries {
             *shown.retries.entry(sqlstate).or_default() += 1;
         }

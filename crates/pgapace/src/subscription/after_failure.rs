@@ -81,8 +81,10 @@ impl Step {
     /// `next`: what would follow if there were only the pauses.
     pub(super) fn after(failure: &Failure, next: Next, around: Circumstances) -> Self {
         let passes = matches!(next, Next::Again { .. });
-        // Without SQLSTATE: a server was not asked, or its answer does not fit the settings.
-        let of_settings = !failure.is_connection_lost() && failure.sqlstate.is_none();
+        // A wrong password, for example. Without SQLSTATE: a server was not asked, or its answer does not fit the
+        // settings.
+        let of_settings =
+            failure.is_refused() || !failure.is_connection_lost() && failure.sqlstate.is_none();
         match next {
             _ if around.settings_on_trial && (of_settings || !passes) => Self::GoBack,
             Next::End if around.blocks_tables && is_of_table(failure) => Self::BlockTable,
@@ -159,6 +161,13 @@ mod tests {
         assert_eq!(Step::after(&lost, Next::End, around), Step::GoBack);
         let refused = failure(Class::Config, Recovery::None);
         assert_eq!(Step::after(&refused, AGAIN, around), Step::GoBack);
+        let password = Failure {
+            sqlstate: Some("28P01".to_owned()),
+            ..failure(Class::Publisher, Recovery::Admission)
+        };
+        assert_eq!(Step::after(&password, AGAIN, around), Step::GoBack);
+        let trusted = Circumstances::default();
+        assert!(matches!(Step::after(&password, AGAIN, trusted), Step::Again { .. }));
         let full = Failure {
             sqlstate: Some("53100".to_owned()),
             ..failure(Class::Apply, Recovery::Retry)

@@ -106,7 +106,8 @@ impl FailureRecord {
         failure: &Failure,
         what: impl Fn(&mut Session, state::SubscriptionId) -> Result<()>,
     ) {
-        if failure.class == Class::Subscriber && failure.is_connection_lost() {
+        let no_session = failure.is_connection_lost() || failure.is_refused();
+        if failure.class == Class::Subscriber && no_session {
             self.session = None;
             return;
         }

@@ -4,6 +4,7 @@
 //! |---|---|---|---|
 //! | a server refuses connections, starts, or recovers | again for `--connect-timeout`, 10 s by default | again for `--connect-timeout`, an hour by default | again, for ever unless `--connect-timeout` says otherwise |
 //! | a lost connection, a server without room | the end | the same | the same |
+//! | a refused session: a login, a database that accepts none | the end | the end | again, for ever unless `--connect-timeout` says otherwise; the end with `--until` |
 //! | anything else that may pass, while pgapace waits for a server | the same | the same | the same |
 //! | anything else that may pass | the end | the end | again, for ever |
 //! | the publisher fails while it decodes WAL | again, 20 times unless something is applied | the same | the same |
@@ -106,7 +107,8 @@ impl Retry {
     /// Both servers were reached, by a run that has failed or not. A server that does not serve is still waited
     /// for.
     pub(super) fn reached(&mut self, failure: Option<&Failure>) {
-        if failure.is_none_or(|failure| !failure.is_connection_lost()) {
+        let accepted = |failure: &Failure| !failure.is_connection_lost() && !failure.is_refused();
+        if failure.is_none_or(accepted) {
             self.away_since = None;
         }
     }
@@ -122,7 +124,8 @@ impl Retry {
         let back_soon = self.away_since.is_some() && failure.is_transient();
         let waits = failure.is_away()
             || back_soon
-            || previous_runs >= PreviousRuns::Perhaps && failure.is_connection_lost();
+            || previous_runs >= PreviousRuns::Perhaps && failure.is_connection_lost()
+            || previous_runs == PreviousRuns::OfThisProcess && failure.is_refused();
         if !waits {
             self.away_since = None;
             let in_decoding = matches!(failure.recovery, Recovery::DecodeAgain);
@@ -153,9 +156,8 @@ impl Retry {
 
     /// Another run, after a pause.
     pub(super) fn again(&mut self, failure: &Failure, now: Instant) -> Next {
-        let pause = if failure.is_away()
-            || self.away_since.is_some() && !failure.is_connection_lost()
-        {
+        let has_session = !failure.is_connection_lost() && !failure.is_refused();
+        let pause = if failure.is_away() || self.away_since.is_some() && has_session {
             let away = self.away_since.map_or(Duration::ZERO, |since| now.duration_since(since));
             (away / PART_OF_AWAY).clamp(SHORTEST_AWAY, LONGEST_AWAY)
         } else {
@@ -236,6 +238,31 @@ mod tests {
         assert!(matches!(retry.next(&lost, PreviousRuns::Earlier, now), Next::Again { .. }));
         assert!(matches!(retry.next(&full, PreviousRuns::OfThisProcess, now), Next::Again { .. }));
         assert_eq!(retry.next(&wrong, PreviousRuns::OfThisProcess, now), Next::End);
+    }
+
+    #[test]
+    fn a_session_that_is_refused_is_tried_again_once_this_process_has_streamed() {
+        let (refused, now) = (failure(Recovery::Admission), Instant::now());
+        for previous_runs in [PreviousRuns::None, PreviousRuns::Perhaps, PreviousRuns::Earlier] {
+            assert_eq!(Retry::new(None).next(&refused, previous_runs, now), Next::End);
+        }
+        let timeout = Duration::from_secs(60);
+        for limit in [None, Some(timeout)] {
+            let (mut retry, mut later, mut last) = (Retry::new(limit), now, Duration::ZERO);
+            let next = loop {
+                // The other server is reached each time.
+                retry.reached(Some(&refused));
+                match retry.next(&refused, PreviousRuns::OfThisProcess, later) {
+                    Next::Again { pause, .. } if later < now + 10 * timeout => {
+                        assert!(pause >= last);
+                        (later, last) = (later + pause, pause);
+                    }
+                    next => break next,
+                }
+            };
+            assert_eq!(last, LONGEST_PAUSE);
+            assert_eq!(matches!(next, Next::Waited(_)), limit.is_some(), "{next:?}");
+        }
     }
 
     #[test]

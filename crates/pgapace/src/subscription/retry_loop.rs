@@ -223,6 +223,10 @@ impl Supervisor<'_> {
             );
             return retry.again(failure, now);
         }
+        if failure.is_refused() && self.goal.is_some() {
+            // Only a user can let it reach its goal.
+            return Next::End;
+        }
         retry.next(failure, self.previous_runs, now)
     }
 

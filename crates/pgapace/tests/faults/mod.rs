@@ -9,6 +9,7 @@ mod history;
 mod large;
 mod network;
 pub(crate) mod privileges;
+mod refused;
 mod resuming;
 mod round_trips;
 mod same_history;
