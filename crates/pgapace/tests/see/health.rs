@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use testbed::wait_until;
 
 use crate::see::wait_for;
-use crate::support::{Case, Finished, PATIENCE, finish, must, pgapace};
+use crate::support::{Case, Finished, PATIENCE, finish, must, pgapace, wait_while_running};
 use crate::verbs::json;
 
 /// Without the publisher, as a monitoring system that may only read the subscriber.
@@ -70,6 +70,34 @@ fn exit_codes_tell_healthy_behind_stopped_disabled_and_unknown() {
     case.tool.finish("run", &["--until", "current", "--disable-on-error"]).expect(9, &[]);
     look(&case, &["--check"]).expect(13, &["disabled"]);
     look(&case, &["--max-lag", "5"]).expect(2, &["give a unit"]);
+}
+
+/// It cannot say that it is behind. Somebody else must notice: its figures are not written when they are due.
+#[test]
+fn a_process_that_is_suspended_under_load_is_behind() {
+    let case = Case::new(18, 18);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+    let mut process = case.start();
+    case.publisher.sql("INSERT INTO t VALUES (1)");
+    case.wait_until_applied(&mut process);
+    let figures = || json(&look(&case, &["--json"]))[0]["figures"].clone();
+    must(wait_while_running(&mut process, "figures that say so", PATIENCE, || {
+        let figures = figures();
+        Ok(figures["next_due_in"] == 10.0 && figures["stages"][2]["lag_seconds"].is_number())
+    }));
+    must(process.freeze());
+    case.publisher.sql("INSERT INTO t VALUES (2)");
+    let behind = wait_for_code(&case, &["--max-lag", "4s"], 14);
+    assert!(behind.stdout.contains("s ago, and not known since"), "{}", behind.stdout);
+    assert!(behind.log.contains("may hang or be suspended"), "{}", behind.log);
+    let with_publisher = case.tool.finish("status", &["--max-lag", "4s"]);
+    with_publisher.expect(14, &["is behind --max-lag"]);
+    // The lag may be smaller than that.
+    look(&case, &["--max-lag", "1h"]).expect(0, &[]);
+    must(process.thaw());
+    case.wait_until_applied(&mut process);
+    wait_for_code(&case, &["--max-lag", "4s"], 0);
+    case.stop(process);
 }
 
 #[test]

@@ -18,6 +18,11 @@ const SLOWING_INTERVAL: Duration = Duration::from_secs(10);
 /// The same while the leader only waits for the publisher: an idle subscription writes nothing (P9).
 const IDLE_STATISTICS_INTERVAL: Duration = Duration::from_secs(60);
 
+/// How long after these figures the next ones are written, if nothing happens.
+fn interval_after(figures: &Figures) -> Duration {
+    if figures.is_moving() { SLOWING_INTERVAL } else { IDLE_STATISTICS_INTERVAL }
+}
+
 impl Leader<'_> {
     /// The lag is as exact as this is frequent.
     pub(super) fn note_decoded(&mut self) {
@@ -41,9 +46,10 @@ impl Leader<'_> {
         let idle = watched.reported == Some(news)
             && watched.counts.is_empty()
             && watched.events.is_empty();
-        let interval =
-            if figures.is_moving() { SLOWING_INTERVAL } else { IDLE_STATISTICS_INTERVAL };
-        if idle && !now && watched.written.elapsed() < interval {
+        let interval = interval_after(&figures);
+        // Whoever reads the last figures relies on what they say about the next ones.
+        let due_in = interval.min(watched.next_due_in);
+        if idle && !now && watched.written.elapsed() < due_in {
             return;
         }
         let modes = self.around.tables.take_modes();
@@ -61,6 +67,7 @@ impl Leader<'_> {
         }
         self.watched.counters = Counters::default();
         self.watched.reported = Some(Delta { counters: Counters::default(), ..delta });
+        self.watched.next_due_in = self.watched.due_after(interval);
         let point = self.watched.points.is_due().then(|| Point::of(&figures));
         let counts = std::mem::take(&mut self.watched.counts);
         if point.is_some() {
@@ -123,6 +130,7 @@ impl Leader<'_> {
         (figures.publications_read_at, figures.refresh_error) =
             (Some(read_at), error.map(str::to_owned));
         let watched = &mut self.watched;
+        figures.next_due_in = Some(watched.due_after(interval_after(&figures)).as_secs_f64());
         let received = watched.received_bytes - watched.posted_bytes;
         watched.posted_bytes = watched.received_bytes;
         watched.board.post(Posted {

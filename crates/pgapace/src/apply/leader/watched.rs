@@ -39,6 +39,8 @@ pub(crate) struct Watched {
     pub(super) written: Instant,
     /// The durability session has statistics to write. It may wait long for a synchronous standby.
     pub(super) is_writing: bool,
+    /// When the next ones are due at the latest, as those that were written last say.
+    pub(super) next_due_in: Duration,
     /// The time from one write to the next, if the last one took long.
     pub(super) pause: Option<Duration>,
     /// Changes since they were written last.
@@ -75,6 +77,7 @@ impl Watched {
             observed: None,
             written: now,
             is_writing: false,
+            next_due_in: Duration::ZERO,
             pause: None,
             counters: Counters::default(),
             counts: Counts::default(),
@@ -117,6 +120,12 @@ impl Watched {
     /// Whether the pause after a write that took long is over.
     pub(super) fn may_write(&self) -> bool {
         self.pause.is_none_or(|pause| self.written.elapsed() >= pause)
+    }
+
+    /// When the figures after those of a write that begins now are due, if nothing happens: after `interval`, or the
+    /// pause after a write that took long.
+    pub(super) fn due_after(&self, interval: Duration) -> Duration {
+        self.pause.map_or(interval, |pause| pause.max(interval))
     }
 
     /// Whether it is time for the next observation.

@@ -79,6 +79,8 @@ pub(crate) struct Status {
     /// Rates, lags and waits, as the running process wrote them last; null if none runs, or if it has not
     /// written for so long that they say nothing.
     pub(crate) figures: Option<Figures>,
+    /// Seconds since they were written, by the subscriber's clock.
+    pub(crate) figures_age: Option<f64>,
     pub(crate) restarts: u64,
     /// Progress of the table copy; null while no table is copied.
     pub(crate) copy: Option<CopyProgress>,
@@ -105,6 +107,17 @@ pub(crate) struct Status {
 const EVENTS: usize = 10;
 /// Figures that are older say nothing. An idle process writes them once a minute.
 const STALE: f64 = 90.0;
+/// When figures are due that do not say it: those of another version, or of a copy.
+const DUE: f64 = 60.0;
+
+impl Status {
+    /// For how many seconds the running process has not written the figures that are due. It may hang, or be suspended:
+    /// for so long, what it has not applied may be older than the last figures say.
+    pub(crate) fn overdue(&self) -> f64 {
+        let due = self.figures.as_ref().and_then(|figures| figures.next_due_in).unwrap_or(DUE);
+        self.figures_age.map_or(0.0, |age| (age - due).max(0.0))
+    }
+}
 
 /// Reads subscriptions, with sessions that it keeps from one look to the next.
 pub(crate) struct StatusReader {
@@ -212,8 +225,8 @@ fn of(
     let statistics = statistics.as_ref();
     // Those of an earlier run say nothing about this one.
     let run = owner.as_ref().map(|owner| owner.age.unwrap_or(STALE));
-    let figures =
-        figures.filter(|(_, age)| run.is_some_and(|run| *age < run.min(STALE))).map(|(f, _)| f);
+    let (figures, figures_age) =
+        figures.filter(|(_, age)| run.is_some_and(|run| *age < run.min(STALE))).unzip();
     // The progress row is exact; statistics also include positions that were skipped since.
     let applied = recorded.max(statistics.and_then(|s| s.applied).filter(|_| recorded.is_some()));
     let ended = session
@@ -242,7 +255,7 @@ fn of(
     let copy = copy_progress::read(session, row.id)?;
     let LastRun { format, format_reason, streaming, streaming_reason } =
         state::last_run(session, row.id)?;
-    Ok(Status {
+    let mut status = Status {
         name: row.name.clone(),
         phase: row.phase.name(),
         state: match &switched_over {
@@ -277,6 +290,7 @@ fn of(
         slot_problem,
         counters: statistics.map(|s| s.counters).unwrap_or_default(),
         figures,
+        figures_age,
         restarts: statistics.map_or(0, |s| s.restarts),
         copy,
         prepared: prepared::read(session, row.id)?.iter().map(Shown::new).collect(),
@@ -289,7 +303,12 @@ fn of(
         error_count: statistics.map_or(0, |s| s.error_count),
         events: events::last(session, &row.name, EVENTS)?,
         next_try_at: statistics.filter(|s| s.retrying).and_then(|s| s.next_try_at.clone()),
-    })
+    };
+    if known.is_some() && lag_bytes != Some(0) {
+        let overdue = status.overdue();
+        status.lag_seconds = status.lag_seconds.map(|lag| lag + overdue);
+    }
+    Ok(status)
 }
 
 /// The process that runs the subscription, with the host and process number that it has recorded.

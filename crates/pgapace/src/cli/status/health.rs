@@ -44,6 +44,9 @@ impl FromStr for MaxLag {
     }
 }
 
+/// Figures that are due for longer than this, in seconds, say nothing about the WAL that is not applied now.
+const SAYS_BYTES: f64 = 30.0;
+
 /// A problem of a subscription, the worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Trouble {
@@ -55,6 +58,9 @@ enum Trouble {
     Behind,
     Unknown,
 }
+
+const OVERDUE_HINT: &str = "Its process does not write its figures any more: it may hang or be suspended, or the \
+    subscriber may not answer it. See its log.";
 
 /// The worst of all subscriptions as a failure. `missing` are names of which the subscriber has none.
 pub(super) fn check(all: &[Status], missing: &[String], most: Option<MaxLag>) -> Result<()> {
@@ -109,7 +115,10 @@ fn lag(status: &Status) -> (Option<u64>, Option<f64>) {
         return (status.lag_bytes, status.lag_seconds);
     }
     let committed = status.figures.as_ref().and_then(|figures| figures.stage("committed"));
-    committed.map_or((None, None), |stage| (stage.lag_bytes, stage.lag_seconds))
+    let Some(stage) = committed else { return (None, None) };
+    let overdue = status.overdue();
+    let bytes = stage.lag_bytes.filter(|_| overdue < SAYS_BYTES);
+    (bytes, stage.lag_seconds.map(|seconds| seconds + overdue))
 }
 
 fn failure(trouble: Trouble, status: &Status) -> Failure {
@@ -138,12 +147,18 @@ fn failure(trouble: Trouble, status: &Status) -> Failure {
             let lag = lag_line(status);
             let failure = of(Class::Behind, &format!("is behind --max-lag: {lag}"));
             let limit = status.figures.as_ref().map(|figures| figures.limited_by.replace('_', " "));
+            if status.overdue() > 0.0 {
+                return failure.hint(OVERDUE_HINT);
+            }
             failure.hint(match limit {
                 Some(limit) if limit != "none" => {
                     format!("It is limited by the {limit}. pgapace top shows more.")
                 }
                 _ => "pgapace top shows what its threads wait for.".to_owned(),
             })
+        }
+        Trouble::Unknown if status.overdue() > 0.0 => {
+            of(Class::Unknown, "runs, but its lag is not known").hint(OVERDUE_HINT)
         }
         Trouble::Unknown => of(Class::Unknown, "runs, but its lag is not known")
             .hint("Give --publisher, or look again in a minute."),

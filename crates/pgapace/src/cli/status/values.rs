@@ -110,10 +110,16 @@ pub(super) fn lag_line(status: &Status) -> String {
         && let Some(bytes) = stage.lag_bytes
     {
         let size = output::size(i64::try_from(bytes).unwrap_or(i64::MAX));
-        return match stage.lag_seconds {
+        let lag = match stage.lag_seconds {
             _ if bytes == 0 => "none".to_owned(),
             Some(seconds) => format!("{size}, {seconds:.1} seconds"),
             None => size,
+        };
+        return match status.figures_age {
+            Some(age) if status.overdue() > 0.0 => {
+                format!("{lag} {} ago, and not known since", duration(age))
+            }
+            _ => lag,
         };
     }
     // A stream waits a moment for the first answer; a copy has no position.

@@ -246,6 +246,7 @@ impl Collector {
             // The leader knows.
             publications_read_at: None,
             refresh_error: None,
+            next_due_in: None,
         }
     }
 

@@ -124,6 +124,8 @@ pub(crate) struct Figures {
     pub(crate) publications_read_at: Option<f64>,
     /// Why they could not be read since; null if they could.
     pub(crate) refresh_error: Option<String>,
+    /// The running process writes the next figures no later than this, in seconds.
+    pub(crate) next_due_in: Option<f64>,
 }
 
 /// A group that took long.
