@@ -16,9 +16,11 @@ file, keys of a `[[subscription]]` override those above all of them.
 
 - Times and sizes have units as in postgresql.conf: `500ms`, `10s`, `5min`, `1h`, `30d`; `64MB`, `1GB`. A number without
   a unit has the unit of the default.
-- Booleans are `true` or `false`. A flag without a value is true.
-- A list is repeated flags, values between commas in a flag or variable, and an array or one string in the file. A comma in
-  double quotes is part of a name.
+- Booleans are `true` or `false`, or another spelling of postgresql.conf such as `on` and `0`. A flag without a value is true.
+- A list is repeated flags, values between commas in a flag or variable, and an array or one string in the file. In a flag
+  or variable, a comma in double quotes is part of a name: `--publication '\"a,b\",c'` gives `a,b` and `c`. A quote in a quoted
+  name is doubled. The file needs no such quotes: `publication = [\"a,b\", \"c\"]`.
+- An empty variable is not given.
 - `pgapace run` reads the file, and files that it names, again at SIGHUP. Changed settings take effect at once, in another run
   of the subscription; a copy that runs is completed before. These need a restart: {restart},
   the server and the database of `subscriber`, and subscriptions that are added or removed. If the file is invalid, all

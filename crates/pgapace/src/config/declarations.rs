@@ -11,7 +11,7 @@ use wire::ConnInfo;
 
 use super::given::Given;
 use super::setting::{
-    Group, MOST, Reload, Renamed, Setting, Shape, Unit, Value, choices, settings,
+    Group, MOST, Quoted, Reload, Renamed, Setting, Shape, Unit, Value, choices, settings,
 };
 use crate::error::Result;
 use crate::subscriber::conflict::{Policy, Rule};
@@ -502,6 +502,7 @@ impl Value for Rate {
 
 impl Value for Policy {
     const SHAPE: Shape = Shape::List;
+    const QUOTED: Quoted = Quoted::Parts;
 
     fn parse(text: &str, _: &Setting) -> std::result::Result<Self, String> {
         Rule::from_str(text).map(|rule| Self::new(vec![rule]))

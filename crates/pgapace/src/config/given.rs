@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use super::declarations::SETTINGS;
-use super::setting::{Group, Renamed, Setting, Shape, Value};
+use super::setting::{Group, Quoted, Renamed, Setting, Shape, Value};
 use super::wrong;
 use crate::error::{Failure, Result};
 
@@ -224,7 +224,7 @@ impl Given {
             }
             if let Some(text) = found {
                 *texts = Some(match setting.shape {
-                    Shape::List => elements(&text).map(str::to_owned).collect(),
+                    Shape::List => elements(setting, &text),
                     Shape::One | Shape::Boolean => vec![text],
                 });
             }
@@ -235,12 +235,24 @@ impl Given {
 }
 
 /// The elements of a list: a comma in double quotes is part of a name.
-fn elements(text: &str) -> impl Iterator<Item = &str> {
+fn elements(setting: &Setting, text: &str) -> Vec<String> {
     let mut quoted = false;
-    text.split(move |c| {
+    let elements = text.split(move |c| {
         quoted ^= c == '"';
         c == ',' && !quoted
-    })
+    });
+    let name = |element: &str| match setting.quoted {
+        Quoted::Whole => unquoted(element).unwrap_or_else(|| element.to_owned()),
+        Quoted::Parts => element.to_owned(),
+    };
+    elements.map(name).collect()
+}
+
+/// The name of an element that is quoted as a whole, in which a quote is doubled.
+fn unquoted(element: &str) -> Option<String> {
+    let inner = element.strip_prefix('"')?.strip_suffix('"')?;
+    let is_whole = !inner.replace("\"\"", "").contains('"');
+    is_whole.then(|| inner.replace("\"\"", "\""))
 }
 
 fn texts(value: &toml::Value, shape: Shape) -> Option<Vec<String>> {
@@ -281,7 +293,9 @@ fn flag(setting: &'static Setting) -> Arg {
     let choices = (setting.choices)();
     let parser = if choices.is_empty() {
         let check = |text: &str| match setting.shape {
-            Shape::List => elements(text).try_for_each(|one| (setting.check)(one, setting)),
+            Shape::List => {
+                elements(setting, text).iter().try_for_each(|one| (setting.check)(one, setting))
+            }
             Shape::One | Shape::Boolean => (setting.check)(text, setting),
         };
         ValueParser::new(move |text: &str| check(text).map(|()| text.to_owned()))
@@ -344,9 +358,7 @@ impl FromArgMatches for Given {
                 })
             };
             let given = flags(setting.name).map(|texts| match setting.shape {
-                Shape::List => {
-                    texts.iter().flat_map(|text| elements(text)).map(str::to_owned).collect()
-                }
+                Shape::List => texts.iter().flat_map(|text| elements(setting, text)).collect(),
                 Shape::One | Shape::Boolean => texts,
             });
             given.map(Ok).or_else(old).transpose()

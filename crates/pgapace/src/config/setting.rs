@@ -82,6 +82,15 @@ pub(crate) enum Shape {
     List,
 }
 
+/// What a flag or variable does with the double quotes of an element of a list, in which a comma separates nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Quoted {
+    /// An element that is quoted as a whole loses its quotes.
+    Whole,
+    /// They stay: the type reads them.
+    Parts,
+}
+
 /// When a changed configuration file takes effect in a running process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reload {
@@ -137,6 +146,7 @@ pub(crate) struct Setting {
     pub(crate) verbs: &'static [&'static str],
     /// These follow from its type.
     pub(crate) shape: Shape,
+    pub(crate) quoted: Quoted,
     pub(crate) choices: fn() -> Vec<PossibleValue>,
     /// Whether a value can be read at all.
     pub(crate) check: fn(&str, &Self) -> Result<(), String>,
@@ -160,6 +170,7 @@ impl Setting {
         reload: Reload::NextRun,
         verbs: &["run", "check"],
         shape: Shape::One,
+        quoted: Quoted::Whole,
         choices: Vec::new,
         check: |_, _| Ok(()),
     };
@@ -232,6 +243,7 @@ impl Setting {
 /// A type that settings have.
 pub(crate) trait Value: Sized {
     const SHAPE: Shape = Shape::One;
+    const QUOTED: Quoted = Quoted::Whole;
 
     /// The values to choose from; empty if the type has no fixed list.
     fn choices() -> Vec<PossibleValue> {
@@ -381,6 +393,7 @@ macro_rules! settings {
             check: <$type as Value>::check,
             $($key: $value,)+
             ..Setting::UNNAMED
+            quoted: <$type as Value>::QUOTED,
         }),+];
 
         $(#[$attribute])*

@@ -108,6 +108,21 @@ fn a_name_picks_one_and_flags_win() {
 }
 
 #[test]
+fn a_name_that_is_quoted_as_a_whole_loses_its_quotes() {
+    let publications = |given: &[&str]| {
+        let given = flags(given);
+        given.get("publication").expect("a setting").map(<[String]>::to_vec).unwrap_or_default()
+    };
+    assert_eq!(publications(&[r#"--publication="a,b",c"#]), ["a,b", "c"]);
+    assert_eq!(publications(&[r#"--publication="a""b""#, "--publication=c"]), [r#"a"b"#, "c"]);
+    assert_eq!(publications(&[r#"--publication=a"b,"c"d""#]), [r#"a"b,"c"d""#]);
+    assert_eq!(publications(&["--publication=\"\"\"\""]), ["\""]);
+    // The file has no need of quotes.
+    let of_file = both("name='a'\npublication=['\"a\"', 'b,c']\n", &[]).expect("valid");
+    assert_eq!(of_file.publications, ["\"a\"", "b,c"]);
+}
+
+#[test]
 fn a_comma_in_double_quotes_separates_nothing() {
     let found = one("").on_conflict;
     assert!(!found.has_rules());
