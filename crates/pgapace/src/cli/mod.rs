@@ -6,6 +6,7 @@ pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod drop;
 pub(crate) mod enable;
+mod environment;
 pub(crate) mod hand_over;
 pub(crate) mod man;
 pub(crate) mod output;
@@ -402,8 +403,8 @@ fn may_have_password(value: &str) -> bool {
 
 /// Runs the verb of the command line.
 pub(crate) fn main() -> ExitCode {
-    let read = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
-    let cli = match read {
+    let matches = environment::without_empty(command()).try_get_matches();
+    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => without_secrets(error).exit(),
     };

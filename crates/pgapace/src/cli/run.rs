@@ -15,6 +15,7 @@ use crate::cli::Selection;
 use crate::cli::reload::{Member, Reloader};
 use crate::config::given::Given;
 use crate::config::live::LiveSettings;
+use crate::config::setting::boolean;
 use crate::config::{Configured, IfNotEmpty, Subscription, liveness};
 use crate::error::{Class, Failure, Result};
 use crate::http::HttpServer;
@@ -57,7 +58,7 @@ pub(crate) struct RunArgs {
     ///
     /// Start all processes with it, on several machines, with the same settings: the first runs the
     /// subscription. See docs/high-availability.md.
-    #[arg(long, env = "PGAPACE_STANDBY", conflicts_with_all = ["until", "take_over", "truncate"], help_heading = "Standby")]
+    #[arg(long, env = "PGAPACE_STANDBY", value_parser = boolean, conflicts_with_all = ["until", "take_over", "truncate"], help_heading = "Standby")]
     standby: bool,
 
     /// Serve metrics, probes, status and a page on this address, such as 127.0.0.1:9187
@@ -81,7 +82,7 @@ pub(crate) struct RunArgs {
     http_token_file: Option<PathBuf>,
 
     /// Stop all subscriptions when one fails, instead of retrying it while the others continue
-    #[arg(long, env = "PGAPACE_FAIL_TOGETHER")]
+    #[arg(long, env = "PGAPACE_FAIL_TOGETHER", value_parser = boolean)]
     fail_together: bool,
 }
 

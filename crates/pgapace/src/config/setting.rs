@@ -291,15 +291,19 @@ impl Value for PathBuf {
 }
 
 /// The spellings of postgresql.conf.
+pub(crate) fn boolean(text: &str) -> Result<bool, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "true" | "on" | "yes" | "1" => Ok(true),
+        "false" | "off" | "no" | "0" => Ok(false),
+        _ => Err(format!("{text:?} is neither true nor false")),
+    }
+}
+
 impl Value for bool {
     const SHAPE: Shape = Shape::Boolean;
 
     fn parse(text: &str, _: &Setting) -> Result<Self, String> {
-        match text.to_ascii_lowercase().as_str() {
-            "true" | "on" | "yes" | "1" => Ok(true),
-            "false" | "off" | "no" | "0" => Ok(false),
-            _ => Err(format!("{text:?} is neither true nor false")),
-        }
+        boolean(text)
     }
 }
 
@@ -389,11 +393,11 @@ macro_rules! settings {
         pub(crate) static SETTINGS: &[Setting] = &[$(Setting {
             name: $name,
             shape: <$type as Value>::SHAPE,
+            quoted: <$type as Value>::QUOTED,
             choices: <$type as Value>::choices,
             check: <$type as Value>::check,
             $($key: $value,)+
             ..Setting::UNNAMED
-            quoted: <$type as Value>::QUOTED,
         }),+];
 
         $(#[$attribute])*
