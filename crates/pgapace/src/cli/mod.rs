@@ -406,7 +406,7 @@ pub(crate) fn main() -> ExitCode {
     let matches = environment::without_empty(command()).try_get_matches();
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(error) => without_secrets(error).exit(),
+        Err(error) => return output::usage(&without_secrets(error)),
     };
     let level = cli.log_level.as_deref().filter(|level| !level.trim().is_empty());
     if let Err(failure) = logging::start(cli.log_format, level.unwrap_or(logging::DEFAULT_LEVEL)) {

@@ -9,13 +9,42 @@ use std::sync::OnceLock;
 use serde::Serialize;
 
 use crate::error::{Class, Failure, Result};
+use crate::observe::logging::{self, LogFormat};
 
-/// Writes a failure in the form of psql, and returns its exit code.
+/// Writes a failure in the form of psql, or of the log if that is JSON, and returns its exit code.
 pub(crate) fn fail(failure: &Failure) -> ExitCode {
-    // Standard error may be closed.
+    let exit_code = failure.class.exit_code();
     let text = failure.to_string();
-    let _ = writeln!(std::io::stderr(), "pgapace: error: {}", printable(&text));
-    ExitCode::from(failure.class.exit_code())
+    match logging::format() {
+        LogFormat::Human => {
+            // Standard error may be closed.
+            let _ = writeln!(std::io::stderr(), "pgapace: error: {}", printable(&text));
+        }
+        LogFormat::Json => logging::at_any_level(|| {
+            tracing::error!(
+                event = "failed",
+                exit_code,
+                sqlstate = failure.sqlstate,
+                error = text,
+                detail = failure.detail,
+                hint = failure.hint,
+                "pgapace ends with an error"
+            );
+        }),
+    }
+    ExitCode::from(exit_code)
+}
+
+/// Ends the program after an error of the command line, or writes the help or version that it asks for.
+pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+    if error.use_stderr() {
+        error.exit();
+    }
+    noted(error.print());
+    match finish() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => fail(&failure),
+    }
 }
 
 /// The first error of standard output, for the exit code.
@@ -39,7 +68,7 @@ pub(crate) fn finish() -> Result<()> {
     match NOT_WRITTEN.get() {
         None => Ok(()),
         Some(error) => {
-            Err(Failure::new(Class::Config, format!("cannot write to standard output: {error}")))
+            Err(Failure::new(Class::Internal, format!("cannot write to standard output: {error}")))
         }
     }
 }

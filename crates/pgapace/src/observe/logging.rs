@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::reload::{self, Handle};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry};
@@ -15,9 +16,9 @@ use crate::observe::events::EventLayer;
 /// Form of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum LogFormat {
-    /// One line per event, coloured on a terminal.
+    /// Text, coloured on a terminal. An error with a hint takes several lines.
     Human,
-    /// One JSON object per line.
+    /// One JSON object per line and event, also for the error that ends pgapace.
     Json,
 }
 
@@ -26,6 +27,28 @@ pub(crate) const DEFAULT_LEVEL: &str = "info";
 
 /// Replaces the filter of the process.
 static FILTER: OnceLock<Handle<EnvFilter, Registry>> = OnceLock::new();
+
+/// The form of the log of the process.
+static FORMAT: OnceLock<LogFormat> = OnceLock::new();
+
+/// The form of log lines, once it is known.
+pub(crate) fn format() -> LogFormat {
+    FORMAT.get().copied().unwrap_or(LogFormat::Human)
+}
+
+/// Writes what `log` logs as JSON to standard error, whatever the level of the log is.
+pub(crate) fn at_any_level(log: impl FnOnce()) {
+    let subscriber = tracing_subscriber::registry().with(json_lines());
+    tracing::subscriber::with_default(subscriber, log);
+}
+
+fn json_lines<S>() -> impl Layer<S>
+where
+    S: tracing::Subscriber + for<'s> LookupSpan<'s>,
+{
+    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    layer.json().flatten_event(true)
+}
 
 /// Lets through log lines of another level from now on.
 pub(crate) fn set_level(level: &str) -> Result<()> {
@@ -64,13 +87,14 @@ fn filter(level: &str) -> Result<EnvFilter> {
 
 /// Starts logging for the whole process.
 pub(crate) fn start(format: LogFormat, level: &str) -> Result<()> {
-    let (filter, handle) = reload::Layer::new(filter(level)?);
     // It is started once.
+    let _ = FORMAT.set(format);
+    let (filter, handle) = reload::Layer::new(filter(level)?);
     let _ = FILTER.set(handle);
-    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let text = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
     let layer = match format {
-        LogFormat::Human => layer.with_ansi(std::io::stderr().is_terminal()).boxed(),
-        LogFormat::Json => layer.json().flatten_event(true).boxed(),
+        LogFormat::Human => text.with_ansi(std::io::stderr().is_terminal()).boxed(),
+        LogFormat::Json => json_lines().boxed(),
     };
     tracing_subscriber::registry()
         .with(layer.with_filter(filter))
