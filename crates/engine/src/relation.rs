@@ -10,7 +10,7 @@ use pgoutput::{RelId, Relation, ReplicaIdentity, TypeOid};
 use rustc_hash::FxHashMap;
 
 /// One published column, in the order in which tuples carry it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RemoteColumn {
     /// Name on the publisher. Columns are mapped to the subscriber by name.
     pub name: String,
@@ -24,7 +24,7 @@ pub struct RemoteColumn {
 }
 
 /// One version of a published table.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RemoteRelation {
     /// The publisher's oid of the table. It survives a rename, so it is never used for mapping.
     pub id: RelId,

@@ -4,7 +4,11 @@
 //! arrives later it may be out of date: the user has changed the table on the subscriber, and then on the
 //! publisher. So it is forgotten before the leader takes such a description.
 
+use std::collections::VecDeque;
+
 use rustc_hash::FxHashMap;
+
+use crate::publisher::announced::{Announcement, Description};
 
 /// Schema and name of a table.
 pub(crate) type TableKey = (String, String);
@@ -13,6 +17,9 @@ pub(crate) type TableKey = (String, String);
 #[derive(Debug)]
 pub(crate) struct ReadTables<T> {
     tables: FxHashMap<TableKey, T>,
+    /// Descriptions that had arrived before, of tables that were not read for want of room. In the order of
+    /// the stream.
+    waiting: VecDeque<Description>,
     /// The descriptions before this had arrived when the tables were read.
     until: u64,
     /// What the leader has taken.
@@ -21,7 +28,7 @@ pub(crate) struct ReadTables<T> {
 
 impl<T> Default for ReadTables<T> {
     fn default() -> Self {
-        Self { tables: FxHashMap::default(), until: 0, taken: 0 }
+        Self { tables: FxHashMap::default(), waiting: VecDeque::new(), until: 0, taken: 0 }
     }
 }
 
@@ -35,17 +42,21 @@ impl<T> ReadTables<T> {
         self.tables.remove(table)
     }
 
-    /// More is about to be read: so many bytes have been received. `described` are the tables with new
-    /// descriptions among them.
-    pub(crate) fn begin<'k>(
-        &mut self,
-        received: u64,
-        described: impl IntoIterator<Item = &'k TableKey>,
-    ) {
-        self.until = received;
-        for table in described {
-            self.tables.remove(table);
+    /// More is about to be read. What was read of a table with a new description is out of date.
+    pub(crate) fn begin(&mut self, announcement: Announcement) {
+        self.until = announcement.received;
+        if announcement.incomplete {
+            self.tables.clear();
         }
+        for description in &announcement.descriptions {
+            self.tables.remove(&description.table);
+        }
+        self.waiting.extend(announcement.descriptions);
+    }
+
+    /// The next description whose table may be read.
+    pub(crate) fn next_described(&mut self) -> Option<Description> {
+        self.waiting.pop_front()
     }
 
     pub(crate) fn add(&mut self, read: impl IntoIterator<Item = (TableKey, T)>) {
@@ -55,42 +66,89 @@ impl<T> ReadTables<T> {
     /// The leader has taken so many bytes more.
     pub(crate) fn taken(&mut self, bytes: usize) {
         self.taken += bytes as u64;
-        if self.taken >= self.until && !self.tables.is_empty() {
+        if self.taken < self.until {
+            return;
+        }
+        if !self.tables.is_empty() {
             self.tables = FxHashMap::default();
+        }
+        if !self.waiting.is_empty() {
+            self.waiting = VecDeque::new();
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ReadTables, TableKey};
+    use engine::relation::RemoteRelation;
+    use pgoutput::{RelId, ReplicaIdentity};
+
+    use super::{Announcement, Description, ReadTables, TableKey};
+    use crate::publisher::announced::Version;
 
     fn key(name: &str) -> TableKey {
         ("public".to_owned(), name.to_owned())
+    }
+
+    fn announcement(received: u64, names: &[&str]) -> Announcement {
+        let version = Version::of(&RemoteRelation {
+            id: RelId(1),
+            schema: String::new(),
+            name: String::new(),
+            replica_identity: ReplicaIdentity::Default,
+            columns: Vec::new(),
+        });
+        let described = names.iter().map(|name| Description { table: key(name), version });
+        Announcement { descriptions: described.collect(), incomplete: false, received }
+    }
+
+    fn next(read: &mut ReadTables<i32>) -> Option<String> {
+        read.next_described().map(|description| description.table.1)
     }
 
     #[test]
     fn what_was_read_ends_with_the_descriptions_that_had_arrived() {
         let mut read = ReadTables::default();
         read.taken(100);
-        read.begin(300, []);
+        read.begin(announcement(300, &["a", "b", "c"]));
         read.add([(key("a"), 1), (key("b"), 1)]);
         read.taken(199);
         assert_eq!(read.take(&key("a")), Some(1));
         assert!(!read.contains(&key("a")) && read.contains(&key("b")));
+        assert_eq!(next(&mut read), Some("a".to_owned()));
         read.taken(1);
         assert!(!read.contains(&key("b")), "the next description may be newer");
+        assert_eq!(next(&mut read), None, "the leader has passed those that waited");
     }
 
     #[test]
     fn a_new_description_needs_a_new_look() {
         let mut read = ReadTables::default();
-        read.begin(300, []);
+        read.begin(announcement(300, &["a", "b"]));
         read.add([(key("a"), 1), (key("b"), 1)]);
-        read.begin(600, [&key("a")]);
+        read.begin(announcement(600, &["a", "c"]));
         read.add([(key("c"), 2)]);
         read.taken(300);
         assert!(!read.contains(&key("a")), "what was read is older than the second description");
         assert!(read.contains(&key("b")) && read.contains(&key("c")));
+    }
+
+    #[test]
+    fn those_that_were_not_read_are_the_next() {
+        let mut read = ReadTables::default();
+        read.begin(announcement(300, &["a", "b", "c"]));
+        assert_eq!(next(&mut read), Some("a".to_owned()));
+        read.begin(announcement(600, &["d"]));
+        let rest: Vec<_> = std::iter::from_fn(|| next(&mut read)).collect();
+        assert_eq!(rest, ["b", "c", "d"]);
+    }
+
+    #[test]
+    fn a_description_that_was_dropped_may_be_of_any_table() {
+        let mut read = ReadTables::default();
+        read.begin(announcement(300, &["a"]));
+        read.add([(key("a"), 1)]);
+        read.begin(Announcement { incomplete: true, ..announcement(600, &["c"]) });
+        assert!(!read.contains(&key("a")));
     }
 }

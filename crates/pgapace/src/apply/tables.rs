@@ -22,7 +22,7 @@ use crate::apply::offender::of_table;
 use crate::apply::read_tables::{ReadTables, TableKey};
 use crate::config::ApplyModeSetting;
 use crate::error::{Class, Failure, Result};
-use crate::publisher::announced::Announced;
+use crate::publisher::announced::{Announced, Version};
 use crate::publisher::dump_command::dump_command;
 use crate::publisher::publication::PublishedTable;
 use crate::publisher::watch::Commits;
@@ -82,6 +82,8 @@ pub(crate) struct Tables {
     sync_lsns: FxHashMap<(String, String), SyncLsn>,
     /// By the address of the version, which the value keeps alive.
     resolved: FxHashMap<usize, (Arc<RemoteRelation>, Resolved)>,
+    /// Of the relation versions that are resolved.
+    versions: FxHashSet<Version>,
     /// Tables that were not published any more at this point. Changes of them that commit before it are
     /// ignored.
     gone: FxHashMap<(String, String), Lsn>,
@@ -236,10 +238,20 @@ impl Tables {
             self.read.take(key);
             removed.entry(&key.0).or_default().insert(&key.1);
         }
-        self.resolved.retain(|_, (remote, _)| {
+        self.keep(|remote, _| {
             let names = removed.get(remote.schema.as_str());
             names.is_none_or(|names| !names.contains(remote.name.as_str()))
         });
+    }
+
+    /// Forgets all other relation versions.
+    fn keep(&mut self, kept: impl Fn(&RemoteRelation, &Resolved) -> bool) {
+        let before = self.resolved.len();
+        self.resolved.retain(|_, (remote, resolved)| kept(remote, resolved));
+        if self.resolved.len() < before {
+            let resolved = self.resolved.values();
+            self.versions = resolved.map(|(remote, _)| Version::of(remote)).collect();
+        }
     }
 
     /// Takes the types of a table that was published while the stream went on.
@@ -298,7 +310,7 @@ impl Tables {
 
     /// Forgets the maps of tables that look otherwise now: the next change of each loads it again.
     pub(crate) fn compare(&mut self, now: &FxHashMap<u32, Option<String>>) {
-        self.resolved.retain(|_, (_, resolved)| match resolved {
+        self.keep(|_, resolved| match resolved {
             Resolved::Ignored => true,
             Resolved::Table { map, .. } => {
                 // One that was mapped since the look is not in it.
@@ -359,21 +371,13 @@ impl Tables {
         if unread.is_empty() {
             return unread;
         }
-        let (others, received) = announced.take();
-        let mut resolved: FxHashMap<_, Vec<_>> = FxHashMap::default();
-        for (remote, _) in self.resolved.values() {
-            resolved.entry((&remote.schema, &remote.name)).or_default().push(remote);
+        self.read.begin(announced.take());
+        while unread.len() < READ_AT_ONCE {
+            let Some(next) = self.read.next_described() else { break };
+            if !self.versions.contains(&next.version) && self.is_to_read(&next.table) {
+                unread.push(next.table);
+            }
         }
-        let is_resolved = |remote: &RemoteRelation| {
-            let versions = resolved.get(&(&remote.schema, &remote.name));
-            versions.is_some_and(|versions| versions.iter().any(|known| ***known == *remote))
-        };
-        let others = others.iter().filter(|remote| !is_resolved(remote)).map(key);
-        let others: Vec<_> = others.collect();
-        self.read.begin(received, &others);
-        let others = others.into_iter().filter(|key| self.is_to_read(key));
-        let room = READ_AT_ONCE - unread.len();
-        unread.extend(others.take(room));
         unread.sort_unstable();
         unread.dedup();
         unread
@@ -457,6 +461,7 @@ impl Tables {
                 return Ok(None);
             }
             let resolved = self.load(session, remote)?;
+            self.versions.insert(Version::of(remote));
             self.resolved.insert(address, (Arc::clone(remote), resolved));
         }
         Ok(match &self.resolved[&address].1 {

@@ -8,38 +8,102 @@
 //! and then on the publisher, must find the new column in use when the publisher uses it. For the same
 //! reason what was read is used only for descriptions that had arrived before: the leader forgets the
 //! rest when it has taken everything that had arrived.
+//!
+//! While the leader is behind, the oldest descriptions are those that it needs next. So those that it has
+//! passed are dropped first, and the newest if there are too many.
 
 use std::collections::VecDeque;
+use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use engine::relation::RemoteRelation;
 use pgoutput::{Decoder, Frame, Message, Streaming};
+use rustc_hash::FxBuildHasher;
 
-/// Most relations that are noted. Those that the leader has passed without asking are among them, so the
-/// oldest are dropped.
-const NOTED: usize = 1000;
+/// Most descriptions that are kept although the leader has passed them without asking.
+const PASSED: usize = 1000;
 
-/// Relations that were described lately, for the leader. Locked once for each chunk.
+/// Most descriptions that are noted, of some 150 bytes each.
+const NOTED: usize = 100_000;
+
+/// Relations that were described lately, for the leader. Locked twice for each chunk.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Announced(Arc<Mutex<Described>>);
 
+/// A description of a relation by the publisher.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Description {
+    /// Schema and name.
+    pub(crate) table: (String, String),
+    pub(crate) version: Version,
+}
+
+/// A hash of what a description says. Two versions of a table may have the same, hardly ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Version(u64);
+
+impl Version {
+    pub(crate) fn of(relation: &RemoteRelation) -> Self {
+        Self(FxBuildHasher.hash_one(relation))
+    }
+}
+
+/// What the publisher has described lately.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Announcement {
+    /// In the order of the stream.
+    pub(crate) descriptions: VecDeque<Description>,
+    /// Whether others arrived, which were dropped.
+    pub(crate) incomplete: bool,
+    /// Bytes of the stream that have been received, to the last of these descriptions or further.
+    pub(crate) received: u64,
+}
+
+/// Positions are in bytes of the stream since the run began.
 #[derive(Debug, Default)]
 struct Described {
-    relations: VecDeque<RemoteRelation>,
-    /// Bytes that were received.
-    received: u64,
+    announcement: Announcement,
+    /// The ends of the chunks that the descriptions were in.
+    positions: VecDeque<u64>,
+    /// What the leader has taken.
+    taken: u64,
 }
 
 impl Announced {
-    /// The relations since the last call, in the order of the stream, and how many bytes had been
-    /// received. Relations that the leader has passed come too.
-    pub(crate) fn take(&self) -> (VecDeque<RemoteRelation>, u64) {
+    /// The descriptions since the last call. Some that the leader has passed come too.
+    pub(crate) fn take(&self) -> Announcement {
         let mut described = self.lock();
-        (std::mem::take(&mut described.relations), described.received)
+        described.positions.clear();
+        let received = described.announcement.received;
+        let empty = Announcement { received, ..Announcement::default() };
+        std::mem::replace(&mut described.announcement, empty)
+    }
+
+    /// The leader has taken so many bytes more of the stream.
+    pub(crate) fn taken(&self, bytes: usize) {
+        self.lock().taken += bytes as u64;
     }
 
     fn lock(&self) -> MutexGuard<'_, Described> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Described {
+    /// The end of a chunk of so many bytes, with these relations.
+    fn add(&mut self, bytes: usize, relations: impl Iterator<Item = Description>) {
+        let Self { announcement, positions, taken } = self;
+        let descriptions = &mut announcement.descriptions;
+        announcement.received += bytes as u64;
+        descriptions.extend(relations);
+        positions.resize(descriptions.len(), announcement.received);
+        let passed = positions.partition_point(|position| position <= taken);
+        let dropped = passed.saturating_sub(PASSED);
+        descriptions.drain(..dropped);
+        positions.drain(..dropped);
+        announcement.incomplete |= descriptions.len() > NOTED;
+        descriptions.truncate(NOTED);
+        positions.truncate(NOTED);
     }
 }
 
@@ -48,7 +112,7 @@ impl Announced {
 pub(crate) struct Announcer {
     announced: Announced,
     /// Those of the present chunk.
-    relations: Vec<RemoteRelation>,
+    relations: Vec<Description>,
     /// `None` after something that cannot be decoded: the leader reports that when it gets there.
     decoder: Option<Decoder>,
 }
@@ -73,7 +137,10 @@ impl Announcer {
         let Ok(Frame::XLogData { payload, .. }) = Frame::decode(frame) else { return };
         match decoder.decode(payload) {
             Ok(Message::Relation(relation)) => {
-                self.relations.push(RemoteRelation::from_message(&relation));
+                let relation = RemoteRelation::from_message(&relation);
+                let version = Version::of(&relation);
+                let table = (relation.schema, relation.name);
+                self.relations.push(Description { table, version });
             }
             Ok(_) => {}
             Err(_) => self.decoder = None,
@@ -82,11 +149,7 @@ impl Announcer {
 
     /// A chunk of so many bytes ends.
     pub(crate) fn end(&mut self, bytes: usize) {
-        let mut described = self.announced.lock();
-        described.received += bytes as u64;
-        described.relations.extend(self.relations.drain(..));
-        let passed = described.relations.len().saturating_sub(NOTED);
-        described.relations.drain(..passed);
+        self.announced.lock().add(bytes, self.relations.drain(..));
     }
 }
 
@@ -97,21 +160,31 @@ pub(super) const MESSAGE: usize = 25;
 mod tests {
     use pgoutput::Streaming;
 
-    use super::{Announced, Announcer, NOTED};
+    use super::{Announced, Announcer, NOTED, PASSED};
 
     fn frame(message: &[u8]) -> Vec<u8> {
         [b"w".as_slice(), &[0; 24], message].concat()
     }
 
-    /// A relation without columns.
+    /// A relation without columns, whose name is its oid.
     fn relation(xid: Option<u32>, id: u32) -> Vec<u8> {
         let xid = xid.map(u32::to_be_bytes);
         let xid = xid.as_ref().map_or([].as_slice(), |xid| xid);
-        frame(&[b"R".as_slice(), xid, &id.to_be_bytes(), b"public\0t\0d\0\0"].concat())
+        let names = format!("public\0{id}\0d\0\0");
+        frame(&[b"R".as_slice(), xid, &id.to_be_bytes(), names.as_bytes()].concat())
     }
 
     fn ids(announced: &Announced) -> Vec<u32> {
-        announced.take().0.iter().map(|relation| relation.id.0).collect()
+        let ids = announced.take().descriptions.into_iter().map(|of| of.table.1.parse().unwrap());
+        ids.collect()
+    }
+
+    /// Relations with the oids from `first` on, each in a chunk of 1 byte.
+    fn describe(announcer: &mut Announcer, first: usize, count: usize) {
+        for id in first..first + count {
+            announcer.frame(&relation(None, u32::try_from(id).expect("small")));
+            announcer.end(1);
+        }
     }
 
     #[test]
@@ -129,19 +202,33 @@ mod tests {
         assert_eq!(ids(&announced), [7, 8, 9]);
         announcer.frame(&relation(None, 10));
         announcer.end(100);
-        assert_eq!((ids(&announced), announced.take().1), (vec![10], 500));
+        assert_eq!((ids(&announced), announced.take().received), (vec![10], 500));
     }
 
     #[test]
-    fn those_that_nobody_asks_for_are_bounded() {
+    fn those_that_the_leader_has_passed_are_dropped_first() {
         let announced = Announced::default();
         let mut announcer = Announcer::new(announced.clone(), Streaming::Off);
-        let many = u32::try_from(NOTED).expect("small") + 5;
-        for id in 0..many {
-            announcer.frame(&relation(None, id));
-            announcer.end(1);
-        }
-        assert_eq!(ids(&announced), (5..many).collect::<Vec<_>>());
+        describe(&mut announcer, 0, PASSED + 10);
+        announced.taken(PASSED + 5);
+        describe(&mut announcer, PASSED + 10, 2000);
+        let rest: Vec<_> = (5..PASSED + 2010).map(|id| u32::try_from(id).expect("small")).collect();
+        assert_eq!(ids(&announced), rest);
+        assert!(!announced.take().incomplete);
+    }
+
+    #[test]
+    fn the_newest_are_dropped_if_there_are_too_many() {
+        let announced = Announced::default();
+        let mut announcer = Announcer::new(announced.clone(), Streaming::Off);
+        describe(&mut announcer, 0, NOTED + 5);
+        let taken = announced.take();
+        assert!(taken.incomplete);
+        assert_eq!(taken.descriptions.len(), NOTED);
+        assert_eq!((&*taken.descriptions[0].table.1, taken.received), ("0", NOTED as u64 + 5));
+        describe(&mut announcer, 7, 1);
+        let taken = announced.take();
+        assert_eq!((taken.descriptions.len(), taken.incomplete), (1, false));
     }
 
     #[test]

@@ -52,9 +52,14 @@ fn expect_all_equal(case: &Case) {
 
 /// How often the subscriber's log names a statement.
 fn executions(case: &Case, statement: &str) -> usize {
+    executions_with(case, &format!("execute {statement}:"))
+}
+
+/// How many executions in the subscriber's log contain a text.
+pub(super) fn executions_with(case: &Case, text: &str) -> usize {
     let log = fs::read(case.subscriber.cluster.log_file()).expect("the server's log");
-    let text = String::from_utf8_lossy(&log);
-    text.lines().filter(|line| line.contains(&format!("execute {statement}:"))).count()
+    let log = String::from_utf8_lossy(&log);
+    log.lines().filter(|line| line.contains(" execute ") && line.contains(text)).count()
 }
 
 #[test]
@@ -93,6 +98,33 @@ fn tables_of_a_backlog_are_read_together() {
             [("child", "set", 1), ("hooked", "row", 1), ("parted", "set", 2), ("plain", "set", 1)]
                 .map(|(kind, mode, leaves)| format!("{kind}|{mode}|{}", leaves * EACH))
         );
+    });
+}
+
+/// The leader reads at most 1000 tables at once. When it reads the first ones, the descriptions of all have arrived.
+#[test]
+fn more_tables_than_are_read_at_once_are_read_in_their_order() {
+    const TABLES: usize = 1600;
+    on_versions(&[(18, 15)], |mut case| {
+        let each = |sql: &str, together: usize| {
+            format!(
+                "DO $$ BEGIN FOR i IN 1..{TABLES} LOOP EXECUTE format('{sql}', i); \
+                   IF i % {together} = 0 THEN COMMIT; END IF; END LOOP; END $$"
+            )
+        };
+        case.both(&each("CREATE TABLE t%s (id int PRIMARY KEY)", 50));
+        case.publish("FOR ALL TABLES");
+        case.tool.args = vec!["--copy-data=false".to_owned()];
+        case.run_until_current();
+        let log = "SET log_min_duration_statement";
+        case.subscriber.sql(&format!("ALTER DATABASE {} {log} = 0", case.subscriber.name));
+        let before = executions(&case, "catalogue_tables");
+        case.publisher.sql(&each("INSERT INTO t%s VALUES (1)", 1));
+        case.run_until_current();
+        let reads = executions(&case, "catalogue_tables") - before;
+        assert!((1..=100).contains(&reads), "the catalogue was read {reads} times");
+        let tables: Vec<_> = (1..=TABLES).map(|i| format!("t{i}")).collect();
+        case.expect_equal(&tables.iter().map(String::as_str).collect::<Vec<_>>());
     });
 }
 

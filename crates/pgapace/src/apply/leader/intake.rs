@@ -68,7 +68,7 @@ impl Leader<'_> {
                 Frame::PrimaryStatus { .. } => {}
             }
         }
-        self.around.tables.taken(chunk.len() - left);
+        self.around.taken(chunk.len() - left);
         self.intake.look_at_block();
         // A few milliseconds do not matter for the rest of a long transaction either.
         streamed |= self.intake.incoming.in_transaction() && chunk.len() >= LONG;

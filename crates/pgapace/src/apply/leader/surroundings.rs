@@ -75,6 +75,12 @@ pub(crate) struct Decoded {
 }
 
 impl Surroundings<'_> {
+    /// The leader has taken so many bytes more of the stream.
+    pub(crate) fn taken(&mut self, bytes: usize) {
+        self.tables.taken(bytes);
+        self.announced.taken(bytes);
+    }
+
     /// Does `work` on the tables. Before that, the subscriber's catalogue is read for these relations,
     /// and for others whose first changes come next.
     fn with_tables_read<T>(

@@ -237,18 +237,20 @@ pub(crate) fn set_modes(
         .map(|m| {
             let reason = m.reason.as_deref().map_or("NULL".to_owned(), literal);
             let (schema, name, mode) = (literal(&m.schema), literal(&m.name), literal(&m.mode));
-            format!("({schema}, {name}, {mode}, {reason})")
+            format!("({}, {schema}, {name}, {mode}, {reason})", id.0)
         })
         .collect();
+    // Each row is looked up by the whole key. A condition on the subscription alone seems to find few rows, as long as
+    // the table has no statistics, and then each row of the subscription would be compared with each of these.
     session
         .simple(&format!(
             "UPDATE pgapace.relation r SET apply_mode = v.mode, apply_reason = v.reason \
-             FROM (VALUES {}) AS v (schema_name, table_name, mode, reason) \
-             WHERE r.subscription = {} AND r.schema_name = v.schema_name \
-               AND r.table_name = v.table_name \
+             FROM (VALUES {}) AS v (subscription, schema_name, table_name, mode, reason) \
+             WHERE r.subscription = ANY (ARRAY[v.subscription]) \
+               AND r.schema_name = ANY (ARRAY[v.schema_name]) \
+               AND r.table_name = ANY (ARRAY[v.table_name]) \
                AND (r.apply_mode, r.apply_reason) IS DISTINCT FROM (v.mode, v.reason)",
-            rows.join(", "),
-            id.0
+            rows.join(", ")
         ))
         .map_err(|e| writing(&e))?;
     Ok(())
