@@ -36,6 +36,11 @@ impl Equality {
     fn operator(schema: &str, name: &str) -> Self {
         Self::Operator(format!("OPERATOR({}.{name})", quote_ident(schema)))
     }
+
+    /// Whether it is `=` of the built-in types.
+    pub(crate) fn is_built_in(&self) -> bool {
+        *self == Self::operator("pg_catalog", "=")
+    }
 }
 
 /// The function with which an assignment enforces a column's length or precision

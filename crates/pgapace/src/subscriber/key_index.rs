@@ -17,11 +17,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::subscriber::catalogue::{Equality, Table};
+use crate::subscriber::catalogue::Table;
 use crate::subscriber::mapping::{Search, SearchColumn};
-
-/// The equality of types whose order has operators of that schema, too.
-const BUILT_IN: &str = "OPERATOR(\"pg_catalog\".=)";
 
 /// A valid index of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,7 +71,7 @@ pub(crate) fn compared_as_row(
     };
     let local = |column: &SearchColumn| &table.columns[columns[column.remote]];
     let ordered = |column: &SearchColumn| {
-        matches!(&column.equality, Equality::Operator(operator) if operator == BUILT_IN)
+        column.equality.is_built_in()
             && !column.coerced
             && local(column).has_binary_elements()
     };

@@ -25,13 +25,41 @@ pub(super) fn comparand(map: &TableMap, column: &SearchColumn, value: &str) -> S
 }
 
 /// `comparand` as the only element of an array, if the column may be compared with one.
-pub(super) fn in_array(map: &TableMap, column: &SearchColumn, comparand: String) -> String {
-    let by_operator = matches!(column.equality, Equality::Operator(_));
-    if by_operator && map.local(column.remote).has_binary_elements() {
-        format!("ANY (ARRAY[{comparand}])")
-    } else {
-        comparand
+fn in_array(map: &TableMap, column: &SearchColumn, comparand: String) -> String {
+    let local = map.local(column.remote);
+    // An array cannot be the element of another one.
+    if matches!(column.equality, Equality::Text) || local.array_type == 0 || local.is_array {
+        return comparand;
     }
+    format!("ANY (ARRAY[{comparand}])")
+}
+
+/// The condition that finds the rows whose key has one of many values; `comparand` is that of one of them. `prefix` is
+/// that of [`equal`].
+///
+/// The planner must not be able to merge the table with the values. A plan that was made while the table was empty
+/// would read the whole index in order, even where merge joins are disabled, and keep doing so after the table has
+/// grown. Arrays of values cannot be merged. A key that is an array itself is compared with both ends of a range.
+pub(super) fn is_one_of(
+    map: &TableMap,
+    column: &SearchColumn,
+    prefix: &str,
+    comparand: String,
+) -> String {
+    let value = in_array(map, column, comparand);
+    let table = &map.table;
+    // The server must see an equality to choose partitions, and Citus to choose shards.
+    let as_range = map.local(column.remote).is_array
+        && column.equality.is_built_in()
+        && !table.partitioned
+        && table.placement.is_plain();
+    if !as_range {
+        return equal(map, column, prefix, &value);
+    }
+    let name = quote_ident(&map.remote.columns[column.remote].name);
+    ["OPERATOR(pg_catalog.>=)", "OPERATOR(pg_catalog.<=)"]
+        .map(|operator| format!("{prefix}{name} {operator} {value}"))
+        .join(" AND ")
 }
 
 /// Replaces the conditions on columns of the key by one on the whole key, if it is compared as a row. `compared` are the

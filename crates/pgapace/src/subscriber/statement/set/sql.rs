@@ -5,8 +5,8 @@
 //! function. The base type has no length, so the assignment to the column still checks lengths and
 //! domains.
 //!
-//! Keys are compared with `= ANY (ARRAY[...])` beside the join. With a plain `=` alone, a generic
-//! plan that was made while the table was empty reads the whole index.
+//! Keys are not compared with a plain `=`: a generic plan that was made while the table was empty would read the
+//! whole index ([`search::is_one_of`]).
 
 use wire::quote_ident;
 
@@ -180,11 +180,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The condition that finds the rows of a table with a key.
-    ///
-    /// It has the form `= ANY (ARRAY[value])`, which an index scan supports but a merge join does
-    /// not. With plain `=`, a plan made while the table was empty would read the whole index in
-    /// order, and keep doing so after the table has grown.
+    /// The condition that finds the rows of a table with a key: see [`search::is_one_of`].
     pub(super) fn keys(&mut self, arrays: &mut Arrays) -> String {
         self.all_equal(arrays, self.map.search_columns())
     }
@@ -198,7 +194,7 @@ impl Builder<'_> {
         let in_key = |remote| map.compared_as_row.as_ref().is_some_and(|key| key.contains(&remote));
         let others = compared.into_iter().filter(|(column, _)| !in_key(column.remote));
         let equal = |(column, value): (&SearchColumn, String)| {
-            search::equal(map, column, "subscriber.", &search::in_array(map, column, value))
+            search::is_one_of(map, column, "subscriber.", value)
         };
         let conditions: Vec<_> =
             whole.into_iter().chain(others.map(equal)).chain(map.table.is_this_one()).collect();
