@@ -102,7 +102,14 @@ impl Array {
         }
     }
 
-    /// The array, after [`Self::finish`].
+    /// Makes it an array without elements.
+    pub(crate) fn finish_empty(&mut self, element_type: u32) {
+        let words = [0, 0, element_type].map(u32::to_be_bytes);
+        self.bytes.clear();
+        words.iter().for_each(|word| self.bytes.extend_from_slice(word));
+    }
+
+    /// The array, after [`Self::finish`] or [`Self::finish_empty`].
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }

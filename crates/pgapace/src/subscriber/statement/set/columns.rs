@@ -248,10 +248,17 @@ impl Columns {
     }
 
     /// Completes the arrays of a statement.
+    ///
+    /// A column whose new values are all NULL has an array without elements. `unnest` fills it up with NULLs, and the
+    /// server neither reads nor stores them: of a wide table, most columns may be NULL.
     pub(crate) fn finish(&mut self, others_binary: bool) {
         for slot in &mut self.slots[..self.used] {
             let element_type = if slot.is_text(others_binary) { TEXT } else { slot.element_type };
-            slot.array.finish(element_type, self.rows);
+            if slot.is_new() && slot.array.format().is_none() {
+                slot.array.finish_empty(element_type);
+            } else {
+                slot.array.finish(element_type, self.rows);
+            }
             if slot.asks(self.rows) {
                 slot.sent.clear();
                 let mut unsent = slot.unsent.iter().peekable();
@@ -333,6 +340,11 @@ impl ColumnSlot {
         }
     }
 
+    /// Whether the column finds no row.
+    fn is_new(&self) -> bool {
+        !matches!(self.role, Some(ColumnRole::Key | ColumnRole::Old))
+    }
+
     /// Whether the column has a new value in any of so many rows.
     fn is_set(&self, rows: usize) -> bool {
         match self.role {
@@ -394,5 +406,27 @@ mod tests {
         assert!(capacity < 2 * ROW_BYTES, "{capacity}");
         assert!(columns.push(&Row::Merged(vec![Column::Text(&half), Column::Text(b"")])));
         assert_eq!(columns.rows(), 1);
+    }
+
+    /// A wide table has many columns that are NULL.
+    #[test]
+    fn new_values_that_are_all_null_are_not_sent() {
+        let slot = |role| {
+            let mut slot = ColumnSlot { role: Some(role), binary: true, ..ColumnSlot::default() };
+            slot.array.clear();
+            slot
+        };
+        let slots = vec![slot(ColumnRole::Key), slot(ColumnRole::New), slot(ColumnRole::New)];
+        let mut columns = Columns { slots, used: 3, ..Columns::default() };
+        for _ in 0..100 {
+            let values = vec![Column::Binary(b"1234"), Column::Binary(b"1"), Column::Null];
+            assert!(columns.push(&Row::Merged(values)));
+        }
+        columns.finish(true);
+        let mut set = ColumnSet::default();
+        columns.note_set(&mut set);
+        assert!(set.contains(1) && set.contains(2));
+        let sizes = [0, 1, 2].map(|column| columns.slots[column].array.bytes().len());
+        assert_eq!(sizes, [20 + 100 * 8, 20 + 100 * 5, 12]);
     }
 }
