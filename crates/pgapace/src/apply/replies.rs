@@ -33,6 +33,8 @@ pub(crate) struct Completed {
     pub(crate) rows: u64,
     /// The statement ended the transaction by ROLLBACK.
     pub(crate) rolled_back: bool,
+    /// The statement before it belongs to the same change, and found no row, but this one did.
+    pub(crate) second: bool,
 }
 
 /// Interprets one reply; `None` if it says nothing about a statement. `next` takes the expected reply.
@@ -44,7 +46,7 @@ pub(crate) fn interpret(
         Reply::CommandComplete(tag) => {
             let (rows, rolled_back) = (affected_rows(tag), tag == "ROLLBACK");
             let expected = next().ok_or_else(|| Failure::internal(NOT_SENT))?;
-            Interpreted::Completed(Completed { expected, rows, rolled_back })
+            Interpreted::Completed(Completed { expected, rows, rolled_back, second: false })
         }
         Reply::Error(error) => Interpreted::Failed(wire::Error::Server(error)),
         Reply::Ready(status) => match next() {
@@ -62,16 +64,19 @@ const NOT_SENT: &str = "the subscriber completed a statement nobody sent";
 /// Adds up the rows of the statements that execute one change together.
 #[derive(Debug, Default)]
 pub(crate) struct RowCount {
-    carried: u64,
+    /// Of the statements so far of a change that has more.
+    carried: Option<u64>,
 }
 
 impl RowCount {
     /// The statement, with the rows of those before it that belong to the same change.
     pub(crate) fn total(&mut self, mut completed: Completed) -> Completed {
         if let Expected::Change { expect, .. } = completed.expected {
-            completed.rows += std::mem::take(&mut self.carried);
+            let carried = self.carried.take();
+            completed.second = carried == Some(0) && completed.rows > 0;
+            completed.rows += carried.unwrap_or(0);
             if expect == Expect::OneWithNext {
-                self.carried = completed.rows;
+                self.carried = Some(completed.rows);
             }
         }
         completed

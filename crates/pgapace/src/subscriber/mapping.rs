@@ -14,6 +14,7 @@ use crate::subscriber::citus::Placement;
 use crate::subscriber::conflict::TablePolicy;
 use crate::subscriber::constraints::Constraints;
 use crate::subscriber::format::{Misread, PublisherTypes};
+use crate::subscriber::identity_changes::IdentityChanges;
 use crate::subscriber::key_index;
 use crate::subscriber::locks::{self, Locking, Sides};
 use crate::subscriber::missing::MissingRows;
@@ -68,6 +69,8 @@ pub(crate) struct TableMap {
     pub(crate) unique: UniqueValues,
     /// Whether rows are expected to be missing.
     pub(crate) missing: MissingRows,
+    /// Whether identity columns are expected to change.
+    pub(crate) identity_changes: IdentityChanges,
     /// The conflict rules of the table, if there are any.
     pub(crate) conflicts: Option<TablePolicy>,
     /// Published columns whose type is another one on the subscriber, with the publisher's type if it is known:
@@ -114,6 +117,7 @@ impl TableMap {
             locks: None,
             unique: UniqueValues::default(),
             missing: MissingRows::default(),
+            identity_changes: IdentityChanges::default(),
             conflicts: None,
             unlike: Vec::new(),
         })
@@ -173,7 +177,19 @@ impl TableMap {
     pub(crate) fn can_miss_rows(&self) -> bool {
         let keyed = matches!(self.search, Search::Key(_));
         let plain = matches!(self.table.placement, Placement::Plain);
-        keyed && plain && self.conflicts.is_none() && !self.unique.is_moving()
+        keyed && plain && self.conflicts.is_none() && !self.updates_move()
+    }
+
+    /// Whether a set of updates can change identity columns, as moves. Citus moves no rows.
+    pub(crate) fn can_move_identities(&self) -> bool {
+        matches!(self.search, Search::Key(_))
+            && self.table.placement.is_plain()
+            && self.compared_identities().next().is_some()
+    }
+
+    /// Whether updates are executed as moves: see [`UniqueValues`] and [`IdentityChanges`].
+    pub(crate) fn updates_move(&self) -> bool {
+        self.unique.is_moving() || self.identity_changes.are_expected()
     }
 
     /// Whether two values of the key are equal only if they are the same bytes, on both sides: then what is locked

@@ -7,6 +7,7 @@ pub(crate) mod conflict;
 pub(crate) mod constraints;
 pub(crate) mod elsewhere;
 pub(crate) mod format;
+pub(crate) mod identity_changes;
 pub(crate) mod key_index;
 pub(crate) mod locks;
 pub(crate) mod mapping;

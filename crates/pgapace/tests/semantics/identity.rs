@@ -1,6 +1,7 @@
 //! GENERATED ALWAYS AS IDENTITY columns on the subscriber: UPDATE cannot set them, but a change may
 //! have to.
 
+use super::first_changes::executions_with;
 use crate::support::{VERSIONS, on_versions};
 
 /// A value that TOAST stores out of line.
@@ -112,5 +113,46 @@ fn generated_always_identity_on_both_sides() {
         );
         case.run_until_current();
         case.expect_equal(&["t"]);
+    });
+}
+
+/// After a first change of an identity column, sets of updates change it too.
+#[test]
+fn identity_columns_that_change_again_and_again_are_changed_by_sets() {
+    on_versions(&VERSIONS, |case| {
+        case.publisher.sql("CREATE TABLE numbered (k int PRIMARY KEY, a int, n int)");
+        case.subscriber.sql(
+            "CREATE TABLE numbered (k int PRIMARY KEY, a int, n int GENERATED ALWAYS AS IDENTITY, \
+               extra text DEFAULT 'default')",
+        );
+        case.publish("FOR ALL TABLES");
+        case.publisher.sql("INSERT INTO numbered SELECT i, 0, i FROM generate_series(1, 2000) i");
+        case.run_until_current();
+        case.subscriber.sql("UPDATE numbered SET extra = 'local'");
+        case.subscriber.sql(&format!(
+            "ALTER DATABASE {} SET log_min_duration_statement = 0",
+            case.subscriber.name
+        ));
+        let mut process = case.start();
+        case.publisher.sql("UPDATE numbered SET n = -n WHERE k = 1");
+        case.wait_until_applied(&mut process);
+        let before = executions_with(&case, "\"numbered\"");
+        // Each transaction changes a column of all rows, and the identity of some.
+        case.publisher.sql(
+            "DO $$ BEGIN FOR i IN 1..10 LOOP \
+               UPDATE numbered SET a = i, n = CASE WHEN k % 10 = i THEN n + 10000 ELSE n END; \
+               COMMIT; END LOOP; END $$",
+        );
+        case.publisher
+            .sql("INSERT INTO numbered VALUES (3000, 0, 1); DELETE FROM numbered WHERE k = 7");
+        case.wait_until_applied(&mut process);
+        case.stop(process);
+        let count = executions_with(&case, "\"numbered\"") - before;
+        assert!((1..=200).contains(&count), "{count} statements");
+        let rows = "SELECT k, a, n FROM numbered ORDER BY k";
+        assert_eq!(case.subscriber.rows(rows), case.publisher.rows(rows));
+        let kept = "SELECT count(*) FROM numbered WHERE extra <> 'local'";
+        assert_eq!(case.subscriber.value(kept), "1");
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
     });
 }

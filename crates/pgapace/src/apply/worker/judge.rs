@@ -79,6 +79,13 @@ impl WorkerSession {
         };
         let first = self.groups.first();
         let context = Context { group: first.map(|first| &first.group) };
+        if let Expected::Change { at, .. } = completed.expected
+            && completed.second
+            && let Some(map) = context.map(at)
+            && map.can_move_identities()
+        {
+            map.identity_changes.found();
+        }
         match (outcome, completed.expected) {
             (Outcome::Missing, Expected::Change { at, .. }) => {
                 self.tally.row_missing(at, &context)?;

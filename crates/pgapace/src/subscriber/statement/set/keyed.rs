@@ -20,13 +20,16 @@ pub(super) fn queue<E: FnMut(Expected<'_>)>(
     segment: &Segment<'_>,
 ) -> Result<(), SetError> {
     let Segment { absent, deletes, moves, updates, .. } = segment;
-    let moving = subscriber.map.unique.is_moving();
+    let moving = subscriber.map.updates_move();
     let varied = subscriber.statements.varies(subscriber.map);
     let (changes, mixing, pushed) = (Changes::Absent(absent), false, Vec::new());
     let mut batch = Keyed { subscriber, buffers, changes, moving: false, varied, mixing, pushed };
     queue_batches(&mut batch, absent.len())?;
     batch.changes = Changes::Deletes(deletes);
     queue_batches(&mut batch, deletes.len())?;
+    if moving && !updates.is_empty() {
+        batch.subscriber.map.identity_changes.moved();
+    }
     if moving && !moves.is_empty() {
         // Rows that get other keys may exchange unique values with those that keep theirs.
         (batch.changes, batch.moving) = (Changes::Moves(moves, updates), true);
