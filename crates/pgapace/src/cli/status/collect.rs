@@ -107,6 +107,8 @@ pub(crate) struct Status {
 const EVENTS: usize = 10;
 /// Figures that are older say nothing. An idle process writes them once a minute.
 const STALE: f64 = 90.0;
+/// Figures are made once per second, and writing them takes a moment.
+const LATE: f64 = 2.0;
 /// When figures are due that do not say it: those of another version, or of a copy.
 const DUE: f64 = 60.0;
 
@@ -115,7 +117,7 @@ impl Status {
     /// for so long, what it has not applied may be older than the last figures say.
     pub(crate) fn overdue(&self) -> f64 {
         let due = self.figures.as_ref().and_then(|figures| figures.next_due_in).unwrap_or(DUE);
-        self.figures_age.map_or(0.0, |age| (age - due).max(0.0))
+        self.figures_age.map_or(0.0, |age| (age - due - LATE).max(0.0))
     }
 }
 
