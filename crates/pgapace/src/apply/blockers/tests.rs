@@ -135,8 +135,10 @@ impl Bed {
     }
 }
 
-/// What waits, what blocks, and the prepared transaction.
-fn named(seen: &[Blocker]) -> Vec<(i32, i32, Option<(&str, bool)>)> {
+/// What waits, what blocks, and the prepared transaction: its gid, and whether it is ours.
+type Named<'s> = (i32, i32, Option<(&'s str, bool)>);
+
+fn named(seen: &[Blocker]) -> Vec<Named<'_>> {
     let with_gid = |one| {
         let Blocker { waiting, pid, prepared, .. }: &Blocker = one;
         (*waiting, *pid, prepared.as_ref().map(|found| (&*found.gid, found.is_ours)))
