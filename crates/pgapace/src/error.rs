@@ -226,14 +226,11 @@ impl Failure {
                     .to_owned()
             });
         }
-        let has_full_quota = error.server_error().is_some_and(exceeds_temp_file_limit);
-        if has_full_quota {
-            failure.hint = Some(format!(
-                "Raise temp_file_limit of the role on the {party}, or work_mem, so that it needs fewer temporary files: \
-                 ALTER ROLE … SET temp_file_limit = …;"
-            ));
+        let needs_files = error.server_error().is_some_and(exceeds_temp_file_limit);
+        if needs_files {
+            failure.hint = Some(format!("On the {party}: {TEMP_FILES_REMEDY}."));
         }
-        failure.recovery = if has_full_quota {
+        failure.recovery = if needs_files {
             Recovery::None
         } else if error.is_away() {
             Recovery::WaitForServer
@@ -331,9 +328,13 @@ pub(crate) fn is_transient(code: &str) -> bool {
         || code == sqlstate::LOCK_NOT_AVAILABLE
 }
 
+/// The next step after [`exceeds_temp_file_limit`].
+pub(crate) const TEMP_FILES_REMEDY: &str = "ALTER ROLE … SET temp_file_limit = …; or give the role more work_mem, so that it \
+    needs fewer temporary files";
+
 /// Whether a session needs larger temporary files than its settings allow. The name of the setting is the same in
 /// messages of any language.
-fn exceeds_temp_file_limit(said: &wire::ServerError) -> bool {
+pub(crate) fn exceeds_temp_file_limit(said: &wire::ServerError) -> bool {
     said.code == sqlstate::CONFIGURATION_LIMIT_EXCEEDED && said.message.contains("temp_file_limit")
 }
 

@@ -11,7 +11,7 @@ use crate::apply::expected::Expected;
 use crate::apply::offender::{self, unknown_offender};
 use crate::apply::work::{Group, Work};
 use crate::encoding_error;
-use crate::error::{Class, Failure, Offender, Result};
+use crate::error::{Class, Failure, Offender, Result, TEMP_FILES_REMEDY, exceeds_temp_file_limit};
 use crate::sqlstate;
 use crate::subscriber::catalogue::ANOTHER_TABLE;
 use crate::subscriber::conflict::{Action, ConflictType};
@@ -314,6 +314,7 @@ fn hint_of_error(
             )
         }
         _ if let Some(remedy) = encoding_error::remedy(said) => remedy,
+        _ if exceeds_temp_file_limit(said) => format!("On the subscriber: {TEMP_FILES_REMEDY}"),
         (sqlstate::NOT_NULL_VIOLATION, _) => {
             let column = column.as_deref().unwrap_or("…");
             format!(

@@ -77,7 +77,10 @@ fn a_set_that_needs_temporary_files_is_applied_by_rows() {
              ALTER TABLE t ENABLE ALWAYS TRIGGER spill",
         );
         case.publisher.sql("INSERT INTO t VALUES (0, 0, 'spills')");
-        case.run().expect(9, &["53400", "public.t", "HINT:  Raise temp_file_limit"]);
+        case.run().expect(
+            9,
+            &["53400", "public.t", "HINT:  On the subscriber: ALTER ROLE … SET temp_file_limit"],
+        );
         case.subscriber.sql(&format!("ALTER DATABASE {name} RESET temp_file_limit"));
         case.run_until_current();
         case.expect_equal(&["t"]);
