@@ -71,9 +71,7 @@ pub(crate) fn compared_as_row(
     };
     let local = |column: &SearchColumn| &table.columns[columns[column.remote]];
     let ordered = |column: &SearchColumn| {
-        column.equality.is_built_in()
-            && !column.coerced
-            && local(column).has_binary_elements()
+        column.equality.is_built_in() && !column.coerced && local(column).has_binary_elements()
     };
     if !key.iter().all(ordered) {
         return None;
