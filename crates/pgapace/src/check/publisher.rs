@@ -159,7 +159,10 @@ fn check_slot(
         }
         // Once its creation is recorded, the slot is never created again.
         Some(row) if row.phase != Phase::Creating => {
-            let applied = known.applied.unwrap_or(Lsn::INVALID);
+            // A process that runs the subscription may have gone on since its progress was read.
+            let runs = known.owner.is_some()
+                && found.as_ref().is_some_and(|slot| slot.active_pid.is_some());
+            let applied = if runs { Lsn(u64::MAX) } else { known.applied.unwrap_or(Lsn::INVALID) };
             match slot::check_resume(&row.slot_name, found.as_ref(), recovers, applied) {
                 Ok(lsn) => reporter.ok("slot", format!("slot {name} can continue from {lsn}")),
                 Err(failure) => {
