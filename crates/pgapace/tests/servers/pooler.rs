@@ -91,7 +91,7 @@ fn a_pooler_as_publisher_is_refused() {
                 let tool =
                     Tool { publisher: pooler.conninfo(&case.publisher.name), ..case.tool.clone() };
                 tool.finish("run", &[]).expect(4, &["connection pooler", "PgBouncer"]);
-                tool.finish("sequences", &[]).expect(4, &["connection pooler"]);
+                tool.finish("sequences", &["--force"]).expect(4, &["connection pooler"]);
                 let checked = tool.finish("check", &[]);
                 checked.expect(4, &[]);
                 assert!(checked.stdout.contains("connection pooler"), "{}", checked.stdout);
