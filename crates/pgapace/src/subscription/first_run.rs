@@ -7,6 +7,7 @@ use rustc_hash::FxHashSet;
 use wire::Session;
 
 use super::Supervisor;
+use super::retry::PreviousRuns;
 use super::slot_touch::SlotTouch;
 use super::startup::OwnedSubscription;
 use crate::apply::leader::Outcome;
@@ -259,7 +260,7 @@ impl Supervisor<'_> {
         }
         state::set_copying(control, context.owner(), start, &system, &self.sent_as(), is_way_back)?;
         if created.is_some() {
-            self.begins();
+            self.previous_runs = PreviousRuns::OfThisProcess;
         }
         match created {
             Some(created) => {
@@ -439,7 +440,7 @@ impl Supervisor<'_> {
             of = published.len(),
             "interrupted table sync continues"
         );
-        self.begins();
+        self.previous_runs = PreviousRuns::OfThisProcess;
         copy_tables(context, control, None, &unfinished)
     }
 }

@@ -32,7 +32,7 @@ impl Lessons {
     ) -> bool {
         let stale = matches!(failure.recovery, Recovery::ReadCatalogue)
             || failure.sqlstate.as_deref().is_some_and(is_stale_catalogue);
-        if !stale || failure.is_transient() || previous_runs != PreviousRuns::OfThisProcess {
+        if !stale || failure.is_transient() || previous_runs < PreviousRuns::OfAnotherProcess {
             return false;
         }
         let Some(offender) = &failure.offender else { return false };

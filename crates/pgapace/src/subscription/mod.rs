@@ -214,9 +214,6 @@ struct Supervisor<'a> {
     ownership: Ownership,
     /// The runs that the subscription had. They decide how long pgapace waits for a server.
     previous_runs: PreviousRuns,
-    /// This process has copied tables, or streamed: both servers have accepted its sessions. A standby has not, although
-    /// it goes on with the runs of another process.
-    has_begun: bool,
     lessons: Lessons,
     /// Where to stop. The first run that knows the LSN sets it.
     goal: Option<Until>,
@@ -251,7 +248,6 @@ impl<'a> Supervisor<'a> {
             stage: RunStage::BEGUN,
             ownership: Ownership::Never,
             previous_runs: PreviousRuns::None,
-            has_begun: false,
             lessons: Lessons::default(),
             goal: options.until,
             take_over: options.take_over,
@@ -264,12 +260,6 @@ impl<'a> Supervisor<'a> {
 }
 
 impl Supervisor<'_> {
-    /// It copies tables, or streams.
-    fn begins(&mut self) {
-        self.previous_runs = PreviousRuns::OfThisProcess;
-        self.has_begun = true;
-    }
-
     /// Everything from "connect" to the first failure.
     fn run_once(&mut self, record: &mut FailureRecord, retry: &mut Retry) -> Result<Outcome> {
         if !self.stand_by() {
@@ -302,7 +292,7 @@ impl Supervisor<'_> {
         match self.get_ready(&owned, context, (commits, tagging), control, source)? {
             Readiness::GivenUp(outcome) => Ok(outcome),
             Readiness::Ready(ready, opened) => {
-                self.begins();
+                self.previous_runs = PreviousRuns::OfThisProcess;
                 drop(beat);
                 self.lead(ready, *opened, record)
             }

@@ -210,7 +210,7 @@ impl Supervisor<'_> {
         }
         let stopping = || self.shutdown.requested();
         let (patience, name) = (self.config.busy_timeout, &self.config.name);
-        let begun = self.previous_runs == PreviousRuns::OfThisProcess;
+        let begun = self.previous_runs >= PreviousRuns::OfAnotherProcess;
         if self.options.standby.is_some() || begun {
             // A process that has lost the subscription meanwhile, and does not know it yet, may have
             // started a stream since this one became the owner. Or the network has lost the stream

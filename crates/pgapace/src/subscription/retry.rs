@@ -1,10 +1,10 @@
 //! Whether a run that failed is followed by another one, and after which pause.
 //!
-//! | what failed | at the first start | once it has run, in any process | once this process has streamed |
+//! | what failed | at the first start | once it has run, in any process | once this process has streamed, or was the standby of one that has |
 //! |---|---|---|---|
 //! | a server refuses connections, starts, or recovers | again for `--connect-timeout`, 10 s by default | again for `--connect-timeout`, an hour by default | again, for ever unless `--connect-timeout` says otherwise |
 //! | a lost connection, a server without room | the end | the same | the same |
-//! | a refused session: a login, a database that accepts none | the end | the end | again, for ever unless `--connect-timeout` says otherwise; the end with `--until` |
+//! | a refused session: a login, a database that accepts none | the end | the end | again, for ever unless `--connect-timeout` says otherwise; the end of a standby that has not streamed itself, and with `--until` |
 //! | anything else that may pass, while pgapace waits for a server | the same | the same | the same |
 //! | anything else that may pass | the end | the end | again, for ever |
 //! | the publisher fails while it decodes WAL | again, 20 times unless something is applied | the same | the same |
@@ -49,6 +49,8 @@ pub(super) enum PreviousRuns {
     Perhaps,
     /// It has run before: its state is there.
     Earlier,
+    /// Another process has run it, and this one waited as its standby. Whether the servers accept this one is not known.
+    OfAnotherProcess,
     /// This process has copied tables for it, or streamed.
     OfThisProcess,
 }
@@ -130,7 +132,7 @@ impl Retry {
             self.away_since = None;
             let in_decoding = matches!(failure.recovery, Recovery::DecodeAgain);
             self.in_decoding += u32::from(in_decoding);
-            let again = failure.is_transient() && previous_runs == PreviousRuns::OfThisProcess
+            let again = failure.is_transient() && previous_runs >= PreviousRuns::OfAnotherProcess
                 || in_decoding && self.in_decoding <= DECODING_ATTEMPTS;
             return if again { self.again(failure, now) } else { Next::End };
         }
@@ -138,7 +140,7 @@ impl Retry {
         let limit = self.timeout.or(match previous_runs {
             PreviousRuns::None => Some(FIRST_TIMEOUT),
             PreviousRuns::Perhaps | PreviousRuns::Earlier => Some(LATER_TIMEOUT),
-            PreviousRuns::OfThisProcess => None,
+            PreviousRuns::OfAnotherProcess | PreviousRuns::OfThisProcess => None,
         });
         let waited = now.duration_since(since);
         match limit {
@@ -243,7 +245,13 @@ mod tests {
     #[test]
     fn a_session_that_is_refused_is_tried_again_once_this_process_has_streamed() {
         let (refused, now) = (failure(Recovery::Admission), Instant::now());
-        for previous_runs in [PreviousRuns::None, PreviousRuns::Perhaps, PreviousRuns::Earlier] {
+        let others = [
+            PreviousRuns::None,
+            PreviousRuns::Perhaps,
+            PreviousRuns::Earlier,
+            PreviousRuns::OfAnotherProcess,
+        ];
+        for previous_runs in others {
             assert_eq!(Retry::new(None).next(&refused, previous_runs, now), Next::End);
         }
         let timeout = Duration::from_secs(60);

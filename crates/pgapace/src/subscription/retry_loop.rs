@@ -223,8 +223,8 @@ impl Supervisor<'_> {
             );
             return retry.again(failure, now);
         }
-        if failure.is_refused() && (self.goal.is_some() || !self.has_begun) {
-            // Only a user can let it reach its goal, or begin.
+        if failure.is_refused() && self.goal.is_some() {
+            // Only a user can let it reach its goal.
             return Next::End;
         }
         retry.next(failure, self.previous_runs, now)

@@ -53,7 +53,7 @@ impl Supervisor<'_> {
                 WaitStep::Wait => {}
                 WaitStep::WaitFor(owner) => {
                     // The subscription exists. If it does not later, it was dropped, and is not created.
-                    self.previous_runs = PreviousRuns::OfThisProcess;
+                    self.follows_another();
                     self.ownership.saw_owner();
                     if announced.as_ref() != Some(&owner) {
                         self.announce_waiting(owner.as_ref());
@@ -62,13 +62,13 @@ impl Supervisor<'_> {
                 }
                 WaitStep::Begin { exists } => {
                     if exists {
-                        self.previous_runs = PreviousRuns::OfThisProcess;
+                        self.follows_another();
                     }
                     return true;
                 }
                 WaitStep::TakeOver(stopped, owner) => {
                     self.announce_takeover(&owner);
-                    self.previous_runs = PreviousRuns::OfThisProcess;
+                    self.follows_another();
                     self.stage = RunStage::Begun { stopped: Some(stopped) };
                     return true;
                 }
@@ -133,6 +133,11 @@ impl Supervisor<'_> {
         let known = [self.ownership.session(), self.stage.stopped_owner()];
         // The other one may have ended meanwhile.
         is_of_another(&place, &known) || failure.class == Class::Busy
+    }
+
+    /// Another process runs the subscription, or did. What this process has done itself counts for more.
+    fn follows_another(&mut self) {
+        self.previous_runs = self.previous_runs.max(PreviousRuns::OfAnotherProcess);
     }
 
     fn announce_waiting(&self, owner: Option<&(String, i32)>) {
