@@ -90,7 +90,7 @@ impl Size {
     }
 }
 
-/// What came behind the last part that must be committed alone.
+/// The parts since the last one that must be committed alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Between {
     /// No part must be committed alone, or a part came that is not small.
@@ -133,7 +133,7 @@ pub struct Batcher<T> {
     waiting: VecDeque<(Size, T)>,
     /// Waiting parts that cannot join the group of the part before them.
     boundaries: usize,
-    /// What came behind the last part that must be committed alone.
+    /// The parts since the last one that must be committed alone.
     between: Between,
     /// Recent maximum of transactions that were in flight at once.
     recent_in_flight: usize,
@@ -203,8 +203,8 @@ impl<T> Batcher<T> {
         self.waiting.push_back((size, part));
     }
 
-    /// What waits between the last part that must be committed alone and the next one, which comes now, is committed alone
-    /// as well, if it is little.
+    /// The next part must be committed alone. The parts that wait behind the last such part are committed alone as well,
+    /// if they are few and small.
     fn join_alone(&mut self) {
         let Between::Small { transactions, changes } = self.between else { return };
         if transactions > self.pacing.between_alone || changes > self.pacing.few_changes {

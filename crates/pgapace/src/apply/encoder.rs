@@ -276,7 +276,7 @@ impl Encoder {
         }
         let mut tables = GroupTables::of(group);
         for (map, rules) in tables.maps.iter().zip(&mut tables.rules) {
-            let expected = map.missing.are_expected() && map.can_miss_rows();
+            let expected = map.missing.runs() && map.can_miss_rows();
             rules.seeks = expected && self.sought.is_some();
         }
         let mut copied = Vec::new();

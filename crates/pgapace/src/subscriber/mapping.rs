@@ -14,11 +14,10 @@ use crate::subscriber::citus::Placement;
 use crate::subscriber::conflict::TablePolicy;
 use crate::subscriber::constraints::Constraints;
 use crate::subscriber::format::{Misread, PublisherTypes};
-use crate::subscriber::identity_changes::IdentityChanges;
 use crate::subscriber::key_index;
 use crate::subscriber::locks::{self, Locking, Sides};
-use crate::subscriber::missing::MissingRows;
 use crate::subscriber::mode::{self, TableApplyMode};
+use crate::subscriber::term::Term;
 use crate::subscriber::unique::UniqueValues;
 
 /// A column of the search condition that finds a row.
@@ -67,10 +66,10 @@ pub(crate) struct TableMap {
     pub(crate) locks: Option<LockRules>,
     /// The unique values beside the key.
     pub(crate) unique: UniqueValues,
-    /// Whether rows are expected to be missing.
-    pub(crate) missing: MissingRows,
-    /// Whether identity columns are expected to change.
-    pub(crate) identity_changes: IdentityChanges,
+    /// Rows are expected to be missing: statements list those that they do not find.
+    pub(crate) missing: Term,
+    /// Identity columns are expected to change: updates are executed as moves.
+    pub(crate) identity_changes: Term,
     /// The conflict rules of the table, if there are any.
     pub(crate) conflicts: Option<TablePolicy>,
     /// Published columns whose type is another one on the subscriber, with the publisher's type if it is known:
@@ -116,8 +115,8 @@ impl TableMap {
             rules,
             locks: None,
             unique: UniqueValues::default(),
-            missing: MissingRows::default(),
-            identity_changes: IdentityChanges::default(),
+            missing: Term::default(),
+            identity_changes: Term::default(),
             conflicts: None,
             unlike: Vec::new(),
         })
@@ -187,9 +186,9 @@ impl TableMap {
             && self.compared_identities().next().is_some()
     }
 
-    /// Whether updates are executed as moves: see [`UniqueValues`] and [`IdentityChanges`].
+    /// Whether updates are executed as moves: see [`UniqueValues`] and [`Term`].
     pub(crate) fn updates_move(&self) -> bool {
-        self.unique.is_moving() || self.identity_changes.are_expected()
+        self.unique.is_moving() || self.identity_changes.runs()
     }
 
     /// Whether two values of the key are equal only if they are the same bytes, on both sides: then what is locked

@@ -84,13 +84,13 @@ impl WorkerSession {
             && let Some(map) = context.map(at)
             && map.can_move_identities()
         {
-            map.identity_changes.found();
+            map.identity_changes.begin();
         }
         match (outcome, completed.expected) {
             (Outcome::Missing, Expected::Change { at, .. }) => {
                 self.tally.row_missing(at, &context)?;
                 if let Some(map) = context.map(at) {
-                    map.missing.found();
+                    map.missing.begin();
                 }
             }
             // Once a row was missing, that decides about the whole transaction.
@@ -126,11 +126,11 @@ impl WorkerSession {
         };
         match found {
             Found::All => {
-                map.missing.found_none();
+                map.missing.count_statement();
                 Ok(Outcome::AsExpected)
             }
             Found::AllBut(changes) => {
-                map.missing.found();
+                map.missing.begin();
                 let context = Context { group: Some(group) };
                 for at in changes {
                     self.tally.row_missing(at, &context)?;
@@ -152,7 +152,7 @@ impl WorkerSession {
         let map = table_of(&first.group, table).filter(|map| map.can_miss_rows());
         let says = self.encoder.says_which_are_missing() && first.group.attempts < ATTEMPTS;
         let Some(map) = map.filter(|_| says) else { return false };
-        map.missing.found();
+        map.missing.begin();
         true
     }
 

@@ -28,7 +28,7 @@ pub(super) fn queue<E: FnMut(Expected<'_>)>(
     batch.changes = Changes::Deletes(deletes);
     queue_batches(&mut batch, deletes.len())?;
     if moving && !updates.is_empty() {
-        batch.subscriber.map.identity_changes.moved();
+        batch.subscriber.map.identity_changes.count_statement();
     }
     if moving && !moves.is_empty() {
         // Rows that get other keys may exchange unique values with those that keep theirs.

@@ -3,7 +3,7 @@
 //! Every statement has a number of rows that it must affect. After another number, or an error, the
 //! group is rolled back and its transactions are applied in row mode. So a set statement must only
 //! be detectably right. It says which rows are missing only where some are expected to be: see
-//! [`crate::subscriber::missing`].
+//! [`crate::subscriber::term`].
 
 mod array;
 mod array_text;
