@@ -134,6 +134,17 @@ pub(crate) fn check(config: &Config) -> Report {
     let nothing = SubscriptionState::default();
     let known = subscriber_side.as_ref().map_or(&nothing, |(_, known)| known);
     let mut publisher_side = None;
+    let mut settings = None;
+    if let (Some(_), Some(row)) = (&publisher_session, &known.row) {
+        let mut reporter = Reporter { report: &mut report, side: Side::Publisher };
+        let look = || publisher.connect_to_look();
+        settings = reporter.group("slot", |_| config.with_slot_of_way_back(row, look)).flatten();
+    }
+    let config = settings.as_ref().unwrap_or(config);
+    if let Some(row) = &known.row {
+        let mut reporter = Reporter { report: &mut report, side: Side::Subscriber };
+        subscriber::slot_name(row, config, &mut reporter);
+    }
     if let Some(mut session) = publisher_session {
         let mut reporter = Reporter { report: &mut report, side: Side::Publisher };
         protection::check(&session, &mut reporter);

@@ -340,16 +340,6 @@ fn own_subscription(
     {
         reporter.failure("settings", &failure);
     }
-    if row.slot_name != config.slot {
-        reporter.block(
-            "slot",
-            format!(
-                "subscription {} uses slot {}, not {}. Start it with the settings it was created \
-                 with, or drop it (pgapace drop)",
-                row.name, row.slot_name, config.slot
-            ),
-        );
-    }
     if row.publications != config.publications {
         reporter.note(
             "publication",
@@ -360,6 +350,20 @@ fn own_subscription(
         );
     }
     Ok(())
+}
+
+/// A run refuses another slot than the recorded one.
+pub(super) fn slot_name(row: &Subscription, config: &Config, reporter: &mut Reporter<'_>) {
+    if row.slot_name != config.slot {
+        reporter.block(
+            "slot",
+            format!(
+                "subscription {} uses slot {}, not {}. Start it with the settings it was created \
+                 with, or drop it (pgapace drop)",
+                row.name, row.slot_name, config.slot
+            ),
+        );
+    }
 }
 
 /// Whether a switchover has ended the subscription, or its native one has the slot.

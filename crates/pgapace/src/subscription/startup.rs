@@ -177,6 +177,7 @@ impl Supervisor<'_> {
         &mut self,
         control: &mut Session,
         source: &mut Session,
+        publisher: &Publisher,
         version: Option<usize>,
     ) -> Result<FoundSubscription> {
         let config = Arc::clone(&self.config);
@@ -214,6 +215,11 @@ impl Supervisor<'_> {
         }
         match found {
             Some(row) => {
+                if let Some(settings) =
+                    config.with_slot_of_way_back(&row, || publisher.connect_to_look())?
+                {
+                    self.config = Arc::new(settings);
+                }
                 let is_later = !row.is_first_start() && self.previous_runs < PreviousRuns::Earlier;
                 if is_later && !self.options.truncate.is_empty() {
                     tracing::warn!(

@@ -55,6 +55,21 @@ impl Config {
             ..self.clone()
         }
     }
+
+    /// The same settings with the slot of `row`, if they name another one and writes were moved back to the publisher:
+    /// the slot of a way back has the subscription's name, and the service keeps the settings of before. `connect` is
+    /// called for an ordinary session.
+    pub(crate) fn with_slot_of_way_back(
+        &self,
+        row: &Subscription,
+        connect: impl FnOnce() -> Result<Session>,
+    ) -> Result<Option<Self>> {
+        if row.slot_name == self.slot || row.slot_name != row.name {
+            return Ok(None);
+        }
+        let returned = back::returned(&mut connect()?, &row.name)?;
+        Ok(returned.map(|_| Self { slot: row.slot_name.clone(), ..self.clone() }))
+    }
 }
 
 /// Whether the process comes from a later switchover than the one that has ended this subscription. Then the

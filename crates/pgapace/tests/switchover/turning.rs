@@ -79,3 +79,26 @@ fn a_process_that_dies_while_it_turns_round_is_followed_by_another_one() {
         case.stop(process);
     }
 }
+
+/// The slot of a way back has the subscription's name; the settings of the service stay.
+#[test]
+fn a_slot_of_another_name_is_no_obstacle_after_the_way_back() {
+    for (publisher, subscriber) in [(15, 15), (18, 18)] {
+        let mut case = two_way_case(publisher, subscriber);
+        let slot = format!("{}_own", case.tool.name);
+        case.tool.args = vec!["--slot".to_owned(), slot];
+        let _slots = Slots(&case);
+        let mut process = case.start();
+        for direction in ["--go", "--back"] {
+            switchover(&case.tool, &[direction]).expect(0, &[]);
+            expect_equal_soon(&case, &mut process);
+        }
+        case.stop(process);
+        case.tool.finish("check", &[]).expect(0, &[]);
+        let sql = "INSERT INTO orders (client, n) VALUES (1, 1)";
+        write(case.publisher.cluster, &case.publisher.name, sql);
+        process = case.start();
+        expect_equal_soon(&case, &mut process);
+        case.stop(process);
+    }
+}
