@@ -9,6 +9,8 @@
 //! `pg_get_indexdef`, `pg_relation_size` and `pg_partition_tree` do. The functions that a default
 //! calls are read from its stored expression tree.
 
+#[cfg(test)]
+mod cost;
 mod queries;
 mod reader;
 

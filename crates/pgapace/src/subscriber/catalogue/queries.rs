@@ -147,62 +147,110 @@ WITH RECURSIVE tree AS (
     fingerprint!()
 );
 
-/// Reads the columns of tables, by oid (`$1`).
-///
-/// A user-defined cast from text (its oid is not from initdb) runs instead of the input function, and so does that
-/// to regclass, which takes `-` and numbers for names of relations.
+/// The calls of a default `i` (its `class`, `object` and expression `tree`) that make it volatile, and whether a
+/// user-defined function is among them; NULLs if it calls none.
+macro_rules! volatile_calls {
+    () => {
+        "
+    SELECT pg_catalog.bool_or(found.code) AS code,
+           pg_catalog.string_agg(DISTINCT CASE WHEN n.nspname = 'pg_catalog' THEN ''
+             ELSE n.nspname || '.' END || p.proname || '()', ', ') AS calls
+    FROM (
+      SELECT true AS code,
+             CASE d.refclassid WHEN 'pg_catalog.pg_proc'::pg_catalog.regclass THEN d.refobjid
+                               ELSE o.oprcode::pg_catalog.oid END AS called
+      FROM pg_catalog.pg_depend d
+      LEFT JOIN pg_catalog.pg_operator o
+        ON d.refclassid = 'pg_catalog.pg_operator'::pg_catalog.regclass AND o.oid = d.refobjid
+      WHERE d.classid = i.class AND d.objid = i.object
+      UNION ALL
+      SELECT false, called.oids[1]::pg_catalog.oid
+      FROM pg_catalog.regexp_matches(i.tree, ':(?:func|opfunc)id ([0-9]+)', 'g') AS called (oids)
+    ) found
+    JOIN pg_catalog.pg_proc p ON p.oid = found.called
+      AND CASE WHEN found.code THEN p.provolatile <> 'i' ELSE p.provolatile = 'v' END
+    JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+  "
+    };
+}
+
+/// Reads the columns of tables, by oid (`$1`). What depends on the declared type alone is read by [`DECLARED_SQL`].
 ///
 /// A default counts as volatile if it calls a volatile built-in function, or a user-defined
 /// function that is not IMMUTABLE. `pg_depend` lists only user-defined functions, so built-in ones
 /// are searched in the stored expression tree. `pg_get_expr` is not used because it locks the
 /// table: it could wait for a user's ALTER TABLE that itself waits for an open transaction of
 /// pgapace.
-pub(super) const COLUMNS_SQL: &str = "\
-SELECT facts.*, w.ord
+///
+/// Joins here go from an outer row to the rows of an index: the sessions have no other ones, and a join with a
+/// common table expression reads all of its rows for each outer row. `OFFSET 0` keeps them in this order.
+pub(super) const COLUMNS_SQL: &str = concat!(
+    "\
+SELECT a.attname, a.attnum, a.atttypid, a.atttypmod, a.attidentity, a.attgenerated <> '', a.attnotnull,
+       coalesce(co.collisdeterministic, true), initial.object IS NOT NULL, initial.calls, initial.code, w.ord
 FROM pg_catalog.unnest($1::pg_catalog.oid[]) WITH ORDINALITY AS w (oid, ord)
 CROSS JOIN LATERAL (
-WITH RECURSIVE attribute AS (
-  SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, a.attidentity, a.attgenerated, a.attnotnull,
-         a.attcollation
-  FROM pg_catalog.pg_attribute a
+  SELECT * FROM pg_catalog.pg_attribute a
   WHERE a.attrelid = w.oid AND a.attnum > 0 AND NOT a.attisdropped
-), domain_chain AS (
-  SELECT attnum, atttypid AS typ, atttypmod AS modifier, 0 AS depth FROM attribute
-  UNION ALL
-  SELECT d.attnum, t.typbasetype, t.typtypmod, d.depth + 1
-  FROM domain_chain d JOIN pg_catalog.pg_type t ON t.oid = d.typ WHERE t.typtype = 'd'
-), base AS (
-  SELECT DISTINCT ON (attnum) attnum, typ, modifier FROM domain_chain ORDER BY attnum, depth DESC
-), initial AS (
-  SELECT DISTINCT ON (attnum) attnum, class, object, tree
+  ORDER BY a.attnum OFFSET 0
+) a
+LEFT JOIN pg_catalog.pg_collation co ON co.oid = a.attcollation
+LEFT JOIN LATERAL (
+  SELECT i.object, volatile.*
   FROM (
-    SELECT d.adnum AS attnum, -1 AS depth, 'pg_catalog.pg_attrdef'::pg_catalog.regclass AS class,
-           d.oid AS object, d.adbin::pg_catalog.text AS tree
-    FROM pg_catalog.pg_attrdef d WHERE d.adrelid = w.oid
-    UNION ALL
-    SELECT c.attnum, c.depth, 'pg_catalog.pg_type'::pg_catalog.regclass, t.oid,
-           t.typdefaultbin::pg_catalog.text
-    FROM domain_chain c JOIN pg_catalog.pg_type t ON t.oid = c.typ
-    WHERE t.typdefault IS NOT NULL
-  ) candidate
-  ORDER BY attnum, depth
+    SELECT 'pg_catalog.pg_attrdef'::pg_catalog.regclass AS class, d.oid AS object,
+           d.adbin::pg_catalog.text AS tree
+    FROM pg_catalog.pg_attrdef d
+    WHERE a.atthasdef AND a.attgenerated = '' AND d.adrelid = a.attrelid AND d.adnum = a.attnum
+    OFFSET 0
+  ) i
+  CROSS JOIN LATERAL (",
+    volatile_calls!(),
+    ") volatile
+) initial ON true
+ORDER BY w.ord, a.attnum"
+);
+
+/// Reads the declared types of the columns of tables (`$1`): each type with each modifier once.
+///
+/// The default of a domain counts as volatile as that of a column does: see [`COLUMNS_SQL`].
+///
+/// A user-defined cast from text (its oid is not from initdb) runs instead of the input function, and so does that
+/// to regclass, which takes `-` and numbers for names of relations.
+pub(super) const DECLARED_SQL: &str = concat!(
+    "\
+WITH RECURSIVE declared AS (
+  SELECT DISTINCT a.atttypid AS typ, a.atttypmod AS modifier
+  FROM pg_catalog.unnest($1::pg_catalog.oid[]) AS w (oid)
+  CROSS JOIN LATERAL (
+    SELECT * FROM pg_catalog.pg_attribute a
+    WHERE a.attrelid = w.oid AND a.attnum > 0 AND NOT a.attisdropped
+    OFFSET 0
+  ) a
+), domain_chain AS (
+  SELECT typ AS declared, modifier AS declared_modifier, typ, modifier, ARRAY[typ] AS types FROM declared
+  UNION ALL
+  SELECT d.declared, d.declared_modifier, t.typbasetype, t.typtypmod,
+         pg_catalog.array_append(d.types, t.typbasetype)
+  FROM domain_chain d CROSS JOIN LATERAL (
+    SELECT * FROM pg_catalog.pg_type t WHERE t.oid = d.typ AND t.typtype = 'd'
+    OFFSET 0
+  ) t
 )
-SELECT a.attname, a.attnum, b.typ, pg_catalog.format_type(a.atttypid, a.atttypmod),
-       a.attidentity, a.attgenerated <> '', a.attnotnull, bn.nspname, bt.typname, bt.typarray,
-       bt.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc, bt.typtype,
-       coalesce(co.collisdeterministic, true), b.modifier,
-       volatile.calls, volatile.code, checked.name,
+SELECT b.declared, b.declared_modifier, b.typ,
+       pg_catalog.format_type(b.declared, b.declared_modifier), bn.nspname, bt.typname, bt.typarray,
+       bt.typsubscript = 'pg_catalog.array_subscript_handler'::pg_catalog.regproc, bt.typtype, b.modifier,
+       initial.calls, initial.code, checked.name,
        EXISTS (SELECT 1 FROM pg_catalog.pg_cast ct
                WHERE ct.castsource = 25 AND ct.casttarget = b.typ AND ct.castmethod = 'f'
                  AND (ct.oid >= 16384 OR b.typ = 'pg_catalog.regclass'::pg_catalog.regtype)),
-       fit.nspname, fit.proname, fit.pronargs = 3, pg_catalog.format_type(b.typ, b.modifier),
-       a.atttypid
-FROM attribute a
-JOIN base b ON b.attnum = a.attnum
-JOIN pg_catalog.pg_type bt ON bt.oid = b.typ
+       fit.nspname, fit.proname, fit.pronargs = 3, pg_catalog.format_type(b.typ, b.modifier)
+FROM domain_chain b
+CROSS JOIN LATERAL (
+  SELECT * FROM pg_catalog.pg_type t WHERE t.oid = b.typ AND t.typtype <> 'd'
+  OFFSET 0
+) bt
 JOIN pg_catalog.pg_namespace bn ON bn.oid = bt.typnamespace
-LEFT JOIN pg_catalog.pg_collation co ON co.oid = a.attcollation
-LEFT JOIN initial i ON i.attnum = a.attnum AND a.attgenerated = ''
 LEFT JOIN LATERAL (
   SELECT n.nspname, p.proname, p.pronargs
   FROM pg_catalog.pg_cast ct
@@ -213,29 +261,25 @@ LEFT JOIN LATERAL (
          THEN bt.typelem ELSE bt.oid END
 ) fit ON true
 LEFT JOIN LATERAL (
-  SELECT pg_catalog.bool_or(found.code) AS code,
-         pg_catalog.string_agg(DISTINCT CASE WHEN n.nspname = 'pg_catalog' THEN ''
-           ELSE n.nspname || '.' END || p.proname || '()', ', ') AS calls
+  SELECT volatile.*
   FROM (
-    SELECT true AS code,
-           CASE d.refclassid WHEN 'pg_catalog.pg_proc'::pg_catalog.regclass THEN d.refobjid
-                             ELSE o.oprcode::pg_catalog.oid END AS called
-    FROM pg_catalog.pg_depend d
-    LEFT JOIN pg_catalog.pg_operator o
-      ON d.refclassid = 'pg_catalog.pg_operator'::pg_catalog.regclass AND o.oid = d.refobjid
-    WHERE d.classid = i.class AND d.objid = i.object
-    UNION ALL
-    SELECT false, called.oids[1]::pg_catalog.oid
-    FROM pg_catalog.regexp_matches(i.tree, ':(?:func|opfunc)id ([0-9]+)', 'g') AS called (oids)
-  ) found
-  JOIN pg_catalog.pg_proc p ON p.oid = found.called
-    AND CASE WHEN found.code THEN p.provolatile <> 'i' ELSE p.provolatile = 'v' END
-  JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
-) volatile ON true
+    SELECT 'pg_catalog.pg_type'::pg_catalog.regclass AS class, t.oid AS object,
+           t.typdefaultbin::pg_catalog.text AS tree
+    FROM pg_catalog.unnest(b.types) WITH ORDINALITY AS u (typ, depth)
+    CROSS JOIN LATERAL (
+      SELECT * FROM pg_catalog.pg_type t WHERE t.oid = u.typ AND t.typdefault IS NOT NULL
+      OFFSET 0
+    ) t
+    ORDER BY u.depth LIMIT 1
+  ) i
+  CROSS JOIN LATERAL (",
+    volatile_calls!(),
+    ") volatile
+) initial ON true
 LEFT JOIN LATERAL (
   SELECT p.proname AS name
-  FROM domain_chain c CROSS JOIN LATERAL (
-    SELECT k.oid FROM pg_catalog.pg_constraint k WHERE k.contypid = c.typ
+  FROM pg_catalog.unnest(b.types) AS u (typ) CROSS JOIN LATERAL (
+    SELECT k.oid FROM pg_catalog.pg_constraint k WHERE k.contypid = u.typ
     OFFSET 0
   ) k CROSS JOIN LATERAL (
     SELECT d.refobjid FROM pg_catalog.pg_depend d
@@ -247,11 +291,9 @@ LEFT JOIN LATERAL (
     WHERE p.oid = d.refobjid AND p.provolatile <> 'i'
     OFFSET 0
   ) p
-  WHERE c.attnum = a.attnum
   ORDER BY p.proname LIMIT 1
-) checked ON true
-) facts
-ORDER BY w.ord, facts.attnum";
+) checked ON true"
+);
 
 /// Reads the equality of the columns' base types of tables, by oid (`$1`): schema and name of the
 /// operator, and whether all parts of the type have one.

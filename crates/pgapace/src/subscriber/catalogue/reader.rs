@@ -3,7 +3,9 @@
 use rustc_hash::FxHashMap;
 use wire::{Param, Row, Rows, Session, quote_ident};
 
-use super::queries::{COLUMNS_SQL, FINGERPRINTS_SQL, KEYS_SQL, LEAVES_SQL, TABLES_SQL, TYPES_SQL};
+use super::queries::{
+    COLUMNS_SQL, DECLARED_SQL, FINGERPRINTS_SQL, KEYS_SQL, LEAVES_SQL, TABLES_SQL, TYPES_SQL,
+};
 use super::{
     Coercion, Column, Equality, Hooks, Identity, Key, Table, VolatileDefault, boolean, field,
     not_a_table, parse_name_array,
@@ -16,9 +18,10 @@ use crate::subscriber::key_index::Index;
 use crate::subscriber::state::name_array;
 
 /// Name and text of each prepared statement.
-const STATEMENTS: [(&str, &str); 6] = [
+const STATEMENTS: [(&str, &str); 7] = [
     ("catalogue_tables", TABLES_SQL),
     ("catalogue_columns", COLUMNS_SQL),
+    ("catalogue_declared", DECLARED_SQL),
     ("catalogue_types", TYPES_SQL),
     ("catalogue_keys", KEYS_SQL),
     ("catalogue_leaves", LEAVES_SQL),
@@ -110,13 +113,14 @@ impl CatalogueReader {
         trees.dedup();
         let (oids, tree_array) = (oid_array(&oids), oid_array(&trees));
         queue(session, "catalogue_columns", &[&oids])?;
+        queue(session, "catalogue_declared", &[&oids])?;
         queue(session, "catalogue_types", &[&oids])?;
         queue(session, "catalogue_keys", &[&oids])?;
         queue(session, "catalogue_constraints", &[&tree_array])?;
-        let [columns, types, keys, constraints] = run(session)?;
-        let types = equalities(&types)?;
+        let [columns, declared, types, keys, constraints] = run(session)?;
+        let types = ColumnTypes::read(&declared, &types)?;
         let (columns, keys) =
-            (by_place(&columns, 23, roots.len())?, by_place(&keys, 8, roots.len())?);
+            (by_place(&columns, 11, roots.len())?, by_place(&keys, 8, roots.len())?);
         let constraints = by_place(&constraints, 7, trees.len())?;
         let constraints: FxHashMap<u32, Constraints> = trees
             .into_iter()
@@ -232,7 +236,7 @@ fn table(
     row: &Row<'_>,
     (schema, name): &(String, String),
     columns: &[Row<'_>],
-    types: &FxHashMap<u32, Equality>,
+    types: &ColumnTypes<'_>,
     keys: &[Row<'_>],
 ) -> Result<Table> {
     let replica_identity: String = field(row, 2)?;
@@ -290,58 +294,85 @@ fn equalities(rows: &Rows) -> Result<FxHashMap<u32, Equality>> {
     rows.iter().map(equality).collect()
 }
 
-fn column(row: &Row<'_>, types: &FxHashMap<u32, Equality>) -> Result<Column> {
-    let base_type = field(row, 2)?;
-    let equality = types
-        .get(&base_type)
-        .cloned()
-        .ok_or_else(|| Failure::internal("the type of a column was not read"))?;
-    let is_array = boolean(row, 10)?;
-    let type_modifier = field(row, 13)?;
+/// The types of the columns that are read.
+struct ColumnTypes<'r> {
+    /// The rows of [`DECLARED_SQL`], by oid and modifier of the declared type.
+    declared: FxHashMap<(u32, i32), Row<'r>>,
+    /// By base type.
+    equalities: FxHashMap<u32, Equality>,
+}
+
+impl<'r> ColumnTypes<'r> {
+    fn read(declared: &'r Rows, types: &Rows) -> Result<Self> {
+        let declared = declared.iter().map(|row| Ok(((field(&row, 0)?, field(&row, 1)?), row)));
+        Ok(Self { declared: declared.collect::<Result<_>>()?, equalities: equalities(types)? })
+    }
+
+    fn get(&self, declared: u32, modifier: i32) -> Result<(&Row<'r>, &Equality)> {
+        let not_read = || Failure::internal("the type of a column was not read");
+        let row = self.declared.get(&(declared, modifier)).ok_or_else(not_read)?;
+        let equality = self.equalities.get(&field(row, 2)?).ok_or_else(not_read)?;
+        Ok((row, equality))
+    }
+}
+
+fn column(row: &Row<'_>, types: &ColumnTypes<'_>) -> Result<Column> {
+    let declared_type = field(row, 2)?;
+    let (declared, equality) = types.get(declared_type, field(row, 3)?)?;
+    let is_array = boolean(declared, 7)?;
+    let type_modifier = field(declared, 9)?;
     let quoted = |schema: usize, name: usize| -> Result<String> {
-        let schema = quote_ident(&field::<String>(row, schema)?);
-        Ok(format!("{schema}.{}", always_quoted(&field::<String>(row, name)?)))
+        let schema = quote_ident(&field::<String>(declared, schema)?);
+        Ok(format!("{schema}.{}", always_quoted(&field::<String>(declared, name)?)))
     };
-    let coercion = match row.get(18) {
+    let coercion = match declared.get(14) {
         Some(_) => Some(Coercion {
-            function: quoted(18, 19)?,
-            tells_casts: boolean(row, 20)?,
+            function: quoted(14, 15)?,
+            tells_casts: boolean(declared, 16)?,
             of_elements: is_array,
             modifier: type_modifier,
-            type_sql: field(row, 21)?,
+            type_sql: field(declared, 17)?,
         }),
         None => None,
+    };
+    let generated = boolean(row, 5)?;
+    // The default of the column replaces that of its domain. Generated columns have none.
+    let volatile_default = match (generated, boolean(row, 8)?) {
+        (true, _) => None,
+        (false, true) => volatile_default(row, 9),
+        (false, false) => volatile_default(declared, 10),
     };
     Ok(Column {
         name: field(row, 0)?,
         attnum: field(row, 1)?,
-        base_type,
-        type_name: field(row, 3)?,
+        base_type: field(declared, 2)?,
+        declared_type,
+        type_name: field(declared, 3)?,
+        base_type_sql: quoted(4, 5)?,
+        array_type: field(declared, 6)?,
+        is_array,
+        type_kind: field(declared, 8)?,
+        deterministic: boolean(row, 7)?,
         identity: match row.get(4) {
             Some("a") => Identity::Always,
             Some("d") => Identity::ByDefault,
             _ => Identity::None,
         },
-        generated: boolean(row, 5)?,
+        generated,
         not_null: boolean(row, 6)?,
-        equality,
-        base_type_sql: quoted(7, 8)?,
-        array_type: field(row, 9)?,
-        is_array,
-        type_kind: field(row, 11)?,
-        deterministic: boolean(row, 12)?,
+        equality: equality.clone(),
         type_modifier,
         coercion,
-        volatile_default: match (row.get(14), row.get(15)) {
-            (Some(calls), Some(code)) => {
-                Some(VolatileDefault { calls: calls.to_owned(), user_code: code == "t" })
-            }
-            _ => None,
-        },
-        domain_code: row.get(16).map(str::to_owned),
-        cast_from_text: boolean(row, 17)?,
-        declared_type: field(row, 22)?,
+        volatile_default,
+        domain_code: declared.get(12).map(str::to_owned),
+        cast_from_text: boolean(declared, 13)?,
     })
+}
+
+/// The calls of a volatile default, with whether user code is among them in the next column.
+fn volatile_default(row: &Row<'_>, calls: usize) -> Option<VolatileDefault> {
+    let (calls, code) = (row.get(calls)?, row.get(calls + 1)?);
+    Some(VolatileDefault { calls: calls.to_owned(), user_code: code == "t" })
 }
 
 fn indexes(row: &Row<'_>) -> Result<Vec<Index>> {
