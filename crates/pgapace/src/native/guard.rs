@@ -6,12 +6,22 @@ use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::catalogue::{boolean, field};
 
+/// The history of a slot with which a subscription begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SlotHistory {
+    /// Anything may have read from it.
+    Unknown,
+    /// A switchover has created it for this subscription. No native subscription has read from it, unless it names it.
+    OfSwitchover,
+}
+
 /// Refuses a first start with a slot whose position is not all that a native subscription has applied.
 ///
 /// A native subscription belongs to the slot if it names it; or if it names none, but has its name or
-/// its publications: a user has taken the slot from it by hand.
-pub(crate) fn first_start(control: &mut Session, config: &Config) -> Result<()> {
-    refuse(control, config, "SELECT * FROM pgapace.adoption")
+/// its publications: a user has taken the slot from it by hand. One that was adopted under the name of this
+/// subscription does not: the adopted subscription was switched over, and begins anew after the way back.
+pub(crate) fn first_start(control: &mut Session, config: &Config, slot: SlotHistory) -> Result<()> {
+    refuse(control, config, slot, "SELECT * FROM pgapace.adoption")
 }
 
 /// The same, where schema pgapace may be missing, or the role may not read it.
@@ -32,29 +42,35 @@ pub(crate) fn first_start_in_any(control: &mut Session, config: &Config) -> Resu
     } else {
         "SELECT * FROM pgapace.adoption"
     };
-    refuse(control, config, adoptions)
+    refuse(control, config, SlotHistory::Unknown, adoptions)
 }
 
 fn looking(error: &wire::Error) -> Failure {
     Failure::subscriber(error, "looking for native subscriptions")
 }
 
-fn refuse(control: &mut Session, config: &Config, adoptions: &str) -> Result<()> {
+fn refuse(
+    control: &mut Session,
+    config: &Config,
+    slot: SlotHistory,
+    adoptions: &str,
+) -> Result<()> {
     let publications = crate::subscriber::state::name_array(&config.publications);
+    let unknown = if slot == SlotHistory::Unknown { "t" } else { "f" };
     let rows = control
         .query(
             &format!(
                 "WITH adoption AS ({adoptions}) \
                  SELECT a.native_name, a.step, NULL::text FROM adoption a \
-                   WHERE a.name = $1 OR a.slot_name = $2 \
+                   WHERE a.name = $1 AND a.step = 'disabled' OR a.name <> $1 AND a.slot_name = $2 \
                  UNION ALL \
                  SELECT s.subname, NULL, s.subslotname FROM pg_catalog.pg_subscription s \
                  JOIN pg_catalog.pg_database d ON d.oid = s.subdbid \
                  WHERE d.datname = pg_catalog.current_database() AND (s.subslotname = $2 \
-                   OR s.subslotname IS NULL AND (s.subname = $2 OR s.subpublications && $3::text[]) \
+                   OR $4::bool AND s.subslotname IS NULL AND (s.subname = $2 OR s.subpublications && $3::text[]) \
                      AND NOT EXISTS (SELECT FROM adoption a WHERE a.native = s.oid))"
             ),
-            &[Some(&config.name), Some(&config.slot), Some(&publications)],
+            &[Some(&config.name), Some(&config.slot), Some(&publications), Some(unknown)],
         )
         .map_err(|e| looking(&e))?;
     let Some(row) = rows.first() else { return Ok(()) };

@@ -14,7 +14,7 @@ use crate::apply::leader::Outcome;
 use crate::both_servers::ask_both;
 use crate::config::IfNotEmpty;
 use crate::error::{Class, Failure, Result};
-use crate::native::guard;
+use crate::native::guard::{self, SlotHistory};
 use crate::publisher::history;
 use crate::publisher::publication::{self, PublicationContents, PublishedTable};
 use crate::publisher::session::{Publisher, identify};
@@ -114,7 +114,8 @@ impl Supervisor<'_> {
         if let Some(id) = superseded {
             // The checks are those of a subscription that the subscriber has never had.
             begin_to_record(control)?;
-            control.simple(&state::forget_sql(id)).map_err(|e| recording(&e))?;
+            let forget = state::forget_superseded_sql(id, &self.config.slot);
+            control.simple(&forget).map_err(|e| recording(&e))?;
         }
         let emptied = self.check_first_start(control, tables, self.config.copy_schema)?;
         if superseded.is_none() {
@@ -146,6 +147,13 @@ impl Supervisor<'_> {
         }
     }
 
+    pub(super) fn slot_history(&self) -> SlotHistory {
+        match self.options.supersedes {
+            Some(_) => SlotHistory::OfSwitchover,
+            None => SlotHistory::Unknown,
+        }
+    }
+
     /// The checks of a first start on the subscriber. Returns the tables to empty.
     pub(super) fn check_first_start(
         &self,
@@ -155,7 +163,7 @@ impl Supervisor<'_> {
     ) -> Result<Vec<Emptied>> {
         let config = &self.config;
         if !config.create_slot {
-            guard::first_start(control, config)?;
+            guard::first_start(control, config, self.slot_history())?;
         }
         if copies_schema {
             check_absent(control, tables)?;

@@ -85,7 +85,7 @@ impl Supervisor<'_> {
         }
         let looked = self.look_at_publisher(source);
         if looked.as_ref().is_err_and(|failure| failure.class == Class::Slot) {
-            guard::first_start(control, config)?;
+            guard::first_start(control, config, self.slot_history())?;
         }
         // Tables that pgapace has created are completed.
         if schema_copy != Some(SchemaCopy::After) {

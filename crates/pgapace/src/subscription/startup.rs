@@ -239,7 +239,7 @@ impl Supervisor<'_> {
             None => {
                 let looked = looked.unwrap_or_else(|| self.look_at_publisher(source));
                 if looked.as_ref().is_err_and(|failure| failure.class == Class::Slot) {
-                    guard::first_start(control, &config)?;
+                    guard::first_start(control, &config, self.slot_history())?;
                 }
                 let (row, created) = self.create(control, &looked?, superseded)?;
                 Ok(FoundSubscription { row, commits, tagging: None, created })

@@ -73,7 +73,7 @@ impl Config {
 }
 
 /// Whether the process comes from a later switchover than the one that has ended this subscription. Then the
-/// subscription begins anew in its place: `state::forget_sql` belongs into the transaction that creates it, because a
+/// subscription begins anew in its place: `state::forget_superseded_sql` belongs into the transaction that creates it, because a
 /// record that is gone leads no later process here.
 pub(crate) fn is_superseded(
     control: &mut Session,

@@ -1,6 +1,7 @@
 //! Writes move from the publisher to the subscriber and back: no acknowledged commit is lost, and a
 //! failure leaves the state before or after.
 
+mod adopted;
 mod arena;
 mod deadlines;
 mod expected;

@@ -32,8 +32,8 @@ use crate::subscriber::catalogue::{boolean, field, parse_name_array};
 use crate::subscriber::state::ownership::OwnedEpoch;
 pub(crate) use relations::{
     RelationMode, RelationState, RelationsByName, copied_at, forget, forget_relation, forget_sql,
-    forget_verifications, modes, relations, relations_and, relations_and_published,
-    relations_by_name, set_modes,
+    forget_superseded_sql, forget_verifications, modes, relations, relations_and,
+    relations_and_published, relations_by_name, set_modes,
 };
 use repertoire::Repertoire;
 

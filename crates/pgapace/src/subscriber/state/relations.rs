@@ -335,6 +335,27 @@ pub(crate) fn forget(session: &mut Session, id: SubscriptionId) -> Result<()> {
 /// SQL for [`forget`], as a part of a transaction.
 pub(crate) fn forget_sql(id: SubscriptionId) -> String {
     format!(
+        "DELETE FROM pgapace.adoption a USING pgapace.subscription s \
+             WHERE a.name = s.name AND s.id = {}; {}",
+        id.0,
+        forget_runs_sql(id)
+    )
+}
+
+/// SQL that deletes a subscription in whose place another one of its name begins anew, with this slot. The native
+/// subscription that it was adopted from is that of the new one.
+pub(crate) fn forget_superseded_sql(id: SubscriptionId, slot: &str) -> String {
+    format!(
+        "UPDATE pgapace.adoption a SET slot_name = {} FROM pgapace.subscription s \
+             WHERE a.name = s.name AND s.id = {}; {}",
+        wire::quote_literal(slot),
+        id.0,
+        forget_runs_sql(id)
+    )
+}
+
+fn forget_runs_sql(id: SubscriptionId) -> String {
+    format!(
         "DELETE FROM pgapace.switchover WHERE subscription = {id}; \
              DELETE FROM pgapace.hand_over WHERE subscription = {id}; \
              DELETE FROM pgapace.progress WHERE subscription = {id} OR subscription IN \
@@ -354,8 +375,6 @@ pub(crate) fn forget_sql(id: SubscriptionId) -> String {
              DELETE FROM pgapace.prepared WHERE subscription = {id}; \
              DELETE FROM pgapace.verification WHERE subscription = {id}; \
              DELETE FROM pgapace.difference WHERE subscription = {id}; \
-             DELETE FROM pgapace.adoption a USING pgapace.subscription s \
-               WHERE a.name = s.name AND s.id = {id}; \
              DELETE FROM pgapace.subscription WHERE id = {id}",
         id = id.0
     )
