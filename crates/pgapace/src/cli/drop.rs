@@ -39,6 +39,21 @@ fn check_fed_from_here(control: &mut Session, row: &Subscription, found: &Slot) 
         return Ok(());
     };
     let name = &row.slot_name;
+    if switchover::has_ended(control, row)? {
+        return Err(Failure::new(
+            Class::Slot,
+            format!("slot \"{name}\" is newer than the end of subscription {}", row.name),
+        )
+        .detail(
+            "The subscription was switched over. Since then, pgapace switchover --back has created the slot, for a \
+             subscription that begins anew, or another program has.",
+        )
+        .hint(format!(
+            "pgapace run without --until begins anew with it. If nobody needs the slot: pgapace drop --keep-slot, \
+             and on the publisher: SELECT pg_drop_replication_slot({}).",
+            quote_literal(name)
+        )));
+    }
     Err(Failure::new(
         Class::Slot,
         format!(

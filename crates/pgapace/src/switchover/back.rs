@@ -56,9 +56,6 @@ pub(crate) struct Returned {
 /// Whether the way back of subscription `name` has ended on the old side. The process that applies may have
 /// turned round since. Then it has forgotten the record of `name`, which [`way_back`] reads.
 pub(crate) fn returned(old: &mut Session, name: &str) -> Result<Option<Returned>> {
-    if schema::version(old)? < schema::newest() {
-        return Ok(None);
-    }
     let Some((back, generation, opened)) = record::ended_before(old, name)? else {
         return Ok(None);
     };
@@ -73,13 +70,17 @@ pub(crate) fn returned(old: &mut Session, name: &str) -> Result<Option<Returned>
     Ok(Some(Returned { back, opened }))
 }
 
-/// Refuses to switch `name` over while a `--back` before that is not complete.
+/// Refuses to switch a subscription over while a `--back` before that is not complete, or after one that has left no
+/// way back.
 pub(crate) fn check_complete(
-    control: &mut Session,
-    name: &str,
+    (control, old): (&mut Session, &mut Session),
+    row: &Subscription,
     returned: Option<&Returned>,
 ) -> Result<()> {
-    let Some(Returned { back, opened }) = returned else { return Ok(()) };
+    let name = &row.name;
+    let Some(Returned { back, opened }) = returned else {
+        return check_way_back_left(control, old, row);
+    };
     if !opened {
         return Err(Failure::new(
             Class::Config,
@@ -96,4 +97,28 @@ pub(crate) fn check_complete(
         format!("writes were moved back, and nobody has applied {name} since"),
     )
     .hint("Start pgapace run with the same settings as before."))
+}
+
+fn check_way_back_left(control: &mut Session, old: &mut Session, row: &Subscription) -> Result<()> {
+    let Some((back, lsn)) = record::read(control, row.id)?
+        .filter(|record| record.step.has_ended())
+        .and_then(|record| record.back.zip(record.end_lsn))
+    else {
+        return Ok(());
+    };
+    if record::ended_generation(old, &back.name)? <= back.generation {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Class::Config,
+        format!(
+            "subscription {} has ended at {lsn}, and {} without a way back",
+            row.name, back.name
+        ),
+    )
+    .detail("Writes are on the publisher.")
+    .hint(format!(
+        "To begin anew: pgapace drop --keep-slot --name {}, and pgapace run --if-not-empty rebase.",
+        row.name
+    )))
 }

@@ -36,8 +36,9 @@ pub(super) fn finish(
             Err(failure) => {
                 return Err(failure.hint(format!(
                     "The switchover is done: subscription {} has ended at {end_lsn}. The same command \
-                     again opens the new side.",
-                    sides.row.name
+                     again opens the {}.",
+                    sides.row.name,
+                    request.sides_by_name().1
                 )));
             }
         }
@@ -54,7 +55,8 @@ fn open(
     display: &Display,
     deadline: Instant,
 ) -> Result<Duration> {
-    display.step("opening the new side");
+    let side = request.sides_by_name().1;
+    display.step(&format!("opening the {side}"));
     reconnect_control(sides, deadline)?;
     // It is read-only if it was the publisher of an earlier switchover.
     set_database(sides.control, None)?;
@@ -65,7 +67,7 @@ fn open(
         *opened = true;
     }
     let outage = record::since_stop(sides.control, sides.row.id)?;
-    display.step("the new side takes writes");
+    display.step(&format!("the {side} takes writes"));
     record::advance(sides.control, sides.row.id, Step::Opened, None)?;
     Ok(outage)
 }

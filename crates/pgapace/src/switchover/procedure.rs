@@ -69,12 +69,21 @@ pub(crate) struct Request<'a> {
     pub(crate) returns: bool,
 }
 
+impl Request<'_> {
+    /// The side that is closed, and the side that is opened, as the user names them.
+    pub(super) fn sides_by_name(&self) -> (&'static str, &'static str) {
+        if self.returns { ("new side", "old side") } else { ("publisher", "new side") }
+    }
+}
+
 /// The result of a switchover.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) end_lsn: Lsn,
     /// How long writes were stopped; `None` if that was reported before.
     pub(crate) outage: Option<Duration>,
+    /// The way back, as it was recorded.
+    pub(crate) back: Option<WayBack>,
 }
 
 pub(crate) fn lock(control: &mut Session, row: &Subscription) -> Result<()> {
@@ -100,15 +109,15 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
     check_system(sides)?;
     allow_writes(sides.source)?;
     match record::read(sides.control, row.id)? {
-        Some(Record { step: Step::Opened, end_lsn, .. }) => {
+        Some(Record { step: Step::Opened, end_lsn, back, .. }) => {
             drop_slot(sides, request);
-            return Ok(Outcome { end_lsn: end_lsn.unwrap_or(Lsn::INVALID), outage: None });
+            return Ok(Outcome { end_lsn: end_lsn.unwrap_or(Lsn::INVALID), outage: None, back });
         }
-        Some(Record { step: Step::Ended, end_lsn, .. }) => {
+        Some(Record { step: Step::Ended, end_lsn, back, .. }) => {
             // Only the last steps were interrupted; each can be repeated.
             let end_lsn = end_lsn.unwrap_or(Lsn::INVALID);
             let outage = finish(sides, request, end_lsn, &display)?;
-            return Ok(Outcome { end_lsn, outage: Some(outage) });
+            return Ok(Outcome { end_lsn, outage: Some(outage), back });
         }
         Some(begun) => {
             undo(sides, &begun)?;
@@ -126,10 +135,7 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
         Some(_) => Stopped::Command(request.resume_writes.map(str::to_owned)),
         None => Stopped::Database(database_setting(sides.source)?.1),
     };
-    let generation = match &request.back {
-        Some(back) => record::ended_generation(sides.source, &back.name)? + 1,
-        None => 1,
-    };
+    let generation = generation(sides, request)?;
     let begun = Record {
         step: Step::Stopping,
         stopped,
@@ -168,7 +174,19 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
     finish(sides, request, end_lsn, &display)?;
     let outage = display.outage();
     display.end();
-    Ok(Outcome { end_lsn, outage })
+    Ok(Outcome { end_lsn, outage, back: request.back.clone() })
+}
+
+/// The number of this switchover: one more than that of the one before, whose record is on the other side. It has led
+/// to this subscription, or has ended the one that becomes the way back.
+fn generation(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<i64> {
+    let led_here = record::ended_before(sides.source, &sides.row.name)?;
+    let led_here = led_here.map_or(0, |(_, generation, _)| generation);
+    let ended = match &request.back {
+        Some(back) => record::ended_generation(sides.source, &back.name)?,
+        None => 0,
+    };
+    Ok(led_here.max(ended) + 1)
 }
 
 /// The steps up to the end of the subscription.
@@ -179,7 +197,7 @@ fn up_to_end(
     display: &Display,
 ) -> Result<Lsn> {
     let row = sides.row;
-    display.step("stopping writes on the publisher");
+    display.step(&format!("stopping writes on the {}", request.sides_by_name().0));
     stop(sides.source, request.stop_writes, deadline.0)?;
     if request.stop_writes.is_none() {
         end_sessions(sides.source, deadline.0)?;

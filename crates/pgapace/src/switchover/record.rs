@@ -186,17 +186,21 @@ pub(super) fn is_left_slot(session: &mut Session, name: &str) -> Result<bool> {
     Ok(!rows.is_empty())
 }
 
-/// The subscription whose end leads on to subscription `name`: its name, generation, and whether the side
-/// that takes writes then is open.
+/// The subscription whose end leads on to subscription `name`, on a server that may have no schema `pgapace`: its
+/// name, generation, and whether the side that takes writes then is open.
 pub(super) fn ended_before(
     session: &mut Session,
     name: &str,
 ) -> Result<Option<(String, i64, bool)>> {
+    if schema::version(session)? < schema::newest() {
+        return Ok(None);
+    }
     let rows = session
         .query(
             "SELECT s.name, w.generation, w.step = 'opened' FROM pgapace.switchover w \
              JOIN pgapace.subscription s ON s.id = w.subscription \
-             WHERE w.slot_name = $1 AND w.step IN ('ended', 'opened')",
+             WHERE w.slot_name = $1 AND w.step IN ('ended', 'opened') \
+             ORDER BY w.generation DESC LIMIT 1",
             &[Some(name)],
         )
         .map_err(|e| failed(&e))?;
@@ -219,13 +223,15 @@ pub(crate) fn refuse_ended(control: &mut Session, row: &Subscription) -> Result<
 /// The query for [`check_not_ended`].
 pub(crate) fn ended_sql(id: SubscriptionId) -> String {
     format!(
-        "SELECT fence_lsn, slot_name, generation, back_publications, back_origin_none \
-         FROM pgapace.switchover WHERE subscription = {} AND step IN ('ended', 'opened')",
+        "SELECT fence_lsn, slot_name, generation, back_publications, back_origin_none, \
+           EXISTS (SELECT FROM pg_catalog.pg_replication_slots r WHERE r.slot_name = w.slot_name) \
+         FROM pgapace.switchover w WHERE subscription = {} AND step IN ('ended', 'opened')",
         id.0
     )
 }
 
-/// Refuses a subscription that has ended. The failure has the way back.
+/// Refuses a subscription that has ended. The failure has the way back. Whether a `--back` followed is recorded on the
+/// publisher, which not every caller reaches. But a `--back` drops the slot of the way back, which is on this side.
 pub(crate) fn check_not_ended(results: &[Rows], name: &str) -> Result<()> {
     let Some(row) = results.first().and_then(Rows::first) else { return Ok(()) };
     let mut failure = Failure::new(
@@ -234,10 +240,22 @@ pub(crate) fn check_not_ended(results: &[Rows], name: &str) -> Result<()> {
     )
     .detail("Applications write on this side now. Nothing of the former publisher may be applied.");
     if let (Some(back), Some(publications)) = (row.get(1), row.get(3)) {
-        failure = failure.hint(format!(
-            "pgapace run without --until applies the way back, {back}. pgapace switchover --back moves \
-             writes back."
-        ));
+        failure = if boolean(&row, 5)? {
+            failure.hint(format!(
+                "pgapace run without --until applies the way back, {back}. pgapace switchover --back moves \
+                 writes back."
+            ))
+        } else {
+            failure
+                .detail(format!(
+                    "The slot of the way back, {back}, is gone: pgapace switchover --back has moved writes to the \
+                     publisher since, or somebody has dropped the slot."
+                ))
+                .hint(format!(
+                    "After --back, pgapace run without --until applies {name} again. pgapace switchover --abort \
+                     says where writes are, and undoes nothing that is done."
+                ))
+        };
         failure.recovery = Recovery::WayBack(Box::new(WayBack {
             name: back.to_owned(),
             publications: parse_name_array(publications)?,

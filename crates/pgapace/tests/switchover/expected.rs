@@ -60,8 +60,6 @@ pub(super) fn expected(fault: Fault, step: &str) -> Option<Said> {
         Fault::TargetStaysAway if before("opened") => {
             Said { codes: &[5], text: "could not be undone" }
         }
-        Fault::TargetStaysAway => {
-            Said { codes: &[5], text: "The same command again opens the new side" }
-        }
+        Fault::TargetStaysAway => Said { codes: &[5], text: "The same command again opens the" },
     })
 }

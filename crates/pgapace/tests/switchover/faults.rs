@@ -145,7 +145,7 @@ fn try_any_moment(arena: &mut Arena, random: &mut fastrand::Rng, round: usize) {
         code => {
             let undone = log.contains("Everything was undone");
             assert!(!undone || recorded.is_empty(), "{what}: {recorded:?}: {log}");
-            let again = log.contains("The same command again opens the new side");
+            let again = log.contains("The same command again opens the");
             assert!(!again || recorded == "ended", "{what}: {recorded:?}: {log}");
             // It has said something of this kind, or had not begun.
             let said = undone || again || log.contains("could not be undone");

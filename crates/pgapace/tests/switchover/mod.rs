@@ -13,6 +13,7 @@ mod late;
 mod plan;
 mod pooled;
 mod privileges;
+mod returned;
 mod synchronous;
 mod turning;
 

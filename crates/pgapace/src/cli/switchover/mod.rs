@@ -189,7 +189,8 @@ pub(crate) fn run(args: &SwitchoverArgs) -> Result<()> {
     let mut forward = Direction::given(args)?;
     let returned = back::returned(&mut forward.source, &forward.row.name)?;
     if args.plan || args.go {
-        back::check_complete(&mut forward.control, &forward.row.name, returned.as_ref())?;
+        let sessions = (&mut forward.control, &mut forward.source);
+        back::check_complete(sessions, &forward.row, returned.as_ref())?;
     }
     if args.abort {
         return abort(forward, returned);
@@ -277,7 +278,7 @@ fn switch(
     if let Some(outage) = done.outage {
         output::line(&format!("  nobody could write for {} ms", outage.as_millis()));
     }
-    let Some(back) = request.back else { return Ok(()) };
+    let Some(back) = done.back else { return Ok(()) };
     let reversed = direction.config.reversed(&back);
     // The process that stands aside waits for the end of this session.
     drop(direction);
