@@ -7,7 +7,7 @@ use wire::{Session, quote_ident, quote_literal};
 
 use super::procedure::{Request, Sides};
 use super::publisher::{
-    database_setting, missing_on_publisher, missing_ownership, roles_that_write,
+    database_setting, missing_on_publisher, missing_ownership, roles_that_write, staying_prepared,
 };
 use super::record::{self, ended_generation};
 use super::roles;
@@ -31,6 +31,10 @@ use crate::verify::requirements::not_ready;
 
 /// How long the process that applies may own nothing between two of its runs.
 const ABSENCE: Duration = Duration::from_secs(5);
+/// How long a two-phase client takes at most between PREPARE TRANSACTION and COMMIT PREPARED.
+const RESOLVED_WITHIN: Duration = Duration::from_secs(2);
+/// How many prepared transactions are named.
+const SAID: usize = 5;
 
 /// The results of the checks.
 #[derive(Debug, Default)]
@@ -185,19 +189,15 @@ fn is_applied(sides: &mut Sides<'_>) -> Result<bool> {
 
 /// Transactions that would keep the publisher from being quiet.
 fn prepared_transactions(source: &mut Session, problems: &mut Vec<String>) -> Result<()> {
-    let results = source
-        .simple(
-            "SELECT gid FROM pg_catalog.pg_prepared_xacts \
-             WHERE database = pg_catalog.current_database() ORDER BY prepared LIMIT 5",
+    let found = staying_prepared(source, RESOLVED_WITHIN)?;
+    problems.extend(found.iter().take(SAID).map(|one| {
+        let gid = quote_literal(&one.gid);
+        format!(
+            "a transaction is prepared on the publisher since {}: let its transaction manager resolve it; or COMMIT \
+             PREPARED {gid}; or ROLLBACK PREPARED {gid};",
+            one.since
         )
-        .map_err(|e| Failure::publisher(&e, "looking for prepared transactions"))?;
-    for row in results.first().into_iter().flat_map(wire::Rows::iter) {
-        let gid: String = field(&row, 0)?;
-        let gid = quote_literal(&gid);
-        problems.push(format!(
-            "a transaction is prepared on the publisher: COMMIT PREPARED {gid}; or ROLLBACK PREPARED {gid};"
-        ));
-    }
+    }));
     Ok(())
 }
 

@@ -12,8 +12,8 @@ use super::display::Display;
 use super::finish::{drop_left_slot, drop_slot, finish};
 use super::plan::{Findings, plan, slot_possible, tables_ready};
 use super::publisher::{
-    allow_writes, database_setting, end_sessions, has_more, stop, wait_for_writers,
-    write_end_message,
+    allow_writes, database_setting, end_sessions, has_more, stop, wait_for_late_writers,
+    wait_for_writers, write_end_message,
 };
 use super::record::{self, Record, Stopped};
 use super::servers::check_system;
@@ -218,7 +218,7 @@ fn up_to_end(
     }
     record::advance(sides.control, row.id, Step::Sequences, None)?;
     display.step("looking for late changes, and setting sequences");
-    wait_for_writers(sides.source, deadline.0)?;
+    wait_for_late_writers(sides.source, deadline.0)?;
     set_sequences(sides, end_lsn, request.margin, display)?;
     if let Some(back) = &request.back {
         // The undo of the next step drops this slot: it must not be another one's.
@@ -231,7 +231,7 @@ fn up_to_end(
         display.step(&format!("creating slot {} of the way back", back.name));
         create_slot(sides.control, &back.name, deadline.left())?;
         // It may have waited for a while.
-        wait_for_writers(sides.source, deadline.0)?;
+        wait_for_late_writers(sides.source, deadline.0)?;
         nothing_is_left(sides, end_lsn)?;
     }
     deadline.check()?;

@@ -13,6 +13,8 @@ use crate::subscriber::state::Subscription;
 
 /// Between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Between two looks for a moment that may be short.
+const LOOK_OFTEN: Duration = Duration::from_millis(1);
 
 fn failed(error: &wire::Error, doing: &str) -> Failure {
     Failure::publisher(error, doing)
@@ -132,6 +134,9 @@ pub(super) fn stop(source: &mut Session, command: Option<&str>, deadline: Instan
 
 /// Ends all other sessions of the database, after its setting has changed: any of them may have the setting
 /// of before. It compares no times, because clocks are set back. Sessions that connect later have the setting.
+///
+/// It begins in a moment in which no transaction is prepared: the session that has prepared one may be the only one that
+/// would resolve it. Meanwhile sessions of before go on, and a failure has ended none of them.
 pub(super) fn end_sessions(source: &mut Session, deadline: Instant) -> Result<()> {
     wait_for_connecting(source, deadline)?;
     let doing = "ending other sessions";
@@ -148,6 +153,7 @@ pub(super) fn end_sessions(source: &mut Session, deadline: Instant) -> Result<()
     if found.is_empty() {
         return Ok(());
     }
+    wait_for_prepared(source, deadline)?;
     let sql = format!(
         "SELECT pg_catalog.pg_terminate_backend(pid) {others} AND (pid, backend_start) IN ({})",
         found.join(", ")
@@ -196,29 +202,98 @@ fn until_none(source: &mut Session, sql: &str, doing: &str, deadline: Instant) -
     }
 }
 
-/// Waits until no session has an open transaction that has written: of a client, or of anything else but
-/// autovacuum, which writes no rows.
-pub(super) fn wait_for_writers(source: &mut Session, deadline: Instant) -> Result<()> {
-    let sql = "SELECT pg_catalog.count(*), (SELECT pg_catalog.count(*) FROM pg_catalog.pg_prepared_xacts \
-                 WHERE database = pg_catalog.current_database()) FROM pg_catalog.pg_stat_activity \
-               WHERE datname = pg_catalog.current_database() AND pid <> pg_catalog.pg_backend_pid() \
-                 AND backend_xid IS NOT NULL AND backend_type IS DISTINCT FROM 'autovacuum worker'";
+/// Prepared transactions of the database.
+const PREPARED: &str =
+    "FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database()";
+
+/// A prepared transaction. Another one may get its identifier later.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Prepared {
+    xid: String,
+    pub(super) gid: String,
+    /// For the user.
+    pub(super) since: String,
+}
+
+/// The prepared transactions, the oldest first.
+pub(super) fn prepared(source: &mut Session) -> Result<Vec<Prepared>> {
+    let sql = format!("SELECT transaction, gid, prepared {PREPARED} ORDER BY prepared, gid");
+    let results =
+        source.simple(&sql).map_err(|e| failed(&e, "looking for prepared transactions"))?;
+    let rows = results.first().into_iter().flat_map(wire::Rows::iter);
+    rows.map(|row| {
+        Ok(Prepared { xid: field(&row, 0)?, gid: field(&row, 1)?, since: field(&row, 2)? })
+    })
+    .collect()
+}
+
+/// The prepared transactions that stay prepared for a while. Others are resolved as soon as they are prepared.
+pub(super) fn staying_prepared(source: &mut Session, patience: Duration) -> Result<Vec<Prepared>> {
+    let deadline = Instant::now() + patience;
+    let mut found = prepared(source)?;
+    while !found.is_empty() && Instant::now() < deadline {
+        std::thread::sleep(LOOK_EVERY);
+        let now = prepared(source)?;
+        found.retain(|one| now.contains(one));
+    }
+    Ok(found)
+}
+
+/// Waits for a moment in which no transaction is prepared.
+fn wait_for_prepared(source: &mut Session, deadline: Instant) -> Result<()> {
+    let sql = format!("SELECT 1 {PREPARED} LIMIT 1");
     loop {
         let results =
-            source.simple(sql).map_err(|e| failed(&e, "looking for open transactions"))?;
+            source.simple(&sql).map_err(|e| failed(&e, "looking for prepared transactions"))?;
+        if results.first().is_none_or(wire::Rows::is_empty) {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            return Err(not_quiet(0, prepared(source)?.len()));
+        }
+        // A moment without one may be short.
+        std::thread::sleep(LOOK_OFTEN);
+    }
+}
+
+fn not_quiet(open: usize, prepared: usize) -> Failure {
+    let message = format!("the publisher has {open} open and {prepared} prepared transactions");
+    Failure::new(Class::Busy, message).hint(
+        "End them: see backend_xid of pg_stat_activity, and pg_prepared_xacts, on the publisher. Let the transaction \
+         manager resolve prepared ones, and stop clients that prepare new ones all the time.",
+    )
+}
+
+/// Waits until no session has an open transaction that has written: of a client, or of anything else but
+/// autovacuum, which writes no rows. And until none is prepared: a transaction manager may resolve one although writes
+/// are stopped.
+pub(super) fn wait_for_writers(source: &mut Session, deadline: Instant) -> Result<()> {
+    until_quiet(source, deadline, deadline)
+}
+
+/// The same behind the end message. A transaction that is prepared now has written too late, whatever becomes of it.
+pub(super) fn wait_for_late_writers(source: &mut Session, deadline: Instant) -> Result<()> {
+    until_quiet(source, deadline, Instant::now())
+}
+
+fn until_quiet(source: &mut Session, deadline: Instant, for_prepared: Instant) -> Result<()> {
+    let sql = format!(
+        "SELECT pg_catalog.count(*), (SELECT pg_catalog.count(*) {PREPARED}) \
+         FROM pg_catalog.pg_stat_activity \
+         WHERE datname = pg_catalog.current_database() AND pid <> pg_catalog.pg_backend_pid() \
+           AND backend_xid IS NOT NULL AND backend_type IS DISTINCT FROM 'autovacuum worker'"
+    );
+    loop {
+        let results =
+            source.simple(&sql).map_err(|e| failed(&e, "looking for open transactions"))?;
         let row = first_row(&results, "open transactions")?;
-        let (open, prepared): (i64, i64) = (field(&row, 0)?, field(&row, 1)?);
+        let (open, prepared): (usize, usize) = (field(&row, 0)?, field(&row, 1)?);
         if open == 0 && prepared == 0 {
             return Ok(());
         }
-        if prepared > 0 || Instant::now() >= deadline {
-            return Err(Failure::new(
-                Class::Busy,
-                format!("the publisher has {open} open and {prepared} prepared transactions"),
-            )
-            .hint(
-                "End them: see backend_xid of pg_stat_activity, and pg_prepared_xacts, on the publisher.",
-            ));
+        let now = Instant::now();
+        if now >= deadline || prepared > 0 && now >= for_prepared {
+            return Err(not_quiet(open, prepared));
         }
         std::thread::sleep(LOOK_EVERY);
     }

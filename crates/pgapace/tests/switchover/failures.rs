@@ -85,15 +85,6 @@ struct Breakage {
 
 const BREAKAGES: &[Breakage] = &[
     Breakage {
-        step: "prepared",
-        args: &[],
-        breaks: |case| {
-            case.publisher.sql("BEGIN; INSERT INTO other VALUES (1); PREPARE TRANSACTION 'held'");
-        },
-        mends: |case| case.publisher.sql("ROLLBACK PREPARED 'held'"),
-        expected: (8, "1 prepared"),
-    },
-    Breakage {
         step: "added",
         args: &[],
         breaks: |case| case.publisher.sql("ALTER PUBLICATION pub ADD TABLE other"),
@@ -177,12 +168,8 @@ fn a_failure_of_any_step_ends_in_the_state_before() {
         let case = breakable_case(publisher, subscriber);
         let _slots = Slots(&case);
         let mut process = case.start();
-        let prepares = value(case.publisher.cluster, "postgres", "SHOW max_prepared_transactions");
         for breakage in BREAKAGES {
             let Breakage { step, args, breaks, mends, expected: (code, message) } = breakage;
-            if *step == "prepared" && prepares == "0" {
-                continue;
-            }
             let held = Held::start(&case, step, args);
             breaks(&case);
             let failed = held.finish();

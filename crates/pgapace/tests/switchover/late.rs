@@ -74,7 +74,7 @@ fn wait_in(case: &Case, verb: &mut Process, step: &str) {
 }
 
 /// Waits until a statement like this of the verb waits for a lock.
-fn wait_for_lock(case: &Case, verb: &mut Process, query: &str) {
+pub(super) fn wait_for_lock(case: &Case, verb: &mut Process, query: &str) {
     let waits = format!(
         "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
          AND datname = current_database() AND query LIKE '{query}' \

@@ -16,6 +16,7 @@ mod privileges;
 mod returned;
 mod synchronous;
 mod turning;
+mod two_phase;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
