@@ -12,6 +12,7 @@ use super::publisher::{
 use super::record::{self, ended_generation};
 use super::roles;
 use super::servers;
+use super::verify_at_end;
 use super::way_back::WayBack;
 use crate::check;
 use crate::check::report::{Fix, Severity};
@@ -76,7 +77,14 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findi
     if !request.with_others {
         servers::other_subscriptions(sides, &mut problems)?;
     }
+    let found = problems.len();
     let tables = tables_ready(sides, &mut problems)?;
+    // A table that is not ready is named already.
+    if let Some(compared) = &request.verify
+        && problems.len() == found
+    {
+        problems.extend(verify_at_end::problems(sides, compared)?);
+    }
     if !request.ignore_roles {
         problems.extend(roles::missing(sides.source, sides.control, &tables)?);
     }

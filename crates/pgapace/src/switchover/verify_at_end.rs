@@ -65,6 +65,41 @@ fn export(session: &mut Session) -> wire::Result<Vec<wire::Rows>> {
     Ok(results.pop().into_iter().collect())
 }
 
+/// What would keep [`verify`] from comparing these tables, whatever their rows are.
+pub(super) fn problems(sides: &mut Sides<'_>, tables: &[(String, String)]) -> Result<Vec<String>> {
+    let Sides { control, source, config, row, .. } = sides;
+    let scope = Scope { tables: tables.to_vec(), ..Scope::default() };
+    let failure = match prepare(source, control, config, row, &scope) {
+        Ok(prepared) => match all_columns_compared(&prepared.plans) {
+            Ok(()) => return Ok(Vec::new()),
+            Err(failure) => failure,
+        },
+        Err(failure) if failure.is_transient() => return Err(failure),
+        Err(failure) => failure,
+    };
+    let parts = [failure.detail, failure.hint].into_iter().flatten();
+    let said = std::iter::once(failure.message).chain(parts).collect::<Vec<_>>().join(": ");
+    Ok(vec![format!("--verify cannot compare tables: {said}")])
+}
+
+/// Refuses columns that cannot be compared: the switchover would be taken for verified.
+fn all_columns_compared(plans: &[TablePlan]) -> Result<()> {
+    let skipped: Vec<_> = plans
+        .iter()
+        .flat_map(|plan| {
+            plan.not_comparable
+                .iter()
+                .map(move |(column, _)| format!("{}.{}.{column}", plan.schema, plan.name))
+        })
+        .collect();
+    if skipped.is_empty() {
+        return Ok(());
+    }
+    let message = format!("columns cannot be compared: {}", skipped.join(", "));
+    Err(Failure::new(Class::Mismatch, message)
+        .hint("Compare these tables before the switchover, with pgapace verify --except-column."))
+}
+
 /// Compares these tables, or all if there are none, and fails if rows differ.
 pub(super) fn verify(
     sides: &Sides<'_>,
@@ -120,21 +155,7 @@ pub(super) fn verify(
         )
         .hint("On the subscriber: SELECT * FROM pgapace.difference; then pgapace repair."));
     }
-    let skipped: Vec<_> = plans
-        .iter()
-        .flat_map(|plan| {
-            plan.not_comparable
-                .iter()
-                .map(move |(column, _)| format!("{}.{}.{column}", plan.schema, plan.name))
-        })
-        .collect();
-    if !skipped.is_empty() {
-        return Err(Failure::new(
-            Class::Mismatch,
-            format!("columns cannot be compared: {}", skipped.join(", ")),
-        )
-        .hint("Compare these tables before the switchover, with pgapace verify --except-column."));
-    }
+    all_columns_compared(plans)?;
     Ok(counts.iter().map(|counts| counts.rows).sum())
 }
 

@@ -1,7 +1,7 @@
 //! `--plan` names everything that keeps writes from moving.
 
 use super::{switchover, two_way_case};
-use crate::support::Tool;
+use crate::support::{Tool, must};
 
 #[test]
 fn a_plan_names_what_is_missing() {
@@ -100,4 +100,19 @@ fn a_plan_names_readers_of_schema_pgapace() {
         case.tool.name
     ));
     assert!(is_named());
+}
+
+/// A table that cannot be compared is named before writes are stopped.
+#[test]
+fn a_table_to_verify_that_is_not_published_ends_no_session() {
+    let case = two_way_case(15, 18);
+    let process = case.start();
+    let mut client = case.publisher.connect();
+    for action in ["--plan", "--go"] {
+        switchover(&case.tool, &[action, "--verify", "order"])
+            .expect(3, &["cannot be switched over", "have no table public.order"]);
+    }
+    switchover(&case.tool, &["--plan", "--verify", "orders"]).expect(0, &[]);
+    must(client.batch_execute("INSERT INTO orders (client, n) VALUES (1, 1)"));
+    case.stop(process);
 }
