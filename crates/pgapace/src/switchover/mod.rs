@@ -26,6 +26,7 @@
 //! finds what became of the subscription: undone, it applies it further; ended, it turns round and applies
 //! the way back ([`way_back`]). So does any later `pgapace run` of the subscription.
 
+mod applying_roles;
 pub(crate) mod back;
 mod command;
 mod deadline;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use wire::{Session, quote_ident, quote_literal};
 
+use super::applying_roles::ApplyingRoles;
 use super::procedure::{Request, Sides};
 use super::publisher::{
     database_setting, missing_on_publisher, missing_ownership, roles_that_write, staying_prepared,
@@ -50,7 +51,7 @@ pub(crate) struct Findings {
 /// subscription follows.
 pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findings> {
     servers::check_publisher(sides)?;
-    let mut problems = Vec::new();
+    let (mut problems, mut notes) = (Vec::new(), Vec::new());
     if sides.row.phase != Phase::Streaming {
         problems.push("the tables are not copied yet: run pgapace run".to_owned());
     }
@@ -92,14 +93,15 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findi
         verified(sides, &tables, age, &mut problems)?;
     }
     if let Some(back) = &request.back {
-        check_way_back(sides, back, &tables, &mut problems)?;
+        let roles = ApplyingRoles::read(sides)?;
+        check_way_back(sides, (back, &roles), &tables, &mut problems)?;
+        notes.extend(roles.notes());
     }
     let found = sequences::read(sides.source, &sides.row.publications, &tables, Chosen::All)?;
     let options = SetOptions { dry_run: true, ..SetOptions::default() };
     let (unset, unimportant) = sequences::set(sides.control, &found, &options)?.reasons();
     problems.extend(unset);
-    let mut notes: Vec<_> =
-        unimportant.into_iter().map(|reason| format!("sequence {reason}")).collect();
+    notes.extend(unimportant.into_iter().map(|reason| format!("sequence {reason}")));
     // The way back has its state on the publisher.
     if request.back.is_some()
         && let Some(found) = exposed::find(sides.source, sides.control)?
@@ -118,19 +120,24 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findi
 /// Whether the way back can begin, and would carry everything.
 fn check_way_back(
     sides: &mut Sides<'_>,
-    back: &WayBack,
+    (back, roles): (&WayBack, &ApplyingRoles),
     tables: &[PublishedTable],
     problems: &mut Vec<String>,
 ) -> Result<()> {
     servers::synchronous(sides, problems)?;
     let left = record::is_left_slot(sides.source, &back.name)?;
     slot_possible(sides.control, back, left, problems)?;
-    may_replicate(sides, back, problems)?;
+    match &roles.on_subscriber {
+        None => may_replicate(sides, back, problems)?,
+        // Its walsender is one that the verb cannot try.
+        Some(role) if role.may_replicate => {}
+        Some(role) => problems.push(may_not_replicate(sides.control, &quote_ident(&role.name))?),
+    }
     if publications_exist(sides.control, back, problems)? {
         unpublished(sides.control, tables, back, problems)?;
         // Else it worked before, and its remains say that its slot is gone.
         if ended_generation(sides.source, &back.name)? == 0 {
-            way_back(sides, back, problems);
+            way_back(sides, (back, roles), problems)?;
         }
     }
     Ok(())
@@ -293,16 +300,20 @@ fn may_replicate(sides: &mut Sides<'_>, back: &WayBack, problems: &mut Vec<Strin
     let walsender = Publisher::new(info, &back.name, sides.publisher.encoding()).connect();
     let Err(failure) = walsender else { return Ok(()) };
     if failure.sqlstate.as_deref() == Some(sqlstate::INSUFFICIENT_PRIVILEGE) {
-        let fix = check::replication_fix(sides.control, &user)?;
-        problems.push(format!(
-            "role {user} may not replicate from the subscriber, which the way back needs{}; or pass --no-back",
-            said(&fix)
-        ));
+        problems.push(may_not_replicate(sides.control, &user)?);
     } else {
         let hint = failure.hint.map_or(String::new(), |hint| format!(": {hint}"));
         problems.push(format!("the way back cannot be read: {}{hint}", failure.message));
     }
     Ok(())
+}
+
+fn may_not_replicate(control: &mut Session, role: &str) -> Result<String> {
+    let fix = check::replication_fix(control, role)?;
+    Ok(format!(
+        "role {role} may not replicate from the subscriber, which the way back needs{}; or pass --no-back",
+        said(&fix)
+    ))
 }
 
 /// A fix, behind the problem.
@@ -418,8 +429,13 @@ fn unpublished(
 }
 
 /// Problems of the way back that `pgapace check` finds: identities, roles, tables of the old side.
-fn way_back(sides: &Sides<'_>, back: &WayBack, problems: &mut Vec<String>) {
+fn way_back(
+    sides: &Sides<'_>,
+    (back, roles): (&WayBack, &ApplyingRoles),
+    problems: &mut Vec<String>,
+) -> Result<()> {
     let mut config = sides.config.reversed(back);
+    roles.act(&mut config)?;
     // The slot is created by the switchover.
     config.create_slot = true;
     let report = check::check(&config);
@@ -436,4 +452,5 @@ fn way_back(sides: &Sides<'_>, back: &WayBack, problems: &mut Vec<String>) {
         };
         format!("the way back is blocked ({side}): {}{fix}", finding.message)
     }));
+    Ok(())
 }

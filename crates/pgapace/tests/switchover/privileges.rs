@@ -83,6 +83,49 @@ fn a_plan_names_what_would_stop_the_last_steps() {
     case.stop(process);
 }
 
+/// An administrator switches over what another role applies: the plan looks as that role.
+#[test]
+fn a_plan_looks_as_the_roles_of_the_process_that_applies() {
+    let mut case = two_way_case(18, 18);
+    let database = case.publisher.name.clone();
+    let (reader, writer) = (format!("reader_{database}"), format!("writer_{database}"));
+    case.publisher.sql(&format!(
+        "CREATE ROLE {reader} LOGIN REPLICATION; GRANT SELECT ON orders, orders_id_seq TO {reader}"
+    ));
+    let may_apply = |role: &str| {
+        format!(
+            "GRANT CREATE ON DATABASE {database} TO {role}; \
+             GRANT SET ON PARAMETER session_replication_role TO {role}; \
+             GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}; \
+             GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}; \
+             GRANT EXECUTE ON FUNCTION pg_replication_origin_create(text), \
+               pg_replication_origin_drop(text), pg_replication_origin_oid(text), \
+               pg_replication_origin_session_setup(text), pg_replication_origin_session_reset(), \
+               pg_replication_origin_xact_setup(pg_lsn, timestamptz), \
+               pg_replication_origin_xact_reset() TO {role}"
+        )
+    };
+    case.subscriber
+        .change_setting_privileges(&format!("CREATE ROLE {writer} LOGIN; {}", may_apply(&writer)));
+    let administrator = case.tool.clone();
+    case.tool.publisher = format!("{} user={reader}", administrator.publisher);
+    case.tool.subscriber = format!("{} user={writer}", administrator.subscriber);
+    let _slots = Slots(&case);
+    let process = case.start();
+    let replication = format!("ALTER ROLE \"{writer}\" REPLICATION;");
+    let set = format!("role {reader} may not set session_replication_role");
+    switchover(&administrator, &["--plan", "--ignore-roles"])
+        .expect(3, &[&replication, &set, "(old side)"]);
+    switchover(&administrator, &["--plan", "--no-back", "--ignore-roles"]).expect(0, &[]);
+    case.subscriber.sql(&replication);
+    case.publisher.change_setting_privileges(&may_apply(&reader));
+    switchover(&administrator, &["--plan", "--ignore-roles"]).expect(0, &[]);
+    let done = switchover(&administrator, &["--go", "--ignore-roles"]);
+    done.expect(0, &[]);
+    assert!(done.stdout.contains("is applied (backend"), "{}\n{}", done.stdout, process.log());
+    case.stop(process);
+}
+
 /// A switchover that was killed is undone, or ended, before its subscription is forgotten.
 #[test]
 fn a_switchover_that_is_not_finished_is_not_forgotten() {

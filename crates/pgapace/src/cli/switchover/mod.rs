@@ -288,7 +288,8 @@ fn switch(
             back.name, owner.pid
         )),
         None => output::line(&format!(
-            "  nobody applies the way back, {}: start pgapace run with the same settings as before",
+            "  nobody applies the way back, {}: start pgapace run with the same settings as before; its log says why if \
+             it has ended",
             back.name
         )),
     }
