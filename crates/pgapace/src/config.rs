@@ -21,6 +21,7 @@ pub(crate) use self::declarations::{
 };
 use self::file::Entries;
 use self::given::Given;
+pub(crate) use self::given::list_of_names;
 use self::setting::{Setting, Value};
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::writer_tag::TagRules;

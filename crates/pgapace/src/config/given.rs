@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValuesParser, ValueParser};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use wire::quote_ident;
 
 use super::declarations::SETTINGS;
 use super::setting::{Group, Quoted, Renamed, Setting, Shape, Value};
@@ -253,6 +254,14 @@ fn unquoted(element: &str) -> Option<String> {
     let inner = element.strip_prefix('"')?.strip_suffix('"')?;
     let is_whole = !inner.replace("\"\"", "").contains('"');
     is_whole.then(|| inner.replace("\"\"", "\""))
+}
+
+/// Names as the value of a flag that takes a list and [`Quoted::Whole`] names.
+pub(crate) fn list_of_names(names: &[String]) -> String {
+    let element = |name: &String| {
+        if name.contains([',', '"']) { quote_ident(name) } else { name.clone() }
+    };
+    names.iter().map(element).collect::<Vec<_>>().join(",")
 }
 
 fn texts(value: &toml::Value, shape: Shape) -> Option<Vec<String>> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Command, FromArgMatches};
 
 use super::declarations::{GroupTransactions, IfNotEmpty, SETTINGS, Streaming};
-use super::given::Given;
+use super::given::{Given, list_of_names};
 use super::live::LiveSettings;
 use super::setting::{Group, Setting};
 use super::{ApplyWorkers, Subscription, TagCommits, subscriptions};
@@ -117,6 +117,8 @@ fn a_name_that_is_quoted_as_a_whole_loses_its_quotes() {
     assert_eq!(publications(&[r#"--publication="a""b""#, "--publication=c"]), [r#"a"b"#, "c"]);
     assert_eq!(publications(&[r#"--publication=a"b,"c"d""#]), [r#"a"b,"c"d""#]);
     assert_eq!(publications(&["--publication=\"\"\"\""]), ["\""]);
+    let names = ["a,b", "\"c\"", "d\"", "e", " f"].map(str::to_owned);
+    assert_eq!(publications(&[&format!("--publication={}", list_of_names(&names))]), names);
     // The file has no need of quotes.
     let of_file = both("name='a'\npublication=['\"a\"', 'b,c']\n", &[]).expect("valid");
     assert_eq!(of_file.publications, ["\"a\"", "b,c"]);

@@ -1,6 +1,7 @@
 //! How options of a native subscription map to those of `pgapace run`. Pure.
 
 use super::subscription::NativeSubscription;
+use crate::config::list_of_names;
 
 /// Whether the publisher leaves out changes that have an origin. A publisher before 16 sends them in
 /// spite of the option.
@@ -18,7 +19,7 @@ pub(crate) fn run_arguments(
     if slot != name {
         arguments.push(format!("--slot {slot}"));
     }
-    arguments.push(format!("--publication {}", shell(&native.publications.join(","))));
+    arguments.push(format!("--publication {}", shell(&list_of_names(&native.publications))));
     if origin_none(native, publisher_major) {
         arguments.push("--origin none".to_owned());
     }
@@ -75,10 +76,10 @@ mod tests {
         assert_eq!(run_arguments(&native, 18, ("s", "s")), "--name s --publication pub");
         native.origin = "none".to_owned();
         native.disable_on_error = true;
-        native.publications.push("it's".to_owned());
+        native.publications.extend(["it's".to_owned(), "a, b".to_owned()]);
         assert_eq!(
             run_arguments(&native, 18, ("s", "t")),
-            "--name s --slot t --publication 'pub,it'\\''s' --origin none --disable-on-error"
+            "--name s --slot t --publication 'pub,it'\\''s,\"a, b\"' --origin none --disable-on-error"
         );
         assert!(!run_arguments(&native, 15, ("s", "t")).contains("--origin"));
     }
