@@ -86,7 +86,10 @@ pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
             Failure::new(Class::Mismatch, format!("the publications have no table {name}"))
                 .hint("A table is published under its own name, or under that of its root.")
         })?;
-        chosen.push(found.clone());
+        // The table may be named twice, once with its schema.
+        if !chosen.contains(found) {
+            chosen.push(found.clone());
+        }
     }
     let subscribers = subscriber_tables::fitting(&mut site.control, &chosen)?;
     let subscribers: Vec<_> = subscribers.iter().collect();

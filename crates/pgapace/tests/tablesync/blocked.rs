@@ -166,7 +166,7 @@ fn resync_truncates_and_copies_a_blocked_table() {
         case.publisher.sql("INSERT INTO filled VALUES (1)");
         case.run().expect(6, &["public.filled"]);
         assert_eq!(case.subscriber.value("SELECT id FROM filled"), "7");
-        case.tool.finish("resync", &["filled"]).expect(0, &[]);
+        case.tool.finish("resync", &["filled", "public.filled"]).expect(0, &[]);
         case.run_until_current();
         case.expect_equal(&["filled"]);
     });
