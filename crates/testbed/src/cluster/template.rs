@@ -2,10 +2,11 @@
 //!
 //! initdb runs once per process for each kind of cluster. A copy gets a system identifier of its own, as
 //! a directory of initdb has: programs tell servers apart by it. It is in `pg_control`, and in the first
-//! page of each WAL segment.
+//! page of each WAL segment. The unused end of a segment is a hole in the file, so that it is not copied.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,7 +15,7 @@ use super::Cluster;
 use crate::error::{Context, Error, Result};
 
 /// Offset of `xlp_sysid` in the long header of a WAL segment's first page (`xlog_internal.h`).
-const IDENTIFIER_IN_SEGMENT: usize = 24;
+const IDENTIFIER_IN_SEGMENT: u64 = 24;
 
 /// The program initdb and its arguments.
 pub(super) type Kind = (PathBuf, Vec<String>);
@@ -33,7 +34,11 @@ pub(super) fn fill(
         match templates.get(&kind) {
             Some(template) => *template,
             None => {
-                let template = &*Box::leak(Box::new(initdb()?));
+                let template = initdb()?;
+                for segment in segments(&template.data)? {
+                    release_end(&segment)?;
+                }
+                let template = &*Box::leak(Box::new(template));
                 templates.insert(kind, template);
                 template
             }
@@ -56,22 +61,46 @@ fn identify(data: &Path) -> Result<()> {
     let checksum = crc32c(&bytes[..end]).to_ne_bytes();
     bytes[end..end + 4].copy_from_slice(&checksum);
     write(&control, &bytes)?;
-    let wal = data.join("pg_wal");
-    let segments = fs::read_dir(&wal).context(|| format!("read {}", wal.display()))?;
-    for segment in segments {
-        let segment = segment.context(|| format!("read {}", wal.display()))?.path();
-        if !segment.is_file() {
-            continue;
+    for segment in segments(data)? {
+        let failed = || format!("identify {}", segment.display());
+        let file = fs::File::options().read(true).write(true).open(&segment).context(failed)?;
+        let mut found = [0; 8];
+        file.read_exact_at(&mut found, IDENTIFIER_IN_SEGMENT).context(failed)?;
+        if found != old {
+            return Err(Error::other(format!(
+                "{} has another system identifier",
+                segment.display()
+            )));
         }
-        let mut bytes = read(&segment)?;
-        let place = bytes.get_mut(IDENTIFIER_IN_SEGMENT..IDENTIFIER_IN_SEGMENT + 8);
-        let place = place.filter(|place| **place == old).ok_or_else(|| {
-            Error::other(format!("{} has another system identifier", segment.display()))
-        })?;
-        place.copy_from_slice(&new);
-        write(&segment, &bytes)?;
+        file.write_all_at(&new, IDENTIFIER_IN_SEGMENT).context(failed)?;
     }
     Ok(())
+}
+
+/// The WAL segments of a data directory.
+fn segments(data: &Path) -> Result<Vec<PathBuf>> {
+    let wal = data.join("pg_wal");
+    let failed = || format!("read {}", wal.display());
+    let mut segments = Vec::new();
+    for entry in fs::read_dir(&wal).context(failed)? {
+        let path = entry.context(failed)?.path();
+        if path.is_file() {
+            segments.push(path);
+        }
+    }
+    Ok(segments)
+}
+
+/// Makes the zeros at the end of a file a hole. Its length and contents stay as they are.
+fn release_end(path: &Path) -> Result<()> {
+    let bytes = read(path)?;
+    let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    let file = fs::File::options().write(true).open(path);
+    file.and_then(|file| {
+        file.set_len(used as u64)?;
+        file.set_len(bytes.len() as u64)
+    })
+    .context(|| format!("release the end of {}", path.display()))
 }
 
 /// Made as in `BootStrapXLOG`, with a random number in place of microseconds and process ID.
