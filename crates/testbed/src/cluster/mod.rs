@@ -334,7 +334,9 @@ impl Cluster {
 
         let deadline = Instant::now() + START_TIMEOUT;
         while process::runs(pid) {
-            if Client::connect(&self.conninfo("postgres"), NoTls).is_ok() {
+            if self.takes_sessions(pid)
+                && Client::connect(&self.conninfo("postgres"), NoTls).is_ok()
+            {
                 return Ok(Started::Ready);
             }
             if Instant::now() > deadline {
@@ -349,6 +351,16 @@ impl Cluster {
         let new = log.get(usize::try_from(log_before).unwrap_or(0)..).unwrap_or_default();
         let in_use = String::from_utf8_lossy(new).contains("Address already in use");
         Ok(if in_use { Started::PortInUse } else { Started::Failed })
+    }
+
+    /// Whether this postmaster has written to its lock file that it takes sessions. A server that starts would start a
+    /// process only to refuse the session.
+    fn takes_sessions(&self, pid: u32) -> bool {
+        let lock_file = fs::read_to_string(self.data.join("postmaster.pid")).unwrap_or_default();
+        let mut lines = lock_file.lines();
+        let is_own = lines.next().is_some_and(|line| line.trim() == pid.to_string());
+        let status = lines.nth(6).map(str::trim);
+        is_own && matches!(status, Some("ready" | "standby"))
     }
 
     /// Collects the exit status of a postmaster that has ended or is ending.
