@@ -3,14 +3,14 @@
 //! Two tables are equal if they hold the same multiset of rows: the same number of copies of each
 //! row, in any order. A row is the text of its columns, by name in the publisher's order. The
 //! subscriber may therefore order its columns differently and have additional ones. Each server
-//! sums two 64-bit hashes of every row. Rows are fetched only when the sums differ, and only from
-//! the parts of the hash range that differ.
+//! sums two 64-bit hashes of every row, in which two hashes stand for a long text. Rows are fetched only
+//! when the sums differ, and only from the parts of the hash range that differ.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use postgres::{Client, IsolationLevel, Transaction};
+use postgres::{Client, IsolationLevel, Row, Transaction};
 
 use crate::error::{Context, Error, Result};
 
@@ -18,6 +18,9 @@ use crate::error::{Context, Error, Result};
 const EXAMPLES_MAX: usize = 10;
 /// Maximum number of characters shown of each such row.
 const ROW_TEXT_MAX: usize = 400;
+
+/// Bytes beyond which hashes stand for a text in the sums.
+const HASHED_BYTES: u32 = 256;
 
 /// Settings under which every server writes values as the same text.
 const TEXT_FORM: &str = "
@@ -268,24 +271,28 @@ fn compare_table(
             }));
         }
     }
-    let shared: Vec<&str> = publisher_shape
-        .columns
-        .iter()
-        .filter(|column| {
-            let same = subscriber_shape.columns.iter().find(|other| other.name == column.name);
-            same.is_some_and(|other| {
-                !(options.skip_generated && (column.generated || other.generated))
-            })
-        })
-        .map(|column| column.name.as_str())
-        .collect();
-    let publisher_source = publisher_shape.source(table, &shared);
-    let subscriber_source = subscriber_shape.source(table, &shared);
-    let publisher_sum = checksum(publisher, &publisher_source)?;
-    let subscriber_sum = checksum(subscriber, &subscriber_source)?;
+    let mut shared = Vec::new();
+    let mut hashed = Vec::new();
+    for column in &publisher_shape.columns {
+        let same = subscriber_shape.columns.iter().find(|other| other.name == column.name);
+        let Some(other) = same else { continue };
+        if options.skip_generated && (column.generated || other.generated) {
+            continue;
+        }
+        shared.push(column.name.as_str());
+        hashed.push(if column.text && other.text {
+            short_text(&column.name)
+        } else {
+            full_text(&column.name)
+        });
+    }
+    let publisher_sum = checksum(publisher, &publisher_shape.source_of(table, &hashed))?;
+    let subscriber_sum = checksum(subscriber, &subscriber_shape.source_of(table, &hashed))?;
     if publisher_sum == subscriber_sum {
         return Ok(None);
     }
+    let publisher_source = publisher_shape.source(table, &shared);
+    let subscriber_source = subscriber_shape.source(table, &shared);
     Ok(Some(DifferenceKind::Rows {
         publisher: publisher_sum.rows,
         subscriber: subscriber_sum.rows,
@@ -296,6 +303,26 @@ fn compare_table(
 struct Column {
     name: String,
     generated: bool,
+    /// Whether its type is `text` or `varchar`, whose length is known without reading the value.
+    text: bool,
+}
+
+/// The text of a column.
+fn full_text(column: &str) -> String {
+    format!("{}::text", quote(column))
+}
+
+/// The text of a column of type `text` or `varchar`; of a long one, two hashes. Writing a row as text takes several
+/// times longer than hashing it.
+fn short_text(column: &str) -> String {
+    let column = quote(column);
+    let hash = |seed| format!("hashtextextended({column}::text COLLATE \"C\", {seed})");
+    format!(
+        "CASE WHEN octet_length({column}) > {HASHED_BYTES} THEN concat({}, ' ', {}) \
+         ELSE {column}::text END",
+        hash(0),
+        hash(1)
+    )
 }
 
 /// The structure of a table on one server.
@@ -316,12 +343,14 @@ impl Shape {
         )?;
         let Some(found) = found else { return Ok(None) };
         let columns = session.query(
-            "SELECT attname::text, attgenerated <> '' FROM pg_attribute \
+            "SELECT attname::text, attgenerated <> '', \
+               atttypid IN ('text'::regtype, 'varchar'::regtype) FROM pg_attribute \
              WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
             &[&found.get::<_, u32>(0)],
         )?;
-        let columns =
-            columns.iter().map(|row| Column { name: row.get(0), generated: row.get(1) }).collect();
+        let column =
+            |row: &Row| Column { name: row.get(0), generated: row.get(1), text: row.get(2) };
+        let columns = columns.iter().map(column).collect();
         Ok(Some(Self { columns, plain: found.get(1) }))
     }
 
@@ -332,8 +361,12 @@ impl Shape {
     /// A query that returns rows `r`, each the text of these columns. The text distinguishes null
     /// from an empty string.
     fn source(&self, table: &TableName, columns: &[&str]) -> String {
-        let texts: Vec<String> =
-            columns.iter().map(|column| format!("{}::text", quote(column))).collect();
+        let texts: Vec<String> = columns.iter().map(|column| full_text(column)).collect();
+        self.source_of(table, &texts)
+    }
+
+    /// The same with these expressions for the columns.
+    fn source_of(&self, table: &TableName, texts: &[String]) -> String {
         let only = if self.plain { "ONLY " } else { "" };
         format!("SELECT ROW({})::text AS r FROM {only}{table}", texts.join(", "))
     }
