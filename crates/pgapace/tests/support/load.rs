@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use testbed::postgres::Client;
 use testbed::workload::{ledger, tpcb};
@@ -11,6 +11,9 @@ use testbed::{Cluster, Error, Result, TableName, wait_until};
 
 use super::PATIENCE;
 use super::site::DB;
+
+/// Minimum time between two checks of a reader.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
 
 /// Number of the ledger's tables of entries.
 pub(super) const ENTRY_TABLES: usize = 3;
@@ -87,14 +90,15 @@ impl Reader {
                     continue;
                 };
                 while !stopped.load(Ordering::Relaxed) {
+                    let began = Instant::now();
                     match ledger::check(&mut client) {
                         Ok(_) => sound += 1,
                         // The subscriber is unavailable.
                         Err(ledger::Violation::Unreadable(_)) => break,
                         Err(violation) => return Err(violation),
                     }
-                    // The pace of the reader.
-                    std::thread::sleep(Duration::from_millis(10));
+                    // The pace of the reader, which leaves most of the processor to what it reads.
+                    std::thread::sleep(PAUSE_MIN.max(began.elapsed() * 2));
                 }
             }
             Ok(sound)
