@@ -8,6 +8,7 @@ use testbed::program::Process;
 use testbed::workload::random_dml::RandomSchema;
 use testbed::{TableName, compare};
 
+use super::database::texts;
 use super::{
     Database, Finished, PATIENCE, Tool, must, servers, wait_for_event, wait_while_running,
 };
@@ -154,22 +155,25 @@ impl Drop for Case {
     fn drop(&mut self) {
         // For the rest of this process the slot would retain WAL, the databases would use memory,
         // and the replication origins would count against the limit (1000 on these servers).
-        for database in [&self.publisher, &self.subscriber] {
-            database.free();
-        }
-        let origins = format!(
-            "SELECT o.roname FROM pg_replication_origin o, pg_database d \
-             WHERE d.datname = '{}' AND starts_with(o.roname, 'pgapace_' || d.oid || '_')",
-            self.subscriber.name
+        let Ok(mut publisher) = self.publisher.cluster.connect("postgres") else { return };
+        let Ok(mut subscriber) = self.subscriber.cluster.connect("postgres") else { return };
+        self.publisher.free(&mut publisher);
+        self.subscriber.free(&mut subscriber);
+        let origins = texts(
+            &mut subscriber,
+            &format!(
+                "SELECT o.roname FROM pg_replication_origin o, pg_database d \
+                 WHERE d.datname = '{}' AND starts_with(o.roname, 'pgapace_' || d.oid || '_')",
+                self.subscriber.name
+            ),
         );
-        let origins = self.subscriber.cluster.query_texts("postgres", &origins).unwrap_or_default();
-        for database in [&self.publisher, &self.subscriber] {
-            let sql = format!("DROP DATABASE {} WITH (FORCE)", database.name);
-            let _ = database.cluster.sql("postgres", &sql);
-        }
-        for origin in origins.into_iter().flatten().flatten() {
+        let drop =
+            |database: &Database<'_>| format!("DROP DATABASE {} WITH (FORCE)", database.name);
+        let _ = publisher.batch_execute(&drop(&self.publisher));
+        let _ = subscriber.batch_execute(&drop(&self.subscriber));
+        for origin in origins {
             let sql = format!("SELECT pg_replication_origin_drop('{origin}')");
-            let _ = self.subscriber.cluster.sql("postgres", &sql);
+            let _ = subscriber.batch_execute(&sql);
         }
     }
 }

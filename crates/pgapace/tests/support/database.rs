@@ -17,8 +17,12 @@ pub(crate) struct Database<'a> {
 
 impl<'a> Database<'a> {
     /// Creates a database. `options` follow the name, for example `ENCODING 'LATIN1'`.
+    ///
+    /// Its files are copied. The other way, in WAL, is the default since PostgreSQL 15. It costs more than twice the
+    /// processor time, and the walsenders of all other tests would decode that WAL.
     pub(crate) fn create(cluster: &'a Cluster, name: &str, options: &str) -> Self {
-        must(cluster.sql("postgres", &format!("CREATE DATABASE {name} {options}")));
+        let strategy = if cluster.binaries().major() >= 15 { "STRATEGY file_copy" } else { "" };
+        must(cluster.sql("postgres", &format!("CREATE DATABASE {name} {options} {strategy}")));
         let client = RefCell::new(must(cluster.connect(name)));
         Self { cluster, name: name.to_owned(), client }
     }
@@ -97,22 +101,21 @@ impl<'a> Database<'a> {
     }
 
     /// Removes what keeps the database from being dropped, and what a test that failed has left: prepared
-    /// transactions, and slots with the walsenders that use them.
-    pub(super) fn free(&self) {
-        let prepared = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()";
-        let prepared = self.cluster.query_texts(&self.name, prepared).unwrap_or_default();
-        for gid in prepared.into_iter().flatten().flatten() {
+    /// transactions, and slots with the walsenders that use them. `postgres` is a session of another database.
+    pub(super) fn free(&self, postgres: &mut Client) {
+        let prepared =
+            format!("SELECT gid FROM pg_prepared_xacts WHERE database = '{}'", self.name);
+        for gid in texts(postgres, &prepared) {
             let _ = self.cluster.sql(&self.name, &format!("ROLLBACK PREPARED '{gid}'"));
         }
         // It waits until the walsender has ended.
         let (end, drop) =
             ("pg_terminate_backend(active_pid, 60000)", "pg_drop_replication_slot(slot_name)");
         for (action, which) in [(end, "active"), (drop, "NOT active")] {
-            let sql = format!(
+            let _ = postgres.batch_execute(&format!(
                 "SELECT {action} FROM pg_replication_slots WHERE database = '{}' AND {which}",
                 self.name
-            );
-            let _ = self.cluster.sql("postgres", &sql);
+            ));
         }
     }
 
@@ -124,4 +127,13 @@ impl<'a> Database<'a> {
     pub(crate) fn connect(&self) -> Client {
         must(self.cluster.connect(&self.name))
     }
+}
+
+/// The first column of a query's rows; nothing if it fails.
+pub(super) fn texts(session: &mut Client, sql: &str) -> Vec<String> {
+    let text = |message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+        _ => None,
+    };
+    session.simple_query(sql).unwrap_or_default().into_iter().filter_map(text).collect()
 }
