@@ -59,7 +59,7 @@ type Acknowledged = Arc<Mutex<BTreeSet<(i32, i32)>>>;
 /// The pace of each client. Twenty of them must leave the servers processor time: else the backlog, and the
 /// connections that are refused, are what a switchover waits for.
 const BETWEEN_INSERTS: Duration = Duration::from_millis(20);
-const BEFORE_RECONNECT: Duration = Duration::from_millis(25);
+const BEFORE_RECONNECT: Duration = Duration::from_millis(100);
 
 /// Clients that insert rows, and reconnect after errors: to the new side once the file is there.
 struct Clients {
