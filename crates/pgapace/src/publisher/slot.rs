@@ -518,25 +518,25 @@ pub(crate) fn wait_until_free(
     }
 }
 
-/// Terminates the walsender of another process that runs this subscription: it has the slot, and the
-/// subscription's application_name, or that of this session. The role of that walsender may do it, and members of
-/// pg_signal_backend. Without the privilege, the caller must wait until that walsender ends after
-/// wal_sender_timeout. It fails as stopped when `stopping`.
-pub(crate) fn end_user(
+/// Terminates a walsender that has sent the changes of this subscription to this subscriber, unless it has ended: then
+/// another backend may have its process id, but not the subscription's application_name, or that of this session.
+/// The role of that walsender may do it, and members of pg_signal_backend. Without the privilege, the caller must wait
+/// until that walsender ends after wal_sender_timeout. It fails as stopped when `stopping`.
+///
+/// The caller must have a proof that the walsender is not that of another subscriber, of which this one is a copy.
+pub(crate) fn end_walsender(
     session: &mut Session,
-    slot: &str,
+    walsender: i32,
     subscription: &str,
     patience: Duration,
     stopping: &dyn Fn() -> bool,
 ) -> Result<()> {
     let sql = format!(
         "SELECT pg_catalog.pg_terminate_backend({}) \
-         FROM pg_catalog.pg_replication_slots s \
-         JOIN pg_catalog.pg_stat_activity a ON a.pid = s.active_pid \
-         WHERE s.slot_name = {} \
+         FROM pg_catalog.pg_stat_activity a \
+         WHERE a.pid = {walsender} AND a.pid <> pg_catalog.pg_backend_pid() \
            AND a.application_name IN ({}, pg_catalog.current_setting('application_name'))",
-        as_login_role("s.active_pid"),
-        quote_literal(slot),
+        as_login_role("a.pid"),
         quote_literal(subscription)
     );
     let deadline = Instant::now() + patience;

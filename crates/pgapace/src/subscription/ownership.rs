@@ -37,13 +37,31 @@ pub(super) struct LastOwned {
     session: SessionId,
     /// The last epoch under which this process recorded a start.
     epoch: Option<i64>,
+    /// The walsender that sent the last stream of the subscription, to this process or, as the subscriber proves, to
+    /// another one.
+    walsender: Option<i32>,
 }
 
 impl Ownership {
-    /// A run has become the owner, with this session.
-    pub(super) fn became_owner(&mut self, session: SessionId) {
-        let epoch = self.last().and_then(|last| last.epoch);
-        *self = Self::Had(LastOwned { session, epoch });
+    /// A run has become the owner, with this session. The subscriber tells the walsender of the last stream, unless
+    /// it is another server since.
+    pub(super) fn became_owner(&mut self, session: SessionId, walsender: Option<i32>) {
+        let last = self.last();
+        let epoch = last.and_then(|last| last.epoch);
+        let walsender = walsender.or_else(|| last.and_then(|last| last.walsender));
+        *self = Self::Had(LastOwned { session, epoch, walsender });
+    }
+
+    /// The owner begins a stream of this walsender.
+    pub(super) fn set_walsender(&mut self, walsender: i32) {
+        if let Some(last) = self.last_mut() {
+            last.walsender = Some(walsender);
+        }
+    }
+
+    /// The walsender of the last stream of the subscription. It may be terminated: nobody else reads from it.
+    pub(super) fn walsender(&self) -> Option<i32> {
+        self.last().and_then(|last| last.walsender)
     }
 
     /// The owner records its start under an epoch. Returns the one before.
@@ -123,7 +141,7 @@ mod tests {
 
     fn owned() -> Ownership {
         let mut ownership = Ownership::Never;
-        ownership.became_owner(SessionId::with_pid(1));
+        ownership.became_owner(SessionId::with_pid(1), None);
         ownership
     }
 
@@ -131,10 +149,20 @@ mod tests {
     fn the_epoch_of_an_earlier_run_is_known_until_the_next_start_is_recorded() {
         let mut ownership = owned();
         assert_eq!(ownership.set_epoch(1), None);
-        ownership.became_owner(SessionId::with_pid(2));
-        ownership.became_owner(SessionId::with_pid(3));
+        ownership.became_owner(SessionId::with_pid(2), None);
+        ownership.became_owner(SessionId::with_pid(3), None);
         assert_eq!(ownership.session(), Some(&SessionId::with_pid(3)));
         assert_eq!(ownership.set_epoch(4), Some(1));
+    }
+
+    #[test]
+    fn the_walsender_of_an_earlier_run_is_known_until_the_subscriber_names_another() {
+        let mut ownership = owned();
+        ownership.set_walsender(7);
+        ownership.became_owner(SessionId::with_pid(2), None);
+        assert_eq!(ownership.walsender(), Some(7));
+        ownership.became_owner(SessionId::with_pid(3), Some(8));
+        assert_eq!(ownership.walsender(), Some(8));
     }
 
     #[test]

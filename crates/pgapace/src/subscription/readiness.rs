@@ -31,7 +31,7 @@ use crate::scoped_thread;
 use crate::subscriber::format::Servers;
 use crate::subscriber::origin;
 use crate::subscriber::session;
-use crate::subscriber::state::{self, Phase, RelationState, Subscription};
+use crate::subscriber::state::{self, Phase, RelationState, Subscription, heartbeat};
 use crate::subscriber::storage;
 use crate::subscriber::tagging::Tagging;
 use crate::tablesync::SyncContext;
@@ -216,11 +216,18 @@ impl Supervisor<'_> {
         let names = if looks { storage::names(published) } else { Default::default() };
         let names = names.each_ref().map(|names| Some(names.as_str()));
         let stored = if looks { (storage::STORAGE, &names[..]) } else { ("SELECT", &[][..]) };
+        let walsender = source.backend_pid();
+        self.ownership.set_walsender(walsender);
+        let begins = format!(
+            "WITH sender AS ({}) {}",
+            heartbeat::walsender_sql(row.owned_epoch(), walsender),
+            session::give_up_locks_sql()
+        );
         let this: &Self = self;
         let (stream, read) = ask_both(
             "starting the stream",
             || this.start_stream(publisher, source, row, resumption, streaming),
-            || state::relations_and(control, row.id, &session::give_up_locks_sql(), stored),
+            || state::relations_and(control, row.id, &begins, stored),
         );
         let (stream, (states, stored)) = (stream?, read?);
         if looks {

@@ -163,8 +163,10 @@ impl Supervisor<'_> {
         {
             applied.forget_history();
         }
-        let found = self.free_slot(source, row, found)?;
         let (name, recovers) = (&row.slot_name, standby.is_some());
+        // Also while the slot is in use: a position beyond what is applied proves that something else consumes it.
+        slot::check_resume(name, found.as_ref(), recovers, applied.through)?;
+        let found = self.free_slot(source, row, found)?;
         let acknowledged = slot::check_resume(name, found.as_ref(), recovers, applied.through)?;
         handle_lost_tables(control, context, &mut catching_up, acknowledged)?;
         // The run that copied them may have ended before it inserted these rows.
@@ -211,11 +213,11 @@ impl Supervisor<'_> {
         let stopping = || self.shutdown.requested();
         let (patience, name) = (self.config.busy_timeout, &self.config.name);
         let begun = self.previous_runs >= PreviousRuns::OfAnotherProcess;
-        if self.options.standby.is_some() || begun {
-            // A process that has lost the subscription meanwhile, and does not know it yet, may have
-            // started a stream since this one became the owner. Or the network has lost the stream
-            // of this process, and wal_sender_timeout is long, or 0.
-            slot::end_user(source, &row.slot_name, name, patience, &stopping)?;
+        if let Some(walsender) = self.ownership.walsender() {
+            // The machine of the process that read the last stream is gone, or the network has lost the stream of
+            // this process, and wal_sender_timeout is long, or 0. Any other walsender is left: this subscriber may
+            // be a copy, and the walsender that of the original.
+            slot::end_walsender(source, walsender, name, patience, &stopping)?;
         }
         slot::wait_until_free(source, &row.slot_name, patience, &stopping).map_err(|failure| {
             // The walsender of this process ends some time.

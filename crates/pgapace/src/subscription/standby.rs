@@ -245,7 +245,7 @@ mod tests {
 
     fn owned() -> Ownership {
         let mut ownership = Ownership::Never;
-        ownership.became_owner(SessionId::with_pid(OWN));
+        ownership.became_owner(SessionId::with_pid(OWN), None);
         ownership
     }
 

@@ -273,7 +273,7 @@ impl Supervisor<'_> {
         let stopping = || shutdown.requested();
         let owning =
             ownership::become_owner(control, row.id, patience, &former, Some(record), &stopping)?;
-        self.ownership.became_owner(owning.session.clone());
+        self.ownership.became_owner(owning.session.clone(), owning.former_walsender()?);
         self.stage = RunStage::Owner;
         // Another process may have changed the row while this one waited for the lock.
         let row = ownership::fence(control, row.id, &owning, &stopping)?.ok_or_else(|| {
@@ -284,9 +284,9 @@ impl Supervisor<'_> {
         let beat = StartBeat::spawn(&config, subscriber, publisher, control, owner)?;
         if std::mem::take(&mut self.take_over) || member {
             ownership::end_leftovers(control, &config.name)?;
-            if let Some(source) = source {
+            if let (Some(source), Some(walsender)) = (source, self.ownership.walsender()) {
                 let patience = config.busy_timeout;
-                slot::end_user(source, &row.slot_name, &config.name, patience, &stopping)?;
+                slot::end_walsender(source, walsender, &config.name, patience, &stopping)?;
             }
         }
         self.block_failed(control, &row)?;

@@ -30,7 +30,7 @@ use crate::publisher::slot;
 use crate::sequences::{self, Chosen, SetOptions};
 use crate::subscriber::catalogue::first_row;
 use crate::subscriber::session::Subscriber;
-use crate::subscriber::state::{Subscription, ownership, progress};
+use crate::subscriber::state::{Subscription, heartbeat, ownership, progress};
 
 /// First key of the advisory lock of a switchover ("pgsw"); the second is the subscription id.
 const LOCK: i32 = 0x7067_7377;
@@ -289,7 +289,9 @@ fn take_over(sides: &mut Sides<'_>, deadline: Deadline) -> Result<()> {
     let owning = ownership::become_owner(control, row.id, deadline.left(), &none, None, &|| false)?;
     ownership::fence(control, row.id, &owning, &|| false)?
         .ok_or_else(|| Failure::new(Class::Config, "the subscription was dropped meanwhile"))?;
-    slot::end_user(source, &row.slot_name, &row.name, deadline.left(), &|| false)?;
+    if let Some(walsender) = heartbeat::last_walsender(control, row.id)? {
+        slot::end_walsender(source, walsender, &row.name, deadline.left(), &|| false)?;
+    }
     slot::wait_until_free(source, &row.slot_name, deadline.left(), &|| false)?;
     deadline.check()
 }

@@ -3,6 +3,7 @@
 mod before_stream;
 mod busy_peers;
 mod chaos;
+mod copies;
 mod failing;
 mod fleet;
 mod machines;

@@ -53,13 +53,14 @@ pub(crate) struct OwnerRecord<'a> {
 }
 
 impl OwnerRecord<'_> {
-    /// SQL for the transaction that increments the epoch. It does nothing unless `condition` holds.
+    /// SQL for the transaction that increments the epoch. It does nothing unless `condition` holds. Returns the
+    /// walsender of the stream before, if it sent to this database.
     pub(super) fn sql(&self, id: SubscriptionId, condition: &str) -> String {
         let Self { process, member, judged } = self;
         format!(
             "INSERT INTO pgapace.owner AS o \
-               (subscription, epoch, member, host, process, backend, stage) \
-             SELECT s.id, s.epoch, {}, {}, {}, pg_catalog.pg_backend_pid(), \
+               (subscription, epoch, member, host, process, backend, server, stage) \
+             SELECT s.id, s.epoch, {}, {}, {}, pg_catalog.pg_backend_pid(), {SERVER}, \
                CASE WHEN s.phase = 'streaming' AND NOT s.rebasing THEN '{}' ELSE '{}' END \
              FROM pgapace.subscription s WHERE s.id = {} AND {condition} \
              ON CONFLICT (subscription) DO UPDATE SET \
@@ -69,8 +70,11 @@ impl OwnerRecord<'_> {
                  THEN o.stalls + 1 ELSE 0 END, \
                epoch = excluded.epoch, member = excluded.member, host = excluded.host, \
                process = excluded.process, backend = excluded.backend, \
+               walsender = CASE WHEN o.server = excluded.server THEN o.walsender END, \
+               server = excluded.server, \
                stage = excluded.stage, beat = 0, since = excluded.since, \
-               beat_at = excluded.beat_at",
+               beat_at = excluded.beat_at \
+             RETURNING o.walsender",
             if *member { wire::quote_literal(&process.id) } else { "NULL".to_owned() },
             wire::quote_literal(&process.host),
             process.pid,
@@ -80,6 +84,33 @@ impl OwnerRecord<'_> {
             OwnerStage::Streaming.name(),
         )
     }
+}
+
+/// SQL: text that no copy of this database has, nor any other database: a copy of its files is run by another server
+/// process, and a dump is restored into another database.
+const SERVER: &str = "(SELECT d.oid::pg_catalog.text FROM pg_catalog.pg_database d \
+       WHERE d.datname = pg_catalog.current_database()) \
+     || ' ' || pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time())::pg_catalog.text";
+
+/// SQL that records the walsender of a stream that begins.
+pub(crate) fn walsender_sql(owner: OwnedEpoch, walsender: i32) -> String {
+    format!(
+        "UPDATE pgapace.owner SET walsender = {walsender} WHERE subscription = {} AND epoch = {}",
+        owner.id.0, owner.epoch
+    )
+}
+
+/// Reads the walsender of the last stream that was sent to this database.
+pub(crate) fn last_walsender(session: &mut Session, id: SubscriptionId) -> Result<Option<i32>> {
+    let sql = format!(
+        "SELECT o.walsender FROM pgapace.owner o WHERE o.subscription = {} AND o.server = {SERVER}",
+        id.0
+    );
+    let rows = session
+        .query(&sql, &[])
+        .map_err(|e| Failure::subscriber(&e, "reading the owner of the subscription"))?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    row.get(0).map(|_| field(&row, 0)).transpose()
 }
 
 /// An owner that has streamed for so many beats did not stop because its start needs more time, even if it

@@ -83,6 +83,15 @@ pub(crate) struct Owning {
     fenced: Vec<Rows>,
 }
 
+impl Owning {
+    /// The walsender of the stream before, if it is proved that it sent to this database. It may not have noticed
+    /// yet that the process which read the stream is gone.
+    pub(crate) fn former_walsender(&self) -> Result<Option<i32>> {
+        let Some(row) = self.fenced.get(2).and_then(Rows::first) else { return Ok(None) };
+        row.get(0).map(|_| field(&row, 0)).transpose()
+    }
+}
+
 /// Owners that may be terminated.
 #[derive(Debug, Default)]
 pub(crate) struct Former {

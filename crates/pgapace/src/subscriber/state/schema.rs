@@ -661,6 +661,10 @@ WHERE state IN ('init', 'datasync') AND (state = 'datasync' OR empty_first OR ca
 -- copied_into: of a copy in several parts, the oid of the table on the subscriber into which they go, until the
 -- copy is complete or another one is requested. Another table of that name has no rows of the copy, and is not emptied
 ALTER TABLE pgapace.relation ADD copied_into oid",
+    "\
+-- walsender: process id of the walsender that sent the last stream of an owner to this database, while server was the
+-- same. server: the oid of the database, and when the server started: a copy of the database has another one
+ALTER TABLE pgapace.owner ADD walsender integer, ADD server text",
 ];
 
 /// How long an upgrade waits for the lock of a table. Then it is tried again later.
