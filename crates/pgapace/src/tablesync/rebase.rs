@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use engine::table_sync::TableSyncState;
-use wire::{Session, quote_literal};
+use wire::Session;
 
 use super::{Name, Snapshot, SyncContext, is_of_its_tables};
 use crate::check::opposite;
@@ -23,7 +23,7 @@ use crate::sqlstate;
 use crate::stopping::interrupt::interruptible;
 use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::session::{self, Purpose, Subscriber};
-use crate::subscriber::state::verification::{self, VerificationKind};
+use crate::subscriber::state::verification::{self, TableOf, VerificationKind, VerificationNumber};
 use crate::subscriber::state::{self, SchemaCopy, Subscription, ownership};
 use crate::subscriber::writer_tag::{Writer, WriterTag};
 use crate::tablesync::copy_display::LINES_EVERY;
@@ -270,9 +270,9 @@ pub(super) fn tables(
         };
         let mut complete = Complete::default();
         complete.push(table, counts.rows, *generation);
-        let of = (plan, &repair::Verifications::one(number));
         let writing = RowsWritten::of(plan, counts.differences());
-        let made = make_equal(context, control, snapshot, (of, writing), &complete)?;
+        let of = ((plan, number), writing);
+        let made = make_equal(context, control, snapshot, of, &complete)?;
         let Read::Rows(repaired) = made else {
             let message =
                 format!("table {} was truncated or rewritten meanwhile", plan.display_name());
@@ -353,10 +353,11 @@ fn make_equal(
     context: SyncContext<'_>,
     control: &mut Session,
     snapshot: &Snapshot,
-    ((plan, found_by), mut written): ((&TablePlan, &repair::Verifications), RowsWritten),
+    ((plan, number), mut written): ((&TablePlan, VerificationNumber), RowsWritten),
     complete: &Complete,
 ) -> Result<Read<repair::Repaired>> {
     let owner = context.owner();
+    let found_by = &repair::Verifications::one(number);
     let mut theirs = snapshot.open(context.publisher)?;
     let mut ours = context.subscriber.connect(Purpose::Copy)?;
     session::read_values_too(&mut ours)?;
@@ -405,14 +406,13 @@ fn make_equal(
             ours.simple("ROLLBACK").map_err(|e| writing(&e))?;
             return Ok(Read::Rewritten);
         };
-        let sql = format!(
-            "DELETE FROM pgapace.difference \
-             WHERE subscription = {} AND schema_name = {} AND table_name = {}",
-            owner.id.0,
-            quote_literal(&plan.schema),
-            quote_literal(&plan.name)
-        );
-        ours.simple(&sql).map_err(|e| writing(&e))?;
+        ours.simple(&verification::made_equal_sql(TableOf {
+            id: owner.id,
+            schema: &plan.schema,
+            name: &plan.name,
+            number,
+        }))
+        .map_err(|e| writing(&e))?;
         complete.record(&mut ours, owner, snapshot.lsn)?;
         ours.simple("COMMIT").map_err(|e| writing(&e))?;
         Ok(Read::Rows(repaired))

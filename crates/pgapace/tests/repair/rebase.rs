@@ -97,6 +97,10 @@ fn a_first_start_compares_tables_that_hold_rows() {
         let finished = case.tool.finish("run", &["--until", "current", "--if-not-empty", "rebase"]);
         finished.expect(0, &["table_rebase_progress", "table_rebased"]);
         case.expect_equal(&["t", "keyless", "fresh", "gone"]);
+        // Nothing differs any more.
+        let results = "SELECT string_agg(table_name || ' ' || result || ' ' || missing + extra + different, ', ' \
+                         ORDER BY table_name) FROM pgapace.verification";
+        assert_eq!(case.subscriber.value(results), "gone equal 0, keyless equal 0, t equal 0");
         case.publisher.sql("INSERT INTO gone VALUES (2); UPDATE t SET v = 'later' WHERE id = 7");
         case.run_until_current();
         case.expect_equal(&["t", "keyless", "fresh", "gone"]);

@@ -255,6 +255,17 @@ pub(crate) fn begin_again(session: &mut Session, table: TableOf<'_>, plan: i64) 
     session.simple(&sql).map(drop).map_err(|e| writing(&e))
 }
 
+/// SQL for the transaction that makes all rows equal that a verification found different. So its result is that they
+/// are, and no difference is left.
+pub(crate) fn made_equal_sql(table: TableOf<'_>) -> String {
+    format!(
+        "DELETE FROM pgapace.difference d WHERE {}; \
+         UPDATE pgapace.verification v SET missing = 0, extra = 0, different = 0, result = 'equal' WHERE {}",
+        table.of_table('d'),
+        table.of_verification('v')
+    )
+}
+
 /// Where the verification of a table stands.
 #[derive(Debug)]
 pub(crate) struct Standing<'a> {
