@@ -57,6 +57,8 @@ struct SubscriptionState {
     relations: Vec<RelationState>,
     applied: Option<Lsn>,
     followed: Option<Followed>,
+    /// The last error, if it was another history of the publisher, and no run has gone beyond it since.
+    other_history: Option<String>,
     owner: Option<OwnerProcess>,
     /// Why a first run must not use the slot: a native subscription of this subscriber does, or has.
     native: Option<Failure>,

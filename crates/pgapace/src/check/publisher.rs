@@ -124,12 +124,17 @@ fn walsender(
     reporter.ok(REPLICATION, format!("role {role} may replicate"));
     if let (Some(row), Some(followed)) = (&known.row, &known.followed) {
         match history::check(&mut walsender, row, followed) {
-            Ok(_) => {
-                reporter.ok(
+            Ok(_) => match &known.other_history {
+                // Only a stream shows which transactions the publisher sends again.
+                Some(error) => {
+                    reporter.block("history", format!("the last run found another history: {error}"));
+                }
+                None => reporter.ok(
                     "history",
-                    "the publisher continues the history that the subscriber followed",
-                );
-            }
+                    "system identifier, timeline and end of WAL continue the history that the subscriber \
+                     followed; a run compares the transactions, too",
+                ),
+            },
             Err(failure) => {
                 reporter.failure("history", &failure);
             }

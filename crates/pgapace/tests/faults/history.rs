@@ -113,6 +113,8 @@ fn a_publisher_restored_to_before_the_progress_is_refused() -> Result<()> {
         // missing.
         write_other(&site, 20_000)?;
         expect_refused(&site, &["HINT:", "pgapace drop", "--if-not-empty rebase"])?;
+        let mut check = site.spawn(&pgapace("check").args(arguments(&site)))?;
+        expect_exit(&mut check, 6, &["the last run found another history"])?;
         // What the hint says.
         let mut drop = site.spawn(&pgapace("drop").args(arguments(&site)))?;
         expect_exit(&mut drop, 0, &[])?;

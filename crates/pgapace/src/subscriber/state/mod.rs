@@ -406,6 +406,7 @@ pub(crate) fn set_rebasing(
                    AS b (schema_name, table_name)); \
              UPDATE pgapace.relation SET catch_up = NULL, requested = NULL WHERE subscription = {id}; \
              DELETE FROM pgapace.prepared WHERE subscription = {id}; \
+             UPDATE pgapace.stat_subscription SET error_exit_code = NULL WHERE subscription = {id}; \
              UPDATE pgapace.subscription \
              SET phase = 'creating', rebasing = true, owns_slot = true, slot_made_at = NULL, \
                system_identifier = {}, timeline = {}, sent_as = NULL, published_lsn = NULL, \

@@ -665,6 +665,9 @@ ALTER TABLE pgapace.relation ADD copied_into oid",
 -- walsender: process id of the walsender that sent the last stream of an owner to this database, while server was the
 -- same. server: the oid of the database, and when the server started: a copy of the database has another one
 ALTER TABLE pgapace.owner ADD walsender integer, ADD server text",
+    "\
+-- error_exit_code: of last_error, as pgapace run ends with it
+ALTER TABLE pgapace.stat_subscription ADD error_exit_code smallint",
 ];
 
 /// How long an upgrade waits for the lock of a table. Then it is tried again later.

@@ -279,7 +279,8 @@ pub(crate) fn add_sql(id: SubscriptionId, delta: &Delta) -> String {
     }
     if delta.goes_on {
         let over = format!("coalesce(error_lsn, '0/0') < '{}'", delta.applied);
-        for column in ["last_error", "last_error_at", "error_since", "error_lsn"] {
+        for column in ["last_error", "last_error_at", "error_since", "error_lsn", "error_exit_code"]
+        {
             set.push_str(&format!(", {column} = CASE WHEN NOT {over} THEN {column} END"));
         }
         set.push_str(&format!(
@@ -350,9 +351,10 @@ pub(crate) fn error(
                    error_since = CASE WHEN s.last_error = $2 THEN s.error_since \
                      ELSE pg_catalog.now() END, \
                    error_count = CASE WHEN s.last_error = $2 THEN s.error_count + 1 ELSE 1 END, \
-                   last_error = $2, last_error_at = pg_catalog.now(), \
+                   last_error = $2, last_error_at = pg_catalog.now(), error_exit_code = {}, \
                    error_lsn = $3::pg_catalog.pg_lsn, next_try_at = pg_catalog.now() \
-                     + $4::pg_catalog.float8 * '1 second'::pg_catalog.interval{count}"
+                     + $4::pg_catalog.float8 * '1 second'::pg_catalog.interval{count}",
+                failure.class.exit_code()
             ),
             &[Some(&id.0.to_string()), Some(&message), lsn.as_deref(), next.as_deref()],
         )
@@ -392,6 +394,8 @@ pub(crate) struct Statistics {
     pub(crate) started_at: Option<String>,
     pub(crate) last_error: Option<String>,
     pub(crate) last_error_at: Option<String>,
+    /// The exit code of its class.
+    pub(crate) error_exit_code: Option<u8>,
     /// Since when the same error has occurred, and how many times.
     pub(crate) error_since: Option<String>,
     pub(crate) error_count: u64,
@@ -410,7 +414,7 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<S
                    last_error_at, spool_files, spool_bytes, error_since, error_count, \
                    next_try_at, next_try_at IS NOT NULL \
                      AND next_try_at > pg_catalog.now() - '2 minutes'::pg_catalog.interval, \
-                   workers, workers_reason, \
+                   workers, workers_reason, error_exit_code, \
                    {}, {} \
                  FROM pgapace.stat_subscription WHERE subscription = $1::pg_catalog.int4",
                 COUNTERS.join(", "),
@@ -437,7 +441,8 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<S
         retrying: boolean(&row, 12)?,
         workers: row.get(13).map(|_| field(&row, 13)).transpose()?,
         workers_reason: text(14),
-        counters: Counters::read(&row, 15)?,
+        error_exit_code: row.get(15).map(|_| field(&row, 15)).transpose()?,
+        counters: Counters::read(&row, 16)?,
     }))
 }
 
