@@ -1,5 +1,7 @@
 //! The tables and views `pgapace.stat_*` say what SQL says, also while a subscription is blocked.
 
+use std::time::{Duration, Instant};
+
 use crate::see::wait_for;
 use crate::support::{Case, must, on_versions};
 use crate::verbs::json;
@@ -152,6 +154,39 @@ fn a_blocked_worker_names_who_blocks_it() {
             "SELECT NOT EXISTS (SELECT FROM pgapace.stat_blocker) \
                AND (SELECT lag_seconds < 8 FROM pgapace.stat_stage WHERE stage = 'committed')",
         );
+        case.stop(process);
+    });
+}
+
+#[test]
+fn wal_without_changes_before_a_change_makes_it_no_older() {
+    on_versions(&VERSIONS[1..], |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY, v int)");
+        case.publisher.sql("INSERT INTO t VALUES (1, 0)");
+        case.publish("FOR TABLE t");
+        let mut process = case.start();
+        // For longer than the time between two looks at the end of WAL.
+        for _ in 0..20 {
+            case.publisher.sql("SELECT pg_logical_emit_message(false, 'other', repeat('x', 1000))");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let mut user = case.subscriber.connect();
+        must(user.batch_execute("BEGIN; LOCK TABLE t"));
+        let began = Instant::now();
+        case.publisher.sql("UPDATE t SET v = 1");
+        wait_for(
+            &case,
+            &mut process,
+            "the change to wait",
+            "SELECT EXISTS (SELECT FROM pgapace.stat_blocker) \
+               AND (SELECT lag_seconds > 0 FROM pgapace.stat_stage WHERE stage = 'committed')",
+        );
+        let lag = "SELECT lag_seconds FROM pgapace.stat_stage WHERE stage = 'committed'";
+        let lag: f64 = must(case.subscriber.value(lag).parse());
+        let age = began.elapsed().as_secs_f64();
+        assert!(lag <= age + 0.5, "{lag} s for a change of {age} s");
+        must(user.batch_execute("ROLLBACK"));
+        case.wait_until_applied(&mut process);
         case.stop(process);
     });
 }

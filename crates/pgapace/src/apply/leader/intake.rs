@@ -96,7 +96,7 @@ impl Leader<'_> {
 
     /// A transaction that committed at a time of the publisher's clock was sent at a later one.
     fn sent(&mut self, committed: Timestamp, sent: Timestamp) {
-        self.watched.last_commit = Some(committed);
+        self.watched.sent(self.intake.progress.last_dispatched(), committed);
         self.around.pool.dispatch_mut().sent_after(age(committed, sent));
     }
 

@@ -30,7 +30,9 @@ pub(crate) struct Watched {
     pub(super) received_bytes: u64,
     /// `received_bytes` when the board was told last.
     pub(super) posted_bytes: u64,
-    pub(super) last_commit: Option<Timestamp>,
+    last_commit: Option<Timestamp>,
+    /// Of the first transaction that was sent since [`Self::decoded`]: where the one before it ends, and its time.
+    first_sent: Option<(Lsn, Timestamp)>,
     /// Transactions that the running flush makes durable, and those that are durable.
     flushing: Counted,
     pub(super) durable: Counted,
@@ -72,6 +74,7 @@ impl Watched {
             received_bytes: 0,
             posted_bytes: 0,
             last_commit: None,
+            first_sent: None,
             flushing: Counted::default(),
             durable: Counted::default(),
             observed: None,
@@ -91,8 +94,19 @@ impl Watched {
         }
     }
 
+    /// A transaction is sent that committed at this time. The one before it ends at `after`.
+    pub(super) fn sent(&mut self, after: Lsn, committed: Timestamp) {
+        self.first_sent.get_or_insert((after, committed));
+        self.last_commit = Some(committed);
+    }
+
     /// The last decoded transaction ends here.
     pub(super) fn decoded(&mut self, lsn: Lsn) {
+        // No change between `after` and this transaction waits. So what waits behind `after` is as young as it, however
+        // long ago WAL of other databases was written there.
+        if let Some((after, time)) = self.first_sent.take() {
+            self.collector.decoded(after, seconds(time));
+        }
         if let Some(time) = self.last_commit {
             self.collector.decoded(lsn, seconds(time));
         }

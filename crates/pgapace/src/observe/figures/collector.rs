@@ -76,7 +76,7 @@ impl Collector {
         }
     }
 
-    /// The last decoded transaction ends at `lsn` and committed at `seconds`. More often than
+    /// The last decoded transaction ends at `lsn`, and it or the next one committed at `seconds`. More often than
     /// [`Self::observe`], because the lag is as exact as this.
     pub(crate) fn decoded(&mut self, lsn: Lsn, seconds: f64) {
         self.lag.committed(lsn, seconds);

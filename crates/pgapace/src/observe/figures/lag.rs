@@ -9,9 +9,9 @@ const MOST: usize = 1024;
 
 /// Remembers which time belongs to which position of the stream.
 ///
-/// Two kinds of times are known. A transaction up to a position committed at a time of the publisher's
-/// clock. And at some time the publisher's WAL ended at a position. WAL behind a position is younger than
-/// either, so the younger of both is the lag.
+/// Two kinds of times are known. The last transaction up to a position, or the first one behind it, committed at a
+/// time of the publisher's clock. And at some time the publisher's WAL ended at a position. Changes behind a position
+/// are as young as either, or younger, so the younger of both is the lag.
 #[derive(Debug, Default)]
 pub(crate) struct LagClock {
     commits: Times,
@@ -19,7 +19,8 @@ pub(crate) struct LagClock {
 }
 
 impl LagClock {
-    /// The last transaction up to here committed at this time, in seconds of the publisher's clock.
+    /// The last transaction up to here committed at this time, or the first one behind, in seconds of the publisher's
+    /// clock.
     pub(crate) fn committed(&mut self, lsn: Lsn, seconds: f64) {
         self.commits.push(lsn, seconds);
     }
@@ -116,6 +117,10 @@ mod tests {
         assert_eq!(clock.seconds(Lsn(19), Lsn(30), 100.0), Some(50.0));
         // The publisher's clock may be behind.
         assert_eq!(clock.seconds(Lsn(20), Lsn(30), 10.0), Some(0.0));
+        // WAL without changes followed, and then a transaction.
+        clock.committed(Lsn(20), 99.5);
+        clock.committed(Lsn(40), 99.5);
+        assert_eq!(clock.seconds(Lsn(25), Lsn(40), 100.0), Some(0.5));
     }
 
     #[test]
