@@ -50,9 +50,10 @@ struct SubscriptionState {
     role: String,
     /// The managed service that runs the subscriber, if any.
     service: Service,
-    /// Whether schema pgapace is older, or not readable for this role. Then `check` does not know what the
-    /// subscription has done, nor what it would do.
-    unread: bool,
+    /// Whether it was read, or there is none yet. Otherwise the subscriber cannot be reached, or schema pgapace is
+    /// older or not readable for this role. Then `check` does not know whether the subscription exists, what it has
+    /// done, nor what it would do.
+    is_read: bool,
     row: Option<Subscription>,
     relations: Vec<RelationState>,
     applied: Option<Lsn>,
@@ -77,7 +78,7 @@ impl SubscriptionState {
     fn to_copy(&self, config: &Config, table: &PublishedTable) -> bool {
         let copy_data = self.settled().map_or(config.copies_data(), |row| row.copy_data);
         let same = |r: &&RelationState| r.schema == table.schema && r.name == table.name;
-        !self.unread
+        self.is_read
             && copy_data
             && self.relations.iter().find(same).is_none_or(|r| r.sync_lsn.is_none())
     }
@@ -87,7 +88,7 @@ impl SubscriptionState {
         let made = |row: &Subscription| row.schema_copy == Some(SchemaCopy::After);
         match self.settled() {
             Some(row) => row.schema_copy == Some(SchemaCopy::Before),
-            None => config.copy_schema && !self.unread && !self.row.as_ref().is_some_and(made),
+            None => config.copy_schema && self.is_read && !self.row.as_ref().is_some_and(made),
         }
     }
 

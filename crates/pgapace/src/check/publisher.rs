@@ -149,11 +149,18 @@ fn check_slot(
     known: &SubscriptionState,
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
-    if known.unread {
-        return Ok(());
-    }
     let name = &config.slot;
     let (found, recovers) = (slot::find(session, name)?, is_standby(session)?);
+    // The slot may be the one of this subscription, whose changes would be lost with it.
+    if !known.is_read {
+        let exists = if found.is_some() { "exists" } else { "does not exist" };
+        let message = format!(
+            "slot {name} {exists}. It is not judged, because the state of the subscription on the \
+             subscriber could not be read"
+        );
+        reporter.note("slot", message).on(name);
+        return Ok(());
+    }
     let literal = quote_literal(name);
     match &known.row {
         // It may exist or not: a run is refused in the same words.

@@ -86,7 +86,7 @@ fn room(
         .ok_or_else(|| Failure::internal("the query for its slots returned no row"))?;
     let (slots, senders): (i64, i64) = (field(&row, 0)?, field(&row, 1)?);
     let connections = connections::limits(session, SIDE, settings, service)?;
-    let new = !known.unread && known.row.as_ref().is_none_or(|row| row.phase != Phase::Streaming);
+    let new = known.is_read && known.row.as_ref().is_none_or(|row| row.phase != Phase::Streaming);
     let running = known.owner.is_some();
     let copies = config.copies_data() && !running;
     // `later`: the need of tables that are copied later, or again, in addition.

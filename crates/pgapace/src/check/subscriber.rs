@@ -77,7 +77,7 @@ pub(super) fn check(
     reporter.group("session_replication_role", |reporter| replica_role(session, &known, reporter));
     reporter.group("monitoring", |reporter| monitoring(session, &known.role, reporter));
     reporter.group("state", |reporter| own_schema(session, config, &mut known, reporter));
-    if known.row.is_none() && !known.unread {
+    if known.row.is_none() && known.is_read {
         known.native = guard::first_start_in_any(session, config).err();
     }
     reporter.group("settings", |reporter| settings(session, config, &known, reporter));
@@ -191,6 +191,7 @@ fn own_schema(
     let Some(row) = rows.first() else {
         let sql =
             "SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE')";
+        known.is_read = true;
         if one(session, SIDE, sql, "reading privileges")? == "t" {
             reporter.ok("state", "schema pgapace can be created for the state");
         } else {
@@ -200,7 +201,6 @@ fn own_schema(
         }
         return Ok(());
     };
-    known.unread = true;
     if !boolean(&row, 0)? {
         reporter
             .block("state", format!("role {role} may not use schema pgapace"))
@@ -245,15 +245,14 @@ fn own_schema(
     }
     // Columns may be missing in an older version; a run adds them first.
     if version < newest {
-        known.unread = version > 0 && is_recorded(session, &config.name)?;
-        if known.unread {
+        known.is_read = version == 0 || !is_recorded(session, &config.name)?;
+        if !known.is_read {
             let what = "slot and tables of this subscription are not checked until pgapace run has upgraded schema \
                         pgapace";
             reporter.note("subscription", what);
         }
         return Ok(());
     }
-    known.unread = false;
     own_subscription(session, config, known, reporter)
 }
 
@@ -313,7 +312,10 @@ fn own_subscription(
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     known.row = state::find(session, &config.name)?;
-    let Some(row) = known.row.clone() else { return Ok(()) };
+    let Some(row) = known.row.clone() else {
+        known.is_read = true;
+        return Ok(());
+    };
     known.relations = state::relations(session, row.id)?;
     if let Some(applied) = progress::read(session, row.id)? {
         known.applied = Some(applied.through);
@@ -324,6 +326,7 @@ fn own_subscription(
         .filter(|statistics| statistics.error_exit_code == history)
         .and_then(|statistics| statistics.last_error);
     known.owner = ownership::owner(session, row.id)?;
+    known.is_read = true;
     let phase = row.phase.name();
     reporter.note("subscription", format!("subscription {} exists: {phase}", row.name));
     if let Some(owner) = &known.owner {

@@ -548,7 +548,7 @@ impl Checker<'_, '_> {
             &shown_conninfo(&self.config.publisher),
             &shown_conninfo(&self.config.subscriber),
         );
-        let is_new = self.known.settled().is_none() && !self.known.unread;
+        let is_new = self.known.settled().is_none() && self.known.is_read;
         let hint = if self.missing.len() == published && is_new {
             "; the first run creates all tables with --copy-schema"
         } else {

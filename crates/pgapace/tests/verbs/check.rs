@@ -136,6 +136,30 @@ fn a_side_that_is_away_does_not_hide_the_other() {
     assert!(finished.stdout.contains("publication pub does not exist"), "{}", finished.stdout);
 }
 
+/// Without the state on the subscriber, a slot may be that of a healthy subscription.
+#[test]
+fn a_slot_is_not_judged_while_the_subscriber_is_away() {
+    let case = Case::new(18, 18);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+    let away = "host=/nonexistent user=postgres dbname=x".to_owned();
+    let away = Tool { subscriber: away, ..case.tool.clone() };
+    let about_slot = |expected: &str| {
+        let finished = away.finish("check", &["--json"]);
+        finished.expect(5, &["subscriber"]);
+        let lines = json(&finished);
+        let is_slot = |line: &&Value| line["topic"] == "slot";
+        let found: Vec<_> = lines.as_array().into_iter().flatten().filter(is_slot).collect();
+        let [found] = found[..] else { panic!("{lines:#}") };
+        let expected = format!("slot {} {expected}. It is not judged", away.name);
+        assert!(found["message"].as_str().is_some_and(|it| it.starts_with(&expected)), "{found:#}");
+        assert_eq!((&found["severity"], &found["fix"]), (&"note".into(), &Value::Null));
+        assert!(!finished.stdout.contains("pg_drop_replication_slot"), "{}", finished.stdout);
+    };
+    about_slot("exists");
+    case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{}')", case.tool.name));
+    about_slot("does not exist");
+}
+
 #[test]
 fn the_spool_is_looked_at() {
     let mut case = Case::new(18, 18);
