@@ -15,7 +15,9 @@ use engine::group::{GroupLimits, GroupSeq};
 use engine::writeset::WritesetLimits;
 
 use crate::apply::apply_session::Identity;
-use crate::apply::blockers::{APPLY_WORKER, Blockers, Detection, DetectionRequest, FromBlockers};
+use crate::apply::blockers::{
+    APPLY_WORKER, Blockers, CopyWatch, Detection, DetectionRequest, FromBlockers,
+};
 use crate::apply::prefetch::Prefetch;
 use crate::apply::work::{Group, Work};
 use crate::apply::worker::{Answered, FromWorker, Moved};
@@ -409,7 +411,12 @@ impl Pool {
         workers
     }
 
-    /// Sessions of others that the oldest group waits for.
+    /// Where sessions that copy tables are announced, so that their waits for locks are seen.
+    pub(crate) fn copy_watch(&self) -> CopyWatch {
+        self.blockers.copies()
+    }
+
+    /// Sessions of others that the oldest group, or a copy, waits for.
     pub(crate) fn blockers_now(&self) -> Vec<BlockerNow> {
         let mut blockers = self.blockers.now();
         // The monitor may have answered after the group went on.

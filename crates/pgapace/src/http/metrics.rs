@@ -189,7 +189,8 @@ fn servers(writer: &mut Writer, all: &[(String, Shown)]) {
     writer.each((GAUGE, "apply_workers", workers), all, |s| {
         Some(streaming(s).next()?.figures.workers.len())
     });
-    let blockers = "Sessions of others that the oldest transaction waits for.";
+    let blockers =
+        "Sessions of others that the oldest transaction, or the copy of a table, waits for.";
     writer.each((GAUGE, "blocking_sessions", blockers), all, |s| {
         Some(streaming(s).next()?.figures.blockers.len())
     });

@@ -168,7 +168,7 @@ impl Supervisor<'_> {
             .with_citus(identity.citus);
         let added =
             SyncContext { copy_data: row.copy_data && config.copies_added_tables(), ..context };
-        let adder = Adder::new(added, unknown(published, &states));
+        let adder = Adder::new(added, unknown(published, &states), opened.pool.copy_watch());
         let names = PrepareNames {
             subscription: row.id,
             subscription_name: config.name.clone(),

@@ -96,6 +96,7 @@ pub(super) fn sync_context<'a>(
         kind: CopyKind::First,
         shutdown,
         board: Some(board),
+        watch: None,
     }
 }
 

@@ -1,5 +1,6 @@
 //! The copy of tables that were added, on a thread of its own.
 
+use crate::apply::blockers::CopyWatch;
 use crate::config::CopyOptions;
 use crate::error::Result;
 use crate::observe::board::Board;
@@ -22,10 +23,11 @@ pub(super) struct AddedCopy {
     options: CopyOptions,
     ended: Shutdown,
     board: Option<Board>,
+    watch: CopyWatch,
 }
 
 impl AddedCopy {
-    pub(super) fn new(context: SyncContext<'_>, ended: Shutdown) -> Self {
+    pub(super) fn new(context: SyncContext<'_>, watch: CopyWatch, ended: Shutdown) -> Self {
         Self {
             publisher: context.publisher.clone(),
             subscriber: context.subscriber.clone(),
@@ -37,6 +39,7 @@ impl AddedCopy {
             options: context.options,
             ended,
             board: context.board.cloned(),
+            watch,
         }
     }
 
@@ -56,8 +59,10 @@ impl AddedCopy {
             kind: CopyKind::BesideStream,
             shutdown: &self.ended,
             board: self.board.as_ref(),
+            watch: Some(&self.watch),
         };
         let mut control = self.subscriber.connect(Purpose::Copy)?;
+        let _watched = self.watch.watch(control.backend_pid());
         // A later run terminates this session, or waits for its end, before it reads the tables'
         // state.
         ownership::join(&mut control, self.owner.id)?;

@@ -11,6 +11,7 @@ use pgoutput::Lsn;
 use rustc_hash::FxHashMap;
 use wire::Session;
 
+use crate::apply::blockers::CopyWatch;
 use crate::apply::tables::Tables;
 use crate::apply::thread;
 use crate::error::{Class, Failure, Result};
@@ -113,6 +114,8 @@ pub(crate) enum Added {
 /// change, and tables that the user requests (`refresh`, `resync`).
 pub(crate) struct Adder<'a> {
     context: SyncContext<'a>,
+    /// Watches the sessions of copies.
+    watch: CopyWatch,
     /// Stops copies when they are no longer needed.
     ended: Shutdown,
     thread: Option<JoinHandle<()>>,
@@ -136,9 +139,14 @@ pub(crate) struct Adder<'a> {
 }
 
 impl<'a> Adder<'a> {
-    pub(crate) fn new(context: SyncContext<'a>, new: Vec<PublishedTable>) -> Self {
+    pub(crate) fn new(
+        context: SyncContext<'a>,
+        new: Vec<PublishedTable>,
+        watch: CopyWatch,
+    ) -> Self {
         Self {
             context,
+            watch,
             ended: Shutdown::default(),
             thread: None,
             requests_read_at: None,
@@ -168,7 +176,7 @@ impl<'a> Adder<'a> {
             );
         }
         let (sender, receiver) = bounded(1);
-        let copier = AddedCopy::new(self.context, self.ended.clone());
+        let copier = AddedCopy::new(self.context, self.watch.clone(), self.ended.clone());
         // The leader may have ended.
         let copy = move || drop(sender.send(copier.copy(&names)));
         self.thread = Some(thread::spawn("copy".to_owned(), copy)?);

@@ -4,6 +4,7 @@
 use rustc_hash::FxHashSet;
 use wire::{Param, Reply, Session, quote_ident};
 
+use crate::apply::blockers::WatchedCopy;
 use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, first_row};
@@ -76,6 +77,8 @@ pub(super) struct CopySessions {
     tag: Option<WriterTag>,
     /// Number of relations that the publisher's transaction has locked.
     locked: usize,
+    /// While others stream, the monitor sees whom the session waits for.
+    _watched: Option<WatchedCopy>,
 }
 
 /// Rows and bytes that a job has copied.
@@ -93,13 +96,14 @@ impl CopySessions {
     ) -> Result<Self> {
         let publisher = snapshot.open(context.publisher)?;
         let mut subscriber = context.subscriber.connect(Purpose::Copy)?;
+        let watched = context.watch.map(|watch| watch.watch(subscriber.backend_pid()));
         // A later run terminates this session, or waits for its end, before it reads the tables'
         // state.
         ownership::join(&mut subscriber, context.id)?;
         context.subscriber.see_commits(&mut subscriber)?;
         let (tags, writer) = (context.options.tags, Writer::Copy(number));
         let tag = WriterTag::attach(&mut subscriber, context.id, tags, writer)?;
-        Ok(Self { publisher, subscriber, tag, locked: 0 })
+        Ok(Self { publisher, subscriber, tag, locked: 0, _watched: watched })
     }
 
     /// Ends the sessions of a worker that has no more jobs.

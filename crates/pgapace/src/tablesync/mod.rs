@@ -33,6 +33,7 @@ use wire::Session;
 pub(crate) use added_tables::{Added, Adder, Copying, Name};
 pub(crate) use snapshot::Snapshot;
 
+use crate::apply::blockers::CopyWatch;
 use crate::check::opposite;
 use crate::config::{CopyOptions, IfNotEmpty};
 use crate::error::{Class, Failure, Result};
@@ -79,6 +80,8 @@ pub(crate) struct SyncContext<'a> {
     pub(crate) shutdown: &'a Shutdown,
     /// Where the progress is shown.
     pub(crate) board: Option<&'a Board>,
+    /// Where sessions that may wait for locks are announced, beside the stream.
+    pub(crate) watch: Option<&'a CopyWatch>,
 }
 
 /// Which tables are copied.

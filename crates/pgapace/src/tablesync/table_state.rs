@@ -302,8 +302,10 @@ pub(crate) struct CatchUp {
     pub(crate) through: Lsn,
 }
 
-/// The columns of a table that is to be copied, after its state.
+/// The columns of a table that is to be copied, after its state. One that is copied again has no progress until
+/// the copy begins.
 pub(super) const WANTED: &str = "sync_lsn = NULL, empty_first = r.empty_first OR r.requested IS NOT NULL, \
+                      publisher_bytes = CASE WHEN r.requested IS NULL THEN r.publisher_bytes END, \
                       copied_into = CASE WHEN r.requested IS NULL THEN r.copied_into END, \
                       requested = NULL, copy_wanted = true, reason = NULL, blocked_since = NULL";
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 use testbed::program::Process;
 use testbed::{Proxy, wait_until};
 
-use crate::support::{Case, PATIENCE, VERSIONS, holds_for, must, on_versions};
+use crate::support::{Case, PATIENCE, VERSIONS, holds_for, must, on_versions, wait_for_event};
 use crate::tablesync::while_streaming::{holder, wait_for, wait_for_a_waiter};
 
 /// Runs a verb that needs only the name of the subscription.
@@ -51,6 +51,39 @@ fn resync_copies_tables_of_a_stopped_and_of_a_running_subscription() {
         assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
         case.stop(process);
         case.tool.finish("resync", &["nosuch"]).expect(6, &["no table nosuch"]);
+    });
+}
+
+/// A copy that waits for a lock names who holds it, and has no progress yet.
+#[test]
+fn a_copy_that_waits_for_a_lock_names_who_holds_it() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY, v int)");
+        case.publisher.sql("INSERT INTO t VALUES (1, 0)");
+        case.publish("FOR ALL TABLES");
+        let mut process = case.start();
+        let mut reader = holder(&case, "BEGIN; SELECT FROM t");
+        let pid = must(reader.query_one("SELECT pg_backend_pid()", &[])).get::<_, i32>(0);
+        assert!(finish(&case, "resync", &["t"]).contains("within seconds"));
+        must(wait_for_event(&mut process, "lock_wait", PATIENCE));
+        let shown =
+            "SELECT string_agg(format('%s %s', waiting, pid), ',') FROM pgapace.stat_blocker";
+        let blocked = format!("SELECT ({shown}) = 'copy session {pid}'");
+        wait_for(&case, &mut process, "the blocker to be shown", &blocked);
+        let status = finish(&case, "status", &[]);
+        let blocked_by = format!("process {pid} of postgres");
+        assert!(status.contains(&blocked_by) && !status.contains("s left"), "{status}");
+
+        must(reader.batch_execute("COMMIT"));
+        let ready = "SELECT bool_and(state = 'ready') FROM pgapace.relation";
+        wait_for(&case, &mut process, "the table to be copied", ready);
+        let none = format!("SELECT ({shown}) IS NULL");
+        wait_for(&case, &mut process, "no blocker to be shown", &none);
+        let log = case.stop(process);
+        let waits = log.lines().filter(|line| line.contains("event=\"lock_wait\""));
+        let named: Vec<_> =
+            waits.filter(|line| line.contains("waiting=\"copy session\"")).collect();
+        assert!(matches!(named[..], [line] if line.contains(&format!("pid={pid}"))), "{log}");
     });
 }
 

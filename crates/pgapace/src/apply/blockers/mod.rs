@@ -9,15 +9,16 @@
 //! only with that session. The log names the session, and not the prepared transaction as the one to end.
 //!
 //! A leader that waits for a lock cannot ask. So the monitor also looks by itself when another thread of
-//! the subscription shows no sign of life.
+//! the subscription shows no sign of life, and at sessions that copy tables beside the stream ([`watched`]).
 
 mod detection;
 mod pulse;
 #[cfg(test)]
 mod tests;
+mod watched;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use engine::group::GroupSeq;
@@ -25,15 +26,18 @@ use wire::Session;
 
 use crate::apply::blockers::detection::{Blocker, Detector};
 pub(crate) use crate::apply::blockers::pulse::Pulse;
+pub(crate) use crate::apply::blockers::watched::{CopyWatch, Watched, WatchedCopy};
 use crate::apply::thread::{LITTLE_PATIENCE, SessionHandle, SessionThread};
 use crate::error::{Failure, Result};
-use crate::observe::figures::BlockerNow;
+use crate::observe::figures::{BlockerNow, COPY_SESSION};
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::statistics::WaitTimes;
 
 /// How often the monitor looks for threads that may be blocked.
 const WATCH: Duration = Duration::from_millis(250);
+/// How often it looks for sessions that may be blocked while they copy. An index that is built can take hours.
+const WATCH_COPIES: Duration = Duration::from_secs(1);
 
 /// The leader's question: the backend of each apply session with the group that it executes, the oldest
 /// first.
@@ -58,15 +62,6 @@ pub(crate) enum FromBlockers {
     Failed(Failure),
 }
 
-/// A session in which its thread may be blocked.
-#[derive(Debug)]
-pub(crate) struct Watched {
-    pub(crate) pid: i32,
-    pub(crate) pulse: Pulse,
-    /// The session's name in the log.
-    pub(crate) name: &'static str,
-}
-
 /// The running monitor.
 #[derive(Debug)]
 pub(crate) struct Blockers {
@@ -76,6 +71,7 @@ pub(crate) struct Blockers {
     pub(crate) events: Receiver<FromBlockers>,
     waits: Stopwatch,
     seen: Seen,
+    copies: CopyWatch,
 }
 
 /// The sessions that block now, by the session that waits.
@@ -96,17 +92,26 @@ impl Blockers {
         let waits = Stopwatch::default();
         let seen = Seen::default();
         let log = || WaitLog::new(subscription);
+        let copies = CopyWatch::default();
         let watched = watched.into_iter().map(|one| (one, log())).collect();
         let mut monitor = Monitor {
             detector: Detector::new(session, id, subscription, citus),
             log: log(),
             watched,
+            copies: copies.clone(),
+            watched_copies: Vec::new(),
+            copies_due: Instant::now(),
             waits: waits.clone(),
             seen: Arc::clone(&seen),
         };
         let work = move || monitor.run(&inbox, &sender);
         let thread = SessionThread::spawn("monitor".to_owned(), handle, LITTLE_PATIENCE, work)?;
-        Ok(Self { requests, _thread: thread, events, waits, seen })
+        Ok(Self { requests, _thread: thread, events, waits, seen, copies })
+    }
+
+    /// Where sessions that copy tables are announced.
+    pub(crate) fn copies(&self) -> CopyWatch {
+        self.copies.clone()
     }
 
     /// How long the watched sessions have waited for locks since the last call.
@@ -136,6 +141,11 @@ struct Monitor {
     detector: Detector,
     log: WaitLog,
     watched: Vec<(Watched, WaitLog)>,
+    copies: CopyWatch,
+    /// Those among them that were there at the last look.
+    watched_copies: Vec<(i32, WaitLog)>,
+    /// When the next look at them is due.
+    copies_due: Instant,
     waits: Stopwatch,
     seen: Seen,
 }
@@ -151,7 +161,8 @@ impl Monitor {
                 Err(RecvTimeoutError::Timeout) => Ok(None),
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            let event = match found.and_then(|found| self.watch().map(|()| found)) {
+            let watched = |found| self.watch().and_then(|()| self.watch_copies()).map(|()| found);
+            let event = match found.and_then(watched) {
                 Ok(None) => continue,
                 Ok(Some(detection)) => FromBlockers::Detected(detection),
                 Err(failure) => FromBlockers::Failed(failure),
@@ -177,8 +188,38 @@ impl Monitor {
             found.extend(held_up.map(|blocker| blocker.shown(one.name)));
             log.name((one.name, one.pid), &seen.iter().collect::<Vec<_>>());
         }
-        self.show(|waiting| waiting != APPLY_WORKER, found);
+        self.show(|waiting| waiting != APPLY_WORKER && waiting != COPY_SESSION, found);
         self.waits.set(waits.then_some(Reason::SubscriberLock));
+        Ok(())
+    }
+
+    /// Looks whether sessions that copy tables wait for a lock. They hold up their tables alone, so their waits do not
+    /// count as waits of the run.
+    fn watch_copies(&mut self) -> Result<()> {
+        let now = Instant::now();
+        if now < self.copies_due {
+            return Ok(());
+        }
+        self.copies_due = now + WATCH_COPIES;
+        let (pids, mut found) = (self.copies.pids(), Vec::new());
+        self.watched_copies.retain(|(pid, _)| pids.contains(pid));
+        for &pid in &pids {
+            if !self.watched_copies.iter().any(|(known, _)| *known == pid) {
+                self.watched_copies.push((pid, WaitLog::new(&self.log.subscription)));
+            }
+        }
+        for (pid, log) in &mut self.watched_copies {
+            let mut seen = self.detector.look(*pid)?;
+            // They may wait for each other.
+            seen.retain(|blocker| !pids.contains(&blocker.pid));
+            if seen.is_empty() {
+                log.named.clear();
+            }
+            let held_up = seen.iter().filter(|blocker| !ends_later(blocker, *pid));
+            found.extend(held_up.map(|blocker| blocker.shown(COPY_SESSION)));
+            log.name((COPY_SESSION, *pid), &seen.iter().collect::<Vec<_>>());
+        }
+        self.show(|waiting| waiting == COPY_SESSION, found);
         Ok(())
     }
 
@@ -267,7 +308,7 @@ impl WaitLog {
                     waiting,
                     pid = blocker.waiting,
                     gid,
-                    "apply worker is waiting for a session that waits for a prepared transaction of this subscription, \
+                    "{waiting} is waiting for a session that waits for a prepared transaction of this subscription, \
                      which is committed only afterwards"
                 );
             } else if blocker.pid == engine::blockers::PREPARED {
@@ -276,7 +317,7 @@ impl WaitLog {
                     subscription = self.subscription,
                     waiting,
                     gid,
-                    "apply worker is waiting for a lock held by a prepared transaction"
+                    "{waiting} is waiting for a lock held by a prepared transaction"
                 );
             } else {
                 self.tell_of_session(waiting, blocker);
@@ -296,7 +337,7 @@ impl WaitLog {
             state = shown(&blocker.state),
             query_start = shown(&blocker.query_start),
             query = shown(&blocker.query),
-            "apply worker is waiting for a lock held by another session"
+            "{waiting} is waiting for a lock held by another session"
         );
     }
 }

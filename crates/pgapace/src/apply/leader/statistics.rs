@@ -43,9 +43,12 @@ impl Leader<'_> {
         (news.counters.waits.publisher, news.counters.waits.idle) =
             (Duration::ZERO, Duration::ZERO);
         let watched = &self.watched;
+        // The wait of a copy changes no count.
+        let blockers_are_news = watched.blockers != figures.blockers;
         let idle = watched.reported == Some(news)
             && watched.counts.is_empty()
-            && watched.events.is_empty();
+            && watched.events.is_empty()
+            && !blockers_are_news;
         let interval = interval_after(&figures);
         // Whoever reads the last figures relies on what they say about the next ones.
         let due_in = interval.min(watched.next_due_in);
@@ -62,9 +65,13 @@ impl Leader<'_> {
             return;
         }
         self.watched.written = Instant::now();
-        if self.watched.reported == Some(delta) && self.watched.events.is_empty() {
+        if self.watched.reported == Some(delta)
+            && self.watched.events.is_empty()
+            && !blockers_are_news
+        {
             return;
         }
+        self.watched.blockers.clone_from(&figures.blockers);
         self.watched.counters = Counters::default();
         self.watched.reported = Some(Delta { counters: Counters::default(), ..delta });
         self.watched.next_due_in = self.watched.due_after(interval);

@@ -7,7 +7,7 @@ use pgoutput::{Lsn, Timestamp};
 use crate::config::Subscription;
 use crate::observe::board::{Board, Every, POINT_EVERY};
 use crate::observe::events::LogEvent;
-use crate::observe::figures::{Collector, Counted, Figures, SlowGroup};
+use crate::observe::figures::{BlockerNow, Collector, Counted, Figures, SlowGroup};
 use crate::observe::ledger::{Counts, Ledger};
 use crate::subscriber::state::statistics::{Counters, Delta};
 
@@ -49,6 +49,8 @@ pub(crate) struct Watched {
     pub(super) counters: Counters,
     pub(super) counts: Counts,
     pub(super) reported: Option<Delta>,
+    /// Those of the figures that were written last.
+    pub(super) blockers: Vec<BlockerNow>,
     pub(super) points: Every,
     pub(super) slow_groups: Vec<SlowGroup>,
     pub(super) summaries: Summaries,
@@ -85,6 +87,7 @@ impl Watched {
             counters: Counters::default(),
             counts: Counts::default(),
             reported: None,
+            blockers: Vec::new(),
             points: Every::new(POINT_EVERY),
             slow_groups: Vec::new(),
             summaries: Summaries::new(),

@@ -11,8 +11,8 @@ use crate::observe::figures::shares::shares;
 use crate::observe::figures::slot_forecast::SlotForecast;
 use crate::observe::figures::window::{LONG, SHORT, Window};
 use crate::observe::figures::{
-    Counted, Figures, Observation, OperationRates, PublisherSeen, Stage, TableDelta, TableRate,
-    ThreadShares,
+    BlockerNow, Counted, Figures, Observation, OperationRates, PublisherSeen, Stage, TableDelta,
+    TableRate, ThreadShares,
 };
 use crate::subscriber::state::statistics::{Counters, WaitTimes};
 
@@ -179,7 +179,7 @@ impl Collector {
             seconds_to_zero(committed_lag, applied, written)
         });
         let threads = self.thread_shares();
-        let blocked = !seen.blockers.is_empty();
+        let blocked = seen.blockers.iter().any(BlockerNow::holds_up_apply);
         Figures {
             at: seen.wall,
             publisher_lsn: is_known.then(|| end.to_string()),

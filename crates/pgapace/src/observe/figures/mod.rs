@@ -104,7 +104,7 @@ pub(crate) struct Figures {
     pub(crate) rows_1min: OperationRates,
     pub(crate) threads: Vec<ThreadShares>,
     pub(crate) workers: Vec<WorkerNow>,
-    /// Sessions of others that the oldest group waits for.
+    /// Sessions of others that the oldest group, or a copy, waits for.
     pub(crate) blockers: Vec<BlockerNow>,
     /// Mean number of source transactions of an apply group.
     pub(crate) transactions_per_group_1min: f64,
@@ -220,6 +220,16 @@ pub(crate) struct BlockerNow {
     pub(crate) query: Option<String>,
     /// Of a prepared transaction.
     pub(crate) gid: Option<String>,
+}
+
+/// What waits, if it is a session that copies a table while others stream.
+pub(crate) const COPY_SESSION: &str = "copy session";
+
+impl BlockerNow {
+    /// Whether the stream waits too.
+    fn holds_up_apply(&self) -> bool {
+        self.waiting != COPY_SESSION
+    }
 }
 
 /// The slot on the publisher.
