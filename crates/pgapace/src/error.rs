@@ -117,6 +117,8 @@ pub(crate) struct Failure {
     pub(crate) sqlstate: Option<String>,
     pub(crate) detail: Option<String>,
     pub(crate) hint: Option<String>,
+    /// What to change on the subscriber, where `hint` also has the next step of a run that stops.
+    pub(crate) remedy: Option<String>,
     pub(crate) offender: Option<Box<Offender>>,
     /// The conflict behind it, to count and record.
     pub(crate) conflict: Option<Box<Conflict>>,
@@ -160,6 +162,7 @@ impl Failure {
             sqlstate: None,
             detail: None,
             hint: None,
+            remedy: None,
             offender: None,
             conflict: None,
             recovery: Recovery::None,
@@ -258,6 +261,7 @@ impl Failure {
             sqlstate: self.sqlstate.clone(),
             detail: self.detail.clone(),
             hint: self.hint.clone(),
+            remedy: self.remedy.clone(),
             ..Self::new(self.class, self.message.clone())
         }
         .transient(self.is_transient())

@@ -139,10 +139,11 @@ impl<'a> Context<'a> {
             Some(detail) => format!("{named}: {detail}"),
             None => named,
         };
-        let hint = hint_of_conflict(Some(kind), conflict.offender.commit_lsn);
+        let commit_lsn = conflict.offender.commit_lsn;
         let offender = Some(Box::new(conflict.offender.clone()));
         let conflict = Some(Box::new(conflict));
-        Failure { class: Class::Apply, offender, conflict, ..failure }.detail(detail).hint(hint)
+        let failure = Failure { class: Class::Apply, offender, conflict, ..failure }.detail(detail);
+        stopped_until(remedy_of_conflict(Some(kind)), failure, commit_lsn)
     }
 
     fn describe(&self, error: &wire::Error, expected: Option<Expected>) -> Failure {
@@ -200,14 +201,19 @@ impl<'a> Context<'a> {
             _ if failure.is_transient() => failure,
             _ => {
                 let said = error.server_error();
-                let hint = failure.offender.as_deref().zip(said);
-                let hint = hint.and_then(|(offender, said)| {
+                let of = failure.offender.as_deref().zip(said);
+                let remedy = of.and_then(|(offender, said)| {
                     let map = self.map_of(expected);
                     let table = map.map(|map| map.table.sql_name());
                     let table = table.or_else(|| offender.table.clone());
-                    hint_of_error(said, (table.as_deref(), map), offender.commit_lsn)
+                    let remedy = remedy_of_error(said, (table.as_deref(), map))?;
+                    Some((remedy, offender.commit_lsn))
                 });
-                Failure { class: Class::Apply, hint: hint.or(failure.hint), ..failure }
+                let failure = Failure { class: Class::Apply, ..failure };
+                match remedy {
+                    Some((remedy, commit_lsn)) => stopped_until(remedy, failure, commit_lsn),
+                    None => failure,
+                }
             }
         }
     }
@@ -294,11 +300,10 @@ fn domain_of(said: &ServerError) -> Option<String> {
     })
 }
 
-/// A hint for an error that is no conflict; `None` if the server's own hint is better.
-fn hint_of_error(
+/// What to do about an error that is no conflict; `None` if the server's own hint is better.
+fn remedy_of_error(
     said: &ServerError,
     (table, map): (Option<&str>, Option<&TableMap>),
-    commit_lsn: Lsn,
 ) -> Option<String> {
     let table = table.unwrap_or("…");
     let quoted = |name: &Option<String>| name.as_deref().map(quote_ident);
@@ -335,7 +340,7 @@ fn hint_of_error(
             | sqlstate::UNIQUE_VIOLATION
             | sqlstate::EXCLUSION_VIOLATION,
             _,
-        ) => return Some(hint_of_conflict(None, commit_lsn)),
+        ) => remedy_of_conflict(None),
         _ if missing_label::is_reported(said) => {
             let columns =
                 map.into_iter().flat_map(|map| (0..map.columns.len()).map(|i| map.local(i)));
@@ -382,20 +387,22 @@ fn hint_of_error(
         _ if said.hint.is_some() => return None,
         _ => "Correct on the subscriber what the message names".to_owned(),
     };
-    let remedy = remedy.trim_end_matches(';');
-    Some(format!(
-        "{remedy}; or skip the transaction (pgapace skip --lsn {commit_lsn}). Then start pgapace again: it \
-         continues with this transaction."
-    ))
+    Some(remedy.trim_end_matches(';').to_owned())
 }
 
-/// A hint for a change that cannot be applied.
-fn hint_of_conflict(kind: Option<ConflictType>, commit_lsn: Lsn) -> String {
+/// What to do about a change that cannot be applied.
+fn remedy_of_conflict(kind: Option<ConflictType>) -> String {
     let choose = kind.map_or(String::new(), |kind| {
-        format!(", choose an action for {} (--on-conflict)", kind.name())
+        format!(", or choose an action for {} (--on-conflict)", kind.name())
     });
-    format!(
-        "Change the conflicting row or the constraint on the subscriber{choose}, or skip the transaction \
-         (pgapace skip --lsn {commit_lsn}). Then start pgapace again: it continues with this transaction."
-    )
+    format!("Change the conflicting row or the constraint on the subscriber{choose}")
+}
+
+/// The failure of a run that stops at a transaction until this is done.
+fn stopped_until(remedy: String, failure: Failure, commit_lsn: Lsn) -> Failure {
+    let hint = format!(
+        "{remedy}; or skip the transaction (pgapace skip --lsn {commit_lsn}). Then start pgapace again: it \
+         continues with this transaction."
+    );
+    Failure { remedy: Some(remedy), ..failure }.hint(hint)
 }

@@ -4,6 +4,7 @@ use pgoutput::Lsn;
 
 use super::retry::PreviousRuns;
 use crate::error::{Class, Failure, Recovery, is_stale_catalogue};
+use crate::publisher::dump_command::shell_quoted;
 use crate::sqlstate;
 
 #[derive(Debug, Default)]
@@ -53,6 +54,21 @@ pub(super) fn is_of_table(failure: &Failure) -> bool {
     let class = matches!(failure.class, Class::Apply | Class::Mismatch | Class::Subscriber);
     let relation = failure.offender.as_deref().is_some_and(|offender| offender.relation.is_some());
     class && relation && !failure.is_transient()
+}
+
+/// The failure of a change as that of its table, which is blocked: the stream goes on without the change, so only a
+/// copy brings it.
+pub(super) fn of_blocked_table(failure: &Failure) -> Failure {
+    let offender = failure.offender.clone();
+    let relation = offender.as_deref().and_then(|offender| offender.relation.as_ref());
+    let Some((schema, name)) = relation else { return failure.like() };
+    let copy = format!("pgapace resync {}", shell_quoted(&format!("{schema}.{name}")));
+    let hint = match (&failure.remedy, &failure.hint) {
+        (Some(remedy), _) => format!("{remedy}. Then copy the table again: {copy}"),
+        (None, Some(hint)) => format!("{hint} To copy the table again: {copy}"),
+        (None, None) => format!("When the cause is mended, copy the table again: {copy}"),
+    };
+    Failure { offender, ..failure.like() }.hint(hint)
 }
 
 #[cfg(test)]

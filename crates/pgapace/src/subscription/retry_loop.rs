@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::after_failure::{Circumstances, Expected, Step};
 use super::deleted_state;
 use super::failure_record::FailureRecord;
+use super::lessons::of_blocked_table;
 use super::missing_grants;
 use super::replay::Replay;
 use super::retry::{Next, Retry};
@@ -179,7 +180,7 @@ impl Supervisor<'_> {
                 AfterRun::Again
             }
             Step::BlockTable => {
-                record.retrying(&failure, Duration::ZERO);
+                record.retrying(&of_blocked_table(&failure), Duration::ZERO);
                 self.lessons.failed_table = Some(failure);
                 AfterRun::Again
             }

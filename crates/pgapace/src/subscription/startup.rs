@@ -6,6 +6,7 @@ use std::time::Duration;
 use wire::{Rows, Session};
 
 use super::Supervisor;
+use super::lessons::of_blocked_table;
 use super::retry::PreviousRuns;
 use super::run_stage::RunStage;
 use crate::apply::apply_session::roll_back;
@@ -377,26 +378,27 @@ impl Supervisor<'_> {
 
     /// Blocks the table that ended the previous run.
     fn block_failed(&mut self, control: &mut Session, row: &Subscription) -> Result<()> {
-        let Some(failure) = &self.lessons.failed_table else { return Ok(()) };
-        let reason = error_detail::public_text(failure);
+        let Some(stopped) = &self.lessons.failed_table else { return Ok(()) };
+        let failure = of_blocked_table(stopped);
+        let reason = error_detail::public_text(&failure);
         let offender = failure.offender.as_deref();
         let relation = offender.and_then(|offender| Some((offender, offender.relation.as_ref()?)));
         let owner = row.owned_epoch();
         let blocked = match relation {
             Some((offender, (schema, name))) => {
                 let from = offender.commit_lsn;
-                error_detail::write(control, row.id, &format!("{schema}.{name}"), failure)?;
+                error_detail::write(control, row.id, &format!("{schema}.{name}"), &failure)?;
                 table_state::block_member(control, owner, (schema, name), (&reason, None), from)?
             }
             None => false,
         };
-        let Some(failure) = self.lessons.failed_table.take() else { return Ok(()) };
+        let Some(stopped) = self.lessons.failed_table.take() else { return Ok(()) };
         let offender = failure.offender.as_deref().filter(|_| blocked);
         let Some((offender, (schema, name))) =
             offender.and_then(|offender| Some((offender, offender.relation.as_ref()?)))
         else {
             // The table is not part of the subscription, so blocking it does not prevent the error.
-            return Err(Failure { offender: None, ..failure });
+            return Err(Failure { offender: None, ..stopped });
         };
         tracing::error!(
             event = "table_apply_blocked",

@@ -26,6 +26,9 @@ fn an_apply_error_blocks_its_table_with_on_table_error_block() {
         for table in ["a", "c"] {
             let shown = shown(&case, table);
             assert!(shown["stale_lsn"].is_string(), "{shown:#}");
+            let reason = reason(&case, table);
+            assert!(reason.contains(&format!("pgapace resync 'public.{table}'")), "{reason}");
+            assert!(!reason.contains("start pgapace") && !reason.contains("skip"), "{reason}");
         }
 
         // The table lacks changes, so it stays blocked until a resync.
