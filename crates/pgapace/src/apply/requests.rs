@@ -1,6 +1,6 @@
 //! Requests of verbs to the process that runs a subscription, as rows of schema `pgapace`.
 
-use wire::Session;
+use wire::{PreparedStatement, Session};
 
 use crate::error::{Failure, Result};
 use crate::hand_over;
@@ -25,7 +25,10 @@ pub(crate) fn find(session: &mut Session, owner: OwnedEpoch) -> Result<Requests>
         id = owner.id.0
     );
     let doing = "looking for requests in schema pgapace";
-    let results = session.simple(&sql).map_err(|e| Failure::subscriber(&e, doing))?;
+    let statement = PreparedStatement { name: "requests", sql: &sql };
+    let results = session
+        .query_prepared_each([(statement, &[])])
+        .map_err(|e| Failure::subscriber(&e, doing))?;
     let row = first_row(&results, doing)?;
     Ok(Requests {
         barrier: boolean(&row, 0)?,

@@ -1,7 +1,7 @@
 //! Requests of `pgapace resync` and of the program itself to copy tables again.
 
 use engine::table_sync::{TableSyncEvent as Event, TableSyncState};
-use wire::Session;
+use wire::{PreparedStatement, Session};
 
 use crate::error::{Failure, Result};
 use crate::publisher::publication::PublishedTable;
@@ -107,8 +107,9 @@ pub(crate) fn requested(session: &mut Session, id: SubscriptionId) -> Result<Vec
                FROM pgapace.relation \
                WHERE subscription = $1::pg_catalog.int4 AND (state IN ('init', 'datasync') \
                  OR requested IS NOT NULL AND state <> 'catchup')";
-    let rows = session
-        .query(sql, &[Some(&id.0.to_string())])
+    let statement = PreparedStatement { name: "tables_to_copy", sql };
+    let [rows] = session
+        .query_prepared_each([(statement, &[Some(&id.0.to_string())])])
         .map_err(|e| Failure::subscriber(&e, "looking for tables that are to be copied"))?;
     rows.iter()
         .map(|row| {

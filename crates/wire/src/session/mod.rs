@@ -51,6 +51,15 @@ pub struct Session {
     ready_expected: usize,
     /// The error of a message that could not be queued.
     queue_failure: Option<Error>,
+    /// Names of the statements that [`Self::query_prepared_each`] has prepared.
+    prepared: Vec<&'static str>,
+}
+
+/// A statement that a session prepares when it executes it first, and keeps. The text of a name never changes.
+#[derive(Debug, Clone, Copy)]
+pub struct PreparedStatement<'s> {
+    pub name: &'static str,
+    pub sql: &'s str,
 }
 
 impl Session {
@@ -79,6 +88,7 @@ impl Session {
             status: TransactionStatus::Idle,
             ready_expected: 0,
             queue_failure: None,
+            prepared: Vec::new(),
         })
     }
 
@@ -206,11 +216,15 @@ impl Session {
 
     fn queue_query(&mut self, sql: &str, params: &[Option<&str>]) {
         self.queue_parse("", sql, &[]);
+        self.queue_bound("", params);
+    }
+
+    fn queue_bound(&mut self, statement: &str, params: &[Option<&str>]) {
         let params = params.iter().map(|param| match param {
             None => Param::Null,
             Some(text) => Param::Text(text.as_bytes()),
         });
-        if let Err(error) = self.queue_bind("", params) {
+        if let Err(error) = self.queue_bind(statement, params) {
             self.queue_failure.get_or_insert(error);
         }
         self.queue_describe_portal();
@@ -228,10 +242,34 @@ impl Session {
             self.queue_query(sql, params);
         }
         self.queue_sync();
-        let results = self.exchange()?;
-        results.try_into().map_err(|results: Vec<Rows>| {
-            Error::Protocol(format!("{} results of {N} statements", results.len()))
-        })
+        exactly(self.exchange()?)
+    }
+
+    /// The same for statements that are executed again and again: parsing and planning a short one takes
+    /// longer than its execution, so the session keeps them.
+    pub fn query_prepared_each<const N: usize>(
+        &mut self,
+        statements: [(PreparedStatement<'_>, &[Option<&str>]); N],
+    ) -> Result<[Rows; N]> {
+        self.begin_exchange()?;
+        for (PreparedStatement { name, sql }, params) in statements {
+            if !self.prepared.contains(&name) {
+                // After an error it may be there. Closing a statement that does not exist is not an error.
+                self.queue_close_statement(name);
+                self.queue_parse(name, sql, &[]);
+                self.prepared.push(name);
+            }
+            self.queue_bound(name, params);
+        }
+        self.queue_sync();
+        let results = self.exchange();
+        if results.is_err() {
+            // The server may have skipped any of them.
+            let again =
+                |known: &&str| statements.iter().all(|(statement, _)| statement.name != *known);
+            self.prepared.retain(again);
+        }
+        exactly(results?)
     }
 
     /// Runs one statement with text parameters and returns the number of affected rows.
@@ -366,6 +404,12 @@ impl Session {
     fn give_up(&self, error: Error) -> Error {
         self.channel.fail(error)
     }
+}
+
+fn exactly<const N: usize>(results: Vec<Rows>) -> Result<[Rows; N]> {
+    results.try_into().map_err(|results: Vec<Rows>| {
+        Error::Protocol(format!("{} results of {N} statements", results.len()))
+    })
 }
 
 impl fmt::Debug for Session {

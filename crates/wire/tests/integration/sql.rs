@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use wire::{Error, Session, Startup, TransactionStatus};
+use wire::{Error, PreparedStatement, Session, Startup, TransactionStatus};
 
 use super::{MAJORS, server, value, wait_until_it_sleeps};
 
@@ -118,4 +118,28 @@ fn large_values_both_ways() {
     assert_eq!(back.len(), large.len() + 1);
     assert!(back.ends_with("xy"));
     assert_eq!(value(&mut session, "SELECT 1"), "1");
+}
+
+#[test]
+fn prepared_statements_are_kept_and_prepared_again_after_an_error() {
+    let divide = PreparedStatement { name: "divide", sql: "SELECT 12 / $1::int" };
+    let known = PreparedStatement {
+        name: "known",
+        sql: "SELECT string_agg(name, ' ' ORDER BY name) || max(prepare_time) FROM pg_prepared_statements",
+    };
+    for major in MAJORS {
+        let mut session = server(major).session();
+        let mut both = |by: &str| {
+            let [quotient, known] =
+                session.query_prepared_each([(divide, &[Some(by)]), (known, &[])])?;
+            let text = |rows: &wire::Rows| rows.one().map(|row| row.str(0).map(str::to_owned));
+            Ok::<_, Error>((text(&quotient)??, text(&known)??))
+        };
+        let (first, again) = (both("3").unwrap(), both("4").unwrap());
+        assert_eq!((first.0.as_str(), again.0.as_str()), ("4", "3"));
+        assert!(first.1.starts_with("divide known"), "{}", first.1);
+        assert_eq!(first.1, again.1, "neither was prepared a second time");
+        assert_eq!(both("0").unwrap_err().sqlstate(), Some("22012"));
+        assert_ne!(both("3").unwrap().1, again.1);
+    }
 }

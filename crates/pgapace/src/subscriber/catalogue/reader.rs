@@ -1,7 +1,7 @@
 //! Reads the facts of many tables in a constant number of round trips.
 
 use rustc_hash::FxHashMap;
-use wire::{Param, Row, Rows, Session, quote_ident};
+use wire::{Param, PreparedStatement, Row, Rows, Session, quote_ident};
 
 use super::queries::{
     COLUMNS_SQL, DECLARED_SQL, FINGERPRINTS_SQL, KEYS_SQL, LEAVES_SQL, TABLES_SQL, TYPES_SQL,
@@ -271,8 +271,9 @@ pub(crate) fn fingerprints(
     tables: &[u32],
 ) -> Result<FxHashMap<u32, Option<String>>> {
     let oids: Vec<_> = tables.iter().map(u32::to_string).collect();
-    let rows = session
-        .query(FINGERPRINTS_SQL, &[Some(&format!("{{{}}}", oids.join(",")))])
+    let statement = PreparedStatement { name: "fingerprints", sql: FINGERPRINTS_SQL };
+    let [rows] = session
+        .query_prepared_each([(statement, &[Some(&format!("{{{}}}", oids.join(",")))])])
         .map_err(|e| Failure::subscriber(&e, "reading the fingerprints of the tables"))?;
     let mut found: FxHashMap<_, _> = tables.iter().map(|oid| (*oid, None)).collect();
     for row in rows.iter() {

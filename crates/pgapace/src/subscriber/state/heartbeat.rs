@@ -6,7 +6,7 @@
 //! subscriber does not write it. Without another process that waits for the subscription, or shares it,
 //! nothing is written.
 
-use wire::Session;
+use wire::{PreparedStatement, Session};
 
 use crate::error::{Failure, Result};
 use crate::process::Process;
@@ -122,7 +122,8 @@ const LONG_LIFE: u32 = 30;
 pub(crate) fn beat_before_stream(session: &mut Session, owner: OwnedEpoch) -> Result<()> {
     let (setup, starting) = (OwnerStage::Setup.name(), OwnerStage::Starting.name());
     let another = another_judges();
-    write(session, owner, "", &format!("o.stage IN ('{setup}', '{starting}') AND {another}"))
+    let condition = format!("o.stage IN ('{setup}', '{starting}') AND {another}");
+    write(session, owner, ("beat_before_stream", "", &condition), &[])
 }
 
 /// Beats once, if another process judges the owner, or if the stage is another one.
@@ -133,13 +134,13 @@ pub(crate) fn beat(
     stage: OwnerStage,
     applied: bool,
 ) -> Result<()> {
-    let stage = stage.name();
-    let condition = format!("(o.stage <> '{stage}' OR {})", another_judges());
+    let condition = format!("(o.stage <> $1 OR {})", another_judges());
     let set = format!(
-        "stage = '{stage}', \
-         stalls = CASE WHEN {applied} OR o.beat >= {LONG_LIFE} THEN 0 ELSE o.stalls END, "
+        "stage = $1, \
+         stalls = CASE WHEN $2::pg_catalog.bool OR o.beat >= {LONG_LIFE} THEN 0 ELSE o.stalls END, "
     );
-    write(session, owner, &set, &condition)
+    let params = [Some(stage.name()), Some(if applied { "true" } else { "false" })];
+    write(session, owner, ("beat", &set, &condition), &params)
 }
 
 /// SQL: whether another process judges the owner: it waits for the subscription, or shares it with the owner.
@@ -155,17 +156,29 @@ fn another_judges() -> String {
 
 /// A heartbeat means nothing after a crash. Its commit waits neither for the disk nor for a synchronous standby:
 /// others would take the owner for dead. So it is, whatever session writes it.
-fn write(session: &mut Session, owner: OwnedEpoch, set: &str, condition: &str) -> Result<()> {
+///
+/// `name` is that of the prepared statement, whose text does not vary.
+fn write(
+    session: &mut Session,
+    owner: OwnedEpoch,
+    (name, set, condition): (&'static str, &str, &str),
+    params: &[Option<&str>],
+) -> Result<()> {
+    let asynchronous = PreparedStatement {
+        name: "asynchronous",
+        sql: "SELECT pg_catalog.set_config('synchronous_commit', 'off', true)",
+    };
     let sql = format!(
-        "SET LOCAL synchronous_commit = off; \
-         UPDATE pgapace.owner o SET {set}beat = o.beat + 1, \
+        "UPDATE pgapace.owner o SET {set}beat = o.beat + 1, \
            beat_at = pg_catalog.clock_timestamp() \
          FROM pgapace.subscription s \
          WHERE s.id = o.subscription AND o.subscription = {} AND o.epoch = {} AND {condition}",
         owner.id.0, owner.epoch,
     );
-    session.simple(&sql).map_err(|e| Failure::subscriber(&e, "writing the heartbeat"))?;
-    Ok(())
+    session
+        .query_prepared_each([(asynchronous, &[]), (PreparedStatement { name, sql: &sql }, params)])
+        .map(drop)
+        .map_err(|e| Failure::subscriber(&e, "writing the heartbeat"))
 }
 
 /// The process that runs a subscription, or ran it last.

@@ -32,7 +32,7 @@
 use engine::history::{self, HistoryMark, Identity};
 use engine::progress::Range;
 use pgoutput::{Lsn, Timestamp, Xid};
-use wire::{Row, Rows, Session};
+use wire::{PreparedStatement, Row, Rows, Session};
 
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::catalogue::field;
@@ -348,21 +348,24 @@ pub(crate) fn seconds_behind(session: &mut Session, id: SubscriptionId) -> Resul
     rows.first().map(|row| field(&row, 0)).transpose()
 }
 
-/// The commit that makes others durable: one that waits for the synchronous standbys, whatever else the session does.
-const WAITING: &str = "SELECT pg_catalog.set_config('synchronous_commit', 'on', true)";
-
+/// The commit that makes others durable. It waits for the synchronous standbys, whatever else the session does.
+///
 /// It does useful work, the removal of progress rows. If there are none, it writes a message to WAL, which takes no
 /// lock: it may wait for a standby that is gone, and another session would wait for the row that it has changed.
 ///
 /// The deletes find their rows in order, by the primary key: see the head of this module.
-const FLUSH: &str = "\
+const FLUSH: PreparedStatement<'_> = PreparedStatement {
+    name: "flush",
+    sql: "\
 WITH removed AS ( \
   DELETE FROM pgapace.progress WHERE ctid = ANY (ARRAY( \
     SELECT p.ctid FROM pgapace.progress p WHERE p.subscription = $1::pg_catalog.int4 \
       AND p.lsn >= $2::pg_catalog.pg_lsn AND p.lsn < $3::pg_catalog.pg_lsn \
     ORDER BY p.lsn)) RETURNING 1) \
-SELECT CASE WHEN NOT EXISTS (SELECT FROM removed) \
-  THEN pg_catalog.pg_logical_emit_message(true, 'pgapace'::pg_catalog.text, ''::pg_catalog.text) END";
+SELECT pg_catalog.set_config('synchronous_commit', 'on', true), \
+  CASE WHEN NOT EXISTS (SELECT FROM removed) \
+  THEN pg_catalog.pg_logical_emit_message(true, 'pgapace'::pg_catalog.text, ''::pg_catalog.text) END",
+};
 
 /// Makes everything committed before this call durable, on synchronous standbys too: a commit with
 /// `synchronous_commit = on` waits for all WAL before it. Progress rows before `lsn` are removed.
@@ -383,9 +386,8 @@ pub(crate) fn flush_unless(
     let (id, done, lsn) = (id.0.to_string(), done.to_string(), lsn.to_string());
     loop {
         let unreplicated = session.unreplicated_commits();
-        // One transaction.
-        let [waiting, _] = session
-            .query_each([(WAITING, &[]), (FLUSH, &[Some(&id), Some(&done), Some(&lsn)])])
+        let [waiting] = session
+            .query_prepared_each([(FLUSH, &[Some(&id), Some(&done), Some(&lsn)])])
             .map_err(|e| failed(&e))?;
         if waiting.first().and_then(|row| row.get(0).map(str::to_owned)).as_deref() != Some("on") {
             return Err(Failure::internal("synchronous_commit was not set"));
