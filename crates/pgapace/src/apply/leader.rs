@@ -53,6 +53,8 @@ pub(crate) use watched::Watched;
 
 /// How often the leader looks at the time.
 const TICK: Duration = Duration::from_millis(100);
+/// How long between two flushes, if nobody waits for them. The next tick begins what comes too early.
+const BETWEEN_FLUSHES: Duration = TICK;
 /// How long between two looks for old conflicts, and between two batches of them.
 const BETWEEN_REMOVALS: Duration = Duration::from_secs(3600);
 const BETWEEN_BATCHES: Duration = Duration::from_millis(500);
@@ -117,6 +119,8 @@ pub(crate) struct Leader<'a> {
     /// Since when memory is full while streams are executed.
     full_since: Option<Instant>,
     last_idle: Instant,
+    /// When the last flush began.
+    last_flush: Option<Instant>,
     /// The last [`Durability::remove_progress`](crate::apply::durability::Durability::remove_progress).
     removed_before: Lsn,
     /// The publisher asked for an answer. When it shuts down, it waits for the position, so idle progress
@@ -162,6 +166,7 @@ impl<'a> Leader<'a> {
             stopping_since: None,
             full_since: None,
             last_idle: now,
+            last_flush: None,
             asked: false,
             conflicts: Vec::new(),
             waits: Stopwatch::default(),
@@ -287,7 +292,10 @@ impl<'a> Leader<'a> {
         let streams = self.intake.streams.look_again(now).unwrap_or(TICK);
         let sleep = gathering.min(self.look_at_stalls()).min(streams).min(delayed);
         self.look_at_barrier()?;
-        if let Some(ticket) = self.intake.progress.start_flush() {
+        if self.may_flush()
+            && let Some(ticket) = self.intake.progress.start_flush()
+        {
+            self.last_flush = Some(Instant::now());
             self.watched.flush_begins(&self.around.counters);
             self.around.durability.flush(ticket);
         }
@@ -296,6 +304,19 @@ impl<'a> Leader<'a> {
         }
         self.look_for_the_end()?;
         Ok(sleep)
+    }
+
+    /// A flush costs as much as a small group, so a stream of them shares it. Nobody waits for it, unless commits
+    /// of the publisher do, or the end of the run: then it begins at once.
+    fn may_flush(&self) -> bool {
+        self.commits_wait()
+            || self.intake.closing().is_some()
+            || self.last_flush.is_none_or(|begun| begun.elapsed() >= BETWEEN_FLUSHES)
+    }
+
+    /// Whether commits of the publisher wait for this subscription.
+    pub(super) fn commits_wait(&self) -> bool {
+        self.idle_interval.is_zero()
     }
 
     fn ticked(&mut self) -> Result<()> {
@@ -473,7 +494,10 @@ impl<'a> Leader<'a> {
             self.watched.flush_begins(&self.around.counters);
             self.watched.flushed();
         }
-        self.publish_positions();
+        // Otherwise the next tick or flush tells: each status message wakes two processes.
+        if self.commits_wait() {
+            self.publish_positions();
+        }
     }
 
     /// Hands groups to the workers while they may have more. Returns when to look again at the latest.

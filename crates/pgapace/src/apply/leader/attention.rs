@@ -16,7 +16,7 @@ impl Leader<'_> {
     /// Whether the leader may execute groups itself: commits wait for it, there is no backlog, and the run
     /// does not end.
     pub(super) fn may_attend(&self) -> bool {
-        self.idle_interval.is_zero()
+        self.commits_wait()
             && self.stopping_since.is_none()
             && self.intake.closing().is_none()
             && !self.around.pool.dispatch().is_backlog()
@@ -64,7 +64,7 @@ impl Leader<'_> {
                 // so one status message says both.
                 let executes =
                     self.receiver.has_connection() && !self.around.pool.dispatch().is_drained();
-                if self.idle_interval.is_zero() && !executes {
+                if self.commits_wait() && !executes {
                     // A commit on the publisher may wait for it: a keepalive tells that nothing of its
                     // transaction is published.
                     self.publish_positions();

@@ -83,9 +83,10 @@ impl Leader<'_> {
     /// How long the receiver may gather.
     fn haste(&mut self, now: Duration) -> Haste {
         let (short, sessions) = (self.processors.are_short(), self.watch.committing_sessions());
+        let commits_wait = self.commits_wait();
         let dispatch = self.around.pool.dispatch_mut();
         dispatch.observed(short, sessions, now);
-        match dispatch.gathering(self.idle_interval.is_zero()) {
+        match dispatch.gathering(commits_wait) {
             ReaderGathering::Nothing => Haste::Immediate,
             ReaderGathering::Little => Haste::Prompt,
             ReaderGathering::ConcurrentCommitters => Haste::ConcurrentCommitters,
