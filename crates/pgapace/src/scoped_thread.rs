@@ -7,8 +7,9 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 
 use crate::error::{Failure, Result};
+use crate::observe::events::Concern;
 
-/// Starts a thread.
+/// Starts a thread, for the subscription of the calling one.
 pub(crate) fn spawn<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     name: &str,
@@ -16,7 +17,7 @@ pub(crate) fn spawn<'scope, T: Send + 'scope>(
 ) -> Result<ScopedJoinHandle<'scope, T>> {
     Builder::new()
         .name(name.to_owned())
-        .spawn_scoped(scope, work)
+        .spawn_scoped(scope, Concern::keep(work))
         .map_err(|e| Failure::refused_by_system(&format!("start thread \"{name}\""), &e))
 }
 
@@ -28,7 +29,7 @@ pub(crate) fn drop_beside<'scope, T: Send + 'scope>(scope: &'scope Scope<'scope,
 
 fn drop_in<'scope, T: Send + 'scope>(thread: Builder, scope: &'scope Scope<'scope, '_>, value: T) {
     // A closure that no thread executes is dropped here, with the value.
-    if let Err(error) = thread.spawn_scoped(scope, move || drop(value)) {
+    if let Err(error) = thread.spawn_scoped(scope, Concern::keep(move || drop(value))) {
         tracing::debug!(%error, "no thread to end another one; this one does it");
     }
 }
@@ -52,7 +53,7 @@ fn both_in<A: Send, B>(
         let one = one.lock().unwrap_or_else(PoisonError::into_inner).take();
         one.map(|one| one())
     };
-    std::thread::scope(|scope| match thread.spawn_scoped(scope, do_one) {
+    std::thread::scope(|scope| match thread.spawn_scoped(scope, Concern::keep(do_one)) {
         Ok(thread) => {
             let other = other();
             (thread.join().ok().flatten(), other)

@@ -91,14 +91,9 @@ pub(crate) fn spawn<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<JoinHandle<T>> {
     let doing = format!("start thread \"{name}\"");
-    let concern = Concern::of_this_thread();
-    let work = move || {
-        concern.enter();
-        work()
-    };
     std::thread::Builder::new()
         .name(name)
-        .spawn(work)
+        .spawn(Concern::keep(work))
         .map_err(|e| Failure::refused_by_system(&doing, &e))
 }
 

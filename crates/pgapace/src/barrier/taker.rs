@@ -14,6 +14,7 @@ use crate::config::Subscription as Config;
 use crate::config::live::LiveSettings;
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::Board;
+use crate::observe::events::Concern;
 use crate::observe::long_wait::TELL_AFTER;
 use crate::publisher::session::Publisher;
 use crate::stopping::shutdown::Shutdown;
@@ -136,6 +137,7 @@ impl Runner {
         let thread = std::thread::Builder::new()
             .name(config.name.clone())
             .spawn(move || {
+                Concern::of(&config.name).enter();
                 let leaseholder = Leaseholder::of(std::slice::from_ref(&config)).pop();
                 let leaseholder = leaseholder
                     .ok_or_else(|| Failure::internal("a subscription is no leaseholder"))?;

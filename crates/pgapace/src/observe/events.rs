@@ -21,7 +21,7 @@ const MOST: usize = 1000;
 const OF_ROWS: [&str; 2] = ["key", "detail"];
 
 thread_local! {
-    static OF_THREAD: RefCell<Concern> = const { RefCell::new(Concern(None)) };
+    static OF_THREAD: RefCell<Concern> = const { RefCell::new(Concern::none()) };
 }
 
 static EVENTS: LazyLock<Mutex<Kept>> = LazyLock::new(Mutex::default);
@@ -54,9 +54,28 @@ impl Concern {
         Self(Some(subscription.into()))
     }
 
+    /// No subscription.
+    pub(crate) const fn none() -> Self {
+        Self(None)
+    }
+
     /// The subscription of the calling thread. A thread that it starts works for the same one.
     pub(crate) fn of_this_thread() -> Self {
         OF_THREAD.with_borrow(Clone::clone)
+    }
+
+    /// The work of a thread that the calling one starts, for the same subscription.
+    pub(crate) fn keep<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
+        let concern = Self::of_this_thread();
+        move || {
+            concern.enter();
+            work()
+        }
+    }
+
+    /// The subscription's name.
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.0.as_deref()
     }
 
     /// From now on, the calling thread works for this subscription.
@@ -155,7 +174,7 @@ impl<S: tracing::Subscriber> Layer<S> for EventLayer {
             event: name,
             subscription: fields
                 .subscription
-                .or_else(|| Concern::of_this_thread().0.map(|name| name.to_string())),
+                .or_else(|| Concern::of_this_thread().name().map(str::to_owned)),
             message: fields.message,
             fields: fields.others.trim_end().to_owned(),
             stored_fields: fields.stored.trim_end().to_owned(),

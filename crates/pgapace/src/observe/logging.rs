@@ -1,4 +1,5 @@
-//! The log, on standard error, as text or JSON. docs/events.md lists its events.
+//! The log, on standard error, as text or JSON. docs/events.md lists its events. Those of a thread that works for a
+//! subscription name it ([`log_lines`](super::log_lines)).
 
 use std::io::IsTerminal;
 use std::sync::OnceLock;
@@ -12,6 +13,7 @@ use tracing_subscriber::{EnvFilter, Layer, Registry};
 
 use crate::error::{Class, Failure, Result};
 use crate::observe::events::EventLayer;
+use crate::observe::log_lines::{JsonLines, TextFields};
 
 /// Form of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -46,8 +48,8 @@ fn json_lines<S>() -> impl Layer<S>
 where
     S: tracing::Subscriber + for<'s> LookupSpan<'s>,
 {
-    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
-    layer.json().flatten_event(true)
+    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).json();
+    layer.event_format(JsonLines::default())
 }
 
 /// Lets through log lines of another level from now on.
@@ -92,6 +94,7 @@ pub(crate) fn start(format: LogFormat, level: &str) -> Result<()> {
     let (filter, handle) = reload::Layer::new(filter(level)?);
     let _ = FILTER.set(handle);
     let text = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let text = text.fmt_fields(TextFields);
     let layer = match format {
         LogFormat::Human => text.with_ansi(std::io::stderr().is_terminal()).boxed(),
         LogFormat::Json => json_lines().boxed(),

@@ -5,6 +5,7 @@ pub(crate) mod events;
 pub(crate) mod figures;
 pub(crate) mod history;
 pub(crate) mod ledger;
+mod log_lines;
 pub(crate) mod logging;
 pub(crate) mod long_wait;
 pub(crate) mod processors;

@@ -6,6 +6,7 @@ use crossbeam_channel::{RecvTimeoutError, bounded};
 use wire::CancelHandle;
 
 use crate::error::{Class, Failure, Result};
+use crate::observe::events::Concern;
 use crate::scoped_thread;
 use crate::sqlstate;
 use crate::stopping::shutdown::Shutdown;
@@ -74,7 +75,7 @@ pub(crate) fn abandonable<T: Send + 'static>(
     let (sender, done) = bounded(1);
     std::thread::Builder::new()
         .name(doing.to_owned())
-        .spawn(move || drop(sender.send(work())))
+        .spawn(Concern::keep(move || drop(sender.send(work()))))
         .map_err(|e| Failure::refused_by_system("start a thread", &e))?;
     let mut requested_at = None;
     loop {

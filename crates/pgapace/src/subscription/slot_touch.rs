@@ -10,6 +10,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use wire::{Session, quote_literal};
 
 use crate::error::{Failure, Result};
+use crate::observe::events::Concern;
 use crate::publisher::session::Publisher;
 use crate::subscriber::catalogue::{field, first_row};
 
@@ -44,7 +45,8 @@ impl SlotTouch {
             touch_until(&publisher, &sql, &until);
             drop(running);
         };
-        let thread = std::thread::Builder::new().name("slot touch".to_owned()).spawn(touch);
+        let thread =
+            std::thread::Builder::new().name("slot touch".to_owned()).spawn(Concern::keep(touch));
         thread.is_ok().then_some(Self { ends: Some(ends), ended })
     }
 }

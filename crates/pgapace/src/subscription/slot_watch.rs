@@ -8,6 +8,7 @@ use wire::Session;
 use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::observe::board::{Board, RunPhase};
+use crate::observe::events::Concern;
 use crate::observe::figures::SlotForecast;
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
@@ -49,7 +50,7 @@ impl SlotWatch {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("slot".to_owned()).spawn(look);
+        let thread = std::thread::Builder::new().name("slot".to_owned()).spawn(Concern::keep(look));
         thread.is_ok().then_some(Self { _ends })
     }
 }

@@ -165,11 +165,8 @@ impl Pool<'_> {
         std::thread::scope(|scope| {
             let (sender, ended) = bounded::<()>(0);
             for number in 0..workers {
-                let (alive, concern) = (sender.clone(), Concern::of_this_thread());
-                let work = move || {
-                    concern.enter();
-                    self.work(number, &alive);
-                };
+                let alive = sender.clone();
+                let work = Concern::keep(move || self.work(number, &alive));
                 let spawned = std::thread::Builder::new()
                     .name(format!("copy {number}"))
                     .spawn_scoped(scope, work);

@@ -8,6 +8,7 @@ use wire::Session;
 
 use crate::barrier::waiting_for;
 use crate::error::Result;
+use crate::observe::events::Concern;
 use crate::observe::long_wait::TELL_AFTER;
 use crate::publisher::session::Publisher;
 
@@ -28,7 +29,8 @@ impl SlotWait {
         let (publisher, subscription) = (publisher.clone(), subscription.to_owned());
         let walsender = creator.backend_pid();
         let watch = move || watch(&publisher, &subscription, walsender, &ended);
-        let thread = std::thread::Builder::new().name("slot wait".to_owned()).spawn(watch);
+        let thread =
+            std::thread::Builder::new().name("slot wait".to_owned()).spawn(Concern::keep(watch));
         thread.is_ok().then_some(Self { _ends })
     }
 }

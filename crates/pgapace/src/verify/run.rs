@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use pgoutput::Lsn;
 
 use crate::error::{Class, Failure, Result};
+use crate::observe::events::Concern;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::state::verification::{Counts, Standing};
 use crate::verify::compare::{Comparison, in_table};
@@ -79,7 +80,7 @@ impl Verification<'_> {
                     }
                 };
                 let thread = std::thread::Builder::new().name(format!("verify {number}"));
-                if let Err(error) = thread.spawn_scoped(scope, work) {
+                if let Err(error) = thread.spawn_scoped(scope, Concern::keep(work)) {
                     let failure = Failure::refused_by_system("start a thread", &error);
                     lock(failed).get_or_insert(failure);
                 }

@@ -34,7 +34,13 @@ fn an_apply_error_blocks_its_table_with_on_table_error_block() {
         // The table lacks changes, so it stays blocked until a resync.
         case.subscriber
             .sql("ALTER TABLE a DROP CONSTRAINT a_id_check; CREATE TABLE c (id int PRIMARY KEY)");
-        case.stop(process);
+        let log = case.stop(process);
+        let of = format!(" subscription=\"{}\" ", case.tool.name);
+        for event in ["table_apply_blocked", "stopped"] {
+            let name = format!("event=\"{event}\"");
+            let line = log.lines().find(|line| line.contains(&name)).unwrap_or_default();
+            assert_eq!(line.matches(&of).count(), 1, "{event}: {log}");
+        }
         case.run().expect(6, &["public.a", "public.c"]);
         let mut process = case.start();
         case.tool.finish("resync", &["a", "c"]).expect(0, &[]);
