@@ -312,7 +312,7 @@ fn may_not_replicate(control: &mut Session, role: &str) -> Result<String> {
     let fix = check::replication_fix(control, role)?;
     Ok(format!(
         "role {role} may not replicate from the subscriber, which the way back needs{}; or pass --no-back",
-        said(&fix)
+        said(&fix).trim_end_matches(';')
     ))
 }
 

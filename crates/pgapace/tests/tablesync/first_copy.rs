@@ -146,6 +146,8 @@ fn a_transaction_that_keeps_a_copy_from_beginning_is_named() -> Result<()> {
     let status = || site.tool().finish("status", &[]).stdout;
     let shown = || Ok(status().contains("slot_waits"));
     wait_while_running(&mut run, "status to show the wait", PATIENCE, shown)?;
+    let unknown = site.tool().finish("status", &["--max-lag", "1s"]);
+    unknown.expect(17, &["its lag is not known", "HINT", "waits for a transaction", "forgotten"]);
     site.publisher.sql(DB, "COMMIT PREPARED 'forgotten'")?;
     wait_for_event(&mut run, "streaming", PATIENCE)?;
     site.publisher.sql(DB, prepare.replace("(1)", "(2)").as_str())?;

@@ -193,7 +193,7 @@ fn manual_pages() {
     assert!(code == Some(0) && page.contains(".TH pgapace 1"), "{page}");
     let (code, page, _) = finish(&executable().args(["man", "run"]));
     assert!(code == Some(0) && page.contains("\\-\\-copy\\-workers"), "{page}");
-    assert_eq!(finish(&executable().args(["man", "nosuch"])).0, Some(3));
+    assert_eq!(finish(&executable().args(["man", "nosuch"])).0, Some(2));
 }
 
 #[test]

@@ -29,7 +29,7 @@ use crate::subscriber::state::{
 use crate::switchover;
 use crate::tablesync::copy_progress::{self, CopyProgress};
 
-pub(crate) use source::SlotProblem;
+pub(crate) use source::{NO_PUBLISHER, SlotProblem};
 pub(crate) use tables::Table;
 
 /// One subscription.

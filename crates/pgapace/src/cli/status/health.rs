@@ -2,9 +2,10 @@
 
 use std::str::FromStr;
 
-use crate::cli::status::collect::{SlotProblem, Status, Table};
+use crate::cli::status::collect::{NO_PUBLISHER, SlotProblem, Status, Table};
 use crate::cli::status::values::lag_line;
 use crate::error::{Class, Failure, Result};
+use crate::subscriber::state::Phase;
 
 /// The most lag of a healthy subscription.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -160,8 +161,24 @@ fn failure(trouble: Trouble, status: &Status) -> Failure {
         Trouble::Unknown if status.overdue() > 0.0 => {
             of(Class::Unknown, "runs, but its lag is not known").hint(OVERDUE_HINT)
         }
-        Trouble::Unknown => of(Class::Unknown, "runs, but its lag is not known")
-            .hint("Give --publisher, or look again in a minute."),
+        Trouble::Unknown => {
+            of(Class::Unknown, "runs, but its lag is not known").hint(unknown_hint(status))
+        }
+    }
+}
+
+/// What a first run waits for, or how the lag becomes known.
+fn unknown_hint(status: &Status) -> String {
+    let waits = status.events.iter().find(|event| event.event == "slot_waits");
+    match (waits, &status.lag_unknown) {
+        (Some(waits), _) if status.phase == Phase::Creating.name() => {
+            format!("{}: {}", waits.message, waits.fields)
+        }
+        (_, None) => "Look again in a minute. Its log says what it does.".to_owned(),
+        (_, Some(reason)) if reason == NO_PUBLISHER => {
+            "Give --publisher, or look again in a minute.".to_owned()
+        }
+        (_, Some(reason)) => format!("Look again in a minute. Of the publisher: {reason}"),
     }
 }
 

@@ -55,12 +55,15 @@ impl Source {
     }
 }
 
+/// Why nothing is known of a publisher that `status` was not told of.
+pub(crate) const NO_PUBLISHER: &str = "--publisher is not given";
+
 /// Returns the reason if the publisher cannot be reached: `status` does not fail because of it.
 pub(super) fn connect_source(
     site: &Site,
     encoding: &'static str,
 ) -> std::result::Result<Source, String> {
-    let info = site.publisher.clone().ok_or("--publisher is not given")?;
+    let info = site.publisher.clone().ok_or(NO_PUBLISHER)?;
     let name = site.name.as_deref().unwrap_or("pgapace status");
     let reason = |failure: Failure| failure.message;
     let mut session = Publisher::new(info, name, encoding).connect_to_look().map_err(reason)?;
