@@ -378,10 +378,7 @@ impl Pool<'_> {
             Job::Batch(tables) => {
                 let items: Vec<_> = tables.iter().map(|index| &self.items[*index]).collect();
                 let bytes = items.iter().map(|item| item.bytes).sum();
-                let name = match items.as_slice() {
-                    [one] => one.published.display_name(),
-                    _ => format!("{} small tables", items.len()),
-                };
+                let name = format!("{} small tables", items.len());
                 let meter = progress.begin(number, name, bytes);
                 let moved = sessions.batch(&items, owner, snapshot, &meter);
                 (moved.map(|moved| tables.iter().copied().zip(moved).collect::<Vec<_>>()), bytes)
@@ -462,12 +459,12 @@ impl Pool<'_> {
                 lock_of(&self.failures).run.get_or_insert(failure);
                 self.stop.store(true, Ordering::Release);
             }
-            (Job::Batch(tables), trouble) if tables.len() > 1 => {
+            (Job::Batch(tables), trouble) => {
                 // One of them failed. Alone, each reports its own failure.
                 tracing::debug!(?trouble, "copying the tables of a batch one by one");
                 let mut queue = lock_of(&self.queue);
                 for table in tables {
-                    queue.push_front(Job::Batch(vec![*table]));
+                    queue.push_front(Job::Table(*table));
                 }
             }
             (Job::Table(table), JobFailure::Indexes(failure)) => {

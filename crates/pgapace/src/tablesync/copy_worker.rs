@@ -1,8 +1,14 @@
 //! The pair of sessions of a copy worker: one on the publisher, which reads under the snapshot, and
 //! one on the subscriber. They execute one job after another, and are opened again after a failure.
+//!
+//! A session of the subscriber may hold a lock on a table for hours. Meanwhile the publisher's session must hold no
+//! lock: DDL of the publisher would wait for it, and every later query behind that DDL. So a table is locked on the
+//! subscriber first, as the native table sync does. A lock on the publisher lasts until the rows are read. Small tables
+//! that share round trips are read first, and wait for locks of the subscriber only for [`BATCH_PATIENCE`]. After that,
+//! each of them is copied by itself.
 
 use rustc_hash::FxHashSet;
-use wire::{Param, Reply, Session, quote_ident};
+use wire::{CopyIn, Param, Reply, Session, TransactionStatus, quote_ident};
 
 use crate::apply::blockers::WatchedCopy;
 use crate::error::{Class, Failure, Result};
@@ -22,9 +28,8 @@ use crate::tablesync::plan::{Item, Part, ReadRelations};
 use crate::tablesync::snapshot::Snapshot;
 use crate::tablesync::table_state::{self, Complete};
 
-/// After this many relations, the publisher's session begins a new transaction under the same
-/// snapshot, to release its locks on them. The server's lock table has room for 64 of each session.
-const RELATIONS_PER_TRANSACTION: usize = 300;
+/// How long a batch waits for a lock of another session of the subscriber.
+const BATCH_PATIENCE: &str = "1s";
 /// Bytes of queued data of a batch that are sent before more is read.
 const QUEUE_BYTES: usize = 4 << 20;
 
@@ -75,8 +80,6 @@ pub(super) struct CopySessions {
     publisher: Session,
     subscriber: Session,
     tag: Option<WriterTag>,
-    /// Number of relations that the publisher's transaction has locked.
-    locked: usize,
     /// While others stream, the monitor sees whom the session waits for.
     _watched: Option<WatchedCopy>,
 }
@@ -103,7 +106,7 @@ impl CopySessions {
         context.subscriber.see_commits(&mut subscriber)?;
         let (tags, writer) = (context.options.tags, Writer::Copy(number));
         let tag = WriterTag::attach(&mut subscriber, context.id, tags, writer)?;
-        Ok(Self { publisher, subscriber, tag, locked: 0, _watched: watched })
+        Ok(Self { publisher, subscriber, tag, _watched: watched })
     }
 
     /// Ends the sessions of a worker that has no more jobs.
@@ -117,7 +120,7 @@ impl CopySessions {
         [self.publisher.cancel_handle(), self.subscriber.cancel_handle()]
     }
 
-    /// Copies small tables in one transaction of the subscriber, with two round trips.
+    /// Copies small tables in one transaction of the subscriber, with few round trips.
     pub(super) fn batch(
         &mut self,
         items: &[&Item],
@@ -126,26 +129,27 @@ impl CopySessions {
         meter: &Meter,
     ) -> std::result::Result<Vec<Transferred>, JobFailure> {
         let read: Vec<_> = items.iter().map(|item| item.read_by(&item.parts[0])).collect();
-        self.renew(snapshot, &read).map_err(JobFailure::Run)?;
-        items.iter().try_for_each(|item| self.refuse_misread(item))?;
-        let what = || match items {
-            [one] => one.published.display_name(),
-            _ => format!("{} small tables", items.len()),
-        };
-        let from = |e: &wire::Error| publisher_failure(e, &format!("copying {}", what()));
-        let into = |e: &wire::Error| subscriber_failure(e, &format!("copying into {}", what()));
+        begin_reading(&mut self.publisher, snapshot)?;
+        items.iter().try_for_each(|item| refuse_misread(&mut self.publisher, item))?;
+        let what = format!("{} small tables", items.len());
+        let from = |e: &wire::Error| publisher_failure(e, &format!("copying {what}"));
+        let into = |e: &wire::Error| batch_failure(e, &format!("copying into {what}"));
         let copies: Vec<_> = items
             .iter()
             .map(|item| format!("COPY {} TO STDOUT{}", item.parts[0].source, format_of(item)))
             .collect();
-        self.publisher.queue_simple(&format!("{}; {}", lock_sql(&read), copies.join("; ")));
+        let sql = format!("{}; {}; COMMIT", lock_sql(&read), copies.join("; "));
+        self.publisher.queue_simple(&sql);
         self.publisher.flush().map_err(|e| from(&e))?;
-        let now = self.read_filenodes().map_err(|e| from(&e))?;
+        let now = read_filenodes(&mut self.publisher).map_err(|e| from(&e))?;
         if now != filenodes(&read) {
             // The results of the COPYs are not read: the caller opens other sessions.
-            return Err(JobFailure::Changed(rewritten(&what())));
+            return Err(JobFailure::Changed(rewritten(&what)));
         }
-        queue_statement(&mut self.subscriber, "BEGIN").map_err(|e| into(&e))?;
+        let patience = format!("SET LOCAL lock_timeout = '{BATCH_PATIENCE}'");
+        for sql in ["BEGIN", &patience] {
+            queue_statement(&mut self.subscriber, sql).map_err(|e| into(&e))?;
+        }
         let mut moved = Vec::with_capacity(items.len());
         let mut complete = Complete::default();
         for item in items {
@@ -212,19 +216,8 @@ impl CopySessions {
         snapshot: &Snapshot,
         meter: &Meter,
     ) -> std::result::Result<Transferred, JobFailure> {
-        let read = [item.read_by(part)];
-        self.renew(snapshot, &read).map_err(JobFailure::Run)?;
-        self.refuse_misread(item)?;
         let name = item.published.display_name();
-        let from = |e: &wire::Error| publisher_failure(e, &format!("copying {name}"));
         let into = |e: &wire::Error| subscriber_failure(e, &format!("copying into {name}"));
-        self.publisher.queue_simple(&lock_sql(&read));
-        self.publisher.flush().map_err(|e| from(&e))?;
-        let now = self.read_filenodes().map_err(|e| from(&e))?;
-        self.publisher.read_to_ready().map_err(|e| from(&e))?;
-        if now != filenodes(&read) {
-            return Err(JobFailure::Changed(rewritten(&name)));
-        }
         let removed = if indexes_after {
             indexes::begin_without(&mut self.subscriber, owner.id, &item.subscriber)?
         } else {
@@ -232,9 +225,9 @@ impl CopySessions {
             None
         };
         let moved = if item.published.columns.is_empty() {
-            self.rows_without_columns(item)?
+            self.rows_without_columns(item, part, snapshot)?
         } else {
-            self.stream(item, part, meter)?
+            self.stream(item, part, snapshot, meter)?
         };
         let types = types_params(&[item]);
         let types = types.each_ref().map(|text| Some(text.as_str()));
@@ -319,66 +312,26 @@ impl CopySessions {
         Ok(chosen.map(|(_, item)| *item).collect())
     }
 
-    /// Refuses a table with a value that the subscriber would misread.
-    fn refuse_misread(&mut self, item: &Item) -> std::result::Result<(), JobFailure> {
-        for column in &item.misread {
-            let Search::Condition(condition) = &column.search else { continue };
-            let sql = item.published.any_row(condition);
-            let name = item.published.display_name();
-            let found = self
-                .publisher
-                .simple(&sql)
-                .map_err(|e| publisher_failure(&e, &format!("checking the values of {name}")))?;
-            let row = first_row(&found, "EXISTS").map_err(JobFailure::Run)?;
-            if boolean(&row, 0).map_err(JobFailure::Run)? {
-                return Err(misread(item, column));
-            }
-        }
-        Ok(())
-    }
-
     /// Transfers the COPY data unchanged.
     fn stream(
         &mut self,
         item: &Item,
         part: &Part,
+        snapshot: &Snapshot,
         meter: &Meter,
     ) -> std::result::Result<Transferred, JobFailure> {
         let name = item.published.display_name();
-        let from = |e: &wire::Error| publisher_failure(e, &format!("copying {name}"));
         let into = |e: &wire::Error| subscriber_failure(e, &format!("copying into {name}"));
-        let sql = format!("COPY {} TO STDOUT{}", part.source, format_of(item));
-        let mut out = self.publisher.copy_out(&sql).map_err(|e| from(&e))?;
         let mut input = self.subscriber.copy_in(&copy_in(item)).map_err(|e| into(&e))?;
-        let (mut bytes, mut metered) = (0, 0);
-        let searched = searched(item);
-        loop {
-            match out.next() {
-                Ok(Some(data)) => {
-                    if let Some(column) = searched
-                        && has_infinite_interval(data, item.binary)
-                    {
-                        return Err(misread(item, column));
-                    }
-                    bytes += data.len() as u64;
-                    // Not for each row, because all workers share the counter.
-                    if bytes - metered >= METERED_BYTES {
-                        meter.add(bytes - metered);
-                        metered = bytes;
-                    }
-                    input.send(data).map_err(|e| into(&e))?;
+        let bytes = match read_into(&mut self.publisher, &mut input, item, part, snapshot, meter) {
+            Ok(bytes) => bytes,
+            Err(trouble) => {
+                if let Err(error) = input.abort("the rows could not be read") {
+                    tracing::debug!(%error, "ending the copy");
                 }
-                Ok(None) => break,
-                Err(error) => {
-                    let trouble = from(&error);
-                    if let Err(error) = input.abort("the publisher failed") {
-                        tracing::debug!(%error, "ending the copy");
-                    }
-                    return Err(trouble);
-                }
+                return Err(trouble);
             }
-        }
-        meter.add(bytes - metered);
+        };
         let rows = input.finish().map_err(|e| into(&e))?;
         Ok(Transferred { rows, bytes })
     }
@@ -388,14 +341,16 @@ impl CopySessions {
     fn rows_without_columns(
         &mut self,
         item: &Item,
+        part: &Part,
+        snapshot: &Snapshot,
     ) -> std::result::Result<Transferred, JobFailure> {
         let name = item.published.display_name();
+        let from = |e: &wire::Error| publisher_failure(e, &format!("counting {name}"));
+        begin_reading(&mut self.publisher, snapshot)?;
+        lock_files(&mut self.publisher, item, part)?;
         let sql =
             format!("SELECT pg_catalog.count(*) FROM {} AS rows", item.published.copy_source());
-        let results = self
-            .publisher
-            .simple(&sql)
-            .map_err(|e| publisher_failure(&e, &format!("counting {name}")))?;
+        let [results, _] = self.publisher.simple_each([&sql, "COMMIT"]).map_err(|e| from(&e))?;
         let rows: u64 = results
             .first()
             .and_then(wire::Rows::first)
@@ -410,35 +365,107 @@ impl CopySessions {
             .map_err(|e| subscriber_failure(&e, &format!("filling {name}")))?;
         Ok(Transferred { rows, bytes: 0 })
     }
+}
 
-    /// Begins a new transaction on the publisher if the current one holds many locks.
-    fn renew(&mut self, snapshot: &Snapshot, read: &[ReadRelations<'_>]) -> Result<()> {
-        let more: usize = read.iter().map(|read| read.relations.len()).sum();
-        if self.locked + more > RELATIONS_PER_TRANSACTION && self.locked > 0 {
-            snapshot.import(&mut self.publisher, "COMMIT; ")?;
-            self.locked = 0;
-        }
-        self.locked += more;
-        Ok(())
+/// Begins a transaction under the snapshot, unless the session has just been opened, with one.
+fn begin_reading(
+    publisher: &mut Session,
+    snapshot: &Snapshot,
+) -> std::result::Result<(), JobFailure> {
+    match publisher.transaction_status() {
+        TransactionStatus::Idle => snapshot.import(publisher).map_err(JobFailure::Run),
+        _ => Ok(()),
     }
+}
 
-    /// Reads the replies to [`lock_sql`].
-    fn read_filenodes(&mut self) -> wire::Result<Vec<u32>> {
-        let mut filenodes = Vec::new();
-        let mut statements = 0;
-        while statements < 2 {
-            match self.publisher.next_reply()? {
-                Reply::DataRow(row) => {
-                    let text = row.get(0).and_then(|text| std::str::from_utf8(text).ok());
-                    filenodes.push(text.and_then(|text| text.parse().ok()).unwrap_or(0));
-                }
-                Reply::CommandComplete(_) => statements += 1,
-                Reply::Error(error) => return Err(wire::Error::Server(error)),
-                _ => {}
+/// Sends the rows of the part to the subscriber; returns their bytes. The locks on the publisher end with them.
+fn read_into(
+    publisher: &mut Session,
+    input: &mut CopyIn<'_>,
+    item: &Item,
+    part: &Part,
+    snapshot: &Snapshot,
+    meter: &Meter,
+) -> std::result::Result<u64, JobFailure> {
+    let name = item.published.display_name();
+    let from = |e: &wire::Error| publisher_failure(e, &format!("copying {name}"));
+    let into = |e: &wire::Error| subscriber_failure(e, &format!("copying into {name}"));
+    begin_reading(publisher, snapshot)?;
+    lock_files(publisher, item, part)?;
+    refuse_misread(publisher, item)?;
+    let sql = format!("COPY {} TO STDOUT{}", part.source, format_of(item));
+    let mut out = publisher.copy_out(&sql).map_err(|e| from(&e))?;
+    let (mut bytes, mut metered) = (0, 0);
+    let searched = searched(item);
+    while let Some(data) = out.next().map_err(|e| from(&e))? {
+        if let Some(column) = searched
+            && has_infinite_interval(data, item.binary)
+        {
+            return Err(misread(item, column));
+        }
+        bytes += data.len() as u64;
+        // Not for each row, because all workers share the counter.
+        if bytes - metered >= METERED_BYTES {
+            meter.add(bytes - metered);
+            metered = bytes;
+        }
+        input.send(data).map_err(|e| into(&e))?;
+    }
+    meter.add(bytes - metered);
+    drop(out);
+    publisher.simple("COMMIT").map_err(|e| from(&e))?;
+    Ok(bytes)
+}
+
+/// Locks what the part reads, and refuses files that are not those of the snapshot.
+fn lock_files(
+    publisher: &mut Session,
+    item: &Item,
+    part: &Part,
+) -> std::result::Result<(), JobFailure> {
+    let name = item.published.display_name();
+    let from = |e: &wire::Error| publisher_failure(e, &format!("copying {name}"));
+    let read = [item.read_by(part)];
+    publisher.queue_simple(&lock_sql(&read));
+    publisher.flush().map_err(|e| from(&e))?;
+    let now = read_filenodes(publisher).map_err(|e| from(&e))?;
+    publisher.read_to_ready().map_err(|e| from(&e))?;
+    if now == filenodes(&read) { Ok(()) } else { Err(JobFailure::Changed(rewritten(&name))) }
+}
+
+/// Refuses a table with a value that the subscriber would misread.
+fn refuse_misread(publisher: &mut Session, item: &Item) -> std::result::Result<(), JobFailure> {
+    for column in &item.misread {
+        let Search::Condition(condition) = &column.search else { continue };
+        let sql = item.published.any_row(condition);
+        let name = item.published.display_name();
+        let found = publisher
+            .simple(&sql)
+            .map_err(|e| publisher_failure(&e, &format!("checking the values of {name}")))?;
+        let row = first_row(&found, "EXISTS").map_err(JobFailure::Run)?;
+        if boolean(&row, 0).map_err(JobFailure::Run)? {
+            return Err(misread(item, column));
+        }
+    }
+    Ok(())
+}
+
+/// Reads the replies to [`lock_sql`].
+fn read_filenodes(publisher: &mut Session) -> wire::Result<Vec<u32>> {
+    let mut filenodes = Vec::new();
+    let mut statements = 0;
+    while statements < 2 {
+        match publisher.next_reply()? {
+            Reply::DataRow(row) => {
+                let text = row.get(0).and_then(|text| std::str::from_utf8(text).ok());
+                filenodes.push(text.and_then(|text| text.parse().ok()).unwrap_or(0));
             }
+            Reply::CommandComplete(_) => statements += 1,
+            Reply::Error(error) => return Err(wire::Error::Server(error)),
+            _ => {}
         }
-        Ok(filenodes)
     }
+    Ok(filenodes)
 }
 
 /// SQL of two statements that lock relations, and read their current file nodes. Under the lock, no
@@ -525,6 +552,18 @@ fn publisher_failure(error: &wire::Error, doing: &str) -> JobFailure {
             sqlstate::UNDEFINED_TABLE | sqlstate::UNDEFINED_COLUMN | sqlstate::INVALID_SCHEMA_NAME,
         ) => JobFailure::Changed(failure),
         _ => JobFailure::Table(failure),
+    }
+}
+
+/// The failure of a batch. After [`BATCH_PATIENCE`], its tables are copied one by one.
+fn batch_failure(error: &wire::Error, doing: &str) -> JobFailure {
+    match subscriber_failure(error, doing) {
+        JobFailure::Run(failure)
+            if failure.sqlstate.as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE) =>
+        {
+            JobFailure::Table(failure)
+        }
+        trouble => trouble,
     }
 }
 

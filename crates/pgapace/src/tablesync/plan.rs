@@ -256,7 +256,7 @@ fn split(
 /// A job for one pair of sessions; tables are given by index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Job {
-    /// Small tables, without waiting between them.
+    /// Several small tables, without waiting between them.
     Batch(Vec<usize>),
     /// A whole table.
     Table(usize),
@@ -291,14 +291,22 @@ pub(super) fn jobs(items: &[Item]) -> (Vec<usize>, VecDeque<Job>) {
         let (more_bytes, more) = (items[index].bytes, items[index].relations.len());
         let full = relations + more > BATCH_RELATIONS || bytes + more_bytes > BATCH_BYTES;
         if full && !batch.is_empty() {
-            jobs.push_back(Job::Batch(std::mem::take(&mut batch)));
+            jobs.push_back(of_small(std::mem::take(&mut batch)));
             (bytes, relations) = (0, 0);
         }
         (bytes, relations) = (bytes + more_bytes, relations + more);
         batch.push(index);
     }
     if !batch.is_empty() {
-        jobs.push_back(Job::Batch(batch));
+        jobs.push_back(of_small(batch));
     }
     (empty, jobs)
+}
+
+/// One small table is copied as a large one is.
+fn of_small(tables: Vec<usize>) -> Job {
+    match tables[..] {
+        [table] => Job::Table(table),
+        _ => Job::Batch(tables),
+    }
 }

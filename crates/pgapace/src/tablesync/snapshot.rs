@@ -50,7 +50,7 @@ impl Snapshot {
     /// walsender.
     pub(crate) fn open(&self, publisher: &Publisher) -> Result<Session> {
         let mut session = publisher.connect_to_look()?;
-        self.import(&mut session, "")?;
+        self.import(&mut session)?;
         Ok(session)
     }
 
@@ -60,11 +60,11 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Begins a transaction under the snapshot, after executing `before`.
-    pub(crate) fn import(&self, session: &mut Session, before: &str) -> Result<()> {
+    /// Begins a transaction under the snapshot.
+    pub(crate) fn import(&self, session: &mut Session) -> Result<()> {
         session
             .simple(&format!(
-                "{before}{}; SET TRANSACTION SNAPSHOT {}",
+                "{}; SET TRANSACTION SNAPSHOT {}",
                 slot::BEGIN_READING,
                 wire::quote_literal(&self.name)
             ))

@@ -20,6 +20,7 @@ mod requests_while_copying;
 mod resume;
 mod schema;
 mod slot;
+mod subscriber_locks;
 mod truncate;
 mod two_way;
 pub(crate) mod while_streaming;
