@@ -111,7 +111,10 @@ settings! {
         "copy-schema" copy_schema: bool {
             help: "Create the publisher's tables on the subscriber at the first start",
             more: "pg_dump, psql and pg_restore must be in the PATH. Tables are created before the copy, \
-                   indexes and constraints after it.",
+                   indexes and constraints after it. All schemas of the database are created, whatever the \
+                   publications have. Owners and privileges are left out: what is created belongs to the role \
+                   that pgapace connects as. To carry them over: pg_dump --schema-only … | grep -E \
+                   '^(ALTER .* OWNER TO|ALTER DEFAULT PRIVILEGES|GRANT|REVOKE) ' | psql …",
             default: "false",
             group: Group::Copy,
             renamed: &[Renamed::from("schema")],
