@@ -185,8 +185,13 @@ impl Supervisor<'_> {
                 AfterRun::Again
             }
             Step::Stop => {
-                // The unfinished rest is rolled back. The publisher sends it again at the next start.
-                log_end(&subscription, &failure);
+                if failure.class == Class::Stopped && !self.stage.has_streamed() {
+                    // A copy or a wait has ended as it was asked to.
+                    tracing::debug!(subscription, %failure, "the start was stopped");
+                } else {
+                    // The unfinished rest is rolled back. The publisher sends it again at the next start.
+                    log_end(&subscription, &failure);
+                }
                 record.stopped();
                 AfterRun::End(self.stopped())
             }

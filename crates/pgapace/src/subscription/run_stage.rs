@@ -57,6 +57,11 @@ impl RunStage {
         matches!(self, Self::Dropped)
     }
 
+    /// Whether the leader of the run has started.
+    pub(super) fn has_streamed(&self) -> bool {
+        matches!(self, Self::Streaming { .. })
+    }
+
     /// Whether the run has applied something.
     pub(super) fn has_advanced(&self) -> bool {
         matches!(self, Self::Streaming { advanced } if advanced.load(Ordering::Acquire))
@@ -95,8 +100,9 @@ mod tests {
     #[test]
     fn only_what_this_run_has_applied_counts() {
         let mut stage = RunStage::BEGUN;
+        assert!(!stage.has_streamed());
         let advanced = stage.streaming();
-        assert!(!stage.has_advanced());
+        assert!(stage.has_streamed() && !stage.has_advanced());
         advanced.store(true, Ordering::Release);
         assert!(stage.has_advanced());
         stage = RunStage::BEGUN;

@@ -87,6 +87,22 @@ fn sequences_of_tables_that_an_earlier_run_copied_are_set() {
     });
 }
 
+/// The next start goes on.
+#[test]
+fn a_stop_during_the_first_copy_is_not_an_error() {
+    on_versions(&BOTH, |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO t VALUES (1)");
+        case.publish("FOR ALL TABLES");
+        let mut copying = holder(&case, "BEGIN; LOCK TABLE t IN SHARE MODE");
+        let log = case.stop(start_into_lock(&case));
+        assert!(!log.contains(" WARN ") && !log.contains("ERROR"), "{log}");
+        must(copying.batch_execute("COMMIT"));
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}
+
 /// Under the snapshot of the copy both are still there.
 #[test]
 fn a_sequence_dropped_or_renamed_during_the_copy_stops_nothing() {
