@@ -84,11 +84,12 @@ fn progress(
 }
 
 /// The state of each table whose copy has begun, and the time since its COPY started. The parts of
-/// a table count as equally large.
+/// a table count as equally large. If all parts are done and there is no sync LSN, they are those of an earlier copy,
+/// which counts no more.
 const TABLES: &str = "\
 SELECT r.schema_name, r.table_name, r.sync_lsn IS NOT NULL AS complete, r.publisher_bytes, \
   CASE WHEN r.sync_lsn IS NOT NULL OR b.building THEN r.publisher_bytes \
-    ELSE least(r.publisher_bytes, r.publisher_bytes * r.parts_done / greatest(r.parts, 1) \
+    ELSE least(r.publisher_bytes, r.publisher_bytes * (r.parts_done % greatest(r.parts, 1)) / greatest(r.parts, 1) \
       + coalesce(p.bytes, 0)) END AS done, \
   r.copied_at >= s.started_at AS in_this_run, p.bytes AS now, p.seconds, \
   b.building \

@@ -4,6 +4,7 @@ use serde_json::Value;
 use testbed::wait_until;
 
 use crate::support::{PATIENCE, must, on_versions};
+use crate::tablesync::while_streaming::{holder, wait_for_a_waiter};
 
 /// Number of the advisory lock that the trigger on the subscriber waits for.
 const LOCK: u32 = 4712;
@@ -63,5 +64,27 @@ fn copied_tables_stay_when_the_process_is_killed() {
         case.run_until_current();
         assert_eq!(case.subscriber.value(copied), before, "the first half was copied again");
         case.expect_equal(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    });
+}
+
+/// The TRUNCATE before it waits for a session that reads the rows of the earlier copy.
+#[test]
+fn of_a_table_that_is_copied_again_nothing_is_copied_at_first() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO t SELECT generate_series(1, 1000)");
+        case.publish("FOR ALL TABLES");
+        let mut process = case.start();
+        let reading = holder(&case, "BEGIN; SELECT FROM t");
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        wait_for_a_waiter(&case, &mut process, "relation");
+        let status = case.tool.finish("status", &["--json"]).stdout;
+        let copy = serde_json::from_str::<Value>(&status).unwrap_or_default()[0]["copy"].clone();
+        assert_eq!(copy["bytes_done"], 0, "{copy:#}");
+        assert!(copy["bytes"].as_i64().is_some_and(|bytes| bytes > 0), "{copy:#}");
+        drop(reading);
+        case.wait_until_applied(&mut process);
+        case.stop(process);
+        case.expect_equal(&["t"]);
     });
 }
