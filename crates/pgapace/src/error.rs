@@ -229,6 +229,9 @@ impl Failure {
                     .to_owned()
             });
         }
+        if failure.sqlstate.as_deref() == Some(sqlstate::DISK_FULL) {
+            failure.hint = Some(format!("Make room on the {party}'s disk."));
+        }
         let needs_files = error.server_error().is_some_and(exceeds_temp_file_limit);
         if needs_files {
             failure.hint = Some(format!("On the {party}: {TEMP_FILES_REMEDY}."));
@@ -391,3 +394,22 @@ impl std::error::Error for Failure {}
 
 /// Result with a [`Failure`].
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
+
+#[cfg(test)]
+mod tests {
+    use super::Failure;
+
+    #[test]
+    fn a_full_disk_has_a_next_step() {
+        let mut full = wire::ServerError::default();
+        full.code = "53100".to_owned();
+        let error = wire::Error::Server(Box::new(full));
+        for (failure, party) in [
+            (Failure::publisher(&error, "creating the slot"), "publisher"),
+            (Failure::subscriber(&error, "applying"), "subscriber"),
+        ] {
+            assert!(failure.is_transient());
+            assert_eq!(failure.hint, Some(format!("Make room on the {party}'s disk.")));
+        }
+    }
+}
