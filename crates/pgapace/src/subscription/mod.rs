@@ -272,7 +272,9 @@ impl Supervisor<'_> {
         let servers = self.connect()?;
         let ConnectedServers { subscriber, publisher, mut control, mut source, schema_version } =
             servers;
-        let found = self.find_or_create(&mut control, &mut source, &publisher, schema_version)?;
+        let found = self
+            .find_or_create(&mut control, &mut source, &publisher, schema_version)
+            .inspect_err(|_| self.look_for_previous_runs(Some(&mut control), Some(&mut source)))?;
         let FoundSubscription { row, commits, tagging, created } = found;
         if self.ownership.take_aside() {
             hand_over::wait_aside(&mut control, row.id, &|| self.shutdown.requested())?;

@@ -149,19 +149,13 @@ impl Supervisor<'_> {
     /// The failure to report if a server cannot be reached: first one that does not pass by waiting,
     /// then the subscriber's. The other server may tell whether this is the first start.
     fn not_reached(&mut self, control: Result<Session>, source: Result<Session>) -> Failure {
-        let config = Arc::clone(&self.config);
         match (control, source) {
             (Err(failure), Ok(mut source)) => {
-                let found = config.create_slot.then(|| slot::find(&mut source, &config.slot));
-                if matches!(found, Some(Ok(Some(_)))) {
-                    self.previous_runs = self.previous_runs.max(PreviousRuns::Perhaps);
-                }
+                self.look_for_previous_runs(None, Some(&mut source));
                 failure
             }
             (Ok(mut control), Err(failure)) => {
-                if let Ok(Some(row)) = recorded(&mut control, &config.name) {
-                    self.previous_runs = self.previous_runs.max(has_run(&row));
-                }
+                self.look_for_previous_runs(Some(&mut control), None);
                 failure
             }
             (Err(failure), Err(other))
@@ -172,6 +166,25 @@ impl Supervisor<'_> {
             (Err(failure), _) => failure,
             (Ok(_), Ok(_)) => Failure::internal("both servers were reached"),
         }
+    }
+
+    /// A run has failed before it has read the subscription's row. The sessions that it still has may tell whether this
+    /// is the first start.
+    pub(super) fn look_for_previous_runs(
+        &mut self,
+        control: Option<&mut Session>,
+        source: Option<&mut Session>,
+    ) {
+        let config = Arc::clone(&self.config);
+        let row = control.map(|control| recorded(control, &config.name));
+        let known = match row {
+            Some(Ok(row)) => row.as_ref().map(has_run),
+            None | Some(Err(_)) => source
+                .filter(|_| config.create_slot)
+                .and_then(|source| slot::find(source, &config.slot).ok().flatten())
+                .map(|_| PreviousRuns::Perhaps),
+        };
+        self.previous_runs = self.previous_runs.max(known.unwrap_or(PreviousRuns::None));
     }
 
     /// The subscription's row; the first start creates it.

@@ -17,6 +17,7 @@ mod secrets;
 mod silent;
 mod slots;
 mod standby_publisher;
+mod starting;
 mod status;
 mod stops;
 mod supervised;
