@@ -38,8 +38,8 @@ mod standby;
 mod start_beat;
 mod startup;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
 use pgoutput::Lsn;
 
@@ -53,6 +53,7 @@ use crate::membership::Membership;
 use crate::observe::board::{Board, RunPhase};
 use crate::process::Process;
 use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::tagging::RunSessions;
 use crate::tablesync::emptying::TruncateDecision;
 use failure_record::FailureRecord;
 pub(crate) use first_settings::contradiction;
@@ -223,6 +224,8 @@ struct Supervisor<'a> {
     looked_at_storage: bool,
     /// Tables of conflict rules that are not published, as they were logged last.
     unused_rules: Vec<String>,
+    /// The sessions that replication origins allow, as they were logged last.
+    allowed_sessions: Mutex<Option<RunSessions>>,
     /// Whether a session of this process has tagged its commits with a replication origin.
     tagging: Arc<AtomicBool>,
     /// Since the first run that failed.
@@ -253,6 +256,7 @@ impl<'a> Supervisor<'a> {
             take_over: options.take_over,
             looked_at_storage: false,
             unused_rules: Vec::new(),
+            allowed_sessions: Mutex::default(),
             tagging: Arc::default(),
             slot_watch: None,
         }

@@ -1,7 +1,7 @@
 //! The sessions that apply, and those beside them: how each is opened.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use wire::Session;
 
@@ -89,7 +89,12 @@ impl Supervisor<'_> {
     pub(super) fn run_sessions(&self, tagging: &Tagging) -> RunSessions {
         let (sessions, config) = (tagging.sessions(&self.config), &self.config);
         let fewer = sessions != RunSessions::of(config);
-        if let Some(room) = tagging.room().filter(|_| fewer) {
+        let is_news = {
+            let mut logged = self.allowed_sessions.lock().unwrap_or_else(PoisonError::into_inner);
+            logged.replace(sessions) != Some(sessions)
+        };
+        // A run that is retried would repeat it, and the log would no longer show why.
+        if let Some(room) = tagging.room().filter(|_| fewer && is_news) {
             tracing::info!(
                 event = "origins_limit_workers",
                 subscription = config.name,
