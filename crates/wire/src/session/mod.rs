@@ -51,14 +51,16 @@ pub struct Session {
     ready_expected: usize,
     /// The error of a message that could not be queued.
     queue_failure: Option<Error>,
-    /// Names of the statements that [`Self::query_prepared_each`] has prepared.
-    prepared: Vec<&'static str>,
+    /// Names and texts of the statements that [`Self::query_prepared_each`] has prepared.
+    prepared: Vec<(&'static str, String)>,
 }
 
-/// A statement that a session prepares when it executes it first, and keeps. The text of a name never changes.
+/// A statement that a session prepares when it executes it first, and keeps.
 #[derive(Debug, Clone, Copy)]
 pub struct PreparedStatement<'s> {
+    /// Its name on the server.
     pub name: &'static str,
+    /// Its text. With another one, the statement is prepared again.
     pub sql: &'s str,
 }
 
@@ -253,11 +255,12 @@ impl Session {
     ) -> Result<[Rows; N]> {
         self.begin_exchange()?;
         for (PreparedStatement { name, sql }, params) in statements {
-            if !self.prepared.contains(&name) {
+            if !self.prepared.iter().any(|(known, text)| *known == name && text == sql) {
                 // After an error it may be there. Closing a statement that does not exist is not an error.
                 self.queue_close_statement(name);
                 self.queue_parse(name, sql, &[]);
-                self.prepared.push(name);
+                self.prepared.retain(|(known, _)| *known != name);
+                self.prepared.push((name, sql.to_owned()));
             }
             self.queue_bound(name, params);
         }
@@ -265,9 +268,8 @@ impl Session {
         let results = self.exchange();
         if results.is_err() {
             // The server may have skipped any of them.
-            let again =
-                |known: &&str| statements.iter().all(|(statement, _)| statement.name != *known);
-            self.prepared.retain(again);
+            let is_one = |known: &str| statements.iter().any(|(one, _)| one.name == known);
+            self.prepared.retain(|(known, _)| !is_one(known));
         }
         exactly(results?)
     }

@@ -121,7 +121,7 @@ fn large_values_both_ways() {
 }
 
 #[test]
-fn prepared_statements_are_kept_and_prepared_again_after_an_error() {
+fn prepared_statements_are_kept_until_an_error_or_another_text() {
     let divide = PreparedStatement { name: "divide", sql: "SELECT 12 / $1::int" };
     let known = PreparedStatement {
         name: "known",
@@ -141,5 +141,8 @@ fn prepared_statements_are_kept_and_prepared_again_after_an_error() {
         assert_eq!(first.1, again.1, "neither was prepared a second time");
         assert_eq!(both("0").unwrap_err().sqlstate(), Some("22012"));
         assert_ne!(both("3").unwrap().1, again.1);
+        let another = PreparedStatement { name: "divide", sql: "SELECT 24 / $1::int" };
+        let [quotient] = session.query_prepared_each([(another, &[Some("3")])]).unwrap();
+        assert_eq!(quotient.one().unwrap().str(0).unwrap(), "8");
     }
 }

@@ -157,7 +157,7 @@ fn another_judges() -> String {
 /// A heartbeat means nothing after a crash. Its commit waits neither for the disk nor for a synchronous standby:
 /// others would take the owner for dead. So it is, whatever session writes it.
 ///
-/// `name` is that of the prepared statement, whose text does not vary.
+/// `name` is that of the prepared statement.
 fn write(
     session: &mut Session,
     owner: OwnedEpoch,
