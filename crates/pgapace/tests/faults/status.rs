@@ -97,6 +97,42 @@ fn an_idle_slot_advances_while_unpublished_tables_are_written() -> Result<()> {
     Ok(())
 }
 
+/// A flush is a transaction of its own. Where no commit waits for it, transactions that come one by one share it.
+#[test]
+fn transactions_share_flushes_where_no_commit_waits() -> Result<()> {
+    const TRANSACTIONS: u64 = 400;
+    let site = site(&[])?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    site.wait_until_applied(&mut run)?;
+    let number = |sql: &str| -> Result<u64> {
+        Ok(site.subscriber.query_one_text(DB, sql)?.parse().unwrap_or_default())
+    };
+    let next_xid = || number("SELECT pg_snapshot_xmax(pg_current_snapshot())");
+    let (started, first) = (Instant::now(), next_xid()?);
+    site.publisher.sql(
+        DB,
+        &format!(
+            "DO $$ BEGIN FOR i IN 1..{TRANSACTIONS} LOOP \
+               INSERT INTO t VALUES (i); COMMIT; PERFORM pg_sleep(0.002); \
+             END LOOP; END $$"
+        ),
+    )?;
+    let end = lsn(&site.publisher_lsn()?)?;
+    // The last one is not forgotten.
+    wait_while_running(&mut run, "the last flush", PATIENCE, || Ok(site.confirmed()? >= end))?;
+    let counted = "SELECT transactions FROM pgapace.stat_subscription";
+    wait_while_running(&mut run, "statistics", PATIENCE, || Ok(number(counted)? >= TRANSACTIONS))?;
+    let (took, used) = (started.elapsed(), next_xid()? - first);
+    let groups = number("SELECT groups FROM pgapace.stat_subscription")?;
+    // A flush in a tenth of a second, two or three other writes in a second, and a few at the start.
+    let others = 20 + (took.as_secs() + 1) * 14;
+    assert!(
+        used <= groups + others,
+        "{used} transactions on the subscriber in {took:?}, {groups} of them groups"
+    );
+    Ok(())
+}
+
 #[test]
 fn a_synchronous_publisher_gets_acknowledgements_at_once() -> Result<()> {
     let mut site = site(&[])?;
