@@ -3,7 +3,7 @@
 //! Many events come from code that does not know the subscription, and a process may run several.
 
 use std::error::Error;
-use std::fmt::{self, Debug, Write as _};
+use std::fmt::{self, Debug};
 
 use tracing_subscriber::field::{MakeVisitor, RecordFields, VisitFmt, VisitOutput};
 use tracing_subscriber::fmt::format::{
