@@ -591,10 +591,13 @@ fn key(remote: &RemoteRelation) -> TableKey {
 /// A published table that the subscriber does not have.
 pub(crate) fn missing(schema: &str, name: &str) -> Failure {
     let sql_name = format!("{}.{}", quote_ident(schema), quote_ident(name));
-    Failure::new(Class::Mismatch, format!("the subscriber has no table {schema}.{name}")).hint(format!(
-        "Create it on the subscriber: {}; or take it out of the publication; then start pgapace again.",
+    let remedy = format!(
+        "Create it on the subscriber: {}",
         dump_command(&[sql_name], "PUBLISHER", "SUBSCRIBER")
-    ))
+    );
+    let hint = format!("{remedy}; or take it out of the publication; then start pgapace again.");
+    let message = format!("the subscriber has no table {schema}.{name}");
+    Failure { remedy: Some(remedy), ..Failure::new(Class::Mismatch, message) }.hint(hint)
 }
 
 #[cfg(test)]

@@ -64,7 +64,7 @@ pub(super) fn of_blocked_table(failure: &Failure) -> Failure {
     let Some((schema, name)) = relation else { return failure.like() };
     let copy = format!("pgapace resync {}", shell_quoted(&format!("{schema}.{name}")));
     let hint = match (&failure.remedy, &failure.hint) {
-        (Some(remedy), _) => format!("{remedy}. Then copy the table again: {copy}"),
+        (Some(remedy), _) => format!("{remedy}; then copy the table again: {copy}"),
         (None, Some(hint)) => format!("{hint} To copy the table again: {copy}"),
         (None, None) => format!("When the cause is mended, copy the table again: {copy}"),
     };
