@@ -4,18 +4,19 @@ use testbed::wait_until;
 
 use crate::support::{Case, Database, PATIENCE, must, on_versions};
 
-const WAITING: &str = "FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
-     WHERE NOT l.granted AND a.datname = current_database() AND a.application_name LIKE 'pgapace%'";
+/// Nothing else waits for a lock in the database of a test.
+const END: &str = "SELECT count(pg_terminate_backend(a.pid)) > 0 \
+     FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
+     WHERE NOT l.granted AND a.datname = current_database()";
 
 /// Starts while `table` of one server is locked, and terminates the session that waits for it.
 fn lose_a_session(case: &Case, server: &Database<'_>, table: &str) {
     let mut locking = server.connect();
     must(locking.batch_execute(&format!("BEGIN; LOCK TABLE {table}")));
     let mut process = case.tool.start(case.log_file(table));
-    let ended = format!("SELECT count(pg_terminate_backend(a.pid)) > 0 {WAITING}");
     let waited = wait_until(PATIENCE, "the session to be terminated", || {
         assert!(process.is_running(), "pgapace ended:\n{}", process.log());
-        Ok(server.value(&ended) == "t")
+        Ok(server.value(END) == "t")
     });
     must(waited);
     must(locking.batch_execute("COMMIT"));
