@@ -7,7 +7,7 @@ mod connections;
 mod disk;
 mod indexes;
 pub(crate) mod opposite;
-mod origins;
+pub(crate) mod origins;
 mod program;
 mod protection;
 mod publisher;

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
+use crate::check::origins::OriginNeed;
 use crate::error::Failure;
 
 /// The severity of a finding, from harmless to fatal.
@@ -123,11 +124,18 @@ pub(crate) struct Report {
     pub(crate) findings: Vec<Finding>,
     /// The failure to connect to one side.
     pub(crate) unreachable: Option<Failure>,
+    /// If the subscription tags as far as origins are left.
+    pub(super) origins: Option<OriginNeed>,
 }
 
 impl Report {
     pub(crate) fn new(subscription: &str) -> Self {
-        Self { subscription: subscription.to_owned(), findings: Vec::new(), unreachable: None }
+        Self {
+            subscription: subscription.to_owned(),
+            findings: Vec::new(),
+            unreachable: None,
+            origins: None,
+        }
     }
 
     pub(crate) fn add(

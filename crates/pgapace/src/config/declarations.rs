@@ -260,7 +260,7 @@ settings! {
             help: "Tag commits with a replication origin, if the role is allowed to",
             more: "auto tags them if a tag can be seen: wal_level is logical or track_commit_timestamp is \
                    on. It then uses no more workers than there are free replication origins, and leaves \
-                   some to native subscriptions.",
+                   some to native subscriptions. If no other one is free, it does not tag.",
             default: "auto",
             word: "auto",
         }

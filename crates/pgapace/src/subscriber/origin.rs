@@ -4,10 +4,10 @@
 //! the publisher's commit time. Progress is never read from an origin: since PostgreSQL 16 an
 //! aborted transaction advances it too.
 
-use std::fmt::Display;
+use std::fmt::{self, Display, Formatter};
 use std::time::{Duration, Instant};
 
-use wire::{Rows, ServerError, Session};
+use wire::{Rows, ServerError, Session, TransactionStatus};
 
 use crate::error::{Failure, Result};
 use crate::sqlstate;
@@ -55,12 +55,80 @@ pub(crate) fn ask_sql(
     worker: impl Display,
 ) -> String {
     let setting = tagging::setting(session.server_version().major());
-    ASK_SQL.replace("{NAME}", &name(database, id, worker)).replace("{SETTING}", setting)
+    ASK_SQL
+        .replace("{NAME}", &name(database, id, worker))
+        .replace("{SETTING}", setting)
+        .replace("{WITHOUT}", &tagging::without_origin_sql(database))
+        .replace("{ID}", &id.0.to_string())
+}
+
+/// The replication origins that a session leaves free when it creates its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LeftFree {
+    /// For native subscriptions.
+    pub(crate) reserve: i64,
+    /// Whether one more is left to each other subscription of the database that has none: a further worker
+    /// must not take the only origin of another subscription.
+    pub(crate) one_each: bool,
+}
+
+/// Why the commits of a session stay untagged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Untagged {
+    /// The role may not use origins, or the server refused one.
+    Refused(String),
+    /// No origin is free, or those that are free are left to others.
+    Short(String),
+}
+
+impl Display for Untagged {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(reason) | Self::Short(reason) => f.write_str(reason),
+        }
+    }
+}
+
+impl Untagged {
+    fn by(error: &ServerError) -> Self {
+        let reason = format!("{} (SQLSTATE {})", error.message, error.code);
+        match error.code == sqlstate::CONFIGURATION_LIMIT_EXCEEDED {
+            true => Self::Short(reason),
+            false => Self::Refused(reason),
+        }
+    }
+
+    fn short(free: i64, session: &Session) -> Self {
+        let setting = tagging::setting(session.server_version().major());
+        let free = free.max(0);
+        Self::Short(format!(
+            "{free} replication origins are free ({setting}), and they are left to others"
+        ))
+    }
+
+    /// Logs it. Who counts on tags must see that origins are short; that the role may not use them was a
+    /// decision.
+    pub(crate) fn log(&self, subscription: &str) {
+        match self {
+            Self::Refused(reason) => tracing::info!(
+                event = "commits_not_tagged",
+                subscription,
+                reason,
+                "commits are not tagged with a replication origin"
+            ),
+            Self::Short(reason) => tracing::warn!(
+                event = "origins_short",
+                subscription,
+                reason,
+                "commits are not tagged, because replication origins are short"
+            ),
+        }
+    }
 }
 
 /// Sets the session's origin, and creates it if it does not exist. Each worker has its own origin,
 /// because only one session can use an origin. `database` is the oid of the session's database.
-/// `reserve`: an origin is created only if so many stay free. `asked` has the results of [`ask_sql`]:
+/// `left_free`: an origin is created only if so many stay free. `asked` has the results of [`ask_sql`]:
 /// privileges are checked first, because a failed call would log an error on the server.
 ///
 /// Without the privilege, or without a free origin, the inner result holds the reason, and the session's
@@ -70,35 +138,80 @@ pub(crate) fn attach(
     database: u32,
     id: SubscriptionId,
     worker: impl Display,
-    reserve: Option<i64>,
+    left_free: Option<LeftFree>,
     asked: &[Rows],
-) -> Result<std::result::Result<(), String>> {
+) -> Result<std::result::Result<(), Untagged>> {
     let name = name(database, id, worker);
     let row = first_row(asked, "the query for the replication origin")?;
     let refused = row.get(1).unwrap_or_default();
     if !refused.is_empty() {
-        return Ok(Err(format!("permission denied for {refused} (SQLSTATE 42501)")));
+        let reason = format!("permission denied for {refused} (SQLSTATE 42501)");
+        return Ok(Err(Untagged::Refused(reason)));
     }
-    let (exists, free): (_, i64) = (boolean(&row, 0)?, field(&row, 2)?);
-    if !exists && reserve.is_some_and(|reserve| free <= reserve) {
-        let setting = tagging::setting(session.server_version().major());
-        return Ok(Err(format!("{free} replication origins are free ({setting}), for others")));
-    }
+    let (exists, free, without): (_, i64, i64) =
+        (boolean(&row, 0)?, field(&row, 2)?, field(&row, 3)?);
     let set_up = format!("SELECT pg_catalog.pg_replication_origin_session_setup({name})");
-    let create = format!("SELECT pg_catalog.pg_replication_origin_create({name}); {set_up}");
     // The call that resets runs first, so that a statement that fails later leaves nothing behind.
     let try_out = "SELECT pg_catalog.pg_replication_origin_xact_reset(); \
                    SELECT pg_catalog.pg_replication_origin_xact_setup('0/0', pg_catalog.now()), \
                    pg_catalog.pg_replication_origin_xact_reset()";
-    let attached = if exists {
-        run(session, &format!("{set_up}; {try_out}"))?
-    } else {
-        match run(session, &create)? {
-            Ok(()) => run(session, try_out)?,
-            refused => refused,
+    if exists {
+        let attached = run(session, &format!("{set_up}; {try_out}"))?;
+        return Ok(attached.map(drop).map_err(|error| Untagged::by(&error)));
+    }
+    let left = left_free.map(|it| it.reserve + if it.one_each { without } else { 0 });
+    if left.is_some_and(|left| free <= left) {
+        return Ok(Err(Untagged::short(free, session)));
+    }
+    let creating = create_sql(session, &name);
+    let free: i64 = match run(session, &creating)? {
+        Ok(results) => {
+            let created = results.last().and_then(Rows::first);
+            let none = || Failure::internal("creating a replication origin returned nothing");
+            field(&created.ok_or_else(none)?, 0)?
+        }
+        Err(error) => {
+            roll_back(session)?;
+            return Ok(Err(Untagged::by(&error)));
         }
     };
-    Ok(attached.map_err(|error| format!("{} (SQLSTATE {})", error.message, error.code)))
+    if left.is_some_and(|left| free < left) {
+        roll_back(session)?;
+        return Ok(Err(Untagged::short(free + 1, session)));
+    }
+    match run(session, &format!("{set_up}; COMMIT; {try_out}"))? {
+        Ok(_) => Ok(Ok(())),
+        Err(error) => {
+            roll_back(session)?;
+            Ok(Err(Untagged::by(&error)))
+        }
+    }
+}
+
+/// Begins a transaction that creates an origin, and returns how many more there may be beside it.
+///
+/// Sessions that start at the same time do not see each other's origins yet, and no lock that a role may
+/// take covers all databases of the server. But the server gives out the lowest id that is free, and skips
+/// those of transactions in progress too: all ids below the new one are taken.
+fn create_sql(session: &Session, name: &str) -> String {
+    let setting = tagging::setting(session.server_version().major());
+    format!(
+        "BEGIN; SELECT pg_catalog.current_setting('{setting}')::pg_catalog.int8 \
+           OPERATOR(pg_catalog.-) created.id OPERATOR(pg_catalog.-) \
+           (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_origin o \
+            WHERE o.roident::pg_catalog.int8 OPERATOR(pg_catalog.>) created.id) \
+         FROM (SELECT pg_catalog.pg_replication_origin_create({name})::pg_catalog.int8 AS id) created"
+    )
+}
+
+fn roll_back(session: &mut Session) -> Result<()> {
+    if session.transaction_status() == TransactionStatus::Idle {
+        return Ok(());
+    }
+    session
+        .simple("ROLLBACK")
+        .map(drop)
+        .map_err(|e| Failure::subscriber(&e, "setting the replication origin"))
 }
 
 /// The name of the origin of worker `worker`, as a literal.
@@ -106,8 +219,8 @@ fn name(database: u32, id: SubscriptionId, worker: impl Display) -> String {
     wire::quote_literal(&format!("{}{worker}", prefix_in(database, id)))
 }
 
-/// Whether the origin exists, which origin functions the role may not call, and how many more origins
-/// there may be.
+/// Whether the origin exists, which origin functions the role may not call, how many more origins
+/// there may be, and how many other subscriptions of the database have none.
 const ASK_SQL: &str = "\
 SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_replication_origin o WHERE o.roname = {NAME}),
        (SELECT pg_catalog.string_agg('function ' || p.proname, ', ' ORDER BY p.proname)
@@ -119,17 +232,18 @@ SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_replication_origin o WHERE o.roname =
             'pg_replication_origin_xact_reset', 'pg_replication_origin_xact_setup')
           AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')),
        pg_catalog.current_setting('{SETTING}')::pg_catalog.int8
-         OPERATOR(pg_catalog.-) (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_origin)";
+         OPERATOR(pg_catalog.-) (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_origin),
+       ({WITHOUT} AND s.id OPERATOR(pg_catalog.<>) {ID})";
 
 /// Runs a statement about an origin. The inner error is the server's.
 fn run(
     session: &mut Session,
     statement: &str,
-) -> Result<std::result::Result<(), Box<ServerError>>> {
+) -> Result<std::result::Result<Vec<Rows>, Box<ServerError>>> {
     let deadline = Instant::now() + RELEASE_PATIENCE;
     loop {
         match session.simple(statement) {
-            Ok(_) => return Ok(Ok(())),
+            Ok(rows) => return Ok(Ok(rows)),
             // A session that ends releases its locks, for which the fence waits, shortly before its
             // origin (55006: object_in_use).
             Err(wire::Error::Server(error))

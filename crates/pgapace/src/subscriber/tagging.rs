@@ -6,7 +6,11 @@
 //! Each session that tags holds a replication origin, and the server has few of them: 10 by default. A
 //! native subscription needs one, and one more for each of its table sync workers. Without one, it fails.
 //! So some are left to them, and fewer workers apply instead. An untagged commit among tagged ones is no
-//! way out: a subscription in the opposite direction would send it back.
+//! way out: a subscription in the opposite direction would send it back. Where not even one origin is
+//! left, no commit of the subscription is tagged. The session that creates an origin decides:
+//! subscriptions start at the same time, in several processes and databases.
+
+use std::fmt::Display;
 
 use wire::{Rows, Session};
 
@@ -41,6 +45,8 @@ pub(crate) struct OriginRoom {
     pub(crate) others: i64,
     /// How many are left free: for a native subscription and its table sync workers.
     pub(crate) reserve: i64,
+    /// Other subscriptions of the database that have none: one is left to each of them.
+    pub(crate) without: i64,
 }
 
 /// How many sessions a run has.
@@ -58,9 +64,14 @@ impl RunSessions {
 }
 
 impl OriginRoom {
-    /// How many origins the subscription may have. It always gets one.
+    /// Whether none is left for the first session of a subscription.
+    pub(crate) fn is_short(self) -> bool {
+        self.most - self.others <= self.reserve
+    }
+
+    /// How many origins the subscription may have, if it has one.
     fn free(self) -> usize {
-        usize::try_from(self.most - self.others - self.reserve).unwrap_or(0).max(1)
+        usize::try_from(self.most - self.others - self.reserve - self.without).unwrap_or(0).max(1)
     }
 
     /// How many sessions may apply. One origin is left to tables that are copied while others stream.
@@ -74,6 +85,15 @@ impl OriginRoom {
 /// The setting that limits replication origins, by major version.
 pub(crate) fn setting(major: u32) -> &'static str {
     if major >= 18 { "max_active_replication_origins" } else { "max_replication_slots" }
+}
+
+/// The query for the number of subscriptions `s` of a database that have no origin. `database` is its oid.
+pub(crate) fn without_origin_sql(database: impl Display) -> String {
+    format!(
+        "SELECT pg_catalog.count(*) FROM pgapace.subscription s WHERE s.id::pg_catalog.text NOT IN ( \
+           SELECT pg_catalog.split_part(o.roname, '_', 3) FROM pg_catalog.pg_replication_origin o \
+           WHERE pg_catalog.starts_with(o.roname, pg_catalog.concat('{PREFIX}', {database}, '_')))"
+    )
 }
 
 impl Tagging {
@@ -96,6 +116,7 @@ impl Tagging {
             return "SELECT WHERE false".to_owned();
         }
         let setting = setting(session.server_version().major());
+        let without = if has_state { without_origin_sql("here.oid") } else { "0".to_owned() };
         // An origin is created behind the row of its subscription, and both are read under one snapshot.
         let forgotten = if has_state {
             format!(
@@ -117,9 +138,10 @@ impl Tagging {
                coalesce(pg_catalog.string_agg(roname, ',') \
                  FILTER (WHERE roname OPERATOR(pg_catalog.~) '^{PREFIX}[0-9]+_' AND ({MAY_DROP_SQL}) \
                    AND (NOT EXISTS (SELECT FROM pg_catalog.pg_database d WHERE pg_catalog.starts_with( \
-                     roname, pg_catalog.concat('{PREFIX}', d.oid, '_'))) OR {forgotten})), '') \
+                     roname, pg_catalog.concat('{PREFIX}', d.oid, '_'))) OR {forgotten})), ''), \
+               ({without}) \
              FROM pg_catalog.pg_database here LEFT JOIN pg_catalog.pg_replication_origin ON true \
-             WHERE here.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()"
+             WHERE here.datname OPERATOR(pg_catalog.=) pg_catalog.current_database() GROUP BY here.oid"
         )
     }
 
@@ -142,6 +164,8 @@ impl Tagging {
             most: field(&row, 2)?,
             others: all - i64::try_from(own.len() + orphans.len()).unwrap_or(all),
             reserve: 1 + sync_workers,
+            // The subscription itself is one of them while it has no origin.
+            without: field::<i64>(&row, 7)? - i64::from(prefix.is_some() && own.is_empty()),
         };
         let always = tag_commits == TagCommits::Always;
         Ok(Self {
@@ -159,16 +183,27 @@ impl Tagging {
         self.leaves_room.then_some(self.origins)
     }
 
-    /// How many sessions a run has.
+    /// Whether no origin is left for the subscription, which has none yet.
+    pub(crate) fn is_short(&self) -> bool {
+        self.leaves_room && self.own.is_empty() && self.origins.is_short()
+    }
+
+    /// How many origins the subscription has.
+    pub(crate) fn own(&self) -> usize {
+        self.own.len()
+    }
+
+    /// How many sessions a run has. Commits that are not tagged need no origins.
     pub(crate) fn sessions(&self, config: &Config) -> RunSessions {
         let wanted = RunSessions::of(config);
-        self.room().map_or(wanted, |room| room.sessions(wanted))
+        let room = self.room().filter(|_| !self.is_short());
+        room.map_or(wanted, |room| room.sessions(wanted))
     }
 
     /// How many sessions may copy; `None` if origins do not limit them. Origins that stay, or that apply
     /// workers need meanwhile (`beside`), are left to the sessions that apply, of which `wanted` may run.
     pub(crate) fn copy_sessions(&self, wanted: RunSessions, beside: bool) -> Option<usize> {
-        let room = self.room().filter(|_| self.tagged)?;
+        let room = self.room().filter(|_| self.tagged && !self.is_short())?;
         let applying = if beside || !self.may_drop {
             let sessions = room.sessions(wanted);
             sessions.workers + sessions.streams
@@ -216,7 +251,7 @@ mod tests {
     #[test]
     fn some_origins_are_left_to_others() {
         let sessions = |most, others, workers, streams| {
-            let room = OriginRoom { most, others, reserve: 3 };
+            let room = OriginRoom { most, others, reserve: 3, without: 0 };
             let RunSessions { workers, streams } = room.sessions(RunSessions { workers, streams });
             (workers, streams)
         };
@@ -232,9 +267,38 @@ mod tests {
     }
 
     #[test]
+    fn one_origin_is_left_to_each_other_subscription() {
+        let room = |others, without| OriginRoom { most: 10, others, reserve: 3, without };
+        let workers = |room: OriginRoom| {
+            let RunSessions { workers, streams } =
+                room.sessions(RunSessions { workers: 16, streams: 3 });
+            (workers, streams)
+        };
+        assert_eq!(workers(room(0, 1)), (4, 1));
+        assert_eq!(workers(room(0, 11)), (1, 0));
+        // Subscriptions that have none do not keep another one from its first.
+        assert!(!room(6, 5).is_short());
+        assert!(room(7, 0).is_short());
+    }
+
+    #[test]
+    fn untagged_commits_need_no_origins() {
+        let origins = OriginRoom { most: 10, others: 8, reserve: 3, without: 0 };
+        let mut tagging =
+            Tagging { tagged: true, origins, leaves_room: true, ..Tagging::default() };
+        let wanted = RunSessions { workers: 16, streams: 3 };
+        assert!(tagging.is_short());
+        assert_eq!(tagging.copy_sessions(wanted, false), None);
+        // One that has an origin keeps it.
+        tagging.own.push("pgapace_5_1_0".to_owned());
+        assert!(!tagging.is_short());
+        assert_eq!(tagging.copy_sessions(wanted, false), Some(1));
+    }
+
+    #[test]
     fn copies_leave_origins_to_apply_workers() {
         let copies = |others, beside, may_drop| {
-            let origins = OriginRoom { most: 10, others, reserve: 3 };
+            let origins = OriginRoom { most: 10, others, reserve: 3, without: 0 };
             let tagging = Tagging {
                 tagged: true,
                 origins,
@@ -248,6 +312,6 @@ mod tests {
         assert_eq!(copies(0, true, true), Some(1));
         // Origins of copies stay, and would lack later.
         assert_eq!(copies(0, false, false), Some(1));
-        assert_eq!(copies(12, false, true), Some(1));
+        assert_eq!(copies(6, false, true), Some(1));
     }
 }

@@ -12,8 +12,8 @@ use wire::{Session, quote_literal};
 
 use crate::config::{Subscription as Config, TagCommits};
 use crate::error::{Class, Failure, Result};
-use crate::subscriber::catalogue::boolean;
-use crate::subscriber::origin;
+use crate::subscriber::catalogue::{boolean, field, first_row};
+use crate::subscriber::origin::{self, LeftFree, Untagged};
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::tagging::{RunSessions, Tagging};
 
@@ -111,22 +111,23 @@ impl WriterTag {
         let failed = |e: &wire::Error| Failure::subscriber(e, "setting the replication origin");
         let ask = origin::ask_sql(session, database, id, writer);
         let asked = session.simple(&ask).map_err(|e| failed(&e))?;
-        // One of each kind may have the origins that are left to others.
-        let reserve = match writer {
-            Writer::Copy(0) | Writer::Repair => None,
-            Writer::Copy(_) => tagging.room().map(|room| room.reserve),
-        };
-        match origin::attach(session, database, id, writer, reserve, &asked)? {
+        // One of each kind stands for all of them.
+        let is_first = matches!(writer, Writer::Copy(0) | Writer::Repair);
+        let left_free =
+            tagging.room().map(|room| LeftFree { reserve: room.reserve, one_each: !is_first });
+        let mut attached = origin::attach(session, database, id, writer, left_free, &asked)?;
+        let others_tag = attached.is_err() && has_origins(session, database, id)?;
+        // What it writes lies among tagged commits: it takes one that is left to others, until it ends.
+        if matches!(attached, Err(Untagged::Short(_))) && others_tag && is_first {
+            attached = origin::attach(session, database, id, writer, None, &asked)?;
+        }
+        match attached {
             Ok(()) => Ok(Some(Self { id, database, writer, may_drop: tagging.may_drop })),
-            Err(reason) if rules.origin_none || has_origins(session, database, id)? => {
-                Err(refusal(&reason))
-            }
+            Err(reason) if rules.origin_none || others_tag => Err(refusal(&reason)),
             Err(reason) => {
-                tracing::info!(
-                    event = "commits_not_tagged",
-                    reason,
-                    "commits are not tagged with a replication origin"
-                );
+                if is_first {
+                    reason.log(&name_of(session, id)?);
+                }
                 Ok(None)
             }
         }
@@ -160,7 +161,15 @@ fn has_origins(session: &mut Session, database: u32, id: SubscriptionId) -> Resu
     boolean(&row, 0)
 }
 
-fn refusal(reason: &str) -> Failure {
+fn name_of(session: &mut Session, id: SubscriptionId) -> Result<String> {
+    let sql = format!("SELECT s.name FROM pgapace.subscription s WHERE s.id = {}", id.0);
+    let rows = session
+        .query(&sql, &[])
+        .map_err(|e| Failure::subscriber(&e, "reading the subscription's name"))?;
+    field(&first_row(&[rows], "the query for the subscription")?, 0)
+}
+
+fn refusal(reason: &Untagged) -> Failure {
     Failure::new(
         Class::Subscriber,
         format!(
@@ -171,6 +180,7 @@ fn refusal(reason: &str) -> Failure {
     .hint(
         "A subscription in the opposite direction would send untagged writes back. Grant the role the \
          origin functions (pgapace check prints the GRANT; docs/privileges.sql has it), raise \
-         max_replication_slots (max_active_replication_origins from 18 on), or pass --tag-commits=false if there is no other direction.",
+         max_replication_slots (max_active_replication_origins from 18 on), pass --tag-commits=true to use those that are left to native \
+         subscriptions, or pass --tag-commits=false if there is no other direction.",
     )
 }

@@ -38,7 +38,6 @@ mod standby;
 mod start_beat;
 mod startup;
 
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use pgoutput::Lsn;
@@ -67,6 +66,7 @@ pub(crate) use resume::check_sent_alike;
 use retry::{PreviousRuns, Retry};
 use retry_loop::run_from;
 use run_stage::RunStage;
+use sessions::RunTags;
 use slot_watch::SlotWatch;
 pub(crate) use startup::check_start;
 use startup::{ConnectedServers, FoundSubscription, OwnedSubscription, sync_context};
@@ -226,8 +226,7 @@ struct Supervisor<'a> {
     unused_rules: Vec<String>,
     /// The sessions that replication origins allow, as they were logged last.
     allowed_sessions: Mutex<Option<RunSessions>>,
-    /// Whether a session of this process has tagged its commits with a replication origin.
-    tagging: Arc<AtomicBool>,
+    tags: Arc<RunTags>,
     /// Since the first run that failed.
     slot_watch: Option<SlotWatch>,
 }
@@ -257,7 +256,7 @@ impl<'a> Supervisor<'a> {
             looked_at_storage: false,
             unused_rules: Vec::new(),
             allowed_sessions: Mutex::default(),
-            tagging: Arc::default(),
+            tags: Arc::default(),
             slot_watch: None,
         }
     }

@@ -112,6 +112,7 @@ impl Supervisor<'_> {
         tagging: &Tagging,
         citus: bool,
     ) -> Applying {
+        self.tags.forget();
         let (sessions, config) = (self.run_sessions(tagging), &self.config);
         let workers = WorkerNumber {
             most: sessions.workers,

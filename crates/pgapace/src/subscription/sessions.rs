@@ -1,6 +1,6 @@
 //! The sessions that apply, and those beside them: how each is opened.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use wire::Session;
@@ -15,9 +15,10 @@ use crate::apply::encoder;
 use crate::apply::pool::{Connector, OpenedWorkers, Pool, Slots, WorkerNumber};
 use crate::apply::prefetch::Prefetch;
 use crate::apply::session_leases::Leaseholder;
+use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::scoped_thread;
-use crate::subscriber::origin;
+use crate::subscriber::origin::{self, LeftFree};
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::{SubscriptionId, ownership};
 use crate::subscriber::tagging::{RunSessions, Tagging};
@@ -27,6 +28,34 @@ pub(super) struct OpenedSessions {
     workers: OpenedWorkers,
     durability: Session,
     monitor: Session,
+}
+
+/// Whether the commits of a run are tagged with replication origins: the first session that opens decides.
+#[derive(Debug, Default)]
+pub(super) struct RunTags(AtomicU8);
+
+impl RunTags {
+    const UNDECIDED: u8 = 0;
+    const TAGGED: u8 = 1;
+    const MISSING: u8 = 2;
+
+    /// Another run begins.
+    pub(super) fn forget(&self) {
+        self.0.store(Self::UNDECIDED, Ordering::Release);
+    }
+
+    /// Whether they are not.
+    fn are_missing(&self) -> bool {
+        self.0.load(Ordering::Acquire) == Self::MISSING
+    }
+
+    /// Decides, or returns whether a session does as the first one.
+    fn agree(&self, tagged: bool) -> bool {
+        let own = if tagged { Self::TAGGED } else { Self::MISSING };
+        let decided =
+            self.0.compare_exchange(Self::UNDECIDED, own, Ordering::AcqRel, Ordering::Acquire);
+        decided.map_or_else(|known| known == own, |_| true)
+    }
 }
 
 impl OpenedSessions {
@@ -115,26 +144,28 @@ impl Supervisor<'_> {
         purpose: Purpose,
         identity: Identity,
     ) -> Connector {
-        let (origin_none, workers) = (self.config.origin_none(), self.config.workers.most());
-        let subscriber = Arc::new(subscriber.clone());
-        let policy = Arc::new(self.config.on_conflict.clone());
-        let tagging = Arc::clone(&self.tagging);
+        let (config, subscriber) = (Arc::clone(&self.config), Arc::new(subscriber.clone()));
+        let tags = Arc::clone(&self.tags);
         Box::new(move |number| -> Connect {
-            let (subscriber, policy) = (Arc::clone(&subscriber), Arc::clone(&policy));
-            let tagging = Arc::clone(&tagging);
+            let (config, subscriber) = (Arc::clone(&config), Arc::clone(&subscriber));
+            let tags = Arc::clone(&tags);
             Box::new(move |lost| {
-                let opened = open_apply(&subscriber, purpose, identity, number, origin_none, lost);
-                let (mut session, identity) = opened?;
-                let needed = number > workers || number > 0 && identity.origin_reserve.is_some();
-                if needed && !identity.tagged && tagging.load(Ordering::Acquire) {
-                    // All commits are tagged or none: another direction relies on it.
+                // All commits are tagged or none, because another direction relies on it. Where origins are
+                // left to others, the first session decides.
+                let leaves_some = identity.origin_reserve.is_some();
+                let tagged = identity.tagged && !(leaves_some && tags.are_missing());
+                let wanted = Identity { tagged, ..identity };
+                let opened = open_apply(&subscriber, purpose, wanted, number, &config, lost);
+                let (mut session, opened) = opened?;
+                let agrees = tags.agree(opened.tagged);
+                let lacks_it = number > config.workers.most() && !opened.tagged;
+                if !agrees && (leaves_some || lacks_it) {
                     let message = "there is no replication origin for another session";
                     return Err(Failure::new(Class::Subscriber, message).transient(true));
                 }
-                tagging.fetch_or(identity.tagged, Ordering::AcqRel);
-                conflicts::requirements::check(&mut session, &policy, identity.tagged)?;
-                encoder::prepare_control(&mut session, identity)?;
-                Ok((session, identity))
+                conflicts::requirements::check(&mut session, &config.on_conflict, opened.tagged)?;
+                encoder::prepare_control(&mut session, opened)?;
+                Ok((session, opened))
             })
         })
     }
@@ -190,7 +221,7 @@ fn open_apply(
     purpose: Purpose,
     identity: Identity,
     number: usize,
-    origin_none: bool,
+    config: &Config,
     lost: Option<Lost>,
 ) -> Result<(Session, Identity)> {
     let catches_up = identity.progress_of != identity.id;
@@ -211,12 +242,14 @@ fn open_apply(
     }
     let ask = origin::ask_sql(&session, database, id, number);
     let asked = ownership::join_and(&mut session, id, &ask)?;
-    // The first worker, and one in place of another, may have an origin that is left to others.
-    let reserve = identity.origin_reserve.filter(|_| number > 0 && lost.is_none() && !catches_up);
-    let attached = origin::attach(&mut session, database, id, number, reserve, &asked)?;
+    // One in place of another, and a table that catches up for a while, may have an origin that is left to
+    // others: their commits lie among tagged ones.
+    let reserve = identity.origin_reserve.filter(|_| lost.is_none() && !catches_up);
+    let left_free = reserve.map(|reserve| LeftFree { reserve, one_each: number > 0 });
+    let attached = origin::attach(&mut session, database, id, number, left_free, &asked)?;
     match &attached {
         Ok(()) => {}
-        Err(reason) if origin_none => {
+        Err(reason) if config.origin_none() => {
             return Err(Failure::new(
                 Class::Subscriber,
                 format!("cannot tag commits with a replication origin: {reason}"),
@@ -224,8 +257,8 @@ fn open_apply(
             .hint(
                 "With --origin none, untagged commits would be sent back by the other \
                  direction. Grant the role the origin functions (pgapace check prints the GRANT; \
-                 docs/privileges.sql has it), raise max_replication_slots (max_active_replication_origins from 18 on), or pass --tag-commits=false if there \
-                 is no other direction.",
+                 docs/privileges.sql has it), raise max_replication_slots (max_active_replication_origins from 18 on), pass --tag-commits=true to \
+                 use those that are left to native subscriptions, or pass --tag-commits=false if there is no other direction.",
             ));
         }
         // The lost session had an origin: another direction may rely on it.
@@ -233,13 +266,9 @@ fn open_apply(
             let message = format!("cannot tag commits with a replication origin again: {reason}");
             return Err(Failure::new(Class::Subscriber, message).transient(true));
         }
-        Err(reason) => {
-            tracing::info!(
-                event = "commits_not_tagged",
-                reason,
-                "commits are not tagged with a replication origin"
-            );
-        }
+        Err(reason) if number == 0 => reason.log(&config.name),
+        // Whether it is wrong among the others is decided above.
+        Err(_) => {}
     }
     Ok((session, Identity { tagged: attached.is_ok(), ..identity }))
 }

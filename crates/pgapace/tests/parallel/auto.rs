@@ -95,7 +95,7 @@ fn sessions_are_terminated_and_the_program_is_killed_while_the_number_changes() 
 }
 
 /// A subscriber of its own with PostgreSQL's default limit of replication origins.
-fn few_origins(major: u16, settings: &[(&str, &str)]) -> Cluster {
+pub(super) fn few_origins(major: u16, settings: &[(&str, &str)]) -> Cluster {
     let binaries = must(testbed::servers::find_or_fetch(major));
     let mut builder = Cluster::builder(&binaries).name("subscriber with few origins");
     builder = builder.setting("max_replication_slots", "10");

@@ -9,6 +9,7 @@ mod few_locks;
 mod high_latency;
 mod locks;
 mod order;
+mod origins;
 mod prefetch;
 mod shared;
 mod waits;

@@ -1,0 +1,124 @@
+//! More subscriptions than a subscriber with PostgreSQL's default limit has replication origins for.
+
+use testbed::program::Process;
+use testbed::wait_until;
+
+use super::auto::few_origins;
+use crate::support::{Case, Database, PATIENCE, must, pgapace, servers, wait_until_log};
+
+const ORIGINS: &str = "SELECT count(*) FROM pg_replication_origin";
+
+/// Subscriptions `1..=9` of two configuration files, each of one table.
+struct Many {
+    case: Case,
+    directory: tempfile::TempDir,
+}
+
+impl Many {
+    fn new(case: Case, subscriber: &Database) -> Self {
+        for number in 1..=10 {
+            let ddl = format!("CREATE TABLE t{number} (id int PRIMARY KEY)");
+            case.publisher.sql(&ddl);
+            subscriber.sql(&ddl);
+            case.publisher.sql(&format!(
+                "INSERT INTO t{number} VALUES (1); CREATE PUBLICATION p{number} FOR TABLE t{number}"
+            ));
+        }
+        let directory = must(tempfile::tempdir());
+        for (file, numbers) in [("first", 1..=6), ("second", 7..=9), ("all", 1..=9)] {
+            let mut config = format!(
+                "publisher = \"{}\"\nsubscriber = \"{}\"\n",
+                case.tool.publisher,
+                subscriber.conninfo()
+            );
+            for number in numbers {
+                config.push_str(&format!(
+                    "[[subscription]]\nname = \"{}_{number}\"\npublication = [\"p{number}\"]\n",
+                    case.tool.name
+                ));
+            }
+            must(std::fs::write(directory.path().join(file), config));
+        }
+        Self { case, directory }
+    }
+
+    fn config(&self, file: &str) -> String {
+        self.directory.path().join(file).display().to_string()
+    }
+
+    fn start(&self, file: &str) -> Process {
+        let program = pgapace("run").args(["--config", &self.config(file)]);
+        must(program.spawn_logged(self.directory.path().join(format!("{file}.log"))))
+    }
+}
+
+impl Drop for Many {
+    fn drop(&mut self) {
+        let sql = format!(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
+             WHERE starts_with(slot_name, '{}_') AND NOT active",
+            self.case.tool.name
+        );
+        let _ = self.case.publisher.cluster.sql("postgres", &sql);
+    }
+}
+
+#[test]
+fn processes_together_leave_origins_to_a_native_subscription() {
+    for major in [15, 18] {
+        let cluster = few_origins(major, &[]);
+        let publisher = servers(major, major).publisher;
+        let subscriber = Database::create(&cluster, "many", "");
+        let many = Many::new(Case::new(major, major), &subscriber);
+        let checked = must(pgapace("check").args(["--config", &many.config("all")]).output());
+        let checked = String::from_utf8_lossy(&checked.stdout).into_owned();
+        assert!(checked.contains("9 of them need a first replication origin"), "{checked}");
+        assert!(checked.contains("2 subscriptions do not tag their commits"), "{checked}");
+
+        let mut processes = [many.start("first"), many.start("second")];
+        for (process, count) in processes.iter_mut().zip([6, 3]) {
+            must(wait_until_log(process, "the streams", PATIENCE, |log| {
+                log.matches("event=\"streaming\"").count() >= count
+            }));
+        }
+        // Ten, of which three are left.
+        let used: u32 = must(subscriber.value(ORIGINS).parse());
+        assert!((1..=7).contains(&used), "{used} of 10");
+        let logs: String = processes.iter().map(Process::log).collect();
+        let warnings: Vec<_> =
+            logs.lines().filter(|line| line.contains("event=\"origins_short\"")).collect();
+        assert!(warnings.iter().all(|line| line.contains("WARN")), "{logs}");
+        for number in 1..=9 {
+            let name = format!("subscription=\"{}_{number}\"", many.case.tool.name);
+            let tags: u32 = must(
+                subscriber
+                    .value(&format!(
+                        "SELECT count(*) FROM pg_replication_origin o, pgapace.subscription s \
+                         WHERE s.name = '{}_{number}' AND o.roname LIKE 'pgapace\\_%\\_' || s.id || '\\_%'",
+                        many.case.tool.name
+                    ))
+                    .parse(),
+            );
+            let warned = warnings.iter().any(|line| line.contains(&name));
+            assert!(tags > 0 || warned, "subscription {number} says nothing: {logs}");
+        }
+        let slot = format!("{}_native", many.case.tool.name);
+        subscriber.sql(&format!(
+            "CREATE SUBSCRIPTION beside CONNECTION '{}' PUBLICATION p10 WITH (slot_name = '{slot}')",
+            publisher.conninfo(&many.case.publisher.name).replace('\'', "''")
+        ));
+        for number in 1..=10 {
+            many.case.publisher.sql(&format!("INSERT INTO t{number} VALUES (2)"));
+        }
+        for number in 1..=10 {
+            must(wait_until(PATIENCE, "the rows", || {
+                Ok(subscriber.value(&format!("SELECT count(*) FROM t{number}")) == "2")
+            }));
+        }
+        subscriber.sql("DROP SUBSCRIPTION beside");
+        for mut process in processes {
+            must(process.terminate());
+            must(process.wait(PATIENCE));
+        }
+    }
+}
