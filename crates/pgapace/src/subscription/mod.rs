@@ -299,7 +299,7 @@ impl Supervisor<'_> {
             Readiness::Ready(ready, opened) => {
                 self.previous_runs = PreviousRuns::OfThisProcess;
                 drop(beat);
-                self.lead(ready, *opened, record)
+                self.lead(*ready, *opened, record)
             }
         }
     }

@@ -38,7 +38,7 @@ use crate::tablesync::SyncContext;
 
 /// Whether the leader may start.
 pub(super) enum Readiness<'r> {
-    Ready(ReadyToStream<'r>, Box<Opened>),
+    Ready(Box<ReadyToStream<'r>>, Box<Opened>),
     /// Another process asks for the subscription.
     GivenUp(Outcome),
 }
@@ -141,7 +141,7 @@ impl Supervisor<'_> {
                 watch,
             };
             let ready = ReadyToStream { row, context, published };
-            Ok(Readiness::Ready(ready, Box::new(opened)))
+            Ok(Readiness::Ready(Box::new(ready), Box::new(opened)))
         })
     }
 
