@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 
+use super::tls::tls_error;
 use super::{Activity, Ready, Stream, Want, after, log_notice};
 use crate::error::{Error, Result, ServerError};
 
@@ -421,7 +422,7 @@ pub(crate) fn from_io(error: io::Error) -> Error {
         return Error::Closed;
     }
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-        Some(tls) => Error::Tls(format!("SSL error: {tls}")),
+        Some(error) => tls_error(error),
         None => Error::Io(error),
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection, ProtocolVersion};
+use rustls::{CertificateError, ClientConfig, ClientConnection, ProtocolVersion};
 use socket2::Socket;
 
 use super::{Want, channel_binding, from_io, wait};
@@ -175,5 +175,38 @@ impl Tls {
 
 /// Converts an error of rustls.
 pub(super) fn tls_error(error: &rustls::Error) -> Error {
-    Error::Tls(format!("SSL error: {error}"))
+    Error::Tls(format!("SSL error: {}", described(error)))
+}
+
+/// The error, without the names of rustls's types.
+fn described(error: &rustls::Error) -> String {
+    let rustls::Error::InvalidCertificate(reason) = error else { return error.to_string() };
+    let reason = match reason {
+        CertificateError::UnknownIssuer => {
+            "no trusted certificate (sslrootcert) has signed it".to_owned()
+        }
+        CertificateError::NotValidForName => "it is not for the name of the host".to_owned(),
+        CertificateError::NotValidForNameContext { expected, presented } => {
+            let names: Vec<_> = presented.iter().map(|name| bare(name)).collect();
+            let names = if names.is_empty() { "no name".to_owned() } else { names.join(", ") };
+            format!("it is for {names}, not for host \"{}\"", expected.to_str())
+        }
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+            "it has expired".to_owned()
+        }
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            "it is not valid yet".to_owned()
+        }
+        CertificateError::BadSignature => "its signature is wrong".to_owned(),
+        CertificateError::BadEncoding => "it cannot be parsed".to_owned(),
+        CertificateError::Other(reason) => reason.to_string(),
+        reason => reason.to_string(),
+    };
+    format!("the server's certificate is refused: {reason}")
+}
+
+/// `example.com` of `DnsName("example.com")`.
+fn bare(name: &str) -> &str {
+    let inner = name.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')'));
+    inner.map_or(name, |inner| inner.trim_matches('"'))
 }
