@@ -9,6 +9,7 @@ mod session_attrs;
 mod startup;
 mod tls_config;
 mod verify;
+mod version_1;
 
 pub use cancel::CancelHandle;
 

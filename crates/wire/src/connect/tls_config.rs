@@ -22,7 +22,7 @@ use super::verify::{Roots, Verifier};
 use crate::conninfo::{ConnInfo, Host, Place, SslCertMode, SslMode, TlsVersion};
 use crate::error::{Error, Result};
 use crate::protection::Verified;
-use crate::stream::ALPN;
+use crate::stream::{ALPN, certificate};
 
 /// The TLS configuration of one connection.
 pub(super) struct Client {
@@ -159,15 +159,39 @@ fn client_certificate(
     let problem = |error: &dyn std::fmt::Display| {
         Error::Tls(format!("could not load private key file \"{}\": {error}", key_file.display()))
     };
-    let key = PrivateKeyDer::from_pem_file(&key_file).map_err(|error| match error {
-        rustls::pki_types::pem::Error::NoItemsFound => {
-            problem(&"it has no private key in PEM form without a passphrase")
+    let key = private_key(&key_file).map_err(|error| problem(&error))?;
+    let key = provider.key_provider.load_private_key(key).map_err(|error| problem(&error))?;
+    // A certificate of X.509 version 1 is one for libpq too, so webpki does not parse it here.
+    let own = key.public_key();
+    let certified = chain.first().and_then(|certificate| certificate::public_key(certificate));
+    if own.zip(certified).is_some_and(|(own, certified)| own.as_ref() != certified) {
+        return Err(Error::Tls(format!(
+            "certificate does not match private key file \"{}\"",
+            key_file.display()
+        )));
+    }
+    Ok(Some(Arc::new(CertifiedKey::new(chain, key))))
+}
+
+/// Reads a private key in PEM or DER form.
+fn private_key(file: &Path) -> std::result::Result<PrivateKeyDer<'static>, String> {
+    use rustls::pki_types::pem::Error as PemError;
+    match PrivateKeyDer::from_pem_file(file) {
+        Ok(key) => Ok(key),
+        Err(PemError::NoItemsFound) => {
+            let bytes = fs::read(file).map_err(|error| error.to_string())?;
+            let encrypted = bytes.windows(9).any(|it| it == b"ENCRYPTED");
+            PrivateKeyDer::try_from(bytes).map_err(|_| match encrypted {
+                true => format!(
+                    "it has a passphrase, which is not supported. Write it without one: openssl pkey -in {} \
+                     -out … and name that file with sslkey",
+                    file.display()
+                ),
+                false => "it has no private key in PEM or DER form".to_owned(),
+            })
         }
-        error => problem(&error),
-    })?;
-    let certified =
-        CertifiedKey::from_der(chain, key, provider).map_err(|error| problem(&error))?;
-    Ok(Some(Arc::new(certified)))
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 /// A private key must not be readable by other users; a key that root owns may be readable by its

@@ -1,10 +1,11 @@
 //! Verification of the server's certificate by libpq's rules.
 //!
-//! webpki checks chains, names and signatures. This module adds three rules of libpq (and OpenSSL)
+//! webpki checks chains, names and signatures. This module adds four rules of libpq (and OpenSSL)
 //! that webpki does not have:
 //! - The chain can be checked without the name (`verify-ca`), or not at all.
 //! - A certificate that is itself in the root file is trusted.
 //! - The common name counts when the certificate has no alternative name.
+//! - A certificate may be of X.509 version 1.
 //!
 //! Every mode checks the signature of the handshake, which proves that the server holds the key of
 //! its certificate. Channel binding depends on that proof.
@@ -26,6 +27,7 @@ use rustls::{
     CertificateError, DigitallySignedStruct, Error as TlsError, RootCertStore, SignatureScheme,
 };
 
+use super::version_1;
 use crate::stream::certificate;
 
 /// Trusted certificates.
@@ -45,6 +47,10 @@ impl Roots {
             store.add(certificate.clone()).map_err(|error| error.to_string())?;
         }
         Ok(Roots { store, certificates })
+    }
+
+    pub(super) fn certificates(&self) -> &[CertificateDer<'static>] {
+        &self.certificates
     }
 
     /// Builds the roots from the system's certificates and skips those that webpki cannot parse.
@@ -75,14 +81,10 @@ impl Verifier {
         now: UnixTime,
     ) -> Result<(), TlsError> {
         if roots.certificates.iter().any(|trusted| trusted.as_ref() == end_entity.as_ref()) {
-            let validity = certificate::validity(end_entity)
-                .ok_or(TlsError::InvalidCertificate(CertificateError::BadEncoding))?;
-            let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
-            return match now {
-                _ if now < *validity.start() => Err(CertificateError::NotValidYet.into()),
-                _ if now > *validity.end() => Err(CertificateError::Expired.into()),
-                _ => Ok(()),
-            };
+            return version_1::check_validity(certificate::validity(end_entity), now);
+        }
+        if version_1::is_one(end_entity) {
+            return version_1::check_chain(roots, end_entity, now, &self.algorithms);
         }
         verify_server_cert_signed_by_trust_anchor(
             &ParsedCertificate::try_from(end_entity)?,
@@ -98,9 +100,14 @@ impl Verifier {
         end_entity: &CertificateDer<'_>,
         name: &ServerName<'_>,
     ) -> Result<(), TlsError> {
-        let error = match verify_server_name(&ParsedCertificate::try_from(end_entity)?, name) {
-            Ok(()) => return Ok(()),
-            Err(error) => error,
+        let error = if version_1::is_one(end_entity) {
+            // It has no alternative names.
+            CertificateError::NotValidForName.into()
+        } else {
+            match verify_server_name(&ParsedCertificate::try_from(end_entity)?, name) {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            }
         };
         let names = certificate::names(end_entity).unwrap_or_default();
         let has_alternatives = match self.host.parse::<IpAddr>() {
@@ -151,6 +158,11 @@ impl ServerCertVerifier for Verifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, TlsError> {
+        if version_1::is_one(cert) {
+            let (scheme, signature) = (dss.scheme, dss.signature());
+            version_1::check_tls12_signature(cert, scheme, message, signature, &self.algorithms)?;
+            return Ok(HandshakeSignatureValid::assertion());
+        }
         verify_tls12_signature(message, cert, dss, &self.algorithms)
     }
 
@@ -161,8 +173,7 @@ impl ServerCertVerifier for Verifier {
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, TlsError> {
         match verify_tls13_signature(message, cert, dss, &self.algorithms) {
-            // webpki cannot parse an X.509 version 1 certificate, which `openssl x509 -req` made by
-            // default in older versions. Its key can still be checked.
+            // webpki cannot parse an X.509 version 1 certificate. Its key can still be checked.
             Err(TlsError::InvalidCertificate(
                 CertificateError::BadEncoding | CertificateError::Other(_),
             )) => {

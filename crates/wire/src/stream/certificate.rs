@@ -1,12 +1,13 @@
 //! Facts of an X.509 certificate that rustls does not expose.
 //!
-//! Nothing here decides about trust: webpki verifies signatures and chains. A certificate that
-//! cannot be parsed yields `None`.
+//! Nothing here verifies a signature: webpki and its algorithms do. A certificate that cannot be parsed
+//! yields `None`.
 //!
 //! Source: RFC 5280, sections 4.1 and 4.2.1.6; RFC 4055 and RFC 5758 for the algorithms.
 
 use std::ops::RangeInclusive;
 
+use x509_parser::asn1_rs::Any;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 use x509_parser::oid_registry::{
@@ -17,6 +18,7 @@ use x509_parser::oid_registry::{
 };
 use x509_parser::prelude::FromDer;
 use x509_parser::signature_algorithm::SignatureAlgorithm;
+use x509_parser::x509::X509Version;
 
 /// The hash function within a signature algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +67,88 @@ pub(super) fn signature_hash(certificate: &[u8]) -> Option<SignatureHash> {
 /// The SubjectPublicKeyInfo, as DER.
 pub(crate) fn public_key(certificate: &[u8]) -> Option<&[u8]> {
     parse(certificate).map(|certificate| certificate.tbs_certificate.subject_pki.raw)
+}
+
+/// Whether it is an X.509 version 1 certificate, which has no extensions.
+pub(crate) fn is_version_1(certificate: &[u8]) -> bool {
+    parse(certificate).is_some_and(|certificate| {
+        certificate.version() == X509Version::V1 && certificate.extensions().is_empty()
+    })
+}
+
+/// The parts of a public key that algorithms verify with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PublicKey<'c> {
+    /// The content of the AlgorithmIdentifier.
+    pub(crate) algorithm: &'c [u8],
+    pub(crate) bits: &'c [u8],
+}
+
+impl<'c> PublicKey<'c> {
+    /// That of a certificate.
+    pub(crate) fn parse(certificate: &'c [u8]) -> Option<Self> {
+        let info = any(public_key(certificate)?)?.1;
+        let (rest, algorithm) = any(info)?;
+        Some(Self { algorithm, bits: whole_bits(any(rest)?.1)? })
+    }
+}
+
+/// What the issuer of a certificate has signed, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Signed<'c> {
+    /// The name of the issuer, as DER.
+    pub(crate) issuer: &'c [u8],
+    pub(crate) message: &'c [u8],
+    /// The content of the AlgorithmIdentifier.
+    pub(crate) algorithm: &'c [u8],
+    pub(crate) signature: &'c [u8],
+}
+
+impl<'c> Signed<'c> {
+    pub(crate) fn parse(certificate: &'c [u8]) -> Option<Self> {
+        let parsed = parse(certificate)?;
+        // The algorithm is within what is signed, too: both must be the same.
+        if parsed.signature_algorithm != parsed.tbs_certificate.signature {
+            return None;
+        }
+        let issuer = parsed.tbs_certificate.issuer.as_raw();
+        let (_, content) = any(certificate)?;
+        let (rest, _) = any(content)?;
+        let message = content.get(..content.len() - rest.len())?;
+        let (rest, algorithm) = any(rest)?;
+        Some(Self { issuer, message, algorithm, signature: whole_bits(any(rest)?.1)? })
+    }
+}
+
+/// Whether a trusted certificate has this name, and may sign certificates: one of version 1 may that
+/// is its own issuer, and another must be an authority. One with name constraints may not, because nothing would check them.
+pub(crate) fn may_issue(certificate: &[u8], name: &[u8]) -> bool {
+    let Some(parsed) = parse(certificate) else { return false };
+    if parsed.tbs_certificate.subject.as_raw() != name {
+        return false;
+    }
+    if is_version_1(certificate) {
+        return parsed.tbs_certificate.issuer.as_raw() == name;
+    }
+    let authority = parsed.basic_constraints().is_ok_and(|it| it.is_some_and(|it| it.value.ca));
+    let signs = parsed.key_usage().is_ok_and(|it| it.is_none_or(|it| it.value.key_cert_sign()));
+    let serves = parsed
+        .extended_key_usage()
+        .is_ok_and(|it| it.is_none_or(|it| it.value.any || it.value.server_auth));
+    authority && signs && serves && matches!(parsed.name_constraints(), Ok(None))
+}
+
+/// What follows the next DER element, and its content.
+fn any(der: &[u8]) -> Option<(&[u8], &[u8])> {
+    Any::from_der(der).ok().map(|(rest, element)| (rest, element.data))
+}
+
+/// The bytes of a BIT STRING without unused bits.
+fn whole_bits(content: &[u8]) -> Option<&[u8]> {
+    match content.split_first() {
+        Some((0, bits)) => Some(bits),
+        _ => None,
+    }
 }
 
 /// The seconds since 1970 from and to which the certificate is valid.
@@ -142,6 +226,10 @@ mod tests {
         let bare = names(&certificate(&rcgen::PKCS_ECDSA_P256_SHA256, &[])).unwrap();
         assert!(!bare.has_dns_names && !bare.has_ip_addresses);
         assert!(public_key(&der).is_some());
+        let signed = Signed::parse(&der).unwrap();
+        let key = PublicKey::parse(&der).unwrap();
+        assert!(signed.message.len() > key.bits.len() && !signed.signature.is_empty());
+        assert!(!is_version_1(&der) && !may_issue(&der, signed.issuer), "it is no authority");
     }
 
     #[test]
@@ -152,6 +240,7 @@ mod tests {
             let mut damaged = der.clone();
             damaged[end] ^= 0xff;
             let _ = (signature_hash(&damaged), names(&damaged), validity(&damaged));
+            let _ = (Signed::parse(&damaged), PublicKey::parse(&damaged), may_issue(&damaged, b""));
         }
     }
 }

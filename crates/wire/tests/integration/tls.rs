@@ -1,5 +1,7 @@
 //! Certificates of server and client under each `sslmode`.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use wire::{ConnInfo, Protection, Session, Startup, Verified};
@@ -35,10 +37,7 @@ fn verifies_chain_and_name() {
         }
         let wrong_host = tls(server, "other.pgapace.test", "root.crt", "verify-full");
         let text = refused(&wrong_host);
-        assert!(
-            text.contains("other.pgapace.test") && text.contains("not for host"),
-            "{text}"
-        );
+        assert!(text.contains("other.pgapace.test") && text.contains("not for host"), "{text}");
         assert!(
             refused(&tls(server, "127.0.0.1", "root.crt", "verify-full")).contains("not for host")
         );
@@ -135,7 +134,7 @@ fn client_certificates() {
         let text = refused(&with("client.crt", "open.key", ""));
         assert!(text.contains("has group or world access"), "{text}");
         let text = refused(&with("client.crt", "foreign.key", ""));
-        assert!(text.contains("could not load private key file"), "{text}");
+        assert!(text.contains("certificate does not match private key file"), "{text}");
         let text = refused(&with("missing.crt", "missing.key", "sslcertmode=require"));
         assert!(text.contains("no client certificate"), "{text}");
     }
@@ -249,6 +248,95 @@ fn certificates_of_openssl() {
         let mut session = connect(&server.tcp("u_scram", extra)).unwrap();
         assert!(is_encrypted(&mut session), "{file}");
     }
+}
+
+/// A root, a server's certificate of X.509 version 1 and a client's, with the commands of PostgreSQL's documentation.
+#[test]
+fn certificates_of_version_1() {
+    let mut server = start(18);
+    let dir = tempfile::tempdir().unwrap();
+    let run = |arguments: &str| {
+        let arguments = arguments.split(' ');
+        let output = Command::new("openssl").args(arguments).current_dir(dir.path()).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    std::fs::write(path("ext"), "[v3_ca]\nbasicConstraints=critical,CA:TRUE\n").unwrap();
+    // Two roots of one name: only the key tells them apart.
+    for root in ["root", "other"] {
+        if !run(&format!("req -new -nodes -out {root}.csr -keyout {root}.key -subj /CN=root")) {
+            eprintln!("SKIPPED: there is no openssl program");
+            return;
+        }
+        assert!(run(&format!(
+            "x509 -req -in {root}.csr -days 365 -extfile ext -extensions v3_ca -signkey {root}.key -out {root}.crt"
+        )));
+    }
+    for (file, name) in [("leaf", SERVER_NAME), ("client", "u_cert")] {
+        assert!(run(&format!(
+            "req -new -nodes -out {file}.csr -keyout {file}.key -subj /CN={name}"
+        )));
+        assert!(run(&format!(
+            "x509 -req -in {file}.csr -days 365 -CA root.crt -CAkey root.key -CAcreateserial -out {file}.crt"
+        )));
+    }
+    // A certificate that the leaf has signed: the leaf is no authority.
+    assert!(run(&format!(
+        "req -new -nodes -out below.csr -keyout below.key -subj /CN={SERVER_NAME}"
+    )));
+    assert!(run(
+        "x509 -req -in below.csr -days 365 -CA leaf.crt -CAkey leaf.key -CAcreateserial -out below.crt"
+    ));
+    let install = |server: &mut Server, file: &str| {
+        for suffix in ["crt", "key"] {
+            let text = std::fs::read_to_string(path(&format!("{file}.{suffix}"))).unwrap();
+            let sql = format!(
+                "COPY (SELECT {}) TO PROGRAM 'umask 077; base64 -d > {file}.{suffix}'",
+                wire::quote_literal(&base64(&text))
+            );
+            server.cluster.sql("postgres", &sql).unwrap();
+        }
+        server.cluster.set("ssl_key_file", &format!("{file}.key")).unwrap();
+        server.cluster.set("ssl_cert_file", &format!("{file}.crt")).unwrap();
+    };
+    let password = "password='sécret \\'x'";
+    install(&mut server, "leaf");
+    for version in ["TLSv1.2", "TLSv1.3"] {
+        let version =
+            format!("ssl_min_protocol_version={version} ssl_max_protocol_version={version}");
+        let with = |host: &str, root: &str, mode: &str| {
+            let root = path(root);
+            let extra = format!("{password} {version} sslmode={mode} sslrootcert={root}");
+            server.tcp("u_scram", &format!("{extra} host={host} hostaddr=127.0.0.1"))
+        };
+        for mode in ["require", "verify-ca", "verify-full"] {
+            let mut session = connect(&with(SERVER_NAME, "root.crt", mode)).unwrap();
+            assert!(is_encrypted(&mut session), "{version} {mode}");
+        }
+        connect(&with("other.pgapace.test", "root.crt", "verify-ca")).unwrap();
+        assert!(refused(&with("other.pgapace.test", "root.crt", "verify-full")).contains("name"));
+        assert!(refused(&with(SERVER_NAME, "other.crt", "verify-ca")).contains("version 1"));
+        // Encrypted, whatever the version: sslmode=prefer must not fall back.
+        let extra = format!("{password} {version} sslmode=prefer");
+        assert!(is_encrypted(&mut connect(&server.tcp("u_scram", &extra)).unwrap()));
+    }
+    // The client's certificate, with its key in both forms.
+    assert!(run("pkey -in client.key -outform DER -out client.der"));
+    let root = std::fs::read_to_string(path("root.crt")).unwrap();
+    let sql = format!(
+        "COPY (SELECT {}) TO PROGRAM 'base64 -d > authority.crt'",
+        wire::quote_literal(&base64(&root))
+    );
+    server.cluster.sql("postgres", &sql).unwrap();
+    server.cluster.set("ssl_ca_file", "authority.crt").unwrap();
+    for key in ["client.key", "client.der"] {
+        std::fs::set_permissions(path(key), Permissions::from_mode(0o600)).unwrap();
+        let extra = format!("sslmode=require sslcert={} sslkey={}", path("client.crt"), path(key));
+        connect(&server.tcp("u_cert", &extra)).unwrap();
+    }
+    install(&mut server, "below");
+    let extra = format!("{password} sslmode=verify-ca sslrootcert={}", path("leaf.crt"));
+    assert!(refused(&server.tcp("u_scram", &extra)).contains("version 1"));
 }
 
 /// Encodes base64 on the server, so that the test needs no library for it.
