@@ -25,6 +25,18 @@ pub(crate) fn explain(
     let routine = error.server_error().and_then(|said| said.routine.as_deref());
     let (role, database) = (quote_ident(info.user()), quote_ident(info.dbname()));
     let replicates = matches!(side, Side::Publisher);
+    if let Some(hint) = before_the_server_answers(error) {
+        return failure.hint(hint);
+    }
+    // The same routine and SQLSTATE as without a line of pg_hba.conf.
+    let lacks_certificate =
+        |said: &wire::ServerError| said.message.contains("valid client certificate");
+    if error.server_error().is_some_and(lacks_certificate) {
+        return failure.hint(
+            "pg_hba.conf demands a client certificate: name its files with sslcert and sslkey in the connection \
+             string, signed by an authority in ssl_ca_file of the server.",
+        );
+    }
     let hint = match (failure.sqlstate.as_deref(), routine) {
         (Some(sqlstate::INVALID_AUTHORIZATION_SPECIFICATION), Some("ClientAuthentication"))
             if replicates =>
@@ -82,4 +94,19 @@ pub(crate) fn explain(
         _ => return failure,
     };
     failure.hint(hint)
+}
+
+/// The next step after a failure that no server has reported.
+fn before_the_server_answers(error: &wire::Error) -> Option<&'static str> {
+    let text = error.to_string();
+    if text.contains("no password supplied") {
+        return Some(
+            "The server asks for a password: give it in the connection string, in PGPASSWORD, or in the password \
+             file.",
+        );
+    }
+    text.contains("no trusted certificate").then_some(
+        "Name the certificate of its issuer with sslrootcert=FILE, or the system's certificates with \
+         sslrootcert=system.",
+    )
 }

@@ -63,7 +63,8 @@ impl ConnInfoError {
     /// `value` is one of the known values, never arbitrary text.
     fn unsupported(name: &str, value: Option<&'static str>) -> ConnInfoError {
         let value = value.map(|value| format!(" value \"{value}\"")).unwrap_or_default();
-        ConnInfoError::new(format!("connection option \"{name}\"{value} is not supported"))
+        let next = options::in_place_of(name);
+        ConnInfoError::new(format!("connection option \"{name}\"{value} is not supported: {next}"))
     }
 }
 

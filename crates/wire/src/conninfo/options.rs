@@ -282,6 +282,25 @@ pub(super) fn settings(given: &Given) -> Result<Settings, ConnInfoError> {
     })
 }
 
+/// What to do about a parameter, or a value of it, that is not supported.
+pub(super) fn in_place_of(name: &str) -> &'static str {
+    match name {
+        "sslpassword" => {
+            "write the key without a passphrase (openssl pkey -in KEY -out NEW_KEY), and name that with sslkey"
+        }
+        "sslcrl" | "sslcrldir" => {
+            "revoked certificates would be accepted; without it, distrust an issuer with another sslrootcert"
+        }
+        "gssencmode" => "encrypt with TLS (gssencmode=disable sslmode=verify-full)",
+        "min_protocol_version" => "leave it out, connections use version 3.0",
+        "scram_client_key" | "scram_server_key" => "give the password, or a password file",
+        "oauth_issuer" | "oauth_client_id" | "oauth_client_secret" | "oauth_scope" => {
+            "give a password or a client certificate"
+        }
+        _ => "leave it out",
+    }
+}
+
 /// Rejects parameters, and values of parameters, that pgapace does not support.
 fn refuse_unsupported(given: &Given) -> Result<(), ConnInfoError> {
     for parameter in PARAMETERS.iter().filter(|parameter| parameter.support == Refused) {

@@ -259,11 +259,19 @@ fn checks_values() {
         ("load_balance_hosts=yes", "invalid load_balance_hosts value (use one of disable, random)"),
         (
             "gssencmode=require",
-            "connection option \"gssencmode\" value \"require\" is not supported",
+            "connection option \"gssencmode\" value \"require\" is not supported: encrypt with TLS \
+             (gssencmode=disable sslmode=verify-full)",
         ),
         ("gssencmode=x", "invalid gssencmode value (use one of disable, prefer, require)"),
-        ("sslcrl=/x", "connection option \"sslcrl\" is not supported"),
-        ("replication=database", "connection option \"replication\" is not supported"),
+        (
+            "sslcrl=/x",
+            "connection option \"sslcrl\" is not supported: revoked certificates would be accepted; without it, \
+             distrust an issuer with another sslrootcert",
+        ),
+        (
+            "replication=database",
+            "connection option \"replication\" is not supported: leave it out",
+        ),
         ("hostaddr=db", "could not parse network address (entry 1 of hostaddr)"),
         ("host=a,b port=1,2,3", "could not match 3 port numbers to 2 hosts"),
         ("host=a,b hostaddr=127.0.0.1", "could not match 2 host names to 1 hostaddr values"),
