@@ -199,6 +199,11 @@ fn described(error: &rustls::Error) -> String {
         }
         CertificateError::BadSignature => "its signature is wrong".to_owned(),
         CertificateError::BadEncoding => "it cannot be parsed".to_owned(),
+        // A self-signed certificate counts as an authority's. webpki's type cannot be named here.
+        CertificateError::Other(reason) if reason.to_string() == "CaUsedAsEndEntity" => {
+            "no trusted certificate (sslrootcert) has signed it, and it is not one of them"
+                .to_owned()
+        }
         CertificateError::Other(reason) => reason.to_string(),
         reason => reason.to_string(),
     };
