@@ -113,8 +113,8 @@ settings! {
             more: "pg_dump, psql and pg_restore must be in the PATH. Tables are created before the copy, \
                    indexes and constraints after it. All schemas of the database are created, whatever the \
                    publications have. Owners and privileges are left out: what is created belongs to the role \
-                   that pgapace connects as. To carry them over: pg_dump --schema-only … | grep -E \
-                   '^(ALTER .* OWNER TO|ALTER DEFAULT PRIVILEGES|GRANT|REVOKE) ' | psql …",
+                   that pgapace connects as. pg_dump --schema-only … | grep -E \
+                   '^(ALTER .* OWNER TO|ALTER DEFAULT PRIVILEGES|GRANT|REVOKE) ' | psql … carries them over.",
             default: "false",
             group: Group::Copy,
             renamed: &[Renamed::from("schema")],

@@ -187,7 +187,12 @@ impl Supervisor<'_> {
             Step::Stop => {
                 if failure.class == Class::Stopped && !self.stage.has_streamed() {
                     // A copy or a wait has ended as it was asked to.
-                    tracing::debug!(subscription, %failure, "the start was stopped");
+                    tracing::info!(
+                        event = "start_stopped",
+                        subscription,
+                        reason = %failure,
+                        "stopped before changes were applied; the next start goes on"
+                    );
                 } else {
                     // The unfinished rest is rolled back. The publisher sends it again at the next start.
                     log_end(&subscription, &failure);

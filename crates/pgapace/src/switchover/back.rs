@@ -70,6 +70,12 @@ pub(crate) fn returned(old: &mut Session, name: &str) -> Result<Option<Returned>
     Ok(Some(Returned { back, opened }))
 }
 
+/// Whether a `--back` that is complete was the last switchover: writes are on the publisher of `name`.
+pub(crate) fn was_last(control: &mut Session, name: &str, returned: &Returned) -> Result<bool> {
+    let ended = record::ended_generation(control, name)?;
+    Ok(returned.opened && ended <= returned.back.generation)
+}
+
 /// Refuses to switch a subscription over while a `--back` before that is not complete, or after one that has left no
 /// way back.
 pub(crate) fn check_complete(

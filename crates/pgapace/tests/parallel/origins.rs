@@ -54,12 +54,7 @@ impl Many {
 
 impl Drop for Many {
     fn drop(&mut self) {
-        let sql = format!(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
-             WHERE starts_with(slot_name, '{}_') AND NOT active",
-            self.case.tool.name
-        );
-        let _ = self.case.publisher.cluster.sql("postgres", &sql);
+        self.case.drop_slots_of_its_subscriptions();
     }
 }
 

@@ -165,9 +165,9 @@ fn wal_without_changes_before_a_change_makes_it_no_older() {
         case.publisher.sql("INSERT INTO t VALUES (1, 0)");
         case.publish("FOR TABLE t");
         let mut process = case.start();
-        // For longer than the time between two looks at the end of WAL.
         for _ in 0..20 {
             case.publisher.sql("SELECT pg_logical_emit_message(false, 'other', repeat('x', 1000))");
+            // WAL comes for longer than the time between two looks at its end.
             std::thread::sleep(Duration::from_millis(200));
         }
         let mut user = case.subscriber.connect();

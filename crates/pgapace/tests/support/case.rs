@@ -149,6 +149,16 @@ impl Case {
             self.tool.name
         ))
     }
+
+    /// Drops the slots of subscriptions whose names begin with that of the case: its servers are shared.
+    pub(crate) fn drop_slots_of_its_subscriptions(&self) {
+        let sql = format!(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
+             WHERE starts_with(slot_name, '{}_') AND NOT active",
+            self.tool.name
+        );
+        let _ = self.publisher.cluster.sql("postgres", &sql);
+    }
 }
 
 impl Drop for Case {

@@ -17,7 +17,7 @@ const PREPARED: &str = "SELECT count(*) FROM pg_prepared_xacts WHERE database = 
 
 fn prepare(client: &mut Client, gid: &str) {
     must(client.batch_execute(&format!(
-        "BEGIN; INSERT INTO orders (client, n) VALUES (7, 7); PREPARE TRANSACTION '{gid}'"
+        "BEGIN; INSERT INTO orders (client, n) SELECT 7, count(*) FROM orders; PREPARE TRANSACTION '{gid}'"
     )));
 }
 

@@ -1,9 +1,10 @@
 //! The initial copy of various tables, with various options.
 
+use testbed::wait_until;
+
 use crate::support::memory::peak;
 use crate::support::{Case, PATIENCE, VERSIONS, must, on_versions, wait_for_event};
 use crate::tablesync::emptying::decisions;
-use crate::tablesync::while_streaming::{holder, wait_for_a_waiter};
 
 /// Empty, small, large and very large tables; several workers; block ranges; and indexes before or
 /// after the rows.
@@ -133,10 +134,17 @@ fn a_copy_of_many_partitions_holds_few_locks() {
             case.subscriber.sql(&format!("CREATE TABLE d{root} PARTITION OF p{root} DEFAULT"));
         }
         case.publish("FOR ALL TABLES WITH (publish_via_partition_root)");
-        // The last one that is copied.
-        let mut locked = holder(&case, "BEGIN; LOCK TABLE d7 IN SHARE MODE");
+        // The copy of its root waits with the locks that the session holds by then.
+        let mut locked = case.publisher.connect();
+        must(locked.batch_execute("BEGIN; LOCK TABLE p7_90"));
         let mut process = case.tool.start(case.log_file("run"));
-        wait_for_a_waiter(&case, &mut process, "relation");
+        let waits = "SELECT count(*) > 0 FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
+                     WHERE NOT l.granted AND l.relation = 'p7_90'::regclass \
+                       AND a.query LIKE '%LOCK TABLE%'";
+        must(wait_until(PATIENCE, "a copy to wait", || {
+            assert!(process.is_running(), "{}", process.log());
+            Ok(case.publisher.value(waits) == "t")
+        }));
         let locks: u32 = must(
             case.publisher
                 .value(

@@ -78,8 +78,12 @@ fn of_a_table_that_is_copied_again_nothing_is_copied_at_first() {
         let reading = holder(&case, "BEGIN; SELECT FROM t");
         case.tool.finish("resync", &["t"]).expect(0, &[]);
         wait_for_a_waiter(&case, &mut process, "relation");
-        let status = case.tool.finish("status", &["--json"]).stdout;
-        let copy = serde_json::from_str::<Value>(&status).unwrap_or_default()[0]["copy"].clone();
+        let mut copy = Value::Null;
+        must(wait_until(PATIENCE, "figures of the copy", || {
+            let status = case.tool.finish("status", &["--json"]).stdout;
+            copy = serde_json::from_str::<Value>(&status).unwrap_or_default()[0]["copy"].clone();
+            Ok(!copy.is_null())
+        }));
         assert_eq!(copy["bytes_done"], 0, "{copy:#}");
         assert!(copy["bytes"].as_i64().is_some_and(|bytes| bytes > 0), "{copy:#}");
         drop(reading);

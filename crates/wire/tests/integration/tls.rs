@@ -2,6 +2,7 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 
 use wire::{ConnInfo, Protection, Session, Startup, Verified};
@@ -208,6 +209,20 @@ fn kinds_of_server_certificates() {
     connect(&tls(&server, SERVER_NAME, "missing.crt", "require")).unwrap();
 }
 
+/// Gives the server `file.crt` and `file.key` of a directory that it cannot read.
+fn install(server: &mut Server, directory: &Path, file: &str) {
+    for suffix in ["crt", "key"] {
+        let text = std::fs::read_to_string(directory.join(format!("{file}.{suffix}"))).unwrap();
+        let sql = format!(
+            "COPY (SELECT {}) TO PROGRAM 'umask 077; base64 -d > {file}.{suffix}'",
+            wire::quote_literal(&base64(&text))
+        );
+        server.cluster.sql("postgres", &sql).unwrap();
+    }
+    server.cluster.set("ssl_key_file", &format!("{file}.key")).unwrap();
+    server.cluster.set("ssl_cert_file", &format!("{file}.crt")).unwrap();
+}
+
 /// RSA and X.509 version 1 certificates, made with the commands of PostgreSQL's documentation.
 #[test]
 fn certificates_of_openssl() {
@@ -234,17 +249,7 @@ fn certificates_of_openssl() {
     run(&format!("req -new -newkey rsa:2048 -nodes -subj {subject} -keyout v1.key -out v1.csr"));
     run("x509 -req -in v1.csr -signkey v1.key -out v1.crt");
     for file in ["v3", "v1"] {
-        for suffix in ["crt", "key"] {
-            let text =
-                std::fs::read_to_string(dir.path().join(format!("{file}.{suffix}"))).unwrap();
-            let sql = format!(
-                "COPY (SELECT {}) TO PROGRAM 'umask 077; base64 -d > {file}.{suffix}'",
-                wire::quote_literal(&base64(&text))
-            );
-            server.cluster.sql("postgres", &sql).unwrap();
-        }
-        server.cluster.set("ssl_key_file", &format!("{file}.key")).unwrap();
-        server.cluster.set("ssl_cert_file", &format!("{file}.crt")).unwrap();
+        install(&mut server, dir.path(), file);
         let extra = "sslmode=require channel_binding=require password='sécret \\'x'";
         let mut session = connect(&server.tcp("u_scram", extra)).unwrap();
         assert!(is_encrypted(&mut session), "{file}");
@@ -288,18 +293,7 @@ fn certificates_of_version_1() {
     assert!(run(
         "x509 -req -in below.csr -days 365 -CA leaf.crt -CAkey leaf.key -CAcreateserial -out below.crt"
     ));
-    let install = |server: &mut Server, file: &str| {
-        for suffix in ["crt", "key"] {
-            let text = std::fs::read_to_string(path(&format!("{file}.{suffix}"))).unwrap();
-            let sql = format!(
-                "COPY (SELECT {}) TO PROGRAM 'umask 077; base64 -d > {file}.{suffix}'",
-                wire::quote_literal(&base64(&text))
-            );
-            server.cluster.sql("postgres", &sql).unwrap();
-        }
-        server.cluster.set("ssl_key_file", &format!("{file}.key")).unwrap();
-        server.cluster.set("ssl_cert_file", &format!("{file}.crt")).unwrap();
-    };
+    let install = |server: &mut Server, file: &str| install(server, dir.path(), file);
     let password = "password='sécret \\'x'";
     install(&mut server, "leaf");
     for version in ["TLSv1.2", "TLSv1.3"] {

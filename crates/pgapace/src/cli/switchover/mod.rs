@@ -347,22 +347,31 @@ fn abort(mut forward: Direction, returned: Option<Returned>) -> Result<()> {
         Some(back) => forward.reversed(&back)?,
         None => None,
     };
-    let aborted = match reversed {
-        Some(mut reversed) => {
-            switchover::abort(&mut reversed.sides())? || switchover::abort(&mut forward.sides())?
-        }
-        None => switchover::abort(&mut forward.sides())?,
+    let attempt = |mut side: Direction| switchover::abort(&mut side.sides());
+    let was_last = match &returned {
+        Some(returned) => back::was_last(&mut forward.control, &forward.row.name, returned)?,
+        None => false,
     };
-    if let Some(Returned { back, .. }) = returned
-        && !aborted
-    {
-        return Err(Failure::new(
-            Class::Config,
-            format!("{} is switched over: nothing can be undone", back.name),
-        )
-        .detail(switchover::NOT_BEGUN_SINCE)
-        .hint("Writes are on the publisher. An interrupted command can be run again: if it is done, it says so."));
-    }
+    let attempted = match reversed.map(attempt) {
+        None | Some(Ok(false)) => attempt(forward),
+        Some(done) => done,
+    };
+    let aborted = match (attempted, returned) {
+        (Ok(aborted), None) => aborted,
+        (Ok(true), Some(_)) => true,
+        (Err(failure), Some(_)) if !was_last || failure.class != Class::Config => {
+            return Err(failure);
+        }
+        (Ok(false) | Err(_), Some(Returned { back, .. })) => {
+            return Err(Failure::new(
+                Class::Config,
+                format!("{} is switched over: nothing can be undone", back.name),
+            )
+            .detail(switchover::NOT_BEGUN_SINCE)
+            .hint("Writes are on the publisher. An interrupted command can be run again: if it is done, it says so."));
+        }
+        (Err(failure), None) => return Err(failure),
+    };
     output::line(if aborted {
         "the switchover was undone: writes stay where they were"
     } else {
