@@ -96,7 +96,8 @@ fn a_stop_during_the_first_copy_is_not_an_error() {
         case.publish("FOR ALL TABLES");
         let mut copying = holder(&case, "BEGIN; LOCK TABLE t IN SHARE MODE");
         let log = case.stop(start_into_lock(&case));
-        assert!(!log.contains(" WARN ") && !log.contains("ERROR"), "{log}");
+        assert!(log.contains("event=\"start_stopped\""), "{log}");
+        assert!(!log.contains("run_ended") && !log.contains("ERROR"), "{log}");
         must(copying.batch_execute("COMMIT"));
         case.run_until_current();
         case.expect_equal(&["t"]);

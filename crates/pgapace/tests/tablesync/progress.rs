@@ -69,7 +69,7 @@ fn copied_tables_stay_when_the_process_is_killed() {
 
 /// The TRUNCATE before it waits for a session that reads the rows of the earlier copy.
 #[test]
-fn of_a_table_that_is_copied_again_nothing_is_copied_at_first() {
+fn of_a_table_that_is_copied_again_no_progress_is_shown_at_first() {
     on_versions(&[(15, 15), (18, 18)], |case| {
         case.both("CREATE TABLE t (id int PRIMARY KEY)");
         case.publisher.sql("INSERT INTO t SELECT generate_series(1, 1000)");
@@ -78,14 +78,9 @@ fn of_a_table_that_is_copied_again_nothing_is_copied_at_first() {
         let reading = holder(&case, "BEGIN; SELECT FROM t");
         case.tool.finish("resync", &["t"]).expect(0, &[]);
         wait_for_a_waiter(&case, &mut process, "relation");
-        let mut copy = Value::Null;
-        must(wait_until(PATIENCE, "figures of the copy", || {
-            let status = case.tool.finish("status", &["--json"]).stdout;
-            copy = serde_json::from_str::<Value>(&status).unwrap_or_default()[0]["copy"].clone();
-            Ok(!copy.is_null())
-        }));
-        assert_eq!(copy["bytes_done"], 0, "{copy:#}");
-        assert!(copy["bytes"].as_i64().is_some_and(|bytes| bytes > 0), "{copy:#}");
+        let status = case.tool.finish("status", &["--json"]).stdout;
+        let copy = serde_json::from_str::<Value>(&status).unwrap_or_default()[0]["copy"].clone();
+        assert_eq!(copy, Value::Null, "{copy:#}");
         drop(reading);
         case.wait_until_applied(&mut process);
         case.stop(process);
