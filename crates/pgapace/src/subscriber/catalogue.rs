@@ -129,6 +129,16 @@ pub(crate) struct Column {
     pub(crate) domain_code: Option<String>,
     /// Whether a cast from text to the base type exists that does not read what the input function reads.
     pub(crate) cast_from_text: bool,
+    /// Whether the base type has a function that reads binary values.
+    pub(crate) receives_binary: bool,
+}
+
+/// The type of a table's rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RowType {
+    pub(crate) oid: u32,
+    /// The type of its arrays.
+    pub(crate) array: u32,
 }
 
 impl Column {
@@ -239,6 +249,7 @@ pub(crate) struct Table {
     pub(crate) leaf_keys: Vec<(String, Option<Vec<String>>)>,
     /// All valid indexes.
     pub(crate) indexes: Vec<Index>,
+    pub(crate) row_type: RowType,
 }
 
 impl Table {

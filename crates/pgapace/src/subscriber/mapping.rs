@@ -17,6 +17,7 @@ use crate::subscriber::format::{Misread, PublisherTypes};
 use crate::subscriber::key_index;
 use crate::subscriber::locks::{self, Locking, Sides};
 use crate::subscriber::mode::{self, TableApplyMode};
+use crate::subscriber::row_values::RowValues;
 use crate::subscriber::term::Term;
 use crate::subscriber::unique::UniqueValues;
 
@@ -56,6 +57,8 @@ pub(crate) struct TableMap {
     pub(crate) search: Search,
     /// The columns of the key in the order of its index, if they are compared as a row: see [`key_index`].
     pub(crate) compared_as_row: Option<Vec<usize>>,
+    /// How sets of updates send whole rows, if they can.
+    pub(crate) row_values: Option<RowValues>,
     /// Published columns whose values the subscriber may misread. Each value must be checked.
     pub(crate) misread: Vec<(usize, Misread)>,
     /// How the table's changes are applied.
@@ -95,6 +98,7 @@ impl TableMap {
             }
         }
         let compared_as_row = key_index::compared_as_row(&table, &columns, &search);
+        let row_values = RowValues::of(&table, &columns);
         let misread: Vec<_> = (0..columns.len())
             .filter_map(|remote_index| {
                 let local = &table.columns[columns[remote_index]];
@@ -110,6 +114,7 @@ impl TableMap {
             columns,
             search,
             compared_as_row,
+            row_values,
             misread,
             mode,
             rules,

@@ -373,6 +373,7 @@ mod tests {
             volatile_default: None,
             domain_code: None,
             cast_from_text: false,
+            receives_binary: true,
         }
     }
 

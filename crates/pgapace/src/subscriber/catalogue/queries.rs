@@ -66,7 +66,7 @@ FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::
   WITH ORDINALITY AS w (schema_name, table_name, ord)
 CROSS JOIN LATERAL (
 WITH RECURSIVE root AS (
-  SELECT c.oid, c.relkind, c.relreplident
+  SELECT c.oid, c.relkind, c.relreplident, c.reltype
   FROM pg_catalog.pg_class c WHERE ",
     named!("c", "w.schema_name", "w.table_name"),
     "
@@ -113,7 +113,9 @@ SELECT root.oid, root.relkind, root.relreplident, pg_catalog.row_security_active
        (SELECT pg_catalog.array_agg(pg_catalog.concat_ws(' ', i.indisunique,
           i.indisprimary OR i.indisunique AND NOT EXISTS (SELECT FROM pg_catalog.pg_opclass o
             WHERE o.oid = ANY (i.indclass) AND NOT o.opcdefault), i.indnkeyatts, i.indkey))
-        FROM pg_catalog.pg_index i WHERE i.indrelid = root.oid AND i.indisvalid)
+        FROM pg_catalog.pg_index i WHERE i.indrelid = root.oid AND i.indisvalid),
+       root.reltype,
+       (SELECT t.typarray FROM pg_catalog.pg_type t WHERE t.oid = root.reltype)
 FROM root
 JOIN fingerprint f ON f.root = root.oid
 CROSS JOIN (
@@ -244,7 +246,8 @@ SELECT b.declared, b.declared_modifier, b.typ,
        EXISTS (SELECT 1 FROM pg_catalog.pg_cast ct
                WHERE ct.castsource = 25 AND ct.casttarget = b.typ AND ct.castmethod = 'f'
                  AND (ct.oid >= 16384 OR b.typ = 'pg_catalog.regclass'::pg_catalog.regtype)),
-       fit.nspname, fit.proname, fit.pronargs = 3, pg_catalog.format_type(b.typ, b.modifier)
+       fit.nspname, fit.proname, fit.pronargs = 3, pg_catalog.format_type(b.typ, b.modifier),
+       bt.typreceive <> 0
 FROM domain_chain b
 CROSS JOIN LATERAL (
   SELECT * FROM pg_catalog.pg_type t WHERE t.oid = b.typ AND t.typtype <> 'd'

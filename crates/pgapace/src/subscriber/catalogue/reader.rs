@@ -7,8 +7,8 @@ use super::queries::{
     COLUMNS_SQL, DECLARED_SQL, FINGERPRINTS_SQL, KEYS_SQL, LEAVES_SQL, TABLES_SQL, TYPES_SQL,
 };
 use super::{
-    Coercion, Column, Equality, Hooks, Identity, Key, Table, VolatileDefault, boolean, field,
-    not_a_table, parse_name_array,
+    Coercion, Column, Equality, Hooks, Identity, Key, RowType, Table, VolatileDefault, boolean,
+    field, not_a_table, parse_name_array,
 };
 use crate::error::{Failure, Result};
 use crate::subscriber::citus::{self, FoundPlacement, Placement, Placements};
@@ -96,7 +96,7 @@ impl CatalogueReader {
             if with_citus { citus::placements(session)? } else { Placements::default() };
         let mut roots = Vec::new();
         for row in rows.iter() {
-            let place = position(&row, 15)?;
+            let place = position(&row, 17)?;
             let (schema, name) = &names[place];
             match check(&row, schema, name, placements.get(&names[place]))? {
                 Ok(placement) => roots.push((place, row, placement)),
@@ -262,6 +262,7 @@ fn table(
         unique_keys,
         leaf_keys: Vec::new(),
         indexes: indexes(row)?,
+        row_type: RowType { oid: field(row, 15)?, array: field(row, 16)? },
     })
 }
 
@@ -367,6 +368,7 @@ fn column(row: &Row<'_>, types: &ColumnTypes<'_>) -> Result<Column> {
         volatile_default,
         domain_code: declared.get(12).map(str::to_owned),
         cast_from_text: boolean(declared, 13)?,
+        receives_binary: boolean(declared, 18)?,
     })
 }
 

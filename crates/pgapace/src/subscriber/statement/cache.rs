@@ -109,7 +109,13 @@ pub(crate) struct Prepared {
 
 impl Kind {
     fn is_update(self) -> bool {
-        matches!(self, Self::Row(Operation::Update) | Self::Set(SetOperation::Update))
+        match self {
+            Self::Row(operation) => operation == Operation::Update,
+            Self::Set(operation) => {
+                matches!(operation, SetOperation::Update | SetOperation::UpdateWholeRows)
+            }
+            Self::Copy(_) => false,
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use pgoutput::Column;
 use crate::subscriber::statement::copy::Format;
 
 /// Number of dimensions, flags, element type, length, lower bound: 4 bytes each.
-const HEADER: usize = 20;
+pub(super) const HEADER: usize = 20;
 /// Stands in place of an element's length.
 const NULL: [u8; 4] = (-1_i32).to_be_bytes();
 

@@ -1,4 +1,4 @@
-//! The columns of a set statement: one array per column, filled row by row.
+//! The columns of a set statement, filled row by row: one array per column, or one of whole rows.
 
 use engine::net::Row;
 use pgoutput::Column;
@@ -6,12 +6,14 @@ use wire::Param;
 
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::oid::{INT4, TEXT};
+use crate::subscriber::row_values::RowValues;
 use crate::subscriber::statement::bind::Params;
 use crate::subscriber::statement::column_set::ColumnSet;
 use crate::subscriber::statement::copy::Format;
 use crate::subscriber::statement::row::Source;
 use crate::subscriber::statement::set::array::Array;
 use crate::subscriber::statement::set::array_text::{self, Element};
+use crate::subscriber::statement::set::row_array::RowArray;
 use crate::subscriber::statement::set::sql::{all_null, some_null};
 
 /// A row with more bytes than this in the arrays of one statement gets a statement of its own.
@@ -76,10 +78,23 @@ struct ColumnSlot {
     text: Vec<u8>,
 }
 
-/// One array per published column, reused from statement to statement.
+/// The form of the parameters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Form {
+    #[default]
+    ArrayPerColumn,
+    /// The first row decides.
+    Undecided,
+    /// One array of whole rows.
+    WholeRows,
+}
+
+/// One array per published column, or one of whole rows; reused from statement to statement.
 #[derive(Debug, Default)]
 pub(crate) struct Columns {
+    form: Form,
     slots: Vec<ColumnSlot>,
+    whole: RowArray,
     used: usize,
     rows: usize,
     bytes: usize,
@@ -93,6 +108,10 @@ impl Columns {
             self.slots.resize_with(self.used, ColumnSlot::default);
         }
         (self.rows, self.bytes) = (0, 0);
+        self.form = match purpose {
+            BatchUse::KeysAndNew if map.row_values.is_some() => Form::Undecided,
+            _ => Form::ArrayPerColumn,
+        };
         let other = match purpose {
             BatchUse::Keys | BatchUse::Old => ColumnRole::Skipped,
             BatchUse::KeysAndNew | BatchUse::New => ColumnRole::New,
@@ -137,6 +156,46 @@ impl Columns {
 
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Whether the parameter is one array of whole rows.
+    pub(crate) fn are_whole_rows(&self) -> bool {
+        self.form == Form::WholeRows
+    }
+
+    /// Appends the key and the new values of an update: see [`Self::push`].
+    #[inline]
+    pub(crate) fn push_update(&mut self, map: &TableMap, row: &Row<'_>) -> bool {
+        if self.form == Form::Undecided {
+            self.form = self.form_for(row);
+        }
+        match &map.row_values {
+            Some(form) if self.are_whole_rows() => self.push_whole(form, row),
+            _ => self.push(row),
+        }
+    }
+
+    fn form_for(&mut self, row: &Row<'_>) -> Form {
+        let slots = &mut self.slots[..self.used];
+        let finds = |column: usize| {
+            slots.get(column).is_some_and(|slot: &ColumnSlot| slot.role == Some(ColumnRole::Key))
+        };
+        if !self.whole.begin(row, finds) {
+            return Form::ArrayPerColumn;
+        }
+        for (slot, sent) in slots.iter_mut().zip(self.whole.sent()) {
+            if slot.role == Some(ColumnRole::New) {
+                slot.role = Some(if *sent { ColumnRole::Set } else { ColumnRole::Kept });
+            }
+        }
+        Form::WholeRows
+    }
+
+    fn push_whole(&mut self, form: &RowValues, row: &Row<'_>) -> bool {
+        let Some(bytes) = self.whole.push(form, row) else { return false };
+        self.rows += 1;
+        self.bytes += bytes;
+        true
     }
 
     /// Appends a row; returns false, with nothing appended, if its shape differs from the others, or if it is
@@ -222,6 +281,7 @@ impl Columns {
 
     /// Whether any value is binary.
     pub(crate) fn any_binary(&self) -> bool {
+        debug_assert!(!self.are_whole_rows());
         self.slots[..self.used].iter().any(|slot| slot.array.format() == Some(Format::Binary))
     }
 
@@ -245,6 +305,16 @@ impl Columns {
                 text.insert(member(column, is_search));
             }
         }
+    }
+
+    /// Completes the array of whole rows.
+    pub(crate) fn finish_whole(&mut self, form: &RowValues) {
+        self.whole.finish(form.row_type, self.rows);
+    }
+
+    /// The array of whole rows as a parameter, after [`Self::finish_whole`].
+    pub(crate) fn whole_param(&self) -> Param<'_> {
+        Param::Binary(self.whole.bytes())
     }
 
     /// Completes the arrays of a statement.

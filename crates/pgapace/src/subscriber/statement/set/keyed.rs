@@ -10,7 +10,7 @@ use super::{
     BYTES, Batch, Expected, FEW, FEW_OF_VARIED, ROWS, SetBuffers, SetError, Sought, SoughtIn,
     Subscriber, queue_batches,
 };
-use crate::subscriber::statement::bind;
+use crate::subscriber::statement::bind::{self, Params};
 use crate::subscriber::statement::cache::{Check, Kind, Shape};
 
 /// Queues the deletes and updates of a segment.
@@ -118,6 +118,7 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
 
     fn push(&mut self, index: usize) -> bool {
         let SetBuffers { search, new, .. } = &mut *self.buffers;
+        let map = self.subscriber.map;
         let fits = match self.changes {
             Changes::Absent(rows) => search.push(&rows[index]),
             Changes::Deletes(deletes) => search.push(&deletes[index].row),
@@ -130,7 +131,7 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
                 }
                 fits
             }
-            Changes::Updates(updates) => search.push(&updates[index].new),
+            Changes::Updates(updates) => search.push_update(map, &updates[index].new),
         };
         if fits && self.subscriber.seeks {
             self.pushed.push(number(index));
@@ -168,21 +169,27 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
         }
         let count = map.columns.len();
         text.reset(2 * count);
-        let binary = columns.any_binary() || moves && new.any_binary();
-        let member = |column, is_search| {
-            if is_search { text_of_search(column) } else { text_of_new(count, column) }
-        };
-        columns.note_text(binary, text, member);
-        columns.finish(binary);
-        if moves {
-            new.note_text(binary, text, member);
-            new.finish(binary);
+        let whole = map.row_values.as_ref().filter(|_| columns.are_whole_rows());
+        if let Some(form) = whole {
+            columns.finish_whole(form);
+        } else {
+            let binary = columns.any_binary() || moves && new.any_binary();
+            let member = |column, is_search| {
+                if is_search { text_of_search(column) } else { text_of_new(count, column) }
+            };
+            columns.note_text(binary, text, member);
+            columns.finish(binary);
+            if moves {
+                new.note_text(binary, text, member);
+                new.finish(binary);
+            }
         }
         let operation = match self.changes {
             Changes::Absent(_) | Changes::Deletes(_) => SetOperation::Delete,
             Changes::Moves(..) if map.unique.is_moving() => SetOperation::UpdateMoving,
             Changes::Moves(..) if self.moving => SetOperation::UpdateKeys,
             Changes::Moves(..) => SetOperation::Update,
+            Changes::Updates(_) if whole.is_some() => SetOperation::UpdateWholeRows,
             Changes::Updates(_) if set.is_empty() => SetOperation::Probe,
             Changes::Updates(_) if self.moving => SetOperation::UpdateMoving,
             Changes::Updates(_) => SetOperation::Update,
@@ -207,7 +214,10 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
         let Subscriber { session, statements, .. } = &mut *self.subscriber;
         let prepared = bind::prepare(session, statements, map, &shape);
         let count = bind::count(expected);
-        let mut params = params(&prepared.sources, columns, if moves { new } else { columns });
+        let mut params = match whole {
+            Some(_) => Params::from_slice(&[columns.whole_param()]),
+            None => params(&prepared.sources, columns, if moves { new } else { columns }),
+        };
         if check != Check::None || counts {
             params.push(Param::Binary(&count));
         }

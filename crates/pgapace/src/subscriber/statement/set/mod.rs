@@ -12,6 +12,7 @@ mod inserts;
 mod keyed;
 mod moving;
 pub(crate) mod prefetch;
+mod row_array;
 mod rows;
 pub(crate) mod sql;
 #[cfg(test)]

@@ -22,6 +22,8 @@ use crate::subscriber::statement::search::{self, Identical};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum SetOperation {
     Update,
+    /// The same with one array of whole rows.
+    UpdateWholeRows,
     /// The same while unique values move between the rows.
     UpdateMoving,
     /// Updates of keys, of which some rows take those of others.
@@ -81,6 +83,7 @@ pub(crate) fn statement(map: &TableMap, operation: SetOperation, shape: &Shape<'
     let mut builder = Builder { map, shape, types: Vec::new(), sources: Vec::new() };
     let sql = match operation {
         SetOperation::Update => builder.update(),
+        SetOperation::UpdateWholeRows => builder.update_whole_rows(),
         SetOperation::UpdateMoving => builder.update_moving(),
         SetOperation::UpdateKeys => builder.update_keys(),
         SetOperation::Delete => builder.delete(),
@@ -187,9 +190,14 @@ impl Builder<'_> {
 
     /// The condition that the row has all of these values.
     fn all_equal(&mut self, arrays: &mut Arrays, columns: &[SearchColumn]) -> String {
-        let map = self.map;
         let compared: Vec<_> =
             columns.iter().map(|column| (column, self.comparand(arrays, column))).collect();
+        self.all_compared(compared)
+    }
+
+    /// The condition that each column has the value of its expression.
+    fn all_compared(&self, compared: Vec<(&SearchColumn, String)>) -> String {
+        let map = self.map;
         let whole = search::whole_key(map, "subscriber.", &compared);
         let in_key = |remote| map.compared_as_row.as_ref().is_some_and(|key| key.contains(&remote));
         let others = compared.into_iter().filter(|(column, _)| !in_key(column.remote));
@@ -228,6 +236,39 @@ impl Builder<'_> {
             self.map.table.sql_only(),
             set.join(", "),
             arrays.unnested(self.nth())
+        )
+    }
+
+    /// A column of the subscriber's table in a row is named as the array of the published column would be.
+    fn update_whole_rows(&mut self) -> String {
+        let map = self.map;
+        let mut finds = map.search_columns().to_vec();
+        finds.extend(map.compared_identities());
+        let compared = finds.iter().map(|column| {
+            (column, search::comparand(map, column, &format!("v.k{}", column.remote)))
+        });
+        let condition = self.all_compared(compared.collect());
+        let set = self.set_columns().into_iter();
+        let set: Vec<_> =
+            set.map(|remote| format!("{} = v.n{remote}", self.column(remote))).collect();
+        let found = |remote| finds.iter().any(|column| column.remote == remote);
+        let names = (0..map.table.columns.len()).map(|local| {
+            match map.columns.iter().position(|column| *column == local) {
+                Some(remote) if found(remote) => format!("k{remote}"),
+                Some(remote) => format!("n{remote}"),
+                None => format!("c{local}"),
+            }
+        });
+        let names: Vec<_> = names.chain(self.nth().map(str::to_owned)).collect();
+        if let Some(form) = &map.row_values {
+            self.types.push(form.array_type);
+        }
+        format!(
+            "UPDATE {} AS subscriber SET {} FROM pg_catalog.unnest($1){} AS v({}) WHERE {condition}",
+            map.table.sql_only(),
+            set.join(", "),
+            if self.nth().is_some() { " WITH ORDINALITY" } else { "" },
+            names.join(", ")
         )
     }
 

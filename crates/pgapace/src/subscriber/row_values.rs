@@ -1,0 +1,53 @@
+//! Whole rows as values of the table's row type, in binary format.
+//!
+//! A set of updates sends its rows as one array of the row type, and not as an array for each column. The server then
+//! reads and stores one value for each row: half the work for wide rows, and less for others.
+//!
+//! A value names the type of each of its fields, and the server refuses another one. It reads a field with the
+//! column's length, as an assignment does (`record_recv` in `rowtypes.c`).
+
+use crate::subscriber::catalogue::{Column, Table};
+
+/// Types below this oid are the same on all servers (`FirstGenbkiObjectId` in `transam.h`).
+const FIRST_OTHER_TYPE: u32 = 10_000;
+
+/// The fields of a row value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RowValues {
+    pub(crate) row_type: u32,
+    pub(crate) array_type: u32,
+    /// The columns of the subscriber's table. The published ones are in the order of the Relation message.
+    pub(crate) fields: Vec<Field>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Field {
+    pub(crate) type_oid: u32,
+    /// Other fields are NULL.
+    pub(crate) published: bool,
+}
+
+impl RowValues {
+    /// `None` if the rows of this table cannot be sent: `columns` are the indexes of its published columns.
+    pub(crate) fn of(table: &Table, columns: &[usize]) -> Option<Self> {
+        let in_order = columns.is_sorted_by(|a, b| a < b);
+        if !table.placement.is_plain() || !in_order {
+            return None;
+        }
+        let mut published = columns.iter().copied().peekable();
+        let field = |(index, column): (usize, &Column)| {
+            let published = published.next_if_eq(&index).is_some();
+            // A field that is NULL can violate a constraint of its domain.
+            let no_domain = column.declared_type == column.base_type;
+            let portable = match column.type_kind {
+                'b' if column.is_array => column.base_type < FIRST_OTHER_TYPE,
+                'b' | 'e' | 'r' | 'm' => true,
+                _ => false,
+            };
+            (no_domain && column.receives_binary && (portable || !published))
+                .then_some(Field { type_oid: column.declared_type, published })
+        };
+        let fields = table.columns.iter().enumerate().map(field).collect::<Option<_>>()?;
+        Some(Self { row_type: table.row_type.oid, array_type: table.row_type.array, fields })
+    }
+}

@@ -1,0 +1,175 @@
+//! The rows of a set of updates as one array of the table's row type: see [`row_values`](crate::subscriber::row_values).
+
+use engine::net::Row;
+use pgoutput::Column;
+
+use super::array::HEADER;
+use super::columns::ROW_BYTES;
+use crate::subscriber::row_values::RowValues;
+
+/// Stands in place of the length of a field that is NULL.
+const NULL: [u8; 4] = (-1_i32).to_be_bytes();
+
+/// An array of rows, all of which have new values in the same columns.
+#[derive(Debug, Default)]
+pub(super) struct RowArray {
+    bytes: Vec<u8>,
+    /// Whether each published column has a value.
+    sent: Vec<bool>,
+}
+
+impl RowArray {
+    /// Starts an array for rows like this one; returns false if they cannot be sent: all values must be binary, and at
+    /// least one column that finds no row must have one.
+    pub(super) fn begin(&mut self, row: &Row<'_>, finds: impl Fn(usize) -> bool) -> bool {
+        self.bytes.clear();
+        self.bytes.resize(HEADER, 0);
+        self.sent.clear();
+        let mut sets = false;
+        for (column, value) in row.columns().enumerate() {
+            let finds = finds(column);
+            let sent = match value {
+                Column::Binary(_) | Column::Null => true,
+                Column::Unchanged if !finds => false,
+                Column::Text(_) | Column::Unchanged => return false,
+            };
+            sets |= sent && !finds;
+            self.sent.push(sent);
+        }
+        sets
+    }
+
+    /// Whether each published column has a value.
+    pub(super) fn sent(&self) -> &[bool] {
+        &self.sent
+    }
+
+    /// Appends a row and returns its size in bytes; returns `None`, with nothing appended, if its shape differs from
+    /// that of the first row, or if it is too large.
+    pub(super) fn push(&mut self, form: &RowValues, row: &Row<'_>) -> Option<usize> {
+        let start = self.bytes.len();
+        let appended = self.append(form, row, start);
+        if appended.is_none() {
+            self.bytes.truncate(start);
+        }
+        appended
+    }
+
+    fn append(&mut self, form: &RowValues, row: &Row<'_>, start: usize) -> Option<usize> {
+        let bytes = &mut self.bytes;
+        bytes.extend_from_slice(&[0; 4]);
+        bytes.extend_from_slice(&u32::try_from(form.fields.len()).ok()?.to_be_bytes());
+        let (mut values, mut sent) = (row.columns(), self.sent.iter());
+        for field in &form.fields {
+            bytes.extend_from_slice(&field.type_oid.to_be_bytes());
+            let (value, sent) = if field.published {
+                (values.next()?, *sent.next()?)
+            } else {
+                (Column::Null, true)
+            };
+            match (value, sent) {
+                (Column::Binary(value), true) => {
+                    // A row that is too large must leave no memory: the array keeps its capacity.
+                    if bytes.len() - start + value.len() > ROW_BYTES {
+                        return None;
+                    }
+                    bytes.extend_from_slice(&i32::try_from(value.len()).ok()?.to_be_bytes());
+                    bytes.extend_from_slice(value);
+                }
+                (Column::Null, true) | (Column::Unchanged, false) => {
+                    bytes.extend_from_slice(&NULL);
+                }
+                _ => return None,
+            }
+        }
+        if values.next().is_some() {
+            return None;
+        }
+        let added = bytes.len() - start;
+        bytes[start..start + 4].copy_from_slice(&i32::try_from(added - 4).ok()?.to_be_bytes());
+        Some(added)
+    }
+
+    /// Writes the header: number of dimensions, no NULLs, type, number of rows, lower bound.
+    pub(super) fn finish(&mut self, row_type: u32, rows: usize) {
+        let rows = u32::try_from(rows).unwrap_or(u32::MAX);
+        for (at, word) in [1, 0, row_type, rows, 1].into_iter().enumerate() {
+            self.bytes[at * 4..at * 4 + 4].copy_from_slice(&word.to_be_bytes());
+        }
+    }
+
+    /// The array, after [`Self::finish`].
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::subscriber::row_values::Field;
+
+    fn form() -> RowValues {
+        let field = |type_oid, published| Field { type_oid, published };
+        let fields = vec![field(23, true), field(25, false), field(20, true), field(25, true)];
+        RowValues { row_type: 16_400, array_type: 16_401, fields }
+    }
+
+    fn row<'a>(values: &[Column<'a>]) -> Row<'a> {
+        Row::Merged(values.to_vec())
+    }
+
+    #[test]
+    fn binary_form() {
+        let (mut array, form) = (RowArray::default(), form());
+        let first = row(&[Column::Binary(b"key1"), Column::Null, Column::Unchanged]);
+        assert!(array.begin(&first, |column| column == 0));
+        assert_eq!(array.sent(), [true, true, false]);
+        assert_eq!(array.push(&form, &first), Some(4 + 4 + 4 * 8 + 4));
+        array.finish(form.row_type, 1);
+        let words = |words: &[i32]| words.iter().flat_map(|w| w.to_be_bytes()).collect::<Vec<_>>();
+        let expected = [
+            words(&[1, 0, 16_400, 1, 1, 40, 4, 23, 4]),
+            b"key1".to_vec(),
+            words(&[25, -1, 20, -1, 25, -1]),
+        ];
+        assert_eq!(array.bytes(), expected.concat());
+    }
+
+    #[test]
+    fn other_rows_leave_nothing() {
+        let (mut array, form) = (RowArray::default(), form());
+        let first = [Column::Binary(b"key1"), Column::Binary(b"1"), Column::Unchanged];
+        assert!(array.begin(&row(&first), |column| column == 0));
+        assert!(array.push(&form, &row(&first)).is_some());
+        let size = array.bytes().len();
+        let large = vec![0; ROW_BYTES];
+        for other in [
+            &[Column::Binary(b"key1"), Column::Binary(b"1"), Column::Binary(b"x")][..],
+            &[Column::Binary(b"key1"), Column::Unchanged, Column::Unchanged],
+            &[Column::Binary(b"key1"), Column::Text(b"1"), Column::Unchanged],
+            &[Column::Binary(b"key1"), Column::Binary(&large), Column::Unchanged],
+            &first[..2],
+            &[first[0], first[1], first[2], Column::Null],
+        ] {
+            assert_eq!(array.push(&form, &row(other)), None, "{other:?}");
+            assert_eq!(array.bytes().len(), size);
+        }
+        assert!(array.bytes.capacity() < ROW_BYTES);
+    }
+
+    #[test]
+    fn rows_that_cannot_be_sent() {
+        let mut array = RowArray::default();
+        let finds = |column| column == 0;
+        for values in [
+            [Column::Text(b"1"), Column::Binary(b"1")],
+            [Column::Unchanged, Column::Binary(b"1")],
+            [Column::Binary(b"1"), Column::Text(b"1")],
+            // Nothing to write.
+            [Column::Binary(b"1"), Column::Unchanged],
+        ] {
+            assert!(!array.begin(&row(&values), finds), "{values:?}");
+        }
+    }
+}
