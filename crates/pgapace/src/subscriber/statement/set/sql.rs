@@ -1,4 +1,4 @@
-//! The SQL of set statements, with one array parameter per column.
+//! The SQL of set statements, with one array parameter per column, or one of whole rows.
 //!
 //! Values in binary format are an array of the column's base type. Values in text format are a
 //! `text[]`, and the statement casts its elements to the base type, which calls the type's input

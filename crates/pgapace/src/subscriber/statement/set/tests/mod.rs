@@ -8,5 +8,6 @@ mod plans;
 mod types;
 mod varied;
 mod whole;
+mod whole_rows;
 
 const MAJORS: [u16; 2] = [15, 18];

@@ -11,7 +11,7 @@ use super::bed::{Bed, FORMATS, Values, deletes, old, row, updates};
 use crate::subscriber::statement::copy::Format;
 
 /// Statistics of scans of a table in the open transaction.
-fn scans(bed: &mut Bed, table: &str) -> String {
+pub(super) fn scans(bed: &mut Bed, table: &str) -> String {
     bed.value(&format!(
         "SELECT coalesce(seq_scan, 0) || ' ' || coalesce(seq_tup_read, 0) || ' '
                 || coalesce(idx_tup_fetch, 0)
@@ -20,7 +20,7 @@ fn scans(bed: &mut Bed, table: &str) -> String {
 }
 
 /// Reports the pending statistics, so that [`scans`] starts from zero.
-fn forget_scans(bed: &mut Bed) {
+pub(super) fn forget_scans(bed: &mut Bed) {
     bed.sql("SELECT pg_catalog.pg_stat_force_next_flush()");
 }
 

@@ -1,0 +1,125 @@
+//! Updates whose parameter is one array of whole rows.
+
+use pgoutput::ReplicaIdentity;
+
+use super::MAJORS;
+use super::bed::{Bed, updates};
+use super::plans::{forget_scans, scans};
+use crate::subscriber::statement::copy::Format;
+
+const OTHERS: &str = "c1 int, c2 int, c3 int, c4 int, c5 int, c6 int";
+
+/// Columns that are not published, generated ones and dropped ones stand between those that are.
+#[test]
+fn tables_with_other_columns() {
+    for major in MAJORS {
+        let mut bed = Bed::new(
+            major,
+            "CREATE TABLE t (gone int, id int NOT NULL, more text NOT NULL DEFAULT 'm', a text, lost text,
+               g int GENERATED ALWAYS AS (id * 2) STORED, b numeric(6,2), c text[], d int, e int, PRIMARY KEY (id));
+             ALTER TABLE t DROP gone, DROP lost;
+             INSERT INTO t (id, d) SELECT i, i FROM pg_catalog.generate_series(1, 9) i",
+        );
+        let map = bed.map("t", ReplicaIdentity::Default, "id* a b c d");
+        assert!(map.row_values.is_some());
+        let rows = "SELECT i, 'a' || i, i / 3.0, CASE WHEN i <> 4 THEN ARRAY['x', NULL] END, -i \
+                    FROM pg_catalog.generate_series(1, 9) i";
+        let rows = bed.rows(Format::Binary, rows);
+        assert_eq!(bed.apply_all(&map, &updates(Format::Binary, &rows)), 1);
+        bed.assert_same(
+            "SELECT id, more, a, g, b, c, d, e FROM public.t",
+            "SELECT i, 'm', 'a' || i, i * 2, (i / 3.0)::numeric(6,2), \
+                    CASE WHEN i <> 4 THEN ARRAY['x', NULL] END, -i, NULL \
+             FROM pg_catalog.generate_series(1, 9) i",
+        );
+    }
+}
+
+/// As in the native apply worker: an error, where an explicit cast would truncate.
+#[test]
+fn values_that_are_too_long_are_errors() {
+    let cases = [
+        ("varchar(3)", "'abcd'::varchar", "22001"),
+        ("char(3)", "'abcd'::bpchar", "22001"),
+        ("bit(3)", "B'1011'", "22026"),
+        ("varbit(3)", "B'1011'::varbit", "22001"),
+        ("numeric(4,2)", "100.5::numeric", "22003"),
+    ];
+    for major in MAJORS {
+        let mut bed = Bed::new(major, "");
+        for (sql, value, code) in cases {
+            bed.sql(&format!(
+                "DROP TABLE IF EXISTS public.t; CREATE TABLE public.t (id int PRIMARY KEY, v {sql}, {OTHERS}); \
+                 INSERT INTO public.t SELECT pg_catalog.generate_series(1, 6)"
+            ));
+            let map = bed.map("t", ReplicaIdentity::Default, "id* v");
+            let rows = format!(
+                "SELECT i, CASE WHEN i = 3 THEN {value} END FROM pg_catalog.generate_series(1, 6) i"
+            );
+            let rows = bed.rows(Format::Binary, &rows);
+            let error = bed.apply(&map, &updates(Format::Binary, &rows)).unwrap_err();
+            assert!(error.starts_with(code), "{sql}: {error}");
+        }
+    }
+}
+
+/// The table may change after its description was read: the statement fails, or writes the values that were sent.
+#[test]
+fn a_table_that_has_changed() {
+    for major in MAJORS {
+        for (ddl, refused) in [
+            ("ADD later int", true),
+            ("DROP c6", true),
+            ("ALTER c6 TYPE bigint", true),
+            ("DROP c6, ADD later bigint", true),
+            ("DROP c6, ADD later int", false),
+            ("RENAME c6 TO later", false),
+        ] {
+            let mut bed = Bed::new(
+                major,
+                &format!(
+                    "CREATE TABLE t (id int PRIMARY KEY, v int, {OTHERS}); \
+                     INSERT INTO t SELECT pg_catalog.generate_series(1, 6)"
+                ),
+            );
+            let map = bed.map("t", ReplicaIdentity::Default, "id* v c1");
+            let rows = bed.rows(
+                Format::Binary,
+                "SELECT i, i * 10, i * 100 FROM pg_catalog.generate_series(1, 6) i",
+            );
+            let segment = updates(Format::Binary, &rows);
+            assert_eq!(bed.apply_all(&map, &segment), 1);
+            bed.sql(&format!("UPDATE public.t SET v = 0, c1 = 0; ALTER TABLE public.t {ddl}"));
+            let applied = bed.apply(&map, &segment);
+            assert_eq!(applied.is_err(), refused, "{ddl}: {applied:?}");
+            let factor = if refused { 0 } else { 1 };
+            bed.assert_same(
+                "SELECT id, v, c1 FROM public.t",
+                &format!(
+                    "SELECT i, i * 10 * {factor}, i * 100 * {factor} \
+                     FROM pg_catalog.generate_series(1, 6) i"
+                ),
+            );
+        }
+    }
+}
+
+#[test]
+fn rows_are_looked_up_by_index() {
+    for major in MAJORS {
+        let mut bed = Bed::new(
+            major,
+            &format!(
+                "CREATE TABLE t (id int PRIMARY KEY, v int, {OTHERS}); \
+                 INSERT INTO t SELECT pg_catalog.generate_series(1, 20000); ANALYZE t"
+            ),
+        );
+        let map = bed.map("t", ReplicaIdentity::Default, "id* v");
+        let rows = "SELECT i, i FROM pg_catalog.generate_series(1, 1000) i";
+        let rows = bed.rows(Format::Binary, rows);
+        forget_scans(&mut bed);
+        assert_eq!(bed.begin(&map, &updates(Format::Binary, &rows)), Ok(vec![(1000, 1000)]));
+        assert_eq!(scans(&mut bed, "t"), "0 0 1000");
+        bed.sql("COMMIT");
+    }
+}
