@@ -167,7 +167,7 @@ impl Columns {
     #[inline]
     pub(crate) fn push_update(&mut self, map: &TableMap, row: &Row<'_>) -> bool {
         if self.form == Form::Undecided {
-            self.form = self.form_for(row);
+            self.form = self.form_for(map, row);
         }
         match &map.row_values {
             Some(form) if self.are_whole_rows() => self.push_whole(form, row),
@@ -175,12 +175,13 @@ impl Columns {
         }
     }
 
-    fn form_for(&mut self, row: &Row<'_>) -> Form {
+    fn form_for(&mut self, map: &TableMap, row: &Row<'_>) -> Form {
+        let Some(form) = &map.row_values else { return Form::ArrayPerColumn };
         let slots = &mut self.slots[..self.used];
         let finds = |column: usize| {
             slots.get(column).is_some_and(|slot: &ColumnSlot| slot.role == Some(ColumnRole::Key))
         };
-        if !self.whole.begin(row, finds) {
+        if !self.whole.begin(form, row, finds) {
             return Form::ArrayPerColumn;
         }
         for (slot, sent) in slots.iter_mut().zip(self.whole.sent()) {

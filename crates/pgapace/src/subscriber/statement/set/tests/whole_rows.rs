@@ -52,9 +52,9 @@ fn values_that_are_too_long_are_errors() {
                 "DROP TABLE IF EXISTS public.t; CREATE TABLE public.t (id int PRIMARY KEY, v {sql}, {OTHERS}); \
                  INSERT INTO public.t SELECT pg_catalog.generate_series(1, 6)"
             ));
-            let map = bed.map("t", ReplicaIdentity::Default, "id* v");
+            let map = bed.map("t", ReplicaIdentity::Default, "id* v c1 c2 c3");
             let rows = format!(
-                "SELECT i, CASE WHEN i = 3 THEN {value} END FROM pg_catalog.generate_series(1, 6) i"
+                "SELECT i, CASE WHEN i = 3 THEN {value} END, 1, 2, 3 FROM pg_catalog.generate_series(1, 6) i"
             );
             let rows = bed.rows(Format::Binary, &rows);
             let error = bed.apply(&map, &updates(Format::Binary, &rows)).unwrap_err();
@@ -82,10 +82,10 @@ fn a_table_that_has_changed() {
                      INSERT INTO t SELECT pg_catalog.generate_series(1, 6)"
                 ),
             );
-            let map = bed.map("t", ReplicaIdentity::Default, "id* v c1");
+            let map = bed.map("t", ReplicaIdentity::Default, "id* v c1 c2 c3");
             let rows = bed.rows(
                 Format::Binary,
-                "SELECT i, i * 10, i * 100 FROM pg_catalog.generate_series(1, 6) i",
+                "SELECT i, i * 10, i * 100, 1, 2 FROM pg_catalog.generate_series(1, 6) i",
             );
             let segment = updates(Format::Binary, &rows);
             assert_eq!(bed.apply_all(&map, &segment), 1);
@@ -114,8 +114,8 @@ fn rows_are_looked_up_by_index() {
                  INSERT INTO t SELECT pg_catalog.generate_series(1, 20000); ANALYZE t"
             ),
         );
-        let map = bed.map("t", ReplicaIdentity::Default, "id* v");
-        let rows = "SELECT i, i FROM pg_catalog.generate_series(1, 1000) i";
+        let map = bed.map("t", ReplicaIdentity::Default, "id* v c1 c2 c3");
+        let rows = "SELECT i, i, 1, 2, 3 FROM pg_catalog.generate_series(1, 1000) i";
         let rows = bed.rows(Format::Binary, rows);
         forget_scans(&mut bed);
         assert_eq!(bed.begin(&map, &updates(Format::Binary, &rows)), Ok(vec![(1000, 1000)]));
