@@ -83,6 +83,14 @@ impl<'c> NativeSubscription<'c> {
         must(wait_until(PATIENCE, "the slot to be free", || {
             Ok(self.case.publisher.value(&free) == "t")
         }));
+        // It ends soon after it has left the slot. Until then, some settings cannot be altered.
+        let worker = format!(
+            "SELECT count(*) FROM pg_stat_subscription WHERE subname = '{}' AND pid IS NOT NULL",
+            self.name
+        );
+        must(wait_until(PATIENCE, "the worker to end", || {
+            Ok(self.case.subscriber.value(&worker) == "0")
+        }));
     }
 
     /// `t|slot` or `f|∅`.

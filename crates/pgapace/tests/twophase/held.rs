@@ -83,7 +83,9 @@ fn a_session_that_waits_for_a_prepared_transaction_is_named() {
         case.wait_until_applied(&mut process);
         prepare(&case, "one", "UPDATE t SET v = 'later' WHERE id = 1");
         wait_until_prepared(&case, 1);
-        let gid = case.subscriber.value("SELECT gid FROM pg_prepared_xacts");
+        let gid = case
+            .subscriber
+            .value("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()");
         let mut user = holder(&case, "SELECT FROM t WHERE id = 2 FOR UPDATE");
         let pid = must(user.query_one("SELECT pg_backend_pid()", &[])).get::<_, i32>(0);
         let waiting =
