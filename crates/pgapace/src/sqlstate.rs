@@ -36,6 +36,7 @@ sqlstates! {
     DATATYPE_MISMATCH = "42804";
     UNDEFINED_TABLE = "42P01";
     DUPLICATE_TABLE = "42P07";
+    INVALID_COLUMN_REFERENCE = "42P10";
     INVALID_TABLE_DEFINITION = "42P16";
     DISK_FULL = "53100";
     OUT_OF_MEMORY = "53200";
@@ -47,6 +48,12 @@ sqlstates! {
     QUERY_CANCELED = "57014";
     UNDEFINED_FILE = "58P01";
     INTERNAL_ERROR = "XX000";
+}
+
+/// Whether the values of a row may be refused because its table has other columns than before: when they are read, or
+/// when their columns are named.
+pub(crate) fn is_row_type_changed(sqlstate: &str) -> bool {
+    matches!(sqlstate, DATATYPE_MISMATCH | INVALID_COLUMN_REFERENCE)
 }
 
 /// Whether another row has the value of a unique index, or one that an exclusion constraint forbids beside

@@ -1,7 +1,7 @@
 //! The mapping of a published table to its subscriber table, column by column and by name.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use engine::net::{TableFolding, TableRules};
 use engine::relation::RemoteRelation;
@@ -57,8 +57,10 @@ pub(crate) struct TableMap {
     pub(crate) search: Search,
     /// The columns of the key in the order of its index, if they are compared as a row: see [`key_index`].
     pub(crate) compared_as_row: Option<Vec<usize>>,
-    /// How sets of updates send whole rows, if they can.
+    /// How sets of updates send whole rows, if they can: see [`Self::sends_whole_rows`].
     pub(crate) row_values: Option<RowValues>,
+    /// The subscriber has refused whole rows: the table is not as described any more. Workers set it.
+    whole_rows_refused: AtomicBool,
     /// Published columns whose values the subscriber may misread. Each value must be checked.
     pub(crate) misread: Vec<(usize, Misread)>,
     /// How the table's changes are applied.
@@ -115,6 +117,7 @@ impl TableMap {
             search,
             compared_as_row,
             row_values,
+            whole_rows_refused: AtomicBool::new(false),
             misread,
             mode,
             rules,
@@ -175,6 +178,19 @@ impl TableMap {
             is_other || sent.modifier != local.type_modifier
         };
         (0..self.columns.len()).filter(is_unlike).collect()
+    }
+
+    /// How sets of updates send whole rows; `None` if they do not.
+    pub(crate) fn sends_whole_rows(&self) -> Option<&RowValues> {
+        // Nothing else depends on it: either form leads to the same rows.
+        let refused = self.whole_rows_refused.load(Ordering::Relaxed);
+        self.row_values.as_ref().filter(|_| !refused)
+    }
+
+    /// From now on, updates send an array for each column, until the table is described anew. Returns false if they did
+    /// before.
+    pub(crate) fn refuse_whole_rows(&self) -> bool {
+        self.row_values.is_some() && !self.whole_rows_refused.swap(true, Ordering::Relaxed)
     }
 
     /// Whether statements can say which rows are missing, and nothing but a record follows from that.

@@ -34,3 +34,4 @@ mod type_values;
 mod types;
 mod unportable;
 mod vanishing_rows;
+mod wide_rows;

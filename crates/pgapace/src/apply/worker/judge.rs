@@ -217,8 +217,9 @@ impl WorkerSession {
             };
             let (seq, ahead) = (first.group.seq.0, first.ahead);
             let moved = self.meets_moved_value(&error, expected);
+            let refused = self.meets_refused_rows(&error, expected);
             let kind = match () {
-                () if moved => ErrorKind::Anew,
+                () if moved || refused => ErrorKind::Anew,
                 () if is_changed_meanwhile(&error) => ErrorKind::Soon,
                 // By rows, it would meet the same table, or another error.
                 () if is_out_of_date(&error) => ErrorKind::Transient,
@@ -254,6 +255,20 @@ impl WorkerSession {
             self.moved_values.push(map.table.root);
         }
         newly
+    }
+
+    /// Whether the subscriber refuses whole rows, because the table has other columns since it was described. The group
+    /// is tried again with an array for each column, which a column of the subscriber's own does not concern.
+    fn meets_refused_rows(&self, error: &wire::Error, expected: Option<Expected>) -> bool {
+        let is_refused = error.sqlstate().is_some_and(sqlstate::is_row_type_changed);
+        let table = match expected {
+            Some(Expected::Net { table, .. } | Expected::Sought { table, .. }) if is_refused => {
+                table
+            }
+            _ => return false,
+        };
+        let group = self.groups.first().map(|first| &first.group);
+        group.and_then(|group| table_of(group, table)).is_some_and(|map| map.refuse_whole_rows())
     }
 
     /// The first group in flight stops the run. A conflict is named when its transaction is rolled back.

@@ -109,7 +109,7 @@ impl Columns {
         }
         (self.rows, self.bytes) = (0, 0);
         self.form = match purpose {
-            BatchUse::KeysAndNew if map.row_values.is_some() => Form::Undecided,
+            BatchUse::KeysAndNew if map.sends_whole_rows().is_some() => Form::Undecided,
             _ => Form::ArrayPerColumn,
         };
         let other = match purpose {
