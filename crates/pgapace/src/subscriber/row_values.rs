@@ -12,7 +12,7 @@ use crate::subscriber::catalogue::{Column, Table};
 const FIRST_OTHER_TYPE: u32 = 10_000;
 
 /// Rows with fewer columns than this are sent as an array for each column. With 3 and 4 columns that takes the backend as
-/// long or up to 10 % less; with 20, whole rows take 11 % less, with 300 almost half (docs/performance.md).
+/// long or up to 6 % less; with 20, whole rows take 11 % less, with 300 almost half (docs/performance.md).
 const FEWEST: usize = 8;
 
 /// The fields of a row value.

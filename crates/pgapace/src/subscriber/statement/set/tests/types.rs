@@ -235,26 +235,30 @@ fn values_that_are_too_long_are_errors() {
     ];
     for major in MAJORS {
         let mut bed = Bed::new(major, DEFINITIONS);
-        for (sql, value, code) in cases {
+        // Those of the wider table are sent as whole rows.
+        let narrow = ("", "id* v", "");
+        let wide = (", a int, b int, c int, d int, e int, f int", "id* v a b c", ", 1, 2, 3");
+        let forms = cases.iter().flat_map(|case| [(case, narrow), (case, wide)]);
+        for ((sql, value, code), (others, published, other_values)) in forms {
             bed.sql(&format!(
                 "DROP TABLE IF EXISTS public.t; \
-                 CREATE TABLE public.t (id int PRIMARY KEY, v {sql}); \
+                 CREATE TABLE public.t (id int PRIMARY KEY, v {sql} {others}); \
                  INSERT INTO public.t SELECT pg_catalog.generate_series(1, 10)"
             ));
-            let map = bed.map("t", ReplicaIdentity::Default, "id* v");
+            let map = bed.map("t", ReplicaIdentity::Default, published);
             for format in FORMATS {
                 for first in [1, 11] {
                     let rows = bed.rows(
                         format,
                         &format!(
-                            "SELECT i, CASE WHEN i = {first} THEN {value} END \
+                            "SELECT i, CASE WHEN i = {first} THEN {value} END {other_values} \
                              FROM pg_catalog.generate_series({first}, {first} + 5) i"
                         ),
                     );
                     let segment =
                         if first == 1 { updates(format, &rows) } else { inserts(format, &rows) };
                     let error = bed.apply(&map, &segment).unwrap_err();
-                    assert!(error.starts_with(code), "{sql} {format:?} {first}: {error}");
+                    assert!(error.starts_with(code), "{sql} {others} {format:?} {first}: {error}");
                     if first == 1 {
                         let alone = updates(format, &rows[..1]);
                         let error = bed.apply(&map, &alone).unwrap_err();

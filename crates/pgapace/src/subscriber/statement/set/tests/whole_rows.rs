@@ -35,34 +35,6 @@ fn tables_with_other_columns() {
     }
 }
 
-/// As in the native apply worker: an error, where an explicit cast would truncate.
-#[test]
-fn values_that_are_too_long_are_errors() {
-    let cases = [
-        ("varchar(3)", "'abcd'::varchar", "22001"),
-        ("char(3)", "'abcd'::bpchar", "22001"),
-        ("bit(3)", "B'1011'", "22026"),
-        ("varbit(3)", "B'1011'::varbit", "22001"),
-        ("numeric(4,2)", "100.5::numeric", "22003"),
-    ];
-    for major in MAJORS {
-        let mut bed = Bed::new(major, "");
-        for (sql, value, code) in cases {
-            bed.sql(&format!(
-                "DROP TABLE IF EXISTS public.t; CREATE TABLE public.t (id int PRIMARY KEY, v {sql}, {OTHERS}); \
-                 INSERT INTO public.t SELECT pg_catalog.generate_series(1, 6)"
-            ));
-            let map = bed.map("t", ReplicaIdentity::Default, "id* v c1 c2 c3");
-            let rows = format!(
-                "SELECT i, CASE WHEN i = 3 THEN {value} END, 1, 2, 3 FROM pg_catalog.generate_series(1, 6) i"
-            );
-            let rows = bed.rows(Format::Binary, &rows);
-            let error = bed.apply(&map, &updates(Format::Binary, &rows)).unwrap_err();
-            assert!(error.starts_with(code), "{sql}: {error}");
-        }
-    }
-}
-
 /// The table may change after its description was read: the statement fails, or writes the values that were sent.
 #[test]
 fn a_table_that_has_changed() {
