@@ -180,11 +180,10 @@ impl TableMap {
         (0..self.columns.len()).filter(is_unlike).collect()
     }
 
-    /// How sets of updates send whole rows; `None` if they do not.
-    pub(crate) fn sends_whole_rows(&self) -> Option<&RowValues> {
+    /// Whether sets of updates send whole rows.
+    pub(crate) fn sends_whole_rows(&self) -> bool {
         // Nothing else depends on it: either form leads to the same rows.
-        let refused = self.whole_rows_refused.load(Ordering::Relaxed);
-        self.row_values.as_ref().filter(|_| !refused)
+        self.row_values.is_some() && !self.whole_rows_refused.load(Ordering::Relaxed)
     }
 
     /// From now on, updates send an array for each column, until the table is described anew. Returns false if they did

@@ -6,7 +6,7 @@
 //! A value names the type of each of its fields, and the server refuses another one. It reads a field with the
 //! column's length, as an assignment does (`record_recv` in `rowtypes.c`).
 
-use crate::subscriber::catalogue::{Column, Table};
+use crate::subscriber::catalogue::{Column, RowType, Table};
 
 /// Types below this oid are the same on all servers (`FirstGenbkiObjectId` in `transam.h`).
 const FIRST_OTHER_TYPE: u32 = 10_000;
@@ -18,8 +18,7 @@ const FEWEST: usize = 8;
 /// The fields of a row value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RowValues {
-    pub(crate) row_type: u32,
-    pub(crate) array_type: u32,
+    pub(crate) row_type: RowType,
     /// The columns of the subscriber's table. The published ones are in the order of the Relation message.
     pub(crate) fields: Vec<Field>,
 }
@@ -52,6 +51,6 @@ impl RowValues {
                 .then_some(Field { type_oid: column.declared_type, published })
         };
         let fields = table.columns.iter().enumerate().map(field).collect::<Option<_>>()?;
-        Some(Self { row_type: table.row_type.oid, array_type: table.row_type.array, fields })
+        Some(Self { row_type: table.row_type, fields })
     }
 }

@@ -1,5 +1,7 @@
 //! Takes the replies of the subscriber, and acts on them for the first group in flight.
 
+use std::sync::Arc;
+
 use engine::worker::{ActiveGroup, AfterReply, ErrorKind, Outcome, Retry, Verdict};
 
 use crate::apply::context::{Context, is_changed_meanwhile, is_out_of_date};
@@ -11,6 +13,7 @@ use crate::apply::work::counts_by_table;
 use crate::apply::worker::session::WorkerSession;
 use crate::error::{Failure, Result, is_transient, passes_soon};
 use crate::sqlstate;
+use crate::subscriber::mapping::TableMap;
 use wire::Reply;
 
 /// Attempts after which a group that finds too few rows is applied by rows in any case.
@@ -243,13 +246,10 @@ impl WorkerSession {
     /// Whether net changes met a unique value that another row has, in a table whose updates were not
     /// executed as [moves](crate::subscriber::unique) before. From now on they are.
     fn meets_moved_value(&mut self, error: &wire::Error, expected: Option<Expected>) -> bool {
-        let is_taken = error.sqlstate().is_some_and(sqlstate::is_taken_value);
-        let table = match expected {
-            Some(Expected::Net { table, .. } | Expected::Sought { table, .. }) if is_taken => table,
-            _ => return false,
-        };
-        let group = self.groups.first().map(|first| &first.group);
-        let Some(map) = group.and_then(|group| table_of(group, table)) else { return false };
+        if !error.sqlstate().is_some_and(sqlstate::is_taken_value) {
+            return false;
+        }
+        let Some(map) = self.map_of_set(expected) else { return false };
         let newly = map.unique.begin_moving();
         if newly {
             self.moved_values.push(map.table.root);
@@ -260,15 +260,16 @@ impl WorkerSession {
     /// Whether the subscriber refuses whole rows, because the table has other columns since it was described. The group
     /// is tried again with an array for each column, which a column of the subscriber's own does not concern.
     fn meets_refused_rows(&self, error: &wire::Error, expected: Option<Expected>) -> bool {
-        let is_refused = error.sqlstate().is_some_and(sqlstate::is_row_type_changed);
-        let table = match expected {
-            Some(Expected::Net { table, .. } | Expected::Sought { table, .. }) if is_refused => {
-                table
-            }
-            _ => return false,
+        error.sqlstate().is_some_and(sqlstate::is_row_type_changed)
+            && self.map_of_set(expected).is_some_and(|map| map.refuse_whole_rows())
+    }
+
+    /// The table whose net changes a statement of the first group in flight writes.
+    fn map_of_set(&self, expected: Option<Expected>) -> Option<Arc<TableMap>> {
+        let (Expected::Net { table, .. } | Expected::Sought { table, .. }) = expected? else {
+            return None;
         };
-        let group = self.groups.first().map(|first| &first.group);
-        group.and_then(|group| table_of(group, table)).is_some_and(|map| map.refuse_whole_rows())
+        table_of(&self.groups.first()?.group, table)
     }
 
     /// The first group in flight stops the run. A conflict is named when its transaction is rolled back.

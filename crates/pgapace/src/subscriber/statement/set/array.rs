@@ -9,8 +9,17 @@ use crate::subscriber::statement::copy::Format;
 
 /// Number of dimensions, flags, element type, length, lower bound: 4 bytes each.
 pub(super) const HEADER: usize = 20;
-/// Stands in place of an element's length.
-const NULL: [u8; 4] = (-1_i32).to_be_bytes();
+/// Stands in place of the length of an element, or of a field of a row.
+pub(super) const NULL: [u8; 4] = (-1_i32).to_be_bytes();
+
+/// Writes the header of an array of one dimension into its first [`HEADER`] bytes.
+pub(super) fn write_header(array: &mut [u8], has_nulls: bool, element_type: u32, length: usize) {
+    let length = u32::try_from(length).unwrap_or(u32::MAX);
+    let words = [1, u32::from(has_nulls), element_type, length, 1];
+    for (to, word) in array.chunks_exact_mut(4).zip(words) {
+        to.copy_from_slice(&word.to_be_bytes());
+    }
+}
 
 /// An array that grows by one element per row.
 #[derive(Debug, Default)]
@@ -94,12 +103,8 @@ impl Array {
 
     /// Writes the header.
     pub(crate) fn finish(&mut self, element_type: u32, length: usize) {
-        let length = u32::try_from(length).unwrap_or(u32::MAX);
-        for (at, word) in
-            [1, u32::from(self.has_nulls()), element_type, length, 1].into_iter().enumerate()
-        {
-            self.bytes[at * 4..at * 4 + 4].copy_from_slice(&word.to_be_bytes());
-        }
+        let has_nulls = self.has_nulls();
+        write_header(&mut self.bytes, has_nulls, element_type, length);
     }
 
     /// Makes it an array without elements.

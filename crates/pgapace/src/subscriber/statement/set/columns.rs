@@ -109,7 +109,7 @@ impl Columns {
         }
         (self.rows, self.bytes) = (0, 0);
         self.form = match purpose {
-            BatchUse::KeysAndNew if map.sends_whole_rows().is_some() => Form::Undecided,
+            BatchUse::KeysAndNew if map.sends_whole_rows() => Form::Undecided,
             _ => Form::ArrayPerColumn,
         };
         let other = match purpose {
@@ -310,7 +310,7 @@ impl Columns {
 
     /// Completes the array of whole rows.
     pub(crate) fn finish_whole(&mut self, form: &RowValues) {
-        self.whole.finish(form.row_type, self.rows);
+        self.whole.finish(form.row_type.oid, self.rows);
     }
 
     /// The array of whole rows as a parameter, after [`Self::finish_whole`].

@@ -3,12 +3,9 @@
 use engine::net::Row;
 use pgoutput::Column;
 
-use super::array::HEADER;
+use super::array::{HEADER, NULL, write_header};
 use super::columns::ROW_BYTES;
 use crate::subscriber::row_values::RowValues;
-
-/// Stands in place of the length of a field that is NULL.
-const NULL: [u8; 4] = (-1_i32).to_be_bytes();
 
 /// An array of rows, all of which have new values in the same columns.
 #[derive(Debug, Default)]
@@ -97,12 +94,9 @@ impl RowArray {
         Some(added)
     }
 
-    /// Writes the header: number of dimensions, no NULLs, type, number of rows, lower bound.
+    /// Completes an array of so many rows.
     pub(super) fn finish(&mut self, row_type: u32, rows: usize) {
-        let rows = u32::try_from(rows).unwrap_or(u32::MAX);
-        for (at, word) in [1, 0, row_type, rows, 1].into_iter().enumerate() {
-            self.bytes[at * 4..at * 4 + 4].copy_from_slice(&word.to_be_bytes());
-        }
+        write_header(&mut self.bytes, false, row_type, rows);
     }
 
     /// The array, after [`Self::finish`].
@@ -114,12 +108,13 @@ impl RowArray {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::subscriber::catalogue::RowType;
     use crate::subscriber::row_values::Field;
 
     fn form() -> RowValues {
         let field = |type_oid, published| Field { type_oid, published };
         let fields = vec![field(23, true), field(25, false), field(20, true), field(25, true)];
-        RowValues { row_type: 16_400, array_type: 16_401, fields }
+        RowValues { row_type: RowType { oid: 16_400, array: 16_401 }, fields }
     }
 
     fn row<'a>(values: &[Column<'a>]) -> Row<'a> {
@@ -133,7 +128,7 @@ mod tests {
         assert!(array.begin(&form, &first, |column| column == 0));
         assert_eq!(array.sent(), [true, true, false]);
         assert_eq!(array.push(&form, &first), Some(4 + 4 + 4 * 8 + 4 + 8));
-        array.finish(form.row_type, 1);
+        array.finish(form.row_type.oid, 1);
         let words = |words: &[i32]| words.iter().flat_map(|w| w.to_be_bytes()).collect::<Vec<_>>();
         let expected = [
             words(&[1, 0, 16_400, 1, 1, 48, 4, 23, 4]),

@@ -261,7 +261,7 @@ impl Builder<'_> {
         });
         let names: Vec<_> = names.chain(self.nth().map(str::to_owned)).collect();
         if let Some(form) = &map.row_values {
-            self.types.push(form.array_type);
+            self.types.push(form.row_type.array);
         }
         format!(
             "UPDATE {} AS subscriber SET {} FROM pg_catalog.unnest($1){} AS v({}) WHERE {condition}",
