@@ -35,6 +35,55 @@ fn tables_with_other_columns() {
     }
 }
 
+/// Where the columns have another order than the publisher's, updates are one statement too.
+#[test]
+fn columns_in_another_order() {
+    for major in MAJORS {
+        let mut bed = Bed::new(
+            major,
+            &format!(
+                "CREATE TABLE t (v int, id int PRIMARY KEY, {OTHERS}); \
+                 INSERT INTO t (id) SELECT pg_catalog.generate_series(1, 6)"
+            ),
+        );
+        let map = bed.map("t", ReplicaIdentity::Default, "id* v c2 c1 c3");
+        let rows = bed.rows(
+            Format::Binary,
+            "SELECT i, i * 10, 2, 1, 3 FROM pg_catalog.generate_series(1, 6) i",
+        );
+        assert_eq!(bed.apply_all(&map, &updates(Format::Binary, &rows)), 1);
+        bed.assert_same(
+            "SELECT id, v, c1, c2, c3 FROM public.t",
+            "SELECT i, i * 10, 1, 2, 3 FROM pg_catalog.generate_series(1, 6) i",
+        );
+    }
+}
+
+/// The field of an unpublished column is NULL, which a domain may refuse.
+#[test]
+fn a_column_of_a_domain_that_is_not_null() {
+    for major in MAJORS {
+        let mut bed = Bed::new(
+            major,
+            &format!(
+                "CREATE DOMAIN filled AS int NOT NULL; \
+                 CREATE TABLE t (id int PRIMARY KEY, v int, {OTHERS}, own filled DEFAULT 7); \
+                 INSERT INTO t (id) SELECT pg_catalog.generate_series(1, 6)"
+            ),
+        );
+        let map = bed.map("t", ReplicaIdentity::Default, "id* v c1 c2 c3");
+        let rows = bed.rows(
+            Format::Binary,
+            "SELECT i, i * 10, 1, 2, 3 FROM pg_catalog.generate_series(1, 6) i",
+        );
+        assert_eq!(bed.apply_all(&map, &updates(Format::Binary, &rows)), 1);
+        bed.assert_same(
+            "SELECT id, v, c3, own FROM public.t",
+            "SELECT i, i * 10, 3, 7 FROM pg_catalog.generate_series(1, 6) i",
+        );
+    }
+}
+
 /// The table may change after its description was read: the statement fails, or writes the values that were sent.
 #[test]
 fn a_table_that_has_changed() {
