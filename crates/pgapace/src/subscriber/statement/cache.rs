@@ -2,20 +2,18 @@
 
 use std::hash::{Hash, Hasher};
 
-use rustc_hash::{FxHashMap, FxHasher};
+use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::statement::column_set::ColumnSet;
 use crate::subscriber::statement::copy::{self, Format};
+use crate::subscriber::statement::memory::{self, Share, Usage};
 use crate::subscriber::statement::row::{self, Operation, Source, Statement};
 use crate::subscriber::statement::set::sql::{self, SetOperation};
 
 /// A table with more update statements than this has updates that vary: its rows arrive with many different sets of
 /// columns, because the publisher does not send unchanged TOAST values.
 const VARIED: u32 = 32;
-
-/// Maximum memory of the backend for the statements of a session, in bytes.
-const LIMIT: usize = 64 << 20;
 
 /// The kind of a prepared statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -105,6 +103,7 @@ pub(crate) struct Prepared {
     pub(crate) sources: Vec<Source>,
     weight: usize,
     last_used: u64,
+    reused: bool,
 }
 
 impl Kind {
@@ -120,6 +119,11 @@ impl Kind {
 }
 
 impl Prepared {
+    fn usage(&self) -> Usage {
+        let Self { number, last_used, reused, weight, .. } = *self;
+        Usage { number, last_used, reused, weight }
+    }
+
     fn is(&self, table: u64, shape: &Shape<'_>) -> bool {
         self.table == table
             && self.kind == shape.kind
@@ -140,13 +144,12 @@ pub(crate) struct Housekeeping {
 }
 
 /// The statements of one session.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct StatementCache {
     /// By hash of table and shape.
     by_hash: FxHashMap<u64, Vec<Prepared>>,
-    /// The sum of all weights, and the largest that it may have.
-    weight: usize,
-    limit: usize,
+    /// The sum of all weights.
+    share: Share,
     named: u64,
     clock: u64,
     /// Numbers of statements whose Close is queued, and of the last statement that was parsed before it was: the server
@@ -158,24 +161,12 @@ pub(crate) struct StatementCache {
     varying: FxHashMap<u64, ColumnSet>,
 }
 
-impl Default for StatementCache {
-    fn default() -> Self {
-        Self::with_limit(LIMIT)
-    }
-}
-
 impl StatementCache {
+    /// An empty one of a session that may have no more than its part of a budget.
+    #[cfg(test)]
     pub(super) fn with_limit(limit: usize) -> Self {
-        Self {
-            by_hash: FxHashMap::default(),
-            weight: 0,
-            limit,
-            named: 0,
-            clock: 0,
-            closing: Vec::new(),
-            updates: FxHashMap::default(),
-            varying: FxHashMap::default(),
-        }
+        let budget = Box::leak(Box::new(memory::Budget::new(limit, limit)));
+        Self { share: Share::of(budget), ..Self::default() }
     }
 
     /// Returns the statement of a shape, and the messages that must be queued before it can be
@@ -190,11 +181,11 @@ impl StatementCache {
             let statement = shape.statement(map);
             let weight = weight(map, &statement);
             let Statement { sql, types, sources } = statement;
-            if self.weight + weight > self.limit {
+            if self.share.is_full(weight) {
                 housekeeping.close = self.evict();
             }
             self.named += 1;
-            self.weight += weight;
+            self.share.take(weight);
             if shape.kind.is_update() {
                 *self.updates.entry(map.id).or_default() += 1;
             }
@@ -212,10 +203,12 @@ impl StatementCache {
                 sources,
                 weight,
                 last_used: 0,
+                reused: false,
             });
             same.len() - 1
         });
         let prepared = &mut self.by_hash.entry(hash).or_default()[index];
+        prepared.reused = known.is_some();
         prepared.last_used = self.clock;
         (prepared, housekeeping)
     }
@@ -238,7 +231,7 @@ impl StatementCache {
     /// The number of statements, and their weight.
     #[cfg(test)]
     pub(super) fn size(&self) -> (usize, usize) {
-        (self.by_hash.values().map(Vec::len).sum(), self.weight)
+        (self.by_hash.values().map(Vec::len).sum(), self.share.bytes())
     }
 
     /// Number of statements parsed so far: the argument of [`Self::forget_after`].
@@ -269,20 +262,13 @@ impl StatementCache {
         }
     }
 
-    /// Removes the least recently used statements, about half of them by weight. Returns the names.
+    /// Removes statements to make room. Returns the names.
     fn evict(&mut self) -> Vec<String> {
-        let all = self.by_hash.values().flatten();
-        let mut ages: Vec<_> = all.map(|prepared| (prepared.last_used, prepared.weight)).collect();
-        ages.sort_unstable();
-        let (mut weight, mut oldest) = (self.weight, 0);
-        for (last_used, of_one) in ages {
-            if weight <= self.limit / 2 {
-                break;
-            }
-            (weight, oldest) = (weight - of_one, last_used);
-        }
+        let usages = self.by_hash.values().flatten().map(Prepared::usage);
+        let closed = memory::to_close(usages.collect(), self.clock);
+        let closed: FxHashSet<_> = closed.into_iter().collect();
         let mut close = Vec::new();
-        self.remove(|prepared| prepared.last_used <= oldest, &mut close);
+        self.remove(|prepared| closed.contains(&prepared.number), &mut close);
         self.closing(&close)
     }
 
@@ -293,13 +279,13 @@ impl StatementCache {
     }
 
     fn remove(&mut self, is_removed: impl Fn(&Prepared) -> bool, numbers: &mut Vec<u64>) {
-        let Self { weight, updates, .. } = self;
+        let Self { share, updates, .. } = self;
         self.by_hash.retain(|_, same| {
             same.retain(|prepared| {
                 let removed = is_removed(prepared);
                 if removed {
                     numbers.push(prepared.number);
-                    *weight -= prepared.weight;
+                    share.give_back(prepared.weight);
                     if prepared.kind.is_update()
                         && let Some(updates) = updates.get_mut(&prepared.table)
                     {

@@ -4,6 +4,7 @@ pub(crate) mod bind;
 pub(crate) mod cache;
 pub(crate) mod column_set;
 pub(crate) mod copy;
+mod memory;
 pub(crate) mod row;
 mod search;
 pub(crate) mod set;
