@@ -150,7 +150,7 @@ WITH RECURSIVE tree AS (
 );
 
 /// The calls of a default `i` (its `class`, `object` and expression `tree`) that make it volatile, and whether a
-/// user-defined function is among them; NULLs if it calls none.
+/// user-defined function is among them; NULLs if it calls none. Most defaults are constants, for which nothing is searched.
 macro_rules! volatile_calls {
     () => {
         "
@@ -164,10 +164,11 @@ macro_rules! volatile_calls {
       FROM pg_catalog.pg_depend d
       LEFT JOIN pg_catalog.pg_operator o
         ON d.refclassid = 'pg_catalog.pg_operator'::pg_catalog.regclass AND o.oid = d.refobjid
-      WHERE d.classid = i.class AND d.objid = i.object
+      WHERE d.classid = i.class AND d.objid = i.object AND NOT pg_catalog.starts_with(i.tree, '{CONST ')
       UNION ALL
       SELECT false, called.oids[1]::pg_catalog.oid
       FROM pg_catalog.regexp_matches(i.tree, ':(?:func|opfunc)id ([0-9]+)', 'g') AS called (oids)
+      WHERE NOT pg_catalog.starts_with(i.tree, '{CONST ')
     ) found
     JOIN pg_catalog.pg_proc p ON p.oid = found.called
       AND CASE WHEN found.code THEN p.provolatile <> 'i' ELSE p.provolatile = 'v' END
