@@ -13,7 +13,7 @@ use crate::apply::work::{Group, Work};
 use crate::encoding_error;
 use crate::error::{Class, Failure, Offender, Result, TEMP_FILES_REMEDY, exceeds_temp_file_limit};
 use crate::sqlstate;
-use crate::subscriber::catalogue::ANOTHER_TABLE;
+use crate::subscriber::catalogue::{ANOTHER_TABLE, NEW_COLUMNS};
 use crate::subscriber::conflict::{Action, ConflictType};
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::missing_label;
@@ -275,6 +275,12 @@ pub(crate) fn is_out_of_date(error: &wire::Error) -> bool {
     error
         .server_error()
         .is_some_and(|said| said.message.contains(ANOTHER_TABLE) || names_other_columns(said))
+}
+
+/// Whether a statement has met columns that were added since the table was read. See
+/// [`Table::has_no_new_columns`](crate::subscriber::catalogue::Table::has_no_new_columns).
+pub(crate) fn has_new_columns(error: &wire::Error) -> bool {
+    error.server_error().is_some_and(|said| said.message.contains(NEW_COLUMNS))
 }
 
 /// Only our own statement has a position in its text: one of a trigger has an internal one.

@@ -4,9 +4,18 @@
 //! array for each column. The server then reads, stores and returns one value for each row.
 //!
 //! A value names the type of each of its fields, and the server refuses another one. It reads a field with the
-//! column's length, as an assignment does (`record_recv` in `rowtypes.c`).
+//! length of the column that has its place, as an assignment does (`record_recv` in `rowtypes.c`).
+//!
+//! A table may be altered after it was described. Statements take each field by its place and write it to the column by
+//! its name, so that a value reaches its column whatever place that has by now. But the length would be that of another
+//! column, and a number could be rounded. So statements fail once columns were added ([`Table::has_no_new_columns`]):
+//! otherwise fields cannot have moved, because the server counts them. Columns can still exchange their names; tables in
+//! which that would matter ([`lengths_differ`]) are sent as an array for each column.
+
+use rustc_hash::FxHashMap;
 
 use crate::subscriber::catalogue::{Column, RowType, Table};
+use crate::subscriber::oid::{BIT, BPCHAR, VARBIT, VARCHAR};
 
 /// Types below this oid are the same on all servers (`FirstGenbkiObjectId` in `transam.h`).
 const FIRST_OTHER_TYPE: u32 = 10_000;
@@ -34,7 +43,8 @@ impl RowValues {
     /// `None` if the rows of this table cannot be sent: `columns` are the indexes of its published columns.
     pub(crate) fn of(table: &Table, columns: &[usize]) -> Option<Self> {
         let in_order = columns.is_sorted_by(|a, b| a < b);
-        if !table.placement.is_plain() || !in_order || table.columns.len() < FEWEST {
+        let few = table.columns.len() < FEWEST;
+        if !table.placement.is_plain() || !in_order || few || lengths_differ(&table.columns) {
             return None;
         }
         let mut published = columns.iter().copied().peekable();
@@ -53,4 +63,15 @@ impl RowValues {
         let fields = table.columns.iter().enumerate().map(field).collect::<Option<_>>()?;
         Some(Self { row_type: table.row_type, fields })
     }
+}
+
+/// Whether two columns are of one type and round values differently, such as `numeric(6,2)` and `numeric`.
+fn lengths_differ(columns: &[Column]) -> bool {
+    let mut lengths = FxHashMap::default();
+    columns.iter().any(|column| {
+        // Values that are too long are refused. What is cut off silently are blanks at the end.
+        let never_rounds = matches!(column.base_type, VARCHAR | BPCHAR | BIT | VARBIT);
+        let first = lengths.entry(column.declared_type).or_insert(column.type_modifier);
+        !never_rounds && *first != column.type_modifier
+    })
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use engine::worker::{ActiveGroup, AfterReply, ErrorKind, Outcome, Retry, Verdict};
 
-use crate::apply::context::{Context, is_changed_meanwhile, is_out_of_date};
+use crate::apply::context::{Context, has_new_columns, is_changed_meanwhile, is_out_of_date};
 use crate::apply::encoder::fold::table_of;
 use crate::apply::encoder::sought::{Found, SoughtNumber};
 use crate::apply::expected::{Committing, Expected};
@@ -260,7 +260,7 @@ impl WorkerSession {
     /// Whether the subscriber refuses whole rows, because the table has other columns since it was described. The group
     /// is tried again with an array for each column, which a column of the subscriber's own does not concern.
     fn meets_refused_rows(&self, error: &wire::Error, expected: Option<Expected>) -> bool {
-        error.sqlstate().is_some_and(sqlstate::is_row_type_changed)
+        (error.sqlstate().is_some_and(sqlstate::is_row_type_changed) || has_new_columns(error))
             && self.map_of_set(expected).is_some_and(|map| map.refuse_whole_rows())
     }
 

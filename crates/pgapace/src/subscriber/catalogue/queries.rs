@@ -66,7 +66,7 @@ FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::
   WITH ORDINALITY AS w (schema_name, table_name, ord)
 CROSS JOIN LATERAL (
 WITH RECURSIVE root AS (
-  SELECT c.oid, c.relkind, c.relreplident, c.reltype
+  SELECT c.oid, c.relkind, c.relreplident, c.reltype, c.relnatts
   FROM pg_catalog.pg_class c WHERE ",
     named!("c", "w.schema_name", "w.table_name"),
     "
@@ -115,7 +115,7 @@ SELECT root.oid, root.relkind, root.relreplident, pg_catalog.row_security_active
             WHERE o.oid = ANY (i.indclass) AND NOT o.opcdefault), i.indnkeyatts, i.indkey))
         FROM pg_catalog.pg_index i WHERE i.indrelid = root.oid AND i.indisvalid),
        root.reltype,
-       (SELECT t.typarray FROM pg_catalog.pg_type t WHERE t.oid = root.reltype)
+       (SELECT t.typarray FROM pg_catalog.pg_type t WHERE t.oid = root.reltype), root.relnatts
 FROM root
 JOIN fingerprint f ON f.root = root.oid
 CROSS JOIN (

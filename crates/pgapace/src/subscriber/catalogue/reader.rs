@@ -96,7 +96,7 @@ impl CatalogueReader {
             if with_citus { citus::placements(session)? } else { Placements::default() };
         let mut roots = Vec::new();
         for row in rows.iter() {
-            let place = position(&row, 17)?;
+            let place = position(&row, 18)?;
             let (schema, name) = &names[place];
             match check(&row, schema, name, placements.get(&names[place]))? {
                 Ok(placement) => roots.push((place, row, placement)),
@@ -262,7 +262,11 @@ fn table(
         unique_keys,
         leaf_keys: Vec::new(),
         indexes: indexes(row)?,
-        row_type: RowType { oid: field(row, 15)?, array: field(row, 16)? },
+        row_type: RowType {
+            oid: field(row, 15)?,
+            array: field(row, 16)?,
+            attributes: field(row, 17)?,
+        },
     })
 }
 

@@ -114,7 +114,7 @@ mod tests {
     fn form() -> RowValues {
         let field = |type_oid, published| Field { type_oid, published };
         let fields = vec![field(23, true), field(25, false), field(20, true), field(25, true)];
-        RowValues { row_type: RowType { oid: 16_400, array: 16_401 }, fields }
+        RowValues { row_type: RowType { oid: 16_400, array: 16_401, attributes: 9 }, fields }
     }
 
     fn row<'a>(values: &[Column<'a>]) -> Row<'a> {

@@ -239,41 +239,38 @@ impl Builder<'_> {
         )
     }
 
-    /// Where rows are not numbered, the array has the table's own column names: a list of others would be a sixth of the
-    /// statement's memory. With numbers there is a list, because a column of the table may have the name that numbers
-    /// have without one.
+    /// Each field gets a name by its place, because columns may have other names or places by now. A column of the
+    /// subscriber's table in a row is named as the array of the published column would be.
     fn update_whole_rows(&mut self) -> String {
         let map = self.map;
         let mut finds = map.search_columns().to_vec();
         finds.extend(map.compared_identities());
-        let nth = self.nth();
-        let value = |remote| match nth {
-            Some(_) => format!("v.n{remote}"),
-            None => format!("v.{}", self.column(remote)),
-        };
-        let compared = finds
-            .iter()
-            .map(|column| (column, search::comparand(map, column, &value(column.remote))));
+        let compared = finds.iter().map(|column| {
+            (column, search::comparand(map, column, &format!("v.k{}", column.remote)))
+        });
         let condition = self.all_compared(compared.collect());
         let set = self.set_columns().into_iter();
         let set: Vec<_> =
-            set.map(|remote| format!("{} = {}", self.column(remote), value(remote))).collect();
-        let rows = nth.map_or_else(String::new, |nth| {
-            let names = (0..map.table.columns.len()).map(|local| {
-                let remote = map.columns.iter().position(|column| *column == local);
-                remote.map_or_else(|| format!("c{local}"), |remote| format!("n{remote}"))
-            });
-            let names: Vec<_> = names.chain([nth.to_owned()]).collect();
-            format!("({})", names.join(", "))
+            set.map(|remote| format!("{} = v.n{remote}", self.column(remote))).collect();
+        let found = |remote| finds.iter().any(|column| column.remote == remote);
+        let names = (0..map.table.columns.len()).map(|local| {
+            match map.columns.iter().position(|column| *column == local) {
+                Some(remote) if found(remote) => format!("k{remote}"),
+                Some(remote) => format!("n{remote}"),
+                None => format!("c{local}"),
+            }
         });
+        let names: Vec<_> = names.chain(self.nth().map(str::to_owned)).collect();
         if let Some(form) = &map.row_values {
             self.types.push(form.row_type.array);
         }
         format!(
-            "UPDATE {} AS subscriber SET {} FROM pg_catalog.unnest($1){} AS v{rows} WHERE {condition}",
+            "UPDATE {} AS subscriber SET {} FROM pg_catalog.unnest($1){} AS v({}) WHERE {condition} AND {}",
             map.table.sql_only(),
             set.join(", "),
-            if nth.is_some() { " WITH ORDINALITY" } else { "" },
+            if self.nth().is_some() { " WITH ORDINALITY" } else { "" },
+            names.join(", "),
+            map.table.has_no_new_columns()
         )
     }
 
