@@ -307,10 +307,7 @@ fn check_tables(
     if reporter.report.fine(&["privileges", "row_security"]) && !copied.is_empty() {
         reporter.ok("privileges", format!("tables that can be copied: {}", copied.len()));
     }
-    let mut complete = true;
-    for table in tables.iter().filter(|table| table.updates_or_deletes) {
-        complete &= identity(session, table, reporter)?;
-    }
+    let complete = identities(session, tables, reporter)?;
     if complete && !tables.is_empty() {
         reporter.ok("replica_identity", "updates and deletes can be published for every table");
     }
@@ -318,11 +315,13 @@ fn check_tables(
 }
 
 /// Reports tables without a replica identity, whose updates and deletes the publisher refuses.
-fn identity(
+fn identities(
     session: &mut Session,
-    table: &PublishedTable,
+    tables: &[PublishedTable],
     reporter: &mut Reporter<'_>,
 ) -> Result<bool> {
+    let tables: Vec<_> = tables.iter().filter(|table| table.updates_or_deletes).collect();
+    let oids: Vec<_> = tables.iter().map(|table| table.oid.to_string()).collect();
     let rows = session
         .query(
             &format!(
@@ -333,18 +332,18 @@ fn identity(
                   AND i.indpred IS NULL AND i.indexprs IS NULL \
                   AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_attribute a \
                     WHERE a.attrelid = c.oid AND a.attnum = ANY (i.indkey) AND NOT {HAS_NO_NULL}) \
-                ORDER BY i.indisprimary DESC, ic.relname LIMIT 1) \
-             FROM (SELECT $1::pg_catalog.oid AS relid \
-                   UNION SELECT relid FROM pg_catalog.pg_partition_tree( \
-                     $1::pg_catalog.oid::pg_catalog.regclass)) tree \
-             JOIN pg_catalog.pg_class c ON c.oid = tree.relid \
+                ORDER BY i.indisprimary DESC, ic.relname LIMIT 1), w.ord \
+             FROM pg_catalog.unnest($1::pg_catalog.oid[]) WITH ORDINALITY AS w (oid, ord) \
+             CROSS JOIN LATERAL (SELECT w.oid AS relid \
+                   UNION SELECT relid FROM pg_catalog.pg_partition_tree(w.oid::pg_catalog.regclass)) tree \
+             CROSS JOIN LATERAL (SELECT * FROM pg_catalog.pg_class c WHERE c.oid = tree.relid OFFSET 0) c \
              WHERE c.relkind = 'r' AND c.relreplident <> 'f' \
                AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid \
                  AND CASE c.relreplident WHEN 'i' THEN i.indisreplident \
                      WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE false END) \
-             ORDER BY 1"
+             ORDER BY w.ord, 1"
             ),
-            &[Some(&table.oid.to_string())],
+            &[Some(&format!("{{{}}}", oids.join(",")))],
         )
         .map_err(|e| failed(SIDE, &e, "reading replica identities"))?;
     for row in rows.iter() {
@@ -353,6 +352,8 @@ fn identity(
             Some(index) => format!("USING INDEX {index}"),
             None => "FULL".to_owned(),
         };
+        let ord: usize = field(&row, 2)?;
+        let table = tables[ord - 1].display_name();
         reporter
             .warn(
                 "replica_identity",
@@ -362,7 +363,7 @@ fn identity(
                      or set a replica identity"
                 ),
             )
-            .on(table.display_name())
+            .on(table)
             .sql(format!("ALTER TABLE {name} REPLICA IDENTITY {identity};"));
     }
     Ok(rows.is_empty())
