@@ -277,6 +277,14 @@ pub(crate) fn explain(mut failure: Failure, decoding: Decoding) -> Failure {
                  do. Then stop pgapace run: pgapace rebase makes a new slot, and mends the rows that differ.",
             );
         }
+        // A slot can say that its WAL is there although the server never had it: its directory was copied from another one.
+        Some(sqlstate::UNDEFINED_FILE) => {
+            failure = failure.transient(false).hint(
+                "A file that the slot needs is not on this server. If it is WAL, it does not come back by itself: stop \
+                 pgapace run, and pgapace rebase makes a new slot, and mends the rows that differ.",
+            );
+            failure.recovery = Recovery::DecodeAgain;
+        }
         _ if !failure.is_transient() => {
             failure.recovery = Recovery::DecodeAgain;
             failure.hint.get_or_insert_with(|| decoding.hint().to_owned());
@@ -289,7 +297,7 @@ pub(crate) fn explain(mut failure: Failure, decoding: Decoding) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::{Decoding, Lsn, end_of_transaction, explain};
-    use crate::error::{Class, Failure};
+    use crate::error::{Class, Failure, Recovery};
 
     /// A frame at 1/2, with a message of this kind.
     fn frame(kind: u8) -> Vec<u8> {
@@ -306,6 +314,17 @@ mod tests {
         let (first, last) = (hint(Decoding::TwoPhase), hint(Decoding::Other));
         assert!(first.find("--two-phase=false") < first.find("pgapace rebase"), "{first}");
         assert!(last.contains("pgapace rebase") && !last.contains("two-phase"), "{last}");
+    }
+
+    #[test]
+    fn wal_that_is_not_there_does_not_come_back() {
+        let failure =
+            Failure::new(Class::Publisher, "requested WAL segment has already been removed");
+        let failure = Failure { sqlstate: Some("58P01".to_owned()), ..failure }.transient(true);
+        let failure = explain(failure, Decoding::Other);
+        assert!(!failure.is_transient());
+        assert!(matches!(failure.recovery, Recovery::DecodeAgain));
+        assert!(failure.hint.unwrap_or_default().contains("pgapace rebase"));
     }
 
     #[test]

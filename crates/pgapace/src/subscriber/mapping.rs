@@ -355,11 +355,19 @@ pub(crate) fn lacks_columns(
         .collect();
     mismatch(format!("subscriber table {name} lacks published columns: {}", names.join(", "))).hint(
         format!(
-            "Add them on the subscriber: ALTER TABLE {sql_name} {}; or publish the table with a column \
-             list.",
+            "Add them on the subscriber: ALTER TABLE {sql_name} {}; with the DEFAULT of the publisher, because rows that \
+             exist get it. If that is not a constant, pgapace resync afterwards. If columns were renamed on the \
+             publisher: ALTER TABLE {sql_name} RENAME COLUMN … TO ….",
             added.join(", ")
         ),
     )
+}
+
+/// The columns by which the publisher says which row is meant.
+fn sent_key(remote: &RemoteRelation) -> String {
+    let sent = remote.columns.iter().filter(|column| column.key);
+    let names: Vec<_> = sent.map(|column| wire::quote_ident(&column.name)).collect();
+    if names.is_empty() { "columns that it sends".to_owned() } else { names.join(", ") }
 }
 
 fn mismatch(message: String) -> Failure {
@@ -379,9 +387,10 @@ fn search(remote: &RemoteRelation, table: &Table, columns: &[usize]) -> Search {
                     key.index
                 ),
                 hint: format!(
-                    "Make the replica identity of {} on the publisher cover the column, or set \
-                     another one on the subscriber: ALTER TABLE {} REPLICA IDENTITY USING INDEX …",
-                    remote.display_name(),
+                    "Give the subscriber's table an index by which the publisher's changes find rows: a unique \
+                     one of {}, and ALTER TABLE {} REPLICA IDENTITY USING INDEX …. Another replica identity on the \
+                     publisher counts only for changes that are made later.",
+                    sent_key(remote),
                     table.sql_name()
                 ),
             },

@@ -91,8 +91,11 @@ impl Supervisor<'_> {
             let hint = if config.create_slot {
                 format!(
                     "It may serve another subscription: see pg_replication_slots on the publisher. \
-                     Choose another name with --slot; or, if nobody needs it: SELECT \
-                     pg_drop_replication_slot({}); or take it as it is with --create-slot=false.",
+                     Choose another name with --slot; or, if nobody needs it, for example because the \
+                     subscriber was restored to a time before this subscription: SELECT \
+                     pg_drop_replication_slot({}), and start with --if-not-empty rebase if tables hold \
+                     rows. Only if the subscriber has the tables as they were at the slot's \
+                     confirmed_flush_lsn: --create-slot=false --copy-data=false.",
                     wire::quote_literal(&config.slot)
                 )
             } else {
