@@ -3,6 +3,7 @@
 //! The checks only read; they change nothing on either server. The groups of checks are
 //! independent: if one fails, the failure becomes a finding, and the others continue.
 
+mod asked;
 mod connections;
 mod disk;
 mod indexes;

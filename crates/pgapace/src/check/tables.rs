@@ -1,6 +1,6 @@
 //! Checks of every published table against its subscriber table.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use engine::relation::{RemoteColumn, RemoteRelation};
@@ -8,13 +8,14 @@ use engine::table_sync::TableSyncState;
 use pgoutput::{RelId, ReplicaIdentity, TypeOid};
 use wire::{Session, quote_ident, quote_literal};
 
+use crate::check::asked::{Asked, Hook};
 use crate::check::report::{Reporter, Side};
 use crate::check::{SubscriptionState, failed, shown_conninfo, types};
 use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::dump_command::dump_command;
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
-use crate::subscriber::catalogue::{CatalogueReader, Column, Identity, Table, field};
+use crate::subscriber::catalogue::{CatalogueReader, Column, Identity, Table, TableFacts, field};
 use crate::subscriber::format::PublisherTypes;
 use crate::subscriber::mapping::{Search, TableMap};
 use crate::subscriber::mode::TableApplyMode;
@@ -24,6 +25,10 @@ use crate::subscriber::storage::{self, TableStorage};
 use crate::tablesync::check_absent;
 
 const SIDE: Side = Side::Subscriber;
+
+/// Tables that are read together. Some memory is needed for each.
+const TABLES_AT_ONCE: usize = 1000;
+
 const TOPICS: [&str; 9] = [
     "schema",
     "table",
@@ -47,7 +52,7 @@ struct Checker<'a, 'r> {
     missing: Vec<(String, String)>,
     /// Published tables that other subscriptions change, too: by schema and name.
     shared: HashSet<(String, String)>,
-    catalogue: CatalogueReader,
+    asked: Asked,
 }
 
 /// Checks all tables.
@@ -72,17 +77,16 @@ pub(super) fn check(
         filled: Vec::new(),
         missing: Vec::new(),
         shared: shared.unwrap_or_default(),
-        catalogue: CatalogueReader::default(),
+        asked: Asked::default(),
     };
     let before = checker.reporter.report.findings.len();
     let (session, reporter) = (&mut *checker.session, &mut *checker.reporter);
     reporter.group("schema", |reporter| schemas(session, known, published, reporter));
     reporter.group("types", |reporter| types::missing(publisher, session, published, reporter));
     reporter.group("storage", |reporter| storage(session, published, reporter));
-    for table in published {
-        if let Err(failure) = checker.table(table) {
-            checker.reporter.failure("table", &failure).on(table.display_name());
-        }
+    let mut catalogue = CatalogueReader::default();
+    for some in published.chunks(TABLES_AT_ONCE) {
+        checker.tables(&mut catalogue, some);
     }
     checker.report_missing(published.len());
     if let Err(failure) = checker.report_filled() {
@@ -208,9 +212,30 @@ fn schemas(
 }
 
 impl Checker<'_, '_> {
-    fn table(&mut self, published: &PublishedTable) -> Result<()> {
+    fn tables(&mut self, catalogue: &mut CatalogueReader, published: &[PublishedTable]) {
+        let names: Vec<_> = published.iter().map(PublishedTable::key).collect();
+        let read = catalogue.read(self.session, &names).and_then(|found| {
+            let tables = found.iter().filter_map(|found| found.as_ref().ok()?.as_ref());
+            let tables: Vec<_> = tables.map(|found| &found.table).collect();
+            self.asked = Asked::read(self.session, &tables)?;
+            Ok(found)
+        });
+        let found = match read {
+            Ok(found) => found,
+            Err(failure) => {
+                self.reporter.failure("table", &failure);
+                return;
+            }
+        };
+        for (table, found) in published.iter().zip(found) {
+            if let Err(failure) = found.and_then(|found| self.table(table, found)) {
+                self.reporter.failure("table", &failure).on(table.display_name());
+            }
+        }
+    }
+
+    fn table(&mut self, published: &PublishedTable, found: Option<TableFacts>) -> Result<()> {
         let name = published.display_name();
-        let found = self.catalogue.read_one(self.session, &published.key())?;
         let Some(table) = found.map(|found| found.table) else {
             self.missing.push((name, published.sql_name()));
             return Ok(());
@@ -227,7 +252,7 @@ impl Checker<'_, '_> {
                 .on(&name)
                 .fix(self.known.service.bypass_row_security(role));
         }
-        let readable = self.privileges(published, &table)?;
+        let readable = self.privileges(published, &table);
         if readable
             && self.known.refuses_rows(self.config)
             && self.known.to_copy(self.config, published)
@@ -243,7 +268,7 @@ impl Checker<'_, '_> {
                 self.filled.push((published.key(), table.sql_only()));
             }
         }
-        self.triggers(&table)?;
+        self.triggers(&table);
         if fits && !table.row_security {
             self.search(published, table)?;
         }
@@ -290,7 +315,7 @@ impl Checker<'_, '_> {
             }
             compared.push((column, local));
         }
-        self.types(&name, &compared)?;
+        self.types(&name, &compared);
         Ok(fits)
     }
 
@@ -315,19 +340,9 @@ impl Checker<'_, '_> {
 
     /// Compares base types by name, because the oid of a type that is not built in differs between
     /// servers.
-    fn types(&mut self, name: &str, compared: &[(&PublishedColumn, &Column)]) -> Result<()> {
-        let oids: Vec<_> = compared.iter().map(|(_, c)| c.base_type.to_string()).collect();
-        let rows = self
-            .session
-            .query(
-                "SELECT t.oid, pg_catalog.format_type(t.oid, NULL) FROM pg_catalog.pg_type t \
-                 WHERE t.oid = ANY ($1::pg_catalog.oid[])",
-                &[Some(&format!("{{{}}}", oids.join(",")))],
-            )
-            .map_err(|e| failed(SIDE, &e, "reading types"))?;
-        let names: HashMap<u32, String> =
-            rows.iter().map(|row| Ok((field(&row, 0)?, field(&row, 1)?))).collect::<Result<_>>()?;
+    fn types(&mut self, name: &str, compared: &[(&PublishedColumn, &Column)]) {
         for (column, local) in compared {
+            let names = &self.asked.types;
             let local_name = names.get(&local.base_type).map(String::as_str).unwrap_or_default();
             if local_name != column.base_type_name {
                 self.reporter
@@ -343,7 +358,6 @@ impl Checker<'_, '_> {
                     .on(name);
             }
         }
-        Ok(())
     }
 
     /// Reports NOT NULL columns without a default that are not published.
@@ -387,29 +401,17 @@ impl Checker<'_, '_> {
     }
 
     /// Checks the role's privileges on the table; returns whether it may read the table.
-    fn privileges(&mut self, published: &PublishedTable, table: &Table) -> Result<bool> {
-        let mut needed = vec!["SELECT", "INSERT"];
-        if published.updates_or_deletes {
-            needed.extend(["UPDATE", "DELETE"]);
-        }
-        if published.truncates {
-            needed.push("TRUNCATE");
-        }
-        let mut refused = Vec::new();
-        for privilege in needed {
-            let rows = self
-                .session
-                .query(
-                    "SELECT pg_catalog.has_table_privilege($1::pg_catalog.oid, $2)",
-                    &[Some(&table.oid.to_string()), Some(privilege)],
-                )
-                .map_err(|e| failed(SIDE, &e, "reading privileges"))?;
-            if rows.first().is_none_or(|row| row.get(0) != Some("t")) {
-                refused.push(privilege);
-            }
-        }
+    fn privileges(&mut self, published: &PublishedTable, table: &Table) -> bool {
+        let is_needed = |privilege: &str| match privilege {
+            "UPDATE" | "DELETE" => published.updates_or_deletes,
+            "TRUNCATE" => published.truncates,
+            _ => true,
+        };
+        let lacking = self.asked.lacking.get(&table.oid).into_iter().flatten();
+        let refused: Vec<_> =
+            lacking.map(String::as_str).filter(|privilege| is_needed(privilege)).collect();
         if refused.is_empty() {
-            return Ok(true);
+            return true;
         }
         let (role, list) = (&self.known.role, refused.join(", "));
         let name = published.display_name();
@@ -417,53 +419,32 @@ impl Checker<'_, '_> {
             .block("privileges", format!("role {role} lacks {list} on table {name}"))
             .on(&name)
             .sql(format!("GRANT {list} ON TABLE {} TO {role};", table.sql_name()));
-        Ok(!refused.contains(&"SELECT"))
+        !refused.contains(&"SELECT")
     }
 
     /// Reports triggers and rules that run even though session_replication_role is replica.
-    fn triggers(&mut self, table: &Table) -> Result<()> {
-        let rows = self
-            .session
-            .query(
-                "SELECT hook.* FROM (SELECT $1::pg_catalog.oid AS relid \
-                   UNION SELECT relid FROM pg_catalog.pg_partition_tree( \
-                     $1::pg_catalog.oid::pg_catalog.regclass)) tree \
-                 CROSS JOIN LATERAL ( \
-                   SELECT 'trigger', t.tgname, tree.relid::pg_catalog.regclass \
-                   FROM pg_catalog.pg_trigger t WHERE t.tgrelid = tree.relid \
-                     AND NOT t.tgisinternal AND t.tgparentid = 0 AND t.tgenabled IN ('R', 'A') \
-                   UNION ALL \
-                   SELECT 'rule', r.rulename, tree.relid::pg_catalog.regclass \
-                   FROM pg_catalog.pg_rewrite r WHERE r.ev_class = tree.relid \
-                     AND r.ev_type <> '1' AND r.ev_enabled IN ('R', 'A')) hook \
-                 ORDER BY 1, 3, 2",
-                &[Some(&table.oid.to_string())],
-            )
-            .map_err(|e| failed(SIDE, &e, "reading the triggers"))?;
-        for row in rows.iter() {
-            let (kind, hook, on): (String, String, String) =
-                (field(&row, 0)?, field(&row, 1)?, field(&row, 2)?);
-            if kind == "rule" {
+    fn triggers(&mut self, table: &Table) {
+        for Hook { is_rule, name, on } in self.asked.hooks.get(&table.oid).into_iter().flatten() {
+            if *is_rule {
                 self.reporter
                     .warn(
                         "rules",
                         format!(
-                            "rule {hook} of table {on} is enabled for replica and will run; a \
+                            "rule {name} of table {on} is enabled for replica and will run; a \
                              native subscription never runs rules"
                         ),
                     )
                     .on(table.display_name())
-                    .sql(format!("ALTER TABLE {on} ENABLE RULE {};", quote_ident(&hook)));
+                    .sql(format!("ALTER TABLE {on} ENABLE RULE {};", quote_ident(name)));
             } else {
                 self.reporter
                     .note(
                         "replica_triggers",
-                        format!("trigger {hook} of table {on} is enabled for replica and will run"),
+                        format!("trigger {name} of table {on} is enabled for replica and will run"),
                     )
                     .on(table.display_name());
             }
         }
-        Ok(())
     }
 
     /// Reports why the changes of a table cannot be applied as sets.

@@ -1,0 +1,96 @@
+//! What `check` asks the subscriber for many tables at once: a query for each table would take minutes with thousands of
+//! them, and a round trip each.
+
+use std::collections::HashMap;
+
+use wire::{Row, Session};
+
+use crate::check::failed;
+use crate::check::report::Side;
+use crate::error::Result;
+use crate::subscriber::catalogue::{Table, field};
+
+const SIDE: Side = Side::Subscriber;
+
+/// Answers, by oid of the table or type.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    /// Names of base types.
+    pub(super) types: HashMap<u32, String>,
+    /// Privileges that the role lacks.
+    pub(super) lacking: HashMap<u32, Vec<String>>,
+    /// Triggers and rules that run although `session_replication_role` is replica.
+    pub(super) hooks: HashMap<u32, Vec<Hook>>,
+}
+
+/// A trigger or a rule of a table or one of its partitions.
+#[derive(Debug)]
+pub(super) struct Hook {
+    pub(super) is_rule: bool,
+    pub(super) name: String,
+    /// The table, as SQL.
+    pub(super) on: String,
+}
+
+impl Asked {
+    pub(super) fn read(session: &mut Session, tables: &[&Table]) -> Result<Self> {
+        let array = |oids: &mut dyn Iterator<Item = u32>| {
+            let mut oids: Vec<_> = oids.collect();
+            oids.sort_unstable();
+            oids.dedup();
+            let oids: Vec<_> = oids.iter().map(u32::to_string).collect();
+            format!("{{{}}}", oids.join(","))
+        };
+        let columns = tables.iter().flat_map(|table| &table.columns);
+        let types = array(&mut columns.map(|column| column.base_type));
+        let tables = array(&mut tables.iter().map(|table| table.oid));
+        let mut asked = Self::default();
+        let rows = session
+            .query(
+                "SELECT t.oid, pg_catalog.format_type(t.oid, NULL) FROM pg_catalog.pg_type t \
+                 WHERE t.oid = ANY ($1::pg_catalog.oid[])",
+                &[Some(&types)],
+            )
+            .map_err(|e| failed(SIDE, &e, "reading types"))?;
+        for row in rows.iter() {
+            asked.types.insert(field(&row, 0)?, field(&row, 1)?);
+        }
+        let rows = session
+            .query(
+                "SELECT w.oid, p.name FROM pg_catalog.unnest($1::pg_catalog.oid[]) AS w (oid) \
+                 CROSS JOIN (VALUES (1, 'SELECT'), (2, 'INSERT'), (3, 'UPDATE'), (4, 'DELETE'), (5, 'TRUNCATE')) \
+                   AS p (place, name) \
+                 WHERE pg_catalog.has_table_privilege(w.oid, p.name) IS NOT TRUE ORDER BY w.oid, p.place",
+                &[Some(&tables)],
+            )
+            .map_err(|e| failed(SIDE, &e, "reading privileges"))?;
+        for row in rows.iter() {
+            asked.lacking.entry(field(&row, 0)?).or_default().push(field(&row, 1)?);
+        }
+        let rows = session
+            .query(
+                "SELECT w.oid, hook.* FROM pg_catalog.unnest($1::pg_catalog.oid[]) AS w (oid) \
+                 CROSS JOIN LATERAL (SELECT w.oid AS relid \
+                   UNION SELECT relid FROM pg_catalog.pg_partition_tree(w.oid::pg_catalog.regclass)) tree \
+                 CROSS JOIN LATERAL ( \
+                   SELECT 'trigger' AS kind, t.tgname, tree.relid::pg_catalog.regclass AS relid \
+                   FROM pg_catalog.pg_trigger t WHERE t.tgrelid = tree.relid \
+                     AND NOT t.tgisinternal AND t.tgparentid = 0 AND t.tgenabled IN ('R', 'A') \
+                   UNION ALL \
+                   SELECT 'rule', r.rulename, tree.relid::pg_catalog.regclass \
+                   FROM pg_catalog.pg_rewrite r WHERE r.ev_class = tree.relid \
+                     AND r.ev_type <> '1' AND r.ev_enabled IN ('R', 'A')) hook \
+                 ORDER BY 1, 2, 4, 3",
+                &[Some(&tables)],
+            )
+            .map_err(|e| failed(SIDE, &e, "reading the triggers"))?;
+        for row in rows.iter() {
+            asked.hooks.entry(field(&row, 0)?).or_default().push(hook(&row)?);
+        }
+        Ok(asked)
+    }
+}
+
+fn hook(row: &Row<'_>) -> Result<Hook> {
+    Ok(Hook { is_rule: row.get(1) == Some("rule"), name: field(row, 2)?, on: field(row, 3)? })
+}
