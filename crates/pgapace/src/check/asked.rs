@@ -1,5 +1,5 @@
-//! What `check` asks the subscriber for many tables at once: a query for each table would take minutes with thousands of
-//! them, and a round trip each.
+//! What `check` asks the subscriber about many tables at once. A query for each table would be a round trip each, and
+//! take minutes with thousands of tables.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use wire::{Row, Session};
 use crate::check::failed;
 use crate::check::report::Side;
 use crate::error::Result;
-use crate::subscriber::catalogue::{Table, field};
+use crate::subscriber::catalogue::{Table, field, oid_array};
 
 const SIDE: Side = Side::Subscriber;
 
@@ -34,16 +34,12 @@ pub(super) struct Hook {
 
 impl Asked {
     pub(super) fn read(session: &mut Session, tables: &[&Table]) -> Result<Self> {
-        let array = |oids: &mut dyn Iterator<Item = u32>| {
-            let mut oids: Vec<_> = oids.collect();
-            oids.sort_unstable();
-            oids.dedup();
-            let oids: Vec<_> = oids.iter().map(u32::to_string).collect();
-            format!("{{{}}}", oids.join(","))
-        };
         let columns = tables.iter().flat_map(|table| &table.columns);
-        let types = array(&mut columns.map(|column| column.base_type));
-        let tables = array(&mut tables.iter().map(|table| table.oid));
+        let mut types: Vec<_> = columns.map(|column| column.base_type).collect();
+        types.sort_unstable();
+        types.dedup();
+        let tables: Vec<_> = tables.iter().map(|table| table.oid).collect();
+        let (types, tables) = (oid_array(&types), oid_array(&tables));
         let mut asked = Self::default();
         let rows = session
             .query(

@@ -12,7 +12,7 @@ use crate::cli::output::size;
 use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::publication::PublishedTable;
-use crate::subscriber::catalogue::field;
+use crate::subscriber::catalogue::{field, oid_array};
 
 const TOPIC: &str = "disk";
 /// In bytes. Less WAL is usual for a slot whose reader comes and goes.
@@ -66,7 +66,7 @@ pub(super) fn copied(
     let oids: Vec<_> = published
         .iter()
         .filter(|table| known.to_copy(config, table))
-        .map(|table| table.oid.to_string())
+        .map(|table| table.oid)
         .collect();
     if oids.is_empty() {
         return Ok(());
@@ -80,7 +80,7 @@ pub(super) fn copied(
              FROM (SELECT p.relid FROM pg_catalog.unnest($1::pg_catalog.oid[]) AS t (oid) \
                CROSS JOIN LATERAL pg_catalog.pg_partition_tree(t.oid::pg_catalog.regclass) p \
                UNION SELECT t.oid FROM pg_catalog.unnest($1::pg_catalog.oid[]) AS t (oid)) tree",
-            &[Some(&format!("{{{}}}", oids.join(",")))],
+            &[Some(&oid_array(&oids))],
         )
         .map_err(|e| failed(Side::Publisher, &e, "reading the sizes of its tables"))?;
     let Some(row) = rows.first() else { return Ok(()) };

@@ -15,7 +15,7 @@ use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::{OLDEST_MAJOR, Publisher, is_standby};
 use crate::publisher::slot;
 use crate::sqlstate;
-use crate::subscriber::catalogue::field;
+use crate::subscriber::catalogue::{field, oid_array};
 use crate::subscriber::state::Phase;
 use crate::verify::facts::HAS_NO_NULL;
 
@@ -321,7 +321,7 @@ fn identities(
     reporter: &mut Reporter<'_>,
 ) -> Result<bool> {
     let tables: Vec<_> = tables.iter().filter(|table| table.updates_or_deletes).collect();
-    let oids: Vec<_> = tables.iter().map(|table| table.oid.to_string()).collect();
+    let oids: Vec<_> = tables.iter().map(|table| table.oid).collect();
     let rows = session
         .query(
             &format!(
@@ -343,7 +343,7 @@ fn identities(
                      WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE false END) \
              ORDER BY w.ord, 1"
             ),
-            &[Some(&format!("{{{}}}", oids.join(",")))],
+            &[Some(&oid_array(&oids))],
         )
         .map_err(|e| failed(SIDE, &e, "reading replica identities"))?;
     for row in rows.iter() {

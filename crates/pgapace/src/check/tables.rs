@@ -15,7 +15,9 @@ use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::dump_command::dump_command;
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
-use crate::subscriber::catalogue::{CatalogueReader, Column, Identity, Table, TableFacts, field};
+use crate::subscriber::catalogue::{
+    CatalogueReader, Column, Identity, Table, TableFacts, field, oid_array,
+};
 use crate::subscriber::format::PublisherTypes;
 use crate::subscriber::mapping::{Search, TableMap};
 use crate::subscriber::mode::TableApplyMode;
@@ -595,9 +597,9 @@ pub(super) fn enums(
     published: &[PublishedTable],
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
-    let oids: HashSet<String> = published
+    let oids: HashSet<u32> = published
         .iter()
-        .flat_map(|table| table.columns.iter().map(|column| column.base_type.to_string()))
+        .flat_map(|table| table.columns.iter().map(|column| column.base_type))
         .collect();
     let oids: Vec<_> = oids.into_iter().collect();
     let doing = "reading the labels of enums";
@@ -606,7 +608,7 @@ pub(super) fn enums(
             "SELECT pg_catalog.format_type(e.enumtypid, NULL), e.enumlabel \
              FROM pg_catalog.pg_enum e WHERE e.enumtypid = ANY ($1::pg_catalog.oid[]) \
              ORDER BY 1, e.enumsortorder",
-            &[Some(&format!("{{{}}}", oids.join(",")))],
+            &[Some(&oid_array(&oids))],
         )
         .map_err(|e| failed(Side::Publisher, &e, doing))?;
     let existing = subscriber_session

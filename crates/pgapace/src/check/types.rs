@@ -10,7 +10,7 @@ use crate::check::failed;
 use crate::check::report::{Reporter, Side};
 use crate::error::Result;
 use crate::publisher::publication::PublishedTable;
-use crate::subscriber::catalogue::field;
+use crate::subscriber::catalogue::{field, oid_array};
 use crate::subscriber::named::named;
 use crate::subscriber::oid::FIRST_USER_OID;
 use crate::subscriber::state::name_array;
@@ -62,7 +62,7 @@ pub(super) fn missing(
     if needed.is_empty() {
         return Ok(());
     }
-    let oids: Vec<_> = needed.keys().map(u32::to_string).collect();
+    let oids: Vec<_> = needed.keys().copied().collect();
     let types = publisher
         .query(
             "SELECT t.oid, n.nspname, e.typname, pg_catalog.format_type(e.oid, NULL), e.typtype, \
@@ -74,7 +74,7 @@ pub(super) fn missing(
                ON e.oid = CASE WHEN t.typcategory = 'A' AND t.typelem <> 0 THEN t.typelem ELSE t.oid END \
              JOIN pg_catalog.pg_namespace n ON n.oid = e.typnamespace \
              WHERE t.oid = ANY ($1::pg_catalog.oid[]) ORDER BY n.nspname, e.typname",
-            &[Some(&format!("{{{}}}", oids.join(",")))],
+            &[Some(&oid_array(&oids))],
         )
         .map_err(|e| failed(Side::Publisher, &e, "reading types"))?;
     let there = subscriber

@@ -21,7 +21,7 @@ use crate::subscriber::citus::Placement;
 use crate::subscriber::key_index::Index;
 use crate::subscriber::oid;
 
-pub(crate) use reader::{CatalogueReader, TableFacts, fingerprints};
+pub(crate) use reader::{CatalogueReader, TableFacts, fingerprints, oid_array};
 
 /// How a search compares two values of a column.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -26,7 +26,7 @@ use crate::config::Binary;
 use crate::error::{Class, Failure, Recovery, Result};
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
 use crate::recording::PublisherFacts;
-use crate::subscriber::catalogue::{Column as LocalColumn, field};
+use crate::subscriber::catalogue::{Column as LocalColumn, field, oid_array};
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::named::named;
 use crate::subscriber::state::name_array;
@@ -335,10 +335,8 @@ fn base_types(
     if unknown.is_empty() {
         return Ok(FxHashMap::default());
     }
-    let oids: Vec<_> = unknown.iter().map(u32::to_string).collect();
-    let rows = session
-        .query(BASE_TYPES_SQL, &[Some(&format!("{{{}}}", oids.join(",")))])
-        .map_err(|e| failed(&e))?;
+    let rows =
+        session.query(BASE_TYPES_SQL, &[Some(&oid_array(&unknown))]).map_err(|e| failed(&e))?;
     rows.iter().map(|row| Ok((field(&row, 0)?, (field(&row, 1)?, field(&row, 2)?)))).collect()
 }
 

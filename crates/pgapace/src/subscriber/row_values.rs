@@ -69,7 +69,7 @@ impl RowValues {
 fn lengths_differ(columns: &[Column]) -> bool {
     let mut lengths = FxHashMap::default();
     columns.iter().any(|column| {
-        // Values that are too long are refused. What is cut off silently are blanks at the end.
+        // The server refuses a value that is too long, unless it has only blanks too many.
         let never_rounds = matches!(column.base_type, VARCHAR | BPCHAR | BIT | VARBIT);
         let first = lengths.entry(column.declared_type).or_insert(column.type_modifier);
         !never_rounds && *first != column.type_modifier

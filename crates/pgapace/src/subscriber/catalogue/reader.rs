@@ -190,7 +190,8 @@ fn run<const N: usize>(session: &mut Session) -> Result<[Rows; N]> {
         .map_err(|_| Failure::internal("a catalogue query did not return its results"))
 }
 
-fn oid_array(oids: &[u32]) -> String {
+/// Oids as the text of an `oid[]` parameter.
+pub(crate) fn oid_array(oids: &[u32]) -> String {
     let oids: Vec<_> = oids.iter().map(u32::to_string).collect();
     format!("{{{}}}", oids.join(","))
 }
@@ -275,10 +276,9 @@ pub(crate) fn fingerprints(
     session: &mut Session,
     tables: &[u32],
 ) -> Result<FxHashMap<u32, Option<String>>> {
-    let oids: Vec<_> = tables.iter().map(u32::to_string).collect();
     let statement = PreparedStatement { name: "fingerprints", sql: FINGERPRINTS_SQL };
     let [rows] = session
-        .query_prepared_each([(statement, &[Some(&format!("{{{}}}", oids.join(",")))])])
+        .query_prepared_each([(statement, &[Some(&oid_array(tables))])])
         .map_err(|e| Failure::subscriber(&e, "reading the fingerprints of the tables"))?;
     let mut found: FxHashMap<_, _> = tables.iter().map(|oid| (*oid, None)).collect();
     for row in rows.iter() {

@@ -94,16 +94,11 @@ pub(crate) struct Prepared {
     nulls: ColumnSet,
     text: ColumnSet,
     check: Check,
-    /// Statements are numbered in the order in which they are parsed. The number is part of the
-    /// name.
-    number: u64,
-    /// The statement's name on the server.
+    /// The statement's name on the server, which contains its number.
     pub(crate) name: String,
     /// The sources of the parameters.
     pub(crate) sources: Vec<Source>,
-    weight: usize,
-    last_used: u64,
-    reused: bool,
+    usage: Usage,
 }
 
 impl Kind {
@@ -119,11 +114,6 @@ impl Kind {
 }
 
 impl Prepared {
-    fn usage(&self) -> Usage {
-        let Self { number, last_used, reused, weight, .. } = *self;
-        Usage { number, last_used, reused, weight }
-    }
-
     fn is(&self, table: u64, shape: &Shape<'_>) -> bool {
         self.table == table
             && self.kind == shape.kind
@@ -198,18 +188,15 @@ impl StatementCache {
                 nulls: shape.nulls.clone(),
                 text: shape.text.clone(),
                 check: shape.check,
-                number: self.named,
                 name: name(self.named),
                 sources,
-                weight,
-                last_used: 0,
-                reused: false,
+                usage: Usage { number: self.named, last_used: 0, reused: false, weight },
             });
             same.len() - 1
         });
         let prepared = &mut self.by_hash.entry(hash).or_default()[index];
-        prepared.reused = known.is_some();
-        prepared.last_used = self.clock;
+        prepared.usage.reused = known.is_some();
+        prepared.usage.last_used = self.clock;
         (prepared, housekeeping)
     }
 
@@ -251,7 +238,7 @@ impl StatementCache {
             }
             counts
         });
-        self.remove(|prepared| prepared.number > parsed, &mut close);
+        self.remove(|prepared| prepared.usage.number > parsed, &mut close);
         self.closing(&close)
     }
 
@@ -264,11 +251,11 @@ impl StatementCache {
 
     /// Removes statements to make room. Returns the names.
     fn evict(&mut self) -> Vec<String> {
-        let usages = self.by_hash.values().flatten().map(Prepared::usage);
+        let usages = self.by_hash.values().flatten().map(|prepared| prepared.usage);
         let closed = memory::to_close(usages.collect(), self.clock);
         let closed: FxHashSet<_> = closed.into_iter().collect();
         let mut close = Vec::new();
-        self.remove(|prepared| closed.contains(&prepared.number), &mut close);
+        self.remove(|prepared| closed.contains(&prepared.usage.number), &mut close);
         self.closing(&close)
     }
 
@@ -284,8 +271,8 @@ impl StatementCache {
             same.retain(|prepared| {
                 let removed = is_removed(prepared);
                 if removed {
-                    numbers.push(prepared.number);
-                    share.give_back(prepared.weight);
+                    numbers.push(prepared.usage.number);
+                    share.give_back(prepared.usage.weight);
                     if prepared.kind.is_update()
                         && let Some(updates) = updates.get_mut(&prepared.table)
                     {

@@ -2,16 +2,16 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What the sessions of this process may take.
+/// The limits of this process.
 static OF_THE_PROCESS: Budget = Budget::new(64 << 20, 256 << 20);
 
-/// A statement is out of use when so many times as many uses of others as there are statements have passed since.
+/// A statement is out of use if the session has since executed this many times as many statements as it has prepared.
 const ROUNDS: u64 = 8;
 
 /// The part (1 in n) of a session's statements that is closed at once.
 const CLOSED_PART: usize = 8;
 
-/// A limit for the statements of several sessions.
+/// Limits of the memory of the prepared statements of several sessions.
 #[derive(Debug)]
 pub(super) struct Budget {
     /// Bytes that each session may take.
@@ -28,7 +28,7 @@ impl Budget {
     }
 }
 
-/// What the statements of one session take of a [`Budget`].
+/// The memory of the prepared statements of one session, which counts against a [`Budget`].
 #[derive(Debug)]
 pub(super) struct Share {
     budget: &'static Budget,
@@ -76,20 +76,20 @@ impl Drop for Share {
     }
 }
 
-/// What is known of the use of a statement.
+/// The size of a prepared statement, and when it was executed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Usage {
     /// Statements are numbered in the order in which they are parsed.
     pub(super) number: u64,
-    /// The number of the last use, counted over all statements of the session.
+    /// The session's number of executions at its last one.
     pub(super) last_used: u64,
-    /// Whether it was used again after it was parsed.
+    /// Whether it was executed again after the first time.
     pub(super) reused: bool,
     /// Bytes.
     pub(super) weight: usize,
 }
 
-/// The numbers of the statements to close, about an eighth of all by weight. `now`: uses of all statements so far.
+/// The numbers of the statements to close, about an eighth of all by weight. `now`: the session's executions so far.
 ///
 /// Many tables are often changed in turn. If their statements do not fit, the least recently used one is the next
 /// that is needed, and closing it would leave no statement that is ever used again. So those out of use go first, then
