@@ -3,7 +3,7 @@
 //! server are fine.
 //!
 //! A physical copy has the system identifier of its original. So the time at which it was started tells a server
-//! from others. A standby sends the changes of its primary: as publisher, it must not be one of the subscriber. Its
+//! from others, and the system identifier tells two that were started in the same microsecond. A standby sends the changes of its primary: as publisher, it must not be one of the subscriber. Its
 //! timeline is then the subscriber's; that of a copy that was promoted is another one.
 
 use wire::{Row, Session};
@@ -13,8 +13,8 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::session::{primary_timeline, standby_timeline, system_identifier};
 use crate::subscriber::catalogue::{boolean, field, first_row};
 
-/// A database of a running server. A copy of a server has the same system identifier, and another start time.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A database of a running server. [`is_same`] compares two.
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct DatabaseIdentity {
     database: u32,
     server_start: String,
@@ -64,7 +64,7 @@ pub(crate) fn refuse_identified(
     (publisher, published): (&mut Session, &DatabaseIdentity),
     (subscriber, subscribed): (&mut Session, &DatabaseIdentity),
 ) -> Result<()> {
-    let problem = if published == subscribed {
+    let problem = if is_same((publisher, published), (subscriber, subscribed)) {
         "publisher and subscriber are the same database"
     } else if published.in_recovery
         && published.database == subscribed.database
@@ -76,6 +76,15 @@ pub(crate) fn refuse_identified(
     };
     Err(Failure::new(Class::Config, format!("{problem}, so changes would be applied to it again"))
         .hint("Set --publisher and --subscriber to different databases."))
+}
+
+/// Whether two sessions are of the same database.
+pub(crate) fn is_same(
+    (one, of_one): (&mut Session, &DatabaseIdentity),
+    (other, of_other): (&mut Session, &DatabaseIdentity),
+) -> bool {
+    let differ = |(one, other)| one != other;
+    of_one == of_other && !system_identifier(one).zip(system_identifier(other)).is_some_and(differ)
 }
 
 /// Whether a standby has the system identifier and the timeline of a primary, as far as both can be read.

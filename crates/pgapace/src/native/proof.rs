@@ -13,7 +13,7 @@ use super::subscription::{AdoptionFacts, conninfo, workers};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
-use crate::same_database::DatabaseIdentity;
+use crate::same_database::{self, DatabaseIdentity};
 
 /// Refuses a publisher that is proven to be another one. Returns why nothing could be proven. `name` is that of
 /// pgapace's subscription.
@@ -35,15 +35,20 @@ pub(super) fn unproven(
         return Ok(Some("its connection string cannot be used here".to_owned()));
     };
     let reached = Publisher::new(info, name, "UTF8").connect();
-    let theirs = match reached.and_then(|mut session| identity(&mut session)) {
-        Ok(theirs) => theirs,
+    let identified = reached.and_then(|mut session| {
+        let theirs = identity(&mut session)?;
+        Ok((session, theirs))
+    });
+    let (mut reached, theirs) = match identified {
+        Ok(identified) => identified,
         Err(failure) => {
             let reason =
                 format!("its connection string leads nowhere from here: {}", failure.message);
             return Ok(Some(reason));
         }
     };
-    if theirs == identity(source)? {
+    let ours = identity(source)?;
+    if same_database::is_same((&mut reached, &theirs), (source, &ours)) {
         return Ok(None);
     }
     let native = quote_ident(&facts.subscription.name);

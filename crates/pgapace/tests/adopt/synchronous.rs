@@ -3,14 +3,14 @@
 use testbed::Result;
 
 use super::subscribe;
-use crate::support::{DB, NAME, PATIENCE, Site, Tool};
+use crate::support::{DB, NAME, PATIENCE, Site, Tool, one_or_all};
 
 const NATIVE: &str = "native";
 
 /// Without the native worker, nobody would ever answer commits that wait for its name.
 #[test]
 fn a_name_for_which_no_commit_waits_is_refused() -> Result<()> {
-    for major in [15, 18] {
+    for &major in one_or_all(&[15, 18]) {
         let mut site = Site::new(major, major)?;
         site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
         subscribe(&site, NATIVE)?;

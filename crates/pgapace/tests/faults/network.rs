@@ -8,8 +8,8 @@ use testbed::program::Process;
 use testbed::{Program, Proxy, Result, Stop};
 
 use crate::support::{
-    DB, Load, PATIENCE, Reader, Site, executable, long, random_pause, skipped, wait_for_event,
-    wait_for_log, wait_while_running,
+    DB, Load, PATIENCE, Reader, Site, executable, long, one_or_all, random_pause, skipped,
+    wait_for_event, wait_for_log, wait_while_running,
 };
 
 #[test]
@@ -105,7 +105,7 @@ fn half_open_connection(wal_sender_timeout: &str) -> Result<()> {
 /// resolved its first parts. These parts are rolled back.
 #[test]
 fn a_session_is_lost_between_parts_under_rules() -> Result<()> {
-    for major in [15, 18] {
+    for &major in one_or_all(&[15, 18]) {
         let site = Site::new(major, major)?;
         site.publish_tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
         let publisher = Proxy::in_front_of(&site.publisher)?;

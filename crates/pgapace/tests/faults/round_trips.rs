@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use testbed::{Proxy, Result};
 
-use crate::support::{DB, NAME, PATIENCE, Site, Tool, wait_for_event};
+use crate::support::{DB, NAME, PATIENCE, Site, Tool, one_or_all, wait_for_event};
 
 /// Most round trips of one session, on either server, in a run that has nothing to apply. Without those
 /// of TCP, and with two to spare for what depends on time: status messages, statistics.
@@ -24,7 +24,7 @@ fn proxies(site: &Site) -> Result<[Proxy; 2]> {
 
 #[test]
 fn a_start_needs_few_round_trips() -> Result<()> {
-    for major in [15, 18] {
+    for &major in one_or_all(&[15, 18]) {
         let site = Site::new(major, major)?;
         site.publish_tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
         let start = || -> Result<[Vec<u64>; 2]> {
@@ -81,7 +81,7 @@ fn in_a_row(site: &Site) -> Result<()> {
 #[test]
 fn a_publisher_that_waits_is_answered_after_one_round_trip() -> Result<()> {
     const DELAYS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
-    for major in [15, 18] {
+    for &major in one_or_all(&[15, 18]) {
         let site = Site::new(major, major)?;
         site.publish_tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
         site.tool().run_until_current();

@@ -6,7 +6,9 @@ use testbed::compare::TableName;
 use testbed::program::Process;
 use testbed::{Cluster, ClusterBuilder, Pair, Result, servers, wait_until};
 
-use crate::support::{DB, NAME, PATIENCE, Site, Tool, expect_exit, holds_for, wait_for_event};
+use crate::support::{
+    DB, NAME, PATIENCE, Site, Tool, expect_exit, holds_for, one_or_all, wait_for_event,
+};
 
 const DDL: &str = "CREATE TABLE t (id int PRIMARY KEY, v text)";
 
@@ -53,7 +55,7 @@ fn a_dropped_slot_is_refused() -> Result<()> {
 /// A publisher with room for only one slot is sufficient.
 #[test]
 fn a_single_free_slot_is_enough() -> Result<()> {
-    for major in [15, 18] {
+    for &major in one_or_all(&[15, 18]) {
         let settings = |builder: ClusterBuilder| builder.setting("max_replication_slots", "1");
         let site = Site::of(Pair::start_with(major, major, settings, |builder| builder)?)?;
         site.publish_tables(DDL)?;

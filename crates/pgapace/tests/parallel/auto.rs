@@ -2,7 +2,9 @@
 
 use testbed::{Cluster, wait_until};
 
-use crate::support::{Case, Database, PATIENCE, must, on_versions, random_pause, servers};
+use crate::support::{
+    Case, Database, PATIENCE, must, on_versions, one_or_all, random_pause, servers,
+};
 use crate::verbs::json;
 
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
@@ -110,7 +112,7 @@ pub(super) fn few_origins(major: u16, settings: &[(&str, &str)]) -> Cluster {
 /// Two subscriptions in one database of this subscriber, and a native subscription beside them.
 #[test]
 fn origins_are_left_to_native_subscriptions() {
-    for major in [15, 18] {
+    for &major in one_or_all(&[15, 18]) {
         let cluster = few_origins(major, &[]);
         let publisher = servers(major, major).publisher;
         let mut case = Case::new(major, major);
@@ -170,7 +172,7 @@ fn origins_are_left_to_native_subscriptions() {
 
 #[test]
 fn commits_are_not_tagged_where_no_tag_can_be_seen() {
-    for major in [15, 18] {
+    for &major in one_or_all(&[15, 18]) {
         let cluster = few_origins(major, &[("wal_level", "replica")]);
         let mut case = Case::new(major, major);
         let subscriber = Database::create(&cluster, "alone", "");
@@ -202,7 +204,7 @@ fn commits_are_not_tagged_where_no_tag_can_be_seen() {
 /// DROP DATABASE removes the subscription's state, but origins belong to the whole server.
 #[test]
 fn origins_of_dropped_databases_make_room() {
-    for major in [15, 18] {
+    for &major in one_or_all(&[15, 18]) {
         let cluster = few_origins(major, &[]);
         let mut case = Case::new(major, major);
         let subscriber = Database::create(&cluster, "here", "");

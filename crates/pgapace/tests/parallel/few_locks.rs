@@ -2,13 +2,13 @@
 
 use testbed::Cluster;
 
-use crate::support::{Case, Database, PATIENCE, must};
+use crate::support::{Case, Database, PATIENCE, must, one_or_all};
 
 /// An UPDATE locks each index of its table. A transaction needs a hundred locks of the subscriber, which has room
 /// for some of these. The next run would put the same group together.
 #[test]
 fn a_group_that_needs_more_locks_than_there_are_is_made_smaller() {
-    for major in [15, 18] {
+    for &major in one_or_all(&[15, 18]) {
         let binaries = must(testbed::servers::find_or_fetch(major));
         let cluster = Cluster::builder(&binaries)
             .name("subscriber with few locks")

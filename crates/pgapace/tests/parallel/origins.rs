@@ -4,7 +4,9 @@ use testbed::program::Process;
 use testbed::wait_until;
 
 use super::auto::few_origins;
-use crate::support::{Case, Database, PATIENCE, must, pgapace, servers, wait_until_log};
+use crate::support::{
+    Case, Database, PATIENCE, must, one_or_all, pgapace, servers, wait_until_log,
+};
 
 const ORIGINS: &str = "SELECT count(*) FROM pg_replication_origin";
 
@@ -60,7 +62,7 @@ impl Drop for Many {
 
 #[test]
 fn processes_together_leave_origins_to_a_native_subscription() {
-    for major in [15, 18] {
+    for &major in one_or_all(&[15, 18]) {
         let cluster = few_origins(major, &[]);
         let publisher = servers(major, major).publisher;
         let subscriber = Database::create(&cluster, "many", "");

@@ -7,7 +7,7 @@ use testbed::program::Process;
 use testbed::wait_until;
 
 use super::parallel::{begin, on_publishers, pages, rows, wait_for_rows};
-use crate::support::{Case, PATIENCE, must, on_versions};
+use crate::support::{Case, PATIENCE, must, on_versions, one_or_all};
 use crate::verbs::json;
 
 const DDL: &str = "CREATE TABLE t (id int PRIMARY KEY, v text, n int DEFAULT 1 + 1, \
@@ -189,7 +189,7 @@ fn a_lock_that_blocks_the_leader_ends_the_run() {
 /// Verbs that only read do not wait for a lock.
 #[test]
 fn verbs_that_read_do_not_wait_for_a_lock() {
-    for major in [15, 18] {
+    for &major in one_or_all(&[15, 18]) {
         let mut case = super::streaming_case(major, major, super::Trigger::Size);
         let mut process = start(&mut case, &[]);
         let (open, alter) = hold(&case, &mut process, CHANGES[0]);

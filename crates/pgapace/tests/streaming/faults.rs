@@ -5,7 +5,8 @@ use testbed::{Result, Stop};
 
 use super::{Trigger, streaming_case};
 use crate::support::{
-    DB, Load, PATIENCE, Reader, Site, expect_exit, long, must, random_pause, wait_while_running,
+    DB, Load, PATIENCE, Reader, Site, expect_exit, long, must, one_or_all, random_pause,
+    wait_while_running,
 };
 use crate::verbs::json;
 
@@ -148,7 +149,7 @@ fn a_kill_inside_a_streamed_transaction() -> Result<()> {
 /// The walsender fails to find the table of changes that stand between a TRUNCATE that was rolled back and another one.
 #[test]
 fn a_transaction_that_cannot_be_sent_in_progress_is_sent_after_its_commit() {
-    for major in [15, 18] {
+    for &major in one_or_all(&[15, 18]) {
         let case = streaming_case(major, major, Trigger::Size);
         case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
         let insert = |from, to| {

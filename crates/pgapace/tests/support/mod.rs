@@ -75,14 +75,19 @@ pub(crate) const VERSIONS: [(u16, u16); 3] = [(15, 15), (18, 18), (15, 18)];
 /// Runs a test's body on these pairs of versions (publisher, subscriber). If all of them are among [`VERSIONS`], it runs
 /// on one, unless tests are [`long`]. Tests of one subject run on different ones.
 pub(crate) fn on_versions(versions: &[(u16, u16)], body: impl Fn(Case)) {
-    let chosen = if versions.iter().all(|pair| VERSIONS.contains(pair)) && !long() {
-        std::slice::from_ref(one_of(versions))
+    let chosen = if versions.iter().all(|pair| VERSIONS.contains(pair)) {
+        one_or_all(versions)
     } else {
         versions
     };
     for (publisher, subscriber) in chosen {
         body(Case::new(*publisher, *subscriber));
     }
+}
+
+/// [`one_of`] them, or all if tests are [`long`].
+pub(crate) fn one_or_all<T>(all: &[T]) -> &[T] {
+    if long() { all } else { std::slice::from_ref(one_of(all)) }
 }
 
 /// The one that the present test takes, which depends on its name alone.

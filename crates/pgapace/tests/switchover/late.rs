@@ -7,7 +7,7 @@ use testbed::wait_until;
 
 use super::failures::expect_before;
 use super::{Clients, LATE, Slots, expect_equal_soon, switchover, two_way_case, value};
-use crate::support::{Case, PATIENCE, must};
+use crate::support::{Case, PATIENCE, must, one_or_all};
 
 /// How a late change is committed.
 #[derive(Clone, Copy, Debug)]
@@ -127,7 +127,7 @@ fn try_one(case: &Case, process: &mut Process, late: Late, at: At) {
 
 #[test]
 fn a_late_change_undoes_everything_however_it_is_committed() {
-    for (publisher, subscriber) in [(15, 15), (18, 18)] {
+    for &(publisher, subscriber) in one_or_all(&[(15, 15), (18, 18)]) {
         for (two_phase, lates) in [
             (false, &[Late::Plain, Late::Prepared][..]),
             (true, &[Late::Plain, Late::Prepared, Late::OnlyPrepared]),
@@ -156,7 +156,7 @@ fn a_late_change_undoes_everything_however_it_is_committed() {
 /// Clients go on writing, although the command has stopped writes.
 #[test]
 fn late_writes_undo_everything() {
-    for (publisher, subscriber) in [(15, 15), (18, 18)] {
+    for &(publisher, subscriber) in one_or_all(&[(15, 15), (18, 18)]) {
         let case = two_way_case(publisher, subscriber);
         let mut process = case.start();
         let never = case.log_file("never");

@@ -3,7 +3,7 @@
 use testbed::{Cluster, wait_until};
 
 use super::{LATE, Slots, expect_equal_soon, switchover, two_way_case, value};
-use crate::support::{Case, PATIENCE, must};
+use crate::support::{Case, PATIENCE, must, one_or_all};
 
 /// Keeps a session in the statement that gives a subscription the phase of table `held_phase`.
 const HOLD: &str = "CREATE TABLE public.held_phase (phase text); \
@@ -30,7 +30,7 @@ fn row(case: &Case, column: &str) -> String {
 
 #[test]
 fn a_process_that_dies_while_it_turns_round_is_followed_by_another_one() {
-    for (publisher, subscriber) in [(15, 15), (18, 18)] {
+    for &(publisher, subscriber) in one_or_all(&[(15, 15), (18, 18)]) {
         let case = two_way_case(publisher, subscriber);
         let _slots = Slots(&case);
         let (old, new) = (case.publisher.cluster, case.subscriber.cluster);
@@ -83,7 +83,7 @@ fn a_process_that_dies_while_it_turns_round_is_followed_by_another_one() {
 /// The slot of a way back has the subscription's name; the settings of the service stay.
 #[test]
 fn a_slot_of_another_name_is_no_obstacle_after_the_way_back() {
-    for (publisher, subscriber) in [(15, 15), (18, 18)] {
+    for &(publisher, subscriber) in one_or_all(&[(15, 15), (18, 18)]) {
         let mut case = two_way_case(publisher, subscriber);
         let slot = format!("{}_own", case.tool.name);
         case.tool.args = vec!["--slot".to_owned(), slot];

@@ -7,8 +7,8 @@ use testbed::{Pair, Result, wait_until};
 
 use crate::support::small_disk::SmallDisk;
 use crate::support::{
-    DB, PATIENCE, Site, VERSIONS, expect_exit, must, on_versions, wait_for_event, wait_for_log,
-    wait_while_running,
+    DB, PATIENCE, Site, VERSIONS, expect_exit, must, on_versions, one_or_all, wait_for_event,
+    wait_for_log, wait_while_running,
 };
 use crate::tablesync::while_streaming::{holder, wait_for_a_waiter};
 
@@ -184,7 +184,7 @@ fn a_copy_ends_when_the_session_that_holds_the_snapshot_is_lost() {
 /// pgapace retries until there is space.
 #[test]
 fn a_full_disk_of_the_subscriber_is_retried() -> Result<()> {
-    for major in [15, 18] {
+    for &major in one_or_all(&[15, 18]) {
         let site = Site::new(major, major)?;
         let data = site.subscriber.query_one_text(DB, "SHOW data_directory")?;
         let Some(disk) = SmallDisk::mount(&data, 8) else { return Ok(()) };
@@ -228,7 +228,7 @@ fn a_full_disk_of_the_subscriber_is_retried() -> Result<()> {
 /// remaining size. If the slot exceeds the limit, the copy is useless and the run ends.
 #[test]
 fn a_slot_near_its_wal_limit_is_reported() -> Result<()> {
-    for major in [15, 18] {
+    for &major in one_or_all(&[15, 18]) {
         let limit = |builder: testbed::ClusterBuilder| {
             builder.setting("max_slot_wal_keep_size", "96MB").setting("max_wal_size", "64MB")
         };

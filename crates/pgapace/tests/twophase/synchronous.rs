@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use testbed::{Result, TableName};
 
-use crate::support::{DB, NAME, Site};
+use crate::support::{DB, NAME, Site, one_or_all};
 
 /// PREPARE returns when the transaction is prepared on the subscriber, and COMMIT PREPARED when it
 /// is committed there. Several connections do this concurrently.
 #[test]
 fn prepare_returns_when_it_is_prepared_on_the_subscriber() -> Result<()> {
-    for major in [15, 18] {
+    for &major in one_or_all(&[15, 18]) {
         let mut site = Site::new(major, major)?;
         site.publish_tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
         let program = site.program().args(["--two-phase", "--status-interval", "10"]);
@@ -65,7 +65,7 @@ fn prepare_returns_when_it_is_prepared_on_the_subscriber() -> Result<()> {
 /// A table is blocked, because a row of it does not fit. Its changes are left out, and everybody else goes on.
 #[test]
 fn prepare_returns_with_changes_of_a_blocked_table() -> Result<()> {
-    for major in [15, 18] {
+    for &major in one_or_all(&[15, 18]) {
         let mut site = Site::new(major, major)?;
         site.publish_tables(
             "CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)",

@@ -59,3 +59,21 @@ fn so_is_an_adoption() {
     tool.finish("adopt", &["--subscription", &native.name]).expect(3, &[SAID]);
     assert_eq!(native.state(), native.running());
 }
+
+/// Two servers that are started together may have the same time of start.
+#[test]
+fn servers_started_at_once_are_two() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both(
+            "CREATE TABLE t (id int PRIMARY KEY); \
+             CREATE OR REPLACE FUNCTION pg_catalog.pg_postmaster_start_time() RETURNS timestamptz \
+             LANGUAGE sql STABLE AS $$SELECT 'epoch'::timestamptz$$",
+        );
+        case.publisher.sql("INSERT INTO t VALUES (1)");
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+        let tool = Tool { subscriber: case.publisher.conninfo(), ..case.tool.clone() };
+        tool.run().expect(3, &[SAID]);
+    });
+}
