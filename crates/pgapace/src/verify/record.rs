@@ -112,7 +112,8 @@ impl Recorder {
                 "rows differ from those of the publisher"
             );
         }
-        if self.with(|session| verification::advance(session, of, standing))? {
+        let in_background = self.background.is_some();
+        if self.with(|session| verification::advance(session, of, standing, in_background))? {
             tracing::info!(
                 event = "stale_mark_ended",
                 table = plan.display_name(),

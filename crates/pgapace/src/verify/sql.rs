@@ -287,11 +287,14 @@ impl TableSql {
                 self.oid
             ));
         }
+        let (tree, of_tree) = match self.partitioned {
+            true => (tree(self.oid), "JOIN tree t ON c.oid = t.relid".to_owned()),
+            false => (String::new(), format!("WHERE c.oid = {}::pg_catalog.oid", self.oid)),
+        };
         format!(
-            "{} SELECT coalesce(pg_catalog.bool_or(c.relfilenode <> 0 \
+            "{tree} SELECT coalesce(pg_catalog.bool_or(c.relfilenode <> 0 \
                AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)), true) OR {} \
-             FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.relid",
-            tree(self.oid),
+             FROM pg_catalog.pg_class c {of_tree}",
             changes.join(" OR ")
         )
     }

@@ -219,9 +219,11 @@ pub(crate) fn begin(
             "v.kind = 'begun'",
         ),
     };
+    // The tables have no statistics, with which one row is expected: the planner would compare each row with each
+    // name.
     let results = session
         .simple(&format!(
-            "BEGIN; \
+            "BEGIN; SET LOCAL enable_nestloop = off; SET LOCAL enable_hashjoin = on; \
              DELETE FROM pgapace.difference d USING (VALUES {values}) t (schema_name, table_name, l, p) \
                WHERE d.subscription = {id} AND d.schema_name = t.schema_name \
                  AND d.table_name = t.table_name AND {differences}; \
@@ -276,8 +278,8 @@ pub(crate) struct Standing<'a> {
     pub(crate) result: Option<&'static str>,
 }
 
-/// Records where the verification of a table stands. Returns whether it ended a mark that the table may
-/// lack changes.
+/// Records where the verification of a table stands, which is one in the background or of a verb. Returns whether it
+/// ended a mark that the table may lack changes.
 ///
 /// Such a mark ends when all rows and columns were found equal, all of them under snapshots behind the
 /// mark: the publisher's rows then include the changes that it did not send.
@@ -285,6 +287,7 @@ pub(crate) fn advance(
     session: &mut Session,
     table: TableOf<'_>,
     standing: &Standing<'_>,
+    in_background: bool,
 ) -> Result<bool> {
     let quoted =
         |text: Option<String>| text.map_or_else(|| "NULL".to_owned(), |t| quote_literal(&t));
@@ -330,7 +333,7 @@ pub(crate) fn advance(
              AND v.first_lsn >= greatest(r.stale_lsn, r.stale_through, r.sync_lsn) \
            RETURNING r.subscription; \
          {completed}",
-        completed = schedule::completed_sql(table),
+        completed = if in_background { schedule::completed_sql(table) } else { String::new() },
     );
     let results = session.simple(&sql).map_err(|e| writing(&e))?;
     advanced(results.first())?;

@@ -57,8 +57,8 @@ pub(crate) fn read(
 }
 
 /// SQL for the end of a table's verification in the background: it takes the place of the last one, with its
-/// differences. Those of a verb that was interrupted stay, because it may be resumed. For a verification of
-/// a verb it does nothing.
+/// differences. Those of a verb that was interrupted stay, because it may be resumed. It does nothing if
+/// another verification has begun.
 pub(super) fn completed_sql(table: TableOf<'_>) -> String {
     let is_begun = format!(
         "EXISTS (SELECT FROM pgapace.verification b WHERE {} AND b.kind = 'begun')",
