@@ -18,6 +18,7 @@ use crate::same_database;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::{self, Phase, Subscription, ownership, prepared, progress};
+use crate::subscriber::writer_tag::{self, TagRules};
 use crate::subscription::{self, RunOptions, Until, check_sent_alike, check_start};
 use crate::tablesync::rebase;
 
@@ -116,6 +117,7 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
     // Before anything is dropped: the user can still mend what the run would refuse.
     let blocked =
         rebase::check(&mut control, (&publisher, &subscriber), &config.publications, &row)?;
+    writer_tag::check(&subscriber, row.id, TagRules::of(config))?;
     if exists {
         slot::drop(&mut source, &row.slot_name)?;
     }

@@ -260,9 +260,11 @@ settings! {
             help: "Tag commits with a replication origin, if the role is allowed to",
             more: "auto tags them if a tag can be seen: wal_level is logical or track_commit_timestamp is \
                    on. It then uses no more workers than there are free replication origins, and leaves \
-                   some to native subscriptions. If no other one is free, it does not tag.",
+                   some to native subscriptions. If no other one is free, it does not tag. true leaves none to \
+                   them.",
             default: "auto",
             word: "auto",
+            verbs: &["run", "check", "repair", "rebase", "replay"],
         }
         "binary" binary: Binary {
             help: "Form in which the publisher sends values",

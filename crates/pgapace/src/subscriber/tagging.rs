@@ -178,9 +178,16 @@ impl Tagging {
         })
     }
 
-    /// The origins, if the number of sessions follows from them.
+    /// The origins, if some are left to others.
     pub(crate) fn room(&self) -> Option<OriginRoom> {
         self.leaves_room.then_some(self.origins)
+    }
+
+    /// The origins that limit the number of sessions. A subscription that leaves none to others leaves one to the
+    /// sessions that write beside its own workers.
+    pub(crate) fn limits(&self) -> Option<OriginRoom> {
+        let all = OriginRoom { reserve: 0, without: 0, ..self.origins };
+        self.tagged.then_some(if self.leaves_room { self.origins } else { all })
     }
 
     /// Whether no origin is left for the subscription, which has none yet.
@@ -195,15 +202,18 @@ impl Tagging {
 
     /// How many sessions a run has. Commits that are not tagged need no origins.
     pub(crate) fn sessions(&self, config: &Config) -> RunSessions {
-        let wanted = RunSessions::of(config);
-        let room = self.room().filter(|_| !self.is_short());
+        self.fewer(RunSessions::of(config))
+    }
+
+    fn fewer(&self, wanted: RunSessions) -> RunSessions {
+        let room = self.limits().filter(|_| !self.is_short());
         room.map_or(wanted, |room| room.sessions(wanted))
     }
 
     /// How many sessions may copy; `None` if origins do not limit them. Origins that stay, or that apply
     /// workers need meanwhile (`beside`), are left to the sessions that apply, of which `wanted` may run.
     pub(crate) fn copy_sessions(&self, wanted: RunSessions, beside: bool) -> Option<usize> {
-        let room = self.room().filter(|_| self.tagged && !self.is_short())?;
+        let room = self.limits().filter(|_| !self.is_short())?;
         let applying = if beside || !self.may_drop {
             let sessions = room.sessions(wanted);
             sessions.workers + sessions.streams
@@ -230,14 +240,24 @@ impl Tagging {
 
     /// Origins of the subscription that no session of the run opens at its start.
     pub(crate) fn unused(&self, config: &Config, prefix: &str) -> Vec<&str> {
+        self.numbered_from(
+            prefix,
+            match config.workers {
+                ApplyWorkers::Auto => 1,
+                // The number behind the workers is that of tables that are copied, and then streams follow.
+                ApplyWorkers::Fixed(_) => {
+                    let RunSessions { workers, streams } = self.sessions(config);
+                    workers + 1 + streams
+                }
+            },
+        )
+    }
+
+    /// Origins of the subscription's workers and streams with this number or a higher one, if they may be dropped.
+    pub(crate) fn numbered_from(&self, prefix: &str, kept: usize) -> Vec<&str> {
         if !self.may_drop {
             return Vec::new();
         }
-        let kept = match config.workers {
-            ApplyWorkers::Auto => 1,
-            // The number behind the workers is that of tables that are copied, and then streams follow.
-            ApplyWorkers::Fixed(number) => number + 1 + config.stream_sessions(),
-        };
         let number = |name: &str| name.strip_prefix(prefix)?.parse::<usize>().ok();
         let unused = |name: &&str| number(name).is_some_and(|number| number >= kept);
         self.own.iter().map(String::as_str).filter(unused).collect()
@@ -293,6 +313,18 @@ mod tests {
         tagging.own.push("pgapace_5_1_0".to_owned());
         assert!(!tagging.is_short());
         assert_eq!(tagging.copy_sessions(wanted, false), Some(1));
+    }
+
+    #[test]
+    fn one_origin_is_left_to_the_writers_of_a_subscription_that_leaves_none_to_others() {
+        let origins = OriginRoom { most: 10, others: 2, reserve: 3, without: 1 };
+        let tagging = Tagging { tagged: true, origins, may_drop: true, ..Tagging::default() };
+        let wanted = RunSessions { workers: 16, streams: 3 };
+        assert_eq!(tagging.fewer(wanted), RunSessions { workers: 5, streams: 2 });
+        assert_eq!(tagging.copy_sessions(wanted, true), Some(1));
+        assert_eq!(tagging.copy_sessions(wanted, false), Some(8));
+        let untagged = Tagging { tagged: false, ..tagging };
+        assert_eq!(untagged.fewer(wanted), wanted);
     }
 
     #[test]

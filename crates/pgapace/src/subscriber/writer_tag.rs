@@ -14,6 +14,7 @@ use crate::config::{Subscription as Config, TagCommits};
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::origin::{self, LeftFree, Untagged};
+use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::tagging::{RunSessions, Tagging};
 
@@ -145,6 +146,21 @@ impl WriterTag {
             origin::detach(session);
         }
     }
+}
+
+/// Refuses a subscription whose tables cannot be written now, because a tag is needed and cannot be had. It is for verbs
+/// that drop something before they write, while no process runs the subscription: origins of its workers are free.
+pub(crate) fn check(subscriber: &Subscriber, id: SubscriptionId, rules: TagRules) -> Result<()> {
+    let mut session = subscriber.connect(Purpose::Control)?;
+    if rules.tag_commits != TagCommits::Never {
+        let prefix = origin::prefix(&mut session, id)?;
+        let tagging = Tagging::read(&mut session, rules.tag_commits, Some(&prefix))?;
+        origin::drop_unused(&mut session, &tagging.numbered_from(&prefix, 1))?;
+    }
+    if let Some(tag) = WriterTag::attach(&mut session, id, rules, Writer::Copy(0))? {
+        tag.release(&mut session);
+    }
+    Ok(())
 }
 
 /// Whether sessions of the subscription tag: then another direction may rely on it.

@@ -123,7 +123,7 @@ impl Supervisor<'_> {
             logged.replace(sessions) != Some(sessions)
         };
         // A run that is retried would repeat it, and the log would no longer show why.
-        if let Some(room) = tagging.room().filter(|_| fewer && is_news) {
+        if let Some(room) = tagging.limits().filter(|_| fewer && is_news) {
             tracing::info!(
                 event = "origins_limit_workers",
                 subscription = config.name,

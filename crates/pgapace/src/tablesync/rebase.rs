@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use engine::table_sync::TableSyncState;
+use rustc_hash::FxHashMap;
 use wire::Session;
 
 use super::{Name, Snapshot, SyncContext, is_of_its_tables};
@@ -261,23 +262,40 @@ pub(super) fn tables(
         Err(failure) if changed.load(Ordering::Acquire) => return Ok(vec![failure]),
         Err(failure) => return Err(failure),
     };
-    let mut again = Vec::new();
+    let by_name: FxHashMap<_, _> =
+        published.iter().map(|table| ((&*table.schema, &*table.name), table)).collect();
+    let mut of_tables = Vec::with_capacity(plans.len());
+    let mut equal = Complete::default();
     for (plan, counts) in plans.iter().zip(counts) {
         let key = (plan.schema.clone(), plan.name.clone());
-        let table = published.iter().find(|table| table.key() == key);
+        let table = by_name.get(&(&*plan.schema, &*plan.name));
         let (Some(table), Some(generation)) = (table, generations.get(&key)) else {
             return Err(Failure::internal("a table was compared that was not asked for"));
         };
-        let mut complete = Complete::default();
-        complete.push(table, counts.rows, *generation);
-        let writing = RowsWritten::of(plan, counts.differences());
-        let of = ((plan, number), writing);
-        let made = make_equal(context, control, snapshot, of, &complete)?;
-        let Read::Rows(repaired) = made else {
-            let message =
-                format!("table {} was truncated or rewritten meanwhile", plan.display_name());
-            again.push(Failure::new(Class::Publisher, message));
-            continue;
+        if counts.differences() == 0 {
+            equal.push(table, counts.rows, *generation);
+        }
+        of_tables.push((plan, counts, *table, *generation));
+    }
+    // All at once: thousands of tables that are equal take no session and no transaction each.
+    equal.record(control, owner, snapshot.lsn)?;
+    let mut again = Vec::new();
+    for (plan, counts, table, generation) in of_tables {
+        let repaired = if counts.differences() == 0 {
+            repair::Repaired::default()
+        } else {
+            let mut complete = Complete::default();
+            complete.push(table, counts.rows, generation);
+            let writing = RowsWritten::of(plan, counts.differences());
+            let of = ((plan, number), writing);
+            let made = make_equal(context, control, snapshot, of, &complete)?;
+            let Read::Rows(repaired) = made else {
+                let message =
+                    format!("table {} was truncated or rewritten meanwhile", plan.display_name());
+                again.push(Failure::new(Class::Publisher, message));
+                continue;
+            };
+            repaired
         };
         tracing::info!(
             event = "table_rebased",
@@ -321,9 +339,7 @@ impl RowsWritten {
     fn of(plan: &TablePlan, differences: u64) -> Self {
         let (table, last_line) = (plan.display_name(), Instant::now());
         let written = Self { table, rows: 0, of: differences, last_line };
-        if differences > 0 {
-            written.log();
-        }
+        written.log();
         written
     }
 

@@ -5,7 +5,7 @@ use testbed::wait_until;
 
 use super::auto::few_origins;
 use crate::support::{
-    Case, Database, PATIENCE, must, one_or_all, pgapace, servers, wait_until_log,
+    Case, Database, PATIENCE, Tool, must, one_or_all, pgapace, servers, wait_until_log,
 };
 
 const ORIGINS: &str = "SELECT count(*) FROM pg_replication_origin";
@@ -118,4 +118,37 @@ fn processes_together_leave_origins_to_a_native_subscription() {
             must(process.wait(PATIENCE));
         }
     }
+}
+
+/// A rebase that could not write its tables is refused while the slot is there.
+#[test]
+fn a_rebase_without_an_origin_drops_nothing() {
+    let cluster = few_origins(18, &[]);
+    let case = Case::new(18, 18);
+    let subscriber = Database::create(&cluster, "no_origin", "");
+    case.publisher.sql("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)");
+    subscriber.sql("CREATE TABLE t (id int PRIMARY KEY)");
+    case.publish("FOR TABLE t");
+    let mut tool = Tool { subscriber: subscriber.conninfo(), ..case.tool.clone() };
+    tool.args.push("--tag-commits=true".to_owned());
+    tool.run().expect(0, &[]);
+    subscriber.sql(
+        "DELETE FROM t; DO $$ BEGIN FOR i IN 1..10 LOOP BEGIN \
+           PERFORM pg_replication_origin_create('other_' || i); \
+           PERFORM pg_replication_origin_advance('other_' || i, '0/1'); \
+         EXCEPTION WHEN configuration_limit_exceeded THEN EXIT; END; END LOOP; END $$",
+    );
+    let slot = "SELECT slot_name, confirmed_flush_lsn FROM pg_replication_slots \
+                WHERE database = current_database()";
+    let before = case.publisher.rows(slot);
+    assert_eq!(before.len(), 1);
+    tool.finish("rebase", &[]).expect(5, &["tagged"]);
+    assert_eq!(case.publisher.rows(slot), before);
+    assert_eq!(subscriber.value("SELECT rebasing FROM pgapace.subscription"), "f");
+    subscriber.sql(
+        "SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin \
+         WHERE roname LIKE 'other%'",
+    );
+    tool.finish("rebase", &[]).expect(0, &[]);
+    assert_eq!(subscriber.rows("TABLE t"), ["1"]);
 }

@@ -230,11 +230,12 @@ pub(crate) fn begin(
              DELETE FROM pgapace.verification v USING (VALUES {values}) t (schema_name, table_name, l, p) \
                WHERE v.subscription = {id} AND v.schema_name = t.schema_name \
                  AND v.table_name = t.table_name AND {rows}; \
+             SELECT pg_catalog.nextval('pgapace.verification_number'); \
              INSERT INTO pgapace.verification \
                (subscription, schema_name, table_name, kind, verification, scope, columns_left, plan) \
-             SELECT {id}, t.schema_name, t.table_name, '{kind}', n.number, {scope}, t.columns_left, t.plan \
-             FROM (VALUES {values}) t (schema_name, table_name, columns_left, plan) \
-             CROSS JOIN (SELECT pg_catalog.nextval('pgapace.verification_number') AS number) n; \
+             SELECT {id}, t.schema_name, t.table_name, '{kind}', \
+               pg_catalog.currval('pgapace.verification_number'), {scope}, t.columns_left, t.plan \
+             FROM (VALUES {values}) t (schema_name, table_name, columns_left, plan); \
              SELECT pg_catalog.currval('pgapace.verification_number'); \
              COMMIT",
             id = id.0,
