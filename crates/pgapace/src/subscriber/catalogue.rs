@@ -241,6 +241,8 @@ pub(crate) struct Table {
     pub(crate) schema: String,
     pub(crate) name: String,
     pub(crate) partitioned: bool,
+    /// The number of tables that hold its rows: the leaf partitions, or 1 of a plain table.
+    pub(crate) leaves: usize,
     /// Where Citus keeps its rows.
     pub(crate) placement: Placement,
     pub(crate) row_security: bool,

@@ -115,7 +115,8 @@ SELECT root.oid, root.relkind, root.relreplident, pg_catalog.row_security_active
             WHERE o.oid = ANY (i.indclass) AND NOT o.opcdefault), i.indnkeyatts, i.indkey))
         FROM pg_catalog.pg_index i WHERE i.indrelid = root.oid AND i.indisvalid),
        root.reltype,
-       (SELECT t.typarray FROM pg_catalog.pg_type t WHERE t.oid = root.reltype), root.relnatts
+       (SELECT t.typarray FROM pg_catalog.pg_type t WHERE t.oid = root.reltype), root.relnatts,
+       (SELECT pg_catalog.count(*) FROM tree WHERE tree.relkind <> 'p')
 FROM root
 JOIN fingerprint f ON f.root = root.oid
 CROSS JOIN (

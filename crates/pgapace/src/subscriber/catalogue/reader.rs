@@ -96,7 +96,7 @@ impl CatalogueReader {
             if with_citus { citus::placements(session)? } else { Placements::default() };
         let mut roots = Vec::new();
         for row in rows.iter() {
-            let place = position(&row, 18)?;
+            let place = position(&row, 19)?;
             let (schema, name) = &names[place];
             match check(&row, schema, name, placements.get(&names[place]))? {
                 Ok(placement) => roots.push((place, row, placement)),
@@ -250,6 +250,7 @@ fn table(
         schema: schema.clone(),
         name: name.clone(),
         partitioned: row.get(1) == Some("p"),
+        leaves: field(row, 18)?,
         placement: Placement::Plain,
         row_security: boolean(row, 3)?,
         hooks: Hooks {

@@ -5,10 +5,10 @@ use wire::Param;
 
 use super::columns::{BatchUse, params};
 use super::rows::{Finds, Rows};
-use super::sql::{SetOperation, text_of_new, text_of_search};
+use super::sql::{CUSTOM_PLANS, PLANNER_BOUND, SetOperation, text_of_new, text_of_search};
 use super::{
-    BYTES, Batch, Expected, FEW, FEW_OF_VARIED, ROWS, SetBuffers, SetError, Sought, SoughtIn,
-    Subscriber, queue_batches,
+    BYTES, Batch, Expected, FEW_OF_VARIED, ROWS, SetBuffers, SetError, Sought, SoughtIn,
+    Subscriber, leaves, queue_batches,
 };
 use crate::subscriber::statement::bind::{self, Params};
 use crate::subscriber::statement::cache::{Check, Kind, Shape};
@@ -19,11 +19,19 @@ pub(super) fn queue<E: FnMut(Expected<'_>)>(
     buffers: &mut SetBuffers,
     segment: &Segment<'_>,
 ) -> Result<(), SetError> {
+    let leaves = subscriber.map.table.leaves;
+    let major = subscriber.session.server_version().major();
+    let one_by_one = OneByOne {
+        few: leaves::few(leaves, major),
+        planned: leaves::plans_each_row(leaves, major),
+        is_planned: false,
+    };
     let Segment { absent, deletes, moves, updates, .. } = segment;
     let moving = subscriber.map.updates_move();
     let varied = subscriber.statements.varies(subscriber.map);
     let (changes, mixing, pushed) = (Changes::Absent(absent), false, Vec::new());
-    let mut batch = Keyed { subscriber, buffers, changes, moving: false, varied, mixing, pushed };
+    let mut batch =
+        Keyed { subscriber, buffers, changes, moving: false, varied, mixing, pushed, one_by_one };
     queue_batches(&mut batch, absent.len())?;
     batch.changes = Changes::Deletes(deletes);
     queue_batches(&mut batch, deletes.len())?;
@@ -33,12 +41,25 @@ pub(super) fn queue<E: FnMut(Expected<'_>)>(
     if moving && !moves.is_empty() {
         // Rows that get other keys may exchange unique values with those that keep theirs.
         (batch.changes, batch.moving) = (Changes::Moves(moves, updates), true);
-        return queue_batches(&mut batch, moves.len() + updates.len());
+        queue_batches(&mut batch, moves.len() + updates.len())?;
+        return batch.plan_each_row(false);
     }
     (batch.changes, batch.moving) = (Changes::Moves(moves, &[]), segment.chained);
     queue_batches(&mut batch, moves.len())?;
     (batch.changes, batch.moving, batch.mixing) = (Changes::Updates(updates), moving, false);
-    queue_batches(&mut batch, updates.len())
+    queue_batches(&mut batch, updates.len())?;
+    batch.plan_each_row(false)
+}
+
+/// How changes are queued one by one.
+#[derive(Debug, Clone, Copy)]
+struct OneByOne {
+    /// Fewer changes than this.
+    few: usize,
+    /// With plans of their own.
+    planned: bool,
+    /// Whether what is queued next has a plan of its own.
+    is_planned: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -63,6 +84,7 @@ struct Keyed<'b, 't, 's, 'a, E> {
     mixing: bool,
     /// The indexes of the changes of the statement, if it says which rows are missing.
     pushed: Vec<u32>,
+    one_by_one: OneByOne,
 }
 
 /// Rows and bytes of a statement of rows between which values move. All updates of a segment must be in one; a
@@ -79,7 +101,7 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
             (true, _) => 2,
             (false, true) if self.varied => 1,
             (false, false) if self.leaves_few() => FEW_OF_VARIED,
-            (false, _) => FEW,
+            (false, _) => self.one_by_one.few,
         }
     }
 
@@ -194,6 +216,8 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
             Changes::Updates(_) if self.moving => SetOperation::UpdateMoving,
             Changes::Updates(_) => SetOperation::Update,
         };
+        self.plan_each_row(false)?;
+        let SetBuffers { search: columns, new, set, nulls, text, .. } = &mut *self.buffers;
         let expected = match self.changes {
             Changes::Absent(_) => 0,
             Changes::Deletes(_) | Changes::Moves(..) | Changes::Updates(_) => columns.rows(),
@@ -241,6 +265,7 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
             // One of them alone may find the row that another one has written.
             return Err(SetError::Apart);
         }
+        self.plan_each_row(self.one_by_one.planned)?;
         let rows: &mut Rows = &mut self.buffers.rows;
         let finds = match self.changes.sought_in() {
             Some(rows_of) if self.subscriber.seeks => Finds::Sought(rows_of, number(index)),
@@ -257,7 +282,15 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
     }
 }
 
-impl<E> Keyed<'_, '_, '_, '_, E> {
+impl<E: FnMut(Expected<'_>)> Keyed<'_, '_, '_, '_, E> {
+    /// Whether statements have a plan of their own from now on.
+    fn plan_each_row(&mut self, planned: bool) -> Result<(), SetError> {
+        if std::mem::replace(&mut self.one_by_one.is_planned, planned) == planned {
+            return Ok(());
+        }
+        self.subscriber.queue_settings(if planned { CUSTOM_PLANS } else { PLANNER_BOUND })
+    }
+
     fn can_mix(&self) -> bool {
         let updates = matches!(self.changes, Changes::Moves(..) | Changes::Updates(_));
         let map = self.subscriber.map;

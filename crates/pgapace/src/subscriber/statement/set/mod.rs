@@ -10,6 +10,7 @@ mod array_text;
 mod columns;
 mod inserts;
 mod keyed;
+mod leaves;
 mod moving;
 pub(crate) mod prefetch;
 mod row_array;
@@ -170,6 +171,15 @@ fn refuse_misread(map: &TableMap, segment: &Segment<'_>) -> Result<(), PlanError
 }
 
 impl<E: FnMut(Expected<'_>)> Subscriber<'_, E> {
+    /// Changes settings for this transaction. Not prepared, because it is rare.
+    fn queue_settings(&mut self, sql: &str) -> Result<(), SetError> {
+        self.session.queue_parse("", sql, &[]);
+        self.session.queue_bind("", std::iter::empty())?;
+        self.session.queue_execute();
+        self.expect_all(1);
+        Ok(())
+    }
+
     /// Expects a statement to find this many rows. A `counted` statement then returns one row.
     fn expect(&mut self, rows: usize, counted: bool) {
         let rows = if counted { 1 } else { rows as u64 };

@@ -70,6 +70,10 @@ pub(crate) const PLANNER_FREE: &str = "SELECT \
     pg_catalog.set_config('enable_hashjoin', 'on', true), \
     pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true)";
 
+/// Plans a statement for one row with its values: see [`super::leaves`].
+pub(crate) const CUSTOM_PLANS: &str =
+    "SELECT pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true)";
+
 /// Restores the settings that every session has; where Citus is loaded, plans are custom plans.
 pub(crate) const PLANNER_BOUND: &str = "SELECT \
     pg_catalog.set_config('enable_seqscan', 'off', true), \

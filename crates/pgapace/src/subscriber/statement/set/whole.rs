@@ -67,7 +67,7 @@ pub(super) fn queue<E: FnMut(Expected<'_>)>(
     queue_batches(&mut whole, segment.deletes.len())?;
     whole.queue_updates(&segment.updates)?;
     if whole.planner_free {
-        whole.queue_settings(PLANNER_BOUND)?;
+        whole.subscriber.queue_settings(PLANNER_BOUND)?;
     }
     Ok(())
 }
@@ -115,7 +115,7 @@ impl<E: FnMut(Expected<'_>)> Whole<'_, '_, '_, '_, E> {
     /// Queues a statement whose arrays are filled.
     fn queue_statement(&mut self, operation: SetOperation, rows: usize) -> Result<(), SetError> {
         if !self.planner_free {
-            self.queue_settings(PLANNER_FREE)?;
+            self.subscriber.queue_settings(PLANNER_FREE)?;
             self.planner_free = true;
         }
         let is_update = operation == SetOperation::UpdateEqual;
@@ -142,16 +142,6 @@ impl<E: FnMut(Expected<'_>)> Whole<'_, '_, '_, '_, E> {
         session.queue_bind(&prepared.name, params.iter().copied())?;
         session.queue_execute();
         self.subscriber.expect(rows, false);
-        Ok(())
-    }
-
-    /// Changes settings for this transaction. Not prepared, because it is rare compared to table
-    /// scans.
-    fn queue_settings(&mut self, sql: &str) -> Result<(), SetError> {
-        self.subscriber.session.queue_parse("", sql, &[]);
-        self.subscriber.session.queue_bind("", std::iter::empty())?;
-        self.subscriber.session.queue_execute();
-        self.subscriber.expect_all(1);
         Ok(())
     }
 }
