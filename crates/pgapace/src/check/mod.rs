@@ -14,6 +14,7 @@ mod protection;
 mod publisher;
 mod publisher_settings;
 pub(crate) mod report;
+mod schema_tools;
 mod service;
 mod subscriber;
 mod tables;
@@ -197,6 +198,11 @@ pub(crate) fn check(config: &Config) -> Report {
         reporter.group("types", |reporter| {
             tables::enums(publisher_session, subscriber_session, published, reporter)
         });
+        if known.creates_tables(config) {
+            reporter.side = Side::Program;
+            schema_tools::check(publisher_session.server_version().major(), &mut reporter);
+            reporter.side = Side::Subscriber;
+        }
         if !config.copy_schema {
             reporter.group("sequences", |reporter| {
                 sequences(publisher_session, subscriber_session, config, published, reporter)

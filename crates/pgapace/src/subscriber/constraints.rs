@@ -8,6 +8,7 @@ use wire::Row;
 
 use crate::error::Result;
 use crate::subscriber::catalogue::{boolean, field, parse_name_array};
+use crate::subscriber::partitions::partitions_below;
 
 /// The constraints of the topmost partitioned table, or of the table itself if it is not a
 /// partition. A column has the same name in all tables of the tree.
@@ -60,7 +61,8 @@ pub(crate) struct ForeignKey {
 ///
 /// `$1` is an array of oids; the last column is the position there. The rows of one table come in a
 /// fixed order.
-pub(super) const SQL: &str = "\
+pub(super) const SQL: &str = concat!(
+    "\
 SELECT facts.*, w.ord
 FROM pg_catalog.unnest($1::pg_catalog.oid[]) WITH ORDINALITY AS w (oid, ord)
 CROSS JOIN LATERAL (
@@ -68,8 +70,9 @@ WITH RECURSIVE tree AS (
   SELECT w.oid AS relid
   UNION ALL
   SELECT p.oid FROM tree t
-  JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid
-  JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid AND p.relispartition
+  ",
+    partitions_below!("t.relid"),
+    "
 ), foreign_key AS (
   SELECT 'foreign' AS kind, k.oid, k.conrelid AS relid, k.conkey AS own, k.confrelid AS other,
          k.confkey AS others, k.confrelid
@@ -102,8 +105,12 @@ FROM (
          CASE WHEN key.named AND NOT i.indisexclusion THEN key.columns
               ELSE '{}'::pg_catalog.text[] END AS columns,
          key.named AND NOT i.indisexclusion AND key.plain AS plain
-  FROM tree JOIN pg_catalog.pg_index i ON i.indrelid = tree.relid
-    AND (i.indisunique OR i.indisexclusion)
+  FROM tree CROSS JOIN LATERAL (
+    SELECT * FROM pg_catalog.pg_index i
+    WHERE i.indrelid = tree.relid AND (i.indisunique OR i.indisexclusion)
+      AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_inherits p WHERE p.inhrelid = i.indexrelid)
+    OFFSET 0
+  ) i
   CROSS JOIN LATERAL (
     SELECT pg_catalog.array_agg(a.attname ORDER BY a.attname)::pg_catalog.text[] AS columns,
            pg_catalog.bool_and(a.attname IS NOT NULL) AS named,
@@ -114,7 +121,6 @@ FROM (
       ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k.ord] AND a.attnum <> 0
     LEFT JOIN pg_catalog.pg_collation co ON co.oid = i.indcollation[k.ord]
   ) key
-  WHERE NOT EXISTS (SELECT 1 FROM pg_catalog.pg_inherits p WHERE p.inhrelid = i.indexrelid)
 ) u
 GROUP BY u.columns, u.plain, u.nulls_not_distinct
 UNION ALL
@@ -133,7 +139,8 @@ CROSS JOIN LATERAL (
   JOIN pg_catalog.pg_attribute b ON b.attrelid = f.other AND b.attnum = f.others[k.ord]
 ) key
 ) facts
-ORDER BY w.ord, 1, 2";
+ORDER BY w.ord, 1, 2"
+);
 
 impl Constraints {
     /// From the rows of [`SQL`] for one table.

@@ -16,6 +16,7 @@ pub(crate) mod named;
 pub(crate) mod oid;
 pub(crate) mod origin;
 pub(crate) mod other_subscriptions;
+pub(crate) mod partitions;
 pub(crate) mod row_values;
 pub(crate) mod session;
 pub(crate) mod state;

@@ -1,8 +1,11 @@
 //! `check` names everything at once, and what it says to do is enough.
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+
 use serde_json::Value;
 
-use crate::support::{Case, PATIENCE, Tool, must, on_versions, wait_for_event};
+use crate::support::{Case, PATIENCE, Tool, finish, must, on_versions, wait_for_event};
 use crate::tablesync::while_streaming::{holder, wait_for_a_waiter};
 use crate::verbs::json;
 
@@ -185,14 +188,35 @@ fn tables_that_the_first_run_creates_must_be_missing() {
         case.publish("FOR ALL TABLES");
         case.tool.finish("check", &[]).expect(6, &[]);
         case.tool.args = vec!["--copy-schema".to_owned()];
-        let absent = case.tool.finish("check", &[]);
+        let tools = tempfile::tempdir().unwrap();
+        let check = || {
+            let path = tools.path().as_os_str();
+            finish(&case.tool.program("check").env("PATH", path))
+        };
+        let without = check();
+        without.expect(6, &["1 blocker"]);
+        assert!(without.stdout.contains("cannot run pg_dump"), "{}", without.stdout);
+        let provide = |version: &str| {
+            for tool in ["pg_dump", "pg_restore", "psql"] {
+                let file = tools.path().join(tool);
+                let script = format!("#!/bin/sh\necho '{tool} (PostgreSQL) {version}'\n");
+                fs::write(&file, script).unwrap();
+                fs::set_permissions(&file, Permissions::from_mode(0o755)).unwrap();
+            }
+        };
+        provide("13.22 (Debian)");
+        let older = check();
+        older.expect(6, &["1 blocker"]);
+        assert!(older.stdout.contains("pg_dump (PostgreSQL) 13.22"), "{}", older.stdout);
+        provide("19.1");
+        let absent = check();
         absent.expect(0, &[]);
         assert!(absent.stdout.contains("tables that a run creates: 1"), "{}", absent.stdout);
         assert!(!absent.stdout.contains("does not exist"), "{}", absent.stdout);
         case.subscriber.sql(ddl);
         let said = "already has published tables: s.t";
         case.run().expect(6, &[said]);
-        let existing = case.tool.finish("check", &[]);
+        let existing = check();
         existing.expect(6, &["1 blocker"]);
         assert!(existing.stdout.contains(said), "{}", existing.stdout);
     });

@@ -7,6 +7,7 @@
 
 use crate::subscriber::elsewhere::elsewhere;
 use crate::subscriber::named::named;
+use crate::subscriber::partitions::partitions_below;
 
 /// One value for each `root` of the CTE `tree`. It changes whenever a relevant catalogue row
 /// changes. Only the relevant columns of pg_class are included, because TRUNCATE changes others.
@@ -74,8 +75,9 @@ WITH RECURSIVE root AS (
   SELECT r.oid AS root, r.oid AS relid, r.relkind FROM root r
   UNION ALL
   SELECT t.root, p.oid, p.relkind FROM tree t
-  JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid AND t.relkind = 'p'
-  JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid AND p.relispartition
+  ",
+    partitions_below!("t.relid AND t.relkind = 'p'"),
+    "
 ), hook AS (
   SELECT tree.relid, 'trigger' AS kind, t.tgname AS name, t.tgenabled::pg_catalog.text AS detail,
          t.tgisinternal AS internal, t.tgtype::pg_catalog.int4 AS fires
@@ -143,8 +145,9 @@ WITH RECURSIVE tree AS (
   SELECT r.oid AS root, r.oid AS relid FROM pg_catalog.unnest($1::pg_catalog.oid[]) AS r (oid)
   UNION ALL
   SELECT t.root, p.oid FROM tree t
-  JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid
-  JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid AND p.relispartition
+  ",
+    partitions_below!("t.relid"),
+    "
 )
 ",
     fingerprint!()
@@ -402,12 +405,16 @@ WHERE i.indisunique AND i.indimmediate AND i.indisvalid
 ORDER BY w.ord, i.indisprimary DESC, i.indexrelid, k.ord";
 
 /// Reads the leaf partitions of partitioned tables (`$1`), and the key columns of each leaf.
-pub(super) const LEAVES_SQL: &str = "\
+pub(super) const LEAVES_SQL: &str = concat!(
+    "\
 WITH RECURSIVE tree AS (
   SELECT w.ord, w.oid AS relid
   FROM pg_catalog.unnest($1::pg_catalog.oid[]) WITH ORDINALITY AS w (oid, ord)
   UNION ALL
-  SELECT t.ord, i.inhrelid FROM tree t JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid
+  SELECT t.ord, i.inhrelid FROM tree t
+  ",
+    partitions_below!("t.relid"),
+    "
 )
 SELECT c.relname, key.columns, p.ord
 FROM tree p
@@ -419,4 +426,5 @@ LEFT JOIN LATERAL (
   JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k.ord]
   WHERE i.indrelid = p.relid AND i.indisvalid AND i.indimmediate
     AND CASE WHEN c.relreplident = 'i' THEN i.indisreplident ELSE i.indisprimary END
-) key ON true";
+) key ON true"
+);
