@@ -80,13 +80,14 @@ pub(crate) fn end_of_flushed_wal(source: &mut Session) -> Result<Lsn> {
 }
 
 /// Waits until everything that had committed on the publisher before `end` is applied, by all tables. Returns
-/// the lag when `patience` is over, or no process applies the subscription.
+/// the lag when `patience` is over, or no process applies the subscription. It fails as stopped when `stopping`.
 pub(crate) fn wait(
     control: &mut Session,
     source: &mut Session,
     row: &Subscription,
     end: Lsn,
     patience: Duration,
+    stopping: &dyn Fn() -> bool,
 ) -> Result<Option<Lag>> {
     let begun = Instant::now();
     let mut seen = begun;
@@ -94,6 +95,9 @@ pub(crate) fn wait(
         let Some(lag) = look(control, source, row, end)? else { return Ok(None) };
         if lag.running {
             seen = Instant::now();
+        }
+        if stopping() {
+            return Err(Failure::new(Class::Stopped, "stopped while waiting for the subscriber"));
         }
         if begun.elapsed() >= patience || seen.elapsed() >= ABSENCE {
             return Ok(Some(lag));

@@ -233,7 +233,7 @@ fn one(
     let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
     let mut control = subscriber.connect_first()?;
     let row = state::find_existing(&mut control, &config.name)?;
-    exclusive::begin_verb(&mut control, row.id)?;
+    exclusive::begin_verb(&mut control, row.id, &|| shutdown.requested())?;
     let mut found = recorded(&mut control, row.id)?;
     let wanted: Vec<_> = args.table.iter().map(|name| split(name)).collect();
     found.retain(|one| wanted.is_empty() || wanted.contains(&key(one)));

@@ -187,7 +187,7 @@ fn read_level(
         let end = lag::end_of_wal(source)?;
         let patience =
             if args.force { Duration::ZERO } else { deadline.saturating_duration_since(at) };
-        match lag::wait(control, source, row, end, patience)? {
+        match lag::wait(control, source, row, end, patience, &|| false)? {
             Some(lag) if args.force => {
                 output::remark(&format!(
                     "pgapace: warning: the subscriber is behind the publisher: {lag}"

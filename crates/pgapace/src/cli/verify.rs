@@ -191,7 +191,7 @@ fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -
     let prepared = prepare(&mut look, &mut local, config, &row, scope)?;
     drop((look, local));
     let plans = &prepared.plans;
-    exclusive::begin_verb(&mut control, row.id)?;
+    exclusive::begin_verb(&mut control, row.id, &|| shutdown.requested())?;
     let (tables, records) = begin(args, &mut control, row.id, plans, scope)?;
     let manner = Manner {
         jobs: args.jobs.into(),

@@ -24,7 +24,7 @@ pub(crate) struct Asked {
 
 /// Asks the process that runs the subscription to give it up, and to end. Waits until it has.
 pub(crate) fn ask(control: &mut Session, row: &Subscription, patience: Duration) -> Result<Asked> {
-    let asked = ask_for(control, row, Request::HandOver, patience);
+    let asked = ask_for(control, row, Request::HandOver, patience, &|| false);
     match asked {
         Ok(asked) => row::delete(control, row.id).map(|()| asked),
         Err(failure) => {
@@ -37,13 +37,14 @@ pub(crate) fn ask(control: &mut Session, row: &Subscription, patience: Duration)
     }
 }
 
-/// Asks it to stand aside for as long as the session lasts. Waits until it does.
+/// Asks it to stand aside for as long as the session lasts. Waits until it does. It fails as stopped when `stopping`.
 pub(crate) fn ask_to_stand_aside(
     control: &mut Session,
     row: &Subscription,
     patience: Duration,
+    stopping: &dyn Fn() -> bool,
 ) -> Result<Asked> {
-    let asked = ask_for(control, row, Request::StandAside, patience);
+    let asked = ask_for(control, row, Request::StandAside, patience, stopping);
     if asked.is_err() && !control.is_broken() {
         row::delete(control, row.id)?;
     }
@@ -55,6 +56,7 @@ fn ask_for(
     row: &Subscription,
     request: Request,
     patience: Duration,
+    stopping: &dyn Fn() -> bool,
 ) -> Result<Asked> {
     if row.phase != Phase::Streaming {
         return Err(Failure::new(
@@ -75,6 +77,10 @@ fn ask_for(
     loop {
         if let Some(lsn) = row::answer(control, row.id)? {
             return Ok(Asked { lsn, took: started.elapsed() });
+        }
+        if stopping() {
+            let message = "stopped while waiting for the process that applies";
+            return Err(Failure::new(Class::Stopped, message));
         }
         if ownership::owner(control, row.id)?.is_some() {
             gone_since = None;

@@ -58,8 +58,9 @@ pub(crate) fn interruptible_after<T>(
         result
     });
     match result {
-        Err(failure) if shutdown.requested() && is_cancelled(&failure) => {
-            Err(Failure::new(Class::Stopped, format!("stopped during {doing}")))
+        Err(failure) if is_cancelled(&failure) => {
+            shutdown.check(doing)?;
+            Err(failure)
         }
         result => result,
     }
@@ -102,6 +103,7 @@ pub(crate) fn cancel(session: &CancelHandle) {
     }
 }
 
-fn is_cancelled(failure: &Failure) -> bool {
+/// Whether the failure may be that of a statement that was cancelled because of a request to stop.
+pub(crate) fn is_cancelled(failure: &Failure) -> bool {
     failure.is_transient() || failure.sqlstate.as_deref() == Some(sqlstate::QUERY_CANCELED)
 }

@@ -1,15 +1,20 @@
 //! Handling of SIGINT and SIGTERM: the first signal requests an orderly end, the second an
 //! immediate one.
+//!
+//! SIGHUP requests an orderly end too, of every verb that a user waits for on a terminal: the terminal is gone. It never
+//! asks for an immediate end, because a terminal that goes sends it more than once. `pgapace run` reads its configuration
+//! again instead (`cli/reload.rs`).
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use signal_hook::low_level::signal_name;
 
-use crate::error::{Failure, Result};
+use crate::error::{Class, Failure, Result};
 
 /// How long the orderly way may take after the second signal: the durability session ends within two seconds.
 const INSISTED_PATIENCE: Duration = Duration::from_secs(4);
@@ -44,43 +49,55 @@ pub(crate) struct Requests {
 impl Shutdown {
     /// Starts to handle signals. The verb has to look at [`Self::insisted`], or ends in order after one signal.
     pub(crate) fn on_signals() -> Result<Self> {
-        Self::handle(None)
+        Self::handle(true, "stopping", None)
     }
 
-    /// The same for a verb that a crash cannot harm: if it does not end in order soon after the second signal,
-    /// because it waits for a server, the process ends with this exit code.
+    /// The same for a verb that is run by a service manager, and that a crash cannot harm: if it does not end in order
+    /// soon after the second signal, because it waits for a server, the process ends with this exit code. It leaves
+    /// SIGHUP to others.
     pub(crate) fn on_signals_or_exit(code: u8) -> Result<Self> {
-        Self::handle(Some(code))
+        let second = "the second signal ends the process; the transaction in hand is rolled back and sent again next \
+                      time";
+        Self::handle(false, "stopping after the current transaction", Some((code, second)))
     }
 
-    fn handle(exit_code: Option<u8>) -> Result<Self> {
+    /// The same for a verb on a terminal. `second` says what is left after the second signal.
+    pub(crate) fn on_signals_or_leave(code: u8, second: &'static str) -> Result<Self> {
+        Self::handle(true, "stopping", Some((code, second)))
+    }
+
+    fn handle(
+        hang_ups: bool,
+        first: &'static str,
+        at_second: Option<(u8, &'static str)>,
+    ) -> Result<Self> {
         let shutdown = Self::default();
-        let mut signals = Signals::new([SIGINT, SIGTERM])
+        let mut handled = vec![SIGINT, SIGTERM];
+        if hang_ups && !ignores(SIGHUP) {
+            handled.push(SIGHUP);
+        }
+        let mut signals = Signals::new(handled)
             .map_err(|e| Failure::internal(format!("cannot handle signals: {e}")))?;
         let shared = shutdown.clone();
         std::thread::Builder::new()
             .name("signals".to_owned())
             .spawn(move || {
                 for signal in &mut signals {
-                    let name = if signal == SIGINT { "SIGINT" } else { "SIGTERM" };
+                    let name = signal_name(signal).unwrap_or("unknown");
                     log(move || {
-                        tracing::info!(
-                            event = "stop_requested",
-                            signal = name,
-                            "stopping after the current transaction"
-                        );
+                        tracing::info!(event = "stop_requested", signal = name, "{first}");
                     });
-                    shared.request();
-                    if let Some(code) = exit_code
+                    if signal == SIGHUP {
+                        shared.end();
+                    } else {
+                        shared.request();
+                    }
+                    if let Some((code, second)) = at_second
                         && shared.insisted()
                     {
                         std::thread::sleep(INSISTED_PATIENCE);
-                        log(|| {
-                            tracing::warn!(
-                                event = "stopped_at_once",
-                                "the second signal ends the process; the transaction in hand is rolled back \
-                                 and sent again next time"
-                            );
+                        log(move || {
+                            tracing::warn!(event = "stopped_at_once", "{second}");
                         });
                         std::process::exit(code.into());
                     }
@@ -115,6 +132,14 @@ impl Shutdown {
         self.requests.load(Ordering::Acquire) > 0 || self.ends.load(Ordering::Acquire)
     }
 
+    /// Fails if the end was requested. `doing` completes "stopped during …".
+    pub(crate) fn check(&self, doing: &str) -> Result<()> {
+        if !self.requested() {
+            return Ok(());
+        }
+        Err(Failure::new(Class::Stopped, format!("stopped during {doing}")))
+    }
+
     /// Whether a second signal has come.
     pub(crate) fn insisted(&self) -> bool {
         self.requests.load(Ordering::Acquire) > 1
@@ -145,6 +170,19 @@ impl Shutdown {
     }
 }
 
+/// Whether the process was started with this signal ignored, as by nohup. Then it stays ignored.
+fn ignores(signal: i32) -> bool {
+    // Rust has no safe interface to sigaction.
+    std::fs::read_to_string("/proc/self/status").is_ok_and(|status| is_ignored(signal, &status))
+}
+
+/// Whether a process with this `/proc/PID/status` ignores the signal.
+fn is_ignored(signal: i32, status: &str) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| (mask >> (signal - 1)) & 1 == 1)
+}
+
 /// Logs on another thread: a signal is obeyed although nobody reads the log, or it has no room.
 fn log(line: impl FnOnce() + Send + 'static) {
     let (done, logged) = bounded::<()>(0);
@@ -172,5 +210,12 @@ mod tests {
         shutdown.request();
         assert_eq!(kept.receiver.try_recv(), Ok(()));
         assert!(shutdown.listeners.lock().unwrap().len() <= 2);
+    }
+
+    #[test]
+    fn a_signal_that_was_ignored_at_the_start_is_known() {
+        let status = "Name:\tpgapace\nSigBlk:\t0000000000000001\nSigIgn:\t0000000000001002\n";
+        assert!(is_ignored(SIGINT, status) && !is_ignored(SIGHUP, status));
+        assert!(is_ignored(SIGHUP, "SigIgn:\t0000000000000001") && !is_ignored(SIGHUP, ""));
     }
 }

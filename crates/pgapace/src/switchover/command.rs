@@ -6,9 +6,10 @@
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::error::{Class, Failure, Result};
+use crate::stopping::shutdown::Shutdown;
 
 /// Runs its argument. Processes that the command itself leaves in the background go on after its end.
 const SCRIPT: &str = r#"
@@ -27,8 +28,8 @@ exit $status
 /// Between two looks whether the command has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Runs a command, until `deadline` if there is one.
-pub(super) fn run(command: &str, flag: &str, deadline: Option<Instant>) -> Result<()> {
+/// Runs a command, until `ends` fails: then it is killed.
+pub(super) fn run(command: &str, flag: &str, ends: &dyn Fn() -> Result<()>) -> Result<()> {
     let failed = |error: &std::io::Error| {
         Failure::new(Class::Config, format!("cannot run the command of {flag}: {error}"))
     };
@@ -43,17 +44,23 @@ pub(super) fn run(command: &str, flag: &str, deadline: Option<Instant>) -> Resul
         if let Some(status) = child.try_wait().map_err(|e| failed(&e))? {
             break status;
         }
-        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+        if let Err(ended) = ends() {
             drop(pipe);
             child.wait().map_err(|e| failed(&e))?;
-            return Err(Failure::new(
-                Class::Behind,
-                format!("the command of {flag} did not end within --deadline, and was killed"),
-            ));
+            return Err(ended);
         }
         std::thread::sleep(LOOK_EVERY);
     };
     expect_success(status, flag)
+}
+
+/// The end of a command that one signal does not end, because nobody can write until it has succeeded.
+pub(super) fn insisted(stop: &Shutdown, flag: &str) -> Result<()> {
+    if !stop.insisted() {
+        return Ok(());
+    }
+    let message = format!("the command of {flag} was killed after a second signal");
+    Err(Failure::new(Class::Stopped, message))
 }
 
 fn expect_success(status: ExitStatus, flag: &str) -> Result<()> {
@@ -68,17 +75,21 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::run;
-    use crate::error::Class;
+    use crate::error::{Class, Failure, Result};
 
-    fn after(millis: u64) -> Option<Instant> {
-        Some(Instant::now() + Duration::from_millis(millis))
+    fn after(millis: u64) -> impl Fn() -> Result<()> {
+        let deadline = Instant::now() + Duration::from_millis(millis);
+        move || match Instant::now() < deadline {
+            true => Ok(()),
+            false => Err(Failure::new(Class::Behind, "it is late")),
+        }
     }
 
     #[test]
     fn the_status_of_the_command_counts() {
-        assert!(run("true", "--open", after(60_000)).is_ok());
-        assert!(run("test -z \"$(cat)\"", "--open", after(60_000)).is_ok(), "no input");
-        let failure = run("exit 7", "--open", None).expect_err("it fails");
+        assert!(run("true", "--open", &after(60_000)).is_ok());
+        assert!(run("test -z \"$(cat)\"", "--open", &after(60_000)).is_ok(), "no input");
+        let failure = run("exit 7", "--open", &|| Ok(())).expect_err("it fails");
         assert!(failure.message.contains("--open failed: exit status: 7"), "{}", failure.message);
     }
 
@@ -88,7 +99,7 @@ mod tests {
         let (begun, late) = (directory.path().join("begun"), directory.path().join("late"));
         let command =
             format!("touch {}; (sleep 2; touch {}) & wait", begun.display(), late.display());
-        let failure = run(&command, "--stop-writes", after(1000)).expect_err("it is late");
+        let failure = run(&command, "--stop-writes", &after(1000)).expect_err("it is late");
         assert_eq!(failure.class, Class::Behind);
         assert!(begun.exists());
         std::thread::sleep(Duration::from_millis(1500));
@@ -100,7 +111,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let late = directory.path().join("late");
         let command = format!("(sleep 0.3; touch {}) >/dev/null 2>&1 &", late.display());
-        run(&command, "--open", None).expect("it succeeds");
+        run(&command, "--open", &|| Ok(())).expect("it succeeds");
         let deadline = Instant::now() + Duration::from_secs(60);
         while !late.exists() {
             assert!(Instant::now() < deadline);

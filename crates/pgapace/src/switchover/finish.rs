@@ -1,4 +1,5 @@
-//! The steps behind the end of the subscription. Each can be repeated.
+//! The steps behind the end of the subscription. Each can be repeated. A signal does not end them: until they are done,
+//! nobody can write. A second one does.
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,11 @@ pub(super) fn finish(
     let outage = loop {
         match open(sides, request, &mut opened, display, deadline) {
             Ok(outage) => break outage,
-            Err(failure) if failure.is_connection_lost() && Instant::now() < deadline => {
+            Err(failure)
+                if failure.is_connection_lost()
+                    && Instant::now() < deadline
+                    && !sides.stop.insisted() =>
+            {
                 std::thread::sleep(RETRY_EVERY);
             }
             Err(failure) => {
@@ -63,7 +68,8 @@ fn open(
     if let Some(command) = request.open
         && !*opened
     {
-        command::run(command, "--open", None)?;
+        let stop = sides.stop;
+        command::run(command, "--open", &|| command::insisted(stop, "--open"))?;
         *opened = true;
     }
     let outage = record::since_stop(sides.control, sides.row.id)?;

@@ -42,7 +42,7 @@ mod undo;
 mod verify_at_end;
 pub(crate) mod way_back;
 
-pub(crate) use plan::{Findings, plan};
+pub(crate) use plan::{CHECKS, Findings, plan};
 pub(crate) use procedure::{Request, Sides, go, lock};
 pub(crate) use record::{check_finished, check_not_ended, ended_sql, has_ended, refuse_ended};
 pub(crate) use undo::{NOT_BEGUN_SINCE, abort};

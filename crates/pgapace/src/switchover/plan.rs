@@ -23,6 +23,7 @@ use crate::publisher::publication::{self, PublicationContents, PublishedTable};
 use crate::publisher::session::Publisher;
 use crate::sequences::{self, Chosen, SetOptions};
 use crate::sqlstate;
+use crate::stopping::interrupt::interruptible;
 use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::named::named;
 use crate::subscriber::state::published::{self, PreviousReading};
@@ -35,6 +36,8 @@ use crate::verify::requirements::not_ready;
 const ABSENCE: Duration = Duration::from_secs(5);
 /// How long a two-phase client takes at most between PREPARE TRANSACTION and COMMIT PREPARED.
 const RESOLVED_WITHIN: Duration = Duration::from_secs(2);
+/// What a signal ends while nothing is changed; completes "stopped during …".
+pub(crate) const CHECKS: &str = "the checks of both sides";
 /// How many prepared transactions are named.
 const SAID: usize = 5;
 
@@ -48,8 +51,13 @@ pub(crate) struct Findings {
 }
 
 /// Everything that can be checked before writes are stopped. It fails if the publisher is not the one that the
-/// subscription follows.
+/// subscription follows, and as stopped after a signal.
 pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findings> {
+    let (stop, sessions) = (sides.stop, sides.cancel_handles());
+    interruptible(stop, &sessions, CHECKS, || find(sides, request))
+}
+
+fn find(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findings> {
     servers::check_publisher(sides)?;
     let (mut problems, mut notes) = (Vec::new(), Vec::new());
     if sides.row.phase != Phase::Streaming {
@@ -70,7 +78,7 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findi
     if !is_applied(sides)? {
         problems.push("no process applies the subscription: start pgapace run".to_owned());
     }
-    prepared_transactions(sides.source, &mut problems)?;
+    prepared_transactions(sides, &mut problems)?;
     native_subscriptions(sides.source, &mut problems)?;
     if request.stop_writes.is_none() {
         problems.extend(roles_that_write(sides.source)?);
@@ -110,7 +118,8 @@ pub(crate) fn plan(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findi
     }
     // WAL that is not flushed yet is awaited at the end LSN.
     let end = lag::end_of_flushed_wal(sides.source)?;
-    let lag = lag::wait(sides.control, sides.source, sides.row, end, request.deadline)?;
+    let stopping = || sides.stop.requested();
+    let lag = lag::wait(sides.control, sides.source, sides.row, end, request.deadline, &stopping)?;
     if let Some(lag) = lag {
         problems.push(lag.because("the subscriber does not catch up within --deadline"));
     }
@@ -198,13 +207,14 @@ fn is_applied(sides: &mut Sides<'_>) -> Result<bool> {
         if begun.elapsed() >= ABSENCE {
             return Ok(false);
         }
+        sides.stop.check(CHECKS)?;
         std::thread::sleep(Duration::from_millis(100));
     }
 }
 
 /// Transactions that would keep the publisher from being quiet.
-fn prepared_transactions(source: &mut Session, problems: &mut Vec<String>) -> Result<()> {
-    let found = staying_prepared(source, RESOLVED_WITHIN)?;
+fn prepared_transactions(sides: &mut Sides<'_>, problems: &mut Vec<String>) -> Result<()> {
+    let found = staying_prepared(sides.source, RESOLVED_WITHIN, sides.stop)?;
     problems.extend(found.iter().take(SAID).map(|one| {
         let gid = quote_literal(&one.gid);
         format!(

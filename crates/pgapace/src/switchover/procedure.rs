@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use engine::sequence::Rules;
 use pgoutput::Lsn;
-use wire::{Session, quote_literal};
+use wire::{CancelHandle, Session, quote_literal};
 
 use super::Step;
 use super::deadline::Deadline;
 use super::display::Display;
 use super::finish::{drop_left_slot, drop_slot, finish};
-use super::plan::{Findings, plan, slot_possible, tables_ready};
+use super::plan::{CHECKS, Findings, plan, slot_possible, tables_ready};
 use super::publisher::{
     allow_writes, database_setting, end_sessions, has_more, stop, wait_for_late_writers,
     wait_for_writers, write_end_message,
@@ -28,6 +28,8 @@ use crate::publisher::publication::PublishedTable;
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
 use crate::sequences::{self, Chosen, SetOptions};
+use crate::stopping::interrupt::interruptible;
+use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::first_row;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::{Subscription, heartbeat, ownership, progress};
@@ -45,6 +47,14 @@ pub(crate) struct Sides<'a> {
     pub(crate) config: &'a Config,
     pub(crate) publisher: &'a Publisher,
     pub(crate) subscriber: &'a Subscriber,
+    /// A signal. Before the subscription has ended, it is a failure like others.
+    pub(crate) stop: &'a Shutdown,
+}
+
+impl Sides<'_> {
+    pub(crate) fn cancel_handles(&self) -> [CancelHandle; 2] {
+        [self.control.cancel_handle(), self.source.cancel_handle()]
+    }
 }
 
 /// The options of the verb.
@@ -101,14 +111,25 @@ pub(crate) fn lock(control: &mut Session, row: &Subscription) -> Result<()> {
     ))
 }
 
-/// Switches over. Before the subscription has ended, every failure undoes everything.
+/// Locks the subscription, and reads how far a switchover of it has come.
+pub(super) fn begin(sides: &mut Sides<'_>) -> Result<Option<Record>> {
+    let (stop, sessions) = (sides.stop, sides.cancel_handles());
+    let begun = interruptible(stop, &sessions, CHECKS, || {
+        lock(sides.control, sides.row)?;
+        check_system(sides)?;
+        allow_writes(sides.source)?;
+        record::read(sides.control, sides.row.id)
+    })?;
+    stop.check(CHECKS)?;
+    Ok(begun)
+}
+
+/// Switches over. Before the subscription has ended, every failure undoes everything, and so does a signal. Afterwards a
+/// signal changes nothing.
 pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome> {
     let row = sides.row;
     let mut display = Display::new();
-    lock(sides.control, row)?;
-    check_system(sides)?;
-    allow_writes(sides.source)?;
-    match record::read(sides.control, row.id)? {
+    match begin(sides)? {
         Some(Record { step: Step::Opened, end_lsn, back, .. }) => {
             drop_slot(sides, request);
             return Ok(Outcome { end_lsn: end_lsn.unwrap_or(Lsn::INVALID), outage: None, back });
@@ -125,7 +146,8 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
         None => {}
     }
     display.step("checking both sides");
-    drop_left_slot(sides, request)?;
+    let (stop, sessions) = (sides.stop, sides.cancel_handles());
+    interruptible(stop, &sessions, CHECKS, || drop_left_slot(sides, request))?;
     let Findings { problems, .. } = plan(sides, request)?;
     if !problems.is_empty() {
         return Err(Failure::new(Class::Config, format!("{} cannot be switched over", row.name))
@@ -143,16 +165,17 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
         generation,
         end_lsn: None,
     };
+    // From here on, what a signal ends has to be undone.
+    stop.check(CHECKS)?;
     display.writes_stop();
-    let deadline = Deadline::after(request.deadline);
-    let sessions = [sides.control.cancel_handle(), sides.source.cancel_handle()];
+    let deadline = Deadline::after(request.deadline, stop);
     let ended = deadline.enforce(&sessions, || {
         record::begin(sides.control, row.id, &begun)?;
         up_to_end(sides, request, deadline, &display)
     });
     let end_lsn = match ended {
         Ok(end_lsn) => end_lsn,
-        Err(failure) => match settle(sides, failure, deadline.0) {
+        Err(failure) => match settle(sides, failure, deadline.at) {
             Settled::Ended(end_lsn) => end_lsn,
             Settled::Undone(failure) => {
                 display.step("undone");
@@ -193,16 +216,16 @@ fn generation(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<i64> {
 fn up_to_end(
     sides: &mut Sides<'_>,
     request: &Request<'_>,
-    deadline: Deadline,
+    deadline: Deadline<'_>,
     display: &Display,
 ) -> Result<Lsn> {
     let row = sides.row;
     display.step(&format!("stopping writes on the {}", request.sides_by_name().0));
-    stop(sides.source, request.stop_writes, deadline.0)?;
+    stop(sides.source, request.stop_writes, deadline)?;
     if request.stop_writes.is_none() {
-        end_sessions(sides.source, deadline.0)?;
+        end_sessions(sides.source, deadline)?;
     }
-    wait_for_writers(sides.source, deadline.0)?;
+    wait_for_writers(sides.source, deadline)?;
     let end_lsn = write_end_message(sides.source)?;
     record::advance(sides.control, row.id, Step::Draining, Some(end_lsn))?;
     display.step(&format!("applying everything up to {end_lsn}"));
@@ -213,12 +236,12 @@ fn up_to_end(
     if let Some(tables) = &request.verify {
         record::advance(sides.control, row.id, Step::Verifying, None)?;
         display.step(&format!("comparing tables at {end_lsn}"));
-        let rows = verify_at_end::verify(sides, tables, end_lsn, deadline.0)?;
+        let rows = verify_at_end::verify(sides, tables, end_lsn, deadline)?;
         display.step(&format!("{rows} rows are equal"));
     }
     record::advance(sides.control, row.id, Step::Sequences, None)?;
     display.step("looking for late changes, and setting sequences");
-    wait_for_late_writers(sides.source, deadline.0)?;
+    wait_for_late_writers(sides.source, deadline)?;
     set_sequences(sides, end_lsn, request.margin, display)?;
     if let Some(back) = &request.back {
         // The undo of the next step drops this slot: it must not be another one's.
@@ -231,7 +254,7 @@ fn up_to_end(
         display.step(&format!("creating slot {} of the way back", back.name));
         create_slot(sides.control, &back.name, deadline.left())?;
         // It may have waited for a while.
-        wait_for_late_writers(sides.source, deadline.0)?;
+        wait_for_late_writers(sides.source, deadline)?;
         nothing_is_left(sides, end_lsn)?;
     }
     deadline.check()?;
@@ -241,9 +264,10 @@ fn up_to_end(
 }
 
 /// Waits until everything before the end LSN is applied.
-fn drain(sides: &mut Sides<'_>, end_lsn: Lsn, deadline: Deadline) -> Result<()> {
+fn drain(sides: &mut Sides<'_>, end_lsn: Lsn, deadline: Deadline<'_>) -> Result<()> {
     let Sides { control, source, row, .. } = sides;
-    if let Some(lag) = lag::wait(control, source, row, end_lsn, deadline.left())? {
+    let stopping = deadline.stopping();
+    if let Some(lag) = lag::wait(control, source, row, end_lsn, deadline.left(), &stopping)? {
         return Err(Failure::new(
             Class::Behind,
             lag.because("the subscriber did not catch up within --deadline"),
@@ -282,17 +306,18 @@ fn nothing_applied_after(
 
 /// Becomes the owner. From here on nothing is applied any more. If all is undone, the other process
 /// resumes by itself.
-fn take_over(sides: &mut Sides<'_>, deadline: Deadline) -> Result<()> {
+fn take_over(sides: &mut Sides<'_>, deadline: Deadline<'_>) -> Result<()> {
     let Sides { control, source, row, .. } = sides;
-    hand_over::ask_to_stand_aside(control, row, deadline.left())?;
+    let stopping = deadline.stopping();
+    hand_over::ask_to_stand_aside(control, row, deadline.left(), &stopping)?;
     let none = ownership::Former::default();
-    let owning = ownership::become_owner(control, row.id, deadline.left(), &none, None, &|| false)?;
-    ownership::fence(control, row.id, &owning, &|| false)?
+    let owning = ownership::become_owner(control, row.id, deadline.left(), &none, None, &stopping)?;
+    ownership::fence(control, row.id, &owning, &stopping)?
         .ok_or_else(|| Failure::new(Class::Config, "the subscription was dropped meanwhile"))?;
     if let Some(walsender) = heartbeat::last_walsender(control, row.id)? {
-        slot::end_walsender(source, walsender, &row.name, deadline.left(), &|| false)?;
+        slot::end_walsender(source, walsender, &row.name, deadline.left(), &stopping)?;
     }
-    slot::wait_until_free(source, &row.slot_name, deadline.left(), &|| false)?;
+    slot::wait_until_free(source, &row.slot_name, deadline.left(), &stopping)?;
     deadline.check()
 }
 

@@ -6,8 +6,11 @@ use pgoutput::Lsn;
 use wire::{Session, quote_ident, quote_literal};
 
 use super::command;
+use super::deadline::Deadline;
+use super::plan::CHECKS;
 use super::record::Stopped;
 use crate::error::{Class, Failure, Result};
+use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::state::Subscription;
 
@@ -120,9 +123,21 @@ fn missing_roles(session: &mut Session, roles: &str) -> Result<Option<String>> {
 }
 
 /// Stops writes of sessions that connect from now on.
-pub(super) fn stop(source: &mut Session, command: Option<&str>, deadline: Instant) -> Result<()> {
+pub(super) fn stop(
+    source: &mut Session,
+    command: Option<&str>,
+    deadline: Deadline<'_>,
+) -> Result<()> {
     match command {
-        Some(command) => command::run(command, "--stop-writes", Some(deadline)),
+        Some(command) => {
+            let ends = || {
+                deadline.or_late(|| {
+                    let message = "the command of --stop-writes did not end within --deadline, and was killed";
+                    Failure::new(Class::Behind, message)
+                })
+            };
+            command::run(command, "--stop-writes", &ends)
+        }
         None => {
             let (database, _) = database_setting(source)?;
             let sql = format!("ALTER DATABASE {database} SET default_transaction_read_only = on");
@@ -137,7 +152,7 @@ pub(super) fn stop(source: &mut Session, command: Option<&str>, deadline: Instan
 ///
 /// It begins in a moment in which no transaction is prepared: the session that has prepared one may be the only one that
 /// would resolve it. Meanwhile sessions of before go on, and a failure has ended none of them.
-pub(super) fn end_sessions(source: &mut Session, deadline: Instant) -> Result<()> {
+pub(super) fn end_sessions(source: &mut Session, deadline: Deadline<'_>) -> Result<()> {
     wait_for_connecting(source, deadline)?;
     let doing = "ending other sessions";
     let others = "FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() \
@@ -164,7 +179,7 @@ pub(super) fn end_sessions(source: &mut Session, deadline: Instant) -> Result<()
 /// Waits for sessions that were connecting when the setting changed. They may have read the setting of before, and
 /// are not in `pg_stat_activity` yet. Such a session has a lock on its database from before it reads the setting
 /// until it is there (`InitPostgres` in `postinit.c`).
-fn wait_for_connecting(source: &mut Session, deadline: Instant) -> Result<()> {
+fn wait_for_connecting(source: &mut Session, deadline: Deadline<'_>) -> Result<()> {
     let doing = "looking for sessions that connect";
     let connecting = "FROM pg_catalog.pg_locks WHERE locktype = 'object' \
                       AND classid = 'pg_catalog.pg_database'::pg_catalog.regclass \
@@ -187,17 +202,17 @@ fn wait_for_connecting(source: &mut Session, deadline: Instant) -> Result<()> {
 }
 
 /// Repeats a query until it has no rows: each is a session that has to end, or to go on.
-fn until_none(source: &mut Session, sql: &str, doing: &str, deadline: Instant) -> Result<()> {
+fn until_none(source: &mut Session, sql: &str, doing: &str, deadline: Deadline<'_>) -> Result<()> {
     loop {
         let results = source.simple(sql).map_err(|e| failed(&e, doing))?;
         if results.first().is_none_or(wire::Rows::is_empty) {
             return Ok(());
         }
-        if Instant::now() >= deadline {
-            return Err(Failure::new(Class::Busy, "sessions of the publisher do not end").hint(
+        deadline.or_late(|| {
+            Failure::new(Class::Busy, "sessions of the publisher do not end").hint(
                 "See pg_stat_activity on the publisher, or stop writes in another way (--stop-writes).",
-            ));
-        }
+            )
+        })?;
         std::thread::sleep(LOOK_EVERY);
     }
 }
@@ -228,10 +243,15 @@ pub(super) fn prepared(source: &mut Session) -> Result<Vec<Prepared>> {
 }
 
 /// The prepared transactions that stay prepared for a while. Others are resolved as soon as they are prepared.
-pub(super) fn staying_prepared(source: &mut Session, patience: Duration) -> Result<Vec<Prepared>> {
+pub(super) fn staying_prepared(
+    source: &mut Session,
+    patience: Duration,
+    stop: &Shutdown,
+) -> Result<Vec<Prepared>> {
     let deadline = Instant::now() + patience;
     let mut found = prepared(source)?;
     while !found.is_empty() && Instant::now() < deadline {
+        stop.check(CHECKS)?;
         std::thread::sleep(LOOK_EVERY);
         let now = prepared(source)?;
         found.retain(|one| now.contains(one));
@@ -240,7 +260,7 @@ pub(super) fn staying_prepared(source: &mut Session, patience: Duration) -> Resu
 }
 
 /// Waits for a moment in which no transaction is prepared.
-fn wait_for_prepared(source: &mut Session, deadline: Instant) -> Result<()> {
+fn wait_for_prepared(source: &mut Session, deadline: Deadline<'_>) -> Result<()> {
     let sql = format!("SELECT 1 {PREPARED} LIMIT 1");
     loop {
         let results =
@@ -248,8 +268,9 @@ fn wait_for_prepared(source: &mut Session, deadline: Instant) -> Result<()> {
         if results.first().is_none_or(wire::Rows::is_empty) {
             return Ok(());
         }
-        if Instant::now() >= deadline {
-            return Err(not_quiet(0, prepared(source)?.len()));
+        if deadline.is_over() {
+            let left = prepared(source)?.len();
+            deadline.or_late(|| not_quiet(0, left))?;
         }
         // A moment without one may be short.
         std::thread::sleep(LOOK_OFTEN);
@@ -267,16 +288,16 @@ fn not_quiet(open: usize, prepared: usize) -> Failure {
 /// Waits until no session has an open transaction that has written: of a client, or of anything else but
 /// autovacuum, which writes no rows. And until none is prepared: a transaction manager may resolve one although writes
 /// are stopped.
-pub(super) fn wait_for_writers(source: &mut Session, deadline: Instant) -> Result<()> {
-    until_quiet(source, deadline, deadline)
+pub(super) fn wait_for_writers(source: &mut Session, deadline: Deadline<'_>) -> Result<()> {
+    until_quiet(source, deadline, deadline.at)
 }
 
 /// The same behind the end message. A transaction that is prepared now has written too late, whatever becomes of it.
-pub(super) fn wait_for_late_writers(source: &mut Session, deadline: Instant) -> Result<()> {
+pub(super) fn wait_for_late_writers(source: &mut Session, deadline: Deadline<'_>) -> Result<()> {
     until_quiet(source, deadline, Instant::now())
 }
 
-fn until_quiet(source: &mut Session, deadline: Instant, for_prepared: Instant) -> Result<()> {
+fn until_quiet(source: &mut Session, deadline: Deadline<'_>, for_prepared: Instant) -> Result<()> {
     let sql = format!(
         "SELECT pg_catalog.count(*), (SELECT pg_catalog.count(*) {PREPARED}) \
          FROM pg_catalog.pg_stat_activity \
@@ -291,8 +312,8 @@ fn until_quiet(source: &mut Session, deadline: Instant, for_prepared: Instant) -
         if open == 0 && prepared == 0 {
             return Ok(());
         }
-        let now = Instant::now();
-        if now >= deadline || prepared > 0 && now >= for_prepared {
+        deadline.or_late(|| not_quiet(open, prepared))?;
+        if prepared > 0 && Instant::now() >= for_prepared {
             return Err(not_quiet(open, prepared));
         }
         std::thread::sleep(LOOK_EVERY);
@@ -337,11 +358,13 @@ pub(super) fn has_more(source: &mut Session, row: &Subscription, applied: Lsn) -
     boolean(&first_row(&results, doing)?, 0)
 }
 
-/// Undoes [`stop`].
-pub(super) fn resume(source: &mut Session, stopped: &Stopped) -> Result<()> {
+/// Undoes [`stop`]. Only a second signal ends the command.
+pub(super) fn resume(source: &mut Session, stopped: &Stopped, stop: &Shutdown) -> Result<()> {
     match stopped {
         Stopped::Command(None) => Ok(()),
-        Stopped::Command(Some(command)) => command::run(command, "--resume-writes", None),
+        Stopped::Command(Some(command)) => {
+            command::run(command, "--resume-writes", &|| command::insisted(stop, "--resume-writes"))
+        }
         Stopped::Database(before) => set_database(source, before.as_deref()),
     }
 }

@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 use pgoutput::Lsn;
 use wire::Session;
 
-use super::procedure::{Sides, lock};
+use super::procedure::{Sides, begin, lock};
 use super::publisher::{allow_writes, is_read_only, resume};
 use super::record::{self, Record};
-use super::servers::check_system;
 use super::{Step, Undo};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::slot;
@@ -31,8 +30,8 @@ pub(super) enum Settled {
     Open(Failure),
 }
 
-/// Undoes everything after a failure. It waits for servers that are away until `deadline`, because writes
-/// stay stopped meanwhile.
+/// Undoes everything after a failure, or after a signal. It waits for servers that are away until `deadline`, because
+/// writes stay stopped meanwhile.
 pub(super) fn settle(sides: &mut Sides<'_>, failure: Failure, deadline: Instant) -> Settled {
     loop {
         match try_to_settle(sides, deadline) {
@@ -134,7 +133,7 @@ fn answers(session: &mut Session) -> bool {
 }
 
 pub(super) fn undo(sides: &mut Sides<'_>, begun: &Record) -> Result<Writes> {
-    let Sides { control, source, row, .. } = sides;
+    let Sides { control, source, row, stop, .. } = sides;
     let Some(actions) = begun.step.undo() else {
         let failure = Failure::new(
             Class::Config,
@@ -159,7 +158,7 @@ pub(super) fn undo(sides: &mut Sides<'_>, begun: &Record) -> Result<Writes> {
                     })?;
                 }
             }
-            Undo::ResumeWrites => resume(source, &begun.stopped)?,
+            Undo::ResumeWrites => resume(source, &begun.stopped, stop)?,
         }
     }
     let writes = Writes::read(source)?;
@@ -174,12 +173,9 @@ pub(super) fn undo(sides: &mut Sides<'_>, begun: &Record) -> Result<Writes> {
     Ok(writes)
 }
 
-/// Undoes an interrupted switchover. Returns whether there was one.
+/// Undoes an interrupted switchover. Returns whether there was one. Once it has begun, a signal does not end it.
 pub(crate) fn abort(sides: &mut Sides<'_>) -> Result<bool> {
-    lock(sides.control, sides.row)?;
-    check_system(sides)?;
-    allow_writes(sides.source)?;
-    match record::read(sides.control, sides.row.id)? {
+    match begin(sides)? {
         Some(begun) => undo(sides, &begun).map(|_| true),
         None => Ok(false),
     }

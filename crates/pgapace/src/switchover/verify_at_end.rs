@@ -2,11 +2,12 @@
 
 use std::sync::Mutex;
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pgoutput::Lsn;
 use wire::Session;
 
+use super::deadline::Deadline;
 use super::procedure::Sides;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
@@ -32,6 +33,8 @@ use crate::verify::work::{TableWork, Work};
 const JOBS: usize = 4;
 /// Differences of a table that are recorded; all are counted.
 const RECORDED: u64 = 10_000;
+/// Between two looks at the deadline.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Snapshots of servers without writes: any two show the same state.
 struct Quiet<'a> {
@@ -105,18 +108,23 @@ pub(super) fn verify(
     sides: &Sides<'_>,
     tables: &[(String, String)],
     end_lsn: Lsn,
-    deadline: Instant,
+    deadline: Deadline<'_>,
 ) -> Result<u64> {
     let Sides { config, row, publisher, subscriber, .. } = sides;
     let scope = Scope { tables: tables.to_vec(), ..Scope::default() };
     let mut control = subscriber.connect(Purpose::Control)?;
-    exclusive::begin_verb(&mut control, row.id)?;
     let (mut theirs, mut ours) = connect(publisher, subscriber, Purpose::Verify)?;
-    let prepared = prepare(&mut theirs, &mut ours, config, row, &scope)?;
+    let sessions = [&control, &theirs, &ours].map(Session::cancel_handle);
+    let (prepared, number) = deadline.enforce(&sessions, || {
+        exclusive::begin_verb(&mut control, row.id, &|| deadline.is_over())
+            .map_err(|failure| not_compared(failure, deadline))?;
+        let prepared = prepare(&mut theirs, &mut ours, config, row, &scope)?;
+        let rows: Vec<_> = prepared.plans.iter().map(TablePlan::record).collect();
+        let kind = VerificationKind::Verb;
+        let number = verification::begin(&mut control, row.id, kind, &rows, &scope.text())?;
+        Ok((prepared, number))
+    })?;
     let plans = &prepared.plans;
-    let rows: Vec<_> = plans.iter().map(TablePlan::record).collect();
-    let kind = VerificationKind::Verb;
-    let number = verification::begin(&mut control, row.id, kind, &rows, &scope.text())?;
     let records = plans.iter().map(|_| TableRecord::new(number, 0)).collect();
     let work = plans.iter().map(|plan| TableWork::new(plan.method)).collect();
     let shutdown = Shutdown::default();
@@ -159,29 +167,36 @@ pub(super) fn verify(
     Ok(counts.iter().map(|counts| counts.rows).sum())
 }
 
-/// Does `work`, and stops it when the deadline is over.
+/// Does `work`, and stops it when the deadline is over, or a signal has come.
 fn stopped_at<T>(
-    deadline: Instant,
+    deadline: Deadline<'_>,
     shutdown: &Shutdown,
     work: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
     let (done, ended) = mpsc::channel::<()>();
     let result = std::thread::scope(|scope| {
         scoped_thread::spawn(scope, "deadline", move || {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if ended.recv_timeout(left) == Err(mpsc::RecvTimeoutError::Timeout) {
-                shutdown.request();
+            while ended.recv_timeout(LOOK_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
+                if deadline.is_over() {
+                    return shutdown.request();
+                }
             }
         })?;
         let result = work();
         drop(done);
         result
     });
-    match result {
-        Err(failure) if failure.class == Class::Stopped => {
-            Err(Failure::new(Class::Behind, "tables were not compared within --deadline")
-                .hint("Name fewer tables, or verify them before: --verified-within."))
-        }
-        result => result,
+    result.map_err(|failure| not_compared(failure, deadline))
+}
+
+/// The failure of a comparison that was stopped because the deadline was over, or by a signal.
+fn not_compared(failure: Failure, deadline: Deadline<'_>) -> Failure {
+    let late = || {
+        Failure::new(Class::Behind, "tables were not compared within --deadline")
+            .hint("Name fewer tables, or verify them before: --verified-within.")
+    };
+    match deadline.or_late(late) {
+        Err(late) if failure.class == Class::Stopped => late,
+        _ => failure,
     }
 }

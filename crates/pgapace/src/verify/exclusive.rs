@@ -20,12 +20,20 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const VERIFIES: &str = "pg_catalog.hashtext('pgapace.verification')";
 const WANTED: &str = "pg_catalog.hashtext('pgapace.verification.wanted')";
 
-/// Lets a verb verify or repair, as long as the session lasts.
-pub(crate) fn begin_verb(control: &mut Session, id: SubscriptionId) -> Result<()> {
+/// Lets a verb verify or repair, as long as the session lasts. It fails as stopped when `stopping`.
+pub(crate) fn begin_verb(
+    control: &mut Session,
+    id: SubscriptionId,
+    stopping: &dyn Fn() -> bool,
+) -> Result<()> {
     let announce = format!("SELECT pg_catalog.pg_advisory_lock_shared({WANTED}, {})", id.0);
     control.simple(&announce).map_err(|e| locking(&e))?;
     let begun = Instant::now();
     while !try_lock(control, id)? {
+        if stopping() {
+            let message = "stopped while waiting for another verification or repair";
+            return Err(Failure::new(Class::Stopped, message));
+        }
         if begun.elapsed() >= PATIENCE {
             return Err(Failure::new(
                 Class::Busy,

@@ -2,20 +2,47 @@
 
 use std::time::Duration;
 
+use testbed::postgres::{Client, Transaction};
 use testbed::wait_until;
 
 use super::failures::{Held, breakable_case, expect_before, when_free};
 use super::{LATE, Slots, switchover, value};
-use crate::support::{PATIENCE, must, one_or_all};
+use crate::support::{Case, PATIENCE, must, one_or_all};
 
 /// A transaction of the subscriber that keeps a switchover in a step.
-struct Blockade {
-    step: &'static str,
+pub(super) struct Blockade {
+    pub(super) step: &'static str,
     args: &'static [&'static str],
     sql: &'static str,
 }
 
-const BLOCKADES: &[Blockade] = &[
+impl Blockade {
+    /// Starts a switchover, and lets it reach the step, which then waits for the transaction of `client`.
+    pub(super) fn reach<'c>(&self, case: &Case, client: &'c mut Client) -> (Held, Transaction<'c>) {
+        let mut held = Held::start(case, self.step, self.args);
+        let mut blocker = must(client.transaction());
+        must(blocker.batch_execute(self.sql));
+        if self.step == "draining" {
+            case.publisher.sql("INSERT INTO orders (client, n) VALUES (-1, -1)");
+        }
+        if self.step != "stopping" {
+            held.go_on();
+        }
+        let reached = wait_until(PATIENCE, "the step", || {
+            assert!(held.process.is_running(), "{}: {}", self.step, held.process.log());
+            Ok(value(case.subscriber.cluster, &case.publisher.name, STEP) == self.step)
+        });
+        reached.unwrap_or_else(|error| panic!("{}: {error}", self.step));
+        // The step is recorded before it waits; nothing tells when it does.
+        std::thread::sleep(Duration::from_millis(100));
+        (held, blocker)
+    }
+}
+
+/// The step that is recorded.
+pub(super) const STEP: &str = "SELECT coalesce(max(step), '') FROM pgapace.switchover";
+
+pub(super) const BLOCKADES: &[Blockade] = &[
     Blockade { step: "stopping", args: &[], sql: "SELECT 1" },
     Blockade { step: "draining", args: &[], sql: "LOCK TABLE orders IN SHARE MODE" },
     Blockade {
@@ -44,25 +71,9 @@ fn a_kill_in_any_step_is_undone_or_resumed() {
         let _slots = Slots(&case);
         let mut process = case.start();
         let database = case.publisher.name.clone();
-        let step = "SELECT coalesce(max(step), '') FROM pgapace.switchover";
         for (number, blockade) in BLOCKADES.iter().enumerate() {
-            let mut held = Held::start(&case, blockade.step, blockade.args);
             let mut client = case.subscriber.connect();
-            let mut blocker = must(client.transaction());
-            must(blocker.batch_execute(blockade.sql));
-            if blockade.step == "draining" {
-                case.publisher.sql("INSERT INTO orders (client, n) VALUES (-1, -1)");
-            }
-            if blockade.step != "stopping" {
-                held.go_on();
-            }
-            let reached = wait_until(PATIENCE, "the step", || {
-                assert!(held.process.is_running(), "{}: {}", blockade.step, held.process.log());
-                Ok(value(case.subscriber.cluster, &database, step) == blockade.step)
-            });
-            reached.unwrap_or_else(|error| panic!("{}: {error}", blockade.step));
-            // The step is recorded before it waits; nothing tells when it does.
-            std::thread::sleep(Duration::from_millis(100));
+            let (mut held, blocker) = blockade.reach(&case, &mut client);
             must(held.process.kill9());
             held.go_on();
             must(blocker.rollback());
@@ -91,7 +102,7 @@ fn a_kill_in_any_step_is_undone_or_resumed() {
         let mut ended = must(program.spawn_logged(case.log_file("ended")));
         must(wait_until(PATIENCE, "the end of the subscription", || {
             assert!(ended.is_running(), "{}", ended.log());
-            Ok(value(case.subscriber.cluster, &database, step) == "ended")
+            Ok(value(case.subscriber.cluster, &database, STEP) == "ended")
         }));
         must(ended.kill9());
         when_free(&case, &["--abort"]).expect(3, &["nothing can be undone"]);

@@ -14,6 +14,7 @@ mod plan;
 mod pooled;
 mod privileges;
 mod returned;
+mod signals;
 mod synchronous;
 mod turning;
 mod two_phase;

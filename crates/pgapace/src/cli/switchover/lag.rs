@@ -7,6 +7,7 @@ use crate::cli::status::collect::StatusReader;
 use crate::cli::status::health::{MaxLag, is_behind};
 use crate::config::Site;
 use crate::error::{Class, Failure, Result};
+use crate::stopping::shutdown::Shutdown;
 
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How often a user is told that the lag is too large.
@@ -22,11 +23,13 @@ pub(super) struct LagBound {
 }
 
 impl LagBound {
-    pub(super) fn wait(&self, site: &Site, name: &str) -> Result<()> {
+    pub(super) fn wait(&self, site: &Site, name: &str, stop: &Shutdown) -> Result<()> {
         let mut reader = StatusReader::new(site.clone());
         let begun = Instant::now();
         let (mut small_since, mut told) = (None, begun);
         loop {
+            stop.check("the wait for the lag")
+                .map_err(|stopped| stopped.hint("Nothing was changed."))?;
             let all = reader.read()?.unwrap_or_default();
             let status = all.iter().find(|status| status.name == name);
             // An unknown lag may be too large.
@@ -51,7 +54,7 @@ impl LagBound {
                     if behind { "larger" } else { "smaller" }
                 ));
             }
-            std::thread::sleep(LOOK_EVERY);
+            stop.sleep(LOOK_EVERY);
         }
     }
 }

@@ -13,12 +13,14 @@ use crate::cli::{Selection, output, seconds};
 use crate::config::{Site, Subscription as Config, check_name};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
+use crate::stopping::interrupt::{abandonable, interruptible};
+use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::ownership::{self, OwnerProcess};
 use crate::subscriber::state::{self, Subscription};
 use crate::switchover::back::{self, Returned};
 use crate::switchover::way_back::WayBack;
-use crate::switchover::{self, Findings, Request, Sides};
+use crate::switchover::{self, CHECKS, Findings, Request, Sides};
 use lag::LagBound;
 
 #[derive(Debug, Args)]
@@ -117,6 +119,11 @@ fn age(text: &str) -> std::result::Result<Duration, String> {
     }
 }
 
+/// What is left after a second signal, whatever the verb did then.
+const LEFT: &str = "the second signal ends the process; pgapace switchover --abort undoes what was begun, or says that \
+                    nothing can be undone: then the same command again finishes it";
+/// Completes "stopped during …".
+const CONNECTING: &str = "connecting";
 /// How long the process that stood aside may take to apply the way back.
 const WAY_BACK_WITHIN: Duration = Duration::from_secs(10);
 /// Between two looks for it.
@@ -135,8 +142,8 @@ struct Direction {
 
 impl Direction {
     /// From the publisher to the subscriber, as the user names them.
-    fn given(args: &SwitchoverArgs) -> Result<Self> {
-        let (name, site) = args.selection.one_by_name()?;
+    fn given(selection: &Selection) -> Result<Self> {
+        let (name, site) = selection.one_by_name()?;
         if site.publisher.is_none() {
             return Err(Failure::new(Class::Config, "--publisher is not given")
                 .hint("Pass --publisher as for pgapace run, or the same --config."));
@@ -144,14 +151,14 @@ impl Direction {
         let mut subscriber = Subscriber::new(site.subscriber.clone(), &name);
         let mut control = subscriber.connect_first()?;
         let row = state::find_existing(&mut control, &name)?;
-        let config = args.selection.with_publications(&row.publications)?;
+        let config = selection.with_publications(&row.publications)?;
         let publisher = Publisher::new(config.publisher.clone(), &name, subscriber.encoding());
         let source = publisher.connect_to_look()?;
         Ok(Self { config, site, subscriber, publisher, control, source, row })
     }
 
     /// The other way round, if the way back has begun.
-    fn reversed(&self, back: &WayBack) -> Result<Option<Self>> {
+    fn reversed(&self, back: &WayBack, stop: &Shutdown) -> Result<Option<Self>> {
         let config = self.config.reversed(back);
         let site = Site {
             subscriber: config.subscriber.clone(),
@@ -160,6 +167,11 @@ impl Direction {
             slot: None,
             busy_timeout: self.site.busy_timeout,
         };
+        let back = back.clone();
+        abandonable(stop, CONNECTING, move || Self::of_way_back(config, site, &back))?
+    }
+
+    fn of_way_back(config: Config, site: Site, back: &WayBack) -> Result<Option<Self>> {
         let mut subscriber = Subscriber::new(config.subscriber.clone(), &back.name);
         let mut control = subscriber.connect_first()?;
         let Some(row) = back::subscription(&mut control, back)? else { return Ok(None) };
@@ -168,8 +180,9 @@ impl Direction {
         Ok(Some(Self { config, site, subscriber, publisher, control, source, row }))
     }
 
-    fn sides(&mut self) -> Sides<'_> {
+    fn sides<'a>(&'a mut self, stop: &'a Shutdown) -> Sides<'a> {
         Sides {
+            stop,
             control: &mut self.control,
             source: &mut self.source,
             row: &self.row,
@@ -186,17 +199,23 @@ impl Direction {
 }
 
 pub(crate) fn run(args: &SwitchoverArgs) -> Result<()> {
-    let mut forward = Direction::given(args)?;
-    let returned = back::returned(&mut forward.source, &forward.row.name)?;
-    if args.plan || args.go {
-        let sessions = (&mut forward.control, &mut forward.source);
-        back::check_complete(sessions, &forward.row, returned.as_ref())?;
-    }
+    let stop = Shutdown::on_signals_or_leave(Class::Stopped.exit_code(), LEFT)?;
+    let selection = args.selection.clone();
+    let mut forward = abandonable(&stop, CONNECTING, move || Direction::given(&selection))??;
+    let sessions = forward.sides(&stop).cancel_handles();
+    let returned = interruptible(&stop, &sessions, CHECKS, || {
+        let returned = back::returned(&mut forward.source, &forward.row.name)?;
+        if args.plan || args.go {
+            let sessions = (&mut forward.control, &mut forward.source);
+            back::check_complete(sessions, &forward.row, returned.as_ref())?;
+        }
+        Ok(returned)
+    })?;
     if args.abort {
-        return abort(forward, returned);
+        return abort(forward, returned, &stop);
     }
     if args.back {
-        return go_back(args, forward, returned);
+        return go_back(args, forward, returned, &stop);
     }
     let name = args.back_name.clone().unwrap_or_else(|| format!("{}_back", forward.row.name));
     check_name(&name, "back-name")?;
@@ -206,7 +225,7 @@ pub(crate) fn run(args: &SwitchoverArgs) -> Result<()> {
         origin_none: forward.filters_origins(),
         generation: 0,
     });
-    switch(args, forward, back, false)
+    switch(args, forward, back, &stop)
 }
 
 /// Moves writes back. The first subscription begins anew, as the way back of the way back.
@@ -214,10 +233,14 @@ fn go_back(
     args: &SwitchoverArgs,
     mut forward: Direction,
     returned: Option<Returned>,
+    stop: &Shutdown,
 ) -> Result<()> {
-    switchover::lock(&mut forward.control, &forward.row)?;
-    let back = back::to_return(&mut forward.control, &forward.row, returned)?;
-    let reversed = forward.reversed(&back)?.ok_or_else(|| {
+    let sessions = forward.sides(stop).cancel_handles();
+    let back = interruptible(stop, &sessions, CHECKS, || {
+        switchover::lock(&mut forward.control, &forward.row)?;
+        back::to_return(&mut forward.control, &forward.row, returned)
+    })?;
+    let reversed = forward.reversed(&back, stop)?.ok_or_else(|| {
         Failure::new(
             Class::NotRunning,
             format!("the way back, {}, has not begun on the former publisher", back.name),
@@ -233,14 +256,14 @@ fn go_back(
         origin_none: reversed.filters_origins(),
         generation: 0,
     });
-    switch(args, reversed, again, true)
+    switch(args, reversed, again, stop)
 }
 
 fn switch(
     args: &SwitchoverArgs,
     mut direction: Direction,
     back: Option<WayBack>,
-    returns: bool,
+    stop: &Shutdown,
 ) -> Result<()> {
     let all = args.verify.iter().any(|table| table == "all");
     let tables = || if all { Vec::new() } else { args.verify.iter().map(|t| split(t)).collect() };
@@ -255,11 +278,11 @@ fn switch(
         verified_within: args.verified_within,
         ignore_roles: args.ignore_roles,
         with_others: args.with_others,
-        returns,
+        returns: args.back,
     };
     let name = direction.row.name.clone();
     if args.plan {
-        return plan(&switchover::plan(&mut direction.sides(), &request)?, &name);
+        return plan(&switchover::plan(&mut direction.sides(stop), &request)?, &name);
     }
     // One that has ended has no lag any more: only its last steps are left.
     if let Some(most) = args.max_lag
@@ -270,9 +293,9 @@ fn switch(
             lasts: Duration::from_secs(args.lag_for),
             patience: Duration::from_secs(args.lag_timeout),
         };
-        bound.wait(&direction.site, &name)?;
+        bound.wait(&direction.site, &name, stop)?;
     }
-    let done = switchover::go(&mut direction.sides(), &request)?;
+    let done = switchover::go(&mut direction.sides(stop), &request)?;
     let already = if done.outage.is_none() { " already" } else { "" };
     output::line(&format!("subscription {name} was{already} switched over at {}", done.end_lsn));
     if let Some(outage) = done.outage {
@@ -282,10 +305,14 @@ fn switch(
     let reversed = direction.config.reversed(&back);
     // The process that stands aside waits for the end of this session.
     drop(direction);
-    match way_back_owner(&reversed)? {
+    match way_back_owner(&reversed, stop)? {
         Some(owner) => output::line(&format!(
             "  the way back, {}, is applied (backend {} of the old side)",
             back.name, owner.pid
+        )),
+        None if stop.requested() => output::line(&format!(
+            "  pgapace status shows whether the way back, {}, is applied: stopped before it was",
+            back.name
         )),
         None => output::line(&format!(
             "  nobody applies the way back, {}: start pgapace run with the same settings as before; its log says why if \
@@ -296,16 +323,18 @@ fn switch(
     Ok(())
 }
 
-/// Returns the session that applies the way back. The switchover is done, so an old side that is away is no error.
-fn way_back_owner(config: &Config) -> Result<Option<OwnerProcess>> {
+/// Returns the session that applies the way back. The switchover is done, so an old side that is away is no error. A
+/// signal ends the wait.
+fn way_back_owner(config: &Config, stop: &Shutdown) -> Result<Option<OwnerProcess>> {
     let subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
     let deadline = Instant::now() + WAY_BACK_WITHIN;
+    let over = || Instant::now() >= deadline || stop.requested();
     loop {
         let owner = subscriber
             .connect(Purpose::Look)
-            .and_then(|mut session| wait_for_owner(&mut session, &config.name, deadline));
+            .and_then(|mut session| wait_for_owner(&mut session, &config.name, &over));
         match owner {
-            Err(failure) if failure.is_transient() && Instant::now() < deadline => {}
+            Err(failure) if failure.is_transient() && !over() => {}
             Err(failure) if failure.is_transient() => return Ok(None),
             result => return result,
         }
@@ -316,7 +345,7 @@ fn way_back_owner(config: &Config) -> Result<Option<OwnerProcess>> {
 fn wait_for_owner(
     session: &mut Session,
     name: &str,
-    deadline: Instant,
+    over: &dyn Fn() -> bool,
 ) -> Result<Option<OwnerProcess>> {
     loop {
         // The process that is waited for creates or upgrades the schema.
@@ -331,27 +360,32 @@ fn wait_for_owner(
         {
             return Ok(Some(owner));
         }
-        if Instant::now() >= deadline {
+        if over() {
             return Ok(None);
         }
         std::thread::sleep(LOOK_EVERY);
     }
 }
 
-fn abort(mut forward: Direction, returned: Option<Returned>) -> Result<()> {
-    let back = match &returned {
-        Some(returned) if !returned.opened => Some(returned.back.clone()),
-        _ => back::way_back(&mut forward.control, &forward.row).ok(),
-    };
+fn abort(mut forward: Direction, returned: Option<Returned>, stop: &Shutdown) -> Result<()> {
+    let sessions = forward.sides(stop).cancel_handles();
+    let (back, was_last) = interruptible(stop, &sessions, CHECKS, || {
+        let (control, row) = (&mut forward.control, &forward.row);
+        let was_last = match &returned {
+            Some(returned) => back::was_last(control, &row.name, returned)?,
+            None => false,
+        };
+        let back = match &returned {
+            Some(returned) if !returned.opened => Some(returned.back.clone()),
+            _ => back::way_back(control, row).ok(),
+        };
+        Ok((back, was_last))
+    })?;
     let reversed = match back {
-        Some(back) => forward.reversed(&back)?,
+        Some(back) => forward.reversed(&back, stop)?,
         None => None,
     };
-    let attempt = |mut side: Direction| switchover::abort(&mut side.sides());
-    let was_last = match &returned {
-        Some(returned) => back::was_last(&mut forward.control, &forward.row.name, returned)?,
-        None => false,
-    };
+    let attempt = |mut side: Direction| switchover::abort(&mut side.sides(stop));
     let attempted = match reversed.map(attempt) {
         None | Some(Ok(false)) => attempt(forward),
         Some(done) => done,
