@@ -33,7 +33,7 @@ pub(crate) enum Class {
     History,
     /// An earlier error disabled the subscription.
     Disabled,
-    /// Stopped on request before the goal of --until was reached.
+    /// Stopped on request before the goal was reached: --until, or what the verb is to do.
     Stopped,
     /// The spool: its directory is full or cannot be used.
     Spool,

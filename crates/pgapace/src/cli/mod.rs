@@ -54,7 +54,7 @@ Exit codes:
    8  another process or session is in the way: it uses the subscription or its slot, holds a lock, or writes during a switchover
    9  a change cannot be applied; the message names LSN, transaction, table and key
   10  the publisher's history is not the one that the subscriber followed
-  11  the process was stopped before it reached --until
+  11  a signal stopped the process before it reached its goal: --until, or what the verb is to do
   12  the spool directory is full or cannot be used; nothing is lost
   13  an error disabled the subscription (--disable-on-error, pgapace enable), or it was switched over
   14  the subscriber is behind the publisher: too far for pgapace sequences, or more than --max-lag, or a switchover did not end within --deadline
@@ -174,7 +174,7 @@ Example:
   pgapace repair --config /etc/pgapace.toml --name shop --dry-run
   pgapace repair --config /etc/pgapace.toml --name shop --delete-extra"#;
 
-const SWITCHOVER_HELP: &str = r#"It needs --subscriber, --publisher and --name, and a pgapace run that applies the subscription. Before the subscription has ended, every failure undoes everything. If it is killed: --abort undoes, --go begins again. Afterwards the same pgapace run applies the way back. --back moves writes back; the sides are named as before.
+const SWITCHOVER_HELP: &str = r#"It needs --subscriber, --publisher and --name, and a pgapace run that applies the subscription. Before the subscription has ended, every failure undoes everything, and so does a signal: SIGINT, SIGTERM, or SIGHUP of a terminal that is gone. After that a signal does not stop it. If it is killed, or does not end after a second signal: --abort undoes, --go begins again. Afterwards the same pgapace run applies the way back. --back moves writes back; the sides are named as before.
 
 Example:
   pgapace switchover --plan --subscriber postgresql://b/shop --publisher postgresql://a/shop --name shop

@@ -10,9 +10,10 @@
 //! ```
 //!
 //! Each step is recorded in `pgapace.switchover` on the subscriber before it is done. So after a crash
-//! the row tells what has to be undone ([`Step::undo`]). Up to `ended` every failure undoes everything.
-//! From `ended` on nothing is undone, because applications may write on the new side: the same
-//! procedure with the sides swapped leads back ([`back`]).
+//! the row tells what has to be undone ([`Step::undo`]). Up to `ended` every failure undoes everything,
+//! and a signal is one ([`deadline`]). From `ended` on nothing is undone, because applications may write on the new
+//! side: the same procedure with the sides swapped leads back ([`back`]). A signal then ends nothing, nor an undo that
+//! has begun: nobody can write before they are done.
 //!
 //! Before `ended` is recorded, this process owns the subscription and no apply session is left. Then it
 //! looks into the slot: a transaction with published changes that is not applied means that a session
