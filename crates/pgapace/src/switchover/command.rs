@@ -4,9 +4,12 @@
 //! command that is left over would stop them again. So a command runs in a process group of its own, which
 //! a shell kills as soon as the pipe from this process ends, for any reason.
 
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::error::{Class, Failure, Result};
 use crate::stopping::shutdown::Shutdown;
@@ -36,6 +39,8 @@ pub(super) fn run(command: &str, flag: &str, ends: &dyn Fn() -> Result<()>) -> R
     let mut child = Command::new("sh")
         .args(["-c", SCRIPT, "pgapace", command])
         .stdin(Stdio::piped())
+        .stdout(output(std::io::stdout()))
+        .stderr(output(std::io::stderr()))
         .process_group(0)
         .spawn()
         .map_err(|e| failed(&e))?;
@@ -52,6 +57,20 @@ pub(super) fn run(command: &str, flag: &str, ends: &dyn Fn() -> Result<()>) -> R
         std::thread::sleep(LOOK_EVERY);
     };
     expect_success(status, flag)
+}
+
+/// Output of a command goes where that of the verb goes. Not if the terminal or the reader is gone: the write would fail,
+/// and with it the command that is to resume writes.
+fn output(of_verb: impl AsFd) -> Stdio {
+    if is_gone(&of_verb) { Stdio::null() } else { Stdio::inherit() }
+}
+
+/// Whether nobody can read what is written here.
+fn is_gone(output: &impl AsFd) -> bool {
+    let mut looked = [PollFd::new(output, PollFlags::empty())];
+    // A look that fails says nothing.
+    let _ = poll(&mut looked, Some(&Timespec::default()));
+    looked[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
 /// The end of a command that one signal does not end, because nobody can write until it has succeeded.
@@ -72,9 +91,10 @@ fn expect_success(status: ExitStatus, flag: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
     use std::time::{Duration, Instant};
 
-    use super::run;
+    use super::{is_gone, run};
     use crate::error::{Class, Failure, Result};
 
     fn after(millis: u64) -> impl Fn() -> Result<()> {
@@ -104,6 +124,14 @@ mod tests {
         assert!(begun.exists());
         std::thread::sleep(Duration::from_millis(1500));
         assert!(!late.exists());
+    }
+
+    #[test]
+    fn output_that_nobody_reads_is_known() {
+        let (output, reader) = UnixStream::pair().expect("a pair");
+        assert!(!is_gone(&output));
+        drop(reader);
+        assert!(is_gone(&output));
     }
 
     #[test]
