@@ -7,6 +7,7 @@
 //! | an internal error of a publisher that sends transactions in progress | another run, which has them sent after their commit |
 //! | a transaction did not end in time for another process that asked | another run |
 //! | the subscription was switched over | the end: its way back is applied |
+//! | a change could not be applied, and its table may lack changes, as a look at the publications shows | another run, which treats the table as `--on-missed-changes` says |
 //! | reloaded settings may be the cause, and no run has streamed with them | another run, with the earlier ones |
 //! | a change of one table, with `--on-table-error block` | another run, which blocks the table |
 //! | a stop was requested, and the failure would pass | the end that was requested |

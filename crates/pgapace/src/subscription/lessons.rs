@@ -2,6 +2,7 @@
 
 use pgoutput::Lsn;
 
+use super::missed_changes::is_of_change;
 use super::retry::PreviousRuns;
 use crate::error::{Class, Failure, Recovery, is_stale_catalogue};
 use crate::publisher::dump_command::shell_quoted;
@@ -21,6 +22,8 @@ pub(super) struct Lessons {
     pub(super) few_connections: bool,
     /// Commit LSN of the last error that a stale catalogue may have caused.
     catalogue_error: Option<Lsn>,
+    /// Commit LSN of the last change that failed, and after which the publications were read.
+    looked_after: Option<Lsn>,
 }
 
 impl Lessons {
@@ -38,6 +41,15 @@ impl Lessons {
         }
         let Some(offender) = &failure.offender else { return false };
         self.catalogue_error.replace(offender.commit_lsn) != Some(offender.commit_lsn)
+    }
+
+    /// Whether to look at the publications, because the table of a failed change may lack changes. It is done once for
+    /// each commit LSN.
+    pub(super) fn may_lack_changes(&mut self, failure: &Failure) -> bool {
+        let Some(offender) = failure.offender.as_ref().filter(|_| is_of_change(failure)) else {
+            return false;
+        };
+        self.looked_after.replace(offender.commit_lsn) != Some(offender.commit_lsn)
     }
 
     /// Whether the next run may succeed because it opens its apply workers one by one: the subscriber refused a
@@ -122,6 +134,15 @@ mod tests {
         assert!(!again(&without));
         let without = Failure { recovery: Recovery::ReadCatalogue, ..without };
         assert!(again(&without) && !again(&without));
+    }
+
+    #[test]
+    fn the_publications_are_read_once_for_each_transaction() {
+        let mut lessons = Lessons::default();
+        let mut look = |lsn| lessons.may_lack_changes(&undefined_column(lsn));
+        assert!(look(Lsn(1)) && !look(Lsn(1)) && look(Lsn(2)));
+        let passes = Failure { recovery: Recovery::Retry, ..undefined_column(Lsn(3)) };
+        assert!(!lessons.may_lack_changes(&passes));
     }
 
     #[test]

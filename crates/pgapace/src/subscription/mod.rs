@@ -21,6 +21,7 @@ mod failure_record;
 mod first_run;
 mod first_settings;
 mod lessons;
+mod missed_changes;
 mod missing_grants;
 mod ownership;
 mod pipeline;

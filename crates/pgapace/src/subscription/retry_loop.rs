@@ -7,6 +7,7 @@ use super::after_failure::{Circumstances, Expected, Step};
 use super::deleted_state;
 use super::failure_record::FailureRecord;
 use super::lessons::of_blocked_table;
+use super::missed_changes;
 use super::missing_grants;
 use super::replay::Replay;
 use super::retry::{Next, Retry};
@@ -64,6 +65,10 @@ pub(super) fn run_from(
         }
         let after = match outcome {
             Ok(outcome) => supervisor.after_outcome(outcome, &mut record),
+            // A replay has no publisher to look at.
+            Err(failure) if replay.is_none() && supervisor.finds_missed_changes(&failure) => {
+                AfterRun::Again
+            }
             Err(failure) => supervisor.after_failure(failure, streamed, &mut record, &mut retry),
         };
         let (failure, pause) = match after {
@@ -73,6 +78,7 @@ pub(super) fn run_from(
         };
         let failure =
             deleted_state::explained(&supervisor.config, failure, supervisor.ownership.epoch());
+        let failure = missed_changes::explained(&supervisor.config, failure);
         let failure = match replay {
             None => missing_grants::with_grants(&supervisor.config, failure),
             // There is no publisher to look at.
@@ -211,6 +217,32 @@ impl Supervisor<'_> {
             }
             Step::End => AfterRun::Failed(failure, retry.after_end()),
         }
+    }
+
+    /// Whether the next run treats the table of a failed change in another way, because it may lack changes. If the
+    /// servers cannot be asked now, the next run does.
+    fn finds_missed_changes(&mut self, failure: &Failure) -> bool {
+        if self.shutdown.requested() || !self.lessons.may_lack_changes(failure) {
+            return false;
+        }
+        let why = match missed_changes::next_run_differs(&self.config, failure, self.shutdown) {
+            Ok(why) => why,
+            Err(unknown) => {
+                tracing::debug!(%unknown, "cannot look whether a table lacks changes");
+                unknown.is_transient().then_some("the servers could not be asked")
+            }
+        };
+        let Some(reason) = why else { return false };
+        let table = failure.offender.as_deref().and_then(|offender| offender.table.as_deref());
+        tracing::warn!(
+            event = "missed_changes_suspected",
+            subscription = self.config.name,
+            table,
+            reason,
+            error = failure.message,
+            "a change could not be applied, and its table may lack changes; another run looks at it"
+        );
+        true
     }
 
     /// Waits before another attempt. Other settings may have mended the cause of the failure: then it comes

@@ -154,6 +154,62 @@ fn on_missed_changes_decides_about_stale_tables() {
     });
 }
 
+/// The stream may bring a change that conflicts with a row whose DELETE was not published, before pgapace has looked at the
+/// publications.
+#[test]
+fn a_conflict_because_of_a_missed_change_is_treated_as_a_gap() {
+    on_versions(&ALL, |mut case| {
+        replicate(&mut case);
+        case.both("UPDATE t SET v = id; CREATE UNIQUE INDEX ON t (v)");
+        case.run_until_current();
+        let miss_a_delete = |case: &Case, id: u32| {
+            let [hidden, shown] = ["insert, update", "insert, update, delete, truncate"]
+                .map(|operations| format!("ALTER PUBLICATION pub SET (publish = '{operations}')"));
+            let delete = format!("DELETE FROM t WHERE id = {id}");
+            let insert = format!("INSERT INTO t VALUES ({}, {id})", id + 100);
+            one_by_one(case, &[hidden, delete, shown, insert].join("; "));
+        };
+        let becomes = |case: &Case, expected: &str| {
+            must(wait_until(PATIENCE, expected, || Ok(state(case, "t") == expected)));
+        };
+
+        case.tool.args = vec!["--on-missed-changes=resync".to_owned()];
+        let mut process = case.start();
+        miss_a_delete(&case, 1);
+        case.wait_until_applied(&mut process);
+        becomes(&case, "ready false");
+        assert_eq!(process.events("missed_changes_suspected"), 1, "{}", process.log());
+        case.stop(process);
+        case.expect_equal(&["t", "other"]);
+
+        case.tool.args.clear();
+        let mut process = case.start();
+        miss_a_delete(&case, 2);
+        becomes(&case, "blocked true");
+        case.publisher.sql("INSERT INTO other VALUES (500, 0)");
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["other"]);
+        let said = case.tool.finish("status", &[]).stdout;
+        assert!(said.contains("may lack changes") && said.contains("pgapace resync"), "{said}");
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        becomes(&case, "ready false");
+        case.stop(process);
+        case.expect_equal(&["t", "other"]);
+
+        // Then the conflict stays, and its error says why.
+        case.tool.args = vec!["--on-missed-changes=ignore".to_owned()];
+        let mut process = case.start();
+        miss_a_delete(&case, 3);
+        let status = must(process.wait(PATIENCE));
+        assert_eq!(status.code(), Some(9), "{}", process.log());
+        case.run().expect(9, &["may lack changes", "pgapace resync 'public.t'"]);
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        case.run_until_current();
+        assert_eq!(state(&case, "t"), "ready false");
+        case.expect_equal(&["t", "other"]);
+    });
+}
+
 /// The copy would begin with TRUNCATE.
 #[test]
 fn no_stale_table_is_copied_again_with_keep() {
