@@ -2,7 +2,8 @@
 //!
 //! Only the process that owns the subscription changes a state. Verbs (`resync`, `refresh`) leave a
 //! request. The owner takes it up when no copy of that table runs, so a request during a copy causes
-//! another copy after it. The only exception: `refresh` sets a blocked table, of which no copy runs, to `init`.
+//! another copy after it. A request during the catch-up is taken up after that, or by the next run, which does not go
+//! on with the catch-up: it may have failed. The only exception: `refresh` sets a blocked table, of which no copy runs, to `init`.
 //!
 //! ```text
 //!                  CopyWanted (requested, again, unblocked)
@@ -12,7 +13,7 @@
 //!   │  init  │ ───────────► │ datasync │ ─────────────────► │  ready  │
 //!   └────────┘              └──────────┘                    └─────────┘
 //!     │    ▲                  ▲  │  │                         ▲  ▲  │
-//!     │    │ ChangesLost      └──┘  │ CopyDone, beside        │  │  │
+//!     │    │ CopyInstead      └──┘  │ CopyDone, beside        │  │  │
 //!     │    │            PartDone,   ▼ the stream              │  │  │
 //!     │    │            CopyBegun ┌──────────┐  CaughtUp      │  │  │
 //!     │    └───────────────────── │ catchup  │ ───────────────┘  │  │
@@ -65,8 +66,8 @@ pub enum TableSyncEvent {
     NoCopyWanted,
     /// The table has all changes that the others have.
     CaughtUp,
-    /// The publisher does not send the changes any more that the table lacks.
-    ChangesLost,
+    /// No worker applies its deferred changes: the publisher does not send them any more, or another copy was requested.
+    CopyInstead,
     /// The table is missing on the subscriber, does not fit, is not empty, or its copy failed.
     CannotCopy,
     /// A change could not be applied.
@@ -128,7 +129,7 @@ impl TableSyncState {
         match (self, event) {
             // Not in catchup: a worker applies its changes until it has caught up.
             (Self::Init | Self::DataSync | Self::Ready | Self::Blocked, Event::CopyWanted)
-            | (Self::CatchUp, Event::ChangesLost) => Ok(Self::Init),
+            | (Self::CatchUp, Event::CopyInstead) => Ok(Self::Init),
             (Self::Init | Self::DataSync, Event::CopyBegun) | (Self::DataSync, Event::PartDone) => {
                 Ok(Self::DataSync)
             }
@@ -281,7 +282,7 @@ mod tests {
                     self.happens(Event::CaughtUp);
                 }
                 Step::Lose => {
-                    if self.happens(Event::ChangesLost) {
+                    if self.happens(Event::CopyInstead) {
                         (self.empty_first, self.copy_wanted, self.incomplete) = (true, true, true);
                     }
                 }

@@ -168,6 +168,7 @@ impl Supervisor<'_> {
         slot::check_resume(name, found.as_ref(), recovers, applied.through)?;
         let found = self.free_slot(source, row, found)?;
         let acknowledged = slot::check_resume(name, found.as_ref(), recovers, applied.through)?;
+        copy_requested_again(control, context, &mut catching_up)?;
         handle_lost_tables(control, context, &mut catching_up, acknowledged)?;
         // The run that copied them may have ended before it inserted these rows.
         table_state::start_catch_up(control, context.owner(), &catching_up)?;
@@ -286,6 +287,25 @@ impl Supervisor<'_> {
             }
         }
     }
+}
+
+/// Has tables copied again for which that was requested, by `pgapace resync` or because they may lack changes. Their deferred
+/// changes need not be applied before, and perhaps cannot be. Removes these tables from `catching_up`.
+fn copy_requested_again(
+    control: &mut Session,
+    context: SyncContext<'_>,
+    catching_up: &mut Vec<CatchUp>,
+) -> Result<()> {
+    for table in catching_up.extract_if(.., |table| table.requested) {
+        table_state::copy_again(control, context.owner(), &table)?;
+        tracing::info!(
+            event = "catch_up_skipped",
+            table = format!("{}.{}", table.schema, table.name),
+            through = %table.through,
+            "table is copied again, as requested, without the changes that were deferred"
+        );
+    }
+    Ok(())
 }
 
 /// Has tables copied again that lack changes which were acknowledged: those before `acknowledged`. Where rows

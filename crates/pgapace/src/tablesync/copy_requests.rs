@@ -10,7 +10,8 @@ use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::{SubscriptionId, name_array};
 use crate::tablesync::table_state::{WANTED, after, writing};
 
-/// Takes up all requests but those for tables that catch up, before anything is applied.
+/// Takes up requests before anything is applied. Those for tables that catch up follow when the run resumes: see
+/// [`copy_again`](super::table_state::copy_again).
 pub(crate) fn accept_requests_sql(owner: OwnedEpoch) -> String {
     format!(
         "UPDATE pgapace.relation r SET state = {state}, {WANTED} \

@@ -12,7 +12,7 @@ use wire::{Param, Session, quote_literal};
 
 use crate::error::{Failure, Result};
 use crate::publisher::publication::PublishedTable;
-use crate::subscriber::catalogue::field;
+use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::repertoire::Repertoire;
 use crate::subscriber::state::{SubscriptionId, name_array};
@@ -300,6 +300,8 @@ pub(crate) struct CatchUp {
     pub(crate) sync_lsn: SyncLsn,
     /// The table has all of its changes up to here.
     pub(crate) through: Lsn,
+    /// Another copy was requested.
+    pub(crate) requested: bool,
 }
 
 /// The columns of a table that is to be copied, after its state. One that is copied again has no progress until
@@ -440,7 +442,8 @@ pub(crate) fn begin_catch_up(
 pub(crate) const CATCHING_UP: &str = "\
     SELECT r.schema_name, r.table_name, r.catch_up, r.sync_lsn, \
       coalesce((SELECT p.lsn FROM pgapace.progress p \
-        WHERE p.subscription = r.catch_up ORDER BY p.lsn DESC LIMIT 1), r.sync_lsn) \
+        WHERE p.subscription = r.catch_up ORDER BY p.lsn DESC LIMIT 1), r.sync_lsn), \
+      r.requested IS NOT NULL \
     FROM pgapace.relation r WHERE r.subscription = $1::pg_catalog.int4 \
       AND r.state = 'catchup' \
     ORDER BY r.schema_name, r.table_name";
@@ -462,6 +465,7 @@ pub(crate) fn catching_up_in(rows: &wire::Rows) -> Result<Vec<CatchUp>> {
             number: SubscriptionId(field(&row, 2)?),
             sync_lsn: SyncLsn(field(&row, 3)?),
             through: field(&row, 4)?,
+            requested: boolean(&row, 5)?,
         })
     };
     rows.iter().map(table).collect()
@@ -513,7 +517,7 @@ pub(crate) fn end_catch_up(
     session.simple(&sql).map(|_| ()).map_err(|e| writing(&e))
 }
 
-/// The changes that a table lacks are not sent any more: it is emptied and copied again.
+/// A table does not go on to catch up: it is emptied and copied again.
 pub(crate) fn copy_again(session: &mut Session, owner: OwnedEpoch, table: &CatchUp) -> Result<()> {
     let sql = format!(
         "UPDATE pgapace.relation r SET state = {state}, sync_lsn = NULL, catch_up = NULL, \
@@ -522,7 +526,7 @@ pub(crate) fn copy_again(session: &mut Session, owner: OwnedEpoch, table: &Catch
          DELETE FROM pgapace.progress WHERE subscription = {number} AND {owner} IS NOT NULL",
         owner = owner.sql(),
         number = table.number.0,
-        state = after(Event::ChangesLost)
+        state = after(Event::CopyInstead)
     );
     session.simple(&sql).map(|_| ()).map_err(|e| writing(&e))
 }

@@ -1,9 +1,11 @@
 //! Gaps in what is published, of a table that is copied meanwhile.
 
+use testbed::postgres::Client;
+use testbed::program::{Process, events};
 use testbed::wait_until;
 
-use super::gaps::{ALL, BLOCKED, replicate, state};
-use crate::support::{PATIENCE, must, on_versions};
+use super::gaps::{ALL, BLOCKED, one_by_one, replicate, state};
+use crate::support::{Case, PATIENCE, must, on_versions};
 use crate::tablesync::while_streaming::{holder, wait_for, wait_for_a_waiter};
 
 /// During the copy the table is removed and added again: its snapshot does not contain the changes
@@ -100,5 +102,74 @@ fn a_table_replaced_before_its_deferred_changes_is_stale() {
         case.wait_until_applied(&mut process);
         case.stop(process);
         case.expect_equal(&["other", "late", "small"]);
+    });
+}
+
+/// The key of an advisory lock for which updates of the subscriber's table wait.
+const CHANGE: u32 = 7;
+
+/// Starts a run that copies a table and waits with the first of its deferred changes, which is `change`. Returns the holder of
+/// the lock for which it waits.
+fn catches_up(case: &mut Case, change: &str) -> (Process, Client) {
+    replicate(case);
+    case.both("CREATE TABLE late (id int PRIMARY KEY, v int UNIQUE)");
+    case.subscriber.sql(&format!(
+        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS \
+           $$BEGIN PERFORM pg_advisory_xact_lock({CHANGE}); RETURN new; END$$; \
+         CREATE TRIGGER wait BEFORE UPDATE ON late FOR EACH ROW EXECUTE FUNCTION wait(); \
+         ALTER TABLE late ENABLE ALWAYS TRIGGER wait"
+    ));
+    case.publisher.sql("INSERT INTO late SELECT i, i FROM generate_series(1, 10) i");
+    let changing = holder(case, &format!("SELECT pg_advisory_lock({CHANGE})"));
+    let mut copying = holder(case, "BEGIN; LOCK TABLE late IN SHARE MODE");
+    let mut process = case.start();
+    case.publisher.sql("ALTER PUBLICATION pub ADD TABLE late");
+    case.publisher.sql("INSERT INTO late VALUES (11, 11)");
+    wait_for_a_waiter(case, &mut process, "relation");
+    case.publisher.sql(change);
+    case.publisher.sql("INSERT INTO other VALUES (100, 0)");
+    let received = "SELECT count(*) = 1 FROM other WHERE id = 100";
+    wait_for(case, &mut process, "what follows the change", received);
+    must(copying.batch_execute("COMMIT"));
+    wait_for_a_waiter(case, &mut process, "advisory");
+    assert_eq!(state(case, "late"), "catchup false");
+    (process, changing)
+}
+
+/// `pgapace resync` of a table that cannot catch up, because a row of the subscriber has the unique value.
+#[test]
+fn a_catch_up_that_fails_does_not_stop_a_requested_copy() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        let (mut process, changing) = catches_up(&mut case, "UPDATE late SET v = 20 WHERE id = 2");
+        case.subscriber.sql("INSERT INTO late VALUES (20, 20)");
+        case.tool.finish("resync", &["late"]).expect(0, &[]);
+        drop(changing);
+        let copied = "SELECT state = 'ready' AND requested IS NULL FROM pgapace.relation \
+                      WHERE table_name = 'late'";
+        wait_for(&case, &mut process, "the requested copy", copied);
+        assert_eq!(process.events("catch_up_skipped"), 1, "{}", process.log());
+        case.wait_until_applied(&mut process);
+        case.stop(process);
+        case.expect_equal(&["t", "other", "late"]);
+    });
+}
+
+/// The same with a row whose DELETE was not published, so that pgapace itself requests the copy at its next start.
+#[test]
+fn a_catch_up_after_a_missed_change_does_not_stop_the_copy() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.tool.args = vec!["--on-missed-changes=resync".to_owned()];
+        let (mut process, changing) = catches_up(&mut case, "UPDATE late SET v = 20 WHERE id = 2");
+        must(process.kill9());
+        let unpublished = "ALTER PUBLICATION pub SET (publish = 'insert, update'); \
+                           DELETE FROM late WHERE id = 1; \
+                           ALTER PUBLICATION pub SET (publish = 'insert, update, delete, truncate'); \
+                           INSERT INTO late VALUES (30, 1)";
+        one_by_one(&case, unpublished);
+        drop(changing);
+        let log = case.run_until_current();
+        assert_eq!(events(&log, "catch_up_skipped"), 1, "{log}");
+        assert_eq!(state(&case, "late"), "ready false");
+        case.expect_equal(&["late"]);
     });
 }
