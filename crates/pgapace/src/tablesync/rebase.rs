@@ -50,7 +50,8 @@ const BATCH: usize = 1000;
 struct Pairs<'a> {
     context: SyncContext<'a>,
     snapshot: &'a Snapshot,
-    /// A table was truncated or rewritten on the publisher: the snapshot does not show it any more.
+    /// A table was truncated or rewritten on the publisher: the snapshot does not show it any more. Or a table or
+    /// publication was altered, and is to be planned with anew.
     changed: &'a AtomicBool,
     taken: bool,
 }
@@ -77,6 +78,10 @@ impl PairSource for Pairs<'_> {
             subscriber: field(&first_row(&exported[1], "pg_export_snapshot")?, 0)?,
         };
         Ok(Held::new(pair, vec![exporter]))
+    }
+
+    fn definitions_changed(&mut self) {
+        self.changed.store(true, Ordering::Release);
     }
 }
 

@@ -66,24 +66,25 @@ impl Keeper<'_> {
     }
 
     /// Tables and publications must stay as they were planned with.
-    fn check_definitions(&self, (publisher, subscriber): &mut (Session, Session)) -> Result<()> {
+    fn check_definitions(
+        &mut self,
+        (publisher, subscriber): &mut (Session, Session),
+    ) -> Result<()> {
         let publications = self.servers.publications;
         let now = Definitions::read(publisher, subscriber, publications, &self.scope.tables)?;
-        match self.definitions.changed(&now) {
-            None => Ok(()),
-            Some(table) => Err(Failure::new(
-                Class::Mismatch,
-                format!(
-                    "a publication or the definition of {table} changed during the verification"
-                ),
-            )
-            .hint(self.go_on.unwrap_or("Start it again."))),
-        }
+        let Some(table) = self.definitions.changed(&now) else { return Ok(()) };
+        self.source.definitions_changed();
+        Err(Failure::new(
+            Class::Mismatch,
+            format!("a publication or the definition of {table} changed during the comparison"),
+        )
+        .hint(self.go_on.unwrap_or("Start it again.")))
     }
 
     /// The same, by sessions that are opened for it.
-    pub(super) fn check_definitions_again(&self) -> Result<()> {
-        self.check_definitions(&mut self.connect_to_look()?)
+    pub(super) fn check_definitions_again(&mut self) -> Result<()> {
+        let mut look = self.connect_to_look()?;
+        self.check_definitions(&mut look)
     }
 
     fn connect_to_look(&self) -> Result<(Session, Session)> {

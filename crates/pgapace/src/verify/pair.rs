@@ -95,4 +95,7 @@ impl Deref for Held {
 pub(crate) trait PairSource {
     /// Takes a new pair, at a later LSN than the earlier ones.
     fn take(&mut self) -> Result<Held>;
+
+    /// A publication or a table is defined otherwise than the comparison was planned with, which ends.
+    fn definitions_changed(&mut self) {}
 }

@@ -91,6 +91,22 @@ fn a_table_that_is_rewritten_after_the_snapshot() {
     case.expect_equal(&["t"]);
 }
 
+/// Nobody has asked for the comparison of a rebase by itself: it begins again.
+#[test]
+fn a_table_that_is_altered_while_a_rebase_compares_it() {
+    let case = Case::new(15, 18);
+    let process = damaged(&case);
+    case.stop(process);
+    case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{}')", case.tool.name));
+    let held = HeldLogins::of(&case, "look");
+    let rebase = held.start("rebase", &[]);
+    case.both("ALTER TABLE t ADD more int DEFAULT 7");
+    held.release();
+    let log = ends(rebase, 0);
+    assert!(log.contains("table_copy_repeated"), "{log}");
+    case.expect_equal(&["t"]);
+}
+
 /// While a repair reads, the stream waits.
 #[test]
 fn a_lock_of_the_publisher_ends_a_repair_and_so_does_a_signal() {

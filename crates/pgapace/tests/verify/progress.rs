@@ -149,7 +149,7 @@ fn definitions_that_change_meanwhile() {
         let status = must(process.wait(PATIENCE));
         assert_eq!(status.code(), Some(6), "{}", process.log());
         assert!(
-            process.log().contains("public.t changed during the verification"),
+            process.log().contains("public.t changed during the comparison"),
             "{}",
             process.log()
         );
