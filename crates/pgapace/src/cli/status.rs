@@ -12,10 +12,14 @@ use clap::Args;
 use ratatui::crossterm;
 
 use crate::cli::{Selection, output};
-use crate::error::{Failure, Result};
+use crate::error::{Class, Failure, Result};
 use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::state;
 use collect::{Status, StatusReader};
 use health::MaxLag;
+
+/// Most names of a message.
+const SHOWN: usize = 10;
 
 /// Moves the cursor to the upper left corner, and clears what follows.
 const CLEAR_SCREEN: &str = "\x1b[H\x1b[2J";
@@ -105,19 +109,61 @@ struct Found {
     all: Vec<Status>,
     /// Names that were asked for, and are on no subscriber.
     missing: Vec<String>,
+    /// The subscriptions of subscribers that lack one which was asked for.
+    others: Vec<String>,
     /// Whether a subscriber has no schema pgapace.
     without_schema: bool,
 }
 
 impl Found {
-    fn add(&mut self, name: Option<&str>, statuses: Option<Vec<Status>>) {
-        self.without_schema |= statuses.is_none();
+    fn read(&mut self, reader: &mut StatusReader) -> Result<()> {
+        let statuses = reader.read()?;
+        let has_schema = statuses.is_some();
+        self.without_schema |= !has_schema;
         let statuses = statuses.unwrap_or_default();
-        if statuses.is_empty() {
-            self.missing.extend(name.map(str::to_owned));
+        if let Some(name) = reader.name().filter(|_| statuses.is_empty()) {
+            self.missing.push(name.to_owned());
+            if has_schema {
+                self.others.extend(reader.names()?);
+            }
         }
         self.all.extend(statuses);
+        Ok(())
     }
+
+    /// The failure if there is none of the subscriptions. `checks`: the exit code is to say whether all are healthy.
+    fn none(&self, checks: bool) -> Failure {
+        let there_is = if self.without_schema {
+            "there is no subscription: the subscriber has no schema pgapace, so pgapace never ran here"
+        } else {
+            "there is no subscription on the subscriber"
+        };
+        let failure = match self.missing.as_slice() {
+            [] => Failure::new(Class::Unknown, there_is),
+            _ if self.without_schema => Failure::new(Class::Unknown, there_is),
+            [name] => state::missing(name),
+            names => {
+                let message =
+                    format!("the subscriber has none of these subscriptions: {}", some(names));
+                Failure { message, ..state::missing(&names[0]) }
+            }
+        };
+        let failure = match self.others.as_slice() {
+            [] if failure.class == Class::Config => failure.hint("It has none."),
+            [] => failure,
+            others => failure.hint(format!("It has: {}.", some(others))),
+        };
+        Failure { class: if checks { Class::Unknown } else { failure.class }, ..failure }
+    }
+}
+
+/// The first of these names.
+fn some(names: &[String]) -> String {
+    let mut shown = names[..names.len().min(SHOWN)].join(", ");
+    if names.len() > SHOWN {
+        shown.push_str(&format!(", and {} more", names.len() - SHOWN));
+    }
+    shown
 }
 
 /// The text of all subscriptions, and what the exit code is to say.
@@ -125,15 +171,25 @@ fn look(args: &StatusArgs, readers: &mut [StatusReader]) -> (Vec<String>, Result
     let mut found = Found::default();
     let mut failed = None::<Failure>;
     for reader in readers {
-        match reader.read() {
-            Ok(statuses) => found.add(reader.name(), statuses),
-            // Those on other subscribers are shown.
-            Err(failure) => failed = Some(first(failed, failure)),
+        // Those on other subscribers are shown.
+        if let Err(failure) = found.read(reader) {
+            failed = Some(first(failed, failure));
         }
     }
     let Found { all, missing, .. } = &found;
     if let Some(failure) = failed.take_if(|_| all.is_empty()) {
         return (Vec::new(), Err(failure));
+    }
+    let checks = args.check || args.max_lag.is_some();
+    if all.is_empty() {
+        let lines = if args.json { vec!["[]".to_owned()] } else { Vec::new() };
+        let none = found.none(checks);
+        return match none.class {
+            // A subscriber may have none.
+            Class::Unknown if !checks && args.json => (lines, Ok(())),
+            Class::Unknown if !checks => (vec![none.message], Ok(())),
+            _ => (lines, Err(none)),
+        };
     }
     let lines = match lines_of(args, &found) {
         Ok(lines) => lines,
@@ -141,24 +197,16 @@ fn look(args: &StatusArgs, readers: &mut [StatusReader]) -> (Vec<String>, Result
     };
     let result = match failed {
         Some(failure) => Err(failure),
-        None if args.check || args.max_lag.is_some() => health::check(all, missing, args.max_lag),
+        None if checks => health::check(all, missing, args.max_lag),
         None => Ok(()),
     };
     (lines, result)
 }
 
 fn lines_of(args: &StatusArgs, found: &Found) -> Result<Vec<String>> {
-    let Found { all, missing, without_schema } = found;
+    let Found { all, missing, .. } = found;
     if args.json {
         return Ok(vec![output::to_json(&all)?]);
-    }
-    if all.is_empty() {
-        let none = if *without_schema {
-            "no subscription: the subscriber has no schema pgapace, so pgapace never ran here"
-        } else {
-            "no subscription on the subscriber"
-        };
-        return Ok(vec![none.to_owned()]);
     }
     let missing = missing.iter().map(|name| format!("{name}: no subscription on the subscriber"));
     if args.brief {

@@ -159,6 +159,28 @@ fn a_configured_subscription_that_does_not_exist_is_unknown() {
     status(&["--check"]).expect(16, &["does not run"]);
 }
 
+#[test]
+fn a_name_that_the_subscriber_does_not_have_is_told_with_those_that_it_has() {
+    let case = Case::new(18, 18);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+    let subscriber = case.subscriber.conninfo();
+    let status = |args: &[&str]| {
+        finish(&pgapace("status").args(["--subscriber", &subscriber, "--name", "wrong"]).args(args))
+    };
+    let other = format!("It has: {}.", case.tool.name);
+    let said = ["no subscription \"wrong\"", &other];
+    status(&[]).expect(3, &said);
+    status(&["--brief"]).expect(3, &said);
+    let none = status(&["--json"]);
+    none.expect(3, &said);
+    assert_eq!(json(&none), serde_json::json!([]));
+    for checks in [&["--check"][..], &["--max-lag", "1s"]] {
+        let checked = status(checks);
+        checked.expect(17, &said);
+        assert_eq!(checked.stdout, "");
+    }
+}
+
 /// The fields that the first column of the section's table names.
 fn documented_fields() -> BTreeSet<String> {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operation.md");

@@ -147,6 +147,13 @@ impl StatusReader {
         read
     }
 
+    /// The names of all subscriptions of the subscriber, which has schema pgapace.
+    pub(crate) fn names(&mut self) -> Result<Vec<String>> {
+        self.with(|session, _, _| {
+            Ok(state::all(session)?.into_iter().map(|row| row.name).collect())
+        })
+    }
+
     /// Points of the curves of a subscription, the oldest first.
     pub(crate) fn history(&mut self, name: &str, most: usize) -> Result<Vec<Point>> {
         self.with(|session, _, _| figures::history(session, name, most))

@@ -63,14 +63,14 @@ enum Trouble {
 const OVERDUE_HINT: &str = "Its process does not write its figures any more: it may hang or be suspended, or the \
     subscriber may not answer it. See its log.";
 
-/// The worst of all subscriptions as a failure. `missing` are names of which the subscriber has none.
+/// The worst of all subscriptions as a failure; there is at least one. `missing` are names of which the subscriber has none.
 pub(super) fn check(all: &[Status], missing: &[String], most: Option<MaxLag>) -> Result<()> {
     let troubles = all.iter().filter_map(|status| Some((trouble(status, most)?, status)));
     match troubles.min_by_key(|(trouble, _)| *trouble) {
         Some((worse, status)) if missing.is_empty() || worse < Trouble::Unknown => {
             Err(failure(worse, status))
         }
-        None if missing.is_empty() && !all.is_empty() => Ok(()),
+        None if missing.is_empty() => Ok(()),
         _ => {
             let names: String = missing.iter().map(|name| format!(" \"{name}\"")).collect();
             let message = format!("there is no subscription{names} on the subscriber");
