@@ -149,13 +149,20 @@ impl Problem {
     }
 }
 
+/// Most problems that a failure names.
+const SHOWN: usize = 10;
+
 /// One failure for all problems.
 pub(crate) fn refuse(mut problems: Vec<Problem>) -> Result<()> {
     if problems.len() <= 1 {
         return problems.pop().map_or(Ok(()), |problem| Err(problem.failure()));
     }
-    let lines: Vec<_> =
-        problems.iter().map(|problem| format!("{} ({})", problem.message, problem.hint)).collect();
+    let shown = problems.iter().take(SHOWN);
+    let mut lines: Vec<_> =
+        shown.map(|problem| format!("{} ({})", problem.message, problem.hint)).collect();
+    if problems.len() > SHOWN {
+        lines.push(format!("and {} more", problems.len() - SHOWN));
+    }
     let message = format!("{} tables cannot be compared", problems.len());
     let class = problems.swap_remove(0).class;
     Err(Failure::new(class, message)

@@ -10,7 +10,7 @@ use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::citus;
 use crate::subscriber::other_subscriptions;
-use crate::subscriber::state::{self, RelationState, Subscription};
+use crate::subscriber::state::{self, Phase, RelationState, Subscription, ownership};
 use crate::verify::facts;
 use crate::verify::plan::TablePlan;
 use crate::verify::prepare::{Problem, Scope};
@@ -139,6 +139,12 @@ pub(crate) fn check_ready(
 
 /// The next step for a table that is copied, or catches up.
 const WAIT: &str = "Wait until pgapace status shows it as ready";
+/// The same if no process runs the subscription.
+const START: &str = "No process runs the subscription: start pgapace run, and wait until pgapace status shows it as \
+                     ready";
+/// The same after a rebase that was interrupted.
+const REBASE: &str =
+    "A rebase was interrupted: start pgapace rebase again, or pgapace run, which completes it";
 
 /// A blocked table does not become ready by waiting.
 fn blocked(state: &RelationState) -> Problem {
@@ -159,12 +165,20 @@ pub(crate) fn not_ready<'t>(
     published: impl Iterator<Item = &'t PublishedTable>,
 ) -> Result<Vec<Problem>> {
     let states = state::relations_by_name(subscriber, row.id)?;
+    let runs = ownership::owner(subscriber, row.id)?.is_some();
+    let next = match (runs, row.rebasing) {
+        (true, _) => WAIT,
+        (false, true) => REBASE,
+        (false, false) => START,
+    };
     let problem = |table: &PublishedTable| {
         let name = table.display_name();
         let Some(state) = states.get(&table.key()) else {
+            // The first tables are recorded one after the other.
+            let added = row.phase == Phase::Streaming;
             return Some(Problem::new(
                 format!("table {name} is not part of the subscription yet"),
-                "pgapace refresh adds it",
+                if added { "pgapace refresh adds it" } else { next },
             ));
         };
         let state = match (state.state, &state.requested) {
@@ -175,7 +189,7 @@ pub(crate) fn not_ready<'t>(
             }
             (state, _) => format!("is in state {}", state.name()),
         };
-        Some(Problem::new(format!("table {name} {state}"), WAIT))
+        Some(Problem::new(format!("table {name} {state}"), next))
     };
     Ok(published.filter_map(problem).collect())
 }

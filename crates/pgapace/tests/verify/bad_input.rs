@@ -199,3 +199,25 @@ fn a_stopped_subscription_keeps_its_settings() {
     case.tool.finish("verify", &[]).expect(0, &[]);
     assert_eq!(case.subscriber.value(rows), "1");
 }
+
+/// Waiting does not make a table ready where no process runs the subscription.
+#[test]
+fn tables_that_are_not_ready_while_no_process_runs() {
+    let case = Case::new(15, 18);
+    let tables = (0..12).map(|n| format!("CREATE TABLE t{n} (id int PRIMARY KEY);"));
+    case.replicate(&tables.collect::<String>());
+    case.subscriber.sql(
+        "UPDATE pgapace.subscription SET phase = 'copying'; DELETE FROM pgapace.relation WHERE table_name <> 't0'; \
+         UPDATE pgapace.relation SET state = 'init', sync_lsn = NULL",
+    );
+    let start = ["No process runs the subscription", "pgapace run"];
+    let said = refused(&case, 6, &[], &[&start[..], &["12 tables", "and 2 more"]].concat());
+    assert!(!said.log.contains("pgapace refresh"), "{}", said.log);
+    assert_eq!(said.log.matches(start[0]).count(), 10, "{}", said.log);
+    refused(&case, 6, &["--table", "t0"], &start);
+    case.subscriber.sql("UPDATE pgapace.subscription SET rebasing = true");
+    for table in ["t0", "t1"] {
+        let rebase = ["A rebase was interrupted", "pgapace rebase again"];
+        refused(&case, 6, &["--table", table], &rebase);
+    }
+}
