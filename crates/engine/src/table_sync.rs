@@ -2,8 +2,9 @@
 //!
 //! Only the process that owns the subscription changes a state. Verbs (`resync`, `refresh`) leave a
 //! request. The owner takes it up when no copy of that table runs, so a request during a copy causes
-//! another copy after it. A request during the catch-up is taken up after that, or by the next run, which does not go
-//! on with the catch-up: it may have failed. The only exception: `refresh` sets a blocked table, of which no copy runs, to `init`.
+//! another copy after it. A request during the catch-up is taken up after that, or by the next run, which does not
+//! go on with the catch-up: it may have failed. The only exception: `refresh` sets a blocked table, of which no copy
+//! runs, to `init`.
 //!
 //! ```text
 //!                  CopyWanted (requested, again, unblocked)
