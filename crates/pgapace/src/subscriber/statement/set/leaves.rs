@@ -22,11 +22,12 @@ const PLANNED: usize = 400;
 
 /// For fewer rows than this, single statements are cheaper.
 pub(super) fn few(leaves: usize, major: u32) -> usize {
-    match leaves {
-        ..MANY => FEW,
-        _ if major >= 18 => (leaves / 16).max(2 * FEW),
-        ..PLANNED => 2 * FEW,
-        _ => leaves / 32,
+    if leaves < MANY {
+        FEW
+    } else if major >= 18 {
+        (leaves / 16).max(2 * FEW)
+    } else {
+        (leaves / 32).max(2 * FEW)
     }
 }
 
