@@ -60,6 +60,7 @@ fn rules(root: u32, columns: usize, fold: TableFolding) -> TableRules {
         updates_alone: false,
         moves: true,
         seeks: false,
+        told_apart: Vec::new(),
         written: Vec::new(),
     }
 }

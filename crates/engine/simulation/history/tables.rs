@@ -136,6 +136,7 @@ pub(super) fn rules(table: usize, as_sent: bool) -> TableRules {
         updates_alone: false,
         moves: true,
         seeks: false,
+        told_apart: Vec::new(),
         written: Vec::new(),
     }
 }

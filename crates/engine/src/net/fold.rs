@@ -49,7 +49,7 @@ enum Collector<'t, 'a> {
     /// No change of the lane could be folded yet.
     None,
     Keyed(Keyed<'t, 'a>),
-    WholeRow(WholeRow<'a>),
+    WholeRow(WholeRow<'t, 'a>),
     Append(Append<'a>),
 }
 
@@ -184,7 +184,7 @@ impl<'t, 'a> Folder<'t, 'a> {
         }
         match &mut lane.collector {
             Collector::Keyed(keyed) => keyed.push(at, message),
-            Collector::WholeRow(whole_row) => whole_row.push(message),
+            Collector::WholeRow(whole_row) => whole_row.push(at, message),
             Collector::Append(append) => append.push(message),
             Collector::None => false,
         }
@@ -223,7 +223,10 @@ impl<'t, 'a> Collector<'t, 'a> {
                         .moving(moves),
                 )
             }
-            TableFolding::WholeRow => Self::WholeRow(WholeRow::new(rules.columns)),
+            TableFolding::WholeRow => {
+                let told_apart = rules.seeks.then_some(&*rules.told_apart);
+                Self::WholeRow(WholeRow::new(rules.columns, told_apart))
+            }
             TableFolding::Append => Self::Append(Append::new(rules.columns)),
             TableFolding::AsSent | TableFolding::Never { .. } => Self::None,
         }

@@ -61,8 +61,11 @@ pub struct TableRules {
     /// Whether updates of keys are folded, under [`TableFolding::Key`]: see [`Segment::moves`]. If not, they are
     /// executed one by one, as they are where `seeks` is set.
     pub moves: bool,
-    /// Whether [`Segment::seeks`] is filled, under [`TableFolding::Key`].
+    /// Whether [`Segment::seeks`] is filled, under [`TableFolding::Key`] and [`TableFolding::WholeRow`].
     pub seeks: bool,
+    /// Columns, in their order, in whose forms rows that are equal on the subscriber never differ. Needed for `seeks`
+    /// under [`TableFolding::WholeRow`].
+    pub told_apart: Vec<(usize, KeyForm)>,
     /// Columns of which each value is written that the publisher wrote, under [`TableFolding::Key`]: no later change
     /// of the row is folded into it, if the value is then no more. So it meets the rows that only the subscriber has.
     pub written: Vec<usize>,
@@ -138,17 +141,26 @@ pub struct Segment<'a> {
     /// Rows to insert.
     pub inserts: Vec<Row<'a>>,
     /// The changes that each delete and update stands for. Empty unless [`TableRules::seeks`] is set.
-    pub seeks: Seeks,
+    pub seeks: Seeks<'a>,
 }
 
 /// For each row that a segment must find: the changes that would not find it one by one, if it is
 /// missing. These are its changes before the first insert of it.
+///
+/// Under [`TableFolding::WholeRow`], a later change of the row looks for what an earlier one made of it. If the row is
+/// missing, it would change a row of the subscriber that is equal to that. So `passed` lists these rows, none of which
+/// may be there either. And a change of another row may leave an equal row, or take it away. Where that is possible,
+/// there are no changes: it is not known then which would find nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Seeks {
+pub struct Seeks<'a> {
     /// In the order of [`Segment::deletes`].
     pub deletes: Vec<Vec<ChangeAt>>,
     /// In the order of [`Segment::updates`].
     pub updates: Vec<Vec<ChangeAt>>,
+    /// In the order of [`Segment::deletes`], under [`TableFolding::WholeRow`].
+    pub passed_by_deletes: Vec<Vec<Row<'a>>>,
+    /// In the order of [`Segment::updates`], under [`TableFolding::WholeRow`].
+    pub passed_by_updates: Vec<Vec<Row<'a>>>,
 }
 
 impl Segment<'_> {

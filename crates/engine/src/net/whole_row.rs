@@ -10,6 +10,8 @@
 //! and 1.00), but each class finds only rows that are identical to it. If there are too few, fewer
 //! rows than expected are affected.
 
+mod sought;
+
 use std::hash::Hasher;
 
 use hashbrown::HashTable;
@@ -18,11 +20,13 @@ use pgoutput::{Column, Message, OldTuple, Tuple};
 use rustc_hash::FxHasher;
 
 use super::merge::{filled, has_unchanged, inserted};
-use super::{Old, Row, Segment, Update};
+use super::{ChangeAt, Old, Row, Segment, Update};
+use crate::key::KeyForm;
+use sought::Sought;
 
 /// An open segment under [`TableFolding::WholeRow`](super::TableFolding::WholeRow).
 #[derive(Debug)]
-pub(super) struct WholeRow<'a> {
+pub(super) struct WholeRow<'t, 'a> {
     columns: usize,
     lineages: Vec<Lineage<'a>>,
     /// For each current image, the lineage that took it last.
@@ -30,6 +34,8 @@ pub(super) struct WholeRow<'a> {
     /// The distinct old images of rows that existed before the segment.
     classes: Vec<Class<'a>>,
     class_index: HashTable<Indexed>,
+    /// What is known of rows that may be missing; `None` if it is not asked for.
+    sought: Option<Sought<'t, 'a>>,
 }
 
 /// A lineage or class, and the hash of its image.
@@ -58,14 +64,16 @@ struct Class<'a> {
     updates: u32,
 }
 
-impl<'a> WholeRow<'a> {
-    pub(super) fn new(columns: usize) -> Self {
+impl<'t, 'a> WholeRow<'t, 'a> {
+    /// With `told_apart`, [`Segment::seeks`] is filled: see [`TableRules::told_apart`](super::TableRules::told_apart).
+    pub(super) fn new(columns: usize, told_apart: Option<&'t [(usize, KeyForm)]>) -> Self {
         Self {
             columns,
             lineages: Vec::new(),
             images: HashTable::new(),
             classes: Vec::new(),
             class_index: HashTable::new(),
+            sought: told_apart.map(Sought::new),
         }
     }
 
@@ -79,11 +87,13 @@ impl<'a> WholeRow<'a> {
     }
 
     /// Takes a change. Returns false, and changes nothing, if it cannot be folded.
-    pub(super) fn push(&mut self, message: &Message<'a>) -> bool {
+    pub(super) fn push(&mut self, at: ChangeAt, message: &Message<'a>) -> bool {
         match message {
             Message::Insert(insert) => self.insert(insert.new),
-            Message::Update(update) => update.old.is_some_and(|old| self.update(&old, update.new)),
-            Message::Delete(delete) => self.delete(&delete.old),
+            Message::Update(update) => {
+                update.old.is_some_and(|old| self.update(at, &old, update.new))
+            }
+            Message::Delete(delete) => self.delete(at, &delete.old),
             _ => false,
         }
     }
@@ -97,20 +107,20 @@ impl<'a> WholeRow<'a> {
         true
     }
 
-    fn update(&mut self, old: &OldTuple<'a>, new: Tuple<'a>) -> bool {
+    fn update(&mut self, at: ChangeAt, old: &OldTuple<'a>, new: Tuple<'a>) -> bool {
         let Some(old) = self.complete(old).filter(|_| new.len() == self.columns) else {
             return false;
         };
-        let place = self.take(old);
+        let place = self.take(at, old);
         self.set_image(place, filled(&old, new));
         true
     }
 
-    fn delete(&mut self, old: &OldTuple<'a>) -> bool {
+    fn delete(&mut self, at: ChangeAt, old: &OldTuple<'a>) -> bool {
         let Some(old) = self.complete(old) else {
             return false;
         };
-        self.take(old);
+        self.take(at, old);
         true
     }
 
@@ -123,10 +133,10 @@ impl<'a> WholeRow<'a> {
     }
 
     /// Takes the image `row` from a lineage of the segment, or else from a row that existed before.
-    fn take(&mut self, row: Tuple<'a>) -> u32 {
+    fn take(&mut self, at: ChangeAt, row: Tuple<'a>) -> u32 {
         let image = Row::Sent(row);
         let hash = hash(&image);
-        let Self { images, lineages, .. } = self;
+        let Self { images, lineages, sought, .. } = self;
         let same = |indexed: &Indexed| {
             indexed.hash == hash && has_image(&lineages[indexed.place as usize], &image)
         };
@@ -140,10 +150,17 @@ impl<'a> WholeRow<'a> {
                     found.remove();
                 }
             }
+            if let Some(sought) = sought.as_mut().filter(|_| lineage.class.is_some()) {
+                sought.takes_again(place, at, row);
+            }
             return place;
         }
         let class = self.class(row, hash);
-        self.add(Some(class))
+        let place = self.add(Some(class));
+        if let Some(sought) = &mut self.sought {
+            sought.takes(place, at, &image);
+        }
+        place
     }
 
     fn class(&mut self, row: Tuple<'a>, hash: u64) -> u32 {
@@ -183,6 +200,9 @@ impl<'a> WholeRow<'a> {
                 None
             }
         };
+        if let Some(sought) = &mut self.sought {
+            sought.has_image(place, &row);
+        }
         let lineage = &mut lineages[place as usize];
         lineage.image = Some(row);
         lineage.next = next;
@@ -191,7 +211,8 @@ impl<'a> WholeRow<'a> {
     /// Returns the net changes, which may be none, and empties the segment.
     pub(super) fn close(&mut self, table: usize) -> Segment<'a> {
         let mut segment = Segment { table, ..Segment::default() };
-        for lineage in self.lineages.drain(..) {
+        let mut seeks = self.sought.as_mut().map(|sought| sought.take(self.lineages.len()));
+        for (place, lineage) in self.lineages.drain(..).enumerate() {
             let Some(number) = lineage.class else {
                 segment.inserts.extend(lineage.image);
                 continue;
@@ -203,6 +224,16 @@ impl<'a> WholeRow<'a> {
             };
             let old = Old { row: Row::Sent(class.row), class: number, nth: *count };
             *count += 1;
+            if let Some(seeks) = &mut seeks {
+                let (changes, passed) = std::mem::take(&mut seeks[place]);
+                let seeks = &mut segment.seeks;
+                let (lists, passes) = match lineage.image {
+                    Some(_) => (&mut seeks.updates, &mut seeks.passed_by_updates),
+                    None => (&mut seeks.deletes, &mut seeks.passed_by_deletes),
+                };
+                lists.push(changes);
+                passes.push(passed);
+            }
             match lineage.image {
                 Some(new) => segment.updates.push(Update { old: Some(old), new }),
                 None => segment.deletes.push(old),

@@ -194,9 +194,13 @@ impl TableMap {
 
     /// Whether statements can say which rows are missing, and nothing but a record follows from that.
     pub(crate) fn can_miss_rows(&self) -> bool {
-        let keyed = matches!(self.search, Search::Key(_));
+        let says = match self.search {
+            Search::Key(_) => true,
+            Search::WholeRow(_) => self.rules.fold == TableFolding::WholeRow,
+            Search::Impossible { .. } => false,
+        };
         let plain = matches!(self.table.placement, Placement::Plain);
-        keyed && plain && self.conflicts.is_none() && !self.updates_move()
+        says && plain && self.conflicts.is_none() && !self.updates_move()
     }
 
     /// Whether a set of updates can change identity columns, as moves. Citus moves no rows.
@@ -211,10 +215,15 @@ impl TableMap {
         self.unique.is_moving() || self.identity_changes.runs()
     }
 
-    /// Whether two values of the key are equal only if they are the same bytes, on both sides: then what is locked
-    /// for a row is what finds it.
-    pub(crate) fn has_certain_key(&self) -> bool {
-        let Search::Key(key) = &self.search else { return false };
+    /// Whether a row that is missing is missing in any case: earlier groups that change an equal row have the same
+    /// locked. Two values of a key are equal only if they are the same bytes, on both sides. Of whole rows, only such
+    /// columns are locked, or the table is.
+    pub(crate) fn has_certain_locks(&self) -> bool {
+        let key = match &self.search {
+            Search::Key(key) => key,
+            Search::WholeRow(_) => return true,
+            Search::Impossible { .. } => return false,
+        };
         key.iter().all(|column| {
             let (sent, local) =
                 (self.remote.columns[column.remote].type_oid, self.local(column.remote));

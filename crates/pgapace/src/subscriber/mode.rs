@@ -83,10 +83,29 @@ pub(crate) fn decide(
         updates_alone: updates_alone(table, columns, &fold),
         moves: keys_can_be_set(remote, table, columns, types, &fold),
         seeks: false,
+        told_apart: told_apart(remote, table, columns, types, &fold),
         written: Vec::new(),
         fold,
     };
     (mode, rules)
+}
+
+/// The columns by which two rows without a key are known to be different rows.
+fn told_apart(
+    remote: &RemoteRelation,
+    table: &Table,
+    columns: &[usize],
+    types: &PublisherTypes,
+    fold: &TableFolding,
+) -> Vec<(usize, KeyForm)> {
+    if *fold != TableFolding::WholeRow {
+        return Vec::new();
+    }
+    let forms = remote.columns.iter().zip(columns).enumerate();
+    let certain = forms.filter_map(|(column, (sent, local))| {
+        Some((column, stored_form(types.sent(sent), &table.columns[*local]).ok()?))
+    });
+    certain.collect()
 }
 
 fn fold(

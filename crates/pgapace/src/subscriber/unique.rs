@@ -45,7 +45,11 @@ impl UniqueValues {
         columns: &[usize],
         search: &Search,
     ) -> Self {
-        let Search::Key(key) = search else { return Self::default() };
+        let key = match search {
+            Search::Key(key) => Some(key),
+            Search::WholeRow(_) => None,
+            Search::Impossible { .. } => return Self::default(),
+        };
         let published =
             |name: &String| columns.iter().position(|local| table.columns[*local].name == *name);
         let is_generated =
@@ -59,7 +63,9 @@ impl UniqueValues {
                 break;
             }
             // Rows with different keys cannot be equal in a constraint that contains the key.
-            if these.is_empty() || key.iter().all(|column| these.contains(&column.remote)) {
+            let contains_key =
+                key.is_some_and(|key| key.iter().all(|column| these.contains(&column.remote)));
+            if these.is_empty() || contains_key {
                 continue;
             }
             match &mut found {

@@ -130,7 +130,7 @@ fn shown_step(step: &Step<'_>) -> String {
     words.join(" | ").replace(" #0.0", "")
 }
 
-fn shown_row(row: &Row<'_>) -> String {
+pub(super) fn shown_row(row: &Row<'_>) -> String {
     let values: Vec<_> = row
         .columns()
         .map(|column| match column {

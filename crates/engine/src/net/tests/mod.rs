@@ -1,6 +1,7 @@
 //! The rules of each kind of fold, and properties of random histories.
 
 mod history;
+mod missing;
 mod model;
 mod random;
 
@@ -8,7 +9,7 @@ use history::{History, shown};
 
 use pgoutput::RelId;
 
-use super::{ChangeAt, Step, TableFolding, TableRules};
+use super::{ChangeAt, Row, Step, TableFolding, TableRules};
 use crate::key::KeyForm;
 
 fn rules(root: u32, columns: usize, fold: TableFolding) -> TableRules {
@@ -22,6 +23,7 @@ fn rules(root: u32, columns: usize, fold: TableFolding) -> TableRules {
         updates_alone: false,
         moves: false,
         seeks: false,
+        told_apart: Vec::new(),
         written: Vec::new(),
     }
 }
@@ -234,6 +236,50 @@ fn the_changes_that_look_for_a_row_are_listed_up_to_its_next_insert() {
     };
     assert_eq!(changes(&segment.seeks.deletes), [vec![1], vec![2, 4, 6]]);
     assert_eq!(changes(&segment.seeks.updates), [vec![0]]);
+}
+
+/// If such a row is missing, its changes find nothing, unless they would find another row.
+#[test]
+fn rows_without_a_key_are_looked_for_as_each_change_would() {
+    #[track_caller]
+    fn check(told_apart: &[usize], history: &str, deletes: &[&str], updates: &[&str]) {
+        let told_apart = told_apart.iter().map(|column| (*column, KeyForm::Numeric)).collect();
+        let rules = [TableRules { seeks: true, told_apart, ..rules(0, 2, TableFolding::WholeRow) }];
+        let history = History::new(history);
+        let steps = history.fold(&rules);
+        let [Step::Segment(segment)] = &steps[..] else { panic!("{steps:?}") };
+        let shown = |changes: &[Vec<ChangeAt>], passed: &[Vec<Row<'_>>]| -> Vec<String> {
+            let of_row = |(changes, passed): (&Vec<ChangeAt>, &Vec<Row<'_>>)| {
+                let changes = changes.iter().map(|at| at.change.to_string());
+                let passed = passed.iter().map(history::shown_row);
+                changes.chain(passed).collect::<Vec<_>>().join(", ")
+            };
+            changes.iter().zip(passed).map(of_row).collect()
+        };
+        let seeks = &segment.seeks;
+        assert_eq!(shown(&seeks.deletes, &seeks.passed_by_deletes), deletes);
+        assert_eq!(shown(&seeks.updates, &seeks.passed_by_updates), updates);
+    }
+    let by_first = &[0][..];
+    check(by_first, "U O 1 1 N 1 2; U O 2 1 N 2 2; U O 1 2 N 1 3", &[], &["0, 2, 1 2", "1"]);
+    check(
+        by_first,
+        "U O 1 1 N 3 1; DO 2 1; DO 3 1; I 4 1; U O 4 1 N 4 2",
+        &["0, 2, 3 1", "1"],
+        &[],
+    );
+    // Another row may be equal, is equal, was equal, or will be.
+    check(by_first, "U O 1 1 N 1 2; U O 1.0 5 N 2 2; DO 3 1", &["2"], &["", ""]);
+    check(by_first, "DO 1 1; DO 1 1; DO 3 1", &["", "", "2"], &[]);
+    check(by_first, "I 1 1; DO 1 2; DO 3 1", &["", "2"], &[]);
+    check(by_first, "DO 3 1; U O 1 1 N 2 1; U O 2 2 N 2 3", &["0"], &["", ""]);
+    // Nothing tells rows apart.
+    check(&[], "U O 1 1 N 1 2; DO 2 1", &[""], &[""]);
+    check(&[], "U O 1 1 N 1 2", &[], &["0"]);
+    // A value that cannot be read may equal any other one. NULL equals NULL.
+    check(by_first, "U O x 1 N x 2; DO 2 1", &[""], &[""]);
+    check(by_first, "U O - 1 N - 2; DO 2 1; DO 3 2", &["1", "2"], &["0"]);
+    check(by_first, "U O - 1 N - 2; DO 2 1; DO - 3", &["1", ""], &[""]);
 }
 
 #[test]

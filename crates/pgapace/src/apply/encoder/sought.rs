@@ -25,7 +25,7 @@ pub(crate) struct SoughtRows {
 struct Statement {
     /// The table. Finding it again by the group would take as long as the group has transactions.
     map: Arc<TableMap>,
-    /// For each row, the changes that look for it.
+    /// For each row, the changes that look for it; empty if it is not known which would not find it.
     changes: Vec<Vec<ChangeAt>>,
     /// Whether it returns the numbers of the missing rows.
     listed: bool,
@@ -60,7 +60,7 @@ impl SoughtRows {
     pub(super) fn queued(
         &mut self,
         sought: Sought<'_>,
-        seeks: &Seeks,
+        seeks: &Seeks<'_>,
         map: &Arc<TableMap>,
     ) -> SoughtNumber {
         let rows = match sought.rows_of {
@@ -115,6 +115,9 @@ impl Statement {
         }
         if missing.is_empty() {
             return Found::All;
+        }
+        if missing.iter().any(|row| changes[*row].is_empty()) {
+            return Found::Others;
         }
         let mut changes: Vec<_> = missing.iter().flat_map(|row| changes[*row].clone()).collect();
         changes.sort_unstable_by_key(|at| (at.part, at.change));

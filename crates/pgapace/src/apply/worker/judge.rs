@@ -138,8 +138,7 @@ impl WorkerSession {
                 for at in changes {
                     self.tally.row_missing(at, &context)?;
                 }
-                // Earlier groups that change one of these rows would have the same key locked.
-                Ok(match map.has_certain_key() {
+                Ok(match map.has_certain_locks() {
                     true => Outcome::MissingInAnyCase,
                     false => Outcome::Missing,
                 })

@@ -63,7 +63,11 @@ impl Shape<'_> {
         match self.check {
             Check::None => statement,
             Check::Counted => statement.counted(),
-            Check::Listed => statement.listed(),
+            Check::Listed => match self.kind {
+                // These list the rows themselves.
+                Kind::Set(SetOperation::DeleteEqual | SetOperation::UpdateEqual) => statement,
+                _ => statement.listed(),
+            },
         }
     }
 

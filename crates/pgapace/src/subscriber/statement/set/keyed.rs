@@ -8,7 +8,7 @@ use super::rows::{Finds, Rows};
 use super::sql::{CUSTOM_PLANS, PLANNER_BOUND, SetOperation, text_of_new, text_of_search};
 use super::{
     BYTES, Batch, Expected, FEW_OF_VARIED, ROWS, SetBuffers, SetError, Sought, SoughtIn,
-    Subscriber, leaves, queue_batches,
+    Subscriber, leaves, number, queue_batches,
 };
 use crate::subscriber::statement::bind::{self, Params};
 use crate::subscriber::statement::cache::{Check, Kind, Shape};
@@ -313,9 +313,4 @@ impl Changes<'_, '_> {
 /// The change at this index of both lists.
 fn at<'s, 'a>(moves: &'s [Update<'a>], others: &'s [Update<'a>], index: usize) -> &'s Update<'a> {
     moves.get(index).unwrap_or_else(|| &others[index - moves.len()])
-}
-
-/// A group has far fewer than 2^32 changes.
-fn number(index: usize) -> u32 {
-    u32::try_from(index).expect("groups are bounded well below 4 Gi")
 }

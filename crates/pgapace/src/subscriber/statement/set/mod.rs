@@ -204,6 +204,11 @@ impl<E: FnMut(Expected<'_>)> Subscriber<'_, E> {
     }
 }
 
+/// A group has far fewer than 2^32 changes.
+fn number(index: usize) -> u32 {
+    u32::try_from(index).expect("groups are bounded well below 4 Gi")
+}
+
 /// Changes that can share statements.
 trait Batch {
     /// Fewer changes than this are queued one by one.

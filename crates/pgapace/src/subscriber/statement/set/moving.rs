@@ -3,12 +3,16 @@
 use wire::quote_ident;
 
 use super::sql::{Arrays, Builder};
+use crate::subscriber::mapping::Search;
 use crate::subscriber::oid::{INT4_ARRAY, INT8};
 use crate::subscriber::statement::row::Source;
 
 /// Rows that are deleted and inserted again.
 struct Reinserted {
-    arrays: Arrays,
+    /// Parts of the WITH clause: of the changes, `v`, and without a key of the rows, `hit`.
+    with: String,
+    /// Where the condition reads from.
+    from: &'static str,
     /// Finds them.
     condition: String,
     /// The published columns that are written, and their new values.
@@ -29,11 +33,13 @@ impl Builder<'_> {
     /// changed, which costs a move, and never calls a changed value equal. The statement fails if the table
     /// has other columns than were read.
     pub(super) fn update_moving(&mut self) -> String {
-        let Reinserted { arrays, condition, values, count } = self.reinserted();
+        let Reinserted { with, from, condition, values, count } = self.reinserted();
         let (map, table) = (self.map, self.map.table.sql_only());
         let (mut before, mut after) = (Vec::new(), Vec::new());
         // A column that UPDATE cannot set moves the row too, if it has changed, and so does the key.
-        let finds = |remote| map.search_columns().iter().any(|column| column.remote == remote);
+        let keyed = matches!(map.search, Search::Key(_));
+        let finds =
+            |remote| keyed && map.search_columns().iter().any(|column| column.remote == remote);
         let moves =
             |remote| map.unique.contains(remote) || map.is_identity_always(remote) || finds(remote);
         for (remote, value) in values.iter().filter(|(remote, _)| moves(*remote)) {
@@ -56,46 +62,47 @@ impl Builder<'_> {
         let (returned, written) = self.written(&values, count);
         let kept = if set.is_empty() {
             format!(
-                "SELECT 1 FROM {table} AS subscriber, v WHERE {condition} AND {same} \
+                "SELECT 1 FROM {table} AS subscriber, {from} WHERE {condition} AND {same} \
                  FOR NO KEY UPDATE OF subscriber"
             )
         } else {
             let set = set.join(", ");
             format!(
-                "UPDATE {table} AS subscriber SET {set} FROM v WHERE {condition} AND {same} RETURNING 1"
+                "UPDATE {table} AS subscriber SET {set} FROM {from} WHERE {condition} AND {same} RETURNING 1"
             )
         };
         format!(
-            "WITH {no_others}v AS MATERIALIZED (SELECT * FROM {arrays}), \
-             moved AS (DELETE FROM {table} AS subscriber USING v \
+            "WITH {no_others}{with}, \
+             moved AS (DELETE FROM {table} AS subscriber USING {from} \
                WHERE {condition} AND NOT ({same}) RETURNING {returned}), \
              kept AS ({kept}), \
              total AS MATERIALIZED (SELECT (SELECT pg_catalog.count(*) FROM moved) \
                OPERATOR(pg_catalog.+) (SELECT pg_catalog.count(*) FROM kept) AS rows), \
              {written}",
             no_others = self.no_others(),
-            arrays = arrays.unnested(None),
         )
     }
 
     /// One statement that deletes the rows, and inserts them again with their new keys and values. `total` is as in
     /// [`Self::update_moving`].
     pub(super) fn update_keys(&mut self) -> String {
-        let Reinserted { arrays, condition, values, count } = self.reinserted();
+        let Reinserted { with, from, condition, values, count } = self.reinserted();
         let (returned, written) = self.written(&values, count);
         format!(
-            "WITH {no_others}v AS MATERIALIZED (SELECT * FROM {arrays}), \
-             moved AS (DELETE FROM {table} AS subscriber USING v WHERE {condition} RETURNING {returned}), \
+            "WITH {no_others}{with}, \
+             moved AS (DELETE FROM {table} AS subscriber USING {from} WHERE {condition} RETURNING {returned}), \
              total AS MATERIALIZED (SELECT pg_catalog.count(*) AS rows FROM moved), \
              {written}",
             no_others = self.no_others(),
-            arrays = arrays.unnested(None),
             table = self.map.table.sql_only(),
         )
     }
 
-    /// The arrays, condition and values of either statement.
+    /// The rows, condition and values of either statement.
     fn reinserted(&mut self) -> Reinserted {
+        if let Search::WholeRow(_) = self.map.search {
+            return self.hits_reinserted();
+        }
         let mut arrays = Arrays::default();
         let condition = self.keys(&mut arrays);
         let values = self
@@ -104,7 +111,21 @@ impl Builder<'_> {
             .map(|remote| (remote, self.new_or_kept_value(&mut arrays, remote)))
             .collect();
         self.types.push(INT8);
-        Reinserted { arrays, condition, values, count: self.types.len() }
+        let with = format!("v AS MATERIALIZED (SELECT * FROM {})", arrays.unnested(None));
+        Reinserted { with, from: "v", condition, values, count: self.types.len() }
+    }
+
+    /// The same without a key: each change has a row of its own among those that are identical to its class.
+    fn hits_reinserted(&mut self) -> Reinserted {
+        let (hits, _) = self.hits(None);
+        let mut arrays = Arrays::default();
+        let set = self.set_columns().into_iter();
+        let values = set.map(|remote| (remote, self.new_value(&mut arrays, remote))).collect();
+        self.nth_of_class(&mut arrays);
+        self.types.push(INT8);
+        let with = format!("{hits}, v AS MATERIALIZED (SELECT * FROM {})", arrays.unnested(None));
+        let (from, condition) = ("hit, v", Self::is_nth_hit());
+        Reinserted { with, from, condition, values, count: self.types.len() }
     }
 
     /// The RETURNING list of the DELETE `moved`, and the end of the statement. The end inserts the deleted rows again if

@@ -13,7 +13,7 @@ use wire::quote_ident;
 use crate::subscriber::catalogue::Equality;
 use crate::subscriber::citus::Placement;
 use crate::subscriber::mapping::{SearchColumn, TableMap};
-use crate::subscriber::oid::{INT4_ARRAY, TEXT_ARRAY};
+use crate::subscriber::oid::{INT4_ARRAY, INT8, TEXT_ARRAY};
 use crate::subscriber::statement::cache::{Check, Shape};
 use crate::subscriber::statement::row::{Source, Statement};
 use crate::subscriber::statement::search::{self, Identical};
@@ -34,11 +34,13 @@ pub(crate) enum SetOperation {
     /// Reads the rows without locks; returns their number.
     Prefetch,
     /// Deletes some of the rows that equal each class of rows. Additional parameter: the number of
-    /// rows to delete per class.
+    /// rows to delete per class. If it lists the missing rows: see [`Builder::listed`].
     DeleteEqual,
     /// Updates some of the rows that equal each class of rows. Additional parameters: the class of
     /// each new row, and its number within the class, both from 1.
     UpdateEqual,
+    /// The same while unique values move between the rows.
+    UpdateEqualMoving,
 }
 
 /// Member of [`Shape::text`]: the search value of a column is text.
@@ -95,6 +97,7 @@ pub(crate) fn statement(map: &TableMap, operation: SetOperation, shape: &Shape<'
         SetOperation::Prefetch => builder.prefetch(),
         SetOperation::DeleteEqual => builder.delete_equal(),
         SetOperation::UpdateEqual => builder.update_equal(),
+        SetOperation::UpdateEqualMoving => builder.update_moving(),
     };
     Statement { sql, types: builder.types, sources: builder.sources }
 }
@@ -329,8 +332,11 @@ impl Builder<'_> {
     /// identical, the changes are applied one by one, each to an equal row if none is identical. So
     /// the affected rows do not depend on the other changes in the statement.
     ///
+    /// If missing rows are listed, a row that is equal and not identical is a hit, too, but not the `same`. Whether
+    /// there is a `same` is the second part of the result.
+    ///
     /// `count` is the name of an additional array.
-    fn hits(&mut self, count: Option<&str>) -> String {
+    pub(super) fn hits(&mut self, count: Option<&str>) -> (String, bool) {
         let map = self.map;
         let mut arrays = Arrays::default();
         let mut values = vec!["v.class".to_owned()];
@@ -352,9 +358,16 @@ impl Builder<'_> {
                 search::equal(map, column, "t.", &value)
             });
         }
-        conditions.extend(identical.condition());
+        let (mut carried, mut class) = ("old.class".to_owned(), "old.class".to_owned());
+        let same = identical.condition().filter(|_| self.shape.check == Check::Listed);
+        match (&same, identical.condition()) {
+            (Some(same), _) => {
+                carried = format!("{carried}, {same} AS same");
+                class = format!("{class}, {same}");
+            }
+            (None, identical) => conditions.extend(identical),
+        }
         conditions.extend(map.table.is_this_one());
-        let mut carried = "old.class".to_owned();
         if let Some(count) = count {
             self.array(&mut arrays, count.to_owned(), INT4_ARRAY);
             values.push(format!("v.{count}"));
@@ -362,23 +375,25 @@ impl Builder<'_> {
         }
         if arrays.names.is_empty() {
             // A single class, whose values are all NULL.
-            return format!(
-                "WITH hit AS MATERIALIZED (SELECT t.tableoid AS relation, t.ctid AS address, \
+            let hits = format!(
+                "hit AS MATERIALIZED (SELECT t.tableoid AS relation, t.ctid AS address, \
                  1 AS class, pg_catalog.row_number() OVER () AS nth FROM {} AS t WHERE {})",
                 map.table.sql_only(),
                 conditions.join(" AND ")
             );
+            return (hits, false);
         }
-        format!(
-            "WITH old AS MATERIALIZED (SELECT {} FROM {}), \
+        let hits = format!(
+            "old AS MATERIALIZED (SELECT {} FROM {}), \
              hit AS MATERIALIZED (SELECT t.tableoid AS relation, t.ctid AS address, {carried}, \
-             pg_catalog.row_number() OVER (PARTITION BY old.class) AS nth \
+             pg_catalog.row_number() OVER (PARTITION BY {class}) AS nth \
              FROM {} AS t, old WHERE {})",
             values.join(", "),
             arrays.unnested(Some("class")),
             map.table.sql_only(),
             conditions.join(" AND ")
-        )
+        );
+        (hits, same.is_some())
     }
 
     /// A ctid is unique only within its partition. The last comparison is not used to find rows: it
@@ -392,30 +407,76 @@ impl Builder<'_> {
     }
 
     fn delete_equal(&mut self) -> String {
-        let hits = self.hits(Some("wanted"));
+        let table = self.map.table.sql_only();
+        if self.shape.check == Check::Listed {
+            return self
+                .listed(|_, chosen| format!("DELETE FROM {table} AS subscriber USING {chosen}"));
+        }
+        let (hits, _) = self.hits(Some("wanted"));
         format!(
-            "{hits} DELETE FROM {} AS subscriber USING hit \
+            "WITH {hits} DELETE FROM {table} AS subscriber USING hit \
              WHERE hit.nth OPERATOR(pg_catalog.<=) hit.wanted AND {}",
-            self.map.table.sql_only(),
             Self::by_address()
         )
     }
 
     fn update_equal(&mut self) -> String {
-        let hits = self.hits(None);
+        let table = self.map.table.sql_only();
+        let update = |set: &[(String, String)], chosen: &str| {
+            let set: Vec<_> =
+                set.iter().map(|(column, value)| format!("{column} = {value}")).collect();
+            format!("UPDATE {table} AS subscriber SET {} FROM {chosen}", set.join(", "))
+        };
+        if self.shape.check == Check::Listed {
+            return self.listed(update);
+        }
+        let (hits, _) = self.hits(None);
         let mut arrays = Arrays::default();
-        let assignments = self.assignments(&mut arrays);
-        self.array(&mut arrays, "class".to_owned(), INT4_ARRAY);
-        self.array(&mut arrays, "nth".to_owned(), INT4_ARRAY);
-        let set: Vec<_> =
-            assignments.iter().map(|(column, value)| format!("{column} = {value}")).collect();
+        let set = self.assignments(&mut arrays);
+        self.nth_of_class(&mut arrays);
+        let chosen = format!("hit, {} WHERE {}", arrays.unnested(None), Self::is_nth_hit());
+        format!("WITH {hits} {}", update(&set, &chosen))
+    }
+
+    /// A change of rows that equal each class, which returns the numbers, from 1 on, of the changes whose row is
+    /// missing, and at last minus the number of rows that it changed. `change` gets the columns to set, and the rows.
+    ///
+    /// Additional parameters: the number of the change that looks for each of the rows to find, the class of each
+    /// change, its number within the class, the number of changes. A row is missing if nothing is equal to any of the
+    /// rows that its change looks for. If something is, which other sessions may have locked meanwhile, it is neither
+    /// found nor missing.
+    fn listed(&mut self, change: impl FnOnce(&[(String, String)], &str) -> String) -> String {
+        let mut arrays = Arrays::default();
+        let set = self.assignments(&mut arrays);
+        let (hits, distinguishes) = self.hits(Some("sought"));
+        self.nth_of_class(&mut arrays);
+        let same = if distinguishes { " AND hit.same" } else { "" };
+        let chosen =
+            format!("hit, {} WHERE {}{same}", arrays.unnested(Some("number")), Self::is_nth_hit());
+        self.types.push(INT8);
         format!(
-            "{hits} UPDATE {} AS subscriber SET {} FROM hit, {} \
-             WHERE v.class OPERATOR(pg_catalog.=) hit.class \
+            "WITH {hits}, found AS ({} RETURNING v.number) SELECT sought.nth \
+             FROM pg_catalog.generate_series(1, ${}) AS sought(nth) \
+             WHERE NOT (sought.nth OPERATOR(pg_catalog.=) ANY (SELECT found.number FROM found)) \
+             AND NOT (sought.nth OPERATOR(pg_catalog.=) \
+               ANY (SELECT hit.sought::pg_catalog.int8 FROM hit)) \
+             UNION ALL SELECT OPERATOR(pg_catalog.-) pg_catalog.count(*) FROM found",
+            change(&set, &chosen),
+            self.types.len(),
+        )
+    }
+
+    /// Adds the class of each change, and its number within the class.
+    pub(super) fn nth_of_class(&mut self, arrays: &mut Arrays) {
+        self.array(arrays, "class".to_owned(), INT4_ARRAY);
+        self.array(arrays, "nth".to_owned(), INT4_ARRAY);
+    }
+
+    /// The condition that a row is the one of a change.
+    pub(super) fn is_nth_hit() -> String {
+        format!(
+            "v.class OPERATOR(pg_catalog.=) hit.class \
              AND v.nth OPERATOR(pg_catalog.=) hit.nth AND {}",
-            self.map.table.sql_only(),
-            set.join(", "),
-            arrays.unnested(None),
             Self::by_address()
         )
     }

@@ -7,8 +7,12 @@
 //! rows never take the same row, and leaves the others to statements for one row. Which row changes
 //! therefore does not depend on the group. Types whose equality is that of their bytes are compared
 //! once.
+//!
+//! Where rows may be missing, a statement looks for each row that a change would look for one by one: also for what
+//! earlier changes of the group would have made of its row ([`Seeks`]). A row is missing only if nothing is equal to
+//! any of them.
 
-use engine::net::{Old, Segment, Update};
+use engine::net::{Old, Row, Seeks, Segment, Update};
 use rustc_hash::FxHashMap;
 use wire::Param;
 
@@ -16,7 +20,9 @@ use super::array::Array;
 use super::columns::{BatchUse, params};
 use super::rows::Finds;
 use super::sql::{PLANNER_BOUND, PLANNER_FREE, SetOperation, text_of_new, text_of_search};
-use super::{Batch, Expected, SetBuffers, SetError, Subscriber, queue_batches};
+use super::{
+    Batch, Expected, SetBuffers, SetError, Sought, SoughtIn, Subscriber, number, queue_batches,
+};
 use crate::subscriber::oid::INT4;
 use crate::subscriber::statement::bind::{self, Params};
 use crate::subscriber::statement::cache::{Check, Kind, Shape};
@@ -26,12 +32,16 @@ use crate::subscriber::statement::cache::{Check, Kind, Shape};
 pub(super) struct Classes {
     /// Index in `counts`, by the number of the class in the segment.
     positions: FxHashMap<u32, usize>,
-    /// Number of changes per class.
+    /// Number of changes per class; 0 for a row that is only looked for.
     counts: Vec<i32>,
-    /// For each change of an update: the position of its class, and its number within the class,
-    /// both from 1.
+    /// For each change: the position of its class, and its number within the class, both from 1.
     class: Array,
     nth: Array,
+    /// For each of `counts`: the number, from 1 on, of the first change that looks for it.
+    sought: Array,
+    /// The array of `counts`.
+    wanted: Array,
+    changes: usize,
 }
 
 impl Classes {
@@ -40,18 +50,38 @@ impl Classes {
         self.counts.clear();
         self.class.clear();
         self.nth.clear();
+        self.sought.clear();
+        self.wanted.clear();
+        self.changes = 0;
     }
 
-    /// Adds a change to a class. Returns the class's index, and the change's number within the
-    /// class, from 1.
-    fn add(&mut self, class: u32) -> (usize, i32) {
+    /// Adds a change to a class, which looks for so many other rows.
+    fn add(&mut self, class: u32, others: usize) {
+        self.changes += 1;
         let position = *self.positions.entry(class).or_insert(self.counts.len());
-        if position == self.counts.len() {
+        let is_new = position == self.counts.len();
+        for _ in 0..usize::from(is_new) + others {
             self.counts.push(0);
+            self.sought.push_number(int4(self.changes));
         }
         self.counts[position] += 1;
-        (position, self.counts[position])
+        self.class.push_number(int4(position + 1));
+        self.nth.push_number(self.counts[position]);
     }
+
+    /// Completes the arrays.
+    fn finish(&mut self) {
+        self.class.finish(INT4, self.changes);
+        self.nth.finish(INT4, self.changes);
+        self.sought.finish(INT4, self.counts.len());
+        self.counts.iter().for_each(|count| self.wanted.push_number(*count));
+        self.wanted.finish(INT4, self.counts.len());
+    }
+}
+
+/// A group has far fewer than 2^31 changes.
+fn int4(index: usize) -> i32 {
+    i32::try_from(index).unwrap_or(i32::MAX)
 }
 
 /// Queues the deletes and updates of a segment.
@@ -63,7 +93,15 @@ pub(super) fn queue<E: FnMut(Expected<'_>)>(
     for row in &segment.absent {
         buffers.rows.delete(subscriber, row, Finds::Rows(0))?;
     }
-    let mut whole = Whole { subscriber, buffers, deletes: &segment.deletes, planner_free: false };
+    let mut whole = Whole {
+        subscriber,
+        buffers,
+        deletes: &segment.deletes,
+        seeks: &segment.seeks,
+        pushed: Vec::new(),
+        passes: false,
+        planner_free: false,
+    };
     queue_batches(&mut whole, segment.deletes.len())?;
     whole.queue_updates(&segment.updates)?;
     if whole.planner_free {
@@ -77,39 +115,72 @@ struct Whole<'b, 't, 's, 'a, E> {
     buffers: &'b mut SetBuffers,
     /// No other change can find a deleted row, so the deletes may be several statements.
     deletes: &'s [Old<'a>],
+    seeks: &'s Seeks<'a>,
+    /// The indexes of the changes of the statement.
+    pushed: Vec<u32>,
+    /// One of them looks for several rows, which only a set statement does.
+    passes: bool,
     planner_free: bool,
 }
 
 impl<E: FnMut(Expected<'_>)> Whole<'_, '_, '_, '_, E> {
     /// Queues all updates as one statement: each must find its row before any row is written.
     fn queue_updates(&mut self, updates: &[Update<'_>]) -> Result<(), SetError> {
-        if let [Update { old, new }] = updates {
-            let old = old.as_ref().map(|old| &old.row);
-            return self.buffers.rows.update(self.subscriber, old, new, Finds::Rows(1));
-        }
         if updates.is_empty() {
             return Ok(());
         }
+        let seeks = self.seeks;
+        if let [Update { old, new }] = updates
+            && passed(&seeks.passed_by_updates, 0).is_empty()
+        {
+            let old = old.as_ref().map(|old| &old.row);
+            let finds = self.finds(SoughtIn::Updates, 0);
+            return self.buffers.rows.update(self.subscriber, old, new, finds);
+        }
         let map = self.subscriber.map;
         self.begin();
-        let SetBuffers { search, new, whole, set, .. } = &mut *self.buffers;
-        new.begin(map, BatchUse::New);
-        for update in updates {
+        self.buffers.new.begin(map, BatchUse::New);
+        for (index, update) in updates.iter().enumerate() {
             let Some(old) = &update.old else { return Err(SetError::Apart) };
-            let (position, nth) = whole.add(old.class);
-            if nth == 1 && !search.push(&old.row) || !new.push(&update.new) {
+            if !self.push_old(old, index, &seeks.passed_by_updates)
+                || !self.buffers.new.push(&update.new)
+            {
                 return Err(SetError::Apart);
             }
-            whole.class.push_number(i32::try_from(position + 1).unwrap_or(i32::MAX));
-            whole.nth.push_number(nth);
         }
+        let SetBuffers { new, set, .. } = &mut *self.buffers;
         new.note_set(set);
         if set.is_empty() {
             return Err(SetError::Apart);
         }
-        whole.class.finish(INT4, updates.len());
-        whole.nth.finish(INT4, updates.len());
-        self.queue_statement(SetOperation::UpdateEqual, updates.len())
+        let operation = match map.unique.is_moving() {
+            true => SetOperation::UpdateEqualMoving,
+            false => SetOperation::UpdateEqual,
+        };
+        self.queue_statement(operation, updates.len())
+    }
+
+    /// Adds the rows that a change looks for. Returns false, and adds nothing, if they do not fit.
+    fn push_old(&mut self, old: &Old<'_>, index: usize, passes: &[Vec<Row<'_>>]) -> bool {
+        let SetBuffers { search, whole, .. } = &mut *self.buffers;
+        let others = passed(passes, index);
+        let is_new = !whole.positions.contains_key(&old.class);
+        let rows = is_new.then_some(&old.row).into_iter().chain(others);
+        for (before, row) in rows.enumerate() {
+            if !search.push(row) {
+                (0..before).for_each(|_| search.undo());
+                return false;
+            }
+        }
+        whole.add(old.class, others.len());
+        self.pushed.push(number(index));
+        self.passes |= !others.is_empty();
+        true
+    }
+
+    /// The row that a statement for this change alone finds.
+    fn finds(&self, rows_of: SoughtIn, index: usize) -> Finds {
+        if self.subscriber.seeks { Finds::Sought(rows_of, number(index)) } else { Finds::Rows(1) }
     }
 
     /// Queues a statement whose arrays are filled.
@@ -118,7 +189,12 @@ impl<E: FnMut(Expected<'_>)> Whole<'_, '_, '_, '_, E> {
             self.subscriber.queue_settings(PLANNER_FREE)?;
             self.planner_free = true;
         }
-        let is_update = operation == SetOperation::UpdateEqual;
+        let is_update = operation != SetOperation::DeleteEqual;
+        let counts = operation == SetOperation::UpdateEqualMoving;
+        let check = match self.subscriber.seeks && !counts {
+            true => Check::Listed,
+            false => Check::None,
+        };
         let map = self.subscriber.map;
         let SetBuffers { search, new, whole, set, nulls, text, .. } = &mut *self.buffers;
         search.note_nulls(nulls);
@@ -131,17 +207,33 @@ impl<E: FnMut(Expected<'_>)> Whole<'_, '_, '_, '_, E> {
             new.note_text(binary, text, |column, _| text_of_new(count, column));
             new.finish(binary);
         }
-        let shape = Shape { kind: Kind::Set(operation), set, nulls, text, check: Check::None };
+        whole.finish();
+        let shape = Shape { kind: Kind::Set(operation), set, nulls, text, check };
         let Subscriber { session, statements, .. } = &mut *self.subscriber;
         let prepared = bind::prepare(session, statements, map, &shape);
+        let count = bind::count(rows);
         let mut params: Params<'_> = params(&prepared.sources, search, new);
-        params.push(Param::Binary(whole.class.bytes()));
-        if is_update {
+        if check == Check::Listed {
+            params.push(Param::Binary(whole.sought.bytes()));
+        }
+        if is_update || check == Check::Listed {
+            params.push(Param::Binary(whole.class.bytes()));
             params.push(Param::Binary(whole.nth.bytes()));
+        } else {
+            params.push(Param::Binary(whole.wanted.bytes()));
+        }
+        if counts || check == Check::Listed {
+            params.push(Param::Binary(&count));
         }
         session.queue_bind(&prepared.name, params.iter().copied())?;
         session.queue_execute();
-        self.subscriber.expect(rows, false);
+        if check == Check::Listed {
+            let rows_of = if is_update { SoughtIn::Updates } else { SoughtIn::Deletes };
+            let sought = Sought { rows_of, rows: &self.pushed, listed: true };
+            self.subscriber.expect_sought(sought);
+        } else {
+            self.subscriber.expect(rows, counts);
+        }
         Ok(())
     }
 }
@@ -149,22 +241,18 @@ impl<E: FnMut(Expected<'_>)> Whole<'_, '_, '_, '_, E> {
 impl<E: FnMut(Expected<'_>)> Batch for Whole<'_, '_, '_, '_, E> {
     /// Each change by itself would scan the table.
     fn few(&self) -> usize {
-        2
+        if self.passes { 1 } else { 2 }
     }
 
     fn begin(&mut self) {
         self.buffers.search.begin(self.subscriber.map, BatchUse::Old);
         self.buffers.whole.clear();
+        self.pushed.clear();
+        self.passes = false;
     }
 
     fn push(&mut self, index: usize) -> bool {
-        let old = &self.deletes[index];
-        let SetBuffers { search, whole, .. } = &mut *self.buffers;
-        let fits = whole.positions.contains_key(&old.class) || search.push(&old.row);
-        if fits {
-            whole.add(old.class);
-        }
-        fits
+        self.push_old(&self.deletes[index], index, &self.seeks.passed_by_deletes)
     }
 
     fn bytes(&self) -> usize {
@@ -174,16 +262,22 @@ impl<E: FnMut(Expected<'_>)> Batch for Whole<'_, '_, '_, '_, E> {
     fn queue(&mut self) -> Result<bool, SetError> {
         let SetBuffers { whole, set, .. } = &mut *self.buffers;
         set.reset(0);
-        // Changes per class. They take the parameter that an update uses for its class numbers.
-        let Classes { counts, class, .. } = whole;
-        counts.iter().for_each(|count| class.push_number(*count));
-        class.finish(INT4, counts.len());
-        let rows = counts.iter().map(|count| usize::try_from(*count).unwrap_or(0)).sum();
+        let rows = whole.changes;
         self.queue_statement(SetOperation::DeleteEqual, rows)?;
         Ok(true)
     }
 
     fn queue_alone(&mut self, index: usize) -> Result<(), SetError> {
-        self.buffers.rows.delete(self.subscriber, &self.deletes[index].row, Finds::Rows(1))
+        let finds = match passed(&self.seeks.passed_by_deletes, index) {
+            [] => self.finds(SoughtIn::Deletes, index),
+            // If the row is missing, the group is applied by rows.
+            _ => Finds::Rows(1),
+        };
+        self.buffers.rows.delete(self.subscriber, &self.deletes[index].row, finds)
     }
+}
+
+/// The rows that a change looks for besides its own one.
+fn passed<'s, 'a>(passes: &'s [Vec<Row<'a>>], index: usize) -> &'s [Row<'a>] {
+    passes.get(index).map_or(&[], Vec::as_slice)
 }

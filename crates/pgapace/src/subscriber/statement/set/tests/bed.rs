@@ -37,6 +37,8 @@ pub(super) struct Bed {
     buffers: SetBuffers,
     /// Whether statements check their row counts themselves.
     pub(super) counted: bool,
+    /// The numbers that the statements of the last segment have returned.
+    pub(super) returned: Vec<i64>,
 }
 
 /// The row counts of the statements between BEGIN and COMMIT: (expected, affected).
@@ -54,7 +56,7 @@ impl Bed {
         let info = ConnInfo::parse_with_env(&cluster.conninfo(&name), &|_| None, None).unwrap();
         let session = Subscriber::new(info.clone(), "bed").connect(Purpose::Apply).unwrap();
         let (statements, buffers) = (StatementCache::default(), SetBuffers::default());
-        Self { session, info, statements, buffers, counted: false }
+        Self { session, info, statements, buffers, counted: false, returned: Vec::new() }
     }
 
     /// Opens another session on the same database.
@@ -155,9 +157,16 @@ impl Bed {
         self.session.queue_sync();
         self.session.flush().unwrap();
         let (mut affected, mut failed) = (Vec::new(), None);
+        self.returned.clear();
         loop {
             match self.session.next_reply().unwrap() {
                 Reply::CommandComplete(tag) => affected.push(affected_rows(tag)),
+                Reply::DataRow(row) => {
+                    let number = row
+                        .get(0)
+                        .and_then(|value| str::from_utf8(value).ok()?.parse::<i64>().ok());
+                    self.returned.extend(number);
+                }
                 Reply::Error(error) => failed = Some(format!("{} {}", error.code, error.message)),
                 Reply::Ready(_) => break,
                 _ => {}
