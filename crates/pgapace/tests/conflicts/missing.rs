@@ -1,7 +1,9 @@
 //! Rows that an update or delete does not find are counted, and recorded if they are few.
 
+use std::fmt::Write as _;
+
 use super::counted::{conflicts, counted, in_every_mode, transactions};
-use crate::support::on_versions;
+use crate::support::{Case, on_versions};
 
 /// Rows that an update or delete does not find. Without a rule all are counted, but only recorded
 /// if they are few. With a rule all are recorded.
@@ -107,4 +109,108 @@ fn groups_with_missing_rows_are_not_taken_apart() {
         let apart: u64 = case.statistic("fallbacks").parse().expect("a number");
         assert_eq!(apart, 0, "no group is applied by rows");
     });
+}
+
+/// The same without a key: a change looks for a whole row, and so does each change behind it.
+#[test]
+fn groups_with_missing_rows_of_a_table_without_a_key_are_not_taken_apart() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        let args: &[&str] = match case.publisher.major() {
+            18 => &["--workers", "4", "--group-transactions", "30"],
+            _ => &["--workers", "2"],
+        };
+        case.tool.args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        case.replicate(
+            "CREATE TABLE t (id int, v int, w text); CREATE INDEX ON t (id); \
+             CREATE TABLE money (amount numeric, v int)",
+        );
+        case.publisher.sql(
+            "ALTER TABLE t REPLICA IDENTITY FULL; ALTER TABLE money REPLICA IDENTITY FULL; \
+             INSERT INTO t SELECT g, 0, 'w' FROM generate_series(1, 1000) g; \
+             INSERT INTO money SELECT g + 0.50, 0 FROM generate_series(1, 100) g",
+        );
+        case.run_until_current();
+        case.subscriber
+            .sql("DELETE FROM t WHERE id % 10 = 1; DELETE FROM money WHERE trunc(amount) % 5 = 1");
+        case.publisher.sql(
+            "DO $$ BEGIN \
+               FOR i IN 1..800 LOOP \
+                 UPDATE t SET v = i WHERE id = i; UPDATE t SET v = v + 1 WHERE id = i; \
+                 IF i <= 100 THEN UPDATE money SET v = i WHERE amount = i + 0.5; END IF; \
+                 IF i > 780 THEN \
+                   DELETE FROM t WHERE id = i; INSERT INTO t VALUES (i, -i, 'again'); \
+                   UPDATE t SET w = 'more' WHERE id = i; \
+                 END IF; \
+                 COMMIT; \
+               END LOOP; \
+               FOR i IN 901..1000 LOOP DELETE FROM t WHERE id = i; COMMIT; END LOOP; \
+             END $$",
+        );
+        case.run_until_current();
+        assert_eq!(counted(&case), "delete_missing=12 update_missing=180");
+        let found = "SELECT count(*), sum(v), string_agg(w, '' ORDER BY id) FROM t WHERE id % 10 <> 1 OR w <> 'w'";
+        assert_eq!(case.subscriber.rows(found), case.publisher.rows(found));
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM t"), "812");
+        let money = case.publisher.value("SELECT sum(v) FROM money WHERE trunc(amount) % 5 <> 1");
+        assert_eq!(case.subscriber.value("SELECT sum(v) FROM money"), money);
+        assert_eq!(case.statistic("fallbacks"), "0", "no group is applied by rows");
+    });
+}
+
+/// Some rows are equal or become equal, so that a change may find another one. In every mode the same rows are left,
+/// the same changes are counted, and the same are recorded, in the order of the publisher.
+#[test]
+fn missing_rows_of_which_others_are_equal() {
+    let mut first: Option<(Vec<String>, String, Vec<String>)> = None;
+    let each = |case: Case| {
+        case.replicate("CREATE TABLE t (id int, n numeric, v text)");
+        case.publisher.sql(
+            "ALTER TABLE t REPLICA IDENTITY FULL; \
+             INSERT INTO t SELECT g, 1.0, 'v' FROM generate_series(1, 18) g, generate_series(1, 2)",
+        );
+        case.run_until_current();
+        // One of two equal rows, both, one of them is spelled otherwise, or what a row would become is there already.
+        case.subscriber.sql(
+            "DELETE FROM t WHERE ctid IN (SELECT min(ctid) FROM t GROUP BY id HAVING id % 6 = 1); \
+             DELETE FROM t WHERE id % 6 = 2; \
+             UPDATE t SET n = 1.00 WHERE ctid IN (SELECT min(ctid) FROM t GROUP BY id HAVING id % 6 = 3); \
+             DELETE FROM t WHERE id % 6 = 4; INSERT INTO t SELECT g, 1.0, 'w' FROM generate_series(4, 18, 6) g",
+        );
+        let mut sql = String::new();
+        for id in 1..=18 {
+            let one = format!("ctid = (SELECT min(ctid) FROM t WHERE id = {id})");
+            let _ = write!(
+                sql,
+                "BEGIN; UPDATE t SET v = 'w' WHERE {one}; COMMIT; \
+                 BEGIN; UPDATE t SET v = 'x' WHERE id = {id} AND v = 'w'; \
+                 UPDATE t SET n = 1.00 WHERE {one}; COMMIT; "
+            );
+            let _ = match id % 3 {
+                0 => write!(sql, "DELETE FROM t WHERE {one};"),
+                1 => write!(sql, "INSERT INTO t VALUES ({id}, 1.0, 'v');"),
+                _ => Ok(()),
+            };
+        }
+        case.publisher.sql(&sql);
+        case.run_until_current();
+        let rows = case.subscriber.rows("SELECT id, concat(n), v FROM t ORDER BY 1, 2, 3");
+        let found = (rows, counted(&case), conflicts(&case));
+        match &first {
+            Some(first) => assert_eq!(found, *first, "{:?}", case.tool.args),
+            None => first = Some(found),
+        }
+    };
+    let each = std::cell::RefCell::new(each);
+    let modes: [&[&str]; 4] = [
+        &["--apply-mode", "row", "--workers", "1"],
+        &["--workers", "1"],
+        &["--workers", "4", "--group-transactions", "9"],
+        &["--workers", "2"],
+    ];
+    for mode in modes {
+        on_versions(&[(15, 15), (18, 18)], |mut case| {
+            case.tool.args = mode.iter().map(|arg| (*arg).to_owned()).collect();
+            each.borrow_mut()(case);
+        });
+    }
 }

@@ -154,3 +154,45 @@ fn values_that_move_inside_partitions() {
         case.expect_equal(&["one", "two"]);
     });
 }
+
+/// Without a key, a row is found by all of its old values. Some values are NULL, and some rows are equal.
+#[test]
+fn values_that_move_between_rows_without_a_key() {
+    on_versions(&VERSIONS, |mut case| {
+        case.replicate("CREATE TABLE t (b int, u int, v text); CREATE UNIQUE INDEX ON t (u)");
+        case.publisher.sql("ALTER TABLE t REPLICA IDENTITY FULL");
+        for workers in ["1", "4"] {
+            with_workers(&mut case, workers);
+            case.publisher.sql(
+                "TRUNCATE t; INSERT INTO t SELECT g, g, 'v' FROM generate_series(1, 300) g; \
+                 INSERT INTO t SELECT 0, NULL, 'equal' FROM generate_series(1, 300)",
+            );
+            case.run_until_current();
+            let before = case.statistic("fallbacks");
+            // Two rows swap, one of several equal rows takes a value that another one frees, or inserts and deletes do.
+            case.publisher.sql(
+                "DO $$ DECLARE a int; x int; y int; BEGIN \
+                   FOR i IN 1..300 LOOP \
+                     a := 1 + (i * 17) % 299; \
+                     SELECT u INTO x FROM t WHERE b = a; SELECT u INTO y FROM t WHERE b = a + 1; \
+                     UPDATE t SET u = NULL WHERE b = a; UPDATE t SET u = x WHERE b = a + 1; \
+                     UPDATE t SET u = y WHERE b = a; \
+                     UPDATE t SET v = v || i WHERE b = 1 + i % 300; \
+                     IF i % 5 = 0 THEN \
+                       UPDATE t SET u = 1000 + i WHERE b = a; \
+                       UPDATE t SET u = y WHERE ctid = (SELECT min(ctid) FROM t WHERE u IS NULL); \
+                       COMMIT; \
+                       DELETE FROM t WHERE u = y; UPDATE t SET u = y WHERE b = a; \
+                       INSERT INTO t VALUES (0, NULL, 'equal'); \
+                     END IF; \
+                     COMMIT; \
+                   END LOOP; \
+                 END $$",
+            );
+            case.run_until_current();
+            case.expect_equal(&["t"]);
+            assert_eq!(case.statistic("fallbacks"), before, "no group is applied by rows");
+            assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+        }
+    });
+}

@@ -79,13 +79,15 @@ impl SoughtRows {
     /// A statement has returned this value: the number of a missing row from 1 on, or, negative or zero,
     /// how many it found.
     pub(crate) fn returned(&mut self, number: SoughtNumber, value: Option<&[u8]>) -> Result<()> {
+        // A statement for one row may return a row of no columns.
+        let Some(statement) = self.statements.get_mut(&number.0).filter(|one| one.listed) else {
+            return Ok(());
+        };
         let value = value.and_then(|value| std::str::from_utf8(value).ok()?.parse::<i64>().ok());
         let value = value.ok_or_else(|| Failure::internal("a list of missing rows is not one"))?;
-        if let Some(statement) = self.statements.get_mut(&number.0).filter(|one| one.listed) {
-            match usize::try_from(value) {
-                Ok(row) if row > 0 => statement.missing.push(row - 1),
-                _ => statement.found = Some(value.unsigned_abs()),
-            }
+        match usize::try_from(value) {
+            Ok(row) if row > 0 => statement.missing.push(row - 1),
+            _ => statement.found = Some(value.unsigned_abs()),
         }
         Ok(())
     }
