@@ -8,7 +8,8 @@
 //!
 //! Images are equal if their bytes are. The subscriber may consider more images equal (numeric 1.0
 //! and 1.00), but each class finds only rows that are identical to it. If there are too few, fewer
-//! rows than expected are affected.
+//! rows than expected are affected. Which changes find nothing then can be said where no other row
+//! can be in between: see `sought`.
 
 mod sought;
 

@@ -5,7 +5,8 @@
 //! missing again and again, and no group would be applied as sets any more. So after a row was missing, the
 //! statements of its table return the numbers of the rows that they did not find for a while
 //! ([`Check::Listed`](crate::subscriber::statement::cache::Check)), and the group goes on. Such a statement
-//! takes the subscriber some 2 µs more for each row.
+//! takes the subscriber some 2 µs more for each row. Without a key, equal rows can make it impossible to say which are
+//! missing ([`Seeks`](engine::net::Seeks)). Then the group is halved.
 //!
 //! *Changes of identity columns* that are GENERATED ALWAYS on the subscriber, beside the key. UPDATE cannot set such a
 //! column, and pgoutput does not tell whether it has changed. So a set of updates finds only the rows where it has not,

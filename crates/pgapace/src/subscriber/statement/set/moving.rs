@@ -36,10 +36,12 @@ impl Builder<'_> {
         let Reinserted { with, from, condition, values, count } = self.reinserted();
         let (map, table) = (self.map, self.map.table.sql_only());
         let (mut before, mut after) = (Vec::new(), Vec::new());
-        // A column that UPDATE cannot set moves the row too, if it has changed, and so does the key.
-        let keyed = matches!(map.search, Search::Key(_));
-        let finds =
-            |remote| keyed && map.search_columns().iter().any(|column| column.remote == remote);
+        // A column that UPDATE cannot set moves the row too, if it has changed, and so does the key, which contains what
+        // chooses the partition. Without a key, any column may.
+        let finds = |remote| match map.search {
+            Search::WholeRow(_) => map.table.partitioned,
+            _ => map.search_columns().iter().any(|column| column.remote == remote),
+        };
         let moves =
             |remote| map.unique.contains(remote) || map.is_identity_always(remote) || finds(remote);
         for (remote, value) in values.iter().filter(|(remote, _)| moves(*remote)) {

@@ -390,6 +390,23 @@ fn unique_values_that_move() {
             let failed = bed.apply(&map, &segment).unwrap_err();
             assert!(failed.contains("pgapace found 1 of 5 rows"), "{failed}");
         }
+        // Rows change places between partitions, each of which has a unique index.
+        bed.sql(
+            "CREATE TABLE public.leaves (p int, u int, v text) PARTITION BY LIST (p);
+             CREATE TABLE public.l1 PARTITION OF public.leaves FOR VALUES IN (1);
+             CREATE TABLE public.l2 PARTITION OF public.leaves FOR VALUES IN (2);
+             CREATE UNIQUE INDEX ON public.l1 (u); CREATE UNIQUE INDEX ON public.l2 (u);
+             INSERT INTO public.leaves VALUES (1, 5, 'a'), (2, 5, 'b'), (1, 6, 'c')",
+        );
+        let map = bed.map("leaves", ReplicaIdentity::Full, "p u v");
+        let olds = bed.rows(FORMATS[0], "SELECT p, u, v FROM public.leaves");
+        let news = bed.rows(FORMATS[0], "SELECT 3 - p, u, v FROM public.leaves");
+        let segment = whole_updates(FORMATS[0], &olds, &news);
+        assert!(bed.apply(&map, &segment).unwrap_err().starts_with("23505"));
+        assert!(map.unique.begin_moving());
+        assert_eq!(bed.apply(&map, &segment), Ok(vec![(1, 1), (1, 1), (1, 1)]));
+        let rows = "SELECT pg_catalog.string_agg(l::text, ' ' ORDER BY v) FROM public.leaves l";
+        assert_eq!(bed.value(rows), "(2,5,a) (1,5,b) (2,6,c)");
         // Equal rows conflict in a constraint of all columns.
         bed.sql(
             "CREATE TABLE public.both (a int, b int); CREATE UNIQUE INDEX ON public.both (a, b)",
