@@ -144,23 +144,27 @@ pub struct Segment<'a> {
     pub seeks: Seeks<'a>,
 }
 
-/// For each row that a segment must find: the changes that would not find it one by one, if it is
-/// missing. These are its changes before the first insert of it.
-///
-/// Under [`TableFolding::WholeRow`], a later change of the row looks for what an earlier one made of it. If the row is
-/// missing, it would change a row of the subscriber that is equal to that. So `passed` lists these rows, none of which
-/// may be there either. And a change of another row may leave an equal row, or take it away. Where that is possible,
-/// there are no changes: it is not known then which would find nothing.
+/// The rows that a segment must find, where some may be missing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Seeks<'a> {
     /// In the order of [`Segment::deletes`].
-    pub deletes: Vec<Vec<ChangeAt>>,
+    pub deletes: Vec<Seek<'a>>,
     /// In the order of [`Segment::updates`].
-    pub updates: Vec<Vec<ChangeAt>>,
-    /// In the order of [`Segment::deletes`], under [`TableFolding::WholeRow`].
-    pub passed_by_deletes: Vec<Vec<Row<'a>>>,
-    /// In the order of [`Segment::updates`], under [`TableFolding::WholeRow`].
-    pub passed_by_updates: Vec<Vec<Row<'a>>>,
+    pub updates: Vec<Seek<'a>>,
+}
+
+/// A row that a segment must find.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Seek<'a> {
+    /// The changes that would not find it one by one, if it is missing. These are its changes before the first insert
+    /// of it.
+    ///
+    /// Under [`TableFolding::WholeRow`], a change of another row may leave an equal row, or take it away. Where that is
+    /// possible, there are no changes: it is not known then which would find nothing.
+    pub changes: Vec<ChangeAt>,
+    /// Under [`TableFolding::WholeRow`], what earlier changes make of the row, for which later ones look. None of these
+    /// rows may be there either, because one of these changes would take it.
+    pub passed: Vec<Row<'a>>,
 }
 
 impl Segment<'_> {

@@ -226,14 +226,11 @@ impl<'t, 'a> WholeRow<'t, 'a> {
             let old = Old { row: Row::Sent(class.row), class: number, nth: *count };
             *count += 1;
             if let Some(seeks) = &mut seeks {
-                let (changes, passed) = std::mem::take(&mut seeks[place]);
-                let seeks = &mut segment.seeks;
-                let (lists, passes) = match lineage.image {
-                    Some(_) => (&mut seeks.updates, &mut seeks.passed_by_updates),
-                    None => (&mut seeks.deletes, &mut seeks.passed_by_deletes),
-                };
-                lists.push(changes);
-                passes.push(passed);
+                let seek = std::mem::take(&mut seeks[place]);
+                match lineage.image {
+                    Some(_) => segment.seeks.updates.push(seek),
+                    None => segment.seeks.deletes.push(seek),
+                }
             }
             match lineage.image {
                 Some(new) => segment.updates.push(Update { old: Some(old), new }),

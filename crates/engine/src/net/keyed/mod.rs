@@ -12,7 +12,7 @@ use pgoutput::{Column, Message, OldTuple, Tuple};
 use rustc_hash::FxHasher;
 
 use super::merge::{inserted, overwrite};
-use super::{ChangeAt, Row, Seeks, Segment, Update};
+use super::{ChangeAt, Row, Seek, Seeks, Segment, Update};
 use crate::key::KeyForm;
 use entry::{Before, Counts, Entry, Now};
 
@@ -375,8 +375,10 @@ impl<'t, 'a> Keyed<'t, 'a> {
             seeks: Seeks::default(),
         };
         let mut seeks = self.take_seeks();
-        let mut seeks_of =
-            |place: u32| seeks.get_mut(place as usize).map(std::mem::take).unwrap_or_default();
+        let mut seek_of = |place: u32| {
+            let changes = seeks.get_mut(place as usize).map(std::mem::take).unwrap_or_default();
+            Seek { changes, passed: Vec::new() }
+        };
         // The inserts are first, because the loop below takes the rows.
         for (at, &place) in self.inserts.iter().enumerate() {
             let entry = &mut self.entries[place as usize];
@@ -393,7 +395,7 @@ impl<'t, 'a> Keyed<'t, 'a> {
                     (Before::Deleted, _) => {
                         segment.deletes.push(entry.old_row());
                         if self.seeks.is_some() {
-                            segment.seeks.deletes.push(seeks_of(place));
+                            segment.seeks.deletes.push(seek_of(place));
                         }
                     }
                     (Before::Moved(to), now) => {
@@ -406,7 +408,7 @@ impl<'t, 'a> Keyed<'t, 'a> {
                     (Before::Stays, _) => {
                         segment.updates.push(Update { old: None, new: entry.take_row() });
                         if self.seeks.is_some() {
-                            segment.seeks.updates.push(seeks_of(place));
+                            segment.seeks.updates.push(seek_of(place));
                         }
                     }
                 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::history::History;
 use super::rules;
 use crate::key::KeyForm;
-use crate::net::{ChangeAt, Row, Step, TableFolding, TableRules};
+use crate::net::{Row, Seek, Step, TableFolding, TableRules};
 use pgoutput::{Column, Message};
 
 /// The second value may be equal to another one with other bytes.
@@ -96,12 +96,10 @@ fn one_by_one(mut rows: Vec<Values>, history: &History) -> Applied {
     Applied { rows, missing }.sorted()
 }
 
-/// The rows of one list of a segment, which one statement looks for: the row, what is looked for besides, and what
-/// becomes of it.
+/// A row of a segment that one statement looks for, and what becomes of it.
 struct Looks<'s, 'a> {
     old: &'s Row<'a>,
-    passed: &'s [Row<'a>],
-    changes: &'s [ChangeAt],
+    seek: &'s Seek<'a>,
     new: Option<&'s Row<'a>>,
 }
 
@@ -109,19 +107,19 @@ struct Looks<'s, 'a> {
 fn execute(applied: &mut Applied, looks: &[Looks<'_, '_>]) -> bool {
     let before = applied.rows.clone();
     let mut written = Vec::new();
-    for Looks { old, passed, changes, new } in looks {
+    for Looks { old, seek, new } in looks {
         let wanted = values(old);
         if let Some(at) = applied.rows.iter().position(|row| *row == wanted) {
             applied.rows.remove(at);
             written.extend(new.map(values));
             continue;
         }
-        let mut looked_for = std::iter::once(*old).chain(*passed).map(values);
+        let mut looked_for = std::iter::once(*old).chain(&seek.passed).map(values);
         let is_there = looked_for.any(|wanted| before.iter().any(|row| equal(row, &wanted)));
-        if is_there || changes.is_empty() {
+        if is_there || seek.changes.is_empty() {
             return false;
         }
-        applied.missing.extend(changes.iter().map(|at| at.change));
+        applied.missing.extend(seek.changes.iter().map(|at| at.change));
     }
     applied.rows.append(&mut written);
     true
@@ -132,17 +130,14 @@ fn as_sets(rows: Vec<Values>, history: &History, rules: &[TableRules]) -> Option
     for step in history.fold(rules) {
         let Step::Segment(segment) = step else { panic!("{step:?}") };
         let seeks = &segment.seeks;
-        let lists =
-            (&segment.deletes).into_iter().zip(&seeks.deletes).zip(&seeks.passed_by_deletes);
-        let deletes: Vec<_> = lists
-            .map(|((old, changes), passed)| Looks { old: &old.row, passed, changes, new: None })
-            .collect();
-        let lists =
-            (&segment.updates).into_iter().zip(&seeks.updates).zip(&seeks.passed_by_updates);
+        let lists = segment.deletes.iter().zip(&seeks.deletes);
+        let deletes: Vec<_> =
+            lists.map(|(old, seek)| Looks { old: &old.row, seek, new: None }).collect();
+        let lists = segment.updates.iter().zip(&seeks.updates);
         let updates: Vec<_> = lists
-            .map(|((update, changes), passed)| {
+            .map(|(update, seek)| {
                 let old = &update.old.as_ref().expect("a whole row").row;
-                Looks { old, passed, changes, new: Some(&update.new) }
+                Looks { old, seek, new: Some(&update.new) }
             })
             .collect();
         if !execute(&mut applied, &deletes) || !execute(&mut applied, &updates) {

@@ -9,7 +9,7 @@ use history::{History, shown};
 
 use pgoutput::RelId;
 
-use super::{ChangeAt, Row, Step, TableFolding, TableRules};
+use super::{Seek, Step, TableFolding, TableRules};
 use crate::key::KeyForm;
 
 fn rules(root: u32, columns: usize, fold: TableFolding) -> TableRules {
@@ -231,8 +231,8 @@ fn the_changes_that_look_for_a_row_are_listed_up_to_its_next_insert() {
     let history = History::new(history);
     let steps = history.fold(&rules);
     let [Step::Segment(segment)] = &steps[..] else { panic!("{steps:?}") };
-    let changes = |rows: &[Vec<ChangeAt>]| -> Vec<Vec<u32>> {
-        rows.iter().map(|row| row.iter().map(|at| at.change).collect()).collect()
+    let changes = |rows: &[Seek<'_>]| -> Vec<Vec<u32>> {
+        rows.iter().map(|row| row.changes.iter().map(|at| at.change).collect()).collect()
     };
     assert_eq!(changes(&segment.seeks.deletes), [vec![1], vec![2, 4, 6]]);
     assert_eq!(changes(&segment.seeks.updates), [vec![0]]);
@@ -248,17 +248,16 @@ fn rows_without_a_key_are_looked_for_as_each_change_would() {
         let history = History::new(history);
         let steps = history.fold(&rules);
         let [Step::Segment(segment)] = &steps[..] else { panic!("{steps:?}") };
-        let shown = |changes: &[Vec<ChangeAt>], passed: &[Vec<Row<'_>>]| -> Vec<String> {
-            let of_row = |(changes, passed): (&Vec<ChangeAt>, &Vec<Row<'_>>)| {
-                let changes = changes.iter().map(|at| at.change.to_string());
-                let passed = passed.iter().map(history::shown_row);
+        let shown = |seeks: &[Seek<'_>]| -> Vec<String> {
+            let of_row = |seek: &Seek<'_>| {
+                let changes = seek.changes.iter().map(|at| at.change.to_string());
+                let passed = seek.passed.iter().map(history::shown_row);
                 changes.chain(passed).collect::<Vec<_>>().join(", ")
             };
-            changes.iter().zip(passed).map(of_row).collect()
+            seeks.iter().map(of_row).collect()
         };
-        let seeks = &segment.seeks;
-        assert_eq!(shown(&seeks.deletes, &seeks.passed_by_deletes), deletes);
-        assert_eq!(shown(&seeks.updates, &seeks.passed_by_updates), updates);
+        assert_eq!(shown(&segment.seeks.deletes), deletes);
+        assert_eq!(shown(&segment.seeks.updates), updates);
     }
     let by_first = &[0][..];
     check(by_first, "U O 1 1 N 1 2; U O 2 1 N 2 2; U O 1 2 N 1 3", &[], &["0, 2, 1 2", "1"]);

@@ -1,7 +1,7 @@
 //! Rows without a key that may be missing: which changes would find nothing then.
 //!
 //! If a row is missing, so is everything that the segment would have made of it. One by one, each of its changes
-//! looks for an equal row. The rows of the subscriber are asked for that ([`Seeks`](crate::net::Seeks)). The rows of
+//! looks for an equal row. The subscriber is asked for that ([`Seek::passed`](crate::net::Seek::passed)). The rows of
 //! other lineages are known here: if an image of one of them has the same form as an image of this lineage, the
 //! changes of this one are not listed. That is more than needed, because the images need not be there at the same time.
 
@@ -11,10 +11,7 @@ use pgoutput::{Column, Tuple};
 use rustc_hash::FxHasher;
 
 use crate::key::KeyForm;
-use crate::net::{ChangeAt, Row};
-
-/// The changes of a lineage that look for its row, and the rows that they look for behind the first one.
-pub(super) type Looks<'a> = (Vec<ChangeAt>, Vec<Row<'a>>);
+use crate::net::{ChangeAt, Row, Seek};
 
 #[derive(Debug)]
 pub(super) struct Sought<'t, 'a> {
@@ -75,7 +72,7 @@ impl<'t, 'a> Sought<'t, 'a> {
     }
 
     /// By lineage; empties the lists.
-    pub(super) fn take(&mut self, lineages: usize) -> Vec<Looks<'a>> {
+    pub(super) fn take(&mut self, lineages: usize) -> Vec<Seek<'a>> {
         let mut alone = vec![!std::mem::take(&mut self.formless); lineages];
         self.forms.sort_unstable();
         for same in self.forms.chunk_by(|one, other| one.0 == other.0) {
@@ -85,13 +82,13 @@ impl<'t, 'a> Sought<'t, 'a> {
             }
         }
         self.forms.clear();
-        let mut looks: Vec<Looks<'a>> = vec![Looks::default(); lineages];
+        let mut seeks = vec![Seek::default(); lineages];
         for (place, at) in self.changes.drain(..).filter(|(place, _)| alone[*place as usize]) {
-            looks[place as usize].0.push(at);
+            seeks[place as usize].changes.push(at);
         }
         for (place, row) in self.passed.drain(..).filter(|(place, _)| alone[*place as usize]) {
-            looks[place as usize].1.push(Row::Sent(row));
+            seeks[place as usize].passed.push(Row::Sent(row));
         }
-        looks
+        seeks
     }
 }

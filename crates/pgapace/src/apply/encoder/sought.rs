@@ -67,7 +67,7 @@ impl SoughtRows {
             SoughtIn::Deletes => &seeks.deletes,
             SoughtIn::Updates => &seeks.updates,
         };
-        let changes = sought.rows.iter().map(|row| rows[*row as usize].clone()).collect();
+        let changes = sought.rows.iter().map(|row| rows[*row as usize].changes.clone()).collect();
         let number = self.next;
         self.next += 1;
         let (map, listed) = (Arc::clone(map), sought.listed);

@@ -12,7 +12,7 @@
 //! earlier changes of the group would have made of its row ([`Seeks`]). A row is missing only if nothing is equal to
 //! any of them.
 
-use engine::net::{Old, Row, Seeks, Segment, Update};
+use engine::net::{Old, Row, Seek, Seeks, Segment, Update};
 use rustc_hash::FxHashMap;
 use wire::Param;
 
@@ -131,7 +131,7 @@ impl<E: FnMut(Expected<'_>)> Whole<'_, '_, '_, '_, E> {
         }
         let seeks = self.seeks;
         if let [Update { old, new }] = updates
-            && passed(&seeks.passed_by_updates, 0).is_empty()
+            && passed(&seeks.updates, 0).is_empty()
         {
             let old = old.as_ref().map(|old| &old.row);
             let finds = self.finds(SoughtIn::Updates, 0);
@@ -142,9 +142,7 @@ impl<E: FnMut(Expected<'_>)> Whole<'_, '_, '_, '_, E> {
         self.buffers.new.begin(map, BatchUse::New);
         for (index, update) in updates.iter().enumerate() {
             let Some(old) = &update.old else { return Err(SetError::Apart) };
-            if !self.push_old(old, index, &seeks.passed_by_updates)
-                || !self.buffers.new.push(&update.new)
-            {
+            if !self.push_old(old, index, &seeks.updates) || !self.buffers.new.push(&update.new) {
                 return Err(SetError::Apart);
             }
         }
@@ -161,9 +159,9 @@ impl<E: FnMut(Expected<'_>)> Whole<'_, '_, '_, '_, E> {
     }
 
     /// Adds the rows that a change looks for. Returns false, and adds nothing, if they do not fit.
-    fn push_old(&mut self, old: &Old<'_>, index: usize, passes: &[Vec<Row<'_>>]) -> bool {
+    fn push_old(&mut self, old: &Old<'_>, index: usize, seeks: &[Seek<'_>]) -> bool {
         let SetBuffers { search, whole, .. } = &mut *self.buffers;
-        let others = passed(passes, index);
+        let others = passed(seeks, index);
         let is_new = !whole.positions.contains_key(&old.class);
         let rows = is_new.then_some(&old.row).into_iter().chain(others);
         for (before, row) in rows.enumerate() {
@@ -252,7 +250,7 @@ impl<E: FnMut(Expected<'_>)> Batch for Whole<'_, '_, '_, '_, E> {
     }
 
     fn push(&mut self, index: usize) -> bool {
-        self.push_old(&self.deletes[index], index, &self.seeks.passed_by_deletes)
+        self.push_old(&self.deletes[index], index, &self.seeks.deletes)
     }
 
     fn bytes(&self) -> usize {
@@ -268,7 +266,7 @@ impl<E: FnMut(Expected<'_>)> Batch for Whole<'_, '_, '_, '_, E> {
     }
 
     fn queue_alone(&mut self, index: usize) -> Result<(), SetError> {
-        let finds = match passed(&self.seeks.passed_by_deletes, index) {
+        let finds = match passed(&self.seeks.deletes, index) {
             [] => self.finds(SoughtIn::Deletes, index),
             // If the row is missing, the group is applied by rows.
             _ => Finds::Rows(1),
@@ -278,6 +276,6 @@ impl<E: FnMut(Expected<'_>)> Batch for Whole<'_, '_, '_, '_, E> {
 }
 
 /// The rows that a change looks for besides its own one.
-fn passed<'s, 'a>(passes: &'s [Vec<Row<'a>>], index: usize) -> &'s [Row<'a>] {
-    passes.get(index).map_or(&[], Vec::as_slice)
+fn passed<'s, 'a>(seeks: &'s [Seek<'a>], index: usize) -> &'s [Row<'a>] {
+    seeks.get(index).map_or(&[], |seek| &seek.passed)
 }

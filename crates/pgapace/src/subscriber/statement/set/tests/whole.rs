@@ -1,6 +1,6 @@
 //! Tables whose rows are found by all columns.
 
-use engine::net::{ChangeAt, Row, Seeks, Segment, Update};
+use engine::net::{ChangeAt, Row, Seek, Seeks, Segment, Update};
 use pgoutput::ReplicaIdentity;
 
 use super::MAJORS;
@@ -279,12 +279,12 @@ fn updates_that_cannot_be_one_statement_are_refused() {
 
 /// The same segment, of which rows may be missing. `passed` are the rows that changes look for besides.
 fn seeking<'a>(segment: Segment<'a>, passed: Vec<Vec<Row<'a>>>) -> Segment<'a> {
-    let looks = |count: usize| vec![vec![ChangeAt { part: 0, change: 0 }]; count];
-    let (deletes, updates) = (segment.deletes.len(), segment.updates.len());
-    let (passed_by_deletes, passed_by_updates) =
-        if updates == 0 { (passed, Vec::new()) } else { (Vec::new(), passed) };
-    let (deletes, updates) = (looks(deletes), looks(updates));
-    let seeks = Seeks { deletes, updates, passed_by_deletes, passed_by_updates };
+    let seek = |passed| Seek { changes: vec![ChangeAt { part: 0, change: 0 }], passed };
+    let passed = passed.into_iter().map(seek).collect();
+    let seeks = match segment.updates.is_empty() {
+        true => Seeks { deletes: passed, ..Seeks::default() },
+        false => Seeks { updates: passed, ..Seeks::default() },
+    };
     Segment { seeks, ..segment }
 }
 
