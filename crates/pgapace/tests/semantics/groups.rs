@@ -234,33 +234,26 @@ fn unchanged_toast_values_keep_their_value_in_a_group() {
     });
 }
 
-/// Two rows of a table without a key swap a unique value, which a set-based statement cannot do. Only that
-/// transaction is applied individually.
+/// A row of a table without a key is equal on the subscriber and not identical, and a set-based statement does not take
+/// it. Only that transaction is applied individually.
 #[test]
 fn a_transaction_that_cannot_be_set_based_is_applied_alone() {
     on_versions(&VERSIONS, |mut case| {
         case.tool.args = vec!["--apply-mode=auto".to_owned()];
-        case.replicate(
-            "CREATE TABLE t (id int, u int UNIQUE, v int); ALTER TABLE t REPLICA IDENTITY FULL",
-        );
-        case.publisher.sql("INSERT INTO t SELECT i, i, 0 FROM generate_series(1, 1000) i");
+        case.replicate("CREATE TABLE t (id int, v numeric); ALTER TABLE t REPLICA IDENTITY FULL");
+        case.publisher.sql("INSERT INTO t SELECT i, 0 FROM generate_series(1, 1000) i");
         case.run_until_current();
+        case.subscriber.sql("UPDATE t SET v = 0.00 WHERE id = 778");
         let before: u64 = must(case.statistic("groups").parse());
         let mut client = case.publisher.connect();
         for number in 1..=2000 {
             let id = number % 1000 + 1;
             must(client.batch_execute(&format!("UPDATE t SET v = v + 1 WHERE id = {id}")));
-            if number == 777 {
-                must(client.batch_execute(
-                    "BEGIN; UPDATE t SET u = -1 WHERE id = 10; UPDATE t SET u = 10 WHERE id = 11; \
-                     UPDATE t SET u = 11 WHERE id = 10; COMMIT",
-                ));
-            }
         }
         case.run_until_current();
         case.expect_equal(&["t"]);
         let groups = must(case.statistic("groups").parse::<u64>()) - before;
-        assert!(groups < 200, "{groups} subscriber transactions for 2001");
+        assert!(groups < 200, "{groups} subscriber transactions for 2000");
         assert_ne!(case.statistic("fallbacks"), "0", "it was possible after all");
     });
 }
