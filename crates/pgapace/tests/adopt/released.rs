@@ -5,7 +5,7 @@ use testbed::workload::tpcb;
 use super::interrupted::kill_program_at;
 use super::under_load::{LOAD_TABLES, load, load_case};
 use super::{NativeSubscription, TABLES};
-use crate::support::{Case, PATIENCE, VERSIONS, must, on_versions};
+use crate::support::{Case, PATIENCE, VERSIONS, must, on_versions, one_or_all};
 
 /// Waits until the subscriber has some rows of the load more.
 fn wait_for_more(case: &Case) {
@@ -18,7 +18,7 @@ fn wait_for_more(case: &Case) {
 /// Back and forth under load, with processes that are killed.
 #[test]
 fn native_and_pgapace_take_turns() {
-    for (publisher, subscriber) in VERSIONS {
+    for &(publisher, subscriber) in one_or_all(&VERSIONS) {
         let case = load_case(publisher, subscriber);
         let native = NativeSubscription::ready(&case, "");
         let load: tpcb::Load = load(&case);

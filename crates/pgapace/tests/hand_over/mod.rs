@@ -5,7 +5,8 @@ use testbed::workload::tpcb;
 use testbed::{Program, wait_until};
 
 use crate::support::{
-    Case, Finished, PATIENCE, VERSIONS, must, on_versions, pgapace, wait_for_event, wait_for_events,
+    Case, Finished, PATIENCE, VERSIONS, must, on_versions, one_or_all, pgapace, wait_for_event,
+    wait_for_events,
 };
 
 const TABLES: [&str; 4] =
@@ -43,7 +44,7 @@ fn wait_until_connected(case: &Case, sessions: usize) {
 /// Under load, from process to process: each ends in order, and nothing is lost or applied twice.
 #[test]
 fn processes_take_turns_under_load() {
-    for (publisher, subscriber) in VERSIONS {
+    for &(publisher, subscriber) in one_or_all(&VERSIONS) {
         let case = Case::new(publisher, subscriber);
         must(tpcb::create_tables(&mut case.publisher.connect(), 1));
         must(tpcb::create_schema(&mut case.subscriber.connect()));

@@ -4,7 +4,7 @@
 use std::time::Duration;
 use testbed::program::events;
 
-use crate::support::{Case, PATIENCE, must, on_versions, wait_for_event};
+use crate::support::{Case, PATIENCE, must, on_versions, one_or_all, wait_for_event};
 
 const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
@@ -73,7 +73,7 @@ fn a_deadlock_through_a_lock_of_a_user_is_resolved() {
 /// transaction, and only its session locks.
 #[test]
 fn an_idle_subscription_holds_nothing() {
-    for (publisher, subscriber) in VERSIONS {
+    for &(publisher, subscriber) in one_or_all(&VERSIONS) {
         for args in [
             &["--workers", "1"][..],
             &["--workers", "4", "--prefetch", "on"],
