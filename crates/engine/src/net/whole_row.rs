@@ -8,8 +8,8 @@
 //!
 //! Images are equal if their bytes are. The subscriber may consider more images equal (numeric 1.0
 //! and 1.00), but each class finds only rows that are identical to it. If there are too few, fewer
-//! rows than expected are affected. Which changes find nothing then can be said where no other row
-//! can be in between: see `sought`.
+//! rows than expected are affected. Module `sought` tells which changes find no row then, where no
+//! other row could be taken instead.
 
 mod sought;
 
@@ -35,7 +35,7 @@ pub(super) struct WholeRow<'t, 'a> {
     /// The distinct old images of rows that existed before the segment.
     classes: Vec<Class<'a>>,
     class_index: HashTable<Indexed>,
-    /// What is known of rows that may be missing; `None` if it is not asked for.
+    /// Collects [`Segment::seeks`]; `None` if they are not asked for.
     sought: Option<Sought<'t, 'a>>,
 }
 

@@ -1,8 +1,8 @@
 //! Partitions in catalogue queries.
 
 /// The partitions directly below the tables of a recursive CTE, which `$parent` names: `i.inhrelid`, and `p.oid` with
-/// `p.relkind`. With OFFSET 0 each is looked up by an index: else the planner compares each table of a level with all
-/// partitions of the database.
+/// `p.relkind`. OFFSET 0 makes the server look each of them up by an index. Without it, the planner compares each table of
+/// a level with all partitions of the database.
 macro_rules! partitions_below {
     ($parent:literal) => {
         concat!(

@@ -36,7 +36,7 @@ use crate::verify::requirements::not_ready;
 const ABSENCE: Duration = Duration::from_secs(5);
 /// How long a two-phase client takes at most between PREPARE TRANSACTION and COMMIT PREPARED.
 const RESOLVED_WITHIN: Duration = Duration::from_secs(2);
-/// What a signal ends while nothing is changed; completes "stopped during …".
+/// The steps that change nothing. Completes "stopped during …".
 pub(crate) const CHECKS: &str = "the checks of both sides";
 /// How many prepared transactions are named.
 const SAID: usize = 5;

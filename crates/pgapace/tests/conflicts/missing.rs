@@ -83,32 +83,38 @@ fn groups_with_missing_rows_are_not_taken_apart() {
         case.run_until_current();
         case.subscriber
             .sql("DELETE FROM t WHERE id % 10 = 1; DELETE FROM two WHERE v = 0 AND b % 5 = 1");
-        // 800 updates twice, of which 80 + 80 find nothing; 100 deletes, of which 10; 20 rows are deleted and
-        // inserted again, of which 2 are missing, and then updated.
-        case.publisher.sql(
-            "DO $$ BEGIN \
-               FOR i IN 1..800 LOOP \
-                 UPDATE t SET v = i WHERE id = i; UPDATE t SET v = v + 1 WHERE id = i; \
-                 IF i <= 100 THEN UPDATE two SET v = i WHERE b = i; END IF; \
-                 IF i > 780 THEN \
-                   DELETE FROM t WHERE id = i; INSERT INTO t VALUES (i, -i, 'again'); \
-                   UPDATE t SET w = 'more' WHERE id = i; \
-                 END IF; \
-                 COMMIT; \
-               END LOOP; \
-               FOR i IN 901..1000 LOOP DELETE FROM t WHERE id = i; COMMIT; END LOOP; \
-             END $$",
-        );
-        case.run_until_current();
-        assert_eq!(counted(&case), "delete_missing=12 update_missing=180");
-        let found = "SELECT count(*), sum(v), string_agg(w, '' ORDER BY id) FROM t WHERE id % 10 <> 1 OR w <> 'w'";
-        assert_eq!(case.subscriber.rows(found), case.publisher.rows(found));
-        assert_eq!(case.subscriber.value("SELECT count(*) FROM t"), "812");
+        change_rows_of_which_some_are_missing(&case, "UPDATE two SET v = i WHERE b = i");
         let two = case.publisher.value("SELECT sum(v) FROM two WHERE b % 5 <> 1");
         assert_eq!(case.subscriber.value("SELECT sum(v) FROM two"), two);
         let apart: u64 = case.statistic("fallbacks").parse().expect("a number");
         assert_eq!(apart, 0, "no group is applied by rows");
     });
+}
+
+/// Changes rows 1 to 1000 of `t`, of which one in ten is missing, and with `other` 100 rows of another table, of which one in
+/// five is. Expects the rows of `t` and the counts.
+fn change_rows_of_which_some_are_missing(case: &Case, other: &str) {
+    // 800 updates twice, of which 80 + 80 find nothing; 100 deletes, of which 10; 20 rows are deleted and
+    // inserted again, of which 2 are missing, and then updated.
+    case.publisher.sql(&format!(
+        "DO $$ BEGIN \
+           FOR i IN 1..800 LOOP \
+             UPDATE t SET v = i WHERE id = i; UPDATE t SET v = v + 1 WHERE id = i; \
+             IF i <= 100 THEN {other}; END IF; \
+             IF i > 780 THEN \
+               DELETE FROM t WHERE id = i; INSERT INTO t VALUES (i, -i, 'again'); \
+               UPDATE t SET w = 'more' WHERE id = i; \
+             END IF; \
+             COMMIT; \
+           END LOOP; \
+           FOR i IN 901..1000 LOOP DELETE FROM t WHERE id = i; COMMIT; END LOOP; \
+         END $$",
+    ));
+    case.run_until_current();
+    assert_eq!(counted(case), "delete_missing=12 update_missing=180");
+    let found = "SELECT count(*), sum(v), string_agg(w, '' ORDER BY id) FROM t WHERE id % 10 <> 1 OR w <> 'w'";
+    assert_eq!(case.subscriber.rows(found), case.publisher.rows(found));
+    assert_eq!(case.subscriber.value("SELECT count(*) FROM t"), "812");
 }
 
 /// The same without a key: a change looks for a whole row, and so does each change behind it.
@@ -132,25 +138,10 @@ fn groups_with_missing_rows_of_a_table_without_a_key_are_not_taken_apart() {
         case.run_until_current();
         case.subscriber
             .sql("DELETE FROM t WHERE id % 10 = 1; DELETE FROM money WHERE trunc(amount) % 5 = 1");
-        case.publisher.sql(
-            "DO $$ BEGIN \
-               FOR i IN 1..800 LOOP \
-                 UPDATE t SET v = i WHERE id = i; UPDATE t SET v = v + 1 WHERE id = i; \
-                 IF i <= 100 THEN UPDATE money SET v = i WHERE amount = i + 0.5; END IF; \
-                 IF i > 780 THEN \
-                   DELETE FROM t WHERE id = i; INSERT INTO t VALUES (i, -i, 'again'); \
-                   UPDATE t SET w = 'more' WHERE id = i; \
-                 END IF; \
-                 COMMIT; \
-               END LOOP; \
-               FOR i IN 901..1000 LOOP DELETE FROM t WHERE id = i; COMMIT; END LOOP; \
-             END $$",
+        change_rows_of_which_some_are_missing(
+            &case,
+            "UPDATE money SET v = i WHERE amount = i + 0.5",
         );
-        case.run_until_current();
-        assert_eq!(counted(&case), "delete_missing=12 update_missing=180");
-        let found = "SELECT count(*), sum(v), string_agg(w, '' ORDER BY id) FROM t WHERE id % 10 <> 1 OR w <> 'w'";
-        assert_eq!(case.subscriber.rows(found), case.publisher.rows(found));
-        assert_eq!(case.subscriber.value("SELECT count(*) FROM t"), "812");
         let money = case.publisher.value("SELECT sum(v) FROM money WHERE trunc(amount) % 5 <> 1");
         assert_eq!(case.subscriber.value("SELECT sum(v) FROM money"), money);
         assert_eq!(case.statistic("fallbacks"), "0", "no group is applied by rows");

@@ -84,7 +84,7 @@ fn column_lists_in_several_publications_are_combined_as_natively() {
     for (number, (on_15, publications)) in COMBINATIONS.iter().enumerate() {
         let all = [15, 16, 18];
         let newer = 1 + number % 2;
-        // What is the same on all is tried on one in turn. Publications mean the same since 16.
+        // Combinations whose result is the same on all versions run on one of them. Publications mean the same since 16.
         let versions = match on_15 {
             _ if long() => all.to_vec(),
             Same => vec![all[number % 3]],

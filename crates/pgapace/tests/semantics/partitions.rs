@@ -1,6 +1,6 @@
 //! Partitioned tables on publisher and subscriber.
 
-use crate::support::{VERSIONS, on_versions};
+use crate::support::{Case, VERSIONS, on_versions};
 
 /// Tables with the same name and the columns (id, region, n, v), partitioned differently on each
 /// side.
@@ -259,4 +259,34 @@ fn rows_move_between_leaves_that_are_published_as_such() {
         }
         assert_eq!(case.statistic("fallbacks"), "0");
     });
+}
+
+/// Few rows of a table with many leaves are changed one by one, before 18 with plans of their own; more rows in sets. Both
+/// stand in one transaction.
+#[test]
+fn few_and_many_rows_of_hundreds_of_leaves() {
+    for major in [15, 18] {
+        let case = Case::new(major, major);
+        case.publisher.sql("CREATE TABLE t (id int, k int, v text, PRIMARY KEY (id, k))");
+        case.subscriber.sql(
+            "CREATE TABLE t (id int, k int, v text, PRIMARY KEY (id, k)) PARTITION BY LIST (k); \
+             DO $$ BEGIN FOR i IN 0..419 LOOP \
+               EXECUTE format('CREATE TABLE t%s PARTITION OF t FOR VALUES IN (%s)', i, i); \
+             END LOOP; END $$",
+        );
+        case.publish("FOR TABLE t");
+        case.publisher.sql("INSERT INTO t SELECT g, g % 420, 'v' FROM generate_series(1, 2000) g");
+        case.run_until_current();
+        case.publisher.sql("UPDATE t SET v = 'one' WHERE id = 7");
+        case.run_until_current();
+        case.publisher.sql(
+            "BEGIN; DELETE FROM t WHERE id <= 3; UPDATE t SET v = 'few' WHERE id BETWEEN 10 AND 14; COMMIT; \
+             BEGIN; DELETE FROM t WHERE id BETWEEN 20 AND 22; UPDATE t SET v = 'many' WHERE id BETWEEN 100 AND 900; \
+             UPDATE t SET k = 419 - k WHERE id BETWEEN 30 AND 33; COMMIT; \
+             UPDATE t SET v = 'last' WHERE id = 2000",
+        );
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+        assert_eq!(case.statistic("fallbacks || ',' || t.update_missing"), "0,0");
+    }
 }

@@ -34,7 +34,7 @@ struct Change {
     new: Option<Values>,
 }
 
-/// What the subscriber has, and which changes found no row.
+/// The rows of the subscriber, and the changes that found no row.
 #[derive(Debug, PartialEq)]
 struct Applied {
     rows: Vec<Values>,

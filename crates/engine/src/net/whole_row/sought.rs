@@ -3,7 +3,8 @@
 //! If a row is missing, so is everything that the segment would have made of it. One by one, each of its changes
 //! looks for an equal row. The subscriber is asked for that ([`Seek::passed`](crate::net::Seek::passed)). The rows of
 //! other lineages are known here: if an image of one of them has the same form as an image of this lineage, the
-//! changes of this one are not listed. That is more than needed, because the images need not be there at the same time.
+//! changes of this one are not listed. This leaves out more changes than it must: the two rows need not exist at
+//! the same time.
 
 use std::hash::Hasher;
 

@@ -119,7 +119,7 @@ fn age(text: &str) -> std::result::Result<Duration, String> {
     }
 }
 
-/// What is left after a second signal, whatever the verb did then.
+/// The log line of a second signal: it holds in every step of the verb.
 const LEFT: &str = "the second signal ends the process; pgapace switchover --abort undoes what was begun, or says that \
                     nothing can be undone: then the same command again finishes it";
 /// Completes "stopped during …".

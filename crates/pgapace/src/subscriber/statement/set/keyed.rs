@@ -174,6 +174,7 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
         if map.search_columns().is_empty() {
             return Ok(false);
         }
+        self.plan_each_row(false)?;
         let moves = matches!(self.changes, Changes::Moves(..));
         let SetBuffers { search: columns, new, set, nulls, text, .. } = &mut *self.buffers;
         let values = if moves { &mut *new } else { &mut *columns };
@@ -216,8 +217,6 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
             Changes::Updates(_) if self.moving => SetOperation::UpdateMoving,
             Changes::Updates(_) => SetOperation::Update,
         };
-        self.plan_each_row(false)?;
-        let SetBuffers { search: columns, new, set, nulls, text, .. } = &mut *self.buffers;
         let expected = match self.changes {
             Changes::Absent(_) => 0,
             Changes::Deletes(_) | Changes::Moves(..) | Changes::Updates(_) => columns.rows(),

@@ -1,8 +1,8 @@
 //! How the rows of a table with many leaf partitions are found.
 //!
-//! An Execute of a set statement opens and locks all leaves, and each of its rows passes all of them once more, although
-//! it is looked for in one. A statement for one row opens only the leaf that its values choose: from PostgreSQL 18 on
-//! with a generic plan, before only if it is planned with the values. Measured, in microseconds (one run each, busy
+//! An Execute of a set statement opens and locks all leaves. For each of its rows the server then prepares the scans of all
+//! leaves, and executes one. A statement for one row opens only the leaf that the row belongs to: from PostgreSQL 18 on with
+//! a generic plan, in earlier versions only with a plan for these values. Measured, in microseconds (one run each, busy
 //! machine; x is the number of leaves):
 //!
 //! ```text

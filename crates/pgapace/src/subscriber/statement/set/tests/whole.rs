@@ -308,7 +308,8 @@ fn rows_that_are_missing_are_listed() {
                  (4, 4.00, 'x'), (5, 5, 'y'), (7, 7, 'x'), (7, 7, 'x')"
             ));
             let map = bed.map(table, ReplicaIdentity::Full, "a n v");
-            // The third and the last two are missing. The fourth is only equal. What the fifth would become is there.
+            // Rows 3, 8 and 9 are missing. Row 4 is equal, but not identical. Row 5 is missing, and an equal of what it
+            // would become exists.
             let olds = bed.rows(
                 format,
                 "SELECT * FROM (VALUES (1, 1.0, 'x'), (2, 2, NULL), (3, 3, 'x'), (4, 4.0, 'x'), (5, 5, 'x'), \
@@ -339,7 +340,7 @@ fn rows_that_are_missing_are_listed() {
                 assert_eq!(bed.value(&left), expected);
                 bed.sql("ROLLBACK");
             }
-            // A row of NULLs alone, which is looked for twice.
+            // A row in which all values are NULL. Two changes look for it.
             let olds = bed.rows(format, "SELECT NULL::int, NULL::numeric, NULL::text");
             for (rows, returned) in [(0, vec![1, 0]), (1, vec![-1])] {
                 let passed = vec![vec![row(format, &olds[0])]];
