@@ -100,6 +100,13 @@ impl<T: Dispatchable> Dispatch<T> {
         alone
     }
 
+    /// All statements of a worker's session took the backend so long to prepare, roughly.
+    pub fn prepared(&mut self, worker: usize, time: Duration) {
+        if let Some(scaling) = &mut self.scaling {
+            scaling.prepared(worker, time);
+        }
+    }
+
     /// A worker has completed its first groups: measures their work.
     pub(super) fn measure(&mut self, worker: usize, groups: usize, now: Duration) {
         if let Some(one_by_one) = &mut self.one_by_one {

@@ -609,6 +609,7 @@ impl<T: Dispatchable> Dispatch<T> {
     /// See [`Workers::left`].
     pub fn left(&mut self, worker: usize) {
         self.workers.left(worker);
+        self.prepared(worker, Duration::ZERO);
     }
 
     /// See [`Workers::not_opened`].

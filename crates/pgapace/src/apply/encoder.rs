@@ -5,6 +5,7 @@ pub(crate) mod resolution;
 pub(crate) mod sought;
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use engine::history::HistoryMark;
 use engine::net::{ChangeAt, Step};
@@ -121,6 +122,11 @@ impl Encoder {
     /// The same for a session that sets savepoints of its own, and keeps the changes that it has sent.
     pub(crate) fn without_savepoints(self) -> Self {
         Self { savepoints: false, sought: None, ..self }
+    }
+
+    /// See [`StatementCache::prepared`].
+    pub(crate) fn prepared(&self) -> Duration {
+        self.statements.prepared()
     }
 
     /// Where it stands now: see [`Self::forget_after`].

@@ -438,10 +438,11 @@ impl Pool {
 
     /// A worker has answered its first groups, and some of them have ended.
     pub(crate) fn answered(&mut self, worker: usize, answered: &Answered) {
-        let (now, Answered { groups, ended, processor, .. }) = (self.now(), answered);
+        let (now, Answered { groups, ended, processor, preparing, .. }) = (self.now(), answered);
         if let Some(span) = &self.span {
             span.answered(*processor, !ended.is_empty());
         }
+        self.dispatch.prepared(worker, *preparing);
         if self.dispatch.answered(worker, *groups, ended, now) {
             self.slots.dismiss(worker);
         }

@@ -3,6 +3,8 @@
 //! Groups end rarely, and in bursts: commits keep their order. So each worker is measured over whole
 //! cycles, from the end of one of its groups to the end of another, and the rates of the workers are
 //! added. Groups that were assigned before the measurement began do not count.
+//!
+//! Nor does a group whose session mostly prepared statements for it: its rate is not that of later ones.
 
 use std::time::Duration;
 
@@ -49,6 +51,8 @@ struct Cycles {
     work: f64,
     /// The worker had nothing more to do then.
     idle: bool,
+    /// How long the session has prepared statements since the last group ended.
+    preparing: Duration,
 }
 
 #[derive(Debug)]
@@ -56,6 +60,8 @@ pub(super) struct Meter {
     /// Groups that were assigned before do not count.
     restarted: Duration,
     since: Duration,
+    /// When a group ended last whose session mostly prepared statements.
+    prepared: Duration,
     workers: Vec<Cycles>,
     bytes: usize,
     changes: usize,
@@ -67,12 +73,17 @@ const SHORTEST: Duration = Duration::from_millis(250);
 /// Cycles of all workers together, and of each worker, at least.
 const CYCLES: usize = 4;
 const CYCLES_OF_EACH: usize = 2;
+/// A group does not count if its session has prepared statements for more than this part (1 in n) of its
+/// time, but only within the first of a measurement: some loads need new statements all the time.
+const PREPARING: u32 = 4;
+const PREPARING_WITHIN: Duration = Duration::from_secs(5);
 
 impl Meter {
     pub(super) fn new(workers: usize) -> Self {
         Self {
             restarted: Duration::ZERO,
             since: Duration::ZERO,
+            prepared: Duration::ZERO,
             workers: vec![Cycles::default(); workers],
             bytes: 0,
             changes: 0,
@@ -110,6 +121,11 @@ impl Meter {
         self.waited.note(waits, now);
     }
 
+    /// A worker's session has prepared statements for so long, for groups that have not ended.
+    pub(super) fn preparing(&mut self, worker: usize, time: Duration) {
+        self.workers[worker].preparing += time;
+    }
+
     /// A group has ended; `idle`: the worker has nothing more to do.
     pub(super) fn ended(
         &mut self,
@@ -121,6 +137,13 @@ impl Meter {
     ) {
         let cycles = &mut self.workers[worker];
         cycles.idle = idle;
+        let preparing = std::mem::take(&mut cycles.preparing);
+        let took = now.saturating_sub(cycles.until.max(assigned));
+        if preparing * PREPARING > took && now.saturating_sub(self.since) < PREPARING_WITHIN {
+            *cycles = Cycles { from: Some(now), until: now, idle, ..Cycles::default() };
+            self.prepared = now;
+            return;
+        }
         if cycles.from.is_none() || assigned < self.restarted {
             (cycles.from, cycles.until) = (Some(now), now);
             return;
@@ -143,7 +166,8 @@ impl Meter {
         let of_each = CYCLES_OF_EACH.max(CYCLES.div_ceil(workers));
         let through = self.workers.iter().filter(|cycles| cycles.count >= of_each).count();
         let some = self.workers.iter().any(|cycles| cycles.count >= of_each);
-        if took < SHORTEST || through < workers && (took < longest || !some) {
+        let waited = now.saturating_sub(self.since.max(self.prepared));
+        if took < SHORTEST || through < workers && (waited < longest || !some) {
             return None;
         }
         let rate = self.workers.iter().filter(|cycles| cycles.count > 0).map(|cycles| {
@@ -204,6 +228,29 @@ mod tests {
         let measured = meter.result(1, at(9999), at(800)).expect("it is complete");
         assert!((measured.rate - 5000.0).abs() < 1.0, "{measured:?}");
         assert!(measured.saturated < 1e-9);
+    }
+
+    #[test]
+    fn groups_for_which_statements_are_prepared_do_not_count() {
+        let mut meter = Meter::new(2);
+        meter.restart(at(0));
+        for group in 0..8 {
+            meter.ended(0, at(0), WORK, false, at(100 * group));
+            // The other session prepares for its first five groups.
+            meter.preparing(1, if group < 5 { at(50) } else { at(5) });
+            meter.ended(1, at(0), WORK, false, at(100 * group));
+        }
+        let measured = meter.result(2, at(9999), at(700)).expect("it is complete");
+        assert!((measured.rate - 20_000.0).abs() < 1.0, "{measured:?}");
+        assert!(meter.result(3, at(350), at(749)).is_none(), "a third is waited for");
+        assert!(meter.result(3, at(350), at(750)).is_some());
+        // Where each group needs new statements, they count after a while.
+        meter.restart(at(1000));
+        for group in 0..80 {
+            meter.preparing(0, at(50));
+            meter.ended(0, at(1000), WORK, false, at(1000 + 100 * group));
+        }
+        assert!(meter.result(1, at(9999), at(8900)).is_some());
     }
 
     #[test]

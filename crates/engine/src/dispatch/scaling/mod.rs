@@ -23,6 +23,10 @@
 //! * A rate that rises by itself is not compared: sessions that are new prepare their statements and read
 //!   what is not cached, and groups grow. So a search begins once the rate no longer rises: until then,
 //!   whatever is tried would seem to be better.
+//! * A trial of more workers must be cheap. Each new session prepares the statements of all tables anew:
+//!   for 400 tables of 80 columns that took the backend 2.4 s, and a search tried three sessions before
+//!   the first had spent 5 s on its work. So sessions are opened for trials once that costs less than
+//!   [a part](PREPARING_PART) of the time in which work has waited.
 //! * More workers must gain something that noise does not explain. Fewer must lose nothing that can be
 //!   measured, because each session costs memory on the subscriber.
 //!
@@ -32,6 +36,7 @@
 
 mod meter;
 mod search;
+mod sessions;
 #[cfg(test)]
 mod tests;
 
@@ -40,6 +45,7 @@ use std::time::Duration;
 pub use meter::GroupWork;
 use meter::{Measurement, Meter};
 use search::Search;
+use sessions::Sessions;
 
 /// Factor by which the rate must increase with more workers.
 const WORTH: f64 = 1.05;
@@ -65,6 +71,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// value: trials must cost little.
 const PAUSE_FOR_LOSS: f64 = 33.0;
 const LONGEST_PAUSE_FOR_LOSS: Duration = Duration::from_secs(60);
+/// The part (1 in n) of the time with a heavy load that sessions may prepare statements for trials.
+const PREPARING_PART: u32 = 5;
 /// Part of the time in which work must wait, so that more workers can help.
 const SATURATED: f64 = 0.5;
 
@@ -86,6 +94,11 @@ pub enum Reason {
     OneByOne,
     /// There was no backlog yet.
     Unmeasured,
+    /// For a trial of this number, sessions would have to prepare statements for too long.
+    TooManyStatements {
+        /// The number.
+        workers: u16,
+    },
     /// The number is compared with another one.
     Trial {
         /// The number that is in use otherwise.
@@ -157,6 +170,9 @@ pub struct Scaling {
     pause: Duration,
     /// Since when other workers are there than are to be in use.
     opening_since: Option<Duration>,
+    sessions: Sessions,
+    /// The number whose trial would still cost too much.
+    too_dear: Option<usize>,
     more: Option<Tried>,
     fewer: Option<Tried>,
 }
@@ -180,6 +196,8 @@ impl Scaling {
             next_search: Duration::ZERO,
             pause: FIRST_PAUSE,
             opening_since: None,
+            sessions: Sessions::new(most),
+            too_dear: None,
             more: None,
             fewer: None,
         }
@@ -199,6 +217,9 @@ impl Scaling {
     pub fn decision(&self) -> Decision {
         let reason = match self.phase {
             Phase::Trial { .. } => Reason::Trial { than: short(self.best) },
+            Phase::Holding if let Some(workers) = self.too_dear => {
+                Reason::TooManyStatements { workers: short(workers) }
+            }
             Phase::Holding if self.usual.is_none() && self.more.or(self.fewer).is_none() => {
                 Reason::Unmeasured
             }
@@ -210,7 +231,7 @@ impl Scaling {
     /// Whether the best number is being searched: then groups should not take long.
     #[must_use]
     pub fn is_searching(&self) -> bool {
-        self.search.as_ref().is_some_and(Search::is_full)
+        self.too_dear.is_none() && self.search.as_ref().is_some_and(Search::is_full)
     }
 
     /// Whether work waits for a worker from now on.
@@ -222,6 +243,12 @@ impl Scaling {
     /// on the number of workers.
     pub fn interrupted(&mut self, now: Duration) {
         self.meter.restart(now);
+    }
+
+    /// The statements of a worker's session took so long to prepare, all together.
+    pub fn prepared(&mut self, worker: usize, time: Duration) {
+        let more = self.sessions.prepared(worker, time);
+        self.meter.preparing(worker, more);
     }
 
     /// A group has ended. `idle`: its worker has nothing more to do.
@@ -238,6 +265,7 @@ impl Scaling {
 
     /// Decides about the number of workers. `in_use`: how many workers get groups.
     pub fn look(&mut self, load: Load, in_use: usize, now: Duration) {
+        self.sessions.look(load == Load::Heavy, now);
         if load == Load::Light {
             self.phase = Phase::Holding;
             self.opening_since = None;
@@ -277,6 +305,11 @@ impl Scaling {
     }
 
     fn held(&mut self, measured: Measurement, now: Duration) {
+        if self.too_dear.is_some() && self.sessions.afford(self.best + 1) {
+            // Groups are smaller during a search.
+            (self.too_dear, self.usual, self.settled) = (None, None, false);
+            return self.meter.restart(now);
+        }
         if self.is_searching() && !self.settled {
             let before = self.usual.replace(measured);
             if before.is_none_or(|before| measured.rate > before.rate * RISING) {
@@ -321,19 +354,30 @@ impl Scaling {
 
     fn begin_search(&mut self, search: Search) {
         (self.search, self.settled) = (Some(search), false);
-        (self.kept, self.lost) = (1.0, 0.0);
+        (self.kept, self.lost, self.too_dear) = (1.0, 0.0, None);
     }
 
     /// Tries the next number of the search, if there is one.
     fn try_next(&mut self, base: Measurement, now: Duration) {
+        if self.too_dear.is_some() {
+            return self.meter.go_on(now);
+        }
         let Some(search) = &mut self.search else { return self.meter.go_on(now) };
         while let Some(candidate) = search.candidate(self.best) {
+            let mut numbers = (self.best.min(candidate - 1) + 1..=candidate).rev();
             // A load that does not wait for workers is not faster with more of them.
-            if candidate < self.best || base.saturated >= SATURATED {
-                self.phase = Phase::Trial { tried: candidate, base };
+            if candidate > self.best && base.saturated < SATURATED {
+                search.refused(self.best, candidate);
+            } else if let Some(tried) = numbers.find(|workers| self.sessions.afford(*workers)) {
+                self.sessions.spend(tried);
+                self.phase = Phase::Trial { tried, base };
                 return self.meter.restart(now);
+            } else if search.is_full() {
+                (self.too_dear, self.usual, self.differs) = (Some(candidate), None, 0);
+                return self.meter.restart(now);
+            } else {
+                search.refused(self.best, candidate);
             }
-            search.refused(self.best, candidate);
         }
         let was_searching = self.is_searching();
         self.end_search(now);

@@ -28,6 +28,13 @@ struct Model {
     now: f64,
     /// By worker, when its group was assigned, and when it ends.
     groups: Vec<Option<(f64, f64)>>,
+    /// How long each new session prepares statements, in seconds, before its first group. It does so again
+    /// after it was not used for ten seconds.
+    preparing: f64,
+    /// By worker, when its last group ended.
+    used: Vec<f64>,
+    /// How long sessions have prepared statements, all together.
+    prepared: f64,
     /// Work that was applied, and work that the best number of workers could have applied.
     applied: f64,
     possible: f64,
@@ -44,6 +51,9 @@ impl Model {
             random,
             now: 0.0,
             groups: vec![None; MOST],
+            preparing: 0.0,
+            used: vec![-1e9; MOST],
+            prepared: 0.0,
             applied: 0.0,
             possible: 0.0,
         };
@@ -80,7 +90,13 @@ impl Model {
             let workers = self.scaling.workers();
             for worker in 0..workers {
                 if self.groups[worker].is_none() {
-                    let takes = workers as f64 / self.rate(workers) * self.noise();
+                    let mut takes = workers as f64 / self.rate(workers) * self.noise();
+                    if self.preparing > 0.0 && self.now - self.used[worker] > 10.0 {
+                        self.scaling.prepared(worker, Duration::ZERO);
+                        self.scaling.prepared(worker, Duration::from_secs_f64(self.preparing));
+                        (self.prepared, takes) =
+                            (self.prepared + self.preparing, takes + self.preparing);
+                    }
                     self.groups[worker] = Some((self.now, self.now + takes));
                 }
             }
@@ -93,6 +109,7 @@ impl Model {
             self.possible += took * self.best();
             self.now = ended;
             self.groups[worker] = None;
+            self.used[worker] = self.now;
             let (begun, now) = (Duration::from_secs_f64(begun), self.time());
             self.scaling.ended(worker, begun, self.work, false, now);
             self.scaling.look(Load::Heavy, self.scaling.workers(), now);
@@ -210,6 +227,27 @@ fn without_a_load_nothing_is_learned() {
     model.now += 1000.0;
     model.groups.fill(None);
     assert!(model.run(20.0) >= 0.85, "{:?}", model.scaling);
+}
+
+/// New sessions prepare the statements of many tables: they are tried only once that is a small part of the
+/// time, and what they do meanwhile is not taken for what they can do.
+#[test]
+fn sessions_that_prepare_many_statements_are_tried_once_that_is_worth_it() {
+    for seed in 1..6 {
+        let mut model = Model::new(seed, summit(20.0, 1, 0.1));
+        model.preparing = 2.0;
+        model.run(10.0);
+        assert!(model.prepared < 2.1, "seed {seed}: {}", model.prepared);
+        let reason = model.scaling.decision().reason;
+        assert_eq!(reason, Reason::TooManyStatements { workers: 4 }, "seed {seed}");
+        model.run(110.0);
+        assert!((4.0..=26.0).contains(&model.prepared), "seed {seed}: {}", model.prepared);
+        let mut model = Model::new(seed, summit(20.0, 16, 0.1));
+        model.preparing = 0.5;
+        model.run(90.0);
+        let reached = model.run(60.0);
+        assert!(reached >= 0.95, "seed {seed}: {reached}, {:?}", model.scaling);
+    }
 }
 
 /// Workers that mostly wait for the publisher show nothing about a larger number.

@@ -120,6 +120,8 @@ pub(crate) struct Answered {
     pub(crate) moved_values: Vec<u32>,
     /// Processor time of the worker's thread.
     pub(crate) processor: Duration,
+    /// How long the backend took to prepare the session's statements, roughly.
+    pub(crate) preparing: Duration,
 }
 
 #[derive(Debug)]

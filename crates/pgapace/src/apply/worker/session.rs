@@ -258,6 +258,7 @@ impl WorkerSession {
             conflicts: self.tally.take_named(),
             moved_values,
             processor,
+            preparing: self.encoder.prepared(),
         };
         self.reporter.report(FromWorker::Answered(Box::new(answered)));
         if !ended.is_empty() {

@@ -23,6 +23,9 @@ impl Display for WorkersInUse {
                 write!(f, "transactions are committed one by one, in one pipeline")?;
             }
             Reason::Unmeasured => write!(f, "no backlog was measured yet")?,
+            Reason::TooManyStatements { workers } => {
+                write!(f, "the sessions of {workers} would first prepare statements for too long")?;
+            }
             Reason::Trial { than } => write!(f, "measuring whether they apply more than {than}")?,
             Reason::Measured { more, fewer } => {
                 let mut comparisons = [fewer, more].into_iter().flatten().peekable();

@@ -1,6 +1,7 @@
 //! The prepared statements of one session, by shape.
 
 use std::hash::{Hash, Hasher};
+use std::time::Duration;
 
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
@@ -89,6 +90,16 @@ fn weight(map: &TableMap, statement: &Statement) -> usize {
     FIXED + PER_COLUMN * map.table.columns.len() + PER_BYTE * statement.sql.len()
 }
 
+/// The processor time that the backend takes until it has executed a statement once, roughly, besides the
+/// work itself: it reads the table's catalogue rows, analyses the statement and plans it. Measured with 18.6:
+/// 1.2 ms for tables of 3 columns, 6 ms for those of 81.
+fn preparing(map: &TableMap) -> Duration {
+    const FIXED: Duration = Duration::from_millis(1);
+    const PER_COLUMN: Duration = Duration::from_micros(60);
+    let columns = u32::try_from(map.table.columns.len()).unwrap_or(u32::MAX);
+    FIXED + PER_COLUMN.saturating_mul(columns)
+}
+
 /// A prepared statement of this session.
 #[derive(Debug)]
 pub(crate) struct Prepared {
@@ -103,6 +114,8 @@ pub(crate) struct Prepared {
     /// The sources of the parameters.
     pub(crate) sources: Vec<Source>,
     usage: Usage,
+    /// See [`preparing`].
+    preparing: Duration,
 }
 
 impl Kind {
@@ -144,6 +157,8 @@ pub(crate) struct StatementCache {
     by_hash: FxHashMap<u64, Vec<Prepared>>,
     /// The sum of all weights.
     share: Share,
+    /// The sum of what all took, see [`preparing`].
+    prepared: Duration,
     named: u64,
     clock: u64,
     /// Numbers of statements whose Close is queued, and of the last statement that was parsed before it was: the server
@@ -179,6 +194,8 @@ impl StatementCache {
                 housekeeping.close = self.evict();
             }
             self.named += 1;
+            let preparing = preparing(map);
+            self.prepared += preparing;
             self.share.take(weight);
             if shape.kind.is_update() {
                 *self.updates.entry(map.id).or_default() += 1;
@@ -195,6 +212,7 @@ impl StatementCache {
                 name: name(self.named),
                 sources,
                 usage: Usage { number: self.named, last_used: 0, reused: false, weight },
+                preparing,
             });
             same.len() - 1
         });
@@ -228,6 +246,11 @@ impl StatementCache {
     /// Number of statements parsed so far: the argument of [`Self::forget_after`].
     pub(crate) fn parsed(&self) -> u64 {
         self.named
+    }
+
+    /// The processor time that the backend has taken to prepare these statements, roughly.
+    pub(crate) fn prepared(&self) -> Duration {
+        self.prepared
     }
 
     /// Removes the statements that were parsed later, because the server may have skipped their
@@ -270,13 +293,14 @@ impl StatementCache {
     }
 
     fn remove(&mut self, is_removed: impl Fn(&Prepared) -> bool, numbers: &mut Vec<u64>) {
-        let Self { share, updates, .. } = self;
+        let Self { share, prepared: all, updates, .. } = self;
         self.by_hash.retain(|_, same| {
             same.retain(|prepared| {
                 let removed = is_removed(prepared);
                 if removed {
                     numbers.push(prepared.usage.number);
                     share.give_back(prepared.usage.weight);
+                    *all = all.saturating_sub(prepared.preparing);
                     if prepared.kind.is_update()
                         && let Some(updates) = updates.get_mut(&prepared.table)
                     {
