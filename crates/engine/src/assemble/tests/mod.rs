@@ -1,5 +1,6 @@
 //! Streams built from messages, as the publisher would send them.
 
+mod model;
 mod random;
 mod spool;
 mod streams;

@@ -4,77 +4,16 @@
 use proptest::prelude::*;
 
 use pgoutput::{
-    Column, ColumnsBuilder, Lsn, Message, RelId, RelIdsBuilder, Relation, ReplicaIdentity,
+    ColumnsBuilder, Lsn, Message, RelId, RelIdsBuilder, Relation, ReplicaIdentity,
     RollbackPrepared, Timestamp, Truncate, TypeOid, Xid,
 };
 
+use super::model::{Level, Row, Running, rows};
 use super::streams::{abort, start, stream_commit, stream_prepare, streamed_insert};
 use super::{
-    Assembled, Assembler, Committed, PartLimits, Spool, Touched, TransactionPart, assemble, begin,
-    commit, commit_prepared, insert,
+    Assembled, Assembler, Committed, PartLimits, Spool, assemble, begin, commit, commit_prepared,
+    insert,
 };
-
-/// A row, or a truncate, with the version of the table that it was sent under.
-type Row = (u32, String);
-
-/// A savepoint that is open, or the transaction itself.
-#[derive(Debug, Default)]
-struct Level {
-    xid: Option<u32>,
-    /// Of subtransactions that were released into this one.
-    released: Vec<u32>,
-}
-
-/// A transaction on the publisher.
-#[derive(Debug)]
-struct Running {
-    xid: u32,
-    sent: bool,
-    levels: Vec<Level>,
-    rows: Vec<(u32, Row)>,
-}
-
-impl Running {
-    fn new(next_xid: &mut u32) -> Self {
-        *next_xid += 1;
-        let top = Level { xid: Some(*next_xid), released: Vec::new() };
-        Self { xid: *next_xid, sent: false, levels: vec![top], rows: Vec::new() }
-    }
-
-    /// The number of the innermost level; parents get theirs first, as in PostgreSQL.
-    fn assign_xid(&mut self, next_xid: &mut u32) -> u32 {
-        let mut innermost = self.xid;
-        for level in &mut self.levels {
-            innermost = *level.xid.get_or_insert_with(|| {
-                *next_xid += 1;
-                *next_xid
-            });
-        }
-        innermost
-    }
-
-    fn release(&mut self) {
-        if self.levels.len() > 1
-            && let Some(inner) = self.levels.pop()
-            && let Some(outer) = self.levels.last_mut()
-        {
-            outer.released.extend(inner.released);
-            outer.released.extend(inner.xid);
-        }
-    }
-
-    /// Undoes the innermost level. Returns the numbers in the abort record, in its order.
-    fn roll_back(&mut self) -> Vec<u32> {
-        if self.levels.len() == 1 {
-            return Vec::new();
-        }
-        let Some(Level { xid, mut released }) = self.levels.pop() else { return Vec::new() };
-        released.sort_unstable();
-        released.extend(xid);
-        self.rows.retain(|(xid, _)| !released.contains(xid));
-        released
-    }
-}
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
@@ -319,28 +258,6 @@ impl World {
         let expected: Vec<Row> = running.rows.into_iter().map(|(_, row)| row).collect();
         assert_eq!(read, expected);
     }
-}
-
-fn rows(part: &TransactionPart) -> Vec<Row> {
-    let row = |index| match part.change(index).expect("decodes again") {
-        (Message::Insert(insert), Touched::One(_, relation)) => {
-            let text = match insert.new.columns().next() {
-                Some(Column::Text(text)) => String::from_utf8_lossy(text).into_owned(),
-                other => panic!("{other:?}"),
-            };
-            (relation.columns[0].type_oid.0, text)
-        }
-        (Message::Truncate(truncate), Touched::Many(indexes)) => {
-            let touched = indexes.iter().map(|index| &part.relations()[*index as usize]);
-            let versions: Vec<_> =
-                touched.map(|relation| (relation.id, relation.columns[0].type_oid.0)).collect();
-            assert_eq!(truncate.relations.len(), 2);
-            assert_eq!(versions, [(RelId(7), versions[0].1), (RelId(8), versions[0].1)]);
-            (versions[0].1, "truncate".to_owned())
-        }
-        other => panic!("{other:?}"),
-    };
-    (0..part.len()).map(row).collect()
 }
 
 proptest! {
