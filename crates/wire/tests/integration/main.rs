@@ -1,6 +1,7 @@
 //! Tests against real servers of an old and a new major version.
 
 mod auth;
+mod certificate_kinds;
 mod certificates;
 mod copy;
 mod hosts;
