@@ -1,14 +1,18 @@
+//! Settings from flags, environment and files.
+
+mod old_names;
+mod values;
+
 use std::ffi::OsString;
 use std::io::Write;
-use std::time::Duration;
 
 use clap::{Args, Command, FromArgMatches};
 
-use super::declarations::{GroupTransactions, IfNotEmpty, SETTINGS, Streaming};
-use super::given::{Given, list_of_names};
+use super::declarations::{GroupTransactions, SETTINGS, Streaming};
+use super::given::Given;
 use super::live::LiveSettings;
 use super::setting::{Group, Setting};
-use super::{ApplyWorkers, Subscription, TagCommits, subscriptions};
+use super::{ApplyWorkers, Subscription, subscriptions};
 use crate::switchover::way_back::WayBack;
 
 fn flags(flags: &[&str]) -> Given {
@@ -90,51 +94,9 @@ fn a_missing_connection_string_may_be_a_credential() {
 }
 
 #[test]
-fn a_single_table_is_a_list_of_one() {
-    let found = both("[subscription]\nname = 'a'\npublication = 'p'\nworkers = 3", &[]);
-    let found = found.expect("valid");
-    assert_eq!((found.name.as_str(), found.workers), ("a", ApplyWorkers::Fixed(3)));
-    for text in ["'host=a password=sekret'", "['host=a password=sekret']", "7"] {
-        let message = both(&format!("subscription = {text}"), &[]).expect_err("no table");
-        assert!(message.contains("Write [[subscription]]"), "{message}");
-        assert!(!message.contains("sekret"), "{message}");
-    }
-}
-
-#[test]
 fn a_name_picks_one_and_flags_win() {
     let found = both(TWO, &["--name=b", "--memory-limit=32"]).expect("valid");
     assert_eq!((found.name.as_str(), found.memory_limit), ("b", 32 << 20));
-}
-
-#[test]
-fn a_name_that_is_quoted_as_a_whole_loses_its_quotes() {
-    let publications = |given: &[&str]| {
-        let given = flags(given);
-        given.get("publication").expect("a setting").map(<[String]>::to_vec).unwrap_or_default()
-    };
-    assert_eq!(publications(&[r#"--publication="a,b",c"#]), ["a,b", "c"]);
-    assert_eq!(publications(&[r#"--publication="a""b""#, "--publication=c"]), [r#"a"b"#, "c"]);
-    assert_eq!(publications(&[r#"--publication=a"b,"c"d""#]), [r#"a"b,"c"d""#]);
-    assert_eq!(publications(&["--publication=\"\"\"\""]), ["\""]);
-    let names = ["a,b", "\"c\"", "d\"", "e", " f"].map(str::to_owned);
-    assert_eq!(publications(&[&format!("--publication={}", list_of_names(&names))]), names);
-    // The file has no need of quotes.
-    let of_file = both("name='a'\npublication=['\"a\"', 'b,c']\n", &[]).expect("valid");
-    assert_eq!(of_file.publications, ["\"a\"", "b,c"]);
-}
-
-#[test]
-fn a_comma_in_double_quotes_separates_nothing() {
-    let found = one("").on_conflict;
-    assert!(!found.has_rules());
-    let rules = "--on-conflict=\"S,x\".\"a,\"\"b\":update_missing=error,s.t:insert_exists=skip";
-    let found = both(ONE, &[rules, "--publication=p,q", "--publication=r"]).expect("valid");
-    assert_eq!(found.on_conflict.unpublished(&[]), ["S,x.a,\"b", "s.t"]);
-    assert_eq!(found.publications, ["p", "q", "r"]);
-    let command = Given::augment_args(Command::new("test"));
-    let wrong = command.try_get_matches_from(["test", "--on-conflict=insert_exists=skip,nothing"]);
-    assert!(wrong.expect_err("not a rule").to_string().contains("nothing"));
 }
 
 #[test]
@@ -156,148 +118,6 @@ fn mistakes_are_named() {
     for text in ["truncate = true", "if-not-empty = 'truncate'"] {
         assert!(one(text).contains("a decision for one start"), "{text}");
     }
-}
-
-#[test]
-fn a_word_stands_in_place_of_a_number_or_a_boolean() {
-    let read = |text: &str| {
-        let found = both(&format!("{ONE}{text}"), &[]).expect("valid");
-        (found.workers, found.tag_commits)
-    };
-    let default = (ApplyWorkers::Auto, TagCommits::Auto);
-    assert_eq!(read(""), default);
-    assert_eq!(read("workers = 'auto'\ntag-commits = 'auto'"), default);
-    let given = (ApplyWorkers::Fixed(3), TagCommits::Never);
-    assert_eq!(read("workers = 3\ntag-commits = false"), given);
-    assert_eq!(read("workers = '3'\ntag-commits = 'off'"), given);
-    assert_eq!(read("tag-commits = true").1, TagCommits::Always);
-}
-
-#[test]
-fn ranges_have_one_message() {
-    for (text, said) in [
-        ("workers = 0", "--workers must be between 1 and 64"),
-        ("copy-workers = 65", "--copy-workers must be between 1 and 64"),
-        ("memory-limit = 15", "--memory-limit must be between 16MB and 1048576MB"),
-        ("memory-limit = '15MB'", "--memory-limit must be between 16MB and 1048576MB"),
-        ("status-interval = '999ms'", "--status-interval must be between 1s and 2147483647"),
-        ("receive-timeout = 0", "--receive-timeout must be between 1s and 2147483647"),
-        ("deadlock-timeout = 0", "--deadlock-timeout must be between 1ms and 2147483647"),
-        ("conflict-retention = 36501", "--conflict-retention must be between 0d and 36500d"),
-        ("event-retention = '2147483647d'", "--event-retention must be between 0d and 36500d"),
-    ] {
-        assert_eq!(both(&format!("{ONE}{text}"), &[]).expect_err(text), said);
-        let flag = format!("--{}", text.replace([' ', '\''], ""));
-        assert_eq!(both(ONE, &[&flag]).expect_err(text), said);
-    }
-}
-
-#[test]
-fn numbers_may_have_units() {
-    for (text, bytes) in [("64", 64 << 20), ("'64MB'", 64 << 20), ("'1 GB'", 1 << 30)] {
-        assert_eq!(one(&format!("memory-limit = {text}")).memory_limit, bytes, "{text}");
-    }
-    for (text, seconds) in [("7", 7), ("'7s'", 7), ("'2min'", 120), ("'1h'", 3600)] {
-        let found = one(&format!("status-interval = {text}")).status_interval;
-        assert_eq!(found, Duration::from_secs(seconds), "{text}");
-    }
-    assert_eq!(one("deadlock-timeout = '1s'").deadlock_timeout, Duration::from_secs(1));
-    assert_eq!(
-        one("conflict-retention = 1").conflict_retention(),
-        Some(Duration::from_secs(86400))
-    );
-    assert_eq!(one("conflict-retention = 0").conflict_retention(), None);
-    assert_eq!(one("copy-split-size = 0").copy().split_size, u64::MAX);
-    for wrong in ["7 weeks", "s", "-1", "7MB", "99999999999999999999"] {
-        let message = both(&format!("{ONE}status-interval = '{wrong}'"), &[]).expect_err(wrong);
-        assert!(message.contains("ms, s, min, h, d"), "{wrong}: {message}");
-    }
-}
-
-/// A file and flags with names of earlier versions, with underscores as well.
-#[test]
-fn old_names_are_known() {
-    let old =
-        "name='a'\npublications=['p', 'q']\nlock_probe=70\nkeep=true\nschema=true\ncopy_workers=3";
-    for found in [
-        both(old, &[]),
-        both(
-            "",
-            &[
-                "--name=a",
-                "--publications=p,q",
-                "--lock-probe",
-                "70",
-                "--keep",
-                "--schema",
-                "--copy-workers=3",
-                "--target=host=s user=u dbname=d",
-            ],
-        ),
-    ] {
-        let found = found.expect("valid");
-        assert_eq!(found.publications, ["p", "q"]);
-        assert_eq!(found.deadlock_timeout, Duration::from_millis(70));
-        assert_eq!(found.if_not_empty, IfNotEmpty::Keep);
-        assert!(found.copy_schema);
-        assert_eq!(found.copy_workers, 3);
-    }
-    assert_eq!(one("keep = false").if_not_empty, IfNotEmpty::Refuse);
-}
-
-/// All keys of a file for the last version before the settings were declared here.
-#[test]
-fn a_file_of_an_earlier_version_is_read() {
-    let text = r#"
-        publication = ["p"]
-        slot = "s"
-        create_slot = true
-        copy-data = true
-        copy-workers = 2
-        copy_split_size = 16
-        keep = true
-        schema = false
-        refresh-interval = 5
-        on-missed-changes = "resync"
-        analyze = false
-        indexes_after = false
-        failover = false
-        two-phase = true
-        two_phase_hold = 1
-        origin = "none"
-        tag-commits = true
-        binary = "off"
-        status_interval = 3
-        receive-timeout = 30
-        busy-timeout = 0
-        connect_timeout = 20
-        streaming = "on"
-        spool-directory = "/tmp"
-        spool-limit = 100
-        memory_limit = 32
-        workers = 2
-        preserve-commit-order = false
-        lock-probe = 40
-        prefetch = "auto"
-        apply-mode = "row"
-        on-conflict = ["insert_exists=skip", "s.t:update_missing=error"]
-        on_table_error = "block"
-        conflict-retention = 0
-        disable-on-error = true
-        [[subscription]]
-        name = "a"
-        group-transactions = 8
-        [[subscription]]
-        name = "b"
-        group_transactions = "auto"
-    "#;
-    let a = both(text, &["--name=a"]).expect("valid");
-    assert_eq!(a.group_transactions.0.map(usize::from), Some(8));
-    assert_eq!((a.copy().split_size, a.spool_limit), (16 << 20, Some(100 << 20)));
-    assert_eq!((a.two_phase, a.two_phase_hold), (Some(true), Duration::from_secs(1)));
-    assert_eq!(a.connect_timeout, Some(Duration::from_secs(20)));
-    assert!(a.origin_none() && a.on_conflict.has_rules() && a.disable_on_error);
-    assert_eq!(both(text, &["--name=b"]).expect("valid").group_transactions.0, None);
 }
 
 #[test]

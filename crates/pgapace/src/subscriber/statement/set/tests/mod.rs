@@ -5,9 +5,12 @@ mod keyed;
 mod moves;
 mod moving;
 mod plans;
+mod too_long;
 mod types;
 mod varied;
 mod whole;
+mod whole_missing;
+mod whole_moving;
 mod whole_rows;
 
 const MAJORS: [u16; 2] = [15, 18];
