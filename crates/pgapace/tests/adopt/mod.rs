@@ -5,6 +5,7 @@ mod interrupted;
 mod native_progress;
 mod positions;
 mod refused;
+mod release_refused;
 mod released;
 mod rounds;
 mod steps;

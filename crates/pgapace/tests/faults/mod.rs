@@ -1,6 +1,8 @@
 //! Faults on real servers: crashes, restarts, lost connections, takeovers and lost slots.
 
+mod acknowledgements;
 mod attention;
+mod canceled_waits;
 mod crashes;
 mod durability;
 mod errors;
@@ -14,6 +16,7 @@ mod resuming;
 mod round_trips;
 mod same_history;
 mod secrets;
+mod setup_errors;
 mod silent;
 mod slots;
 mod standby_publisher;

@@ -38,11 +38,11 @@ pub(super) const OUT_AND_BACK: &str = "ALTER PUBLICATION pub DROP TABLE t; UPDAT
                             ALTER PUBLICATION pub ADD TABLE t";
 
 /// Removes the table from the publication, and changes it.
-const AWAY: &str = "ALTER PUBLICATION pub DROP TABLE t; UPDATE t SET v = v + 1; \
+pub(super) const AWAY: &str = "ALTER PUBLICATION pub DROP TABLE t; UPDATE t SET v = v + 1; \
                     INSERT INTO other SELECT max(id) + 1, 0 FROM other";
 
 /// Changes the table, and adds it to the publication again.
-const BACK: &str = "UPDATE t SET v = v + 1; ALTER PUBLICATION pub ADD TABLE t";
+pub(super) const BACK: &str = "UPDATE t SET v = v + 1; ALTER PUBLICATION pub ADD TABLE t";
 
 /// Drops the publication and creates it again.
 pub(super) const MADE_ANEW: &str = "DROP PUBLICATION pub; UPDATE t SET v = v + 1; \
@@ -249,159 +249,5 @@ fn a_changed_filter_or_list_makes_its_table_stale() {
         case.publisher
             .sql("ALTER PUBLICATION others SET (publish = 'insert, update, delete, truncate')");
         case.run().expect(BLOCKED, &["public.other"]);
-    });
-}
-
-/// DDL that loses no changes is not a gap, and neither is a partition that is empty when attached.
-#[test]
-fn ddl_that_loses_no_changes_is_not_a_gap() {
-    on_versions(&ALL, |mut case| {
-        replicate(&mut case);
-        case.both(
-            "CREATE TABLE r (id int PRIMARY KEY, v int) PARTITION BY RANGE (id); \
-             CREATE TABLE low PARTITION OF r FOR VALUES FROM (0) TO (100)",
-        );
-        let published = "CREATE PUBLICATION roots FOR TABLE r WITH (publish_via_partition_root)";
-        case.publisher.sql(published);
-        case.tool.publications = "pub,others,roots".to_owned();
-        case.run_until_current();
-        let added = "CREATE TABLE high PARTITION OF r FOR VALUES FROM (100) TO (200); \
-                     CREATE TABLE higher (id int PRIMARY KEY, v int); \
-                     ALTER TABLE r ATTACH PARTITION higher FOR VALUES FROM (200) TO (300)";
-        one_by_one(&case, added);
-        case.subscriber.sql(added);
-        one_by_one(
-            &case,
-            "VACUUM FULL pg_publication; VACUUM FULL pg_publication_rel; VACUUM FULL pg_type; \
-             VACUUM FULL pg_inherits; VACUUM FULL pg_attribute; VACUUM FULL pg_class; ANALYZE; \
-             ALTER TABLE t ADD w int; ALTER TABLE t DROP w; CREATE INDEX ON t (v); \
-             GRANT SELECT ON t TO public; ALTER TABLE t SET (fillfactor = 50); CLUSTER t USING t_pkey; \
-             ALTER TABLE t RENAME v TO w; ALTER TABLE t RENAME w TO v; TRUNCATE t; \
-             ALTER TABLE t OWNER TO pg_monitor; INSERT INTO t VALUES (1, 1); INSERT INTO r VALUES (110, 1)",
-        );
-        case.run_until_current();
-        case.publisher.sql("INSERT INTO r VALUES (210, 1)");
-        case.run_until_current();
-        for table in ["t", "other", "r"] {
-            assert_eq!(state(&case, table), "ready false");
-        }
-        case.expect_equal(&["t", "other", "r"]);
-    });
-}
-
-/// A table that one publication always publishes completely has no gap. Changes of a publication
-/// that do not concern the table's rows are not a gap either.
-#[test]
-fn publication_changes_that_lose_no_changes_are_not_a_gap() {
-    on_versions(&ALL, |mut case| {
-        replicate(&mut case);
-        case.publisher.sql("CREATE ROLE keeper_of_publications");
-        case.publisher.sql(
-            "ALTER PUBLICATION others OWNER TO keeper_of_publications; \
-             ALTER PUBLICATION others ADD TABLE t; ALTER PUBLICATION pub ADD TABLE other",
-        );
-        case.run_until_current();
-        one_by_one(&case, OUT_AND_BACK);
-        case.run_until_current();
-        case.expect_equal(&["t", "other"]);
-        assert_eq!(
-            (state(&case, "t"), state(&case, "other")),
-            ("ready false".into(), "ready false".into())
-        );
-        case.publisher.sql(
-            "DROP PUBLICATION others; ALTER PUBLICATION pub OWNER TO CURRENT_USER; \
-             DROP ROLE keeper_of_publications",
-        );
-        case.tool.publications = "pub".to_owned();
-        case.run_until_current();
-        assert_eq!(state(&case, "t"), "ready false");
-    });
-}
-
-/// A start while the table is not published is no decision about it: `--on-missed-changes` decides when it comes back.
-#[test]
-fn a_start_while_a_table_is_not_published_decides_nothing() {
-    on_versions(&ALL, |mut case| {
-        replicate(&mut case);
-        let relations = || case.subscriber.value("SELECT count(*) FROM pgapace.relation");
-        case.tool.args = vec!["--on-missed-changes=resync".to_owned()];
-        one_by_one(&case, AWAY);
-        for _ in 0..2 {
-            case.run_until_current();
-            assert_eq!(state(&case, "t"), "ready false");
-        }
-        assert!(case.tool.finish("status", &[]).stdout.contains("public.t: no longer published"));
-        one_by_one(&case, BACK);
-        case.run_until_current();
-        assert_eq!(state(&case, "t"), "ready false");
-        case.expect_equal(&["t", "other"]);
-
-        case.tool.args = vec!["--on-missed-changes=ignore".to_owned()];
-        one_by_one(&case, AWAY);
-        case.run_until_current();
-        one_by_one(&case, BACK);
-        case.run_until_current();
-        assert_eq!(state(&case, "t"), "ready true");
-        assert_eq!(case.subscriber.value("SELECT count(*) FROM t WHERE v = 2"), "10");
-
-        case.tool.args.clear();
-        one_by_one(&case, AWAY);
-        case.run_until_current();
-        one_by_one(&case, BACK);
-        expect_blocked_and_repair(&case);
-
-        // A copy that was requested is made, although the table holds rows.
-        case.tool.finish("resync", &["t"]).expect(0, &[]);
-        one_by_one(&case, AWAY);
-        case.run().expect(BLOCKED, &["public.t"]);
-        case.run_until_current();
-        one_by_one(&case, BACK);
-        case.run_until_current();
-        assert_eq!(state(&case, "t"), "ready false");
-        case.expect_equal(&["t", "other"]);
-
-        // A dropped table is forgotten: a later one is new.
-        case.publisher.sql("DROP TABLE t");
-        case.run_until_current();
-        assert_eq!(relations(), "1");
-        case.subscriber.sql("TRUNCATE t");
-        case.publisher
-            .sql("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (1, 7)");
-        case.publisher.sql("ALTER PUBLICATION pub ADD TABLE t");
-        case.run_until_current();
-        case.expect_equal(&["t", "other"]);
-    });
-}
-
-/// With --copy-data=false, a start while the table is not published does not forget that it lacks changes. A copy that
-/// was requested before is made when the table is published again.
-#[test]
-fn a_table_that_is_unpublished_during_a_start_is_not_new_without_copy_data() {
-    on_versions(&[(15, 15), (18, 18)], |mut case| {
-        replicate(&mut case);
-        case.tool.args = vec!["--copy-data=false".to_owned()];
-        one_by_one(&case, AWAY);
-        case.run_until_current();
-        assert!(case.tool.finish("status", &[]).stdout.contains("public.t: no longer published"));
-        one_by_one(&case, BACK);
-        expect_blocked_and_repair(&case);
-
-        case.tool.finish("resync", &["t"]).expect(0, &[]);
-        one_by_one(&case, AWAY);
-        case.run().expect(BLOCKED, &["public.t"]);
-        case.run_until_current();
-        one_by_one(&case, BACK);
-        case.run_until_current();
-        assert_eq!(state(&case, "t"), "ready false");
-        case.expect_equal(&["t", "other"]);
-
-        // A dropped table is forgotten when all of its changes are applied.
-        case.publisher.sql("DROP TABLE t");
-        let mut process = case.start();
-        case.publisher.sql("INSERT INTO other SELECT max(id) + 1, 0 FROM other");
-        case.wait_until_applied(&mut process);
-        case.stop(process);
-        case.run_until_current();
-        assert_eq!(case.subscriber.value("SELECT count(*) FROM pgapace.relation"), "1");
     });
 }

@@ -3,6 +3,8 @@
 mod dropped;
 mod gaps;
 mod gaps_while_copying;
+mod gaps_while_starting;
+mod no_gap;
 mod other_tables;
 mod own_schema;
 mod random;

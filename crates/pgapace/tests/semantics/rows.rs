@@ -186,3 +186,77 @@ fn inheritance_children_are_not_touched() {
         case.expect_equal(&tables);
     });
 }
+
+/// REPLICA IDENTITY FULL with all kinds of subscriber tables: a primary key, a unique index, an
+/// index with NULLs, no index, and additional columns.
+#[test]
+fn replica_identity_full_finds_exactly_one_row() {
+    on_versions(&VERSIONS, |case| {
+        let tables = ["pk", "uniq", "nullable", "partial", "expression", "nothing", "extra"];
+        for table in tables {
+            case.both(&format!("CREATE TABLE {table} (a int, b text, c float8)"));
+            case.publisher.sql(&format!("ALTER TABLE {table} REPLICA IDENTITY FULL"));
+        }
+        case.subscriber.sql(
+            "ALTER TABLE pk ADD PRIMARY KEY (a); \
+             ALTER TABLE uniq ALTER a SET NOT NULL, ALTER b SET NOT NULL; CREATE UNIQUE INDEX ON uniq (a, b); \
+             CREATE UNIQUE INDEX ON nullable (a); \
+             CREATE UNIQUE INDEX ON partial (a) WHERE b IS NOT NULL; \
+             CREATE UNIQUE INDEX ON expression ((a + 0), (coalesce(b, 'null')), c); \
+             ALTER TABLE extra ADD own text DEFAULT 'own'",
+        );
+        case.publish("FOR ALL TABLES");
+        let rows = |from: i32| {
+            let mut sql = String::new();
+            for table in ["pk", "uniq", "nullable", "partial", "expression"] {
+                sql += &format!(
+                    "INSERT INTO {table} SELECT g, 'b' || g, 1 FROM generate_series({from}, {from} + 9) g;"
+                );
+            }
+            // These tables contain several equal rows, with NULL and NaN.
+            for table in ["nothing", "extra"] {
+                sql += &format!(
+                    "INSERT INTO {table} SELECT CASE WHEN g % 2 = 0 THEN {from} END, \
+                       CASE WHEN g % 3 = 0 THEN 'b' END, \
+                       (CASE g % 3 WHEN 0 THEN 'NaN' WHEN 1 THEN NULL ELSE '1' END)::float8 \
+                     FROM generate_series(1, 24) g;"
+                );
+            }
+            sql + &format!(
+                "INSERT INTO nullable VALUES (NULL, 'one', {from}), (NULL, 'one', {from}), (NULL, NULL, {from}); \
+                 INSERT INTO partial VALUES (1, NULL, {from}), (1, NULL, {from});"
+            )
+        };
+        case.publisher.sql(&rows(0));
+        case.run_until_current();
+        case.publisher.sql(&rows(100));
+        for table in tables {
+            for (number, change) in [
+                "UPDATE {} SET b = 'changed', c = 7",
+                "DELETE FROM {}",
+                "UPDATE {} SET a = a + 500, b = b || '!'",
+            ]
+            .iter()
+            .enumerate()
+            {
+                // Change every fifth of these rows in physical order, one at a time.
+                let change = change.replace("{}", table);
+                case.publisher.sql(&format!(
+                    "DO $$ DECLARE row_id tid; BEGIN \
+                       FOR row_id IN SELECT ctid FROM (SELECT ctid, row_number() OVER (ORDER BY ctid) AS n \
+                         FROM {table}) t WHERE n % 7 = {number} LOOP \
+                         {change_at}; END LOOP; END $$",
+                    change_at = format_args!("{change} WHERE ctid = row_id"),
+                ));
+            }
+        }
+        case.publisher.sql(
+            "UPDATE nullable SET b = 'only one' WHERE ctid = (SELECT min(ctid) FROM nullable WHERE b = 'one'); \
+             DELETE FROM nullable WHERE ctid = (SELECT max(ctid) FROM nullable WHERE b = 'one')",
+        );
+        case.run_until_current();
+        case.expect_equal(&tables);
+        assert_eq!(case.statistic("update_missing || '|' || delete_missing"), "0|0");
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM extra WHERE own IS NULL"), "0");
+    });
+}

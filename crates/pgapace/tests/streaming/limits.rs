@@ -1,4 +1,4 @@
-//! Limits of memory, disk space and time.
+//! Limits of memory and time.
 
 use std::fs;
 use std::thread::sleep;
@@ -10,7 +10,7 @@ use testbed::postgres::Client;
 use testbed::program::Process;
 
 use crate::support::memory::peak;
-use crate::support::{DB, NAME, PATIENCE, Site, expect_exit, holds_for, wait_while_running};
+use crate::support::{DB, NAME, PATIENCE, Site, holds_for, wait_while_running};
 
 /// Memory limit of the program, in megabytes.
 const LIMIT: u64 = 16;
@@ -22,7 +22,7 @@ const STREAMS: usize = 40;
 const SENDER_TIMEOUT: &str = "6s";
 const WAITS: Duration = Duration::from_secs(10);
 
-fn site(settings: &[(&str, &str)]) -> Result<Site> {
+pub(super) fn site(settings: &[(&str, &str)]) -> Result<Site> {
     let work_mem = ("logical_decoding_work_mem", "64kB");
     let settings: Vec<_> = settings.iter().copied().chain([work_mem]).collect();
     let site = Site::start(&settings, &[])?;
@@ -47,7 +47,7 @@ fn spooled(run: &Process) -> Result<(usize, u64)> {
     Ok((count, bytes))
 }
 
-fn rows(from: u32, count: u32) -> String {
+pub(super) fn rows(from: u32, count: u32) -> String {
     format!(
         "INSERT INTO t SELECT i, repeat(md5(i::text), 32) \
          FROM generate_series({from}, {from} + {count} - 1) i"
@@ -208,72 +208,6 @@ fn a_stream_that_waits_for_a_lock_delays_no_other_transaction() -> Result<()> {
     site.wait_until_applied(&mut run)?;
     assert_eq!(site.publisher.query_one_text(DB, pid)?, walsender);
     site.expect_equal(&[TableName::from("t"), TableName::from("small")])
-}
-
-/// A full spool ends the run, and no change is lost.
-#[test]
-fn a_full_spool_stops_with_nothing_lost() -> Result<()> {
-    let site = site(&[])?;
-    let directory = tempfile::tempdir()?;
-    let spool = directory.path().to_string_lossy().into_owned();
-    let program = site.program().args(["--memory-limit", "16", "--spool-directory", &spool]);
-    let mut run = site.spawn_streaming(&program.clone().args(["--spool-limit", "6"]))?;
-    let mut session = site.publisher.connect(DB)?;
-    session.batch_execute(&format!("BEGIN; {}", rows(1, 5000)))?;
-    site.publisher.sql(DB, "INSERT INTO small VALUES (1)")?;
-    site.wait_until_applied(&mut run)?;
-    session.batch_execute(&rows(10_000, 5000))?;
-    expect_exit(&mut run, 12, &["--spool-limit", "Nothing is lost", "--streaming off"])?;
-    // The same before the end of the transaction is received.
-    let mut run = site.spawn(&program.clone().args(["--spool-limit", "6"]))?;
-    expect_exit(&mut run, 12, &["--spool-limit"])?;
-    session.batch_execute("COMMIT")?;
-    let mut run = site.spawn_streaming(&program)?;
-    site.wait_until_applied(&mut run)?;
-    site.expect_equal(&[TableName::from("t"), TableName::from("small")])?;
-    // A missing spool directory is detected at startup.
-    run.terminate()?;
-    run.wait(PATIENCE)?;
-    let program = site.program().args(["--spool-directory", "/nonexistent"]);
-    expect_exit(&mut site.spawn(&program)?, 12, &["/nonexistent", "--spool-directory"])
-}
-
-/// A full disk is reported. Only root can create one.
-#[test]
-fn a_full_disk_stops_with_nothing_lost() -> Result<()> {
-    let directory = tempfile::tempdir()?;
-    let mounted = std::process::Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=2m", "tmpfs"])
-        .arg(directory.path())
-        .stderr(std::process::Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success());
-    if !mounted {
-        eprintln!("cannot mount a small file system: not tested");
-        return Ok(());
-    }
-    let _mount = Mount(directory.path().to_owned());
-    let site = site(&[])?;
-    let spool = directory.path().to_string_lossy().into_owned();
-    let program = site.program().args(["--memory-limit", "16", "--spool-directory", &spool]);
-    let mut run = site.spawn_streaming(&program)?;
-    site.publisher.sql(DB, &format!("BEGIN; {}; COMMIT", rows(1, 10_000)))?;
-    expect_exit(
-        &mut run,
-        12,
-        &["cannot write to the spool", "Nothing is lost", "--streaming off"],
-    )?;
-    let mut run = site.spawn_streaming(&site.program())?;
-    site.wait_until_applied(&mut run)?;
-    site.expect_equal(&[TableName::from("t")])
-}
-
-struct Mount(std::path::PathBuf);
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("umount").arg(&self.0).status();
-    }
 }
 
 /// The slot advances past an open transaction, which is sent again from its beginning after a

@@ -5,6 +5,7 @@
 mod added_tables;
 mod ddl;
 mod faults;
+mod full_disk;
 mod interleaved;
 mod limits;
 mod memory;

@@ -23,4 +23,5 @@ mod slot;
 mod subscriber_locks;
 mod truncate;
 mod two_way;
+mod unblocked;
 pub(crate) mod while_streaming;

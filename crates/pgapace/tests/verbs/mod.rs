@@ -8,6 +8,7 @@ mod command_line;
 mod configuration;
 mod drop;
 mod findings;
+mod passwords;
 mod same_database;
 mod sequences;
 mod sequences_behind;
