@@ -556,7 +556,7 @@ impl Tables {
         }
         let map = Arc::new(map.with_conflict_rules(conflicts));
         if self.types.binary() {
-            format::check_binary(&map, &self.types)?;
+            format::check_binary(session, &map, &mut self.types)?;
         }
         if map.table.hooks.rules {
             tracing::warn!(

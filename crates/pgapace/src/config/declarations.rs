@@ -268,6 +268,8 @@ settings! {
         }
         "binary" binary: Binary {
             help: "Form in which the publisher sends values",
+            more: "One column of a composite type, a range, an extension's type, tsvector, jsonpath, xml or money makes all \
+                   values text, because their binary form is not the same everywhere.",
             default: "auto",
             verbs: &["run", "check", "record"],
         }
@@ -526,7 +528,7 @@ impl Value for Policy {
 /// The form in which the publisher sends values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Binary {
-    /// Binary if all types agree exactly on both sides, otherwise text.
+    /// Binary if both sides have the same types and read their binary forms alike, otherwise text.
     Auto,
     /// Text.
     Off,

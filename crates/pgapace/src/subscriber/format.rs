@@ -346,6 +346,15 @@ fn type_name(session: &mut Session, oid: u32) -> Result<String> {
     Ok(rows.first().and_then(|row| row.get(0).map(str::to_owned)).unwrap_or_default())
 }
 
+/// Why a column needs text.
+fn why_text(column: &str, publisher: &str, subscriber: &str) -> String {
+    if publisher == subscriber {
+        format!("{column}: values of type {publisher} are sent as text")
+    } else {
+        format!("{column}: publisher type {publisher}, subscriber type {subscriber}")
+    }
+}
+
 /// Chooses the format of a run. Missing tables and columns are reported elsewhere.
 pub(crate) fn choose(
     control: &mut Session,
@@ -363,12 +372,8 @@ pub(crate) fn choose(
             let local = under.get(declared).copied().unwrap_or((*declared, 'b'));
             let name = || format!("{}.{}", table.display_name(), column.name);
             if !agree((column.base_type, column.type_kind), local) {
-                return Ok(Format::text(format!(
-                    "{}: publisher type {}, subscriber type {}",
-                    name(),
-                    column.base_type_name,
-                    type_name(control, local.0)?
-                )));
+                let subscriber = type_name(control, local.0)?;
+                return Ok(Format::text(why_text(&name(), &column.base_type_name, &subscriber)));
             }
         }
     }
@@ -377,18 +382,18 @@ pub(crate) fn choose(
 
 /// Checks that a table whose first change arrives during a run can be read in binary. If not, the
 /// run ends, and the next run requests text.
-pub(crate) fn check_binary(map: &TableMap, types: &PublisherTypes) -> Result<()> {
-    let name =
-        |index: usize| format!("{}.{}", map.remote.display_name(), map.remote.columns[index].name);
+pub(crate) fn check_binary(
+    session: &mut Session,
+    map: &TableMap,
+    types: &mut PublisherTypes,
+) -> Result<()> {
     for (index, column) in map.remote.columns.iter().enumerate() {
         let (sent, local) = (types.sent(column), map.local(index));
         if !agree((sent.oid, sent.kind), (local.base_type, local.type_kind)) {
-            return Err(needs_text(format!(
-                "{}: publisher type {}, subscriber type {}",
-                name(index),
-                column.type_oid.0,
-                local.type_name
-            )));
+            let name = format!("{}.{}", map.remote.display_name(), column.name);
+            let publisher = types.names.of(session, &[column])?.pop().flatten();
+            let publisher = publisher.unwrap_or_else(|| format!("with OID {}", column.type_oid.0));
+            return Err(needs_text(why_text(&name, &publisher, &local.type_name)));
         }
     }
     Ok(())
