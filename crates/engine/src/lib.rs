@@ -62,6 +62,7 @@ pub mod spread;
 pub mod stream_start;
 pub mod streaming;
 pub mod sync_lsn;
+pub mod table_name;
 pub mod table_sync;
 pub mod transaction;
 pub mod unresolved;

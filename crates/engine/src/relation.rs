@@ -9,6 +9,8 @@ use std::sync::Arc;
 use pgoutput::{RelId, Relation, ReplicaIdentity, TypeOid};
 use rustc_hash::FxHashMap;
 
+use crate::table_name::TableName;
+
 /// One published column, in the order in which tuples carry it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RemoteColumn {
@@ -28,10 +30,8 @@ pub struct RemoteColumn {
 pub struct RemoteRelation {
     /// The publisher's oid of the table. It survives a rename, so it is never used for mapping.
     pub id: RelId,
-    /// Schema name; `pg_catalog` where the message has an empty string.
-    pub schema: String,
-    /// Table name.
-    pub name: String,
+    /// Its name; the schema is `pg_catalog` where the message has an empty string.
+    pub name: TableName,
     /// `pg_class.relreplident` at the time of the change.
     pub replica_identity: ReplicaIdentity,
     /// Published columns.
@@ -44,9 +44,11 @@ impl RemoteRelation {
     pub fn from_message(message: &Relation<'_>) -> Self {
         Self {
             id: message.id,
-            schema: if message.schema.is_empty() { "pg_catalog" } else { message.schema }
-                .to_owned(),
-            name: message.name.to_owned(),
+            name: TableName {
+                schema: if message.schema.is_empty() { "pg_catalog" } else { message.schema }
+                    .to_owned(),
+                name: message.name.to_owned(),
+            },
             replica_identity: message.replica_identity,
             columns: message
                 .columns
@@ -59,12 +61,6 @@ impl RemoteRelation {
                 })
                 .collect(),
         }
-    }
-
-    /// `schema.name` for messages, without quotes.
-    #[must_use]
-    pub fn display_name(&self) -> String {
-        format!("{}.{}", self.schema, self.name)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use engine::table_name::TableName;
 use pgoutput::{Lsn, Xid};
 
 use crate::encoding_error;
@@ -87,8 +88,8 @@ pub(crate) struct Offender {
     pub(crate) commit_lsn: Lsn,
     pub(crate) xid: Xid,
     pub(crate) table: Option<String>,
-    /// Schema and name, if it is one table.
-    pub(crate) relation: Option<(String, String)>,
+    /// The table, if it is one.
+    pub(crate) relation: Option<TableName>,
     pub(crate) operation: &'static str,
     pub(crate) key: Option<String>,
 }

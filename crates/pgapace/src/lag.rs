@@ -7,6 +7,7 @@
 
 use std::time::{Duration, Instant};
 
+use engine::table_name::TableName;
 use engine::table_sync::TableSyncState;
 use pgoutput::Lsn;
 use serde::Serialize;
@@ -115,7 +116,7 @@ fn look(
     let running = ownership::owner(control, row.id)?.is_some();
     let states = state::relations(control, row.id)?;
     let behind = states.iter().filter(|table| catches_up(table));
-    let tables: Vec<_> = behind.map(|table| format!("{}.{}", table.schema, table.name)).collect();
+    let tables: Vec<_> = behind.map(|table| table.name.to_string()).collect();
     let stream = stream_lag(control, source, row, end, running)?;
     if stream.is_none() && tables.is_empty() {
         return Ok(None);
@@ -136,11 +137,11 @@ fn catches_up(table: &RelationState) -> bool {
     !stays || table.requested.is_some()
 }
 
-/// Tables of which nothing is applied, by schema and name.
-pub(crate) fn blocked(control: &mut Session, row: &Subscription) -> Result<Vec<(String, String)>> {
+/// Tables of which nothing is applied.
+pub(crate) fn blocked(control: &mut Session, row: &Subscription) -> Result<Vec<TableName>> {
     let mut states = state::relations(control, row.id)?;
     states.retain(|table| table.state == TableSyncState::Blocked && !catches_up(table));
-    Ok(states.into_iter().map(|table| (table.schema, table.name)).collect())
+    Ok(states.into_iter().map(|table| table.name).collect())
 }
 
 /// Up to where the stream is applied, if that is not all up to `end`.

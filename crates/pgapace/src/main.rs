@@ -38,6 +38,7 @@ mod subscriber;
 mod subscription;
 mod switchover;
 mod systemd;
+mod table_name;
 mod tablesync;
 mod top;
 mod two_phase;

@@ -23,6 +23,7 @@ use engine::intake::{Incoming, IncomingSettings, Intake, IntakeSettings, Resumed
 use engine::progress::Progress;
 use engine::streaming::Streams;
 use engine::sync_lsn::SyncLsn;
+use engine::table_name::TableName;
 use engine::table_sync::{TableSyncEvent as Event, TableSyncState};
 use engine::writeset::WritesetLimits;
 use pgoutput::Lsn;
@@ -132,8 +133,8 @@ fn limits(rng: &mut Rng) -> PartLimits {
     PartLimits { bytes: 1000, changes, spooled_bytes: rng.one_of(&[0, 1000]), block_bytes: 64 }
 }
 
-fn name(table: usize) -> (String, String) {
-    ("public".to_owned(), format!("t{table}"))
+fn name(table: usize) -> TableName {
+    TableName { schema: "public".to_owned(), name: format!("t{table}") }
 }
 
 /// A run begins from what the subscriber says.

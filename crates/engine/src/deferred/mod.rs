@@ -22,6 +22,7 @@ use crate::intake::Spool;
 use crate::progress::{Positions, Progress};
 use crate::relation::RemoteRelation;
 use crate::sync_lsn::SyncLsn;
+use crate::table_name::TableName;
 use crate::transaction::{Touched, TransactionPart};
 
 /// Memory for deferred changes.
@@ -56,8 +57,8 @@ pub enum DeferredStage<C> {
 /// A table whose changes are deferred.
 #[derive(Debug)]
 pub struct DeferredTable<C> {
-    /// Schema and name of the table.
-    pub name: (String, String),
+    /// Its name.
+    pub name: TableName,
     /// How far its sync has come.
     pub stage: DeferredStage<C>,
     /// Changes of transactions that commit before it are in the table, or in its copy.
@@ -87,8 +88,8 @@ impl<C> DeferredTable<C> {
 #[derive(Debug)]
 pub struct DeferredTables<C> {
     tables: Vec<DeferredTable<C>>,
-    /// The place of each table, by schema and name.
-    places: FxHashMap<String, FxHashMap<String, usize>>,
+    /// The place of each table, by name.
+    places: FxHashMap<TableName, usize>,
     /// The places of those that have changes of the transaction whose parts are being deferred.
     writing: Vec<usize>,
     limits: Limits,
@@ -142,13 +143,13 @@ impl<C> DeferredTables<C> {
 
     /// Adds a table that an earlier run has copied. It has everything up to `through`; the others have
     /// everything up to `applied`.
-    pub fn resume(&mut self, name: (String, String), copied: C, through: Lsn, applied: Lsn) {
+    pub fn resume(&mut self, name: TableName, copied: C, through: Lsn, applied: Lsn) {
         let (stage, after) = (DeferredStage::CatchUp(copied), applied.max(through));
         self.push(name, stage, through, (through, through), after);
     }
 
     /// Adds a table that is to be copied: from here on its changes are deferred.
-    pub fn begin(&mut self, name: (String, String), progress: &Progress) {
+    pub fn begin(&mut self, name: TableName, progress: &Progress) {
         let Positions { flush, apply, .. } = self.limit(progress.positions());
         // The snapshot has everything that was received, and everything that is received again.
         let (from, after) = (progress.last_dispatched(), Lsn::INVALID);
@@ -157,7 +158,7 @@ impl<C> DeferredTables<C> {
 
     fn push(
         &mut self,
-        name: (String, String),
+        name: TableName,
         stage: DeferredStage<C>,
         from: Lsn,
         (hold, visible): (Lsn, Lsn),
@@ -171,17 +172,12 @@ impl<C> DeferredTables<C> {
 
     fn index(&mut self, place: usize) {
         let table = &self.tables[place];
-        let (schema, name) = table.name.clone();
-        let other = self.places.entry(schema).or_default().insert(name, place);
+        let other = self.places.insert(table.name.clone(), place);
         debug_assert!(other.is_none(), "a table is deferred once");
         self.limits.add(table);
         if table.changes.is_writing() {
             self.writing.push(place);
         }
-    }
-
-    fn place(&self, schema: &str, name: &str) -> Option<usize> {
-        self.places.get(schema)?.get(name).copied()
     }
 
     /// All of them.
@@ -203,13 +199,13 @@ impl<C> DeferredTables<C> {
     /// Whether changes of this relation are deferred.
     #[must_use]
     pub fn has(&self, relation: &RemoteRelation) -> bool {
-        self.has_name(&relation.schema, &relation.name)
+        self.has_name(&relation.name)
     }
 
-    /// The same by schema and name.
+    /// The same by name.
     #[must_use]
-    pub fn has_name(&self, schema: &str, name: &str) -> bool {
-        !self.tables.is_empty() && self.place(schema, name).is_some()
+    pub fn has_name(&self, name: &TableName) -> bool {
+        self.places.contains_key(name)
     }
 
     /// Defers the changes of a part that concern these tables. The others may have applied it before
@@ -241,7 +237,7 @@ impl<C> DeferredTables<C> {
 
     fn defer_changes(&mut self, part: &TransactionPart, block: usize) {
         let is_deferred = |place: &usize| part.head.commit_lsn >= self.tables[*place].from;
-        let place = |relation: &RemoteRelation| self.place(&relation.schema, &relation.name);
+        let place = |relation: &RemoteRelation| self.places.get(&relation.name).copied();
         let relations = part.relations().iter();
         let places: Vec<_> = relations.map(|r| place(r).filter(is_deferred)).collect();
         if places.iter().all(Option::is_none) {
@@ -342,7 +338,7 @@ impl<C> DeferredTables<C> {
     }
 
     /// The tables of the next copy, which begins now.
-    pub fn take_copies(&mut self) -> Vec<(String, String)> {
+    pub fn take_copies(&mut self) -> Vec<TableName> {
         let waiting = self.tables.iter_mut().filter(|t| matches!(t.stage, DeferredStage::Init));
         let begun = waiting.map(|table| {
             table.stage = DeferredStage::DataSync;

@@ -40,8 +40,8 @@ impl Spool for NoSpool {
     }
 }
 
-fn name(table: usize) -> (String, String) {
-    ("public".to_owned(), format!("t{table}"))
+fn name(table: usize) -> TableName {
+    TableName { schema: "public".to_owned(), name: format!("t{table}") }
 }
 
 fn relations(count: usize) -> Vec<Arc<RemoteRelation>> {
@@ -52,7 +52,7 @@ fn relations(count: usize) -> Vec<Arc<RemoteRelation>> {
             xid: None,
             id: RelId(u32::try_from(table).unwrap() + 1),
             schema: "public",
-            name: &name(table).1,
+            name: &name(table).name,
             replica_identity: ReplicaIdentity::Default,
             columns: columns.columns(),
         })

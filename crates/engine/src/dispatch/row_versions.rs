@@ -70,6 +70,7 @@ mod tests {
 
     use super::{Pacing, RowVersions};
     use crate::relation::{RemoteColumn, RemoteRelation};
+    use crate::table_name::TableName;
 
     fn relation(replica_identity: ReplicaIdentity) -> RemoteRelation {
         let column = |name: &str, key| RemoteColumn {
@@ -80,8 +81,7 @@ mod tests {
         };
         RemoteRelation {
             id: RelId(1),
-            schema: "public".to_owned(),
-            name: "t".to_owned(),
+            name: TableName { schema: "public".to_owned(), name: "t".to_owned() },
             replica_identity,
             columns: vec![
                 column("k", true),

@@ -59,8 +59,8 @@ impl<'a> Context<'a> {
         // The error may be of a trigger, on another table. Of a foreign key the server names either table.
         let own = kind == ConflictType::ForeignKeyViolation
             || map.table.partitioned
-            || said.table.as_ref() == Some(&map.table.name)
-                && said.schema.as_ref() == Some(&map.table.schema);
+            || said.table.as_ref() == Some(&map.table.name.name)
+                && said.schema.as_ref() == Some(&map.table.name.schema);
         own.then_some(kind)
     }
 
@@ -242,14 +242,14 @@ impl<'a> Context<'a> {
         let said = error.server_error();
         let is_named = |map: &&TableMap| {
             said.is_some_and(|said| {
-                said.table.as_ref() == Some(&map.table.name)
-                    && said.schema.as_ref() == Some(&map.table.schema)
+                said.table.as_ref() == Some(&map.table.name.name)
+                    && said.schema.as_ref() == Some(&map.table.name.schema)
             })
         };
         let named = applied.clone().find(is_named);
         if let Some(map) = named.or_else(|| applied.next().filter(|_| at.is_some())) {
-            offender.relation = Some((map.remote.schema.clone(), map.remote.name.clone()));
-            offender.table.get_or_insert_with(|| map.remote.display_name());
+            offender.relation = Some(map.remote.name.clone());
+            offender.table.get_or_insert_with(|| map.remote.name.to_string());
         }
         offender
     }

@@ -26,8 +26,8 @@ pub(crate) fn of_relation(part: &TransactionPart, relation: usize) -> Offender {
     let mut offender =
         Offender { commit_lsn: part.head.commit_lsn, xid: part.head.xid, ..unknown_offender() };
     let version = part.relations().get(relation);
-    offender.table = version.map(|version| version.display_name());
-    offender.relation = version.map(|version| (version.schema.clone(), version.name.clone()));
+    offender.table = version.map(|version| version.name.to_string());
+    offender.relation = version.map(|version| version.name.clone());
     let first = (0..part.len()).find_map(|index| {
         let (message, touched) = part.change(index).ok()?;
         let is_it = match touched {
@@ -44,8 +44,8 @@ pub(crate) fn of_relation(part: &TransactionPart, relation: usize) -> Offender {
 pub(crate) fn of_table(relation: &RemoteRelation, lsn: Lsn) -> Offender {
     Offender {
         commit_lsn: lsn,
-        table: Some(relation.display_name()),
-        relation: Some((relation.schema.clone(), relation.name.clone())),
+        table: Some(relation.name.to_string()),
+        relation: Some(relation.name.clone()),
         operation: "prepared transaction",
         ..unknown_offender()
     }
@@ -73,14 +73,14 @@ pub(crate) fn offender(work: &Work, index: Option<usize>) -> Offender {
     let Ok((message, touched)) = work.part.change(index) else { return offender };
     let map = match touched {
         Touched::One(relation, version) => {
-            offender.table = Some(version.display_name());
-            offender.relation = Some((version.schema.clone(), version.name.clone()));
+            offender.table = Some(version.name.to_string());
+            offender.relation = Some(version.name.clone());
             work.tables[relation].as_deref()
         }
         Touched::Many(relations) => {
             let names: Vec<_> = relations
                 .iter()
-                .map(|r| work.part.relations()[*r as usize].display_name())
+                .map(|r| work.part.relations()[*r as usize].name.to_string())
                 .collect();
             offender.table = Some(names.join(", "));
             None

@@ -6,17 +6,15 @@
 
 use std::collections::VecDeque;
 
+use engine::table_name::TableName;
 use rustc_hash::FxHashMap;
 
 use crate::publisher::announced::{Announcement, Description};
 
-/// Schema and name of a table.
-pub(crate) type TableKey = (String, String);
-
 /// Positions are in bytes of the stream since the run began.
 #[derive(Debug)]
 pub(crate) struct ReadTables<T> {
-    tables: FxHashMap<TableKey, T>,
+    tables: FxHashMap<TableName, T>,
     /// Descriptions that had arrived before, of tables that were not read for want of room. In the order of
     /// the stream.
     waiting: VecDeque<Description>,
@@ -33,12 +31,12 @@ impl<T> Default for ReadTables<T> {
 }
 
 impl<T> ReadTables<T> {
-    pub(crate) fn contains(&self, table: &TableKey) -> bool {
+    pub(crate) fn contains(&self, table: &TableName) -> bool {
         self.tables.contains_key(table)
     }
 
     /// What was read, to be used now.
-    pub(crate) fn take(&mut self, table: &TableKey) -> Option<T> {
+    pub(crate) fn take(&mut self, table: &TableName) -> Option<T> {
         self.tables.remove(table)
     }
 
@@ -59,7 +57,7 @@ impl<T> ReadTables<T> {
         self.waiting.pop_front()
     }
 
-    pub(crate) fn add(&mut self, read: impl IntoIterator<Item = (TableKey, T)>) {
+    pub(crate) fn add(&mut self, read: impl IntoIterator<Item = (TableName, T)>) {
         self.tables.extend(read);
     }
 
@@ -83,18 +81,17 @@ mod tests {
     use engine::relation::RemoteRelation;
     use pgoutput::{RelId, ReplicaIdentity};
 
-    use super::{Announcement, Description, ReadTables, TableKey};
+    use super::{Announcement, Description, ReadTables, TableName};
     use crate::publisher::announced::Version;
 
-    fn key(name: &str) -> TableKey {
-        ("public".to_owned(), name.to_owned())
+    fn key(name: &str) -> TableName {
+        TableName { schema: "public".to_owned(), name: name.to_owned() }
     }
 
     fn announcement(received: u64, names: &[&str]) -> Announcement {
         let version = Version::of(&RemoteRelation {
             id: RelId(1),
-            schema: String::new(),
-            name: String::new(),
+            name: key(""),
             replica_identity: ReplicaIdentity::Default,
             columns: Vec::new(),
         });
@@ -103,7 +100,7 @@ mod tests {
     }
 
     fn next(read: &mut ReadTables<i32>) -> Option<String> {
-        read.next_described().map(|description| description.table.1)
+        read.next_described().map(|description| description.table.name)
     }
 
     #[test]

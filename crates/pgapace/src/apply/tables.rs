@@ -13,13 +13,14 @@ use engine::dispatch::{Serialization, SerializationChange};
 use engine::net::TableFolding;
 use engine::relation::RemoteRelation;
 use engine::sync_lsn::SyncLsn;
+use engine::table_name::TableName;
 use engine::table_sync::TableSyncState;
 use pgoutput::{Lsn, RelId};
 use rustc_hash::{FxHashMap, FxHashSet};
-use wire::{Session, quote_ident};
+use wire::Session;
 
 use crate::apply::offender::of_table;
-use crate::apply::read_tables::{ReadTables, TableKey};
+use crate::apply::read_tables::ReadTables;
 use crate::config::ApplyModeSetting;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::announced::{Announced, Version};
@@ -33,6 +34,7 @@ use crate::subscriber::format::{self, PublisherTypes};
 use crate::subscriber::locks::Locking;
 use crate::subscriber::mapping::{Search, TableMap, lacks_columns};
 use crate::subscriber::state::{self, RelationMode, RelationState, SubscriptionId};
+use crate::table_name::sql_name;
 
 /// Schema of our state: never mapped, copied or applied, whatever the publication says.
 pub(crate) const OWN_SCHEMA: &str = "pgapace";
@@ -58,8 +60,8 @@ fn serialized_because(serialization: Serialization) -> Option<&'static str> {
 
 /// The first of these tables by name, and how many there are: one event tells of all partitions of a table.
 fn shown(modes: &[RelationMode]) -> (String, usize) {
-    let names: BTreeSet<_> = modes.iter().map(|mode| (&mode.schema, &mode.name)).collect();
-    let first = names.first().map(|(schema, name)| format!("{schema}.{name}"));
+    let names: BTreeSet<_> = modes.iter().map(|mode| &mode.name).collect();
+    let first = names.first().map(|name| name.to_string());
     (first.unwrap_or_default(), names.len())
 }
 
@@ -79,21 +81,21 @@ enum Resolved {
 /// Known tables with their sync LSNs, and relation versions with their maps.
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
-    sync_lsns: FxHashMap<(String, String), SyncLsn>,
+    sync_lsns: FxHashMap<TableName, SyncLsn>,
     /// By the address of the version, which the value keeps alive.
     resolved: FxHashMap<usize, (Arc<RemoteRelation>, Resolved)>,
     /// Of the relation versions that are resolved.
     versions: FxHashSet<Version>,
     /// Tables that were not published any more at this point. Changes of them that commit before it are
     /// ignored.
-    gone: FxHashMap<(String, String), Lsn>,
+    gone: FxHashMap<TableName, Lsn>,
     /// Tables of which nothing is applied.
-    blocked: FxHashSet<(String, String)>,
+    blocked: FxHashSet<TableName>,
     /// Those among them that were not published when the run began, nor at any look since.
-    unpublished: FxHashSet<(String, String)>,
+    unpublished: FxHashSet<TableName>,
     /// The oids on the publisher that names have: of a copied table as of its copy, of any other as of its
     /// first change in this run.
-    oids: FxHashMap<(String, String), RelId>,
+    oids: FxHashMap<TableName, RelId>,
     types: PublisherTypes,
     locking: Locking,
     apply_mode: ApplyModeSetting,
@@ -117,14 +119,11 @@ struct ReadTable {
 
 impl Tables {
     pub(crate) fn new(states: &[RelationState], types: PublisherTypes, locking: Locking) -> Self {
-        let sync_lsns = states
-            .iter()
-            .filter_map(|s| Some(((s.schema.clone(), s.name.clone()), s.sync_lsn?)))
-            .collect();
+        let sync_lsns = states.iter().filter_map(|s| Some((s.name.clone(), s.sync_lsn?))).collect();
         let blocked = states
             .iter()
             .filter(|s| s.state == TableSyncState::Blocked)
-            .map(|s| (s.schema.clone(), s.name.clone()))
+            .map(|s| s.name.clone())
             .collect();
         Self { sync_lsns, blocked, types, locking, ..Self::default() }
     }
@@ -133,10 +132,10 @@ impl Tables {
     /// copy, such a table was published without a gap: all changes from its sync LSN on are of the table with this oid.
     pub(crate) fn with_oids(mut self, states: &[RelationState], look: &[PublishedTable]) -> Self {
         let copied = states.iter().filter(|state| state.is_copied_without_gap());
-        let copied: FxHashSet<_> = copied.map(|s| (&s.schema, &s.name)).collect();
-        let found = look.iter().filter(|table| copied.contains(&(&table.schema, &table.name)));
-        self.oids.extend(found.map(|table| (table.key(), RelId(table.oid))));
-        let published: FxHashSet<_> = look.iter().map(PublishedTable::key).collect();
+        let copied: FxHashSet<_> = copied.map(|s| &s.name).collect();
+        let found = look.iter().filter(|table| copied.contains(&&table.name));
+        self.oids.extend(found.map(|table| (table.name.clone(), RelId(table.oid))));
+        let published: FxHashSet<_> = look.iter().map(|table| table.name.clone()).collect();
         self.unpublished.extend(self.blocked.difference(&published).cloned());
         self
     }
@@ -144,7 +143,7 @@ impl Tables {
     /// Takes from a later look at the publications which tables are published again.
     pub(crate) fn find_published(&mut self, look: &[PublishedTable]) {
         if !self.unpublished.is_empty() {
-            let published: FxHashSet<_> = look.iter().map(PublishedTable::key).collect();
+            let published: FxHashSet<_> = look.iter().map(|table| table.name.clone()).collect();
             self.unpublished.retain(|table| !published.contains(table));
         }
     }
@@ -169,30 +168,28 @@ impl Tables {
     #[inline]
     pub(crate) fn knows(&self, remote: &Arc<RemoteRelation>, commit_lsn: Lsn) -> bool {
         self.has_resolved(remote)
-            || remote.schema == OWN_SCHEMA
-            || self.sync_lsns.contains_key(&(remote.schema.clone(), remote.name.clone()))
+            || remote.name.schema == OWN_SCHEMA
+            || self.sync_lsns.contains_key(&remote.name)
             || self.is_blocked(remote)
             || self.is_gone(remote, commit_lsn)
     }
 
     /// Nothing more of a table is applied, until it is copied.
-    pub(crate) fn block(&mut self, schema: &str, name: &str) {
-        let key = (schema.to_owned(), name.to_owned());
-        self.remove([&key]);
-        self.blocked.insert(key);
+    pub(crate) fn block(&mut self, table: &TableName) {
+        self.remove([table]);
+        self.blocked.insert(table.clone());
     }
 
     /// Published tables of which nothing is applied, in order.
     pub(crate) fn blocked(&self) -> Vec<String> {
         let published = self.blocked.difference(&self.unpublished);
-        let mut names: Vec<_> = published.map(|(s, n)| format!("{s}.{n}")).collect();
+        let mut names: Vec<_> = published.map(TableName::to_string).collect();
         names.sort();
         names
     }
 
     fn is_blocked(&self, remote: &RemoteRelation) -> bool {
-        !self.blocked.is_empty()
-            && self.blocked.contains(&(remote.schema.clone(), remote.name.clone()))
+        !self.blocked.is_empty() && self.blocked.contains(&remote.name)
     }
 
     /// Whether this is another table of the publisher than the one that had the name before: the rows
@@ -206,7 +203,7 @@ impl Tables {
             Some(Resolved::Table { is_its, .. }) => Some(is_its),
             None => None,
         };
-        let name = (remote.schema.clone(), remote.name.clone());
+        let name = remote.name.clone();
         if !self.sync_lsns.get(&name).is_some_and(|sync_lsn| sync_lsn.passes(commit_lsn)) {
             return false;
         }
@@ -219,29 +216,26 @@ impl Tables {
 
     /// Adds a table that was copied while the stream went on, under a snapshot with this oid.
     pub(crate) fn add_copied(&mut self, table: &PublishedTable, sync_lsn: SyncLsn) {
-        self.add(&table.schema, &table.name, sync_lsn);
-        self.oids.insert(table.key(), RelId(table.oid));
+        self.add(table.name.clone(), sync_lsn);
+        self.oids.insert(table.name.clone(), RelId(table.oid));
     }
 
     /// Adds a table while the stream goes on.
-    pub(crate) fn add(&mut self, schema: &str, name: &str, sync_lsn: SyncLsn) {
-        self.sync_lsns.insert((schema.to_owned(), name.to_owned()), sync_lsn);
+    pub(crate) fn add(&mut self, table: TableName, sync_lsn: SyncLsn) {
+        self.sync_lsns.insert(table, sync_lsn);
     }
 
     /// Forgets tables that are about to be copied.
-    pub(crate) fn remove<'k>(&mut self, keys: impl IntoIterator<Item = &'k TableKey>) {
-        let mut removed: FxHashMap<&str, FxHashSet<&str>> = FxHashMap::default();
+    pub(crate) fn remove<'k>(&mut self, keys: impl IntoIterator<Item = &'k TableName>) {
+        let mut removed: FxHashSet<&TableName> = FxHashSet::default();
         for key in keys {
             self.sync_lsns.remove(key);
             self.oids.remove(key);
             self.blocked.remove(key);
             self.read.take(key);
-            removed.entry(&key.0).or_default().insert(&key.1);
+            removed.insert(key);
         }
-        self.keep(|remote, _| {
-            let names = removed.get(remote.schema.as_str());
-            names.is_none_or(|names| !names.contains(remote.name.as_str()))
-        });
+        self.keep(|remote, _| !removed.contains(&remote.name));
     }
 
     /// Forgets all other relation versions.
@@ -280,7 +274,6 @@ impl Tables {
             let modes: Vec<_> = maps
                 .iter()
                 .map(|map| RelationMode {
-                    schema: map.remote.schema.clone(),
                     name: map.remote.name.clone(),
                     mode: map.mode.name().to_owned(),
                     reason: because.or_else(|| map.mode.reason()).map(str::to_owned),
@@ -302,8 +295,8 @@ impl Tables {
                 tracing::debug!(table, tables, "its transactions are applied side by side again");
             }
             // Modes of the same table that are not recorded yet are out of date.
-            let new: FxHashSet<_> = modes.iter().map(|new| (&new.schema, &new.name)).collect();
-            self.modes.retain(|mode| !new.contains(&(&mode.schema, &mode.name)));
+            let new: FxHashSet<_> = modes.iter().map(|new| &new.name).collect();
+            self.modes.retain(|mode| !new.contains(&&mode.name));
             self.modes.extend(modes);
         }
     }
@@ -320,7 +313,7 @@ impl Tables {
                 if !same {
                     tracing::info!(
                         event = "table_definition_changed",
-                        table = map.table.display_name(),
+                        table = map.table.name.to_string(),
                         "table definition has changed on the subscriber"
                     );
                 }
@@ -337,12 +330,12 @@ impl Tables {
     }
 
     /// Notes that a table which is not part of the subscription is not published at this LSN.
-    pub(crate) fn set_gone(&mut self, schema: &str, name: &str, at: Lsn) {
-        self.gone.insert((schema.to_owned(), name.to_owned()), at);
+    pub(crate) fn set_gone(&mut self, table: TableName, at: Lsn) {
+        self.gone.insert(table, at);
     }
 
     fn is_gone(&self, remote: &RemoteRelation, commit_lsn: Lsn) -> bool {
-        let at = self.gone.get(&(remote.schema.clone(), remote.name.clone()));
+        let at = self.gone.get(&remote.name);
         at.is_some_and(|at| commit_lsn < *at)
     }
 
@@ -354,7 +347,7 @@ impl Tables {
     /// Whether [`Self::resolve`] needs no query.
     #[inline]
     pub(crate) fn is_read(&self, remote: &Arc<RemoteRelation>) -> bool {
-        self.has_resolved(remote) || self.read.contains(&key(remote))
+        self.has_resolved(remote) || self.read.contains(&remote.name)
     }
 
     /// The tables to read now: those of these relations, and of the others that were announced as many as
@@ -363,10 +356,13 @@ impl Tables {
         &mut self,
         relations: &[Arc<RemoteRelation>],
         announced: &Announced,
-    ) -> Vec<TableKey> {
+    ) -> Vec<TableName> {
         let of_these = relations.iter().filter(|remote| !self.has_resolved(remote));
-        let mut unread: Vec<_> =
-            of_these.map(|remote| key(remote)).filter(|key| self.is_to_read(key)).collect();
+        let mut unread: Vec<_> = of_these
+            .map(|remote| &remote.name)
+            .filter(|key| self.is_to_read(key))
+            .cloned()
+            .collect();
         unread.truncate(READ_AT_ONCE);
         if unread.is_empty() {
             return unread;
@@ -384,8 +380,8 @@ impl Tables {
     }
 
     /// Whether the changes of a table may be applied, and nothing of it is read.
-    fn is_to_read(&self, key: &TableKey) -> bool {
-        key.0 != OWN_SCHEMA
+    fn is_to_read(&self, key: &TableName) -> bool {
+        key.schema != OWN_SCHEMA
             && self.sync_lsns.contains_key(key)
             && !self.blocked.contains(key)
             && !self.read.contains(key)
@@ -393,7 +389,7 @@ impl Tables {
 
     /// Reads tables, so that they can be resolved. A table that cannot be read is left out: resolving
     /// reads it alone, and reports why. So one table does not stop the others.
-    pub(crate) fn read(&mut self, session: &mut Session, tables: Vec<TableKey>) {
+    pub(crate) fn read(&mut self, session: &mut Session, tables: Vec<TableName>) {
         match self.try_read(session, tables) {
             Ok(read) => self.read.add(read),
             Err(error) => tracing::debug!(%error, "cannot read several tables at once"),
@@ -403,8 +399,8 @@ impl Tables {
     fn try_read(
         &mut self,
         session: &mut Session,
-        tables: Vec<TableKey>,
-    ) -> Result<Vec<(TableKey, ReadTable)>> {
+        tables: Vec<TableName>,
+    ) -> Result<Vec<(TableName, ReadTable)>> {
         let found = self.reader.read(session, &tables)?;
         let copied_at = self.copied_at(session, &tables)?;
         let read = tables.into_iter().zip(found).filter_map(|(key, found)| {
@@ -416,9 +412,8 @@ impl Tables {
     }
 
     /// Reads one table. Fails if its changes cannot be applied.
-    fn read_alone(&mut self, session: &mut Session, table: &TableKey) -> Result<ReadTable> {
-        let (schema, name) = table;
-        let facts = self.reader.read_one(session, table)?.ok_or_else(|| missing(schema, name))?;
+    fn read_alone(&mut self, session: &mut Session, table: &TableName) -> Result<ReadTable> {
+        let facts = self.reader.read_one(session, table)?.ok_or_else(|| missing(table))?;
         let copied_at = self.copied_at(session, std::slice::from_ref(table))?.remove(table);
         Ok(ReadTable { facts, copied_at })
     }
@@ -427,11 +422,10 @@ impl Tables {
     fn copied_at(
         &self,
         session: &mut Session,
-        tables: &[TableKey],
-    ) -> Result<FxHashMap<TableKey, i64>> {
-        let timed = |(schema, name): &&TableKey| {
-            self.policy.of(schema, name).is_some_and(|policy| policy.is_timed())
-        };
+        tables: &[TableName],
+    ) -> Result<FxHashMap<TableName, i64>> {
+        let timed =
+            |table: &&TableName| self.policy.of(table).is_some_and(|policy| policy.is_timed());
         let timed: Vec<_> = tables.iter().filter(timed).cloned().collect();
         match self.subscription {
             Some(id) if !timed.is_empty() => state::copied_at(session, id, &timed),
@@ -456,7 +450,7 @@ impl Tables {
             return Ok(None);
         }
         if !self.resolved.contains_key(&address) {
-            let name = (remote.schema.clone(), remote.name.clone());
+            let name = remote.name.clone();
             if !self.sync_lsns.contains_key(&name) && self.is_gone(remote, commit_lsn) {
                 return Ok(None);
             }
@@ -487,10 +481,10 @@ impl Tables {
         commits: Commits,
     ) -> Result<bool> {
         for remote in relations {
-            if remote.schema == OWN_SCHEMA || self.is_blocked(remote) {
+            if remote.name.schema == OWN_SCHEMA || self.is_blocked(remote) {
                 continue;
             }
-            if !self.sync_lsns.contains_key(&(remote.schema.clone(), remote.name.clone())) {
+            if !self.sync_lsns.contains_key(&remote.name) {
                 return Ok(false);
             }
             if self.is_another(remote, lsn) {
@@ -516,26 +510,25 @@ impl Tables {
     }
 
     fn load(&mut self, session: &mut Session, remote: &Arc<RemoteRelation>) -> Result<Resolved> {
-        if remote.schema == OWN_SCHEMA {
+        if remote.name.schema == OWN_SCHEMA {
             return Ok(Resolved::Ignored);
         }
-        let sync_lsn =
-            self.sync_lsns
-                .get(&(remote.schema.clone(), remote.name.clone()))
-                .copied()
-                .ok_or_else(|| Failure::internal("a table was resolved before it was copied"))?;
-        let table = key(remote);
-        let ReadTable { facts, copied_at } = match self.read.take(&table) {
+        let sync_lsn = self
+            .sync_lsns
+            .get(&remote.name)
+            .copied()
+            .ok_or_else(|| Failure::internal("a table was resolved before it was copied"))?;
+        let ReadTable { facts, copied_at } = match self.read.take(&remote.name) {
             Some(read) => read,
-            None => self.read_alone(session, &table)?,
+            None => self.read_alone(session, &remote.name)?,
         };
-        let mut conflicts = self.policy.of(&remote.schema, &remote.name);
+        let mut conflicts = self.policy.of(&remote.name);
         if let Some(policy) = &mut conflicts {
             policy.copied_at = copied_at;
         }
         let TableFacts { table, constraints } = facts;
         if self.without_citus && !table.placement.is_plain() {
-            return Err(citus::came_later(&table.display_name()));
+            return Err(citus::came_later(&table.name.to_string()));
         }
         let lacking: Vec<_> =
             remote.columns.iter().filter(|column| table.column(&column.name).is_none()).collect();
@@ -543,7 +536,7 @@ impl Tables {
             let types = self.types.names.of(session, &lacking)?;
             let names = lacking.iter().zip(&types);
             let names: Vec<_> = names.map(|(c, name)| (c.name.as_str(), name.as_deref())).collect();
-            return Err(lacks_columns((&table.display_name(), &table.sql_name()), &names));
+            return Err(lacks_columns((&table.name.to_string(), &table.sql_name()), &names));
         }
         let mut map = TableMap::new(Arc::clone(remote), table, &self.types)?;
         let unlike = map.unlike(&self.types);
@@ -561,12 +554,12 @@ impl Tables {
         if map.table.hooks.rules {
             tracing::warn!(
                 event = "replica_rules_enabled",
-                table = map.table.display_name(),
+                table = map.table.name.to_string(),
                 "rewrite rules that are enabled for replica run on the subscriber"
             );
         }
         tracing::debug!(
-            table = map.table.display_name(),
+            table = map.table.name.to_string(),
             search = ?map.search,
             mode = map.mode.name(),
             reason = map.mode.reason(),
@@ -575,7 +568,6 @@ impl Tables {
             "mapped"
         );
         self.modes.push(RelationMode {
-            schema: remote.schema.clone(),
             name: remote.name.clone(),
             mode: map.mode.name().to_owned(),
             reason: map.mode.reason().map(str::to_owned),
@@ -584,31 +576,28 @@ impl Tables {
     }
 }
 
-fn key(remote: &RemoteRelation) -> TableKey {
-    (remote.schema.clone(), remote.name.clone())
-}
-
 /// A published table that the subscriber does not have.
-pub(crate) fn missing(schema: &str, name: &str) -> Failure {
-    let sql_name = format!("{}.{}", quote_ident(schema), quote_ident(name));
+pub(crate) fn missing(table: &TableName) -> Failure {
     let remedy = format!(
         "Create it on the subscriber: {}",
-        dump_command(&[sql_name], "PUBLISHER", "SUBSCRIBER")
+        dump_command(&[sql_name(table)], "PUBLISHER", "SUBSCRIBER")
     );
     let hint = format!("{remedy}; or take it out of the publication; then start pgapace again.");
-    let message = format!("the subscriber has no table {schema}.{name}");
+    let message = format!("the subscriber has no table {table}");
     Failure { remedy: Some(remedy), ..Failure::new(Class::Mismatch, message) }.hint(hint)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{RelationMode, shown};
+    use super::{RelationMode, TableName, shown};
 
     #[test]
     fn an_event_names_the_first_of_many_partitions() {
         let mode = |number: usize| RelationMode {
-            schema: "public".to_owned(),
-            name: format!("part_{:02}", number % 20),
+            name: TableName {
+                schema: "public".to_owned(),
+                name: format!("part_{:02}", number % 20),
+            },
             mode: "set".to_owned(),
             reason: None,
         };

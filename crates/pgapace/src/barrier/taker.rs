@@ -3,6 +3,7 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use engine::table_name::TableName;
 use pgoutput::Lsn;
 use wire::Session;
 
@@ -63,7 +64,7 @@ pub(crate) struct BarrierTaker<'a> {
     pub(crate) subscriber: &'a Subscriber,
     pub(crate) row: &'a Subscription,
     /// Tables that must not be in the middle of a copy.
-    pub(crate) tables: &'a [(String, String)],
+    pub(crate) tables: &'a [TableName],
     pub(crate) manner: BarrierManner,
     pub(crate) shutdown: &'a Shutdown,
     /// Runs the subscription if no other process does.

@@ -11,6 +11,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use engine::table_name::TableName;
 use wire::Session;
 
 use crate::check::report::{Reporter, Side};
@@ -92,7 +93,7 @@ pub(super) fn check(
         }
         let names: Vec<_> = some
             .iter()
-            .map(|index| format!("{} on {}", index.name, published[index.table].display_name()))
+            .map(|index| format!("{} on {}", index.name, published[index.table].name))
             .collect();
         let sql: Vec<_> = some.iter().map(|index| format!("{};", index.sql)).collect();
         let names = listed(&names);
@@ -174,16 +175,17 @@ fn existing(session: &mut Session, published: &[PublishedTable]) -> Result<HashS
         )
         .map_err(|e| failed(Side::Subscriber, &e, "reading its tables"))?;
     let places: HashMap<_, _> =
-        published.iter().enumerate().map(|(place, table)| (table.key(), place)).collect();
+        published.iter().enumerate().map(|(place, table)| (&table.name, place)).collect();
     let mut found = HashSet::new();
     for row in rows.iter() {
-        found.extend(places.get(&(field(&row, 0)?, field(&row, 1)?)));
+        let name = TableName { schema: field(&row, 0)?, name: field(&row, 1)? };
+        found.extend(places.get(&name));
     }
     Ok(found)
 }
 
 fn names(published: &[PublishedTable]) -> (String, String) {
-    let schemas: Vec<_> = published.iter().map(|table| table.schema.clone()).collect();
-    let tables: Vec<_> = published.iter().map(|table| table.name.clone()).collect();
+    let schemas: Vec<_> = published.iter().map(|table| table.name.schema.clone()).collect();
+    let tables: Vec<_> = published.iter().map(|table| table.name.name.clone()).collect();
     (name_array(&schemas), name_array(&tables))
 }

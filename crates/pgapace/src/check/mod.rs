@@ -79,7 +79,7 @@ impl SubscriptionState {
     /// Whether a run would copy this table.
     fn to_copy(&self, config: &Config, table: &PublishedTable) -> bool {
         let copy_data = self.settled().map_or(config.copies_data(), |row| row.copy_data);
-        let same = |r: &&RelationState| r.schema == table.schema && r.name == table.name;
+        let same = |r: &&RelationState| r.name == table.name;
         self.is_read
             && copy_data
             && self.relations.iter().find(same).is_none_or(|r| r.sync_lsn.is_none())
@@ -101,14 +101,14 @@ impl SubscriptionState {
 
     /// Whether a running process has decided to copy this table, which may be locked meanwhile, and not empty.
     fn is_judged(&self, table: &PublishedTable) -> bool {
-        let same = |r: &&RelationState| r.schema == table.schema && r.name == table.name;
+        let same = |r: &&RelationState| r.name == table.name;
         let found = self.relations.iter().find(same);
         self.owner.is_some() && found.is_some_and(|one| one.state != TableSyncState::Blocked)
     }
 
     /// Whether a run would empty this table of the subscriber first, because an interrupted copy left rows in it.
     fn is_emptied(&self, table: &PublishedTable, oid: u32) -> bool {
-        let same = |r: &&RelationState| r.schema == table.schema && r.name == table.name;
+        let same = |r: &&RelationState| r.name == table.name;
         self.relations.iter().find(same).is_some_and(|state| state.is_partly_copied_into(oid))
     }
 }

@@ -3,6 +3,7 @@
 //! It is recognized by its slot: a subscription on the publisher names a logical slot that exists in the
 //! subscriber's database. The connection strings of subscriptions are not readable for every role.
 
+use engine::table_name::TableName;
 use wire::Session;
 
 use crate::check::failed;
@@ -32,7 +33,7 @@ pub(super) fn check(
 ) -> Result<()> {
     for opposite in facing(publisher, subscriber)? {
         let common =
-            published.iter().filter(|table| opposite.tables.contains(&table.display_name()));
+            published.iter().filter(|table| opposite.tables.contains(&table.name.to_string()));
         let common = common.count();
         match echo(config.origin_none(), &opposite, common) {
             Some(message) => {
@@ -61,9 +62,9 @@ pub(super) fn check(
 pub(crate) fn warn(
     publisher: &mut Session,
     subscriber: &mut Session,
-    tables: &[(String, String)],
+    tables: &[TableName],
 ) -> Result<()> {
-    let names: Vec<_> = tables.iter().map(|(schema, name)| format!("{schema}.{name}")).collect();
+    let names: Vec<_> = tables.iter().map(TableName::to_string).collect();
     for opposite in facing(publisher, subscriber)? {
         let common = names.iter().filter(|name| opposite.tables.contains(name)).count();
         if common > 0 {

@@ -273,7 +273,7 @@ fn check_tables(
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     let copied: Vec<_> = tables.iter().filter(|table| known.to_copy(config, table)).collect();
-    let mut schemas: Vec<&str> = copied.iter().map(|table| table.schema.as_str()).collect();
+    let mut schemas: Vec<&str> = copied.iter().map(|table| table.name.schema.as_str()).collect();
     schemas.dedup();
     for schema in schemas {
         let rows = session
@@ -287,7 +287,7 @@ fn check_tables(
         }
     }
     for table in &copied {
-        let name = table.display_name();
+        let name = table.name.to_string();
         if !table.readable {
             reporter
                 .block("privileges", format!("role {role} may not read table {name} to copy it"))
@@ -353,7 +353,7 @@ fn identities(
             None => "FULL".to_owned(),
         };
         let ord: usize = field(&row, 2)?;
-        let table = tables[ord - 1].display_name();
+        let table = tables[ord - 1].name.to_string();
         reporter
             .warn(
                 "replica_identity",

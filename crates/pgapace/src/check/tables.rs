@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use engine::relation::{RemoteColumn, RemoteRelation};
+use engine::table_name::TableName;
 use engine::table_sync::TableSyncState;
 use pgoutput::{RelId, ReplicaIdentity, TypeOid};
 use wire::{Session, quote_ident, quote_literal};
@@ -48,12 +49,12 @@ struct Checker<'a, 'r> {
     config: &'a Config,
     known: &'a SubscriptionState,
     reporter: &'a mut Reporter<'r>,
-    /// Tables that a run would copy, but that are not empty: schema and name, and the name as SQL.
-    filled: Vec<((String, String), String)>,
+    /// Tables that a run would copy, but that are not empty: the name, and the name as SQL.
+    filled: Vec<(TableName, String)>,
     /// Published tables that do not exist: name for messages, and name as SQL.
     missing: Vec<(String, String)>,
-    /// Published tables that other subscriptions change, too: by schema and name.
-    shared: HashSet<(String, String)>,
+    /// Published tables that other subscriptions change, too.
+    shared: HashSet<TableName>,
     asked: Asked,
 }
 
@@ -125,11 +126,11 @@ fn shared(
     subscription: &str,
     published: &[PublishedTable],
     reporter: &mut Reporter<'_>,
-) -> Result<HashSet<(String, String)>> {
-    let keys: Vec<_> = published.iter().map(PublishedTable::key).collect();
+) -> Result<HashSet<TableName>> {
+    let keys: Vec<_> = published.iter().map(|table| table.name.clone()).collect();
     let others = other_subscriptions::read(session, subscription, &keys)?;
     for (place, others) in &others {
-        let name = published[*place].display_name();
+        let name = published[*place].name.to_string();
         let message = format!(
             "table {name} is changed by {others}, too. pgapace resync and rebase refuse it, and pgapace verify \
              reports rows of the others"
@@ -146,7 +147,7 @@ fn storage(
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     for TableStorage { table, unlogged, access_method } in storage::read(session, published)? {
-        let name = table.display_name();
+        let name = table.name.to_string();
         if unlogged {
             reporter
                 .warn(
@@ -181,7 +182,7 @@ fn schemas(
     published: &[PublishedTable],
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
-    let mut names: Vec<&str> = published.iter().map(|table| table.schema.as_str()).collect();
+    let mut names: Vec<&str> = published.iter().map(|table| table.name.schema.as_str()).collect();
     names.sort_unstable();
     names.dedup();
     for name in names {
@@ -215,7 +216,7 @@ fn schemas(
 
 impl Checker<'_, '_> {
     fn tables(&mut self, catalogue: &mut CatalogueReader, published: &[PublishedTable]) {
-        let names: Vec<_> = published.iter().map(PublishedTable::key).collect();
+        let names: Vec<_> = published.iter().map(|table| table.name.clone()).collect();
         let read = catalogue.read(self.session, &names).and_then(|found| {
             let tables = found.iter().filter_map(|found| found.as_ref().ok()?.as_ref());
             let tables: Vec<_> = tables.map(|found| &found.table).collect();
@@ -231,13 +232,13 @@ impl Checker<'_, '_> {
         };
         for (table, found) in published.iter().zip(found) {
             if let Err(failure) = found.and_then(|found| self.table(table, found)) {
-                self.reporter.failure("table", &failure).on(table.display_name());
+                self.reporter.failure("table", &failure).on(table.name.to_string());
             }
         }
     }
 
     fn table(&mut self, published: &PublishedTable, found: Option<TableFacts>) -> Result<()> {
-        let name = published.display_name();
+        let name = published.name.to_string();
         let Some(table) = found.map(|found| found.table) else {
             self.missing.push((name, published.sql_name()));
             return Ok(());
@@ -267,7 +268,7 @@ impl Checker<'_, '_> {
                 .query(&sql, &[])
                 .map_err(|e| failed(SIDE, &e, &format!("checking whether {name} is empty")))?;
             if !rows.is_empty() {
-                self.filled.push((published.key(), table.sql_only()));
+                self.filled.push((published.name.clone(), table.sql_only()));
             }
         }
         self.triggers(&table);
@@ -279,7 +280,7 @@ impl Checker<'_, '_> {
 
     /// Whether every published column has a column on the subscriber.
     fn columns(&mut self, published: &PublishedTable, table: &Table) -> Result<bool> {
-        let name = published.display_name();
+        let name = published.name.to_string();
         let mut fits = true;
         let mut compared = Vec::new();
         for column in &published.columns {
@@ -364,7 +365,7 @@ impl Checker<'_, '_> {
 
     /// Reports NOT NULL columns without a default that are not published.
     fn required_columns(&mut self, published: &PublishedTable, table: &Table) -> Result<()> {
-        let name = published.display_name();
+        let name = published.name.to_string();
         let unfilled: Vec<_> = table
             .columns
             .iter()
@@ -416,7 +417,7 @@ impl Checker<'_, '_> {
             return true;
         }
         let (role, list) = (&self.known.role, refused.join(", "));
-        let name = published.display_name();
+        let name = published.name.to_string();
         self.reporter
             .block("privileges", format!("role {role} lacks {list} on table {name}"))
             .on(&name)
@@ -436,7 +437,7 @@ impl Checker<'_, '_> {
                              native subscription never runs rules"
                         ),
                     )
-                    .on(table.display_name())
+                    .on(table.name.to_string())
                     .sql(format!("ALTER TABLE {on} ENABLE RULE {};", quote_ident(name)));
             } else {
                 self.reporter
@@ -444,14 +445,14 @@ impl Checker<'_, '_> {
                         "replica_triggers",
                         format!("trigger {name} of table {on} is enabled for replica and will run"),
                     )
-                    .on(table.display_name());
+                    .on(table.name.to_string());
             }
         }
     }
 
     /// Reports why the changes of a table cannot be applied as sets.
     fn mode(&mut self, published: &PublishedTable, map: &TableMap) {
-        let name = published.display_name();
+        let name = published.name.to_string();
         let (what, reason) = match &map.mode {
             TableApplyMode::Row { reason } => ("changes", reason),
             // If rows cannot be found at all, `search` reports that.
@@ -470,7 +471,7 @@ impl Checker<'_, '_> {
 
     /// Checks that the rows of updates and deletes can be found.
     fn search(&mut self, published: &PublishedTable, table: Table) -> Result<()> {
-        let name = published.display_name();
+        let name = published.name.to_string();
         let remote = Arc::new(remote_relation(published));
         let sql_name = table.sql_name();
         let map = TableMap::new(remote, table, &PublisherTypes::default())?;
@@ -511,7 +512,7 @@ impl Checker<'_, '_> {
                         .iter()
                         .map(|c| format!("ALTER COLUMN {} SET NOT NULL", quote_ident(&c.name)))
                         .collect();
-                    let index = quote_ident(&format!("{}_published_key", published.name));
+                    let index = quote_ident(&format!("{}_published_key", published.name.name));
                     finding.sql(format!(
                         "ALTER TABLE {sql_name} {}; CREATE UNIQUE INDEX {index} ON {sql_name} \
                          ({list}); ALTER TABLE {sql_name} REPLICA IDENTITY USING INDEX {index};",
@@ -562,18 +563,16 @@ impl Checker<'_, '_> {
         }
         let (shared, filled): (Vec<_>, Vec<_>) =
             self.filled.iter().partition(|(key, _)| self.shared.contains(key));
-        for ((schema, table), _) in shared {
-            let name = format!("{schema}.{table}");
+        for (name, _) in shared {
             let message = format!(
                 "table {name} is not empty. Pass --if-not-empty keep to copy into it, and keep the rows of the \
                  other subscription"
             );
-            self.reporter.block("rows", message).on(&name);
+            self.reporter.block("rows", message).on(name.to_string());
         }
         let all: Vec<_> = filled.iter().map(|(_, sql)| sql.as_str()).collect();
         let fix = format!("TRUNCATE {};", all.join(", "));
-        for ((schema, table), _) in filled {
-            let name = format!("{schema}.{table}");
+        for (name, _) in filled {
             self.reporter
                 .block(
                     "rows",
@@ -582,7 +581,7 @@ impl Checker<'_, '_> {
                          already holds the publisher's rows as of the slot"
                     ),
                 )
-                .on(&name)
+                .on(name.to_string())
                 .sql(&fix);
         }
         Ok(())
@@ -642,7 +641,6 @@ pub(super) fn enums(
 fn remote_relation(published: &PublishedTable) -> RemoteRelation {
     RemoteRelation {
         id: RelId(published.oid),
-        schema: published.schema.clone(),
         name: published.name.clone(),
         replica_identity: match published.replica_identity {
             'f' => ReplicaIdentity::Full,

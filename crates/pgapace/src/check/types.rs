@@ -47,8 +47,8 @@ pub(super) fn missing(
                  AND a.attname = w.column_name AND NOT a.attisdropped)"
             ),
             &[
-                Some(&names(&|table, _| table.schema.clone())),
-                Some(&names(&|table, _| table.name.clone())),
+                Some(&names(&|table, _| table.name.schema.clone())),
+                Some(&names(&|table, _| table.name.name.clone())),
                 Some(&names(&|_, column| column.to_owned())),
             ],
         )
@@ -57,7 +57,7 @@ pub(super) fn missing(
     for row in lacking.iter() {
         let (table, column) = columns[field::<usize>(&row, 0)? - 1];
         let users = needed.entry(column.declared_type).or_default();
-        users.push(format!("{}.{}", table.display_name(), column.name));
+        users.push(format!("{}.{}", table.name, column.name));
     }
     if needed.is_empty() {
         return Ok(());

@@ -50,7 +50,7 @@ pub(super) fn materialized_views(
         SELECT pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(c.relname) \
         FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
         WHERE c.relkind = 'm' AND n.nspname = ANY ($1::pg_catalog.text[]) ORDER BY 1";
-    let mut schemas: Vec<_> = published.iter().map(|table| table.schema.clone()).collect();
+    let mut schemas: Vec<_> = published.iter().map(|table| table.name.schema.clone()).collect();
     schemas.dedup();
     let schemas = crate::subscriber::state::name_array(&schemas);
     let names = |session: &mut Session, side| -> Result<Vec<String>> {
@@ -106,7 +106,7 @@ pub(super) fn sequences_outside(
     let mut outside = Vec::new();
     for row in rows.iter() {
         let (schema, name): (String, String) = (field(&row, 0)?, field(&row, 1)?);
-        if !found.iter().any(|one| one.schema == schema && one.name == name) {
+        if !found.iter().any(|one| one.name.schema == schema && one.name.name == name) {
             outside.push(format!("{schema}.{name}"));
         }
     }

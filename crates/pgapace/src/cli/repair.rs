@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use engine::table_name::TableName;
 use serde::Serialize;
 use wire::Session;
 
@@ -24,6 +25,7 @@ use crate::subscriber::other_subscriptions;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::{self, Subscription};
 use crate::subscriber::writer_tag::TagRules;
+use crate::table_name::TableNameFields;
 use crate::verify::exclusive;
 use crate::verify::prepare::{Prepared, Scope, prepare};
 use crate::verify::requirements::not_published;
@@ -68,8 +70,8 @@ pub(crate) struct RepairArgs {
 /// The repaired rows of one table.
 #[derive(Debug, Serialize)]
 struct TableReport {
-    schema: String,
-    name: String,
+    #[serde(flatten, with = "TableNameFields")]
+    name: TableName,
     #[serde(flatten)]
     repaired: Repaired,
     /// Why the table, or the rest of it, was not repaired.
@@ -87,7 +89,7 @@ struct Outcome {
     failures: Failures,
     /// Tables of `--table` that the publications do not have; `None` if they were not read.
     #[serde(skip)]
-    unpublished: Option<Vec<(String, String)>>,
+    unpublished: Option<Vec<TableName>>,
 }
 
 impl Outcome {
@@ -103,21 +105,18 @@ impl Outcome {
     }
 
     /// Adds what was repaired of a table, and the failure after it.
-    fn add(&mut self, table: (String, String), repaired: Repaired, failure: Option<Failure>) {
+    fn add(&mut self, table: TableName, repaired: Repaired, failure: Option<Failure>) {
         let error = failure.as_ref().map(|failure| failure.message.clone());
         if let Some(failure) = failure {
-            self.failures.add(format!("{}.{}", table.0, table.1), failure);
+            self.failures.add(table.to_string(), failure);
         }
-        let same = |one: &&mut TableReport| one.schema == table.0 && one.name == table.1;
+        let same = |one: &&mut TableReport| one.name == table;
         match self.tables.iter_mut().find(same) {
             Some(one) => {
                 one.repaired.add(repaired);
                 one.error = one.error.take().or(error);
             }
-            None => {
-                let (schema, name) = table;
-                self.tables.push(TableReport { schema, name, repaired, error });
-            }
+            None => self.tables.push(TableReport { name: table, repaired, error }),
         }
     }
 
@@ -207,8 +206,8 @@ fn judge(outcomes: Vec<Outcome>) -> Result<()> {
     // A table of --table belongs to one of the subscriptions.
     let read: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.unpublished.as_ref()).collect();
     let unpublished = read.first().into_iter().flat_map(|first| first.iter());
-    for (schema, name) in unpublished.filter(|key| read.iter().all(|all| all.contains(key))) {
-        failures.add(format!("{schema}.{name}"), not_published(schema, name));
+    for table in unpublished.filter(|key| read.iter().all(|all| all.contains(key))) {
+        failures.add(table.to_string(), not_published(table));
     }
     for (of, failure) in outcomes.into_iter().flat_map(|outcome| outcome.failures.0) {
         of.into_iter().for_each(|of| failures.add(of, failure.like()));
@@ -236,7 +235,7 @@ fn one(
     exclusive::begin_verb(&mut control, row.id, &|| shutdown.requested())?;
     let mut found = recorded(&mut control, row.id)?;
     let wanted: Vec<_> = args.table.iter().map(|name| split(name)).collect();
-    found.retain(|one| wanted.is_empty() || wanted.contains(&key(one)));
+    found.retain(|one| wanted.is_empty() || wanted.contains(&one.name));
     if found.is_empty() {
         tracing::info!(
             event = "nothing_to_repair",
@@ -253,13 +252,13 @@ fn one(
     check_system(&mut look, &row)?;
     publication::check_exist(&mut look, &config.publications)?;
     let published = publication::tables(&mut look, &config.publications)?;
-    let is_published = |key: &(String, String)| published.iter().any(|one| one.key() == *key);
+    let is_published = |name: &TableName| published.iter().any(|one| one.name == *name);
     outcome.unpublished = Some(wanted.into_iter().filter(|key| !is_published(key)).collect());
     let found = published_ones(config, &published, found);
     if found.is_empty() {
         return Ok(());
     }
-    let tables: Vec<_> = found.iter().map(key).collect();
+    let tables: Vec<_> = found.iter().map(|one| one.name.clone()).collect();
     opposite::warn(&mut look, &mut control, &tables)?;
     drop(look);
     if args.delete_extra {
@@ -278,11 +277,11 @@ fn published_ones(
 ) -> Vec<RecordedDifferences> {
     let mut kept = Vec::new();
     for mut one in found {
-        let Some(table) = published.iter().find(|table| table.key() == key(&one)) else {
+        let Some(table) = published.iter().find(|table| table.name == one.name) else {
             tracing::warn!(
                 event = "table_not_repaired",
                 subscription = config.name,
-                table = format!("{}.{}", one.schema, one.name),
+                table = one.name.to_string(),
                 "table is no longer published, and was not repaired"
             );
             continue;
@@ -291,10 +290,6 @@ fn published_ones(
         kept.push(one);
     }
     kept
-}
-
-fn key(recorded: &RecordedDifferences) -> (String, String) {
-    (recorded.schema.clone(), recorded.name.clone())
 }
 
 /// A subscription that is repaired.
@@ -316,10 +311,10 @@ impl Site<'_> {
         outcome: &mut Outcome,
     ) -> Result<()> {
         let except = |one: &RecordedDifferences| -> Vec<_> {
-            one.columns_left.iter().map(|column| (key(one), column.clone())).collect()
+            one.columns_left.iter().map(|column| (one.name.clone(), column.clone())).collect()
         };
         let scope = Scope {
-            tables: recorded.iter().map(key).collect(),
+            tables: recorded.iter().map(|one| one.name.clone()).collect(),
             except: recorded.iter().flat_map(except).collect(),
             share: None,
             condition: None,
@@ -329,7 +324,7 @@ impl Site<'_> {
             Err(RepairFailure::OfAll(failure)) => return Err(failure),
             Err(RepairFailure::OfTable(failure)) => {
                 if let [one] = recorded {
-                    outcome.add(key(one), Repaired::default(), Some(failure));
+                    outcome.add(one.name.clone(), Repaired::default(), Some(failure));
                     return Ok(());
                 }
                 // It may be one of them.
@@ -339,8 +334,8 @@ impl Site<'_> {
         };
         let mut repairer = self.repairer(&scope);
         for plan in &plans {
-            let table = (plan.schema.clone(), plan.name.clone());
-            let Some(one) = recorded.iter().find(|one| key(one) == table) else { continue };
+            let table = plan.name.clone();
+            let Some(one) = recorded.iter().find(|one| one.name == table) else { continue };
             let mut repaired = Repaired::default();
             let mut print = |sql: &str| {
                 if !self.args.json {
@@ -393,12 +388,12 @@ impl Site<'_> {
 }
 
 fn print(outcome: &Outcome) {
-    for TableReport { schema, name, repaired, error } in &outcome.tables {
+    for TableReport { name, repaired, error } in &outcome.tables {
         let Repaired { inserted, updated, deleted, gone, extra } = repaired;
         let would = if outcome.dry_run { "-- would be: " } else { "" };
         let failed = if error.is_some() { ", not all repaired" } else { "" };
         output::line(&format!(
-            "{would}{schema}.{name}: {inserted} inserted, {updated} updated, {deleted} deleted, \
+            "{would}{name}: {inserted} inserted, {updated} updated, {deleted} deleted, \
              {extra} extra left, {gone} differ no more{failed}"
         ));
     }

@@ -81,7 +81,7 @@ pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
     let mut chosen = Vec::new();
     for name in &args.tables {
         let key = split(name);
-        let found = site.published.iter().find(|table| table.key() == key);
+        let found = site.published.iter().find(|table| table.name == key);
         let found = found.ok_or_else(|| {
             Failure::new(Class::Mismatch, format!("the publications have no table {name}"))
                 .hint("A table is published under its own name, or under that of its root.")
@@ -94,7 +94,7 @@ pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
     let subscribers = subscriber_tables::fitting(&mut site.control, &chosen)?;
     let subscribers: Vec<_> = subscribers.iter().collect();
     emptying::refuse_shared(&mut site.control, &site.row.name, &subscribers, SHARED_HINT)?;
-    let keys: Vec<_> = chosen.iter().map(PublishedTable::key).collect();
+    let keys: Vec<_> = chosen.iter().map(|table| table.name.clone()).collect();
     opposite::warn(&mut site.source, &mut site.control, &keys)?;
     copy_requests::request_again(&mut site.control, site.row.id, &chosen)?;
     tell(&mut site, &chosen)
@@ -106,10 +106,10 @@ pub(crate) fn refresh(args: &RefreshArgs) -> Result<()> {
     for config in args.selection.subscriptions()? {
         let mut site = open(&config)?;
         let known = state::relations_by_name(&mut site.control, site.row.id)?;
-        let is_new = |table: &&PublishedTable| !known.contains_key(&table.key());
+        let is_new = |table: &&PublishedTable| !known.contains_key(&table.name);
         let new: Vec<_> = site.published.iter().filter(is_new).cloned().collect();
         let is_blocked = |table: &&PublishedTable| {
-            known.get(&table.key()).is_some_and(RelationState::is_tried_again)
+            known.get(&table.name).is_some_and(RelationState::is_tried_again)
         };
         let blocked: Vec<_> = site.published.iter().filter(is_blocked).cloned().collect();
         if new.is_empty() && blocked.is_empty() {
@@ -142,7 +142,7 @@ fn unblock(
             continue;
         }
         let subscription = site.row.id.0.to_string();
-        table_state::unblock(&mut site.control, &subscription, (&table.schema, &table.name))?;
+        table_state::unblock(&mut site.control, &subscription, &table.name)?;
         unblocked.push(table.clone());
     }
     if !unblocked.is_empty() {
@@ -156,7 +156,7 @@ fn unblock(
 }
 
 fn tell(site: &mut Site, tables: &[PublishedTable]) -> Result<()> {
-    let names: Vec<_> = tables.iter().map(PublishedTable::display_name).collect();
+    let names: Vec<_> = tables.iter().map(|table| table.name.to_string()).collect();
     let when = match ownership::owner(&mut site.control, site.row.id)? {
         Some(_) => "the process that runs it copies them within seconds",
         None => "the next run copies them",

@@ -158,8 +158,8 @@ fn blocked(
     published: &[PublishedTable],
 ) -> Result<Vec<String>> {
     let blocked = lag::blocked(control, row)?;
-    let of_these = published.iter().filter(|table| blocked.contains(&table.key()));
-    let names: Vec<_> = of_these.map(PublishedTable::display_name).collect();
+    let of_these = published.iter().filter(|table| blocked.contains(&table.name));
+    let names: Vec<_> = of_these.map(|table| table.name.to_string()).collect();
     if !names.is_empty() {
         output::remark(&format!(
             "pgapace: warning: blocked tables lack changes (see pgapace status): {}",
@@ -205,17 +205,17 @@ fn read_level(
 /// The tables that the user named, or all.
 fn choose_tables(published: &mut Vec<PublishedTable>, names: &[String]) -> Result<()> {
     let names: Vec<_> = names.iter().map(|name| split(name)).collect();
-    if let Some((schema, name)) =
-        names.iter().find(|name| !published.iter().any(|table| table.key() == **name))
+    if let Some(name) =
+        names.iter().find(|name| !published.iter().any(|table| table.name == **name))
     {
         return Err(Failure::new(
             Class::Mismatch,
-            format!("the publications have no table {schema}.{name}"),
+            format!("the publications have no table {name}"),
         )
         .hint("A table is published under its own name, or under that of its root."));
     }
     if !names.is_empty() {
-        published.retain(|table| names.contains(&table.key()));
+        published.retain(|table| names.contains(&table.name));
     }
     Ok(())
 }
@@ -235,7 +235,10 @@ fn print(outcome: &Outcome, dry_run: bool) {
             SequenceState::Set { from, to, margin_cut } => {
                 let cut =
                     if *margin_cut { " (its bounds leave no room for the margin)" } else { "" };
-                output::line(&format!("  {}.{}: {from} -> {to}{cut}", one.schema, one.name));
+                output::line(&format!(
+                    "  {}.{}: {from} -> {to}{cut}",
+                    one.name.schema, one.name.name
+                ));
             }
             _ => {
                 if let Some(reason) = one.reason() {

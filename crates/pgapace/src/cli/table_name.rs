@@ -1,23 +1,29 @@
 //! Names of tables, sequences and columns on the command line.
 
-/// Schema and name; without a schema it is public. A name in double quotes may contain dots. No name
+use engine::table_name::TableName;
+
+/// The name of a table or sequence; without a schema it is public. A name in double quotes may contain dots. No name
 /// is folded to lower case.
-pub(crate) fn split(name: &str) -> (String, String) {
+pub(crate) fn split(name: &str) -> TableName {
     match name.contains('"').then(|| parts(name)).flatten().as_deref() {
-        Some([name]) => ("public".to_owned(), name.clone()),
-        Some([schema, name]) => (schema.clone(), name.clone()),
+        Some([name]) => TableName { schema: "public".to_owned(), name: name.clone() },
+        Some([schema, name]) => TableName { schema: schema.clone(), name: name.clone() },
         _ => {
             let (schema, name) = name.split_once('.').unwrap_or(("public", name));
-            (schema.to_owned(), name.to_owned())
+            TableName { schema: schema.to_owned(), name: name.to_owned() }
         }
     }
 }
 
 /// A table and its column; `None` if there is no dot between them.
-pub(crate) fn split_column(name: &str) -> Option<((String, String), String)> {
+pub(crate) fn split_column(name: &str) -> Option<(TableName, String)> {
     match name.contains('"').then(|| parts(name)).flatten().as_deref() {
-        Some([table, column]) => Some((("public".to_owned(), table.clone()), column.clone())),
-        Some([schema, table, column]) => Some(((schema.clone(), table.clone()), column.clone())),
+        Some([name, column]) => {
+            Some((TableName { schema: "public".to_owned(), name: name.clone() }, column.clone()))
+        }
+        Some([schema, name, column]) => {
+            Some((TableName { schema: schema.clone(), name: name.clone() }, column.clone()))
+        }
         _ => {
             let (table, column) = name.rsplit_once('.')?;
             (!column.is_empty()).then(|| (split(table), column.to_owned()))
@@ -59,27 +65,27 @@ fn parts(name: &str) -> Option<Vec<String>> {
 mod tests {
     use super::*;
 
-    fn pair(schema: &str, name: &str) -> (String, String) {
-        (schema.to_owned(), name.to_owned())
+    fn table(schema: &str, name: &str) -> TableName {
+        TableName { schema: schema.to_owned(), name: name.to_owned() }
     }
 
     #[test]
     fn names_with_and_without_quotes() {
-        assert_eq!(split("t"), pair("public", "t"));
-        assert_eq!(split("Sales.Orders"), pair("Sales", "Orders"));
-        assert_eq!(split("public.a.b"), pair("public", "a.b"));
-        assert_eq!(split("\"a.b\".\"c \"\"d\"\"\""), pair("a.b", "c \"d\""));
-        assert_eq!(split("\"a.b\""), pair("public", "a.b"));
-        assert_eq!(split("s.\"a.b\""), pair("s", "a.b"));
+        assert_eq!(split("t"), table("public", "t"));
+        assert_eq!(split("Sales.Orders"), table("Sales", "Orders"));
+        assert_eq!(split("public.a.b"), table("public", "a.b"));
+        assert_eq!(split("\"a.b\".\"c \"\"d\"\"\""), table("a.b", "c \"d\""));
+        assert_eq!(split("\"a.b\""), table("public", "a.b"));
+        assert_eq!(split("s.\"a.b\""), table("s", "a.b"));
         // Not well formed: as it is.
-        assert_eq!(split("it's \"odd"), pair("public", "it's \"odd"));
-        assert_eq!(split("s.t\"x\""), pair("s", "t\"x\""));
+        assert_eq!(split("it's \"odd"), table("public", "it's \"odd"));
+        assert_eq!(split("s.t\"x\""), table("s", "t\"x\""));
     }
 
     #[test]
     fn columns() {
         let column =
-            |schema: &str, table: &str, name: &str| Some((pair(schema, table), name.to_owned()));
+            |schema: &str, name: &str, column: &str| Some((table(schema, name), column.to_owned()));
         assert_eq!(split_column("t.v"), column("public", "t", "v"));
         assert_eq!(split_column("s.t.v"), column("s", "t", "v"));
         assert_eq!(split_column("\"a.b\".\"c.d\""), column("public", "a.b", "c.d"));

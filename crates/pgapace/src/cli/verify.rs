@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use clap::Args;
+use engine::table_name::TableName;
 use serde::Serialize;
 use wire::Session;
 
@@ -17,6 +18,7 @@ use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::verification::{self, Counts, VerificationKind};
 use crate::subscriber::state::{self, SubscriptionId};
+use crate::table_name::TableNameFields;
 use crate::verify::exclusive;
 use crate::verify::keeper::Servers;
 use crate::verify::plan::TablePlan;
@@ -84,8 +86,8 @@ pub(crate) struct VerifyArgs {
 /// The result for one table.
 #[derive(Debug, Serialize)]
 struct TableReport {
-    schema: String,
-    name: String,
+    #[serde(flatten, with = "TableNameFields")]
+    name: TableName,
     /// `equal` or `different`.
     result: &'static str,
     #[serde(flatten)]
@@ -134,8 +136,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
 fn judge(outcomes: &[Outcome]) -> Result<()> {
     let tables = || outcomes.iter().flat_map(|outcome| &outcome.tables);
     let differing = tables().filter(|table| table.counts.differences() > 0);
-    let differing: Vec<_> =
-        differing.map(|table| format!("{}.{}", table.schema, table.name)).collect();
+    let differing: Vec<_> = differing.map(|table| table.name.to_string()).collect();
     let differences: u64 = outcomes.iter().map(Outcome::differences).sum();
     if differences > 0 {
         return Err(Failure::new(
@@ -146,7 +147,7 @@ fn judge(outcomes: &[Outcome]) -> Result<()> {
     }
     let left: Vec<_> = tables()
         .flat_map(|table| {
-            let name = format!("{}.{}", table.schema, table.name);
+            let name = table.name.to_string();
             table
                 .not_comparable
                 .iter()
@@ -216,8 +217,7 @@ fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -
         subscriber: &subscriber,
         publications: &config.publications,
     };
-    let tables: Vec<_> =
-        plans.iter().map(|plan| (plan.schema.clone(), plan.name.clone())).collect();
+    let tables: Vec<_> = plans.iter().map(|plan| plan.name.clone()).collect();
     let mut source = BarrierTaker {
         tables: &tables,
         config,
@@ -267,7 +267,7 @@ fn resume(
     let (mut tables, mut records) = (Vec::new(), Vec::new());
     for plan in plans {
         let found = last.iter().find(|one| {
-            (one.schema == plan.schema && one.name == plan.name)
+            one.name == plan.name
                 && Some(one.number) == number
                 && one.scope == scope.text()
                 && one.columns_left == plan.columns_left()
@@ -277,7 +277,7 @@ fn resume(
                 Class::Config,
                 format!(
                     "the last verification was not one of table {} with the same options",
-                    plan.display_name()
+                    plan.name
                 ),
             )
             .hint("Start it without --resume."));
@@ -291,7 +291,6 @@ fn resume(
 
 fn report(plan: &TablePlan, counts: Counts) -> TableReport {
     TableReport {
-        schema: plan.schema.clone(),
         name: plan.name.clone(),
         result: if counts.differences() == 0 { "equal" } else { "different" },
         counts,
@@ -311,7 +310,7 @@ fn report(plan: &TablePlan, counts: Counts) -> TableReport {
 fn print(outcome: &Outcome) {
     let Outcome { subscription, scope, tables } = outcome;
     output::line(&format!("{subscription}: {} tables, {scope}", tables.len()));
-    let name = |table: &TableReport| format!("{}.{}", table.schema, table.name);
+    let name = |table: &TableReport| table.name.to_string();
     let width = tables.iter().map(|table| name(table).chars().count()).max().unwrap_or(0).max(5);
     output::line(&format!(
         "  {:<width$}  {:<9}  {:>12}  {:>9}  {:>9}  {:>9}  {:>9}",

@@ -23,7 +23,9 @@ use crate::publisher::slot;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::state::adoption::{self, Adoption, Step};
 use crate::subscriber::state::ownership::OwnedEpoch;
-use crate::subscriber::state::{self, SubscriptionId, name_array, progress, schema};
+use crate::subscriber::state::{
+    self, SubscriptionId, name_array, progress, schema, table_name_arrays,
+};
 
 /// The native subscription to adopt, and the name that pgapace gives it.
 pub(crate) struct AdoptRequest<'a> {
@@ -341,16 +343,11 @@ fn record_tables(
     contents: &PublicationContents,
     start: Lsn,
 ) -> Result<()> {
-    let native: FxHashMap<_, _> = tables
-        .iter()
-        .map(|table| ((table.schema.clone(), table.name.clone()), table.lsn))
-        .collect();
-    let (mut schemas, mut names) = (Vec::new(), Vec::new());
-    let (mut lsns, mut by) = (Vec::new(), Vec::new());
+    let native: FxHashMap<_, _> = tables.iter().map(|table| (&table.name, table.lsn)).collect();
+    let (mut names, mut lsns, mut by) = (Vec::new(), Vec::new(), Vec::new());
     for table in &contents.tables {
-        let Some(recorded) = native.get(&table.key()) else { continue };
-        schemas.push(table.schema.clone());
-        names.push(table.name.clone());
+        let Some(recorded) = native.get(&table.name) else { continue };
+        names.push(&table.name);
         lsns.push(sync_lsn(start, *recorded).to_string());
         by.push(table.published_by.to_string());
     }
@@ -366,7 +363,8 @@ fn record_tables(
            AS c (schema_name, table_name, sync_lsn, published_by)",
         OwnedEpoch { id, epoch: 0 }.sql()
     );
-    let arguments = [name_array(&schemas), name_array(&names), name_array(&lsns), name_array(&by)];
+    let [schemas, names] = table_name_arrays(names);
+    let arguments = [schemas, names, name_array(&lsns), name_array(&by)];
     let arguments: Vec<_> = arguments.iter().map(|text| Some(text.as_str())).collect();
     control
         .execute(&sql, &arguments)

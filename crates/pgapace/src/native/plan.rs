@@ -172,12 +172,10 @@ pub(super) fn make_plan(
         )
         .hint("Check --publisher: it is another server, or was restored to an earlier state."));
     }
-    let native = |key: &(String, String)| {
-        facts.tables.iter().any(|table| table.schema == key.0 && table.name == key.1)
+    let native = |table: &&publication::PublishedTable| {
+        facts.tables.iter().any(|one| one.name == table.name)
     };
-    let published = |table: &&NativeTable| {
-        contents.tables.iter().any(|one| one.schema == table.schema && one.name == table.name)
-    };
+    let published = |table: &&NativeTable| contents.tables.iter().any(|one| one.name == table.name);
     Ok(Plan {
         native: facts.subscription.clone(),
         role: facts.role.clone(),
@@ -186,18 +184,18 @@ pub(super) fn make_plan(
         origin,
         start,
         behind: end.as_u64() - start.as_u64(),
-        tables: contents.tables.iter().filter(|table| native(&table.key())).count(),
+        tables: contents.tables.iter().filter(native).count(),
         unknown: contents
             .tables
             .iter()
-            .filter(|table| !native(&table.key()))
-            .map(publication::PublishedTable::display_name)
+            .filter(|table| !native(table))
+            .map(|table| table.name.to_string())
             .collect(),
         unpublished: facts
             .tables
             .iter()
             .filter(|table| !published(table))
-            .map(NativeTable::display_name)
+            .map(|table| table.name.to_string())
             .collect(),
         publisher_major: source.server_version().major(),
         synchronous,

@@ -171,16 +171,12 @@ fn gather_facts(
         Some((existing, _)) => tables(control, existing.native)?,
         None => Vec::new(),
     };
-    let is_known = |table: &&PublishedTable| {
-        relations.iter().any(|one| one.schema == table.schema && one.name == table.name)
-    };
+    let is_known = |table: &&PublishedTable| relations.iter().any(|one| one.name == table.name);
     let is_native = |table: &&PublishedTable| {
-        native_tables
-            .iter()
-            .any(|one| one.schema == table.schema && one.name == table.name && one.state == 'r')
+        native_tables.iter().any(|one| one.name == table.name && one.state == 'r')
     };
     let names = |tables: Vec<&PublishedTable>| -> Vec<String> {
-        tables.into_iter().map(PublishedTable::display_name).collect()
+        tables.into_iter().map(|table| table.name.to_string()).collect()
     };
     let known: Vec<_> = contents.tables.iter().filter(is_known).collect();
     let unknown = contents.tables.iter().filter(|table| !is_known(table));
@@ -246,14 +242,12 @@ fn awaited_as(
 
 /// The published tables whose copy is not complete, was requested again, or may lack changes.
 fn unready(relations: &[RelationState], published: &[PublishedTable]) -> Vec<String> {
-    let is_published = |table: &&RelationState| {
-        published.iter().any(|one| one.schema == table.schema && one.name == table.name)
-    };
+    let is_published = |table: &&RelationState| published.iter().any(|one| one.name == table.name);
     relations
         .iter()
         .filter(is_published)
         .filter(|table| !table.is_complete())
-        .map(|table| format!("{}.{}", table.schema, table.name))
+        .map(|table| table.name.to_string())
         .collect()
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use engine::table_name::TableName;
 use pgoutput::Lsn;
 use wire::quote_ident;
 
@@ -78,9 +79,8 @@ pub(crate) fn problems(facts: &AdoptionFacts) -> Vec<Problem> {
     }
     let unready: Vec<_> = tables.iter().filter(|table| table.state != 'r').collect();
     if !unready.is_empty() {
-        let named = unready
-            .iter()
-            .map(|table| format!("{} ({})", table.display_name(), state_name(table.state)));
+        let named =
+            unready.iter().map(|table| format!("{} ({})", table.name, state_name(table.state)));
         problems.push(Problem::new(
             format!(
                 "{} tables of the native subscription are not ready: {}",
@@ -410,7 +410,11 @@ pub(crate) mod tests {
     }
 
     fn table(name: &str, state: char) -> NativeTable {
-        NativeTable { schema: "public".to_owned(), name: name.to_owned(), state, lsn: None }
+        NativeTable {
+            name: TableName { schema: "public".to_owned(), name: name.to_owned() },
+            state,
+            lsn: None,
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Native subscriptions in the catalogue of the subscriber.
 
+use engine::table_name::TableName;
 use pgoutput::Lsn;
 use wire::{Row, Session, quote_ident, quote_literal};
 
@@ -34,17 +35,10 @@ pub(crate) struct NativeSubscription {
 /// A table of `pg_subscription_rel`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NativeTable {
-    pub(crate) schema: String,
-    pub(crate) name: String,
+    pub(crate) name: TableName,
     /// `srsubstate`: r is ready.
     pub(crate) state: char,
     pub(crate) lsn: Option<Lsn>,
-}
-
-impl NativeTable {
-    pub(crate) fn display_name(&self) -> String {
-        format!("{}.{}", self.schema, self.name)
-    }
 }
 
 /// A native subscription with everything that decides whether it can be adopted.
@@ -244,8 +238,7 @@ pub(crate) fn tables(session: &mut Session, oid: u32) -> Result<Vec<NativeTable>
     rows.iter()
         .map(|row| {
             Ok(NativeTable {
-                schema: field(&row, 0)?,
-                name: field(&row, 1)?,
+                name: TableName { schema: field(&row, 0)?, name: field(&row, 1)? },
                 state: field(&row, 2)?,
                 lsn: row.get(3).map(|_| field(&row, 3)).transpose()?,
             })

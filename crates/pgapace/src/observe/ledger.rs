@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use engine::group::GroupSeq;
 use engine::relation::RemoteRelation;
+use engine::table_name::TableName;
 use engine::transaction::ChangeCounts;
 use pgoutput::{Lsn, Xid};
 
@@ -16,9 +17,6 @@ use crate::observe::board::wall;
 use crate::observe::figures::SlowGroup;
 use crate::observe::stopwatch::Stopwatch;
 use crate::subscriber::conflict::ConflictType;
-
-/// Schema and name of a table.
-pub(crate) type TableKey = (String, String);
 
 /// The stopwatch and the counts of a worker's session.
 #[derive(Debug, Clone, Default)]
@@ -31,8 +29,8 @@ pub(crate) struct Meter {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Committed changes of the publisher.
-    pub(crate) tables: HashMap<TableKey, ChangeCounts>,
-    pub(crate) conflicts: HashMap<(TableKey, &'static str), u64>,
+    pub(crate) tables: HashMap<TableName, ChangeCounts>,
+    pub(crate) conflicts: HashMap<(TableName, &'static str), u64>,
     /// Groups that were rolled back and executed again, by the SQLSTATE of the error.
     pub(crate) retries: HashMap<String, u64>,
 }
@@ -122,7 +120,7 @@ impl Ledger {
 
     /// Conflicts on a table are counted.
     pub(crate) fn conflicts(&self, relation: &RemoteRelation, kind: ConflictType, count: u64) {
-        let key = (key(relation), kind.name());
+        let key = (relation.name.clone(), kind.name());
         *self.pages().rest.conflicts.entry(key).or_default() += count;
     }
 
@@ -157,7 +155,7 @@ impl Ledger {
                     xid: group.xid.0,
                     transactions: group.transactions,
                     changes: group.changes,
-                    table: group.table.map(|table| format!("{}.{}", table.schema, table.name)),
+                    table: group.table.map(|table| table.name.to_string()),
                 });
                 keep_slowest(&mut pages.slowest);
             }
@@ -187,7 +185,7 @@ impl Ledger {
         // The worker may go on meanwhile.
         drop(pages);
         for (relation, changes) in tables {
-            counts.tables.entry(key(&relation)).or_default().add(&changes);
+            counts.tables.entry(relation.name.clone()).or_default().add(&changes);
         }
         counts
     }
@@ -200,20 +198,17 @@ impl Ledger {
 /// How many of the last tables are compared before another entry is made.
 const LOOK_BACK: usize = 32;
 
-fn key(relation: &RemoteRelation) -> TableKey {
-    (relation.schema.clone(), relation.name.clone())
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{ChangeCounts, Counts};
+    use super::{ChangeCounts, Counts, TableName};
 
     #[test]
     fn all_counts_are_taken_in_steps() {
         let changes = ChangeCounts { inserts: 3, ..ChangeCounts::default() };
         let mut counts = Counts::default();
         for table in 0..150 {
-            counts.tables.insert(("public".to_owned(), format!("t{table}")), changes);
+            let name = TableName { schema: "public".to_owned(), name: format!("t{table}") };
+            counts.tables.insert(name, changes);
         }
         counts.retries.insert("40P01".to_owned(), 2);
         let (all, mut taken) = (counts.clone(), Counts::default());

@@ -17,6 +17,7 @@ use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use engine::relation::RemoteRelation;
+use engine::table_name::TableName;
 use pgoutput::{Decoder, Frame, Message, Streaming};
 use rustc_hash::FxBuildHasher;
 
@@ -33,8 +34,7 @@ pub(crate) struct Announced(Arc<Mutex<Described>>);
 /// A description of a relation by the publisher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Description {
-    /// Schema and name.
-    pub(crate) table: (String, String),
+    pub(crate) table: TableName,
     pub(crate) version: Version,
 }
 
@@ -139,7 +139,7 @@ impl Announcer {
             Ok(Message::Relation(relation)) => {
                 let relation = RemoteRelation::from_message(&relation);
                 let version = Version::of(&relation);
-                let table = (relation.schema, relation.name);
+                let table = relation.name;
                 self.relations.push(Description { table, version });
             }
             Ok(_) => {}
@@ -175,7 +175,8 @@ mod tests {
     }
 
     fn ids(announced: &Announced) -> Vec<u32> {
-        let ids = announced.take().descriptions.into_iter().map(|of| of.table.1.parse().unwrap());
+        let ids =
+            announced.take().descriptions.into_iter().map(|of| of.table.name.parse().unwrap());
         ids.collect()
     }
 
@@ -225,7 +226,7 @@ mod tests {
         let taken = announced.take();
         assert!(taken.incomplete);
         assert_eq!(taken.descriptions.len(), NOTED);
-        assert_eq!((&*taken.descriptions[0].table.1, taken.received), ("0", NOTED as u64 + 5));
+        assert_eq!((&*taken.descriptions[0].table.name, taken.received), ("0", NOTED as u64 + 5));
         describe(&mut announcer, 7, 1);
         let taken = announced.take();
         assert_eq!((taken.descriptions.len(), taken.incomplete), (1, false));

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use engine::published::{PublishedBy, Relation};
+use engine::table_name::TableName;
 use pgoutput::Lsn;
 use rustc_hash::FxHashSet;
 use serde::{Deserialize, Serialize};
@@ -14,13 +15,14 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::session::CURRENT_LSN;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, first_row};
+use crate::table_name::{TableNameFields, sql_name};
 
 /// A published table, under the name with which the stream sends its changes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PublishedTable {
     pub(crate) oid: u32,
-    pub(crate) schema: String,
-    pub(crate) name: String,
+    #[serde(flatten, with = "TableNameFields")]
+    pub(crate) name: TableName,
     /// A partitioned table is copied with its partitions, a plain table without its inheritance
     /// children.
     pub(crate) partitioned: bool,
@@ -94,18 +96,9 @@ impl PublishedColumn {
 }
 
 impl PublishedTable {
-    /// Schema and name: the key of the table's state on the subscriber.
-    pub(crate) fn key(&self) -> (String, String) {
-        (self.schema.clone(), self.name.clone())
-    }
-
-    pub(crate) fn display_name(&self) -> String {
-        format!("{}.{}", self.schema, self.name)
-    }
-
     /// The quoted, schema-qualified name.
     pub(crate) fn sql_name(&self) -> String {
-        format!("{}.{}", quote_ident(&self.schema), quote_ident(&self.name))
+        sql_name(&self.name)
     }
 
     /// The table or query that COPY … TO reads for the initial copy of the table.
@@ -251,13 +244,12 @@ pub(crate) fn dropped(session: &mut Session, oids: &[u32]) -> Result<FxHashSet<u
 pub(crate) fn table(
     session: &mut Session,
     publications: &[String],
-    schema: &str,
-    name: &str,
+    name: &TableName,
 ) -> Result<Option<PublishedTable>> {
     let only = format!(
         " AND n.nspname = {} AND c.relname = {}",
-        quote_literal(schema),
-        quote_literal(name)
+        quote_literal(&name.schema),
+        quote_literal(&name.name)
     );
     Ok(load(session, publications, &only, RowFilters::Unread)?.1.pop())
 }
@@ -323,7 +315,7 @@ fn load(
                     Class::Mismatch,
                     format!(
                         "the publications have different column lists for table {}",
-                        table.display_name()
+                        table.name
                     ),
                 )
                 .hint(
@@ -345,8 +337,7 @@ fn load(
         });
         tables.push(PublishedTable {
             oid,
-            schema: field(&row, 1)?,
-            name: field(&row, 2)?,
+            name: TableName { schema: field(&row, 1)?, name: field(&row, 2)? },
             partitioned: row.get(3) == Some("p"),
             columns: published.map(|(_, column)| column).collect(),
             filters: filter.into_iter().collect(),

@@ -69,7 +69,7 @@ pub(super) fn read(
         plan.publisher.filter(&condition(plan, &plan.publisher, &publisher_texts, &identities)),
     );
     let mut bytes = 0;
-    let reading = format!("reading rows of {}", plan.display_name());
+    let reading = format!("reading rows of {}", plan.name);
     let mut found: FxHashMap<&Identity, (Vec<PublisherRow>, Vec<SubscriberRow>)> =
         FxHashMap::default();
     // The check comes second: the rows that were read have locked the table by then.
@@ -260,9 +260,9 @@ fn columns(ours: &mut Session, plan: &TablePlan) -> Result<RepairColumns> {
          WHERE attrelid = {} AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
         plan.subscriber.oid
     );
-    let results = ours.simple(&sql).map_err(|e| {
-        Failure::subscriber(&e, &format!("reading columns of {}", plan.display_name()))
-    })?;
+    let results = ours
+        .simple(&sql)
+        .map_err(|e| Failure::subscriber(&e, &format!("reading columns of {}", plan.name)))?;
     let mut known: FxHashMap<String, (bool, bool, String)> = FxHashMap::default();
     let mut local = Vec::new();
     for row in last(results).iter() {

@@ -20,6 +20,7 @@ mod size;
 
 pub(crate) use self::size::BatchSize;
 
+use engine::table_name::TableName;
 use pgoutput::Lsn;
 use serde::Serialize;
 use wire::{Session, quote_literal};
@@ -239,7 +240,7 @@ impl Repairer<'_> {
         let tag = WriterTag::attach(ours, self.id, self.options.tags, Writer::Repair)?;
         taken.writes_from(ours.backend_pid())?;
         let writing = |e: &wire::Error| {
-            Failure::subscriber(e, &format!("repairing {}", plan.display_name()))
+            Failure::subscriber(e, &format!("repairing {}", plan.name))
                 .hint("The batch is rolled back. If a value is in use by a row that only the subscriber has, repair with --delete-extra.")
         };
         let held = ours
@@ -248,7 +249,7 @@ impl Repairer<'_> {
         if held.last().is_none_or(wire::Rows::is_empty) {
             return Ok(Written::Nothing(stream_went_on()));
         }
-        check_ready(ours, self.taker.row, &[(plan.schema.clone(), plan.name.clone())])?;
+        check_ready(ours, self.taker.row, std::slice::from_ref(&plan.name))?;
         let found = batch::read(theirs, ours, plan, batch, true).map_err(|e| locked(e, plan))?;
         let Read::Rows(found) = found else { return Ok(Written::Nothing(rewritten(plan))) };
         let repaired = found.write(ours, self.options.delete_extra, &writing)?;
@@ -288,7 +289,7 @@ fn rewritten(plan: &TablePlan) -> Failure {
         Class::Busy,
         format!(
             "table {} was truncated or rewritten on the publisher after the snapshot, again and again",
-            plan.display_name()
+            plan.name
         ),
     )
     .hint("Repair when nothing truncates or rewrites it. The batches before this one are repaired.")
@@ -305,7 +306,7 @@ fn locked(failure: Failure, plan: &TablePlan) -> Failure {
     if failure.sqlstate.as_deref() != Some(sqlstate::LOCK_NOT_AVAILABLE) {
         return failure;
     }
-    let table = plan.display_name();
+    let table = plan.name.to_string();
     let (message, holder) = match failure.class {
         Class::Publisher => (
             format!("table {table} is locked on the publisher"),
@@ -350,8 +351,8 @@ pub(crate) fn differences(
            AND {FOUND_BY} = ANY ('{}'::pg_catalog.int8[]) ORDER BY id LIMIT {most}",
         values.collect::<String>(),
         id.0,
-        quote_literal(&plan.schema),
-        quote_literal(&plan.name),
+        quote_literal(&plan.name.schema),
+        quote_literal(&plan.name.name),
         found_by.0,
     );
     let rows = control
@@ -362,10 +363,7 @@ pub(crate) fn differences(
         if row.get(1) == Some("t") {
             return Err(Failure::new(
                 Class::Mismatch,
-                format!(
-                    "{} has other columns or another key than when it was verified",
-                    plan.display_name()
-                ),
+                format!("{} has other columns or another key than when it was verified", plan.name),
             )
             .hint("Run pgapace verify again."));
         }
@@ -385,7 +383,7 @@ pub(crate) fn differences(
 fn not_utf8(plan: &TablePlan) -> Failure {
     Failure::new(
         Class::Mismatch,
-        format!("a row of {} that differs has text that is not UTF-8", plan.display_name()),
+        format!("a row of {} that differs has text that is not UTF-8", plan.name),
     )
     .hint(
         "A copy of the table makes it equal: pgapace resync; in a rebase, TRUNCATE it on the subscriber, so \
@@ -418,9 +416,8 @@ pub(crate) fn write_batch(
     batch: &[Difference],
     way: WriteWay,
 ) -> Result<Read<(Repaired, usize)>> {
-    let explain = |e: &wire::Error| {
-        Failure::subscriber(e, &format!("making rows of {} equal", plan.display_name()))
-    };
+    let explain =
+        |e: &wire::Error| Failure::subscriber(e, &format!("making rows of {} equal", plan.name));
     let Read::Rows(found) = batch::read(theirs, ours, plan, batch, true)? else {
         return Ok(Read::Rewritten);
     };
@@ -430,8 +427,7 @@ pub(crate) fn write_batch(
             Class::Mismatch,
             format!(
                 "{} rows of {} that differed are on neither server any more",
-                found.absent,
-                plan.display_name()
+                found.absent, plan.name
             ),
         )
         .hint("If another session of the subscriber deleted them, start again."));
@@ -444,7 +440,7 @@ pub(crate) fn write_batch(
                 format!(
                     "unique values moved between rows of table {}, whose columns that are not \
                      replicated would be lost",
-                    plan.display_name()
+                    plan.name
                 ),
             )
             .hint("Drop the unique index on the subscriber, and create it again afterwards."));
@@ -457,7 +453,7 @@ pub(crate) fn write_batch(
 fn log_batch(plan: &TablePlan, lsn: Lsn, repaired: Repaired) {
     tracing::info!(
         event = "rows_repaired",
-        table = plan.display_name(),
+        table = plan.name.to_string(),
         %lsn,
         inserted = repaired.inserted,
         updated = repaired.updated,
@@ -469,8 +465,7 @@ fn log_batch(plan: &TablePlan, lsn: Lsn, repaired: Repaired) {
 /// Recorded differences of a table, by verifications that left the same columns out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RecordedDifferences {
-    pub(crate) schema: String,
-    pub(crate) name: String,
+    pub(crate) name: TableName,
     /// Columns that were not compared. They are left alone.
     pub(crate) columns_left: Vec<String>,
     pub(crate) found_by: Verifications,
@@ -509,8 +504,7 @@ pub(crate) fn recorded(
         .map_err(|e| Failure::subscriber(&e, "reading pgapace.difference"))?;
     let recorded = |row: wire::Row<'_>| {
         Ok(RecordedDifferences {
-            schema: field(&row, 0)?,
-            name: field(&row, 1)?,
+            name: TableName { schema: field(&row, 0)?, name: field(&row, 1)? },
             columns_left: parse_name_array(&field::<String>(&row, 2)?)?,
             found_by: Verifications(field(&row, 3)?),
         })
@@ -522,8 +516,7 @@ pub(crate) fn recorded(
 pub(crate) fn rounds(recorded: Vec<RecordedDifferences>) -> Vec<Vec<RecordedDifferences>> {
     let mut rounds: Vec<Vec<RecordedDifferences>> = Vec::new();
     for one in recorded {
-        let of_table =
-            |other: &RecordedDifferences| (&other.schema, &other.name) == (&one.schema, &one.name);
+        let of_table = |other: &RecordedDifferences| other.name == one.name;
         match rounds.iter_mut().find(|round| !round.iter().any(of_table)) {
             Some(round) => round.push(one),
             None => rounds.push(vec![one]),
@@ -534,13 +527,12 @@ pub(crate) fn rounds(recorded: Vec<RecordedDifferences>) -> Vec<Vec<RecordedDiff
 
 #[cfg(test)]
 mod tests {
-    use super::{RecordedDifferences, Verifications, rounds};
+    use super::{RecordedDifferences, TableName, Verifications, rounds};
 
     #[test]
     fn each_round_has_a_table_once() {
         let one = |name: &str, columns: &[&str]| RecordedDifferences {
-            schema: "s".to_owned(),
-            name: name.to_owned(),
+            name: TableName { schema: "s".to_owned(), name: name.to_owned() },
             columns_left: columns.iter().map(|name| (*name).to_owned()).collect(),
             found_by: Verifications("{1}".to_owned()),
         };

@@ -91,7 +91,7 @@ fn subscription(reader: &mut StatusReader, status: &Status, minutes: u64) -> Res
                 format!("may lack changes since {lsn}: {reason}")
             });
             let reasons: Vec<_> = table.reason.iter().cloned().chain(stale).collect();
-            let name = format!("{}.{}", table.schema, table.name);
+            let name = table.name.to_string();
             vec![name, table.state.to_owned(), reasons.join("; ")]
         })
         .collect();

@@ -1,12 +1,14 @@
 //! Selecting the sequences that belong to the publications, and reading their positions.
 
 use engine::sequence::{Definition, Position, Sequence};
-use wire::{Row, Session, quote_ident, quote_literal};
+use engine::table_name::TableName;
+use wire::{Row, Session, quote_literal};
 
 use crate::error::{Class, Failure, Result, is_transient};
 use crate::publisher::publication::PublishedTable;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
+use crate::table_name::sql_name;
 
 /// Maximum number of sequences in one statement.
 pub(super) const AT_ONCE: usize = 200;
@@ -23,15 +25,14 @@ pub(crate) enum Chosen<'a> {
     All,
     /// Those that the published tables own or use.
     OfTables,
-    /// These, by schema and name; each must be one of `All`.
-    Named(&'a [(String, String)]),
+    /// These; each must be one of `All`.
+    Named(&'a [TableName]),
 }
 
 /// A sequence of the publisher.
 #[derive(Debug, Clone)]
 pub(crate) struct PublisherSequence {
-    pub(crate) schema: String,
-    pub(crate) name: String,
+    pub(crate) name: TableName,
     /// The column that owns the sequence: schema, table, column.
     pub(super) owner: Option<[String; 3]>,
     /// Whether a published table owns or uses it, or no table owns it.
@@ -42,11 +43,7 @@ pub(crate) struct PublisherSequence {
 
 impl PublisherSequence {
     fn sql_name(&self) -> String {
-        format!("{}.{}", quote_ident(&self.schema), quote_ident(&self.name))
-    }
-
-    fn is(&self, (schema, name): &(String, String)) -> bool {
-        self.schema == *schema && self.name == *name
+        sql_name(&self.name)
     }
 }
 
@@ -113,15 +110,15 @@ pub(crate) fn read(
 ) -> Result<Vec<PublisherSequence>> {
     let mut sequences = list(session, publications, tables, chosen)?;
     if let Chosen::Named(names) = chosen {
-        let missing = names.iter().find(|name| !sequences.iter().any(|one| one.is(name)));
-        if let Some((schema, name)) = missing {
+        let missing = names.iter().find(|name| !sequences.iter().any(|one| one.name == **name));
+        if let Some(name) = missing {
             return Err(Failure::new(
                 Class::Mismatch,
-                format!("the published schemas have no sequence {schema}.{name}"),
+                format!("the published schemas have no sequence {name}"),
             )
             .hint("Qualify sequences with their schema, unless it is public."));
         }
-        sequences.retain(|one| names.iter().any(|name| one.is(name)));
+        sequences.retain(|one| names.contains(&one.name));
     }
     let mut readable: Vec<_> = sequences.iter_mut().filter(|one| one.found.is_ok()).collect();
     for some in readable.chunks_mut(AT_ONCE) {
@@ -188,8 +185,7 @@ fn sequence(row: &Row<'_>) -> Result<PublisherSequence> {
         }
     };
     Ok(PublisherSequence {
-        schema: field(row, 0)?,
-        name: field(row, 1)?,
+        name: TableName { schema: field(row, 0)?, name: field(row, 1)? },
         owner,
         wanted: boolean(row, 11)?,
         found,

@@ -1,8 +1,11 @@
 //! The result for each sequence.
 
 use engine::sequence::Position;
+use engine::table_name::TableName;
 use serde::Serialize;
-use wire::{quote_ident, quote_literal};
+use wire::quote_literal;
+
+use crate::table_name::{TableNameFields, sql_name};
 
 /// The result for a sequence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -51,8 +54,8 @@ impl std::fmt::Display for Value {
 /// A sequence, by its name on the publisher, with the result.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Sequence {
-    pub(crate) schema: String,
-    pub(crate) name: String,
+    #[serde(flatten, with = "TableNameFields")]
+    pub(crate) name: TableName,
     #[serde(flatten)]
     pub(crate) state: SequenceState,
 }
@@ -71,7 +74,7 @@ impl Sequence {
             ),
             SequenceState::LeftOut { reason, .. } => reason.clone(),
         };
-        Some(format!("{}.{}: {reason}", self.schema, self.name))
+        Some(format!("{}: {reason}", self.name))
     }
 
     /// Whether the sequence should have been set, but could not.
@@ -83,13 +86,11 @@ impl Sequence {
     /// publisher's value.
     fn doubt(&self) -> Option<String> {
         let SequenceState::Ahead { at, publisher, cycles: true } = &self.state else { return None };
-        let name = format!("{}.{}", quote_ident(&self.schema), quote_ident(&self.name));
         Some(format!(
-            "{}.{}: it cycles and is at {at}, the publisher's at {publisher}, which may have started over. On \
+            "{}: it cycles and is at {at}, the publisher's at {publisher}, which may have started over. On \
              the subscriber: SELECT pg_catalog.setval({}, {}, {});",
-            self.schema,
             self.name,
-            quote_literal(&name),
+            quote_literal(&sql_name(&self.name)),
             publisher.last_value,
             publisher.is_called
         ))
@@ -130,7 +131,7 @@ impl Report {
             tracing::info!(event = "sequences_set", sequences = set, "sequences were set");
         }
         for one in &self.sequences {
-            let sequence = format!("{}.{}", one.schema, one.name);
+            let sequence = one.name.to_string();
             match &one.state {
                 SequenceState::Set { .. } | SequenceState::Unchanged { .. } => {}
                 SequenceState::Ahead { at, publisher, .. } => tracing::info!(
@@ -159,13 +160,13 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use super::{Report, Sequence, SequenceState, Value};
+    use super::{Report, Sequence, SequenceState, TableName, Value};
 
     #[test]
     fn a_cycling_sequence_that_is_ahead_keeps_a_switchover_from_ending() {
         let sequence = |name: &str, state| {
-            let (schema, name) = ("public".to_owned(), name.to_owned());
-            Sequence { schema, name, state }
+            let name = TableName { schema: "public".to_owned(), name: name.to_owned() };
+            Sequence { name, state }
         };
         let value = |last_value| Value { last_value, is_called: true };
         let ahead = |cycles| SequenceState::Ahead { at: value(900), publisher: value(3), cycles };

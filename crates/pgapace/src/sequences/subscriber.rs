@@ -1,6 +1,7 @@
 //! Setting the sequences of the subscriber.
 
 use engine::sequence::{Decision, Position, Rules, Sequence, decide};
+use engine::table_name::TableName;
 use rustc_hash::FxHashMap;
 use wire::{Session, quote_ident};
 
@@ -13,6 +14,7 @@ use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, describe_kind, field};
 use crate::subscriber::named::named;
 use crate::subscriber::state::name_array;
+use crate::table_name::sql_name;
 
 /// How many times pgapace tries to set a sequence that other sessions use at the same time.
 const ATTEMPTS: usize = 5;
@@ -28,8 +30,8 @@ const LOCKED: &str = "another session holds a conflicting lock; see pg_locks";
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SetOptions {
     pub(crate) rules: Rules,
-    /// Sequences to leave unchanged, by schema and name on the publisher.
-    pub(crate) excluded: Vec<(String, String)>,
+    /// Sequences to leave unchanged, by name on the publisher.
+    pub(crate) excluded: Vec<TableName>,
     /// Only report what would be set.
     pub(crate) dry_run: bool,
 }
@@ -95,15 +97,14 @@ pub(crate) fn set(
 ) -> Result<Report> {
     let mut report = Report::default();
     for one in sequences {
-        let excluded = options.excluded.iter().any(|(s, n)| *s == one.schema && *n == one.name);
+        let excluded = options.excluded.contains(&one.name);
         let state = match &one.found {
             _ if excluded => SequenceState::LeftOut { reason: "excluded".into(), failed: false },
             // Replaced below.
             Ok(sequence) => SequenceState::Unchanged { at: sequence.position.into() },
             Err(reason) => SequenceState::LeftOut { reason: reason.clone(), failed: one.wanted },
         };
-        let (schema, name) = (one.schema.clone(), one.name.clone());
-        report.sequences.push(report::Sequence { schema, name, state });
+        report.sequences.push(report::Sequence { name: one.name.clone(), state });
     }
     let to_find: Vec<usize> = (0..sequences.len())
         .filter(|index| matches!(report.sequences[*index].state, SequenceState::Unchanged { .. }))
@@ -139,8 +140,8 @@ fn find(
         one.owner.as_ref().map(|owner| owner[part].clone()).unwrap_or_default()
     };
     let arguments = [
-        column(&|one| one.schema.clone()),
-        column(&|one| one.name.clone()),
+        column(&|one| one.name.schema.clone()),
+        column(&|one| one.name.name.clone()),
         column(&|one| owner(one, 0)),
         column(&|one| owner(one, 1)),
         column(&|one| owner(one, 2)),
@@ -165,13 +166,13 @@ fn find(
                 format!("it is {kind} on the subscriber")
             }
             Some(row) => {
-                let (schema, name): (String, String) = (field(row, 3)?, field(row, 4)?);
-                let sql_name = format!("{}.{}", quote_ident(&schema), quote_ident(&name));
+                let name = TableName { schema: field(row, 3)?, name: field(row, 4)? };
+                let (schema, sql_name) = (&name.schema, sql_name(&name));
                 if !boolean(row, 5)? {
                     format!(
                         "the role lacks USAGE on schema {schema} on the subscriber: GRANT USAGE ON \
                          SCHEMA {} TO …",
-                        quote_ident(&schema)
+                        quote_ident(schema)
                     )
                 } else if !boolean(row, 6)? || !boolean(row, 7)? {
                     format!(

@@ -14,12 +14,14 @@ mod cost;
 mod queries;
 mod reader;
 
+use engine::table_name::TableName;
 use wire::{Row, Rows, quote_ident, quote_literal};
 
 use crate::error::{Failure, Result};
 use crate::subscriber::citus::Placement;
 use crate::subscriber::key_index::Index;
 use crate::subscriber::oid;
+use crate::table_name::sql_name;
 
 pub(crate) use reader::{CatalogueReader, TableFacts, fingerprints, oid_array};
 
@@ -238,8 +240,7 @@ pub(crate) struct Table {
     pub(crate) fingerprint: String,
     /// The topmost partitioned table above this one, or the table itself.
     pub(crate) root: u32,
-    pub(crate) schema: String,
-    pub(crate) name: String,
+    pub(crate) name: TableName,
     pub(crate) partitioned: bool,
     /// The number of tables that hold its rows: the leaf partitions, or 1 of a plain table.
     pub(crate) leaves: usize,
@@ -262,7 +263,7 @@ pub(crate) struct Table {
 impl Table {
     /// The quoted, schema-qualified name.
     pub(crate) fn sql_name(&self) -> String {
-        format!("{}.{}", quote_ident(&self.schema), quote_ident(&self.name))
+        sql_name(&self.name)
     }
 
     /// The name for a search or DML statement. A plain table gets ONLY, because replication treats
@@ -321,20 +322,16 @@ impl Table {
         )
     }
 
-    pub(crate) fn display_name(&self) -> String {
-        format!("{}.{}", self.schema, self.name)
-    }
-
     pub(crate) fn column(&self, name: &str) -> Option<(usize, &Column)> {
         self.columns.iter().enumerate().find(|(_, column)| column.name == name)
     }
 }
 
 /// The relation with this name is not a table.
-pub(crate) fn not_a_table(schema: &str, name: &str, kind: &str) -> Failure {
+pub(crate) fn not_a_table(table: &TableName, kind: &str) -> Failure {
     Failure::new(
         crate::error::Class::Mismatch,
-        format!("subscriber relation {schema}.{name} is {}", describe_kind(kind)),
+        format!("subscriber relation {table} is {}", describe_kind(kind)),
     )
     .hint("Use a plain or partitioned table, or remove the table from the publication.")
 }

@@ -25,6 +25,7 @@
 
 use std::time::{Duration, Instant};
 
+use engine::table_name::TableName;
 use rustc_hash::FxHashMap;
 use wire::Session;
 
@@ -79,8 +80,8 @@ impl Placement {
 /// The placement of a table, or why it is not supported.
 pub(crate) type FoundPlacement = std::result::Result<Placement, String>;
 
-/// Tables of the database that Citus knows, by schema and name.
-pub(crate) type Placements = FxHashMap<(String, String), FoundPlacement>;
+/// Tables of the database that Citus knows, by name.
+pub(crate) type Placements = FxHashMap<TableName, FoundPlacement>;
 
 /// Whether the database has the extension.
 pub(crate) fn is_present(session: &mut Session) -> Result<bool> {
@@ -128,14 +129,13 @@ pub(crate) fn placements(session: &mut Session) -> Result<Placements> {
             (Some("n"), _, _) => Ok(Placement::OneShard),
             (method, ..) => Err(format!("its partition method is {}", method.unwrap_or("unknown"))),
         };
-        Ok(((field(&row, 0)?, field(&row, 1)?), placement))
+        Ok((TableName { schema: field(&row, 0)?, name: field(&row, 1)? }, placement))
     };
     rows.iter().map(placement).collect()
 }
 
 /// The error for a table that Citus stores in a way that is not supported.
-pub(crate) fn unsupported(schema: &str, name: &str, why: &str) -> Failure {
-    let table = format!("{schema}.{name}");
+pub(crate) fn unsupported(table: &TableName, why: &str) -> Failure {
     Failure::new(
         Class::Mismatch,
         format!(

@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use engine::table_name::TableName;
+
 use crate::publisher::publication::PublishedTable;
 use crate::sqlstate;
 use serde::Deserialize;
@@ -125,8 +127,8 @@ impl Action {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Rule {
-    /// Schema and name; `None` for all tables.
-    table: Option<(String, String)>,
+    /// `None` for all tables.
+    table: Option<TableName>,
     conflict: ConflictType,
     action: Action,
 }
@@ -171,10 +173,10 @@ impl FromStr for Rule {
 }
 
 /// Parses `schema.table`; each name may be in double quotes.
-fn parse_table(text: &str) -> Option<(String, String)> {
+fn parse_table(text: &str) -> Option<TableName> {
     let (schema, rest) = parse_name(text)?;
     let (name, rest) = parse_name(rest.strip_prefix('.')?)?;
-    rest.is_empty().then_some((schema, name))
+    rest.is_empty().then_some(TableName { schema, name })
 }
 
 fn parse_name(text: &str) -> Option<(String, &str)> {
@@ -214,25 +216,18 @@ impl Policy {
 
     /// The tables that rules name without effect, because none of that name is published.
     pub(crate) fn unpublished(&self, published: &[PublishedTable]) -> Vec<String> {
-        let is_published = |(schema, name): &(String, String)| {
-            published.iter().any(|table| table.schema == *schema && table.name == *name)
-        };
+        let is_published = |name: &TableName| published.iter().any(|table| table.name == *name);
         let named = self.0.iter().filter_map(|rule| rule.table.as_ref());
-        let mut names: Vec<_> = named
-            .filter(|table| !is_published(table))
-            .map(|(schema, name)| format!("{schema}.{name}"))
-            .collect();
+        let mut names: Vec<_> =
+            named.filter(|table| !is_published(table)).map(TableName::to_string).collect();
         names.sort_unstable();
         names.dedup();
         names
     }
 
     /// The rules for a table; `None` if no rule applies to it.
-    pub(crate) fn of(&self, schema: &str, name: &str) -> Option<TablePolicy> {
-        let of_table = |rule: &&Rule| match &rule.table {
-            Some((s, n)) => s == schema && n == name,
-            None => false,
-        };
+    pub(crate) fn of(&self, table: &TableName) -> Option<TablePolicy> {
+        let of_table = |rule: &&Rule| rule.table.as_ref() == Some(table);
         let mut policy = TablePolicy { actions: [None; TYPES], copied_at: None };
         let general = self.0.iter().filter(|rule| rule.table.is_none());
         for rule in general.chain(self.0.iter().filter(of_table)) {
@@ -300,27 +295,32 @@ mod tests {
         Policy::new(rules.iter().map(|rule| rule.parse().unwrap()).collect())
     }
 
+    fn table(schema: &str, name: &str) -> TableName {
+        TableName { schema: schema.to_owned(), name: name.to_owned() }
+    }
+
     #[test]
     fn a_tables_own_rule_wins() {
         let policy = policy(&["public.t:insert_exists=apply", "insert_exists=skip"]);
-        let of = |name| policy.of("public", name).unwrap().action(ConflictType::InsertExists);
+        let of =
+            |name| policy.of(&table("public", name)).unwrap().action(ConflictType::InsertExists);
         assert_eq!((of("t"), of("u")), (Action::Apply, Action::Skip));
-        let other = policy.of("public", "u").unwrap();
+        let other = policy.of(&table("public", "u")).unwrap();
         assert_eq!(other.action(ConflictType::UpdateExists), Action::Error);
         assert_eq!(other.action(ConflictType::DeleteMissing), Action::Skip);
     }
 
     #[test]
     fn tables_without_rules_have_no_policy() {
-        assert_eq!(policy(&[]).of("public", "t"), None);
-        assert_eq!(policy(&["public.t:insert_exists=apply"]).of("other", "t"), None);
+        assert_eq!(policy(&[]).of(&table("public", "t")), None);
+        assert_eq!(policy(&["public.t:insert_exists=apply"]).of(&table("other", "t")), None);
         assert_eq!(action(None, ConflictType::InsertExists), Action::Error);
     }
 
     #[test]
     fn names_may_be_quoted() {
         let rule: Rule = r#""a.b"."c:=""d":delete_missing=error"#.parse().unwrap();
-        assert_eq!(rule.table, Some(("a.b".to_owned(), "c:=\"d".to_owned())));
+        assert_eq!(rule.table, Some(table("a.b", "c:=\"d")));
     }
 
     #[test]
@@ -338,10 +338,10 @@ mod tests {
         let needs = |rule: &str| policy(&[rule]).needs_commit_times().is_some();
         assert!(needs("insert_exists=last_update_wins") && needs("update_origin_differs=skip"));
         assert!(needs("delete_origin_differs=apply") && !needs("insert_exists=apply"));
-        let timed = |rule: &str| policy(&[rule]).of("a", "b").unwrap().is_timed();
+        let timed = |rule: &str| policy(&[rule]).of(&table("a", "b")).unwrap().is_timed();
         assert!(timed("insert_exists=last_update_wins") && timed("delete_origin_differs=error"));
         assert!(!timed("insert_exists=apply"));
-        let looks = policy(&["update_origin_differs=apply"]).of("a", "b").unwrap();
+        let looks = policy(&["update_origin_differs=apply"]).of(&table("a", "b")).unwrap();
         assert!(looks.looks_before(ConflictType::UpdateOriginDiffers));
         assert!(!looks.looks_before(ConflictType::DeleteOriginDiffers));
     }

@@ -9,6 +9,8 @@
 //! They are recognized by the triggers that the extensions create on each of these tables. These
 //! triggers cannot be missing, and reading them takes no lock.
 
+use engine::table_name::TableName;
+
 use crate::error::{Class, Failure};
 use crate::subscriber::citus::{self, FoundPlacement, Placement};
 
@@ -39,23 +41,21 @@ pub(crate) use elsewhere;
 /// The placement of such a table, or why it is refused. `found` is the value of [`elsewhere`], `by_citus` what
 /// Citus says of the table itself.
 pub(crate) fn placement(
-    schema: &str,
-    name: &str,
+    table: &TableName,
     found: &str,
     by_citus: Option<&FoundPlacement>,
 ) -> Result<Placement, Failure> {
     if found != CITUS {
-        return Err(refused(schema, name, found));
+        return Err(refused(table, found));
     }
     match by_citus {
         Some(Ok(placement)) => Ok(placement.clone()),
-        Some(Err(why)) => Err(citus::unsupported(schema, name, why)),
-        None => Err(citus::unsupported(schema, name, "it has partitions that Citus manages")),
+        Some(Err(why)) => Err(citus::unsupported(table, why)),
+        None => Err(citus::unsupported(table, "it has partitions that Citus manages")),
     }
 }
 
-fn refused(schema: &str, name: &str, found: &str) -> Failure {
-    let table = format!("{schema}.{name}");
+fn refused(table: &TableName, found: &str) -> Failure {
     let refuse = |what: String, hint: String| {
         Failure::new(Class::Mismatch, format!("subscriber table {table} {what}")).hint(hint)
     };

@@ -311,8 +311,8 @@ fn declared_types(
     session: &mut Session,
     published: &[PublishedTable],
 ) -> Result<FxHashMap<(usize, String), u32>> {
-    let schemas: Vec<_> = published.iter().map(|table| table.schema.clone()).collect();
-    let names: Vec<_> = published.iter().map(|table| table.name.clone()).collect();
+    let schemas: Vec<_> = published.iter().map(|table| table.name.schema.clone()).collect();
+    let names: Vec<_> = published.iter().map(|table| table.name.name.clone()).collect();
     let rows = session
         .query(COLUMNS_SQL, &[Some(&name_array(&schemas)), Some(&name_array(&names))])
         .map_err(|e| failed(&e))?;
@@ -370,7 +370,7 @@ pub(crate) fn choose(
         for column in &table.columns {
             let Some(declared) = declared.get(&(number, column.name.clone())) else { continue };
             let local = under.get(declared).copied().unwrap_or((*declared, 'b'));
-            let name = || format!("{}.{}", table.display_name(), column.name);
+            let name = || format!("{}.{}", table.name, column.name);
             if !agree((column.base_type, column.type_kind), local) {
                 let subscriber = type_name(control, local.0)?;
                 return Ok(Format::text(why_text(&name(), &column.base_type_name, &subscriber)));
@@ -390,7 +390,7 @@ pub(crate) fn check_binary(
     for (index, column) in map.remote.columns.iter().enumerate() {
         let (sent, local) = (types.sent(column), map.local(index));
         if !agree((sent.oid, sent.kind), (local.base_type, local.type_kind)) {
-            let name = format!("{}.{}", map.remote.display_name(), column.name);
+            let name = format!("{}.{}", map.remote.name, column.name);
             let publisher = types.names.of(session, &[column])?.pop().flatten();
             let publisher = publisher.unwrap_or_else(|| format!("with OID {}", column.type_oid.0));
             return Err(needs_text(why_text(&name, &publisher, &local.type_name)));

@@ -307,7 +307,7 @@ fn map_columns<'a>(
     table: &Table,
 ) -> Result<Vec<usize>> {
     let find = |column: &str| table.column(column).map(|(index, local)| (index, local.generated));
-    let names = (table.display_name(), table.sql_name());
+    let names = (table.name.to_string(), table.sql_name());
     place_columns(published, (&names.0, &names.1), table.row_security, find)
 }
 
@@ -385,7 +385,7 @@ fn mismatch(message: String) -> Failure {
 
 fn search(remote: &RemoteRelation, table: &Table, columns: &[usize]) -> Search {
     let full = remote.replica_identity == ReplicaIdentity::Full;
-    let name = table.display_name();
+    let name = table.name.to_string();
     if let Some(key) = &table.identity_key {
         return match key_columns(remote, table, columns, key, full) {
             Ok(found) => Search::Key(found),
@@ -452,7 +452,7 @@ fn search(remote: &RemoteRelation, table: &Table, columns: &[usize]) -> Search {
             "On the subscriber: ALTER TABLE {} ADD PRIMARY KEY (…); or on the publisher: \
              ALTER TABLE {} REPLICA IDENTITY FULL.",
             table.sql_name(),
-            remote.display_name()
+            remote.name
         ),
     }
 }

@@ -123,12 +123,12 @@ fn fold(
     }
     let folded = match search {
         Search::Key(_) if keys_are_on_leaves(remote, table) => {
-            Err(format!("keys are unique only within each partition of {}", table.display_name()))
+            Err(format!("keys are unique only within each partition of {}", table.name))
         }
         Search::Key(key) => key_forms(remote, table, columns, key, types).map(TableFolding::Key),
         Search::WholeRow(_) if !table.placement.is_plain() => Err(format!(
             "{} is distributed by Citus and has no key, so its rows are found one by one",
-            table.display_name()
+            table.name
         )),
         Search::WholeRow(_) => {
             stored_as_sent(remote, table, columns, types).map(|()| TableFolding::WholeRow)
@@ -153,7 +153,7 @@ fn side_effect(table: &Table, columns: &[usize]) -> Option<(String, bool)> {
     if let Some(reason) = &table.hooks.code {
         return Some((reason.clone(), true));
     }
-    let name = table.display_name();
+    let name = table.name.to_string();
     for column in &table.columns {
         if let Some(function) = &column.domain_code {
             return Some((
@@ -194,9 +194,7 @@ fn cast_from_text(table: &Table, columns: &[usize]) -> Option<String> {
     Some(format!(
         "a cast from text replaces the input function of type {} of column {} \
          of {}",
-        column.type_name,
-        column.name,
-        table.display_name()
+        column.type_name, column.name, table.name
     ))
 }
 
@@ -211,7 +209,7 @@ fn key_forms(
     let form = |column: &SearchColumn| {
         let sent = types.sent(&remote.columns[column.remote]);
         let local = &table.columns[columns[column.remote]];
-        let name = || format!("key column {} of {}", local.name, table.display_name());
+        let name = || format!("key column {} of {}", local.name, table.name);
         if column.equality != local.equality {
             let name = name();
             return Err(format!("{name} is compared by a non-default operator class in its index"));
@@ -243,7 +241,7 @@ fn stored_as_sent(
     remote.columns.iter().zip(columns).try_for_each(|(sent, local)| {
         let local = &table.columns[*local];
         check_stored_as_sent(types.sent(sent), local)
-            .map_err(|why| format!("column {} of {} {why}", local.name, table.display_name()))
+            .map_err(|why| format!("column {} of {} {why}", local.name, table.name))
     })
 }
 

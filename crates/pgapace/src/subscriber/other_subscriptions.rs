@@ -5,12 +5,13 @@
 
 use std::collections::BTreeMap;
 
+use engine::table_name::TableName;
 use wire::Session;
 
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::catalogue::field;
 use crate::subscriber::named::named;
-use crate::subscriber::state::name_array;
+use crate::subscriber::state::table_name_arrays;
 
 /// The tables with partitions and partitioned tables that share rows with them. A recursive query takes no lock
 /// of a table, unlike pg_partition_tree().
@@ -65,7 +66,7 @@ WHERE n.nspname = 'pgapace' AND c.relname IN ('subscription', 'relation', 'switc
 pub(crate) fn read(
     session: &mut Session,
     name: &str,
-    tables: &[(String, String)],
+    tables: &[TableName],
 ) -> Result<BTreeMap<usize, String>> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "looking for other subscriptions");
     let rows = session.query(READABLE, &[]).map_err(|e| failed(&e))?;
@@ -73,12 +74,12 @@ pub(crate) fn read(
     // A parameter that is not used has no type.
     let ours =
         if readable { OURS } else { "SELECT 0::pg_catalog.int8, $1::pg_catalog.text WHERE false" };
-    let (schemas, names): (Vec<_>, Vec<_>) = tables.iter().cloned().unzip();
+    let [schemas, names] = table_name_arrays(tables);
     let sql = format!(
         "{SHARING} SELECT ord, pg_catalog.string_agg(DISTINCT other, ', ' ORDER BY other) \
          FROM ({NATIVE} UNION ALL {ours}) AS o (ord, other) GROUP BY ord"
     );
-    let arguments = [Some(name), Some(&name_array(&schemas)), Some(&name_array(&names))];
+    let arguments = [Some(name), Some(&schemas), Some(&names)];
     let rows = session.query(&sql, &arguments).map_err(|e| failed(&e))?;
     rows.iter().map(|row| Ok((field::<usize>(&row, 0)? - 1, field(&row, 1)?))).collect()
 }
@@ -87,17 +88,14 @@ pub(crate) fn read(
 pub(crate) fn refuse(
     session: &mut Session,
     name: &str,
-    tables: &[(String, String)],
+    tables: &[TableName],
     (what, hint): (&str, &str),
 ) -> Result<()> {
     let others = read(session, name, tables)?;
     if others.is_empty() {
         return Ok(());
     }
-    let named = |(place, others): (usize, String)| {
-        let (schema, table) = &tables[place];
-        format!("{schema}.{table} ({others})")
-    };
+    let named = |(place, others): (usize, String)| format!("{} ({others})", tables[place]);
     let named: Vec<_> = others.into_iter().map(named).collect();
     Err(Failure::new(Class::Mismatch, format!("{what}: {}", named.join(", "))).hint(hint))
 }

@@ -45,8 +45,8 @@ pub(crate) const STORAGE: &str = concat!(
 
 /// Schemas and names of tables, as arrays.
 pub(crate) fn names(published: &[PublishedTable]) -> [String; 2] {
-    let schemas: Vec<_> = published.iter().map(|table| table.schema.clone()).collect();
-    let names: Vec<_> = published.iter().map(|table| table.name.clone()).collect();
+    let schemas: Vec<_> = published.iter().map(|table| table.name.schema.clone()).collect();
+    let names: Vec<_> = published.iter().map(|table| table.name.name.clone()).collect();
     [name_array(&schemas), name_array(&names)]
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn warn_of_unlogged(rows: &Rows, published: &[PublishedTable]) -> Res
     for storage in stored(rows, published)?.iter().filter(|storage| storage.unlogged) {
         tracing::warn!(
             event = "unlogged_table",
-            table = storage.table.display_name(),
+            table = storage.table.name.to_string(),
             "table is unlogged on the subscriber: it is empty after a crash of the server"
         );
     }

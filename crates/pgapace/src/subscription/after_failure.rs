@@ -102,6 +102,7 @@ mod tests {
     use super::{Circumstances, Expected, Step};
     use crate::error::{Class, Failure, Offender, Recovery};
     use crate::subscription::retry::Next;
+    use engine::table_name::TableName;
     use pgoutput::{Lsn, Xid};
     use std::time::Duration;
 
@@ -113,7 +114,7 @@ mod tests {
 
     /// A change of one table that cannot be applied.
     fn of_table() -> Failure {
-        let relation = Some(("public".to_owned(), "orders".to_owned()));
+        let relation = Some(TableName { schema: "public".to_owned(), name: "orders".to_owned() });
         let offender = Offender {
             commit_lsn: Lsn(1),
             xid: Xid(1),

@@ -426,7 +426,7 @@ impl Supervisor<'_> {
         states: &RelationsByName,
     ) -> Result<Vec<PublishedTable>> {
         let unfinished = |table: &PublishedTable| {
-            states.get(&table.key()).is_none_or(|state| state.state.is_to_copy())
+            states.get(&table.name).is_none_or(|state| state.state.is_to_copy())
         };
         let mut left: Vec<_> =
             published.iter().filter(|table| unfinished(table)).cloned().collect();
@@ -436,7 +436,7 @@ impl Supervisor<'_> {
         slot::check_resume(name, now.slot.as_ref(), now.standby.is_some(), applied.through)?;
         if !context.copy_data {
             // Tables whose copy was requested are copied beside the stream.
-            left.retain(|table| !states.get(&table.key()).is_some_and(|state| state.copy_wanted));
+            left.retain(|table| !states.get(&table.name).is_some_and(|state| state.copy_wanted));
             set_sync_lsns(control, context.owner(), &left, applied.highest())?;
             return Ok(published);
         }

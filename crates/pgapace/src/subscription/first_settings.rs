@@ -138,7 +138,7 @@ pub(crate) fn contradiction(
         |table: &&RelationState| !table.state.is_copied() && table.empty_snapshot.is_some();
     let table = relations.iter().find(|table| keeps && is_to_empty(table))?;
     refused(
-        &format!("is to truncate table {}.{}", table.schema, table.name),
+        &format!("is to truncate table {}.{}", table.name.schema, table.name.name),
         "without --if-not-empty keep",
     )
 }

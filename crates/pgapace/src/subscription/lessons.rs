@@ -73,8 +73,8 @@ pub(super) fn is_of_table(failure: &Failure) -> bool {
 pub(super) fn of_blocked_table(failure: &Failure) -> Failure {
     let offender = failure.offender.clone();
     let relation = offender.as_deref().and_then(|offender| offender.relation.as_ref());
-    let Some((schema, name)) = relation else { return failure.like() };
-    let copy = format!("pgapace resync {}", shell_quoted(&format!("{schema}.{name}")));
+    let Some(table) = relation else { return failure.like() };
+    let copy = format!("pgapace resync {}", shell_quoted(&table.to_string()));
     let hint = match (&failure.remedy, &failure.hint) {
         (Some(remedy), _) => format!("{remedy}; then copy the table again: {copy}"),
         (None, Some(hint)) => format!("{hint} To copy the table again: {copy}"),
@@ -88,6 +88,7 @@ mod tests {
     use super::{Lessons, is_of_table};
     use crate::error::{Class, Failure, Offender, Recovery};
     use crate::subscription::retry::PreviousRuns;
+    use engine::table_name::TableName;
     use pgoutput::{Lsn, Xid};
 
     fn undefined_column(commit_lsn: Lsn) -> Failure {
@@ -150,7 +151,8 @@ mod tests {
         let mut failure = undefined_column(Lsn(1));
         assert!(!is_of_table(&failure));
         if let Some(offender) = &mut failure.offender {
-            offender.relation = Some(("public".to_owned(), "orders".to_owned()));
+            let table = TableName { schema: "public".to_owned(), name: "orders".to_owned() };
+            offender.relation = Some(table);
         }
         assert!(is_of_table(&failure));
         assert!(!is_of_table(&Failure { recovery: Recovery::Retry, ..failure }));

@@ -5,6 +5,7 @@
 //! deleted meanwhile. So pgapace reads the publications once more before such a failure is final. The next run then treats
 //! the table as `--on-missed-changes` says.
 
+use engine::table_name::TableName;
 use engine::table_sync::TableSyncState;
 
 use crate::config::Subscription as Config;
@@ -69,7 +70,7 @@ pub(super) fn explained(config: &Config, failure: Failure) -> Failure {
     let Some(state) = state_of(config, key) else { return failure };
     let Some(from) = state.stale_from else { return failure };
     let reason = state.stale_reason.map_or(String::new(), |reason| format!(": {reason}"));
-    let copy = shell_quoted(&format!("{}.{}", key.0, key.1));
+    let copy = shell_quoted(&key.to_string());
     let or = failure.hint.as_ref().map_or(String::new(), |hint| format!(" Or: {hint}"));
     let hint = format!(
         "The table may lack changes since {from}{reason}. Copy it again: pgapace resync {copy}, and start pgapace \
@@ -79,7 +80,7 @@ pub(super) fn explained(config: &Config, failure: Failure) -> Failure {
 }
 
 /// The state of a table, if it can be read.
-fn state_of(config: &Config, key: &(String, String)) -> Option<RelationState> {
+fn state_of(config: &Config, key: &TableName) -> Option<RelationState> {
     let subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
     let read = subscriber.connect(Purpose::Look).and_then(|mut control| {
         let row = state::find(&mut control, &config.name)?;

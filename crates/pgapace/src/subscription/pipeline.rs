@@ -388,7 +388,7 @@ fn part_bytes(config: &Config) -> usize {
 /// Published tables that are not part of the subscription yet, or could not be copied.
 fn unknown(mut published: Vec<PublishedTable>, states: &[RelationState]) -> Vec<PublishedTable> {
     let known = states.iter().filter(|state| !state.is_tried_again());
-    let known: FxHashSet<_> = known.map(|state| (&state.schema, &state.name)).collect();
-    published.retain(|table| !known.contains(&(&table.schema, &table.name)));
+    let known: FxHashSet<_> = known.map(|state| &state.name).collect();
+    published.retain(|table| !known.contains(&&table.name));
     published
 }

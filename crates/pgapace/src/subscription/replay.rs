@@ -284,12 +284,12 @@ impl Supervisor<'_> {
 /// Checks that no other subscription applies changes to the tables. The subscription of which the
 /// subscriber is a clone would.
 fn check_alone(control: &mut Session, name: &str, tables: &[PublishedTable]) -> Result<()> {
-    let keys: Vec<_> = tables.iter().map(PublishedTable::key).collect();
+    let keys: Vec<_> = tables.iter().map(|table| table.name.clone()).collect();
     let others = other_subscriptions::read(control, name, &keys)?;
     let Some((place, others)) = others.into_iter().next() else { return Ok(()) };
     Err(Failure::new(
         Class::Recording,
-        format!("{others} applies changes to {} on this subscriber", tables[place].display_name()),
+        format!("{others} applies changes to {} on this subscriber", tables[place].name),
     )
     .hint(
         "Replay to a clone, never to a subscriber in use. On a clone, drop the subscription first: \

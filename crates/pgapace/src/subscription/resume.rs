@@ -300,7 +300,7 @@ fn copy_requested_again(
         table_state::copy_again(control, context.owner(), &table)?;
         tracing::info!(
             event = "catch_up_skipped",
-            table = format!("{}.{}", table.schema, table.name),
+            table = table.name.to_string(),
             through = %table.through,
             "table is copied again, as requested, without the changes that were deferred"
         );
@@ -317,14 +317,14 @@ fn handle_lost_tables(
     acknowledged: Lsn,
 ) -> Result<()> {
     for table in catching_up.extract_if(.., |table| table.through < acknowledged) {
-        let name = format!("{}.{}", table.schema, table.name);
+        let name = table.name.to_string();
         let through = table.through;
         if context.options.keeps_rows() {
             // Another copy would begin with TRUNCATE.
             let why = "they were acknowledged, and another copy would remove the rows that \
                        --if-not-empty keep keeps";
             let reason = format!("it lacks changes from {through} on: {why}");
-            let key = (table.schema.as_str(), table.name.as_str());
+            let key = &table.name;
             table_state::block_member(
                 control,
                 context.owner(),

@@ -398,16 +398,16 @@ impl Supervisor<'_> {
         let relation = offender.and_then(|offender| Some((offender, offender.relation.as_ref()?)));
         let owner = row.owned_epoch();
         let blocked = match relation {
-            Some((offender, (schema, name))) => {
+            Some((offender, table)) => {
                 let from = offender.commit_lsn;
-                error_detail::write(control, row.id, &format!("{schema}.{name}"), &failure)?;
-                table_state::block_member(control, owner, (schema, name), (&reason, None), from)?
+                error_detail::write(control, row.id, &table.to_string(), &failure)?;
+                table_state::block_member(control, owner, table, (&reason, None), from)?
             }
             None => false,
         };
         let Some(stopped) = self.lessons.failed_table.take() else { return Ok(()) };
         let offender = failure.offender.as_deref().filter(|_| blocked);
-        let Some((offender, (schema, name))) =
+        let Some((offender, table)) =
             offender.and_then(|offender| Some((offender, offender.relation.as_ref()?)))
         else {
             // The table is not part of the subscription, so blocking it does not prevent the error.
@@ -415,7 +415,7 @@ impl Supervisor<'_> {
         };
         tracing::error!(
             event = "table_apply_blocked",
-            table = format!("{schema}.{name}"),
+            table = table.to_string(),
             lsn = %offender.commit_lsn,
             sqlstate = failure.sqlstate,
             error = %failure,

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+use engine::table_name::TableName;
 use wire::{Session, quote_ident, quote_literal};
 
 use super::applying_roles::ApplyingRoles;
@@ -29,6 +30,7 @@ use crate::subscriber::named::named;
 use crate::subscriber::state::published::{self, PreviousReading};
 use crate::subscriber::state::verification::ALL_ROWS;
 use crate::subscriber::state::{self, Phase, exposed, ownership};
+use crate::table_name::sql_name;
 use crate::verify::prepare::Problem;
 use crate::verify::requirements::not_ready;
 
@@ -240,12 +242,11 @@ pub(super) fn tables_ready(
     problems.extend(waiting.iter().map(Problem::line));
     problems.extend(changed_publications(&recorded, &look));
     let states = state::relations_by_name(control, row.id)?;
-    for key in look.tables.iter().map(PublishedTable::key) {
-        let Some(state) = states.get(&key) else { continue };
+    for table in look.tables.iter().map(|table| &table.name) {
+        let Some(state) = states.get(table) else { continue };
         if let Some(from) = state.stale_from {
-            let (schema, name) = key;
             problems.push(format!(
-                "table {schema}.{name} may lack changes since {from} ({}): pgapace resync copies it again, and \
+                "table {table} may lack changes since {from} ({}): pgapace resync copies it again, and \
                  pgapace verify ends the mark if it is equal",
                 state.stale_reason.as_deref().unwrap_or("unknown")
             ));
@@ -286,13 +287,13 @@ fn verified(
         sides.control.simple(&sql).map_err(|e| Failure::subscriber(&e, "reading verifications"))?;
     let mut known = HashSet::new();
     for row in results.first().into_iter().flat_map(wire::Rows::iter) {
-        known.insert((field::<String>(&row, 0)?, field::<String>(&row, 1)?));
+        known.insert(TableName { schema: field(&row, 0)?, name: field(&row, 1)? });
     }
     let missing: Vec<_> = tables
         .iter()
-        .map(PublishedTable::key)
-        .filter(|key| !known.contains(key))
-        .map(|(schema, name)| format!("{schema}.{name}"))
+        .map(|table| &table.name)
+        .filter(|name| !known.contains(*name))
+        .map(TableName::to_string)
         .collect();
     if !missing.is_empty() {
         problems.push(format!(
@@ -423,16 +424,14 @@ fn unpublished(
         control.simple(&sql).map_err(|e| Failure::subscriber(&e, "checking the way back"))?;
     let mut known = HashSet::new();
     for row in results.first().into_iter().flat_map(wire::Rows::iter) {
-        known.insert((field::<String>(&row, 0)?, field::<String>(&row, 1)?));
+        known.insert(TableName { schema: field(&row, 0)?, name: field(&row, 1)? });
     }
-    for (schema, name) in tables.iter().map(PublishedTable::key).filter(|key| !known.contains(key))
-    {
+    for table in tables.iter().map(|table| &table.name).filter(|name| !known.contains(*name)) {
         problems.push(format!(
-            "the way back does not publish {schema}.{name}: ALTER PUBLICATION {} ADD TABLE {}.{}; on the \
+            "the way back does not publish {table}: ALTER PUBLICATION {} ADD TABLE {}; on the \
              subscriber; or pass --no-back",
             back.publications.iter().map(|name| quote_ident(name)).collect::<Vec<_>>().join(", "),
-            quote_ident(&schema),
-            quote_ident(&name)
+            sql_name(table)
         ));
     }
     Ok(())

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use engine::sequence::Rules;
+use engine::table_name::TableName;
 use pgoutput::Lsn;
 use wire::{CancelHandle, Session, quote_literal};
 
@@ -68,7 +69,7 @@ pub(crate) struct Request<'a> {
     pub(crate) deadline: Duration,
     pub(crate) margin: u64,
     /// Tables to compare at the end LSN: none, or all if the list is empty.
-    pub(crate) verify: Option<Vec<(String, String)>>,
+    pub(crate) verify: Option<Vec<TableName>>,
     /// How old the last verification of each table may be.
     pub(crate) verified_within: Option<Duration>,
     /// Whether roles and privileges on the new side are not looked at.

@@ -11,7 +11,9 @@ use crate::subscriber::named::named;
 fn privileges_sql(tables: &[PublishedTable]) -> String {
     let names: Vec<_> = tables
         .iter()
-        .map(|table| format!("({}, {})", quote_literal(&table.schema), quote_literal(&table.name)))
+        .map(|table| {
+            format!("({}, {})", quote_literal(&table.name.schema), quote_literal(&table.name.name))
+        })
         .collect();
     format!(
         "SELECT DISTINCT coalesce(r.rolname, 'public'), w.schema_name, w.table_name, a.privilege_type \

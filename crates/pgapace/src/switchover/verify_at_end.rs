@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use engine::table_name::TableName;
 use pgoutput::Lsn;
 use wire::Session;
 
@@ -69,7 +70,7 @@ fn export(session: &mut Session) -> wire::Result<Vec<wire::Rows>> {
 }
 
 /// What would keep [`verify`] from comparing these tables, whatever their rows are.
-pub(super) fn problems(sides: &mut Sides<'_>, tables: &[(String, String)]) -> Result<Vec<String>> {
+pub(super) fn problems(sides: &mut Sides<'_>, tables: &[TableName]) -> Result<Vec<String>> {
     let Sides { control, source, config, row, .. } = sides;
     let scope = Scope { tables: tables.to_vec(), ..Scope::default() };
     let failure = match prepare(source, control, config, row, &scope) {
@@ -92,7 +93,7 @@ fn all_columns_compared(plans: &[TablePlan]) -> Result<()> {
         .flat_map(|plan| {
             plan.not_comparable
                 .iter()
-                .map(move |(column, _)| format!("{}.{}.{column}", plan.schema, plan.name))
+                .map(move |(column, _)| format!("{}.{}.{column}", plan.name.schema, plan.name.name))
         })
         .collect();
     if skipped.is_empty() {
@@ -106,7 +107,7 @@ fn all_columns_compared(plans: &[TablePlan]) -> Result<()> {
 /// Compares these tables, or all if there are none, and fails if rows differ.
 pub(super) fn verify(
     sides: &Sides<'_>,
-    tables: &[(String, String)],
+    tables: &[TableName],
     end_lsn: Lsn,
     deadline: Deadline<'_>,
 ) -> Result<u64> {
@@ -153,7 +154,7 @@ pub(super) fn verify(
         .zip(&counts)
         .filter(|(_, counts)| counts.differences() > 0)
         .map(|(plan, counts)| {
-            format!("{}.{} ({} rows)", plan.schema, plan.name, counts.differences())
+            format!("{}.{} ({} rows)", plan.name.schema, plan.name.name, counts.differences())
         })
         .collect();
     if !differing.is_empty() {

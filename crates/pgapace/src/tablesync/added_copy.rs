@@ -1,5 +1,7 @@
 //! The copy of tables that were added, on a thread of its own.
 
+use engine::table_name::TableName;
+
 use crate::apply::blockers::CopyWatch;
 use crate::config::CopyOptions;
 use crate::error::Result;
@@ -9,7 +11,7 @@ use crate::publisher::session::Publisher;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::ownership::{self, OwnedEpoch};
-use crate::tablesync::{CopyKind, Name, SyncContext, copy_tables};
+use crate::tablesync::{CopyKind, SyncContext, copy_tables};
 
 /// The owned parts of a [`SyncContext`], because the thread may outlive the run.
 pub(super) struct AddedCopy {
@@ -43,7 +45,7 @@ impl AddedCopy {
         }
     }
 
-    pub(super) fn copy(&self, names: &[Name]) -> Result<Vec<PublishedTable>> {
+    pub(super) fn copy(&self, names: &[TableName]) -> Result<Vec<PublishedTable>> {
         let context = SyncContext {
             publisher: &self.publisher,
             subscriber: &self.subscriber,
@@ -67,9 +69,7 @@ impl AddedCopy {
         // state.
         ownership::join(&mut control, self.owner.id)?;
         self.subscriber.see_commits(&mut control)?;
-        let these = |table: &PublishedTable| {
-            names.iter().any(|(schema, name)| table.schema == *schema && table.name == *name)
-        };
+        let these = |table: &PublishedTable| names.contains(&table.name);
         let mut published = copy_tables(context, &mut control, None, &these)?;
         published.retain(these);
         Ok(published)

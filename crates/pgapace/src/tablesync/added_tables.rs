@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, TryRecvError, bounded};
 use engine::relation::RemoteRelation;
 use engine::sync_lsn::SyncLsn;
+use engine::table_name::TableName;
 use pgoutput::Lsn;
 use rustc_hash::FxHashMap;
 use wire::Session;
@@ -94,9 +95,6 @@ impl Refreshes {
     }
 }
 
-/// A table by schema and name.
-pub(crate) type Name = (String, String);
-
 /// The result of a copy that runs while other tables stream: the published tables among its tables.
 pub(crate) type Copying = Receiver<Result<Vec<PublishedTable>>>;
 
@@ -124,7 +122,7 @@ pub(crate) struct Adder<'a> {
     /// Tables that were published when the run started, but were blocked or not part of the
     /// subscription. Also tables that were locked during the last inspection.
     new: Vec<PublishedTable>,
-    failed: FxHashMap<Name, FailedCopy>,
+    failed: FxHashMap<TableName, FailedCopy>,
     /// When the publications were last read; `None` to read them at once.
     publications_read_at: Option<Instant>,
     /// When the last inspection started.
@@ -167,11 +165,11 @@ impl<'a> Adder<'a> {
     }
 
     /// Copies these tables on a thread with its own sessions.
-    pub(crate) fn copy(&mut self, names: Vec<Name>) -> Result<Copying> {
-        for (schema, name) in &names {
+    pub(crate) fn copy(&mut self, names: Vec<TableName>) -> Result<Copying> {
+        for name in &names {
             tracing::info!(
                 event = "table_copy_started",
-                table = format!("{schema}.{name}"),
+                table = name.to_string(),
                 "table is copied while others stream"
             );
         }
@@ -340,36 +338,36 @@ impl<'a> Adder<'a> {
         let context = self.context;
         // A table may have been added since the inspection.
         let states = state::relations_by_name(control, context.id)?;
-        found.retain(|found| may_be_judged(states.get(&found.table.key())));
+        found.retain(|found| may_be_judged(states.get(&found.table.name)));
         let (mut new, mut blocked) = (Vec::new(), Vec::new());
         let repertoire = Repertoire::of(control);
         let is_recorded = |failure: &Failure, reason: Option<&str>| {
             reason == Some(&*repertoire.storable(&failure.to_string()))
         };
         for InspectedTable { table, obstacle } in found {
-            let key = table.key();
+            let key = table.name.clone();
             let reason = states.get(&key).and_then(|state| state.reason.as_deref());
             match obstacle {
                 Some(failure) if is_recorded(&failure, reason) => {}
                 Some(failure) => blocked.push((key, failure)),
                 None if reason.is_some() => {
-                    table_state::unblock(control, &context.owner().sql(), (&key.0, &key.1))?;
+                    table_state::unblock(control, &context.owner().sql(), &key)?;
                     tracing::info!(
                         event = "table_unblocked",
-                        table = table.display_name(),
+                        table = table.name.to_string(),
                         "table is no longer blocked; its copy is tried again"
                     );
                 }
                 None => new.push(table),
             }
         }
-        let is_wanted = |key: &Name| states.get(key).is_some_and(|state| state.copy_wanted);
+        let is_wanted = |key: &TableName| states.get(key).is_some_and(|state| state.copy_wanted);
         let (copied_later, others): (Vec<_>, Vec<_>) =
             blocked.into_iter().partition(|(key, _)| is_wanted(key));
         tablesync::block(control, context.owner(), &copied_later, None)?;
         tablesync::block(control, context.owner(), &others, self.lacks_from(dispatched))?;
-        for ((schema, name), _) in copied_later.iter().chain(&others) {
-            tables.block(schema, name);
+        for (name, _) in copied_later.iter().chain(&others) {
+            tables.block(name);
         }
         // Requests are read at once; otherwise the run's goal might be reached before.
         self.requests_read_at = None;
@@ -390,7 +388,7 @@ impl<'a> Adder<'a> {
     }
 
     /// The copy of a table has failed. It is copied again, after increasing pauses.
-    pub(crate) fn copy_failed(&mut self, name: &Name) {
+    pub(crate) fn copy_failed(&mut self, name: &TableName) {
         let failed = self.failed.entry(name.clone()).or_insert(FailedCopy {
             again: Instant::now(),
             pause: self.context.options.refresh_interval.unwrap_or(FIRST_PAUSE),
@@ -400,7 +398,7 @@ impl<'a> Adder<'a> {
     }
 
     /// The copy of a table has succeeded.
-    pub(crate) fn copied(&mut self, name: &Name) {
+    pub(crate) fn copied(&mut self, name: &TableName) {
         self.failed.remove(name);
     }
 
@@ -408,7 +406,7 @@ impl<'a> Adder<'a> {
     pub(crate) fn look_for_requests(
         &mut self,
         control: &mut Session,
-        known: impl Fn(&Name) -> bool,
+        known: impl Fn(&TableName) -> bool,
     ) -> Result<()> {
         let due = self.requests_read_at.is_none_or(|read_at| read_at.elapsed() >= CHECK_INTERVAL);
         if self.requested.is_empty() && due {
@@ -431,10 +429,7 @@ impl<'a> Adder<'a> {
 
     /// Logs that the requested copies wait for these transactions, which are prepared on the subscriber.
     pub(crate) fn tell_of_prepared(&self, gids: &[String]) {
-        let tables = self.requested.iter().map(|requested| {
-            let (schema, name) = &requested.name;
-            format!("{schema}.{name}")
-        });
+        let tables = self.requested.iter().map(|requested| requested.name.to_string());
         tracing::warn!(
             event = "copy_waits",
             subscription = self.context.subscription,
@@ -445,7 +440,7 @@ impl<'a> Adder<'a> {
     }
 
     /// A request that was read before the first change of its table is fulfilled by that.
-    pub(crate) fn taken_up(&mut self, name: &Name) {
+    pub(crate) fn taken_up(&mut self, name: &TableName) {
         self.requested.retain(|requested| requested.name != *name);
     }
 
@@ -455,7 +450,7 @@ impl<'a> Adder<'a> {
         &mut self,
         control: &mut Session,
         tables: &mut Tables,
-    ) -> Result<Vec<Name>> {
+    ) -> Result<Vec<TableName>> {
         let requested = std::mem::take(&mut self.requested);
         tables.remove(requested.iter().map(|requested| &requested.name));
         let copy_data = self.context.copy_data;
@@ -473,27 +468,27 @@ impl<'a> Adder<'a> {
         &self,
         control: &mut Session,
         tables: &mut Tables,
-        names: &[Name],
+        names: &[TableName],
     ) -> Result<()> {
         let context = self.context;
         let mut session = context.publisher.connect_to_look().map_err(|failure| {
-            let tables = names.iter().map(|(schema, name)| format!("{schema}.{name}"));
+            let tables = names.iter().map(TableName::to_string);
             not_looked_up(failure, &first_of(tables))
         })?;
         let mut published = publication::read_contents(&mut session, context.publications)?.tables;
-        published.retain(|table| names.iter().any(|name| is(table, name)));
+        published.retain(|table| names.contains(&table.name));
         table_state::set_sync_lsns(control, context.owner(), &published, Lsn::INVALID)?;
         published.iter().for_each(|table| tables.add_types(table));
         for name in names {
-            if published.iter().any(|table| is(table, name)) {
+            if published.iter().any(|table| table.name == *name) {
                 tracing::info!(
                     event = "table_joined",
-                    table = format!("{}.{}", name.0, name.1),
+                    table = name.to_string(),
                     "table was added without a copy"
                 );
-                tables.add(&name.0, &name.1, SyncLsn(Lsn::INVALID));
+                tables.add(name.clone(), SyncLsn(Lsn::INVALID));
             } else {
-                state::forget_relation(control, context.id, &name.0, &name.1)?;
+                state::forget_relation(control, context.id, name)?;
             }
         }
         Ok(())
@@ -506,16 +501,16 @@ impl<'a> Adder<'a> {
         &self,
         control: &mut Session,
         tables: &mut Tables,
-        (name, holds_rows): (&Name, bool),
+        (table, holds_rows): (&TableName, bool),
     ) -> Result<()> {
-        let (context, (schema, table)) = (self.context, name);
+        let context = self.context;
         if context.copy_data && !holds_rows {
-            return state::forget_relation(control, context.id, schema, table);
+            return state::forget_relation(control, context.id, table);
         }
-        let message = format!("table {schema}.{table} is no longer published");
+        let message = format!("table {table} is no longer published");
         let failure = Failure::new(Class::Mismatch, message);
-        tablesync::block(control, context.owner(), &[(name.clone(), failure)], None)?;
-        tables.block(schema, table);
+        tablesync::block(control, context.owner(), &[(table.clone(), failure)], None)?;
+        tables.block(table);
         Ok(())
     }
 
@@ -529,7 +524,7 @@ impl<'a> Adder<'a> {
     ) -> Result<Added> {
         let context = self.context;
         if context.publisher.is_absent() {
-            let table = remote.display_name();
+            let table = remote.name.to_string();
             let message = format!("table {table} was published after the recording had begun");
             return Err(Failure::new(Class::Recording, message).hint(
                 "A replay cannot copy its rows: record again, now that the table is published.",
@@ -543,10 +538,9 @@ impl<'a> Adder<'a> {
         let found = interruptible(context.shutdown, &sessions, "table sync", || {
             // Read first: the result says nothing about transactions that commit later.
             let now = current_lsn(&mut session)?;
-            let (schema, name) = (&remote.schema, &remote.name);
-            let published = publication::table(&mut session, context.publications, schema, name)?;
-            let copies =
-                context.copy_data || copy_requests::is_wanted(control, context.id, schema, name)?;
+            let name = &remote.name;
+            let published = publication::table(&mut session, context.publications, name)?;
+            let copies = context.copy_data || copy_requests::is_wanted(control, context.id, name)?;
             // With a copy, the copy thread checks the subscriber's table, and may wait for its
             // lock.
             let obstacle = match &published {
@@ -569,16 +563,16 @@ impl<'a> Adder<'a> {
             let now = found.0;
             tracing::warn!(
                 event = "table_changes_skipped",
-                table = remote.display_name(),
+                table = remote.name.to_string(),
                 until = %now,
                 "changes of a table that is no longer published are skipped"
             );
-            tables.set_gone(&remote.schema, &remote.name, now);
+            tables.set_gone(remote.name.clone(), now);
             return Ok(Added::Done);
         };
         tracing::info!(
             event = "table_published",
-            table = remote.display_name(),
+            table = remote.name.to_string(),
             %now,
             "table was added to the publication"
         );
@@ -586,8 +580,13 @@ impl<'a> Adder<'a> {
         if let Some(obstacle) = obstacle {
             let failure = obstacle.failure(&published);
             let lacks_from = self.lacks_from(dispatched);
-            tablesync::block(control, context.owner(), &[(published.key(), failure)], lacks_from)?;
-            tables.block(&remote.schema, &remote.name);
+            tablesync::block(
+                control,
+                context.owner(),
+                &[(published.name.clone(), failure)],
+                lacks_from,
+            )?;
+            tables.block(&remote.name);
             return Ok(Added::Done);
         }
         if copies {
@@ -596,7 +595,7 @@ impl<'a> Adder<'a> {
         // Nothing is copied, so all changes are applied.
         let sync_lsn = Lsn::INVALID;
         table_state::set_sync_lsns(control, context.owner(), &[published], sync_lsn)?;
-        tables.add(&remote.schema, &remote.name, SyncLsn(sync_lsn));
+        tables.add(remote.name.clone(), SyncLsn(sync_lsn));
         Ok(Added::Done)
     }
 
@@ -609,9 +608,8 @@ impl<'a> Adder<'a> {
         remote: &RemoteRelation,
         failure: Failure,
     ) -> Result<Added> {
-        let (context, table) = (self.context, remote.display_name());
-        let (schema, name) = (&remote.schema, &remote.name);
-        if !context.copy_data && !copy_requests::is_wanted(control, context.id, schema, name)? {
+        let (context, table) = (self.context, remote.name.to_string());
+        if !context.copy_data && !copy_requests::is_wanted(control, context.id, &remote.name)? {
             return Err(not_looked_up(failure, &table));
         }
         if !tablesync::is_of_its_tables(&failure) {
@@ -637,10 +635,6 @@ fn first_of(names: impl Iterator<Item = String>) -> String {
         "…".clone_into(more);
     }
     names.join(", ")
-}
-
-fn is(table: &PublishedTable, (schema, name): &Name) -> bool {
-    table.schema == *schema && table.name == *name
 }
 
 impl Drop for Adder<'_> {

@@ -6,6 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
+use engine::table_name::TableName;
 use rustc_hash::FxHashSet;
 use wire::{CancelHandle, Session};
 
@@ -39,7 +40,7 @@ pub(super) struct CopyOutcome {
     /// Why tables must be copied again under another snapshot.
     pub(super) again: Vec<Failure>,
     /// Added tables that cannot be copied. For the first tables, that is an error.
-    pub(super) failed: Vec<((String, String), Failure)>,
+    pub(super) failed: Vec<(TableName, Failure)>,
 }
 
 /// Copies all items.
@@ -113,7 +114,7 @@ fn begin(
         }
         let generations = begun.record(control, owner, snapshot.lsn)?;
         for item in some {
-            let generation = generations.get(&item.published.key()).copied();
+            let generation = generations.get(&item.published.name).copied();
             item.generation = generation
                 .ok_or_else(|| Failure::internal("a copy was begun without a generation"))?;
         }
@@ -287,14 +288,14 @@ impl Pool<'_> {
         self.progress.summarize();
         let moved = self.items.iter().zip(&self.rows).map(|(item, moved)| {
             let Transferred { rows, bytes } = *lock_of(moved);
-            Copied { name: item.published.display_name(), rows, bytes }
+            Copied { name: item.published.name.to_string(), rows, bytes }
         });
         table(moved.collect());
-        let key = |table: usize| self.items[table].published.key();
+        let name = |table: usize| self.items[table].published.name.clone();
         let failed = failed
             .into_iter()
             .chain(unopened)
-            .map(|(table, failure)| (key(table), failure))
+            .map(|(table, failure)| (name(table), failure))
             .collect();
         Ok(CopyOutcome { again: failures.changed, failed })
     }
@@ -393,7 +394,7 @@ impl Pool<'_> {
                     Job::Part(_, part) => &item.parts[*part],
                     _ => &item.parts[0],
                 };
-                let name = item.published.display_name();
+                let name = item.published.name.to_string();
                 let meter = progress.begin(number, name, part.bytes);
                 let after = item.indexes_after && !lock_of(&self.failures).in_place.contains(table);
                 let moved = sessions.part(item, part, after, owner, snapshot, &meter);
@@ -433,7 +434,7 @@ impl Pool<'_> {
         }
         tracing::info!(
             event = "table_copied",
-            table = item.published.display_name(),
+            table = item.published.name.to_string(),
             number = self.progress.table_done(),
             rows = total.rows,
             bytes = total.bytes,

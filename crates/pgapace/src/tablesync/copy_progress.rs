@@ -4,12 +4,14 @@
 //! Running copies are in `pg_stat_progress_copy`, where a role sees its own sessions. Index builds
 //! are in `pg_stat_progress_create_index`.
 
+use engine::table_name::TableName;
 use serde::Serialize;
 use wire::Session;
 
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::SubscriptionId;
+use crate::table_name::TableNameFields;
 
 /// A running copy.
 #[derive(Debug, Serialize)]
@@ -30,8 +32,8 @@ pub(crate) struct CopyProgress {
 /// A table that is being copied.
 #[derive(Debug, Serialize)]
 pub(crate) struct RunningTable {
-    pub(crate) schema: String,
-    pub(crate) name: String,
+    #[serde(flatten, with = "TableNameFields")]
+    pub(crate) name: TableName,
     pub(crate) bytes: i64,
     pub(crate) bytes_done: i64,
     pub(crate) bytes_per_second: Option<i64>,
@@ -52,8 +54,7 @@ impl CopyProgress {
         let table = |table: &RunningTable| {
             let RunningTable { bytes_done, bytes, bytes_per_second, seconds_left, .. } = table;
             let mut line = format!(
-                "{}.{}: {}",
-                table.schema,
+                "{}: {}",
                 table.name,
                 progress(&size, *bytes_done, *bytes, *bytes_per_second, *seconds_left)
             );
@@ -149,8 +150,7 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<C
         let bytes_per_second: Option<i64> = row.get(4).map(|_| field(&row, 4)).transpose()?;
         let seconds_left = seconds_left(bytes, bytes_done, bytes_per_second);
         Ok(RunningTable {
-            schema: field(&row, 0)?,
-            name: field(&row, 1)?,
+            name: TableName { schema: field(&row, 0)?, name: field(&row, 1)? },
             bytes,
             bytes_done,
             bytes_per_second,

@@ -1,5 +1,6 @@
 //! Requests of `pgapace resync` and of the program itself to copy tables again.
 
+use engine::table_name::TableName;
 use engine::table_sync::{TableSyncEvent as Event, TableSyncState};
 use wire::{PreparedStatement, Session};
 
@@ -7,7 +8,7 @@ use crate::error::{Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::ownership::OwnedEpoch;
-use crate::subscriber::state::{SubscriptionId, name_array};
+use crate::subscriber::state::{SubscriptionId, name_array, table_name_arrays};
 use crate::tablesync::table_state::{WANTED, after, writing};
 
 /// Takes up requests before anything is applied. Those for tables that catch up follow when the run resumes: see
@@ -38,9 +39,8 @@ pub(crate) fn decide_to_empty(
     id: SubscriptionId,
     tables: &[(PublishedTable, String)],
 ) -> Result<()> {
-    let schemas: Vec<_> = tables.iter().map(|(table, _)| table.schema.clone()).collect();
-    let names: Vec<_> = tables.iter().map(|(table, _)| table.name.clone()).collect();
-    let snapshots: Vec<_> = tables.iter().map(|(_, snapshot)| snapshot.clone()).collect();
+    let [schemas, names] = table_name_arrays(tables.iter().map(|(table, _)| &table.name));
+    let snapshots: Vec<_> = tables.iter().map(|(_, snapshot)| snapshot.as_str()).collect();
     let sql = format!(
         "INSERT INTO pgapace.relation \
            (subscription, schema_name, table_name, empty_first, empty_snapshot, copy_wanted) \
@@ -52,7 +52,7 @@ pub(crate) fn decide_to_empty(
          ON CONFLICT (subscription, schema_name, table_name) DO NOTHING",
         id.0
     );
-    let arguments = [name_array(&schemas), name_array(&names), name_array(&snapshots)];
+    let arguments = [schemas, names, name_array(&snapshots)];
     let arguments: Vec<_> = arguments.iter().map(|text| Some(text.as_str())).collect();
     session.execute(&sql, &arguments).map_err(|e| writing(&e))?;
     Ok(())
@@ -76,8 +76,7 @@ fn upsert_request(
     requested: &str,
     otherwise: &str,
 ) -> Result<()> {
-    let schemas: Vec<_> = tables.iter().map(|table| table.schema.clone()).collect();
-    let names: Vec<_> = tables.iter().map(|table| table.name.clone()).collect();
+    let [schemas, names] = table_name_arrays(tables.iter().map(|table| &table.name));
     let sql = format!(
         "INSERT INTO pgapace.relation (subscription, schema_name, table_name, requested) \
          SELECT {}, c.schema_name, c.table_name, {requested} \
@@ -87,17 +86,14 @@ fn upsert_request(
          ON CONFLICT (subscription, schema_name, table_name) DO {otherwise}",
         id.0
     );
-    session
-        .execute(&sql, &[Some(&name_array(&schemas)), Some(&name_array(&names))])
-        .map_err(|e| writing(&e))?;
+    session.execute(&sql, &[Some(&schemas), Some(&names)]).map_err(|e| writing(&e))?;
     Ok(())
 }
 
 /// A table that is to be copied.
 #[derive(Debug)]
 pub(crate) struct Requested {
-    /// Schema and name.
-    pub(crate) name: (String, String),
+    pub(crate) name: TableName,
     /// A copy was asked for, or begun: it is made even if added tables are not copied.
     pub(crate) explicitly: bool,
 }
@@ -114,7 +110,7 @@ pub(crate) fn requested(session: &mut Session, id: SubscriptionId) -> Result<Vec
         .map_err(|e| Failure::subscriber(&e, "looking for tables that are to be copied"))?;
     rows.iter()
         .map(|row| {
-            let name = (field(&row, 0)?, field(&row, 1)?);
+            let name = TableName { schema: field(&row, 0)?, name: field(&row, 1)? };
             Ok(Requested { name, explicitly: boolean(&row, 2)? })
         })
         .collect()
@@ -124,14 +120,13 @@ pub(crate) fn requested(session: &mut Session, id: SubscriptionId) -> Result<Vec
 pub(crate) fn is_wanted(
     session: &mut Session,
     id: SubscriptionId,
-    schema: &str,
-    name: &str,
+    table: &TableName,
 ) -> Result<bool> {
     let sql = "SELECT EXISTS (SELECT 1 FROM pgapace.relation \
                  WHERE subscription = $1::pg_catalog.int4 AND schema_name = $2 AND table_name = $3 \
                    AND (requested IS NOT NULL OR copy_wanted))";
     let rows = session
-        .query(sql, &[Some(&id.0.to_string()), Some(schema), Some(name)])
+        .query(sql, &[Some(&id.0.to_string()), Some(&table.schema), Some(&table.name)])
         .map_err(|e| Failure::subscriber(&e, "looking for a request to copy a table"))?;
     rows.first().map_or(Ok(false), |row| boolean(&row, 0))
 }

@@ -17,8 +17,8 @@ use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::format::{MISREAD_HINT, MisreadColumn, Search, has_infinite_interval};
 use crate::subscriber::named::named;
 use crate::subscriber::session::Purpose;
-use crate::subscriber::state::name_array;
 use crate::subscriber::state::ownership::{self, OwnedEpoch};
+use crate::subscriber::state::table_name_arrays;
 use crate::subscriber::statement::copy::{CopiedColumns, TYPES_SQL, is_of_changed_types};
 use crate::subscriber::writer_tag::{Writer, WriterTag};
 use crate::tablesync::SyncContext;
@@ -216,7 +216,7 @@ impl CopySessions {
         snapshot: &Snapshot,
         meter: &Meter,
     ) -> std::result::Result<Transferred, JobFailure> {
-        let name = item.published.display_name();
+        let name = item.published.name.to_string();
         let into = |e: &wire::Error| subscriber_failure(e, &format!("copying into {name}"));
         let removed = if indexes_after {
             indexes::begin_without(&mut self.subscriber, owner.id, &item.subscriber)?
@@ -282,7 +282,7 @@ impl CopySessions {
             let Err(error) = self.subscriber.read_to_ready() else { return true };
             tracing::warn!(
                 event = "analyze_failed",
-                table = item.published.display_name(),
+                table = item.published.name.to_string(),
                 sqlstate = error.sqlstate(),
                 %error,
                 "could not analyze copied table"
@@ -293,10 +293,8 @@ impl CopySessions {
 
     /// Returns the tables that the role may analyze. For others, the server would log a warning.
     fn may_analyze<'i>(&mut self, items: &[&'i Item]) -> wire::Result<Vec<&'i Item>> {
-        let (schemas, names): (Vec<_>, Vec<_>) = items
-            .iter()
-            .map(|item| (item.published.schema.clone(), item.published.name.clone()))
-            .unzip();
+        let names = items.iter().map(|item| &item.published.name);
+        let [schemas, names] = table_name_arrays(names);
         let maintain = if self.subscriber.server_version().major() >= 17 {
             "OR pg_catalog.has_table_privilege(t.oid, 'MAINTAIN')"
         } else {
@@ -304,7 +302,7 @@ impl CopySessions {
         };
         let rows = self.subscriber.query(
             &MAY_ANALYZE_SQL.replace("{MAINTAIN}", maintain),
-            &[Some(&name_array(&schemas)), Some(&name_array(&names))],
+            &[Some(&schemas), Some(&names)],
         )?;
         let may: FxHashSet<usize> =
             rows.iter().filter_map(|row| row.get(0).and_then(|text| text.parse().ok())).collect();
@@ -320,7 +318,7 @@ impl CopySessions {
         snapshot: &Snapshot,
         meter: &Meter,
     ) -> std::result::Result<Transferred, JobFailure> {
-        let name = item.published.display_name();
+        let name = item.published.name.to_string();
         let into = |e: &wire::Error| subscriber_failure(e, &format!("copying into {name}"));
         let mut input = self.subscriber.copy_in(&copy_in(item)).map_err(|e| into(&e))?;
         let bytes = match read_into(&mut self.publisher, &mut input, item, part, snapshot, meter) {
@@ -344,7 +342,7 @@ impl CopySessions {
         part: &Part,
         snapshot: &Snapshot,
     ) -> std::result::Result<Transferred, JobFailure> {
-        let name = item.published.display_name();
+        let name = item.published.name.to_string();
         let from = |e: &wire::Error| publisher_failure(e, &format!("counting {name}"));
         begin_reading(&mut self.publisher, snapshot)?;
         lock_files(&mut self.publisher, item, part)?;
@@ -387,7 +385,7 @@ fn read_into(
     snapshot: &Snapshot,
     meter: &Meter,
 ) -> std::result::Result<u64, JobFailure> {
-    let name = item.published.display_name();
+    let name = item.published.name.to_string();
     let from = |e: &wire::Error| publisher_failure(e, &format!("copying {name}"));
     let into = |e: &wire::Error| subscriber_failure(e, &format!("copying into {name}"));
     begin_reading(publisher, snapshot)?;
@@ -423,7 +421,7 @@ fn lock_files(
     item: &Item,
     part: &Part,
 ) -> std::result::Result<(), JobFailure> {
-    let name = item.published.display_name();
+    let name = item.published.name.to_string();
     let from = |e: &wire::Error| publisher_failure(e, &format!("copying {name}"));
     let read = [item.read_by(part)];
     publisher.queue_simple(&lock_sql(&read));
@@ -438,7 +436,7 @@ fn refuse_misread(publisher: &mut Session, item: &Item) -> std::result::Result<(
     for column in &item.misread {
         let Search::Condition(condition) = &column.search else { continue };
         let sql = item.published.any_row(condition);
-        let name = item.published.display_name();
+        let name = item.published.name.to_string();
         let found = publisher
             .simple(&sql)
             .map_err(|e| publisher_failure(&e, &format!("checking the values of {name}")))?;
@@ -503,7 +501,7 @@ fn searched(item: &Item) -> Option<&MisreadColumn> {
 }
 
 fn misread(item: &Item, column: &MisreadColumn) -> JobFailure {
-    let (name, column) = (item.published.display_name(), &column.name);
+    let (name, column) = (item.published.name.to_string(), &column.name);
     let failure = Failure::new(
         Class::Apply,
         format!(

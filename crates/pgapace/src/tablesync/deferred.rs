@@ -20,6 +20,7 @@ use engine::deferred::{DeferredStage, DeferredTable, DeferredTables};
 use engine::group::GroupLimits;
 use engine::progress::Progress;
 use engine::relation::RemoteRelation;
+use engine::table_name::TableName;
 use engine::table_sync::TableSyncState;
 use pgoutput::Lsn;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -35,7 +36,7 @@ use crate::observe::long_wait::LongWait;
 use crate::subscriber::state::{self, RelationState};
 use crate::tablesync::deferred::catchup::{CatchUpWorker, StartPause};
 use crate::tablesync::table_state::{self, CatchUp};
-use crate::tablesync::{self, Added, Adder, Copying, Name};
+use crate::tablesync::{self, Added, Adder, Copying};
 
 /// The largest size of deferred changes for which the leader pauses.
 const LITTLE: u64 = 1 << 20;
@@ -106,11 +107,11 @@ pub(crate) fn resume(deferred: &mut DeferredTables<CatchUp>, tables: Vec<CatchUp
     for table in tables {
         tracing::info!(
             event = "table_catches_up",
-            table = format!("{}.{}", table.schema, table.name),
+            table = table.name.to_string(),
             through = %table.through,
             "table was copied and applies its deferred changes"
         );
-        let (name, through) = ((table.schema.clone(), table.name.clone()), table.through);
+        let (name, through) = (table.name.clone(), table.through);
         deferred.resume(name, table, through, applied);
     }
 }
@@ -196,7 +197,7 @@ impl<'a> StreamedTableSync<'a> {
         progress: &Progress,
     ) -> Result<bool> {
         let added = self.adder.add(control, tables, remote, progress.last_dispatched())?;
-        let name = (remote.schema.clone(), remote.name.clone());
+        let name = remote.name.clone();
         self.adder.taken_up(&name);
         if added == Added::Done {
             return Ok(false);
@@ -246,7 +247,7 @@ impl<'a> StreamedTableSync<'a> {
         }
         let LeaderAccess { control, tables, deferred, quiet, .. } = leader;
         self.adder.look_for_new_tables(control, tables, progress.last_dispatched())?;
-        self.adder.look_for_requests(control, |(schema, name)| deferred.has_name(schema, name))?;
+        self.adder.look_for_requests(control, |name| deferred.has_name(name))?;
         if !self.adder.waits_for_quiet() {
             return Ok(());
         }
@@ -266,7 +267,7 @@ impl<'a> StreamedTableSync<'a> {
         &mut self,
         control: &mut Session,
         deferred: &mut DeferredTables<CatchUp>,
-        names: Vec<Name>,
+        names: Vec<TableName>,
         progress: &Progress,
     ) -> Result<()> {
         if names.is_empty() {
@@ -314,9 +315,9 @@ impl<'a> StreamedTableSync<'a> {
         published.iter().for_each(|table| leader.tables.add_types(table));
         let owner = self.adder.owner();
         let copied = table_state::catching_up(leader.control, owner.id)?.into_iter();
-        let copied = copied.map(|table| ((table.schema.clone(), table.name.clone()), table));
-        let mut copied: FxHashMap<Name, CatchUp> = copied.collect();
-        let published: FxHashMap<_, _> = published.iter().map(|t| (t.key(), t)).collect();
+        let copied = copied.map(|table| (table.name.clone(), table));
+        let mut copied: FxHashMap<TableName, CatchUp> = copied.collect();
+        let published: FxHashMap<_, _> = published.iter().map(|t| (&t.name, t)).collect();
         let (mut begun, mut gone) = (Vec::new(), Vec::new());
         let tables = leader.deferred.tables_mut().iter_mut();
         for table in tables.filter(|table| matches!(table.stage, DeferredStage::DataSync)) {
@@ -330,7 +331,7 @@ impl<'a> StreamedTableSync<'a> {
         for (table, copied) in begun {
             match published.get(&table.name) {
                 Some(published) => leader.tables.add_copied(published, copied.sync_lsn),
-                None => leader.tables.add(&copied.schema, &copied.name, copied.sync_lsn),
+                None => leader.tables.add(copied.name.clone(), copied.sync_lsn),
             }
             self.adder.copied(&table.name);
             table.stage = DeferredStage::CatchUp(copied);
@@ -348,7 +349,7 @@ impl<'a> StreamedTableSync<'a> {
     fn not_copied(
         &mut self,
         leader: &mut LeaderAccess<'_>,
-        names: Vec<Name>,
+        names: Vec<TableName>,
         failure: Option<&Failure>,
     ) -> Result<()> {
         if names.is_empty() {
@@ -357,17 +358,17 @@ impl<'a> StreamedTableSync<'a> {
         let owner = self.adder.owner();
         let states = state::relations_by_name(leader.control, owner.id)?;
         let is_blocked =
-            |name: &Name| states.get(name).is_some_and(|s| s.state == TableSyncState::Blocked);
+            |name: &TableName| states.get(name).is_some_and(|s| s.state == TableSyncState::Blocked);
         if let Some(failure) = failure {
             let failed = names.iter().filter(|name| !is_blocked(name));
             let failed: Vec<_> = failed.map(|name| (name.clone(), failure.like())).collect();
             tablesync::block(leader.control, owner, &failed, None)?;
         }
-        let names: FxHashSet<Name> = names.into_iter().collect();
+        let names: FxHashSet<TableName> = names.into_iter().collect();
         for name in &names {
             if failure.is_some() || is_blocked(name) {
                 self.adder.copy_failed(name);
-                leader.tables.block(&name.0, &name.1);
+                leader.tables.block(name);
             } else {
                 // It was taken out of the publication, or dropped, before the snapshot.
                 let holds_rows = states.get(name).is_some_and(RelationState::holds_rows);
@@ -444,7 +445,7 @@ impl<'a> StreamedTableSync<'a> {
                 tracing::warn!(
                     event = "catch_up_worker_not_started",
                     subscription = self.options.subscription,
-                    table = table.map(|table| format!("{}.{}", table.schema, table.name)),
+                    table = table.map(|table| table.name.to_string()),
                     error = %failure,
                     "changes of a copied table stay deferred, without a session to apply them"
                 );
@@ -491,7 +492,7 @@ impl<'a> StreamedTableSync<'a> {
         let ended: FxHashSet<_> = numbers.iter().map(|number| number.0).collect();
         table_state::end_catch_up(control, self.adder.owner(), &numbers)?;
         for table in &caught_up {
-            let table = format!("{}.{}", table.schema, table.name);
+            let table = table.name.to_string();
             tracing::info!(event = "table_caught_up", table, "table has caught up with the others");
         }
         if self.worker.as_ref().is_some_and(|w| caught_up.iter().any(|table| w.is_of(table))) {

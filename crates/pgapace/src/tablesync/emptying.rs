@@ -84,7 +84,8 @@ impl FromStr for TruncateDecision {
 
 impl TruncateDecision {
     fn is_about(&self, table: &PublishedTable) -> bool {
-        self.schema == table.schema && self.table.as_ref().is_none_or(|name| *name == table.name)
+        self.schema == table.name.schema
+            && self.table.as_ref().is_none_or(|name| *name == table.name.name)
     }
 }
 
@@ -122,7 +123,7 @@ pub(crate) fn decide(
         filled.iter().find(|index| named(index) && subscribers[**index].is_managed_by_citus())
     {
         // Its rows are in shards: when they were written cannot be read.
-        let table = subscribers[*index].display_name();
+        let table = subscribers[*index].name.to_string();
         return Err(Failure::new(
             Class::Mismatch,
             format!("--truncate cannot empty {table}, which Citus manages"),
@@ -155,7 +156,7 @@ pub(crate) fn refuse(
         return Ok(());
     }
     refuse_shared(session, subscription, filled, KEEP_HINT)?;
-    let names: Vec<_> = filled.iter().map(|table| table.display_name()).collect();
+    let names: Vec<_> = filled.iter().map(|table| table.name.to_string()).collect();
     let failure = Failure::new(
         Class::Mismatch,
         format!("subscriber tables are not empty: {}", names.join(", ")),
@@ -171,9 +172,9 @@ pub(crate) fn refuse(
     let snapshot =
         first_row(&results, "pg_current_snapshot")?.get(0).unwrap_or_default().to_owned();
     let mut options: Vec<_> = if filled.len() <= NAMED {
-        filled.iter().map(|table| table.display_name()).collect()
+        filled.iter().map(|table| table.name.to_string()).collect()
     } else {
-        filled.iter().map(|table| format!("{}.*", table.names().0)).collect()
+        filled.iter().map(|table| format!("{}.*", table.name.schema)).collect()
     };
     options.dedup();
     let options: Vec<_> =
@@ -193,7 +194,7 @@ pub(crate) fn refuse_shared(
     tables: &[&SubscriberTable],
     hint: &str,
 ) -> Result<()> {
-    let keys: Vec<_> = tables.iter().map(|table| table.key()).collect();
+    let keys: Vec<_> = tables.iter().map(|table| table.name.clone()).collect();
     let what = "tables with rows of other subscriptions are not emptied";
     other_subscriptions::refuse(session, subscription, &keys, (what, hint))
 }
@@ -220,7 +221,7 @@ fn expect_unwritten(session: &mut Session, tables: &[(&SubscriberTable, &str)]) 
                 Class::Mismatch,
                 format!(
                     "rows of {} were written after the decision to empty the table",
-                    table.display_name()
+                    table.name
                 ),
             )
             .hint(
@@ -278,13 +279,13 @@ fn empty_together(
     owner: OwnedEpoch,
     tables: &[(&SubscriberTable, Option<&RelationState>)],
 ) -> Result<()> {
-    let shown: Vec<_> = tables.iter().map(|(table, _)| table.display_name()).collect();
+    let shown: Vec<_> = tables.iter().map(|(table, _)| table.name.to_string()).collect();
     tracing::info!(
         event = "tables_emptied",
         tables = shown.join(", "),
         "truncating tables before their copy"
     );
-    let names: Vec<_> = tables.iter().map(|(table, _)| table.names()).collect();
+    let names: Vec<_> = tables.iter().map(|(table, _)| &table.name).collect();
     let reset = reset_sql(owner, &names);
     let subscribers: Vec<_> = tables.iter().map(|(table, _)| table.sql_only()).collect();
     let decided: Vec<_> = tables

@@ -31,7 +31,7 @@ use crate::error::{Failure, Result};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::named::named;
-use crate::subscriber::state::{SubscriptionId, name_array};
+use crate::subscriber::state::{SubscriptionId, table_name_arrays};
 use crate::tablesync::copy_worker::{JobFailure, subscriber_failure};
 use crate::tablesync::plan::Item;
 use crate::tablesync::subscriber_tables::SubscriberTable;
@@ -139,10 +139,8 @@ fn removable(
     id: SubscriptionId,
     tables: &[&SubscriberTable],
 ) -> Result<Vec<Indexes>> {
-    let names = tables.iter().map(|table| table.names());
-    let (schemas, names): (Vec<_>, Vec<_>) =
-        names.map(|(schema, name)| (schema.to_owned(), name.to_owned())).unzip();
-    let (schemas, names, id) = (name_array(&schemas), name_array(&names), id.0.to_string());
+    let [schemas, names] = table_name_arrays(tables.iter().map(|table| &table.name));
+    let id = id.0.to_string();
     let rows = session
         .query(REMOVABLE_SQL, &[Some(&schemas), Some(&names), Some(&id)])
         .map_err(|e| Failure::subscriber(&e, "reading the indexes of the tables"))?;
@@ -203,7 +201,7 @@ pub(super) fn begin_without<'a>(
     table: &'a SubscriberTable,
 ) -> std::result::Result<Option<Removed<'a>>, JobFailure> {
     // Locking needs more privileges than copying, and an owner may have revoked its own.
-    let trouble = |e: &wire::Error| of_indexes(e, &format!("locking {}", table.display_name()));
+    let trouble = |e: &wire::Error| of_indexes(e, &format!("locking {}", table.name));
     let only = table.sql_only();
     let sql = format!(
         "BEGIN; SET LOCAL default_tablespace = ''; \
@@ -214,7 +212,7 @@ pub(super) fn begin_without<'a>(
         Err(error) if error.sqlstate() == Some(sqlstate::LOCK_NOT_AVAILABLE) => {
             tracing::info!(
                 event = "indexes_in_place",
-                table = table.display_name(),
+                table = table.name.to_string(),
                 "table is in use: it is copied with its indexes in place"
             );
             session.simple("ROLLBACK; BEGIN").map_err(|e| trouble(&e))?;
@@ -234,11 +232,10 @@ pub(super) fn begin_without<'a>(
         return Ok(None);
     }
     let removed = Removed { id, table, indexes };
-    let drops =
-        |e: &wire::Error| of_indexes(e, &format!("dropping indexes of {}", table.display_name()));
+    let drops = |e: &wire::Error| of_indexes(e, &format!("dropping indexes of {}", table.name));
     session.simple(&removed.drop_sql()).map_err(|e| drops(&e))?;
     tracing::debug!(
-        table = table.display_name(),
+        table = table.name.to_string(),
         indexes = removed.indexes.len(),
         "indexes are built after the rows"
     );
@@ -251,7 +248,7 @@ impl Removed<'_> {
             let name = quote_ident(&index.name);
             match &index.constraint {
                 Some(_) => format!("ALTER TABLE {} DROP CONSTRAINT {name}", self.table.sql_only()),
-                None => format!("DROP INDEX {}.{name}", quote_ident(self.table.names().0)),
+                None => format!("DROP INDEX {}.{name}", quote_ident(&self.table.name.schema)),
             }
         });
         statements.collect::<Vec<_>>().join("; ")
@@ -271,7 +268,7 @@ impl Removed<'_> {
 
     /// Builds the indexes again, in the same transaction.
     pub(super) fn build(self, session: &mut Session) -> std::result::Result<(), JobFailure> {
-        let name = self.table.display_name();
+        let name = self.table.name.to_string();
         let doing = format!("building indexes of {name}");
         session.simple(&self.build_sql()).map_err(|e| of_indexes(&e, &doing))?;
         let built = removable(session, self.id, &[self.table]).map_err(JobFailure::Run)?;

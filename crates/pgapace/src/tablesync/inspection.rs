@@ -11,8 +11,8 @@ use crate::sqlstate;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::published::{self, PreviousReading};
 use crate::subscriber::state::{self, RelationState, SubscriptionId};
-use crate::tablesync::added_tables::Name;
 use crate::tablesync::subscriber_tables::{self, Obstacle, SubscriberTable};
+use engine::table_name::TableName;
 
 /// A table that is new or blocked, with the result of its inspection.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ pub(super) struct Inspection {
     /// The published tables, if they are known already.
     pub(super) published: Option<Vec<PublishedTable>>,
     /// Tables whose copy failed recently.
-    pub(super) not_due: FxHashSet<Name>,
+    pub(super) not_due: FxHashSet<TableName>,
     /// Whether tables are copied that are added.
     pub(super) copies_added: bool,
     /// Whether no table may hold rows that is to be copied.
@@ -112,11 +112,10 @@ impl Inspection {
         };
         let states = state::relations_by_name(&mut session, self.id)?;
         published.retain(|table| {
-            let key = table.key();
-            may_be_judged(states.get(&key)) && !self.not_due.contains(&key)
+            may_be_judged(states.get(&table.name)) && !self.not_due.contains(&table.name)
         });
         let must_be_empty = |table: &PublishedTable, subscriber: &SubscriberTable| {
-            let state = states.get(&table.key());
+            let state = states.get(&table.name);
             let copies = self.copies_added || state.is_some_and(|state| state.copy_wanted);
             let emptied = state.is_some_and(|state| subscriber.is_partly_copied(state));
             self.refuses_rows && copies && !emptied

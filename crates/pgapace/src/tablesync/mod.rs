@@ -26,11 +26,12 @@ mod snapshot;
 pub(crate) mod subscriber_tables;
 pub(crate) mod table_state;
 
+use engine::table_name::TableName;
 use pgoutput::Lsn;
 use rustc_hash::{FxHashMap, FxHashSet};
 use wire::Session;
 
-pub(crate) use added_tables::{Added, Adder, Copying, Name};
+pub(crate) use added_tables::{Added, Adder, Copying};
 pub(crate) use snapshot::Snapshot;
 
 use crate::apply::blockers::CopyWatch;
@@ -137,7 +138,7 @@ pub(crate) fn check_first_subscribers(
 /// Checks that the subscriber has none of the tables, because `--copy-schema` creates them.
 pub(crate) fn check_absent(session: &mut Session, tables: &[PublishedTable]) -> Result<()> {
     let found = subscriber_tables::read(session, tables)?;
-    let existing: Vec<_> = found.iter().flatten().map(SubscriberTable::display_name).collect();
+    let existing: Vec<_> = found.iter().flatten().map(|table| table.name.to_string()).collect();
     if existing.is_empty() {
         return Ok(());
     }
@@ -156,7 +157,7 @@ pub(crate) fn obstacles(
     policy: IfNotEmpty,
 ) -> Result<Vec<Option<Failure>>> {
     let found = subscriber_tables::fit(session, tables, |table, subscriber| {
-        let state = states.get(&table.key());
+        let state = states.get(&table.name);
         policy.refuses() && !state.is_some_and(|state| subscriber.is_partly_copied(state))
     })?;
     let obstacle = |(table, found): (&PublishedTable, std::result::Result<_, Obstacle>)| {
@@ -284,7 +285,7 @@ fn pending(
 ) -> Result<Vec<(PublishedTable, Option<RelationState>)>> {
     let mut states = state::relations_by_name(control, context.id)?;
     let pending = published.iter().filter(|table| wanted(table)).filter_map(|table| {
-        let state = states.remove(&table.key());
+        let state = states.remove(&table.name);
         let is_to_copy = state.as_ref().is_none_or(|state| state.state.is_to_copy());
         is_to_copy.then(|| (table.clone(), state))
     });
@@ -304,7 +305,7 @@ fn copy_pending(
     let partly =
         |state: &Option<RelationState>| state.as_ref().is_some_and(RelationState::is_partly_copied);
     let emptied = pending.iter().filter(|(_, state)| partly(state));
-    let emptied: Vec<_> = emptied.map(|(table, _)| table.key()).collect();
+    let emptied: Vec<_> = emptied.map(|(table, _)| table.name.clone()).collect();
     if !emptied.is_empty() {
         opposite::warn(publisher, control, &emptied)?;
     }
@@ -348,7 +349,9 @@ fn rebase_added(
         match rebase::tables(context, control, snapshot, std::slice::from_ref(table)) {
             Ok(changed) => again.extend(changed),
             Err(failure) if !is_of_its_tables(&failure) => return Err(failure),
-            Err(failure) => block(control, context.owner(), &[(table.key(), failure)], None)?,
+            Err(failure) => {
+                block(control, context.owner(), &[(table.name.clone(), failure)], None)?;
+            }
         }
     }
     Ok(again)
@@ -375,7 +378,7 @@ fn copy_fitting(
                 .for_each(|i| empty_now[i] = false);
         }
     }
-    let keys: Vec<_> = subscribers.iter().map(SubscriberTable::key).collect();
+    let keys: Vec<_> = subscribers.iter().map(|table| table.name.clone()).collect();
     let shared = other_subscriptions::read(control, context.subscription, &keys)?;
     let tables = published.into_iter().zip(subscribers).collect();
     let mut items =
@@ -425,10 +428,12 @@ fn only_possible(
 ) -> Result<(Vec<PublishedTable>, Vec<SubscriberTable>)> {
     let owner = context.owner();
     let refuse = context.options.if_not_empty.refuses();
-    let states: FxHashMap<_, _> =
-        pending.iter().filter_map(|(table, state)| Some((table.key(), state.clone()?))).collect();
+    let states: FxHashMap<_, _> = pending
+        .iter()
+        .filter_map(|(table, state)| Some((table.name.clone(), state.clone()?)))
+        .collect();
     let emptied = |table: &PublishedTable, subscriber: &SubscriberTable| {
-        states.get(&table.key()).filter(|state| subscriber.is_partly_copied(state))
+        states.get(&table.name).filter(|state| subscriber.is_partly_copied(state))
     };
     let tables: Vec<_> = pending.into_iter().map(|(table, _)| table).collect();
     let found = subscriber_tables::fit(control, &tables, |table, subscriber| {
@@ -468,7 +473,7 @@ fn only_possible(
                 published.push(table);
                 subscribers.push(subscriber);
             }
-            Err(failure) => blocked.push((table.key(), failure)),
+            Err(failure) => blocked.push((table.name, failure)),
         }
     }
     block(control, owner, &blocked, None)?;
@@ -498,17 +503,17 @@ fn is_of_its_tables(failure: &Failure) -> bool {
 fn block(
     control: &mut Session,
     owner: OwnedEpoch,
-    tables: &[(Name, Failure)],
+    tables: &[(TableName, Failure)],
     lacks_from: Option<Lsn>,
 ) -> Result<()> {
     let until = if lacks_from.is_some() { "pgapace resync" } else { "its obstacle is gone" };
-    for ((schema, name), failure) in tables {
-        error_detail::write(control, owner.id, &format!("{schema}.{name}"), failure)?;
+    for (table, failure) in tables {
+        error_detail::write(control, owner.id, &table.to_string(), failure)?;
         let reason = error_detail::public_text(failure);
-        table_state::block(control, owner, (schema, name), &reason, lacks_from)?;
+        table_state::block(control, owner, table, &reason, lacks_from)?;
         tracing::warn!(
             event = "table_blocked",
-            table = format!("{schema}.{name}"),
+            table = table.to_string(),
             sqlstate = failure.sqlstate,
             until,
             error = %failure,
@@ -534,23 +539,23 @@ pub(crate) fn forget_unpublished(
     control: &mut Session,
     id: SubscriptionId,
     published: &[PublishedTable],
-    (states, recorded): (&FxHashMap<(String, String), RelationState>, &PreviousReading),
+    (states, recorded): (&FxHashMap<TableName, RelationState>, &PreviousReading),
     copies_added: bool,
     dropped: impl FnOnce(&[u32]) -> Result<FxHashSet<u32>>,
 ) -> Result<bool> {
-    let published: FxHashSet<_> = published.iter().map(PublishedTable::key).collect();
+    let published: FxHashSet<_> = published.iter().map(|table| &table.name).collect();
     let (known, oids) = (recorded.unpublished(), recorded.oids());
     let is_here = |relation: &RelationState| {
         if copies_added { relation.holds_rows() } else { relation.has_joined() }
     };
-    let gone = states.iter().filter(|(key, _)| !published.contains(*key));
+    let gone = states.iter().filter(|(key, _)| !published.contains(key));
     let (kept, mut forgotten): (Vec<_>, Vec<_>) =
         gone.map(|(_, relation)| relation).partition(|relation| is_here(relation));
     let oid = |relation: &RelationState| {
-        let key = (relation.schema.as_str(), relation.name.as_str());
+        let key = &relation.name;
         let is_wanted = relation.copy_wanted || relation.requested.is_some();
-        let may_be_forgotten = copies_added || known.contains(&key) && !is_wanted;
-        oids.get(&key).copied().filter(|_| may_be_forgotten)
+        let may_be_forgotten = copies_added || known.contains(key) && !is_wanted;
+        oids.get(key).copied().filter(|_| may_be_forgotten)
     };
     let asked: Vec<_> = kept.iter().filter_map(|relation| oid(relation)).collect();
     let dropped = if asked.is_empty() { FxHashSet::default() } else { dropped(&asked)? };
@@ -558,20 +563,20 @@ pub(crate) fn forget_unpublished(
         .into_iter()
         .partition(|relation| oid(relation).is_some_and(|oid| dropped.contains(&oid)));
     forgotten.extend(lost);
-    for RelationState { schema, name, .. } in &forgotten {
+    for table in forgotten.iter().map(|relation| &relation.name) {
         tracing::warn!(
             event = "table_unpublished",
-            table = format!("{schema}.{name}"),
+            table = table.to_string(),
             "table is no longer published and was removed from the subscription"
         );
-        state::forget_relation(control, id, schema, name)?;
+        state::forget_relation(control, id, table)?;
     }
     state::forget_verifications(control, id, kept.iter().copied())?;
-    for RelationState { schema, name, .. } in kept {
-        if !known.contains(&(schema.as_str(), name.as_str())) {
+    for table in kept.iter().map(|relation| &relation.name) {
+        if !known.contains(table) {
             tracing::warn!(
                 event = "table_unpublished",
-                table = format!("{schema}.{name}"),
+                table = table.to_string(),
                 "table is no longer published; it will lack changes if it is published again"
             );
         }

@@ -3,13 +3,15 @@
 
 use std::collections::VecDeque;
 
+use engine::table_name::TableName;
 use rustc_hash::FxHashMap;
-use wire::{Session, quote_ident};
+use wire::Session;
 
 use crate::error::{Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::format::{MisreadColumn, Servers};
+use crate::table_name::sql_name;
 use crate::tablesync::subscriber_tables::SubscriberTable;
 
 /// Tables up to this size, in bytes, share a round trip. A whole batch is in memory at once.
@@ -26,8 +28,7 @@ pub(super) const EMPTY_AT_ONCE: usize = 500;
 #[derive(Debug, Clone)]
 pub(super) struct Relation {
     pub(super) oid: u32,
-    schema: String,
-    name: String,
+    name: TableName,
     /// `pg_class.relfilenode` as of the snapshot. If it is different later, the table was truncated
     /// or rewritten since, and may look empty under the snapshot although it was not.
     pub(super) filenode: u32,
@@ -44,7 +45,7 @@ pub(super) struct Relation {
 
 impl Relation {
     pub(super) fn sql_name(&self) -> String {
-        format!("{}.{}", quote_ident(&self.schema), quote_ident(&self.name))
+        sql_name(&self.name)
     }
 }
 
@@ -190,8 +191,7 @@ pub(super) fn items(
         let (block_size, tuples): (u64, f64) = (field(&row, 10)?, field(&row, 11)?);
         relations.entry(field(&row, 0)?).or_default().push(Relation {
             oid: field(&row, 1)?,
-            schema: field(&row, 2)?,
-            name: field(&row, 3)?,
+            name: TableName { schema: field(&row, 2)?, name: field(&row, 3)? },
             filenode,
             same_file: filenode == now,
             direct: boolean(&row, 4)? && boolean(&row, 9)?,

@@ -10,11 +10,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use engine::table_name::TableName;
 use engine::table_sync::TableSyncState;
 use rustc_hash::FxHashMap;
 use wire::Session;
 
-use super::{Name, Snapshot, SyncContext, is_of_its_tables};
+use super::{Snapshot, SyncContext, is_of_its_tables};
 use crate::check::opposite;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::{self, PublishedTable};
@@ -109,7 +110,7 @@ pub(crate) fn check(
     (publisher, subscriber): (&Publisher, &Subscriber),
     publications: &[String],
     row: &Subscription,
-) -> Result<Vec<Name>> {
+) -> Result<Vec<TableName>> {
     if row.schema_copy == Some(SchemaCopy::Before) {
         return Ok(Vec::new());
     }
@@ -118,7 +119,7 @@ pub(crate) fn check(
     let published = publication::tables(&mut look, publications)?;
     let states = state::relations_by_name(control, row.id)?;
     let is_blocked = |table: &PublishedTable| {
-        states.get(&table.key()).is_some_and(|state| state.state == TableSyncState::Blocked)
+        states.get(&table.name).is_some_and(|state| state.state == TableSyncState::Blocked)
     };
     let (mut filled, mut unfit) = (Vec::new(), Vec::new());
     let judged = subscriber_tables::fit(control, &published, |_, _| true)?;
@@ -140,11 +141,11 @@ pub(crate) fn check(
     if !filled.is_empty() {
         prepare(&filled)?;
     }
-    let mut left: Vec<_> = left.iter().map(PublishedTable::key).collect();
+    let mut left: Vec<_> = left.iter().map(|table| table.name.clone()).collect();
     for table in blocked {
         match prepare(std::slice::from_ref(&table)) {
             Err(failure) if !is_of_its_tables(&failure) => return Err(failure),
-            Err(_) => left.push(table.key()),
+            Err(_) => left.push(table.name),
             Ok(()) => {}
         }
     }
@@ -189,7 +190,7 @@ fn prepare(
     let shared = shared.map(|problem| problem.with_hint(SHARED));
     refuse(problems.chain(by_citus).chain(shared).collect())?;
     let scope = Scope {
-        tables: published.iter().map(PublishedTable::key).collect(),
+        tables: published.iter().map(|table| table.name.clone()).collect(),
         except: Vec::new(),
         share: None,
         condition: None,
@@ -267,14 +268,12 @@ pub(super) fn tables(
         Err(failure) if changed.load(Ordering::Acquire) => return Ok(vec![failure]),
         Err(failure) => return Err(failure),
     };
-    let by_name: FxHashMap<_, _> =
-        published.iter().map(|table| ((&*table.schema, &*table.name), table)).collect();
+    let by_name: FxHashMap<_, _> = published.iter().map(|table| (&table.name, table)).collect();
     let mut of_tables = Vec::with_capacity(plans.len());
     let mut equal = Complete::default();
     for (plan, counts) in plans.iter().zip(counts) {
-        let key = (plan.schema.clone(), plan.name.clone());
-        let table = by_name.get(&(&*plan.schema, &*plan.name));
-        let (Some(table), Some(generation)) = (table, generations.get(&key)) else {
+        let table = by_name.get(&plan.name);
+        let (Some(table), Some(generation)) = (table, generations.get(&plan.name)) else {
             return Err(Failure::internal("a table was compared that was not asked for"));
         };
         if counts.differences() == 0 {
@@ -295,8 +294,7 @@ pub(super) fn tables(
             let of = ((plan, number), writing);
             let made = make_equal(context, control, snapshot, of, &complete)?;
             let Read::Rows(repaired) = made else {
-                let message =
-                    format!("table {} was truncated or rewritten meanwhile", plan.display_name());
+                let message = format!("table {} was truncated or rewritten meanwhile", plan.name);
                 again.push(Failure::new(Class::Publisher, message));
                 continue;
             };
@@ -304,7 +302,7 @@ pub(super) fn tables(
         };
         tracing::info!(
             event = "table_rebased",
-            table = plan.display_name(),
+            table = plan.name.to_string(),
             lsn = %snapshot.lsn,
             rows = counts.rows,
             inserted = repaired.inserted,
@@ -322,10 +320,7 @@ fn check_comparable(plans: &[TablePlan]) -> Result<()> {
         let (column, reason) = &plan.not_comparable[0];
         return Err(Failure::new(
             Class::Mismatch,
-            format!(
-                "column {column} of table {} cannot be compared: {reason}",
-                plan.display_name()
-            ),
+            format!("column {column} of table {} cannot be compared: {reason}", plan.name),
         )
         .hint("TRUNCATE the table on the subscriber, so that it is copied."));
     }
@@ -342,7 +337,7 @@ struct RowsWritten {
 
 impl RowsWritten {
     fn of(plan: &TablePlan, differences: u64) -> Self {
-        let (table, last_line) = (plan.display_name(), Instant::now());
+        let (table, last_line) = (plan.name.to_string(), Instant::now());
         let written = Self { table, rows: 0, of: differences, last_line };
         written.log();
         written
@@ -387,9 +382,8 @@ fn make_equal(
     let tags = context.options.tags;
     let tag = WriterTag::attach(&mut ours, owner.id, tags, Writer::Copy(0))?;
     let sessions = [theirs.cancel_handle(), ours.cancel_handle()];
-    let writing = |e: &wire::Error| {
-        Failure::subscriber(e, &format!("making table {} equal", plan.display_name()))
-    };
+    let writing =
+        |e: &wire::Error| Failure::subscriber(e, &format!("making table {} equal", plan.name));
     let repaired = interruptible(context.shutdown, &sessions, "table sync", || {
         let mut write = |ours: &mut Session, way| -> Result<Read<repair::Repaired>> {
             let mut sum = repair::Repaired::default();
@@ -429,7 +423,6 @@ fn make_equal(
         };
         ours.simple(&verification::made_equal_sql(TableOf {
             id: owner.id,
-            schema: &plan.schema,
             name: &plan.name,
             number,
         }))

@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use engine::table_name::TableName;
 use wire::{Activity, ConnInfo, Rows, Session};
 
 use crate::error::{Class, Failure, Result};
@@ -35,6 +36,7 @@ use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::session::options_of_tools;
 use crate::subscriber::state::{self, SchemaCopy, SubscriptionId};
+use crate::table_name::sql_name;
 
 const POLL: Duration = Duration::from_millis(20);
 /// How long a session of an earlier process may take to end.
@@ -280,17 +282,13 @@ impl SchemaCopier<'_> {
             .map_err(|e| Failure::publisher(&e, "reading which relations exist"))?;
         let snapshot: String = field(&first_row(&exported, "pg_export_snapshot")?, 0)?;
         let left_out = absent(&names(&relations)?, &self.known_relations(control)?);
-        let quoted = |name: &String| wire::quote_ident(name);
-        let excluded = left_out
-            .iter()
-            .map(|(schema, name)| format!("--exclude-table={}.{}", quoted(schema), quoted(name)));
+        let excluded = left_out.iter().map(|name| format!("--exclude-table={}", sql_name(name)));
         let mut options = vec![format!("--snapshot={snapshot}")];
         options.extend(excluded);
         self.dump("post-data", "custom", file, &options)?;
         source.simple("COMMIT").map_err(|e| Failure::publisher(&e, "releasing the snapshot"))?;
         if !left_out.is_empty() {
-            let names: Vec<_> =
-                left_out.iter().map(|(schema, name)| format!("{schema}.{name}")).collect();
+            let names: Vec<_> = left_out.iter().map(TableName::to_string).collect();
             tracing::warn!(
                 event = "schema_left_out",
                 relations = names.join(", "),
@@ -301,7 +299,7 @@ impl SchemaCopier<'_> {
     }
 
     /// Relations of the subscriber, and the copied ones: of these, none is left out.
-    fn known_relations(&self, control: &mut Session) -> Result<HashSet<(String, String)>> {
+    fn known_relations(&self, control: &mut Session) -> Result<HashSet<TableName>> {
         let copied = format!(
             "SELECT schema_name, table_name FROM pgapace.relation \
              WHERE subscription = {} AND sync_lsn IS NOT NULL",
@@ -405,20 +403,17 @@ impl SchemaCopier<'_> {
 }
 
 /// Relations of the publisher that are not known, in order.
-fn absent(
-    publisher: &[(String, String)],
-    known: &HashSet<(String, String)>,
-) -> Vec<(String, String)> {
+fn absent(publisher: &[TableName], known: &HashSet<TableName>) -> Vec<TableName> {
     let mut absent: Vec<_> =
         publisher.iter().filter(|name| !known.contains(*name)).cloned().collect();
     absent.sort();
     absent
 }
 
-/// Reads pairs of schema and name.
-fn names(results: &[Rows]) -> Result<Vec<(String, String)>> {
+/// Reads schema and name of relations.
+fn names(results: &[Rows]) -> Result<Vec<TableName>> {
     let rows = results.iter().flat_map(Rows::iter);
-    rows.map(|row| Ok((field(&row, 0)?, field(&row, 1)?))).collect()
+    rows.map(|row| Ok(TableName { schema: field(&row, 0)?, name: field(&row, 1)? })).collect()
 }
 
 /// An error of a statement, or of psql itself, about a line of a script.

@@ -1,6 +1,7 @@
 //! The subscriber's tables as far as copying needs to know them. That is much less than applying
 //! changes needs, and a constant number of queries reads it for all tables.
 
+use engine::table_name::TableName;
 use wire::{Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
@@ -13,8 +14,9 @@ use crate::subscriber::elsewhere::{self, elsewhere};
 use crate::subscriber::format::{MisreadColumn, Servers, agree, misread_columns};
 use crate::subscriber::mapping::place_columns;
 use crate::subscriber::named::named;
-use crate::subscriber::state::{RelationState, name_array};
+use crate::subscriber::state::{RelationState, table_name_arrays};
 use crate::subscriber::statement::copy::CopiedColumns;
+use crate::table_name::sql_name;
 
 /// Maximum number of tables in one statement, where the statement's text grows with each.
 const TABLES_AT_ONCE: usize = 200;
@@ -26,8 +28,7 @@ const NAMED: usize = 10;
 #[derive(Debug, Clone)]
 pub(crate) struct SubscriberTable {
     pub(super) oid: u32,
-    schema: String,
-    name: String,
+    pub(super) name: TableName,
     kind: String,
     row_security: bool,
     /// Whether the role may read the table and copy into it.
@@ -58,7 +59,7 @@ impl SubscriberTable {
 
     /// The quoted, schema-qualified name.
     pub(crate) fn sql_name(&self) -> String {
-        format!("{}.{}", quote_ident(&self.schema), quote_ident(&self.name))
+        sql_name(&self.name)
     }
 
     /// The name for a search or DML statement.
@@ -74,20 +75,6 @@ impl SubscriberTable {
     /// Whether Citus manages the table.
     pub(crate) fn is_managed_by_citus(&self) -> bool {
         self.by_citus.is_some()
-    }
-
-    /// The same, owned.
-    pub(crate) fn key(&self) -> (String, String) {
-        (self.schema.clone(), self.name.clone())
-    }
-
-    /// Schema and name.
-    pub(crate) fn names(&self) -> (&str, &str) {
-        (&self.schema, &self.name)
-    }
-
-    pub(crate) fn display_name(&self) -> String {
-        format!("{}.{}", self.schema, self.name)
     }
 
     /// Base type and `typtype` of a column.
@@ -133,13 +120,13 @@ impl SubscriberTable {
     /// Checks that the table can store the published columns.
     pub(super) fn check(&self, published: &PublishedTable) -> Result<()> {
         if !matches!(self.kind.as_str(), "r" | "p") {
-            return Err(not_a_table(&self.schema, &self.name, &self.kind));
+            return Err(not_a_table(&self.name, &self.kind));
         }
         if let Some(found) = &self.elsewhere {
-            elsewhere::placement(&self.schema, &self.name, found, self.by_citus.as_ref())?;
+            elsewhere::placement(&self.name, found, self.by_citus.as_ref())?;
         }
         if !self.permitted {
-            let (table, sql) = (&self.name, self.sql_name());
+            let (table, sql) = (&self.name.name, self.sql_name());
             let mut failure = Failure::new(
                 Class::Subscriber,
                 format!("subscriber: permission denied for table {table}"),
@@ -147,7 +134,7 @@ impl SubscriberTable {
             .hint(format!(
                 "On the subscriber: GRANT USAGE ON SCHEMA {} TO …; GRANT SELECT, INSERT, UPDATE, \
                  DELETE, TRUNCATE ON {sql} TO …;",
-                quote_ident(&self.schema)
+                quote_ident(&self.name.schema)
             ));
             failure.sqlstate = Some(sqlstate::INSUFFICIENT_PRIVILEGE.to_owned());
             return Err(failure);
@@ -157,7 +144,7 @@ impl SubscriberTable {
             let index = self.columns.iter().position(|column| column.name == name)?;
             Some((index, self.columns[index].generated))
         };
-        place_columns(names, (&self.display_name(), &self.sql_name()), self.row_security, find)
+        place_columns(names, (&self.name.to_string(), &self.sql_name()), self.row_security, find)
             .map(|_| ())
     }
 }
@@ -258,9 +245,7 @@ pub(crate) fn read(
     published: &[PublishedTable],
 ) -> Result<Vec<Option<SubscriberTable>>> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "reading the catalogue of the tables");
-    let schemas: Vec<_> = published.iter().map(|table| table.schema.clone()).collect();
-    let names: Vec<_> = published.iter().map(|table| table.name.clone()).collect();
-    let (schemas, names) = (name_array(&schemas), name_array(&names));
+    let [schemas, names] = table_name_arrays(published.iter().map(|table| &table.name));
     let arguments = [Some(schemas.as_str()), Some(names.as_str())];
     let mut rows = session.query(PLAIN_TABLES_SQL, &arguments).map_err(|e| failed(&e))?;
     if rows.iter().any(|row| row.get(1) == Some("p")) {
@@ -277,10 +262,9 @@ pub(crate) fn read(
         }
         let ordinal: usize = field(&row, 0)?;
         let named = &published[ordinal - 1];
-        let by_citus = placements.remove(&(named.schema.clone(), named.name.clone()));
+        let by_citus = placements.remove(&named.name);
         tables[ordinal - 1] = Some(SubscriberTable {
             oid: field(&row, 6)?,
-            schema: named.schema.clone(),
             name: named.name.clone(),
             kind: field(&row, 1)?,
             row_security: boolean(&row, 2)?,
@@ -325,13 +309,13 @@ impl Obstacle {
         match self {
             Self::Absent => absent(&[table]),
             Self::Unfit(failure) => failure,
-            Self::NotEmpty => not_empty(&table.display_name()),
+            Self::NotEmpty => not_empty(&table.name.to_string()),
         }
     }
 }
 
 fn absent(tables: &[&PublishedTable]) -> Failure {
-    let names: Vec<_> = tables.iter().map(|table| table.display_name()).collect();
+    let names: Vec<_> = tables.iter().map(|table| table.name.to_string()).collect();
     let message = format!("the subscriber lacks published tables: {}", names.join(", "));
     let create = if tables.len() > NAMED {
         "pgapace check prints the command".to_owned()
@@ -422,7 +406,7 @@ pub(crate) fn filled(session: &mut Session, tables: &[SubscriberTable]) -> Resul
             })
             .collect();
         let names = || match some {
-            [one] => tables[*one].display_name(),
+            [one] => tables[*one].name.to_string(),
             _ => "tables".to_owned(),
         };
         let rows = session.query(&questions.join(" UNION ALL "), &[]).map_err(|e| {

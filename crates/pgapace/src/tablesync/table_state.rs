@@ -5,6 +5,7 @@
 //! a table in a state in which it cannot be: the next state is computed by [`after`].
 
 use engine::sync_lsn::SyncLsn;
+use engine::table_name::TableName;
 use engine::table_sync::{TableSyncEvent as Event, TableSyncState};
 use pgoutput::Lsn;
 use rustc_hash::FxHashMap;
@@ -15,7 +16,7 @@ use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::repertoire::Repertoire;
-use crate::subscriber::state::{SubscriptionId, name_array};
+use crate::subscriber::state::{SubscriptionId, name_array, table_name_arrays};
 
 /// The state of relation `r` after an event, as SQL: NULL, which the column does not take, where
 /// [`TableSyncState`] has no such arrow.
@@ -49,8 +50,7 @@ fn stale_after_copy(lsn: &str) -> String {
 /// Tables whose copy is complete, by the generation that was begun.
 #[derive(Debug, Default)]
 pub(crate) struct Complete {
-    schemas: Vec<String>,
-    names: Vec<String>,
+    names: Vec<TableName>,
     rows: Vec<u64>,
     generations: Vec<u64>,
 }
@@ -58,7 +58,6 @@ pub(crate) struct Complete {
 impl Complete {
     /// `rows` were copied of a table.
     pub(crate) fn push(&mut self, table: &PublishedTable, rows: u64, generation: u32) {
-        self.schemas.push(table.schema.clone());
         self.names.push(table.name.clone());
         self.rows.push(rows);
         self.generations.push(generation.into());
@@ -90,12 +89,8 @@ impl Complete {
     }
 
     fn arguments(&self) -> [String; 4] {
-        [
-            name_array(&self.schemas),
-            name_array(&self.names),
-            number_array(&self.rows),
-            number_array(&self.generations),
-        ]
+        let [schemas, names] = table_name_arrays(&self.names);
+        [schemas, names, number_array(&self.rows), number_array(&self.generations)]
     }
 }
 
@@ -132,8 +127,7 @@ pub(crate) fn set_sync_lsns(
     tables: &[PublishedTable],
     sync_lsn: Lsn,
 ) -> Result<()> {
-    let schemas: Vec<_> = tables.iter().map(|table| table.schema.clone()).collect();
-    let names: Vec<_> = tables.iter().map(|table| table.name.clone()).collect();
+    let [schemas, names] = table_name_arrays(tables.iter().map(|table| &table.name));
     let sql = format!(
         "INSERT INTO pgapace.relation AS r \
            (subscription, schema_name, table_name, state, sync_lsn, copied_xid, published_by) \
@@ -151,10 +145,7 @@ pub(crate) fn set_sync_lsns(
     );
     let by: Vec<_> = tables.iter().map(|table| table.published_by.to_string()).collect();
     session
-        .execute(
-            &sql,
-            &[Some(&name_array(&schemas)), Some(&name_array(&names)), Some(&name_array(&by))],
-        )
+        .execute(&sql, &[Some(&schemas), Some(&names), Some(&name_array(&by))])
         .map_err(|e| writing(&e))?;
     Ok(())
 }
@@ -162,8 +153,7 @@ pub(crate) fn set_sync_lsns(
 /// Tables that are about to be copied: bytes on the publisher, and parts.
 #[derive(Debug, Default)]
 pub(crate) struct Begun {
-    schemas: Vec<String>,
-    names: Vec<String>,
+    names: Vec<TableName>,
     bytes: Vec<u64>,
     parts: Vec<u64>,
     published_by: Vec<String>,
@@ -180,7 +170,6 @@ impl Begun {
         parts: usize,
         into: Option<u32>,
     ) {
-        self.schemas.push(table.schema.clone());
         self.names.push(table.name.clone());
         self.bytes.push(bytes);
         self.parts.push(parts as u64);
@@ -188,14 +177,14 @@ impl Begun {
         self.into.push(into.map_or_else(|| "NULL".to_owned(), |oid| oid.to_string()));
     }
 
-    /// Records them, each with a new generation, which is returned by schema and name. No part of a
+    /// Records them, each with a new generation, which is returned by name. No part of a
     /// table may be in the subscriber yet.
     pub(crate) fn record(
         &self,
         session: &mut Session,
         owner: OwnedEpoch,
         lsn: Lsn,
-    ) -> Result<FxHashMap<(String, String), u32>> {
+    ) -> Result<FxHashMap<TableName, u32>> {
         let sql = format!(
             "INSERT INTO pgapace.relation AS r \
                (subscription, schema_name, table_name, state, generation, snapshot_lsn, \
@@ -219,13 +208,17 @@ impl Begun {
             owner = owner.sql(),
             state = after(Event::CopyBegun)
         );
-        let (schemas, names) = (name_array(&self.schemas), name_array(&self.names));
+        let [schemas, names] = table_name_arrays(&self.names);
         let (bytes, parts) = (number_array(&self.bytes), number_array(&self.parts));
         let by = name_array(&self.published_by);
         let into = format!("{{{}}}", self.into.join(","));
         let arguments = [&schemas, &names, &bytes, &parts, &by, &into].map(|text| Some(&**text));
         let rows = session.query(&sql, &arguments).map_err(|e| writing(&e))?;
-        rows.iter().map(|row| Ok(((field(&row, 0)?, field(&row, 1)?), field(&row, 2)?))).collect()
+        rows.iter()
+            .map(|row| {
+                Ok((TableName { schema: field(&row, 0)?, name: field(&row, 1)? }, field(&row, 2)?))
+            })
+            .collect()
     }
 }
 
@@ -251,8 +244,8 @@ pub(crate) fn part_done(
          WHERE subscription = {owner} AND schema_name = {} AND table_name = {} \
            AND generation = {generation} AND parts_done < parts \
          RETURNING sync_lsn IS NOT NULL",
-        quote_literal(&table.schema),
-        quote_literal(&table.name),
+        quote_literal(&table.name.schema),
+        quote_literal(&table.name.name),
         owner = owner.sql(),
         done = after_copy(),
         part = after(Event::PartDone),
@@ -261,11 +254,10 @@ pub(crate) fn part_done(
     let rows = session.query(&sql, &[]).map_err(|e| writing(&e))?;
     match rows.first().and_then(|row| row.get(0)) {
         Some(last) => Ok(last == "t"),
-        None => Err(Failure::internal(format!(
-            "the copy of {} was begun by another run",
-            table.display_name()
-        ))
-        .transient(true)),
+        None => {
+            Err(Failure::internal(format!("the copy of {} was begun by another run", table.name))
+                .transient(true))
+        }
     }
 }
 
@@ -273,10 +265,10 @@ pub(crate) fn part_done(
 ///
 /// It inserts, because an UPDATE under an older epoch would affect no row, and the tables would be
 /// emptied all the same.
-pub(crate) fn reset_sql(owner: OwnedEpoch, tables: &[(&str, &str)]) -> String {
+pub(crate) fn reset_sql(owner: OwnedEpoch, tables: &[&TableName]) -> String {
     let names: Vec<_> = tables
         .iter()
-        .map(|(schema, name)| format!("({}, {})", quote_literal(schema), quote_literal(name)))
+        .map(|name| format!("({}, {})", quote_literal(&name.schema), quote_literal(&name.name)))
         .collect();
     format!(
         "INSERT INTO pgapace.relation (subscription, schema_name, table_name) \
@@ -292,8 +284,7 @@ pub(crate) fn reset_sql(owner: OwnedEpoch, tables: &[(&str, &str)]) -> String {
 /// A table that is copied while others stream, from then until it has caught up with them.
 #[derive(Debug, Clone)]
 pub(crate) struct CatchUp {
-    pub(crate) schema: String,
-    pub(crate) name: String,
+    pub(crate) name: TableName,
     /// The number under which the table's own progress is recorded.
     pub(crate) number: SubscriptionId,
     /// The LSN of the table's snapshot.
@@ -326,7 +317,7 @@ const NOT_COPIED: &str = "its changes were not applied while it was blocked, and
 pub(crate) fn block(
     session: &mut Session,
     owner: OwnedEpoch,
-    (schema, name): (&str, &str),
+    table: &TableName,
     reason: &str,
     lacks_from: Option<Lsn>,
 ) -> Result<()> {
@@ -353,7 +344,7 @@ pub(crate) fn block(
         state = after(Event::CannotCopy)
     );
     let reason = Repertoire::of(session).storable(reason);
-    let arguments = [Some(schema), Some(name), Some(&*reason)];
+    let arguments = [Some(&*table.schema), Some(&*table.name), Some(&*reason)];
     session.execute(&sql, &arguments).map(|_| ()).map_err(|e| writing(&e))
 }
 
@@ -363,7 +354,7 @@ pub(crate) fn block(
 pub(crate) fn block_member(
     session: &mut Session,
     owner: OwnedEpoch,
-    (schema, name): (&str, &str),
+    table: &TableName,
     (reason, stale_reason): (&str, Option<&str>),
     from: Lsn,
 ) -> Result<bool> {
@@ -384,34 +375,33 @@ pub(crate) fn block_member(
         state = after(Event::CannotApply)
     );
     let reason = Repertoire::of(session).storable(reason);
-    let arguments = [Some(schema), Some(name), Some(&*reason), stale_reason];
+    let arguments = [Some(&*table.schema), Some(&*table.name), Some(&*reason), stale_reason];
     let changed = session.execute(&sql, &arguments).map_err(|e| writing(&e))?;
     Ok(changed > 0)
 }
 
 /// Sets a blocked table to be copied, when the reason for which it was blocked is gone. `subscription` is SQL: that of the
 /// owner, or the id of the subscription on request of a verb, because no copy of a blocked table runs.
-pub(crate) fn unblock(
-    session: &mut Session,
-    subscription: &str,
-    (schema, name): (&str, &str),
-) -> Result<()> {
+pub(crate) fn unblock(session: &mut Session, subscription: &str, table: &TableName) -> Result<()> {
     let sql = format!(
         "UPDATE pgapace.relation r SET state = {state}, {WANTED} \
          WHERE subscription = {subscription} AND schema_name = $1 AND table_name = $2 \
            AND state = 'blocked' AND copy_wanted",
         state = after(Event::CopyWanted),
     );
-    session.execute(&sql, &[Some(schema), Some(name)]).map(|_| ()).map_err(|e| writing(&e))
+    session
+        .execute(&sql, &[Some(&*table.schema), Some(&*table.name)])
+        .map(|_| ())
+        .map_err(|e| writing(&e))
 }
 
 /// Records that tables are going to be copied while others stream; that takes up requests for them.
 pub(crate) fn begin_catch_up(
     session: &mut Session,
     owner: OwnedEpoch,
-    names: &[(String, String)],
+    names: &[TableName],
 ) -> Result<()> {
-    let (schemas, tables): (Vec<_>, Vec<_>) = names.iter().cloned().unzip();
+    let [schemas, tables] = table_name_arrays(names);
     // Of copies that were abandoned.
     let sql = format!(
         "DELETE FROM pgapace.progress WHERE subscription IN \
@@ -432,9 +422,7 @@ pub(crate) fn begin_catch_up(
         owner = owner.sql(),
         state = after(Event::CopyWanted)
     );
-    session
-        .execute(&sql, &[Some(&name_array(&schemas)), Some(&name_array(&tables))])
-        .map_err(|e| writing(&e))?;
+    session.execute(&sql, &[Some(&schemas), Some(&tables)]).map_err(|e| writing(&e))?;
     Ok(())
 }
 
@@ -460,8 +448,7 @@ pub(crate) fn catching_up(session: &mut Session, id: SubscriptionId) -> Result<V
 pub(crate) fn catching_up_in(rows: &wire::Rows) -> Result<Vec<CatchUp>> {
     let table = |row: wire::Row<'_>| {
         Ok(CatchUp {
-            schema: field(&row, 0)?,
-            name: field(&row, 1)?,
+            name: TableName { schema: field(&row, 0)?, name: field(&row, 1)? },
             number: SubscriptionId(field(&row, 2)?),
             sync_lsn: SyncLsn(field(&row, 3)?),
             through: field(&row, 4)?,

@@ -188,14 +188,14 @@ pub(super) fn blockers(frame: &mut Frame<'_>, area: Rect, figures: &Figures) {
 /// Tables by rows per second, then those that are not ready or may lack changes.
 pub(super) fn tables(frame: &mut Frame<'_>, area: Rect, status: &Status, scrolled: usize) {
     let rates = status.figures.iter().flat_map(|figures| &figures.tables).map(|table| {
-        let name = format!("{}.{}", table.schema, table.name);
+        let name = table.name.to_string();
         row(vec![name, format!("{:.0}", table.changes_per_second_10s)], 1)
     });
     let others = status.tables.iter().filter(|table| table.is_remarkable());
     let others = others.map(|table| {
         let is_bad = table.reason.is_some() || table.stale_lsn.is_some();
         let style = if is_bad { coloured(Color::Red) } else { Style::new() };
-        let name = format!("{}.{}", table.schema, table.name);
+        let name = table.name.to_string();
         let state = if table.state == "ready" { "stale" } else { table.state };
         row(vec![name, state.to_owned()], 1).style(style)
     });
@@ -256,7 +256,7 @@ pub(super) fn copy(frame: &mut Frame<'_>, area: Rect, status: &Status) {
         vec![line(all, copy.bytes_done, copy.bytes, copy.bytes_per_second, copy.seconds_left)];
     lines.extend(copy.running.iter().map(|table| {
         let doing = if table.building_indexes { " (indexes)" } else { "" };
-        let name = format!("{}.{}{doing}", table.schema, table.name);
+        let name = format!("{}.{}{doing}", table.name.schema, table.name.name);
         line(name, table.bytes_done, table.bytes, table.bytes_per_second, table.seconds_left)
     }));
     frame.render_widget(Paragraph::new(lines), area);

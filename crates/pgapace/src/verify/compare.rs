@@ -206,7 +206,7 @@ fn object(names: &[String], fields: &[u8]) -> String {
 /// Names the table of a failure that does not.
 pub(crate) fn in_table(mut failure: Failure, plan: &TablePlan) -> Failure {
     if failure.class != Class::Stopped {
-        failure.message = format!("table {}: {}", plan.display_name(), failure.message);
+        failure.message = format!("table {}: {}", plan.name, failure.message);
     }
     failure
 }

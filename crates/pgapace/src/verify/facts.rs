@@ -1,5 +1,6 @@
 //! Facts about the tables of one server that a comparison needs, read with the same queries on both.
 
+use engine::table_name::TableName;
 use rustc_hash::FxHashMap;
 use wire::{Row, Rows, Session, quote_literal};
 
@@ -74,15 +75,15 @@ fn record_forms() -> String {
 }
 
 /// Tables, columns, indexes and correlations, each with the position of the table.
-fn queries(names: &[(String, String)]) -> [String; 4] {
+fn queries(names: &[TableName]) -> [String; 4] {
     let wanted: Vec<_> = names
         .iter()
         .enumerate()
-        .map(|(place, (schema, name))| {
+        .map(|(place, table)| {
             format!(
                 "({place}, {}::pg_catalog.text, {}::pg_catalog.text)",
-                quote_literal(schema),
-                quote_literal(name)
+                quote_literal(&table.schema),
+                quote_literal(&table.name)
             )
         })
         .collect();
@@ -166,10 +167,10 @@ fn queries(names: &[(String, String)]) -> [String; 4] {
     ]
 }
 
-/// Reads tables by schema and name, in the same order; `None` for one that does not exist.
+/// Reads tables by name, in the same order; `None` for one that does not exist.
 pub(crate) fn read(
     session: &mut Session,
-    names: &[(String, String)],
+    names: &[TableName],
     explain: Explain,
 ) -> Result<Vec<Option<SideTable>>> {
     if names.is_empty() {
@@ -272,7 +273,7 @@ mod tests {
     use testbed::{Cluster, servers};
     use wire::ConnInfo;
 
-    use super::read;
+    use super::{TableName, read};
     use crate::error::Failure;
     use crate::publisher::slot::BEGIN_READING;
     use crate::subscriber::session::{Purpose, Subscriber};
@@ -288,7 +289,8 @@ mod tests {
         // A snapshot that is older than the DROP shows what its queries see during it.
         session.simple(&format!("{BEGIN_READING}; SELECT")).unwrap();
         cluster.sql(database, "ALTER TABLE t DROP COLUMN gone; DROP TABLE gone").unwrap();
-        let names = ["t", "gone"].map(|name| ("public".to_owned(), name.to_owned()));
+        let names = ["t", "gone"]
+            .map(|name| TableName { schema: "public".to_owned(), name: name.to_owned() });
         let found = read(&mut session, &names, Failure::subscriber).unwrap();
         let columns: Vec<_> =
             found[0].iter().flat_map(|table| &table.columns).map(|column| &column.name).collect();

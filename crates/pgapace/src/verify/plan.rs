@@ -2,6 +2,8 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use engine::table_name::TableName;
+
 use crate::subscriber::state::verification::NewTable;
 use crate::verify::columns::ComparedColumn;
 use crate::verify::sql::{Piece, Selection, TableSql};
@@ -24,8 +26,7 @@ pub(crate) enum Method {
 /// One table.
 #[derive(Debug, Clone)]
 pub(crate) struct TablePlan {
-    pub(crate) schema: String,
-    pub(crate) name: String,
+    pub(crate) name: TableName,
     pub(crate) publisher: TableSql,
     pub(crate) subscriber: TableSql,
     pub(crate) columns: Vec<ComparedColumn>,
@@ -38,10 +39,6 @@ pub(crate) struct TablePlan {
 }
 
 impl TablePlan {
-    pub(crate) fn display_name(&self) -> String {
-        format!("{}.{}", self.schema, self.name)
-    }
-
     /// Names of the columns that are not compared.
     pub(crate) fn columns_left(&self) -> Vec<String> {
         let not_comparable = self.not_comparable.iter().map(|(name, _)| name.clone());
@@ -62,7 +59,6 @@ impl TablePlan {
     /// The record of a verification that begins.
     pub(crate) fn record(&self) -> NewTable {
         NewTable {
-            schema: self.schema.clone(),
             name: self.name.clone(),
             columns_left: self.columns_left(),
             plan: self.fingerprint(),

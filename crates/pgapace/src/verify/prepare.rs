@@ -1,6 +1,7 @@
 //! Checks everything that would make a comparison wrong or impossible, and plans the others. Nothing
 //! is compared before all checks have passed.
 
+use engine::table_name::TableName;
 use rustc_hash::FxHashMap;
 use wire::{Session, quote_ident, quote_literal};
 
@@ -26,10 +27,10 @@ use crate::verify::sql::{Parts, TableSql};
 /// The tables, columns and rows that the user wants to compare.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Scope {
-    /// Schema and name of the tables; all if empty.
-    pub(crate) tables: Vec<(String, String)>,
+    /// The tables; all if empty.
+    pub(crate) tables: Vec<TableName>,
     /// Table and column.
-    pub(crate) except: Vec<((String, String), String)>,
+    pub(crate) except: Vec<(TableName, String)>,
     pub(crate) share: Option<f64>,
     pub(crate) condition: Option<String>,
 }
@@ -71,13 +72,13 @@ impl Definitions {
         publisher: &mut Session,
         subscriber: &mut Session,
         publications: &[String],
-        tables: &[(String, String)],
+        tables: &[TableName],
     ) -> Result<Self> {
         let mut published = publication::tables(publisher, publications)?;
         if !tables.is_empty() {
-            published.retain(|table| tables.contains(&table.key()));
+            published.retain(|table| tables.contains(&table.name));
         }
-        let names: Vec<_> = published.iter().map(PublishedTable::key).collect();
+        let names: Vec<_> = published.iter().map(|table| table.name.clone()).collect();
         Ok(Self {
             published,
             publisher: facts::read(publisher, &names, Failure::publisher)?,
@@ -89,9 +90,9 @@ impl Definitions {
     /// that were published meanwhile do not matter.
     pub(crate) fn changed(&self, now: &Self) -> Option<String> {
         let known: FxHashMap<_, _> =
-            now.published.iter().enumerate().map(|(place, table)| (table.key(), place)).collect();
+            now.published.iter().enumerate().map(|(place, table)| (&table.name, place)).collect();
         let same = |place: usize, before: &PublishedTable| {
-            let Some(&other) = known.get(&before.key()) else { return false };
+            let Some(&other) = known.get(&before.name) else { return false };
             let published = |name: &str| before.columns.iter().any(|column| column.name == name);
             let alike = |one: &Option<SideTable>, other: &Option<SideTable>| match (one, other) {
                 (Some(one), Some(other)) => one.is_as(other, published),
@@ -102,7 +103,7 @@ impl Definitions {
                 && alike(&self.subscriber[place], &now.subscriber[other])
         };
         let mut tables = self.published.iter().enumerate();
-        tables.find(|(place, table)| !same(*place, table)).map(|(_, table)| table.display_name())
+        tables.find(|(place, table)| !same(*place, table)).map(|(_, table)| table.name.to_string())
     }
 }
 
@@ -183,7 +184,7 @@ pub(crate) fn prepare(
     publication::check_exist(publisher, &config.publications)?;
     let published = publication::tables(publisher, &config.publications)?;
     let wanted =
-        |table: &&PublishedTable| scope.tables.is_empty() || scope.tables.contains(&table.key());
+        |table: &&PublishedTable| scope.tables.is_empty() || scope.tables.contains(&table.name);
     let not_ready = not_ready(subscriber, row, published.iter().filter(wanted))?;
     refuse(not_ready.into_iter().map(Problem::or_leave_it_out).collect())?;
     let users = [config.publisher.user(), config.subscriber.user()];
@@ -197,7 +198,7 @@ fn nothing_compared(plan: &TablePlan) -> Option<Problem> {
     if !plan.columns.is_empty() || plan.columns_left().is_empty() {
         return None;
     }
-    let mut message = format!("table {} has no comparable columns", plan.display_name());
+    let mut message = format!("table {} has no comparable columns", plan.name);
     if !plan.not_comparable.is_empty() {
         let reason = |(name, reason): &(String, String)| format!("{name}: {reason}");
         let reasons: Vec<_> = plan.not_comparable.iter().map(reason).collect();
@@ -294,7 +295,7 @@ impl Context<'_> {
         theirs: Option<&SideTable>,
         ours: Option<&SideTable>,
     ) -> std::result::Result<TablePlan, Problem> {
-        let name = published.display_name();
+        let name = published.name.to_string();
         let theirs = theirs.ok_or_else(|| {
             Problem::new(format!("table {name} was dropped on the publisher"), "Start again")
         })?;
@@ -309,7 +310,7 @@ impl Context<'_> {
             ));
         }
         let excepted = |column: &str| {
-            self.scope.except.iter().any(|(table, one)| *table == published.key() && one == column)
+            self.scope.except.iter().any(|(table, one)| *table == published.name && one == column)
         };
         let names = published.columns.iter().map(|column| column.name.as_str());
         let names: Vec<_> = names.filter(|name| !excepted(name)).collect();
@@ -356,7 +357,6 @@ impl Context<'_> {
         let method = if ranges { Method::Ranges } else { Method::Buckets };
         let left_out = published.columns.iter().map(|column| column.name.clone());
         Ok(TablePlan {
-            schema: published.schema.clone(),
             name: published.name.clone(),
             publisher: self.sql(
                 published,
@@ -389,7 +389,7 @@ impl Context<'_> {
     ) -> TableSql {
         let parts = Parts {
             oid: table.oid,
-            name: (&published.schema, &published.name),
+            name: &published.name,
             partitioned: table.kind == "p",
             filters,
             condition: self.scope.condition.as_deref(),
@@ -425,10 +425,7 @@ impl Context<'_> {
             if columns.iter().filter_map(of).any(|column| !column.readable) {
                 return Err(Problem {
                     class,
-                    message: format!(
-                        "{side}: permission denied for table {}",
-                        published.display_name()
-                    ),
+                    message: format!("{side}: permission denied for table {}", published.name),
                     hint: format!(
                         "On the {side}: GRANT SELECT ON {} TO {};",
                         published.sql_name(),

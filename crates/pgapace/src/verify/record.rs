@@ -37,7 +37,7 @@ pub(crate) fn resume(
     plan: &TablePlan,
     found: &TableVerification,
 ) -> Result<(TableWork, TableRecord)> {
-    let of = TableOf { id, schema: &plan.schema, name: &plan.name, number: found.number };
+    let of = TableOf { id, name: &plan.name, number: found.number };
     let now = plan.fingerprint();
     let work = if found.plan != Some(now) {
         verification::begin_again(control, of, now)?;
@@ -104,7 +104,7 @@ impl Recorder {
             tracing::warn!(
                 event = "rows_differ",
                 subscription,
-                table = plan.display_name(),
+                table = plan.name.to_string(),
                 lsn = %standing.lsn,
                 missing,
                 extra,
@@ -116,7 +116,7 @@ impl Recorder {
         if self.with(|session| verification::advance(session, of, standing, in_background))? {
             tracing::info!(
                 event = "stale_mark_ended",
-                table = plan.display_name(),
+                table = plan.name.to_string(),
                 lsn = %standing.lsn,
                 "table that might have lacked changes was found equal"
             );
@@ -126,7 +126,7 @@ impl Recorder {
 
     fn table<'r>(&self, plan: &'r TablePlan, table: usize) -> TableOf<'r> {
         let number = self.tables[table].number;
-        TableOf { id: self.id, schema: &plan.schema, name: &plan.name, number }
+        TableOf { id: self.id, name: &plan.name, number }
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Session) -> Result<T>) -> Result<T> {

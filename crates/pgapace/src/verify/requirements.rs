@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use engine::table_name::TableName;
 use engine::table_sync::TableSyncState;
 use wire::{Session, quote_ident, quote_literal};
 
@@ -52,9 +53,9 @@ pub(crate) fn managed_by_citus(
         return Ok(Vec::new());
     }
     let placements = citus::placements(subscriber)?;
-    let managed = published.iter().filter(|table| placements.contains_key(&table.key()));
+    let managed = published.iter().filter(|table| placements.contains_key(&table.name));
     let problem = |table: &PublishedTable| {
-        let name = table.display_name();
+        let name = table.name.to_string();
         Problem::new(
             format!("subscriber table {name} is managed by Citus and cannot be compared"),
             "Name the other tables with --table.",
@@ -69,10 +70,10 @@ pub(crate) fn shared(
     name: &str,
     published: &[PublishedTable],
 ) -> Result<Vec<Problem>> {
-    let keys: Vec<_> = published.iter().map(PublishedTable::key).collect();
+    let keys: Vec<_> = published.iter().map(|table| table.name.clone()).collect();
     let others = other_subscriptions::read(subscriber, name, &keys)?;
     let problem = |(place, others): (usize, String)| {
-        let table = published[place].display_name();
+        let table = published[place].name.to_string();
         Problem::new(
             format!("table {table} is changed by {others}, too"),
             "Name the other tables with --table",
@@ -83,9 +84,9 @@ pub(crate) fn shared(
 
 /// Names of the user that mean nothing.
 pub(super) fn check_names(published: &[PublishedTable], scope: &Scope) -> Result<()> {
-    let find = |key: &(String, String)| published.iter().find(|table| table.key() == *key);
-    if let Some((schema, name)) = scope.tables.iter().find(|key| find(key).is_none()) {
-        return Err(not_published(schema, name));
+    let find = |name: &TableName| published.iter().find(|table| table.name == *name);
+    if let Some(name) = scope.tables.iter().find(|key| find(key).is_none()) {
+        return Err(not_published(name));
     }
     for (key, column) in &scope.except {
         let known =
@@ -93,7 +94,7 @@ pub(super) fn check_names(published: &[PublishedTable], scope: &Scope) -> Result
         if !known {
             return Err(Failure::new(
                 Class::Config,
-                format!("--except-column: no published column {}.{}.{column}", key.0, key.1),
+                format!("--except-column: no published column {key}.{column}"),
             )
             .hint("Write TABLE.COLUMN, with the schema before it unless it is public."));
         }
@@ -105,8 +106,8 @@ pub(super) fn check_names(published: &[PublishedTable], scope: &Scope) -> Result
 }
 
 /// The failure for a table that the user has named.
-pub(crate) fn not_published(schema: &str, name: &str) -> Failure {
-    Failure::new(Class::Mismatch, format!("the publications have no table {schema}.{name}"))
+pub(crate) fn not_published(name: &TableName) -> Failure {
+    Failure::new(Class::Mismatch, format!("the publications have no table {name}"))
         .hint("A table is published under its own name, or under that of its root.")
 }
 
@@ -114,12 +115,11 @@ pub(crate) fn not_published(schema: &str, name: &str) -> Failure {
 pub(crate) fn check_ready(
     subscriber: &mut Session,
     row: &Subscription,
-    tables: &[(String, String)],
+    tables: &[TableName],
 ) -> Result<()> {
     let states = state::relations_by_name(subscriber, row.id)?;
-    for key in tables {
-        let name = format!("{}.{}", key.0, key.1);
-        let refused = match states.get(key) {
+    for name in tables {
+        let refused = match states.get(name) {
             None => Problem::new(
                 format!("table {name} was taken out of the subscription"),
                 "Leave it out: name the other tables with --table",
@@ -148,7 +148,7 @@ const REBASE: &str =
 
 /// A blocked table does not become ready by waiting.
 fn blocked(state: &RelationState) -> Problem {
-    let name = format!("{}.{}", state.schema, state.name);
+    let name = state.name.to_string();
     let reason = state.reason.as_deref().unwrap_or("pgapace status shows why");
     let next = if state.copy_wanted {
         format!("pgapace copies it when the cause is gone; pgapace resync {name} requests that now")
@@ -172,8 +172,8 @@ pub(crate) fn not_ready<'t>(
         (false, false) => START,
     };
     let problem = |table: &PublishedTable| {
-        let name = table.display_name();
-        let Some(state) = states.get(&table.key()) else {
+        let name = table.name.to_string();
+        let Some(state) = states.get(&table.name) else {
             // The first tables are recorded one after the other.
             let added = row.phase == Phase::Streaming;
             return Some(Problem::new(
@@ -214,7 +214,7 @@ pub(crate) fn not_all_published(
         publisher.simple(&sql).map_err(|e| Failure::publisher(&e, "reading the publications"))?;
     let mut actions = HashMap::new();
     for row in results.iter().flatten() {
-        let key: (String, String) = (field(&row, 0)?, field(&row, 1)?);
+        let key = TableName { schema: field(&row, 0)?, name: field(&row, 1)? };
         let all = [boolean(&row, 2)?, boolean(&row, 3)?, boolean(&row, 4)?];
         let lacks: Vec<_> = ["insert", "update", "delete"]
             .into_iter()
@@ -224,14 +224,14 @@ pub(crate) fn not_all_published(
         actions.insert(key, (lacks.join(", "), field::<String>(&row, 5)?));
     }
     let problem = |table: &PublishedTable| {
-        let (lacks, publications) = actions.get(&table.key())?;
+        let (lacks, publications) = actions.get(&table.name)?;
         let first = publications.split(", ").next().unwrap_or_default();
         (!lacks.is_empty()).then(|| {
             Problem::new(
                 format!(
                     "publication {publications} does not publish {lacks} of table {}, so that its rows \
                      differ",
-                    table.display_name()
+                    table.name
                 ),
                 format!(
                     "ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate'), or leave \
@@ -253,7 +253,7 @@ pub(super) fn check_condition(
 ) -> Result<()> {
     // One statement of the extended protocol: a condition cannot begin another one.
     session.query(&table.checks_condition(), &[]).map_err(|error| {
-        let mut failure = explain(&error, &format!("checking --where for {}", plan.display_name()));
+        let mut failure = explain(&error, &format!("checking --where for {}", plan.name));
         failure.class = Class::Config;
         failure.hint("The condition must be valid for every compared table on both servers. Name tables with --table.")
     })?;

@@ -191,7 +191,7 @@ impl Verification<'_> {
                             Class::Mismatch,
                             format!(
                                 "table {} was truncated or rewritten during each of {ATTEMPTS} attempts",
-                                plan.display_name()
+                                plan.name
                             ),
                         )
                         .hint("Verify it when nothing truncates or rewrites it.")
@@ -231,7 +231,7 @@ impl Verification<'_> {
             }
             Err(Failure::new(
                 Class::Mismatch,
-                format!("table {} is truncated or rewritten again and again", plan.display_name()),
+                format!("table {} is truncated or rewritten again and again", plan.name),
             ))
         })
     }

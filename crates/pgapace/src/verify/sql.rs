@@ -4,8 +4,10 @@
 //! hashes are numeric and do not overflow. A third hash, of the key or of a row without one, orders
 //! rows and puts them into buckets.
 
+use engine::table_name::TableName;
 use wire::{quote_ident, quote_literal};
 
+use crate::table_name::sql_name;
 use crate::verify::columns::{ColumnSql, ComparedColumn, HashedBy};
 use crate::verify::range::{KeyColumn, KeyRange, literal_row};
 use crate::verify::row_hash::{RowField, RowHash, hash_row, hash_text, hash_value, sum_of_bytes};
@@ -72,7 +74,7 @@ pub(crate) struct TableSql {
 /// The arguments for [`TableSql`].
 pub(crate) struct Parts<'a> {
     pub(crate) oid: u32,
-    pub(crate) name: (&'a str, &'a str),
+    pub(crate) name: &'a TableName,
     pub(crate) partitioned: bool,
     pub(crate) filters: &'a [String],
     pub(crate) condition: Option<&'a str>,
@@ -89,7 +91,6 @@ impl TableSql {
         of: impl Fn(&ComparedColumn) -> &ColumnSql,
         key: &[(String, Option<String>)],
     ) -> Self {
-        let (schema, name) = parts.name;
         // Replication treats inheritance children as other tables.
         let only = if parts.partitioned { "" } else { "ONLY " };
         let mut conditions = Vec::new();
@@ -115,7 +116,7 @@ impl TableSql {
             };
             Some((place, literal))
         });
-        let name = format!("{}.{}", quote_ident(schema), quote_ident(name));
+        let name = sql_name(parts.name);
         Self {
             oid: parts.oid,
             relation: format!("{only}{name}"),

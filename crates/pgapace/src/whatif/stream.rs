@@ -81,7 +81,7 @@ impl<'a> Transactions<'a> {
         let mut tables = Tables::new(&[], types, Locking::of_workers(config.preserve_commit_order))
             .with_apply_mode(config.apply_mode);
         for table in &head.tables {
-            tables.add(&table.schema, &table.name, SyncLsn(head.start()));
+            tables.add(table.name.clone(), SyncLsn(head.start()));
         }
         let directory = config.spool_directory.clone().unwrap_or_else(spool::default_directory);
         let limits = PartLimits {

@@ -75,7 +75,7 @@ fn ids(part: &TransactionPart) -> Vec<String> {
     (0..part.len())
         .map(|index| match part.change(index).expect("decodes again") {
             (Message::Insert(insert), Touched::One(_, relation)) => {
-                assert_eq!(relation.name, "t");
+                assert_eq!(relation.name.name, "t");
                 match insert.new.columns().next() {
                     Some(Column::Text(text)) => String::from_utf8_lossy(text).into_owned(),
                     other => panic!("{other:?}"),

@@ -182,7 +182,7 @@ fn a_truncate_keeps_its_relations() {
         }
         other => panic!("{other:?}"),
     }
-    assert_eq!(part.relations()[0].name, "t");
+    assert_eq!(part.relations()[0].name.name, "t");
 }
 
 #[test]

@@ -112,7 +112,7 @@ fn defer(
     commands: &mut Vec<SpoolCommand>,
 ) {
     let is_mine = |change| match part.touched(change) {
-        Touched::One(_, relation) => relation.name == "mine",
+        Touched::One(_, relation) => relation.name.name == "mine",
         Touched::Many(_) => true,
     };
     for change in (0..part.len()).filter(|change| is_mine(*change)) {
@@ -132,11 +132,13 @@ fn steps(part: &TransactionPart) -> Vec<Step> {
                     panic!("no text")
                 };
                 let id = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
-                Step::Insert(usize::from(relation.name == "other"), id.expect("a number"))
+                Step::Insert(usize::from(relation.name.name == "other"), id.expect("a number"))
             }
             (Message::Truncate(_), Touched::Many(touched)) => {
-                let names: Vec<_> =
-                    touched.iter().map(|i| part.relations()[*i as usize].name.as_str()).collect();
+                let names: Vec<_> = touched
+                    .iter()
+                    .map(|i| part.relations()[*i as usize].name.name.as_str())
+                    .collect();
                 assert_eq!(names, ["mine", "other"]);
                 Step::Truncate
             }

@@ -97,11 +97,10 @@ impl Leader<'_> {
         counts.add(self.watched.ledger.take());
         let positions = self.intake.progress.positions();
         let (memory_bytes, memory_limit) = self.receiver.memory.used();
-        let tables = counts.tables.iter().map(|((schema, name), changes)| TableDelta {
-            schema: schema.clone(),
-            name: name.clone(),
-            changes: changes.total(),
-        });
+        let tables = counts
+            .tables
+            .iter()
+            .map(|(name, changes)| TableDelta { name: name.clone(), changes: changes.total() });
         self.watched.slow_groups.extend(self.around.pool.take_slowest());
         keep_slowest(&mut self.watched.slow_groups);
         let decoded = self.around.decoded;

@@ -131,7 +131,7 @@ impl intake::Surroundings for Surroundings<'_> {
     }
 
     fn is_own(&self, relation: &RemoteRelation) -> bool {
-        relation.schema == OWN_SCHEMA
+        relation.name.schema == OWN_SCHEMA
     }
 
     fn knows(&self, relation: &Arc<RemoteRelation>, commit_lsn: Lsn) -> bool {

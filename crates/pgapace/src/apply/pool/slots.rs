@@ -226,7 +226,7 @@ impl Slots {
                     commit_lsn: group.map(|group| group.commit_lsn.to_string()),
                     table: group
                         .and_then(|group| group.table.as_ref())
-                        .map(|table| format!("{}.{}", table.schema, table.name)),
+                        .map(|table| table.name.to_string()),
                     transactions: group.map_or(0, |group| group.transactions),
                     changes: group.map_or(0, |group| group.changes),
                     age_seconds: group.map(|group| group.since.elapsed().as_secs_f64()),

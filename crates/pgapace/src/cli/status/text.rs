@@ -213,7 +213,7 @@ fn table_lines(status: &Status, lines: &mut Lines) {
         .iter()
         .filter(|table| table.sync_lsn.is_none() && table.reason.is_none())
         .map(|table| {
-            let name = format!("{}.{}", table.schema, table.name);
+            let name = table.name.to_string();
             match table.publisher_bytes {
                 Some(bytes) if table.copy_parts > 1 => format!(
                     "{name} ({}, {} of {} parts)",
@@ -245,11 +245,12 @@ fn table_lines(status: &Status, lines: &mut Lines) {
     }
     let joins = |table: &&Table| table.joins && table.sync_lsn.is_some();
     for table in status.tables.iter().filter(joins) {
-        lines.put(format!("    {}.{}: catches up", table.schema, table.name));
+        lines.put(format!("    {}.{}: catches up", table.name.schema, table.name.name));
     }
     for table in &status.tables {
-        let mut line =
-            |text: &str| lines.put(format!("    {}.{}: {text}", table.schema, table.name));
+        let mut line = |text: &str| {
+            lines.put(format!("    {}.{}: {text}", table.name.schema, table.name.name));
+        };
         if table.unpublished {
             line("no longer published; it will lack changes if it is published again");
         }
@@ -277,7 +278,7 @@ fn verification_lines(status: &Status, lines: &mut Lines) {
     if !status.verifications.is_empty() {
         lines.item("verified", &verified_tables(&status.verified));
         for one in &status.verifications {
-            lines.put(format!("    {}.{}: {}", one.schema, one.name, verified(one)));
+            lines.put(format!("    {}.{}: {}", one.name.schema, one.name.name, verified(one)));
         }
     }
 }

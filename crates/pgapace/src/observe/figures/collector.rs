@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
+use engine::table_name::TableName;
 use pgoutput::Lsn;
 
 use crate::observe::figures::lag::{LagClock, seconds_to_zero};
@@ -322,15 +323,14 @@ impl Collector {
 
     fn table_rates(&self) -> Vec<TableRate> {
         let Some((_, _, seconds)) = self.samples.pair(SHORT) else { return Vec::new() };
-        let mut sums: HashMap<(&str, &str), u64> = HashMap::new();
+        let mut sums: HashMap<&TableName, u64> = HashMap::new();
         for table in self.tables.iter().flat_map(|(_, changed)| changed) {
-            *sums.entry((&table.schema, &table.name)).or_default() += table.changes;
+            *sums.entry(&table.name).or_default() += table.changes;
         }
         let mut sums: Vec<_> = sums.into_iter().collect();
         sums.sort_by(|(a, one), (b, other)| other.cmp(one).then(a.cmp(b)));
-        let rates = sums.into_iter().take(MOST_TABLES).map(|((schema, name), sum)| TableRate {
-            schema: schema.to_owned(),
-            name: name.to_owned(),
+        let rates = sums.into_iter().take(MOST_TABLES).map(|(name, sum)| TableRate {
+            name: name.clone(),
             changes_per_second_10s: sum as f64 / seconds,
         });
         rates.collect()
@@ -343,6 +343,7 @@ fn changes(counters: &Counters) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use engine::table_name::TableName;
     use std::time::Duration;
 
     use pgoutput::Lsn;
@@ -379,7 +380,10 @@ mod tests {
             memory_limit: 70,
             spool: Spooled::default(),
             slow_groups: Vec::new(),
-            tables: vec![TableDelta { schema: "s".into(), name: "t".into(), changes: 4 }],
+            tables: vec![TableDelta {
+                name: TableName { schema: "s".into(), name: "t".into() },
+                changes: 4,
+            }],
         }
     }
 

@@ -14,10 +14,12 @@ mod shares;
 mod slot_forecast;
 pub(crate) mod window;
 
+use engine::table_name::TableName;
 use pgoutput::Lsn;
 use serde::{Deserialize, Serialize};
 
 use crate::subscriber::state::statistics::{Counters, Spooled, WaitTimes};
+use crate::table_name::TableNameFields;
 pub(crate) use collector::{Collector, STALE};
 pub(crate) use slot_forecast::SlotForecast;
 
@@ -68,8 +70,7 @@ pub(crate) struct ThreadWaits {
 /// Committed changes of one table.
 #[derive(Debug, Clone)]
 pub(crate) struct TableDelta {
-    pub(crate) schema: String,
-    pub(crate) name: String,
+    pub(crate) name: TableName,
     pub(crate) changes: u64,
 }
 
@@ -250,8 +251,8 @@ pub(crate) struct SlotFigures {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct TableRate {
-    pub(crate) schema: String,
-    pub(crate) name: String,
+    #[serde(flatten, with = "TableNameFields")]
+    pub(crate) name: TableName,
     pub(crate) changes_per_second_10s: f64,
 }
 

@@ -1,5 +1,6 @@
 //! Reads the facts of many tables in a constant number of round trips.
 
+use engine::table_name::TableName;
 use rustc_hash::FxHashMap;
 use wire::{Param, PreparedStatement, Row, Rows, Session, quote_ident};
 
@@ -15,7 +16,7 @@ use crate::subscriber::citus::{self, FoundPlacement, Placement, Placements};
 use crate::subscriber::constraints::{self, Constraints};
 use crate::subscriber::elsewhere;
 use crate::subscriber::key_index::Index;
-use crate::subscriber::state::name_array;
+use crate::subscriber::state::table_name_arrays;
 
 /// Name and text of each prepared statement.
 const STATEMENTS: [(&str, &str); 7] = [
@@ -52,7 +53,7 @@ impl CatalogueReader {
     pub(crate) fn read(
         &mut self,
         session: &mut Session,
-        names: &[(String, String)],
+        names: &[TableName],
     ) -> Result<Vec<FoundTable>> {
         let read = self.read_prepared(session, names);
         if read.is_err() {
@@ -63,11 +64,7 @@ impl CatalogueReader {
     }
 
     /// Reads one table; `None` if no relation has that name.
-    pub(crate) fn read_one(
-        &mut self,
-        session: &mut Session,
-        name: &(String, String),
-    ) -> FoundTable {
+    pub(crate) fn read_one(&mut self, session: &mut Session, name: &TableName) -> FoundTable {
         let mut found = self.read(session, std::slice::from_ref(name))?;
         found.pop().unwrap_or_else(|| Err(Failure::internal("no table was read")))
     }
@@ -75,7 +72,7 @@ impl CatalogueReader {
     fn read_prepared(
         &mut self,
         session: &mut Session,
-        names: &[(String, String)],
+        names: &[TableName],
     ) -> Result<Vec<FoundTable>> {
         if self.prepared_on != Some(session.backend_pid()) {
             for (name, sql) in STATEMENTS {
@@ -84,9 +81,7 @@ impl CatalogueReader {
             }
             self.prepared_on = Some(session.backend_pid());
         }
-        let [schemas, tables] =
-            [|(s, _): &(String, String)| s.clone(), |(_, t): &(String, String)| t.clone()]
-                .map(|part| name_array(&names.iter().map(part).collect::<Vec<_>>()));
+        let [schemas, tables] = table_name_arrays(names);
         queue(session, "catalogue_tables", &[&schemas, &tables])?;
         let [rows] = run(session)?;
         // A table that is refused here is not read further.
@@ -97,8 +92,8 @@ impl CatalogueReader {
         let mut roots = Vec::new();
         for row in rows.iter() {
             let place = position(&row, 19)?;
-            let (schema, name) = &names[place];
-            match check(&row, schema, name, placements.get(&names[place]))? {
+            let name = &names[place];
+            match check(&row, name, placements.get(name))? {
                 Ok(placement) => roots.push((place, row, placement)),
                 Err(refused) => found[place] = Err(refused),
             }
@@ -218,16 +213,15 @@ fn by_place(rows: &Rows, column: usize, count: usize) -> Result<Vec<Vec<Row<'_>>
 /// Whether changes can be applied to the relation of this row of [`TABLES_SQL`].
 fn check(
     row: &Row<'_>,
-    schema: &str,
-    name: &str,
+    name: &TableName,
     by_citus: Option<&FoundPlacement>,
 ) -> Result<std::result::Result<Placement, Failure>> {
     let kind: String = field(row, 1)?;
     if kind != "p" && kind != "r" {
-        return Ok(Err(not_a_table(schema, name, &kind)));
+        return Ok(Err(not_a_table(name, &kind)));
     }
     Ok(match row.get(13) {
-        Some(found) => elsewhere::placement(schema, name, found, by_citus),
+        Some(found) => elsewhere::placement(name, found, by_citus),
         None => Ok(Placement::Plain),
     })
 }
@@ -235,7 +229,7 @@ fn check(
 /// A table without the keys of its leaf partitions.
 fn table(
     row: &Row<'_>,
-    (schema, name): &(String, String),
+    name: &TableName,
     columns: &[Row<'_>],
     types: &ColumnTypes<'_>,
     keys: &[Row<'_>],
@@ -247,7 +241,6 @@ fn table(
         oid: field(row, 0)?,
         root: field(row, 7)?,
         fingerprint: field(row, 12)?,
-        schema: schema.clone(),
         name: name.clone(),
         partitioned: row.get(1) == Some("p"),
         leaves: field(row, 18)?,

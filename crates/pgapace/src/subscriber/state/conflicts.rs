@@ -46,8 +46,8 @@ pub(crate) fn queue(
     let time = commit_time.0.to_string();
     let params = [
         Some(id.as_str()),
-        Some(&table.schema),
-        Some(&table.name),
+        Some(&table.name.schema),
+        Some(&table.name.name),
         Some(kind.name()),
         Some(action.name()),
         Some(if *applied { "t" } else { "f" }),
@@ -82,8 +82,8 @@ pub(crate) fn is_recorded(
                 Some(&id.0.to_string()),
                 Some(&offender.commit_lsn.to_string()),
                 Some(&offender.xid.0.to_string()),
-                Some(&table.schema),
-                Some(&table.name),
+                Some(&table.name.schema),
+                Some(&table.name.name),
                 Some(kind.name()),
                 Some(action.name()),
                 Some(offender.operation),

@@ -33,12 +33,12 @@ pub(crate) fn set_sql(
 /// Adds counts. One statement per kind of count, whatever their number.
 pub(crate) fn count_sql(id: SubscriptionId, counts: &Counts) -> Vec<String> {
     let mut script = Vec::new();
-    let rows = counts.tables.iter().map(|((schema, name), changes)| {
+    let rows = counts.tables.iter().map(|(table, changes)| {
         format!(
             "({}, {}, {}, {}, {}, {}, {}, pg_catalog.clock_timestamp())",
             id.0,
-            quote_literal(schema),
-            quote_literal(name),
+            quote_literal(&table.schema),
+            quote_literal(&table.name),
             changes.inserts,
             changes.updates,
             changes.deletes,
@@ -55,8 +55,8 @@ pub(crate) fn count_sql(id: SubscriptionId, counts: &Counts) -> Vec<String> {
            deletes = t.deletes + excluded.deletes, truncates = t.truncates + excluded.truncates, \
            last_change_at = excluded.last_change_at",
     );
-    let rows = counts.conflicts.iter().map(|(((schema, name), conflict), count)| {
-        let (schema, name) = (quote_literal(schema), quote_literal(name));
+    let rows = counts.conflicts.iter().map(|((table, conflict), count)| {
+        let (schema, name) = (quote_literal(&table.schema), quote_literal(&table.name));
         format!(
             "({}, {schema}, {name}, {}, {count}, pg_catalog.clock_timestamp())",
             id.0,

@@ -21,6 +21,7 @@ pub(crate) mod statistics;
 pub(crate) mod verification;
 pub(crate) mod workers_in_use;
 
+use engine::table_name::TableName;
 use engine::table_sync::TableSyncState;
 use pgoutput::Lsn;
 use wire::Session;
@@ -387,13 +388,9 @@ pub(crate) fn set_rebasing(
     session: &mut Session,
     id: SubscriptionId,
     publisher: &SystemIdentity,
-    blocked: &[(String, String)],
+    blocked: &[TableName],
 ) -> Result<()> {
-    let [schemas, names]: [Vec<_>; 2] = [
-        blocked.iter().map(|(schema, _)| schema.clone()).collect(),
-        blocked.iter().map(|(_, name)| name.clone()).collect(),
-    ];
-    let [schemas, names] = [schemas, names].map(|names| wire::quote_literal(&name_array(&names)));
+    let [schemas, names] = table_name_arrays(blocked).map(|names| wire::quote_literal(&names));
     session
         .simple(&format!(
             "BEGIN; \
@@ -578,12 +575,21 @@ pub(crate) fn last_run(session: &mut Session, id: SubscriptionId) -> Result<Last
 }
 
 /// The text form of an array of names.
-pub(crate) fn name_array(names: &[String]) -> String {
+pub(crate) fn name_array<S: AsRef<str>>(names: &[S]) -> String {
     let quoted: Vec<_> = names
         .iter()
-        .map(|name| format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\"")))
+        .map(|name| format!("\"{}\"", name.as_ref().replace('\\', "\\\\").replace('"', "\\\"")))
         .collect();
     format!("{{{}}}", quoted.join(","))
+}
+
+/// The schemas and the names of tables, as two arrays in the same order.
+pub(crate) fn table_name_arrays<'t>(
+    tables: impl IntoIterator<Item = &'t TableName>,
+) -> [String; 2] {
+    let (schemas, names): (Vec<_>, Vec<_>) =
+        tables.into_iter().map(|table| (&table.schema, &table.name)).unzip();
+    [name_array(&schemas), name_array(&names)]
 }
 
 fn reading(error: &wire::Error) -> Failure {

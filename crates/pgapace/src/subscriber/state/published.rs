@@ -6,6 +6,7 @@
 //! the last reading without a difference is recorded: from there on, a table may lack changes.
 
 use engine::published::{Gap, PublishedBy};
+use engine::table_name::TableName;
 use engine::table_sync::TableSyncState;
 use pgoutput::Lsn;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -16,14 +17,13 @@ use crate::error::{Failure, Result};
 use crate::publisher::publication::PublicationContents;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::ownership::OwnedEpoch;
-use crate::subscriber::state::{SubscriptionId, name_array};
+use crate::subscriber::state::{SubscriptionId, name_array, table_name_arrays};
 use crate::tablesync::table_state;
 
 /// A table that may lack changes.
 #[derive(Debug)]
 struct StaleTable {
-    schema: String,
-    name: String,
+    name: TableName,
     gap: Gap,
     from: Lsn,
     /// The LSN of the reading that found the gap: transactions that commit from there on are sent.
@@ -38,8 +38,7 @@ pub(crate) struct PreviousReading {
 }
 
 struct RecordedTable {
-    schema: String,
-    name: String,
+    name: TableName,
     state: TableSyncState,
     sync_lsn: Option<Lsn>,
     /// The table is already known to lack changes.
@@ -48,10 +47,6 @@ struct RecordedTable {
 }
 
 impl RecordedTable {
-    fn key(&self) -> (&str, &str) {
-        (&self.schema, &self.name)
-    }
-
     /// The fields that a copy or a comparison writes.
     fn written(&self) -> (Option<&PublishedBy>, Option<Lsn>) {
         (self.by.as_ref(), self.sync_lsn)
@@ -65,25 +60,25 @@ impl PreviousReading {
     /// no longer published.
     pub(crate) fn unchanged_since(mut self, before: &Self) -> Self {
         let before: FxHashMap<_, _> =
-            before.tables.iter().map(|table| (table.key(), table.written())).collect();
-        self.tables.retain(|table| before.get(&table.key()) == Some(&table.written()));
+            before.tables.iter().map(|table| (&table.name, table.written())).collect();
+        self.tables.retain(|table| before.get(&table.name) == Some(&table.written()));
         self
     }
 }
 
 impl PreviousReading {
     /// The tables that are recorded as unpublished.
-    pub(crate) fn unpublished(&self) -> FxHashSet<(&str, &str)> {
+    pub(crate) fn unpublished(&self) -> FxHashSet<&TableName> {
         let is_unpublished = |table: &&RecordedTable| {
             table.by.as_ref().is_some_and(|by| by.unpublished_since().is_some())
         };
-        self.tables.iter().filter(is_unpublished).map(RecordedTable::key).collect()
+        self.tables.iter().filter(is_unpublished).map(|table| &table.name).collect()
     }
 
     /// The oids on the publisher of the tables, as far as they are recorded.
-    pub(crate) fn oids(&self) -> FxHashMap<(&str, &str), u32> {
+    pub(crate) fn oids(&self) -> FxHashMap<&TableName, u32> {
         let oid = |table: &RecordedTable| table.by.as_ref().and_then(PublishedBy::oid);
-        self.tables.iter().filter_map(|table| Some((table.key(), oid(table)?))).collect()
+        self.tables.iter().filter_map(|table| Some((&table.name, oid(table)?))).collect()
     }
 
     /// Whether everything is applied up to this reading.
@@ -113,13 +108,13 @@ fn differing(
     counts: impl Fn(&RecordedTable) -> bool,
 ) -> Vec<String> {
     let published: FxHashMap<_, _> =
-        contents.tables.iter().map(|table| (table.key(), table)).collect();
+        contents.tables.iter().map(|table| (&table.name, table)).collect();
     let differs = |table: &&RecordedTable| {
-        let found = published.get(&(table.schema.clone(), table.name.clone()));
+        let found = published.get(&table.name);
         found.map_or_else(|| counts(table), |found| table.by.as_ref() != Some(&found.published_by))
     };
     let differing = recorded.tables.iter().filter(differs);
-    differing.map(|table| format!("{}.{}", table.schema, table.name)).collect()
+    differing.map(|table| table.name.to_string()).collect()
 }
 
 /// Compares the publications with the previous reading and records them. Tables that may lack
@@ -139,23 +134,19 @@ pub(crate) fn compare(
 ) -> Result<bool> {
     let PreviousReading { looked_at, tables: recorded } = recorded;
     let mut stale = Vec::new();
-    let (mut schemas, mut names, mut seen) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut names, mut seen) = (Vec::new(), Vec::new());
     let published: FxHashMap<_, _> =
-        contents.tables.iter().map(|table| (table.key(), table)).collect();
-    for RecordedTable { schema, name, state, sync_lsn, stale: known, by } in recorded {
-        let key = (schema, name);
-        let Some(published) = published.get(&key) else {
+        contents.tables.iter().map(|table| (&table.name, table)).collect();
+    for RecordedTable { name, state, sync_lsn, stale: known, by } in recorded {
+        let Some(published) = published.get(&name) else {
             let by = by.unwrap_or_default();
             if by.unpublished_since().is_none() {
-                schemas.push(key.0);
-                names.push(key.1);
+                names.push(name);
                 seen.push(by.unpublished(looked_at.unwrap_or(contents.lsn)).to_string());
             }
             continue;
         };
-        let (schema, name) = key;
         if by.as_ref() != Some(&published.published_by) {
-            schemas.push(schema.clone());
             names.push(name.clone());
             seen.push(published.published_by.to_string());
         }
@@ -171,7 +162,7 @@ pub(crate) fn compare(
         {
             let seen = by.unpublished_since().or(looked_at);
             let from = sync_lsn.into_iter().chain(seen).max().unwrap_or(contents.lsn);
-            stale.push(StaleTable { schema, name, gap, from, through: contents.lsn, state });
+            stale.push(StaleTable { name, gap, from, through: contents.lsn, state });
         }
     }
     let decision = Decision::of(options);
@@ -191,7 +182,8 @@ pub(crate) fn compare(
         contents.lsn,
         owner.sql()
     );
-    let arguments = [name_array(&schemas), name_array(&names), name_array(&seen)];
+    let [schemas, tables] = table_name_arrays(&names);
+    let arguments = [schemas, tables, name_array(&seen)];
     let arguments: Vec<_> = arguments.iter().map(|text| Some(text.as_str())).collect();
     if stale.is_empty() && names.is_empty() {
         control.simple(&looked).map_err(|e| writing(&e))?;
@@ -206,7 +198,7 @@ pub(crate) fn compare(
             table_state::block_member(
                 control,
                 owner,
-                (&table.schema, &table.name),
+                &table.name,
                 (&reason, Some(&gap)),
                 table.from,
             )?;
@@ -251,7 +243,7 @@ impl Decision {
 impl StaleTable {
     /// The SQL that marks the table as stale. `compare` also blocks a copied table.
     fn decide(&self, owner: OwnedEpoch, decision: Decision) -> String {
-        let Self { schema, name, gap, from, through, state } = self;
+        let Self { name, gap, from, through, state } = self;
         let again = decision.copies_again(*state);
         let then = if again { ", requested = pg_catalog.now()" } else { "" };
         format!(
@@ -260,13 +252,13 @@ impl StaleTable {
              WHERE r.subscription = {owner} AND r.schema_name = {schema} AND r.table_name = {name}; ",
             reason = quote_literal(&gap.to_string()),
             owner = owner.sql(),
-            schema = quote_literal(schema),
-            name = quote_literal(name)
+            schema = quote_literal(&name.schema),
+            name = quote_literal(&name.name)
         )
     }
 
     fn log(&self, decision: Decision) {
-        let Self { schema, name, gap, from, state, .. } = self;
+        let Self { name, gap, from, state, .. } = self;
         let stops = decision.on_missed_changes == OnMissedChanges::Stop;
         let decision = if decision.copies_again(*state) {
             "it is copied again"
@@ -277,7 +269,7 @@ impl StaleTable {
         };
         tracing::warn!(
             event = "table_stale",
-            table = format!("{schema}.{name}"),
+            table = name.to_string(),
             since = %from,
             reason = %gap,
             decision,
@@ -312,8 +304,7 @@ pub(crate) fn previous(rows: &wire::Rows) -> Result<PreviousReading> {
                 .map_err(|e: engine::published::Unreadable| Failure::internal(e.to_string()))
         });
         tables.push(RecordedTable {
-            schema: field(&row, 1)?,
-            name: field(&row, 2)?,
+            name: TableName { schema: field(&row, 1)?, name: field(&row, 2)? },
             state: super::relations::state_of(&row, 3)?,
             sync_lsn: row.get(4).map(|_| field(&row, 4)).transpose()?,
             stale: boolean(&row, 6)?,
@@ -333,8 +324,7 @@ mod tests {
 
     fn table(name: &str, by: Option<PublishedBy>, sync_lsn: Option<u64>) -> RecordedTable {
         RecordedTable {
-            schema: "public".to_owned(),
-            name: name.to_owned(),
+            name: TableName { schema: "public".to_owned(), name: name.to_owned() },
             state: TableSyncState::Ready,
             sync_lsn: sync_lsn.map(Lsn),
             stale: false,
@@ -380,7 +370,7 @@ mod tests {
             table("recorded", by(), Some(1)),
         ]);
         let kept = now.unchanged_since(&before);
-        let names: Vec<_> = kept.tables.iter().map(|table| table.name.as_str()).collect();
+        let names: Vec<_> = kept.tables.iter().map(|table| table.name.name.as_str()).collect();
         assert_eq!(names, ["same"]);
     }
 }

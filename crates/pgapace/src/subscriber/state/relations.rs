@@ -1,20 +1,20 @@
 //! The rows of a subscription in `pgapace.relation`: one for each table.
 
 use engine::sync_lsn::SyncLsn;
+use engine::table_name::TableName;
 use engine::table_sync::TableSyncState;
 use pgoutput::Lsn;
 use rustc_hash::FxHashMap;
 use wire::Session;
 
-use super::{SubscriptionId, name_array, published, reading, writing};
+use super::{SubscriptionId, published, reading, table_name_arrays, writing};
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::{boolean, field};
 
 /// A row of `pgapace.relation`: one table of a subscription.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RelationState {
-    pub(crate) schema: String,
-    pub(crate) name: String,
+    pub(crate) name: TableName,
     pub(crate) state: TableSyncState,
     /// `None` until the table is copied.
     pub(crate) sync_lsn: Option<SyncLsn>,
@@ -91,8 +91,8 @@ impl RelationState {
     }
 }
 
-/// The tables of a subscription by schema and name.
-pub(crate) type RelationsByName = FxHashMap<(String, String), RelationState>;
+/// The tables of a subscription by name.
+pub(crate) type RelationsByName = FxHashMap<TableName, RelationState>;
 
 /// The tables of a subscription, and the last reading of the publications, in one
 /// round trip.
@@ -109,7 +109,7 @@ pub(crate) fn relations_and_published(
 }
 
 fn by_name(states: Vec<RelationState>) -> RelationsByName {
-    states.into_iter().map(|s| ((s.schema.clone(), s.name.clone()), s)).collect()
+    states.into_iter().map(|s| (s.name.clone(), s)).collect()
 }
 
 /// Returns the tables of a subscription.
@@ -149,8 +149,7 @@ fn relation_states(rows: &wire::Rows) -> Result<Vec<RelationState>> {
     rows.iter()
         .map(|row| {
             Ok(RelationState {
-                schema: field(&row, 0)?,
-                name: field(&row, 1)?,
+                name: TableName { schema: field(&row, 0)?, name: field(&row, 1)? },
                 sync_lsn: row.get(2).map(|_| field::<Lsn>(&row, 2).map(SyncLsn)).transpose()?,
                 copied_rows: row.get(3).map(|_| field(&row, 3)).transpose()?,
                 publisher_bytes: row.get(4).map(|_| field(&row, 4)).transpose()?,
@@ -179,7 +178,7 @@ pub(super) fn state_of(row: &wire::Row<'_>, column: usize) -> Result<TableSyncSt
         .ok_or_else(|| Failure::internal(format!("unknown state {name:?} of a table")))
 }
 
-/// Returns the tables of a subscription, by schema and name.
+/// Returns the tables of a subscription, by name.
 pub(crate) fn relations_by_name(
     session: &mut Session,
     id: SubscriptionId,
@@ -193,12 +192,9 @@ pub(crate) fn relations_by_name(
 pub(crate) fn copied_at(
     session: &mut Session,
     id: SubscriptionId,
-    tables: &[(String, String)],
-) -> Result<FxHashMap<(String, String), i64>> {
-    let [schemas, names]: [Vec<_>; 2] = [
-        tables.iter().map(|t| t.0.clone()).collect(),
-        tables.iter().map(|t| t.1.clone()).collect(),
-    ];
+    tables: &[TableName],
+) -> Result<FxHashMap<TableName, i64>> {
+    let [schemas, names] = table_name_arrays(tables);
     let rows = session
         .query(
             "SELECT r.schema_name, r.table_name, copied.at \
@@ -209,17 +205,20 @@ pub(crate) fn copied_at(
                r.copied_xid::pg_catalog.xid)) * 1000000)::pg_catalog.int8 AS at) copied \
              WHERE r.subscription = $1::pg_catalog.int4 AND r.copied_xid IS NOT NULL \
                AND copied.at IS NOT NULL",
-            &[Some(&id.0.to_string()), Some(&name_array(&schemas)), Some(&name_array(&names))],
+            &[Some(&id.0.to_string()), Some(&schemas), Some(&names)],
         )
         .map_err(|e| reading(&e))?;
-    rows.iter().map(|row| Ok(((field(&row, 0)?, field(&row, 1)?), field(&row, 2)?))).collect()
+    rows.iter()
+        .map(|row| {
+            Ok((TableName { schema: field(&row, 0)?, name: field(&row, 1)? }, field(&row, 2)?))
+        })
+        .collect()
 }
 
 /// How the changes of a table are applied, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RelationMode {
-    pub(crate) schema: String,
-    pub(crate) name: String,
+    pub(crate) name: TableName,
     pub(crate) mode: String,
     /// `None` for mode `set`.
     pub(crate) reason: Option<String>,
@@ -236,7 +235,8 @@ pub(crate) fn set_modes(
         .iter()
         .map(|m| {
             let reason = m.reason.as_deref().map_or("NULL".to_owned(), literal);
-            let (schema, name, mode) = (literal(&m.schema), literal(&m.name), literal(&m.mode));
+            let (schema, name, mode) =
+                (literal(&m.name.schema), literal(&m.name.name), literal(&m.mode));
             format!("({}, {schema}, {name}, {mode}, {reason})", id.0)
         })
         .collect();
@@ -268,8 +268,7 @@ pub(crate) fn modes(session: &mut Session, id: SubscriptionId) -> Result<Vec<Rel
     rows.iter()
         .map(|row| {
             Ok(RelationMode {
-                schema: field(&row, 0)?,
-                name: field(&row, 1)?,
+                name: TableName { schema: field(&row, 0)?, name: field(&row, 1)? },
                 mode: field(&row, 2)?,
                 reason: row.get(3).map(str::to_owned),
             })
@@ -282,8 +281,7 @@ pub(crate) fn modes(session: &mut Session, id: SubscriptionId) -> Result<Vec<Rel
 pub(crate) fn forget_relation(
     session: &mut Session,
     id: SubscriptionId,
-    schema: &str,
-    name: &str,
+    table: &TableName,
 ) -> Result<()> {
     session
         .execute(
@@ -295,7 +293,7 @@ pub(crate) fn forget_relation(
              differing AS (DELETE FROM pgapace.difference \
                WHERE subscription = $1::pg_catalog.int4 AND schema_name = $2 AND table_name = $3) \
              DELETE FROM pgapace.progress WHERE subscription IN (SELECT catch_up FROM forgotten)",
-            &[Some(&id.0.to_string()), Some(schema), Some(name)],
+            &[Some(&id.0.to_string()), Some(&table.schema), Some(&table.name)],
         )
         .map_err(|e| writing(&e))?;
     Ok(())
@@ -307,11 +305,11 @@ pub(crate) fn forget_verifications<'r>(
     id: SubscriptionId,
     tables: impl IntoIterator<Item = &'r RelationState>,
 ) -> Result<()> {
-    let (schemas, names): (Vec<_>, Vec<_>) =
-        tables.into_iter().map(|table| (table.schema.clone(), table.name.clone())).unzip();
-    if names.is_empty() {
+    let tables: Vec<_> = tables.into_iter().map(|table| &table.name).collect();
+    if tables.is_empty() {
         return Ok(());
     }
+    let [schemas, names] = table_name_arrays(tables);
     let these = "subscription = $1::pg_catalog.int4 AND (schema_name, table_name) IN ( \
                    SELECT t.schema_name, t.table_name \
                    FROM ROWS FROM (pg_catalog.unnest($2::pg_catalog.text[]), \
@@ -321,7 +319,7 @@ pub(crate) fn forget_verifications<'r>(
         "WITH verified AS (DELETE FROM pgapace.verification WHERE {these}) \
          DELETE FROM pgapace.difference WHERE {these}"
     );
-    let arguments = [&id.0.to_string(), &name_array(&schemas), &name_array(&names)];
+    let arguments = [&id.0.to_string(), &schemas, &names];
     session.execute(&sql, &arguments.map(|text| Some(text.as_str()))).map_err(|e| writing(&e))?;
     Ok(())
 }

@@ -360,7 +360,7 @@ pub(crate) fn error(
         )
         .map_err(|e| failed(&e))?;
     let Some(conflict) = conflict else { return Ok(()) };
-    let table = (conflict.table.schema.clone(), conflict.table.name.clone());
+    let table = conflict.table.name.clone();
     let conflicts = [((table, conflict.kind.name()), 1)].into();
     let counts = Counts { conflicts, ..Counts::default() };
     figures::execute(session, &figures::count_sql(id, &counts))?;

@@ -207,7 +207,7 @@ impl CatchUpWorker {
         let commit_lsn = part.head.commit_lsn;
         let mut tables = Vec::with_capacity(part.relations().len());
         for (index, remote) in part.relations().iter().enumerate() {
-            let is_it = remote.schema == self.table.schema && remote.name == self.table.name;
+            let is_it = remote.name == self.table.name;
             if is_it && leader.tables.is_another(remote, commit_lsn) {
                 // The next run looks at the publications before it applies anything.
                 self.replaced = true;

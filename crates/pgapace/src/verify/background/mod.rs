@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use engine::table_name::TableName;
 use wire::Session;
 
 use self::left_out::LeftOut;
@@ -108,8 +109,8 @@ struct Background {
     named: NamedColumns,
 }
 
-/// Columns by schema and name of their table.
-type NamedColumns = HashMap<(String, String), Vec<String>>;
+/// Columns by the name of their table.
+type NamedColumns = HashMap<TableName, Vec<String>>;
 
 /// The result of one look for work.
 enum Looked {
@@ -188,25 +189,25 @@ impl Background {
 
     /// The result of a pass. If several tables failed together, those that are left are compared alone, so
     /// that the one that cannot be compared is found.
-    fn judge(&mut self, tables: &[(String, String)], compared: Result<bool>) -> Result<Looked> {
+    fn judge(&mut self, tables: &[TableName], compared: Result<bool>) -> Result<Looked> {
         let failure = match compared {
             Ok(true) => {
-                tables.iter().for_each(|(schema, name)| self.left_out.remove(schema, name));
+                tables.iter().for_each(|table| self.left_out.remove(table));
                 return Ok(Looked::Compared);
             }
             Ok(false) => return Ok(Looked::Yielded),
             Err(failure) if is_of_servers(&failure) => return Err(failure),
             Err(failure) => failure,
         };
-        let [(schema, name)] = tables else {
+        let [table] = tables else {
             self.alone = tables.len();
             return Ok(Looked::Compared);
         };
-        if self.left_out.add((schema, name), &failure, self.config.verify_interval) {
+        if self.left_out.add(table, &failure, self.config.verify_interval) {
             tracing::warn!(
                 event = "verification_failed",
                 subscription = self.config.name,
-                table = format!("{schema}.{name}"),
+                table = table.to_string(),
                 error = %failure,
                 "table could not be verified in the background"
             );
@@ -230,21 +231,19 @@ impl Background {
         &mut self,
         control: &mut Session,
         row: &Subscription,
-    ) -> Result<std::result::Result<Vec<(String, String)>, Duration>> {
+    ) -> Result<std::result::Result<Vec<TableName>, Duration>> {
         schedule::forget_others(control, row.id)?;
         let interval = self.config.verify_interval;
         let mut tables = schedule::read(control, row.id, interval)?;
         let mut left = LONGEST;
         tables.retain(|table| {
-            let out = self.left_out.left(&table.schema, &table.name);
+            let out = self.left_out.left(&table.name);
             let wait = out.map_or(table.due_in, |out| out.max(table.due_in));
             left = left.min(wait.max(LOOK));
             wait.is_zero()
         });
         // Those that failed before are compared alone, after the others.
-        let failed = |table: &schedule::ScheduledTable| {
-            self.left_out.left(&table.schema, &table.name).is_some()
-        };
+        let failed = |table: &schedule::ScheduledTable| self.left_out.left(&table.name).is_some();
         let (alone, mut tables): (Vec<_>, Vec<_>) = tables.into_iter().partition(failed);
         if tables.is_empty() {
             tables.extend(alone.into_iter().take(1));
@@ -254,7 +253,7 @@ impl Background {
         }
         tables.truncate(if self.alone > 0 { 1 } else { TABLES_AT_ONCE });
         self.alone = self.alone.saturating_sub(1);
-        Ok(Ok(tables.into_iter().map(|table| (table.schema, table.name)).collect()))
+        Ok(Ok(tables.into_iter().map(|table| table.name).collect()))
     }
 }
 

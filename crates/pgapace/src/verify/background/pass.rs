@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
+use engine::table_name::TableName;
 use wire::Session;
 
 use super::NamedColumns;
@@ -49,7 +50,7 @@ impl Pass<'_> {
     pub(super) fn tables(
         &self,
         mut control: Session,
-        tables: &[(String, String)],
+        tables: &[TableName],
         named: &mut NamedColumns,
     ) -> Result<bool> {
         let (config, row) = (self.config, self.row);
@@ -118,7 +119,7 @@ impl Pass<'_> {
     /// Logs which columns of a table cannot be compared, once in a process.
     fn name_columns(&self, plan: &TablePlan, named: &mut NamedColumns) {
         let columns: Vec<_> = plan.not_comparable.iter().map(|(name, _)| name.clone()).collect();
-        let before = named.insert((plan.schema.clone(), plan.name.clone()), columns.clone());
+        let before = named.insert(plan.name.clone(), columns.clone());
         if columns.is_empty() || before.is_some_and(|before| before == columns) {
             return;
         }
@@ -130,7 +131,7 @@ impl Pass<'_> {
         tracing::warn!(
             event = "columns_not_compared",
             subscription = self.config.name,
-            table = plan.display_name(),
+            table = plan.name.to_string(),
             columns = columns.join(", "),
             reason = reasons.join("; "),
             "columns cannot be compared; the others of the table are"
@@ -149,9 +150,8 @@ impl Pass<'_> {
         let (mut work, mut records) = (Vec::new(), Vec::new());
         for plan in plans {
             let left = plan.columns_left();
-            let found = known.iter().find(|one| {
-                (one.schema == plan.schema && one.name == plan.name) && one.columns_left == left
-            });
+            let found =
+                known.iter().find(|one| (one.name == plan.name) && one.columns_left == left);
             match found {
                 Some(found) => {
                     let (table, record) = record::resume(control, id, plan, found)?;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use engine::table_name::TableName;
 use serde::Serialize;
 use wire::Session;
 
@@ -9,11 +10,12 @@ use crate::cli::status::collect::text;
 use crate::error::Result;
 use crate::subscriber::state::error_detail::FullTexts;
 use crate::subscriber::state::{self, RelationMode, RelationState, Subscription};
+use crate::table_name::TableNameFields;
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Table {
-    pub(crate) schema: String,
-    pub(crate) name: String,
+    #[serde(flatten, with = "TableNameFields")]
+    pub(crate) name: TableName,
     /// `init`, `datasync`, `catchup`, `ready`; or `blocked`.
     pub(crate) state: &'static str,
     /// When pgapace resync requested a copy that has not begun.
@@ -45,12 +47,10 @@ pub(crate) struct Table {
 
 pub(super) fn tables(session: &mut Session, row: &Subscription) -> Result<Vec<Table>> {
     let tables = state::relations(session, row.id)?;
-    let mut modes: HashMap<(String, String), RelationMode> = state::modes(session, row.id)?
-        .into_iter()
-        .map(|mode| ((mode.schema.clone(), mode.name.clone()), mode))
-        .collect();
+    let mut modes: HashMap<TableName, RelationMode> =
+        state::modes(session, row.id)?.into_iter().map(|mode| (mode.name.clone(), mode)).collect();
     let table = |table: RelationState| {
-        let mode = modes.remove(&(table.schema.clone(), table.name.clone()));
+        let mode = modes.remove(&table.name);
         Table::of(table, mode)
     };
     Ok(tables.into_iter().map(table).collect())
@@ -69,7 +69,7 @@ impl Table {
 
     /// Puts in what the reasons quote of rows, as far as that is known.
     pub(super) fn quote_rows(&mut self, texts: &FullTexts) {
-        let about = format!("{}.{}", self.schema, self.name);
+        let about = self.name.to_string();
         self.reason = texts.of(&about, self.reason.take());
         self.stale_reason = texts.of(&about, self.stale_reason.take());
     }
@@ -78,7 +78,6 @@ impl Table {
         let (apply_mode, apply_reason) =
             mode.map_or((None, None), |mode| (Some(mode.mode), mode.reason));
         Self {
-            schema: table.schema,
             name: table.name,
             state: table.state.name(),
             requested_at: table.requested,

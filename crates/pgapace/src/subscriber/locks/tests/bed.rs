@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use engine::relation::{RemoteColumn, RemoteRelation};
+use engine::table_name::TableName;
 use engine::writeset::{LockColumn, LockRules, RowLock};
 use pgoutput::ReplicaIdentity;
 use testbed::{Cluster, servers};
@@ -57,8 +58,8 @@ impl Bed {
         identity: ReplicaIdentity,
         columns: &str,
     ) -> Mapped {
-        let key = ("public".to_owned(), name.to_owned());
-        let found = CatalogueReader::default().read_one(&mut self.session, &key);
+        let table = TableName { schema: "public".to_owned(), name: name.to_owned() };
+        let found = CatalogueReader::default().read_one(&mut self.session, &table);
         let TableFacts { table, constraints } = found.unwrap().unwrap();
         let column = |words: &str| {
             let (name, type_name) = words.split_once(':').unwrap();
@@ -78,8 +79,7 @@ impl Bed {
         };
         let remote = RemoteRelation {
             id: pgoutput::RelId(1),
-            schema: "public".to_owned(),
-            name: name.to_owned(),
+            name: TableName { schema: "public".to_owned(), name: name.to_owned() },
             replica_identity: identity,
             columns: columns.split_whitespace().map(column).collect(),
         };

@@ -83,8 +83,8 @@ pub(crate) fn record(
            kind, key, row_values, columns, copies) \
          SELECT {}, {}, {}, {}, {chunk}, '{lsn}', v.* FROM (VALUES {}) v",
         table.id.0,
-        quote_literal(table.schema),
-        quote_literal(table.name),
+        quote_literal(&table.name.schema),
+        quote_literal(&table.name.name),
         table.number.0,
         values.join(", ")
     );

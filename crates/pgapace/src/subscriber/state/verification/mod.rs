@@ -15,6 +15,7 @@ pub(crate) mod differences;
 pub(crate) mod schedule;
 pub(crate) mod summary;
 
+use engine::table_name::TableName;
 use pgoutput::Lsn;
 use serde::Serialize;
 use wire::{Session, quote_literal};
@@ -22,6 +23,7 @@ use wire::{Session, quote_literal};
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::catalogue::{field, parse_name_array};
 use crate::subscriber::state::{SubscriptionId, name_array, reading, writing};
+use crate::table_name::TableNameFields;
 
 /// The scope of a verification that compares everything.
 pub(crate) const ALL_ROWS: &str = "all rows";
@@ -87,8 +89,8 @@ pub(crate) struct VerificationNumber(pub(crate) i64);
 /// A verification of one table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct TableVerification {
-    pub(crate) schema: String,
-    pub(crate) name: String,
+    #[serde(flatten, with = "TableNameFields")]
+    pub(crate) name: TableName,
     pub(crate) kind: VerificationKind,
     pub(crate) number: VerificationNumber,
     /// The rows that were compared: all, or a part.
@@ -114,8 +116,7 @@ pub(crate) struct TableVerification {
 /// A table whose verification begins.
 #[derive(Debug, Clone)]
 pub(crate) struct NewTable {
-    pub(crate) schema: String,
-    pub(crate) name: String,
+    pub(crate) name: TableName,
     /// Columns that are not compared.
     pub(crate) columns_left: Vec<String>,
     /// A number that differs if the table is compared otherwise.
@@ -126,8 +127,7 @@ pub(crate) struct NewTable {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TableOf<'a> {
     pub(crate) id: SubscriptionId,
-    pub(crate) schema: &'a str,
-    pub(crate) name: &'a str,
+    pub(crate) name: &'a TableName,
     pub(crate) number: VerificationNumber,
 }
 
@@ -137,8 +137,8 @@ impl TableOf<'_> {
         format!(
             "{of}.subscription = {} AND {of}.schema_name = {} AND {of}.table_name = {}",
             self.id.0,
-            quote_literal(self.schema),
-            quote_literal(self.name)
+            quote_literal(&self.name.schema),
+            quote_literal(&self.name.name)
         )
     }
 
@@ -163,8 +163,7 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Vec<Tabl
     rows.iter()
         .map(|row| {
             Ok(TableVerification {
-                schema: field(&row, 0)?,
-                name: field(&row, 1)?,
+                name: TableName { schema: field(&row, 0)?, name: field(&row, 1)? },
                 kind: VerificationKind::parse(row.get(16).unwrap_or_default())?,
                 number: VerificationNumber(field(&row, 2)?),
                 scope: field(&row, 3)?,
@@ -202,8 +201,8 @@ pub(crate) fn begin(
         .map(|table| {
             format!(
                 "({}, {}, {}::pg_catalog.text[], {}::pg_catalog.int8)",
-                quote_literal(&table.schema),
-                quote_literal(&table.name),
+                quote_literal(&table.name.schema),
+                quote_literal(&table.name.name),
                 quote_literal(&name_array(&table.columns_left)),
                 quote_literal(&table.plan.to_string()),
             )
@@ -314,7 +313,10 @@ pub(crate) fn advance(
         true => Ok(()),
         false => Err(Failure::new(
             Class::Busy,
-            format!("the verification of table {}.{} was replaced", table.schema, table.name),
+            format!(
+                "the verification of table {}.{} was replaced",
+                table.name.schema, table.name.name
+            ),
         )
         .hint("Another verification of it has begun, or the subscription was dropped.")),
     };

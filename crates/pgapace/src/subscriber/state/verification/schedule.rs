@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use engine::table_name::TableName;
 use wire::Session;
 
 use super::{ALL_ROWS, TableOf};
@@ -13,8 +14,7 @@ use crate::subscriber::state::{SubscriptionId, reading};
 /// A table that is ready.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ScheduledTable {
-    pub(crate) schema: String,
-    pub(crate) name: String,
+    pub(crate) name: TableName,
     /// Whether its verification was interrupted.
     pub(crate) begun: bool,
     /// Time until its next verification.
@@ -47,8 +47,7 @@ pub(crate) fn read(
     let rows = session.query(&sql, &[]).map_err(|e| reading(&e))?;
     let table = |row: wire::Row<'_>| {
         Ok(ScheduledTable {
-            schema: field(&row, 0)?,
-            name: field(&row, 1)?,
+            name: TableName { schema: field(&row, 0)?, name: field(&row, 1)? },
             begun: boolean(&row, 2)?,
             due_in: Duration::from_millis(field(&row, 3)?),
         })

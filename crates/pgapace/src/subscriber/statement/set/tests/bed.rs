@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use engine::net::{Old, Row, Segment, Update};
 use engine::relation::{RemoteColumn, RemoteRelation};
+use engine::table_name::TableName;
 use pgoutput::{Column, ReplicaIdentity};
 use testbed::{Cluster, servers};
 use wire::{ConnInfo, Reply, Session, affected_rows};
@@ -66,8 +67,8 @@ impl Bed {
 
     /// Maps `public.name` with the published `columns`; a `*` marks key columns.
     pub(super) fn map(&mut self, name: &str, identity: ReplicaIdentity, columns: &str) -> TableMap {
-        let key = ("public".to_owned(), name.to_owned());
-        let found = CatalogueReader::default().read_one(&mut self.session, &key);
+        let table = TableName { schema: "public".to_owned(), name: name.to_owned() };
+        let found = CatalogueReader::default().read_one(&mut self.session, &table);
         let TableFacts { table, constraints } = found.unwrap().unwrap();
         let columns = columns
             .split_whitespace()
@@ -80,8 +81,7 @@ impl Bed {
             .collect();
         let remote = RemoteRelation {
             id: pgoutput::RelId(1),
-            schema: "public".to_owned(),
-            name: name.to_owned(),
+            name: TableName { schema: "public".to_owned(), name: name.to_owned() },
             replica_identity: identity,
             columns,
         };

@@ -25,7 +25,7 @@ fn rows_of(bed: &mut Bed, table: &str) -> String {
 
 /// Applies updates of keys, as few and as many, with both formats, and with statements that count or do not.
 fn each_way(bed: &mut Bed, map: &TableMap, (olds, news): (&str, &str), chained: bool, after: &str) {
-    let name = map.table.name.clone();
+    let name = map.table.name.name.clone();
     for (format, counted) in FORMATS.into_iter().flat_map(|f| [(f, false), (f, true)]) {
         bed.counted = counted;
         let (before, new) = (bed.rows(format, olds), bed.rows(format, news));
