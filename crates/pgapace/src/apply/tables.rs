@@ -203,11 +203,10 @@ impl Tables {
             Some(Resolved::Table { is_its, .. }) => Some(is_its),
             None => None,
         };
-        let name = remote.name.clone();
-        if !self.sync_lsns.get(&name).is_some_and(|sync_lsn| sync_lsn.passes(commit_lsn)) {
+        if !self.sync_lsns.get(&remote.name).is_some_and(|sync_lsn| sync_lsn.passes(commit_lsn)) {
             return false;
         }
-        let same = *self.oids.entry(name).or_insert(remote.id) == remote.id;
+        let same = *self.oids.entry(remote.name.clone()).or_insert(remote.id) == remote.id;
         if let Some(is_its) = is_its {
             *is_its = same;
         }
@@ -450,8 +449,7 @@ impl Tables {
             return Ok(None);
         }
         if !self.resolved.contains_key(&address) {
-            let name = remote.name.clone();
-            if !self.sync_lsns.contains_key(&name) && self.is_gone(remote, commit_lsn) {
+            if !self.sync_lsns.contains_key(&remote.name) && self.is_gone(remote, commit_lsn) {
                 return Ok(None);
             }
             let resolved = self.load(session, remote)?;

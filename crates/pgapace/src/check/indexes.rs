@@ -21,7 +21,7 @@ use crate::publisher::publication::PublishedTable;
 use crate::sqlstate;
 use crate::subscriber::catalogue::field;
 use crate::subscriber::named::named;
-use crate::subscriber::state::name_array;
+use crate::subscriber::storage;
 
 const TOPIC: &str = "indexes";
 
@@ -142,7 +142,7 @@ fn unless_locked(
 }
 
 fn read(session: &mut Session, side: Side, published: &[PublishedTable]) -> Result<Vec<Index>> {
-    let (schemas, tables) = names(published);
+    let [schemas, tables] = storage::names(published);
     let doing = |e: &wire::Error| failed(side, e, "reading its indexes");
     session.simple(&format!("SET lock_timeout = '{LOCK_TIMEOUT}'")).map_err(|e| doing(&e))?;
     let rows = session.query(SQL, &[Some(&schemas), Some(&tables)]);
@@ -164,7 +164,7 @@ fn read(session: &mut Session, side: Side, published: &[PublishedTable]) -> Resu
 
 /// The published tables that exist on the subscriber. Missing ones are reported as such.
 fn existing(session: &mut Session, published: &[PublishedTable]) -> Result<HashSet<usize>> {
-    let (schemas, tables) = names(published);
+    let [schemas, tables] = storage::names(published);
     let rows = session
         .query(
             concat!("SELECT w.schema_name, w.table_name FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
@@ -182,10 +182,4 @@ fn existing(session: &mut Session, published: &[PublishedTable]) -> Result<HashS
         found.extend(places.get(&name));
     }
     Ok(found)
-}
-
-fn names(published: &[PublishedTable]) -> (String, String) {
-    let schemas: Vec<_> = published.iter().map(|table| table.name.schema.clone()).collect();
-    let tables: Vec<_> = published.iter().map(|table| table.name.name.clone()).collect();
-    (name_array(&schemas), name_array(&tables))
 }

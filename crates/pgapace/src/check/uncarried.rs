@@ -1,6 +1,7 @@
 //! Objects that logical replication does not carry: large objects, materialized views, sequences
 //! that no publication leads to.
 
+use engine::table_name::TableName;
 use wire::Session;
 
 use crate::check::report::{Reporter, Side};
@@ -105,9 +106,9 @@ pub(super) fn sequences_outside(
         .map_err(|e| failed(Side::Publisher, &e, "reading its sequences"))?;
     let mut outside = Vec::new();
     for row in rows.iter() {
-        let (schema, name): (String, String) = (field(&row, 0)?, field(&row, 1)?);
-        if !found.iter().any(|one| one.name.schema == schema && one.name.name == name) {
-            outside.push(format!("{schema}.{name}"));
+        let name = TableName { schema: field(&row, 0)?, name: field(&row, 1)? };
+        if !found.iter().any(|one| one.name == name) {
+            outside.push(name.to_string());
         }
     }
     if !outside.is_empty() {

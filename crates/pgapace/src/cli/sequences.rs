@@ -235,10 +235,7 @@ fn print(outcome: &Outcome, dry_run: bool) {
             SequenceState::Set { from, to, margin_cut } => {
                 let cut =
                     if *margin_cut { " (its bounds leave no room for the margin)" } else { "" };
-                output::line(&format!(
-                    "  {}.{}: {from} -> {to}{cut}",
-                    one.name.schema, one.name.name
-                ));
+                output::line(&format!("  {}: {from} -> {to}{cut}", one.name));
             }
             _ => {
                 if let Some(reason) = one.reason() {

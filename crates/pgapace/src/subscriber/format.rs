@@ -29,7 +29,7 @@ use crate::recording::PublisherFacts;
 use crate::subscriber::catalogue::{Column as LocalColumn, field, oid_array};
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::named::named;
-use crate::subscriber::state::name_array;
+use crate::subscriber::state::table_name_arrays;
 use crate::subscriber::type_names::TypeNames;
 
 /// Type of values, below all domains.
@@ -311,11 +311,9 @@ fn declared_types(
     session: &mut Session,
     published: &[PublishedTable],
 ) -> Result<FxHashMap<(usize, String), u32>> {
-    let schemas: Vec<_> = published.iter().map(|table| table.name.schema.clone()).collect();
-    let names: Vec<_> = published.iter().map(|table| table.name.name.clone()).collect();
-    let rows = session
-        .query(COLUMNS_SQL, &[Some(&name_array(&schemas)), Some(&name_array(&names))])
-        .map_err(|e| failed(&e))?;
+    let [schemas, names] = table_name_arrays(published.iter().map(|table| &table.name));
+    let rows =
+        session.query(COLUMNS_SQL, &[Some(&schemas), Some(&names)]).map_err(|e| failed(&e))?;
     rows.iter()
         .map(|row| {
             let ordinal: usize = field(&row, 0)?;

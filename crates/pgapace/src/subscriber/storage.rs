@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::named::named;
-use crate::subscriber::state::name_array;
+use crate::subscriber::state::table_name_arrays;
 
 /// A table that is not an ordinary heap, or that has such a partition.
 #[derive(Debug)]
@@ -45,9 +45,7 @@ pub(crate) const STORAGE: &str = concat!(
 
 /// Schemas and names of tables, as arrays.
 pub(crate) fn names(published: &[PublishedTable]) -> [String; 2] {
-    let schemas: Vec<_> = published.iter().map(|table| table.name.schema.clone()).collect();
-    let names: Vec<_> = published.iter().map(|table| table.name.name.clone()).collect();
-    [name_array(&schemas), name_array(&names)]
+    table_name_arrays(published.iter().map(|table| &table.name))
 }
 
 /// Reads how the published tables are stored, with one query for all of them.

@@ -137,8 +137,5 @@ pub(crate) fn contradiction(
     let is_to_empty =
         |table: &&RelationState| !table.state.is_copied() && table.empty_snapshot.is_some();
     let table = relations.iter().find(|table| keeps && is_to_empty(table))?;
-    refused(
-        &format!("is to truncate table {}.{}", table.name.schema, table.name.name),
-        "without --if-not-empty keep",
-    )
+    refused(&format!("is to truncate table {}", table.name), "without --if-not-empty keep")
 }

@@ -91,9 +91,7 @@ fn all_columns_compared(plans: &[TablePlan]) -> Result<()> {
     let skipped: Vec<_> = plans
         .iter()
         .flat_map(|plan| {
-            plan.not_comparable
-                .iter()
-                .map(move |(column, _)| format!("{}.{}.{column}", plan.name.schema, plan.name.name))
+            plan.not_comparable.iter().map(move |(column, _)| format!("{}.{column}", plan.name))
         })
         .collect();
     if skipped.is_empty() {
@@ -153,9 +151,7 @@ pub(super) fn verify(
         .iter()
         .zip(&counts)
         .filter(|(_, counts)| counts.differences() > 0)
-        .map(|(plan, counts)| {
-            format!("{}.{} ({} rows)", plan.name.schema, plan.name.name, counts.differences())
-        })
+        .map(|(plan, counts)| format!("{} ({} rows)", plan.name, counts.differences()))
         .collect();
     if !differing.is_empty() {
         return Err(Failure::new(

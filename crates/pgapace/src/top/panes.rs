@@ -256,7 +256,7 @@ pub(super) fn copy(frame: &mut Frame<'_>, area: Rect, status: &Status) {
         vec![line(all, copy.bytes_done, copy.bytes, copy.bytes_per_second, copy.seconds_left)];
     lines.extend(copy.running.iter().map(|table| {
         let doing = if table.building_indexes { " (indexes)" } else { "" };
-        let name = format!("{}.{}{doing}", table.name.schema, table.name.name);
+        let name = format!("{}{doing}", table.name);
         line(name, table.bytes_done, table.bytes, table.bytes_per_second, table.seconds_left)
     }));
     frame.render_widget(Paragraph::new(lines), area);

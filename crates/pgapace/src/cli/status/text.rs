@@ -245,11 +245,11 @@ fn table_lines(status: &Status, lines: &mut Lines) {
     }
     let joins = |table: &&Table| table.joins && table.sync_lsn.is_some();
     for table in status.tables.iter().filter(joins) {
-        lines.put(format!("    {}.{}: catches up", table.name.schema, table.name.name));
+        lines.put(format!("    {}: catches up", table.name));
     }
     for table in &status.tables {
         let mut line = |text: &str| {
-            lines.put(format!("    {}.{}: {text}", table.name.schema, table.name.name));
+            lines.put(format!("    {}: {text}", table.name));
         };
         if table.unpublished {
             line("no longer published; it will lack changes if it is published again");
@@ -278,7 +278,7 @@ fn verification_lines(status: &Status, lines: &mut Lines) {
     if !status.verifications.is_empty() {
         lines.item("verified", &verified_tables(&status.verified));
         for one in &status.verifications {
-            lines.put(format!("    {}.{}: {}", one.name.schema, one.name.name, verified(one)));
+            lines.put(format!("    {}: {}", one.name, verified(one)));
         }
     }
 }

@@ -313,10 +313,7 @@ pub(crate) fn advance(
         true => Ok(()),
         false => Err(Failure::new(
             Class::Busy,
-            format!(
-                "the verification of table {}.{} was replaced",
-                table.name.schema, table.name.name
-            ),
+            format!("the verification of table {} was replaced", table.name),
         )
         .hint("Another verification of it has begun, or the subscription was dropped.")),
     };
