@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 
-use engine::table_name::TableName;
 use pgoutput::Lsn;
 use wire::quote_ident;
 
@@ -377,6 +376,8 @@ pub(crate) fn sync_lsn(start: Lsn, recorded: Option<Lsn>) -> Lsn {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use engine::table_name::TableName;
+
     use super::*;
     use crate::native::subscription::{NativeSubscription, NativeTable};
 
