@@ -70,7 +70,7 @@ fn snapshots_show_one_state(publisher: u16, subscriber: u16) -> Result<()> {
     let mut run = site.spawn_streaming(&site.program())?;
     let tables = load_tables();
     let mut seen = Vec::new();
-    for _ in 0..if long() { 200 } else { 8 } {
+    for _ in 0..if long() { 200 } else { 5 } {
         load.goes_on(5)?;
         let (mut on_publisher, mut on_subscriber) = take(&site, &mut run)?;
         let expected = state_of(&mut on_publisher, &tables)?;
@@ -78,7 +78,7 @@ fn snapshots_show_one_state(publisher: u16, subscriber: u16) -> Result<()> {
         seen.push(expected);
     }
     seen.dedup();
-    assert!(seen.len() >= 5, "the load went on: {} states", seen.len());
+    assert!(seen.len() >= 4, "the load went on: {} states", seen.len());
     load.stop()?;
     // An idle publisher has a barrier too, and the stream goes on after all of them.
     let (mut on_publisher, mut on_subscriber) = take(&site, &mut run)?;

@@ -35,31 +35,13 @@ fn under_load(publisher: u16, subscriber: u16, rounds: usize) -> Result<()> {
             // After a crash the verb may come before the server or the process is ready.
             let again = crashes && [Some(4), Some(5), Some(8)].contains(&verified.code);
             if !again || Instant::now() > deadline {
-                let logs = || {
-                    format!(
-                        "{}
-{}",
-                        verified.log,
-                        run.log()
-                    )
-                };
-                assert_eq!(
-                    verified.code,
-                    Some(0),
-                    "round {round}
-{}",
-                    logs()
-                );
+                let logs = || format!("{}\n{}", verified.log, run.log());
+                assert_eq!(verified.code, Some(0), "round {round}\n{}", logs());
                 break;
             }
             interrupted += 1;
         }
-        assert!(
-            run.is_running(),
-            "round {round}
-{}",
-            run.log()
-        );
+        assert!(run.is_running(), "round {round}\n{}", run.log());
     }
     for _ in 0..2 {
         let corrupt = "UPDATE pgbench_accounts SET filler = 'wrong' WHERE aid % 10000 = 1; \
@@ -92,7 +74,7 @@ fn catch_up_and_compare(site: &Site, run: &mut Process) -> Result<()> {
 #[test]
 fn nothing_differs_and_repairs_last() -> Result<()> {
     for &(publisher, subscriber) in one_or_all(&VERSIONS[..2]) {
-        under_load(publisher, subscriber, if long() { 50 } else { 6 })?;
+        under_load(publisher, subscriber, if long() { 50 } else { 3 })?;
     }
     Ok(())
 }
