@@ -129,10 +129,21 @@ pub(crate) struct Column {
     pub(crate) volatile_default: Option<VolatileDefault>,
     /// A function that is not IMMUTABLE, called by a check constraint of the column's domain.
     pub(crate) domain_code: Option<String>,
-    /// Whether a cast from text to the base type exists that does not read what the input function reads.
-    pub(crate) cast_from_text: bool,
+    pub(crate) text_input: TextInput,
     /// Whether the base type has a function that reads binary values.
     pub(crate) receives_binary: bool,
+}
+
+/// How a statement turns text into a value of the base type, as the type's input function does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum TextInput {
+    /// By a cast, which calls the input function.
+    Cast,
+    /// By a call of the input function, because a cast from text exists that may read something else: PostGIS
+    /// has one for geometry. `arguments` are those behind the text.
+    Function { function: String, arguments: String },
+    /// Not at all: there is such a cast, and the result of the input function is polymorphic.
+    None,
 }
 
 /// The type of a table's rows.
@@ -146,6 +157,16 @@ pub(crate) struct RowType {
 }
 
 impl Column {
+    /// The expression that turns a text into a value of the base type.
+    pub(crate) fn read_text(&self, text: &str) -> String {
+        match &self.text_input {
+            TextInput::Cast | TextInput::None => format!("{text}::{}", self.base_type_sql),
+            TextInput::Function { function, arguments } => {
+                format!("{function}(pg_catalog.textout({text}){arguments})")
+            }
+        }
+    }
+
     /// Whether equal values are always identical: no `1.0` and `1.00`, no `0` and `-0`, no
     /// difference in case. True only for built-in types for which that is certain.
     pub(crate) fn equal_is_identical(&self) -> bool {

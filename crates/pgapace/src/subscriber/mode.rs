@@ -26,7 +26,7 @@ use engine::net::{TableFolding, TableRules};
 use engine::relation::RemoteRelation;
 use pgoutput::ReplicaIdentity;
 
-use crate::subscriber::catalogue::{Column, Identity, Table};
+use crate::subscriber::catalogue::{Column, Identity, Table, TextInput};
 use crate::subscriber::format::{PublisherTypes, ValueType};
 use crate::subscriber::mapping::{Search, SearchColumn};
 use crate::subscriber::oid::{
@@ -186,11 +186,13 @@ fn side_effect(table: &Table, columns: &[usize]) -> Option<(String, bool)> {
     found
 }
 
-/// Why text values cannot be cast to the types of these columns. A set statement casts text to the
-/// column's type, and that cast must do the same as the type's input function. COPY and statements
-/// for single rows do not cast.
+/// Why a set statement cannot turn text into values of these columns. COPY and statements for single rows
+/// do not need to.
 fn cast_from_text(table: &Table, columns: &[usize]) -> Option<String> {
-    let column = columns.iter().map(|at| &table.columns[*at]).find(|c| c.cast_from_text)?;
+    let column = columns
+        .iter()
+        .map(|at| &table.columns[*at])
+        .find(|column| column.text_input == TextInput::None)?;
     Some(format!(
         "a cast from text replaces the input function of type {} of column {} \
          of {}",
@@ -389,7 +391,7 @@ mod tests {
             coercion: (type_modifier != -1).then(Coercion::default),
             volatile_default: None,
             domain_code: None,
-            cast_from_text: false,
+            text_input: TextInput::Cast,
             receives_binary: true,
         }
     }

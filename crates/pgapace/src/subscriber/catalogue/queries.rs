@@ -252,13 +252,19 @@ SELECT b.declared, b.declared_modifier, b.typ,
                WHERE ct.castsource = 25 AND ct.casttarget = b.typ AND ct.castmethod = 'f'
                  AND (ct.oid >= 16384 OR b.typ = 'pg_catalog.regclass'::pg_catalog.regtype)),
        fit.nspname, fit.proname, fit.pronargs = 3, pg_catalog.format_type(b.typ, b.modifier),
-       bt.typreceive <> 0
+       bt.typreceive <> 0, input.nspname, input.proname, input.pronargs,
+       CASE bt.typelem WHEN 0 THEN bt.oid ELSE bt.typelem END
 FROM domain_chain b
 CROSS JOIN LATERAL (
   SELECT * FROM pg_catalog.pg_type t WHERE t.oid = b.typ AND t.typtype <> 'd'
   OFFSET 0
 ) bt
 JOIN pg_catalog.pg_namespace bn ON bn.oid = bt.typnamespace
+LEFT JOIN LATERAL (
+  SELECT n.nspname, p.proname, p.pronargs
+  FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+  WHERE p.oid = bt.typinput AND p.prorettype = bt.oid
+) input ON true
 LEFT JOIN LATERAL (
   SELECT n.nspname, p.proname, p.pronargs
   FROM pg_catalog.pg_cast ct

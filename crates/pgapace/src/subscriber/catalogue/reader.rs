@@ -8,8 +8,8 @@ use super::queries::{
     COLUMNS_SQL, DECLARED_SQL, FINGERPRINTS_SQL, KEYS_SQL, LEAVES_SQL, TABLES_SQL, TYPES_SQL,
 };
 use super::{
-    Coercion, Column, Equality, Hooks, Identity, Key, RowType, Table, VolatileDefault, boolean,
-    field, not_a_table, parse_name_array,
+    Coercion, Column, Equality, Hooks, Identity, Key, RowType, Table, TextInput, VolatileDefault,
+    boolean, field, not_a_table, parse_name_array,
 };
 use crate::error::{Failure, Result};
 use crate::subscriber::citus::{self, FoundPlacement, Placement, Placements};
@@ -365,9 +365,27 @@ fn column(row: &Row<'_>, types: &ColumnTypes<'_>) -> Result<Column> {
         coercion,
         volatile_default,
         domain_code: declared.get(12).map(str::to_owned),
-        cast_from_text: boolean(declared, 13)?,
+        text_input: text_input(declared)?,
         receives_binary: boolean(declared, 18)?,
     })
+}
+
+fn text_input(declared: &Row<'_>) -> Result<TextInput> {
+    if !boolean(declared, 13)? {
+        return Ok(TextInput::Cast);
+    }
+    let (Some(schema), Some(name)) = (declared.get(19), declared.get(20)) else {
+        return Ok(TextInput::None);
+    };
+    // `getTypeIOParam` in `lsyscache.c`: the element type, if there is one, or the type.
+    let parameter: u32 = field(declared, 22)?;
+    let arguments = match field(declared, 21)? {
+        1 => String::new(),
+        2 => format!(", {parameter}::pg_catalog.oid"),
+        _ => format!(", {parameter}::pg_catalog.oid, -1"),
+    };
+    let function = format!("{}.{}", quote_ident(schema), quote_ident(name));
+    Ok(TextInput::Function { function, arguments })
 }
 
 /// The calls of a volatile default, with whether user code is among them in the next column.

@@ -2,7 +2,7 @@
 //!
 //! Values in binary format are an array of the column's base type. Values in text format are a
 //! `text[]`, and the statement casts its elements to the base type, which calls the type's input
-//! function. The base type has no length, so the assignment to the column still checks lengths and
+//! function, or calls that function itself. The base type has no length, so the assignment to the column still checks lengths and
 //! domains.
 //!
 //! Keys are not compared with a plain `=`: a generic plan that was made while the table was empty would read the
@@ -144,11 +144,8 @@ impl Builder<'_> {
         let text = self.shape.text.contains(text_of_search(remote));
         self.sources.push(Source::Search(remote));
         self.array(arrays, format!("k{remote}"), if text { TEXT_ARRAY } else { local.array_type });
-        let value = if text {
-            format!("v.k{remote}::{}", local.base_type_sql)
-        } else {
-            format!("v.k{remote}")
-        };
+        let value =
+            if text { local.read_text(&format!("v.k{remote}")) } else { format!("v.k{remote}") };
         search::comparand(self.map, column, &value)
     }
 
@@ -158,7 +155,8 @@ impl Builder<'_> {
         let text = self.shape.text.contains(text_of_new(columns, remote));
         self.sources.push(Source::New(remote));
         self.array(arrays, format!("n{remote}"), if text { TEXT_ARRAY } else { local.array_type });
-        if text { format!("v.n{remote}::{}", local.base_type_sql) } else { format!("v.n{remote}") }
+        let value = format!("v.n{remote}");
+        if text { local.read_text(&value) } else { value }
     }
 
     pub(super) fn column(&self, remote: usize) -> String {
