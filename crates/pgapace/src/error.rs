@@ -121,6 +121,8 @@ pub(crate) struct Failure {
     /// What to change on the subscriber, where `hint` also has the next step of a run that stops.
     pub(crate) remedy: Option<String>,
     pub(crate) offender: Option<Box<Offender>>,
+    /// The commit LSN of the last transaction that may be the cause, if `offender` is not known.
+    pub(crate) last_suspect: Option<Lsn>,
     /// The conflict behind it, to count and record.
     pub(crate) conflict: Option<Box<Conflict>>,
     pub(crate) recovery: Recovery,
@@ -165,6 +167,7 @@ impl Failure {
             hint: None,
             remedy: None,
             offender: None,
+            last_suspect: None,
             conflict: None,
             recovery: Recovery::None,
         }
@@ -251,6 +254,12 @@ impl Failure {
             Recovery::None
         };
         failure
+    }
+
+    /// A run that has applied more than this has gone beyond the failure. `None` if it is of no transaction.
+    pub(crate) fn position(&self) -> Option<Lsn> {
+        let known = self.offender.as_deref().map(|offender| offender.commit_lsn);
+        known.or(self.last_suspect).filter(|lsn| *lsn != Lsn::INVALID)
     }
 
     /// Under what its retries are counted: a lost connection has no SQLSTATE.

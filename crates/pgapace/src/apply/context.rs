@@ -97,7 +97,9 @@ impl<'a> Context<'a> {
     /// Turns an error of the subscriber into a failure that names the change, and the conflict if it is
     /// one.
     pub(crate) fn explain(&self, error: &wire::Error, expected: Option<Expected>) -> Failure {
-        let failure = self.describe(error, expected);
+        let mut failure = self.describe(error, expected);
+        let last = self.group.and_then(|group| group.works.last());
+        failure.last_suspect = last.map(|work| work.part.head.commit_lsn);
         match expected {
             Some(Expected::Change { at, .. } | Expected::Look { at }) => match self.kind(error, at)
             {

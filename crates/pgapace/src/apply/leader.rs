@@ -199,7 +199,7 @@ impl<'a> Leader<'a> {
                     self.around.counters.add(&answered.counters);
                     self.conflicts.extend(answered.conflicts);
                 }
-                self.write_statistics(true, false);
+                self.write_of_failed_run();
                 Err(failure)
             }
         }
@@ -328,7 +328,7 @@ impl<'a> Leader<'a> {
         self.around.pool.look_at_attention();
         let change = self.around.pool.release();
         self.around.tables.record_serialization(&change);
-        self.write_statistics(false, true);
+        self.write_statistics();
         self.look_at_the_schema();
         self.look_for_requests();
         self.beat();

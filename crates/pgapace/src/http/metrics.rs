@@ -263,8 +263,9 @@ mod tests {
     use crate::error::{Class, Failure};
     use crate::observe::board::{Boards, Posted, RunPhase, TableCounts};
     use crate::observe::figures::Figures;
-    use crate::subscriber::state::statistics::Counters;
+    use crate::subscriber::state::statistics::{Counters, ErrorsOver};
     use crate::subscriber::state::verification::summary::VerificationSummary;
+    use pgoutput::Lsn;
 
     /// Every word of a file that looks like a metric.
     fn metrics_in(file: &str) -> BTreeSet<String> {
@@ -362,6 +363,8 @@ mod tests {
             counters: Counters { transactions: 7, ..Counters::default() },
             received_bytes: 0,
             retries: Default::default(),
+            applied: Lsn(8),
+            over: ErrorsOver::All,
         };
         let shows = || {
             let text = text(&boards.all(), 1.5);

@@ -7,19 +7,20 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use pgoutput::Lsn;
 use serde::Serialize;
 
 use crate::error::Failure;
 use crate::observe::figures::{Figures, SlotFigures};
 use crate::observe::history::Point;
-use crate::subscriber::state::statistics::Counters;
+use crate::subscriber::state::statistics::{Counters, ErrorsOver};
 use crate::subscriber::state::verification::summary::VerificationSummary;
 
 /// For how long points of the curves are kept, and their distance.
 const HISTORY: Duration = Duration::from_secs(3600);
 pub(crate) const POINT_EVERY: Duration = Duration::from_secs(10);
 
-/// A run that copies or streams for so long has gone beyond an error that is not of a transaction.
+/// A run that copies for so long has gone beyond an error of an earlier one.
 const PROVEN: Duration = Duration::from_secs(10);
 
 /// The present phase of a subscription of this process.
@@ -85,14 +86,26 @@ enum Trial {
     Passed,
     /// The next run may meet the error again, and neither copies nor streams yet.
     Ahead,
-    /// The same, and it has been in this phase since then.
-    Since(RunPhase, Instant),
+    /// The same, and it has copied since then.
+    Copying(Instant),
+    /// The same, and it streams. The error is over when more than this is applied.
+    Streaming(Lsn),
 }
 
 impl Trial {
-    /// Whether the run is in this phase, and has been for long enough.
-    fn is_proven_by(self, phase: RunPhase) -> bool {
-        matches!(self, Self::Since(of, began) if of == phase && began.elapsed() > PROVEN)
+    /// Whether the run has copied for long enough.
+    fn is_proven_by_copy(self) -> bool {
+        matches!(self, Self::Copying(began) if began.elapsed() > PROVEN)
+    }
+
+    /// Whether the run has gone beyond the error with what it has applied.
+    fn is_passed_by(self, applied: Lsn, over: ErrorsOver) -> bool {
+        match (self, over) {
+            (_, ErrorsOver::None) | (Self::Ahead | Self::Copying(_), _) => false,
+            (Self::Passed, _) | (_, ErrorsOver::All) => true,
+            (Self::Streaming(position), ErrorsOver::BeforeApplied) => position < applied,
+            (Self::Streaming(position), ErrorsOver::ThroughApplied) => position <= applied,
+        }
     }
 }
 
@@ -105,6 +118,10 @@ pub(crate) struct Shown {
     moved: Instant,
     pub(crate) error: Option<LastError>,
     trial: Trial,
+    /// The position of the last error.
+    failed_at: Lsn,
+    /// What the last run that streamed had applied.
+    applied: Lsn,
     /// Since the start of the process.
     pub(crate) counters: Counters,
     /// Retries by SQLSTATE, since the start of the process.
@@ -182,6 +199,8 @@ impl Shown {
             moved: Instant::now(),
             error: None,
             trial: Trial::Passed,
+            failed_at: Lsn::INVALID,
+            applied: Lsn::INVALID,
             counters: Counters::default(),
             retries: BTreeMap::new(),
             received_bytes: 0,
@@ -234,6 +253,8 @@ pub(crate) struct Posted {
     pub(crate) counters: Counters,
     pub(crate) received_bytes: u64,
     pub(crate) retries: HashMap<String, u64>,
+    pub(crate) applied: Lsn,
+    pub(crate) over: ErrorsOver,
 }
 
 impl Board {
@@ -244,8 +265,11 @@ impl Board {
         let retries = shown.phase == RunPhase::Retrying;
         match phase {
             RunPhase::Starting if retries => {}
-            RunPhase::Copying | RunPhase::Streaming if retries && shown.trial != Trial::Passed => {
-                shown.trial = Trial::Since(phase, Instant::now());
+            RunPhase::Copying if retries && shown.trial != Trial::Passed => {
+                shown.trial = Trial::Copying(Instant::now());
+            }
+            RunPhase::Streaming if retries && shown.trial != Trial::Passed => {
+                shown.trial = Trial::Streaming(shown.failed_at);
             }
             _ => shown.goes_over_to(phase),
         }
@@ -269,6 +293,7 @@ impl Board {
         shown.error = Some(error);
         let no_session = failure.is_connection_lost() || failure.is_refused();
         shown.trial = if no_session { Trial::Passed } else { Trial::Ahead };
+        shown.failed_at = failure.position().unwrap_or(shown.applied);
         if let Some(sqlstate) = retries {
             *shown.retries.entry(sqlstate).or_default() += 1;
         }
@@ -287,7 +312,7 @@ impl Board {
 
     /// A run that streams shows its figures.
     pub(crate) fn post(&self, posted: Posted) {
-        let Posted { figures, counters, received_bytes, retries } = posted;
+        let Posted { figures, counters, received_bytes, retries, applied, over } = posted;
         let figures = Arc::new(figures);
         let Shown { history: before, drawn_at, .. } = self.shown();
         let is_due = drawn_at.is_none_or(|at| at.elapsed() >= POINT_EVERY);
@@ -301,8 +326,8 @@ impl Board {
         let mut shown = self.lock();
         shown.counters.add(&counters);
         shown.received_bytes += received_bytes;
-        let beyond = counters.transactions > 0 || shown.trial.is_proven_by(RunPhase::Streaming);
-        if shown.phase == RunPhase::Retrying && beyond {
+        shown.applied = applied;
+        if shown.phase == RunPhase::Retrying && shown.trial.is_passed_by(applied, over) {
             shown.goes_over_to(RunPhase::Streaming);
         }
         (shown.figures, shown.moved) = (figures, Instant::now());
@@ -318,7 +343,7 @@ impl Board {
     pub(crate) fn set_copy(&self, copy: Option<CopyShown>) {
         let copy = copy.map(Arc::new);
         let mut shown = self.lock();
-        let beyond = copy.is_some() && shown.trial.is_proven_by(RunPhase::Copying);
+        let beyond = copy.is_some() && shown.trial.is_proven_by_copy();
         if shown.phase == RunPhase::Retrying && beyond {
             shown.goes_over_to(RunPhase::Copying);
         }
@@ -397,13 +422,14 @@ mod tests {
     use super::{Board, CopyShown, PROVEN, Posted, RunPhase, Trial};
     use crate::error::{Class, Failure};
     use crate::observe::figures::Figures;
-    use crate::subscriber::state::statistics::Counters;
+    use crate::subscriber::state::statistics::{Counters, ErrorsOver};
+    use pgoutput::Lsn;
 
     /// Figures of a leader whose wall clock shows this time.
-    fn posted(at: f64, transactions: u64) -> Posted {
+    fn posted(at: f64, applied: u64, over: ErrorsOver) -> Posted {
         let figures = Figures { at, ..Figures::default() };
-        let counters = Counters { transactions, ..Counters::default() };
-        Posted { figures, counters, received_bytes: 0, retries: Default::default() }
+        let (counters, retries) = (Counters::default(), Default::default());
+        Posted { figures, counters, received_bytes: 0, retries, applied: Lsn(applied), over }
     }
 
     /// After a failure that the next run may meet again.
@@ -417,24 +443,35 @@ mod tests {
     /// So long after the run began that it has proved itself.
     fn time_passes(board: &Board) {
         let mut shown = board.lock();
-        let Trial::Since(_, began) = &mut shown.trial else { panic!("{:?}", shown.trial) };
+        let Trial::Copying(began) = &mut shown.trial else { panic!("{:?}", shown.trial) };
         *began = began.checked_sub(2 * PROVEN).expect("the machine runs for longer");
     }
 
     #[test]
     fn a_run_that_streams_is_retrying_until_it_has_gone_beyond_the_error() {
-        for by_transaction in [true, false] {
-            let board = failed();
+        for (of_transaction, applied, over, beyond) in [
+            (None, 100, ErrorsOver::BeforeApplied, false),
+            (None, 101, ErrorsOver::BeforeApplied, true),
+            (None, 100, ErrorsOver::ThroughApplied, true),
+            (None, 100, ErrorsOver::All, true),
+            (Some(Lsn(150)), 101, ErrorsOver::BeforeApplied, false),
+            (Some(Lsn(150)), 151, ErrorsOver::BeforeApplied, true),
+            (None, 200, ErrorsOver::None, false),
+        ] {
+            let board = Board::default();
+            board.enters(RunPhase::Streaming);
+            board.post(posted(1.0, 100, ErrorsOver::None));
+            let mut failure = Failure::new(Class::Apply, "a change cannot be applied");
+            failure.last_suspect = of_transaction;
+            board.failed(&failure, Some(Duration::from_secs(1)));
             board.enters(RunPhase::Starting);
             board.enters(RunPhase::Streaming);
             // The wall clock is set while it streams.
-            board.post(posted(1e12, 0));
+            board.post(posted(1e12, 100, ErrorsOver::BeforeApplied));
             assert_eq!(board.shown().phase, RunPhase::Retrying);
-            if !by_transaction {
-                time_passes(&board);
-            }
-            board.post(posted(1.0, u64::from(by_transaction)));
-            assert_eq!(board.shown().phase, RunPhase::Streaming, "{by_transaction}");
+            board.post(posted(1.0, applied, over));
+            let phase = if beyond { RunPhase::Streaming } else { RunPhase::Retrying };
+            assert_eq!(board.shown().phase, phase, "{of_transaction:?} {applied} {over:?}");
         }
     }
 
@@ -460,11 +497,11 @@ mod tests {
         // A copy beside the stream proves nothing of the stream.
         let board = failed();
         board.enters(RunPhase::Copying);
-        board.enters(RunPhase::Streaming);
         time_passes(&board);
+        board.enters(RunPhase::Streaming);
         board.set_copy(Some(copy()));
         assert_eq!(board.shown().phase, RunPhase::Retrying);
-        board.post(posted(1.0, 0));
+        board.post(posted(1.0, 1, ErrorsOver::BeforeApplied));
         assert_eq!(board.shown().phase, RunPhase::Streaming);
     }
 
@@ -486,12 +523,12 @@ mod tests {
     fn a_leader_without_figures_is_stuck_whatever_the_clock_says() {
         let board = Board::default();
         board.enters(RunPhase::Streaming);
-        board.post(posted(1.0, 0));
+        board.post(posted(1.0, 0, ErrorsOver::BeforeApplied));
         assert!(!board.shown().is_stuck(PROVEN));
         let before = Instant::now().checked_sub(2 * PROVEN);
         board.lock().moved = before.expect("the machine runs for longer");
         assert!(board.shown().is_stuck(PROVEN));
-        board.post(posted(1e12, 0));
+        board.post(posted(1e12, 0, ErrorsOver::BeforeApplied));
         assert!(!board.shown().is_stuck(PROVEN));
     }
 }

@@ -4,10 +4,14 @@ use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use testbed::wait_until;
+use testbed::{Result, TableName, wait_until};
 
 use crate::see::wait_for;
-use crate::support::{Case, Finished, PATIENCE, finish, must, pgapace, wait_while_running};
+use crate::support::small_disk::SmallDisk;
+use crate::support::{
+    Case, DB, Finished, PATIENCE, Site, expect_exit, finish, must, pgapace, wait_for_event,
+    wait_while_running,
+};
 use crate::verbs::json;
 
 /// Without the publisher, as a monitoring system that may only read the subscriber.
@@ -127,6 +131,84 @@ fn a_full_disk_is_a_retry_with_its_sqlstate() {
     case.subscriber.sql("DROP TRIGGER full_disk ON t");
     case.wait_until_applied(&mut process);
     wait_for_code(&case, &["--check"], 0);
+    case.stop(process);
+}
+
+/// The error is of no transaction that is known: a set of changes fails. Each run streams for a while before it fails.
+#[test]
+fn an_error_that_each_run_meets_again_is_shown_until_a_run_has_gone_beyond_it() -> Result<()> {
+    let site = Site::new(18, 18)?;
+    let data = site.subscriber.query_one_text(DB, "SHOW data_directory")?;
+    let Some(disk) = SmallDisk::mount(&data, 12) else { return Ok(()) };
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
+    let place = format!("CREATE TABLESPACE tight LOCATION '{}'", disk.path().display());
+    site.subscriber.sql(DB, &place)?;
+    site.subscriber.sql(DB, "ALTER TABLE t SET TABLESPACE tight")?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    let tool = site.tool();
+    let check = |arguments: &[&str]| {
+        finish(
+            &pgapace("status")
+                .args(["--subscriber", &tool.subscriber, "--name", &tool.name])
+                .args(arguments),
+        )
+    };
+    let figures = "SELECT error_count || ' ' || coalesce(error_since::text, '-') || ' ' || restarts \
+                   FROM pgapace.stat_subscription";
+    let figures = || {
+        let text = site.subscriber.query_one_text(DB, figures)?;
+        let mut words = text.split(' ').map(str::to_owned);
+        let count = words.next().and_then(|count| count.parse::<u32>().ok()).unwrap_or(0);
+        Ok::<_, testbed::Error>((count, text))
+    };
+    site.publisher.sql(
+        DB,
+        "INSERT INTO t SELECT i, repeat(md5(i::text), 20) FROM generate_series(1, 100000) i",
+    )?;
+    wait_while_running(&mut run, "the first error", PATIENCE, || {
+        Ok(check(&["--check"]).code == Some(15))
+    })?;
+    let since = "SELECT error_since::text FROM pgapace.stat_subscription";
+    let first = site.subscriber.query_one_text(DB, since)?;
+    wait_while_running(&mut run, "the error of more runs", PATIENCE, || {
+        let checked = check(&["--check", "--max-lag", "10min"]);
+        checked.expect(15, &["is retrying after an error"]);
+        assert!(checked.stdout.contains("No space left on device"), "{}", checked.stdout);
+        Ok(figures()?.0 >= 5)
+    })?;
+    assert_eq!(site.subscriber.query_one_text(DB, since)?, first, "{:?}", figures()?);
+    disk.grow();
+    site.wait_until_applied(&mut run)?;
+    site.expect_equal(&[TableName::from("t")])?;
+    wait_while_running(&mut run, "the error to be over", PATIENCE, || {
+        Ok(check(&["--check"]).code == Some(0))
+    })?;
+    assert_eq!(figures()?.0, 0);
+    run.terminate()?;
+    expect_exit(&mut run, 0, &[])?;
+    // Drop these before the file system is unmounted.
+    site.subscriber.sql(DB, "DROP TABLE t")?;
+    site.subscriber.sql(DB, "DROP TABLESPACE tight")
+}
+
+/// Nothing comes after the error: no transaction can prove that it is over.
+#[test]
+fn an_error_of_an_idle_subscription_is_over_when_it_has_caught_up() {
+    let case = Case::new(18, 18);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+    let mut process = case.start();
+    case.publisher.sql("INSERT INTO t VALUES (1)");
+    case.wait_until_applied(&mut process);
+    // The leader's own session on the subscriber.
+    case.subscriber.sql(&format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid) \
+         WHERE locktype = 'advisory' AND granted AND datname = '{}'",
+        case.subscriber.name
+    ));
+    must(wait_for_event(&mut process, "run_failed", PATIENCE));
+    wait_for_code(&case, &["--check"], 0);
+    let status = json(&look(&case, &["--json"]));
+    assert!(status[0]["last_error"].is_null(), "{status:#}");
     case.stop(process);
 }
 

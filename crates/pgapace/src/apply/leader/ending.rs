@@ -70,7 +70,7 @@ impl Leader<'_> {
 
     /// The end of a run that has settled everything that it began.
     pub(super) fn finish(mut self, outcome: Outcome) -> Outcome {
-        self.write_statistics(true, true);
+        self.write_last_statistics(outcome);
         self.publish_positions();
         let at = self.intake.progress.durable();
         // Statistics are written before the durability session ends, and the publisher hears the last

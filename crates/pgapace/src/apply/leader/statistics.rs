@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use crate::apply::bookkeeping::{BookkeepingJob, Fingerprints, Statistics};
-use crate::apply::leader::Leader;
+use crate::apply::leader::{Leader, Outcome};
 use crate::observe::board::{Posted, wall};
 use crate::observe::events;
 use crate::observe::figures::{Figures, Observation, TableDelta, ThreadWaits};
 use crate::observe::history::Point;
 use crate::observe::ledger::keep_slowest;
-use crate::subscriber::state::statistics::{Counters, Delta, WaitTimes};
+use crate::subscriber::state::statistics::{Counters, Delta, ErrorsOver, WaitTimes};
 
 /// How often figures are made and counters are written.
 const STATISTICS_INTERVAL: Duration = Duration::from_secs(1);
@@ -29,13 +29,34 @@ impl Leader<'_> {
         self.watched.decoded(self.intake.progress.last_dispatched());
     }
 
-    /// Makes figures, and writes them if they are news. `goes_on`: whether the run has not failed.
-    pub(super) fn write_statistics(&mut self, now: bool, goes_on: bool) {
+    /// Makes figures, and writes them if they are news.
+    pub(super) fn write_statistics(&mut self) {
+        self.show(false, ErrorsOver::BeforeApplied);
+    }
+
+    /// The last statistics of a run that has failed.
+    pub(super) fn write_of_failed_run(&mut self) {
+        self.show(true, ErrorsOver::None);
+    }
+
+    /// The last statistics of any other run.
+    pub(super) fn write_last_statistics(&mut self, outcome: Outcome) {
+        self.show(
+            true,
+            match outcome {
+                Outcome::Reached => ErrorsOver::ThroughApplied,
+                _ => ErrorsOver::BeforeApplied,
+            },
+        );
+    }
+
+    /// `now`: even if they are no news. `over`: which errors of earlier runs are over, unless it has caught up.
+    fn show(&mut self, now: bool, over: ErrorsOver) {
         if !now && !self.watched.is_due(STATISTICS_INTERVAL) {
             return;
         }
         let first = self.watched.observed.is_none();
-        let (figures, delta) = self.observe(goes_on);
+        let (figures, delta) = self.observe(over);
         if (first || self.watched.is_writing) && !now {
             return;
         }
@@ -89,7 +110,7 @@ impl Leader<'_> {
     }
 
     /// Takes the counts and waits since the last call, and shows them on the board.
-    fn observe(&mut self, goes_on: bool) -> (Figures, Delta) {
+    fn observe(&mut self, over: ErrorsOver) -> (Figures, Delta) {
         self.watched.observed = Some(Instant::now());
         let threads = self.take_waits();
         let counters = std::mem::take(&mut self.around.counters);
@@ -130,6 +151,15 @@ impl Leader<'_> {
             tables: tables.collect(),
             slow_groups: self.watched.slow_groups.clone(),
         };
+        // The publisher was asked after the start of the run.
+        let end = seen.publisher.as_ref().map(|publisher| publisher.lsn);
+        self.watched.has_caught_up |=
+            end.is_some_and(|end| end <= positions.apply) && self.is_quiet();
+        let over = match over {
+            ErrorsOver::None => over,
+            _ if self.watched.has_caught_up => ErrorsOver::All,
+            _ => over,
+        };
         let at = self.now();
         let mut figures = self.watched.collector.observe(at, &seen);
         let (read_at, error) = self.around.table_sync.refreshes();
@@ -144,6 +174,8 @@ impl Leader<'_> {
             counters,
             received_bytes: received,
             retries: counts.retries.clone(),
+            applied: positions.apply,
+            over,
         });
         watched.summaries.add(&watched.subscription, &counters, &figures);
         events::add(&mut watched.events, events::take_pending(&watched.subscription));
@@ -156,7 +188,7 @@ impl Leader<'_> {
             flushed: positions.flush,
             spool,
             workers: self.around.pool.workers_in_use(),
-            goes_on,
+            over,
         };
         (figures, delta)
     }

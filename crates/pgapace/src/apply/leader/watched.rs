@@ -49,6 +49,8 @@ pub(crate) struct Watched {
     pub(super) counters: Counters,
     pub(super) counts: Counts,
     pub(super) reported: Option<Delta>,
+    /// At some time, all that the publisher had was applied.
+    pub(super) has_caught_up: bool,
     /// Those of the figures that were written last.
     pub(super) blockers: Vec<BlockerNow>,
     pub(super) points: Every,
@@ -87,6 +89,7 @@ impl Watched {
             counters: Counters::default(),
             counts: Counts::default(),
             reported: None,
+            has_caught_up: false,
             blockers: Vec::new(),
             points: Every::new(POINT_EVERY),
             slow_groups: Vec::new(),

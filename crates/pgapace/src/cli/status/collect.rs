@@ -16,6 +16,7 @@ use crate::config::Site;
 use crate::error::{Class, Failure, Result};
 use crate::observe::figures::Figures;
 use crate::observe::history::Point;
+use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::events::{self, ShownEvent};
 use crate::subscriber::state::membership::{self, WaitingProcess};
@@ -24,7 +25,8 @@ use crate::subscriber::state::statistics::{self, Counters, Spooled, Statistics};
 use crate::subscriber::state::verification::summary::{self, VerificationSummary};
 use crate::subscriber::state::verification::{self, TableVerification};
 use crate::subscriber::state::{
-    self, LastRun, Subscription, error_detail, figures, heartbeat, prepared, progress, schema,
+    self, LastRun, Phase, Subscription, error_detail, figures, heartbeat, prepared, progress,
+    schema,
 };
 use crate::switchover;
 use crate::tablesync::copy_progress::{self, CopyProgress};
@@ -45,6 +47,9 @@ pub(crate) struct Status {
     /// With what a run would be refused, because a switchover has ended the subscription.
     #[serde(skip)]
     pub(crate) switched_over: Option<Failure>,
+    /// The subscriber is a standby: a process that would run the subscription cannot show itself there.
+    #[serde(skip)]
+    pub(crate) in_recovery: bool,
     /// The processes that wait to take it over (`run --standby`).
     pub(crate) standbys: Vec<WaitingProcess>,
     /// The error that keeps it from running until pgapace enable.
@@ -274,6 +279,7 @@ fn of(
         switched_over,
         running: runs,
         owner,
+        in_recovery: in_recovery(session)?,
         standbys: membership::waiting(session, &row.name)?,
         disabled: texts.of(error_detail::DISABLED, row.disabled.clone()),
         // A later position means that the transaction was skipped already.
@@ -320,6 +326,13 @@ fn of(
     Ok(status)
 }
 
+fn in_recovery(session: &mut Session) -> Result<bool> {
+    let results = session
+        .simple("SELECT pg_catalog.pg_is_in_recovery()")
+        .map_err(|e| Failure::subscriber(&e, "reading whether it is a standby"))?;
+    boolean(&first_row(&results, "pg_is_in_recovery")?, 0)
+}
+
 /// The process that runs the subscription, with the host and process number that it has recorded.
 fn owner(session: &mut Session, row: &Subscription) -> Result<Option<OwnerProcess>> {
     let mut owner = ownership::owner(session, row.id)?;
@@ -335,6 +348,11 @@ fn text(lsn: Option<Lsn>) -> Option<String> {
     lsn.map(|lsn| lsn.to_string())
 }
 
+/// Whether a run streams that has not gone beyond the last error. How far a copy has come says nothing about that.
+fn runs_again(row: &Subscription, owner: Option<&OwnerProcess>, statistics: &Statistics) -> bool {
+    owner.is_some() && row.phase == Phase::Streaming && statistics.last_error.is_some()
+}
+
 fn state_of(
     row: &Subscription,
     owner: Option<&OwnerProcess>,
@@ -342,7 +360,7 @@ fn state_of(
 ) -> &'static str {
     if row.disabled.is_some() {
         "disabled"
-    } else if statistics.is_some_and(|s| s.retrying) {
+    } else if statistics.is_some_and(|s| s.retrying || runs_again(row, owner, s)) {
         "retrying"
     } else if owner.is_some() {
         "running"

@@ -131,6 +131,9 @@ fn failure(trouble: Trouble, status: &Status) -> Failure {
                 of(Class::NotRunning, &format!("does not run, and cannot go on: {message}"))
                     .hint(hint)
             }
+            None if status.in_recovery => of(Class::NotRunning, "does not run")
+                .hint("The subscriber is a standby, to which nothing can be applied. A process of the subscription that waits \
+                    for its promotion is not seen here: see its log."),
             None => of(Class::NotRunning, "does not run")
                 .hint("Start pgapace run. The log, and last error above, say why it stopped."),
         },

@@ -240,9 +240,24 @@ pub(crate) struct Delta {
     pub(crate) flushed: Lsn,
     pub(crate) spool: Spooled,
     pub(crate) workers: WorkersInUse,
-    /// The run is healthy. An error of an earlier run, at or before the applied position, is
-    /// cleared.
-    pub(crate) goes_on: bool,
+    /// The errors of earlier runs that are over.
+    pub(crate) over: ErrorsOver,
+}
+
+/// The errors of earlier runs that a run has gone beyond.
+///
+/// An error has a position: the commit LSN of its transaction, or what was applied when its run failed. A run may meet
+/// the same error again until it has applied more than that. On an idle publisher there is no more to apply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ErrorsOver {
+    /// None: the run has failed itself.
+    None,
+    /// Those before its applied position.
+    BeforeApplied,
+    /// Those up to its applied position: it has reached its goal.
+    ThroughApplied,
+    /// All: it has applied all that the publisher had after the start of the run.
+    All,
 }
 
 /// The contents of the spool.
@@ -277,15 +292,29 @@ pub(crate) fn add_sql(id: SubscriptionId, delta: &Delta) -> String {
             set.push_str(&format!(", {column} = {column} + {}", value.as_secs_f64()));
         }
     }
-    if delta.goes_on {
-        let over = format!("coalesce(error_lsn, '0/0') < '{}'", delta.applied);
-        for column in ["last_error", "last_error_at", "error_since", "error_lsn", "error_exit_code"]
-        {
+    let over = match delta.over {
+        ErrorsOver::None => None,
+        // Without a position, the error is of a first start.
+        ErrorsOver::BeforeApplied => {
+            Some(format!("coalesce(error_lsn < '{}', true)", delta.applied))
+        }
+        ErrorsOver::ThroughApplied => {
+            Some(format!("coalesce(error_lsn <= '{}', true)", delta.applied))
+        }
+        ErrorsOver::All => Some("true".to_owned()),
+    };
+    if let Some(over) = over {
+        for column in [
+            "last_error",
+            "last_error_at",
+            "error_since",
+            "error_lsn",
+            "error_exit_code",
+            "next_try_at",
+        ] {
             set.push_str(&format!(", {column} = CASE WHEN NOT {over} THEN {column} END"));
         }
-        set.push_str(&format!(
-            ", error_count = CASE WHEN {over} THEN 0 ELSE error_count END, next_try_at = NULL"
-        ));
+        set.push_str(&format!(", error_count = CASE WHEN {over} THEN 0 ELSE error_count END"));
     }
     format!(
         "UPDATE pgapace.stat_subscription SET updated_at = pg_catalog.now(), \
@@ -320,6 +349,11 @@ pub(crate) fn applied_in_this_run(
     row.get(0).map(|_| field(&row, 0)).transpose()
 }
 
+/// SQL expression: the text of an error without numbers. Those of processes and files differ from run to run.
+fn without_numbers(text: &str) -> String {
+    format!("pg_catalog.regexp_replace({text}, '[0-9]+', '', 'g')")
+}
+
 /// Records the failure that stopped the run, for `status`, and the time until the `next` try, if
 /// there is one. Counts the failure's conflict once, even if the same conflict occurs again at each
 /// start.
@@ -340,19 +374,22 @@ pub(crate) fn error(
     error_detail::write(session, id, error_detail::WHOLE, failure)?;
     let message = error_detail::public_text(failure);
     let message = Repertoire::of(session).storable(&message);
-    let lsn = failure.offender.as_deref().map(|offender| offender.commit_lsn.to_string());
+    let lsn = failure.position().map(|lsn| lsn.to_string());
     let next = next.map(|next| next.as_secs_f64().to_string());
+    let same = format!("{} = {}", without_numbers("s.last_error"), without_numbers("$2"));
     session
         .execute(
             &format!(
                 "INSERT INTO pgapace.stat_subscription AS s (subscription, updated_at, started_at) \
                    VALUES ($1::pg_catalog.int4, pg_catalog.now(), pg_catalog.now()) \
                  ON CONFLICT (subscription) DO UPDATE SET \
-                   error_since = CASE WHEN s.last_error = $2 THEN s.error_since \
-                     ELSE pg_catalog.now() END, \
-                   error_count = CASE WHEN s.last_error = $2 THEN s.error_count + 1 ELSE 1 END, \
+                   error_since = CASE WHEN {same} THEN s.error_since ELSE pg_catalog.now() END, \
+                   error_count = CASE WHEN {same} THEN s.error_count + 1 ELSE 1 END, \
                    last_error = $2, last_error_at = pg_catalog.now(), error_exit_code = {}, \
-                   error_lsn = $3::pg_catalog.pg_lsn, next_try_at = pg_catalog.now() \
+                   error_lsn = coalesce($3::pg_catalog.pg_lsn, greatest(s.applied_lsn, \
+                     (SELECT pg_catalog.max(p.lsn) FROM pgapace.progress p \
+                      WHERE p.subscription = s.subscription))), \
+                   next_try_at = pg_catalog.now() \
                      + $4::pg_catalog.float8 * '1 second'::pg_catalog.interval{count}",
                 failure.class.exit_code()
             ),
