@@ -234,7 +234,11 @@ impl Failure {
             });
         }
         if failure.sqlstate.as_deref() == Some(sqlstate::DISK_FULL) {
-            failure.hint = Some(format!("Make room on the {party}'s disk."));
+            let files = error.server_error().is_some_and(fills_disk_of_temp_files);
+            failure.hint = Some(match files {
+                true => format!("{FULL_OF_TEMP_FILES} on the {party}."),
+                false => format!("Make room on the {party}'s disk."),
+            });
         }
         let needs_files = error.server_error().is_some_and(exceeds_temp_file_limit);
         if needs_files {
@@ -355,6 +359,16 @@ pub(crate) fn exceeds_temp_file_limit(said: &wire::ServerError) -> bool {
     said.code == sqlstate::CONFIGURATION_LIMIT_EXCEEDED && said.message.contains("temp_file_limit")
 }
 
+/// Whether temporary files of the session do not fit on their disk, which may be another one than that of the data. Their
+/// directory has this name in messages of any language.
+pub(crate) fn fills_disk_of_temp_files(said: &wire::ServerError) -> bool {
+    said.code == sqlstate::DISK_FULL && said.message.contains("pgsql_tmp")
+}
+
+/// The next step after [`fills_disk_of_temp_files`].
+const FULL_OF_TEMP_FILES: &str = "The disk of temporary files is full. Make room where temp_tablespaces has them (by \
+    default in base/pgsql_tmp), or ALTER ROLE … SET work_mem = …, so that the role needs fewer,";
+
 /// Whether the next attempt may succeed after this SQLSTATE: a serialization failure, a deadlock, a
 /// lock that was not available, a canceled statement.
 pub(crate) fn passes_soon(code: &str) -> bool {
@@ -421,5 +435,11 @@ mod tests {
             assert!(failure.is_transient());
             assert_eq!(failure.hint, Some(format!("Make room on the {party}'s disk.")));
         }
+        let mut full = wire::ServerError::default();
+        full.code = "53100".to_owned();
+        full.message = "could not write to file \"base/pgsql_tmp/pgsql_tmp17576.2\"".to_owned();
+        let failure = Failure::subscriber(&wire::Error::Server(Box::new(full)), "applying");
+        let hint = failure.hint.as_deref().unwrap_or_default();
+        assert!(failure.is_transient() && hint.contains("temp_tablespaces"), "{hint}");
     }
 }

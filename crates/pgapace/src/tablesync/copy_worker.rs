@@ -577,9 +577,9 @@ pub(super) fn subscriber_failure(error: &wire::Error, doing: &str) -> JobFailure
     let mut failure = Failure::subscriber(error, doing);
     if failure.sqlstate.as_deref() == Some(sqlstate::DISK_FULL) {
         // Other tables may be in another tablespace, or may need less space.
-        return JobFailure::Table(
-            failure.hint("Make room on the subscriber's disk. The table is copied again."),
-        );
+        let hint = failure.hint.as_deref().unwrap_or("Make room on the subscriber's disk.");
+        let hint = format!("{hint} The table is copied again.");
+        return JobFailure::Table(failure.hint(hint));
     }
     if failure.is_transient() {
         return JobFailure::Run(failure);

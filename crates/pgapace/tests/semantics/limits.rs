@@ -1,6 +1,12 @@
 //! Large sizes and numbers, and transactions that fail at COMMIT.
 
-use crate::support::{PATIENCE, VERSIONS, must, on_versions, wait_while_running};
+use testbed::{Result, TableName};
+
+use crate::support::small_disk::SmallDisk;
+use crate::support::{
+    DB, PATIENCE, Site, VERSIONS, expect_exit, must, on_versions, one_or_all, wait_for_event,
+    wait_while_running,
+};
 
 /// Values larger than the memory limit, and a transaction that is applied in parts.
 #[test]
@@ -85,6 +91,62 @@ fn a_set_that_needs_temporary_files_is_applied_by_rows() {
         case.run_until_current();
         case.expect_equal(&["t"]);
     });
+}
+
+/// Sets need temporary files, and their disk is full. Rows need none. A trigger that needs one waits for more room.
+#[test]
+fn a_set_that_fills_the_disk_of_temporary_files_is_applied_by_rows() -> Result<()> {
+    for &major in one_or_all(&[18, 15]) {
+        let site = Site::new(major, major)?;
+        let data = site.subscriber.query_one_text(DB, "SHOW data_directory")?;
+        let Some(disk) = SmallDisk::mount(&data, 1) else { return Ok(()) };
+        site.publish_tables("CREATE TABLE t (id int PRIMARY KEY, v int, pad text)")?;
+        site.publisher.sql(
+            DB,
+            "INSERT INTO t SELECT g, 0, repeat('x', 100) FROM generate_series(1, 20000) g",
+        )?;
+        let place = format!("CREATE TABLESPACE tight LOCATION '{}'", disk.path().display());
+        site.subscriber.sql(DB, &place)?;
+        site.subscriber.sql(
+            DB,
+            &format!(
+                "ALTER DATABASE {DB} SET temp_tablespaces = 'tight'; ALTER DATABASE {DB} SET work_mem = '64kB'"
+            ),
+        )?;
+        let program = site.program().args(["--memory-limit=16", "--workers=1"]);
+        let mut run = site.spawn_streaming(&program)?;
+        site.publisher.sql(DB, "UPDATE t SET v = 1, pad = pad || 'y'")?;
+        site.wait_until_applied(&mut run)?;
+        let by_rows =
+            "SELECT coalesce(sum(retries), 0) > 0 FROM pgapace.stat_retry WHERE sqlstate = '53100'";
+        wait_while_running(&mut run, "the retry to be counted", PATIENCE, || {
+            Ok(site.subscriber.query_one_text(DB, by_rows)? == "t")
+        })?;
+        assert!(!run.log().contains("run_failed"), "{}", run.log());
+        site.expect_equal(&[TableName::from("t")])?;
+
+        site.subscriber.sql(
+            DB,
+            "CREATE FUNCTION spill() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN \
+               PERFORM count(*) FROM generate_series(1, 1000000); RETURN NEW; END'; \
+             CREATE TRIGGER spill BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION spill(); \
+             ALTER TABLE t ENABLE ALWAYS TRIGGER spill",
+        )?;
+        site.publisher.sql(DB, "INSERT INTO t VALUES (0, 0, 'spills')")?;
+        wait_for_event(&mut run, "run_failed", PATIENCE)?;
+        for said in ["53100", "public.t", "Make room where temp_tablespaces has them"] {
+            assert!(run.log().contains(said), "{said}:\n{}", run.log());
+        }
+        disk.grow();
+        site.wait_until_applied(&mut run)?;
+        site.expect_equal(&[TableName::from("t")])?;
+        run.terminate()?;
+        expect_exit(&mut run, 0, &[])?;
+        // Drop this before the file system is unmounted.
+        site.subscriber.sql(DB, &format!("ALTER DATABASE {DB} RESET temp_tablespaces"))?;
+        site.subscriber.sql(DB, "DROP TABLESPACE tight")?;
+    }
+    Ok(())
 }
 
 /// More statement shapes than a session keeps prepared: every combination of NULLs is a separate

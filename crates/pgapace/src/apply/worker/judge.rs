@@ -11,7 +11,7 @@ use crate::apply::expected::{Committing, Expected};
 use crate::apply::replies::{Completed, Interpreted, interpret};
 use crate::apply::work::counts_by_table;
 use crate::apply::worker::session::WorkerSession;
-use crate::error::{Failure, Result, is_transient, passes_soon};
+use crate::error::{Failure, Result, fills_disk_of_temp_files, is_transient, passes_soon};
 use crate::sqlstate;
 use crate::subscriber::mapping::TableMap;
 use wire::Reply;
@@ -225,7 +225,7 @@ impl WorkerSession {
                 () if is_changed_meanwhile(&error) => ErrorKind::Soon,
                 // By rows, it would meet the same table, or another error.
                 () if is_out_of_date(&error) => ErrorKind::Transient,
-                () => kind(error.sqlstate()),
+                () => kind(&error),
             };
             match self.groups.judge_error(kind) {
                 Verdict::Stops => self.stop(error, expected)?,
@@ -284,8 +284,17 @@ impl WorkerSession {
     }
 }
 
+/// Whether an error can pass.
+fn kind(error: &wire::Error) -> ErrorKind {
+    match error.server_error() {
+        // Rows need no temporary files.
+        Some(said) if fills_disk_of_temp_files(said) => ErrorKind::Lasting,
+        _ => kind_of_state(error.sqlstate()),
+    }
+}
+
 /// Whether an error with this SQLSTATE can pass.
-pub(super) fn kind(sqlstate: Option<&str>) -> ErrorKind {
+pub(super) fn kind_of_state(sqlstate: Option<&str>) -> ErrorKind {
     match sqlstate {
         Some(sqlstate) if passes_soon(sqlstate) => ErrorKind::Soon,
         // The group needs more than there is, and the next run would put the same group together.

@@ -10,7 +10,7 @@ use engine::worker::{ActiveGroup, EncodedGroup, Rest, Verdict};
 use crate::apply::conflicts;
 use crate::apply::context::Context;
 use crate::apply::work::{Group, counts_by_table};
-use crate::apply::worker::judge::kind;
+use crate::apply::worker::judge::kind_of_state;
 use crate::apply::worker::session::WorkerSession;
 use crate::error::{Failure, Result};
 use crate::subscriber::conflict::ConflictType;
@@ -38,7 +38,8 @@ impl WorkerSession {
                     }
                 }
                 Err(failure) => {
-                    let verdict = self.groups.judge_error(kind(failure.sqlstate.as_deref()));
+                    let verdict =
+                        self.groups.judge_error(kind_of_state(failure.sqlstate.as_deref()));
                     return match verdict {
                         Verdict::After(_) if !self.session.is_broken() => {
                             tracing::debug!(%failure, "a group is executed again");
