@@ -9,6 +9,7 @@ use crate::encoding_error;
 use crate::sqlstate;
 use crate::subscriber::missing_label;
 use crate::subscriber::state::conflicts::Conflict;
+use crate::subscriber::state::schema;
 use crate::switchover::way_back::WayBack;
 
 /// Classes of failures; each has one documented exit code.
@@ -210,6 +211,11 @@ impl Failure {
                 if class == Class::Subscriber && missing_label::is_reported(server) {
                     failure.hint = Some(missing_label::hint(server, std::iter::empty()));
                 }
+                if class == Class::Subscriber && schema::is_missing(server) {
+                    failure.message =
+                        format!("{}: {} while {doing}", schema::DAMAGED, server.message);
+                    failure.hint = Some(schema::begin_anew(None));
+                }
                 if let Some(remedy) = encoding_error::remedy(server) {
                     failure.hint = Some(format!("{remedy}."));
                 }
@@ -236,7 +242,7 @@ impl Failure {
         if failure.sqlstate.as_deref() == Some(sqlstate::DISK_FULL) {
             let files = error.server_error().is_some_and(fills_disk_of_temp_files);
             failure.hint = Some(match files {
-                true => format!("{FULL_OF_TEMP_FILES} on the {party}."),
+                true => format!("On the {party}: {FULL_OF_TEMP_FILES}."),
                 false => format!("Make room on the {party}'s disk."),
             });
         }
@@ -366,8 +372,8 @@ pub(crate) fn fills_disk_of_temp_files(said: &wire::ServerError) -> bool {
 }
 
 /// The next step after [`fills_disk_of_temp_files`].
-const FULL_OF_TEMP_FILES: &str = "The disk of temporary files is full. Make room where temp_tablespaces has them (by \
-    default in base/pgsql_tmp), or ALTER ROLE … SET work_mem = …, so that the role needs fewer,";
+const FULL_OF_TEMP_FILES: &str = "the disk of temporary files is full. Make room where temp_tablespaces has them \
+    (base/pgsql_tmp by default); or give the role more work_mem, so that it needs fewer temporary files";
 
 /// Whether the next attempt may succeed after this SQLSTATE: a serialization failure, a deadlock, a
 /// lock that was not available, a canceled statement.

@@ -18,6 +18,7 @@ use crate::subscriber::conflict::{Action, ConflictType};
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::missing_label;
 use crate::subscriber::state::conflicts::Conflict;
+use crate::subscriber::state::schema;
 use crate::subscriber::statement::row::{CHANGED_MEANWHILE, Expect, FOUND_SEVERAL};
 
 /// The group that is being answered.
@@ -185,6 +186,10 @@ impl<'a> Context<'a> {
         if is_changed_meanwhile(error) {
             let message = "another session changes the row of a change again and again";
             return Failure { message: message.to_owned(), ..failure }.transient(true);
+        }
+        if error.server_error().is_some_and(schema::is_missing) {
+            // No change is to blame.
+            return Failure { offender: None, ..failure };
         }
         match failure.sqlstate.as_deref() {
             // The progress statement fails if the epoch or the predecessor is not there.

@@ -214,8 +214,22 @@ fn own_schema(
             .sql(grant);
         return Ok(());
     }
-    let version = schema::version(session)?;
     let newest = schema::newest();
+    let version = schema::version(session).and_then(|version| {
+        if version == newest {
+            schema::check_tables(session)?;
+        }
+        Ok(version)
+    });
+    let version = match version {
+        Ok(version) => version,
+        // What cannot be read is not judged.
+        Err(failure) if !failure.is_transient() => {
+            reporter.failure("state", &failure);
+            return Ok(());
+        }
+        Err(failure) => return Err(failure),
+    };
     if version > newest {
         reporter.block(
             "state",

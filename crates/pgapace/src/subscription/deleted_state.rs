@@ -4,11 +4,14 @@ use crate::config::Subscription as Config;
 use crate::error::{Class, Failure};
 use crate::sqlstate;
 use crate::subscriber::session::{Purpose, Subscriber};
-use crate::subscriber::state;
+use crate::subscriber::state::{self, schema};
 
 /// The statements that record progress and statistics fail alike if another process has the subscription and if its
 /// rows were deleted. The epoch tells: it is still that of this process, or the row that has it is gone.
 pub(super) fn explained(config: &Config, failure: Failure, epoch: Option<i64>) -> Failure {
+    if is_of_schema(&failure) {
+        return of_schema(config, failure);
+    }
     let of_table = failure.offender.as_ref().is_some_and(|offender| offender.relation.is_some());
     if of_table || failure.sqlstate.as_deref() != Some(sqlstate::NOT_NULL_VIOLATION) {
         return failure;
@@ -27,6 +30,34 @@ pub(super) fn explained(config: &Config, failure: Failure, epoch: Option<i64>) -
     };
     let message = format!("rows of {deleted} were deleted while the subscription was running");
     Failure { class: Class::Subscriber, message, detail: None, ..failure }.hint(hint)
+}
+
+/// Whether a statement has missed a table of schema pgapace, or the schema.
+fn is_of_schema(failure: &Failure) -> bool {
+    failure.sqlstate.is_some() && failure.message.starts_with(schema::DAMAGED)
+}
+
+/// Names the slot, and says whether all of the schema is gone.
+fn of_schema(config: &Config, failure: Failure) -> Failure {
+    let subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
+    let control = subscriber.connect(Purpose::Look);
+    match control.and_then(|mut control| schema::version(&mut control)) {
+        Ok(0) => schema_was_dropped(config),
+        _ => failure.hint(schema::begin_anew(Some(&config.slot))),
+    }
+}
+
+/// The failure of a run that finds no schema pgapace any more.
+pub(super) fn schema_was_dropped(config: &Config) -> Failure {
+    let slot = wire::quote_literal(&config.slot);
+    Failure::new(
+        Class::Subscriber,
+        format!("schema pgapace was dropped while subscription {} was running", config.name),
+    )
+    .hint(format!(
+        "Its slot stays on the publisher, and keeps WAL: SELECT pg_drop_replication_slot({slot}) there. To start the \
+         subscription anew after that: pgapace run --if-not-empty rebase keeps rows that are equal."
+    ))
 }
 
 /// The next step when the progress is gone. `drop` says how to drop the subscription.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use wire::{Rows, Session};
 
 use super::Supervisor;
+use super::deleted_state;
 use super::lessons::of_blocked_table;
 use super::retry::PreviousRuns;
 use super::run_stage::RunStage;
@@ -197,6 +198,10 @@ impl Supervisor<'_> {
     ) -> Result<FoundSubscription> {
         let config = Arc::clone(&self.config);
         let version = version.map_or_else(|| schema::version(control), Ok)?;
+        if version == 0 && self.previous_runs >= PreviousRuns::Earlier {
+            self.stage = RunStage::Dropped;
+            return Err(deleted_state::schema_was_dropped(&config));
+        }
         let this: &Self = self;
         // Creating schema pgapace takes the subscriber a while: look at the publisher meanwhile.
         let (looked, found) = ask_both(

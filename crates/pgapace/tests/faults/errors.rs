@@ -1,6 +1,6 @@
 //! The context and the hint of errors when changes are applied.
 
-use crate::support::{Case, Finished, expect_exit, must, on_versions};
+use crate::support::{Case, Finished, expect_exit, must, on_versions, one_or_all};
 
 pub(super) const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
@@ -171,6 +171,63 @@ fn rows_of_the_state_that_were_deleted_are_told_from_another_process() {
         case.publisher.sql("INSERT INTO t VALUES (2)");
         let drop = format!("SELECT pg_drop_replication_slot('{}');", case.tool.name);
         must(expect_exit(&mut run, 5, &["rows of pgapace.subscription were deleted", &drop]));
+        case.publisher.sql(&drop);
+        case.tool.finish("run", &rebase).expect(0, &[]);
+        case.expect_equal(&["t"]);
+    });
+}
+
+#[test]
+fn a_damaged_schema_pgapace_is_named_with_the_way_out() {
+    on_versions(one_or_all(&VERSIONS), |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+        let anew = "DROP SCHEMA pgapace CASCADE";
+        let drop = format!("SELECT pg_drop_replication_slot('{}')", case.tool.name);
+
+        // All but the version is there.
+        case.publisher.sql("INSERT INTO t VALUES (0)");
+        case.run_until_current();
+        let version = case.subscriber.value("SELECT version FROM pgapace.schema_version");
+        case.subscriber.sql("DELETE FROM pgapace.schema_version");
+        let insert = format!("INSERT INTO pgapace.schema_version VALUES ({version})");
+        let named = ["is damaged: pgapace.schema_version has no row", &insert, anew];
+        case.run().expect(5, &named);
+        for verb in ["status", "drop"] {
+            case.tool.finish(verb, &[]).expect(5, &named);
+        }
+        let checked = case.tool.finish("check", &[]);
+        assert!(checked.stdout.contains(named[0]), "{}", checked.stdout);
+        for wrong in ["already exists", "not empty"] {
+            assert!(!checked.stdout.contains(wrong), "{}", checked.stdout);
+        }
+        case.subscriber.sql(&insert);
+        case.publisher.sql("INSERT INTO t VALUES (1)");
+        case.run_until_current();
+
+        // A table is dropped while it runs.
+        let mut run = case.start();
+        case.subscriber.sql("DROP TABLE pgapace.stat_table CASCADE");
+        case.publisher.sql("INSERT INTO t VALUES (2)");
+        must(expect_exit(&mut run, 5, &["is damaged", "pgapace.stat_table", anew, &drop]));
+        let checked = case.tool.finish("check", &[]);
+        let missing = "is damaged: table pgapace.stat_table is missing";
+        assert!(checked.stdout.contains(missing), "{}", checked.stdout);
+        case.publisher.sql(&drop);
+        case.subscriber.sql(anew);
+        let rebase = ["--until", "current", "--if-not-empty", "rebase"];
+        case.tool.finish("run", &rebase).expect(0, &[]);
+        case.expect_equal(&["t"]);
+
+        // All of it.
+        let mut run = case.start();
+        case.subscriber.sql(anew);
+        case.publisher.sql("INSERT INTO t VALUES (3)");
+        must(expect_exit(&mut run, 5, &["schema pgapace was dropped", &drop, "keeps WAL"]));
+        assert!(!run.log().contains("pgapace skip"), "{}", run.log());
+        assert_eq!(
+            case.subscriber.value("SELECT count(*) FROM pg_namespace WHERE nspname = 'pgapace'"),
+            "0"
+        );
         case.publisher.sql(&drop);
         case.tool.finish("run", &rebase).expect(0, &[]);
         case.expect_equal(&["t"]);

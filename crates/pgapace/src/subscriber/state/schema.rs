@@ -773,23 +773,101 @@ pub(crate) const VERSION_SQL: &str = "\
  WHERE n.nspname OPERATOR(pg_catalog.=) 'pgapace'
    AND c.relname OPERATOR(pg_catalog.=) 'schema_version')";
 
-/// Returns the version of the schema on the subscriber, 0 if the schema does not exist.
+/// Returns the version of the schema on the subscriber, 0 if the schema does not exist or has no tables. It fails if the
+/// version is missing beside other state.
 pub(crate) fn version(session: &mut Session) -> Result<usize> {
-    let failed = |e: &wire::Error| Failure::subscriber(e, "reading the version of schema pgapace");
     // The catalogue is checked first, because a query on a missing table would log an error on the
     // server.
-    let table = session
+    let tables = existing_tables(session)?;
+    if !tables.iter().any(|table| table == VERSION_TABLE) {
+        return match tables.iter().any(|table| table == "subscription") {
+            true => Err(damaged("table pgapace.schema_version is missing").hint(begin_anew(None))),
+            false => Ok(0),
+        };
+    }
+    let rows = session
+        .query("SELECT version FROM pgapace.schema_version", &[])
+        .map_err(|e| Failure::subscriber(&e, "reading the version of schema pgapace"))?;
+    let Some(row) = rows.first() else {
+        let failure = damaged("pgapace.schema_version has no row");
+        let (newest, anew) = (newest(), begin_anew(None));
+        return Err(match missing_of(&tables).next() {
+            Some(_) => failure.hint(anew),
+            None => failure.hint(format!(
+                "If this version of pgapace was the last to run here, and the other tables of the schema have their \
+                 rows: INSERT INTO pgapace.schema_version VALUES ({newest}). Otherwise: {anew}"
+            )),
+        });
+    };
+    crate::subscriber::catalogue::field(&row, 0)
+}
+
+const VERSION_TABLE: &str = "schema_version";
+
+/// The tables that the newest version of the schema has, besides [`VERSION_TABLE`].
+fn tables() -> impl Iterator<Item = &'static str> {
+    let lines = MIGRATIONS.iter().flat_map(|migration| migration.lines());
+    lines.filter_map(|line| line.strip_prefix("CREATE TABLE pgapace.")?.split(' ').next())
+}
+
+fn missing_of(existing: &[String]) -> impl Iterator<Item = &'static str> {
+    tables().filter(|table| existing.iter().all(|exists| exists != table))
+}
+
+fn existing_tables(session: &mut Session) -> Result<Vec<String>> {
+    let rows = session
         .query(
-            "SELECT 1 FROM pg_catalog.pg_class c \
+            "SELECT c.relname FROM pg_catalog.pg_class c \
              JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-             WHERE n.nspname = 'pgapace' AND c.relname = 'schema_version'",
+             WHERE n.nspname = 'pgapace' AND c.relkind = 'r'",
             &[],
         )
-        .map_err(|e| failed(&e))?;
-    if table.is_empty() {
-        return Ok(0);
+        .map_err(|e| Failure::subscriber(&e, "reading the tables of schema pgapace"))?;
+    rows.iter().map(|row| crate::subscriber::catalogue::field(&row, 0)).collect()
+}
+
+/// Checks that no table of the newest version is missing.
+pub(crate) fn check_tables(session: &mut Session) -> Result<()> {
+    let existing = existing_tables(session)?;
+    let missing: Vec<_> = missing_of(&existing).map(|name| format!("pgapace.{name}")).collect();
+    match missing.as_slice() {
+        [] => Ok(()),
+        [table] => Err(damaged(&format!("table {table} is missing")).hint(begin_anew(None))),
+        tables => {
+            let message = format!("tables {} are missing", tables.join(", "));
+            Err(damaged(&message).hint(begin_anew(None)))
+        }
     }
-    let rows =
-        session.query("SELECT version FROM pgapace.schema_version", &[]).map_err(|e| failed(&e))?;
-    rows.first().map_or(Ok(0), |row| crate::subscriber::catalogue::field(&row, 0))
+}
+
+/// How the message of a failure begins if the schema lacks what it must have.
+pub(crate) const DAMAGED: &str = "schema pgapace of the subscriber is damaged";
+
+fn damaged(what: &str) -> Failure {
+    Failure::new(Class::Subscriber, format!("{DAMAGED}: {what}"))
+}
+
+/// Whether a statement has met no such table or schema as pgapace has. The name is the same in messages of any language.
+pub(crate) fn is_missing(said: &wire::ServerError) -> bool {
+    match said.code.as_str() {
+        sqlstate::UNDEFINED_TABLE => said.message.contains("pgapace."),
+        sqlstate::INVALID_SCHEMA_NAME => said.message.contains("\"pgapace\""),
+        _ => false,
+    }
+}
+
+/// The way out when the schema is damaged. `slot`: of the subscription, if it is known.
+pub(crate) fn begin_anew(slot: Option<&str>) -> String {
+    let (slot, which) = match slot {
+        Some(slot) => (wire::quote_literal(slot), ""),
+        None => (
+            "'…'".to_owned(),
+            ", with the slot of each subscription (slot_name in pgapace.subscription)",
+        ),
+    };
+    format!(
+        "Without its state, no subscription can go on, and its slot keeps WAL. On the publisher, SELECT \
+         pg_drop_replication_slot({slot}){which}; on the subscriber, DROP SCHEMA pgapace CASCADE, which ends all \
+         subscriptions that it has. Then start anew: pgapace run --if-not-empty rebase keeps rows that are equal."
+    )
 }
