@@ -807,7 +807,8 @@ const VERSION_TABLE: &str = "schema_version";
 /// The tables that the newest version of the schema has, besides [`VERSION_TABLE`].
 fn tables() -> impl Iterator<Item = &'static str> {
     let lines = MIGRATIONS.iter().flat_map(|migration| migration.lines());
-    lines.filter_map(|line| line.strip_prefix("CREATE TABLE pgapace.")?.split(' ').next())
+    let names = lines.filter_map(|line| line.strip_prefix("CREATE TABLE ")?.split(' ').next());
+    names.filter_map(|name| name.strip_prefix("pgapace."))
 }
 
 fn missing_of(existing: &[String]) -> impl Iterator<Item = &'static str> {
@@ -870,4 +871,22 @@ pub(crate) fn begin_anew(slot: Option<&str>) -> String {
          pg_drop_replication_slot({slot}){which}; on the subscriber, DROP SCHEMA pgapace CASCADE, which ends all \
          subscriptions that it has. Then start anew: pgapace run --if-not-empty rebase keeps rows that are equal."
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{missing_of, tables};
+
+    #[test]
+    fn a_table_that_is_missing_is_found() {
+        let all: Vec<String> = tables().map(str::to_owned).collect();
+        for name in ["subscription", "progress", "stat_table", "error_detail"] {
+            assert!(all.iter().any(|table| table == name), "{name}");
+            let without: Vec<_> = all.iter().filter(|table| *table != name).cloned().collect();
+            assert_eq!(missing_of(&without).collect::<Vec<_>>(), [name]);
+        }
+        let is_name = |name: &String| name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+        assert!(all.iter().all(is_name), "{all:?}");
+        assert_eq!(missing_of(&all).count(), 0);
+    }
 }
