@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 
-use testbed::{Result, TableName, wait_until};
+use testbed::{Result, Stop, TableName, wait_until};
 
 use crate::see::wait_for;
 use crate::support::small_disk::SmallDisk;
@@ -210,6 +211,25 @@ fn an_error_of_an_idle_subscription_is_over_when_it_has_caught_up() {
     let status = json(&look(&case, &["--json"]));
     assert!(status[0]["last_error"].is_null(), "{status:#}");
     case.stop(process);
+}
+
+/// A process that waits for the promotion cannot write there that it runs.
+#[test]
+fn a_subscriber_that_is_a_standby_says_that_no_process_can_be_seen() -> Result<()> {
+    let mut site = Site::new(18, 18)?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    run.terminate()?;
+    expect_exit(&mut run, 0, &[])?;
+    site.subscriber.stop(Stop::Fast)?;
+    let signal = site.subscriber.data_dir().join("standby.signal");
+    let owner = std::fs::metadata(site.subscriber.data_dir())?;
+    std::fs::write(&signal, "")?;
+    std::os::unix::fs::chown(&signal, Some(owner.uid()), Some(owner.gid()))?;
+    site.subscriber.start()?;
+    let checked = site.tool().finish("status", &["--check"]);
+    checked.expect(16, &["does not run", "The subscriber is a standby"]);
+    Ok(())
 }
 
 #[test]
