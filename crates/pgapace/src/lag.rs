@@ -14,9 +14,8 @@ use serde::Serialize;
 use wire::{Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
-use crate::publisher::session::one_lsn;
 use crate::publisher::slot;
-use crate::publisher::wal_end::WalEnd;
+use crate::publisher::wal_end::{self, WalEnd};
 use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::state::{
     self, RelationState, Subscription, ownership, progress, statistics,
@@ -65,23 +64,15 @@ impl std::fmt::Display for Lag {
     }
 }
 
-/// Where the publisher's WAL ends: everything that a session could see before this call had committed
-/// before that. Not where it is flushed: asynchronous commits are visible before.
+/// Where the publisher's WAL ends: everything that a session could see before this call had committed before that. The
+/// publisher can send it, also asynchronous commits, which are visible before they are flushed.
 pub(crate) fn end_of_wal(source: &mut Session) -> Result<Lsn> {
-    Ok(WalEnd::read(source)?.inserted)
+    let end = WalEnd::read(source)?;
+    wal_end::make_sendable(source, end)
 }
 
-/// Up to where the publisher's WAL can be sent. WAL of an open transaction behind it may stay unflushed until
-/// another transaction commits, so waiting for it may never end.
-pub(crate) fn end_of_flushed_wal(source: &mut Session) -> Result<Lsn> {
-    let sql = "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() \
-               THEN pg_catalog.pg_last_wal_replay_lsn() \
-               ELSE pg_catalog.pg_current_wal_flush_lsn() END";
-    one_lsn(source, sql, "reading its flushed LSN")
-}
-
-/// Waits until everything that had committed on the publisher before `end` is applied, by all tables. Returns
-/// the lag when `patience` is over, or no process applies the subscription. It fails as stopped when `stopping`.
+/// Waits until everything that had committed on the publisher before `end`, an [`end_of_wal`], is applied, by all
+/// tables. Returns the lag when `patience` is over, or no process applies the subscription. It fails as stopped when `stopping`.
 pub(crate) fn wait(
     control: &mut Session,
     source: &mut Session,

@@ -12,10 +12,10 @@ use super::subscription::{
     AdoptionFacts, NativeSubscription, NativeTable, Wanted, durable_position, read_facts,
 };
 use crate::error::{Class, Failure, Result};
-use crate::lag;
 use crate::publisher::publication::{self, PublicationContents};
 use crate::publisher::session::is_standby;
 use crate::publisher::slot::{self, Slot};
+use crate::publisher::wal_end::WalEnd;
 use crate::publisher::watch;
 use crate::subscriber::state::{exposed, schema};
 
@@ -160,7 +160,7 @@ pub(super) fn make_plan(
     let synchronous = is_synchronous(source, facts, name)?;
     let confirmed = state.confirmed_flush.ok_or_else(|| slot::without_position(&slot))?;
     let start = start(origin, confirmed);
-    let end = lag::end_of_wal(source)?;
+    let end = WalEnd::read(source)?.inserted;
     let farthest = facts.tables.iter().filter_map(|table| table.lsn).fold(start, Lsn::max);
     if farthest > end {
         return Err(Failure::new(

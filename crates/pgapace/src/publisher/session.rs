@@ -278,7 +278,7 @@ pub(crate) fn backend_pid(session: &mut Session) -> Result<u32> {
 }
 
 /// Runs a query that returns one LSN.
-pub(crate) fn one_lsn(session: &mut Session, sql: &str, doing: &str) -> Result<Lsn> {
+fn one_lsn(session: &mut Session, sql: &str, doing: &str) -> Result<Lsn> {
     let results = session.simple(sql).map_err(|e| Failure::publisher(&e, doing))?;
     let row = first_row(&results, "the query for an LSN")?;
     field(&row, 0)

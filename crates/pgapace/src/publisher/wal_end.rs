@@ -4,7 +4,12 @@
 //! sends WAL that is flushed. So the end of the flushed WAL may lie before transactions that have committed.
 //! [`wait_until_sendable`] waits for the WAL writer, which flushes them within three times wal_writer_delay. It need not
 //! flush the records of open transactions behind them. So after a moment, a message without an effect is committed, and
-//! its commit flushes all WAL before it.
+//! its commit flushes all WAL before it. [`make_sendable`] commits it at once, for a caller that keeps others waiting.
+//!
+//! The WAL writer flushes whole pages, so the flushed WAL may end in the middle of a record. A walsender does not send
+//! up to there, and an SQL function that reads a slot up to there waits until the rest is flushed: on a quiet server
+//! until the background writer logs the running transactions, which it does every 15 seconds. So nothing may wait for
+//! [`WalEnd::flushed`], and each SQL function that reads a slot is given a position of this module as its end.
 
 use std::time::{Duration, Instant};
 
@@ -83,26 +88,25 @@ fn end_of_record(insert: Lsn, page: u64, segment: u64) -> Lsn {
 pub(crate) fn wait_until_sendable(session: &mut Session, end: WalEnd) -> Result<Lsn> {
     let begun = Instant::now();
     let mut flushed = end.flushed;
-    while flushed < end.inserted {
-        if begun.elapsed() >= PATIENCE {
-            flush(session)?;
-            break;
-        }
+    while flushed < end.inserted && begun.elapsed() < PATIENCE {
         std::thread::sleep(LOOK_EVERY);
         flushed = WalEnd::read(session)?.flushed;
     }
-    Ok(end.inserted)
+    make_sendable(session, WalEnd { flushed, ..end })
 }
 
-/// Has the server flush its WAL. The commit waits for no standby.
-fn flush(session: &mut Session) -> Result<()> {
-    session
-        .simple(
-            "BEGIN; SET LOCAL synchronous_commit = local; \
-             SELECT pg_catalog.pg_logical_emit_message(true, 'pgapace', ''); COMMIT",
-        )
-        .map_err(|e| Failure::publisher(&e, "having its WAL flushed"))?;
-    Ok(())
+/// Lets the publisher send everything that had committed when `end` was read: has it flush its WAL, if it has not. The
+/// commit waits for no standby. Returns the LSN behind all that, where a record ends.
+pub(crate) fn make_sendable(session: &mut Session, end: WalEnd) -> Result<Lsn> {
+    if end.flushed < end.inserted {
+        session
+            .simple(
+                "BEGIN; SET LOCAL synchronous_commit = local; \
+                 SELECT pg_catalog.pg_logical_emit_message(true, 'pgapace', ''); COMMIT",
+            )
+            .map_err(|e| Failure::publisher(&e, "having its WAL flushed"))?;
+    }
+    Ok(end.inserted)
 }
 
 #[cfg(test)]

@@ -118,8 +118,7 @@ fn find(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findings> {
     {
         notes.push(format!("on the publisher, {}: {}", found.message(), found.hint()));
     }
-    // WAL that is not flushed yet is awaited at the end LSN.
-    let end = lag::end_of_flushed_wal(sides.source)?;
+    let end = lag::end_of_wal(sides.source)?;
     let stopping = || sides.stop.requested();
     let lag = lag::wait(sides.control, sides.source, sides.row, end, request.deadline, &stopping)?;
     if let Some(lag) = lag {

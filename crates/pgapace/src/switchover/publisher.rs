@@ -10,6 +10,7 @@ use super::deadline::Deadline;
 use super::plan::CHECKS;
 use super::record::Stopped;
 use crate::error::{Class, Failure, Result};
+use crate::lag;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::state::Subscription;
@@ -331,20 +332,20 @@ pub(super) fn write_end_message(source: &mut Session) -> Result<Lsn> {
              SELECT pg_catalog.pg_logical_emit_message(true, 'pgapace', 'switchover'); COMMIT",
         )
         .map_err(|e| failed(&e, doing))?;
-    // The commit of the message is flushed, and so is all that had committed before.
-    crate::lag::end_of_flushed_wal(source)
+    lag::end_of_wal(source)
 }
 
-/// Whether the slot has a transaction with published changes that ends after `applied`. One that is prepared
+/// Whether the slot has a transaction with published changes that ends after `applied`, among all that have committed. One that is prepared
 /// and not rolled back counts too.
 pub(super) fn has_more(source: &mut Session, row: &Subscription, applied: Lsn) -> Result<bool> {
+    let end = lag::end_of_wal(source)?;
     let names: Vec<_> = row.publications.iter().map(|name| quote_ident(name)).collect();
     // The LSN of Commit (C), Prepare (P) and Commit Prepared (K) is the end of the transaction. A two-phase
     // slot has no Commit of a transaction that was prepared. Others are Begin, Origin, Relation, Type, Begin
     // Prepare (b), Rollback Prepared (r).
     let sql = format!(
         "WITH sent AS MATERIALIZED (SELECT lsn, xid::text, pg_catalog.chr(pg_catalog.get_byte(data, 0)) AS kind \
-           FROM pg_catalog.pg_logical_slot_peek_binary_changes({}, NULL, NULL, \
+           FROM pg_catalog.pg_logical_slot_peek_binary_changes({}, '{end}', NULL, \
              'proto_version', '1', 'publication_names', {})) \
          SELECT EXISTS (SELECT FROM sent c WHERE c.kind IN ('C', 'P', 'K') AND c.lsn > '{applied}' \
            AND EXISTS (SELECT FROM sent o WHERE o.xid = c.xid \

@@ -1,7 +1,6 @@
 //! Fencing: statements of an earlier run that are still on their way cannot commit after another
 //! run has begun.
 
-use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -10,7 +9,9 @@ use testbed::postgres::Client;
 use testbed::program::Process;
 use testbed::{Result, wait_until};
 
-use crate::support::{DB, PATIENCE, Site, Tool, expect_exit, wait_for_log, wait_while_running};
+use crate::support::{
+    DB, PATIENCE, Site, Tool, expect_exit, signal, wait_for_log, wait_while_running,
+};
 
 /// One table with a key, and one without, which shows changes that were applied twice.
 fn site() -> Result<Site> {
@@ -178,13 +179,6 @@ fn a_take_over_ends_the_sessions_of_a_subscription_with_a_long_name() -> Result<
     wait_while_running(&mut next, "the end of the old sessions", PATIENCE, || {
         Ok(site.subscriber.query_one_text(DB, &left)? == "0")
     })
-}
-
-/// Sends a signal to a backend.
-fn signal(backend: &str, signal: &str) -> Result<()> {
-    let status = Command::new("kill").args([signal, backend]).status()?;
-    assert!(status.success(), "{status}");
-    Ok(())
 }
 
 /// A run fails while a backend of its own is suspended, and the next one waits for its end.

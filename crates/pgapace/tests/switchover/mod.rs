@@ -19,6 +19,7 @@ mod signals;
 mod synchronous;
 mod turning;
 mod two_phase;
+mod unflushed;
 
 use std::collections::BTreeSet;
 

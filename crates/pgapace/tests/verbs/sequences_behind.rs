@@ -3,7 +3,7 @@
 use testbed::program::Process;
 
 use super::sequences::{Said, at};
-use crate::support::{Case, VERSIONS, must, on_versions};
+use crate::support::{Case, PATIENCE, Site, UnflushedWal, VERSIONS, must, on_versions};
 
 /// A running subscription whose table `t` nobody can change until the returned session ends.
 fn blocked(case: &Case) -> (Process, testbed::postgres::Client) {
@@ -32,12 +32,12 @@ fn a_lagging_truncate_cannot_set_them_back() {
             must(case.tool.program("sequences").spawn_logged(case.log_file("sequences")));
         let waits = "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() \
                      AND application_name LIKE 'pgapace % control' AND query LIKE '%applied_lsn%'";
-        must(testbed::wait_until(crate::support::PATIENCE, "the verb to wait", || {
+        must(testbed::wait_until(PATIENCE, "the verb to wait", || {
             Ok(case.subscriber.value(waits) == "t")
         }));
         assert!(waiting.is_running());
         must(holder.batch_execute("COMMIT"));
-        assert!(must(waiting.wait(crate::support::PATIENCE)).success(), "{}", waiting.log());
+        assert!(must(waiting.wait(PATIENCE)).success(), "{}", waiting.log());
         assert_eq!((at(&case, "t_id_seq").as_str(), at(&case, "free").as_str()), ("20|t", "9|t"));
         case.expect_equal(&["t"]);
         case.stop(process);
@@ -126,4 +126,25 @@ fn blocked_tables_are_left_out_and_named() {
         case.run_until_current();
         Said::run(&case, 0, &[]).expect(&[("public.free", "unchanged")]);
     });
+}
+
+/// The flushed WAL ends in the middle of a record. What is behind it is not waited for.
+#[test]
+fn wal_that_nobody_flushes_is_no_lag() -> testbed::Result<()> {
+    let site = Site::new(18, 18)?;
+    site.publish_tables("CREATE TABLE t (id serial PRIMARY KEY)")?;
+    let tool = site.tool();
+    tool.run_until_current();
+    let logs = tempfile::tempdir()?;
+    // The slot is read without a process. With one, its positions count.
+    for runs in [false, true] {
+        let process = runs.then(|| site.spawn_streaming(&site.program())).transpose()?;
+        let _unflushed = UnflushedWal::make(&site.publisher)?;
+        let log = logs.path().join(format!("sequences-{runs}.log"));
+        let mut verb = tool.program("sequences").args(["--wait", "300"]).spawn_logged(log)?;
+        let ended = verb.wait(PATIENCE);
+        assert!(ended.is_ok_and(|status| status.success()), "{runs}: {}", verb.log());
+        drop(process);
+    }
+    Ok(())
 }
