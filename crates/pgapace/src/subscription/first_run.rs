@@ -34,7 +34,7 @@ use crate::tablesync::slot_wait::SlotWait;
 use crate::tablesync::table_state::set_sync_lsns;
 use crate::tablesync::{
     Snapshot, SyncContext, check_absent, check_first_subscribers, check_subscribers, copy_tables,
-    forget_unpublished, set_sequences,
+    forget_unpublished, leave_out_missing, set_sequences,
 };
 
 /// The publications on the publisher, and the state of their tables that the subscriber has recorded.
@@ -219,7 +219,8 @@ impl Supervisor<'_> {
             return Ok(());
         }
         self.schema_copier(control, context).before(control)?;
-        let tables = publication::read_contents(source, &self.config.publications)?.tables;
+        let mut tables = publication::read_contents(source, &self.config.publications)?.tables;
+        leave_out_missing(control, &mut tables)?;
         check_subscribers(
             control,
             (&row.name, &tables),
@@ -301,7 +302,11 @@ impl Supervisor<'_> {
             None => {}
         }
         let tables = publication::read_contents(source, context.publications)?.tables;
-        set_sync_lsns(control, context.owner(), &tables, start)?;
+        let mut known = tables.clone();
+        if context.schema_copied {
+            leave_out_missing(control, &mut known)?;
+        }
+        set_sync_lsns(control, context.owner(), &known, start)?;
         Ok(tables)
     }
 
@@ -437,6 +442,9 @@ impl Supervisor<'_> {
         if !context.copy_data {
             // Tables whose copy was requested are copied beside the stream.
             left.retain(|table| !states.get(&table.name).is_some_and(|state| state.copy_wanted));
+            if context.schema_copied {
+                leave_out_missing(control, &mut left)?;
+            }
             set_sync_lsns(control, context.owner(), &left, applied.highest())?;
             return Ok(published);
         }

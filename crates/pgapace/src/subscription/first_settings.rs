@@ -16,8 +16,7 @@ use crate::publisher::session::Publisher;
 use crate::publisher::slot;
 use crate::subscriber::state::{self, Phase, RelationState, SchemaCopy, Subscription};
 use crate::switchover::way_back;
-use crate::tablesync::copy_requests;
-use crate::tablesync::schema;
+use crate::tablesync::{copy_requests, leave_out_missing, schema};
 
 impl Supervisor<'_> {
     /// Gives a subscription that this process owns the present settings if its slot does not exist yet, and refuses
@@ -92,7 +91,11 @@ impl Supervisor<'_> {
             schema_copy = config.copy_schema.then_some(SchemaCopy::Before);
         }
         let copies_schema = schema_copy == Some(SchemaCopy::Before);
-        let emptied = self.check_first_start(control, &looked?, copies_schema)?;
+        let mut tables = looked?;
+        if schema_copy == Some(SchemaCopy::After) {
+            leave_out_missing(control, &mut tables)?;
+        }
+        let emptied = self.check_first_start(control, &tables, copies_schema)?;
         begin_to_record(control)?;
         let new = self.new_subscription(schema_copy);
         let row = state::begin_anew(control, row.owned_epoch(), &new)?.ok_or_else(gone)?;

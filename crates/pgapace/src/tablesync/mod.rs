@@ -77,6 +77,8 @@ pub(crate) struct SyncContext<'a> {
     /// until then.
     pub(crate) indexes_after: bool,
     pub(crate) kind: CopyKind,
+    /// Whether `--copy-schema` creates the first tables.
+    pub(crate) schema_copied: bool,
     /// A copy stops as soon as this is requested.
     pub(crate) shutdown: &'a Shutdown,
     /// Where the progress is shown.
@@ -133,6 +135,18 @@ pub(crate) fn check_first_subscribers(
     } else {
         Ok(Vec::new())
     }
+}
+
+/// Leaves out tables that the subscriber lacks although `--copy-schema` has created its tables: the publisher has got them
+/// since. They have no state, and so are added beside the stream, as tables that the publisher gets later.
+pub(crate) fn leave_out_missing(
+    session: &mut Session,
+    tables: &mut Vec<PublishedTable>,
+) -> Result<()> {
+    let found = subscriber_tables::read(session, tables)?;
+    let mut exists = found.iter().map(Option::is_some);
+    tables.retain(|_| exists.next() == Some(true));
+    Ok(())
 }
 
 /// Checks that the subscriber has none of the tables, because `--copy-schema` creates them.
@@ -284,10 +298,14 @@ fn pending(
     wanted: &dyn Fn(&PublishedTable) -> bool,
 ) -> Result<Vec<(PublishedTable, Option<RelationState>)>> {
     let mut states = state::relations_by_name(control, context.id)?;
-    let pending = published.iter().filter(|table| wanted(table)).filter_map(|table| {
+    let mut tables: Vec<_> = published.iter().filter(|table| wanted(table)).cloned().collect();
+    if context.schema_copied {
+        leave_out_missing(control, &mut tables)?;
+    }
+    let pending = tables.into_iter().filter_map(|table| {
         let state = states.remove(&table.name);
         let is_to_copy = state.as_ref().is_none_or(|state| state.state.is_to_copy());
-        is_to_copy.then(|| (table.clone(), state))
+        is_to_copy.then_some((table, state))
     });
     Ok(pending.collect())
 }

@@ -307,14 +307,15 @@ impl Obstacle {
     /// The error for one table.
     pub(crate) fn failure(self, table: &PublishedTable) -> Failure {
         match self {
-            Self::Absent => absent(&[table]),
+            Self::Absent => absent(&[table], false),
             Self::Unfit(failure) => failure,
             Self::NotEmpty => not_empty(&table.name.to_string()),
         }
     }
 }
 
-fn absent(tables: &[&PublishedTable]) -> Failure {
+/// The failure for missing tables. `at_first_start` tells whether `--copy-schema` could create them.
+fn absent(tables: &[&PublishedTable], at_first_start: bool) -> Failure {
     let names: Vec<_> = tables.iter().map(|table| table.name.to_string()).collect();
     let message = format!("the subscriber lacks published tables: {}", names.join(", "));
     let create = if tables.len() > NAMED {
@@ -323,10 +324,9 @@ fn absent(tables: &[&PublishedTable]) -> Failure {
         let names: Vec<_> = tables.iter().map(|table| table.sql_name()).collect();
         dump_command(&names, "PUBLISHER", "SUBSCRIBER")
     };
-    Failure::new(Class::Mismatch, message).hint(format!(
-        "Create them: {create}; or pass --copy-schema at the first start; or remove them from the \
-         publication."
-    ))
+    let copy = if at_first_start { "or pass --copy-schema at the first start; " } else { "" };
+    Failure::new(Class::Mismatch, message)
+        .hint(format!("Create them: {create}; {copy}or remove them from the publication."))
 }
 
 fn not_empty(name: &str) -> Failure {
@@ -381,7 +381,7 @@ pub(crate) fn fitting(
         }
     }
     if !missing.is_empty() {
-        return Err(absent(&missing));
+        return Err(absent(&missing, true));
     }
     let reasons: Vec<_> = unfit.iter().map(|failure| failure.message.clone()).collect();
     match unfit.into_iter().next() {

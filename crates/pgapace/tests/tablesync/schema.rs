@@ -230,6 +230,54 @@ fn a_foreign_key_waits_for_the_stream_after_an_interruption() {
     });
 }
 
+/// A job creates a table between the dump and the snapshot of the copy. It is added later, as one that is created during
+/// the copy. So is it by a second start.
+#[test]
+fn a_table_that_is_created_behind_the_dump_is_added_later() {
+    if !tools_are_there() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let late = "PATH=\"${PATH#*:}\"; pg_dump \"$@\" && psql -qX \"$LATE\" \
+                -c 'CREATE TABLE IF NOT EXISTS late (id int PRIMARY KEY)'";
+    let path = path_with(directory.path(), "pg_dump", late);
+    for killed in [false, true] {
+        on_versions(&[(15, 15)], |mut case| {
+            case.publisher.sql(DDL);
+            case.publish("FOR ALL TABLES");
+            case.tool.args = vec!["--copy-schema".to_owned()];
+            let program = case.tool.program("run").env("PATH", &path);
+            let program = program.env("LATE", case.publisher.conninfo());
+            let log = if killed {
+                // The slot waits for a transaction.
+                let mut open = case.publisher.connect();
+                must(open.batch_execute("BEGIN; SELECT pg_current_xact_id()"));
+                let mut process = must(program.spawn_logged(case.log_file("killed")));
+                let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+                             AND backend_type = 'walsender' AND datname = current_database()";
+                let waits = || Ok(case.publisher.value(waits) == "1");
+                must(wait_while_running(&mut process, "the slot to wait", PATIENCE, waits));
+                must(process.kill9());
+                must(open.batch_execute("ROLLBACK"));
+                case.run().expect(6, &["reached by all tables but these: public.late"]).log.clone()
+            } else {
+                let finished = finish(&program.args(["--until", "current"]));
+                finished.expect(6, &["reached by all tables but these: public.late"]);
+                finished.log
+            };
+            assert_eq!(events(&log, "schema_left_out"), 1, "{log}");
+            assert_eq!(events(&log, "table_blocked"), 1, "{log}");
+            assert!(!log.contains("--copy-schema at the first start"), "{log}");
+            case.expect_equal(&["parent", "child", "parts"]);
+            case.publisher.sql("INSERT INTO late VALUES (1)");
+            case.subscriber.sql("CREATE TABLE late (id int PRIMARY KEY)");
+            case.run_until_current();
+            case.expect_equal(&["late"]);
+            assert_eq!(case.subscriber.rows(OBJECTS), case.publisher.rows(OBJECTS));
+        });
+    }
+}
+
 /// The rows to which a foreign key refers are not published.
 #[test]
 fn a_foreign_key_to_rows_that_are_not_published_is_not_valid() {
