@@ -67,7 +67,8 @@ pub(super) fn attempt(
     if version > 0 {
         schema::upgrade(control, version)?;
         begun = adoption::all(control)?;
-        check_names(control, request, &native, &begun)?;
+        let major = source.server_version().major();
+        check_names(control, request, (&native, major), &begun)?;
     }
     let unproven = plan(control, source, &facts, request)?.unproven;
     // An adoption that is refused creates no schema.
@@ -98,20 +99,20 @@ pub(super) fn attempt(
 fn check_names(
     control: &mut Session,
     request: &AdoptRequest<'_>,
-    native: &NativeSubscription,
+    (native, publisher_major): (&NativeSubscription, u32),
     begun: &[Adoption],
 ) -> Result<()> {
     let config = |message: String| Failure::new(Class::Config, message);
     if let Some(own) = begun.iter().find(|one| one.native == native.oid) {
         if own.step == Step::Adopted {
+            let arguments = options::run_arguments(native, publisher_major, (&own.name, &own.slot));
             return Err(config(format!(
                 "native subscription {} is adopted already, as subscription {}",
                 quote_ident(&native.name),
                 own.name
             ))
             .hint(format!(
-                "pgapace run --name {0} continues; pgapace release hands it back.",
-                own.name
+                "pgapace run --publisher … --subscriber … {arguments} continues; pgapace release hands it back."
             )));
         }
         if own.name != request.name {

@@ -204,7 +204,7 @@ fn gather_facts(
         native_publications: existing.as_ref().map(|(_, native)| native.publications.clone()),
         published_otherwise: !published::unjudged(&recorded, &contents).is_empty(),
         slot: row.slot_name.clone(),
-        skip: row.skip,
+        skip: row.pending_skip(Some(applied.through)),
         prepared: prepared::read(control, row.id)?.len(),
         two_phase: state.two_phase,
         native_two_phase: native.map(|native| native.two_phase),

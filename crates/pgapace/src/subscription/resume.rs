@@ -146,7 +146,7 @@ impl Supervisor<'_> {
         })?;
         let lacking = |tables: &[CatchUp]| tables.iter().map(|table| table.through).min();
         let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
-        if row.skip.is_some_and(|skip| skip < needed_from) {
+        if row.skip.is_some() && row.pending_skip(Some(needed_from)).is_none() {
             // It was skipped in an earlier run.
             state::set_skip(control, row.id, None)?;
         }

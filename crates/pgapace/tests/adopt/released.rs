@@ -5,6 +5,7 @@ use testbed::workload::tpcb;
 use super::interrupted::kill_program_at;
 use super::under_load::{LOAD_TABLES, load, load_case};
 use super::{NativeSubscription, TABLES};
+use crate::conflicts::stops::commit_lsn;
 use crate::support::{Case, PATIENCE, VERSIONS, must, on_versions, one_or_all};
 
 /// Waits until the subscriber has some rows of the load more.
@@ -125,6 +126,32 @@ fn a_prepared_transaction_that_is_held_is_not_lost() {
         case.run_until_current();
         case.tool.finish("release", &[]).expect(0, &[]);
         case.publisher.sql("INSERT INTO log VALUES (3)");
+        native.wait_until_applied();
+        case.expect_equal(&["t", "log"]);
+    });
+}
+
+/// The request to skip it is forgotten at the next start only.
+#[test]
+fn a_transaction_that_was_skipped_does_not_stand_in_the_way() {
+    on_versions(&[(18, 18)], |case| {
+        case.both(TABLES);
+        case.publish("FOR ALL TABLES");
+        let native = NativeSubscription::ready(&case, "");
+        native.adopt(&[]).expect(0, &[]);
+        case.subscriber.sql("INSERT INTO t VALUES (1, 0)");
+        case.publisher.sql("INSERT INTO t VALUES (1, 1)");
+        let failed = case.run();
+        failed.expect(9, &["23505"]);
+        let lsn = commit_lsn(&failed);
+        case.tool.finish("skip", &["--lsn", &lsn]).expect(0, &[]);
+        let skips = format!("is to skip the transaction with LSN {lsn}");
+        case.tool.finish("release", &[]).expect(3, &[&skips, "Run pgapace run until it has"]);
+        let log = case.run_until_current();
+        assert_eq!(testbed::program::events(&log, "transaction_skipped"), 1, "{log}");
+        case.tool.finish("release", &[]).expect(0, &["event=\"native_released\""]);
+        assert_eq!(native.state(), native.running());
+        case.publisher.sql("UPDATE t SET v = 2 WHERE id = 1");
         native.wait_until_applied();
         case.expect_equal(&["t", "log"]);
     });

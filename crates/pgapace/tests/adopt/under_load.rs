@@ -43,14 +43,16 @@ fn a_subscription_with_a_backlog_goes_on_where_it_stood() {
         must(blocked.rollback());
         let adopted = native.adopt(&[]);
         adopted.expect(0, &["event=\"native_adopted\""]);
-        assert!(adopted.stdout.contains("next: pgapace run"), "{}", adopted.stdout);
+        let next = adopted.stdout.lines().find_map(|line| line.strip_prefix("next: "));
+        let next = next.unwrap_or_else(|| panic!("{}", adopted.stdout)).to_owned();
+        assert!(next.starts_with("pgapace run ") && next.contains("--publication"), "{next}");
         assert_eq!(native.state(), "f|∅");
         let mut process = case.start();
         must(load.stop());
         case.wait_until_applied(&mut process);
         case.stop(process);
         case.expect_equal(&LOAD_TABLES);
-        native.adopt(&[]).expect(3, &["is adopted already"]);
+        native.adopt(&[]).expect(3, &["is adopted already", &next]);
     }
 }
 

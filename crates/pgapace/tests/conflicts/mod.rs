@@ -7,4 +7,4 @@ mod origins;
 mod rule_scope;
 mod rules;
 mod sessions;
-mod stops;
+pub(crate) mod stops;

@@ -25,7 +25,7 @@ fn ids(case: &Case) -> String {
 }
 
 /// The commit LSN in an error message.
-fn commit_lsn(failed: &Finished) -> String {
+pub(crate) fn commit_lsn(failed: &Finished) -> String {
     let after = failed.log.rsplit_once("with commit LSN ").expect("a commit LSN").1;
     after.split(',').next().expect("its end").to_owned()
 }

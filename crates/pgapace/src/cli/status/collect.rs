@@ -282,8 +282,7 @@ fn of(
         in_recovery: in_recovery(session)?,
         standbys: membership::waiting(session, &row.name)?,
         disabled: texts.of(error_detail::DISABLED, row.disabled.clone()),
-        // A later position means that the transaction was skipped already.
-        skip_lsn: text(row.skip.filter(|skip| applied.is_none_or(|applied| *skip >= applied))),
+        skip_lsn: text(row.pending_skip(applied)),
         epoch: row.epoch,
         slot: row.slot_name.clone(),
         publications: row.publications.clone(),

@@ -125,6 +125,12 @@ impl Subscription {
         self.phase == Phase::Creating && self.system_identifier.is_none()
     }
 
+    /// The transaction that is still to be skipped, if everything up to `applied` is applied. A later position means that
+    /// it was skipped already; the next start forgets it.
+    pub(crate) fn pending_skip(&self, applied: Option<Lsn>) -> Option<Lsn> {
+        self.skip.filter(|skip| applied.is_none_or(|applied| *skip >= applied))
+    }
+
     /// Whether it has ever streamed.
     pub(crate) fn has_streamed(&self) -> bool {
         self.phase == Phase::Streaming || self.manner[0].is_some()
