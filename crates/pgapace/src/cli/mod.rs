@@ -60,7 +60,7 @@ Exit codes:
   14  the subscriber is behind the publisher: too far for pgapace sequences, or more than --max-lag, or a switchover did not end within --deadline
   15  status --check: a subscription is retrying after an error
   16  no process runs the subscription (status --check, hand-over, switchover)
-  17  status --check: there is no subscription, or its lag is not known
+  17  status --check: there is no subscription, or its lag is not known; repair: the only verification of a table was interrupted
   18  rows differ (pgapace verify)
   19  the subscription was handed over to another process (pgapace hand-over)
   20  a recording cannot be written, is damaged or does not fit the subscriber";

@@ -136,6 +136,16 @@ pub(crate) fn size(bytes: i64) -> String {
     format!("{value:.0} {}", UNITS[unit])
 }
 
+/// The first of these names.
+pub(crate) fn some(names: &[String]) -> String {
+    const SHOWN: usize = 10;
+    let mut shown = names[..names.len().min(SHOWN)].join(", ");
+    if names.len() > SHOWN {
+        shown.push_str(&format!(", and {} more", names.len() - SHOWN));
+    }
+    shown
+}
+
 #[cfg(test)]
 mod tests {
     use super::printable;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use engine::table_name::TableName;
+use rustc_hash::FxHashSet;
 use serde::Serialize;
 use wire::Session;
 
@@ -23,7 +24,8 @@ use crate::same_database;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::other_subscriptions;
 use crate::subscriber::session::{Purpose, Subscriber};
-use crate::subscriber::state::{self, Subscription};
+use crate::subscriber::state::verification::{self, TableVerification, VerificationKind};
+use crate::subscriber::state::{self, Subscription, SubscriptionId};
 use crate::subscriber::writer_tag::TagRules;
 use crate::table_name::TableNameFields;
 use crate::verify::exclusive;
@@ -76,6 +78,9 @@ struct TableReport {
     repaired: Repaired,
     /// Why the table, or the rest of it, was not repaired.
     error: Option<String>,
+    /// Other subscriptions that change the table, if extra rows were left.
+    #[serde(skip)]
+    shared_with: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -116,8 +121,24 @@ impl Outcome {
                 one.repaired.add(repaired);
                 one.error = one.error.take().or(error);
             }
-            None => self.tables.push(TableReport { name: table, repaired, error }),
+            None => {
+                self.tables.push(TableReport { name: table, repaired, error, shared_with: None });
+            }
         }
+    }
+
+    /// Notes which other subscriptions may have the extra rows that were left.
+    fn find_owners_of_extra(&mut self, control: &mut Session) -> Result<()> {
+        let mut left: Vec<_> =
+            self.tables.iter_mut().filter(|table| table.repaired.extra > 0).collect();
+        if left.is_empty() {
+            return Ok(());
+        }
+        let tables: Vec<_> = left.iter().map(|table| table.name.clone()).collect();
+        for (place, others) in other_subscriptions::read(control, &self.subscription, &tables)? {
+            left[place].shared_with = Some(others);
+        }
+        Ok(())
     }
 
     /// Adds the failure that ended the repair of the subscription.
@@ -200,8 +221,24 @@ pub(crate) fn run(args: &RepairArgs) -> Result<()> {
 }
 
 fn judge(outcomes: Vec<Outcome>) -> Result<()> {
-    let tables = outcomes.iter().flat_map(|outcome| &outcome.tables);
-    let extra: u64 = tables.map(|table| table.repaired.extra).sum();
+    let left = || {
+        let tables = outcomes.iter().flat_map(|outcome| &outcome.tables);
+        tables.filter(|table| table.repaired.extra > 0)
+    };
+    let extra: u64 = left().map(|table| table.repaired.extra).sum();
+    let of_others = |table: &TableReport| {
+        let others = table.shared_with.clone()?;
+        Some((table.name.to_string(), others))
+    };
+    let shared: Vec<_> = left().filter_map(of_others).collect();
+    let shared: Vec<_> = shared.iter().map(|(table, of)| (table.clone(), of.as_str())).collect();
+    let mut hints = Vec::new();
+    if left().any(|table| table.shared_with.is_none()) {
+        hints.push("Look at them, then repair with --delete-extra.".to_owned());
+    }
+    if !shared.is_empty() {
+        hints.push(other_subscriptions::extra_rows_hint(&shared));
+    }
     let mut failures = Failures::default();
     // A table of --table belongs to one of the subscriptions.
     let read: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.unpublished.as_ref()).collect();
@@ -220,7 +257,7 @@ fn judge(outcomes: Vec<Outcome>) -> Result<()> {
         Class::Different,
         format!("{extra} rows that only the subscriber has were left"),
     )
-    .hint("Look at them, then repair with --delete-extra."))
+    .hint(hints.join(" ")))
 }
 
 fn one(
@@ -233,40 +270,41 @@ fn one(
     let mut control = subscriber.connect_first()?;
     let row = state::find_existing(&mut control, &config.name)?;
     exclusive::begin_verb(&mut control, row.id, &|| shutdown.requested())?;
-    let mut found = recorded(&mut control, row.id)?;
     let wanted: Vec<_> = args.table.iter().map(|name| split(name)).collect();
-    found.retain(|one| wanted.is_empty() || wanted.contains(&one.name));
-    if found.is_empty() {
-        tracing::info!(
-            event = "nothing_to_repair",
-            subscription = config.name,
-            "no differences are recorded; pgapace verify records them"
-        );
-        if wanted.is_empty() {
-            return Ok(());
-        }
-    }
+    let never_compared = never_compared(&mut control, row.id, &wanted)?;
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
-    let mut look = publisher.connect_to_look()?;
-    same_database::refuse(&mut look, &mut control)?;
-    check_system(&mut look, &row)?;
-    publication::check_exist(&mut look, &config.publications)?;
-    let published = publication::tables(&mut look, &config.publications)?;
-    let is_published = |name: &TableName| published.iter().any(|one| one.name == *name);
-    outcome.unpublished = Some(wanted.into_iter().filter(|key| !is_published(key)).collect());
-    let found = published_ones(config, &published, found);
-    if found.is_empty() {
-        return Ok(());
-    }
-    let tables: Vec<_> = found.iter().map(|one| one.name.clone()).collect();
-    opposite::warn(&mut look, &mut control, &tables)?;
-    drop(look);
-    if args.delete_extra {
-        other_subscriptions::refuse(&mut control, &config.name, &tables, SHARED)?;
-    }
     let site =
         Site { args, config, shutdown, row: &row, publisher: &publisher, subscriber: &subscriber };
-    rounds(found).iter().try_for_each(|recorded| site.round(&mut control, recorded, outcome))
+    let repaired = site.repair(&mut control, wanted, outcome);
+    outcome.find_owners_of_extra(&mut control)?;
+    repaired?;
+    never_compared.map_or(Ok(()), Err)
+}
+
+/// The failure for tables of which nothing is known: the only verification of them was interrupted. `wanted` are the tables
+/// that are repaired, or none for all.
+fn never_compared(
+    control: &mut Session,
+    id: SubscriptionId,
+    wanted: &[TableName],
+) -> Result<Option<Failure>> {
+    let verifications = verification::read(control, id)?;
+    let of = |one: &TableVerification| one.name.clone();
+    let complete: FxHashSet<_> =
+        verifications.iter().filter(|one| one.result.is_some()).map(of).collect();
+    let begun = verifications.iter().filter(|one| one.kind == VerificationKind::VerbBegun).map(of);
+    let unknown = begun.filter(|table| !complete.contains(table));
+    let unknown = unknown.filter(|table| wanted.is_empty() || wanted.contains(table));
+    let names: Vec<_> = unknown.map(|name| name.to_string()).collect();
+    if names.is_empty() {
+        return Ok(None);
+    }
+    let message = format!(
+        "the verification was interrupted, and tables were never compared to the end: {}",
+        output::some(&names)
+    );
+    let failure = Failure::new(Class::Unknown, message);
+    Ok(Some(failure.hint("pgapace verify --resume goes on with it. Then repair again.")))
 }
 
 /// Leaves out tables and columns that are no longer published: nothing makes them equal.
@@ -303,6 +341,46 @@ struct Site<'a> {
 }
 
 impl Site<'_> {
+    /// Repairs all recorded differences of these tables, or of all tables if there are none.
+    fn repair(
+        &self,
+        control: &mut Session,
+        wanted: Vec<TableName>,
+        outcome: &mut Outcome,
+    ) -> Result<()> {
+        let Site { config, .. } = self;
+        let mut found = recorded(control, self.row.id)?;
+        found.retain(|one| wanted.is_empty() || wanted.contains(&one.name));
+        if found.is_empty() {
+            tracing::info!(
+                event = "nothing_to_repair",
+                subscription = config.name,
+                "no differences are recorded; pgapace verify records them"
+            );
+            if wanted.is_empty() {
+                return Ok(());
+            }
+        }
+        let mut look = self.publisher.connect_to_look()?;
+        same_database::refuse(&mut look, control)?;
+        check_system(&mut look, self.row)?;
+        publication::check_exist(&mut look, &config.publications)?;
+        let published = publication::tables(&mut look, &config.publications)?;
+        let is_published = |name: &TableName| published.iter().any(|one| one.name == *name);
+        outcome.unpublished = Some(wanted.into_iter().filter(|name| !is_published(name)).collect());
+        let found = published_ones(config, &published, found);
+        if found.is_empty() {
+            return Ok(());
+        }
+        let tables: Vec<_> = found.iter().map(|one| one.name.clone()).collect();
+        opposite::warn(&mut look, control, &tables)?;
+        drop(look);
+        if self.args.delete_extra {
+            other_subscriptions::refuse(control, &config.name, &tables, SHARED)?;
+        }
+        rounds(found).iter().try_for_each(|recorded| self.round(control, recorded, outcome))
+    }
+
     /// Repairs differences of several tables, each once. A table that cannot be repaired keeps the others from nothing.
     fn round(
         &self,
@@ -388,7 +466,7 @@ impl Site<'_> {
 }
 
 fn print(outcome: &Outcome) {
-    for TableReport { name, repaired, error } in &outcome.tables {
+    for TableReport { name, repaired, error, .. } in &outcome.tables {
         let Repaired { inserted, updated, deleted, gone, extra } = repaired;
         let would = if outcome.dry_run { "-- would be: " } else { "" };
         let failed = if error.is_some() { ", not all repaired" } else { "" };

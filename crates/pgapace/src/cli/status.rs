@@ -18,9 +18,6 @@ use crate::subscriber::state;
 use collect::{Status, StatusReader};
 use health::MaxLag;
 
-/// Most names of a message.
-const SHOWN: usize = 10;
-
 /// Moves the cursor to the upper left corner, and clears what follows.
 const CLEAR_SCREEN: &str = "\x1b[H\x1b[2J";
 
@@ -143,27 +140,20 @@ impl Found {
             _ if self.without_schema => Failure::new(Class::Unknown, there_is),
             [name] => state::missing(name),
             names => {
-                let message =
-                    format!("the subscriber has none of these subscriptions: {}", some(names));
+                let message = format!(
+                    "the subscriber has none of these subscriptions: {}",
+                    output::some(names)
+                );
                 Failure { message, ..state::missing(&names[0]) }
             }
         };
         let failure = match self.others.as_slice() {
             [] if failure.class == Class::Config => failure.hint("It has none."),
             [] => failure,
-            others => failure.hint(format!("It has: {}.", some(others))),
+            others => failure.hint(format!("It has: {}.", output::some(others))),
         };
         Failure { class: if checks { Class::Unknown } else { failure.class }, ..failure }
     }
-}
-
-/// The first of these names.
-fn some(names: &[String]) -> String {
-    let mut shown = names[..names.len().min(SHOWN)].join(", ");
-    if names.len() > SHOWN {
-        shown.push_str(&format!(", and {} more", names.len() - SHOWN));
-    }
-    shown
 }
 
 /// The text of all subscriptions, and what the exit code is to say.

@@ -15,8 +15,9 @@ use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
 use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::other_subscriptions;
 use crate::subscriber::session::{Purpose, Subscriber};
-use crate::subscriber::state::verification::{self, Counts, VerificationKind};
+use crate::subscriber::state::verification::{self, Counts, Verifier};
 use crate::subscriber::state::{self, SubscriptionId};
 use crate::table_name::TableNameFields;
 use crate::verify::exclusive;
@@ -95,6 +96,9 @@ struct TableReport {
     key: Vec<String>,
     not_comparable: Vec<NotComparable>,
     left_out: Vec<String>,
+    /// Other subscriptions that change the table, if it has extra rows.
+    #[serde(skip)]
+    shared_with: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -139,11 +143,18 @@ fn judge(outcomes: &[Outcome]) -> Result<()> {
     let differing: Vec<_> = differing.map(|table| table.name.to_string()).collect();
     let differences: u64 = outcomes.iter().map(Outcome::differences).sum();
     if differences > 0 {
+        let shared = tables()
+            .filter_map(|table| Some((table.name.to_string(), table.shared_with.as_deref()?)));
+        let shared: Vec<_> = shared.collect();
+        let mut hint = "On the subscriber: SELECT * FROM pgapace.difference;".to_owned();
+        if !shared.is_empty() {
+            hint = format!("{hint} {}", other_subscriptions::extra_rows_hint(&shared));
+        }
         return Err(Failure::new(
             Class::Different,
             format!("{differences} rows differ, in {}", differing.join(", ")),
         )
-        .hint("On the subscriber: SELECT * FROM pgapace.difference;"));
+        .hint(hint));
     }
     let left: Vec<_> = tables()
         .flat_map(|table| {
@@ -230,11 +241,27 @@ fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -
     };
     let counts = verification.run(&servers, &mut source, &prepared.definitions)?;
     let reports = plans.iter().zip(counts).map(|(plan, counts)| report(plan, counts));
-    Ok(Outcome {
-        subscription: config.name.clone(),
-        scope: scope.text(),
-        tables: reports.collect(),
-    })
+    let mut reports: Vec<_> = reports.collect();
+    find_owners_of_extra(&subscriber, config, &mut reports)?;
+    Ok(Outcome { subscription: config.name.clone(), scope: scope.text(), tables: reports })
+}
+
+/// Notes which other subscriptions may have the extra rows.
+fn find_owners_of_extra(
+    subscriber: &Subscriber,
+    config: &Config,
+    reports: &mut [TableReport],
+) -> Result<()> {
+    let mut extra: Vec<_> = reports.iter_mut().filter(|table| table.counts.extra > 0).collect();
+    if extra.is_empty() {
+        return Ok(());
+    }
+    let tables: Vec<_> = extra.iter().map(|table| table.name.clone()).collect();
+    let mut session = subscriber.connect(Purpose::Verify)?;
+    for (place, others) in other_subscriptions::read(&mut session, &config.name, &tables)? {
+        extra[place].shared_with = Some(others);
+    }
+    Ok(())
 }
 
 /// Records the beginning, or where an interrupted verification goes on. Returns the work of each
@@ -250,7 +277,7 @@ fn begin(
         return resume(control, id, plans, scope);
     }
     let rows: Vec<_> = plans.iter().map(TablePlan::record).collect();
-    let number = verification::begin(control, id, VerificationKind::Verb, &rows, &scope.text())?;
+    let number = verification::begin(control, id, Verifier::Verb, &rows, &scope.text())?;
     let tables = plans.iter().map(|plan| TableWork::new(plan.method)).collect();
     Ok((tables, plans.iter().map(|_| TableRecord::new(number, 0)).collect()))
 }
@@ -262,7 +289,7 @@ fn resume(
     scope: &Scope,
 ) -> Result<(Vec<TableWork>, Vec<TableRecord>)> {
     let mut last = verification::read(control, id)?;
-    last.retain(|one| one.kind == VerificationKind::Verb);
+    last.retain(|one| one.kind.is_of_verb());
     let number = last.iter().map(|one| one.number).max();
     let (mut tables, mut records) = (Vec::new(), Vec::new());
     for plan in plans {
@@ -304,6 +331,7 @@ fn report(plan: &TablePlan, counts: Counts) -> TableReport {
             })
             .collect(),
         left_out: plan.left_out.clone(),
+        shared_with: None,
     }
 }
 

@@ -84,6 +84,18 @@ pub(crate) fn read(
     rows.iter().map(|row| Ok((field::<usize>(&row, 0)? - 1, field(&row, 1)?))).collect()
 }
 
+/// Says that extra rows of these tables may belong to other subscriptions, and how they are left out. Each table comes
+/// with these subscriptions.
+pub(crate) fn extra_rows_hint(tables: &[(String, &str)]) -> String {
+    let named = |(table, others): &(String, &str)| format!("{table} ({others})");
+    let named: Vec<_> = tables.iter().map(named).collect();
+    format!(
+        "Extra rows may be those of other subscriptions: {}. pgapace verify --where with a condition that holds for rows \
+         of this publisher alone leaves them out.",
+        named.join(", ")
+    )
+}
+
 /// Returns an error if another subscription changes one of these tables.
 pub(crate) fn refuse(
     session: &mut Session,

@@ -17,7 +17,7 @@ use crate::scoped_thread;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::session::{Purpose, Subscriber};
-use crate::subscriber::state::verification::{self, VerificationKind};
+use crate::subscriber::state::verification::{self, Verifier};
 use crate::verify::exclusive;
 use crate::verify::keeper::{Servers, connect};
 use crate::verify::pair::{Held, PairSource, SnapshotPair};
@@ -119,8 +119,8 @@ pub(super) fn verify(
             .map_err(|failure| not_compared(failure, deadline))?;
         let prepared = prepare(&mut theirs, &mut ours, config, row, &scope)?;
         let rows: Vec<_> = prepared.plans.iter().map(TablePlan::record).collect();
-        let kind = VerificationKind::Verb;
-        let number = verification::begin(&mut control, row.id, kind, &rows, &scope.text())?;
+        let verb = Verifier::Verb;
+        let number = verification::begin(&mut control, row.id, verb, &rows, &scope.text())?;
         Ok((prepared, number))
     })?;
     let plans = &prepared.plans;

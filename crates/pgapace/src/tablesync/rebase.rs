@@ -25,7 +25,7 @@ use crate::sqlstate;
 use crate::stopping::interrupt::interruptible;
 use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::session::{self, Purpose, Subscriber};
-use crate::subscriber::state::verification::{self, TableOf, VerificationKind, VerificationNumber};
+use crate::subscriber::state::verification::{self, TableOf, VerificationNumber, Verifier};
 use crate::subscriber::state::{self, SchemaCopy, Subscription, ownership};
 use crate::subscriber::writer_tag::{Writer, WriterTag};
 use crate::tablesync::copy_display::LINES_EVERY;
@@ -227,8 +227,7 @@ pub(super) fn tables(
     let changed = AtomicBool::new(false);
     let mut source = Pairs { context, snapshot, changed: &changed, taken: false };
     let rows: Vec<_> = plans.iter().map(TablePlan::record).collect();
-    let kind = VerificationKind::Verb;
-    let number = verification::begin(control, owner.id, kind, &rows, &scope.text())?;
+    let number = verification::begin(control, owner.id, Verifier::Verb, &rows, &scope.text())?;
     let manner = Manner {
         jobs: context.options.workers,
         rate: None,

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::verification::differences::{self, NewDifference};
 use crate::subscriber::state::verification::{
-    self, Counts, Standing, TableOf, TableVerification, VerificationNumber,
+    self, Counts, Standing, TableOf, TableVerification, VerificationNumber, Verifier,
 };
 use crate::verify::plan::TablePlan;
 use crate::verify::work::TableWork;
@@ -112,8 +112,11 @@ impl Recorder {
                 "rows differ from those of the publisher"
             );
         }
-        let in_background = self.background.is_some();
-        if self.with(|session| verification::advance(session, of, standing, in_background))? {
+        let verifier = match self.background {
+            Some(_) => Verifier::Background,
+            None => Verifier::Verb,
+        };
+        if self.with(|session| verification::advance(session, of, standing, verifier))? {
             tracing::info!(
                 event = "stale_mark_ended",
                 table = plan.name.to_string(),

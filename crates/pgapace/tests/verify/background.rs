@@ -147,7 +147,7 @@ fn it_goes_on_where_it_was_interrupted() {
         let first = case.tool.program("verify").args(["--table", "n", "--max-rate", "100"]);
         let mut first = must(first.spawn_logged(log));
         must(wait_until(PATIENCE, "a verb to begin", || {
-            let begun = "SELECT count(*) FROM pgapace.verification WHERE kind = 'verb' AND table_name = 'n' AND result IS NULL";
+            let begun = "SELECT count(*) FROM pgapace.verification WHERE kind = 'verb_begun' AND table_name = 'n'";
             Ok(case.subscriber.value(begun) == "1" || !first.is_running())
         }));
         must(first.kill9());

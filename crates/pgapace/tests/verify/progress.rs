@@ -59,10 +59,12 @@ fn an_interrupted_verification_goes_on() {
             let slow = ["--max-rate", "50000", "--jobs", "2"];
             let log = case.log_file(&format!("verify{number}"));
             let mut process = must(case.tool.program("verify").args(slow).spawn_logged(log));
-            let begun = "SELECT chunks BETWEEN 1 AND 2 AND result IS NULL FROM pgapace.verification WHERE table_name = 't'";
+            let begun_row =
+                "FROM pgapace.verification WHERE table_name = 't' AND kind = 'verb_begun'";
+            let begun = format!("SELECT chunks BETWEEN 1 AND 2 AND result IS NULL {begun_row}");
             let compared = wait_until(PATIENCE, "a chunk to be compared", || {
-                let known = "SELECT count(*) FROM pgapace.verification WHERE table_name = 't'";
-                Ok(case.subscriber.value(known) == "1" && case.subscriber.value(begun) == "t")
+                let known = format!("SELECT count(*) {begun_row}");
+                Ok(case.subscriber.value(&known) == "1" && case.subscriber.value(&begun) == "t")
             });
             must(compared);
             if kill {
@@ -75,7 +77,7 @@ fn an_interrupted_verification_goes_on() {
             }
             let before: u64 = case
                 .subscriber
-                .value("SELECT rows FROM pgapace.verification WHERE table_name = 't'")
+                .value(&format!("SELECT rows {begun_row}"))
                 .parse()
                 .unwrap_or_default();
             assert!((50_000..120_000).contains(&before), "{before}");
@@ -99,6 +101,52 @@ fn an_interrupted_verification_goes_on() {
                 ]
             );
         }
+    });
+}
+
+/// Starts a verification, and stops it while a transaction of the publisher keeps its snapshot from being taken.
+fn interrupt_before_it_compares(case: &Case, log: &str) {
+    let mut open = case.publisher.connect();
+    must(open.batch_execute("BEGIN; SELECT pg_current_xact_id()"));
+    let mut verb = must(case.tool.program("verify").spawn_logged(case.log_file(log)));
+    must(wait_until(PATIENCE, "the verification to wait", || {
+        assert!(verb.is_running(), "{}", verb.log());
+        let asked = "SELECT (SELECT count(*) FROM pgapace.verification) > 0 \
+                     AND (SELECT count(*) FROM pgapace.barrier) > 0";
+        Ok(case.subscriber.value(asked) == "t")
+    }));
+    must(verb.terminate());
+    assert_eq!(must(verb.wait(PATIENCE)).code(), Some(11), "{}", verb.log());
+}
+
+/// It says nothing about the tables: what is known of them stays, and `repair` does not take that for no difference.
+#[test]
+fn a_verification_that_ends_before_it_compares_forgets_nothing() {
+    on_versions(&[(18, 18)], |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE n (id int PRIMARY KEY)");
+        let process = case.start();
+        case.publisher.sql("INSERT INTO t SELECT generate_series(1, 100)");
+        let applied = "SELECT count(*) FROM t";
+        must(wait_until(PATIENCE, "the rows", || Ok(case.subscriber.value(applied) == "100")));
+        case.subscriber.sql("DELETE FROM t WHERE id = 5");
+        interrupt_before_it_compares(&case, "first");
+        let unknown = "tables were never compared to the end: public.n, public.t";
+        case.tool.finish("repair", &[]).expect(17, &[unknown, "verify --resume"]);
+        let of_t = ["--table", "t"];
+        case.tool.finish("repair", &of_t).expect(17, &["compared to the end: public.t"]);
+        verify(&case, 18, &["--resume"]);
+        let found = ["t|missing|{\"id\": \"5\"}|∅|1"];
+        assert_eq!(differences(&case), found);
+        interrupt_before_it_compares(&case, "second");
+        assert_eq!(differences(&case), found);
+        let status = json(&case.tool.finish("status", &["--json"]))[0]["verified"].clone();
+        assert_eq!((&status["tables_different"], &status["tables_equal"]), (&1.into(), &1.into()));
+        case.tool.finish("repair", &[]).expect(0, &[]);
+        case.expect_equal(&["t"]);
+        expect_equal(&case, &["n", "t"], &["--resume"]);
+        let kinds = "SELECT DISTINCT kind FROM pgapace.verification";
+        assert_eq!(case.subscriber.rows(kinds), ["verb"]);
+        case.stop(process);
     });
 }
 

@@ -42,7 +42,7 @@ pub(super) fn verified(one: &TableVerification) -> String {
     };
     let rows = counts.rows;
     let scope = match one.kind {
-        VerificationKind::Verb => one.scope.clone(),
+        VerificationKind::Verb | VerificationKind::VerbBegun => one.scope.clone(),
         VerificationKind::Begun | VerificationKind::Background => {
             format!("{}, in the background", one.scope)
         }

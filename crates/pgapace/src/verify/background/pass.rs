@@ -16,7 +16,7 @@ use crate::publisher::session::Publisher;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::Subscription;
-use crate::subscriber::state::verification::{self, ALL_ROWS, VerificationKind};
+use crate::subscriber::state::verification::{self, ALL_ROWS, VerificationKind, Verifier};
 use crate::verify::exclusive;
 use crate::verify::keeper::Servers;
 use crate::verify::plan::TablePlan;
@@ -159,9 +159,9 @@ impl Pass<'_> {
                     records.push(record);
                 }
                 None => {
-                    let kind = VerificationKind::Begun;
+                    let rows = [plan.record()];
                     let number =
-                        verification::begin(control, id, kind, &[plan.record()], ALL_ROWS)?;
+                        verification::begin(control, id, Verifier::Background, &rows, ALL_ROWS)?;
                     records.push(TableRecord::new(number, 0));
                     work.push(TableWork::new(plan.method));
                 }

@@ -1,15 +1,17 @@
 //! Records of verifications: the last one of each table, and its differences.
 //!
-//! A table has up to three rows in `pgapace.verification`:
+//! A table has up to four rows in `pgapace.verification`:
 //!
 //! ```text
-//!  verb        the last one of pgapace verify; interrupted if it has no result
+//!  verb_begun  one of pgapace verify that goes on, or was interrupted ──┐ complete
+//!  verb        the last complete one of pgapace verify  ◄───────────────┘
 //!  begun       one in the background that goes on (--verify-interval) ──┐ complete
 //!  background  the last complete one in the background  ◄───────────────┘
 //! ```
 //!
-//! A verb forgets all recorded differences of its tables, and so restarts verification in the background.
-//! In the background, the differences of earlier verifications stay until the table is complete.
+//! The results and differences of earlier verifications stay until the table is complete: one that ends before it has
+//! compared the table says nothing about it. A table that a verb has completed forgets all other differences, and is
+//! begun again in the background.
 
 pub(crate) mod differences;
 pub(crate) mod schedule;
@@ -57,27 +59,53 @@ impl Counts {
 
 /// The kind of a verification, and of its row. See the head of the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum VerificationKind {
     Verb,
+    VerbBegun,
     Begun,
     Background,
 }
 
 impl VerificationKind {
+    const ALL: [Self; 4] = [Self::Verb, Self::VerbBegun, Self::Begun, Self::Background];
+
     fn name(self) -> &'static str {
         match self {
             Self::Verb => "verb",
+            Self::VerbBegun => "verb_begun",
             Self::Begun => "begun",
             Self::Background => "background",
         }
     }
 
     fn parse(name: &str) -> Result<Self> {
-        [Self::Verb, Self::Begun, Self::Background]
+        Self::ALL
             .into_iter()
             .find(|kind| kind.name() == name)
             .ok_or_else(|| Failure::internal(format!("unknown kind of verification {name:?}")))
+    }
+
+    /// Whether it is one of a verb, complete or not.
+    pub(crate) fn is_of_verb(self) -> bool {
+        matches!(self, Self::Verb | Self::VerbBegun)
+    }
+}
+
+/// Who verifies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verifier {
+    Verb,
+    Background,
+}
+
+impl Verifier {
+    /// The kinds of its rows: begun, and complete.
+    fn kinds(self) -> (VerificationKind, VerificationKind) {
+        match self {
+            Self::Verb => (VerificationKind::VerbBegun, VerificationKind::Verb),
+            Self::Background => (VerificationKind::Begun, VerificationKind::Background),
+        }
     }
 }
 
@@ -187,12 +215,12 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Vec<Tabl
         .collect()
 }
 
-/// Begins a verification of these tables. A verb forgets all that is recorded of them, the background what
-/// it has begun. Returns its number.
+/// Begins a verification of these tables, which forgets what an interrupted one of the same verifier has found. Returns
+/// its number.
 pub(crate) fn begin(
     session: &mut Session,
     id: SubscriptionId,
-    kind: VerificationKind,
+    verifier: Verifier,
     tables: &[NewTable],
     scope: &str,
 ) -> Result<VerificationNumber> {
@@ -209,26 +237,20 @@ pub(crate) fn begin(
         })
         .collect();
     let values = values.join(", ");
-    let (differences, rows) = match kind {
-        VerificationKind::Verb => ("true", "v.kind IN ('verb', 'begun')"),
-        VerificationKind::Begun | VerificationKind::Background => (
-            "d.verification IN (SELECT v.verification FROM pgapace.verification v \
-               WHERE v.subscription = d.subscription AND v.schema_name = d.schema_name \
-                 AND v.table_name = d.table_name AND v.kind = 'begun')",
-            "v.kind = 'begun'",
-        ),
-    };
     // The tables have no statistics, with which one row is expected: the planner would compare each row with each
     // name.
     let results = session
         .simple(&format!(
             "BEGIN; SET LOCAL enable_nestloop = off; SET LOCAL enable_hashjoin = on; \
-             DELETE FROM pgapace.difference d USING (VALUES {values}) t (schema_name, table_name, l, p) \
-               WHERE d.subscription = {id} AND d.schema_name = t.schema_name \
-                 AND d.table_name = t.table_name AND {differences}; \
+             DELETE FROM pgapace.difference d USING pgapace.verification v, \
+                 (VALUES {values}) t (schema_name, table_name, l, p) \
+               WHERE v.subscription = {id} AND v.schema_name = t.schema_name \
+                 AND v.table_name = t.table_name AND v.kind = '{kind}' AND d.subscription = {id} \
+                 AND d.schema_name = v.schema_name AND d.table_name = v.table_name \
+                 AND d.verification = v.verification; \
              DELETE FROM pgapace.verification v USING (VALUES {values}) t (schema_name, table_name, l, p) \
                WHERE v.subscription = {id} AND v.schema_name = t.schema_name \
-                 AND v.table_name = t.table_name AND {rows}; \
+                 AND v.table_name = t.table_name AND v.kind = '{kind}'; \
              SELECT pg_catalog.nextval('pgapace.verification_number'); \
              INSERT INTO pgapace.verification \
                (subscription, schema_name, table_name, kind, verification, scope, columns_left, plan) \
@@ -238,7 +260,7 @@ pub(crate) fn begin(
              SELECT pg_catalog.currval('pgapace.verification_number'); \
              COMMIT",
             id = id.0,
-            kind = kind.name(),
+            kind = verifier.kinds().0.name(),
             scope = quote_literal(scope),
         ))
         .map_err(|e| writing(&e))?;
@@ -247,11 +269,12 @@ pub(crate) fn begin(
     field(&row, 0).map(VerificationNumber)
 }
 
-/// Begins again with a table that is compared otherwise than before the interruption.
+/// Begins again with a table that is compared otherwise than before the interruption, which may have been complete.
 pub(crate) fn begin_again(session: &mut Session, table: TableOf<'_>, plan: i64) -> Result<()> {
     let sql = format!(
         "UPDATE pgapace.verification v SET plan = {plan}, position = NULL, result = NULL, finished_at = NULL, \
-           first_lsn = NULL, rows = 0, bytes = 0, chunks = 0, missing = 0, extra = 0, different = 0 WHERE {}",
+           first_lsn = NULL, rows = 0, bytes = 0, chunks = 0, missing = 0, extra = 0, different = 0, \
+           kind = CASE v.kind WHEN 'verb' THEN 'verb_begun' ELSE v.kind END WHERE {}",
         table.of_verification('v')
     );
     session.simple(&sql).map(drop).map_err(|e| writing(&e))
@@ -278,8 +301,43 @@ pub(crate) struct Standing<'a> {
     pub(crate) result: Option<&'static str>,
 }
 
-/// Records where the verification of a table stands, which is one in the background or of a verb. Returns whether it
-/// ended a mark that the table may lack changes.
+/// SQL for the end of a table's verification: it takes the place of the last one of this verifier, with its
+/// differences. It does nothing if another verification has begun.
+fn completed_sql(table: TableOf<'_>, verifier: Verifier) -> String {
+    let (begun, complete) = verifier.kinds();
+    let is_begun = format!(
+        "EXISTS (SELECT FROM pgapace.verification b WHERE {} AND b.kind = '{}')",
+        table.of_verification('b'),
+        begun.name()
+    );
+    // The background leaves an interrupted verb as it is, because that may be resumed.
+    let (kept, replaced) = match verifier {
+        Verifier::Verb => (String::new(), "'verb', 'begun'"),
+        Verifier::Background => {
+            let of_verb = format!(
+                " AND NOT EXISTS (SELECT FROM pgapace.verification v WHERE {} \
+                   AND v.verification = d.verification AND v.kind = 'verb_begun')",
+                table.of_table('v')
+            );
+            (of_verb, "'background'")
+        }
+    };
+    format!(
+        "DELETE FROM pgapace.difference d WHERE {of_difference} AND d.verification IS DISTINCT FROM {number} \
+           AND {is_begun}{kept}; \
+         DELETE FROM pgapace.verification v WHERE {of_table} AND v.kind IN ({replaced}) AND {is_begun}; \
+         UPDATE pgapace.verification v SET kind = '{complete}' WHERE {of_verification} AND v.kind = '{begun}'",
+        number = table.number.0,
+        of_difference = table.of_table('d'),
+        of_table = table.of_table('v'),
+        of_verification = table.of_verification('v'),
+        complete = complete.name(),
+        begun = begun.name(),
+    )
+}
+
+/// Records where the verification of a table stands. Returns whether it ended a mark that the
+/// table may lack changes.
 ///
 /// Such a mark ends when all rows and columns were found equal, all of them under snapshots behind the
 /// mark: the publisher's rows then include the changes that it did not send.
@@ -287,7 +345,7 @@ pub(crate) fn advance(
     session: &mut Session,
     table: TableOf<'_>,
     standing: &Standing<'_>,
-    in_background: bool,
+    verifier: Verifier,
 ) -> Result<bool> {
     let quoted =
         |text: Option<String>| text.map_or_else(|| "NULL".to_owned(), |t| quote_literal(&t));
@@ -333,7 +391,7 @@ pub(crate) fn advance(
              AND v.first_lsn >= greatest(r.stale_lsn, r.stale_through, r.sync_lsn) \
            RETURNING r.subscription; \
          {completed}",
-        completed = if in_background { schedule::completed_sql(table) } else { String::new() },
+        completed = completed_sql(table, verifier),
     );
     let results = session.simple(&sql).map_err(|e| writing(&e))?;
     advanced(results.first())?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use engine::table_name::TableName;
 use wire::Session;
 
-use super::{ALL_ROWS, TableOf};
+use super::ALL_ROWS;
 use crate::error::Result;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::relations::UNPUBLISHED;
@@ -53,27 +53,6 @@ pub(crate) fn read(
         })
     };
     rows.iter().map(table).collect()
-}
-
-/// SQL for the end of a table's verification in the background: it takes the place of the last one, with its
-/// differences. Those of a verb that was interrupted stay, because it may be resumed. It does nothing if
-/// another verification has begun.
-pub(super) fn completed_sql(table: TableOf<'_>) -> String {
-    let is_begun = format!(
-        "EXISTS (SELECT FROM pgapace.verification b WHERE {} AND b.kind = 'begun')",
-        table.of_verification('b')
-    );
-    format!(
-        "DELETE FROM pgapace.difference d WHERE {of_difference} AND d.verification IS DISTINCT FROM {number} \
-           AND {is_begun} AND NOT EXISTS (SELECT FROM pgapace.verification v WHERE {of_table} \
-             AND v.verification = d.verification AND v.kind = 'verb' AND v.result IS NULL); \
-         DELETE FROM pgapace.verification v WHERE {of_table} AND v.kind = 'background' AND {is_begun}; \
-         UPDATE pgapace.verification v SET kind = 'background' WHERE {of_verification} AND v.kind = 'begun'",
-        number = table.number.0,
-        of_difference = table.of_table('d'),
-        of_table = table.of_table('v'),
-        of_verification = table.of_verification('v'),
-    )
 }
 
 /// Tables that are no longer ready, or no longer part of the subscription, are not gone on with.
