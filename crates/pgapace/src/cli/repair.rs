@@ -275,9 +275,8 @@ fn one(
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
     let site =
         Site { args, config, shutdown, row: &row, publisher: &publisher, subscriber: &subscriber };
-    let repaired = site.repair(&mut control, wanted, outcome);
+    site.repair(&mut control, wanted, outcome)?;
     outcome.find_owners_of_extra(&mut control)?;
-    repaired?;
     never_compared.map_or(Ok(()), Err)
 }
 
