@@ -10,15 +10,14 @@ use crate::check::report::{Reporter, Severity, Side};
 use crate::check::service::Service;
 use crate::check::{Settings, SubscriptionState, failed, genuine, one, origins, service};
 use crate::config::{Prefetch, Subscription as Config};
-use crate::error::{Class, Recovery, Result};
+use crate::error::{Recovery, Result};
 use crate::native::guard;
 use crate::sqlstate;
 use crate::subscriber::catalogue::boolean;
 use crate::subscriber::citus;
 use crate::subscriber::session::OLDEST_MAJOR;
-use crate::subscriber::state::{
-    self, Phase, Subscription, ownership, progress, schema, statistics,
-};
+use crate::subscriber::state::statistics::{self, Statistics};
+use crate::subscriber::state::{self, Phase, Subscription, ownership, progress, schema};
 use crate::subscription::contradiction;
 use crate::switchover;
 
@@ -335,10 +334,7 @@ fn own_subscription(
         known.applied = Some(applied.through);
         known.followed = Some(progress::followed(session, row.id, &applied)?);
     }
-    let history = Some(Class::History.exit_code());
-    known.other_history = statistics::read(session, row.id)?
-        .filter(|statistics| statistics.error_exit_code == history)
-        .and_then(|statistics| statistics.last_error);
+    known.other_history = statistics::read(session, row.id)?.and_then(Statistics::other_history);
     known.owner = ownership::owner(session, row.id)?;
     known.is_read = true;
     let phase = row.phase.name();

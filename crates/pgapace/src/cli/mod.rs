@@ -157,7 +157,7 @@ Example:
 
 const REBASE_HELP: &str = r#"For a subscription whose slot was lost, or whose subscriber was restored from a backup. It drops the slot, creates another, and compares all tables with the publisher's under the snapshot of that slot. Rows that differ are made equal: missing rows are inserted, others updated, and rows that only the subscriber has are deleted. Empty tables are copied. Then it applies what the publisher has committed meanwhile, and ends. If it is interrupted, run it again, or pgapace run.
 
-The process that runs the subscription must be stopped. Another publisher than the one that the subscription follows is refused (exit code 10): a promoted standby is the same; a server after pg_upgrade is not, nor is one that a failover left behind. To follow another one: pgapace drop --keep-slot, then pgapace run --if-not-empty rebase.
+The process that runs the subscription must be stopped. Another publisher than the one that the subscription follows is refused (exit code 10): a promoted standby is the same; a server after pg_upgrade is not, nor is one that a failover left behind. So is a publisher that was restored to an earlier state, because it lacks rows that would be deleted: decide which side is right, and if it is the publisher: pgapace drop, then pgapace run --if-not-empty rebase. To follow another one: pgapace drop --keep-slot, then pgapace run --if-not-empty rebase.
 
 With a subscription in the opposite direction: first stop writes on the subscriber, and wait until that subscription has applied them. A rebase would overwrite the changes that are on their way, and warns of that (opposite_direction).
 

@@ -17,6 +17,7 @@ use crate::publisher::{publication, slot, slot_to_drop};
 use crate::same_database;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
+use crate::subscriber::state::statistics::{self, Statistics};
 use crate::subscriber::state::{self, Phase, Subscription, ownership, prepared, progress};
 use crate::subscriber::writer_tag::{self, TagRules};
 use crate::subscription::{self, RunOptions, Until, check_sent_alike, check_start};
@@ -93,6 +94,7 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
     }
     let (system, found) =
         slot_to_drop::find(&mut source, &row, TO_FOLLOW_ANOTHER, FREE_WITHIN, &stopping)?;
+    check_not_restored(&mut control, &mut source, &row, &system)?;
     publication::check_exist(&mut source, &config.publications)?;
     let exists = found.is_some();
     if let Some((found, was_used)) = found {
@@ -143,12 +145,28 @@ fn can_go_on(
     if found.is_none_or(|slot| slot.invalid.is_some()) {
         return Ok(false);
     }
-    let applied = progress::read(control, row.id)?.unwrap_or_default();
-    let followed = progress::followed(control, row.id, &applied)?;
+    let followed = followed(control, row)?;
     match history::check_identified(source, system, row, &followed) {
         Err(failure) if failure.class == Class::History => Ok(false),
         checked => checked.map(|()| true),
     }
+}
+
+/// Refuses a publisher that was restored to an earlier state: the rows that it lacks would be deleted.
+fn check_not_restored(
+    control: &mut Session,
+    source: &mut Session,
+    row: &Subscription,
+    system: &SystemIdentity,
+) -> Result<()> {
+    let followed = followed(control, row)?;
+    let last_error = statistics::read(control, row.id)?.and_then(Statistics::other_history);
+    history::check_not_restored(source, system, row, &followed, last_error.as_deref())
+}
+
+fn followed(control: &mut Session, row: &Subscription) -> Result<progress::Followed> {
+    let applied = progress::read(control, row.id)?.unwrap_or_default();
+    progress::followed(control, row.id, &applied)
 }
 
 /// The new slot sends a transaction that is prepared now when it is committed.

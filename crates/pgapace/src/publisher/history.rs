@@ -212,6 +212,34 @@ fn check_standpoint(
     standpoint.check(needed, history.as_ref()).map_err(|e| another_history(&e))
 }
 
+/// The same for a verb that replaces the slot, `system` being the publisher's identity. `last_error` is that of a last
+/// run that found another history. A newer timeline is followed, though the publisher may lack what the subscriber has:
+/// its refusal names the verb.
+pub(crate) fn check_not_restored(
+    session: &mut Session,
+    system: &SystemIdentity,
+    row: &Subscription,
+    followed: &Followed,
+    last_error: Option<&str>,
+) -> Result<()> {
+    if row.timeline.is_some_and(|recorded| recorded != system.timeline) {
+        return Ok(());
+    }
+    check_standpoint(session, followed.farthest, followed.history)?;
+    last_error.map_or(Ok(()), |error| Err(found_by_last_run(error)))
+}
+
+/// The error for a publisher whose WAL has passed the position again: only a stream, which reads the old slot, shows
+/// that it has other transactions.
+fn found_by_last_run(error: &str) -> Failure {
+    Failure::new(Class::History, format!("the last run found another history: {error}"))
+        .detail("A rebase would delete what only the subscriber has.")
+        .hint(
+            "Decide which side is right; if it is the publisher: pgapace drop, then pgapace run --if-not-empty \
+             rebase. If that run was started with another --publisher: pgapace run, whose error has the next step.",
+        )
+}
+
 /// SQL for the recovery state, the end of WAL, and the fate of the last remembered transaction:
 /// whether it was committed, and when (microseconds since 2000). The 32-bit xid is extended to the
 /// 64-bit one nearest to the next xid. That is correct as long as not too much WAL was written

@@ -8,7 +8,7 @@ use testbed::{Pair, Program, Result, Stop};
 
 use super::privileges::{SHOP, arguments, part};
 use crate::support::{
-    NAME, PATIENCE, Site, expect_exit, pgapace, wait_for_event, wait_while_running,
+    NAME, PATIENCE, Site, expect_exit, one_or_all, pgapace, wait_for_event, wait_while_running,
 };
 
 pub(super) const MAJORS: [u16; 2] = [15, 18];
@@ -121,6 +121,55 @@ fn a_publisher_restored_to_before_the_progress_is_refused() -> Result<()> {
         let compare = ["--until", "current", "--if-not-empty", "rebase"];
         let mut run = site.spawn(&program(&site).args(compare))?;
         expect_exit(&mut run, 0, &[])?;
+        expect_equal_rows(&site)?;
+    }
+    Ok(())
+}
+
+/// It would delete what only the subscriber has.
+#[test]
+fn rebase_refuses_a_publisher_restored_to_an_earlier_state() -> Result<()> {
+    for &major in one_or_all(&MAJORS) {
+        let mut site = saved(major, &[])?;
+        insert(&site, "10, 19", "lost")?;
+        follow(&site)?;
+        go_back(&mut site)?;
+        let before = rows(&site)?;
+        let expect = |site: &Site, verb: &str, code, named: &[&str]| {
+            let arguments = arguments(site).into_iter();
+            let rest = if verb == "run" { &["--until", "current"][..] } else { &[] };
+            let rest = rest.iter().map(|&argument| argument.to_owned());
+            expect_exit(&mut site.spawn(&pgapace(verb).args(arguments.chain(rest)))?, code, named)
+        };
+        let refused = |site: &Site, why: &str| -> Result<()> {
+            expect(site, "rebase", 10, &[why, "pgapace drop", "--if-not-empty rebase"])?;
+            assert_eq!(rows(site)?, before);
+            let slots = "SELECT count(*) FROM pg_replication_slots";
+            assert_eq!(site.publisher.query_one_text(SHOP, slots)?, "1");
+            Ok(())
+        };
+        refused(&site, "the publisher's WAL ends at")?;
+        // Only a run reads the slot, and sees what has become of the transactions.
+        insert(&site, "10, 10", "new")?;
+        write_other(&site, 20_000)?;
+        expect(&site, "run", 10, &["HINT:", "pgapace drop"])?;
+        refused(&site, "the last run found another history")?;
+        // The run had reached another server: the next one, with the right one, finds that its slot is lost.
+        expect(&site, "drop", 0, &[])?;
+        let compare = ["--until", "current", "--if-not-empty", "rebase"];
+        expect_exit(&mut site.spawn(&program(&site).args(compare))?, 0, &[])?;
+        let found =
+            "UPDATE pgapace.stat_subscription SET last_error = 'other', error_exit_code = 10";
+        site.subscriber.sql(SHOP, found)?;
+        site.publisher.sql(SHOP, &format!("SELECT pg_drop_replication_slot('{NAME}')"))?;
+        expect(
+            &site,
+            "rebase",
+            10,
+            &["the last run found another history: other", "pgapace run,"],
+        )?;
+        expect(&site, "run", 7, &["pgapace rebase"])?;
+        expect(&site, "rebase", 0, &["table_rebased"])?;
         expect_equal_rows(&site)?;
     }
     Ok(())

@@ -7,7 +7,7 @@ use pgoutput::Lsn;
 use serde::Serialize;
 use wire::{Row, Session};
 
-use crate::error::{Failure, Result};
+use crate::error::{Class, Failure, Result};
 use crate::observe::ledger::Counts;
 use crate::observe::stopwatch::Reason;
 use crate::subscriber::catalogue::{boolean, field};
@@ -440,6 +440,14 @@ pub(crate) struct Statistics {
     pub(crate) next_try_at: Option<String>,
     /// Whether a process is still retrying: `next_try_at` is at most two minutes ago.
     pub(crate) retrying: bool,
+}
+
+impl Statistics {
+    /// The error of a last run that found another history.
+    pub(crate) fn other_history(self) -> Option<String> {
+        let found = self.error_exit_code == Some(Class::History.exit_code());
+        self.last_error.filter(|_| found)
+    }
 }
 
 /// Reads the statistics; `None` if the subscription never ran.
