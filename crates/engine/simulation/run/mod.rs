@@ -254,6 +254,7 @@ pub(crate) fn failed(error: IntakeError<String>) -> String {
         IntakeError::Assemble(error) => format!("the stream cannot be understood: {error}"),
         IntakeError::History(error) => refused(&error),
         IntakeError::Malformed => "the spool is not what was written".to_owned(),
+        IntakeError::NotPreparedHere(what) => format!("{what} is not prepared"),
         IntakeError::Replaced => "a table was replaced".to_owned(),
         IntakeError::Lost(what) => format!("lost: {what}"),
         IntakeError::Outside(what) => what,

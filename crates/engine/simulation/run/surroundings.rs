@@ -105,6 +105,10 @@ impl PreparedTransaction for PreparedHere {
     fn gid(&self) -> &'static str {
         ""
     }
+
+    fn describe(&self) -> String {
+        format!("transaction {}", self.xid)
+    }
 }
 
 impl Surroundings for Outside {

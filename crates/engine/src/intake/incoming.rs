@@ -48,6 +48,9 @@ pub trait PreparedTransaction {
 
     /// The transaction's gid on the publisher.
     fn gid(&self) -> &str;
+
+    /// Describes the transaction for messages.
+    fn describe(&self) -> String;
 }
 
 /// The state of a prepared transaction on the subscriber when a run starts.
@@ -196,6 +199,9 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
                 unsent(&gid, xid, lsn);
                 self.note_ended_elsewhere(message, false);
                 return Ok(None);
+            }
+            Err(AssembleError::UnknownPrepared { xid, .. }) if self.absent.contains_key(&xid) => {
+                return Err(IntakeError::NotPreparedHere(self.absent[&xid].describe()));
             }
             Err(error) => return Err(IntakeError::Assemble(error)),
         };

@@ -142,6 +142,9 @@ pub enum IntakeError<E> {
     History(HistoryError),
     /// The spool returned other bytes than were written.
     Malformed,
+    /// The publisher committed this prepared transaction and does not send its changes again, but another session has
+    /// rolled it back on the subscriber.
+    NotPreparedHere(String),
     /// A table was replaced by another one of its name in the middle of a transaction.
     Replaced,
     /// Something that must exist does not: a bug.

@@ -73,4 +73,8 @@ impl PreparedTransaction for PreparedHere {
     fn gid(&self) -> &str {
         &self.gid
     }
+
+    fn describe(&self) -> String {
+        Self::describe(self)
+    }
 }

@@ -226,6 +226,7 @@ impl From<IntakeError<Failure>> for Failure {
         match error {
             IntakeError::Outside(failure) => failure,
             IntakeError::History(error) => another_history(&error),
+            IntakeError::NotPreparedHere(described) => prepared::not_prepared_here(&described),
             IntakeError::Malformed => {
                 Self::internal("the spool returned other bytes than were written")
             }
@@ -239,8 +240,8 @@ impl From<IntakeError<Failure>> for Failure {
             IntakeError::Assemble(error) => {
                 let hint = match error {
                     AssembleError::UnknownPrepared { .. } => {
-                        "Another reader of the slot has passed its PREPARE, or a user has rolled it back \
-                         on the subscriber, where it was prepared. If the transaction only locked rows, publishers before their July 2026 minors do not send its PREPARE."
+                        "Another reader of the slot has passed its PREPARE. If the transaction only locked rows, \
+                         publishers before their July 2026 minors do not send its PREPARE."
                     }
                     _ => "This is a bug of the publisher or of pgapace; please report it.",
                 };

@@ -7,7 +7,7 @@
 use crate::apply::work::{Group, TwoPhase};
 use crate::apply::worker::session::WorkerSession;
 use crate::error::{Class, Failure, Result};
-use crate::subscriber::state::prepared::PreparedHere;
+use crate::subscriber::state::prepared::{PreparedHere, not_prepared_here};
 
 impl WorkerSession {
     /// Executes such a step of a group, unless that was done before, so that its progress can be recorded.
@@ -44,18 +44,7 @@ impl WorkerSession {
             );
             return Ok(());
         }
-        Err(Failure::new(
-            Class::Apply,
-            format!(
-                "{} was committed on the publisher, but another session has rolled it back on the \
-                 subscriber",
-                prepared.describe()
-            ),
-        )
-        .hint(
-            "Its changes are lost on the subscriber. Repeat them manually, or copy the tables again \
-             (pgapace resync). To skip the transaction: pgapace prepared --rollback GID.",
-        ))
+        Err(not_prepared_here(&prepared.describe()))
     }
 
     /// Whether it has ended as on the publisher.

@@ -176,6 +176,21 @@ impl PreparedHere {
     }
 }
 
+/// The error for a COMMIT PREPARED of a transaction that is not prepared on the subscriber any more.
+pub(crate) fn not_prepared_here(described: &str) -> Failure {
+    Failure::new(
+        Class::Apply,
+        format!(
+            "{described} was committed on the publisher, but another session has rolled it back on the subscriber"
+        ),
+    )
+    .hint(
+        "Start pgapace once more: if the publisher still has the PREPARE, it sends the changes again. If this error stays, \
+         they are lost on the subscriber: pgapace prepared --rollback GID skips the transaction. Then repeat its changes \
+         manually, or copy the tables again (pgapace resync), and start pgapace.",
+    )
+}
+
 /// The state of a transaction that was to be prepared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
