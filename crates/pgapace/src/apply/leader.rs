@@ -374,7 +374,10 @@ impl<'a> Leader<'a> {
     fn bookkeeping_done(&mut self, result: BookkeepingResult) -> Result<()> {
         match result {
             BookkeepingResult::Fingerprints(found) => {
-                self.around.tables.compare(&found);
+                if self.around.tables.compare(&found) {
+                    // A table may have been created again, without its rows.
+                    self.around.table_sync.tables_changed();
+                }
                 self.schema_watch.answered(Instant::now());
             }
             BookkeepingResult::Requests(found) => self.requests_found(found)?,

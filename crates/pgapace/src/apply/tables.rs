@@ -24,7 +24,7 @@ use crate::apply::read_tables::ReadTables;
 use crate::config::ApplyModeSetting;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::announced::{Announced, Version};
-use crate::publisher::dump_command::dump_command;
+use crate::publisher::dump_command::{dump_command, shell_quoted};
 use crate::publisher::publication::PublishedTable;
 use crate::publisher::watch::Commits;
 use crate::subscriber::catalogue::{CatalogueReader, TableFacts};
@@ -300,8 +300,10 @@ impl Tables {
         }
     }
 
-    /// Forgets the maps of tables that look otherwise now: the next change of each loads it again.
-    pub(crate) fn compare(&mut self, now: &FxHashMap<u32, Option<String>>) {
+    /// Forgets the maps of tables that look otherwise now: the next change of each loads it again. Returns whether
+    /// there are some.
+    pub(crate) fn compare(&mut self, now: &FxHashMap<u32, Option<String>>) -> bool {
+        let before = self.resolved.len();
         self.keep(|_, resolved| match resolved {
             Resolved::Ignored => true,
             Resolved::Table { map, .. } => {
@@ -319,6 +321,7 @@ impl Tables {
                 same
             }
         });
+        self.resolved.len() < before
     }
 
     fn maps(&self) -> impl Iterator<Item = &Arc<TableMap>> {
@@ -580,7 +583,11 @@ pub(crate) fn missing(table: &TableName) -> Failure {
         "Create it on the subscriber: {}",
         dump_command(&[sql_name(table)], "PUBLISHER", "SUBSCRIBER")
     );
-    let hint = format!("{remedy}; or take it out of the publication; then start pgapace again.");
+    let copy = shell_quoted(&table.to_string());
+    let hint = format!(
+        "{remedy}; or take it out of the publication; then start pgapace again. If the table had rows before, they are \
+         not sent again: pgapace resync {copy} copies them."
+    );
     let message = format!("the subscriber has no table {table}");
     Failure { remedy: Some(remedy), ..Failure::new(Class::Mismatch, message) }.hint(hint)
 }

@@ -17,6 +17,7 @@ pub(crate) mod oid;
 pub(crate) mod origin;
 pub(crate) mod other_subscriptions;
 pub(crate) mod partitions;
+pub(crate) mod replaced_tables;
 pub(crate) mod row_values;
 pub(crate) mod session;
 pub(crate) mod state;

@@ -30,6 +30,7 @@ use crate::publisher::watch::{self, Commits, Watch};
 use crate::scoped_thread;
 use crate::subscriber::format::Servers;
 use crate::subscriber::origin;
+use crate::subscriber::replaced_tables;
 use crate::subscriber::session;
 use crate::subscriber::state::{self, Phase, RelationState, Subscription, heartbeat};
 use crate::subscriber::storage;
@@ -229,7 +230,10 @@ impl Supervisor<'_> {
             || this.start_stream(publisher, source, row, resumption, streaming),
             || state::relations_and(control, row.id, &begins, stored),
         );
-        let (stream, (states, stored)) = (stream?, read?);
+        let (stream, (mut states, stored, replaced)) = (stream?, read?);
+        if replaced_tables::judge(control, row.owned_epoch(), &replaced)? {
+            states = state::relations(control, row.id)?;
+        }
         if looks {
             storage::warn_of_unlogged(&stored, published)?;
         }

@@ -238,6 +238,7 @@ impl<'a> Adder<'a> {
             publisher: self.context.publisher.clone(),
             subscriber: self.context.subscriber.clone(),
             id: self.context.id,
+            owner: self.context.owner(),
             publications: self.context.publications.to_vec(),
             published: known.then(|| self.new.clone()),
             not_due: not_due.map(|(name, _)| name.clone()).collect(),

@@ -216,6 +216,11 @@ impl<'a> StreamedTableSync<'a> {
         self.adder.look_soon();
     }
 
+    /// Tables of the subscriber have changed: pgapace looks at them soon.
+    pub(crate) fn tables_changed(&mut self) {
+        self.adder.look_soon();
+    }
+
     /// Looks now whether all tables were published all the time.
     pub(crate) fn look_for_gaps(
         &mut self,

@@ -8,7 +8,9 @@ use crate::error::{Failure, Result};
 use crate::publisher::publication::{self, PublicationContents, PublishedTable};
 use crate::publisher::session::Publisher;
 use crate::sqlstate;
+use crate::subscriber::replaced_tables;
 use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::published::{self, PreviousReading};
 use crate::subscriber::state::{self, RelationState, SubscriptionId};
 use crate::tablesync::subscriber_tables::{self, Obstacle, SubscriberTable};
@@ -61,6 +63,7 @@ pub(super) struct Inspection {
     pub(super) publisher: Publisher,
     pub(super) subscriber: Subscriber,
     pub(super) id: SubscriptionId,
+    pub(super) owner: OwnedEpoch,
     pub(super) publications: Vec<String>,
     /// The published tables, if they are known already.
     pub(super) published: Option<Vec<PublishedTable>>,
@@ -89,6 +92,7 @@ impl Inspection {
         session
             .simple(QUERY_LIMIT)
             .map_err(|e| Failure::subscriber(&e, "preparing a look at its tables"))?;
+        replaced_tables::look(&mut session, self.id, self.owner)?;
         let mut published = match self.published.take() {
             Some(published) => published,
             None => {

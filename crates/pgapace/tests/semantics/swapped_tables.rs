@@ -1,8 +1,166 @@
 //! Tables of the subscriber that take the name of another one, which nothing announces.
 
-use crate::support::{PATIENCE, expect_exit, must, on_versions, wait_for_event};
+use std::process::Command;
+
+use testbed::program::events;
+
+use crate::support::{Case, PATIENCE, expect_exit, must, on_versions, skipped, wait_for_event};
 
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
+
+/// A table with rows of a copy.
+const COPIED: &str = "CREATE TABLE t (id int PRIMARY KEY, v int)";
+
+fn copied(case: &Case) {
+    case.publisher
+        .sql(&format!("{COPIED}; INSERT INTO t SELECT i, 0 FROM generate_series(1, 100) i"));
+    case.subscriber.sql(COPIED);
+    case.publish("FOR ALL TABLES");
+    case.run_until_current();
+}
+
+fn is_stale(case: &Case) -> bool {
+    let stale = "SELECT stale_lsn IS NOT NULL FROM pgapace.relation WHERE table_name = 't'";
+    case.subscriber.value(stale) == "t"
+}
+
+/// The message of the run that the missing table ends tells how to get its rows, and so does the next start.
+#[test]
+fn a_table_that_was_dropped_and_created_is_stale() {
+    on_versions(&BOTH, |case| {
+        copied(&case);
+        let mut process = case.start();
+        case.subscriber.sql("DROP TABLE t");
+        case.publisher.sql("INSERT INTO t VALUES (101, 1)");
+        must(expect_exit(&mut process, 6, &["has no table public.t", "pgapace resync 'public.t'"]));
+        case.subscriber.sql(COPIED);
+        let log = case.run_until_current();
+        assert_eq!(events(&log, "table_stale"), 1, "{log}");
+        assert!(is_stale(&case));
+        case.tool.finish("status", &["--check"]).expect(16, &["it lacks the rows from before"]);
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+        assert!(!is_stale(&case));
+    });
+}
+
+/// The changes go on into the new table at once.
+#[test]
+fn a_table_that_is_created_anew_during_a_run_is_stale() {
+    on_versions(&BOTH, |case| {
+        copied(&case);
+        let mut process = case.start();
+        case.publisher.sql("INSERT INTO t VALUES (101, 1)");
+        case.wait_until_applied(&mut process);
+        case.subscriber.sql(&format!("BEGIN; DROP TABLE t; {COPIED}; COMMIT"));
+        case.publisher.sql("INSERT INTO t VALUES (102, 1)");
+        must(wait_for_event(&mut process, "table_stale", PATIENCE));
+        case.publisher.sql("INSERT INTO t VALUES (103, 1)");
+        case.wait_until_applied(&mut process);
+        assert!(is_stale(&case));
+        case.tool.finish("verify", &[]).expect(18, &[]);
+        assert!(is_stale(&case));
+        case.tool.finish("repair", &[]).expect(0, &[]);
+        case.tool.finish("verify", &[]).expect(0, &["stale_mark_ended"]);
+        case.stop(process);
+        // It is not marked again.
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+        assert!(!is_stale(&case));
+    });
+}
+
+/// Nothing is applied meanwhile, so that the start is the first to see it.
+#[test]
+fn an_empty_table_that_takes_the_name_before_a_start_is_stale() {
+    on_versions(&BOTH, |case| {
+        copied(&case);
+        case.subscriber.sql(
+            "CREATE TABLE new (LIKE t INCLUDING ALL); ALTER TABLE t RENAME TO old; ALTER TABLE new RENAME TO t",
+        );
+        case.publisher.sql("INSERT INTO t VALUES (101, 1)");
+        case.run_until_current();
+        assert!(is_stale(&case));
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+        assert!(!is_stale(&case));
+    });
+}
+
+/// A user has put the rows there: by a swap, or with a table that was partitioned.
+#[test]
+fn a_filled_table_that_takes_the_name_is_not_stale() {
+    on_versions(&BOTH, |case| {
+        copied(&case);
+        let swap = "BEGIN; ALTER TABLE t RENAME TO old; ALTER TABLE new RENAME TO t; COMMIT; DROP TABLE old";
+        let plain = "CREATE TABLE new (LIKE t INCLUDING ALL)";
+        let partitioned = "CREATE TABLE new (id int PRIMARY KEY, v int) PARTITION BY RANGE (id); \
+                           CREATE TABLE leaf PARTITION OF new DEFAULT";
+        for create in [plain, partitioned] {
+            for statement in create.split("; ").chain(["INSERT INTO new TABLE t"]) {
+                case.subscriber.sql(statement);
+            }
+            case.subscriber.sql(swap);
+            // Judged before its rows are replaced by newer ones.
+            case.run_until_current();
+            case.publisher.sql("UPDATE t SET v = v + 1");
+            case.run_until_current();
+            case.run_until_current();
+            assert!(!is_stale(&case), "{create}");
+            case.expect_equal(&["t"]);
+        }
+        let mut process = case.start();
+        case.publisher.sql("UPDATE t SET v = v + 1 WHERE id = 1");
+        case.wait_until_applied(&mut process);
+        case.subscriber.sql(&format!("BEGIN; {plain}; INSERT INTO new TABLE t; COMMIT"));
+        case.subscriber.sql(swap);
+        case.publisher.sql("UPDATE t SET v = v + 1 WHERE id < 10");
+        case.wait_until_applied(&mut process);
+        case.stop(process);
+        case.run_until_current();
+        assert!(!is_stale(&case));
+        case.expect_equal(&["t"]);
+    });
+}
+
+/// All tables of a restored dump are new, that of the state too.
+#[test]
+fn tables_of_a_restored_dump_are_not_stale() {
+    on_versions(&[(18, 18)], |case| {
+        copied(&case);
+        let binaries = case.subscriber.cluster.binaries();
+        if !binaries.has("pg_dump") || !binaries.has("psql") {
+            return skipped("tables_of_a_restored_dump_are_not_stale", "no pg_dump and psql");
+        }
+        let dump = must(
+            Command::new(binaries.bin("pg_dump"))
+                .args(["--clean", "--inserts", "--dbname"])
+                .arg(case.subscriber.conninfo())
+                .output(),
+        );
+        assert!(dump.status.success(), "{}", String::from_utf8_lossy(&dump.stderr));
+        let file = case.log_file("dump.sql");
+        must(std::fs::write(&file, &dump.stdout));
+        let oid = || case.subscriber.value("SELECT 't'::regclass::oid");
+        let before = oid();
+        let restored = must(
+            Command::new(binaries.bin("psql"))
+                .args(["--quiet", "--set=ON_ERROR_STOP=1", "--file"])
+                .arg(&file)
+                .arg("--dbname")
+                .arg(case.subscriber.conninfo())
+                .output(),
+        );
+        assert!(restored.status.success(), "{}", String::from_utf8_lossy(&restored.stderr));
+        assert_ne!(oid(), before);
+        case.publisher.sql("INSERT INTO t VALUES (101, 1)");
+        case.run_until_current();
+        assert!(!is_stale(&case));
+        case.expect_equal(&["t"]);
+    });
+}
 
 /// UPDATE ONLY of a partitioned table finds no row, without an error: as if the rows were missing.
 #[test]

@@ -10,6 +10,7 @@ use wire::Session;
 use super::{SubscriptionId, published, reading, table_name_arrays, writing};
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::replaced_tables;
 
 /// A row of `pgapace.relation`: one table of a subscription.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -118,18 +119,20 @@ pub(crate) fn relations(session: &mut Session, id: SubscriptionId) -> Result<Vec
     relation_states(&rows)
 }
 
-/// The same, and the rows of another query, in one round trip with a query whose result does not matter.
+/// The same, the rows of another query, and those of [`replaced_tables::REPLACED`], in one round trip with a query whose
+/// result does not matter.
 pub(crate) fn relations_and(
     session: &mut Session,
     id: SubscriptionId,
     setting: &str,
     other: (&str, &[Option<&str>]),
-) -> Result<(Vec<RelationState>, wire::Rows)> {
+) -> Result<(Vec<RelationState>, wire::Rows, wire::Rows)> {
     let id = id.0.to_string();
     let id = &[Some(id.as_str())][..];
-    let [rows, _, others] =
-        session.query_each([(RELATIONS, id), (setting, &[]), other]).map_err(|e| reading(&e))?;
-    Ok((relation_states(&rows)?, others))
+    let [rows, _, others, replaced] = session
+        .query_each([(RELATIONS, id), (setting, &[]), other, (replaced_tables::REPLACED, id)])
+        .map_err(|e| reading(&e))?;
+    Ok((relation_states(&rows)?, others, replaced))
 }
 
 /// SQL: whether relation `r` was found to be unpublished, as [`engine::published::PublishedBy`] is recorded.
