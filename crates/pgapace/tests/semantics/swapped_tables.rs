@@ -37,7 +37,8 @@ fn a_table_that_was_dropped_and_created_is_stale() {
         let log = case.run_until_current();
         assert_eq!(events(&log, "table_stale"), 1, "{log}");
         assert!(is_stale(&case));
-        case.tool.finish("status", &["--check"]).expect(16, &["it lacks the rows from before"]);
+        let status = case.tool.finish("status", &[]).expect(0, &[]).stdout.clone();
+        assert!(status.contains("it lacks the rows from before"), "{status}");
         case.tool.finish("resync", &["t"]).expect(0, &[]);
         case.run_until_current();
         case.expect_equal(&["t"]);
@@ -128,7 +129,7 @@ fn a_filled_table_that_takes_the_name_is_not_stale() {
 /// All tables of a restored dump are new, that of the state too.
 #[test]
 fn tables_of_a_restored_dump_are_not_stale() {
-    on_versions(&[(18, 18)], |case| {
+    on_versions(&[(15, 15)], |case| {
         copied(&case);
         let binaries = case.subscriber.cluster.binaries();
         if !binaries.has("pg_dump") || !binaries.has("psql") {
