@@ -90,6 +90,26 @@ impl Display for Untagged {
 }
 
 impl Untagged {
+    /// What to change, so that commits are tagged or need not be. `leaves_some`: some origins are left to native
+    /// subscriptions.
+    pub(crate) fn remedy(&self, leaves_some: bool) -> String {
+        let first = match self {
+            Self::Refused(_) => {
+                "Grant the role the origin functions (pgapace check prints the GRANT; docs/privileges.sql has it)"
+            }
+            Self::Short(_) => {
+                "Raise max_replication_slots (max_active_replication_origins from 18 on)"
+            }
+        };
+        let second = match self {
+            Self::Short(_) if leaves_some => {
+                ", pass --tag-commits=true to use those that are left to native subscriptions,"
+            }
+            _ => "",
+        };
+        format!("{first}{second} or pass --tag-commits=false if there is no other direction.")
+    }
+
     fn by(error: &ServerError) -> Self {
         let reason = format!("{} (SQLSTATE {})", error.message, error.code);
         match error.code == sqlstate::CONFIGURATION_LIMIT_EXCEEDED {

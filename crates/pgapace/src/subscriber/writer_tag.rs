@@ -124,7 +124,7 @@ impl WriterTag {
         }
         match attached {
             Ok(()) => Ok(Some(Self { id, database, writer, may_drop: tagging.may_drop })),
-            Err(reason) if rules.origin_none || others_tag => Err(refusal(&reason)),
+            Err(reason) if rules.origin_none || others_tag => Err(refusal(&reason, rules)),
             Err(reason) => {
                 if is_first {
                     reason.log(&name_of(session, id)?);
@@ -185,18 +185,12 @@ fn name_of(session: &mut Session, id: SubscriptionId) -> Result<String> {
     field(&first_row(&[rows], "the query for the subscription")?, 0)
 }
 
-fn refusal(reason: &Untagged) -> Failure {
-    Failure::new(
-        Class::Subscriber,
-        format!(
-            "cannot write to replicated tables: the writes cannot be tagged with a replication \
-             origin: {reason}"
-        ),
-    )
-    .hint(
-        "A subscription in the opposite direction would send untagged writes back. Grant the role the \
-         origin functions (pgapace check prints the GRANT; docs/privileges.sql has it), raise \
-         max_replication_slots (max_active_replication_origins from 18 on), pass --tag-commits=true to use those that are left to native \
-         subscriptions, or pass --tag-commits=false if there is no other direction.",
-    )
+fn refusal(reason: &Untagged, rules: TagRules) -> Failure {
+    let message = format!(
+        "cannot write to replicated tables: the writes cannot be tagged with a replication origin: {reason}"
+    );
+    Failure::new(Class::Subscriber, message).hint(format!(
+        "A subscription in the opposite direction would send untagged writes back. {}",
+        reason.remedy(rules.tag_commits == TagCommits::Auto)
+    ))
 }

@@ -305,13 +305,16 @@ impl Supervisor<'_> {
 
     /// The end on request. With a goal, it is a failure.
     fn stopped(&self) -> Result<Outcome> {
-        match self.goal {
-            None => Ok(Outcome::Stopped),
-            Some(_) => {
-                Err(Failure::new(Class::Stopped, "stopped before the goal of --until was reached")
-                    .hint("Nothing is lost: start pgapace again, and it resumes."))
-            }
+        if self.goal.is_none() {
+            return Ok(Outcome::Stopped);
         }
+        let (before, hint) = if self.options.rebases {
+            ("the rebase was complete", "pgapace rebase or pgapace run completes it.")
+        } else {
+            ("the goal of --until was reached", "start pgapace again, and it resumes.")
+        };
+        Err(Failure::new(Class::Stopped, format!("stopped before {before}"))
+            .hint(format!("Nothing is lost: {hint}")))
     }
 
     /// The next run waits until the process that asked for the subscription needs it no more.

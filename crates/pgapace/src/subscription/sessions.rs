@@ -254,12 +254,10 @@ fn open_apply(
                 Class::Subscriber,
                 format!("cannot tag commits with a replication origin: {reason}"),
             )
-            .hint(
-                "With --origin none, untagged commits would be sent back by the other \
-                 direction. Grant the role the origin functions (pgapace check prints the GRANT; \
-                 docs/privileges.sql has it), raise max_replication_slots (max_active_replication_origins from 18 on), pass --tag-commits=true to \
-                 use those that are left to native subscriptions, or pass --tag-commits=false if there is no other direction.",
-            ));
+            .hint(format!(
+                "With --origin none, untagged commits would be sent back by the other direction. {}",
+                reason.remedy(identity.origin_reserve.is_some())
+            )));
         }
         // The lost session had an origin: another direction may rely on it.
         Err(reason) if lost.is_some() => {
