@@ -344,12 +344,13 @@ fn type_name(session: &mut Session, oid: u32) -> Result<String> {
     Ok(rows.first().and_then(|row| row.get(0).map(str::to_owned)).unwrap_or_default())
 }
 
-/// Why a column needs text.
-fn why_text(column: &str, publisher: &str, subscriber: &str) -> String {
-    if publisher == subscriber {
-        format!("{column}: values of type {publisher} are sent as text")
-    } else {
+/// Why a column needs text: `local` is the subscriber's type, with its `typtype`. A type that appeared on the publisher
+/// during the run may have no name.
+fn why_text(column: &str, publisher: &str, local: (u32, char), subscriber: &str) -> String {
+    if agree(local, local) {
         format!("{column}: publisher type {publisher}, subscriber type {subscriber}")
+    } else {
+        format!("{column}: values of type {subscriber} are sent as text")
     }
 }
 
@@ -371,7 +372,8 @@ pub(crate) fn choose(
             let name = || format!("{}.{}", table.name, column.name);
             if !agree((column.base_type, column.type_kind), local) {
                 let subscriber = type_name(control, local.0)?;
-                return Ok(Format::text(why_text(&name(), &column.base_type_name, &subscriber)));
+                let publisher = &column.base_type_name;
+                return Ok(Format::text(why_text(&name(), publisher, local, &subscriber)));
             }
         }
     }
@@ -391,7 +393,8 @@ pub(crate) fn check_binary(
             let name = format!("{}.{}", map.remote.name, column.name);
             let publisher = types.names.of(session, &[column])?.pop().flatten();
             let publisher = publisher.unwrap_or_else(|| format!("with OID {}", column.type_oid.0));
-            return Err(needs_text(why_text(&name, &publisher, &local.type_name)));
+            let base = (local.base_type, local.type_kind);
+            return Err(needs_text(why_text(&name, &publisher, base, &local.type_name)));
         }
     }
     Ok(())

@@ -217,7 +217,7 @@ fn a_type_added_during_a_run_switches_to_text() {
         let status = status(&case);
         assert_eq!(status["format"], "text", "{status:#}");
         let reason = status["format_reason"].as_str().unwrap_or_default();
-        assert_eq!(reason, "public.t.p: values of type pair are sent as text");
+        assert_eq!(reason, "public.t.p: values of type public.pair are sent as text");
         assert!(status["last_error"].is_null(), "{status:#}");
         assert!(!case.stop(process).contains("ERROR"));
     });
