@@ -26,7 +26,7 @@
 //! * A trial of more workers must be cheap. Each new session prepares the statements of all tables anew:
 //!   for 400 tables of 80 columns that took the backend 2.4 s, and a search tried three sessions before
 //!   the first had spent 5 s on its work. So sessions are opened for trials once that costs less than
-//!   [a part](PREPARING_PART) of the time in which work has waited.
+//!   a fifth of the time in which work has waited.
 //! * More workers must gain something that noise does not explain. Fewer must lose nothing that can be
 //!   measured, because each session costs memory on the subscriber.
 //!
