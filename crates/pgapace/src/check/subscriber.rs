@@ -222,7 +222,7 @@ fn own_schema(
     });
     let version = match version {
         Ok(version) => version,
-        // What cannot be read is not judged.
+        // The checks below need the tables of the schema.
         Err(failure) if !failure.is_transient() => {
             reporter.failure("state", &failure);
             return Ok(());

@@ -90,8 +90,8 @@ impl Display for Untagged {
 }
 
 impl Untagged {
-    /// What to change, so that commits are tagged or need not be. `leaves_some`: some origins are left to native
-    /// subscriptions.
+    /// The hint for a user: how commits get a tag, or how to do without. `leaves_some`: some origins are left to
+    /// native subscriptions.
     pub(crate) fn remedy(&self, leaves_some: bool) -> String {
         let first = match self {
             Self::Refused(_) => {

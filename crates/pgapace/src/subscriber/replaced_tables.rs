@@ -16,13 +16,15 @@
 //! A table is judged once: `copied_xid` becomes the transaction that did. Nothing here waits for a lock longer than a
 //! second, and no table is opened that is still the one that was copied.
 
-use wire::{Row, Rows, Session, quote_ident, quote_literal};
+use engine::table_name::TableName;
+use wire::{Row, Rows, Session, quote_literal};
 
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::named::named;
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::ownership::OwnedEpoch;
+use crate::table_name::sql_name;
 
 /// SQL: how many transaction IDs before `now.next` this 32-bit one was assigned.
 macro_rules! age {
@@ -95,8 +97,7 @@ pub(crate) const REPLACED: &str = concat!(
 
 /// A table that replaced one that had been copied.
 struct Replaced {
-    schema: String,
-    name: String,
+    name: TableName,
     copied_xid: String,
     partitioned: bool,
     /// The transaction in which it took its name, extended to 64 bits.
@@ -106,8 +107,7 @@ struct Replaced {
 impl Replaced {
     fn of(row: &Row<'_>) -> Result<Self> {
         Ok(Self {
-            schema: field(row, 0)?,
-            name: field(row, 1)?,
+            name: TableName { schema: field(row, 0)?, name: field(row, 1)? },
             copied_xid: field(row, 2)?,
             partitioned: boolean(row, 3)?,
             named: field(row, 4)?,
@@ -121,12 +121,11 @@ impl Replaced {
             concat!(
                 "WITH ",
                 now!(),
-                " SELECT EXISTS (SELECT FROM now, {only}{schema}.{name} r WHERE ",
+                " SELECT EXISTS (SELECT FROM now, {only}{name} r WHERE ",
                 age!("r.xmin"),
                 " >= now.next - {named})"
             ),
-            schema = quote_ident(&self.schema),
-            name = quote_ident(&self.name),
+            name = sql_name(&self.name),
             named = self.named,
             only = only
         )
@@ -151,8 +150,8 @@ impl Replaced {
                AND r.state = 'ready' AND r.requested IS NULL AND r.copied_xid = '{}' \
              RETURNING r.sync_lsn",
             owner.sql(),
-            quote_literal(&self.schema),
-            quote_literal(&self.name),
+            quote_literal(&self.name.schema),
+            quote_literal(&self.name.name),
             self.copied_xid
         )
     }
@@ -176,7 +175,7 @@ impl Replaced {
         };
         tracing::warn!(
             event = "table_stale",
-            table = format!("{}.{}", self.schema, self.name),
+            table = self.name.to_string(),
             since,
             reason = REASON,
             decision = "it is applied all the same; pgapace resync copies it again",
@@ -195,7 +194,7 @@ pub(crate) fn judge(session: &mut Session, owner: OwnedEpoch, replaced: &Rows) -
         match table.judge(session, owner) {
             Ok(stale) => marked |= stale,
             Err(error) if error.sqlstate().is_some() => {
-                tracing::debug!(%error, schema = table.schema, table = table.name, "cannot judge a replaced table");
+                tracing::debug!(%error, table = table.name.to_string(), "cannot judge a replaced table");
                 session.simple("ROLLBACK").map_err(|e| failed(&e))?;
             }
             Err(error) => return Err(failed(&error)),

@@ -1,4 +1,4 @@
-//! What the sessions of the workers have prepared, and what others would have to.
+//! How long the sessions of the workers have prepared statements, and how long new sessions would.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ pub(super) struct Sessions {
     heavy: Duration,
     /// The last look, if the load was heavy.
     looked: Option<Duration>,
-    /// What the trials so far have cost.
+    /// How long the sessions of the trials so far had to prepare statements.
     spent: Duration,
 }
 

@@ -92,7 +92,7 @@ impl VerificationKind {
     }
 }
 
-/// Who verifies.
+/// What verifies: the verb `pgapace verify`, or a run in the background.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verifier {
     Verb,
