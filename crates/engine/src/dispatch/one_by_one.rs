@@ -9,15 +9,22 @@
 //! pipeline, 4800 side by side on two sessions or on four.
 //!
 //! So they go side by side only where one takes longer than a turn, because it reads from a disk or has
-//! many changes, and only while that is faster:
+//! many changes, and only while that is faster than the pipeline was:
 //!
 //! ```text
 //!              one takes longer than a turn
 //!   Pipeline ────────────────────────────────► SideBySide
 //!      ▲                                          │
 //!      └──────────────────────────────────────────┘
-//!         after a while, to measure the pipeline again; it stays if it is faster
+//!         as soon as that is not faster, or after a
+//!         while, to measure the pipeline again
 //! ```
+//!
+//! A turn is a constant, and no machine's own: on a slow one, each transaction may take longer. And a single
+//! measurement may fall into a moment in which others have the processors. So neither decides alone. The
+//! pipeline is left after two slow measurements in a row, and a stay side by side is a trial that is
+//! looked at again and again: on a busy machine of two processors, stays of seconds that were looked at
+//! only at their end took 60 000 transactions from 5 s to between 16 and 22.
 
 use std::time::Duration;
 
@@ -26,6 +33,11 @@ use super::waited::Waited;
 
 /// Transactions in a measurement, at least.
 const MEASURED: usize = 8;
+/// Slow measurements of the pipeline in a row after which it is left.
+const SLOW: u32 = 2;
+/// Side by side, a transaction must take less than this part of the time that it took in the pipeline.
+/// Several sessions cost the processors more.
+const GAIN: f64 = 0.9;
 /// Transactions of the first runs, before it is known how long one takes.
 const FIRST_RUN: usize = 16;
 const SHORTEST_RUN: usize = 4;
@@ -37,7 +49,12 @@ const LONGEST_STAY: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Pipeline,
-    SideBySide { since: Duration },
+    SideBySide {
+        /// When the measurement under way began.
+        since: Duration,
+        /// When the pipeline is measured again.
+        until: Duration,
+    },
 }
 
 /// Decides which way transactions go that are committed one by one.
@@ -52,6 +69,8 @@ pub(super) struct OneByOne {
     /// Seconds of a transaction in the pipeline, and side by side, when that was measured last.
     pipeline: Option<f64>,
     side_by_side: Option<f64>,
+    /// Slow measurements of the pipeline in a row.
+    slow: u32,
     /// The measurement under way.
     time: Duration,
     transactions: usize,
@@ -74,6 +93,7 @@ impl OneByOne {
             turn: pacing.turn + round_trip,
             pipeline: None,
             side_by_side: None,
+            slow: 0,
             time: Duration::ZERO,
             transactions: 0,
             ended_at: Duration::ZERO,
@@ -119,52 +139,68 @@ impl OneByOne {
                     self.time += now.saturating_sub(before);
                     self.transactions += transactions;
                 }
-                let enough = self.time >= self.pacing.run_time || self.pacing.run_time.is_zero();
-                if enough && self.transactions >= MEASURED.min(self.pacing.run) {
+                if self.is_measured(self.time, self.pacing.pipeline_measurement) {
                     self.measured_pipeline(now);
                 }
             }
-            Way::SideBySide { since } => {
+            Way::SideBySide { since, until } => {
                 self.transactions += transactions;
-                if now.saturating_sub(since) >= self.length {
-                    self.measured_side_by_side(now.saturating_sub(since), now);
+                let took = now.saturating_sub(since);
+                if self.is_measured(took, self.pacing.side_by_side) {
+                    self.measured_side_by_side(took, until, now);
                 }
             }
         }
+    }
+
+    fn is_measured(&self, took: Duration, least: Duration) -> bool {
+        took >= least && self.transactions >= MEASURED.min(self.pacing.run)
     }
 
     fn measured_pipeline(&mut self, now: Duration) {
         let one = self.time.as_secs_f64() / self.transactions as f64;
         self.pipeline = Some(one);
-        if self.workers > 1 && one > self.turn.as_secs_f64() {
-            if self.side_by_side.is_none_or(|side_by_side| one > side_by_side) {
-                if self.side_by_side.is_some() {
-                    (self.length, self.stay) = ((self.length * 2).min(LONGEST), FIRST_STAY);
-                } else {
-                    self.length = self.pacing.side_by_side;
-                }
-                self.way = Way::SideBySide { since: now };
-            } else if self.stays_until == Duration::ZERO {
-                self.stays_until = now + self.stay;
-                self.stay = (self.stay * 2).min(LONGEST_STAY);
-            } else if now >= self.stays_until {
-                (self.stays_until, self.side_by_side) = (Duration::ZERO, None);
-            }
+        self.slow = if one > self.turn.as_secs_f64() { self.slow + 1 } else { 0 };
+        if self.side_by_side.is_some_and(|side_by_side| one * GAIN <= side_by_side) {
+            self.stay_in_pipeline(now);
+        } else if self.workers > 1 && self.slow >= SLOW && now >= self.stays_until {
+            self.way = Way::SideBySide { since: now, until: now + self.length };
         }
         self.begin(now);
     }
 
-    /// The pipeline is measured again. Side by side counts as fast as it was, if it had enough to do.
-    fn measured_side_by_side(&mut self, took: Duration, now: Duration) {
+    fn measured_side_by_side(&mut self, took: Duration, until: Duration, now: Duration) {
+        // It counts as fast as it was only if it had enough to do.
         let was_busy = self.waited.until(now) * 2 >= took;
-        let one = took.as_secs_f64() / self.transactions.max(1) as f64;
-        self.side_by_side = was_busy.then_some(one);
-        self.way = Way::Pipeline;
-        self.stays_until = Duration::ZERO;
+        let one = took.as_secs_f64() / self.transactions as f64;
+        let is_slower = self.pipeline.is_some_and(|pipeline| one >= pipeline * GAIN);
+        if was_busy && is_slower {
+            self.way = Way::Pipeline;
+            self.stay_in_pipeline(now);
+        } else if now >= until {
+            self.way = Way::Pipeline;
+            self.side_by_side = was_busy.then_some(one);
+            if was_busy {
+                (self.length, self.stay) = ((self.length * 2).min(LONGEST), FIRST_STAY);
+            }
+        } else {
+            self.way = Way::SideBySide { since: now, until };
+        }
         self.begin(now);
     }
 
+    /// The pipeline is as fast: another trial comes later, and each time later.
+    fn stay_in_pipeline(&mut self, now: Duration) {
+        (self.side_by_side, self.length) = (None, self.pacing.side_by_side);
+        self.stays_until = now + self.stay;
+        self.stay = (self.stay * 2).min(LONGEST_STAY);
+    }
+
+    /// Another measurement begins.
     fn begin(&mut self, now: Duration) {
+        if !self.is_pipeline() {
+            self.slow = 0;
+        }
         (self.time, self.transactions) = (Duration::ZERO, 0);
         self.waited.restart(now);
     }
@@ -219,6 +255,30 @@ mod tests {
         assert!(part > 0.95, "{part}");
         let part = part_side_by_side(&mut new(4, 0), [2000, 2100], 120);
         assert!(part < 0.25, "{part}");
+    }
+
+    /// On a slow machine every transaction takes longer than a turn, and side by side even longer.
+    #[test]
+    fn a_trial_that_is_slower_ends_at_once() {
+        let mut one = new(4, 0);
+        part_side_by_side(&mut one, [300, 900], 1);
+        let part = part_side_by_side(&mut one, [300, 900], 120);
+        assert!(part > 0.0 && part < 0.03, "{part}");
+        // Also where it was faster before.
+        let mut one = new(4, 0);
+        part_side_by_side(&mut one, [300, 100], 60);
+        let part = part_side_by_side(&mut one, [300, 900], 10);
+        assert!(part < 0.05, "{part}");
+    }
+
+    #[test]
+    fn a_moment_in_which_others_have_the_processors_starts_nothing() {
+        let mut one = new(4, 0);
+        for _ in 0..100 {
+            assert_eq!(part_side_by_side(&mut one, [80, 210], 1), 0.0);
+            let (at, run) = (one.ended_at, one.run());
+            one.ended(at, run, at + Duration::from_millis(150));
+        }
     }
 
     #[test]

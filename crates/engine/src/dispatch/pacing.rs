@@ -225,12 +225,17 @@ pub struct Pacing {
     ///
     /// They share nothing but the wake-ups of the threads.
     pub run: usize,
-    /// How long such a run takes at most, and how long transactions are measured at least.
+    /// How long such a run takes at most.
     ///
     /// It bounds what is sent again after an error, and what is answered together.
     pub run_time: Duration,
-    /// How long transactions that are committed one by one go side by side before their pipeline is measured
-    /// again. See `dispatch/one_by_one.rs`.
+    /// How long a measurement of transactions in one pipeline takes at least.
+    ///
+    /// Processes that share a processor have it for some milliseconds in turn; a measurement has many turns.
+    pub pipeline_measurement: Duration,
+    /// The same side by side, and how long they go side by side the first time. See `dispatch/one_by_one.rs`.
+    ///
+    /// It bounds what a trial costs: a few of them a minute at most take one percent of the time.
     pub side_by_side: Duration,
     /// Small transactions between two that must be committed alone, at most, for which it is better to be committed alone
     /// as well. They must have no more than [`few_changes`](Self::few_changes) together.
@@ -317,7 +322,8 @@ impl Pacing {
         turn: Duration::from_micros(200),
         run: 256,
         run_time: Duration::from_millis(20),
-        side_by_side: Duration::from_secs(2),
+        pipeline_measurement: Duration::from_millis(100),
+        side_by_side: Duration::from_millis(250),
         between_alone: 16,
         row_versions: 256,
         table_changes: 64,
