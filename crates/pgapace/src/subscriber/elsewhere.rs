@@ -19,19 +19,25 @@ pub(crate) const CITUS: &str = "citus";
 
 /// SQL expression over the CTE `$tree` of `relid`s: why rows of one of them are stored elsewhere,
 /// or NULL.
+///
+/// `OFFSET 0` keeps the planner from beginning with a catalogue, as in the queries of which this is a part.
 macro_rules! elsewhere {
     ($tree:literal) => {
         concat!(
             "coalesce((SELECT CASE p.proname WHEN 'citus_truncate_trigger' THEN 'citus' ELSE 'timescaledb' END
    FROM ", $tree, " e
-   JOIN pg_catalog.pg_trigger g ON g.tgrelid = e.relid
-   JOIN pg_catalog.pg_proc p ON p.oid = g.tgfoid
-   JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+   CROSS JOIN LATERAL (
+     SELECT g.tgfoid FROM pg_catalog.pg_trigger g WHERE g.tgrelid = e.relid OFFSET 0
+   ) g CROSS JOIN LATERAL (
+     SELECT p.proname, p.pronamespace FROM pg_catalog.pg_proc p WHERE p.oid = g.tgfoid OFFSET 0
+   ) p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
    WHERE p.proname = 'citus_truncate_trigger' AND n.nspname = 'pg_catalog'
       OR p.proname = 'insert_blocker' AND pg_catalog.starts_with(n.nspname, '_timescaledb')
    LIMIT 1),
   (SELECT 'foreign ' || c.relname FROM ", $tree, " e
-   JOIN pg_catalog.pg_class c ON c.oid = e.relid AND c.relkind = 'f'
+   CROSS JOIN LATERAL (
+     SELECT c.relname, c.relkind FROM pg_catalog.pg_class c WHERE c.oid = e.relid OFFSET 0
+   ) c WHERE c.relkind = 'f'
    ORDER BY c.relname LIMIT 1))"
         )
     };

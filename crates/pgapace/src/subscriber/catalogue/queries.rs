@@ -13,39 +13,61 @@ use crate::subscriber::partitions::partitions_below;
 /// changes. Only the relevant columns of pg_class are included, because TRUNCATE changes others.
 /// ANALYZE and VACUUM change none of these values. The name of the schema is included: another schema may get it,
 /// with another table.
+///
+/// Each catalogue stands in a LATERAL subquery: a CTE counts as a hundred rows for the planner, so it would read all of
+/// `pg_trigger` for each table.
 macro_rules! fingerprint {
     () => {
         "\
 SELECT part.root, pg_catalog.sum(pg_catalog.hashtextextended(part.text, 0))::pg_catalog.text
          AS fingerprint
 FROM (
-  SELECT t.root, pg_catalog.concat_ws(' ', 'c', c.oid, n.nspname, c.relname, c.relkind,
-           c.relreplident, c.relrowsecurity, c.relforcerowsecurity, c.relowner) AS text
-  FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.relid
-  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  SELECT t.root, pg_catalog.concat_ws(' ', 'c', c.oid,
+           (SELECT n.nspname FROM pg_catalog.pg_namespace n WHERE n.oid = c.relnamespace), c.relname,
+           c.relkind, c.relreplident, c.relrowsecurity, c.relforcerowsecurity, c.relowner) AS text
+  FROM tree t CROSS JOIN LATERAL (
+    SELECT * FROM pg_catalog.pg_class c WHERE c.oid = t.relid OFFSET 0
+  ) c
   UNION ALL
   SELECT t.root, pg_catalog.concat_ws(' ', 'a', a.attrelid, a.attnum, a.xmin)
-  FROM tree t JOIN pg_catalog.pg_attribute a ON a.attrelid = t.relid AND a.attnum > 0
+  FROM tree t CROSS JOIN LATERAL (
+    SELECT a.attrelid, a.attnum, a.xmin FROM pg_catalog.pg_attribute a
+    WHERE a.attrelid = t.relid AND a.attnum > 0 OFFSET 0
+  ) a
   UNION ALL
   SELECT t.root, pg_catalog.concat_ws(' ', 'i', i.indexrelid, i.xmin)
-  FROM tree t JOIN pg_catalog.pg_index i ON i.indrelid = t.relid
+  FROM tree t CROSS JOIN LATERAL (
+    SELECT i.indexrelid, i.xmin FROM pg_catalog.pg_index i WHERE i.indrelid = t.relid OFFSET 0
+  ) i
   UNION ALL
   SELECT t.root, pg_catalog.concat_ws(' ', 't', g.oid, g.xmin)
-  FROM tree t JOIN pg_catalog.pg_trigger g ON g.tgrelid = t.relid
+  FROM tree t CROSS JOIN LATERAL (
+    SELECT g.oid, g.xmin FROM pg_catalog.pg_trigger g WHERE g.tgrelid = t.relid OFFSET 0
+  ) g
   UNION ALL
   SELECT t.root, pg_catalog.concat_ws(' ', 'r', r.oid, r.xmin)
-  FROM tree t JOIN pg_catalog.pg_rewrite r ON r.ev_class = t.relid
+  FROM tree t CROSS JOIN LATERAL (
+    SELECT r.oid, r.xmin FROM pg_catalog.pg_rewrite r WHERE r.ev_class = t.relid OFFSET 0
+  ) r
   UNION ALL
   SELECT t.root, pg_catalog.concat_ws(' ', 'd', d.oid, d.xmin)
-  FROM tree t JOIN pg_catalog.pg_attrdef d ON d.adrelid = t.relid
+  FROM tree t CROSS JOIN LATERAL (
+    SELECT d.oid, d.xmin FROM pg_catalog.pg_attrdef d WHERE d.adrelid = t.relid OFFSET 0
+  ) d
   UNION ALL
   SELECT t.root, pg_catalog.concat_ws(' ', 'k', k.oid, k.xmin)
-  FROM tree t JOIN pg_catalog.pg_constraint k ON k.conrelid = t.relid
+  FROM tree t CROSS JOIN LATERAL (
+    SELECT k.oid, k.xmin FROM pg_catalog.pg_constraint k WHERE k.conrelid = t.relid OFFSET 0
+  ) k
   UNION ALL
   SELECT t.root, pg_catalog.concat_ws(' ', 'x', ct.oid, ct.xmin)
-  FROM tree t JOIN pg_catalog.pg_attribute a ON a.attrelid = t.relid AND a.attnum > 0
-  JOIN pg_catalog.pg_cast ct ON ct.casttarget = a.atttypid
-  WHERE ct.castsource = 25 AND ct.oid >= 16384
+  FROM (
+    SELECT ct.oid, ct.xmin, ct.casttarget FROM pg_catalog.pg_cast ct
+    WHERE ct.castsource = 25 AND ct.oid >= 16384 OFFSET 0
+  ) ct CROSS JOIN tree t CROSS JOIN LATERAL (
+    SELECT FROM pg_catalog.pg_attribute a
+    WHERE a.attrelid = t.relid AND a.attnum > 0 AND a.atttypid = ct.casttarget OFFSET 0
+  ) a
 ) part
 GROUP BY part.root"
     };
@@ -81,11 +103,16 @@ WITH RECURSIVE root AS (
 ), hook AS (
   SELECT tree.relid, 'trigger' AS kind, t.tgname AS name, t.tgenabled::pg_catalog.text AS detail,
          t.tgisinternal AS internal, t.tgtype::pg_catalog.int4 AS fires
-  FROM tree JOIN pg_catalog.pg_trigger t ON t.tgrelid = tree.relid AND t.tgenabled IN ('R', 'A')
+  FROM tree CROSS JOIN LATERAL (
+    SELECT * FROM pg_catalog.pg_trigger t WHERE t.tgrelid = tree.relid
+    OFFSET 0
+  ) t WHERE t.tgenabled IN ('R', 'A')
   UNION ALL
   SELECT tree.relid, 'rule', r.rulename, r.ev_enabled::pg_catalog.text, false, 0
-  FROM tree JOIN pg_catalog.pg_rewrite r
-    ON r.ev_class = tree.relid AND r.ev_enabled IN ('R', 'A') AND r.ev_type <> '1'
+  FROM tree CROSS JOIN LATERAL (
+    SELECT r.rulename, r.ev_enabled, r.ev_type FROM pg_catalog.pg_rewrite r WHERE r.ev_class = tree.relid
+    OFFSET 0
+  ) r WHERE r.ev_enabled IN ('R', 'A') AND r.ev_type <> '1'
   UNION ALL
   SELECT tree.relid, 'constraint', k.conname, p.proname::pg_catalog.text, false, 0
   FROM tree CROSS JOIN LATERAL (
