@@ -366,7 +366,9 @@ pub(crate) fn lacks_columns(
         format!(
             "Add them on the subscriber: ALTER TABLE {sql_name} {}; with the DEFAULT of the publisher, because rows that \
              exist get it. If that is not a constant, pgapace resync afterwards. If columns were renamed on the \
-             publisher: ALTER TABLE {sql_name} RENAME COLUMN … TO ….",
+             publisher: ALTER TABLE {sql_name} RENAME COLUMN … TO …. If they were dropped here because both servers \
+             are to drop them: add them again until the publisher has dropped them, and all its changes from before are \
+             applied.",
             added.join(", ")
         ),
     )

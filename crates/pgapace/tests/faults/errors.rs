@@ -41,6 +41,30 @@ fn a_missing_column_is_named_with_the_alter_table() {
     });
 }
 
+/// Nobody needs its values any more, but the stream has some until the publisher drops the column.
+#[test]
+fn a_column_that_the_subscriber_dropped_first_is_added_again_for_a_while() {
+    on_versions(&VERSIONS, |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v int, w text)");
+        case.publisher.sql("INSERT INTO t VALUES (1, 1, 'w')");
+        case.run_until_current();
+        case.subscriber.sql("ALTER TABLE t DROP w");
+        let named =
+            ["lacks published columns: w", "add them again until the publisher has dropped them"];
+        stops(&case, 6, "INSERT INTO t VALUES (2, 1, 'w')", &named);
+        case.publisher.sql("ALTER TABLE t DROP w; INSERT INTO t VALUES (3, 1)");
+        case.run().expect(6, &named);
+        case.subscriber.sql("ALTER TABLE t ADD w text");
+        case.run_until_current();
+        case.subscriber.sql("ALTER TABLE t DROP w");
+        case.publisher.sql("UPDATE t SET v = 2");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+        let stale = "SELECT count(*) FROM pgapace.relation WHERE stale_lsn IS NOT NULL";
+        assert_eq!(case.subscriber.value(stale), "0");
+    });
+}
+
 #[test]
 fn values_that_do_not_fit_are_named_with_the_alter_table() {
     on_versions(&VERSIONS, |case| {
