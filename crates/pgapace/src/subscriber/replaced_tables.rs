@@ -1,5 +1,5 @@
-//! Tables of the subscriber that were dropped and created again, or whose name another table took, behind their
-//! copy. The changes that follow go into the new table, which may lack all rows of the old one.
+//! Tables of the subscriber that were dropped and created again, or whose name another table took, after they joined
+//! the subscription by a copy or without one. The changes that follow go into the new table, which may lack all rows of the old one.
 //!
 //! A user may replace a table on purpose: one that was filled before it takes the name, such as a partitioned
 //! table, is applied to as before. One that was empty then is marked as stale. It is applied all the same: the
@@ -8,15 +8,22 @@
 //! No oid is stored, because a restored dump has others. These transaction IDs tell instead:
 //!
 //! * The system columns of a table in `pg_attribute` are written when it is created, and never again. If that is later
-//!   than the transaction that completed the copy (`copied_xid`), the table is another one. Where table
+//!   than the transaction with which the table joined (`copied_xid`), it is another one. Where table
 //!   `pgapace.relation` itself is later, the database was restored or upgraded, and nothing is known.
 //! * The row type of a table is written when it gets its name. Rows from before were put there by whoever replaced
 //!   the table. Without such rows it was empty when the first change was applied to it.
 //!
 //! A table is judged once: `copied_xid` becomes the transaction that did. Nothing here waits for a lock longer than a
-//! second, and no table is opened that is still the one that was copied.
+//! second, and no table is opened that is still the one that joined.
+//!
+//! A new table of which the publisher has another one, too, lacks nothing of that one:
+//! [`published::compare`](crate::subscriber::state::published::compare) decides what becomes of it.
+//!
+//! Partitions of a table that is published as a whole are not judged. Most new ones are there for new values of the key, and
+//! nothing records which values the partitions had before.
 
 use engine::table_name::TableName;
+use rustc_hash::FxHashSet;
 use wire::{Row, Rows, Session, quote_literal};
 
 use crate::error::{Failure, Result};
@@ -52,7 +59,7 @@ macro_rules! now {
 const REASON: &str = "it was dropped and created again on the subscriber, or another table took its name, and was \
                       empty: it lacks the rows from before";
 
-/// The query for copied tables of the subscription `$1` that are other tables by now. It opens none of them.
+/// The query for tables of the subscription `$1` that are other tables by now. It opens none of them.
 pub(crate) const REPLACED: &str = concat!(
     "WITH ",
     now!(),
@@ -66,7 +73,7 @@ pub(crate) const REPLACED: &str = concat!(
          now.next - r.copied_xid::pg_catalog.text::pg_catalog.int8 AS age \
        FROM now CROSS JOIN pgapace.relation r \
        WHERE r.subscription = $1::pg_catalog.int4 AND r.state = 'ready' AND r.stale_lsn IS NULL \
-         AND r.requested IS NULL AND r.copied_rows IS NOT NULL AND r.copied_xid IS NOT NULL \
+         AND r.requested IS NULL AND r.copied_xid IS NOT NULL \
      ) \
      SELECT r.schema_name, r.table_name, r.copied_xid, c.relkind = 'p', \
        now.next - least(n.age, t.age) \
@@ -95,7 +102,7 @@ pub(crate) const REPLACED: &str = concat!(
      WHERE r.age > 0 AND r.age < 2147483648 AND own.age >= r.age AND a.age < r.age"
 );
 
-/// A table that replaced one that had been copied.
+/// A table that replaced one of the subscription.
 struct Replaced {
     name: TableName,
     copied_xid: String,
@@ -131,28 +138,30 @@ impl Replaced {
         )
     }
 
-    /// SQL that records that the table was judged, and returns its sync LSN.
+    /// SQL that records that the table was judged, and returns since when it is stale. A table that joined without a copy
+    /// may have no sync LSN; then that is the present position.
     fn record_sql(&self, owner: OwnedEpoch, stale: bool) -> String {
         let mark = if stale {
             format!(
-                ", stale_lsn = r.sync_lsn, stale_reason = {}, \
-                   stale_through = greatest(r.stale_through, r.sync_lsn, \
-                     (SELECT pg_catalog.max(p.lsn) FROM pgapace.progress p \
-                      WHERE p.subscription = r.subscription))",
+                ", stale_lsn = coalesce(nullif(r.sync_lsn, '0/0'), applied.lsn, r.sync_lsn), stale_reason = {}, \
+                   stale_through = greatest(r.stale_through, r.sync_lsn, applied.lsn)",
                 quote_literal(REASON)
             )
         } else {
             String::new()
         };
         format!(
-            "UPDATE pgapace.relation r SET copied_xid = pg_catalog.pg_current_xact_id(){mark} \
+            "WITH applied AS (SELECT pg_catalog.max(p.lsn) AS lsn FROM pgapace.progress p \
+               WHERE p.subscription = {id}) \
+             UPDATE pgapace.relation r SET copied_xid = pg_catalog.pg_current_xact_id(){mark} FROM applied \
              WHERE r.subscription = {} AND r.schema_name = {} AND r.table_name = {} \
                AND r.state = 'ready' AND r.requested IS NULL AND r.copied_xid = '{}' \
-             RETURNING r.sync_lsn",
+             RETURNING coalesce(r.stale_lsn, r.sync_lsn)",
             owner.sql(),
             quote_literal(&self.name.schema),
             quote_literal(&self.name.name),
-            self.copied_xid
+            self.copied_xid,
+            id = owner.id.0
         )
     }
 
@@ -178,19 +187,28 @@ impl Replaced {
             table = self.name.to_string(),
             since,
             reason = REASON,
-            decision = "it is applied all the same; pgapace resync copies it again",
+            decision = "it is applied all the same; pgapace resync copies it again, and pgapace verify ends the mark if \
+                        nothing differs",
             "table may lack rows"
         );
         Ok(true)
     }
 }
 
-/// Judges the tables of [`REPLACED`], and marks those that may lack rows. Returns whether one was marked. A table
-/// that cannot be read now is left to the next look.
-pub(crate) fn judge(session: &mut Session, owner: OwnedEpoch, replaced: &Rows) -> Result<bool> {
+/// Judges those tables of [`REPLACED`] for which `is_judged` is true, and marks those that may lack rows. Returns whether
+/// one was marked. A table that cannot be read now is left to the next look.
+pub(crate) fn judge(
+    session: &mut Session,
+    owner: OwnedEpoch,
+    replaced: &Rows,
+    is_judged: impl Fn(&TableName) -> bool,
+) -> Result<bool> {
     let mut marked = false;
     for row in replaced.iter() {
         let table = Replaced::of(&row)?;
+        if !is_judged(&table.name) {
+            continue;
+        }
         match table.judge(session, owner) {
             Ok(stale) => marked |= stale,
             Err(error) if error.sqlstate().is_some() => {
@@ -203,11 +221,17 @@ pub(crate) fn judge(session: &mut Session, owner: OwnedEpoch, replaced: &Rows) -
     Ok(marked)
 }
 
-/// Looks for such tables, and judges them.
-pub(crate) fn look(session: &mut Session, id: SubscriptionId, owner: OwnedEpoch) -> Result<()> {
+/// Looks for such tables, and judges them, except for those in whose place the publisher has another one, too
+/// (`made_anew`).
+pub(crate) fn look(
+    session: &mut Session,
+    id: SubscriptionId,
+    owner: OwnedEpoch,
+    made_anew: &FxHashSet<TableName>,
+) -> Result<()> {
     let rows =
         session.query(REPLACED, &[Some(&id.0.to_string())]).map_err(|error| failed(&error))?;
-    judge(session, owner, &rows).map(|_| ())
+    judge(session, owner, &rows, |table| !made_anew.contains(table)).map(|_| ())
 }
 
 fn failed(error: &wire::Error) -> Failure {

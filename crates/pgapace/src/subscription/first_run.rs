@@ -406,8 +406,8 @@ impl Supervisor<'_> {
         if forgotten {
             recorded = published::read(control, row.id)?;
         }
-        let stale =
-            published::compare(control, context.owner(), recorded, &contents, context.options)?;
+        let (owner, options) = (context.owner(), context.options);
+        let stale = published::compare(control, owner, recorded, &contents, options, copies_added)?;
         let published = contents.tables;
         if forgotten || stale {
             states = state::relations_by_name(control, row.id)?;

@@ -231,7 +231,7 @@ impl Supervisor<'_> {
             || state::relations_and(control, row.id, &begins, stored),
         );
         let (stream, (mut states, stored, replaced)) = (stream?, read?);
-        if replaced_tables::judge(control, row.owned_epoch(), &replaced)? {
+        if replaced_tables::judge(control, row.owned_epoch(), &replaced, |_| true)? {
             states = state::relations(control, row.id)?;
         }
         if looks {

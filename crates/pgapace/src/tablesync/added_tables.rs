@@ -316,6 +316,7 @@ impl<'a> Adder<'a> {
             recorded,
             contents,
             self.context.options,
+            self.context.copy_data,
         )?;
         Ok(())
     }

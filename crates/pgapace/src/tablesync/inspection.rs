@@ -92,7 +92,6 @@ impl Inspection {
         session
             .simple(QUERY_LIMIT)
             .map_err(|e| Failure::subscriber(&e, "preparing a look at its tables"))?;
-        replaced_tables::look(&mut session, self.id, self.owner)?;
         let mut published = match self.published.take() {
             Some(published) => published,
             None => {
@@ -108,6 +107,9 @@ impl Inspection {
                     drop(sender.send(InspectionAnswer::PublicationMissing(failure)));
                     return Ok(());
                 }
+                // What is to become of a table of which both servers have another one is decided by the contents.
+                let made_anew = before.made_anew(&contents);
+                replaced_tables::look(&mut session, self.id, self.owner, &made_anew)?;
                 let tables = contents.tables.clone();
                 // The leader may have ended.
                 drop(sender.send(InspectionAnswer::Published { before, contents }));

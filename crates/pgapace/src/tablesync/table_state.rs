@@ -380,6 +380,26 @@ pub(crate) fn block_member(
     Ok(changed > 0)
 }
 
+/// Treats a blocked table as one that was added: it is copied when it is empty. It holds nothing of the publisher's present
+/// table that another copy would have to remove.
+pub(crate) fn add_blocked(
+    session: &mut Session,
+    owner: OwnedEpoch,
+    table: &TableName,
+) -> Result<()> {
+    let sql = format!(
+        "UPDATE pgapace.relation \
+         SET copy_wanted = true, copied_rows = NULL, parts_done = 0, empty_first = false \
+         WHERE subscription = {} AND schema_name = $1 AND table_name = $2 \
+           AND state = 'blocked' AND requested IS NULL",
+        owner.sql()
+    );
+    session
+        .execute(&sql, &[Some(&*table.schema), Some(&*table.name)])
+        .map(|_| ())
+        .map_err(|e| writing(&e))
+}
+
 /// Sets a blocked table to be copied, when the reason for which it was blocked is gone. `subscription` is SQL: that of the
 /// owner, or the id of the subscription on request of a verb, because no copy of a blocked table runs.
 pub(crate) fn unblock(session: &mut Session, subscription: &str, table: &TableName) -> Result<()> {

@@ -138,6 +138,61 @@ fn recreate_and_resync(case: &Case, process: &mut Process) {
     must(wait_until(PATIENCE, "the table to be ready again", ready));
 }
 
+/// A deployment drops and creates a table on both servers.
+#[test]
+fn a_table_recreated_on_both_servers_is_copied() {
+    const ANEW: &str = "DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, v int)";
+    on_versions(&ALL, |mut case| {
+        case.both(TABLES);
+        case.publisher.sql("INSERT INTO t VALUES (1, 1)");
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        // The stream has changes of both tables.
+        case.publisher.sql("INSERT INTO t VALUES (2, 1)");
+        case.both(ANEW);
+        case.publisher.sql("INSERT INTO t VALUES (3, 1)");
+        case.run_until_current();
+        assert_eq!(state(&case, "t"), "ready false");
+        case.expect_equal(&["t"]);
+
+        let mut process = case.start();
+        let copied = |id: &str| {
+            let copied = || {
+                Ok(state(&case, "t") == "ready false"
+                    && case.subscriber.rows("SELECT id FROM t") == [id])
+            };
+            must(wait_until(PATIENCE, "the table to be copied", copied));
+        };
+        case.subscriber.sql(ANEW);
+        case.publisher.sql(ANEW);
+        case.publisher.sql("INSERT INTO t VALUES (4, 1)");
+        copied("4");
+        // The publisher is first: the old rows of the subscriber stay until the user drops them.
+        case.publisher.sql(ANEW);
+        case.publisher.sql("INSERT INTO t VALUES (5, 1)");
+        let blocked = || Ok(state(&case, "t") == "blocked true");
+        must(wait_until(PATIENCE, "the table to be blocked", blocked));
+        assert_eq!(case.subscriber.rows("SELECT id FROM t"), ["4"]);
+        case.subscriber.sql(ANEW);
+        case.tool.finish("refresh", &[]).expect(0, &[]);
+        copied("5");
+        case.publisher.sql("INSERT INTO t VALUES (6, 1)");
+        case.wait_until_applied(&mut process);
+        case.stop(process);
+        case.expect_equal(&["t", "other"]);
+
+        // No copy is wanted but that of a resync.
+        case.tool.args = vec!["--copy-data=false".to_owned()];
+        case.both(ANEW);
+        case.publisher.sql("INSERT INTO t VALUES (7, 1)");
+        case.run().expect(BLOCKED, &["public.t"]);
+        assert_eq!(state(&case, "t"), "blocked true");
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        case.run_until_current();
+        case.expect_equal(&["t", "other"]);
+    });
+}
+
 /// The stream still has changes of the table that had the name before.
 #[test]
 fn a_recreated_table_may_be_ignored() {

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use testbed::program::events;
 
+use crate::adopt::NativeSubscription;
 use crate::support::{Case, PATIENCE, expect_exit, must, on_versions, skipped, wait_for_event};
 
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
@@ -87,6 +88,115 @@ fn an_empty_table_that_takes_the_name_before_a_start_is_stale() {
         case.run_until_current();
         case.expect_equal(&["t"]);
         assert!(!is_stale(&case));
+    });
+}
+
+/// The user has filled the table, or a native subscription.
+#[test]
+fn a_table_that_was_never_copied_is_stale_when_it_is_created_again() {
+    let rows = "INSERT INTO t SELECT i, 0 FROM generate_series(1, 100) i";
+    for is_adopted in [false, true] {
+        on_versions(&BOTH, |mut case| {
+            case.both(COPIED);
+            case.publisher.sql(rows);
+            case.publish("FOR ALL TABLES");
+            if is_adopted {
+                NativeSubscription::ready(&case, "").adopt(&[]).expect(0, &[]);
+            } else {
+                case.subscriber.sql(rows);
+                case.tool.args = vec!["--copy-data=false".to_owned()];
+            }
+            case.run_until_current();
+            case.publisher.sql("UPDATE t SET v = 1 WHERE id = 7");
+            case.run_until_current();
+            assert!(!is_stale(&case));
+            case.subscriber.sql(&format!("BEGIN; DROP TABLE t; {COPIED}; COMMIT"));
+            case.publisher.sql("INSERT INTO t VALUES (101, 1)");
+            let log = case.run_until_current();
+            assert_eq!(events(&log, "table_stale"), 1, "{log}");
+            assert!(is_stale(&case));
+            case.tool.finish("resync", &["t"]).expect(0, &[]);
+            case.run_until_current();
+            case.expect_equal(&["t"]);
+            assert!(!is_stale(&case));
+        });
+    }
+}
+
+const PARTITIONED: &str = "CREATE TABLE p (id int PRIMARY KEY, v int) PARTITION BY RANGE (id); \
+                           CREATE TABLE low PARTITION OF p FOR VALUES FROM (0) TO (100); \
+                           CREATE TABLE high PARTITION OF p FOR VALUES FROM (100) TO (200)";
+
+/// As partitions, and as rows of their root.
+const PUBLISHED: [&str; 2] = ["FOR TABLE p", "FOR TABLE p WITH (publish_via_partition_root)"];
+
+fn partitioned(case: &Case, published: &str) {
+    case.both(PARTITIONED);
+    case.publisher.sql("INSERT INTO p VALUES (1, 0), (101, 0)");
+    case.publish(published);
+    case.run_until_current();
+}
+
+fn stale_tables(case: &Case) -> Vec<String> {
+    case.subscriber.rows("SELECT table_name FROM pgapace.relation WHERE stale_lsn IS NOT NULL")
+}
+
+/// One that is published as such is a table like others. Nothing tells one of a published root from a partition for new
+/// values of the key.
+#[test]
+fn a_partition_that_was_created_again_is_stale_or_found_by_verify() {
+    on_versions(&BOTH, |case| {
+        for (published, stale) in PUBLISHED.into_iter().zip([&["low"][..], &[]]) {
+            partitioned(&case, published);
+            case.subscriber.sql("DROP TABLE low");
+            case.subscriber.sql("CREATE TABLE low PARTITION OF p FOR VALUES FROM (0) TO (100)");
+            case.publisher.sql("INSERT INTO p VALUES (2, 0), (102, 0)");
+            case.run_until_current();
+            assert_eq!(stale_tables(&case), stale, "{published}");
+            let table = if stale.is_empty() { "p" } else { "low" };
+            let range = ["--table", table, "--where", "id < 100"];
+            case.tool.finish("verify", &range).expect(18, &[]);
+            case.tool.finish("repair", &[]).expect(0, &[]);
+            case.expect_equal(&["p"]);
+            case.tool.finish("drop", &[]).expect(0, &[]);
+            case.publisher.sql("DROP PUBLICATION pub");
+            case.both("DROP TABLE p");
+        }
+    });
+}
+
+/// The old rows are still there, or the publisher has dropped them too.
+#[test]
+fn partitions_that_come_and_go_are_not_stale() {
+    on_versions(&BOTH, |case| {
+        for published in PUBLISHED {
+            partitioned(&case, published);
+            for statement in [
+                "ALTER TABLE p DETACH PARTITION low",
+                "ALTER TABLE p ATTACH PARTITION low FOR VALUES FROM (0) TO (100)",
+                "VACUUM FULL low",
+                "CLUSTER high USING high_pkey",
+                "CREATE TABLE next (LIKE p INCLUDING ALL)",
+                "ALTER TABLE p ATTACH PARTITION next FOR VALUES FROM (200) TO (300)",
+            ] {
+                case.subscriber.sql(statement);
+            }
+            case.publisher.sql("CREATE TABLE next PARTITION OF p FOR VALUES FROM (200) TO (300)");
+            case.publisher.sql("INSERT INTO p VALUES (2, 0), (102, 0), (202, 0)");
+            case.run_until_current();
+            case.expect_equal(&["p"]);
+            case.publisher.sql("TRUNCATE p");
+            case.publisher.sql("INSERT INTO p VALUES (3, 0), (103, 0), (203, 0)");
+            case.run_until_current();
+            case.both("DROP TABLE high");
+            case.publisher.sql("UPDATE p SET v = 1");
+            case.run_until_current();
+            case.expect_equal(&["p"]);
+            assert!(stale_tables(&case).is_empty(), "{published}");
+            case.tool.finish("drop", &[]).expect(0, &[]);
+            case.publisher.sql("DROP PUBLICATION pub");
+            case.both("DROP TABLE p");
+        }
     });
 }
 

@@ -14,7 +14,7 @@ use wire::{Session, quote_literal};
 
 use crate::config::{CopyOptions, OnMissedChanges};
 use crate::error::{Failure, Result};
-use crate::publisher::publication::PublicationContents;
+use crate::publisher::publication::{PublicationContents, PublishedTable};
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::{SubscriptionId, name_array, table_name_arrays};
@@ -81,6 +81,15 @@ impl PreviousReading {
         self.tables.iter().filter_map(|table| Some((&table.name, oid(table)?))).collect()
     }
 
+    /// The tables in whose place the publisher has another one.
+    pub(crate) fn made_anew(&self, contents: &PublicationContents) -> FxHashSet<TableName> {
+        let oids = self.oids();
+        let is_another = |table: &&PublishedTable| {
+            oids.get(&table.name).is_some_and(|recorded| *recorded != table.oid)
+        };
+        contents.tables.iter().filter(is_another).map(|table| table.name.clone()).collect()
+    }
+
     /// Whether everything is applied up to this reading.
     pub(crate) fn is_applied(&self, through: Lsn) -> bool {
         self.looked_at.is_some_and(|looked_at| looked_at <= through)
@@ -125,12 +134,16 @@ fn differing(
 ///
 /// A table that is no longer published is recorded as such. It may lack changes if it is published
 /// again.
+///
+/// Where added tables are copied (`copies_added`), a new table in place of an old one is treated as one of them, so that
+/// nobody has to ask for its copy if it was created again on both servers.
 pub(crate) fn compare(
     control: &mut Session,
     owner: OwnedEpoch,
     recorded: PreviousReading,
     contents: &PublicationContents,
     options: CopyOptions,
+    copies_added: bool,
 ) -> Result<bool> {
     let PreviousReading { looked_at, tables: recorded } = recorded;
     let mut stale = Vec::new();
@@ -165,7 +178,7 @@ pub(crate) fn compare(
             stale.push(StaleTable { name, gap, from, through: contents.lsn, state });
         }
     }
-    let decision = Decision::of(options);
+    let decision = Decision::of(options, copies_added);
     let decided: String = stale.iter().map(|table| table.decide(owner, decision)).collect();
     let sql = format!(
         "UPDATE pgapace.relation r SET published_by = c.published_by \
@@ -202,6 +215,9 @@ pub(crate) fn compare(
                 (&reason, Some(&gap)),
                 table.from,
             )?;
+            if decision.adds(table) {
+                table_state::add_blocked(control, owner, &table.name)?;
+            }
         }
     }
     if !names.is_empty() {
@@ -218,16 +234,18 @@ struct Decision {
     on_missed_changes: OnMissedChanges,
     /// Another copy would remove rows that are to be kept.
     keeps_rows: bool,
+    /// A new table in place of an old one is treated as an added one, which must be empty.
+    adds: bool,
 }
 
 impl Decision {
-    fn of(options: CopyOptions) -> Self {
+    fn of(options: CopyOptions, copies_added: bool) -> Self {
         let keeps_rows = options.keeps_rows();
         let on_missed_changes = match options.on_missed_changes {
             OnMissedChanges::Resync if keeps_rows => OnMissedChanges::Stop,
             wanted => wanted,
         };
-        Self { on_missed_changes, keeps_rows }
+        Self { on_missed_changes, keeps_rows, adds: copies_added && options.if_not_empty.refuses() }
     }
 
     /// Whether another copy follows. The copy in progress may lack changes too.
@@ -237,6 +255,11 @@ impl Decision {
             OnMissedChanges::Stop => state == TableSyncState::DataSync && !self.keeps_rows,
             OnMissedChanges::Ignore => false,
         }
+    }
+
+    /// Whether a table that is blocked is copied as an added one, when the subscriber's is empty.
+    fn adds(self, table: &StaleTable) -> bool {
+        self.adds && table.gap == Gap::MadeAnew
     }
 }
 
@@ -263,7 +286,11 @@ impl StaleTable {
         let decision = if decision.copies_again(*state) {
             "it is copied again"
         } else if stops && *state != TableSyncState::DataSync {
-            "it is not applied until it is copied again: pgapace resync"
+            if decision.adds(self) {
+                "it is copied when the subscriber's table is empty, or by pgapace resync"
+            } else {
+                "it is not applied until it is copied again: pgapace resync"
+            }
         } else {
             "it is applied all the same"
         };
