@@ -277,9 +277,9 @@ fn begin(
         return resume(control, id, plans, scope);
     }
     let rows: Vec<_> = plans.iter().map(TablePlan::record).collect();
-    let number = verification::begin(control, id, Verifier::Verb, &rows, &scope.text())?;
+    let begun = verification::begin(control, id, Verifier::Verb, &rows, &scope.text())?;
     let tables = plans.iter().map(|plan| TableWork::new(plan.method)).collect();
-    Ok((tables, plans.iter().map(|_| TableRecord::new(number, 0)).collect()))
+    Ok((tables, plans.iter().map(|plan| TableRecord::begun(&begun, plan)).collect()))
 }
 
 fn resume(

@@ -114,17 +114,17 @@ pub(super) fn verify(
     let mut control = subscriber.connect(Purpose::Control)?;
     let (mut theirs, mut ours) = connect(publisher, subscriber, Purpose::Verify)?;
     let sessions = [&control, &theirs, &ours].map(Session::cancel_handle);
-    let (prepared, number) = deadline.enforce(&sessions, || {
+    let (prepared, begun) = deadline.enforce(&sessions, || {
         exclusive::begin_verb(&mut control, row.id, &|| deadline.is_over())
             .map_err(|failure| not_compared(failure, deadline))?;
         let prepared = prepare(&mut theirs, &mut ours, config, row, &scope)?;
         let rows: Vec<_> = prepared.plans.iter().map(TablePlan::record).collect();
         let verb = Verifier::Verb;
-        let number = verification::begin(&mut control, row.id, verb, &rows, &scope.text())?;
-        Ok((prepared, number))
+        let begun = verification::begin(&mut control, row.id, verb, &rows, &scope.text())?;
+        Ok((prepared, begun))
     })?;
     let plans = &prepared.plans;
-    let records = plans.iter().map(|_| TableRecord::new(number, 0)).collect();
+    let records = plans.iter().map(|plan| TableRecord::begun(&begun, plan)).collect();
     let work = plans.iter().map(|plan| TableWork::new(plan.method)).collect();
     let shutdown = Shutdown::default();
     let lifetime = Duration::from_secs(24 * 60 * 60);

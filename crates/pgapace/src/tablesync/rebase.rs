@@ -227,7 +227,8 @@ pub(super) fn tables(
     let changed = AtomicBool::new(false);
     let mut source = Pairs { context, snapshot, changed: &changed, taken: false };
     let rows: Vec<_> = plans.iter().map(TablePlan::record).collect();
-    let number = verification::begin(control, owner.id, Verifier::Verb, &rows, &scope.text())?;
+    let comparison =
+        verification::begin(control, owner.id, Verifier::Verb, &rows, &scope.text())?;
     let manner = Manner {
         jobs: context.options.workers,
         rate: None,
@@ -246,7 +247,7 @@ pub(super) fn tables(
             recorder,
             owner.id,
             u64::MAX,
-            plans.iter().map(|_| TableRecord::new(number, 0)).collect(),
+            plans.iter().map(|plan| TableRecord::begun(&comparison, plan)).collect(),
         ),
         progress: Progress::new(prepared.rows),
         work: Mutex::new(Work::new(
@@ -290,7 +291,7 @@ pub(super) fn tables(
             let mut complete = Complete::default();
             complete.push(table, counts.rows, generation);
             let writing = RowsWritten::of(plan, counts.differences());
-            let of = ((plan, number), writing);
+            let of = ((plan, comparison.number), writing);
             let made = make_equal(context, control, snapshot, of, &complete)?;
             let Read::Rows(repaired) = made else {
                 let message = format!("table {} was truncated or rewritten meanwhile", plan.name);

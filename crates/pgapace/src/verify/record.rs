@@ -10,7 +10,8 @@ use crate::error::Result;
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::verification::differences::{self, NewDifference};
 use crate::subscriber::state::verification::{
-    self, Counts, Standing, TableOf, TableVerification, VerificationNumber, Verifier,
+    self, BegunVerification, Counts, Standing, TableOf, TableVerification, VerificationNumber,
+    Verifier,
 };
 use crate::verify::plan::TablePlan;
 use crate::verify::work::TableWork;
@@ -21,11 +22,18 @@ pub(crate) struct TableRecord {
     number: VerificationNumber,
     /// How many of its differences are recorded.
     recorded: AtomicU64,
+    /// Whether its end forgets earlier results or differences.
+    has_earlier: bool,
 }
 
 impl TableRecord {
-    pub(crate) fn new(number: VerificationNumber, recorded: u64) -> Self {
-        Self { number, recorded: AtomicU64::new(recorded) }
+    /// Of a table whose verification was begun.
+    pub(crate) fn begun(verification: &BegunVerification, plan: &TablePlan) -> Self {
+        Self {
+            number: verification.number,
+            recorded: AtomicU64::new(0),
+            has_earlier: verification.has_earlier(&plan.name),
+        }
     }
 }
 
@@ -49,7 +57,10 @@ pub(crate) fn resume(
     };
     differences::forget_after(control, of, work.compared())?;
     let recorded = differences::recorded(control, of)?;
-    Ok((work, TableRecord::new(found.number, recorded)))
+    // Nothing tells without another look whether there are earlier ones.
+    let record =
+        TableRecord { number: found.number, recorded: AtomicU64::new(recorded), has_earlier: true };
+    Ok((work, record))
 }
 
 /// The session that writes, and how many differences of each table are recorded.
@@ -116,7 +127,8 @@ impl Recorder {
             Some(_) => Verifier::Background,
             None => Verifier::Verb,
         };
-        if self.with(|session| verification::advance(session, of, standing, verifier))? {
+        let by = (verifier, self.tables[table].has_earlier);
+        if self.with(|session| verification::advance(session, of, standing, by))? {
             tracing::info!(
                 event = "stale_mark_ended",
                 table = plan.name.to_string(),

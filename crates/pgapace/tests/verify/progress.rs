@@ -150,6 +150,44 @@ fn a_verification_that_ends_before_it_compares_forgets_nothing() {
     });
 }
 
+/// With thousands of tables, each statement for one of them counts.
+#[test]
+fn nothing_is_looked_for_where_nothing_can_be_forgotten() {
+    let case = Case::new(18, 18);
+    let names: Vec<_> = (1..=40).map(|number| format!("t{number}")).collect();
+    let tables: Vec<_> =
+        names.iter().map(|name| format!("CREATE TABLE {name} (id int PRIMARY KEY)")).collect();
+    case.replicate(&tables.join("; "));
+    case.publisher.sql("INSERT INTO t1 VALUES (1); INSERT INTO t2 VALUES (1)");
+    case.run_until_current();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let verifies = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                    AND application_name LIKE 'pgapace %'";
+    // A session that has ended has added its counts.
+    let looks = || -> u64 {
+        must(wait_until(PATIENCE, "the sessions to end", || {
+            Ok(case.subscriber.value(verifies) == "0")
+        }));
+        let looks = "SELECT seq_scan + idx_scan FROM pg_stat_all_tables \
+                     WHERE relid = 'pgapace.difference'::regclass";
+        must(case.subscriber.value(looks).parse())
+    };
+    let before = looks();
+    expect_equal(&case, &names, &[]);
+    let first = looks() - before;
+    assert!(first < 20, "{first} looks for differences of 40 tables that have none");
+    // From now on, there are earlier results.
+    case.subscriber.sql("DELETE FROM t1; DELETE FROM t2");
+    verify(&case, 18, &[]);
+    let missing = |table: &str| format!("{table}|missing|{{\"id\": \"1\"}}|∅|1");
+    assert_eq!(differences(&case), [missing("t1"), missing("t2")]);
+    case.subscriber.sql("INSERT INTO t1 VALUES (1)");
+    verify(&case, 18, &["--table", "t1", "--table", "t2", "--table", "t3"]);
+    assert_eq!(differences(&case), [missing("t2")]);
+    let kinds = "SELECT kind, result, count(*) FROM pgapace.verification GROUP BY 1, 2 ORDER BY 3";
+    assert_eq!(case.subscriber.rows(kinds), ["verb|different|1", "verb|equal|39"]);
+}
+
 /// The missing row of the table without a key.
 fn row(case: &Case) -> String {
     case.publisher.value("SELECT jsonb_build_object('id', '7', 'v', md5('7'))")

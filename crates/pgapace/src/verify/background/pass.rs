@@ -160,9 +160,9 @@ impl Pass<'_> {
                 }
                 None => {
                     let rows = [plan.record()];
-                    let number =
+                    let begun =
                         verification::begin(control, id, Verifier::Background, &rows, ALL_ROWS)?;
-                    records.push(TableRecord::new(number, 0));
+                    records.push(TableRecord::begun(&begun, plan));
                     work.push(TableWork::new(plan.method));
                 }
             }

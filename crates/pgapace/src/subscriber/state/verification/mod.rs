@@ -19,11 +19,12 @@ pub(crate) mod summary;
 
 use engine::table_name::TableName;
 use pgoutput::Lsn;
+use rustc_hash::FxHashSet;
 use serde::Serialize;
-use wire::{Session, quote_literal};
+use wire::{PreparedStatement, Session, quote_literal};
 
 use crate::error::{Class, Failure, Result};
-use crate::subscriber::catalogue::{field, parse_name_array};
+use crate::subscriber::catalogue::{field, first_row, parse_name_array};
 use crate::subscriber::state::{SubscriptionId, name_array, reading, writing};
 use crate::table_name::TableNameFields;
 
@@ -215,15 +216,30 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Vec<Tabl
         .collect()
 }
 
-/// Begins a verification of these tables, which forgets what an interrupted one of the same verifier has found. Returns
-/// its number.
+/// A verification that was begun.
+#[derive(Debug)]
+pub(crate) struct BegunVerification {
+    pub(crate) number: VerificationNumber,
+    /// Its tables with results or differences of earlier verifications. Nobody adds others meanwhile: one session at
+    /// a time verifies.
+    earlier: FxHashSet<TableName>,
+}
+
+impl BegunVerification {
+    /// Whether the end of the table's verification forgets something.
+    pub(crate) fn has_earlier(&self, table: &TableName) -> bool {
+        self.earlier.contains(table)
+    }
+}
+
+/// Begins a verification of these tables, which forgets what an interrupted one of the same verifier has found.
 pub(crate) fn begin(
     session: &mut Session,
     id: SubscriptionId,
     verifier: Verifier,
     tables: &[NewTable],
     scope: &str,
-) -> Result<VerificationNumber> {
+) -> Result<BegunVerification> {
     let values: Vec<_> = tables
         .iter()
         .map(|table| {
@@ -257,6 +273,11 @@ pub(crate) fn begin(
              SELECT {id}, t.schema_name, t.table_name, '{kind}', \
                pg_catalog.currval('pgapace.verification_number'), {scope}, t.columns_left, t.plan \
              FROM (VALUES {values}) t (schema_name, table_name, columns_left, plan); \
+             SELECT t.schema_name, t.table_name FROM (VALUES {values}) t (schema_name, table_name, l, p) \
+               JOIN (SELECT v.schema_name, v.table_name FROM pgapace.verification v \
+                   WHERE v.subscription = {id} AND v.kind <> '{kind}' \
+                 UNION SELECT d.schema_name, d.table_name FROM pgapace.difference d \
+                   WHERE d.subscription = {id}) e USING (schema_name, table_name); \
              SELECT pg_catalog.currval('pgapace.verification_number'); \
              COMMIT",
             id = id.0,
@@ -264,9 +285,14 @@ pub(crate) fn begin(
             scope = quote_literal(scope),
         ))
         .map_err(|e| writing(&e))?;
-    let row = results.get(results.len().saturating_sub(2)).and_then(wire::Rows::first);
-    let row = row.ok_or_else(|| Failure::internal("no number of a verification"))?;
-    field(&row, 0).map(VerificationNumber)
+    let [.., known, number, _] = &results[..] else {
+        return Err(Failure::internal("no results of the begin of a verification"));
+    };
+    let name =
+        |row: wire::Row<'_>| Ok(TableName { schema: field(&row, 0)?, name: field(&row, 1)? });
+    let earlier = known.iter().map(name).collect::<Result<_>>()?;
+    let number = first_row(std::slice::from_ref(number), "the number of a verification")?;
+    Ok(BegunVerification { number: VerificationNumber(field(&number, 0)?), earlier })
 }
 
 /// Begins again with a table that is compared otherwise than before the interruption, which may have been complete.
@@ -301,15 +327,34 @@ pub(crate) struct Standing<'a> {
     pub(crate) result: Option<&'static str>,
 }
 
-/// SQL for the end of a table's verification: it takes the place of the last one of this verifier, with its
-/// differences. It does nothing if another verification has begun.
-fn completed_sql(table: TableOf<'_>, verifier: Verifier) -> String {
+/// How the rows of a table change when its verification advances, by the parameters of [`advance`].
+const STANDING: &str = "\
+    lsn = $5::pg_catalog.pg_lsn, first_lsn = least(v.first_lsn, $5::pg_catalog.pg_lsn), \
+    rows = $6::pg_catalog.int8, bytes = $7::pg_catalog.int8, chunks = $8::pg_catalog.int8, \
+    missing = $9::pg_catalog.int8, extra = $10::pg_catalog.int8, different = $11::pg_catalog.int8, \
+    position = $12::pg_catalog.text[], result = $13::pg_catalog.text, \
+    started_at = coalesce(v.started_at, pg_catalog.now()), \
+    finished_at = CASE WHEN $13::pg_catalog.text IS NOT NULL THEN pg_catalog.now() END";
+
+/// Finds the rows of the table by the parameters of [`advance`], in the relation with alias `of`.
+fn of_table(of: char) -> String {
+    format!(
+        "{of}.subscription = $1::pg_catalog.int4 AND {of}.schema_name = $2::pg_catalog.text \
+           AND {of}.table_name = $3::pg_catalog.text"
+    )
+}
+
+/// The same for the rows of the verification.
+fn of_verification(of: char) -> String {
+    format!("{} AND {of}.verification = $4::pg_catalog.int8", of_table(of))
+}
+
+/// The end of a table's verification, whose row takes the place of the last one of this verifier. It does nothing if
+/// another verification has begun. With `has_earlier`, results and differences of earlier ones are forgotten: they stay
+/// until the table is complete, so in the same statement, after the row is found and locked.
+fn completed_sql(verifier: Verifier, has_earlier: bool) -> String {
     let (begun, complete) = verifier.kinds();
-    let is_begun = format!(
-        "EXISTS (SELECT FROM pgapace.verification b WHERE {} AND b.kind = '{}')",
-        table.of_verification('b'),
-        begun.name()
-    );
+    let (begun, complete) = (begun.name(), complete.name());
     // The background leaves an interrupted verb as it is, because that may be resumed.
     let (kept, replaced) = match verifier {
         Verifier::Verb => (String::new(), "'verb', 'begun'"),
@@ -317,27 +362,47 @@ fn completed_sql(table: TableOf<'_>, verifier: Verifier) -> String {
             let of_verb = format!(
                 " AND NOT EXISTS (SELECT FROM pgapace.verification v WHERE {} \
                    AND v.verification = d.verification AND v.kind = 'verb_begun')",
-                table.of_table('v')
+                of_table('v')
             );
             (of_verb, "'background'")
         }
     };
+    let (forget, forgotten) = match has_earlier {
+        true => {
+            let forget = format!(
+                "begun AS MATERIALIZED (SELECT FROM pgapace.verification v \
+                   WHERE {of_verification} AND v.kind = '{begun}' FOR UPDATE), \
+                 differences AS (DELETE FROM pgapace.difference d \
+                   WHERE {of_difference} AND d.verification IS DISTINCT FROM $4::pg_catalog.int8 \
+                     AND EXISTS (SELECT FROM begun){kept}), \
+                 replaced AS (DELETE FROM pgapace.verification v \
+                   WHERE {of_table} AND v.kind IN ({replaced}) AND EXISTS (SELECT FROM begun) RETURNING v.kind), ",
+                of_verification = of_verification('v'),
+                of_difference = of_table('d'),
+                of_table = of_table('v'),
+            );
+            // The key has room for the new kind when the row of that kind is gone.
+            (forget, " AND (SELECT pg_catalog.count(*) FROM replaced) >= 0")
+        }
+        false => (String::new(), ""),
+    };
     format!(
-        "DELETE FROM pgapace.difference d WHERE {of_difference} AND d.verification IS DISTINCT FROM {number} \
-           AND {is_begun}{kept}; \
-         DELETE FROM pgapace.verification v WHERE {of_table} AND v.kind IN ({replaced}) AND {is_begun}; \
-         UPDATE pgapace.verification v SET kind = '{complete}' WHERE {of_verification} AND v.kind = '{begun}'",
-        number = table.number.0,
-        of_difference = table.of_table('d'),
-        of_table = table.of_table('v'),
-        of_verification = table.of_verification('v'),
-        complete = complete.name(),
-        begun = begun.name(),
+        "WITH {forget}advanced AS (UPDATE pgapace.verification v SET {STANDING}, kind = '{complete}' \
+           WHERE {of_verification} AND v.kind = '{begun}'{forgotten} RETURNING v.*), \
+         unmarked AS (UPDATE pgapace.relation r \
+           SET stale_lsn = NULL, stale_reason = NULL, stale_through = NULL FROM advanced v \
+           WHERE {of_relation} AND v.result = 'equal' AND v.scope = '{ALL_ROWS}' AND v.columns_left = '{{}}' \
+             AND r.state = 'ready' AND r.requested IS NULL AND r.stale_lsn IS NOT NULL \
+             AND v.first_lsn >= greatest(r.stale_lsn, r.stale_through, r.sync_lsn) \
+           RETURNING r.subscription) \
+         SELECT (SELECT pg_catalog.count(*) FROM advanced), (SELECT pg_catalog.count(*) FROM unmarked)",
+        of_verification = of_verification('v'),
+        of_relation = of_table('r'),
     )
 }
 
 /// Records where the verification of a table stands. Returns whether it ended a mark that the
-/// table may lack changes.
+/// table may lack changes. `has_earlier`: [`BegunVerification::has_earlier`].
 ///
 /// Such a mark ends when all rows and columns were found equal, all of them under snapshots behind the
 /// mark: the publisher's rows then include the changes that it did not send.
@@ -345,55 +410,43 @@ pub(crate) fn advance(
     session: &mut Session,
     table: TableOf<'_>,
     standing: &Standing<'_>,
-    verifier: Verifier,
+    (verifier, has_earlier): (Verifier, bool),
 ) -> Result<bool> {
-    let quoted =
-        |text: Option<String>| text.map_or_else(|| "NULL".to_owned(), |t| quote_literal(&t));
     let Standing { lsn, counts, position, result } = standing;
-    let of_verification = table.of_verification('v');
-    let advance = format!(
-        "UPDATE pgapace.verification v SET lsn = '{lsn}', first_lsn = least(first_lsn, '{lsn}'), rows = {}, \
-           bytes = {}, chunks = {}, missing = {}, extra = {}, different = {}, position = {}, result = {}, \
-           started_at = coalesce(started_at, pg_catalog.now()), \
-           finished_at = CASE WHEN {} THEN pg_catalog.now() END \
-         WHERE {of_verification} RETURNING v.verification",
-        counts.rows,
-        counts.bytes,
-        counts.chunks,
-        counts.missing,
-        counts.extra,
-        counts.different,
-        quoted(position.map(name_array)),
-        quoted(result.map(str::to_owned)),
-        result.is_some(),
-    );
-    let advanced = |rows: Option<&wire::Rows>| match rows.is_some_and(|rows| !rows.is_empty()) {
-        true => Ok(()),
-        false => Err(Failure::new(
+    let Counts { rows, bytes, chunks, missing, extra, different } = *counts;
+    let numbers = [rows, bytes, chunks, missing, extra, different].map(|number| number.to_string());
+    let [id, number] = [i64::from(table.id.0), table.number.0].map(|number| number.to_string());
+    let (lsn, position) = (lsn.to_string(), position.map(name_array));
+    let mut params = [&id, &table.name.schema, &table.name.name, &number, &lsn]
+        .map(|text| Some(text.as_str()))
+        .to_vec();
+    params.extend(numbers.iter().map(|number| Some(number.as_str())));
+    params.extend([position.as_deref(), *result]);
+    let (name, sql) = match (result, has_earlier) {
+        (None, _) => {
+            let sql = format!(
+                "UPDATE pgapace.verification v SET {STANDING} WHERE {} RETURNING 1, 0",
+                of_verification('v')
+            );
+            ("verification_advanced", sql)
+        }
+        (Some(_), false) => ("verification_completed", completed_sql(verifier, has_earlier)),
+        (Some(_), true) => ("verification_replaced", completed_sql(verifier, has_earlier)),
+    };
+    let statement = PreparedStatement { name, sql: &sql };
+    let [written] =
+        session.query_prepared_each([(statement, &params[..])]).map_err(|e| writing(&e))?;
+    let row = written.first();
+    let [advanced, unmarked]: [u64; 2] = match &row {
+        Some(row) => [field(row, 0)?, field(row, 1)?],
+        None => [0, 0],
+    };
+    if advanced == 0 {
+        return Err(Failure::new(
             Class::Busy,
             format!("the verification of table {} was replaced", table.name),
         )
-        .hint("Another verification of it has begun, or the subscription was dropped.")),
-    };
-    if result.is_none() {
-        let results = session.simple(&advance).map_err(|e| writing(&e))?;
-        return advanced(results.last()).map(|()| false);
+        .hint("Another verification of it has begun, or the subscription was dropped."));
     }
-    let sql = format!(
-        "{advance}; \
-         UPDATE pgapace.relation r SET stale_lsn = NULL, stale_reason = NULL, stale_through = NULL \
-           FROM pgapace.verification v \
-           WHERE {of_verification} \
-             AND v.result = 'equal' AND v.scope = '{ALL_ROWS}' AND v.columns_left = '{{}}' \
-             AND r.subscription = v.subscription AND r.schema_name = v.schema_name \
-             AND r.table_name = v.table_name AND r.state = 'ready' AND r.requested IS NULL \
-             AND r.stale_lsn IS NOT NULL \
-             AND v.first_lsn >= greatest(r.stale_lsn, r.stale_through, r.sync_lsn) \
-           RETURNING r.subscription; \
-         {completed}",
-        completed = completed_sql(table, verifier),
-    );
-    let results = session.simple(&sql).map_err(|e| writing(&e))?;
-    advanced(results.first())?;
-    Ok(results.get(1).is_some_and(|rows| !rows.is_empty()))
+    Ok(unmarked > 0)
 }
