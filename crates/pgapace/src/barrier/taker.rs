@@ -18,6 +18,7 @@ use crate::observe::board::Board;
 use crate::observe::events::Concern;
 use crate::observe::long_wait::TELL_AFTER;
 use crate::publisher::session::Publisher;
+use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::session::Subscriber;
@@ -187,7 +188,10 @@ impl PairSource for BarrierTaker<'_> {
             }
         };
         // A copy that was requested meanwhile shows a table as it never was on the publisher.
-        check_ready(&mut ours, self.row, self.tables)?;
+        let sessions = [ours.cancel_handle()];
+        interruptible(self.shutdown, &sessions, "verification", || {
+            check_ready(&mut ours, self.row, self.tables)
+        })?;
         let lsn = taken.lsn;
         drop(taken);
         // Another process applies the later changes.

@@ -8,6 +8,8 @@ use wire::Session;
 use crate::cli::{Selection, output, seconds};
 use crate::error::{Class, Failure, Result};
 use crate::hand_over;
+use crate::stopping::interrupt::abandonable;
+use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::state::ownership::{self, OwnerProcess};
 use crate::subscriber::state::{Subscription, find};
 
@@ -27,9 +29,25 @@ pub(crate) struct HandOverArgs {
 
 const POLL: Duration = Duration::from_millis(20);
 
+/// What a second signal leaves, if the subscriber does not answer.
+const LEFT: &str =
+    "the second signal ends the process; the one that runs the subscription may still give it up";
+
 pub(crate) fn run(args: &HandOverArgs) -> Result<()> {
-    let (mut control, row) = args.selection.existing()?;
-    let asked = hand_over::ask(&mut control, &row, Duration::from_secs(args.timeout))?;
+    let shutdown = Shutdown::on_signals_or_leave(Class::Stopped.exit_code(), LEFT)?;
+    let selection = args.selection.clone();
+    let (mut control, row) = abandonable(&shutdown, "connecting", move || selection.existing())??;
+    let stopping = || shutdown.requested();
+    let timeout = Duration::from_secs(args.timeout);
+    let asked = hand_over::ask(&mut control, &row, timeout, &stopping).map_err(|failure| {
+        match failure.class {
+            Class::Stopped => failure.hint(
+                "The request was withdrawn. If the process has seen it before, it gives the subscription up all the \
+                 same: see pgapace status.",
+            ),
+            _ => failure,
+        }
+    })?;
     let started = Instant::now();
     let took = asked.took.as_millis();
     output::line(&match asked.lsn {
@@ -44,7 +62,8 @@ pub(crate) fn run(args: &HandOverArgs) -> Result<()> {
     if args.wait == 0 {
         return Ok(());
     }
-    let next = next_owner(&mut control, &row, Duration::from_secs(args.wait))?;
+    let wait = Duration::from_secs(args.wait);
+    let next = next_owner(&mut control, &row, wait, &stopping)?;
     let client = next.client.as_deref().unwrap_or("this host");
     output::line(&format!(
         "  a process on {client} (backend {}) runs it since {} ms later",
@@ -54,17 +73,23 @@ pub(crate) fn run(args: &HandOverArgs) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a process with a later epoch owns the subscription.
+/// Waits until a process with a later epoch owns the subscription. It fails as stopped when `stopping`.
 fn next_owner(
     control: &mut Session,
     row: &Subscription,
     patience: Duration,
+    stopping: &dyn Fn() -> bool,
 ) -> Result<OwnerProcess> {
     let deadline = Instant::now() + patience;
     loop {
         let later = find(control, &row.name)?.is_some_and(|now| now.epoch > row.epoch);
         if later && let Some(owner) = ownership::owner(control, row.id)? {
             return Ok(owner);
+        }
+        if stopping() {
+            let message = "stopped while waiting for another process to run the subscription";
+            return Err(Failure::new(Class::Stopped, message)
+                .hint("It was given up: pgapace status shows whether another process runs it."));
         }
         if Instant::now() >= deadline {
             return Err(Failure::new(

@@ -9,6 +9,7 @@ pub(crate) mod enable;
 mod environment;
 pub(crate) mod hand_over;
 pub(crate) mod man;
+mod opened;
 pub(crate) mod output;
 pub(crate) mod prepared;
 pub(crate) mod rebase;

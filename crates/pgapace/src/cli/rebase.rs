@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use engine::table_name::TableName;
 use wire::Session;
 
 use crate::apply::session_leases::Leaseholder;
@@ -13,15 +14,17 @@ use crate::error::{Class, Failure, Result};
 use crate::observe::board::Board;
 use crate::publisher::history::{self, TO_FOLLOW_ANOTHER, check_followed};
 use crate::publisher::session::{Publisher, SystemIdentity, identify};
-use crate::publisher::{publication, slot, slot_to_drop};
+use crate::publisher::slot::{self, Slot};
+use crate::publisher::{publication, slot_to_drop};
 use crate::same_database;
+use crate::stopping::interrupt::{abandonable, interruptible};
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::statistics::{self, Statistics};
 use crate::subscriber::state::{self, Phase, Subscription, ownership, prepared, progress};
 use crate::subscriber::writer_tag::{self, TagRules};
 use crate::subscription::{self, RunOptions, Until, check_sent_alike, check_start};
-use crate::tablesync::rebase;
+use crate::tablesync::rebase::{self, CHECKS};
 
 #[derive(Debug, Args)]
 pub(crate) struct RebaseArgs {
@@ -57,53 +60,102 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<()> {
     Ok(())
 }
 
+/// What a rebase has found, before it changes anything.
+struct Found {
+    system: SystemIdentity,
+    slot: Option<Slot>,
+    /// Tables that stay blocked.
+    blocked: Vec<TableName>,
+}
+
+/// The first sessions of a rebase, and its subscription.
+struct Sides {
+    subscriber: Subscriber,
+    publisher: Publisher,
+    control: Session,
+    source: Session,
+    row: Subscription,
+}
+
 /// Drops the slot and forgets the progress, unless an interrupted rebase has done so.
 fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
-    let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
-    let mut control = subscriber.connect_first()?;
-    let row = state::find_in_any(&mut control, &config.name)?.ok_or_else(|| {
-        state::missing(&config.name).hint(
-            "A new one compares tables that hold rows with: pgapace run --if-not-empty rebase.",
-        )
-    })?;
-    let none = ownership::Former::default();
-    let stopping = || shutdown.requested();
-    let owning =
-        ownership::become_owner(&mut control, row.id, Duration::ZERO, &none, None, &stopping)?;
-    let row = ownership::fence(&mut control, row.id, &owning, &stopping)?
-        .ok_or_else(|| state::missing(&config.name))?;
-    // With these settings, the run that follows would be refused when the slot is gone.
-    check_start(&mut control, &row, config)?;
-    // Its publications may have to change.
-    let publications = row.publications.clone();
-    check_sent_alike(&row, &Config { publications, ..config.clone() })?;
-    if !row.rebasing {
-        check_prepared(&mut control, &row)?;
+    let mut sides = connect(config, shutdown)?;
+    let sessions = [&sides.control, &sides.source].map(Session::cancel_handle);
+    let found = interruptible(shutdown, &sessions, CHECKS, || check(config, &mut sides, shutdown))?;
+    let Some(Found { system, slot, blocked }) = found else { return Ok(()) };
+    shutdown.check(CHECKS)?;
+    let Sides { mut control, mut source, row, .. } = sides;
+    if slot.is_some() {
+        slot::drop(&mut source, &row.slot_name)?;
     }
-    let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
-    let mut source = publisher.connect()?;
-    same_database::refuse(&mut source, &mut control)?;
+    // A slot that is gone without this record is the reason for rebase.
+    state::set_rebasing(&mut control, row.id, &system, &blocked)?;
+    tracing::info!(
+        event = "rebase_started",
+        subscription = config.name,
+        slot = row.slot_name,
+        "slot and progress are gone; tables are compared under the snapshot of a new slot"
+    );
+    Ok(())
+}
+
+/// Opens the first sessions, and becomes the owner of the subscription, if it may start with these settings.
+fn connect(config: &Config, shutdown: &Shutdown) -> Result<Sides> {
+    let (config, stop) = (config.clone(), shutdown.clone());
+    abandonable(shutdown, "connecting", move || {
+        let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
+        let mut control = subscriber.connect_first()?;
+        let row = state::find_in_any(&mut control, &config.name)?.ok_or_else(|| {
+            state::missing(&config.name).hint(
+                "A new one compares tables that hold rows with: pgapace run --if-not-empty rebase.",
+            )
+        })?;
+        let none = ownership::Former::default();
+        let stopping = || stop.requested();
+        let owning =
+            ownership::become_owner(&mut control, row.id, Duration::ZERO, &none, None, &stopping)?;
+        let row = ownership::fence(&mut control, row.id, &owning, &stopping)?
+            .ok_or_else(|| state::missing(&config.name))?;
+        // With these settings, the run that follows would be refused when the slot is gone.
+        check_start(&mut control, &row, &config)?;
+        // Its publications may have to change.
+        let publications = row.publications.clone();
+        check_sent_alike(&row, &Config { publications, ..config.clone() })?;
+        if !row.rebasing {
+            check_prepared(&mut control, &row)?;
+        }
+        let encoding = subscriber.encoding();
+        let publisher = Publisher::new(config.publisher.clone(), &config.name, encoding);
+        let source = publisher.connect()?;
+        Ok(Sides { subscriber, publisher, control, source, row })
+    })?
+}
+
+/// Everything that would keep the rebase from its end. Nothing if a run can go on with an interrupted one.
+fn check(config: &Config, sides: &mut Sides, shutdown: &Shutdown) -> Result<Option<Found>> {
+    let Sides { subscriber, publisher, control, source, row } = sides;
+    let stopping = || shutdown.requested();
+    same_database::refuse(source, control)?;
     // A first start may have wanted it, and later ones may not.
     if row.rebasing && !row.is_first_start() {
-        let system = identify(&mut source)?;
-        check_followed(&mut source, &system, &row, TO_FOLLOW_ANOTHER)?;
-        if row.phase == Phase::Creating || can_go_on(&mut control, &mut source, &row, &system)? {
-            return Ok(());
+        let system = identify(source)?;
+        check_followed(source, &system, row, TO_FOLLOW_ANOTHER)?;
+        if row.phase == Phase::Creating || can_go_on(control, source, row, &system)? {
+            return Ok(None);
         }
         // The slot of the interrupted rebase is lost, too, or is that of another history: it begins again.
     }
     let (system, found) =
-        slot_to_drop::find(&mut source, &row, TO_FOLLOW_ANOTHER, FREE_WITHIN, &stopping)?;
-    check_not_restored(&mut control, &mut source, &row, &system)?;
-    publication::check_exist(&mut source, &config.publications)?;
-    let exists = found.is_some();
-    if let Some((found, was_used)) = found {
-        slot::check_kind(&row.slot_name, &found)?;
-        if row.phase == Phase::Creating && !slot::is_ours(&found, row.slot_made_at) {
+        slot_to_drop::find(source, row, TO_FOLLOW_ANOTHER, FREE_WITHIN, &stopping)?;
+    check_not_restored(control, source, row, &system)?;
+    publication::check_exist(source, &config.publications)?;
+    if let Some((found, was_used)) = &found {
+        slot::check_kind(&row.slot_name, found)?;
+        if row.phase == Phase::Creating && !slot::is_ours(found, row.slot_made_at) {
             return Err(slot::not_ours(&row.slot_name));
         }
-        if was_used {
-            slot_to_drop::check_of_original(&mut control, &row, &found)?;
+        if *was_used {
+            slot_to_drop::check_of_original(control, row, found)?;
         }
         if !row.owns_slot {
             return Err(Failure::new(
@@ -117,21 +169,10 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
         }
     }
     // Before anything is dropped: the user can still mend what the run would refuse.
-    let blocked =
-        rebase::check(&mut control, (&publisher, &subscriber), &config.publications, &row)?;
-    writer_tag::check(&subscriber, row.id, TagRules::of(config))?;
-    if exists {
-        slot::drop(&mut source, &row.slot_name)?;
-    }
-    // A slot that is gone without this record is the reason for rebase.
-    state::set_rebasing(&mut control, row.id, &system, &blocked)?;
-    tracing::info!(
-        event = "rebase_started",
-        subscription = config.name,
-        slot = row.slot_name,
-        "slot and progress are gone; tables are compared under the snapshot of a new slot"
-    );
-    Ok(())
+    let sides = (&*publisher, &*subscriber);
+    let blocked = rebase::check(control, sides, &config.publications, row, shutdown)?;
+    writer_tag::check(subscriber, row.id, TagRules::of(config))?;
+    Ok(Some(Found { system, slot: found.map(|(slot, _)| slot), blocked }))
 }
 
 /// Whether a run can go on with the slot of an interrupted rebase.

@@ -1,15 +1,24 @@
 //! `pgapace release`: hands a subscription to a native one.
 
 use clap::Args;
-use wire::quote_ident;
+use wire::{Session, quote_ident};
 
 use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
-use crate::native::interrupted::{self, Servers};
+use crate::native::interrupted::{self, RELEASE_AGAIN, Servers};
 use crate::native::release::{self, ReleaseRequest};
 use crate::native::subscription::conninfo;
 use crate::publisher::session::Publisher;
+use crate::stopping::interrupt::{abandonable, interruptible};
+use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
+
+/// These complete "stopped during …".
+const CONNECTING: &str = "connecting";
+const DOING: &str = "the release";
+/// What a second signal leaves, if a server does not answer.
+const LEFT: &str = "the second signal ends the process; pgapace release again hands the subscription back, or says that \
+                    there is no such subscription any more";
 
 #[derive(Debug, Args)]
 pub(crate) struct ReleaseArgs {
@@ -31,21 +40,30 @@ pub(crate) struct ReleaseArgs {
 
 pub(crate) fn run(args: &ReleaseArgs) -> Result<()> {
     let (name, site) = args.selection.one_by_name()?;
+    let shutdown = Shutdown::on_signals_or_leave(Class::Stopped.exit_code(), LEFT)?;
+    let stopping = || shutdown.requested();
     let mut subscriber = Subscriber::new(site.subscriber.clone(), &name);
-    let mut control = subscriber.connect_first()?;
-    let (row, adopted) = release::own(&mut control, &name)?;
-    let info = match (&site.publisher, &adopted) {
-        (Some(info), _) => Some(info.clone()),
-        (None, Some(adopted)) => conninfo(&mut control, adopted.native)?
-            .and_then(|text| crate::config::conninfo(&text).ok()),
-        (None, None) => None,
-    };
+    let (subscriber, mut control) = abandonable(&shutdown, CONNECTING, move || {
+        subscriber.connect_first().map(|control| (subscriber, control))
+    })??;
+    let sessions = [control.cancel_handle()];
+    let (row, adopted, info) = interruptible(&shutdown, &sessions, DOING, || {
+        let (row, adopted) = release::own(&mut control, &name, &stopping)?;
+        let info = match (&site.publisher, &adopted) {
+            (Some(info), _) => Some(info.clone()),
+            (None, Some(adopted)) => conninfo(&mut control, adopted.native)?
+                .and_then(|text| crate::config::conninfo(&text).ok()),
+            (None, None) => None,
+        };
+        Ok((row, adopted, info))
+    })?;
     let info = info.ok_or_else(|| {
         Failure::new(Class::Config, "--publisher is not given")
             .hint("Pass --publisher as for pgapace run, or the same --config.")
     })?;
     let publisher = Publisher::new(info, &name, subscriber.encoding());
-    let mut source = publisher.connect()?;
+    let reached = publisher.clone();
+    let mut source = abandonable(&shutdown, CONNECTING, move || reached.connect())??;
     let request = ReleaseRequest {
         name: &name,
         native: args.subscription.as_deref(),
@@ -54,8 +72,16 @@ pub(crate) fn run(args: &ReleaseArgs) -> Result<()> {
         dry_run: args.dry_run,
     };
     let servers = Servers { subscriber: &subscriber, publisher: &publisher };
-    let sessions = (&mut control, &mut source);
-    let done = interrupted::release(&servers, sessions, (row, adopted), &request)?;
+    let sessions = [&control, &source].map(Session::cancel_handle);
+    // Each of its transactions is rolled back as a whole, or has taken effect.
+    let done = interruptible(&shutdown, &sessions, DOING, || {
+        let sessions = (&mut control, &mut source);
+        interrupted::release(&servers, sessions, (row, adopted), &request, &stopping)
+    });
+    let done = done.map_err(|failure| match failure.class {
+        Class::Stopped => failure.hint(RELEASE_AGAIN),
+        _ => failure,
+    })?;
     let native = quote_ident(&done.native);
     let (handed, created) = if args.dry_run {
         ("can be handed", "would be created")

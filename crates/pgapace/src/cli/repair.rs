@@ -10,6 +10,7 @@ use wire::Session;
 
 use crate::barrier::taker::{BarrierManner, BarrierTaker};
 use crate::check::opposite;
+use crate::cli::opened::Opened;
 use crate::cli::table_name::split;
 use crate::cli::{Selection, output, seconds};
 use crate::config::Subscription as Config;
@@ -18,14 +19,15 @@ use crate::publisher::history::check_system;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::Publisher;
 use crate::repair::{
-    RecordedDifferences, RepairFailure, RepairOptions, Repaired, Repairer, recorded, rounds,
+    DOING, RecordedDifferences, RepairFailure, RepairOptions, Repaired, Repairer, recorded, rounds,
 };
 use crate::same_database;
+use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::other_subscriptions;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::verification::{self, TableVerification, VerificationKind};
-use crate::subscriber::state::{self, Subscription, SubscriptionId};
+use crate::subscriber::state::{Subscription, SubscriptionId};
 use crate::subscriber::writer_tag::TagRules;
 use crate::table_name::TableNameFields;
 use crate::verify::exclusive;
@@ -266,17 +268,17 @@ fn one(
     shutdown: &Shutdown,
     outcome: &mut Outcome,
 ) -> Result<()> {
-    let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
-    let mut control = subscriber.connect_first()?;
-    let row = state::find_existing(&mut control, &config.name)?;
-    exclusive::begin_verb(&mut control, row.id, &|| shutdown.requested())?;
+    let Opened { mut control, row, subscriber, publisher } = Opened::open(config, shutdown)?;
     let wanted: Vec<_> = args.table.iter().map(|name| split(name)).collect();
-    let never_compared = never_compared(&mut control, row.id, &wanted)?;
-    let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
+    let sessions = [control.cancel_handle()];
+    let never_compared = interruptible(shutdown, &sessions, DOING, || {
+        exclusive::begin_verb(&mut control, row.id, &|| shutdown.requested())?;
+        never_compared(&mut control, row.id, &wanted)
+    })?;
     let site =
         Site { args, config, shutdown, row: &row, publisher: &publisher, subscriber: &subscriber };
     site.repair(&mut control, wanted, outcome)?;
-    outcome.find_owners_of_extra(&mut control)?;
+    interruptible(shutdown, &sessions, DOING, || outcome.find_owners_of_extra(&mut control))?;
     never_compared.map_or(Ok(()), Err)
 }
 
@@ -347,8 +349,10 @@ impl Site<'_> {
         wanted: Vec<TableName>,
         outcome: &mut Outcome,
     ) -> Result<()> {
-        let Site { config, .. } = self;
-        let mut found = recorded(control, self.row.id)?;
+        let Site { config, shutdown, .. } = self;
+        let sessions = [control.cancel_handle()];
+        let mut found =
+            interruptible(shutdown, &sessions, DOING, || recorded(control, self.row.id))?;
         found.retain(|one| wanted.is_empty() || wanted.contains(&one.name));
         if found.is_empty() {
             tracing::info!(
@@ -361,23 +365,38 @@ impl Site<'_> {
             }
         }
         let mut look = self.publisher.connect_to_look()?;
-        same_database::refuse(&mut look, control)?;
-        check_system(&mut look, self.row)?;
-        publication::check_exist(&mut look, &config.publications)?;
-        let published = publication::tables(&mut look, &config.publications)?;
+        let sessions = [look.cancel_handle(), control.cancel_handle()];
+        let found = interruptible(shutdown, &sessions, DOING, || {
+            self.repairable((&mut look, control), (wanted, found), outcome)
+        })?;
+        drop(look);
+        rounds(found).iter().try_for_each(|recorded| self.round(control, recorded, outcome))
+    }
+
+    /// Those of the recorded differences that can be repaired, after the checks of both servers.
+    fn repairable(
+        &self,
+        (look, control): (&mut Session, &mut Session),
+        (wanted, found): (Vec<TableName>, Vec<RecordedDifferences>),
+        outcome: &mut Outcome,
+    ) -> Result<Vec<RecordedDifferences>> {
+        let Site { config, .. } = self;
+        same_database::refuse(look, control)?;
+        check_system(look, self.row)?;
+        publication::check_exist(look, &config.publications)?;
+        let published = publication::tables(look, &config.publications)?;
         let is_published = |name: &TableName| published.iter().any(|one| one.name == *name);
         outcome.unpublished = Some(wanted.into_iter().filter(|name| !is_published(name)).collect());
         let found = published_ones(config, &published, found);
         if found.is_empty() {
-            return Ok(());
+            return Ok(found);
         }
         let tables: Vec<_> = found.iter().map(|one| one.name.clone()).collect();
-        opposite::warn(&mut look, control, &tables)?;
-        drop(look);
+        opposite::warn(look, control, &tables)?;
         if self.args.delete_extra {
             other_subscriptions::refuse(control, &config.name, &tables, SHARED)?;
         }
-        rounds(found).iter().try_for_each(|recorded| self.round(control, recorded, outcome))
+        Ok(found)
     }
 
     /// Repairs differences of several tables, each once. A table that cannot be repaired keeps the others from nothing.
@@ -435,7 +454,10 @@ impl Site<'_> {
     fn prepare(&self, scope: &Scope) -> Result<Prepared> {
         let mut look = self.publisher.connect_to_look()?;
         let mut local = self.subscriber.connect(Purpose::Verify)?;
-        prepare(&mut look, &mut local, self.config, self.row, scope)
+        let sessions = [look.cancel_handle(), local.cancel_handle()];
+        interruptible(self.shutdown, &sessions, DOING, || {
+            prepare(&mut look, &mut local, self.config, self.row, scope)
+        })
     }
 
     fn repairer<'s>(&'s self, scope: &'s Scope) -> Repairer<'s> {

@@ -16,9 +16,15 @@ use crate::publisher::history::check_system;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::Publisher;
 use crate::sequences::{self, Chosen, PublisherSequence, Report, SequenceState, SetOptions};
+use crate::stopping::interrupt::{abandonable, interruptible};
+use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::{self, Subscription};
 use crate::switchover;
+
+/// These complete "stopped during …".
+const CONNECTING: &str = "connecting";
+const READING: &str = "the reading of sequences";
 
 /// Values older than this are read again.
 const FRESH: Duration = Duration::from_secs(3);
@@ -79,9 +85,10 @@ struct Outcome {
 
 /// Sets all sequences that can be set, then fails if others could not.
 pub(crate) fn run(args: &SequencesArgs) -> Result<()> {
+    let shutdown = Shutdown::on_signals()?;
     let mut outcomes = Vec::new();
     for config in args.selection.subscriptions()? {
-        outcomes.push(one(args, &config)?);
+        outcomes.push(one(args, &config, &shutdown)?);
     }
     if args.json {
         output::json(&outcomes)?;
@@ -101,14 +108,52 @@ pub(crate) fn run(args: &SequencesArgs) -> Result<()> {
     .hint("Exclude those that are not needed: --exclude SEQUENCE."))
 }
 
-fn one(args: &SequencesArgs, config: &Config) -> Result<Outcome> {
+fn one(args: &SequencesArgs, config: &Config, shutdown: &Shutdown) -> Result<Outcome> {
     let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
-    let mut control = subscriber.connect_first()?;
-    let row = find(args, &mut control, &config.name)?;
+    let (subscriber, mut control) = abandonable(shutdown, CONNECTING, move || {
+        subscriber.connect_first().map(|control| (subscriber, control))
+    })??;
+    let sessions = [control.cancel_handle()];
+    let row =
+        interruptible(shutdown, &sessions, READING, || find(args, &mut control, &config.name))?;
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
-    let mut source = publisher.connect_to_look()?;
-    publication::check_exist(&mut source, &config.publications)?;
-    let mut published = publication::tables(&mut source, &config.publications)?;
+    let mut source = abandonable(shutdown, CONNECTING, move || publisher.connect_to_look())??;
+    let sessions = [&control, &source].map(Session::cancel_handle);
+    let read = interruptible(shutdown, &sessions, READING, || {
+        read(args, config, (&mut control, &mut source), row.as_ref(), shutdown)
+    });
+    let (found, lag, blocked) = read.map_err(|failure| stopped(failure, "No sequence was set."))?;
+    let options = SetOptions {
+        rules: Rules { margin: args.margin, allow_backwards: args.allow_backwards },
+        excluded: args.exclude.iter().map(|name| split(name)).collect(),
+        dry_run: args.dry_run,
+    };
+    let set = interruptible(shutdown, &sessions, "the setting of sequences", || {
+        sequences::set(&mut control, &found, &options)
+    });
+    let again = "Some sequences may be set. pgapace sequences sets the others.";
+    let report = set.map_err(|failure| stopped(failure, again))?;
+    Ok(Outcome { subscription: config.name.clone(), lag, blocked, report })
+}
+
+/// Says what a request to stop has left.
+fn stopped(failure: Failure, left: &'static str) -> Failure {
+    match failure.class {
+        Class::Stopped => failure.hint(left),
+        _ => failure,
+    }
+}
+
+/// The publisher's sequences at a position that is applied, the lag, and blocked tables.
+fn read(
+    args: &SequencesArgs,
+    config: &Config,
+    (control, source): (&mut Session, &mut Session),
+    row: Option<&Subscription>,
+    shutdown: &Shutdown,
+) -> Result<(Vec<PublisherSequence>, Option<Lag>, Vec<String>)> {
+    publication::check_exist(source, &config.publications)?;
+    let mut published = publication::tables(source, &config.publications)?;
     choose_tables(&mut published, &args.table)?;
     let named: Vec<_> = args.sequence.iter().map(|name| split(name)).collect();
     let chosen = match (named.is_empty(), args.table.is_empty()) {
@@ -118,21 +163,18 @@ fn one(args: &SequencesArgs, config: &Config) -> Result<Outcome> {
     };
     let mut read =
         |source: &mut Session| sequences::read(source, &config.publications, &published, chosen);
-    let (found, lag) = match &row {
-        Some(row) if !args.dry_run => read_level(args, &mut control, &mut source, row, &mut read)?,
-        _ => (read(&mut source)?, None),
+    let (found, lag) = match row {
+        Some(row) if !args.dry_run => {
+            let stopping = || shutdown.requested();
+            read_level(args, (control, source), row, &mut read, &stopping)?
+        }
+        _ => (read(source)?, None),
     };
-    let blocked = match &row {
-        Some(row) => blocked(&mut control, row, &published)?,
+    let blocked = match row {
+        Some(row) => blocked(control, row, &published)?,
         None => Vec::new(),
     };
-    let options = SetOptions {
-        rules: Rules { margin: args.margin, allow_backwards: args.allow_backwards },
-        excluded: args.exclude.iter().map(|name| split(name)).collect(),
-        dry_run: args.dry_run,
-    };
-    let report = sequences::set(&mut control, &found, &options)?;
-    Ok(Outcome { subscription: config.name.clone(), lag, blocked, report })
+    Ok((found, lag, blocked))
 }
 
 /// The subscription. Without it, nothing tells whether changes are on their way, so the user has to say that.
@@ -172,10 +214,10 @@ fn blocked(
 /// The publisher's values as of a position that is applied now.
 fn read_level(
     args: &SequencesArgs,
-    control: &mut Session,
-    source: &mut Session,
+    (control, source): (&mut Session, &mut Session),
     row: &Subscription,
     read: &mut dyn FnMut(&mut Session) -> Result<Vec<PublisherSequence>>,
+    stopping: &dyn Fn() -> bool,
 ) -> Result<(Vec<PublisherSequence>, Option<Lag>)> {
     check_system(source, row)?;
     let deadline = Instant::now() + Duration::from_secs(args.wait);
@@ -187,7 +229,7 @@ fn read_level(
         let end = lag::end_of_wal(source)?;
         let patience =
             if args.force { Duration::ZERO } else { deadline.saturating_duration_since(at) };
-        match lag::wait(control, source, row, end, patience, &|| false)? {
+        match lag::wait(control, source, row, end, patience, stopping)? {
             Some(lag) if args.force => {
                 output::remark(&format!(
                     "pgapace: warning: the subscriber is behind the publisher: {lag}"

@@ -9,16 +9,17 @@ use serde::Serialize;
 use wire::Session;
 
 use crate::barrier::taker::{BarrierManner, BarrierTaker};
+use crate::cli::opened::Opened;
 use crate::cli::table_name::{split, split_column};
 use crate::cli::{Selection, output, seconds};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
-use crate::publisher::session::Publisher;
+use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::other_subscriptions;
 use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::verification::{self, Counts, Verifier};
-use crate::subscriber::state::{self, SubscriptionId};
 use crate::table_name::TableNameFields;
 use crate::verify::exclusive;
 use crate::verify::keeper::Servers;
@@ -194,17 +195,18 @@ fn scope(args: &VerifyArgs) -> Result<Scope> {
 }
 
 fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -> Result<Outcome> {
-    let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
-    let mut control = subscriber.connect_first()?;
-    let row = state::find_existing(&mut control, &config.name)?;
-    let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
-    let mut look = publisher.connect_to_look()?;
-    let mut local = subscriber.connect(Purpose::Verify)?;
-    let prepared = prepare(&mut look, &mut local, config, &row, scope)?;
+    let opened = Opened::open(config, shutdown)?;
+    let (mut look, mut local) = opened.connect_to_look(shutdown)?;
+    let Opened { mut control, row, subscriber, publisher } = opened;
+    let sessions = [&control, &look, &local].map(Session::cancel_handle);
+    let (prepared, (tables, records)) = interruptible(shutdown, &sessions, "verification", || {
+        let prepared = prepare(&mut look, &mut local, config, &row, scope)?;
+        exclusive::begin_verb(&mut control, row.id, &|| shutdown.requested())?;
+        let begun = begin(args, &mut control, row.id, &prepared.plans, scope)?;
+        Ok((prepared, begun))
+    })?;
     drop((look, local));
     let plans = &prepared.plans;
-    exclusive::begin_verb(&mut control, row.id, &|| shutdown.requested())?;
-    let (tables, records) = begin(args, &mut control, row.id, plans, scope)?;
     let manner = Manner {
         jobs: args.jobs.into(),
         rate: args.max_rate,
@@ -242,7 +244,7 @@ fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -
     let counts = verification.run(&servers, &mut source, &prepared.definitions)?;
     let reports = plans.iter().zip(counts).map(|(plan, counts)| report(plan, counts));
     let mut reports: Vec<_> = reports.collect();
-    find_owners_of_extra(&subscriber, config, &mut reports)?;
+    find_owners_of_extra(&subscriber, config, &mut reports, shutdown)?;
     Ok(Outcome { subscription: config.name.clone(), scope: scope.text(), tables: reports })
 }
 
@@ -251,6 +253,7 @@ fn find_owners_of_extra(
     subscriber: &Subscriber,
     config: &Config,
     reports: &mut [TableReport],
+    shutdown: &Shutdown,
 ) -> Result<()> {
     let mut extra: Vec<_> = reports.iter_mut().filter(|table| table.counts.extra > 0).collect();
     if extra.is_empty() {
@@ -258,7 +261,11 @@ fn find_owners_of_extra(
     }
     let tables: Vec<_> = extra.iter().map(|table| table.name.clone()).collect();
     let mut session = subscriber.connect(Purpose::Verify)?;
-    for (place, others) in other_subscriptions::read(&mut session, &config.name, &tables)? {
+    let sessions = [session.cancel_handle()];
+    let found = interruptible(shutdown, &sessions, "verification", || {
+        other_subscriptions::read(&mut session, &config.name, &tables)
+    })?;
+    for (place, others) in found {
         extra[place].shared_with = Some(others);
     }
     Ok(())

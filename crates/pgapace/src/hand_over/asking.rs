@@ -22,9 +22,15 @@ pub(crate) struct Asked {
     pub(crate) took: Duration,
 }
 
-/// Asks the process that runs the subscription to give it up, and to end. Waits until it has.
-pub(crate) fn ask(control: &mut Session, row: &Subscription, patience: Duration) -> Result<Asked> {
-    let asked = ask_for(control, row, Request::HandOver, patience, &|| false);
+/// Asks the process that runs the subscription to give it up, and to end. Waits until it has. It fails as stopped when
+/// `stopping`, and withdraws the request.
+pub(crate) fn ask(
+    control: &mut Session,
+    row: &Subscription,
+    patience: Duration,
+    stopping: &dyn Fn() -> bool,
+) -> Result<Asked> {
+    let asked = ask_for(control, row, Request::HandOver, patience, stopping);
     match asked {
         Ok(asked) => row::delete(control, row.id).map(|()| asked),
         Err(failure) => {

@@ -63,7 +63,7 @@ pub(super) fn undo(control: &mut Session, adoption: &Adoption) -> Result<Option<
 /// stays: it goes on from its own position, which does not depend on the publisher that was adopted from.
 fn give_back(control: &mut Session, adopted: &Adoption) -> Result<String> {
     let Adoption { name, native, .. } = adopted;
-    let (row, _) = own(control, name)?;
+    let (row, _) = own(control, name, &|| false)?;
     if !adoption::never_ran(control, *native)? {
         return Err(Failure::new(
             Class::Config,

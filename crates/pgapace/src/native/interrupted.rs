@@ -43,19 +43,21 @@ pub(crate) fn adopt(
     })
 }
 
+/// The next step if it is not known whether a release took effect.
+pub(crate) const RELEASE_AGAIN: &str = "The subscription is as before, or was handed back. pgapace release again hands it \
+     back, or says that there is no such subscription any more.";
+
 /// Hands a subscription back. `owned`: the subscription and the adoption that this session owns.
 pub(crate) fn release(
     servers: &Servers<'_>,
     (control, source): (&mut Session, &mut Session),
     owned: (state::Subscription, Option<Adoption>),
     request: &release::ReleaseRequest<'_>,
+    stopping: &dyn Fn() -> bool,
 ) -> Result<release::Released> {
     let mut handed = None;
     let mut owned = Some(owned);
-    let hint = "The subscription is as before, or was handed back. pgapace release again hands it back, or \
-                says that there is no such subscription any more.";
-    let never = || false;
-    let again = Again { servers, patience: request.patience, stopping: &never, hint };
+    let again = Again { servers, patience: request.patience, stopping, hint: RELEASE_AGAIN };
     again.repeat((control, source), |control, source| {
         let (row, adopted) = match owned.take() {
             Some(owned) => owned,
@@ -64,10 +66,10 @@ pub(crate) fn release(
                 if let Some(released) = took_effect(&handed, gone)? {
                     return Ok(released);
                 }
-                release::own(control, request.name)?
+                release::own(control, request.name, stopping)?
             }
         };
-        release::attempt(control, source, (&row, adopted), request, &mut handed)
+        release::attempt(control, source, (&row, adopted), request, (stopping, &mut handed))
     })
 }
 

@@ -64,8 +64,12 @@ pub(crate) struct Released {
     pub(crate) tables: usize,
 }
 
-/// The subscription to hand back, owned by this session.
-pub(crate) fn own(control: &mut Session, name: &str) -> Result<(Subscription, Option<Adoption>)> {
+/// The subscription to hand back, owned by this session. It fails as stopped when `stopping`.
+pub(crate) fn own(
+    control: &mut Session,
+    name: &str,
+    stopping: &dyn Fn() -> bool,
+) -> Result<(Subscription, Option<Adoption>)> {
     let row = state::find_existing(control, name)?;
     let owning = ownership::become_owner(
         control,
@@ -73,9 +77,9 @@ pub(crate) fn own(control: &mut Session, name: &str) -> Result<(Subscription, Op
         Duration::ZERO,
         &ownership::Former::default(),
         None,
-        &|| false,
+        stopping,
     )?;
-    let row = ownership::fence(control, row.id, &owning, &|| false)?
+    let row = ownership::fence(control, row.id, &owning, stopping)?
         .ok_or_else(|| Failure::new(Class::Config, "the subscription was dropped meanwhile"))?;
     switchover::refuse_ended(control, &row)?;
     switchover::check_finished(control, &row)?;
@@ -89,7 +93,7 @@ pub(super) fn attempt(
     source: &mut Session,
     (row, adopted): (&Subscription, Option<Adoption>),
     request: &ReleaseRequest<'_>,
-    handed: &mut Option<Released>,
+    (stopping, handed): (&dyn Fn() -> bool, &mut Option<Released>),
 ) -> Result<Released> {
     if row.phase != Phase::Streaming {
         return Err(Failure::new(
@@ -98,7 +102,7 @@ pub(super) fn attempt(
         )
         .hint("Run pgapace run --until current first."));
     }
-    let facts = gather_facts(control, source, row, adopted.as_ref(), request)?;
+    let facts = gather_facts((control, source), row, adopted.as_ref(), request, stopping)?;
     let ReleaseFacts { releasing, existing, slot, sets_origin, tables } = facts;
     let what = format!("subscription {} cannot be handed back", row.name);
     if let Some(failure) = failure(&what, &release_problems(&releasing)) {
@@ -147,13 +151,13 @@ struct ReleaseFacts {
 
 /// Reads everything that decides whether the subscription can be released. Waits until its slot is free.
 fn gather_facts(
-    control: &mut Session,
-    source: &mut Session,
+    (control, source): (&mut Session, &mut Session),
     row: &Subscription,
     adopted: Option<&Adoption>,
     request: &ReleaseRequest<'_>,
+    stopping: &dyn Fn() -> bool,
 ) -> Result<ReleaseFacts> {
-    let state = slot::wait_until_free(source, &row.slot_name, request.patience, &|| false)?;
+    let state = slot::wait_until_free(source, &row.slot_name, request.patience, stopping)?;
     let applied = progress::read(control, row.id)?.unwrap_or_default();
     let (name, recovers) = (&row.slot_name, is_standby(source)?);
     let confirmed = slot::check_resume(name, state.as_ref(), recovers, applied.through)?;

@@ -132,7 +132,10 @@ impl Repairer<'_> {
                 return Err(stopped.into());
             }
             let size = sizes.next();
-            let batch = differences(control, self.id, (plan, found_by), after, size)?;
+            let sessions = [control.cancel_handle()];
+            let batch = interruptible(self.shutdown, &sessions, DOING, || {
+                differences(control, self.id, (plan, found_by), after, size)
+            })?;
             let Some(last) = last_id(&batch) else { return Ok(()) };
             match self.batch(plan, &batch, print) {
                 // A value is in use by a row of a later batch.
@@ -269,7 +272,7 @@ impl Repairer<'_> {
 }
 
 /// The work that a request to stop interrupts, for the log.
-const DOING: &str = "the repair";
+pub(crate) const DOING: &str = "the repair";
 
 /// The result of an attempt to repair a batch.
 enum Written {

@@ -186,7 +186,7 @@ impl Supervisor<'_> {
                 Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
             let servers = (&publisher, &subscriber);
             let of = (config.name.as_str(), &config.publications[..]);
-            rebase::check_first_start(control, servers, of, tables)?;
+            rebase::check_first_start(control, servers, of, tables, self.shutdown)?;
         }
         Ok(emptied)
     }

@@ -23,6 +23,7 @@ use crate::publisher::session::Publisher;
 use crate::repair::{self, BatchSize, WriteWay};
 use crate::sqlstate;
 use crate::stopping::interrupt::interruptible;
+use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::session::{self, Purpose, Subscriber};
 use crate::subscriber::state::verification::{self, TableOf, VerificationNumber, Verifier};
@@ -44,6 +45,9 @@ use crate::verify::sessions::Read;
 use crate::verify::whole::Passes;
 use crate::verify::work::{TableWork, Work};
 
+/// The checks before anything is changed. Completes "stopped during …", as the one below.
+pub(crate) const CHECKS: &str = "the checks of the rebase";
+const DOING: &str = "table sync";
 /// Differences that are read at once, at most.
 const BATCH: usize = 1000;
 
@@ -110,13 +114,27 @@ pub(crate) fn check(
     (publisher, subscriber): (&Publisher, &Subscriber),
     publications: &[String],
     row: &Subscription,
+    shutdown: &Shutdown,
 ) -> Result<Vec<TableName>> {
     if row.schema_copy == Some(SchemaCopy::Before) {
         return Ok(Vec::new());
     }
     let mut look = publisher.connect_to_look()?;
     let mut local = subscriber.connect(Purpose::Verify)?;
-    let published = publication::tables(&mut look, publications)?;
+    let users = [publisher.user(), subscriber.user()];
+    let sessions = [&look, &local].map(Session::cancel_handle);
+    interruptible(shutdown, &sessions, CHECKS, || {
+        check_tables(control, (&mut look, &mut local), (publications, users), row)
+    })
+}
+
+fn check_tables(
+    control: &mut Session,
+    (look, local): (&mut Session, &mut Session),
+    (publications, users): (&[String], [&str; 2]),
+    row: &Subscription,
+) -> Result<Vec<TableName>> {
+    let published = publication::tables(look, publications)?;
     let states = state::relations_by_name(control, row.id)?;
     let is_blocked = |table: &PublishedTable| {
         states.get(&table.name).is_some_and(|state| state.state == TableSyncState::Blocked)
@@ -133,9 +151,8 @@ pub(crate) fn check(
     let (left, unfit): (Vec<_>, Vec<_>) = unfit.into_iter().partition(is_blocked);
     subscriber_tables::fitting(control, &unfit)?;
     let (blocked, filled): (Vec<_>, Vec<_>) = filled.into_iter().partition(is_blocked);
-    let users = [publisher.user(), subscriber.user()];
     let mut prepare = |tables: &[PublishedTable]| {
-        let sessions = (&mut look, &mut local);
+        let sessions = (&mut *look, &mut *local);
         prepare(sessions, ((&row.name, publications), users), tables, NOT_ALL_PUBLISHED).map(|_| ())
     };
     if !filled.is_empty() {
@@ -159,6 +176,7 @@ pub(crate) fn check_first_start(
     (publisher, subscriber): (&Publisher, &Subscriber),
     of: (&str, &[String]),
     tables: &[PublishedTable],
+    shutdown: &Shutdown,
 ) -> Result<()> {
     let judged = subscriber_tables::fit(control, tables, |_, _| true)?;
     let filled = tables.iter().zip(judged);
@@ -170,8 +188,11 @@ pub(crate) fn check_first_start(
     let mut look = publisher.connect_to_look()?;
     let mut local = subscriber.connect(Purpose::Verify)?;
     let users = [publisher.user(), subscriber.user()];
-    let sessions = (&mut look, &mut local);
-    prepare(sessions, (of, users), &filled, NOT_ALL_PUBLISHED_AT_FIRST).map(|_| ())
+    let sessions = [&look, &local].map(Session::cancel_handle);
+    interruptible(shutdown, &sessions, CHECKS, || {
+        let sessions = (&mut look, &mut local);
+        prepare(sessions, (of, users), &filled, NOT_ALL_PUBLISHED_AT_FIRST).map(|_| ())
+    })
 }
 
 /// Plans the comparison of tables that hold rows, `of` a subscription with publications. `next_step` is that for tables of which not all changes are
@@ -215,9 +236,13 @@ pub(super) fn tables(
     let mut local = context.subscriber.connect(Purpose::Verify)?;
     let users = [context.publisher.user(), context.subscriber.user()];
     let of = (context.subscription, context.publications);
-    let sessions = (&mut look, &mut local);
-    let (scope, prepared) = prepare(sessions, (of, users), published, NOT_ALL_PUBLISHED)?;
-    opposite::warn(&mut look, &mut local, &scope.tables)?;
+    let sessions = [&look, &local].map(Session::cancel_handle);
+    let (scope, prepared) = interruptible(context.shutdown, &sessions, DOING, || {
+        let sessions = (&mut look, &mut local);
+        let planned = prepare(sessions, (of, users), published, NOT_ALL_PUBLISHED)?;
+        opposite::warn(&mut look, &mut local, &planned.0.tables)?;
+        Ok(planned)
+    })?;
     drop((look, local));
     let plans = &prepared.plans;
     let owner = context.owner();
@@ -227,8 +252,7 @@ pub(super) fn tables(
     let changed = AtomicBool::new(false);
     let mut source = Pairs { context, snapshot, changed: &changed, taken: false };
     let rows: Vec<_> = plans.iter().map(TablePlan::record).collect();
-    let comparison =
-        verification::begin(control, owner.id, Verifier::Verb, &rows, &scope.text())?;
+    let comparison = verification::begin(control, owner.id, Verifier::Verb, &rows, &scope.text())?;
     let manner = Manner {
         jobs: context.options.workers,
         rate: None,
@@ -384,7 +408,7 @@ fn make_equal(
     let sessions = [theirs.cancel_handle(), ours.cancel_handle()];
     let writing =
         |e: &wire::Error| Failure::subscriber(e, &format!("making table {} equal", plan.name));
-    let repaired = interruptible(context.shutdown, &sessions, "table sync", || {
+    let repaired = interruptible(context.shutdown, &sessions, DOING, || {
         let mut write = |ours: &mut Session, way| -> Result<Read<repair::Repaired>> {
             let mut sum = repair::Repaired::default();
             let (mut after, mut sizes) = (0, BatchSize::new(BATCH));

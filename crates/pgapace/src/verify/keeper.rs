@@ -7,6 +7,8 @@ use wire::Session;
 use crate::both_servers::ask_both;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
+use crate::stopping::interrupt::interruptible;
+use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::verify::pair::{Held, PairSource};
 use crate::verify::prepare::{Definitions, Scope};
@@ -39,6 +41,7 @@ pub(super) struct Keeper<'a> {
     pub(super) source: &'a mut (dyn PairSource + Send),
     pub(super) scope: &'a Scope,
     pub(super) definitions: &'a Definitions,
+    pub(super) shutdown: &'a Shutdown,
     pub(super) lifetime: Duration,
     pub(super) go_on: Option<&'static str>,
     pub(super) held: Option<(Held, Instant)>,
@@ -71,7 +74,10 @@ impl Keeper<'_> {
         (publisher, subscriber): &mut (Session, Session),
     ) -> Result<()> {
         let publications = self.servers.publications;
-        let now = Definitions::read(publisher, subscriber, publications, &self.scope.tables)?;
+        let sessions = [publisher.cancel_handle(), subscriber.cancel_handle()];
+        let now = interruptible(self.shutdown, &sessions, "verification", || {
+            Definitions::read(publisher, subscriber, publications, &self.scope.tables)
+        })?;
         let Some(table) = self.definitions.changed(&now) else { return Ok(()) };
         self.source.definitions_changed();
         Err(Failure::new(

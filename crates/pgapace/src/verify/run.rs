@@ -67,8 +67,9 @@ impl Verification<'_> {
         definitions: &Definitions,
     ) -> Result<Vec<Counts>> {
         let Manner { lifetime, go_on, .. } = *self.manner;
-        let scope = self.scope;
-        let keeper = Keeper { servers, source, scope, definitions, lifetime, go_on, held: None };
+        let (scope, shutdown) = (self.scope, self.shutdown);
+        let keeper =
+            Keeper { servers, source, scope, definitions, shutdown, lifetime, go_on, held: None };
         let keeper = Mutex::new(keeper);
         let failed = Mutex::new(None);
         std::thread::scope(|scope| {
