@@ -7,7 +7,8 @@
 //! prepared on the subscriber and then acknowledged. Adjacent prepared transactions were prepared
 //! at the same time on the publisher, so they do not depend on each other and run side by side.
 //!
-//! The first stream turns the slot into a two-phase slot, after table sync.
+//! The first stream turns the slot into a two-phase slot, after table sync. So does the first one after a rebase, if the
+//! slot before it was one.
 
 use std::time::Duration;
 
@@ -45,6 +46,8 @@ pub(crate) fn settle(
         }
         Some(true) => return Ok(true),
         None if slot_is_two_phase => return Ok(true),
+        // A rebase has created the slot in place of one that was.
+        None if row.two_phase == Some(true) && version.major() >= 15 => return Ok(true),
         Some(false) if slot_is_two_phase && version.major() < 18 => {
             tracing::warn!(
                 event = "two_phase_kept",

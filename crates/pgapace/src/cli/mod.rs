@@ -162,6 +162,8 @@ The process that runs the subscription must be stopped. Another publisher than t
 
 With a subscription in the opposite direction: first stop writes on the subscriber, and wait until that subscription has applied them. A rebase would overwrite the changes that are on their way, and warns of that (opposite_direction).
 
+The settings of pgapace run hold until the subscription has caught up: give the same --config, or the same flags, such as --on-missed-changes and --on-conflict. The new slot has two_phase if the old one had, unless --two-phase says otherwise.
+
 For a new subscription into tables that hold rows: pgapace run --if-not-empty rebase.
 
 Example:

@@ -89,7 +89,8 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
         slot::drop(&mut source, &row.slot_name)?;
     }
     // A slot that is gone without this record is the reason for rebase.
-    state::set_rebasing(&mut control, row.id, &system, &blocked)?;
+    let had_two_phase = slot.is_some_and(|slot| slot.two_phase);
+    state::set_rebasing(&mut control, row.id, &system, &blocked, had_two_phase)?;
     tracing::info!(
         event = "rebase_started",
         subscription = config.name,

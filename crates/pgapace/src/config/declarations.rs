@@ -20,6 +20,10 @@ use crate::verify::rate::Rate;
 /// Verbs that look at one table or more on both sides.
 const BOTH_SIDES: &[&str] =
     &["run", "check", "resync", "refresh", "sequences", "verify", "repair", "rebase", "record"];
+/// Verbs that run the subscription themselves, if no other process does, and `check`.
+const RUNNING: &[&str] = &["run", "check", "verify", "repair", "rebase"];
+/// The same, and `replay`.
+const RUNNING_OR_REPLAYING: &[&str] = &["run", "check", "verify", "repair", "rebase", "replay"];
 /// Verbs that apply changes, or look whether they could be applied.
 const APPLYING: &[&str] = &["run", "check", "replay"];
 const ALL: &[&str] = &[
@@ -107,6 +111,7 @@ settings! {
                    copy that was requested or begun is made all the same.",
             default_is: "true, or false with --create-slot=false",
             group: Group::Copy,
+            verbs: &["run", "check", "rebase"],
         }
         "copy-schema" copy_schema: bool {
             help: "Create the publisher's tables on the subscriber at the first start",
@@ -160,15 +165,16 @@ settings! {
             help: "Receive prepared transactions at PREPARE TRANSACTION (publisher 15 and later)",
             more: "Without it they are received at COMMIT PREPARED. To switch it off again needs \
                    publisher 18 or later.",
-            default_is: "as the slot is, and false for a new one",
+            default_is: "as the slot is, or was before a rebase; false for a new subscription",
             group: Group::Apply,
+            verbs: &["run", "check", "rebase"],
         }
         "origin" origin: OriginFilter {
             value: "ORIGIN",
             help: "Origins of which changes are applied",
             default: "any",
             group: Group::Apply,
-            verbs: &["run", "check", "rebase", "record"],
+            verbs: &["run", "check", "verify", "repair", "rebase", "record"],
         }
         "memory-limit" memory_limit: usize {
             help: "Memory for changes that are received and not yet applied",
@@ -187,12 +193,13 @@ settings! {
                    last_update_wins.",
             default_is: "error, and skip for update_missing and delete_missing",
             group: Group::Errors,
-            verbs: APPLYING,
+            verbs: RUNNING_OR_REPLAYING,
         }
         "on-table-error" on_table_error: OnTableError {
             help: "Action if a change of a table cannot be applied",
             default: "stop",
             group: Group::Errors,
+            verbs: RUNNING,
         }
         "on-missed-changes" on_missed_changes: OnMissedChanges {
             help: "Action on a table that may lack changes",
@@ -201,6 +208,7 @@ settings! {
                    would remove the rows that are kept.",
             default: "stop",
             group: Group::Errors,
+            verbs: RUNNING,
         }
         "disable-on-error" disable_on_error: bool {
             help: "Disable the subscription when a change cannot be applied, until pgapace enable",
@@ -222,6 +230,7 @@ settings! {
             help: "Create the slot with failover, so that it is synchronized to standbys",
             more: "It needs publisher 17 or later, and has no effect on older ones.",
             default: "true",
+            verbs: &["run", "check", "rebase"],
         }
         "copy-split-size" copy_split_size: u64 {
             help: "Larger tables are copied by several workers, in parts of this size",

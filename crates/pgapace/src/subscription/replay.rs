@@ -243,7 +243,7 @@ impl Supervisor<'_> {
             ));
         }
         let format = self.replay_format(control, replay)?;
-        state::set_run(control, row, &head.identity(), &self.manner(&format))?;
+        state::set_run(control, row, &head.identity(), &self.manner(&format, false))?;
         let prefix = String::new();
         Ok(Resumption {
             acknowledged: head.start(),

@@ -185,7 +185,7 @@ impl Supervisor<'_> {
         let start = stream_start(acknowledged, needed_from, history, sends_prepared);
         let prepared = two_phase::known(control, row.id, two_phase, any_prepared)?;
         let preparing = self.preparing(place, context, two_phase, commits)?;
-        state::set_run(control, row, &system, &self.manner(&format))?;
+        state::set_run(control, row, &system, &self.manner(&format, two_phase))?;
         Ok(Resumption {
             applied,
             acknowledged,
@@ -255,10 +255,10 @@ impl Supervisor<'_> {
     }
 
     /// How this run applies changes, for its record.
-    pub(super) fn manner<'f>(&'f self, format: &'f Format) -> Manner<'f> {
+    pub(super) fn manner<'f>(&'f self, format: &'f Format, two_phase: bool) -> Manner<'f> {
         let (streaming, streaming_reason) = self.streaming_mode();
         let (format, format_reason) = (format.name(), &format.reason);
-        Manner { format, format_reason, streaming, streaming_reason }
+        Manner { format, format_reason, streaming, streaming_reason, two_phase }
     }
 
     /// When large transactions are sent and applied in this run.

@@ -137,6 +137,44 @@ fn what_a_run_would_refuse_is_refused_before_the_slot_is_dropped() {
     case.expect_equal(&["t"]);
 }
 
+/// Also without --two-phase, as a later run keeps it.
+#[test]
+fn the_new_slot_has_two_phase_if_the_old_one_had() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY)");
+        case.publish("FOR ALL TABLES");
+        let slot = &case.tool.name;
+        let two_phase = || {
+            case.publisher.value(
+                "SELECT two_phase FROM pg_replication_slots WHERE database = current_database()",
+            )
+        };
+        let drop = format!("SELECT pg_drop_replication_slot('{slot}')");
+        case.tool.finish("run", &["--until", "current", "--two-phase"]).expect(0, &[]);
+        assert_eq!(two_phase(), "t");
+        // It is lost, and so is what it was.
+        case.publisher.sql(&drop);
+        case.publisher.sql("INSERT INTO t VALUES (1)");
+        case.tool.finish("rebase", &[]).expect(0, &[]);
+        assert_eq!(two_phase(), "t");
+        // A rebase that was interrupted before its stream has begun.
+        case.subscriber.sql("UPDATE pgapace.subscription SET phase = 'copying', rebasing = true");
+        case.publisher.sql(&drop);
+        case.tool.finish("rebase", &[]).expect(0, &["rebase_started"]);
+        assert_eq!(two_phase(), "t");
+        // An earlier version has recorded nothing, and the slot is there.
+        case.subscriber.sql("UPDATE pgapace.subscription SET two_phase = NULL");
+        case.tool.finish("rebase", &[]).expect(0, &["rebase_started"]);
+        assert_eq!(two_phase(), "t");
+        case.tool.finish("rebase", &["--two-phase=false"]).expect(0, &["rebase_started"]);
+        assert_eq!(two_phase(), "f");
+        case.publisher.sql("INSERT INTO t VALUES (2)");
+        case.tool.finish("rebase", &[]).expect(0, &["rebase_started"]);
+        assert_eq!(two_phase(), "f");
+        case.expect_equal(&["t"]);
+    });
+}
+
 /// Tables that could not be compared or copied would be found when only a rebase is left.
 #[test]
 fn tables_are_checked_before_the_slot_is_dropped() {

@@ -213,6 +213,13 @@ fn a_verb_shows_the_flags_that_it_uses() {
         ("skip", "--subscriber --name", "--publisher --workers --publication"),
         ("drop", "--busy-timeout", "--workers --publication"),
         ("refresh", "--publication --if-not-empty", "--workers --slot"),
+        // They run the subscription themselves.
+        ("verify", "--on-missed-changes --on-conflict --origin", "--two-phase --deadlock-timeout"),
+        (
+            "rebase",
+            "--on-missed-changes --on-conflict --two-phase --failover",
+            "--deadlock-timeout",
+        ),
     ] {
         let shown = help(verb, "--help");
         let has = |flag: &str| {

@@ -107,10 +107,13 @@ pub(crate) struct Subscription {
     pub(crate) schema_copy: Option<SchemaCopy>,
     /// The settings that decided which transactions the publisher sent in the last run.
     pub(crate) sent_as: Option<String>,
-    /// The last run's [`Manner`], in the order of its fields.
+    /// The texts of the last run's [`Manner`], in the order of its fields.
     pub(crate) manner: [Option<String>; 4],
     /// Tables that hold rows are compared with the publisher's, until all are ready.
     pub(crate) rebasing: bool,
+    /// Whether the last run received prepared transactions at their PREPARE, or the slot before a rebase did. `None` if
+    /// nothing has streamed since an earlier version of pgapace.
+    pub(crate) two_phase: Option<bool>,
 }
 
 impl Subscription {
@@ -158,7 +161,8 @@ impl Subscription {
 
 const COLUMNS: &str = "id, name, slot_name, publications, phase, owns_slot, copy_data, epoch, \
                        system_identifier, timeline, disabled_reason, skip_lsn, schema_copy, \
-                       slot_made_at, sent_as, format, format_reason, streaming, streaming_reason, rebasing";
+                       slot_made_at, sent_as, format, format_reason, streaming, streaming_reason, rebasing, \
+                       two_phase";
 
 /// Returns the subscription with this name, if the subscriber has one.
 pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Subscription>> {
@@ -237,6 +241,7 @@ fn subscription(row: &wire::Row<'_>) -> Result<Subscription> {
         sent_as: row.get(14).map(str::to_owned),
         manner: [15, 16, 17, 18].map(|column| row.get(column).map(str::to_owned)),
         rebasing: boolean(row, 19)?,
+        two_phase: row.get(20).map(|_| boolean(row, 20)).transpose()?,
     })
 }
 
@@ -389,12 +394,14 @@ pub(crate) fn set_streaming(session: &mut Session, id: SubscriptionId) -> Result
 
 /// Forgets how far a subscription has come: the next run creates a slot, compares the tables that hold
 /// rows with those of this publisher, and makes them equal. No transaction may be prepared on the subscriber: the
-/// new slot does not send the end of one that is resolved already. Tables that are `blocked` stay so.
+/// new slot does not send the end of one that is resolved already. Tables that are `blocked` stay so. The new slot is to
+/// have two_phase as the old one.
 pub(crate) fn set_rebasing(
     session: &mut Session,
     id: SubscriptionId,
     publisher: &SystemIdentity,
     blocked: &[TableName],
+    had_two_phase: bool,
 ) -> Result<()> {
     let [schemas, names] = table_name_arrays(blocked).map(|names| wire::quote_literal(&names));
     session
@@ -413,7 +420,7 @@ pub(crate) fn set_rebasing(
              UPDATE pgapace.subscription \
              SET phase = 'creating', rebasing = true, owns_slot = true, slot_made_at = NULL, \
                system_identifier = {}, timeline = {}, sent_as = NULL, published_lsn = NULL, \
-               skip_lsn = NULL \
+               skip_lsn = NULL, two_phase = two_phase IS TRUE OR {had_two_phase} \
              WHERE id = {id}; \
              COMMIT",
             wire::quote_literal(&publisher.system_identifier),
@@ -456,12 +463,13 @@ pub(crate) fn set_skip(session: &mut Session, id: SubscriptionId, lsn: Option<Ls
 }
 
 /// The format in which the publisher sends values in a run, and when large transactions are
-/// applied, each with its reason.
+/// applied, each with its reason; and whether prepared transactions are sent at their PREPARE.
 pub(crate) struct Manner<'a> {
     pub(crate) format: &'a str,
     pub(crate) format_reason: &'a str,
     pub(crate) streaming: &'a str,
     pub(crate) streaming_reason: &'a str,
+    pub(crate) two_phase: bool,
 }
 
 /// Records which publisher and timeline the progress belongs to, and how the run applies changes. `row`
@@ -472,7 +480,7 @@ pub(crate) fn set_run(
     publisher: &SystemIdentity,
     manner: &Manner<'_>,
 ) -> Result<()> {
-    let Manner { format, format_reason, streaming, streaming_reason } = *manner;
+    let Manner { format, format_reason, streaming, streaming_reason, two_phase } = *manner;
     // A reason may name a type of the publisher.
     let repertoire = Repertoire::of(session);
     let [format, format_reason, streaming, streaming_reason] =
@@ -482,6 +490,7 @@ pub(crate) fn set_run(
         .zip(&row.manner)
         .all(|(now, recorded)| recorded.as_deref() == Some(now));
     if same
+        && row.two_phase == Some(two_phase)
         && row.system_identifier.as_deref() == Some(&publisher.system_identifier)
         && row.timeline == Some(publisher.timeline)
     {
@@ -492,11 +501,12 @@ pub(crate) fn set_run(
         .execute(
             "UPDATE pgapace.subscription \
              SET system_identifier = $2, timeline = $3::pg_catalog.int8, \
-               format = $4, format_reason = $5, streaming = $6, streaming_reason = $7 \
+               format = $4, format_reason = $5, streaming = $6, streaming_reason = $7, \
+               two_phase = $8::pg_catalog.bool \
              WHERE id = $1::pg_catalog.int4 \
                AND (system_identifier, timeline, format, format_reason, streaming, \
-                 streaming_reason) \
-               IS DISTINCT FROM ($2, $3::pg_catalog.int8, $4, $5, $6, $7)",
+                 streaming_reason, two_phase) \
+               IS DISTINCT FROM ($2, $3::pg_catalog.int8, $4, $5, $6, $7, $8::pg_catalog.bool)",
             &[
                 Some(&id.0.to_string()),
                 Some(&publisher.system_identifier),
@@ -505,6 +515,7 @@ pub(crate) fn set_run(
                 Some(&format_reason),
                 Some(&streaming),
                 Some(&streaming_reason),
+                Some(if two_phase { "t" } else { "f" }),
             ],
         )
         .map_err(|e| writing(&e))?;

@@ -676,6 +676,10 @@ UPDATE pgapace.verification SET kind = 'verb_begun' WHERE kind = 'verb' AND resu
 COMMENT ON TABLE pgapace.verification IS 'verifications of each table: the last complete one by pgapace verify (verb),
 one of it that goes on or was interrupted (verb_begun), the last complete one in the background, and one there that
 goes on (begun)'",
+    "\
+-- two_phase: whether the last run received prepared transactions at their PREPARE. After a rebase another slot does so,
+-- whose predecessor is gone
+ALTER TABLE pgapace.subscription ADD two_phase boolean",
 ];
 
 /// How long an upgrade waits for the lock of a table. Then it is tried again later.
