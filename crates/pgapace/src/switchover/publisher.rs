@@ -110,14 +110,20 @@ pub(super) fn missing_ownership(session: &mut Session) -> Result<Option<String>>
     missing_roles(session, "(d.datdba)")
 }
 
-/// GRANT of those of the roles whose privileges the role does not have.
+/// GRANT of those of the roles whose privileges the role does not have. If a superuser owns the database, the role
+/// becomes its owner instead: a member of the superuser would have all privileges there are.
 fn missing_roles(session: &mut Session, roles: &str) -> Result<Option<String>> {
     let sql = format!(
-        "SELECT 'GRANT ' || pg_catalog.string_agg(n.role::pg_catalog.oid::pg_catalog.regrole::text, ', ') \
-           || ' TO ' || pg_catalog.quote_ident(current_user) || ';' \
+        "SELECT nullif(pg_catalog.concat_ws(' ', \
+           'GRANT ' || pg_catalog.string_agg(r.oid::pg_catalog.regrole::text, ', ') FILTER (WHERE NOT r.rolsuper) \
+             || ' TO ' || pg_catalog.quote_ident(current_user) || ';', \
+           'ALTER DATABASE ' \
+             || pg_catalog.quote_ident(pg_catalog.min(d.datname::text) FILTER (WHERE r.rolsuper)) \
+             || ' OWNER TO ' || pg_catalog.quote_ident(current_user) || ';'), '') \
          FROM pg_catalog.pg_database d CROSS JOIN LATERAL (VALUES {roles}) n (role) \
+           JOIN pg_catalog.pg_roles r ON r.oid = n.role::pg_catalog.oid \
          WHERE d.datname = pg_catalog.current_database() \
-           AND NOT pg_catalog.pg_has_role(n.role, 'USAGE')"
+           AND NOT pg_catalog.pg_has_role(r.oid, 'USAGE')"
     );
     let results = session.simple(&sql).map_err(|e| failed(&e, "reading privileges"))?;
     Ok(first_row(&results, "privileges")?.get(0).map(str::to_owned))

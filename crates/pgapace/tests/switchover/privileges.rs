@@ -70,15 +70,12 @@ fn a_plan_names_what_would_stop_the_last_steps() {
         &["may not replicate from the subscriber", &format!("{grant} or pass --no-back")],
     );
     let plan = |tool: &Tool| switchover(tool, &["--plan", "--no-back", "--ignore-roles"]);
-    let owner = case.subscriber.value(
-        "SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = current_database()",
-    );
-    plan(&case.tool).expect(
-        3,
-        &[&format!("GRANT {owner} TO {applier};"), "RESET default_transaction_read_only"],
-    );
-    case.subscriber
-        .sql(&format!("SET default_transaction_read_only = off; GRANT {owner} TO {applier}"));
+    // A superuser owns the database. The role needs the database, not all privileges of the superuser.
+    let become_owner = format!("ALTER DATABASE {database} OWNER TO {applier};");
+    let planned = plan(&case.tool);
+    planned.expect(3, &[&become_owner, "RESET default_transaction_read_only"]);
+    assert!(!planned.log.contains("GRANT postgres"), "{}", planned.log);
+    case.subscriber.sql(&format!("SET default_transaction_read_only = off; {become_owner}"));
     plan(&case.tool).expect(0, &[]);
     let publisher = format!("{} target_session_attrs=read-write", case.tool.publisher);
     plan(&Tool { publisher, ..case.tool.clone() }).expect(3, &["target_session_attrs=read-write"]);
