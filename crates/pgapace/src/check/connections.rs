@@ -2,7 +2,8 @@
 
 use wire::{Session, quote_ident};
 
-use crate::check::report::{Fix, Side};
+use crate::check::limits::{Limit, Raise};
+use crate::check::report::Side;
 use crate::check::service::Service;
 use crate::check::{Settings, failed};
 use crate::error::{Failure, Result};
@@ -10,38 +11,10 @@ use crate::subscriber::catalogue::field;
 
 const MAX_CONNECTIONS: &str = "max_connections";
 
-/// A limit of connections.
-pub(super) struct ConnectionLimit {
-    pub(super) topic: &'static str,
-    /// Whose connections it limits, for messages: ` of role x`; empty for the whole server.
-    pub(super) of: String,
-    /// Without the session of this check, which ends before a run begins.
-    pub(super) used: i64,
-    pub(super) most: i64,
+impl Limit {
     /// Whether it counts walsenders too.
-    pub(super) walsenders: bool,
-    raise: Raise,
-}
-
-enum Raise {
-    Setting {
-        service: Service,
-        side: Side,
-        reserved: i64,
-    },
-    /// ALTER ROLE or ALTER DATABASE, with the name.
-    Alter(String),
-}
-
-impl ConnectionLimit {
-    /// The fix that makes room for so many connections.
-    pub(super) fn raise(&self, to: i64) -> Fix {
-        match &self.raise {
-            Raise::Setting { service, side, reserved } => {
-                service.set(*side, MAX_CONNECTIONS, to + reserved)
-            }
-            Raise::Alter(what) => Fix::Sql(format!("{what} CONNECTION LIMIT {to};")),
-        }
+    pub(super) fn counts_walsenders(&self) -> bool {
+        self.topic != MAX_CONNECTIONS
     }
 }
 
@@ -65,26 +38,26 @@ SELECT (SELECT pg_catalog.count(*) FROM seen WHERE client),
 FROM pg_catalog.pg_roles o, pg_catalog.pg_database d
 WHERE o.rolname = session_user AND d.datname = pg_catalog.current_database()";
 
-/// Reads the limits. `settings` has `max_connections` and what is reserved of it.
+/// Reads the limits of connections, without the session of this check, which ends before a run begins. `settings` has
+/// `max_connections` and what is reserved of it.
 pub(super) fn limits(
     session: &mut Session,
     side: Side,
     settings: &Settings,
     service: Service,
-) -> Result<Vec<ConnectionLimit>> {
+) -> Result<Vec<Limit>> {
     let rows = session.query(SQL, &[]).map_err(|e| failed(side, &e, "counting its connections"))?;
     let row = rows
         .first()
         .ok_or_else(|| Failure::internal("the query for its connections returned no row"))?;
     let number = |name| settings.number(name).unwrap_or(0);
     let reserved = number("superuser_reserved_connections") + number("reserved_connections");
-    let mut limits = vec![ConnectionLimit {
+    let mut limits = vec![Limit {
         topic: MAX_CONNECTIONS,
         of: String::new(),
         used: field::<i64>(&row, 0)? - 1,
         most: number(MAX_CONNECTIONS) - reserved,
-        walsenders: false,
-        raise: Raise::Setting { service, side, reserved },
+        raise: Raise::Setting { service, side, name: MAX_CONNECTIONS, reserved },
     }];
     let owners = [("rolconnlimit", "role", "ROLE"), ("datconnlimit", "database", "DATABASE")];
     for (column, (topic, what, keyword)) in owners.into_iter().enumerate() {
@@ -93,12 +66,11 @@ pub(super) fn limits(
             continue;
         }
         let name = quote_ident(&field::<String>(&row, 5 + column)?);
-        limits.push(ConnectionLimit {
+        limits.push(Limit {
             topic,
             of: format!(" of {what} {name}"),
             used: field::<i64>(&row, 1 + column)? - 1,
             most,
-            walsenders: true,
             raise: Raise::Alter(format!("ALTER {keyword} {name}")),
         });
     }

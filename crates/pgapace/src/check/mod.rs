@@ -7,6 +7,7 @@ mod asked;
 mod connections;
 mod disk;
 mod indexes;
+pub(crate) mod limits;
 pub(crate) mod opposite;
 pub(crate) mod origins;
 mod program;
@@ -181,7 +182,7 @@ pub(crate) fn check(config: &Config) -> Report {
             Ok(())
         });
         reporter.group("two_phase", |reporter| {
-            two_phase(publisher_session, subscriber_session, (config, known.service), reporter)
+            two_phase(publisher_session, subscriber_session, (config, &*known), reporter)
         });
         reporter.group("opposite", |reporter| {
             opposite::check(publisher_session, subscriber_session, config, published, reporter)
@@ -193,7 +194,8 @@ pub(crate) fn check(config: &Config) -> Report {
         });
         reporter.group("materialized_views", |reporter| {
             let sessions = (&mut *publisher_session, &mut *subscriber_session);
-            uncarried::materialized_views(sessions.0, sessions.1, published, reporter)
+            let created = known.creates_tables(config);
+            uncarried::materialized_views(sessions, published, created, reporter)
         });
         reporter.group("types", |reporter| {
             tables::enums(publisher_session, subscriber_session, published, reporter)
@@ -336,12 +338,13 @@ fn two_phase_off(name: &str, publisher_major: u32, reporter: &mut Reporter<'_>) 
 fn two_phase(
     publisher_session: &mut Session,
     subscriber_session: &mut Session,
-    (config, service): (&Config, Service),
+    (config, known): (&Config, &SubscriptionState),
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     const NAME: &str = "max_prepared_transactions";
     let has_it = slot::find(publisher_session, &config.slot)?.is_some_and(|slot| slot.two_phase);
-    if !config.two_phase.unwrap_or(has_it) {
+    let had_it = known.row.as_ref().and_then(|row| row.two_phase) == Some(true);
+    if !config.two_phase.unwrap_or(has_it || had_it) {
         if has_it {
             two_phase_off(&config.slot, publisher_session.server_version().major(), reporter);
         }
@@ -352,7 +355,7 @@ fn two_phase(
     };
     let (needed, available) =
         (most(publisher_session, Side::Publisher)?, most(subscriber_session, Side::Subscriber)?);
-    let fix = service.set(Side::Subscriber, NAME, needed);
+    let fix = known.service.set(Side::Subscriber, NAME, needed);
     if available == 0 && needed > 0 {
         reporter
             .warn(
@@ -416,6 +419,13 @@ fn one(session: &mut Session, side: Side, sql: &str, doing: &str) -> Result<Stri
     let row =
         rows.first().ok_or_else(|| Failure::internal("a query for one value returned no row"))?;
     field(&row, 0)
+}
+
+/// Tells a server from others, whatever connection strings call it.
+fn server(session: &mut Session, side: Side) -> Result<String> {
+    const SQL: &str = "SELECT pg_catalog.concat(pg_catalog.date_part('epoch', \
+         pg_catalog.pg_postmaster_start_time()), ' ', pg_catalog.current_setting('port'))";
+    one(session, side, SQL, "identifying the server")
 }
 
 /// The first of these, for a message.

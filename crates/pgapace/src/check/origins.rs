@@ -5,7 +5,7 @@ use wire::Session;
 use crate::check::report::{Fix, Report, Reporter, Severity, Side};
 use crate::check::service::Service;
 use crate::check::subscriber::count;
-use crate::check::{SubscriptionState, failed, one};
+use crate::check::{SubscriptionState, failed, server};
 use crate::config::{Subscription as Config, TagCommits};
 use crate::error::Result;
 use crate::subscriber::origin;
@@ -106,14 +106,7 @@ pub(super) fn check(
     let own_origins = i64::try_from(tagging.own()).unwrap_or(i64::MAX);
     if tagging.room().is_some() {
         reporter.report.origins = Some(OriginNeed {
-            // One server, whatever the connection strings call it.
-            server: one(
-                session,
-                SIDE,
-                "SELECT pg_catalog.concat(pg_catalog.date_part('epoch', \
-                   pg_catalog.pg_postmaster_start_time()), ' ', pg_catalog.current_setting('port'))",
-                "identifying the server",
-            )?,
+            server: server(session, SIDE)?,
             has_one: own_origins > 0,
             room: OriginRoom { others: others + own_origins, ..tagging.origins },
             needed: config.origin_none(),

@@ -2,9 +2,10 @@
 
 use wire::Session;
 
-use crate::check::report::{Fix, Reporter, Side};
+use crate::check::limits::{Limit, LimitNeed, Raise};
+use crate::check::report::{Reporter, Side};
 use crate::check::service::Service;
-use crate::check::{Settings, SubscriptionState, connections, failed, one};
+use crate::check::{Settings, SubscriptionState, connections, failed, one, server};
 use crate::config::Subscription as Config;
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue::field;
@@ -89,31 +90,13 @@ fn room(
     let new = known.is_read && known.row.as_ref().is_none_or(|row| row.phase != Phase::Streaming);
     let running = known.owner.is_some();
     let copies = config.copies_data() && !running;
-    // `later`: the need of tables that are copied later, or again, in addition.
-    let mut room = |name: &'static str,
-                    (used, most): (i64, i64),
-                    (needed, later): (i64, i64),
-                    raise: &dyn Fn(i64) -> Fix| {
-        let what = format!("{name}: {used} of {most} are in use");
-        let fix = raise(most.max(used + needed + later + 8));
-        if most - used < needed {
-            reporter.block(name, format!("{what}; {needed} more are needed")).fix(fix);
-        } else if most - used < needed + later {
-            let needed = needed + later;
-            let message = format!("{what}; {needed} more are needed to copy tables");
-            reporter.warn(name, message).fix(fix);
-        } else {
-            reporter.ok(name, what);
-        }
+    let limit = |name: &'static str, used| {
+        let raise = Raise::Setting { service, side: SIDE, name, reserved: 0 };
+        let most = settings.number(name).unwrap_or(0);
+        Limit { topic: name, of: String::new(), used, most, raise }
     };
-    let limit = |name| settings.number(name).unwrap_or(0);
     // A copy with a snapshot of its own needs a temporary slot, and a walsender that holds it.
     let slots_needed = i64::from(new && config.create_slot);
-    let slots = (slots, limit("max_replication_slots"));
-    let set = |name: &'static str| move |to| service.set(SIDE, name, to);
-    let needs = (slots_needed, i64::from(copies));
-    room("max_replication_slots", slots, needs, &set("max_replication_slots"));
-    let senders = (senders, limit("max_wal_senders"));
     let senders_needed = match (running, new && config.copies_data()) {
         (true, _) => 0,
         // The slot's walsender holds the snapshot; a table that changes during the copy needs
@@ -123,18 +106,52 @@ fn room(
         (false, false) => 1 + i64::from(recovers),
     };
     let senders_later = i64::from(copies && !new);
-    room("max_wal_senders", senders, (senders_needed, senders_later), &set("max_wal_senders"));
     // Sessions that copy, one that reads the publications, and one that watches
     // `synchronous_standby_names`.
     let workers = i64::try_from(config.copy_workers).unwrap_or(i64::MAX);
     let looks = i64::from(copies) + i64::from(!running);
     let copying = workers * i64::from(copies);
-    for one in &connections {
-        let (now, later) = if one.walsenders { (senders_needed, senders_later) } else { (0, 0) };
-        let needs = (looks + now, copying + later);
-        room(one.topic, (one.used, one.most), needs, &|to| one.raise(to));
+    let mut needs = vec![
+        (limit("max_replication_slots", slots), (slots_needed, i64::from(copies)), 0),
+        (limit("max_wal_senders", senders), (senders_needed, senders_later), 1),
+    ];
+    needs.extend(connections.into_iter().map(|limit| {
+        let walsenders = i64::from(limit.counts_walsenders());
+        let (now, later) = (senders_needed * walsenders, senders_later * walsenders);
+        (limit, (looks + now, copying + later), walsenders)
+    }));
+    // Beside other subscriptions, a second walsender of a first copy may have to wait.
+    let waiting = i64::from(senders_needed > 1);
+    let server = server(session, SIDE)?;
+    for (limit, (needed, later), walsenders) in needs {
+        room_of(&limit, (needed, later), reporter);
+        let waiting = waiting * walsenders;
+        reporter.report.limits.push(LimitNeed {
+            side: SIDE,
+            server: server.clone(),
+            limit,
+            needed: needed - waiting,
+            later: later + waiting,
+            workers: [0, 0],
+        });
     }
     Ok(())
+}
+
+/// `later`: the need of tables that are copied later, or again, in addition.
+fn room_of(limit: &Limit, (needed, later): (i64, i64), reporter: &mut Reporter<'_>) {
+    let Limit { topic, used, most, .. } = limit;
+    let what = format!("{topic}: {used} of {most} are in use");
+    let fix = limit.raise_by(needed + later);
+    if most - used < needed {
+        reporter.block(topic, format!("{what}; {needed} more are needed")).fix(fix);
+    } else if most - used < needed + later {
+        let needed = needed + later;
+        let message = format!("{what}; {needed} more are needed to copy tables");
+        reporter.warn(topic, message).fix(fix);
+    } else {
+        reporter.ok(topic, what);
+    }
 }
 
 fn standby(major: u32, reporter: &mut Reporter<'_>) {

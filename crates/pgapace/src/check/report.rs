@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
+use crate::check::limits::LimitNeed;
 use crate::check::origins::OriginNeed;
 use crate::error::Failure;
 
@@ -126,6 +127,8 @@ pub(crate) struct Report {
     pub(crate) unreachable: Option<Failure>,
     /// If the subscription tags as far as origins are left.
     pub(super) origins: Option<OriginNeed>,
+    /// What the subscription needs of limits of both servers.
+    pub(super) limits: Vec<LimitNeed>,
 }
 
 impl Report {
@@ -135,6 +138,7 @@ impl Report {
             findings: Vec::new(),
             unreachable: None,
             origins: None,
+            limits: Vec::new(),
         }
     }
 

@@ -5,10 +5,11 @@ use std::fmt::Write as _;
 use wire::Session;
 
 use crate::apply::prefetch::READERS;
-use crate::check::connections::{self, ConnectionLimit};
+use crate::check::connections;
+use crate::check::limits::{Limit, LimitNeed};
 use crate::check::report::{Reporter, Severity, Side};
 use crate::check::service::Service;
-use crate::check::{Settings, SubscriptionState, failed, genuine, one, origins, service};
+use crate::check::{Settings, SubscriptionState, failed, genuine, one, origins, server, service};
 use crate::config::{Prefetch, Subscription as Config};
 use crate::error::{Recovery, Result};
 use crate::native::guard;
@@ -425,8 +426,9 @@ fn settings(
             "server_encoding",
         ],
     )?;
+    let server = server(session, SIDE)?;
     for limit in connections::limits(session, SIDE, &settings, known.service)? {
-        room(&limit, config, known.owner.is_some(), reporter);
+        room(limit, &server, config, known.owner.is_some(), reporter);
     }
     let encoding = settings.text("server_encoding");
     if encoding == "SQL_ASCII" {
@@ -440,21 +442,25 @@ fn settings(
     Ok(())
 }
 
-/// Whether connections are left for a run.
-fn room(limit: &ConnectionLimit, config: &Config, runs: bool, reporter: &mut Reporter<'_>) {
-    let ConnectionLimit { topic, of, used, most, .. } = limit;
+/// Whether connections of this server are left for a run.
+fn room(limit: Limit, server: &str, config: &Config, runs: bool, reporter: &mut Reporter<'_>) {
+    let Limit { topic, of, used, most, .. } = &limit;
     let what = format!("{used} of {most} connections{of} are in use");
-    let needed = SESSIONS + count(config.workers.at_start());
-    let workers = count(config.workers.most() - config.workers.at_start());
+    if runs {
+        reporter.ok(topic, what);
+        return;
+    }
+    let at_start = config.workers.at_start();
+    let needed = SESSIONS + count(at_start);
+    let workers = count(config.workers.most() - at_start);
     // Copying can do with fewer sessions, but takes longer.
     let copying = if config.copies_data() { COPY_SESSIONS + count(config.copy_workers) } else { 0 };
     let streams = count(config.stream_sessions());
     let reading = if config.prefetch == Prefetch::Off { 0 } else { count(READERS) };
-    let all = needed + workers + copying + streams + reading;
+    let later = copying + streams + reading;
+    let all = needed + workers + later;
     let fix = limit.raise(used + all + 20);
-    if runs {
-        reporter.ok(topic, what);
-    } else if most - used < needed {
+    if most - used < needed {
         let message = format!("{what}; a run needs {needed}");
         reporter.block(topic, message).fix(fix);
     } else if most - used < all {
@@ -475,6 +481,14 @@ fn room(limit: &ConnectionLimit, config: &Config, runs: bool, reporter: &mut Rep
     } else {
         reporter.ok(topic, format!("{what}; a run needs up to {all}"));
     }
+    reporter.report.limits.push(LimitNeed {
+        side: SIDE,
+        server: server.to_owned(),
+        limit,
+        needed: SESSIONS,
+        later,
+        workers: [at_start, config.workers.most()],
+    });
 }
 
 pub(super) fn count(number: usize) -> i64 {

@@ -40,11 +40,12 @@ pub(super) fn large_objects(
     Ok(())
 }
 
-/// Materialized views of schemas with published tables: nothing refreshes them on the subscriber.
+/// Materialized views of schemas with published tables: nothing refreshes them on the subscriber. `created`: whether
+/// the copy of the schema creates those that are missing.
 pub(super) fn materialized_views(
-    publisher_session: &mut Session,
-    subscriber_session: &mut Session,
+    (publisher_session, subscriber_session): (&mut Session, &mut Session),
     published: &[PublishedTable],
+    created: bool,
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     const SQL: &str = "\
@@ -63,7 +64,18 @@ pub(super) fn materialized_views(
     let there = names(publisher_session, Side::Publisher)?;
     let here = names(subscriber_session, Side::Subscriber)?;
     let missing: Vec<_> = there.iter().filter(|name| !here.contains(name)).cloned().collect();
-    if !missing.is_empty() {
+    let refresh = |names: &[String]| {
+        let refresh = names.iter().map(|name| format!("REFRESH MATERIALIZED VIEW {name};"));
+        refresh.collect::<Vec<_>>().join(" ")
+    };
+    if !missing.is_empty() && created {
+        let message = format!(
+            "--copy-schema creates materialized views without their rows, and replication does not refresh them: \
+             {}. Refresh them after the copy, and at the latest before the switchover",
+            listed(&missing)
+        );
+        reporter.note("materialized_views", message).sql(refresh(&missing));
+    } else if !missing.is_empty() {
         let message = format!(
             "materialized views of the publisher do not exist: {}. Create them before the \
              switchover (pg_dump --schema-only has them)",
@@ -77,9 +89,7 @@ pub(super) fn materialized_views(
              at the latest before the switchover",
             listed(&here)
         );
-        let refresh: Vec<_> =
-            here.iter().map(|name| format!("REFRESH MATERIALIZED VIEW {name};")).collect();
-        reporter.note("materialized_views", message).sql(refresh.join(" "));
+        reporter.note("materialized_views", message).sql(refresh(&here));
     }
     Ok(())
 }

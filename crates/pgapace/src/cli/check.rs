@@ -35,6 +35,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<()> {
         reports.push(check::check(&subscription));
     }
     check::origins::add_up(&mut reports);
+    check::limits::add_up(&mut reports);
     for report in &mut reports {
         report.findings.sort_by_key(|finding| match finding.side {
             Side::Publisher => 0,

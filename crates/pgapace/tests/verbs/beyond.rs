@@ -9,7 +9,12 @@ use crate::verbs::json;
 const PAIRS: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
 fn found(case: &Case, topic: &str) -> Vec<Value> {
-    let lines = json(&case.tool.finish("check", &["--json"]));
+    found_with(case, topic, &[])
+}
+
+fn found_with(case: &Case, topic: &str, more: &[&str]) -> Vec<Value> {
+    let args: Vec<_> = ["--json"].iter().chain(more).copied().collect();
+    let lines = json(&case.tool.finish("check", &args));
     let lines = lines.as_array().cloned().unwrap_or_default();
     lines.into_iter().filter(|line| line["topic"] == topic).collect()
 }
@@ -99,6 +104,27 @@ fn objects_that_replication_does_not_carry_are_listed() {
                           FROM pg_largeobject_metadata";
             assert_eq!(case.subscriber.value(copied), "one,two");
             assert_eq!(case.subscriber.value("SELECT count(*) FROM t"), "1");
+        }
+    });
+}
+
+/// A copy of the schema creates them, so there is nothing to create before.
+#[test]
+fn materialized_views_that_the_copy_creates_are_to_be_refreshed() {
+    on_versions(&PAIRS, |case| {
+        case.publisher.sql(
+            "CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1);
+             CREATE MATERIALIZED VIEW counted AS SELECT count(*) FROM t",
+        );
+        case.publish("FOR ALL TABLES");
+        let views = found_with(&case, "materialized_views", &["--copy-schema"]);
+        let [view] = &views[..] else { panic!("{views:#?}") };
+        assert!(message(view).contains("--copy-schema creates"), "{view:#}");
+        assert!(!message(view).contains("Create them"), "{view:#}");
+        if case.publisher.cluster.binaries().has("pg_dump") {
+            case.tool.finish("run", &["--until", "current", "--copy-schema"]).expect(0, &[]);
+            mend_all(&case, &views);
+            assert_eq!(case.subscriber.value("TABLE counted"), "1");
         }
     });
 }

@@ -3,7 +3,8 @@
 use serde_json::Value;
 use testbed::{Cluster, Pair, Stop};
 
-use crate::support::{Tool, must, on_versions, one_or_all};
+use super::command_line::file;
+use crate::support::{Finished, Tool, finish, must, on_versions, one_or_all, pgapace};
 use crate::verbs::json;
 
 /// Whether the subscriber can prepare as much as the publisher: asked only where transactions are sent
@@ -65,6 +66,59 @@ fn prepared_transactions_need_room_on_the_subscriber() {
         let (found, human) = asked(&tool);
         assert_eq!(found.map(|line| line["severity"].clone()), Some("warning".into()), "{human}");
         tool.finish("drop", &[]).expect(0, &[]);
+    }
+}
+
+/// Each subscription has room enough alone.
+#[test]
+fn subscriptions_of_a_file_are_added_up() {
+    const NAME: &str = "max_replication_slots";
+    for &major in one_or_all(&[15, 18]) {
+        let mut pair = must(Pair::start_with(
+            major,
+            major,
+            |publisher| publisher.setting(NAME, "2"),
+            |subscriber| subscriber,
+        ));
+        let mut config = format!(
+            "publisher = \"{}\"\nsubscriber = \"{}\"\n",
+            pair.publisher.conninfo("postgres"),
+            pair.subscriber.conninfo("postgres")
+        );
+        for table in ["one", "two", "three"] {
+            let create = format!("CREATE TABLE {table} (id int PRIMARY KEY)");
+            must(pair.publisher.sql("postgres", &create));
+            must(pair.subscriber.sql("postgres", &create));
+            let publish = format!("CREATE PUBLICATION {table} FOR TABLE {table}");
+            must(pair.publisher.sql("postgres", &publish));
+            config.push_str(&format!(
+                "[[subscription]]\nname = \"{table}\"\npublication = [\"{table}\"]\n"
+            ));
+        }
+        let file = file(&config);
+        let checked = |code: i32, args: &[&str]| {
+            let file = file.path().display().to_string();
+            let checked = finish(&pgapace("check").args(["--config", &file]).args(args));
+            checked.expect(code, &[]);
+            checked
+        };
+        let of_limit = |checked: &Finished| {
+            let lines = json(checked).as_array().cloned().expect("an array");
+            let is = |line: &Value| line["topic"] == NAME && line["side"] == "publisher";
+            lines.into_iter().filter(is).collect::<Vec<_>>()
+        };
+        // One of a file is checked alone.
+        assert!(of_limit(&checked(0, &["--name", "two", "--json"])).is_empty());
+        let found = of_limit(&checked(6, &["--json"]));
+        let [line] = &found[..] else { panic!("{found:#?}") };
+        let said =
+            "0 of 2 are in use; the subscriptions of this configuration need 3 more together";
+        assert!(line["message"].as_str().is_some_and(|text| text.contains(said)), "{line:#}");
+        assert_eq!((&line["severity"], &line["subscription"]), (&"blocker".into(), &"one".into()));
+        let fix = line["fix"].as_str().expect("a fix").to_owned();
+        must(pair.publisher.sql("postgres", &fix));
+        must(pair.publisher.restart(Stop::Fast));
+        assert!(of_limit(&checked(0, &["--json"])).is_empty());
     }
 }
 
