@@ -406,6 +406,12 @@ fn may_have_password(value: &str) -> bool {
 
 /// Runs the verb of the command line.
 pub(crate) fn main() -> ExitCode {
+    let code = run_verb();
+    output::end();
+    code
+}
+
+fn run_verb() -> ExitCode {
     let matches = environment::without_empty(command()).try_get_matches();
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,

@@ -9,7 +9,9 @@ use std::sync::OnceLock;
 use serde::Serialize;
 
 use crate::error::{Class, Failure, Result};
+use crate::observe::log_output;
 use crate::observe::logging::{self, LogFormat};
+use crate::observe::outlet::{Outlet, patience_at_end};
 
 /// Writes a failure in the form of psql, or of the log if that is JSON, and returns its exit code.
 pub(crate) fn fail(failure: &Failure) -> ExitCode {
@@ -17,8 +19,7 @@ pub(crate) fn fail(failure: &Failure) -> ExitCode {
     let text = failure.to_string();
     match logging::format() {
         LogFormat::Human => {
-            // Standard error may be closed.
-            let _ = writeln!(std::io::stderr(), "pgapace: error: {}", printable(&text));
+            log_output::line(&format!("pgapace: error: {}", printable(&text)));
         }
         LogFormat::Json => logging::at_any_level(|| {
             tracing::error!(
@@ -47,6 +48,12 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     }
 }
 
+/// Waits until the log, the last error and offered lines are written.
+pub(crate) fn end() {
+    OFFERED.finish(patience_at_end(&io::stdout()));
+    log_output::finish();
+}
+
 /// The first error of standard output, for the exit code.
 static NOT_WRITTEN: OnceLock<io::Error> = OnceLock::new();
 
@@ -62,9 +69,19 @@ fn noted(written: io::Result<()>) -> bool {
     }
 }
 
-/// Fails if standard output has not taken everything that was written to it.
+/// Lines for which nothing waits.
+static OFFERED: Outlet = Outlet::new(
+    |line| {
+        noted(io::stdout().write_all(line));
+    },
+    |_| {},
+);
+
+/// Fails if standard output has not taken everything that was written to it. A reader that takes nothing is no error.
 pub(crate) fn finish() -> Result<()> {
-    noted(io::stdout().flush());
+    if OFFERED.finish(patience_at_end(&io::stdout())) {
+        noted(io::stdout().flush());
+    }
     match NOT_WRITTEN.get() {
         None => Ok(()),
         Some(error) => {
@@ -96,6 +113,12 @@ pub(crate) fn line(text: &str) {
     noted(writeln!(io::stdout(), "{}", printable(text)));
 }
 
+/// Writes a line to standard output without waiting for a reader that has stopped. Further lines of the verb must be
+/// written so, too.
+pub(crate) fn offer(text: &str) {
+    OFFERED.send(format!("{}\n", printable(text)).as_bytes());
+}
+
 /// Writes lines to standard output. Returns whether they were written.
 pub(crate) fn lines(lines: &[String]) -> bool {
     lines.iter().all(|line| noted(writeln!(io::stdout(), "{}", printable(line))))
@@ -103,7 +126,7 @@ pub(crate) fn lines(lines: &[String]) -> bool {
 
 /// Writes a line to standard error.
 pub(crate) fn remark(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{}", printable(text));
+    log_output::line(&printable(text));
 }
 
 /// Writes text as it is to standard output.

@@ -1,5 +1,5 @@
 //! The log, on standard error, as text or JSON. docs/events.md lists its events. Those of a thread that works for a
-//! subscription name it ([`log_lines`](super::log_lines)).
+//! subscription name it ([`log_lines`](super::log_lines)). Nothing waits for its reader ([`log_output`](super::log_output)).
 
 use std::io::IsTerminal;
 use std::sync::OnceLock;
@@ -14,6 +14,7 @@ use tracing_subscriber::{EnvFilter, Layer, Registry};
 use crate::error::{Class, Failure, Result};
 use crate::observe::events::EventLayer;
 use crate::observe::log_lines::{JsonLines, TextFields};
+use crate::observe::log_output::Line;
 
 /// Form of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -48,7 +49,7 @@ fn json_lines<S>() -> impl Layer<S>
 where
     S: tracing::Subscriber + for<'s> LookupSpan<'s>,
 {
-    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).json();
+    let layer = tracing_subscriber::fmt::layer().with_writer(|| Line).json();
     layer.event_format(JsonLines::default())
 }
 
@@ -93,7 +94,7 @@ pub(crate) fn start(format: LogFormat, level: &str) -> Result<()> {
     let _ = FORMAT.set(format);
     let (filter, handle) = reload::Layer::new(filter(level)?);
     let _ = FILTER.set(handle);
-    let text = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let text = tracing_subscriber::fmt::layer().with_writer(|| Line).with_target(false);
     let text = text.fmt_fields(TextFields);
     let layer = match format {
         LogFormat::Human => text.with_ansi(std::io::stderr().is_terminal()).boxed(),

@@ -19,9 +19,6 @@ use crate::error::{Class, Failure, Result};
 /// How long the orderly way may take after the second signal: the durability session ends within two seconds.
 const INSISTED_PATIENCE: Duration = Duration::from_secs(4);
 
-/// How long a signal waits until it is logged.
-const LOG_PATIENCE: Duration = Duration::from_millis(200);
-
 /// The request to end the program; shared by all threads.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Shutdown {
@@ -84,9 +81,7 @@ impl Shutdown {
             .spawn(move || {
                 for signal in &mut signals {
                     let name = signal_name(signal).unwrap_or("unknown");
-                    log(move || {
-                        tracing::info!(event = "stop_requested", signal = name, "{first}");
-                    });
+                    tracing::info!(event = "stop_requested", signal = name, "{first}");
                     if signal == SIGHUP {
                         shared.end();
                     } else {
@@ -96,9 +91,7 @@ impl Shutdown {
                         && shared.insisted()
                     {
                         std::thread::sleep(INSISTED_PATIENCE);
-                        log(move || {
-                            tracing::warn!(event = "stopped_at_once", "{second}");
-                        });
+                        tracing::warn!(event = "stopped_at_once", "{second}");
                         std::process::exit(code.into());
                     }
                 }
@@ -181,19 +174,6 @@ fn is_ignored(signal: i32, status: &str) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     mask.is_some_and(|mask| (mask >> (signal - 1)) & 1 == 1)
-}
-
-/// Logs on another thread: a signal is obeyed although nobody reads the log, or it has no room.
-fn log(line: impl FnOnce() + Send + 'static) {
-    let (done, logged) = bounded::<()>(0);
-    let logs = move || {
-        line();
-        drop(done);
-    };
-    if std::thread::Builder::new().name("signal log".to_owned()).spawn(logs).is_ok() {
-        // It ends when the line is written.
-        let _ = logged.recv_timeout(LOG_PATIENCE);
-    }
 }
 
 #[cfg(test)]

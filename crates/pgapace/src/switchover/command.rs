@@ -4,10 +4,12 @@
 //! command that is left over would stop them again. So a command runs in a process group of its own, which
 //! a shell kills as soon as the pipe from this process ends, for any reason.
 
+use std::fs::File;
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -30,17 +32,20 @@ exit $status
 "#;
 /// Between two looks whether the command has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// How long a command that has ended waits for its output: what the verb says next stands behind it.
+const RELAY_PATIENCE: Duration = Duration::from_millis(50);
 
 /// Runs a command, until `ends` fails: then it is killed.
 pub(super) fn run(command: &str, flag: &str, ends: &dyn Fn() -> Result<()>) -> Result<()> {
     let failed = |error: &std::io::Error| {
         Failure::new(Class::Config, format!("cannot run the command of {flag}: {error}"))
     };
+    let (mut output, mut errors) = (Relay::to(&io::stdout()), Relay::to(&io::stderr()));
     let mut child = Command::new("sh")
         .args(["-c", SCRIPT, "pgapace", command])
         .stdin(Stdio::piped())
-        .stdout(output(std::io::stdout()))
-        .stderr(output(std::io::stderr()))
+        .stdout(output.take())
+        .stderr(errors.take())
         .process_group(0)
         .spawn()
         .map_err(|e| failed(&e))?;
@@ -56,13 +61,69 @@ pub(super) fn run(command: &str, flag: &str, ends: &dyn Fn() -> Result<()>) -> R
         }
         std::thread::sleep(LOOK_EVERY);
     };
+    // What watches the command writes nothing, but it holds the output until then.
+    drop(pipe);
+    let said_by = Instant::now() + RELAY_PATIENCE;
+    output.wait(said_by);
+    errors.wait(said_by);
     expect_success(status, flag)
+}
+
+/// Passes on what a command writes. Nobody can write to the database until the command has ended, so a reader that stops may
+/// not hold it up; unless the command writes more than a pipe takes.
+struct Relay {
+    input: Option<Stdio>,
+    process: Option<Child>,
+}
+
+impl Relay {
+    fn to(of_verb: &impl AsFd) -> Self {
+        let input = output(of_verb);
+        if is_file(of_verb) || is_gone(of_verb) {
+            return Self { input: Some(input), process: None };
+        }
+        match Self::start(of_verb) {
+            Ok(relay) => relay,
+            // The system has refused it.
+            Err(_) => Self { input: Some(input), process: None },
+        }
+    }
+
+    fn start(of_verb: &impl AsFd) -> io::Result<Self> {
+        let (reader, writer) = io::pipe()?;
+        let process = Command::new("cat")
+            .stdin(reader)
+            .stdout(of_verb.as_fd().try_clone_to_owned()?)
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()?;
+        Ok(Self { input: Some(writer.into()), process: Some(process) })
+    }
+
+    /// The output of the command.
+    fn take(&mut self) -> Stdio {
+        self.input.take().unwrap_or_else(Stdio::null)
+    }
+
+    /// Waits until all is passed on: not for processes that the command has left in the background, nor for a reader.
+    fn wait(&mut self, until: Instant) {
+        let Some(process) = &mut self.process else { return };
+        while matches!(process.try_wait(), Ok(None)) && Instant::now() < until {
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+}
+
+/// Whether writes do not depend on a reader.
+fn is_file(output: &impl AsFd) -> bool {
+    let file = output.as_fd().try_clone_to_owned().map(File::from);
+    file.and_then(|file| file.metadata()).is_ok_and(|data| data.is_file())
 }
 
 /// Output of a command goes where that of the verb goes. Not if the terminal or the reader is gone: the write would fail,
 /// and with it the command that is to resume writes.
-fn output(of_verb: impl AsFd) -> Stdio {
-    if is_gone(&of_verb) { Stdio::null() } else { Stdio::inherit() }
+fn output(of_verb: &impl AsFd) -> Stdio {
+    if is_gone(of_verb) { Stdio::null() } else { Stdio::inherit() }
 }
 
 /// Whether nobody can read what is written here.

@@ -1,13 +1,13 @@
 //! Output of a switchover for the user: a line for each step, with the time and the outage of writes so far.
-//! On a terminal the last line counts.
+//! On a terminal the last line counts. Writes are stopped meanwhile, so nothing waits for the reader of these lines.
 
 use std::fmt::Write;
-use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 
 use crate::cli::output;
+use crate::observe::bars;
 
 /// How often the last line is drawn.
 const DRAW_EVERY: Duration = Duration::from_millis(50);
@@ -23,10 +23,7 @@ pub(super) struct Display {
 
 impl Display {
     pub(super) fn new() -> Self {
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-        if !std::io::stderr().is_terminal() {
-            bar.set_draw_target(ProgressDrawTarget::hidden());
-        }
+        let bar = ProgressBar::with_draw_target(None, bars::target());
         bar.enable_steady_tick(DRAW_EVERY);
         Self { begun: Instant::now(), stopped: None, bar }
     }
@@ -45,7 +42,7 @@ impl Display {
     pub(super) fn step(&self, what: &str) {
         let (begun, stopped) = (self.begun, self.stopped);
         let line = times(begun, stopped) + what;
-        self.bar.suspend(|| output::line(&line));
+        self.bar.suspend(|| output::offer(&line));
         let style = ProgressStyle::with_template("{times}{msg}").map(|style| {
             style.with_key("times", move |_: &ProgressState, out: &mut dyn Write| {
                 // A line that cannot be drawn is drawn the next time.

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use crate::cli::output::{remark, size};
+use crate::observe::bars;
 use crate::observe::board::{CopiedTable, CopyShown};
 use crate::observe::figures::SlotFigures;
 
@@ -248,7 +249,7 @@ impl Display {
 
 impl Bars {
     fn new(progress: &Progress) -> Self {
-        let screen = MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(5));
+        let screen = MultiProgress::with_draw_target(bars::target());
         let style = |template: &str| {
             ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
         };

@@ -1,10 +1,10 @@
 //! The progress of a verification: a bar on a terminal, with the time left; or counters on the board.
 
-use std::io::IsTerminal;
 use std::time::Instant;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::observe::bars;
 use crate::observe::board::Board;
 
 /// Counts rows of the publisher.
@@ -18,10 +18,7 @@ pub(crate) struct Progress {
 impl Progress {
     /// `rows`: the publisher's estimate.
     pub(crate) fn new(rows: u64) -> Self {
-        let bar = ProgressBar::with_draw_target(Some(rows), ProgressDrawTarget::stderr());
-        if !std::io::stderr().is_terminal() {
-            bar.set_draw_target(ProgressDrawTarget::hidden());
-        }
+        let bar = ProgressBar::with_draw_target(Some(rows), bars::target());
         let style = "{bar:30} {human_pos} of about {human_len} rows, {per_sec}, {eta} left";
         if let Ok(style) = ProgressStyle::with_template(style) {
             bar.set_style(style);

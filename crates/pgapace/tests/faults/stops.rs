@@ -1,16 +1,14 @@
 //! Stops: regular ones, stops during the initial copy, and `--until`.
 
-use std::io::Write;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use testbed::compare::TableName;
-use testbed::program::Process;
+use testbed::program::{Process, events};
 use testbed::{Proxy, Result, Stop, wait_until};
 
 use crate::support::{
-    DB, Load, PATIENCE, Site, expect_exit, lsn, random_pause, wait_for_event, wait_for_events,
-    wait_while_running,
+    DB, Load, PATIENCE, Site, UnreadPipe, expect_exit, lsn, random_pause, wait_for_event,
+    wait_for_events, wait_while_running,
 };
 
 /// Checks that everything that is applied is acknowledged: slot and progress are equal.
@@ -264,29 +262,39 @@ fn a_stop_says_whether_the_publisher_was_told() -> Result<()> {
     site.expect_equal(&[TableName::from("t")])
 }
 
-/// A service that reads the log may hang. Then the first line that is logged blocks its thread.
+/// A service that reads the log may hang.
 #[test]
-fn a_second_signal_ends_a_process_whose_log_nobody_reads() -> Result<()> {
-    let (unread, mut log) = std::io::pipe()?;
-    // The size of a pipe.
-    log.write_all(&[b'\n'; 65536])?;
+fn a_process_whose_log_nobody_reads_applies_and_stops() -> Result<()> {
     let site = Site::start(&[], &[])?;
     site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
-    let sides = [site.publisher.conninfo(DB), site.subscriber.conninfo(DB)];
-    let mut run = Command::new(env!("CARGO_BIN_EXE_pgapace"))
-        .args(["run", "--publisher", &sides[0], "--subscriber", &sides[1]])
-        .args(["--publication", "pub", "--name", "sub"])
-        .stderr(log)
-        .spawn()?;
-    let session =
-        "SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name LIKE 'pgapace %'";
-    wait_until(PATIENCE, "the start", || Ok(site.subscriber.query_one_text(DB, session)? == "t"))?;
-    // The next signal may come while one is handled, so there may be more than two.
-    wait_until(PATIENCE, "the end", || {
-        let _ = Command::new("kill").arg(run.id().to_string()).status()?;
-        Ok(run.try_wait()?.is_some())
+    let directory = tempfile::tempdir()?;
+    let log = UnreadPipe::full(&directory.path().join("log"))?;
+    let mut run = site.program().spawn_logged(log.path())?;
+    for id in 1..=2 {
+        site.publisher.sql(DB, &format!("INSERT INTO t VALUES ({id})"))?;
+        let applied = format!("SELECT count(*) FROM t WHERE id = {id}");
+        wait_until(PATIENCE, "a row to be copied, and one to be applied", || {
+            Ok(site.subscriber.query_one_text(DB, &applied)? == "1")
+        })?;
+    }
+    run.terminate()?;
+    assert!(run.wait_timeout(PATIENCE).is_some(), "it still runs");
+    assert_eq!(run.exit_code(), Some(0));
+
+    // A reader that goes on gets all lines.
+    let mut log = UnreadPipe::full(&directory.path().join("another"))?;
+    let mut run = site.program().spawn_logged(log.path())?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (3)")?;
+    wait_until(PATIENCE, "another row to be applied", || {
+        Ok(site.subscriber.query_one_text(DB, "SELECT count(*) FROM t")? == "3")
     })?;
-    assert_eq!(run.wait()?.code(), Some(11));
-    drop(unread);
+    let mut said = log.read()?;
+    run.terminate()?;
+    assert!(run.wait_timeout(PATIENCE).is_some(), "it still runs");
+    assert_eq!(run.exit_code(), Some(0));
+    said.push_str(&log.read()?);
+    for event in ["streaming", "stop_requested"] {
+        assert_eq!(events(&said, event), 1, "{event}: {said}");
+    }
     Ok(())
 }

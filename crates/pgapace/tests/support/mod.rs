@@ -46,6 +46,7 @@ mod site;
 pub(crate) mod small_disk;
 mod tool;
 mod unflushed;
+mod unread_pipe;
 mod wait;
 
 use std::fmt::Display;
@@ -62,6 +63,7 @@ pub(crate) use shared_servers::servers;
 pub(crate) use site::{DB, NAME, Site};
 pub(crate) use tool::{Finished, Tool, executable, finish, pgapace};
 pub(crate) use unflushed::{UnflushedWal, signal};
+pub(crate) use unread_pipe::UnreadPipe;
 pub(crate) use wait::{
     expect_exit, holds_for, random_pause, wait_for_event, wait_for_events, wait_for_log,
     wait_until_log, wait_while_running,

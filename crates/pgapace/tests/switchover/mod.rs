@@ -2,6 +2,7 @@
 //! failure leaves the state before or after.
 
 mod adopted;
+mod altered;
 mod arena;
 mod clients;
 mod deadlines;
@@ -20,6 +21,7 @@ mod synchronous;
 mod turning;
 mod two_phase;
 mod unflushed;
+mod unread;
 
 use std::collections::BTreeSet;
 

@@ -297,24 +297,24 @@ fn switch(
     }
     let done = switchover::go(&mut direction.sides(stop), &request)?;
     let already = if done.outage.is_none() { " already" } else { "" };
-    output::line(&format!("subscription {name} was{already} switched over at {}", done.end_lsn));
+    output::offer(&format!("subscription {name} was{already} switched over at {}", done.end_lsn));
     if let Some(outage) = done.outage {
-        output::line(&format!("  nobody could write for {} ms", outage.as_millis()));
+        output::offer(&format!("  nobody could write for {} ms", outage.as_millis()));
     }
     let Some(back) = done.back else { return Ok(()) };
     let reversed = direction.config.reversed(&back);
     // The process that stands aside waits for the end of this session.
     drop(direction);
     match way_back_owner(&reversed, stop)? {
-        Some(owner) => output::line(&format!(
+        Some(owner) => output::offer(&format!(
             "  the way back, {}, is applied (backend {} of the old side)",
             back.name, owner.pid
         )),
-        None if stop.requested() => output::line(&format!(
+        None if stop.requested() => output::offer(&format!(
             "  pgapace status shows whether the way back, {}, is applied: stopped before it was",
             back.name
         )),
-        None => output::line(&format!(
+        None => output::offer(&format!(
             "  nobody applies the way back, {}: start pgapace run with the same settings as before; its log says why if \
              it has ended",
             back.name
