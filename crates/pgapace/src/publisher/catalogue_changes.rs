@@ -12,20 +12,51 @@
 //! during the first wait, and is known to be committed by its xid. So its rows of the catalogue are visible under the
 //! slot's snapshot, and their xmin is not below the xmax of a snapshot from before. Then the slot is dropped, and
 //! created again. Most such transactions would do no harm: which ones do depends on others. A slot whose creation waits
-//! for none is created in a moment, so that a second attempt usually finds no change.
+//! for none is created in a moment, so that a second attempt usually finds no change. The same holds for the slot of the
+//! way back of a switchover, which has no snapshot.
+//!
+//! A slot that others have created (`--create-slot=false`) is kept, because its position matters. Nothing tells whether an
+//! object was changed while it was created, or shortly before or later, which would do no harm: a warning names it. The slot
+//! of a native subscription (`adopt`) tells nothing as soon as it was read.
 //!
 //! Rows that were deleted are not found: of dropped tables and indexes, and of tables that were taken out of a
 //! publication, whose changes may be sent for a while. Indexes other than that of the replica identity, views,
 //! sequences, materialized views and temporary tables do not matter.
 
-use wire::Session;
+use wire::{Session, quote_literal};
 
 use crate::error::{Class, Failure, Result};
-use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::catalogue::{boolean, field, first_row};
 
 /// The query for the xmax of a snapshot: no transaction with this xid or a later one has ended.
 pub(super) const BEFORE: &str =
     "SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())";
+
+/// The result of [`BEFORE`].
+pub(super) fn before(session: &mut Session) -> Result<u64> {
+    let results = session
+        .simple(BEFORE)
+        .map_err(|e| Failure::publisher(&e, "reading the present snapshot"))?;
+    field(&first_row(&results, "the present snapshot")?, 0)
+}
+
+/// The same as [`since`] for a slot that others have created, and that nothing has read yet: its catalog_xmin is no later
+/// than the snapshot from before would be. What was changed after the creation is found too.
+pub(super) fn since_slot(session: &mut Session, name: &str) -> Result<Option<Changed>> {
+    let sql = format!(
+        "SELECT n.next - ((n.next - s.catalog_xmin::pg_catalog.text::pg_catalog.int8) & 4294967295) \
+         FROM pg_catalog.pg_replication_slots s CROSS JOIN (SELECT pg_catalog.pg_snapshot_xmax( \
+           pg_catalog.pg_current_snapshot())::pg_catalog.text::pg_catalog.int8) n (next) \
+         WHERE s.slot_name = {} AND s.catalog_xmin IS NOT NULL",
+        quote_literal(name)
+    );
+    let results =
+        session.simple(&sql).map_err(|e| Failure::publisher(&e, "reading the xmin of a slot"))?;
+    match results.first().and_then(wire::Rows::first) {
+        Some(row) => since(session, field(&row, 0)?),
+        None => Ok(None),
+    }
+}
 
 /// An object that was changed.
 #[derive(Debug)]
@@ -42,7 +73,7 @@ impl Changed {
         Failure::new(
             Class::Busy,
             format!(
-                "each time that a slot was created, transactions of the publisher changed its catalogue meanwhile: {}",
+                "each time that a slot was created, transactions changed the catalogue of its server meanwhile: {}",
                 self.name
             ),
         )

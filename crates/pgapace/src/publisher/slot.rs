@@ -78,15 +78,46 @@ pub(crate) fn create_to_stream(
     name: &str,
     kind: Kind,
 ) -> Result<CreatedSlot> {
+    let again = |session: &mut Session| {
+        session.simple("ROLLBACK").map_err(|e| Failure::publisher(&e, "ending a transaction"))?;
+        drop(session, name).map(|_| ())
+    };
+    let point = until_decodable(session, name, |session| begin(session, name, kind), again)?;
+    export(session, point)
+}
+
+/// The same for a slot that `create` makes without a snapshot, in a session without a walsender.
+pub(crate) fn create_without_snapshot(
+    session: &mut Session,
+    name: &str,
+    mut create: impl FnMut(&mut Session) -> Result<()>,
+) -> Result<()> {
+    let create = |session: &mut Session| {
+        let before = catalogue_changes::before(session)?;
+        create(session).map(|()| ((), before))
+    };
+    let again = |session: &mut Session| {
+        let dropped = session.simple(&drop_existing_sql(name));
+        let doing = format!("dropping slot \"{name}\"");
+        dropped.map(|_| ()).map_err(|e| Failure::publisher(&e, &doing))
+    };
+    until_decodable(session, name, create, again)
+}
+
+/// Creates a slot until no change of the catalogue lies in the time of its creation. `create` returns the xmax of a
+/// snapshot from before, too; `again` drops the slot.
+fn until_decodable<T>(
+    session: &mut Session,
+    name: &str,
+    mut create: impl FnMut(&mut Session) -> Result<(T, u64)>,
+    again: impl Fn(&mut Session) -> Result<()>,
+) -> Result<T> {
     let mut attempt = 1;
     loop {
-        let (consistent_point, before) = begin(session, name, kind)?;
+        let (created, before) = create(session)?;
         match catalogue_changes::since(session, before)? {
             Some(changed) if attempt < CREATIONS || changed.is_published => {
-                session
-                    .simple("ROLLBACK")
-                    .map_err(|e| Failure::publisher(&e, "ending a transaction"))?;
-                drop(session, name)?;
+                again(session)?;
                 if attempt == CREATIONS {
                     return Err(changed.refused());
                 }
@@ -106,11 +137,26 @@ pub(crate) fn create_to_stream(
                         "an unpublished table was changed each time that the slot was created"
                     );
                 }
-                return export(session, consistent_point);
+                return Ok(created);
             }
         }
         attempt += 1;
     }
+}
+
+/// Warns if the publisher may not decode a slot correctly that others have created, and that nothing has read yet.
+pub(crate) fn warn_of_catalogue_changes(session: &mut Session, name: &str) -> Result<()> {
+    let changed = catalogue_changes::since_slot(session, name)?;
+    if let Some(changed) = changed.filter(|changed| changed.is_published) {
+        tracing::warn!(
+            event = "slot_may_lack_changes",
+            slot = name,
+            changed = changed.name,
+            "the publisher's catalogue may have been changed while the slot was created: then the publisher decodes the \
+             table as it was before"
+        );
+    }
+    Ok(())
 }
 
 /// Creates a slot, and begins to read under its snapshot. Returns its position, and the xmax of a snapshot

@@ -267,6 +267,9 @@ impl Supervisor<'_> {
         let start = start.ok_or_else(|| slot::without_position(&row.slot_name))?;
         // A switchover has created the slot of a way back for this subscription alone.
         let is_way_back = self.options.supersedes.is_some();
+        if !row.owns_slot && !is_way_back {
+            slot::warn_of_catalogue_changes(source, &row.slot_name)?;
+        }
         if (row.owns_slot || is_way_back) && created.is_none() && self.config.failover {
             slot::set_failover(source, &row.slot_name)?;
         }

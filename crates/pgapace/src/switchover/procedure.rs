@@ -253,7 +253,7 @@ fn up_to_end(
         }
         record::advance(sides.control, row.id, Step::Slot, None)?;
         display.step(&format!("creating slot {} of the way back", back.name));
-        create_slot(sides.control, &back.name, deadline.left())?;
+        create_slot(sides.control, &back.name, deadline)?;
         // It may have waited for a while.
         wait_for_late_writers(sides.source, deadline)?;
         nothing_is_left(sides, end_lsn)?;
@@ -368,24 +368,26 @@ fn changed_after_end(end_lsn: Lsn) -> Failure {
 }
 
 /// Creates the slot of the way back. It waits for open transactions of the subscriber.
-fn create_slot(control: &mut Session, name: &str, patience: Duration) -> Result<()> {
-    let sql = format!(
-        "SET statement_timeout = {}; \
-         SELECT pg_catalog.pg_create_logical_replication_slot({}, 'pgoutput'); \
-         SET statement_timeout = 0",
-        patience.as_millis().max(1),
-        quote_literal(name)
-    );
-    // One message is one transaction, and a slot cannot be created in one that has written: it has not.
-    control.simple(&sql).map_err(|e| {
-        let failure = Failure::subscriber(&e, "creating the slot of the way back");
-        if e.sqlstate() != Some("57014") {
-            return failure;
-        }
-        failure.hint(
-            "It waited until --deadline for open transactions of the subscriber: SELECT pid, datname, xact_start, \
-             query FROM pg_stat_activity WHERE backend_xid IS NOT NULL; SELECT * FROM pg_prepared_xacts.",
-        )
-    })?;
-    Ok(())
+fn create_slot(control: &mut Session, name: &str, deadline: Deadline<'_>) -> Result<()> {
+    slot::create_without_snapshot(control, name, |control| {
+        deadline.check()?;
+        let sql = format!(
+            "SET statement_timeout = {}; \
+             SELECT pg_catalog.pg_create_logical_replication_slot({}, 'pgoutput'); \
+             SET statement_timeout = 0",
+            deadline.left().as_millis().max(1),
+            quote_literal(name)
+        );
+        // One message is one transaction, and a slot cannot be created in one that has written: it has not.
+        control.simple(&sql).map(drop).map_err(|e| {
+            let failure = Failure::subscriber(&e, "creating the slot of the way back");
+            if e.sqlstate() != Some("57014") {
+                return failure;
+            }
+            failure.hint(
+                "It waited until --deadline for open transactions of the subscriber: SELECT pid, datname, xact_start, \
+                 query FROM pg_stat_activity WHERE backend_xid IS NOT NULL; SELECT * FROM pg_prepared_xacts.",
+            )
+        })
+    })
 }

@@ -9,7 +9,8 @@ use testbed::postgres::Client;
 use testbed::{Result, wait_until};
 
 use crate::support::{
-    Case, DB, PATIENCE, Site, Tool, must, on_versions, wait_for_event, wait_while_running,
+    Case, DB, NAME, PATIENCE, Site, Tool, expect_exit, must, on_versions, one_or_all,
+    wait_for_event, wait_while_running,
 };
 
 const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
@@ -179,6 +180,33 @@ fn a_slot_is_created_again_if_a_table_is_altered_meanwhile() -> Result<()> {
         site.expect_equal(&["altered", "other"].map(TableName::from))?;
         assert_eq!(run.events("slot_created_again"), 1, "{}", run.log());
         assert_eq!(run.events("slot_created"), 1, "{}", run.log());
+    }
+    Ok(())
+}
+
+/// Its position matters, so it is used.
+#[test]
+fn a_slot_of_others_is_suspected_if_a_table_was_altered() -> Result<()> {
+    for &major in one_or_all(&[15, 18]) {
+        // Other transactions of the server would make more suspicious.
+        let site = Site::new(major, major)?;
+        let ddl = "CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE other (id int)";
+        site.publisher.sql(DB, ddl)?;
+        site.subscriber.sql(DB, ddl)?;
+        site.publisher.sql(DB, "CREATE PUBLICATION pub FOR TABLE t")?;
+        for (sql, suspected) in
+            [("ALTER TABLE other ADD v int", 0), ("ALTER TABLE t ALTER id SET STATISTICS 7", 1)]
+        {
+            let create = format!("SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput')");
+            site.publisher.sql(DB, &create)?;
+            site.publisher.sql(DB, sql)?;
+            let args = ["--until", "current", "--create-slot=false"];
+            let mut run = site.spawn(&site.program().args(args))?;
+            expect_exit(&mut run, 0, &[])?;
+            assert_eq!(run.events("slot_may_lack_changes"), suspected, "{}", run.log());
+            site.tool().finish("drop", &[]).expect(0, &[]);
+            site.publisher.sql(DB, &format!("SELECT pg_drop_replication_slot('{NAME}')"))?;
+        }
     }
     Ok(())
 }
