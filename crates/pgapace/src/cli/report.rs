@@ -30,9 +30,7 @@ pub(crate) struct ReportArgs {
 pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     let sites = args.selection.subscriber_only()?;
     let mut readers: Vec<_> = sites.into_iter().map(StatusReader::new).collect();
-    let Some(report) = report::make(&mut readers, args.minutes)? else {
-        return Err(Failure::new(Class::Unknown, "there is no subscription on the subscriber"));
-    };
+    let report = report::make(&mut readers, args.minutes)?;
     if args.file.as_os_str() == "-" {
         output::text(&report);
         return Ok(());

@@ -1,12 +1,13 @@
 //! `pgapace status`: the state of subscriptions on the subscriber, and the lag behind the publisher.
 
 pub(crate) mod collect;
+pub(crate) mod found;
 pub(crate) mod health;
 pub(crate) mod text;
 pub(crate) mod values;
 
 use std::io::IsTerminal;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use ratatui::crossterm;
@@ -14,12 +15,17 @@ use ratatui::crossterm;
 use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
 use crate::stopping::shutdown::Shutdown;
-use crate::subscriber::state;
-use collect::{Status, StatusReader};
+use collect::StatusReader;
+use found::Found;
 use health::MaxLag;
 
 /// Moves the cursor to the upper left corner, and clears what follows.
 const CLEAR_SCREEN: &str = "\x1b[H\x1b[2J";
+
+/// How long a process may take to record that its run has failed.
+const RECORDED_WITHIN: Duration = Duration::from_secs(2);
+/// Between two looks for that.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
@@ -55,7 +61,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     let sites = args.selection.subscriber_only()?;
     let mut readers: Vec<_> = sites.into_iter().map(StatusReader::new).collect();
     let Some(seconds) = args.watch else {
-        let (lines, result) = look(args, &mut readers);
+        let (lines, result) = look_again(args, &mut readers);
         output::lines(&lines);
         return result;
     };
@@ -100,59 +106,17 @@ fn fit(mut lines: Vec<String>, (columns, rows): (u16, u16)) -> Vec<String> {
     lines
 }
 
-/// The subscriptions that were found on the subscribers, and those that were not.
-#[derive(Default)]
-struct Found {
-    all: Vec<Status>,
-    /// Names that were asked for, and are on no subscriber.
-    missing: Vec<String>,
-    /// The subscriptions of subscribers that lack one which was asked for.
-    others: Vec<String>,
-    /// Whether a subscriber has no schema pgapace.
-    without_schema: bool,
-}
-
-impl Found {
-    fn read(&mut self, reader: &mut StatusReader) -> Result<()> {
-        let statuses = reader.read()?;
-        let has_schema = statuses.is_some();
-        self.without_schema |= !has_schema;
-        let statuses = statuses.unwrap_or_default();
-        if let Some(name) = reader.name().filter(|_| statuses.is_empty()) {
-            self.missing.push(name.to_owned());
-            if has_schema {
-                self.others.extend(reader.names()?);
-            }
+/// Looks again for a while if a subscription does not run: its run may have failed, and its process has not recorded that
+/// yet.
+fn look_again(args: &StatusArgs, readers: &mut [StatusReader]) -> (Vec<String>, Result<()>) {
+    let deadline = Instant::now() + RECORDED_WITHIN;
+    loop {
+        let looked = look(args, readers);
+        let is_stopped = looked.1.as_ref().is_err_and(|failure| failure.class == Class::NotRunning);
+        if !is_stopped || Instant::now() >= deadline {
+            return looked;
         }
-        self.all.extend(statuses);
-        Ok(())
-    }
-
-    /// The failure if there is none of the subscriptions. `checks`: the exit code is to say whether all are healthy.
-    fn none(&self, checks: bool) -> Failure {
-        let there_is = if self.without_schema {
-            "there is no subscription: the subscriber has no schema pgapace, so pgapace never ran here"
-        } else {
-            "there is no subscription on the subscriber"
-        };
-        let failure = match self.missing.as_slice() {
-            [] => Failure::new(Class::Unknown, there_is),
-            _ if self.without_schema => Failure::new(Class::Unknown, there_is),
-            [name] => state::missing(name),
-            names => {
-                let message = format!(
-                    "the subscriber has none of these subscriptions: {}",
-                    output::some(names)
-                );
-                Failure { message, ..state::missing(&names[0]) }
-            }
-        };
-        let failure = match self.others.as_slice() {
-            [] if failure.class == Class::Config => failure.hint("It has none."),
-            [] => failure,
-            others => failure.hint(format!("It has: {}.", output::some(others))),
-        };
-        Failure { class: if checks { Class::Unknown } else { failure.class }, ..failure }
+        std::thread::sleep(LOOK_EVERY);
     }
 }
 

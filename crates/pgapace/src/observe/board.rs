@@ -291,8 +291,9 @@ impl Board {
         let mut shown = self.lock();
         shown.goes_over_to(phase);
         shown.error = Some(error);
-        let no_session = failure.is_connection_lost() || failure.is_refused();
-        shown.trial = if no_session { Trial::Passed } else { Trial::Ahead };
+        // A session that a run has lost, the next one may lose for the same reason.
+        let not_admitted = failure.is_refused() || failure.is_away();
+        shown.trial = if not_admitted { Trial::Passed } else { Trial::Ahead };
         shown.failed_at = failure.position().unwrap_or(shown.applied);
         if let Some(sqlstate) = retries {
             *shown.retries.entry(sqlstate).or_default() += 1;
@@ -473,6 +474,21 @@ mod tests {
             let phase = if beyond { RunPhase::Streaming } else { RunPhase::Retrying };
             assert_eq!(board.shown().phase, phase, "{of_transaction:?} {applied} {over:?}");
         }
+    }
+
+    #[test]
+    fn a_run_that_streams_after_a_lost_session_is_retrying_until_it_has_gone_beyond_it() {
+        let board = Board::default();
+        board.enters(RunPhase::Streaming);
+        board.post(posted(1.0, 100, ErrorsOver::None));
+        let lost = Failure::new(Class::Publisher, "the walsender has ended").not_serving();
+        assert!(lost.is_connection_lost());
+        board.failed(&lost, Some(Duration::from_secs(1)));
+        board.enters(RunPhase::Streaming);
+        board.post(posted(2.0, 100, ErrorsOver::BeforeApplied));
+        assert_eq!(board.shown().phase, RunPhase::Retrying);
+        board.post(posted(3.0, 100, ErrorsOver::All));
+        assert_eq!(board.shown().phase, RunPhase::Streaming);
     }
 
     #[test]

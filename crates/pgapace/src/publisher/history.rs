@@ -132,6 +132,16 @@ fn left_behind(now: u32, recorded: u32, standby: bool) -> Failure {
     Failure::new(Class::History, message("the publisher is")).hint(LEFT_BEHIND)
 }
 
+/// Refuses a publisher of which SQL alone shows that a run would refuse it. A walsender and a stream tell more.
+pub(crate) fn check_by_sql(
+    session: &mut Session,
+    row: &Subscription,
+    followed: &Followed,
+) -> Result<()> {
+    check_system(session, row)?;
+    check_standpoint(session, followed.farthest, followed.history)
+}
+
 /// Refuses another database system than the one that a subscription follows: its values, snapshots and LSNs
 /// have nothing to do with the subscription. Refuses a server that a failover left behind, too: it lacks what the
 /// subscriber has from the promoted one.

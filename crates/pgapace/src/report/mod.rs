@@ -6,6 +6,7 @@ mod plot;
 
 use crate::cli::output::size;
 use crate::cli::status::collect::{Status, StatusReader};
+use crate::cli::status::found::Found;
 use crate::cli::status::text;
 use crate::cli::status::values::{duration, whole};
 use crate::error::Result;
@@ -29,17 +30,19 @@ const REASONS: [&str; 8] = [
 const STYLE: &str = include_str!("style.css");
 
 /// Writes the report of all subscriptions. `minutes`: how far the curves go back.
-pub(crate) fn make(readers: &mut [StatusReader], minutes: u64) -> Result<Option<String>> {
-    let mut body = String::new();
+pub(crate) fn make(readers: &mut [StatusReader], minutes: u64) -> Result<String> {
+    let (mut body, mut found) = (String::new(), Found::default());
     for reader in readers {
-        for status in reader.read()?.unwrap_or_default() {
+        found.read(reader)?;
+        for status in found.all.drain(..) {
             body.push_str(&subscription(reader, &status, minutes)?);
         }
     }
     if body.is_empty() {
-        return Ok(None);
+        return Err(found.none(true));
     }
-    Ok(Some(format!(
+    found.tell_missing();
+    Ok(format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; \
@@ -47,7 +50,7 @@ pub(crate) fn make(readers: &mut [StatusReader], minutes: u64) -> Result<Option<
          <body><h1>pgapace report, {} UTC, version {}</h1>\n{body}</body></html>\n",
         html::time(wall()),
         env!("CARGO_PKG_VERSION")
-    )))
+    ))
 }
 
 fn subscription(reader: &mut StatusReader, status: &Status, minutes: u64) -> Result<String> {

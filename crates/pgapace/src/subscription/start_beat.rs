@@ -8,13 +8,15 @@
 //!
 //! While tables are copied, the coordinator of the copy beats; from the stream on, the leader does.
 //!
-//! The same thread writes warnings of the start to `pgapace.event`: `status` shows why a start takes so long.
+//! The same thread writes warnings of the start to `pgapace.event`: `status` shows why a start takes so long. It logs which
+//! sessions block those of the run.
 
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use wire::{Activity, Session};
 
+use crate::apply::blockers::StartWaits;
 use crate::apply::{standby_wait, thread};
 use crate::config::Subscription as Config;
 use crate::error::Result;
@@ -52,6 +54,7 @@ impl StartBeat {
         let work = Work {
             control: control.backend_pid(),
             waited: 0,
+            blocked: StartWaits::new(&config.name),
             sessions: [subscriber.activity().clone(), publisher.activity().clone()],
             ended: [0; 2],
         };
@@ -78,6 +81,7 @@ fn run(
             if beats {
                 heartbeat::beat_before_stream(session, owner)?;
                 work.look_for_standby(session, &warnings.subscription)?;
+                work.blocked.look(session, owner.id)?;
             }
             warnings.write(session)
         });
@@ -131,6 +135,8 @@ struct Work {
     /// The backend of the control session, and how many looks in a row have seen it wait for a synchronous standby.
     control: i32,
     waited: u32,
+    /// Lock waits.
+    blocked: StartWaits,
     sessions: [Activity; 2],
     /// Waits that had ended at the last look.
     ended: [u64; 2],
@@ -157,11 +163,13 @@ impl Work {
 
 #[cfg(test)]
 mod tests {
-    use super::Work;
+    use super::{StartWaits, Work};
 
     #[test]
     fn work_without_a_session_that_waits_stands_still() {
-        let mut work = Work { control: 0, waited: 0, sessions: Default::default(), ended: [0; 2] };
+        let blocked = StartWaits::new("a");
+        let sessions = Default::default();
+        let mut work = Work { control: 0, waited: 0, blocked, sessions, ended: [0; 2] };
         assert!(!work.goes_on());
         work.sessions[1].note();
         assert!(work.goes_on());

@@ -259,7 +259,15 @@ fn empty_tagged(
     owner: OwnedEpoch,
     tables: &[(&SubscriberTable, Option<&RelationState>)],
 ) -> Result<()> {
-    let Err(failure) = empty_together(control, owner, tables) else { return Ok(()) };
+    let Err(failure) = empty_together(control, owner, tables) else {
+        let shown: Vec<_> = tables.iter().map(|(table, _)| table.name.to_string()).collect();
+        tracing::info!(
+            event = "tables_emptied",
+            tables = shown.join(", "),
+            "tables were emptied before their copy"
+        );
+        return Ok(());
+    };
     if control.is_broken() {
         return Err(failure);
     }
@@ -279,12 +287,6 @@ fn empty_together(
     owner: OwnedEpoch,
     tables: &[(&SubscriberTable, Option<&RelationState>)],
 ) -> Result<()> {
-    let shown: Vec<_> = tables.iter().map(|(table, _)| table.name.to_string()).collect();
-    tracing::info!(
-        event = "tables_emptied",
-        tables = shown.join(", "),
-        "truncating tables before their copy"
-    );
     let names: Vec<_> = tables.iter().map(|(table, _)| &table.name).collect();
     let reset = reset_sql(owner, &names);
     let subscribers: Vec<_> = tables.iter().map(|(table, _)| table.sql_only()).collect();

@@ -16,6 +16,7 @@ use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
 use crate::cli::output;
 use crate::cli::status::collect::{Status, StatusReader};
+use crate::cli::status::found::Found;
 use crate::config::Site;
 use crate::error::{Class, Failure, Result};
 use crate::observe::history::Point;
@@ -41,11 +42,11 @@ struct Seen {
 
 /// Prints one frame as text.
 pub(crate) fn once(sites: Vec<Site>, (width, height): (u16, u16)) -> Result<()> {
-    let mut readers = readers(sites);
-    let subscriptions = read(&mut readers)?;
+    let (subscriptions, found) = read(&mut readers(sites))?;
     if subscriptions.is_empty() {
-        return Err(Failure::new(Class::Unknown, "there is no subscription on the subscriber"));
+        return Err(found.none(true));
     }
+    found.tell_missing();
     let seen = Seen { subscriptions, failure: None };
     for index in 0..seen.subscriptions.len() {
         let mut keys = Keys::default();
@@ -71,7 +72,10 @@ pub(crate) fn once(sites: Vec<Site>, (width, height): (u16, u16)) -> Result<()> 
 pub(crate) fn run(sites: Vec<Site>, interval: Duration) -> Result<()> {
     let mut readers = readers(sites);
     // Mistakes of the command line are shown before the screen is taken over.
-    let subscriptions = read(&mut readers)?;
+    let (subscriptions, found) = read(&mut readers)?;
+    if subscriptions.is_empty() && !found.missing.is_empty() {
+        return Err(found.none(true));
+    }
     let (orders, inbox) = channel();
     let (sender, seen) = channel();
     std::thread::Builder::new()
@@ -100,21 +104,22 @@ fn readers(sites: Vec<Site>) -> Vec<StatusReader> {
     sites.into_iter().map(subscriber_only).collect()
 }
 
-fn read(readers: &mut [StatusReader]) -> Result<Subscriptions> {
-    let mut all = Vec::new();
+fn read(readers: &mut [StatusReader]) -> Result<(Subscriptions, Found)> {
+    let (mut all, mut found) = (Vec::new(), Found::default());
     for reader in readers {
-        for status in reader.read()?.unwrap_or_default() {
+        found.read(reader)?;
+        for status in found.all.drain(..) {
             let history = reader.history(&status.name, POINTS)?;
             all.push((status, history));
         }
     }
-    Ok(all)
+    Ok((all, found))
 }
 
 /// Reads whenever it is told to, until the receiver is gone.
 fn read_again(readers: &mut [StatusReader], inbox: &Receiver<()>, sender: &Sender<News>) {
     while inbox.recv().is_ok() {
-        let read = read(readers).map_err(|failure| failure.message);
+        let read = read(readers).map(|(all, _)| all).map_err(|failure| failure.message);
         if sender.send(read).is_err() {
             return;
         }

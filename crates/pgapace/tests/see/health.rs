@@ -281,6 +281,34 @@ fn a_name_that_the_subscriber_does_not_have_is_told_with_those_that_it_has() {
         checked.expect(17, &said);
         assert_eq!(checked.stdout, "");
     }
+    for (verb, arg) in [("top", "--once"), ("report", "-")] {
+        let args = ["--subscriber", &subscriber, "--name", "wrong", arg];
+        finish(&pgapace(verb).args(args)).expect(17, &said);
+    }
+}
+
+/// Each run fails, and its process records that a moment later.
+#[test]
+fn a_subscription_between_two_runs_is_not_taken_for_stopped() {
+    let case = Case::new(18, 18);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+    case.subscriber.sql(
+        "CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS \
+           $$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END $$; \
+         CREATE TRIGGER fails BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION fails(); \
+         ALTER TABLE t ENABLE ALWAYS TRIGGER fails",
+    );
+    let process = case.start();
+    case.publisher.sql("INSERT INTO t VALUES (1)");
+    wait_for_code(&case, &["--check"], 15);
+    let restarts = || must(case.statistic("restarts").parse::<u32>());
+    let first = restarts();
+    let waited = wait_until(PATIENCE, "more runs", || {
+        look(&case, &["--check"]).expect(15, &[]);
+        Ok(restarts() >= first + 6)
+    });
+    waited.unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
+    case.stop(process);
 }
 
 /// The fields that the first column of the section's table names.

@@ -105,9 +105,7 @@ impl Detector {
     /// a look, and the next look may succeed. A lost session is a failure at once. So are failures that last: a wait
     /// that only a look can end would last for ever.
     pub(super) fn look(&mut self, pid: i32) -> Result<Vec<Blocker>> {
-        let seen = look(&mut self.session, self.id, pid, self.citus);
-        let named = seen.and_then(|seen| name_prepared(&mut self.session, self.id, seen));
-        let failure = match named {
+        let failure = match look(&mut self.session, self.id, pid, self.citus) {
             Ok(seen) => {
                 self.failing = None;
                 return Ok(seen);
@@ -135,6 +133,17 @@ impl Detector {
     }
 }
 
+/// All waits that can be reached from `pid`, with the names of prepared transactions.
+pub(super) fn look(
+    session: &mut Session,
+    id: SubscriptionId,
+    pid: i32,
+    with_citus: bool,
+) -> Result<Vec<Blocker>> {
+    let seen = waits(session, id, pid, with_citus)?;
+    name_prepared(session, id, seen)
+}
+
 /// All waits that can be reached from `pid`, each once. An idle session of another subscription may wait
 /// for its turn to commit behind any other session of that subscription, which the server does not know.
 /// So these waits are added; the sessions of a subscription share a lock (see `ownership`).
@@ -145,7 +154,7 @@ impl Detector {
 /// With Citus, statements wait on other servers too, for which Citus has a view.
 ///
 /// Most looks find no wait, and to plan this takes the server milliseconds. So a short query comes first.
-fn look(
+fn waits(
     session: &mut Session,
     id: SubscriptionId,
     pid: i32,

@@ -9,8 +9,10 @@
 //! only with that session. The log names the session, and not the prepared transaction as the one to end.
 //!
 //! A leader that waits for a lock cannot ask. So the monitor also looks by itself when another thread of
-//! the subscription shows no sign of life, and at sessions that copy tables beside the stream ([`watched`]).
+//! the subscription shows no sign of life, and at sessions that copy tables beside the stream ([`watched`]). Before the
+//! stream there is no monitor ([`before_stream`]).
 
+mod before_stream;
 mod detection;
 mod pulse;
 #[cfg(test)]
@@ -24,6 +26,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use engine::group::GroupSeq;
 use wire::Session;
 
+pub(crate) use crate::apply::blockers::before_stream::{StartWaits, now as blockers_before_stream};
 use crate::apply::blockers::detection::{Blocker, Detector};
 pub(crate) use crate::apply::blockers::pulse::Pulse;
 pub(crate) use crate::apply::blockers::watched::{CopyWatch, Watched, WatchedCopy};

@@ -7,6 +7,7 @@ use pgoutput::Lsn;
 use serde::Serialize;
 use wire::Session;
 
+use crate::apply::blockers::blockers_before_stream;
 use crate::cli::prepared::Shown;
 use crate::cli::status::collect::source::{
     SlotState, Source, SourceLook, connect_source, look_at_source,
@@ -232,7 +233,8 @@ fn of(
     row: &Subscription,
     source: &mut std::result::Result<Source, String>,
 ) -> Result<Status> {
-    let recorded = progress::read(session, row.id)?.map(|applied| applied.through);
+    let stream = progress::read(session, row.id)?;
+    let recorded = stream.as_ref().map(|applied| applied.through);
     let statistics = statistics::read(session, row.id)?;
     let figures = figures::read(session, row.id)?;
     let owner = owner(session, row)?;
@@ -249,8 +251,17 @@ fn of(
     let switched_over = switchover::check_not_ended(&ended, &row.name).err();
     // No run needs the slot of a subscription that has ended.
     let slot_is_right = owner.is_some() || switched_over.is_some();
-    let SourceLook { lag_bytes, lag_unknown, slot_state, slot_problem } =
-        look_at_source(row, source, applied, slot_is_right)?;
+    let followed = match &stream {
+        Some(applied) if !slot_is_right => Some(progress::followed(session, row.id, applied)?),
+        _ => None,
+    };
+    let SourceLook { mut lag_bytes, mut lag_unknown, slot_state, slot_problem } =
+        look_at_source(row, source, (applied, followed), slot_is_right)?;
+    // Only a stream shows which transactions the publisher sends again.
+    if !slot_is_right && statistics.cloned().and_then(Statistics::other_history).is_some() {
+        lag_bytes = None;
+        lag_unknown.get_or_insert_with(|| "the last run found another history".to_owned());
+    }
     let known = figures.as_ref().and_then(|figures| figures.stage("committed")?.lag_seconds);
     let lag_seconds = match lag_bytes {
         Some(0) => Some(0.0),
@@ -259,6 +270,14 @@ fn of(
         Some(_) => progress::seconds_behind(session, row.id)?,
         None => None,
     };
+    let mut figures = figures;
+    // Until the run streams, nothing else shows who blocks it.
+    if owner.is_some() && (row.phase == Phase::Copying || figures.is_none()) {
+        let blockers = blockers_before_stream(session, row.id)?;
+        if !blockers.is_empty() {
+            figures.get_or_insert_default().blockers = blockers;
+        }
+    }
     // The files of the spool end with the process.
     let runs = owner.is_some();
     let mut tables = tables(session, row)?;

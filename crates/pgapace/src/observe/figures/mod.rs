@@ -223,7 +223,7 @@ pub(crate) struct BlockerNow {
     pub(crate) gid: Option<String>,
 }
 
-/// What waits, if it is a session that copies a table while others stream.
+/// What waits, if it is a session that copies a table.
 pub(crate) const COPY_SESSION: &str = "copy session";
 
 impl BlockerNow {

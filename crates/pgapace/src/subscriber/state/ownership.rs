@@ -30,7 +30,7 @@ use crate::subscriber::state::{
 };
 
 /// First key of the owner lock ("pgao"); the second key is the subscription id.
-pub(super) const OWNER_LOCK: i32 = 0x7067_616f;
+pub(crate) const OWNER_LOCK: i32 = 0x7067_616f;
 /// First key of the session lock ("pgas"); the second key is the subscription id.
 pub(crate) const SESSION_LOCK: i32 = 0x7067_6173;
 /// How long sessions of an earlier run may take to end.

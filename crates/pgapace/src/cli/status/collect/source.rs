@@ -6,8 +6,10 @@ use wire::Session;
 
 use crate::config::Site;
 use crate::error::{Failure, Result};
+use crate::publisher::history;
 use crate::publisher::session::{Publisher, end_of_wal, is_standby, system_identifier};
 use crate::publisher::slot::{self, Slot};
+use crate::subscriber::state::progress::Followed;
 use crate::subscriber::state::{Phase, Subscription};
 
 #[derive(Debug, Serialize)]
@@ -82,10 +84,11 @@ pub(super) struct SourceLook {
     pub(super) slot_problem: Option<SlotProblem>,
 }
 
+/// `followed`: what the next run compares with the publisher's history; `None` while a run has done so.
 pub(super) fn look_at_source(
     row: &Subscription,
     source: &mut std::result::Result<Source, String>,
-    applied: Option<Lsn>,
+    (applied, followed): (Option<Lsn>, Option<Followed>),
     slot_is_right: bool,
 ) -> Result<SourceLook> {
     let unknown = |reason| SourceLook { lag_unknown: Some(reason), ..SourceLook::default() };
@@ -100,6 +103,17 @@ pub(super) fn look_at_source(
         }
         Ok(source) => source,
     };
+    if let Some(followed) = followed
+        && let Err(failure) = history::check_by_sql(&mut source.session, row, &followed)
+    {
+        if source.session.is_broken() {
+            return Err(failure);
+        }
+        let Failure { message, hint, .. } = failure;
+        let (lag_unknown, hint) = (Some(message.clone()), hint.unwrap_or_default());
+        let slot_problem = Some(SlotProblem { message, hint });
+        return Ok(SourceLook { lag_unknown, slot_problem, ..SourceLook::default() });
+    }
     let slot = slot::find(&mut source.session, &row.slot_name)?;
     let recovers = is_standby(&mut source.session)?;
     Ok(SourceLook {
