@@ -166,7 +166,8 @@ fn check_missing(found: &wire::Rows, publications: &[String]) -> Result<()> {
 
 /// The failure of a run whose publications are `missing`, unless none is.
 pub(crate) fn missing_failure(missing: &[&str]) -> Option<Failure> {
-    let message = format!("the publisher has no publication {}", missing.join(", "));
+    let names: Vec<_> = missing.iter().map(|name| quote_ident(name)).collect();
+    let message = format!("the publisher has no publication {}", names.join(", "));
     let create = format!(
         "In the database of --publisher: CREATE PUBLICATION {} FOR TABLE …;",
         quote_ident(missing.first()?)

@@ -4,7 +4,9 @@
 //! the publisher's commit time. Progress is never read from an origin: since PostgreSQL 16 an
 //! aborted transaction advances it too.
 
+use std::collections::BTreeSet;
 use std::fmt::{self, Display, Formatter};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use wire::{Rows, ServerError, Session, TransactionStatus};
@@ -126,9 +128,13 @@ impl Untagged {
         ))
     }
 
-    /// Logs it. Who counts on tags must see that origins are short; that the role may not use them was a
-    /// decision.
+    /// Logs it, once until a commit of the subscription is tagged: each run finds the same. Who counts on tags must see
+    /// that origins are short; that the role may not use them was a decision.
     pub(crate) fn log(&self, subscription: &str) {
+        let is_short = matches!(self, Self::Short(_));
+        if !logged().insert((subscription.to_owned(), is_short)) {
+            return;
+        }
         match self {
             Self::Refused(reason) => tracing::info!(
                 event = "commits_not_tagged",
@@ -144,6 +150,17 @@ impl Untagged {
             ),
         }
     }
+}
+
+/// Subscriptions of the process whose untagged commits were logged, and whether because origins are short.
+fn logged() -> MutexGuard<'static, BTreeSet<(String, bool)>> {
+    static LOGGED: Mutex<BTreeSet<(String, bool)>> = Mutex::new(BTreeSet::new());
+    LOGGED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The commits of this subscription are tagged. If they are not later, that is logged again.
+pub(crate) fn commits_are_tagged(subscription: &str) {
+    logged().retain(|(name, _)| name != subscription);
 }
 
 /// Sets the session's origin, and creates it if it does not exist. Each worker has its own origin,

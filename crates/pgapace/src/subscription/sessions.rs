@@ -248,6 +248,7 @@ fn open_apply(
     let left_free = reserve.map(|reserve| LeftFree { reserve, one_each: number > 0 });
     let attached = origin::attach(&mut session, database, id, number, left_free, &asked)?;
     match &attached {
+        Ok(()) if number == 0 => origin::commits_are_tagged(&config.name),
         Ok(()) => {}
         Err(reason) if config.origin_none() => {
             return Err(Failure::new(

@@ -5,10 +5,17 @@ use testbed::wait_until;
 
 use super::auto::few_origins;
 use crate::support::{
-    Case, Database, PATIENCE, Tool, must, one_or_all, pgapace, servers, wait_until_log,
+    Case, Database, PATIENCE, Tool, must, one_or_all, pgapace, servers, wait_for_events,
+    wait_until_log,
 };
 
 const ORIGINS: &str = "SELECT count(*) FROM pg_replication_origin";
+
+/// Leaves no origin to anybody.
+const TAKE_ALL: &str = "DO $$ BEGIN FOR i IN 1..10 LOOP BEGIN \
+      PERFORM pg_replication_origin_create('other_' || i); \
+      PERFORM pg_replication_origin_advance('other_' || i, '0/1'); \
+    EXCEPTION WHEN configuration_limit_exceeded THEN EXIT; END; END LOOP; END $$";
 
 /// Subscriptions `1..=9` of two configuration files, each of one table.
 struct Many {
@@ -132,12 +139,7 @@ fn a_rebase_without_an_origin_drops_nothing() {
     let mut tool = Tool { subscriber: subscriber.conninfo(), ..case.tool.clone() };
     tool.args.push("--tag-commits=true".to_owned());
     tool.run().expect(0, &[]);
-    subscriber.sql(
-        "DELETE FROM t; DO $$ BEGIN FOR i IN 1..10 LOOP BEGIN \
-           PERFORM pg_replication_origin_create('other_' || i); \
-           PERFORM pg_replication_origin_advance('other_' || i, '0/1'); \
-         EXCEPTION WHEN configuration_limit_exceeded THEN EXIT; END; END LOOP; END $$",
-    );
+    subscriber.sql(&format!("DELETE FROM t; {TAKE_ALL}"));
     let slot = "SELECT slot_name, confirmed_flush_lsn FROM pg_replication_slots \
                 WHERE database = current_database()";
     let before = case.publisher.rows(slot);
@@ -151,4 +153,29 @@ fn a_rebase_without_an_origin_drops_nothing() {
     );
     tool.finish("rebase", &[]).expect(0, &[]);
     assert_eq!(subscriber.rows("TABLE t"), ["1"]);
+}
+
+/// Each run finds the same.
+#[test]
+fn that_commits_are_not_tagged_is_logged_once() {
+    let cluster = few_origins(18, &[]);
+    let case = Case::new(18, 18);
+    let subscriber = Database::create(&cluster, "untagged", "");
+    for side in [&case.publisher, &subscriber] {
+        side.sql("CREATE TABLE t (id int PRIMARY KEY)");
+    }
+    case.publish("FOR TABLE t");
+    subscriber.sql(TAKE_ALL);
+    let tool = Tool { subscriber: subscriber.conninfo(), ..case.tool.clone() };
+    let mut process = tool.start(case.log_file("untagged"));
+    for run in 1..=3 {
+        must(wait_for_events(&mut process, "streaming", run, PATIENCE));
+        case.publisher.sql(&format!(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots \
+             WHERE slot_name = '{}' AND active",
+            tool.name
+        ));
+    }
+    assert_eq!(process.events("origins_short"), 1, "{}", process.log());
+    case.stop(process);
 }

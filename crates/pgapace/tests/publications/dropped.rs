@@ -43,7 +43,7 @@ fn a_publication_that_is_renamed_is_waited_for_too() {
         let mut process = case.start();
         case.publisher.sql("ALTER PUBLICATION pub RENAME TO other");
         case.publisher.sql("INSERT INTO t VALUES (1)");
-        let missing = "the publisher has no publication pub";
+        let missing = r#"the publisher has no publication \"pub\""#;
         must(wait_while_running(&mut process, "status to say what is missing", PATIENCE, || {
             let status = &json(&case.tool.finish("status", &["--json"]))[0];
             Ok(status["last_error"].to_string().contains(missing))
