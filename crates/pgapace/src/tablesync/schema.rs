@@ -4,7 +4,7 @@
 //!
 //! The progress is recorded. The first section is one transaction together with its record. The
 //! second section cannot be one transaction; if it was interrupted, it is repeated, and existing
-//! objects are ignored.
+//! objects are ignored. A relation that only has the name of an index is not taken for it.
 //!
 //! If an interruption left tables under several snapshots, a row may refer to one that the stream brings; and
 //! it may refer to a row that is not published, and never comes. Such a foreign key is created NOT VALID.
@@ -163,7 +163,7 @@ impl SchemaCopier<'_> {
         if !restores || one_by_one {
             // Nothing may exist yet.
             let first = !begun && !restores;
-            self.execute_one_by_one(&directory, &script, first)?;
+            self.execute_one_by_one(control, &directory, &script, first)?;
         }
         state::set_schema_copy(control, self.id, None)
     }
@@ -181,14 +181,21 @@ impl SchemaCopier<'_> {
     }
 
     /// Creates the objects of a script that do not exist. If it is the `first` attempt, one that exists is an error.
-    fn execute_one_by_one(&self, directory: &Directory, file: &Path, first: bool) -> Result<()> {
+    fn execute_one_by_one(
+        &self,
+        control: &mut Session,
+        directory: &Directory,
+        file: &Path,
+        first: bool,
+    ) -> Result<()> {
         let script = read(file)?;
-        // Only to find foreign keys: psql executes the file with its own bytes.
+        // Only to find names and foreign keys: psql executes the file with its own bytes.
         let script = String::from_utf8_lossy(&script);
         let mut errors = self.execute(file)?;
         if first && errors.iter().any(ScriptError::exists_already) {
             return Err(not_created(joined(&errors)));
         }
+        refuse_other_relations(control, &errors, &script)?;
         errors.retain(|error| !error.exists_already());
         let keys: Vec<_> =
             errors.iter().filter_map(|error| invalid_foreign_key(error, &script)).collect();
@@ -507,6 +514,86 @@ struct ForeignKey {
     sql: String,
 }
 
+/// Refuses relations that have the name of an index of the script, and are not that index.
+fn refuse_other_relations(
+    control: &mut Session,
+    errors: &[ScriptError],
+    script: &str,
+) -> Result<()> {
+    let existing = errors.iter().filter(|error| error.sqlstate == sqlstate::DUPLICATE_TABLE);
+    let indexes = existing.filter_map(|error| {
+        let (index, table) = named_index(error, script)?;
+        Some(format!("({}, {})", wire::quote_literal(&index), wire::quote_literal(&table)))
+    });
+    let indexes: Vec<_> = indexes.collect();
+    if indexes.is_empty() {
+        return Ok(());
+    }
+    let sql = format!(
+        "SELECT n.index, n.of FROM (VALUES {}) n (index, of) WHERE NOT EXISTS ( \
+           SELECT FROM pg_catalog.pg_index i WHERE i.indexrelid = pg_catalog.to_regclass(n.index) \
+             AND i.indrelid = pg_catalog.to_regclass(n.of)) ORDER BY 1 LIMIT 1",
+        indexes.join(", ")
+    );
+    let results = control
+        .simple(&sql)
+        .map_err(|e| Failure::subscriber(&e, "looking for the indexes of a schema copy"))?;
+    let Some(row) = results.first().and_then(Rows::first) else { return Ok(()) };
+    let (index, table): (String, String) = (field(&row, 0)?, field(&row, 1)?);
+    Err(not_created(format!("another relation has the name of index {index} of table {table}")))
+}
+
+/// The name of an index that a statement would create, also for a constraint, and that of its table.
+fn named_index(error: &ScriptError, script: &str) -> Option<(String, String)> {
+    let lines: Vec<_> = script.lines().take(error.line).collect();
+    let begins = |line: &&str| line.starts_with("ALTER TABLE ") || line.starts_with("CREATE ");
+    let sql = lines[lines.iter().rposition(begins)?..].join("\n");
+    let without_only = |rest: &str| rest.strip_prefix("ONLY ").unwrap_or(rest).to_owned();
+    let (index, schema, table) = if let Some(rest) = sql.strip_prefix("ALTER TABLE ") {
+        let rest = without_only(rest);
+        let (schema, table, rest) = qualified(&rest)?;
+        let (constraint, _) = identifier(rest.strip_prefix("\n    ADD CONSTRAINT ")?)?;
+        (constraint.to_owned(), schema.to_owned(), table.to_owned())
+    } else {
+        let rest = sql.strip_prefix("CREATE ")?;
+        let rest = rest.strip_prefix("UNIQUE ").unwrap_or(rest).strip_prefix("INDEX ")?;
+        let (index, rest) = identifier(rest)?;
+        let rest = without_only(rest.strip_prefix(" ON ")?);
+        let (schema, table, _) = qualified(&rest)?;
+        (index.to_owned(), schema.to_owned(), table.to_owned())
+    };
+    // A name of another encoding cannot be looked for.
+    let names = (format!("{schema}.{index}"), format!("{schema}.{table}"));
+    let lossy = |name: &String| name.contains(char::REPLACEMENT_CHARACTER);
+    (!lossy(&names.0) && !lossy(&names.1)).then_some(names)
+}
+
+/// Splits schema and name, as they are written, from what follows.
+fn qualified(text: &str) -> Option<(&str, &str, &str)> {
+    let (schema, rest) = identifier(text)?;
+    let (name, rest) = identifier(rest.strip_prefix('.')?)?;
+    Some((schema, name, rest))
+}
+
+/// Splits an identifier, as it is written, from what follows.
+fn identifier(text: &str) -> Option<(&str, &str)> {
+    let end = match text.strip_prefix('"') {
+        None => text.find([' ', '.', '(', ';', '\n']).unwrap_or(text.len()),
+        Some(quoted) => {
+            let mut rest = quoted;
+            loop {
+                // Two quotes stand for one.
+                rest = &rest[rest.find('"')? + 1..];
+                match rest.strip_prefix('"') {
+                    Some(after) => rest = after,
+                    None => break text.len() - rest.len(),
+                }
+            }
+        }
+    };
+    (end > 0).then(|| text.split_at(end))
+}
+
 /// The foreign key whose creation failed, because a row refers to one that does not exist.
 fn invalid_foreign_key(error: &ScriptError, script: &str) -> Option<ForeignKey> {
     if error.sqlstate != sqlstate::FOREIGN_KEY_VIOLATION {
@@ -658,7 +745,8 @@ mod tests {
     use wire::ConnInfo;
 
     use super::{
-        NEWER_SETTING, ScriptError, invalid_foreign_key, script_errors, tool, without_newer_setting,
+        NEWER_SETTING, ScriptError, invalid_foreign_key, named_index, script_errors, tool,
+        without_newer_setting,
     };
 
     #[test]
@@ -714,6 +802,23 @@ mod tests {
         assert_eq!(failed(4, "42830"), None);
         assert_eq!(failed(8, "23503"), None);
         assert_eq!(failed(1, "23503"), None);
+    }
+
+    #[test]
+    fn an_index_that_exists_is_found_in_the_script() {
+        let script = "SET x = y;\n\nALTER TABLE ONLY s.\"a \"\"b\"\n    ADD CONSTRAINT \"a.b\" UNIQUE (p);\n\n\n\
+                      CREATE INDEX i ON s.t USING btree (a);\nCREATE UNIQUE INDEX \"x\ny\" ON ONLY s.t USING \
+                      btree (a);\nCREATE TRIGGER t AFTER INSERT ON s.t;\n";
+        let named = |line| {
+            let (sqlstate, said) = ("42P07".to_owned(), String::new());
+            named_index(&ScriptError { line, sqlstate, said }, script)
+        };
+        let names = |index: &str, table: &str| Some((index.to_owned(), table.to_owned()));
+        assert_eq!(named(4), names("s.\"a.b\"", "s.\"a \"\"b\""));
+        assert_eq!(named(7), names("s.i", "s.t"));
+        assert_eq!(named(9), names("s.\"x\ny\"", "s.t"));
+        assert_eq!(named(10), None);
+        assert_eq!(named(1), None);
     }
 
     #[test]
