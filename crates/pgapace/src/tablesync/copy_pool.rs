@@ -23,6 +23,7 @@ use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::repertoire::Repertoire;
 use crate::tablesync::copy_display::{Copied, Display, Progress, table};
 use crate::tablesync::copy_worker::{CopySessions, JobFailure, Transferred};
+use crate::tablesync::foreign_keys::CopyOrder;
 use crate::tablesync::plan::{EMPTY_AT_ONCE, Item, Job, jobs};
 use crate::tablesync::queue::Queue;
 use crate::tablesync::scaling::CopyScaling;
@@ -50,11 +51,12 @@ pub(super) fn copy(
     publisher: &mut Session,
     snapshot: &Snapshot,
     mut items: Vec<Item>,
+    order: &CopyOrder,
 ) -> Result<CopyOutcome> {
     let owner = context.owner();
     begin(control, owner, snapshot, &mut items)?;
     let items = &items;
-    let (empty, jobs) = jobs(items);
+    let (empty, jobs) = jobs(items, |table| order.before(table).is_empty());
     for some in empty.chunks(EMPTY_AT_ONCE) {
         let mut complete = Complete::default();
         let tables = some.iter().map(|index| &items[*index]);
@@ -90,11 +92,15 @@ pub(super) fn copy(
         news: Condvar::new(),
         stop: AtomicBool::new(false),
         handles: Mutex::new(vec![None; workers]),
+        order,
         parts_left: items.iter().map(|item| AtomicUsize::new(item.parts.len())).collect(),
         rows: items.iter().map(|_| Mutex::new(Transferred::default())).collect(),
         progress: Progress::new(tables, bytes, workers),
         failures: Mutex::default(),
     };
+    for table in empty {
+        pool.parts_left[table].store(0, Ordering::Release);
+    }
     pool.run(workers, scaling, publisher, control);
     pool.conclude()
 }
@@ -149,6 +155,7 @@ struct Pool<'a> {
     news: Condvar,
     stop: AtomicBool,
     handles: Mutex<Vec<Option<[CancelHandle; 2]>>>,
+    order: &'a CopyOrder,
     parts_left: Vec<AtomicUsize>,
     rows: Vec<Mutex<Transferred>>,
     progress: Progress,
@@ -361,7 +368,11 @@ impl Pool<'_> {
                 queue = waited.unwrap_or_else(PoisonError::into_inner).0;
                 continue;
             }
-            let job = queue.take(number)?;
+            let Some(job) = queue.take(number, &|table| self.waits_for_another(table)) else {
+                let waited = self.news.wait_timeout(queue, TICK);
+                queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            };
             if queue.is_empty() {
                 self.news.notify_all();
             }
@@ -370,6 +381,15 @@ impl Pool<'_> {
                 return Some(job);
             }
         }
+    }
+
+    /// Whether a table is copied behind another one that is not complete.
+    fn waits_for_another(&self, table: usize) -> bool {
+        let is_left = |table: &usize| {
+            self.parts_left[*table].load(Ordering::Acquire) > 0
+                && !lock_of(&self.failures).abandoned.contains(table)
+        };
+        self.order.before(table).iter().any(is_left)
     }
 
     /// Executes a job; returns whether the sessions can be used again.
@@ -432,6 +452,7 @@ impl Pool<'_> {
         if self.parts_left[table].fetch_sub(1, Ordering::AcqRel) > 1 {
             return false;
         }
+        self.news.notify_all();
         tracing::info!(
             event = "table_copied",
             table = item.published.name.to_string(),

@@ -23,6 +23,7 @@ use crate::subscriber::statement::copy::{CopiedColumns, TYPES_SQL, is_of_changed
 use crate::subscriber::writer_tag::{Writer, WriterTag};
 use crate::tablesync::SyncContext;
 use crate::tablesync::copy_display::Meter;
+use crate::tablesync::foreign_keys;
 use crate::tablesync::indexes;
 use crate::tablesync::plan::{Item, Part, ReadRelations};
 use crate::tablesync::snapshot::Snapshot;
@@ -586,6 +587,9 @@ pub(super) fn subscriber_failure(error: &wire::Error, doing: &str) -> JobFailure
     }
     if failure.sqlstate.as_deref().is_some_and(|code| matches!(code.get(..2), Some("22" | "23"))) {
         failure.class = Class::Apply;
+    }
+    if failure.sqlstate.as_deref() == Some(sqlstate::FOREIGN_KEY_VIOLATION) {
+        failure = failure.hint(foreign_keys::HINT);
     }
     // For example "COPY t, line 3, column id: …".
     if let Some(place) = error.server_error().and_then(|server| server.where_.as_deref()) {

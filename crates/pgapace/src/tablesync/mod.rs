@@ -14,6 +14,7 @@ pub(crate) mod copy_requests;
 mod copy_worker;
 pub(crate) mod deferred;
 pub(crate) mod emptying;
+mod foreign_keys;
 mod indexes;
 mod inspection;
 mod plan;
@@ -407,12 +408,17 @@ fn copy_fitting(
     // With keep, each table is copied in one transaction, also an empty one, and always a table that another
     // subscription changes. After an interruption, rows of a part could not be distinguished from rows that others
     // have written.
-    let is_split = |index| !context.options.keeps_rows() && !shared.contains_key(&index);
+    let order = foreign_keys::read(control, &items)?;
+    let is_split = |index| {
+        !context.options.keeps_rows()
+            && !shared.contains_key(&index)
+            && !order.refers_to_itself(index)
+    };
     for (_, item) in items.iter_mut().enumerate().filter(|(index, _)| is_split(*index)) {
         item.split(context.options.split_size);
     }
     let copy_pool::CopyOutcome { again, failed } =
-        copy_pool::copy(context, control, publisher, snapshot, items)?;
+        copy_pool::copy(context, control, publisher, snapshot, items, &order)?;
     block(control, context.owner(), &failed, None)?;
     Ok(again)
 }

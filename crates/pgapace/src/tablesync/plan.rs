@@ -267,8 +267,8 @@ pub(super) enum Job {
 }
 
 /// Returns the tables without rows, and the jobs for the others. The largest come first, so that
-/// none is left to run alone at the end.
-pub(super) fn jobs(items: &[Item]) -> (Vec<usize>, VecDeque<Job>) {
+/// none is left to run alone at the end. Only tables that wait for no others (`is_free`) share a job.
+pub(super) fn jobs(items: &[Item], is_free: impl Fn(usize) -> bool) -> (Vec<usize>, VecDeque<Job>) {
     let (mut empty, mut small, mut large) = (Vec::new(), Vec::new(), Vec::new());
     for (index, item) in items.iter().enumerate() {
         if item.is_empty() && item.has_same_files() {
@@ -276,7 +276,7 @@ pub(super) fn jobs(items: &[Item]) -> (Vec<usize>, VecDeque<Job>) {
         } else if item.is_split() {
             let parts = 0..item.parts.len();
             large.extend(parts.map(|number| (item.bytes, Job::Part(index, number))));
-        } else if item.is_small() {
+        } else if item.is_small() && is_free(index) {
             small.push(index);
         } else {
             large.push((item.bytes, Job::Table(index)));

@@ -13,11 +13,18 @@ pub(super) struct Queue {
     tables: Vec<Option<usize>>,
     /// Whether each worker may still take a job.
     alive: Vec<bool>,
+    /// Whether each worker executes one.
+    working: Vec<bool>,
 }
 
 impl Queue {
     pub(super) fn new(jobs: VecDeque<Job>, workers: usize) -> Self {
-        Self { jobs, tables: vec![None; workers], alive: vec![true; workers] }
+        Self {
+            jobs,
+            tables: vec![None; workers],
+            alive: vec![true; workers],
+            working: vec![false; workers],
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -43,10 +50,16 @@ impl Queue {
     }
 
     /// Takes a job for a worker: another part of its table, otherwise the first job that is not
-    /// part of another worker's table, otherwise the first job.
-    pub(super) fn take(&mut self, worker: usize) -> Option<Job> {
+    /// part of another worker's table, otherwise the first job. One whose table `waits` for others is left, and there may be
+    /// none then; unless no worker copies anything for which it could wait.
+    pub(super) fn take(&mut self, worker: usize, waits: &dyn Fn(usize) -> bool) -> Option<Job> {
+        self.working[worker] = false;
         let own = self.tables[worker].take();
         let others = &self.tables;
+        let is_ready = |job: &Job| match job {
+            Job::Table(table) | Job::Part(table, _) => !waits(*table),
+            Job::Batch(_) | Job::Analyze(_) => true,
+        };
         let of_own = |job: &Job| matches!(job, Job::Part(table, _) if own == Some(*table));
         let of_no_other = |job: &Job| match job {
             Job::Part(table, _) => !others.contains(&Some(*table)),
@@ -56,9 +69,11 @@ impl Queue {
             .jobs
             .iter()
             .position(of_own)
-            .or_else(|| self.jobs.iter().position(of_no_other))
-            .unwrap_or(0);
+            .or_else(|| self.jobs.iter().position(|job| of_no_other(job) && is_ready(job)))
+            .or_else(|| self.jobs.iter().position(is_ready))
+            .or_else(|| (!self.working.contains(&true)).then_some(0))?;
         let job = self.jobs.remove(place)?;
+        self.working[worker] = true;
         if let Job::Part(table, _) = &job {
             self.tables[worker] = Some(*table);
         }
@@ -68,6 +83,7 @@ impl Queue {
     /// The worker takes no more jobs, at least for now.
     pub(super) fn leave(&mut self, worker: usize) {
         self.tables[worker] = None;
+        self.working[worker] = false;
     }
 
     /// The worker takes no more jobs.
@@ -87,6 +103,8 @@ impl Queue {
 mod tests {
     use super::*;
 
+    const FREE: &dyn Fn(usize) -> bool = &|_| false;
+
     fn queue(jobs: &[Job], workers: usize) -> Queue {
         Queue::new(jobs.iter().cloned().collect(), workers)
     }
@@ -97,16 +115,16 @@ mod tests {
         let jobs =
             [Part(0, 0), Part(0, 1), Part(0, 2), Part(1, 0), Part(1, 1), Table(2), Batch(vec![3])];
         let mut queue = queue(&jobs, 3);
-        assert_eq!(queue.take(0), Some(Part(0, 0)));
-        assert_eq!(queue.take(1), Some(Part(1, 0)));
-        assert_eq!(queue.take(2), Some(Table(2)));
-        assert_eq!(queue.take(0), Some(Part(0, 1)));
-        assert_eq!(queue.take(1), Some(Part(1, 1)));
-        assert_eq!(queue.take(1), Some(Batch(vec![3])));
+        assert_eq!(queue.take(0, FREE), Some(Part(0, 0)));
+        assert_eq!(queue.take(1, FREE), Some(Part(1, 0)));
+        assert_eq!(queue.take(2, FREE), Some(Table(2)));
+        assert_eq!(queue.take(0, FREE), Some(Part(0, 1)));
+        assert_eq!(queue.take(1, FREE), Some(Part(1, 1)));
+        assert_eq!(queue.take(1, FREE), Some(Batch(vec![3])));
         // Only parts of another worker's table are left.
-        assert_eq!(queue.take(2), Some(Part(0, 2)));
+        assert_eq!(queue.take(2, FREE), Some(Part(0, 2)));
         assert!(queue.is_empty());
-        assert_eq!(queue.take(0), None);
+        assert_eq!(queue.take(0, FREE), None);
     }
 
     #[test]
@@ -120,9 +138,9 @@ mod tests {
     fn other_workers_take_the_table_of_a_worker_that_left() {
         use Job::{Part, Table};
         let mut queue = queue(&[Part(0, 0), Part(0, 1), Table(1)], 2);
-        assert_eq!(queue.take(0), Some(Part(0, 0)));
+        assert_eq!(queue.take(0, FREE), Some(Part(0, 0)));
         queue.leave(0);
-        assert_eq!(queue.take(1), Some(Part(0, 1)));
+        assert_eq!(queue.take(1, FREE), Some(Part(0, 1)));
     }
 
     /// The allowed workers have found the queue empty, and the last part of another one adds an ANALYZE.
@@ -134,5 +152,19 @@ mod tests {
         assert!(queue.leaves_jobs_to_others(2, 2));
         queue.exit(1);
         assert!(!queue.leaves_jobs_to_others(2, 2));
+    }
+
+    #[test]
+    fn a_table_that_waits_for_another_is_left_while_that_is_copied() {
+        use Job::Table;
+        let mut queue = queue(&[Table(0), Table(1), Table(2)], 3);
+        let waits: &dyn Fn(usize) -> bool = &|table| table != 1;
+        assert_eq!(queue.take(0, waits), Some(Table(1)));
+        assert_eq!(queue.take(1, waits), None);
+        assert_eq!(queue.take(0, FREE), Some(Table(0)));
+        assert_eq!(queue.take(1, waits), None);
+        // Two that wait for each other.
+        queue.exit(0);
+        assert_eq!(queue.take(1, waits), Some(Table(2)));
     }
 }

@@ -9,6 +9,7 @@ mod emptying;
 mod failures;
 mod first_copy;
 mod first_settings;
+mod foreign_keys;
 mod indexes;
 mod indexes_kept;
 mod kinds;
