@@ -80,7 +80,7 @@ impl Reloader {
             });
             match same.and_then(Option::take) {
                 Some((given, _)) => {
-                    let change = Change::between(&member.given, given, self.standby)?;
+                    let change = Change::between(&member.given, &running, given, self.standby)?;
                     changed.push((running.name.clone(), member, change));
                 }
                 None => not_now(
@@ -119,19 +119,31 @@ struct Change {
 }
 
 impl Change {
-    fn between(running: &Given, mut given: Given, standby: bool) -> Result<Self> {
+    /// `running` are the settings of the process, which `before` gave.
+    fn between(
+        before: &Given,
+        running: &Subscription,
+        mut given: Given,
+        standby: bool,
+    ) -> Result<Self> {
         let (mut next_run, mut restart) = (Vec::new(), Vec::new());
-        let different: Vec<_> = running.differences(&given).collect();
+        let different: Vec<_> = before.differences(&given).collect();
         for setting in different {
             match setting.reload {
                 Reload::NextRun => next_run.push(given.shown(setting)),
                 Reload::Restart => {
                     restart.push(given.shown(setting));
-                    given.take_from(running, setting)?;
+                    given.take_from(before, setting)?;
                 }
             }
         }
         let mut settings = Subscription::resolve(given.clone())?;
+        // The texts may be the same and name a service, whose file has changed.
+        let same = settings.publisher.has_parameters_of(&running.publisher)
+            && settings.subscriber.has_parameters_of(&running.subscriber);
+        if !same && next_run.is_empty() {
+            next_run.push("connection parameters of the service file".to_owned());
+        }
         if standby {
             liveness::for_standby(&mut settings)?;
         }

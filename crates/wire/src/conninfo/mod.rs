@@ -122,6 +122,13 @@ pub struct ConnInfo {
 }
 
 impl ConnInfo {
+    /// Whether all parameters are the same, wherever each comes from. The password file is not among the sources: it is read
+    /// for each connection.
+    #[must_use]
+    pub fn has_parameters_of(&self, other: &ConnInfo) -> bool {
+        self.given == other.given
+    }
+
     /// Parses a connection string (URI or `keyword = value`) and completes it from the service
     /// file, the environment and the defaults.
     pub fn parse(text: &str) -> Result<ConnInfo, ConnInfoError> {
