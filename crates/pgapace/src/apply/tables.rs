@@ -257,9 +257,12 @@ impl Tables {
         std::mem::take(&mut self.modes)
     }
 
-    /// Oids of the subscriber tables that are mapped.
+    /// Oids of the subscriber tables that are mapped, each once: several versions of a published table may have the same one.
     pub(crate) fn watched(&self) -> Vec<u32> {
-        self.maps().map(|map| map.table.oid).collect()
+        let mut oids: Vec<u32> = self.maps().map(|map| map.table.oid).collect();
+        oids.sort_unstable();
+        oids.dedup();
+        oids
     }
 
     /// Records that transactions of tables are applied one at a time from now on, or not any more.

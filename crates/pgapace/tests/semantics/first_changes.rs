@@ -3,7 +3,9 @@
 
 use std::fs;
 
-use crate::support::{Case, VERSIONS, on_versions};
+use testbed::program::events;
+
+use crate::support::{Case, PATIENCE, VERSIONS, must, on_versions, wait_for_event};
 
 /// Tables of each kind.
 const EACH: usize = 60;
@@ -219,4 +221,28 @@ fn tables_of_one_name_in_many_schemas_are_not_read_for_each_other() {
         let tables: Vec<_> = (1..=SCHEMAS).map(|i| format!("s{i}.t")).collect();
         case.expect_equal(&tables.iter().map(String::as_str).collect::<Vec<_>>());
     });
+}
+
+/// Each ALTER TABLE of the publisher is another version of the relation, and all of them are one table of the subscriber.
+#[test]
+fn versions_of_the_publishers_table_are_no_change_on_the_subscriber() {
+    let case = Case::new(18, 18);
+    case.replicate(
+        "CREATE TABLE t (id int PRIMARY KEY, v int); CREATE TABLE u (id int PRIMARY KEY)",
+    );
+    let mut process = case.start();
+    for identity in ["FULL", "DEFAULT", "FULL"] {
+        case.publisher.sql(&format!(
+            "INSERT INTO t SELECT count(*) FROM t; ALTER TABLE t REPLICA IDENTITY {identity}; \
+             UPDATE t SET v = id; INSERT INTO u SELECT count(*) FROM u"
+        ));
+    }
+    case.wait_until_applied(&mut process);
+    case.subscriber.sql("ALTER TABLE u ADD here int");
+    must(wait_for_event(&mut process, "table_definition_changed", PATIENCE));
+    case.publisher.sql("UPDATE t SET v = 7");
+    case.wait_until_applied(&mut process);
+    case.expect_equal(&["t"]);
+    let log = case.stop(process);
+    assert_eq!(events(&log, "table_definition_changed"), 1, "{log}");
 }

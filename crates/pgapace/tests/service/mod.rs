@@ -3,4 +3,5 @@
 mod notify;
 mod reload;
 mod secrets;
+mod service_file;
 mod unit;
