@@ -44,10 +44,10 @@ const TABLES: [&str; 10] = [
 /// Has the foreign keys checked for replicas.
 fn check_always(case: &Case) {
     case.subscriber.sql(
-        "DO $$ DECLARE t regclass; BEGIN \
-           FOR t IN SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace \
-             AND relkind IN ('r', 'p') LOOP \
-             EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER ALL', t); \
+        "DO $$ DECLARE t record; BEGIN \
+           FOR t IN SELECT tgrelid::regclass AS of, tgname AS name FROM pg_trigger \
+             WHERE tgisinternal AND tgparentid = 0 LOOP \
+             EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', t.of, t.name); \
            END LOOP; END $$",
     );
 }
