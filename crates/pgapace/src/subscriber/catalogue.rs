@@ -167,6 +167,10 @@ impl Column {
         }
     }
 
+    pub(crate) fn is_domain_over_enum(&self) -> bool {
+        self.type_kind == 'e' && self.declared_type != self.base_type
+    }
+
     /// Whether equal values are always identical: no `1.0` and `1.00`, no `0` and `-0`, no
     /// difference in case. True only for built-in types for which that is certain.
     pub(crate) fn equal_is_identical(&self) -> bool {
@@ -226,8 +230,17 @@ pub(crate) struct VolatileDefault {
 pub(crate) struct Key {
     /// Name of the unique index, for messages.
     pub(crate) index: String,
-    /// `attnum` and equality of each column, in index order.
-    pub(crate) columns: Vec<(i16, Equality)>,
+    /// In index order.
+    pub(crate) columns: Vec<KeyColumn>,
+}
+
+/// A column of a unique index.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct KeyColumn {
+    pub(crate) attnum: i16,
+    pub(crate) equality: Equality,
+    /// The collation of the index as SQL, if that of the column takes several of its values for equal.
+    pub(crate) collation: Option<String>,
 }
 
 /// Triggers enabled for replica, rules and constraints that run when a row changes.

@@ -9,7 +9,7 @@ use engine::writeset::LockRules;
 use pgoutput::ReplicaIdentity;
 
 use crate::error::{Class, Failure, Result};
-use crate::subscriber::catalogue::{Equality, Identity, Key, Table};
+use crate::subscriber::catalogue::{Equality, Identity, Key, KeyColumn, Table};
 use crate::subscriber::citus::Placement;
 use crate::subscriber::conflict::TablePolicy;
 use crate::subscriber::constraints::Constraints;
@@ -32,6 +32,8 @@ pub(crate) struct SearchColumn {
     /// column may store it differently. The native apply worker calls the column's input function
     /// with the column's `typmod`, which has the same effect.
     pub(crate) coerced: bool,
+    /// The collation of the comparison as SQL, if it is not that of the column.
+    pub(crate) collation: Option<String>,
 }
 
 /// How the subscriber finds the row of an update or delete.
@@ -277,6 +279,7 @@ impl TableMap {
             remote,
             equality: self.local(remote).equality.clone(),
             coerced: false,
+            collation: None,
         })
     }
 
@@ -461,7 +464,7 @@ fn search(remote: &RemoteRelation, table: &Table, columns: &[usize]) -> Search {
 
 fn by_default_equality(table: &Table, columns: &[usize], remote: usize) -> SearchColumn {
     let equality = table.columns[columns[remote]].equality.clone();
-    SearchColumn { remote, equality, coerced: false }
+    SearchColumn { remote, equality, coerced: false, collation: None }
 }
 
 /// The published columns of a subscriber key; `Err` is the name of the first column that is not
@@ -475,14 +478,15 @@ fn key_columns(
 ) -> std::result::Result<Vec<SearchColumn>, String> {
     key.columns
         .iter()
-        .map(|(attnum, equality)| {
+        .map(|KeyColumn { attnum, equality, collation }| {
             let index = columns
                 .iter()
                 .position(|local| table.columns[*local].attnum == *attnum)
                 .filter(|index| full || remote.columns[*index].key);
             match index {
                 Some(remote) => {
-                    Ok(SearchColumn { remote, equality: equality.clone(), coerced: false })
+                    let (equality, collation) = (equality.clone(), collation.clone());
+                    Ok(SearchColumn { remote, equality, coerced: false, collation })
                 }
                 None => Err(table
                     .columns

@@ -216,6 +216,9 @@ fn key_forms(
             let name = name();
             return Err(format!("{name} is compared by a non-default operator class in its index"));
         }
+        if column.collation.is_some() {
+            return Err(format!("{} has another collation in its index", name()));
+        }
         check_stored_as_sent(sent, local).map_err(|why| format!("{} {why}", name()))?;
         Ok((column.remote, stored_form(sent, local).unwrap_or(KeyForm::Bytes)))
     };

@@ -242,3 +242,42 @@ fn the_index_of_the_key_finds_rows() {
         assert_eq!(case.subscriber.value(scans), "0");
     });
 }
+
+/// A unique index tells values apart that its column takes for equal: each finds its own row.
+#[test]
+fn keys_whose_index_has_another_collation_than_the_column_find_their_row() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        let icu = "SELECT count(*) FROM pg_collation WHERE collprovider = 'i'";
+        if case.publisher.value(icu) == "0" || case.subscriber.value(icu) == "0" {
+            return eprintln!("no ICU: skipped");
+        }
+        case.both(
+            "CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false); \
+             CREATE COLLATION accents (provider = icu, locale = 'und-u-ks-level1-kc-true', deterministic = false); \
+             CREATE TABLE by_index (name text COLLATE ci NOT NULL, v int); \
+             CREATE UNIQUE INDEX by_index_key ON by_index (name COLLATE \"C\"); \
+             ALTER TABLE by_index REPLICA IDENTITY USING INDEX by_index_key; \
+             CREATE TABLE whole (LIKE by_index); CREATE UNIQUE INDEX ON whole (name COLLATE \"C\"); \
+             ALTER TABLE whole REPLICA IDENTITY FULL; \
+             CREATE TABLE cased (LIKE by_index); CREATE UNIQUE INDEX cased_key ON cased (name COLLATE accents); \
+             ALTER TABLE cased REPLICA IDENTITY USING INDEX cased_key",
+        );
+        let tables = ["by_index", "whole", "cased"];
+        for table in tables {
+            case.publisher.sql(&format!(
+                "INSERT INTO {table} SELECT c || i, i FROM generate_series(1, 50) i, unnest(ARRAY['a', 'A']) c"
+            ));
+        }
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        for table in tables {
+            case.publisher.sql(&format!(
+                "UPDATE {table} SET v = v + CASE WHEN name COLLATE \"C\" >= 'a' THEN 1000 ELSE 2000 END; \
+                 UPDATE {table} SET v = 0 WHERE name COLLATE \"C\" = 'a7'; \
+                 DELETE FROM {table} WHERE name COLLATE \"C\" = 'A9'"
+            ));
+        }
+        case.run_until_current();
+        case.expect_equal(&tables);
+    });
+}

@@ -27,6 +27,7 @@ pub(super) const SETUP: &str = "
     CREATE DOMAIN few AS int[] CHECK (cardinality(VALUE) < 5);
     CREATE DOMAIN pairs AS pair CHECK ((VALUE).a > 0);
     CREATE DOMAIN document AS json;
+    CREATE DOMAIN feeling AS mood CHECK (VALUE <> 'sad');
     CREATE TYPE textrange AS RANGE (subtype = text, collation = \"C\")";
 
 pub(super) const TYPES: &[Type] = &[
@@ -145,6 +146,7 @@ pub(super) const TYPES: &[Type] = &[
     value("point[]", &["{\"(1,2)\",NULL}"]),
     value("box[]", &["{(1,1),(0,0);(2,2),(1,1)}"]),
     key("mood", &["sad", "so \"happy\", it's"]),
+    key("feeling", &["ok", "so \"happy\", it's"]),
     key("mood[]", &["{sad,NULL,\"so \\\"happy\\\", it's\"}"]),
     key("positive", &["1", "7"]),
     key("small", &["1", "999"]),

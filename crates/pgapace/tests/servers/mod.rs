@@ -1,6 +1,7 @@
 //! Kinds of servers (connection poolers, servers that resemble PostgreSQL, schemas of other users in the search
-//! path), and the log lines that pgapace's statements cause.
+//! path, thousands of tables), and the log lines that pgapace's statements cause.
 
+mod catalogue_plans;
 mod citus;
 mod lookalikes;
 mod pooler;

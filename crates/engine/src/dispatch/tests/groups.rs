@@ -1,5 +1,6 @@
 //! Which transactions become a group, and when a worker gets it.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::{Insertion, Kind, TABLE, at, dispatch, handed, kept, of_kind, row, settings};
@@ -107,7 +108,9 @@ fn transactions_that_are_committed_one_by_one_go_through_one_pipeline_while_they
     let group = GroupLimits { transactions: 1, thin_transactions: 1, ..settings(4).group };
     for slow in [false, true] {
         let mut dispatch = dispatch(DispatchSettings { group, ..settings(4) });
-        let (mut largest, mut workers, mut assigned) = (0, [0; 4], Vec::new());
+        let (mut largest, mut workers) = (0, [0; 4]);
+        // The groups of each worker, with the transactions of each that are not committed yet.
+        let mut assigned: [VecDeque<(GroupSeq, usize)>; 4] = Default::default();
         for round in 0..400 {
             let now = at(round * 10);
             for key in 0..200 {
@@ -117,12 +120,20 @@ fn transactions_that_are_committed_one_by_one_go_through_one_pipeline_while_they
                 assert_eq!(group.mode, GroupMode::Rows);
                 largest = largest.max(group.works.len());
                 workers[worker] += 1;
-                assigned.push((worker, group.seq));
+                assigned[worker].push_back((group.seq, group.works.len()));
             }
             assert!(dispatch.remembered().queued <= 64 * 4);
-            let through = if slow { 1 } else { assigned.len() };
-            for (worker, seq) in assigned.drain(..through.min(assigned.len())) {
-                dispatch.answered(worker, 1, &[seq], now + at(9));
+            // A slow transaction takes a round, so four workers commit four of them.
+            for (worker, groups) in assigned.iter_mut().enumerate() {
+                let mut left = if slow { 1 } else { usize::MAX };
+                while let Some((seq, transactions)) = groups.front_mut().filter(|_| left > 0) {
+                    let committed = left.min(*transactions);
+                    (left, *transactions) = (left - committed, *transactions - committed);
+                    if *transactions == 0 {
+                        dispatch.answered(worker, 1, &[*seq], now + at(9));
+                        groups.pop_front();
+                    }
+                }
             }
         }
         let spread = workers[1..].iter().all(|groups| *groups > 100);

@@ -413,13 +413,21 @@ GROUP BY p.whole";
 /// NOT VALID (18 and later) leaves NULLs, of which a unique index may have several. The operator is NULL for access methods other than btree and hash,
 /// whose strategy numbers have other meanings. Then the default equality of the type is used, which
 /// such an index enforces too.
+///
+/// The collation of the index is NULL where that of the column finds one row as well: a deterministic one tells more values
+/// apart than any other.
 pub(super) const KEYS_SQL: &str = "\
 SELECT i.indexrelid, ic.relname, i.indisreplident, i.indisprimary, a.attnum,
        a.attnotnull AND NOT EXISTS (
          SELECT 1 FROM pg_catalog.pg_constraint k
          WHERE k.conrelid = a.attrelid AND k.contype = 'n' AND NOT k.convalidated
            AND a.attnum = ANY (k.conkey)),
-       n.nspname, o.oprname, w.ord
+       n.nspname, o.oprname,
+       (SELECT pg_catalog.quote_ident(cn.nspname) || '.' || pg_catalog.quote_ident(co.collname)
+        FROM pg_catalog.pg_collation co JOIN pg_catalog.pg_namespace cn ON cn.oid = co.collnamespace
+        WHERE co.oid = i.indcollation[k.ord] AND co.oid <> a.attcollation AND NOT EXISTS (
+          SELECT FROM pg_catalog.pg_collation of WHERE of.oid = a.attcollation AND of.collisdeterministic)),
+       w.ord
 FROM pg_catalog.unnest($1::pg_catalog.oid[]) WITH ORDINALITY AS w (oid, ord)
 JOIN pg_catalog.pg_index i ON i.indrelid = w.oid
 JOIN pg_catalog.pg_class ic ON ic.oid = i.indexrelid

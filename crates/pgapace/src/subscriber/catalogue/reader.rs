@@ -8,8 +8,8 @@ use super::queries::{
     COLUMNS_SQL, DECLARED_SQL, FINGERPRINTS_SQL, KEYS_SQL, LEAVES_SQL, TABLES_SQL, TYPES_SQL,
 };
 use super::{
-    Coercion, Column, Equality, Hooks, Identity, Key, RowType, Table, TextInput, VolatileDefault,
-    boolean, field, not_a_table, parse_name_array,
+    Coercion, Column, Equality, Hooks, Identity, Key, KeyColumn, RowType, Table, TextInput,
+    VolatileDefault, boolean, field, not_a_table, parse_name_array,
 };
 use crate::error::{Failure, Result};
 use crate::subscriber::citus::{self, FoundPlacement, Placement, Placements};
@@ -115,7 +115,7 @@ impl CatalogueReader {
         let [columns, declared, types, keys, constraints] = run(session)?;
         let types = ColumnTypes::read(&declared, &types)?;
         let (columns, keys) =
-            (by_place(&columns, 11, roots.len())?, by_place(&keys, 8, roots.len())?);
+            (by_place(&columns, 11, roots.len())?, by_place(&keys, 9, roots.len())?);
         let constraints = by_place(&constraints, 7, trees.len())?;
         let constraints: FxHashMap<u32, Constraints> = trees
             .into_iter()
@@ -456,7 +456,8 @@ fn keys_of(
         let not_null = boolean(row, 5)?;
         if let Some(last) = candidates.last_mut() {
             last.all_not_null &= not_null;
-            last.key.columns.push((attnum, equality));
+            let collation = row.get(8).map(str::to_owned);
+            last.key.columns.push(KeyColumn { attnum, equality, collation });
         }
     }
     let chosen =

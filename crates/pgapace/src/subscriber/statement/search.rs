@@ -19,7 +19,10 @@ pub(super) fn comparand(map: &TableMap, column: &SearchColumn, value: &str) -> S
         _ => value.to_owned(),
     };
     match column.equality {
-        Equality::Operator(_) => stored,
+        Equality::Operator(_) => match &column.collation {
+            Some(collation) => format!("({stored} COLLATE {collation})"),
+            None => stored,
+        },
         Equality::Text => format!("({stored})::pg_catalog.text"),
     }
 }
@@ -56,9 +59,9 @@ pub(super) fn is_one_of(
     if !as_range {
         return equal(map, column, prefix, &value);
     }
-    let name = quote_ident(&map.remote.columns[column.remote].name);
+    let stored = stored(map, column, prefix);
     ["OPERATOR(pg_catalog.>=)", "OPERATOR(pg_catalog.<=)"]
-        .map(|operator| format!("{prefix}{name} {operator} {value}"))
+        .map(|operator| format!("{stored} {operator} {value}"))
         .join(" AND ")
 }
 
@@ -72,13 +75,25 @@ pub(super) fn whole_key(
     let order = map.compared_as_row.as_ref()?;
     let find = |remote: &usize| compared.iter().find(|(column, _)| column.remote == *remote);
     let found = order.iter().map(find).collect::<Option<Vec<_>>>()?;
-    let name = |column: &SearchColumn| quote_ident(&map.remote.columns[column.remote].name);
-    let columns: Vec<_> =
-        found.iter().map(|(column, _)| format!("{prefix}{}", name(column))).collect();
+    let columns: Vec<_> = found.iter().map(|(column, _)| stored(map, column, prefix)).collect();
     let values: Vec<_> = found.iter().map(|(_, comparand)| comparand.clone()).collect();
     let equal: Vec<_> =
         found.iter().map(|(column, comparand)| equal(map, column, prefix, comparand)).collect();
     Some(key_index::row_condition(&columns, &values, &equal.join(" AND ")))
+}
+
+/// The column as its equality takes it.
+///
+/// The operators of anyenum take no domain over an enum, unlike those of anyarray and anyrange
+/// (`check_generic_type_consistency` in `parse_coerce.c`). An index serves the column with this cast as well.
+fn stored(map: &TableMap, column: &SearchColumn, prefix: &str) -> String {
+    let local = map.local(column.remote);
+    let name = quote_ident(&map.remote.columns[column.remote].name);
+    if local.is_domain_over_enum() {
+        format!("{prefix}{name}::{}", local.base_type_sql)
+    } else {
+        format!("{prefix}{name}")
+    }
 }
 
 /// The condition that a column equals `comparand`, with the column's equality. `prefix` precedes
@@ -89,12 +104,14 @@ pub(super) fn equal(
     prefix: &str,
     comparand: &str,
 ) -> String {
-    let name = quote_ident(&map.remote.columns[column.remote].name);
     match &column.equality {
-        Equality::Operator(operator) => format!("{prefix}{name} {operator} {comparand}"),
+        Equality::Operator(operator) => {
+            format!("{} {operator} {comparand}", stored(map, column, prefix))
+        }
         Equality::Text => format!(
-            "({prefix}{name}::pg_catalog.text COLLATE pg_catalog.\"C\") OPERATOR(pg_catalog.=) \
-             {comparand}"
+            "({prefix}{}::pg_catalog.text COLLATE pg_catalog.\"C\") OPERATOR(pg_catalog.=) \
+             {comparand}",
+            quote_ident(&map.remote.columns[column.remote].name)
         ),
     }
 }
