@@ -173,7 +173,7 @@ fn binary_row<'a>(
 
 /// Writes a value in text format. Bytes that would end a field or a row, and backslashes, are
 /// escaped.
-fn put_escaped(value: &[u8], put: &mut impl FnMut(&[u8])) {
+pub(crate) fn put_escaped(value: &[u8], put: &mut impl FnMut(&[u8])) {
     // Without a branch per byte, so that the compiler can vectorize the loop.
     let escapes = value.iter().fold(false, |any, byte| any | is_special(*byte));
     if !escapes {

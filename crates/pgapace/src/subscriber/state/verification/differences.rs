@@ -1,12 +1,13 @@
 //! The rows of `pgapace.difference`.
 
 use pgoutput::Lsn;
-use wire::{Session, quote_literal};
+use wire::Session;
 
 use super::TableOf;
 use crate::error::Result;
 use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::state::{name_array, reading, writing};
+use crate::subscriber::statement::copy::put_escaped;
 
 /// A new difference of one table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +51,7 @@ pub(crate) fn recorded(session: &mut Session, table: TableOf<'_>) -> Result<u64>
     field(&first_row(&results, "the count of differences")?, 0)
 }
 
-/// Records differences of one chunk.
+/// Records differences of one chunk. Many rows may differ: the server takes a COPY in a fraction of the time of an INSERT.
 pub(crate) fn record(
     session: &mut Session,
     table: TableOf<'_>,
@@ -58,36 +59,34 @@ pub(crate) fn record(
     lsn: Lsn,
     differences: &[NewDifference],
 ) -> Result<()> {
+    const COPY: &str = "COPY pgapace.difference (subscription, schema_name, table_name, verification, chunk, lsn, kind, \
+         copies, key, row_values, columns) FROM STDIN";
     if differences.is_empty() {
         return Ok(());
     }
-    let nullable = |text: &Option<String>| {
-        text.as_ref().map_or_else(|| "NULL".to_owned(), |text| quote_literal(text))
-    };
-    let values: Vec<_> = differences
-        .iter()
-        .map(|one| {
-            let columns = one.columns.as_ref().map(|names| name_array(names));
-            format!(
-                "('{}', {}::pg_catalog.jsonb, {}::pg_catalog.jsonb, {}::pg_catalog.text[], {})",
-                one.kind,
-                nullable(&one.key),
-                nullable(&one.row),
-                nullable(&columns),
-                one.copies
-            )
-        })
-        .collect();
-    let sql = format!(
-        "INSERT INTO pgapace.difference (subscription, schema_name, table_name, verification, chunk, lsn, \
-           kind, key, row_values, columns, copies) \
-         SELECT {}, {}, {}, {}, {chunk}, '{lsn}', v.* FROM (VALUES {}) v",
-        table.id.0,
-        quote_literal(&table.name.schema),
-        quote_literal(&table.name.name),
-        table.number.0,
-        values.join(", ")
-    );
-    session.simple(&sql).map_err(|e| writing(&e))?;
-    Ok(())
+    let [id, number] = [i64::from(table.id.0), table.number.0].map(|number| number.to_string());
+    let (chunk, lsn) = (chunk.to_string(), lsn.to_string());
+    let (schema, name) = (table.name.schema.as_str(), table.name.name.as_str());
+    let mut rows = Vec::new();
+    for one in differences {
+        let columns = one.columns.as_ref().map(|names| name_array(names));
+        let copies = one.copies.to_string();
+        let known = [&id, schema, name, &number, &chunk, &lsn, one.kind, &copies].map(Some);
+        let found = [one.key.as_deref(), one.row.as_deref(), columns.as_deref()];
+        for (place, value) in known.into_iter().chain(found).enumerate() {
+            if place > 0 {
+                rows.push(b'\t');
+            }
+            match value {
+                Some(value) => {
+                    put_escaped(value.as_bytes(), &mut |bytes| rows.extend_from_slice(bytes));
+                }
+                None => rows.extend_from_slice(b"\\N"),
+            }
+        }
+        rows.push(b'\n');
+    }
+    let mut copy = session.copy_in(COPY).map_err(|e| writing(&e))?;
+    copy.send(&rows).map_err(|e| writing(&e))?;
+    copy.finish().map(drop).map_err(|e| writing(&e))
 }
