@@ -144,9 +144,15 @@ impl OneByOne {
                 }
             }
             Way::SideBySide { since, until } => {
+                // It was assigned to the pipeline.
+                if assigned < since {
+                    self.way =
+                        Way::SideBySide { since: now, until: until + now.saturating_sub(since) };
+                    return self.begin(now);
+                }
                 self.transactions += transactions;
                 let took = now.saturating_sub(since);
-                if self.is_measured(took, self.pacing.side_by_side) {
+                if self.is_measured(took, self.pacing.side_by_side_measurement) {
                     self.measured_side_by_side(took, until, now);
                 }
             }

@@ -233,9 +233,13 @@ pub struct Pacing {
     ///
     /// Processes that share a processor have it for some milliseconds in turn; a measurement has many turns.
     pub pipeline_measurement: Duration,
-    /// The same side by side, and how long they go side by side the first time. See `dispatch/one_by_one.rs`.
+    /// The same side by side. See `dispatch/one_by_one.rs`.
     ///
     /// It bounds what a trial costs: a few of them a minute at most take one percent of the time.
+    pub side_by_side_measurement: Duration,
+    /// How long they go side by side, while that is faster, before their pipeline is measured again.
+    ///
+    /// That takes as long as all that is assigned to the pipeline meanwhile.
     pub side_by_side: Duration,
     /// Small transactions between two that must be committed alone, at most, for which it is better to be committed alone
     /// as well. They must have no more than [`few_changes`](Self::few_changes) together.
@@ -323,7 +327,8 @@ impl Pacing {
         run: 256,
         run_time: Duration::from_millis(20),
         pipeline_measurement: Duration::from_millis(100),
-        side_by_side: Duration::from_millis(250),
+        side_by_side_measurement: Duration::from_millis(250),
+        side_by_side: Duration::from_secs(2),
         between_alone: 16,
         row_versions: 256,
         table_changes: 64,
