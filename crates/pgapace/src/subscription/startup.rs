@@ -251,7 +251,8 @@ impl Supervisor<'_> {
                 }
                 Ok(FoundSubscription { row, commits, tagging: Some(tagging), created: false })
             }
-            None if self.previous_runs >= PreviousRuns::Earlier => {
+            // One that is superseded was not dropped: it begins anew in its place.
+            None if superseded.is_none() && self.previous_runs >= PreviousRuns::Earlier => {
                 self.stage = RunStage::Dropped;
                 let message = format!("subscription {} was dropped", config.name);
                 Err(Failure::new(Class::Busy, message)
