@@ -195,6 +195,12 @@ impl PublishedBy {
         self.unpublished_since
     }
 
+    /// Whether changes of this operation are published: i, u, d or t, as in [`Entry::options`].
+    #[must_use]
+    pub fn publishes(&self, operation: char) -> bool {
+        self.entries.iter().any(|entry| entry.options.contains(operation))
+    }
+
     /// `pg_class.oid` of the table, if a reading found it.
     #[must_use]
     pub fn oid(&self) -> Option<u32> {

@@ -3,6 +3,8 @@
 //! It is recognized by its slot: a subscription on the publisher names a logical slot that exists in the
 //! subscriber's database. The connection strings of subscriptions are not readable for every role.
 
+use std::collections::HashSet;
+
 use engine::table_name::TableName;
 use wire::Session;
 
@@ -20,6 +22,8 @@ struct Opposite {
     slot: String,
     origin_none: bool,
     by_pgapace: bool,
+    /// A switchover has ended it.
+    ended: bool,
     /// The tables that it changes, as `schema.table`.
     tables: Vec<String>,
 }
@@ -80,6 +84,23 @@ pub(crate) fn warn(
     Ok(())
 }
 
+/// The subscriptions of pgapace in the opposite direction that no switchover has ended, each with how many of these
+/// tables it changes, unless there are none.
+pub(crate) fn applied(
+    publisher: &mut Session,
+    subscriber: &mut Session,
+    tables: &HashSet<TableName>,
+) -> Result<Vec<(String, usize)>> {
+    let names: Vec<_> = tables.iter().map(TableName::to_string).collect();
+    let mut found = facing(publisher, subscriber)?;
+    found.retain(|opposite| opposite.by_pgapace && !opposite.ended);
+    let with_common = found.into_iter().map(|opposite| {
+        let common = names.iter().filter(|name| opposite.tables.contains(name)).count();
+        (opposite.name, common)
+    });
+    Ok(with_common.filter(|(_, common)| *common > 0).collect())
+}
+
 /// The first subscription in the opposite direction.
 pub(crate) fn first(publisher: &mut Session, subscriber: &mut Session) -> Result<Option<String>> {
     Ok(facing(publisher, subscriber)?.into_iter().next().map(|opposite| opposite.name))
@@ -134,7 +155,7 @@ fn read(publisher: &mut Session) -> Result<Vec<Opposite>> {
     let origin =
         if publisher.server_version().major() >= 16 { "s.suborigin = 'none'" } else { "false" };
     let native = format!(
-        "SELECT s.subname, s.subslotname, {origin}, false, \
+        "SELECT s.subname, s.subslotname, {origin}, false, false, \
            coalesce((SELECT pg_catalog.array_agg(n.nspname || '.' || c.relname) \
              FROM pg_catalog.pg_subscription_rel r JOIN pg_catalog.pg_class c ON c.oid = r.srrelid \
              JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE r.srsubid = s.oid), '{{}}') \
@@ -144,18 +165,20 @@ fn read(publisher: &mut Session) -> Result<Vec<Opposite>> {
     let readable = publisher
         .simple(
             "SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-             WHERE n.nspname = 'pgapace' AND c.relname IN ('subscription', 'relation') \
+             WHERE n.nspname = 'pgapace' AND c.relname IN ('subscription', 'relation', 'switchover') \
                AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') \
-               AND pg_catalog.has_table_privilege(c.oid, 'SELECT')",
+               AND pg_catalog.has_any_column_privilege(c.oid, 'SELECT')",
         )
         .map_err(|e| reading(&e))?;
     let ours = "SELECT s.name, s.slot_name, coalesce(s.sent_as LIKE '%origin none', false), true, \
+           EXISTS (SELECT FROM pgapace.switchover w \
+             WHERE w.subscription = s.id AND w.step IN ('ended', 'opened')), \
            coalesce((SELECT pg_catalog.array_agg(r.schema_name || '.' || r.table_name) \
              FROM pgapace.relation r WHERE r.subscription = s.id), '{}') \
          FROM pgapace.subscription s";
     let mut found = Vec::new();
     for sql in std::iter::once(native.as_str())
-        .chain((readable.iter().flatten().count() == 2).then_some(ours))
+        .chain((readable.iter().flatten().count() == 3).then_some(ours))
     {
         for row in publisher.simple(sql).map_err(|e| reading(&e))?.iter().flatten() {
             found.push(Opposite {
@@ -163,7 +186,8 @@ fn read(publisher: &mut Session) -> Result<Vec<Opposite>> {
                 slot: field(&row, 1)?,
                 origin_none: boolean(&row, 2)?,
                 by_pgapace: boolean(&row, 3)?,
-                tables: parse_name_array(&field::<String>(&row, 4)?)?,
+                ended: boolean(&row, 4)?,
+                tables: parse_name_array(&field::<String>(&row, 5)?)?,
             });
         }
     }
@@ -180,6 +204,7 @@ mod tests {
             slot: "back".to_owned(),
             origin_none,
             by_pgapace: false,
+            ended: false,
             tables: Vec::new(),
         }
     }

@@ -29,6 +29,7 @@
 
 mod applying_roles;
 pub(crate) mod back;
+mod carried;
 mod command;
 mod deadline;
 mod display;
@@ -46,7 +47,7 @@ pub(crate) mod way_back;
 pub(crate) use plan::{CHECKS, Findings, plan};
 pub(crate) use procedure::{Request, Sides, go, lock};
 pub(crate) use record::{check_finished, check_not_ended, ended_sql, has_ended, refuse_ended};
-pub(crate) use undo::{NOT_BEGUN_SINCE, abort};
+pub(crate) use undo::{NOT_BEGUN_SINCE, Writes, abort};
 
 /// How far a switchover has come. A step is recorded before it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,6 +7,7 @@ use engine::table_name::TableName;
 use wire::{Session, quote_ident, quote_literal};
 
 use super::applying_roles::ApplyingRoles;
+use super::carried::left_out;
 use super::procedure::{Request, Sides};
 use super::publisher::{
     database_setting, missing_on_publisher, missing_ownership, roles_that_write, staying_prepared,
@@ -17,6 +18,7 @@ use super::servers;
 use super::verify_at_end;
 use super::way_back::WayBack;
 use crate::check;
+use crate::check::opposite;
 use crate::check::report::{Fix, Severity};
 use crate::error::{Failure, Result};
 use crate::lag;
@@ -26,11 +28,9 @@ use crate::sequences::{self, Chosen, SetOptions};
 use crate::sqlstate;
 use crate::stopping::interrupt::interruptible;
 use crate::subscriber::catalogue::{field, first_row};
-use crate::subscriber::named::named;
 use crate::subscriber::state::published::{self, PreviousReading};
 use crate::subscriber::state::verification::ALL_ROWS;
 use crate::subscriber::state::{self, Phase, exposed, ownership};
-use crate::table_name::sql_name;
 use crate::verify::prepare::Problem;
 use crate::verify::requirements::not_ready;
 
@@ -88,6 +88,7 @@ fn find(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findings> {
     if !request.with_others {
         servers::other_subscriptions(sides, &mut problems)?;
     }
+    servers::unfinished_switchovers(sides, &mut problems)?;
     let found = problems.len();
     let tables = tables_ready(sides, &mut problems)?;
     // A table that is not ready is named already.
@@ -102,10 +103,15 @@ fn find(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findings> {
     if let Some(age) = request.verified_within {
         verified(sides, &tables, age, &mut problems)?;
     }
+    let mut carried: HashSet<_> = tables.iter().map(|table| table.name.clone()).collect();
     if let Some(back) = &request.back {
         let roles = ApplyingRoles::read(sides)?;
-        check_way_back(sides, (back, &roles), &tables, &mut problems)?;
+        let way_back = (back, request.returns);
+        carried.extend(check_way_back(sides, way_back, &roles, &tables, &mut problems)?);
         notes.extend(roles.notes());
+    }
+    if !request.returns {
+        opposite_direction(sides, &carried, &mut problems)?;
     }
     let found = sequences::read(sides.source, &sides.row.publications, &tables, Chosen::All)?;
     let options = SetOptions { dry_run: true, ..SetOptions::default() };
@@ -127,13 +133,14 @@ fn find(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findings> {
     Ok(Findings { problems, notes })
 }
 
-/// Whether the way back can begin, and would carry everything.
+/// Whether the way back can begin, and would carry everything. Returns the tables that it carries.
 fn check_way_back(
     sides: &mut Sides<'_>,
-    (back, roles): (&WayBack, &ApplyingRoles),
+    (back, returns): (&WayBack, bool),
+    roles: &ApplyingRoles,
     tables: &[PublishedTable],
     problems: &mut Vec<String>,
-) -> Result<()> {
+) -> Result<Vec<TableName>> {
     servers::synchronous(sides, problems)?;
     let left = record::is_left_slot(sides.source, &back.name)?;
     slot_possible(sides.control, back, left, problems)?;
@@ -143,12 +150,29 @@ fn check_way_back(
         Some(role) if role.may_replicate => {}
         Some(role) => problems.push(may_not_replicate(sides.control, &quote_ident(&role.name))?),
     }
-    if publications_exist(sides.control, back, problems)? {
-        unpublished(sides.control, tables, back, problems)?;
-        // Else it worked before, and its remains say that its slot is gone.
-        if ended_generation(sides.source, &back.name)? == 0 {
-            way_back(sides, (back, roles), problems)?;
-        }
+    if !publications_exist(sides.control, back, problems)? {
+        return Ok(Vec::new());
+    }
+    let carried = left_out(sides, tables, (back, returns), problems)?;
+    // Else it worked before, and its remains say that its slot is gone.
+    if ended_generation(sides.source, &back.name)? == 0 {
+        way_back(sides, (back, roles), problems)?;
+    }
+    Ok(carried)
+}
+
+/// Subscriptions in the opposite direction: with the way back, changes of the subscriber would be applied twice on the
+/// publisher. Native ones are named by [`native_subscriptions`].
+fn opposite_direction(
+    sides: &mut Sides<'_>,
+    tables: &HashSet<TableName>,
+    problems: &mut Vec<String>,
+) -> Result<()> {
+    for (name, common) in opposite::applied(sides.source, sides.control, tables)? {
+        problems.push(format!(
+            "subscription {name} of the publisher applies changes of {common} of these tables in the opposite \
+             direction: stop its pgapace run, and pgapace drop --name {name} with the servers swapped"
+        ));
     }
     Ok(())
 }
@@ -397,43 +421,6 @@ fn publications_exist(
         }
     }
     Ok(all)
-}
-
-/// Tables whose changes the way back would not carry. A partition counts with the table that it belongs
-/// to, and the other way round.
-fn unpublished(
-    control: &mut Session,
-    tables: &[PublishedTable],
-    back: &WayBack,
-    problems: &mut Vec<String>,
-) -> Result<()> {
-    let names: Vec<_> = back.publications.iter().map(|name| quote_literal(name)).collect();
-    let sql = format!(
-        "WITH published AS (SELECT c.oid FROM pg_catalog.pg_publication_tables p \
-           JOIN pg_catalog.pg_class c ON {} WHERE p.pubname IN ({})), \
-         family AS (SELECT oid FROM published \
-           UNION SELECT a.relid::oid FROM published, pg_catalog.pg_partition_ancestors(oid) a \
-           UNION SELECT t.relid::oid FROM published, pg_catalog.pg_partition_tree(oid) t) \
-         SELECT n.nspname, c.relname FROM family f JOIN pg_catalog.pg_class c USING (oid) \
-         JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace",
-        named!("c", "p.schemaname", "p.tablename"),
-        names.join(", ")
-    );
-    let results =
-        control.simple(&sql).map_err(|e| Failure::subscriber(&e, "checking the way back"))?;
-    let mut known = HashSet::new();
-    for row in results.first().into_iter().flat_map(wire::Rows::iter) {
-        known.insert(TableName { schema: field(&row, 0)?, name: field(&row, 1)? });
-    }
-    for table in tables.iter().map(|table| &table.name).filter(|name| !known.contains(*name)) {
-        problems.push(format!(
-            "the way back does not publish {table}: ALTER PUBLICATION {} ADD TABLE {}; on the \
-             subscriber; or pass --no-back",
-            back.publications.iter().map(|name| quote_ident(name)).collect::<Vec<_>>().join(", "),
-            sql_name(table)
-        ));
-    }
-    Ok(())
 }
 
 /// Problems of the way back that `pgapace check` finds: identities, roles, tables of the old side.

@@ -35,8 +35,10 @@ use crate::subscriber::catalogue::first_row;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::{Subscription, heartbeat, ownership, progress};
 
-/// First key of the advisory lock of a switchover ("pgsw"); the second is the subscription id.
+/// First key of the advisory locks of a switchover ("pgsw"). The second is the subscription id, or that of a database.
 const LOCK: i32 = 0x7067_7377;
+/// The second key of the lock of a database, which no subscription has.
+const DATABASE: i32 = 0;
 
 /// Both servers, and the subscription from one to the other.
 pub(crate) struct Sides<'a> {
@@ -112,12 +114,68 @@ pub(crate) fn lock(control: &mut Session, row: &Subscription) -> Result<()> {
     ))
 }
 
-/// Locks the subscription, and reads how far a switchover of it has come.
+/// Locks both databases. A switchover stops writes of the whole publisher's database, and ends its sessions, so two
+/// of them would undo each other's work. Several may open the same subscriber's database.
+pub(super) fn lock_databases(sides: &mut Sides<'_>) -> Result<()> {
+    lock_opened(sides.control)?;
+    lock_closed(sides.source)
+}
+
+/// The database that is opened at the end: no switchover may close it meanwhile.
+pub(super) fn lock_opened(control: &mut Session) -> Result<()> {
+    lock_database(control, "pg_try_advisory_lock_shared", |e| {
+        Failure::subscriber(e, "locking the subscriber's database")
+    })
+}
+
+/// The database whose writes are stopped.
+pub(super) fn lock_closed(source: &mut Session) -> Result<()> {
+    lock_database(source, "pg_try_advisory_lock", |e| {
+        Failure::publisher(e, "locking the publisher's database")
+    })
+}
+
+fn lock_database(
+    session: &mut Session,
+    function: &str,
+    failed: impl Fn(&wire::Error) -> Failure,
+) -> Result<()> {
+    let sql = format!("SELECT pg_catalog.{function}({LOCK}, {DATABASE})");
+    let results = session.simple(&sql).map_err(|e| failed(&e))?;
+    if first_row(&results, "the lock")?.get(0) == Some("t") {
+        return Ok(());
+    }
+    let holders = format!(
+        "SELECT coalesce(pg_catalog.string_agg(DISTINCT nullif(a.application_name, ''), ', '), 'a subscription') \
+         FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid \
+         WHERE l.locktype = 'advisory' AND l.granted AND l.classid = {LOCK} AND l.objid = {DATABASE} \
+           AND a.datname = pg_catalog.current_database() AND l.pid <> pg_catalog.pg_backend_pid()"
+    );
+    let results = session.simple(&holders).map_err(|e| failed(&e))?;
+    let holders = first_row(&results, "the holders of the lock")?.get(0).unwrap_or("?").to_owned();
+    Err(Failure::new(
+        Class::Busy,
+        format!("another process switches {holders} over, and with it the whole database"),
+    )
+    .hint("Wait until it has ended: writes of a database move in one switchover after the other."))
+}
+
+/// Ends the locks of a verb that has found nothing to do, before the end of its sessions.
+pub(super) fn unlock(sides: &mut Sides<'_>) -> Result<()> {
+    let sql = "SELECT pg_catalog.pg_advisory_unlock_all()";
+    let doing = "unlocking the switchover";
+    sides.control.simple(sql).map_err(|e| Failure::subscriber(&e, doing))?;
+    sides.source.simple(sql).map_err(|e| Failure::publisher(&e, doing))?;
+    Ok(())
+}
+
+/// Locks the subscription and both databases, and reads how far a switchover of it has come.
 pub(super) fn begin(sides: &mut Sides<'_>) -> Result<Option<Record>> {
     let (stop, sessions) = (sides.stop, sides.cancel_handles());
     let begun = interruptible(stop, &sessions, CHECKS, || {
         lock(sides.control, sides.row)?;
         check_system(sides)?;
+        lock_databases(sides)?;
         allow_writes(sides.source)?;
         record::read(sides.control, sides.row.id)
     })?;

@@ -80,6 +80,55 @@ pub(super) fn other_subscriptions(sides: &mut Sides<'_>, problems: &mut Vec<Stri
     Ok(())
 }
 
+/// Switchovers of other subscriptions of the same databases that are not finished: what they would undo or do later is
+/// not for a database that has moved meanwhile.
+pub(super) fn unfinished_switchovers(
+    sides: &mut Sides<'_>,
+    problems: &mut Vec<String>,
+) -> Result<()> {
+    let others = switched_over(sides, "w.step <> 'opened'")?;
+    problems.extend(others.iter().map(|name| {
+        format!(
+            "a switchover of subscription {name}, which moves writes of the same database, is not finished: run it \
+             again, or undo it if it has not ended: pgapace switchover --abort --name {name}"
+        )
+    }));
+    Ok(())
+}
+
+/// Another subscription of the same databases that was switched over since the switchover of this one was begun.
+pub(super) fn moved_since(sides: &mut Sides<'_>) -> Result<Option<String>> {
+    let others = switched_over(sides, "w.step IN ('ended', 'opened') AND w.begun_at > m.begun_at")?;
+    Ok(others.into_iter().next())
+}
+
+/// Other subscriptions between the same databases whose switchover `w` fulfils a condition; `m` is that of this one,
+/// if there is one.
+fn switched_over(sides: &mut Sides<'_>, condition: &str) -> Result<Vec<String>> {
+    let Sides { control, source, row, .. } = sides;
+    let system = quote_literal(row.system_identifier.as_deref().unwrap_or_default());
+    let sql = format!(
+        "SELECT s.name, s.slot_name FROM pgapace.subscription s \
+         JOIN pgapace.switchover w ON w.subscription = s.id \
+         LEFT JOIN pgapace.switchover m ON m.subscription = {id} \
+         WHERE s.id <> {id} AND coalesce(s.system_identifier, {system}) = {system} AND {condition} \
+         ORDER BY s.name",
+        id = row.id.0
+    );
+    let results = control
+        .simple(&sql)
+        .map_err(|e| Failure::subscriber(&e, "looking for other switchovers"))?;
+    let mut others = Vec::new();
+    for row in results.first().into_iter().flat_map(wire::Rows::iter) {
+        let (name, slot): (String, String) = (field(&row, 0)?, field(&row, 1)?);
+        // A switchover that is done has dropped its slot.
+        if slot_is_here(source, &slot)?.unwrap_or(true) {
+            others.push(name);
+        }
+    }
+    Ok(others)
+}
+
 /// Whether a slot of this name belongs to the publisher's database; `None` if there is no such slot.
 fn slot_is_here(source: &mut Session, name: &str) -> Result<Option<bool>> {
     Ok(slot::find(source, name)?.map(|found| found.in_this_database))

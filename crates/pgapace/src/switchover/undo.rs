@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 use pgoutput::Lsn;
 use wire::Session;
 
-use super::procedure::{Sides, begin, lock};
+use super::procedure::{Sides, begin, lock, lock_closed, lock_opened, unlock};
 use super::publisher::{allow_writes, is_read_only, resume};
 use super::record::{self, Record};
+use super::servers;
 use super::{Step, Undo};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::slot;
@@ -66,11 +67,13 @@ enum Found {
 }
 
 /// Whether the publisher takes writes after all is undone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Writes {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Writes {
     Taken,
     /// The setting that was there before is restored, as after a switchover of another subscription.
     ReadOnlyAsBefore,
+    /// This subscription of the same databases has moved since: applications write on the new side.
+    StoppedFor(String),
 }
 
 impl Writes {
@@ -78,10 +81,16 @@ impl Writes {
         Ok(if is_read_only(source)? { Self::ReadOnlyAsBefore } else { Self::Taken })
     }
 
-    fn said(self) -> &'static str {
+    pub(crate) fn said(&self) -> String {
         match self {
-            Self::Taken => "the publisher takes writes",
-            Self::ReadOnlyAsBefore => "the publisher's database is read-only, as it was before",
+            Self::Taken => "the publisher takes writes".to_owned(),
+            Self::ReadOnlyAsBefore => {
+                "the publisher's database is read-only, as it was before".to_owned()
+            }
+            Self::StoppedFor(name) => format!(
+                "writes stay stopped on the publisher, because subscription {name} of the same database was switched \
+                 over since"
+            ),
         }
     }
 }
@@ -112,11 +121,16 @@ pub(super) fn reconnect_control(sides: &mut Sides<'_>, deadline: Instant) -> Res
     let ended = || Instant::now() >= deadline;
     *sides.control = until(ended, RETRY_EVERY, || sides.subscriber.connect(Purpose::Control))?;
     until(ended, RETRY_EVERY, || {
-        lock(sides.control, sides.row).map_err(|failure| match failure.class {
-            Class::Busy => failure.transient(true),
-            _ => failure,
-        })
+        lock(sides.control, sides.row).and_then(|()| lock_opened(sides.control)).map_err(passing)
     })
+}
+
+/// The server may not have ended the former session, which has the lock.
+fn passing(failure: Failure) -> Failure {
+    match failure.class {
+        Class::Busy => failure.transient(true),
+        _ => failure,
+    }
 }
 
 pub(super) fn reconnect_source(sides: &mut Sides<'_>, deadline: Instant) -> Result<()> {
@@ -125,6 +139,7 @@ pub(super) fn reconnect_source(sides: &mut Sides<'_>, deadline: Instant) -> Resu
     }
     let ended = || Instant::now() >= deadline;
     *sides.source = until(ended, RETRY_EVERY, || sides.publisher.connect_to_look())?;
+    until(ended, RETRY_EVERY, || lock_closed(sides.source).map_err(passing))?;
     allow_writes(sides.source)
 }
 
@@ -133,6 +148,7 @@ fn answers(session: &mut Session) -> bool {
 }
 
 pub(super) fn undo(sides: &mut Sides<'_>, begun: &Record) -> Result<Writes> {
+    let moved = servers::moved_since(sides)?;
     let Sides { control, source, row, stop, .. } = sides;
     let Some(actions) = begun.step.undo() else {
         let failure = Failure::new(
@@ -158,25 +174,31 @@ pub(super) fn undo(sides: &mut Sides<'_>, begun: &Record) -> Result<Writes> {
                     })?;
                 }
             }
+            Undo::ResumeWrites if moved.is_some() => {}
             Undo::ResumeWrites => resume(source, &begun.stopped, stop)?,
         }
     }
-    let writes = Writes::read(source)?;
+    let writes = moved.map_or_else(|| Writes::read(source), |name| Ok(Writes::StoppedFor(name)))?;
     record::forget(control, row.id)?;
     tracing::info!(
         event = "switchover_undone",
         subscription = row.name,
-        read_only = writes == Writes::ReadOnlyAsBefore,
+        read_only = writes != Writes::Taken,
         "switchover was undone; {}",
         writes.said()
     );
     Ok(writes)
 }
 
-/// Undoes an interrupted switchover. Returns whether there was one. Once it has begun, a signal does not end it.
-pub(crate) fn abort(sides: &mut Sides<'_>) -> Result<bool> {
+/// Undoes an interrupted switchover. Returns whether writes are possible then, or nothing if there was none. Once it
+/// has begun, a signal does not end it.
+pub(crate) fn abort(sides: &mut Sides<'_>) -> Result<Option<Writes>> {
     match begin(sides)? {
-        Some(begun) => undo(sides, &begun).map(|_| true),
-        None => Ok(false),
+        Some(begun) => undo(sides, &begun).map(Some),
+        None => {
+            // One of the other direction may be looked for next, by other sessions.
+            unlock(sides)?;
+            Ok(None)
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! `--plan` names everything that keeps writes from moving.
 
 use super::{switchover, two_way_case};
-use crate::support::{Tool, must};
+use crate::support::{PATIENCE, Tool, must, one_or_all, wait_for_event};
 
 #[test]
 fn a_plan_names_what_is_missing() {
@@ -114,5 +114,76 @@ fn a_table_to_verify_that_is_not_published_ends_no_session() {
     }
     switchover(&case.tool, &["--plan", "--verify", "orders"]).expect(0, &[]);
     must(client.batch_execute("INSERT INTO orders (client, n) VALUES (1, 1)"));
+    case.stop(process);
+}
+
+/// What the way back does not carry would be lost when writes move back.
+#[test]
+fn a_plan_names_what_the_way_back_leaves_out() {
+    for &(publisher, subscriber) in one_or_all(&[(15, 18), (18, 15)]) {
+        let case = two_way_case(publisher, subscriber);
+        case.both("CREATE TABLE notes (id int PRIMARY KEY, v text, w int)");
+        case.publisher.sql("ALTER PUBLICATION pub ADD TABLE notes WHERE (id < 50)");
+        let process = case.start();
+        let plan = |publication: &str| {
+            case.subscriber.sql(&format!(
+                "DROP PUBLICATION pgapace_back; CREATE PUBLICATION pgapace_back {publication}"
+            ));
+            switchover(&case.tool, &["--plan"])
+        };
+        let leave_out = [
+            (
+                "FOR TABLE orders, notes WITH (publish = 'insert, update')",
+                "does not publish delete, truncate of public.notes, public.orders: ALTER PUBLICATION \
+                 \"pgapace_back\" SET (publish = 'insert, update, delete, truncate');",
+            ),
+            (
+                "FOR TABLE orders, notes (id, v)",
+                "does not publish w of public.notes: ALTER PUBLICATION \"pgapace_back\" DROP TABLE \
+                 \"public\".\"notes\";",
+            ),
+            ("FOR TABLE notes, orders WHERE (id < 50)", "has a row filter for public.orders"),
+            ("FOR TABLE orders, notes WHERE (id < 40)", "has a row filter for public.notes"),
+        ];
+        for (publication, named) in leave_out {
+            plan(publication).expect(3, &[named]);
+        }
+        let carry = ["TABLE orders, notes", "TABLE orders, notes WHERE (id < 50)", "ALL TABLES"];
+        for publication in carry {
+            plan(&format!("FOR {publication}")).expect(0, &[]);
+        }
+        case.stop(process);
+    }
+}
+
+/// With the way back, its changes would be applied twice on the publisher.
+#[test]
+fn a_plan_names_a_subscription_in_the_opposite_direction() {
+    let mut case = two_way_case(18, 18);
+    case.subscriber.sql("CREATE PUBLICATION reverse FOR TABLE orders");
+    case.tool.args = vec!["--origin".to_owned(), "none".to_owned()];
+    let process = case.start();
+    let mut reverse = Tool {
+        publisher: case.tool.subscriber.clone(),
+        subscriber: case.tool.publisher.clone(),
+        name: format!("{}_reverse", case.tool.name),
+        publications: "reverse".to_owned(),
+        args: [&case.tool.args[..], &["--copy-data=false".to_owned()]].concat(),
+    };
+    let mut opposite = reverse.start(case.log_file("reverse"));
+    must(wait_for_event(&mut opposite, "streaming", PATIENCE));
+    case.tool.args.clear();
+    reverse.args.clear();
+    let named = format!(
+        "subscription {0} of the publisher applies changes of 1 of these tables in the opposite direction: stop its \
+         pgapace run, and pgapace drop --name {0} with the servers swapped",
+        reverse.name
+    );
+    for args in [&["--plan"][..], &["--go"], &["--plan", "--no-back"]] {
+        switchover(&case.tool, args).expect(3, &[&named]);
+    }
+    case.stop(opposite);
+    reverse.finish("drop", &[]).expect(0, &[]);
+    switchover(&case.tool, &["--plan"]).expect(0, &[]);
     case.stop(process);
 }

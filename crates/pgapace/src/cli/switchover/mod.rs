@@ -20,7 +20,7 @@ use crate::subscriber::state::ownership::{self, OwnerProcess};
 use crate::subscriber::state::{self, Subscription};
 use crate::switchover::back::{self, Returned};
 use crate::switchover::way_back::WayBack;
-use crate::switchover::{self, CHECKS, Findings, Request, Sides};
+use crate::switchover::{self, CHECKS, Findings, Request, Sides, Writes};
 use lag::LagBound;
 
 #[derive(Debug, Args)]
@@ -387,16 +387,16 @@ fn abort(mut forward: Direction, returned: Option<Returned>, stop: &Shutdown) ->
     };
     let attempt = |mut side: Direction| switchover::abort(&mut side.sides(stop));
     let attempted = match reversed.map(attempt) {
-        None | Some(Ok(false)) => attempt(forward),
+        None | Some(Ok(None)) => attempt(forward),
         Some(done) => done,
     };
     let aborted = match (attempted, returned) {
         (Ok(aborted), None) => aborted,
-        (Ok(true), Some(_)) => true,
+        (Ok(Some(writes)), Some(_)) => Some(writes),
         (Err(failure), Some(_)) if !was_last || failure.class != Class::Config => {
             return Err(failure);
         }
-        (Ok(false) | Err(_), Some(Returned { back, .. })) => {
+        (Ok(None) | Err(_), Some(Returned { back, .. })) => {
             return Err(Failure::new(
                 Class::Config,
                 format!("{} is switched over: nothing can be undone", back.name),
@@ -406,11 +406,13 @@ fn abort(mut forward: Direction, returned: Option<Returned>, stop: &Shutdown) ->
         }
         (Err(failure), None) => return Err(failure),
     };
-    output::line(if aborted {
-        "the switchover was undone: writes stay where they were"
-    } else {
-        "no switchover was begun"
+    output::line(match &aborted {
+        Some(_) => "the switchover was undone: writes stay where they were",
+        None => "no switchover was begun",
     });
+    if let Some(writes) = aborted.filter(|writes| *writes != Writes::Taken) {
+        output::line(&format!("  {}", writes.said()));
+    }
     Ok(())
 }
 
