@@ -21,10 +21,11 @@ use wire::Session;
 
 use crate::apply::offender::of_table;
 use crate::apply::read_tables::ReadTables;
+use crate::cli::table_name::shell_word;
 use crate::config::ApplyModeSetting;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::announced::{Announced, Version};
-use crate::publisher::dump_command::{dump_command, shell_quoted};
+use crate::publisher::dump_command::dump_command;
 use crate::publisher::publication::PublishedTable;
 use crate::publisher::watch::Commits;
 use crate::subscriber::catalogue::{CatalogueReader, TableFacts};
@@ -586,7 +587,7 @@ pub(crate) fn missing(table: &TableName) -> Failure {
         "Create it on the subscriber: {}",
         dump_command(&[sql_name(table)], "PUBLISHER", "SUBSCRIBER")
     );
-    let copy = shell_quoted(&table.to_string());
+    let copy = shell_word(table);
     let hint = format!(
         "{remedy}; or take it out of the publication; then start pgapace again. If the table had rows before, they are \
          not sent again: pgapace resync {copy} copies them."

@@ -27,7 +27,7 @@ pub(crate) mod settings;
 pub(crate) mod skip;
 pub(crate) mod status;
 pub(crate) mod switchover;
-mod table_name;
+pub(crate) mod table_name;
 pub(crate) mod top;
 pub(crate) mod verbs;
 pub(crate) mod verify;

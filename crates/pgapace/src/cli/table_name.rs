@@ -2,6 +2,9 @@
 
 use engine::table_name::TableName;
 
+use crate::publisher::dump_command::shell_quoted;
+use crate::table_name::sql_name;
+
 /// The name of a table or sequence; without a schema it is public. A name in double quotes may contain dots. No name
 /// is folded to lower case.
 pub(crate) fn split(name: &str) -> TableName {
@@ -13,6 +16,17 @@ pub(crate) fn split(name: &str) -> TableName {
             TableName { schema: schema.to_owned(), name: name.to_owned() }
         }
     }
+}
+
+/// The name as [`split`] reads it, as one word of a shell command.
+pub(crate) fn shell_word(table: &TableName) -> String {
+    shell_quoted(&argument(table))
+}
+
+/// The name as [`split`] reads it: in double quotes only if it needs them.
+pub(crate) fn argument(table: &TableName) -> String {
+    let plain = table.to_string();
+    if split(&plain) == *table { plain } else { sql_name(table) }
 }
 
 /// A table and its column; `None` if there is no dot between them.
@@ -80,6 +94,15 @@ mod tests {
         // Not well formed: as it is.
         assert_eq!(split("it's \"odd"), table("public", "it's \"odd"));
         assert_eq!(split("s.t\"x\""), table("s", "t\"x\""));
+    }
+
+    #[test]
+    fn a_written_name_is_read_as_it_is() {
+        assert_eq!(shell_word(&table("it's", "o'clock")), r"'it'\''s.o'\''clock'");
+        assert_eq!(argument(&table("public", "a.b")), "public.a.b");
+        for table in [table("we.ird", "t.x"), table("s", "a\"b.c"), table("a\".b", "*")] {
+            assert_eq!(split(&argument(&table)), table);
+        }
     }
 
     #[test]

@@ -4,8 +4,8 @@ use pgoutput::Lsn;
 
 use super::missed_changes::is_of_change;
 use super::retry::PreviousRuns;
+use crate::cli::table_name::shell_word;
 use crate::error::{Class, Failure, Recovery, is_stale_catalogue};
-use crate::publisher::dump_command::shell_quoted;
 use crate::sqlstate;
 
 #[derive(Debug, Default)]
@@ -74,7 +74,7 @@ pub(super) fn of_blocked_table(failure: &Failure) -> Failure {
     let offender = failure.offender.clone();
     let relation = offender.as_deref().and_then(|offender| offender.relation.as_ref());
     let Some(table) = relation else { return failure.like() };
-    let copy = format!("pgapace resync {}", shell_quoted(&table.to_string()));
+    let copy = format!("pgapace resync {}", shell_word(table));
     let hint = match (&failure.remedy, &failure.hint) {
         (Some(remedy), _) => format!("{remedy}; then copy the table again: {copy}"),
         (None, Some(hint)) => format!("{hint} To copy the table again: {copy}"),

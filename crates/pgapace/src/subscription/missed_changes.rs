@@ -8,9 +8,9 @@
 use engine::table_name::TableName;
 use engine::table_sync::TableSyncState;
 
+use crate::cli::table_name::shell_word;
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Recovery, Result};
-use crate::publisher::dump_command::shell_quoted;
 use crate::publisher::publication;
 use crate::publisher::session::Publisher;
 use crate::sqlstate;
@@ -70,7 +70,7 @@ pub(super) fn explained(config: &Config, failure: Failure) -> Failure {
     let Some(state) = state_of(config, key) else { return failure };
     let Some(from) = state.stale_from else { return failure };
     let reason = state.stale_reason.map_or(String::new(), |reason| format!(": {reason}"));
-    let copy = shell_quoted(&key.to_string());
+    let copy = shell_word(key);
     let or = failure.hint.as_ref().map_or(String::new(), |hint| format!(" Or: {hint}"));
     let hint = format!(
         "The table may lack changes since {from}{reason}. Copy it again: pgapace resync {copy}, and start pgapace \

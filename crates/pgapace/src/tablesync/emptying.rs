@@ -10,9 +10,12 @@
 
 use std::str::FromStr;
 
+use engine::table_name::TableName;
 use wire::{Session, quote_literal};
 
+use crate::cli::table_name::{argument, split};
 use crate::error::{Class, Failure, Result};
+use crate::publisher::dump_command::shell_quoted;
 use crate::publisher::publication::PublishedTable;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, first_row};
@@ -47,7 +50,7 @@ the rows would change rows of the other table. Empty both tables on the subscrib
 or ALTER TABLE … ENABLE TRIGGER … on the subscriber, for the triggers that pg_trigger shows for the \
 referenced table with tgenabled A or R.";
 
-/// One value of `--truncate`: `schema.table@snapshot`, or `schema.*@snapshot`.
+/// One value of `--truncate`: `schema.table@snapshot`, or `schema.*@snapshot`. The name is read as in other arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TruncateDecision {
     schema: String,
@@ -70,15 +73,11 @@ impl FromStr for TruncateDecision {
         let (name, snapshot) = text.rsplit_once('@').ok_or_else(explained)?;
         let is_snapshot = snapshot.split(':').count() == 3
             && snapshot.bytes().all(|b| b.is_ascii_digit() || b":,".contains(&b));
-        let (schema, table) = name.split_once('.').unwrap_or(("public", name));
+        let TableName { schema, name: table } = split(name);
         if !is_snapshot || schema.is_empty() || table.is_empty() {
             return Err(explained());
         }
-        Ok(Self {
-            schema: schema.to_owned(),
-            table: (table != "*").then(|| table.to_owned()),
-            snapshot: snapshot.to_owned(),
-        })
+        Ok(Self { schema, table: (table != "*").then_some(table), snapshot: snapshot.to_owned() })
     }
 }
 
@@ -172,13 +171,16 @@ pub(crate) fn refuse(
     let snapshot =
         first_row(&results, "pg_current_snapshot")?.get(0).unwrap_or_default().to_owned();
     let mut options: Vec<_> = if filled.len() <= NAMED {
-        filled.iter().map(|table| table.name.to_string()).collect()
+        filled.iter().map(|table| argument(&table.name)).collect()
     } else {
-        filled.iter().map(|table| format!("{}.*", table.name.schema)).collect()
+        let all = |schema: &str| TableName { schema: schema.to_owned(), name: "*".to_owned() };
+        filled.iter().map(|table| argument(&all(&table.name.schema))).collect()
     };
     options.dedup();
-    let options: Vec<_> =
-        options.iter().map(|name| format!("--truncate '{name}@{snapshot}'")).collect();
+    let options: Vec<_> = options
+        .iter()
+        .map(|name| format!("--truncate {}", shell_quoted(&format!("{name}@{snapshot}"))))
+        .collect();
     Err(failure.hint(format!(
         "TRUNCATE them on the subscriber; or let pgapace empty them once, if nothing writes to \
          them before, with {}; or {with_rows}; or pass --copy-data=false if they already hold the \
@@ -348,6 +350,8 @@ mod tests {
         assert_eq!(of("t@7:9:7,8"), found("public", Some("t"), "7:9:7,8"));
         assert_eq!(of("a b.c@d.e@7:9:"), found("a b", Some("c@d.e"), "7:9:"));
         assert_eq!(of("s.*@7:9:"), found("s", None, "7:9:"));
+        assert_eq!(of("\"we.ird\".\"t.x\"@7:9:"), found("we.ird", Some("t.x"), "7:9:"));
+        assert_eq!(of("\"we.ird\".\"*\"@7:9:"), found("we.ird", None, "7:9:"));
         for wrong in ["", "true", "public.t", "public.t@", "public.t@now", "@7:9:", "t@7:9"] {
             assert!(of(wrong).is_err(), "{wrong}");
         }

@@ -332,8 +332,10 @@ fn absent(tables: &[&PublishedTable], at_first_start: bool) -> Failure {
 fn not_empty(name: &str) -> Failure {
     let message = format!("subscriber table {name} is not empty");
     Failure::new(Class::Mismatch, message).hint(
-        "If nothing else writes to it, TRUNCATE it on the subscriber, and pgapace copies it; or let pgapace empty and copy it: \
-         pgapace resync; or pass --if-not-empty keep to copy into it and keep its rows.",
+        "If it holds the publisher's rows already, as after a rename on both servers, pass --if-not-empty rebase, which \
+         compares them with the publisher's and makes them equal. If nothing else writes to it, TRUNCATE it on the \
+         subscriber, and pgapace copies it; or let pgapace empty and copy it: pgapace resync. Or pass --if-not-empty \
+         keep to copy into it and keep its rows.",
     )
 }
 

@@ -196,3 +196,29 @@ fn tables_are_emptied_in_several_transactions_if_locks_are_short() -> Result<()>
     assert_eq!(site.subscriber.query_one_text(DB, left)?, "1");
     Ok(())
 }
+
+/// The values that the error suggests are words of a shell, and name their tables whatever their names are.
+#[test]
+fn suggested_values_name_tables_with_dots_and_apostrophes() {
+    let mut case = Case::new(18, 18);
+    case.both(
+        "CREATE SCHEMA \"we.ird\"; CREATE TABLE \"we.ird\".\"t.x\" (id int); \
+         CREATE SCHEMA \"it's\"; CREATE TABLE \"it's\".\"o'clock\" (id int)",
+    );
+    case.subscriber.sql("INSERT INTO \"we.ird\".\"t.x\" VALUES (7)");
+    case.subscriber.sql("INSERT INTO \"it's\".\"o'clock\" VALUES (7)");
+    case.publish("FOR ALL TABLES");
+    let refused = case.run();
+    let values = refused.log.split_once("once, if nothing writes to them before, with ");
+    let values = values.and_then(|(_, rest)| rest.split_once("; or pass"));
+    let (values, _) = values.unwrap_or_else(|| panic!("{}", refused.log));
+    let words = std::process::Command::new("sh")
+        .args(["-c", &format!("printf '%s\\n' {values}")])
+        .output()
+        .expect("a shell");
+    let words = String::from_utf8(words.stdout).expect("text");
+    case.tool.args = words.lines().map(str::to_owned).collect();
+    case.run_until_current();
+    let left = "SELECT (SELECT count(*) FROM \"we.ird\".\"t.x\") + (SELECT count(*) FROM \"it's\".\"o'clock\")";
+    assert_eq!(case.subscriber.value(left), "0");
+}

@@ -44,7 +44,9 @@ fn refresh_copies_a_blocked_table_whose_obstacle_is_gone() {
         case.expect_equal(&["late"]);
         case.subscriber
             .sql("CREATE TABLE other (id int PRIMARY KEY); INSERT INTO other VALUES (7)");
-        case.tool.finish("refresh", &[]).expect(6, &["public.other is not empty"]);
+        case.tool
+            .finish("refresh", &[])
+            .expect(6, &["public.other is not empty", "--if-not-empty rebase"]);
         case.stop(process);
         case.subscriber.sql("TRUNCATE other");
         let refreshed = case.tool.finish("refresh", &[]);
