@@ -191,6 +191,11 @@ impl Assembler {
         self.spooler.oldest_held()
     }
 
+    /// Where all prepared transactions begin that are held, in order.
+    pub fn held_from(&self) -> impl Iterator<Item = Lsn> {
+        self.spooler.held_from()
+    }
+
     /// The records that are kept of an open streamed transaction.
     #[must_use]
     pub fn open_records(&self, xid: Xid) -> Option<Records<'_>> {

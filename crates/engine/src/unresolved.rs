@@ -1,5 +1,5 @@
-//! Deadlines of held prepared transactions, and the position from which committed ones must be sent
-//! again.
+//! Deadlines of held prepared transactions, and the position from which those that have ended must be
+//! sent again.
 //!
 //! Both are queried on every event. So both answer without a scan, and neither grows with the
 //! number of transactions that have ended.
@@ -61,7 +61,7 @@ impl HeldByTime {
     }
 }
 
-/// Committed transactions that were prepared. Until the end of such a transaction is durable, the
+/// Prepared transactions that have ended. Until the end of such a transaction is durable, the
 /// publisher must be able to send it again from its PREPARE on.
 ///
 /// The queue keeps at most [`Self::LIMIT`] entries. Beyond that it merges neighbours: the merged
@@ -69,7 +69,7 @@ impl HeldByTime {
 /// is then sent again, but nothing is acknowledged too early.
 #[derive(Debug, Default)]
 pub struct Resolving {
-    /// Position of each PREPARE and end of each commit. Both increase from entry to entry: a
+    /// Position of each PREPARE and end of each transaction. Both increase from entry to entry: a
     /// transaction that was prepared before another and ends after it stands for both.
     places: VecDeque<(Lsn, Lsn)>,
 }
@@ -78,9 +78,9 @@ impl Resolving {
     /// Maximum number of entries.
     pub const LIMIT: usize = 1024;
 
-    /// The transaction prepared at `prepared` has committed. Its commit ends at `end`, after all
+    /// The transaction prepared at `prepared` has ended. Its commit or rollback ends at `end`, after all
     /// earlier ones.
-    pub fn committed(&mut self, prepared: Lsn, end: Lsn) {
+    pub fn ended(&mut self, prepared: Lsn, end: Lsn) {
         while self.places.back().is_some_and(|(later, _)| *later >= prepared) {
             self.places.pop_back();
         }
@@ -146,9 +146,9 @@ mod tests {
     #[test]
     fn an_early_prepare_is_kept_until_its_own_end_is_durable() {
         let mut resolving = Resolving::default();
-        resolving.committed(Lsn(20), Lsn(50));
-        resolving.committed(Lsn(10), Lsn(60));
-        resolving.committed(Lsn(30), Lsn(70));
+        resolving.ended(Lsn(20), Lsn(50));
+        resolving.ended(Lsn(10), Lsn(60));
+        resolving.ended(Lsn(30), Lsn(70));
         assert_eq!(resolving.durable(Lsn(50)), Some(Lsn(10)));
         assert_eq!(resolving.durable(Lsn(60)), Some(Lsn(30)));
         assert_eq!(resolving.durable(Lsn(70)), None);
@@ -204,7 +204,7 @@ mod tests {
                     Event::Commit(index) if !open.is_empty() => {
                         let (xid, prepared) = open.remove(index.index(open.len()));
                         held.release(xid);
-                        resolving.committed(prepared, Lsn(lsn));
+                        resolving.ended(prepared, Lsn(lsn));
                         ended.push((prepared, Lsn(lsn)));
                     }
                     Event::RollBack(index) if !open.is_empty() => {

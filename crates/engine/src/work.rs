@@ -56,6 +56,9 @@ pub struct Work<M, P> {
     pub predecessor: Lsn,
     /// The mark of the publisher's history once this transaction is applied.
     pub history: Option<HistoryMark>,
+    /// Where the prepared transactions begin that the publisher must still have if this is the last
+    /// transaction that the subscriber has. `None` if there is none.
+    pub held: Option<Arc<[Lsn]>>,
     /// Whether an earlier run applied the transaction before this one. A progress row stands for
     /// adjacent transactions, so a group cannot span the applied one.
     pub after_applied: bool,

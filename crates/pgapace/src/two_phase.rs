@@ -12,6 +12,7 @@
 
 use std::time::Duration;
 
+use pgoutput::Lsn;
 use wire::Session;
 
 use crate::config::Subscription as Config;
@@ -20,6 +21,27 @@ use crate::publisher::slot;
 use crate::publisher::watch::Commits;
 use crate::subscriber::state::prepared::{self, KnownPrepared, Standing};
 use crate::subscriber::state::{Subscription, SubscriptionId};
+
+/// Refuses a slot that has passed the PREPARE of a transaction which the progress calls `held`, if the subscriber has
+/// nothing of it: the publisher would send only its COMMIT PREPARED. pgapace acknowledges a PREPARE when it is durable
+/// on the subscriber, so the subscriber has gone back to an earlier state.
+pub(crate) fn check_held(
+    control: &mut Session,
+    row: &Subscription,
+    held: &[Lsn],
+    acknowledged: Lsn,
+) -> Result<()> {
+    let passed: Vec<_> = held.iter().filter(|lsn| **lsn < acknowledged).collect();
+    if passed.is_empty() {
+        return Ok(());
+    }
+    let known = prepared::read(control, row.id)?;
+    let is_known = |lsn: &Lsn| known.iter().any(|one| one.prepared.prepare_lsn == *lsn);
+    match passed.into_iter().find(|lsn| !is_known(lsn)) {
+        None => Ok(()),
+        Some(lsn) => Err(slot::has_skipped(&row.slot_name, acknowledged, *lsn)),
+    }
+}
 
 /// Decides whether the publisher sends prepared transactions at their PREPARE, and changes the slot where
 /// the start of the stream does not. Two-phase decoding never begins before all tables are copied.

@@ -121,8 +121,10 @@ impl World<'_> {
             (table_of(remote.id) == self.table).then(|| self.run.outside.map(self.table))
         };
         let tables = part.relations().iter().map(mine).collect();
-        let (predecessor, history, after_applied, two_phase) = (Lsn(0), None, false, None);
-        let plain = PlainWork { part, tables, predecessor, history, after_applied, two_phase };
+        let (predecessor, history, held) = (Lsn(0), None, None);
+        let (after_applied, two_phase) = (false, None);
+        let plain =
+            PlainWork { part, tables, predecessor, history, held, after_applied, two_phase };
         Work { plain, sabotage: Sabotage::None }
     }
 

@@ -92,6 +92,10 @@ impl Spooler {
         self.held_from.first().map(|(lsn, _)| *lsn)
     }
 
+    pub(super) fn held_from(&self) -> impl Iterator<Item = Lsn> {
+        self.held_from.iter().map(|(lsn, _)| *lsn)
+    }
+
     pub(super) fn is_open(&self, xid: Xid) -> bool {
         self.open.contains_key(&xid)
     }

@@ -128,8 +128,10 @@ pub struct Incoming<P, S> {
     unresolved: FxHashMap<Xid, Unresolved>,
     /// See [`KnownPrepared::Absent`].
     absent: FxHashMap<Xid, P>,
-    /// Prepared transactions that were committed and may not be durable.
+    /// Prepared transactions whose end may not be durable.
     resolving: Resolving,
+    /// See [`Self::held`]; `None` if it has changed.
+    held_now: Option<Option<Arc<[Lsn]>>>,
     ended: Option<EndedTransaction>,
 }
 
@@ -165,6 +167,7 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
             unresolved,
             absent,
             resolving: Resolving::default(),
+            held_now: None,
             ended: None,
         }
     }
@@ -180,6 +183,7 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
     ) -> IncomingResult<Option<TransactionPart>, S::Error> {
         debug_assert!(self.replay.is_none(), "its parts come first");
         self.note_end(message);
+        self.note_rollback(message);
         let assembled = match self.assembler.push(at, message) {
             Ok(assembled) => assembled,
             // It was applied, so its PREPARE was acknowledged and is not sent again: a transaction that
@@ -207,6 +211,7 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         };
         if let Message::Prepare(prepare) | Message::StreamPrepare(prepare) = message {
             self.note_held(prepare, now);
+            self.held_now = None;
         }
         for command in self.assembler.spool_commands().drain(..) {
             self.spool.carry_out(command).map_err(IntakeError::Outside)?;
@@ -236,7 +241,7 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
             return self.spool.carry_out(discard).map_err(IntakeError::Outside);
         }
         if let Some(at) = prepared_at {
-            self.resolving.committed(at, replay.end());
+            self.resolving.ended(at, replay.end());
         }
         self.replay = Some((replay, None));
         Ok(())
@@ -308,8 +313,34 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         }
     }
 
+    /// The end of a held transaction must be recorded before its PREPARE may be acknowledged: until then, the
+    /// subscriber's progress says that the publisher must still have it (see [`Self::held`]).
+    fn note_rollback(&mut self, message: &Message<'_>) {
+        if let Message::RollbackPrepared(rollback) = message
+            && let Some((held, _)) = self.assembler.held(rollback.xid)
+        {
+            self.resolving.ended(held.prepare_lsn, rollback.rollback_end_lsn);
+        }
+    }
+
+    /// Where the prepared transactions begin whose changes are nowhere on the subscriber, or not surely: they are
+    /// held, or about to be prepared there. A subscriber that has what is dispatched now, and none of
+    /// these, needs their PREPARE.
+    pub(super) fn held(&mut self) -> Option<Arc<[Lsn]>> {
+        let Self { assembler, preparing, here, held_now, .. } = self;
+        let held = held_now.get_or_insert_with(|| {
+            // One that ends with this transaction is not here any more.
+            let preparing = preparing.iter().filter(|(xid, _)| here.contains_key(xid));
+            let held: Arc<[Lsn]> =
+                assembler.held_from().chain(preparing.map(|(_, lsn)| *lsn)).collect();
+            (!held.is_empty()).then_some(held)
+        });
+        held.clone()
+    }
+
     fn note_end(&mut self, message: &Message<'_>) {
         if let Some(xid) = ended_prepared(message) {
+            self.held_now = None;
             self.unresolved.remove(&xid);
             self.held.release(xid);
         }
@@ -370,6 +401,7 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         let Some(replay) = self.assembler.take_prepared(xid) else { return };
         let here = Arc::new(here);
         self.absent.remove(&xid);
+        self.held_now = None;
         self.preparing.insert(xid, here.prepare_lsn());
         self.here.insert(xid, Arc::clone(&here));
         self.replay = Some((replay, Some(here)));
@@ -383,6 +415,7 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
     /// The transaction is prepared on the subscriber: it need not be sent again, as soon as that is durable.
     /// Returns the start of its PREPARE.
     pub fn prepared(&mut self, xid: Xid) -> Option<Lsn> {
+        self.held_now = None;
         self.preparing.remove(&xid)
     }
 
@@ -514,7 +547,7 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         self.held.len()
     }
 
-    /// How many committed transactions are known of which the PREPARE must still be kept.
+    /// How many ended transactions are known of which the PREPARE must still be kept.
     pub fn resolving(&self) -> usize {
         self.resolving.len()
     }

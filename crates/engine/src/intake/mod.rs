@@ -415,8 +415,8 @@ impl<E: Surroundings> Intake<E> {
         env: &mut E,
     ) {
         let after_applied = std::mem::take(&mut self.after_applied);
-        let history = self.history;
-        let work = Work { part, tables, predecessor, history, after_applied, two_phase };
+        let (history, held) = (self.history, self.incoming.held());
+        let work = Work { part, tables, predecessor, history, held, after_applied, two_phase };
         env.dispatch(work, self.progress.outstanding());
     }
 

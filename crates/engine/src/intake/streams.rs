@@ -91,8 +91,8 @@ impl<E: Surroundings> Intake<E> {
                 continue;
             };
             let (predecessor, history, two_phase) = (Lsn::INVALID, None, None);
-            let after_applied = false;
-            let work = Work { part, tables, predecessor, history, after_applied, two_phase };
+            let (held, after_applied) = (None, false);
+            let work = Work { part, tables, predecessor, history, held, after_applied, two_phase };
             self.streams.assign(&next, through, Box::new(work), now);
         }
         self.end_stream(ready.quiet)
@@ -145,8 +145,8 @@ impl<E: Surroundings> Intake<E> {
             }
             let (part, tables, two_phase) = (TransactionPart::end_of(head, end), Vec::new(), None);
             let (predecessor, history) = (self.progress.last_dispatched(), self.history);
-            let after_applied = false;
-            let work = Work { part, tables, predecessor, history, after_applied, two_phase };
+            let (held, after_applied) = (self.incoming.held(), false);
+            let work = Work { part, tables, predecessor, history, held, after_applied, two_phase };
             self.streams.commit(xid, Box::new(work));
         }
         Ok(())

@@ -61,9 +61,9 @@ impl<E: Surroundings> Intake<E> {
             tables.push(table.map_err(IntakeError::Outside)?);
         }
         self.partly_dispatched = part.end_lsn.is_none();
-        let (predecessor, history) = (self.progress.last_dispatched(), None);
+        let (predecessor, history, held) = (self.progress.last_dispatched(), None, None);
         let (after_applied, two_phase) = (false, Some(TwoPhase::Prepare(here)));
-        let work = Work { part, tables, predecessor, history, after_applied, two_phase };
+        let work = Work { part, tables, predecessor, history, held, after_applied, two_phase };
         env.dispatch(work, self.progress.outstanding());
         Ok(())
     }

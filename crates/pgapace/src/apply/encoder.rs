@@ -5,6 +5,7 @@ pub(crate) mod resolution;
 pub(crate) mod sought;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use engine::history::HistoryMark;
@@ -377,6 +378,7 @@ impl Encoder {
             part,
             time,
             history: work.history,
+            held: work.held.clone(),
             commits: Committing { after: predecessor, end, changes, prepared },
             two_phase: work.two_phase.clone(),
         })
@@ -541,6 +543,8 @@ pub(crate) struct Ending {
     time: Option<Timestamp>,
     /// The mark of the publisher's history at its end.
     history: Option<HistoryMark>,
+    /// See [`Work::held`](engine::work::Work::held).
+    held: Option<Arc<[Lsn]>>,
     pub(crate) commits: Committing,
     two_phase: Option<TwoPhase>,
 }
@@ -553,7 +557,7 @@ impl Ending {
         (follows, then): (bool, Then),
         expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
-        let Self { part, time, history, commits, two_phase } = self;
+        let Self { part, time, history, held, commits, two_phase } = self;
         match two_phase {
             None => {}
             Some(TwoPhase::Prepare(prepared)) => {
@@ -575,7 +579,8 @@ impl Ending {
         }
         let Committing { after, end, .. } = commits;
         let statement = if follows { "progress_following" } else { "progress" };
-        let record = RecordParams::new(identity.id, (end, after), identity.epoch, time, history);
+        let record = RecordParams::new(identity.id, (end, after), identity.epoch, time, history)
+            .holding(held.as_deref());
         session
             .queue_bind(statement, record.params().into_iter())
             .map_err(|e| Failure::subscriber(&e, "recording progress"))?;

@@ -504,6 +504,18 @@ pub(crate) fn check_resume(
     Ok(confirmed)
 }
 
+/// The error for a slot that has passed the PREPARE at `prepared`, of which the subscriber has nothing.
+pub(crate) fn has_skipped(name: &str, confirmed: Lsn, prepared: Lsn) -> Failure {
+    let message = format!(
+        "slot \"{name}\" has moved to {confirmed}, but the subscriber lacks the transaction that was prepared at \
+         {prepared}: it would never be applied"
+    );
+    Failure::new(Class::Slot, message).hint(
+        "The subscriber was restored from a backup, or a standby was promoted that lacked its last changes. pgapace \
+         rebase creates a new slot, compares all tables with the publisher's, makes them equal, and goes on.",
+    )
+}
+
 /// Refuses a standby without a slot of its own: the slot is the primary's.
 pub(crate) fn check_promoted(name: &str, slot: Option<&Slot>, in_recovery: bool) -> Result<()> {
     match slot {

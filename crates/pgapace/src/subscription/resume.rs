@@ -178,9 +178,15 @@ impl Supervisor<'_> {
             Some(Until::Lsn(_)) | None => wal_end.flushed,
         };
         let slot_is_two_phase = found.is_some_and(|slot| slot.two_phase);
+        if slot_is_two_phase {
+            two_phase::check_held(control, row, &applied.held, acknowledged)?;
+        }
         let two_phase =
             two_phase::settle(&config, control, source, row, slot_is_two_phase, any_prepared)?;
         let sends_prepared = two_phase || slot_is_two_phase;
+        if !two_phase && !applied.held.is_empty() {
+            progress::forget_held(control, row.id)?;
+        }
         let history = applied.history.as_ref();
         let start = stream_start(acknowledged, needed_from, history, sends_prepared);
         let prepared = two_phase::known(control, row.id, two_phase, any_prepared)?;

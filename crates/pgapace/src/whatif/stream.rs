@@ -189,8 +189,8 @@ impl<'a> Transactions<'a> {
         }
         let predecessor = self.predecessor;
         self.predecessor = part.end_lsn.unwrap_or(predecessor);
-        let (history, after_applied, two_phase) = (None, false, None);
-        Ok(Work { part, tables, predecessor, history, after_applied, two_phase })
+        let (history, held, after_applied, two_phase) = (None, None, false, None);
+        Ok(Work { part, tables, predecessor, history, held, after_applied, two_phase })
     }
 }
 

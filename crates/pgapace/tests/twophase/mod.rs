@@ -6,6 +6,7 @@ mod crashes;
 mod durable;
 mod held;
 mod places;
+mod restored;
 mod synchronous;
 
 use testbed::postgres::Client;

@@ -53,7 +53,8 @@ pub(crate) enum RecordCheck {
 /// The statement that a transaction executes immediately before its COMMIT.
 ///
 /// Parameters: subscription, LSN, predecessor, epoch, the commit time on the publisher (NULL for
-/// idle progress), and the mark of the publisher's history (four columns).
+/// idle progress), the mark of the publisher's history (four columns), and where the prepared
+/// transactions begin that were held (NULL if there were none).
 ///
 /// With `tagged`, the session has a replication origin, and the commit carries the publisher's
 /// commit time. The origin's LSN stays '0/0': since PostgreSQL 16 it also advances when a
@@ -87,17 +88,17 @@ pub(crate) fn record_sql(of: SubscriptionId, tagged: bool, check: RecordCheck) -
     };
     format!(
         "INSERT INTO pgapace.progress (subscription, lsn, predecessor, epoch, source_time, \
-           quiet_from, last_lsn, last_xid, last_time) \
+           quiet_from, last_lsn, last_xid, last_time, held) \
          SELECT {of}, $2, \
            {predecessor}, \
            {epoch}, \
-           $5, $6, $7, $8, $9{tag}"
+           $5, $6, $7, $8, $9, $10{tag}"
     )
 }
 
 /// Types of the parameters of [`record_sql`]: int4, pg_lsn, pg_lsn, int8, timestamptz, pg_lsn,
-/// pg_lsn, int8, timestamptz.
-pub(crate) const RECORD_TYPES: [u32; 9] = [23, 3220, 3220, 20, 1184, 3220, 3220, 20, 1184];
+/// pg_lsn, int8, timestamptz, pg_lsn[].
+pub(crate) const RECORD_TYPES: [u32; 10] = [23, 3220, 3220, 20, 1184, 3220, 3220, 20, 1184, 3221];
 
 /// The binary parameters of [`record_sql`].
 #[derive(Debug)]
@@ -109,6 +110,7 @@ pub(crate) struct RecordParams {
     time: Option<[u8; 8]>,
     quiet_from: Option<[u8; 8]>,
     last: Option<[[u8; 8]; 3]>,
+    held: Option<Vec<u8>>,
 }
 
 impl RecordParams {
@@ -134,10 +136,16 @@ impl RecordParams {
                     last.commit_time.0.to_be_bytes(),
                 ]
             }),
+            held: None,
         }
     }
 
-    pub(crate) fn params(&self) -> [wire::Param<'_>; 9] {
+    /// With the prepared transactions that are held.
+    pub(crate) fn holding(self, held: Option<&[Lsn]>) -> Self {
+        Self { held: held.map(lsn_array), ..self }
+    }
+
+    pub(crate) fn params(&self) -> [wire::Param<'_>; 10] {
         let last = |index: usize| param(self.last.as_ref().map(|last| &last[index]));
         [
             wire::Param::Binary(&self.subscription),
@@ -149,12 +157,26 @@ impl RecordParams {
             last(0),
             last(1),
             last(2),
+            self.held.as_deref().map_or(wire::Param::Null, wire::Param::Binary),
         ]
     }
 }
 
 fn param(value: Option<&[u8; 8]>) -> wire::Param<'_> {
     value.map_or(wire::Param::Null, |value| wire::Param::Binary(value))
+}
+
+/// A value of type `pg_lsn[]` in binary form.
+fn lsn_array(lsns: &[Lsn]) -> Vec<u8> {
+    let length = u32::try_from(lsns.len()).unwrap_or(u32::MAX);
+    // One dimension without NULLs, the type of its values, their number, and the first subscript.
+    let mut bytes: Vec<u8> =
+        [1, 0, RECORD_TYPES[1], length, 1].into_iter().flat_map(u32::to_be_bytes).collect();
+    for lsn in lsns {
+        bytes.extend(8_u32.to_be_bytes());
+        bytes.extend(lsn.as_u64().to_be_bytes());
+    }
+    bytes
 }
 
 /// SQL for the first row of a subscription: changes that commit before `lsn` are not applied.
@@ -174,6 +196,9 @@ pub(crate) struct AppliedStream {
     pub(crate) through: Lsn,
     /// The mark of the publisher's history up to there.
     pub(crate) history: Option<HistoryMark>,
+    /// Where the prepared transactions begin that were held when the last transaction up to there was
+    /// taken. Each has a row in `pgapace.prepared` since, or the publisher must still have its PREPARE.
+    pub(crate) held: Vec<Lsn>,
     /// Ranges applied beyond `through`, in order. Only possible if commits do not keep the
     /// publisher's order.
     pub(crate) beyond: Vec<history::AppliedRange>,
@@ -209,7 +234,7 @@ impl AppliedStream {
 pub(crate) const APPLIED: &str = "\
     SELECT lsn, predecessor, quiet_from, last_lsn, last_xid, \
       (EXTRACT(epoch FROM last_time - '2000-01-01 00:00:00+00'::pg_catalog.timestamptz) \
-        * 1000000)::pg_catalog.int8 \
+        * 1000000)::pg_catalog.int8, pg_catalog.array_to_string(held, ' ') \
     FROM pgapace.progress WHERE subscription = $1::pg_catalog.int4 ORDER BY lsn";
 
 /// Reads the part of the stream that the subscription has applied; `None` without progress rows.
@@ -225,16 +250,17 @@ pub(crate) fn applied(rows: &Rows) -> Result<Option<AppliedStream>> {
     let mut applied: Option<AppliedStream> = None;
     for row in rows.iter() {
         let range = Range { after: field(&row, 1)?, through: field(&row, 0)? };
-        let history = read_mark(&row)?;
+        let (history, held) = (read_mark(&row)?, read_held(&row)?);
         match &mut applied {
             // Earlier rows were removed after everything up to this row was applied and durable.
             None => {
                 let through = range.through;
-                applied = Some(AppliedStream { through, history, beyond: Vec::new() });
+                applied = Some(AppliedStream { through, history, held, beyond: Vec::new() });
             }
             Some(applied) => match applied.beyond.last_mut() {
                 None if range.after == applied.through => {
                     (applied.through, applied.history) = (range.through, history);
+                    applied.held = held;
                 }
                 Some(last) if range.after == last.range.through => {
                     (last.range.through, last.history) = (range.through, history);
@@ -298,6 +324,24 @@ fn read_mark(row: &Row<'_>) -> Result<Option<HistoryMark>> {
         xid: Xid(field(row, 4)?),
         commit_time: Timestamp(field(row, 5)?),
     })))
+}
+
+/// Reads where the held transactions begin from a row.
+fn read_held(row: &Row<'_>) -> Result<Vec<Lsn>> {
+    let lsn = |text: &str| {
+        text.parse().map_err(|_| Failure::internal("a progress row holds something unknown"))
+    };
+    row.get(6).unwrap_or_default().split_whitespace().map(lsn).collect()
+}
+
+/// Drops what the progress says of held transactions, because the publisher sends each at its COMMIT PREPARED.
+pub(crate) fn forget_held(session: &mut Session, id: SubscriptionId) -> Result<()> {
+    let sql = format!(
+        "UPDATE pgapace.progress SET held = NULL WHERE subscription = {} AND held IS NOT NULL",
+        id.0
+    );
+    session.simple(&sql).map_err(|e| Failure::subscriber(&e, "recording progress"))?;
+    Ok(())
 }
 
 /// Drops the mark of the publisher's history if `sent_as` has changed. Then the publisher sends

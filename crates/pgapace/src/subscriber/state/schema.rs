@@ -680,6 +680,10 @@ goes on (begun)'",
 -- two_phase: whether the last run received prepared transactions at their PREPARE. After a rebase another slot does so,
 -- whose predecessor is gone
 ALTER TABLE pgapace.subscription ADD two_phase boolean",
+    "\
+-- held: where the prepared transactions begin of which the subscriber may have nothing yet when the row is written.
+-- Until each has a row in pgapace.prepared, or has ended, the slot must not pass it
+ALTER TABLE pgapace.progress ADD held pg_lsn[]",
 ];
 
 /// How long an upgrade waits for the lock of a table. Then it is tried again later.

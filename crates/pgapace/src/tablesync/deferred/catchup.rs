@@ -229,6 +229,7 @@ impl CatchUpWorker {
             tables,
             predecessor,
             history: None,
+            held: None,
             after_applied: false,
             two_phase: None,
         };
