@@ -184,6 +184,8 @@ impl Surroundings for Outside {
 
     fn lacks_places(&mut self) {}
 
+    fn waits_for_table(&mut self, _prepared: &Prepared, _relation: &RemoteRelation) {}
+
     fn forget_prepared(&mut self, prepared: PreparedHere) {
         self.forgotten.push(prepared);
     }

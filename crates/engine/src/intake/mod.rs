@@ -123,6 +123,10 @@ pub trait Surroundings {
     /// The subscriber has no place for a transaction that is due, which stays held.
     fn lacks_places(&mut self);
 
+    /// A transaction that is due stays held, because its changes of this table are not applied yet: its copy is not
+    /// complete, or has not begun.
+    fn waits_for_table(&mut self, prepared: &Prepared, relation: &RemoteRelation);
+
     /// The note of a transaction that is not prepared on the subscriber is not needed any more.
     fn forget_prepared(&mut self, prepared: Self::Prepared);
 

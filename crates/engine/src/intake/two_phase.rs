@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::{Intake, IntakeError, IntakeResult, PreparedTransaction, Surroundings};
 use crate::history::{HistoryError, HistoryMark};
+use crate::relation::RemoteRelation;
 use crate::transaction::TransactionPart;
 use crate::work::{TwoPhase, Work};
 
@@ -94,12 +95,17 @@ impl<E: Surroundings> Intake<E> {
         let Self { incoming, deferred, progress, .. } = self;
         let received = progress.positions().write;
         let mut due = incoming.take_due(now, |prepared, relations| {
+            // Everything that was received is before its end, and so is what the progress covers.
+            let after = received.max(prepared.end_lsn);
+            let waits = |one: &&Arc<RemoteRelation>| deferred.has(one) || !env.knows(one, after);
+            if let Some(relation) = relations.iter().find(waits) {
+                env.waits_for_table(prepared, relation);
+            }
             // Deferred changes of a table come first: they committed before this transaction ends.
             if relations.iter().any(|relation| deferred.has(relation)) {
                 return Ok(false);
             }
-            // Everything that was received is before its end, and so is what the progress covers.
-            env.may_be_prepared(relations, received.max(prepared.end_lsn))
+            env.may_be_prepared(relations, after)
         })?;
         let room = self.settings.most_prepared.saturating_sub(incoming.prepared_here());
         let mut lacks = room < due.len();
