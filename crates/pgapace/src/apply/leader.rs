@@ -271,8 +271,7 @@ impl<'a> Leader<'a> {
                 }
                 default(sleep) => {}
             }
-            let now = self.now();
-            self.intake.prepare_due(now, &mut self.around)?;
+            self.prepare_due()?;
             self.record_idle();
         }
     }
@@ -417,6 +416,16 @@ impl<'a> Leader<'a> {
     fn pauses(&self) -> bool {
         let may_copy = self.intake.incoming.prepared_here() == 0;
         self.around.table_sync.waits_for_quiet(may_copy)
+    }
+
+    /// Has transactions prepared that have been held for too long. None while a copy is requested, unless commits of
+    /// the publisher wait: the copy begins when those that are prepared have ended, and others would take their
+    /// place.
+    fn prepare_due(&mut self) -> Result<()> {
+        if self.commits_wait() || !self.around.table_sync.has_requests() {
+            self.intake.prepare_due(self.now(), &mut self.around)?;
+        }
+        Ok(())
     }
 
     /// Looks which tables are to be copied while the stream goes on.

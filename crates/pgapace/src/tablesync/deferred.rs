@@ -166,6 +166,11 @@ impl<'a> StreamedTableSync<'a> {
         self.adder.has_yet_to_begin()
     }
 
+    /// Whether copies are requested that have not begun.
+    pub(crate) fn has_requests(&self) -> bool {
+        self.adder.waits_for_quiet()
+    }
+
     /// Whether nothing more is to be received for a moment. `may_copy` is whether a copy on request
     /// could begin then.
     pub(crate) fn waits_for_quiet(&self, may_copy: bool) -> bool {

@@ -78,3 +78,31 @@ fn a_copy_waits_for_transactions_that_are_prepared_and_names_them() {
         case.stop(process);
     });
 }
+
+/// Others are prepared on the publisher all the time. They are held until the copy has begun, and do not keep it from
+/// beginning when those have ended that were prepared on the subscriber before.
+#[test]
+fn a_copy_does_not_wait_for_transactions_that_are_prepared_after_its_request() {
+    on_versions(&[(15, 15), (18, 18)], |mut case: Case| {
+        prepared(&mut case);
+        case.both("CREATE TABLE other (id int PRIMARY KEY)");
+        case.replicate(TABLE);
+        let mut process = case.start();
+        prepare(&case, "one", "INSERT INTO other VALUES (1)");
+        wait_until_prepared(&case, 1);
+        case.tool.finish("resync", &["t"]).expect(0, &[]);
+        must(wait_for_event(&mut process, "copy_waits", PATIENCE));
+        prepare(&case, "two", "INSERT INTO other VALUES (2)");
+        case.publisher.sql("INSERT INTO other VALUES (3)");
+        let applied = "SELECT count(*) FROM other WHERE id = 3";
+        super::wait_until_value(&case, applied, "1");
+        resolve(&case, "COMMIT", "one");
+        must(wait_for_event(&mut process, "table_copy_started", PATIENCE));
+        resolve(&case, "COMMIT", "two");
+        must(wait_for_event(&mut process, "table_caught_up", PATIENCE));
+        case.wait_until_applied(&mut process);
+        case.expect_equal(&["t", "other"]);
+        assert_eq!(prepared_count(&case), "0");
+        case.stop(process);
+    });
+}
