@@ -41,8 +41,7 @@ impl World {
             let ended = one.ended.filter(|(_, end, _)| *end <= *sent);
             let prepared = one.prepare_lsn <= self.farthest.max(*sent);
             held += usize::from(prepared && ended.is_none());
-            let committed = ended.is_some_and(|(_, end, commits)| commits && end > durable);
-            resolving += usize::from(committed);
+            resolving += usize::from(ended.is_some_and(|(_, end, _)| end > durable));
         }
         let counts = [
             ("transactions that are held", incoming.waiting_to_prepare(), held),

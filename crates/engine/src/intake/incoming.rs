@@ -196,7 +196,8 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
             }
             // Before their July 2026 minors, publishers do not send the PREPARE of a transaction that
             // only locked rows. Any other PREPARE would be here: no other client has moved the slot, and
-            // pgapace never acknowledges one before its end is durable.
+            // pgapace never acknowledges one before its end is durable. A subscriber that has gone back to
+            // a state without it is refused at its start, by [`Self::held`].
             Err(AssembleError::UnknownPrepared { gid, xid, lsn })
                 if self.settings.only_reader && !self.absent.contains_key(&xid) =>
             {

@@ -25,6 +25,12 @@
 //! session holds an old snapshot. The durability session deletes old rows; that DELETE is its
 //! synchronous commit.
 //!
+//! The slot may pass the PREPARE of a transaction while the progress stays where it is, because it was
+//! beyond already: the transaction was held. If the subscriber then goes back (a failover, a restored
+//! backup), its progress alone does not tell that the transaction is lost. So a row names the
+//! PREPAREs of which the subscriber may have nothing (`held`), and the next start compares them with the slot
+//! and `pgapace.prepared`.
+//!
 //! With `--preserve-commit-order=false`, a row need not find its predecessor, unless the transactions
 //! were sent in one pipeline. The rows that follow the oldest one without a gap are the low watermark.
 //! Ranges beyond it are skipped after a restart, and the gap ends exactly where the next row begins.
