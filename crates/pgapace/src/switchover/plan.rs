@@ -154,9 +154,19 @@ fn check_way_back(
         return Ok(Vec::new());
     }
     let carried = left_out(sides, tables, (back, returns), problems)?;
-    // Else it worked before, and its remains say that its slot is gone.
+    // One that has ended worked before, and its remains say that its slot is gone.
     if ended_generation(sides.source, &back.name)? == 0 {
-        way_back(sides, (back, roles), problems)?;
+        if record::has_subscription(sides.source, &back.name)? {
+            // What its check advises, such as a rebase, would delete what only the publisher has.
+            problems.push(format!(
+                "the publisher has a subscription {0} already, of an earlier switchover or from another server: \
+                 pgapace drop --keep-slot --name {0} with the servers swapped, if nobody needs it, or choose another \
+                 --back-name",
+                back.name
+            ));
+        } else {
+            way_back(sides, (back, roles), problems)?;
+        }
     }
     Ok(carried)
 }

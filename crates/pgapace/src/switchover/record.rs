@@ -169,6 +169,17 @@ pub(super) fn ended_generation(session: &mut Session, name: &str) -> Result<i64>
     rows.first().map_or(Ok(0), |row| field(&row, 0))
 }
 
+/// Whether this server has the state of a subscription of that name.
+pub(super) fn has_subscription(session: &mut Session, name: &str) -> Result<bool> {
+    if schema::version(session)? == 0 {
+        return Ok(false);
+    }
+    let rows = session
+        .query("SELECT 1 FROM pgapace.subscription WHERE name = $1", &[Some(name)])
+        .map_err(|e| failed(&e))?;
+    Ok(rows.first().is_some())
+}
+
 /// Whether slot `name` belonged to a subscription of that name that a switchover has ended, whose `record` is on
 /// this server. Its other server was away then, so that the slot could not be dropped.
 pub(super) fn is_left_slot(session: &mut Session, name: &str) -> Result<bool> {

@@ -187,3 +187,29 @@ fn a_plan_names_a_subscription_in_the_opposite_direction() {
     switchover(&case.tool, &["--plan"]).expect(0, &[]);
     case.stop(process);
 }
+
+/// What helps an ordinary subscription deletes on the publisher what only that has.
+#[test]
+fn a_plan_advises_no_rebase_of_an_earlier_way_back() {
+    let mut case = two_way_case(18, 18);
+    case.tool.args = vec!["--origin".to_owned(), "none".to_owned()];
+    case.run_until_current();
+    let back = Tool {
+        publisher: case.tool.subscriber.clone(),
+        subscriber: case.tool.publisher.clone(),
+        name: format!("{}_back", case.tool.name),
+        publications: "pgapace_back".to_owned(),
+        args: [&case.tool.args[..], &["--copy-data=false".to_owned()]].concat(),
+    };
+    back.run_until_current();
+    case.subscriber.sql(&format!("SELECT pg_drop_replication_slot('{}')", back.name));
+    let named = format!("the publisher has a subscription {0} already", back.name);
+    let drop = format!("pgapace drop --keep-slot --name {0} with the servers swapped", back.name);
+    case.tool.args.clear();
+    let planned = switchover(&case.tool, &["--plan"]);
+    planned.expect(3, &[&named, &drop, "--back-name"]);
+    assert!(!planned.log.contains("rebase"), "{}", planned.log);
+    back.finish("drop", &["--keep-slot"]).expect(0, &[]);
+    let planned = switchover(&case.tool, &["--plan"]);
+    assert!(!planned.log.contains(&named), "{}", planned.log);
+}
