@@ -24,8 +24,8 @@ fn the_service_file_is_read_again() {
     write("-cwork_mem=5MB");
     let log = case.log_file("run");
     let program = pgapace("run")
-        .args(&["--publisher", &case.tool.publisher, "--subscriber", "service=subscriber"])
-        .args(&["--publication", "pub", "--name", &case.tool.name])
+        .args(["--publisher", &case.tool.publisher, "--subscriber", "service=subscriber"])
+        .args(["--publication", "pub", "--name", &case.tool.name])
         .env("PGSERVICEFILE", &services);
     let mut run = must(program.spawn_logged(log));
     wait_for(&mut run, "streaming", 1);
