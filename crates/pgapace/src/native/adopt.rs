@@ -86,8 +86,17 @@ pub(super) fn attempt(
         step: Step::Disabled,
     };
     disable(control, &adoption)?;
-    let done = wait_for_end(control, source, &adoption, request.patience, shutdown)
-        .and_then(|()| take_slot(control, source, (&adoption, unproven), handed));
+    let begun = Instant::now();
+    let done = loop {
+        let ended = wait_for_end(control, source, &adoption, request.patience, shutdown);
+        let unproven = unproven.clone();
+        match ended.and_then(|()| take_slot(control, source, (&adoption, unproven), handed)) {
+            Ok(Some(plan)) => break Ok(plan),
+            Ok(None) if begun.elapsed() < request.patience => {}
+            Ok(None) => break Err(worker_started()),
+            Err(failure) => break Err(failure),
+        }
+    };
     done.map_err(
         |failure| {
             if control.is_broken() { failure } else { undone(control, failure, &adoption) }
@@ -229,15 +238,21 @@ fn wait_for_end(
     Ok(())
 }
 
-/// Takes the slot from the native subscription and records its position, in one transaction.
+fn worker_started() -> Failure {
+    Failure::new(Class::Busy, "workers of the native subscription start again and again")
+        .hint("Run pgapace adopt again, while nobody else alters the native subscription.")
+}
+
+/// Takes the slot from the native subscription and records its position, in one transaction. `None` if a worker has
+/// started meanwhile: the launcher may have read the subscription before it was disabled. Such a worker ends by itself.
 fn take_slot(
     control: &mut Session,
     source: &mut Session,
     adopted: (&Adoption, Option<String>),
     handed: &mut Option<Plan>,
-) -> Result<Plan> {
+) -> Result<Option<Plan>> {
     let done = try_take_slot(control, source, adopted, handed);
-    if done.is_err() && !control.is_broken() {
+    if !matches!(done, Ok(Some(_))) && !control.is_broken() {
         let doing = "rolling back the adoption";
         control.simple("ROLLBACK").map_err(|e| Failure::subscriber(&e, doing))?;
     }
@@ -249,7 +264,7 @@ fn try_take_slot(
     source: &mut Session,
     (adoption, unproven): (&Adoption, Option<String>),
     handed: &mut Option<Plan>,
-) -> Result<Plan> {
+) -> Result<Option<Plan>> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "taking the native subscription over");
     // It locks the subscription: from here on no other session can alter it.
     let begin = format!("BEGIN; {} SET (slot_name = NONE)", alter(&adoption.native_name));
@@ -272,11 +287,7 @@ fn try_take_slot(
         return Err(failure);
     }
     if !facts.workers.is_empty() {
-        return Err(Failure::new(
-            Class::Busy,
-            "a worker of the native subscription started meanwhile",
-        )
-        .hint("Run pgapace adopt again, while nobody else alters the native subscription."));
+        return Ok(None);
     }
     let origin = durable_position(control, adoption.native)?;
     let state = usable_slot(source, &adoption.slot)?;
@@ -333,7 +344,7 @@ fn try_take_slot(
         tables = plan.tables,
         "native subscription was adopted"
     );
-    Ok(plan)
+    Ok(Some(plan))
 }
 
 /// Records the tables that both sides know, as ready, each with its sync LSN.
