@@ -239,7 +239,7 @@ pub struct Pacing {
     pub side_by_side_measurement: Duration,
     /// How long they go side by side, while that is faster, before their pipeline is measured again.
     ///
-    /// That takes as long as all that is assigned to the pipeline meanwhile.
+    /// That measurement takes long: the pipeline first executes everything that it is assigned.
     pub side_by_side: Duration,
     /// Small transactions between two that must be committed alone, at most, for which it is better to be committed alone
     /// as well. They must have no more than [`few_changes`](Self::few_changes) together.

@@ -45,7 +45,7 @@ impl Limit {
     }
 }
 
-/// What a subscription needs of a limit, of which its file's others need something too.
+/// How much of a limit a subscription needs. Other subscriptions of the same file may need the same limit.
 #[derive(Debug)]
 pub(super) struct LimitNeed {
     pub(super) side: Side,
@@ -87,7 +87,7 @@ pub(crate) fn add_up(reports: &mut [Report]) {
             .map(|(_, need)| need)
             .filter(|other| other.is_same(need))
             .collect();
-        // What one needs alone, its own finding says.
+        // The subscription has a finding of its own where it alone needs too much.
         if all.len() > 1
             && let Some((severity, message, fix)) = short(&all)
         {
@@ -96,7 +96,7 @@ pub(crate) fn add_up(reports: &mut [Report]) {
     }
 }
 
-/// What a limit lacks for all of these needs of it.
+/// The finding if a limit is too low for all of these needs.
 fn short(all: &[&LimitNeed]) -> Option<(Severity, String, Fix)> {
     let first = all.first()?;
     let with_workers = all.iter().filter(|need| need.workers[1] > 0).count();

@@ -127,7 +127,7 @@ pub(crate) struct Report {
     pub(crate) unreachable: Option<Failure>,
     /// If the subscription tags as far as origins are left.
     pub(super) origins: Option<OriginNeed>,
-    /// What the subscription needs of limits of both servers.
+    /// How much of the limits of both servers the subscription needs.
     pub(super) limits: Vec<LimitNeed>,
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct HandOverArgs {
 
 const POLL: Duration = Duration::from_millis(20);
 
-/// What a second signal leaves, if the subscriber does not answer.
+/// The state after a second signal, if the subscriber does not answer.
 const LEFT: &str =
     "the second signal ends the process; the one that runs the subscription may still give it up";
 

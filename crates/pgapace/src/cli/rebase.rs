@@ -60,7 +60,7 @@ pub(crate) fn run(args: &RebaseArgs) -> Result<()> {
     Ok(())
 }
 
-/// What a rebase has found, before it changes anything.
+/// The facts that a rebase reads before it changes anything.
 struct Found {
     system: SystemIdentity,
     slot: Option<Slot>,

@@ -16,7 +16,7 @@ use crate::subscriber::session::Subscriber;
 /// These complete "stopped during …".
 const CONNECTING: &str = "connecting";
 const DOING: &str = "the release";
-/// What a second signal leaves, if a server does not answer.
+/// The state after a second signal, if a server does not answer.
 const LEFT: &str = "the second signal ends the process; pgapace release again hands the subscription back, or says that \
                     there is no such subscription any more";
 

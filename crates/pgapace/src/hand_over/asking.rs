@@ -30,17 +30,9 @@ pub(crate) fn ask(
     patience: Duration,
     stopping: &dyn Fn() -> bool,
 ) -> Result<Asked> {
-    let asked = ask_for(control, row, Request::HandOver, patience, stopping);
-    match asked {
-        Ok(asked) => row::delete(control, row.id).map(|()| asked),
-        Err(failure) => {
-            // Else the process could obey after the verb has reported a failure.
-            if !control.is_broken() {
-                row::delete(control, row.id)?;
-            }
-            Err(failure)
-        }
-    }
+    let asked = ask_or_withdraw(control, row, Request::HandOver, patience, stopping)?;
+    row::delete(control, row.id)?;
+    Ok(asked)
 }
 
 /// Asks it to stand aside for as long as the session lasts. Waits until it does. It fails as stopped when `stopping`.
@@ -50,7 +42,18 @@ pub(crate) fn ask_to_stand_aside(
     patience: Duration,
     stopping: &dyn Fn() -> bool,
 ) -> Result<Asked> {
-    let asked = ask_for(control, row, Request::StandAside, patience, stopping);
+    ask_or_withdraw(control, row, Request::StandAside, patience, stopping)
+}
+
+/// Withdraws the request after a failure. Else the process could obey after the verb has reported that failure.
+fn ask_or_withdraw(
+    control: &mut Session,
+    row: &Subscription,
+    request: Request,
+    patience: Duration,
+    stopping: &dyn Fn() -> bool,
+) -> Result<Asked> {
+    let asked = ask_for(control, row, request, patience, stopping);
     if asked.is_err() && !control.is_broken() {
         row::delete(control, row.id)?;
     }

@@ -26,7 +26,7 @@ pub(crate) fn line(text: &str) {
     ERRORS.send(format!("{text}\n").as_bytes());
 }
 
-/// Draws on a terminal. What is drawn while that takes nothing is not worth keeping.
+/// Draws on a terminal. If the terminal takes nothing, the drawing is dropped: a later one replaces it.
 pub(super) fn draw(text: &str) {
     ERRORS.draw(text.as_bytes());
 }

@@ -3,7 +3,7 @@
 //! A reader may stop: a terminal after Ctrl-S, or a log collector that hangs. A write then takes as long as the reader
 //! likes, and apply must not lag because of that, nor a switchover keep writes stopped. So a thread of its own writes,
 //! and a line waits for it only for a moment. In ordinary times that is enough: a line is there whatever ends the process
-//! next. What cannot be written is kept up to a limit; behind that, it is counted.
+//! next. Lines that cannot be written are kept up to a limit; further ones are dropped and counted.
 
 use std::cell::Cell;
 use std::collections::VecDeque;

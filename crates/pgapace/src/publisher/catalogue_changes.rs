@@ -41,7 +41,7 @@ pub(super) fn before(session: &mut Session) -> Result<u64> {
 }
 
 /// The same as [`since`] for a slot that others have created, and that nothing has read yet: its catalog_xmin is no later
-/// than the snapshot from before would be. What was changed after the creation is found too.
+/// than the snapshot from before would be. It also shows the tables that were changed after the creation.
 pub(super) fn since_slot(session: &mut Session, name: &str) -> Result<Option<Changed>> {
     let sql = format!(
         "SELECT n.next - ((n.next - s.catalog_xmin::pg_catalog.text::pg_catalog.int8) & 4294967295) \

@@ -157,7 +157,7 @@ fn check_way_back(
     // One that has ended worked before, and its remains say that its slot is gone.
     if ended_generation(sides.source, &back.name)? == 0 {
         if record::has_subscription(sides.source, &back.name)? {
-            // What its check advises, such as a rebase, would delete what only the publisher has.
+            // `check` advises to rebase such a subscription, which would delete rows that only the publisher has.
             problems.push(format!(
                 "the publisher has a subscription {0} already, of an earlier switchover or from another server: \
                  pgapace drop --keep-slot --name {0} with the servers swapped, if nobody needs it, or choose another \

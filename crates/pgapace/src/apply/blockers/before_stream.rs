@@ -21,7 +21,7 @@ struct LockWait {
     blockers: Vec<Blocker>,
 }
 
-/// Who blocks the run now.
+/// The sessions that block the run now.
 pub(crate) fn now(session: &mut Session, id: SubscriptionId) -> Result<Vec<BlockerNow>> {
     let mut shown = Vec::new();
     for LockWait { pid, name, blockers } in waits(session, id)? {

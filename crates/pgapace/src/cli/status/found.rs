@@ -1,4 +1,4 @@
-//! Which of the subscriptions that a verb was asked for exist.
+//! Finds the subscriptions that a verb was asked for, and names those that do not exist.
 
 use crate::cli::output;
 use crate::cli::status::collect::{Status, StatusReader};
