@@ -283,7 +283,7 @@ mod tests {
         for _ in 0..100 {
             assert_eq!(part_side_by_side(&mut one, [80, 210], 1), 0.0);
             let (at, run) = (one.ended_at, one.run());
-            one.ended(at, run, at + Duration::from_millis(150));
+            one.ended(at, run, at + Duration::from_millis(400));
         }
     }
 
