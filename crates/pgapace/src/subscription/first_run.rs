@@ -306,9 +306,7 @@ impl Supervisor<'_> {
         }
         let tables = publication::read_contents(source, context.publications)?.tables;
         let mut known = tables.clone();
-        if context.schema_copied {
-            leave_out_missing(control, &mut known)?;
-        }
+        leave_out_missing(control, &mut known)?;
         set_sync_lsns(control, context.owner(), &known, start)?;
         Ok(tables)
     }
@@ -445,9 +443,7 @@ impl Supervisor<'_> {
         if !context.copy_data {
             // Tables whose copy was requested are copied beside the stream.
             left.retain(|table| !states.get(&table.name).is_some_and(|state| state.copy_wanted));
-            if context.schema_copied {
-                leave_out_missing(control, &mut left)?;
-            }
+            leave_out_missing(control, &mut left)?;
             set_sync_lsns(control, context.owner(), &left, applied.highest())?;
             return Ok(published);
         }

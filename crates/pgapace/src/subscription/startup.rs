@@ -96,7 +96,6 @@ pub(super) fn sync_context<'a>(
         options: config.copy().rebasing(row.rebasing),
         indexes_after: config.indexes_after,
         kind: CopyKind::First,
-        schema_copied: row.schema_copy.is_some(),
         shutdown,
         board: Some(board),
         watch: None,

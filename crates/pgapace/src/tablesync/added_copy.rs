@@ -59,7 +59,6 @@ impl AddedCopy {
             // Apply workers must never wait for a lock of a copy.
             indexes_after: false,
             kind: CopyKind::BesideStream,
-            schema_copied: false,
             shutdown: &self.ended,
             board: self.board.as_ref(),
             watch: Some(&self.watch),

@@ -78,8 +78,6 @@ pub(crate) struct SyncContext<'a> {
     /// until then.
     pub(crate) indexes_after: bool,
     pub(crate) kind: CopyKind,
-    /// Whether `--copy-schema` creates the first tables.
-    pub(crate) schema_copied: bool,
     /// A copy stops as soon as this is requested.
     pub(crate) shutdown: &'a Shutdown,
     /// Where the progress is shown.
@@ -138,8 +136,9 @@ pub(crate) fn check_first_subscribers(
     }
 }
 
-/// Leaves out tables that the subscriber lacks although `--copy-schema` has created its tables: the publisher has got them
-/// since. They have no state, and so are added beside the stream, as tables that the publisher gets later.
+/// Leaves out tables that the subscriber lacks: the publisher has got them since the first tables were checked or created,
+/// or somebody has dropped them on the subscriber. They are added beside the stream, as tables that the publisher gets
+/// later: there they are blocked until they exist, and keep no other table from anything.
 pub(crate) fn leave_out_missing(
     session: &mut Session,
     tables: &mut Vec<PublishedTable>,
@@ -147,6 +146,25 @@ pub(crate) fn leave_out_missing(
     let found = subscriber_tables::read(session, tables)?;
     let mut exists = found.iter().map(Option::is_some);
     tables.retain(|_| exists.next() == Some(true));
+    Ok(())
+}
+
+/// Leaves out the same tables before the first copy, and new ones, which have no state, that cannot be copied.
+fn leave_out_new(
+    session: &mut Session,
+    tables: &mut Vec<PublishedTable>,
+    states: &RelationsByName,
+    policy: IfNotEmpty,
+) -> Result<()> {
+    let is_new = |table: &PublishedTable| !states.contains_key(&table.name);
+    let found =
+        subscriber_tables::fit(session, tables, |table, _| policy.refuses() && is_new(table))?;
+    let mut found = found.into_iter();
+    tables.retain(|table| match found.next() {
+        Some(Err(Obstacle::Absent)) => false,
+        Some(Err(Obstacle::Unfit(_) | Obstacle::NotEmpty)) => !is_new(table),
+        Some(Ok(_)) | None => true,
+    });
     Ok(())
 }
 
@@ -300,8 +318,8 @@ fn pending(
 ) -> Result<Vec<(PublishedTable, Option<RelationState>)>> {
     let mut states = state::relations_by_name(control, context.id)?;
     let mut tables: Vec<_> = published.iter().filter(|table| wanted(table)).cloned().collect();
-    if context.schema_copied {
-        leave_out_missing(control, &mut tables)?;
+    if !context.is_beside_stream() {
+        leave_out_new(control, &mut tables, &states, context.options.if_not_empty)?;
     }
     let pending = tables.into_iter().filter_map(|table| {
         let state = states.remove(&table.name);

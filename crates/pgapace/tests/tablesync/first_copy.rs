@@ -13,14 +13,14 @@ use crate::tablesync::while_streaming::{holder, wait_for_a_waiter};
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
 /// Starts `run`, and waits until one of its sessions waits for a lock on the subscriber.
-fn start_into_lock(case: &Case) -> Process {
+pub(super) fn start_into_lock(case: &Case) -> Process {
     let mut process = case.tool.start(case.log_file("first"));
     wait_for_a_waiter(case, &mut process, "relation");
     process
 }
 
 /// The server would otherwise finish the statements that it has received.
-fn kill(case: &Case, mut process: Process) {
+pub(super) fn kill(case: &Case, mut process: Process) {
     must(process.kill9());
     let sessions = "SELECT count(*) FROM pg_stat_activity \
                     WHERE datname = current_database() AND application_name LIKE 'pgapace%'";

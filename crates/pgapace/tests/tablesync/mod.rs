@@ -8,6 +8,7 @@ pub(crate) mod catching_up;
 mod emptying;
 mod failures;
 mod first_copy;
+mod first_copy_interrupted;
 mod first_settings;
 mod foreign_keys;
 mod indexes;
