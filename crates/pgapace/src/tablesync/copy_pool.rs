@@ -29,6 +29,7 @@ use crate::tablesync::queue::Queue;
 use crate::tablesync::scaling::CopyScaling;
 use crate::tablesync::snapshot::{self, Snapshot};
 use crate::tablesync::table_state::{Begun, Complete};
+use crate::tablesync::truncated::{ChangedCopy, ChangedTable};
 use crate::tablesync::{SyncContext, is_of_its_tables};
 
 const TICK: Duration = Duration::from_millis(100);
@@ -38,8 +39,8 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 /// The result of a copy.
 #[derive(Debug, Default)]
 pub(super) struct CopyOutcome {
-    /// Why tables must be copied again under another snapshot.
-    pub(super) again: Vec<Failure>,
+    /// Tables that have changed since the snapshot.
+    pub(super) changed: Vec<ChangedTable>,
     /// Added tables that cannot be copied. For the first tables, that is an error.
     pub(super) failed: Vec<(TableName, Failure)>,
 }
@@ -137,7 +138,8 @@ struct CopyFailures {
     open: Option<Failure>,
     /// At most one failure per table, with the table's index.
     tables: Vec<(usize, Failure)>,
-    changed: Vec<Failure>,
+    /// Likewise.
+    changed: Vec<(usize, Failure)>,
     /// Tables that are not copied any further.
     abandoned: FxHashSet<usize>,
     /// Tables whose indexes stay in place while they are copied.
@@ -304,7 +306,13 @@ impl Pool<'_> {
             .chain(unopened)
             .map(|(table, failure)| (name(table), failure))
             .collect();
-        Ok(CopyOutcome { again: failures.changed, failed })
+        let changed = failures.changed.into_iter().map(|(table, failure)| {
+            let Item { published, generation, .. } = &self.items[table];
+            let (table, is_split) = (published.clone(), self.items[table].is_split());
+            let copy = Some(ChangedCopy { table, generation: *generation, is_split });
+            ChangedTable { failure, copy }
+        });
+        Ok(CopyOutcome { changed: changed.collect(), failed })
     }
 
     /// Runs one worker until the queue is empty. The coordinator waits until all `_alive` are
@@ -508,7 +516,7 @@ impl Pool<'_> {
                 let known = !failures.abandoned.insert(table);
                 match trouble {
                     _ if known => {}
-                    JobFailure::Changed(failure) => failures.changed.push(failure),
+                    JobFailure::Changed(failure) => failures.changed.push((table, failure)),
                     JobFailure::Table(failure)
                     | JobFailure::Indexes(failure)
                     | JobFailure::Run(failure) => {

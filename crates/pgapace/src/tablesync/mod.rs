@@ -26,6 +26,7 @@ pub(crate) mod slot_wait;
 mod snapshot;
 pub(crate) mod subscriber_tables;
 pub(crate) mod table_state;
+mod truncated;
 
 use engine::table_name::TableName;
 use pgoutput::Lsn;
@@ -56,6 +57,7 @@ use crate::subscriber::state::{
 };
 use crate::tablesync::emptying::{Emptied, TruncateDecision};
 use crate::tablesync::subscriber_tables::{Obstacle, SubscriberTable};
+use crate::tablesync::truncated::ChangedTable;
 
 /// How many snapshots are tried for tables that change while they are copied.
 const SNAPSHOTS: usize = 10;
@@ -221,7 +223,8 @@ pub(crate) fn copy_tables(
     mut first: Option<(Snapshot, &mut Session)>,
     wanted: &dyn Fn(&PublishedTable) -> bool,
 ) -> Result<Vec<PublishedTable>> {
-    let mut reasons = Vec::new();
+    let mut changed = Vec::new();
+    let mut whole = FxHashSet::default();
     for _ in 0..SNAPSHOTS {
         let mut holder = None;
         let (snapshot, publisher) = match first.take() {
@@ -233,27 +236,34 @@ pub(crate) fn copy_tables(
         };
         let sessions = [publisher.cancel_handle(), control.cancel_handle()];
         let mut published = Vec::new();
-        reasons = interruptible(context.shutdown, &sessions, "table sync", || {
+        changed = interruptible(context.shutdown, &sessions, "table sync", || {
             published = publication::tables(publisher, context.publications)?;
             let pending = pending(control, context, &published, wanted)?;
-            copy_pending(context, control, publisher, &snapshot, pending)
+            let changed = copy_pending(context, control, publisher, &snapshot, pending, &whole)?;
+            let slot = snapshot.temporary_slot();
+            snapshot.release(publisher)?;
+            match slot {
+                Some(slot) => truncated::complete(context, control, publisher, &slot, changed),
+                None => Ok(changed),
+            }
         })?;
-        snapshot.release(publisher)?;
-        if reasons.is_empty() {
+        if changed.is_empty() {
             let mut of = published.clone();
             of.retain(|table| !context.is_beside_stream() || wanted(table));
             set_sequences(context, control, publisher, &of)?;
             return Ok(published);
         }
-        for reason in &reasons {
+        // Nothing can come between the parts of a table that has only one.
+        whole.extend(changed.iter().filter_map(ChangedTable::split).cloned());
+        for ChangedTable { failure, .. } in &changed {
             tracing::info!(
                 event = "table_copy_repeated",
-                reason = reason.message,
+                reason = failure.message,
                 "table is copied again under another snapshot"
             );
         }
     }
-    let last = reasons.into_iter().next();
+    let last = changed.into_iter().next().map(|changed| changed.failure);
     Err(last.unwrap_or_else(|| Failure::internal("nothing was left to copy")).hint(
         "Tables were truncated, rewritten, replaced or altered repeatedly while they were copied. \
          Copied tables stay: start pgapace again when the others no longer change.",
@@ -329,13 +339,15 @@ fn pending(
     Ok(pending.collect())
 }
 
+/// Copies tables, those of `whole` in one part. Returns those that have changed since the snapshot.
 fn copy_pending(
     context: SyncContext<'_>,
     control: &mut Session,
     publisher: &mut Session,
     snapshot: &Snapshot,
     pending: Vec<(PublishedTable, Option<RelationState>)>,
-) -> Result<Vec<Failure>> {
+    whole: &FxHashSet<TableName>,
+) -> Result<Vec<ChangedTable>> {
     if pending.is_empty() {
         return Ok(Vec::new());
     }
@@ -362,16 +374,18 @@ fn copy_pending(
             .enumerate()
             .partition(|(i, _)| filled.contains(i));
         let filled: Vec<_> = filled.into_iter().map(|(_, (published, _))| published).collect();
-        let mut again = if context.is_beside_stream() {
+        let again = if context.is_beside_stream() {
             rebase_added(context, control, snapshot, &filled)?
         } else {
             rebase::tables(context, control, snapshot, &filled)?
         };
-        let (published, subscribers) = empty.into_iter().map(|(_, table)| table).unzip();
-        again.extend(copy_fitting(context, control, publisher, snapshot, published, subscribers)?);
-        return Ok(again);
+        let tables = empty.into_iter().map(|(_, table)| table).collect();
+        let mut changed = copy_fitting(context, control, publisher, snapshot, tables, whole)?;
+        changed.extend(again.into_iter().map(ChangedTable::compared));
+        return Ok(changed);
     }
-    copy_fitting(context, control, publisher, snapshot, published, subscribers)
+    let tables = published.into_iter().zip(subscribers).collect();
+    copy_fitting(context, control, publisher, snapshot, tables, whole)
 }
 
 /// Compares added tables one by one, because only the tables that cannot be compared are blocked.
@@ -400,12 +414,13 @@ fn copy_fitting(
     control: &mut Session,
     publisher: &mut Session,
     snapshot: &Snapshot,
-    published: Vec<PublishedTable>,
-    subscribers: Vec<SubscriberTable>,
-) -> Result<Vec<Failure>> {
-    if published.is_empty() {
+    tables: Vec<(PublishedTable, SubscriberTable)>,
+    whole: &FxHashSet<TableName>,
+) -> Result<Vec<ChangedTable>> {
+    if tables.is_empty() {
         return Ok(Vec::new());
     }
+    let subscribers: Vec<_> = tables.iter().map(|(_, subscriber)| subscriber.clone()).collect();
     let mut empty_now = vec![true; subscribers.len()];
     match context.options.if_not_empty {
         IfNotEmpty::Refuse | IfNotEmpty::Truncate | IfNotEmpty::Rebase => {}
@@ -417,7 +432,6 @@ fn copy_fitting(
     }
     let keys: Vec<_> = subscribers.iter().map(|table| table.name.clone()).collect();
     let shared = other_subscriptions::read(control, context.subscription, &keys)?;
-    let tables = published.into_iter().zip(subscribers).collect();
     let mut items =
         plan::items(publisher, tables, context.options.binary, Servers::of(publisher, control))?;
     if context.indexes_after {
@@ -430,15 +444,16 @@ fn copy_fitting(
     let is_split = |index| {
         !context.options.keeps_rows()
             && !shared.contains_key(&index)
+            && !whole.contains(&keys[index])
             && !order.refers_to_itself(index)
     };
     for (_, item) in items.iter_mut().enumerate().filter(|(index, _)| is_split(*index)) {
         item.split(context.options.split_size);
     }
-    let copy_pool::CopyOutcome { again, failed } =
+    let copy_pool::CopyOutcome { changed, failed } =
         copy_pool::copy(context, control, publisher, snapshot, items, &order)?;
     block(control, context.owner(), &failed, None)?;
-    Ok(again)
+    Ok(changed)
 }
 
 /// Returns the tables if all of them can be copied. Removes rows of an earlier copy.

@@ -18,12 +18,21 @@ use crate::tablesync::slot_wait::SlotWait;
 pub(crate) struct Snapshot {
     name: String,
     pub(crate) lsn: Lsn,
+    /// The name of the temporary slot that was created for it.
+    temporary: Option<String>,
+}
+
+/// A temporary slot, and the LSN of the snapshot with which it was created.
+#[derive(Debug)]
+pub(super) struct TemporarySlot {
+    pub(super) name: String,
+    pub(super) snapshot_lsn: Lsn,
 }
 
 impl Snapshot {
     /// The snapshot of the subscription's slot, held by the session that created the slot.
     pub(crate) fn of_slot(created: &CreatedSlot) -> Self {
-        Self { name: created.snapshot.clone(), lsn: created.consistent_point }
+        Self { name: created.snapshot.clone(), lsn: created.consistent_point, temporary: None }
     }
 
     /// The name under which other sessions import it.
@@ -39,11 +48,12 @@ impl Snapshot {
         let _told = SlotWait::watch(publisher, subscription, &holder);
         let sessions = [holder.cancel_handle()];
         // Waits for running transactions on the publisher.
-        let created = interruptible(shutdown, &sessions, "table sync", || {
+        let (name, created) = interruptible(shutdown, &sessions, "table sync", || {
             let name = slot::temporary_name(&mut holder, id)?;
-            slot::create(&mut holder, &name, slot::Kind::Temporary)
+            let created = slot::create(&mut holder, &name, slot::Kind::Temporary)?;
+            Ok((name, created))
         })?;
-        Ok((Self::of_slot(&created), holder))
+        Ok((Self { temporary: Some(name), ..Self::of_slot(&created) }, holder))
     }
 
     /// Opens a session that reads under the snapshot. An ordinary session is enough; it uses no
@@ -52,6 +62,12 @@ impl Snapshot {
         let mut session = publisher.connect_to_look()?;
         self.import(&mut session)?;
         Ok(session)
+    }
+
+    /// The temporary slot that was created for it, which stays until its session ends.
+    pub(super) fn temporary_slot(&self) -> Option<TemporarySlot> {
+        let name = self.temporary.clone()?;
+        Some(TemporarySlot { name, snapshot_lsn: self.lsn })
     }
 
     /// Releases the snapshot: no session can import it any more.

@@ -24,6 +24,7 @@ mod schema;
 mod slot;
 mod subscriber_locks;
 mod truncate;
+mod truncated_while_copied;
 mod two_way;
 mod unblocked;
 pub(crate) mod while_streaming;
