@@ -215,6 +215,9 @@ fn refuse_filled(
 /// `first`, whose session holds it and is released, and other snapshots for tables that changed
 /// since. Returns the published tables.
 ///
+/// First tables that have changed under all of these snapshots keep the others from nothing: they are copied beside the
+/// stream, as tables that are added.
+///
 /// The publications are read after the snapshot was created. Creating it waits for running
 /// transactions on the publisher, and a column that one of them adds and fills belongs to the copy.
 pub(crate) fn copy_tables(
@@ -225,7 +228,7 @@ pub(crate) fn copy_tables(
 ) -> Result<Vec<PublishedTable>> {
     let mut changed = Vec::new();
     let mut whole = FxHashSet::default();
-    for _ in 0..SNAPSHOTS {
+    for snapshots in 1..=SNAPSHOTS {
         let mut holder = None;
         let (snapshot, publisher) = match first.take() {
             Some(first) => first,
@@ -243,11 +246,18 @@ pub(crate) fn copy_tables(
             let slot = snapshot.temporary_slot();
             snapshot.release(publisher)?;
             match slot {
-                Some(slot) => truncated::complete(context, control, publisher, &slot, changed),
+                Some(slot) => {
+                    let servers = (&mut *control, &mut *publisher);
+                    truncated::complete(context, servers, &slot, changed, snapshots)
+                }
                 None => Ok(changed),
             }
         })?;
-        if changed.is_empty() {
+        let added_later = snapshots == SNAPSHOTS && may_be_added_later(context, &changed);
+        if added_later {
+            changed.iter().for_each(ChangedTable::log_added_later);
+        }
+        if changed.is_empty() || added_later {
             let mut of = published.clone();
             of.retain(|table| !context.is_beside_stream() || wanted(table));
             set_sequences(context, control, publisher, &of)?;
@@ -268,6 +278,12 @@ pub(crate) fn copy_tables(
         "Tables were truncated, rewritten, replaced or altered repeatedly while they were copied. \
          Copied tables stay: start pgapace again when the others no longer change.",
     ))
+}
+
+/// Whether first tables that have changed may be copied beside the stream. One that was compared may not: a rebase is over
+/// with the first tables.
+fn may_be_added_later(context: SyncContext<'_>, changed: &[ChangedTable]) -> bool {
+    !context.is_beside_stream() && changed.iter().all(|changed| changed.copy.is_some())
 }
 
 /// Sets the sequences to their current values, because sequences are not transactional. With the first

@@ -34,9 +34,10 @@ use crate::tablesync::SyncContext;
 use crate::tablesync::snapshot::TemporarySlot;
 use crate::tablesync::table_state::Complete;
 
-/// Bytes of WAL behind the snapshot that are decoded at most. If there are more, the next snapshot has fewer: only tables
-/// that have changed are copied under it.
-const DECODED_BYTES: u64 = 256 << 20;
+/// Bytes of WAL behind the first snapshot that are decoded at most. If there are more, the next snapshot has fewer: only
+/// tables that have changed are copied under it. Behind each next one, four times as many are decoded: the transaction of
+/// the TRUNCATE may be large.
+const DECODED_BYTES: u64 = 64 << 20;
 
 /// A table that has changed since the snapshot of its copy.
 #[derive(Debug)]
@@ -62,6 +63,16 @@ impl ChangedTable {
         Self { failure, copy: None }
     }
 
+    /// Logs that its copy is left to the time when others stream.
+    pub(super) fn log_added_later(&self) {
+        tracing::warn!(
+            event = "table_added_later",
+            table = self.copy.as_ref().map(|copy| copy.table.name.to_string()),
+            reason = self.failure.message,
+            "table changed under each snapshot of the first copy; it is copied while the others stream"
+        );
+    }
+
     /// Its name, if some parts of it may be copied.
     pub(super) fn split(&self) -> Option<&TableName> {
         self.copy.as_ref().filter(|copy| copy.is_split).map(|copy| &copy.table.name)
@@ -69,13 +80,13 @@ impl ChangedTable {
 }
 
 /// Completes those of the tables that need no copy, because a TRUNCATE of them follows the snapshot of the slot. Returns
-/// the others. The session holds the slot.
+/// the others. The publisher's session holds the slot, which is that of so many `snapshots`.
 pub(super) fn complete(
     context: SyncContext<'_>,
-    control: &mut Session,
-    publisher: &mut Session,
+    (control, publisher): (&mut Session, &mut Session),
     slot: &TemporarySlot,
     changed: Vec<ChangedTable>,
+    snapshots: usize,
 ) -> Result<Vec<ChangedTable>> {
     // Rows of a part would be in the way of the transaction with the TRUNCATE. The next copy removes them.
     let is_whole = |changed: &&ChangedTable| changed.copy.as_ref().is_some_and(|c| !c.is_split);
@@ -84,7 +95,8 @@ pub(super) fn complete(
     if oids.is_empty() {
         return Ok(changed);
     }
-    let truncated = match truncates(context, publisher, slot, &oids) {
+    let bytes = (1..snapshots).fold(DECODED_BYTES, |bytes, _| bytes.saturating_mul(4));
+    let truncated = match truncates(context, publisher, (slot, bytes), &oids) {
         Ok(truncated) => truncated,
         Err(failure) if failure.sqlstate.is_some() && !publisher.is_broken() => {
             tracing::debug!(%failure, "cannot look for a TRUNCATE behind a snapshot");
@@ -113,19 +125,20 @@ pub(super) fn complete(
     Ok(left)
 }
 
-/// The position of the last TRUNCATE of each of these tables that the publisher sends behind the snapshot of the slot.
+/// The position of the last TRUNCATE of each of these tables that the publisher sends behind the snapshot of the slot; none
+/// if it has more `bytes` of WAL behind it.
 ///
 /// A transaction that was seen to have rewritten a table is in the WAL that can be decoded: one that removes files is
 /// flushed before its locks end.
 fn truncates(
     context: SyncContext<'_>,
     publisher: &mut Session,
-    slot: &TemporarySlot,
+    (slot, bytes): (&TemporarySlot, u64),
     oids: &[u32],
 ) -> Result<FxHashMap<u32, Lsn>> {
     let failed = |e: &wire::Error| Failure::publisher(e, "looking for a TRUNCATE");
     let much = format!(
-        "SELECT pg_catalog.pg_wal_lsn_diff({CURRENT_LSN}, '{}') > {DECODED_BYTES}",
+        "SELECT pg_catalog.pg_wal_lsn_diff({CURRENT_LSN}, '{}') > {bytes}",
         slot.snapshot_lsn
     );
     let much = publisher.simple(&much).map_err(|e| failed(&e))?;
