@@ -121,6 +121,8 @@ impl Publisher {
             ("bytea_output", "hex"),
             ("lc_monetary", "C"),
             ("xmlbinary", "base64"),
+            // Names of types are compared with the subscriber's.
+            ("quote_all_identifiers", "off"),
             ("search_path", ""),
             // A warning of the walsender tells that changes may be missing.
             ("client_min_messages", "warning"),

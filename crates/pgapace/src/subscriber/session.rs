@@ -43,6 +43,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ("extra_float_digits", "3"),
     ("bytea_output", "hex"),
     ("array_nulls", "on"),
+    ("quote_all_identifiers", "off"),
     // Each statement gets one generic plan that uses an index. Otherwise a plan made while the
     // table was empty would keep scanning it. Without a usable index, the plan is still a
     // sequential scan.

@@ -87,6 +87,8 @@ fn progress(
 /// The state of each table whose copy has begun, and the time since its COPY started. The parts of
 /// a table count as equally large. If all parts are done and there is no sync LSN, they are those of an earlier copy,
 /// which counts no more.
+///
+/// `to_regclass` is not used: it fails where the role may not use the schema of the table, and a role that watches needs not.
 const TABLES: &str = "\
 SELECT r.schema_name, r.table_name, r.sync_lsn IS NOT NULL AS complete, r.publisher_bytes, \
   CASE WHEN r.sync_lsn IS NOT NULL OR b.building THEN r.publisher_bytes \
@@ -95,8 +97,10 @@ SELECT r.schema_name, r.table_name, r.sync_lsn IS NOT NULL AS complete, r.publis
   r.copied_at >= s.started_at AS in_this_run, p.bytes AS now, p.seconds, \
   b.building \
 FROM pgapace.relation r \
-CROSS JOIN LATERAL pg_catalog.to_regclass( \
-  pg_catalog.format('%I.%I', r.schema_name, r.table_name)) AS t (oid) \
+LEFT JOIN LATERAL ( \
+  SELECT c.oid FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid \
+  WHERE n.nspname = r.schema_name::pg_catalog.name AND c.relname = r.table_name::pg_catalog.name OFFSET 0 \
+) t ON true \
 LEFT JOIN pgapace.stat_subscription s ON s.subscription = r.subscription \
 LEFT JOIN LATERAL ( \
   SELECT pg_catalog.sum(c.bytes_processed)::pg_catalog.int8 AS bytes, \

@@ -96,6 +96,7 @@ fn settings_of_databases_and_roles_do_not_matter() {
                 ("extra_float_digits", "-15"),
                 ("xmloption", "document"),
                 ("synchronous_commit", "off"),
+                ("quote_all_identifiers", "on"),
             ],
         );
         let rows = |from: i32| {
@@ -110,6 +111,9 @@ fn settings_of_databases_and_roles_do_not_matter() {
             )
         };
         case.publish("FOR ALL TABLES");
+        let checked = case.tool.finish("check", &[]);
+        checked.expect(0, &[]);
+        assert!(!checked.stdout.contains("converted through text"), "{}", checked.stdout);
         case.publisher.sql(&rows(1));
         case.run_until_current();
         case.expect_equal(&["t", "f"]);

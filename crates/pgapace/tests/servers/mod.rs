@@ -1,8 +1,9 @@
 //! Kinds of servers (connection poolers, servers that resemble PostgreSQL, schemas of other users in the search
-//! path, thousands of tables), and the log lines that pgapace's statements cause.
+//! path, thousands of tables, no libxml), and the log lines that pgapace's statements cause.
 
 mod catalogue_plans;
 mod citus;
+mod libxml;
 mod lookalikes;
 mod pooler;
 mod search_path;

@@ -77,7 +77,7 @@ fn a_pooler_as_subscriber_is_refused() {
 
 #[test]
 fn a_pooler_as_publisher_is_refused() {
-    const IGNORED: &str = "extra_float_digits, intervalstyle, bytea_output, lc_monetary, xmlbinary, \
+    const IGNORED: &str = "extra_float_digits, intervalstyle, bytea_output, lc_monetary, xmlbinary, quote_all_identifiers, \
         search_path, statement_timeout, lock_timeout, idle_in_transaction_session_timeout, \
         row_security, replication";
     with_pgbouncer(|case| {

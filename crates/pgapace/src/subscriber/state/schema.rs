@@ -775,17 +775,18 @@ pub(crate) fn upgrade(session: &mut Session, current: usize) -> Result<()> {
 /// SQL expression for [`version`]; NULL if that is to be called, because the role may not read the table
 /// or because there is none.
 ///
-/// A statement that names the table fails where there is none. `query_to_xml` parses its query only when
-/// it is executed, so one statement serves all servers. It is the first statement of a session: see
-/// [`crate::pooler::backend_sql`].
+/// A statement that names the table fails where there is none. `ts_stat` parses its query only when it is executed, so one
+/// statement serves all servers; `query_to_xml` would need a server that was built with libxml. It is the first statement of a
+/// session: see [`crate::pooler::backend_sql`].
 pub(crate) const VERSION_SQL: &str = "\
-(SELECT CASE WHEN pg_catalog.has_schema_privilege(n.oid, 'USAGE')
-             AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
-        THEN pg_catalog.substring(pg_catalog.query_to_xml(
-          'SELECT version FROM pgapace.schema_version', true, true, '')::pg_catalog.text,
-          '<version>([0-9]+)<') END
+(SELECT pg_catalog.min(v.word)
  FROM pg_catalog.pg_namespace n
    JOIN pg_catalog.pg_class c ON c.relnamespace OPERATOR(pg_catalog.=) n.oid
+   CROSS JOIN LATERAL pg_catalog.ts_stat(
+     CASE WHEN pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+            AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
+       THEN 'SELECT pg_catalog.array_to_tsvector(ARRAY[version::pg_catalog.text]) FROM pgapace.schema_version'
+       ELSE 'SELECT NULL::pg_catalog.tsvector' END) AS v (word)
  WHERE n.nspname OPERATOR(pg_catalog.=) 'pgapace'
    AND c.relname OPERATOR(pg_catalog.=) 'schema_version')";
 
