@@ -231,3 +231,49 @@ fn whole_rows_with_nulls_take_one_scan() {
         }
     }
 }
+
+/// The planner expects one row with so many NULLs. It must not compare each of them with all searched rows for that.
+#[test]
+fn rows_with_many_nulls_are_not_compared_with_all_others() {
+    for major in MAJORS {
+        for prepare in ["", "ANALYZE t", "CREATE INDEX ON t (k); ANALYZE t"] {
+            let columns = |prefix, rest| {
+                let columns: Vec<_> = (0..10).map(|n| format!("{prefix}{n}{rest}")).collect();
+                columns.join(", ")
+            };
+            let (nulls, others) = (columns("n", ""), columns("c", ""));
+            let value = "CASE WHEN i % 4 > 0 THEN i END";
+            let mut bed = Bed::new(
+                major,
+                &format!(
+                    "CREATE TABLE t (k int, v int, {}, {}) WITH (autovacuum_enabled = off);
+                     INSERT INTO t SELECT i, 0, {}, {} FROM generate_series(1, 40000) i; {prepare}",
+                    columns("n", " int"),
+                    columns("c", " int"),
+                    [value; 10].join(", "),
+                    ["i"; 10].join(", "),
+                ),
+            );
+            let names = format!("k v {nulls} {others}").replace(',', "");
+            let map = bed.map("t", ReplicaIdentity::Full, &names);
+            let format = FORMATS[0];
+            let some = "FROM public.t WHERE k % 8 = 0";
+            let before = bed.rows(format, &format!("SELECT k, v, {nulls}, {others} {some}"));
+            let after = bed.rows(format, &format!("SELECT k, v + 1, {nulls}, {others} {some}"));
+            let changes = before.iter().zip(&after).enumerate();
+            let updates = changes
+                .map(|(at, (before, after))| Update {
+                    old: Some(old(format, before, u32::try_from(at).unwrap(), 0)),
+                    new: row(format, after),
+                })
+                .collect();
+            let segment = Segment { updates, ..Segment::default() };
+            let started = Instant::now();
+            assert_eq!(bed.begin(&map, &segment), Ok(vec![(1, 1), (5000, 5000), (1, 1)]));
+            let took = started.elapsed();
+            eprintln!("PostgreSQL {major}, {prepare}: {took:?}");
+            assert!(took.as_secs() < 4, "{took:?}");
+            bed.sql("COMMIT");
+        }
+    }
+}
