@@ -13,7 +13,7 @@ use crate::check::asked::{Asked, Hook};
 use crate::check::report::{Reporter, Side};
 use crate::check::{SubscriptionState, failed, shown_conninfo, types};
 use crate::config::Subscription as Config;
-use crate::error::Result;
+use crate::error::{Failure, Result};
 use crate::publisher::dump_command::dump_command;
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
 use crate::subscriber::catalogue::{
@@ -495,6 +495,7 @@ impl Checker<'_, '_> {
                     .on(&name);
             }
             Search::Impossible { reason, hint } => {
+                let in_the_way = deferrable_key(self.session, map.table.oid)?;
                 let key: Vec<_> = published.columns.iter().filter(|column| column.key).collect();
                 let finding = self
                     .reporter
@@ -506,7 +507,11 @@ impl Checker<'_, '_> {
                     finding.message.push_str(". ");
                     finding.message.push_str(hint);
                 } else if map.table.identity_key.is_none() {
-                    finding.sql(format!("ALTER TABLE {sql_name} ADD PRIMARY KEY ({list});"));
+                    let instead = in_the_way
+                        .map(|name| format!("DROP CONSTRAINT {}, ", quote_ident(&name)))
+                        .unwrap_or_default();
+                    finding
+                        .sql(format!("ALTER TABLE {sql_name} {instead}ADD PRIMARY KEY ({list});"));
                 } else {
                     let not_null: Vec<_> = key
                         .iter()
@@ -659,4 +664,14 @@ fn remote_relation(published: &PublishedTable) -> RemoteRelation {
             })
             .collect(),
     }
+}
+
+/// The name of a table's primary key, if that is deferrable.
+fn deferrable_key(session: &mut Session, table: u32) -> Result<Option<String>> {
+    let sql = "SELECT k.conname FROM pg_catalog.pg_constraint k \
+               WHERE k.conrelid = $1::pg_catalog.oid AND k.contype = 'p' AND k.condeferrable";
+    let rows = session
+        .query(sql, &[Some(&table.to_string())])
+        .map_err(|e| Failure::subscriber(&e, "reading the primary key of a table"))?;
+    rows.first().map(|row| field(&row, 0)).transpose()
 }

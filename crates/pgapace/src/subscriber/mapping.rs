@@ -450,8 +450,8 @@ fn search(remote: &RemoteRelation, table: &Table, columns: &[usize]) -> Search {
     }
     Search::Impossible {
         reason: format!(
-            "subscriber table {name} has neither a replica identity index nor a primary key, and \
-             the publisher's replica identity is not FULL"
+            "subscriber table {name} has neither a replica identity index nor a primary key (a DEFERRABLE one does not \
+             count), and the publisher's replica identity is not FULL"
         ),
         hint: format!(
             "On the subscriber: ALTER TABLE {} ADD PRIMARY KEY (…); or on the publisher: \

@@ -31,7 +31,6 @@ use crate::publisher::slot;
 use crate::sequences::{self, Chosen, SetOptions};
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
-use crate::subscriber::catalogue::first_row;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::{Subscription, heartbeat, ownership, progress};
 
@@ -99,19 +98,16 @@ pub(crate) struct Outcome {
     pub(crate) back: Option<WayBack>,
 }
 
+/// Locks the subscription.
 pub(crate) fn lock(control: &mut Session, row: &Subscription) -> Result<()> {
-    let sql = format!("SELECT pg_catalog.pg_try_advisory_lock({LOCK}, {})", row.id.0);
-    let results =
-        control.simple(&sql).map_err(|e| Failure::subscriber(&e, "locking the switchover"))?;
-    if first_row(&results, "the lock")?.get(0) == Some("t") {
-        return Ok(());
+    let failed = |e: &wire::Error| Failure::subscriber(e, "locking the switchover");
+    match try_lock(control, "pg_try_advisory_lock", row.id.0).map_err(|e| failed(&e))? {
+        Tried::Locked => Ok(()),
+        Tried::Held(holder) => {
+            let message = format!("another process switches {} over", row.name);
+            Err(Failure::new(Class::Busy, message).hint(holder.hint("subscriber")))
+        }
     }
-    Err(Failure::new(Class::Busy, format!("another process switches {} over", row.name)).hint(
-        format!(
-            "Wait until it has ended. On the subscriber: SELECT * FROM pg_stat_activity WHERE pid IN \
-             (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = {LOCK})."
-        ),
-    ))
 }
 
 /// Locks both databases. A switchover stops writes of the whole publisher's database, and ends its sessions, so two
@@ -123,14 +119,14 @@ pub(super) fn lock_databases(sides: &mut Sides<'_>) -> Result<()> {
 
 /// The database that is opened at the end: no switchover may close it meanwhile.
 pub(super) fn lock_opened(control: &mut Session) -> Result<()> {
-    lock_database(control, "pg_try_advisory_lock_shared", |e| {
+    lock_database(control, "pg_try_advisory_lock_shared", "subscriber", |e| {
         Failure::subscriber(e, "locking the subscriber's database")
     })
 }
 
 /// The database whose writes are stopped.
 pub(super) fn lock_closed(source: &mut Session) -> Result<()> {
-    lock_database(source, "pg_try_advisory_lock", |e| {
+    lock_database(source, "pg_try_advisory_lock", "publisher", |e| {
         Failure::publisher(e, "locking the publisher's database")
     })
 }
@@ -138,26 +134,86 @@ pub(super) fn lock_closed(source: &mut Session) -> Result<()> {
 fn lock_database(
     session: &mut Session,
     function: &str,
+    server: &str,
     failed: impl Fn(&wire::Error) -> Failure,
 ) -> Result<()> {
-    let sql = format!("SELECT pg_catalog.{function}({LOCK}, {DATABASE})");
-    let results = session.simple(&sql).map_err(|e| failed(&e))?;
-    if first_row(&results, "the lock")?.get(0) == Some("t") {
-        return Ok(());
+    match try_lock(session, function, DATABASE).map_err(|e| failed(&e))? {
+        Tried::Locked => Ok(()),
+        Tried::Held(holder) => {
+            let message = format!(
+                "another process switches {} over, and with it the whole database",
+                holder.name.as_deref().unwrap_or("a subscription")
+            );
+            let hint = format!(
+                "Writes of a database move in one switchover after the other. {}",
+                holder.hint(server)
+            );
+            Err(Failure::new(Class::Busy, message).hint(hint))
+        }
     }
-    let holders = format!(
-        "SELECT coalesce(pg_catalog.string_agg(DISTINCT nullif(a.application_name, ''), ', '), 'a subscription') \
+}
+
+enum Tried {
+    Locked,
+    Held(Holder),
+}
+
+/// A session that holds a lock; all is `None` if it has ended meanwhile, or if the role may not see it.
+#[derive(Default)]
+struct Holder {
+    name: Option<String>,
+    pid: Option<String>,
+    /// Where its process runs, and since when it does nothing.
+    about: Option<String>,
+}
+
+impl Holder {
+    fn hint(&self, server: &str) -> String {
+        let Some(pid) = &self.pid else { return "Wait until it has ended.".to_owned() };
+        let about = self.about.as_deref().unwrap_or_default();
+        format!(
+            "Wait until it has ended. It has session {pid} of the {server}{about}. If its machine is lost, the servers end its \
+             sessions within 10 seconds; if they do not, on the {server}: SELECT pg_terminate_backend({pid})."
+        )
+    }
+}
+
+/// Tries to get a lock until the end of the session.
+///
+/// A server does not notice by itself that the machine of an idle session is lost, and would keep the lock for hours. So
+/// it asks for a sign of life. A session with a lock always reads its replies, so it may be judged by them.
+fn try_lock(
+    session: &mut Session,
+    function: &str,
+    key: i32,
+) -> std::result::Result<Tried, wire::Error> {
+    let alive = [
+        ("tcp_keepalives_idle", "3"),
+        ("tcp_keepalives_interval", "2"),
+        ("tcp_keepalives_count", "2"),
+        ("tcp_user_timeout", "7s"),
+    ]
+    .map(|(name, value)| format!("pg_catalog.set_config('{name}', '{value}', false)"));
+    let sql = format!("SELECT pg_catalog.{function}({LOCK}, {key}), {}", alive.join(", "));
+    let results = session.simple(&sql)?;
+    let locked = |rows: &wire::Rows| rows.first().is_some_and(|row| row.get(0) == Some("t"));
+    if results.first().is_some_and(locked) {
+        return Ok(Tried::Locked);
+    }
+    // The session that holds a lock of a database is found in the same database.
+    let holder = format!(
+        "SELECT nullif(a.application_name, ''), a.pid, \
+           pg_catalog.concat(' from ' || pg_catalog.host(a.client_addr), ', idle since ' || CASE WHEN a.state = 'idle' \
+             THEN pg_catalog.date_trunc('second', a.state_change)::pg_catalog.text END) \
          FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid \
-         WHERE l.locktype = 'advisory' AND l.granted AND l.classid = {LOCK} AND l.objid = {DATABASE} \
-           AND a.datname = pg_catalog.current_database() AND l.pid <> pg_catalog.pg_backend_pid()"
+         WHERE l.locktype = 'advisory' AND l.granted AND l.classid = {LOCK} AND l.objid = {key} \
+           AND a.datname = pg_catalog.current_database() AND l.pid <> pg_catalog.pg_backend_pid() \
+         ORDER BY a.state_change LIMIT 1"
     );
-    let results = session.simple(&holders).map_err(|e| failed(&e))?;
-    let holders = first_row(&results, "the holders of the lock")?.get(0).unwrap_or("?").to_owned();
-    Err(Failure::new(
-        Class::Busy,
-        format!("another process switches {holders} over, and with it the whole database"),
-    )
-    .hint("Wait until it has ended: writes of a database move in one switchover after the other."))
+    let results = session.simple(&holder)?;
+    let row = results.first().and_then(|rows| rows.first());
+    let column = |at| row.as_ref().and_then(|row| row.get(at)).map(str::to_owned);
+    Ok(Tried::Held(Holder { name: column(0), pid: column(1), about: column(2) }))
 }
 
 /// Ends the locks of a verb that has found nothing to do, before the end of its sessions.

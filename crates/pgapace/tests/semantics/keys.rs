@@ -75,7 +75,14 @@ fn keys_of_publisher_and_subscriber_may_differ() {
             6,
             &["public.none", "neither a replica identity index nor a primary key", "UPDATE"],
         );
-        case.subscriber.sql("ALTER TABLE none ADD PRIMARY KEY (id)");
+        // A deferrable key, which two rows may share for a while, identifies none.
+        case.subscriber.sql("ALTER TABLE none ADD PRIMARY KEY (id) DEFERRABLE");
+        case.run().expect(6, &["a DEFERRABLE one does not count"]);
+        let checked = case.tool.finish("check", &[]).stdout;
+        let instead =
+            r#"ALTER TABLE "public"."none" DROP CONSTRAINT "none_pkey", ADD PRIMARY KEY ("id");"#;
+        assert!(checked.contains(instead), "{checked}");
+        case.subscriber.sql(instead);
         case.run_until_current();
         case.expect_equal(&["none"]);
     });

@@ -12,6 +12,7 @@ mod faults;
 mod gaps;
 mod kills;
 mod late;
+mod machines;
 mod plan;
 mod pooled;
 mod privileges;
