@@ -161,7 +161,40 @@ pub(crate) fn warn_of_catalogue_changes(session: &mut Session, name: &str) -> Re
 
 /// Creates a slot, and begins to read under its snapshot. Returns its position, and the xmax of a snapshot
 /// from before.
+///
+/// The server refuses the snapshot if its settings were reloaded while the slot waited for transactions: some settings are
+/// looked up in the catalogue then. So the slot is created again.
 fn begin(session: &mut Session, name: &str, kind: Kind) -> Result<(Lsn, u64)> {
+    let sql = creation_sql(session, name, kind)?;
+    let mut attempt = 1;
+    loop {
+        // No further message may follow: while a walsender waits for WAL, it takes incoming messages
+        // for messages of a stream.
+        let created = session.simple_each([catalogue_changes::BEFORE, BEGIN_READING, &sql]);
+        if created.is_err() && !session.is_broken() {
+            let ended = session.simple("ROLLBACK");
+            ended.map_err(|e| Failure::publisher(&e, "ending a transaction"))?;
+        }
+        let [before, _, created] = match created {
+            Ok(created) => created,
+            Err(error) if attempt < CREATIONS && has_looked_up_settings(&error) => {
+                tracing::debug!(%error, "settings were reloaded while a slot was created");
+                attempt += 1;
+                continue;
+            }
+            Err(error) => {
+                let failure = Failure::publisher(&error, &format!("creating slot \"{name}\""));
+                return Err(explain_refusal(session, failure));
+            }
+        };
+        let before = field(&first_row(&before, "the present snapshot")?, 0)?;
+        let created = first_row(&created, "CREATE_REPLICATION_SLOT")?;
+        return Ok((field(&created, 1)?, before));
+    }
+}
+
+/// The command that creates a slot, in a transaction that takes over its snapshot.
+fn creation_sql(session: &mut Session, name: &str, kind: Kind) -> Result<String> {
     let major = session.server_version().major();
     let mut options = vec!["SNAPSHOT 'use'"];
     if let Kind::Permanent { failover: true } = kind
@@ -171,27 +204,18 @@ fn begin(session: &mut Session, name: &str, kind: Kind) -> Result<(Lsn, u64)> {
     }
     let options =
         if major >= 15 { format!("({})", options.join(", ")) } else { "USE_SNAPSHOT".to_owned() };
-    let sql = format!(
+    Ok(format!(
         "CREATE_REPLICATION_SLOT {} {}LOGICAL pgoutput {options}",
         quote_ident(name),
         if kind == Kind::Temporary { "TEMPORARY " } else { "" },
-    );
-    // No further message may follow: while a walsender waits for WAL, it takes incoming messages
-    // for messages of a stream.
-    let created = session.simple_each([catalogue_changes::BEFORE, BEGIN_READING, &sql]);
-    if created.is_err() && !session.is_broken() {
-        session.simple("ROLLBACK").map_err(|e| Failure::publisher(&e, "ending a transaction"))?;
-    }
-    let [before, _, created] = match created {
-        Ok(created) => created,
-        Err(error) => {
-            let failure = Failure::publisher(&error, &format!("creating slot \"{name}\""));
-            return Err(explain_refusal(session, failure));
-        }
-    };
-    let before = field(&first_row(&before, "the present snapshot")?, 0)?;
-    let created = first_row(&created, "CREATE_REPLICATION_SLOT")?;
-    Ok((field(&created, 1)?, before))
+    ))
+}
+
+/// Whether the session had a snapshot of the catalogue when it was to take over that of the slot
+/// (`SnapBuildInitialSnapshot` in `snapbuild.c`). The server translates no internal error.
+fn has_looked_up_settings(error: &wire::Error) -> bool {
+    error.sqlstate() == Some(sqlstate::INTERNAL_ERROR)
+        && error.to_string().contains("cannot build an initial slot snapshot when MyProc->xmin")
 }
 
 /// Exports the snapshot under which the session reads.
