@@ -20,7 +20,8 @@ pub(crate) fn tell(subscription: &str, blocker: &str) {
 pub(crate) fn transaction(session: &mut Session, walsender: i32) -> Result<Option<String>> {
     let sql = format!(
         "SELECT w.transactionid, h.pid, a.usename, a.datname, a.application_name, \
-           a.xact_start::pg_catalog.text, p.gid, p.prepared::pg_catalog.text \
+           a.xact_start::pg_catalog.text, p.gid, p.prepared::pg_catalog.text, \
+           CASE a.wait_event WHEN 'SyncRep' THEN '; its commit waits for a synchronous standby' END \
          FROM pg_catalog.pg_locks w \
          LEFT JOIN pg_catalog.pg_locks h \
            ON h.locktype = 'transactionid' AND h.transactionid = w.transactionid AND h.granted \
@@ -37,11 +38,12 @@ pub(crate) fn transaction(session: &mut Session, walsender: i32) -> Result<Optio
     Ok(Some(match (row.get(6), row.get(1)) {
         (Some(gid), _) => format!("prepared transaction {gid:?} (xid {xid}, since {})", since(7)),
         (None, Some(pid)) => format!(
-            "transaction {xid} of process {pid} (user {}, database {}, application {}, since {})",
+            "transaction {xid} of process {pid} (user {}, database {}, application {}, since {}{})",
             row.get(2).unwrap_or("?"),
             row.get(3).unwrap_or("?"),
             row.get(4).unwrap_or("?"),
-            since(5)
+            since(5),
+            row.get(8).unwrap_or_default()
         ),
         (None, None) => format!("transaction {xid}"),
     }))

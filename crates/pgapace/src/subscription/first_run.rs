@@ -10,6 +10,7 @@ use super::Supervisor;
 use super::retry::PreviousRuns;
 use super::slot_touch::SlotTouch;
 use super::startup::OwnedSubscription;
+use super::waiting_commits::WaitingCommits;
 use crate::apply::leader::Outcome;
 use crate::both_servers::ask_both;
 use crate::config::IfNotEmpty;
@@ -56,8 +57,10 @@ impl Supervisor<'_> {
         read: Option<PublicationsRead>,
     ) -> Result<Vec<PublishedTable>> {
         let sessions = [control.cancel_handle(), source.cancel_handle()];
-        let _touched = (row.phase != Phase::Streaming)
-            .then(|| SlotTouch::start(context.publisher, source, &row.slot_name));
+        let _watched = (row.phase != Phase::Streaming).then(|| {
+            let waiting = WaitingCommits::watch(context.publisher, source, &row.name);
+            (SlotTouch::start(context.publisher, source, &row.slot_name), waiting)
+        });
         interruptible(self.shutdown, &sessions, "table sync", || {
             if row.phase != Phase::Streaming {
                 let failed = |e: &wire::Error| Failure::subscriber(e, "preparing the session");

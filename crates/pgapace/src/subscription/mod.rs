@@ -38,6 +38,7 @@ mod slot_watch;
 mod standby;
 mod start_beat;
 mod startup;
+mod waiting_commits;
 
 use std::sync::{Arc, Mutex};
 

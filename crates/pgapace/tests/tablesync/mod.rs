@@ -23,6 +23,7 @@ mod resume;
 mod schema;
 mod slot;
 mod subscriber_locks;
+mod synchronous;
 mod truncate;
 mod truncated_while_copied;
 mod two_way;

@@ -172,11 +172,12 @@ fn failure(trouble: Trouble, status: &Status) -> Failure {
 
 /// What a first run waits for, or how the lag becomes known.
 fn unknown_hint(status: &Status) -> String {
-    let waits = status.events.iter().find(|event| event.event == "slot_waits");
-    match (waits, &status.lag_unknown) {
-        (Some(waits), _) if status.phase == Phase::Creating.name() => {
-            format!("{}: {}", waits.message, waits.fields)
-        }
+    let told = |name: &str| status.events.iter().find(|event| event.event == name);
+    let commits =
+        || told("commits_wait_for_copy").filter(|_| status.phase != Phase::Streaming.name());
+    let slot = || told("slot_waits").filter(|_| status.phase == Phase::Creating.name());
+    match (commits().or_else(slot), &status.lag_unknown) {
+        (Some(waits), _) => format!("{}: {}", waits.message, waits.fields),
         (_, None) => "Look again in a minute. Its log says what it does.".to_owned(),
         (_, Some(reason)) if reason == NO_PUBLISHER => {
             "Give --publisher, or look again in a minute.".to_owned()
