@@ -66,6 +66,9 @@
 //! | they are applied from the sync LSN on | [`Sabotage::NoSyncLsn`] |
 //! | a table has caught up when all of them are applied | [`Sabotage::HastyReady`] |
 //! | and when it has what others applied before this run | [`Sabotage::HastyResume`] |
+//! | and when transactions have ended that left its changes out | [`Sabotage::ReadyBeforeLeftOut`] |
+//! | before that, another run copies it again | [`Sabotage::UnnotedLeftOut`] |
+//! | under a snapshot that has these transactions | [`Sabotage::EarlySnapshot`] |
 //!
 //! | rule of [`engine::barrier`] | broken by |
 //! |---|---|

@@ -94,6 +94,12 @@ pub(crate) enum Sabotage {
     UnheldDeferred,
     /// Deferred changes are applied without the progress of the table.
     UnrecordedCatchUp,
+    /// It is not recorded that a transaction was prepared without the changes of a table.
+    UnnotedLeftOut,
+    /// Such a table is ready before the transaction has ended.
+    ReadyBeforeLeftOut,
+    /// A copy does not wait for the end of transactions that are prepared.
+    EarlySnapshot,
     /// A request changes the copy that goes on.
     RequestOverCopy,
     /// A barrier is not void when what lies behind it was taken.
@@ -112,7 +118,7 @@ pub(crate) enum Sabotage {
 
 impl Sabotage {
     /// All of them.
-    pub(crate) const ALL: [Self; 55] = [
+    pub(crate) const ALL: [Self; 58] = [
         Self::UnmetWait,
         Self::NoGivingWay,
         Self::EarlyAcknowledgement,
@@ -157,6 +163,9 @@ impl Sabotage {
         Self::HastyResume,
         Self::UnheldDeferred,
         Self::UnrecordedCatchUp,
+        Self::UnnotedLeftOut,
+        Self::ReadyBeforeLeftOut,
+        Self::EarlySnapshot,
         Self::RequestOverCopy,
         Self::PassedBarrier,
         Self::UnreceivedBarrier,

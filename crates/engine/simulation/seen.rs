@@ -26,6 +26,8 @@ pub(crate) struct Seen {
     pub(crate) deferred: usize,
     pub(crate) joined: usize,
     pub(crate) table_faults: usize,
+    /// Transactions that were prepared without their changes of such a table.
+    pub(crate) left_out: usize,
     /// Tables that were attached to others.
     pub(crate) moved: usize,
     /// Transactions that were applied before they had committed, and those that were abandoned.
@@ -56,6 +58,7 @@ impl Seen {
         self.deferred += other.deferred;
         self.joined += other.joined;
         self.table_faults += other.table_faults;
+        self.left_out += other.left_out;
         self.moved += other.moved;
         self.streamed += other.streamed;
         self.abandoned += other.abandoned;

@@ -7,6 +7,7 @@ use engine::relation::RemoteRelation;
 use engine::sync_lsn::SyncLsn;
 use engine::table_sync::TableSyncEvent as Event;
 use engine::transaction::TransactionPart;
+use engine::work::TwoPhase;
 use pgoutput::Lsn;
 
 use crate::simulation::Sabotage;
@@ -31,7 +32,7 @@ pub(super) fn changes(work: &Work) -> Vec<RowOp> {
 }
 
 /// One change after the other.
-fn apply(rows: &mut Vec<Row>, changes: Vec<RowOp>) {
+pub(super) fn apply(rows: &mut Vec<Row>, changes: Vec<RowOp>) {
     let place = |rows: &[Row], find: &Find| {
         rows.iter().position(|row| match find {
             Find::Key(key) => row[0] == *key,
@@ -64,12 +65,29 @@ impl World<'_> {
         self.run.receive(1, self.clock)?;
         self.run.record_idle();
         self.sent = self.sent.max(self.run.sent);
+        self.carry_out()
+    }
+
+    /// Executes what the engine assigns.
+    pub(super) fn carry_out(&mut self) -> Result<(), String> {
+        self.record()?;
         loop {
             match self.run.next(self.clock)? {
                 Step::Assign { worker, group, .. } => {
                     let mut answered = Answered { groups: 1, ..Answered::default() };
                     let after = group.works.first().map_or(Lsn(0), |work| work.predecessor);
                     for work in &group.works {
+                        if let Some(step) = &work.two_phase {
+                            self.execute(work, step);
+                            if let Some(through) = work.part.end_lsn {
+                                answered.ended = vec![group.seq];
+                                match step {
+                                    TwoPhase::Prepare(here) => answered.prepared.push(here.xid),
+                                    _ => answered.committed = vec![Range { after, through }],
+                                }
+                            }
+                            continue;
+                        }
                         self.taken.extend(changes(work));
                         if let Some(through) = work.part.end_lsn {
                             apply(&mut self.now.rows, std::mem::take(&mut self.taken));
@@ -134,7 +152,11 @@ impl World<'_> {
         let caught_up = deferred.caught_up(|()| !self.caught_up.is_empty()).next().is_some();
         let hasty = self.sabotage == Sabotage::HastyReady
             && self.deferred().is_some_and(|t| t.copied().is_some() && deferred.may_catch_up(t));
-        if !caught_up && !hasty || !self.run.intake.is_quiet(&self.run.outside) {
+        let before_left_out = self.sabotage == Sabotage::ReadyBeforeLeftOut
+            && self.caught_up.is_empty()
+            && self.deferred().is_some_and(|t| t.copied().is_some() && t.changes.is_empty());
+        if !caught_up && !hasty && !before_left_out || !self.run.intake.is_quiet(&self.run.outside)
+        {
             return Ok(());
         }
         self.happens(Event::CaughtUp)?;

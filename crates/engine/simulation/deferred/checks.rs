@@ -11,6 +11,7 @@ impl World<'_> {
             one.end_lsn <= flush
                 && one.changes.iter().any(|change| change.touches(self.table))
                 && !self.durable.has(one.commit_lsn, one.end_lsn)
+                && !(self.synchronous && self.durable.is_copied_again(flush))
         });
         if lacks {
             let Subscriber { state, sync_lsn, through, progress, .. } = &self.durable;

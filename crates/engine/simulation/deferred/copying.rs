@@ -21,17 +21,20 @@ impl World<'_> {
     /// Takes a request up, when no copy goes on and nothing is half applied.
     pub(super) fn look(&mut self) -> Result<(), String> {
         let over_copy = self.sabotage == Sabotage::RequestOverCopy && self.copy.is_some();
-        let quiet = self.run.intake.is_quiet(&self.run.outside);
+        // A copy would lack the changes that are prepared.
+        let quiet = self.run.intake.is_quiet(&self.run.outside)
+            && self.run.intake.incoming.prepared_here() == 0;
         if !self.now.requested || !quiet || self.deferred().is_some() && !over_copy {
             return Ok(());
         }
-        self.now.requested = false;
         if over_copy {
+            self.now.requested = false;
             // As a request once did: the parts of the copy that goes on are counted anew.
             (self.now.parts, self.now.parts_done) = (2, 1);
             return Ok(());
         }
-        self.happens(Event::CopyWanted)?;
+        self.begin()?;
+        self.run.outside.unknown = None;
         let Intake { deferred, progress, .. } = &mut self.run.intake;
         deferred.begin(name(self.table), progress);
         Ok(())
@@ -41,8 +44,9 @@ impl World<'_> {
         self.happens(Event::CopyBegun)?;
         // The publisher may be farther than what it has sent.
         let ends = self.history.wal.iter().map(|record| record.end);
-        let ahead: Vec<_> = ends.filter(|end| *end >= self.sent).collect();
-        let sync_lsn = if ahead.is_empty() { self.sent } else { self.rng.one_of(&ahead) };
+        let earliest = self.earliest_snapshot();
+        let ahead: Vec<_> = ends.filter(|end| *end >= earliest).collect();
+        let sync_lsn = if ahead.is_empty() { earliest } else { self.rng.one_of(&ahead) };
         let rows = self.history.rows_at(self.table, sync_lsn);
         let parts = 1 + self.rng.below(3);
         let chunk = rows.len().div_ceil(parts).max(1);

@@ -9,6 +9,7 @@
 mod applying;
 mod checks;
 mod copying;
+mod synchronous;
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -19,7 +20,9 @@ use engine::deferred::{BlockLimits, DeferredTable, DeferredTables};
 use engine::dispatch::{DispatchSettings, Pacing};
 use engine::group::GroupLimits;
 use engine::history::Witness;
-use engine::intake::{Incoming, IncomingSettings, Intake, IntakeSettings, ResumedRun};
+use engine::intake::{
+    Incoming, IncomingSettings, Intake, IntakeSettings, KnownPrepared, ResumedRun,
+};
 use engine::progress::Progress;
 use engine::streaming::Streams;
 use engine::sync_lsn::SyncLsn;
@@ -29,6 +32,7 @@ use engine::writeset::WritesetLimits;
 use pgoutput::Lsn;
 
 use crate::simulation::deferred::copying::Copying;
+use crate::simulation::deferred::synchronous::{Prepared, choose, prefer_prepared};
 use crate::simulation::history::{APPEND, CHILD, FULL, History, PARENT, PLAIN, Row, UNIQUE};
 use crate::simulation::rng::Rng;
 use crate::simulation::run::{Outside, Run};
@@ -56,12 +60,17 @@ struct Subscriber {
     through: Lsn,
     /// The progress of all other tables.
     progress: Lsn,
+    /// Transactions that are prepared, and whether one left out changes of the table.
+    prepared: Vec<Prepared>,
+    lacks_prepared: bool,
 }
 
 struct World<'h> {
     history: &'h Rc<History>,
     rng: Rng,
     sabotage: Sabotage,
+    /// Whether the publisher waits for the subscription.
+    synchronous: bool,
     table: usize,
     now: Subscriber,
     durable: Subscriber,
@@ -86,7 +95,12 @@ pub(crate) fn run(
     sabotage: Sabotage,
     seen: &mut Seen,
 ) -> Result<(), String> {
-    let table = rng.one_of(&[PLAIN, UNIQUE, PARENT, CHILD, FULL, APPEND]);
+    let synchronous = choose(history, &mut rng);
+    let mut tables = vec![PLAIN, UNIQUE, PARENT, CHILD, FULL, APPEND];
+    if synchronous {
+        prefer_prepared(history, &mut tables);
+    }
+    let table = rng.one_of(&tables);
     let start = Subscriber {
         rows: Vec::new(),
         state: TableSyncState::Ready,
@@ -97,12 +111,15 @@ pub(crate) fn run(
         sync_lsn: Lsn(0),
         through: Lsn(0),
         progress: START,
+        prepared: Vec::new(),
+        lacks_prepared: false,
     };
     let (faults, requests) = (rng.below(5), 1 + rng.below(3));
-    let first = connect(history, &start, START, table, &mut rng, sabotage);
+    let first = connect(history, &start, START, (table, synchronous), &mut rng, sabotage);
     let mut world = World {
         history,
         sabotage,
+        synchronous,
         table,
         durable: start.clone(),
         now: start,
@@ -142,13 +159,13 @@ fn connect(
     history: &Rc<History>,
     now: &Subscriber,
     slot: Lsn,
-    table: usize,
+    (table, synchronous): (usize, bool),
     rng: &mut Rng,
     sabotage: Sabotage,
 ) -> Run {
     let Subscriber { progress, through, state, sync_lsn, .. } = *now;
     let blocks = BlockLimits { all: 64, largest: 64, smallest: 64 };
-    let holds = sabotage != Sabotage::UnheldDeferred;
+    let holds = !synchronous && sabotage != Sabotage::UnheldDeferred;
     let mut deferred = DeferredTables::new(slot, holds, blocks);
     let mut needed_from = progress;
     if state == TableSyncState::CatchUp {
@@ -163,21 +180,22 @@ fn connect(
         resumed_at: progress,
         needed_from,
         only_reader: true,
-        hold: None,
+        hold: synchronous.then_some(Duration::ZERO),
     };
+    let known = now.prepared.iter().map(|(here, _)| (*here, KnownPrepared::There));
     let intake = Intake::new(ResumedRun {
         settings: IntakeSettings {
             skip: None,
             outstanding: pacing.outstanding,
             stream_limits: parts,
-            prepares: false,
-            most_prepared: 0,
+            prepares: synchronous,
+            most_prepared: if synchronous { 100 } else { 0 },
         },
         progress: Progress::resume(progress, slot, progress),
         applied_beyond: VecDeque::new(),
         history: None,
         witness: Witness::new(slot, []),
-        incoming: Incoming::new(settings, Spool::default(), []),
+        incoming: Incoming::new(settings, Spool::default(), known),
         streams: Streams::new(0, Lsn(0), pacing),
         deferred,
     });
@@ -194,6 +212,7 @@ fn connect(
     };
     let mut outside = Outside::new(history, dispatch, Sabotage::None);
     outside.only = Some((table, SyncLsn(sync_lsn)));
+    outside.unknown = state.is_to_copy().then_some(table);
     let eager = if history.streams { rng.one_of(&[0, 2]) } else { 0 };
     let coming = stream(history, slot, eager, rng.fork()).into();
     Run::of(intake, outside, coming, slot, sabotage)
@@ -211,11 +230,12 @@ impl World<'_> {
         self.taken.clear();
         self.caught_up.clear();
         let slot = self.acknowledged;
-        let Subscriber { through, state, .. } = self.now;
-        if state == TableSyncState::CatchUp && through < slot {
+        if self.synchronous {
+            self.copy_again(slot)?;
+        } else if self.now.is_copied_again(slot) {
+            let through = self.now.through;
             return Err(format!("P4: the slot is at {slot}, the table at {through}"));
-        }
-        if state.is_to_copy() {
+        } else if self.now.state.is_to_copy() {
             // A copy was interrupted, or did not begin: all of it is made before the stream.
             self.begin_copy()?;
             while self.copy.is_some() {
@@ -226,8 +246,8 @@ impl World<'_> {
                 self.copy_part(false)?;
             }
         }
-        let Self { history, now, table, rng, sabotage, .. } = self;
-        self.run = connect(history, now, slot, *table, rng, *sabotage);
+        let Self { history, now, table, rng, sabotage, synchronous, .. } = self;
+        self.run = connect(history, now, slot, (*table, *synchronous), rng, *sabotage);
         self.sent = self.sent.max(slot);
         Ok(())
     }
@@ -242,6 +262,7 @@ impl World<'_> {
             return self.restart();
         }
         match self.rng.below(10) {
+            0 if self.synchronous => self.prepare(),
             0..4 => self.receive(),
             4 => {
                 // Now and then another commit makes everything durable, without a flush.
@@ -261,6 +282,7 @@ impl World<'_> {
                 Ok(())
             }
             5 | 6 => self.look(),
+            7 | 9 if self.synchronous && self.rng.chance(2, 3) => Ok(()),
             7 => self.go_on_with_the_copy(),
             8 => self.catch_up(),
             _ => self.end_catch_up(),

@@ -10,6 +10,7 @@ use engine::net::TableFolding;
 use engine::progress::Progress;
 use engine::relation::RemoteRelation;
 use engine::sync_lsn::SyncLsn;
+use engine::table_name::TableName;
 use engine::transaction::TransactionPart;
 use engine::work::Table;
 use engine::writeset::LockRules;
@@ -66,6 +67,11 @@ pub(crate) struct Outside {
     pub(super) tables: Vec<Arc<TableMap>>,
     /// Only this table is applied, from here on.
     pub(crate) only: Option<(usize, SyncLsn)>,
+    /// This table is not known before its first change, which has its copy begin.
+    pub(crate) unknown: Option<usize>,
+    /// Its copy is to begin, and transactions leave its changes out.
+    pub(crate) begun: bool,
+    pub(crate) without: bool,
     /// To be noted as about to be prepared, and notes that are not needed any more.
     pub(super) notes: Vec<PreparedHere>,
     pub(super) forgotten: Vec<PreparedHere>,
@@ -85,7 +91,14 @@ impl Outside {
         let dispatch = Dispatch::new(broken(dispatch, sabotage));
         let (notes, forgotten) = (Vec::new(), Vec::new());
         let tables = maps.collect();
-        Self { dispatch, tables, only: None, notes, forgotten, counts: 0, sabotage }
+        let (only, unknown, begun, without, counts) = (None, None, false, false, 0);
+        Self { dispatch, tables, only, unknown, begun, without, notes, forgotten, counts, sabotage }
+    }
+
+    /// Nothing is noted of transactions that are prepared.
+    pub(crate) fn forget_notes(&mut self) {
+        self.notes.clear();
+        self.forgotten.clear();
     }
 
     pub(crate) fn map(&self, table: usize) -> Arc<TableMap> {
@@ -139,8 +152,8 @@ impl Surroundings for Outside {
         false
     }
 
-    fn knows(&self, _: &Arc<RemoteRelation>, _: Lsn) -> bool {
-        true
+    fn knows(&self, relation: &Arc<RemoteRelation>, _: Lsn) -> bool {
+        self.unknown != Some(table(relation.id))
     }
 
     fn is_another(&mut self, _: &Arc<RemoteRelation>, _: Lsn) -> bool {
@@ -149,11 +162,16 @@ impl Surroundings for Outside {
 
     fn add_table(
         &mut self,
-        _: &RemoteRelation,
-        _: &mut DeferredTables<()>,
-        _: &Progress,
+        relation: &RemoteRelation,
+        deferred: &mut DeferredTables<()>,
+        progress: &Progress,
     ) -> Result<bool, String> {
-        Err("a table is not known".to_owned())
+        if self.unknown.take() != Some(table(relation.id)) {
+            return Err("a table is not known".to_owned());
+        }
+        deferred.begin(relation.name.clone(), progress);
+        self.begun = true;
+        Ok(true)
     }
 
     fn table(
@@ -167,8 +185,16 @@ impl Surroundings for Outside {
         Ok(applied.then(|| Arc::clone(&self.tables[table])))
     }
 
-    fn may_be_prepared(&mut self, _: &[Arc<RemoteRelation>], _: Lsn) -> Result<bool, String> {
-        Ok(true)
+    fn may_be_prepared(
+        &mut self,
+        relations: &[Arc<RemoteRelation>],
+        lsn: Lsn,
+    ) -> Result<bool, String> {
+        let is_ahead = self
+            .only
+            .filter(|(_, from)| !from.passes(lsn))
+            .is_some_and(|(only, _)| relations.iter().any(|relation| table(relation.id) == only));
+        Ok(!is_ahead)
     }
 
     fn prepare_as(&self, prepared: &Prepared) -> PreparedHere {
@@ -176,15 +202,18 @@ impl Surroundings for Outside {
     }
 
     /// Now and then others have taken all places.
-    fn note_prepared(&mut self, prepared: &[PreparedHere]) -> Result<usize, String> {
+    fn note_prepared(
+        &mut self,
+        prepared: &[PreparedHere],
+        without: &[&TableName],
+    ) -> Result<usize, String> {
+        self.without |= !without.is_empty();
         self.notes.extend(prepared);
         self.counts += 1;
         Ok(if self.counts.is_multiple_of(3) { usize::MAX / 2 } else { 0 })
     }
 
     fn lacks_places(&mut self) {}
-
-    fn waits_for_table(&mut self, _prepared: &Prepared, _relation: &RemoteRelation) {}
 
     fn forget_prepared(&mut self, prepared: PreparedHere) {
         self.forgotten.push(prepared);

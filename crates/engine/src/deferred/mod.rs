@@ -8,8 +8,11 @@
 //!
 //! Deferred changes are not acknowledged, so after a crash the publisher sends them again. A table whose
 //! copy was not complete is copied again; one whose copy was complete continues at its own progress.
+//!
+//! If the publisher waits for the subscription, they are acknowledged, and such a table is copied again too.
 
 mod changes;
+mod left_out;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +21,7 @@ use pgoutput::Lsn;
 use rustc_hash::FxHashMap;
 
 use crate::assemble::{PartLimits, ReplayError, SpoolCommand};
+use crate::deferred::left_out::LeftOut;
 use crate::intake::Spool;
 use crate::progress::{Positions, Progress};
 use crate::relation::RemoteRelation;
@@ -93,7 +97,9 @@ pub struct DeferredTables<C> {
     /// The places of those that have changes of the transaction whose parts are being deferred.
     writing: Vec<usize>,
     limits: Limits,
-    /// Tables so far: each has another number in the spool.
+    /// What prepared transactions left out.
+    left_out: LeftOut,
+    /// Tables and transactions so far: each has another number in the spool.
     number: u32,
     /// Everything that commits before it was received in this run.
     received: Lsn,
@@ -132,6 +138,7 @@ impl<C> DeferredTables<C> {
             places: FxHashMap::default(),
             writing: Vec::new(),
             limits: Limits::default(),
+            left_out: LeftOut::default(),
             number: 0,
             received: sent_from,
             holds,
@@ -202,6 +209,17 @@ impl<C> DeferredTables<C> {
         self.has_name(&relation.name)
     }
 
+    /// Whether deferred changes are acknowledged.
+    pub(crate) fn are_acknowledged(&self) -> bool {
+        !self.holds
+    }
+
+    /// The size of a block, so that all of them are no larger than their limit.
+    fn block_bytes(&self) -> usize {
+        let BlockLimits { all, largest, smallest } = self.blocks;
+        (all / (self.tables.len() + self.left_out.len()).max(1)).clamp(smallest, largest)
+    }
+
     /// The same by name.
     #[must_use]
     pub fn has_name(&self, name: &TableName) -> bool {
@@ -219,8 +237,7 @@ impl<C> DeferredTables<C> {
         spool: &mut S,
     ) -> Result<(), S::Error> {
         if !self.tables.is_empty() {
-            let BlockLimits { all, largest, smallest } = self.blocks;
-            let block = (all / self.tables.len()).clamp(smallest, largest);
+            let block = self.block_bytes();
             self.defer_changes(part, block);
             if let Some(end) = part.end_lsn {
                 for place in self.writing.drain(..) {
@@ -313,10 +330,11 @@ impl<C> DeferredTables<C> {
         }
     }
 
-    /// Whether everything was received that a table must wait for.
+    /// Whether everything was received that a table must wait for: what others have applied, and the ends of prepared
+    /// transactions that left its changes out.
     #[must_use]
     pub fn may_catch_up(&self, table: &DeferredTable<C>) -> bool {
-        table.after <= self.received
+        table.after <= self.received && !self.left_out.has_of(&table.name)
     }
 
     /// The tables that have everything that was received, if everything else that was received is

@@ -111,6 +111,36 @@ fn each_table_gets_its_changes_although_another_one_is_removed_meanwhile() {
     assert_eq!(next_parts(&mut deferred), [None; 3]);
 }
 
+/// What a prepared transaction left out comes in its place, when it commits. Until it ends, its tables do not catch up.
+#[test]
+fn what_a_prepared_transaction_left_out_is_deferred_when_it_commits() {
+    let r = relations(4);
+    let mut deferred = deferred(3);
+    deferred.received(Lsn(100));
+    for (xid, left_out) in [(Xid(7), vec![name(0), name(1)]), (Xid(8), vec![name(1)])] {
+        deferred.leave_out(xid, left_out);
+        assert!(deferred.leaves_out(xid, &r[1]) && !deferred.leaves_out(xid, &r[2]));
+        let parts = [part(110, &[&r[3], &r[0], &r[1]], false), part(110, &[&r[1], &r[3]], true)];
+        for part in parts {
+            deferred.keep_left_out(xid, &part, &mut NoSpool).unwrap();
+        }
+    }
+    let may_catch_up = |deferred: &DeferredTables<()>| -> Vec<bool> {
+        deferred.tables().iter().map(|table| deferred.may_catch_up(table)).collect()
+    };
+    assert_eq!(may_catch_up(&deferred), [false, false, true]);
+    deferred.defer(&part(120, &[&r[1]], true), &mut NoSpool).unwrap();
+    deferred.forget_left_out(Xid(8), &mut NoSpool).unwrap();
+    let head = part(130, &[], true).head;
+    let limits = PartLimits::default();
+    let done = deferred.defer_left_out(Xid(7), (head, Lsn(138)), limits, &mut NoSpool);
+    assert!(done.is_ok());
+    assert_eq!(may_catch_up(&deferred), [true; 3]);
+    assert_eq!(next_parts(&mut deferred), [Some(1), Some(1), None]);
+    assert_eq!(next_parts(&mut deferred), [None, Some(2), None]);
+    assert_eq!(next_parts(&mut deferred), [None; 3]);
+}
+
 #[test]
 fn the_limits_are_those_of_the_tables_that_are_left() {
     let mut deferred = DeferredTables::new(Lsn(50), true, BlockLimits::default());

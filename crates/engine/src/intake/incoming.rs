@@ -457,6 +457,11 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         Ok(part.map(|part| NextPart { part, prepares }))
     }
 
+    /// How parts are cut.
+    pub(super) fn part_limits(&self) -> PartLimits {
+        self.settings.parts
+    }
+
     /// The spool, for deferred changes.
     pub fn spool_mut(&mut self) -> &mut S {
         &mut self.spool

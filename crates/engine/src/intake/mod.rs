@@ -35,6 +35,7 @@ use crate::progress::{Positions, Progress, Range};
 use crate::relation::RemoteRelation;
 use crate::streaming::Streams;
 use crate::sync_lsn::already_applied;
+use crate::table_name::TableName;
 use crate::transaction::{Location, TransactionPart};
 use crate::work::{Table, TwoPhase, Work};
 
@@ -113,19 +114,20 @@ pub trait Surroundings {
     /// How a transaction is prepared on the subscriber.
     fn prepare_as(&self, prepared: &Prepared) -> Self::Prepared;
 
-    /// Notes on the subscriber, in a commit of its own, that these are about to be prepared there. Returns how
+    /// Notes on the subscriber, in a commit of its own, that these are about to be prepared there, and that they
+    /// leave out changes of deferred tables (`without`): after a crash, these are to be copied again. Returns how
     /// many transactions are prepared there, by anyone: all databases share its places.
     ///
     /// # Errors
     /// When that fails.
-    fn note_prepared(&mut self, prepared: &[Self::Prepared]) -> Result<usize, Self::Error>;
+    fn note_prepared(
+        &mut self,
+        prepared: &[Self::Prepared],
+        without: &[&TableName],
+    ) -> Result<usize, Self::Error>;
 
     /// The subscriber has no place for a transaction that is due, which stays held.
     fn lacks_places(&mut self);
-
-    /// A transaction that is due stays held, because its changes of this table are not applied yet: its copy is not
-    /// complete, or has not begun.
-    fn waits_for_table(&mut self, prepared: &Prepared, relation: &RemoteRelation);
 
     /// The note of a transaction that is not prepared on the subscriber is not needed any more.
     fn forget_prepared(&mut self, prepared: Self::Prepared);

@@ -3,9 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Intake, IntakeError, IntakeResult, PreparedTransaction, Surroundings};
+use pgoutput::Lsn;
+use rustc_hash::FxHashMap;
+
+use super::{
+    Intake, IntakeError, IntakeResult, Outcome, PreparedTransaction, Surroundings, unreadable,
+};
 use crate::history::{HistoryError, HistoryMark};
-use crate::relation::RemoteRelation;
 use crate::transaction::TransactionPart;
 use crate::work::{TwoPhase, Work};
 
@@ -37,9 +41,30 @@ impl<E: Surroundings> Intake<E> {
             }
             step => step,
         };
+        self.end_left_out(&part, &step, end)?;
         self.progress.dispatched(end);
         self.dispatch_in_order(part, Vec::new(), predecessor, Some(step), env);
         Ok(())
+    }
+
+    /// A transaction ends that may have left changes of deferred tables out.
+    fn end_left_out(
+        &mut self,
+        part: &TransactionPart,
+        step: &TwoPhase<E::Prepared>,
+        end: Lsn,
+    ) -> IntakeResult<(), E> {
+        let Self { deferred, incoming, .. } = self;
+        let limits = incoming.part_limits();
+        let spool = incoming.spool_mut();
+        match step {
+            TwoPhase::Commit(here) => deferred
+                .defer_left_out(here.xid(), (part.head, end), limits, spool)
+                .map_err(unreadable),
+            TwoPhase::Rollback(here) | TwoPhase::Prepare(here) => {
+                deferred.forget_left_out(here.xid(), spool).map_err(IntakeError::Outside)
+            }
+        }
     }
 
     /// Takes a part of a transaction that is to be prepared on the subscriber. It has no place in the
@@ -58,8 +83,14 @@ impl<E: Surroundings> Intake<E> {
         }
         let mut tables = Vec::with_capacity(part.relations().len());
         for index in 0..part.relations().len() {
-            let table = if skipped { Ok(None) } else { env.table(&part, index, later) };
+            let left_out = self.deferred.leaves_out(here.xid(), &part.relations()[index]);
+            let table = if skipped || left_out { Ok(None) } else { env.table(&part, index, later) };
             tables.push(table.map_err(IntakeError::Outside)?);
+        }
+        if !skipped {
+            let spool = self.incoming.spool_mut();
+            let kept = self.deferred.keep_left_out(here.xid(), &part, spool);
+            kept.map_err(IntakeError::Outside)?;
         }
         self.partly_dispatched = part.end_lsn.is_none();
         let (predecessor, history, held) = (self.progress.last_dispatched(), None, None);
@@ -92,21 +123,40 @@ impl<E: Surroundings> Intake<E> {
         if !self.may_prepare() {
             return Ok(());
         }
-        let Self { incoming, deferred, progress, .. } = self;
+        let Self { incoming, deferred, progress, streams, .. } = self;
         let received = progress.positions().write;
+        let (mut left_out, mut replaced) = (FxHashMap::default(), false);
         let mut due = incoming.take_due(now, |prepared, relations| {
             // Everything that was received is before its end, and so is what the progress covers.
             let after = received.max(prepared.end_lsn);
-            let waits = |one: &&Arc<RemoteRelation>| deferred.has(one) || !env.knows(one, after);
-            if let Some(relation) = relations.iter().find(waits) {
-                env.waits_for_table(prepared, relation);
-            }
-            // Deferred changes of a table come first: they committed before this transaction ends.
-            if relations.iter().any(|relation| deferred.has(relation)) {
+            if deferred.are_acknowledged() {
+                for relation in relations {
+                    if !deferred.has(relation) && !env.knows(relation, after) {
+                        streams.abandon_all();
+                        env.add_table(relation, deferred, progress)?;
+                    }
+                }
+            } else if relations.iter().any(|relation| deferred.has(relation)) {
+                // Deferred changes of a table come first: they committed before this transaction ends.
                 return Ok(false);
             }
-            env.may_be_prepared(relations, after)
+            let (later, ready): (Vec<_>, Vec<_>) =
+                relations.iter().cloned().partition(|relation| deferred.has(relation));
+            if deferred.are_acknowledged() {
+                replaced |= ready.iter().any(|relation| env.is_another(relation, after));
+            }
+            let may = !replaced && env.may_be_prepared(&ready, after)?;
+            if may {
+                let tables: Vec<_> = later.iter().map(|relation| relation.name.clone()).collect();
+                left_out.insert(prepared.xid, tables);
+            }
+            Ok(may)
         })?;
+        if replaced {
+            // The next run looks at the publications, and leaves changes of such a table out.
+            self.close(Outcome::Changed);
+            return Ok(());
+        }
         let room = self.settings.most_prepared.saturating_sub(incoming.prepared_here());
         let mut lacks = room < due.len();
         for one in due.drain(room.min(due.len())..) {
@@ -119,7 +169,8 @@ impl<E: Surroundings> Intake<E> {
             return Ok(());
         }
         let mut due: Vec<_> = due.iter().map(|one| env.prepare_as(one)).collect();
-        let there = env.note_prepared(&due).map_err(IntakeError::Outside)?;
+        let without: Vec<_> = due.iter().flat_map(|here| &left_out[&here.xid()]).collect();
+        let there = env.note_prepared(&due, &without).map_err(IntakeError::Outside)?;
         // Others may have taken places, and one that is being prepared may be among those that are there.
         let taken = there + self.incoming.preparing();
         let room = self.settings.most_prepared.saturating_sub(taken);
@@ -131,6 +182,8 @@ impl<E: Surroundings> Intake<E> {
         self.hold_noted(later, now);
         let mut due = due.into_iter();
         while let Some(here) = due.next() {
+            let xid = here.xid();
+            self.deferred.leave_out(xid, left_out.remove(&xid).unwrap_or_default());
             self.incoming.begin_prepare(here);
             self.take_parts(env)?;
             if self.incoming.has_parts() {

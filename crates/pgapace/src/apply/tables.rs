@@ -490,6 +490,10 @@ impl Tables {
                 continue;
             }
             if !self.sync_lsns.contains_key(&remote.name) {
+                // Changes of a table that is no longer published are left out, then as later.
+                if commits.are_synchronous() && self.is_gone(remote, lsn) {
+                    continue;
+                }
                 return Ok(false);
             }
             if self.is_another(remote, lsn) {

@@ -204,7 +204,6 @@ impl Supervisor<'_> {
                 durability: opened.durability,
                 names,
                 place_wait: LongWait::default(),
-                table_wait: LongWait::default(),
                 shutdown: self.shutdown,
                 until: opened.until,
                 counters: Counters::default(),

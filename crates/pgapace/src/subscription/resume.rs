@@ -314,15 +314,15 @@ fn copy_requested_again(
     Ok(())
 }
 
-/// Has tables copied again that lack changes which were acknowledged: those before `acknowledged`. Where rows
-/// must be kept, they are blocked. Removes these tables from `catching_up`.
+/// Has tables copied again that lack changes which were acknowledged: those before `acknowledged`, or of a prepared
+/// transaction whose PREPARE is. Where rows must be kept, they are blocked. Removes these tables from `catching_up`.
 fn handle_lost_tables(
     control: &mut Session,
     context: SyncContext<'_>,
     catching_up: &mut Vec<CatchUp>,
     acknowledged: Lsn,
 ) -> Result<()> {
-    for table in catching_up.extract_if(.., |table| table.through < acknowledged) {
+    for table in catching_up.extract_if(.., |t| t.lacks_prepared || t.through < acknowledged) {
         let name = table.name.to_string();
         let through = table.through;
         if context.options.keeps_rows() {

@@ -8,7 +8,8 @@
 //!
 //! Deferred changes are not acknowledged, so after a crash the publisher sends them again. A synchronous
 //! publisher waits for the acknowledgement: then they are acknowledged, and after a crash the table is
-//! copied again.
+//! copied again. It waits for PREPARE TRANSACTION too: then the transaction is prepared without them
+//! (`engine/src/deferred/left_out.rs`).
 
 mod catchup;
 

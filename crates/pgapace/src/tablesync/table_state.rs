@@ -293,6 +293,8 @@ pub(crate) struct CatchUp {
     pub(crate) through: Lsn,
     /// Another copy was requested.
     pub(crate) requested: bool,
+    /// A transaction was prepared on the subscriber without its changes of this table.
+    pub(crate) lacks_prepared: bool,
 }
 
 /// The columns of a table that is to be copied, after its state. One that is copied again has no progress until
@@ -300,7 +302,8 @@ pub(crate) struct CatchUp {
 pub(super) const WANTED: &str = "sync_lsn = NULL, empty_first = r.empty_first OR r.requested IS NOT NULL, \
                       publisher_bytes = CASE WHEN r.requested IS NULL THEN r.publisher_bytes END, \
                       copied_into = CASE WHEN r.requested IS NULL THEN r.copied_into END, \
-                      requested = NULL, copy_wanted = true, reason = NULL, blocked_since = NULL";
+                      requested = NULL, copy_wanted = true, reason = NULL, blocked_since = NULL, \
+                      lacks_prepared = false";
 
 /// Columns of the row of a table that becomes blocked, beside its state: an earlier copy does not count
 /// any more.
@@ -451,7 +454,7 @@ pub(crate) const CATCHING_UP: &str = "\
     SELECT r.schema_name, r.table_name, r.catch_up, r.sync_lsn, \
       coalesce((SELECT p.lsn FROM pgapace.progress p \
         WHERE p.subscription = r.catch_up ORDER BY p.lsn DESC LIMIT 1), r.sync_lsn), \
-      r.requested IS NOT NULL \
+      r.requested IS NOT NULL, r.lacks_prepared \
     FROM pgapace.relation r WHERE r.subscription = $1::pg_catalog.int4 \
       AND r.state = 'catchup' \
     ORDER BY r.schema_name, r.table_name";
@@ -473,6 +476,7 @@ pub(crate) fn catching_up_in(rows: &wire::Rows) -> Result<Vec<CatchUp>> {
             sync_lsn: SyncLsn(field(&row, 3)?),
             through: field(&row, 4)?,
             requested: boolean(&row, 5)?,
+            lacks_prepared: boolean(&row, 6)?,
         })
     };
     rows.iter().map(table).collect()
@@ -514,7 +518,7 @@ pub(crate) fn end_catch_up(
     let numbers: Vec<_> = numbers.iter().map(|number| number.0.to_string()).collect();
     let numbers = numbers.join(", ");
     let sql = format!(
-        "UPDATE pgapace.relation r SET state = {state}, catch_up = NULL \
+        "UPDATE pgapace.relation r SET state = {state}, catch_up = NULL, lacks_prepared = false \
            WHERE subscription = {owner} AND catch_up IN ({numbers}); \
          DELETE FROM pgapace.progress WHERE subscription IN ({numbers}) \
            AND {owner} IS NOT NULL",

@@ -5,6 +5,7 @@ mod catching_up;
 mod crashes;
 mod durable;
 mod held;
+mod left_out;
 mod places;
 mod restored;
 mod synchronous;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use testbed::{Result, TableName};
 
-use crate::support::{DB, NAME, PATIENCE, Site, one_or_all, wait_for_event, wait_while_running};
+use crate::support::{DB, NAME, Site, one_or_all};
 
 /// PREPARE returns when the transaction is prepared on the subscriber, and COMMIT PREPARED when it
 /// is committed there. Several connections do this concurrently.
@@ -91,51 +91,6 @@ fn prepare_returns_with_changes_of_a_blocked_table() -> Result<()> {
         assert!(done.is_ok(), "{done:?}:\n{}", run.log());
         site.wait_until_applied(&mut run)?;
         site.expect_equal(&[TableName::from("t")])?;
-    }
-    Ok(())
-}
-
-/// A table was added and is not copied yet. A PREPARE that changes it waits, and the copy would wait for its end. The
-/// log says so; when the publisher does not wait any more, both go on.
-#[test]
-fn a_prepare_that_waits_for_a_copy_is_named() -> Result<()> {
-    for &major in one_or_all(&[15, 18]) {
-        let mut site = Site::new(major, major)?;
-        for server in [&site.publisher, &site.subscriber] {
-            let tables =
-                "CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE late (id int PRIMARY KEY)";
-            server.sql(DB, tables)?;
-        }
-        site.publisher.sql(DB, "CREATE PUBLICATION pub FOR TABLE t")?;
-        let program = site.program().args(["--two-phase"]);
-        let mut run = site.spawn_streaming(&program)?;
-        site.wait_until_applied(&mut run)?;
-        run.kill9()?;
-        site.publisher.set("synchronous_standby_names", NAME)?;
-        let mut run = site.spawn_streaming(&program)?;
-        let mut client = site.publisher.connect(DB)?;
-        // Nothing looks at the publications before.
-        let preparing = std::thread::spawn(move || {
-            client.batch_execute("ALTER PUBLICATION pub ADD TABLE late")?;
-            client.batch_execute(
-                "BEGIN; INSERT INTO t VALUES (1); INSERT INTO late VALUES (1); PREPARE TRANSACTION 'x'",
-            )?;
-            client.batch_execute("COMMIT PREPARED 'x'")
-        });
-        wait_for_event(&mut run, "prepare_waits_for_copy", PATIENCE)?;
-        let log = run.log();
-        assert!(log.contains("table=\"public.late\" gid=\"x\""), "{log}");
-        assert!(!preparing.is_finished());
-        site.publisher.set("synchronous_standby_names", "")?;
-        let done = preparing.join().expect("a client panicked");
-        assert!(done.is_ok(), "{done:?}:\n{}", run.log());
-        let ready =
-            "SELECT count(*) FROM pgapace.relation WHERE table_name = 'late' AND state = 'ready'";
-        wait_while_running(&mut run, "the table to be ready", PATIENCE, || {
-            Ok(site.subscriber.query_one_text(DB, ready)? == "1")
-        })?;
-        site.wait_until_applied(&mut run)?;
-        site.expect_equal(&[TableName::from("t"), TableName::from("late")])?;
     }
     Ok(())
 }

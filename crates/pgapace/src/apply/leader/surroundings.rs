@@ -8,6 +8,7 @@ use engine::deferred::DeferredTables;
 use engine::intake::{self, IntakeError};
 use engine::progress::Progress;
 use engine::relation::RemoteRelation;
+use engine::table_name::TableName;
 use engine::transaction::TransactionPart;
 use pgoutput::{Lsn, Xid};
 use wire::Session;
@@ -60,8 +61,6 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) names: PrepareNames,
     /// For a place of the subscriber for another prepared transaction.
     pub(crate) place_wait: LongWait,
-    /// For the copy of a table that a prepared transaction changes.
-    pub(crate) table_wait: LongWait,
     pub(crate) shutdown: &'a Shutdown,
     pub(crate) until: Option<Lsn>,
     pub(crate) counters: Counters,
@@ -181,11 +180,16 @@ impl intake::Surroundings for Surroundings<'_> {
         PreparedHere::new(self.names.subscription, &self.names.prefix, prepared)
     }
 
-    fn note_prepared(&mut self, prepared: &[PreparedHere]) -> Result<usize> {
+    fn note_prepared(
+        &mut self,
+        prepared: &[PreparedHere],
+        without: &[&TableName],
+    ) -> Result<usize> {
         for here in prepared {
             tracing::debug!(xid = %here.xid, gid = here.gid, name = here.name, "is prepared");
         }
-        prepared::note(&mut self.control, self.names.epoch, &prepared.iter().collect::<Vec<_>>())
+        let all: Vec<_> = prepared.iter().collect();
+        prepared::note(&mut self.control, self.names.epoch, &all, without)
     }
 
     fn lacks_places(&mut self) {
@@ -194,21 +198,6 @@ impl intake::Surroundings for Surroundings<'_> {
                 event = "prepared_transactions_full",
                 subscription = self.names.subscription_name,
                 "subscriber has max_prepared_transactions prepared transactions; others are held"
-            );
-        }
-    }
-
-    /// The publisher's session waits for the subscription in PREPARE TRANSACTION, and so do all that commit after it. A
-    /// copy that has not begun waits for that transaction in turn, as a new slot waits for all that write.
-    fn waits_for_table(&mut self, prepared: &Prepared, relation: &RemoteRelation) {
-        if self.names.commits.are_synchronous() && self.table_wait.noticed(Instant::now()) {
-            tracing::warn!(
-                event = "prepare_waits_for_copy",
-                subscription = self.names.subscription_name,
-                table = relation.name.to_string(),
-                gid = prepared.gid,
-                "commits of the publisher wait for a prepared transaction that changes a table whose copy is not complete; \
-                 take the subscription out of synchronous_standby_names until it is"
             );
         }
     }

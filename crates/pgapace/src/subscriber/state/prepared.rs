@@ -26,6 +26,7 @@
 //! of others that holds a lock which an earlier transaction needs, and waits for the prepared one.
 
 use engine::assemble::Prepared;
+use engine::table_name::TableName;
 use pgoutput::{Lsn, Timestamp, Xid};
 use wire::{Param, Rows, Session, quote_literal};
 
@@ -248,10 +249,15 @@ const DATABASE_PREFIX: &str = "\
 (SELECT 'pgapace_' || d.oid || '_' FROM pg_catalog.pg_database d
  WHERE d.datname = pg_catalog.current_database())";
 
-/// Commits the first rows of transactions that are about to be prepared. The commit is
-/// asynchronous: it becomes durable with the first PREPARE TRANSACTION. Returns how many transactions
-/// are prepared, in all databases. Fails if this run no longer owns the subscription.
-pub(crate) fn note(session: &mut Session, epoch: i64, all: &[&PreparedHere]) -> Result<usize> {
+/// Commits the first rows of transactions that are about to be prepared, and that changes of these tables are left
+/// out (`without`). The commit is asynchronous: it becomes durable with the first PREPARE TRANSACTION. Returns how many
+/// transactions are prepared, in all databases. Fails if this run no longer owns the subscription.
+pub(crate) fn note(
+    session: &mut Session,
+    epoch: i64,
+    all: &[&PreparedHere],
+    without: &[&TableName],
+) -> Result<usize> {
     let repertoire = Repertoire::of(session);
     let rows: Vec<_> = all
         .iter()
@@ -271,13 +277,26 @@ pub(crate) fn note(session: &mut Session, epoch: i64, all: &[&PreparedHere]) -> 
             )
         })
         .collect();
+    let left_out = all.first().filter(|_| !without.is_empty()).map(|one| {
+        let name = |table: &&TableName| {
+            format!("({}, {})", quote_literal(&table.schema), quote_literal(&table.name))
+        };
+        let names: Vec<_> = without.iter().map(name).collect();
+        format!(
+            "UPDATE pgapace.relation SET lacks_prepared = true \
+             WHERE subscription = {} AND (schema_name, table_name) IN ({}) AND NOT lacks_prepared; ",
+            one.subscription.0,
+            names.join(", ")
+        )
+    });
     let sql = format!(
         "BEGIN; SET LOCAL synchronous_commit TO off; \
          INSERT INTO pgapace.prepared \
            (subscription, xid, prepare_lsn, committed, name, gid, prepared_at, epoch) \
-         VALUES {} ON CONFLICT DO NOTHING; COMMIT; \
+         VALUES {} ON CONFLICT DO NOTHING; {}COMMIT; \
          SELECT pg_catalog.count(*) FROM pg_catalog.pg_prepared_xact()",
-        rows.join(", ")
+        rows.join(", "),
+        left_out.unwrap_or_default()
     );
     let results = session.simple(&sql).map_err(|e| {
         let failure = writing(&e);

@@ -684,6 +684,10 @@ ALTER TABLE pgapace.subscription ADD two_phase boolean",
 -- held: where the prepared transactions begin of which the subscriber may have nothing yet when the row is written.
 -- Until each has a row in pgapace.prepared, or has ended, the slot must not pass it
 ALTER TABLE pgapace.progress ADD held pg_lsn[]",
+    "\
+-- lacks_prepared: a transaction was prepared on the subscriber without its changes of this table, which is being copied.
+-- Only the run that has prepared it has them. So another one copies the table again, unless it has caught up
+ALTER TABLE pgapace.relation ADD lacks_prepared boolean NOT NULL DEFAULT false",
 ];
 
 /// How long an upgrade waits for the lock of a table. Then it is tried again later.
