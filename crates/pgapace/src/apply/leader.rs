@@ -9,6 +9,7 @@ mod ending;
 mod heartbeat;
 mod intake;
 mod periodic_job;
+mod prepare_pause;
 mod statistics;
 mod streaming;
 mod surroundings;
@@ -42,12 +43,13 @@ use crate::subscriber::state;
 use crate::subscriber::state::conflicts::Conflict;
 use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::statistics::Counters;
-use crate::tablesync::deferred::LeaderAccess;
+use crate::tablesync::deferred::{LeaderAccess, StreamedTableSync};
 
 use barrier::StreamBarrier;
 pub(crate) use engine::intake::Outcome;
 use heartbeat::Heartbeat;
 use periodic_job::PeriodicJob;
+use prepare_pause::PreparePause;
 pub(crate) use surroundings::{Decoded, PrepareNames, Surroundings};
 pub(crate) use watched::Watched;
 
@@ -132,6 +134,7 @@ pub(crate) struct Leader<'a> {
     waits: Stopwatch,
     /// No worker takes the waiting work.
     all_busy: bool,
+    prepare_pause: PreparePause,
     watched: Watched,
     newer: SettingsWatch,
     move_order: MoveOrder,
@@ -171,6 +174,7 @@ impl<'a> Leader<'a> {
             conflicts: Vec::new(),
             waits: Stopwatch::default(),
             all_busy: false,
+            prepare_pause: PreparePause::default(),
             watched: parts.watched,
             newer: parts.newer,
             move_order: parts.move_order,
@@ -418,11 +422,16 @@ impl<'a> Leader<'a> {
         self.around.table_sync.waits_for_quiet(may_copy)
     }
 
-    /// Has transactions prepared that have been held for too long. None while a copy is requested, unless commits of
-    /// the publisher wait: the copy begins when those that are prepared have ended, and others would take their
-    /// place.
+    /// Has transactions prepared that have been held for too long. None while a copy is requested: it begins when those
+    /// that are prepared have ended, and others would take their place. If commits of the publisher wait, none only for
+    /// a moment.
     fn prepare_due(&mut self) -> Result<()> {
-        if self.commits_wait() || !self.around.table_sync.has_requests() {
+        let table_sync = &self.around.table_sync;
+        let requested = table_sync.has_requests();
+        let waits = requested || StreamedTableSync::has_nearly_ready(&self.intake.deferred);
+        let pauses = self.prepare_pause.is_on(waits, Instant::now());
+        let held = if self.commits_wait() { pauses } else { requested };
+        if !held {
             self.intake.prepare_due(self.now(), &mut self.around)?;
         }
         Ok(())

@@ -172,6 +172,14 @@ impl<'a> StreamedTableSync<'a> {
         self.adder.waits_for_quiet()
     }
 
+    /// Whether a table is nearly ready. No transaction may then be prepared without its changes.
+    pub(crate) fn has_nearly_ready(deferred: &DeferredTables<CatchUp>) -> bool {
+        let is_near = |table: &DeferredTable<CatchUp>| {
+            table.copied().is_some() && table.changes.unread() <= LITTLE
+        };
+        deferred.tables().iter().any(is_near)
+    }
+
     /// Whether nothing more is to be received for a moment. `may_copy` is whether a copy on request
     /// could begin then.
     pub(crate) fn waits_for_quiet(&self, may_copy: bool) -> bool {

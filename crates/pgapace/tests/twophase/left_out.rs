@@ -11,7 +11,7 @@ use testbed::{Program, Result, TableName};
 
 use crate::support::{
     DB, NAME, PATIENCE, Site, expect_exit, holds_for, one_or_all, random_pause, seeds,
-    wait_for_event, wait_while_running,
+    wait_for_event, wait_for_events, wait_while_running,
 };
 
 const TABLES: &str =
@@ -188,9 +188,9 @@ fn write(
         let mut round = 0;
         while !stop.load(Ordering::Relaxed) {
             let id = number * 1_000_000 + round;
-            let (row, gone) = (number * 20 + random.u64(1..15), number * 20 + random.u64(15..20));
+            let (row, gone) = (number * 8 + random.u64(1..5), number * 8 + random.u64(6..9));
             client.batch_execute(&format!(
-                "BEGIN; INSERT INTO t VALUES ({id}); UPDATE late SET v = v + 1 WHERE id BETWEEN {row} AND {row} + 2; \
+                "BEGIN; INSERT INTO t VALUES ({id}); UPDATE late SET v = v + 1 WHERE id BETWEEN {row} AND {row} + 1; \
                  DELETE FROM late WHERE id = {gone}; INSERT INTO late VALUES ({id}, 0); \
                  PREPARE TRANSACTION 'g{number}'"
             ))?;
@@ -229,7 +229,7 @@ fn prepared_transactions_of_an_added_table_survive_kills() -> Result<()> {
             run.kill9()?;
             run = site.spawn_streaming(&program)?;
         }
-        let all = "BEGIN; UPDATE late SET v = v + 1 WHERE id > 90; PREPARE TRANSACTION 'all'";
+        let all = "BEGIN; UPDATE late SET v = v + 1 WHERE id > 96; PREPARE TRANSACTION 'all'";
         execute(&mut client, all, &run);
         execute(&mut client, "COMMIT PREPARED 'all'", &run);
         wait_for_state(&site, &mut run, "ready")?;
@@ -241,6 +241,33 @@ fn prepared_transactions_of_an_added_table_survive_kills() -> Result<()> {
         expect_settled(&site, &mut run)?;
         run.terminate()?;
         expect_exit(&mut run, 0, &[])?;
+    }
+    Ok(())
+}
+
+/// At any moment some of many clients have a transaction prepared. They are held for a moment, in which the copy begins.
+#[test]
+fn a_requested_copy_begins_between_many_prepared_transactions() -> Result<()> {
+    for &major in one_or_all(&[15, 18]) {
+        let (site, _, mut run) = start(major)?;
+        site.publisher.sql(DB, "ALTER PUBLICATION pub ADD TABLE late")?;
+        site.tool().finish("refresh", &[]).expect(0, &[]);
+        wait_for_state(&site, &mut run, "ready")?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let writers: Vec<_> =
+            (1..13).map(|number| write(&site, number, &stop)).collect::<Result<_>>()?;
+        let busy = "SELECT count(*) > 3 FROM pg_prepared_xacts";
+        wait_while_running(&mut run, "transactions to be prepared", PATIENCE, || {
+            Ok(site.subscriber.query_one_text(DB, busy)? == "t")
+        })?;
+        site.tool().finish("resync", &["late"]).expect(0, &[]);
+        wait_for_events(&mut run, "table_caught_up", 2, PATIENCE)?;
+        stop.store(true, Ordering::Relaxed);
+        for writer in writers {
+            let ended = writer.join().expect("a client panicked");
+            assert!(ended.is_ok(), "{ended:?}:\n{}", run.log());
+        }
+        expect_settled(&site, &mut run)?;
     }
     Ok(())
 }
