@@ -97,3 +97,31 @@ fn a_first_copy_and_a_rebase_that_commits_wait_for_say_so() -> Result<()> {
     }
     Ok(())
 }
+
+/// Another subscription streams. It answers commits for which one standby suffices, and not those that wait for both.
+#[test]
+fn a_first_copy_is_named_only_if_too_few_others_answer_commits() -> Result<()> {
+    let mut site = Site::start(&[], &[])?;
+    let ddl = "CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)";
+    site.publisher.sql(DB, ddl)?;
+    site.subscriber.sql(DB, ddl)?;
+    site.publisher.sql(DB, "CREATE PUBLICATION pub FOR TABLE t; CREATE PUBLICATION two FOR TABLE u; INSERT INTO u VALUES (1)")?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    site.publisher.set("synchronous_standby_names", "ANY 1 (sub, other)")?;
+    wait_for_event(&mut run, "synchronous_changed", PATIENCE)?;
+    let mut holder = site.subscriber.connect(DB)?;
+    holder.batch_execute("BEGIN; LOCK TABLE u IN SHARE MODE")?;
+    let mut other = site.tool();
+    (other.name, other.publications) = ("other".to_owned(), "two".to_owned());
+    let mut first = site.spawn(&other.program("run"))?;
+    wait_for_event(&mut first, "slot_created", PATIENCE)?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
+    assert_eq!(first.events("commits_wait_for_copy"), 0, "{}", first.log());
+    site.publisher.set("synchronous_standby_names", "ANY 2 (sub, other)")?;
+    let writing = commit_that_waits(&site, Some(&mut first), "INSERT INTO t VALUES (2)")?;
+    wait_for_event(&mut first, "commits_wait_for_copy", PATIENCE)?;
+    holder.batch_execute("COMMIT")?;
+    has_ended(writing, &first);
+    site.wait_until_applied(&mut run)?;
+    site.expect_equal(&[TableName::from("t"), TableName::from("u")])
+}
