@@ -91,6 +91,20 @@ fn a_prepare_does_not_wait_for_a_table_that_was_just_added() -> Result<()> {
     Ok(())
 }
 
+/// The table is added, and its copy has its snapshot, and waits for a lock.
+fn begin_copy(site: &Site, client: &mut Client, run: &mut Process) -> Result<Client> {
+    let mut holder = site.subscriber.connect(DB)?;
+    holder.batch_execute("BEGIN; LOCK TABLE late IN SHARE MODE")?;
+    execute(client, "ALTER PUBLICATION pub ADD TABLE late", run);
+    execute(client, "INSERT INTO late VALUES (1000, 0)", run);
+    let waits =
+        "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = 'late'::regclass";
+    wait_while_running(run, "the copy to wait", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, waits)? == "t")
+    })?;
+    Ok(holder)
+}
+
 /// They are prepared without their changes of the table while it is copied, which come when they commit. Until then the
 /// table does not end to catch up. After a crash it is copied again.
 #[test]
@@ -102,14 +116,7 @@ fn a_prepare_does_not_wait_for_a_copy() -> Result<()> {
             if killed == "never" {
                 client.batch_execute("SET synchronous_commit = remote_apply")?;
             }
-            let mut holder = site.subscriber.connect(DB)?;
-            holder.batch_execute("BEGIN; LOCK TABLE late IN SHARE MODE")?;
-            execute(&mut client, "ALTER PUBLICATION pub ADD TABLE late", &run);
-            execute(&mut client, "INSERT INTO late VALUES (1000, 0)", &run);
-            let waits = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = 'late'::regclass";
-            wait_while_running(&mut run, "the copy to wait", PATIENCE, || {
-                Ok(site.subscriber.query_one_text(DB, waits)? == "t")
-            })?;
+            let mut holder = begin_copy(&site, &mut client, &mut run)?;
             for (gid, sql) in [
                 ("x", "INSERT INTO t VALUES (1); UPDATE late SET v = 1 WHERE id < 6"),
                 ("y", "INSERT INTO t VALUES (2); INSERT INTO late VALUES (2000, 0)"),
@@ -152,6 +159,24 @@ fn a_prepare_does_not_wait_for_a_copy() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// It goes through the spool twice: until it is prepared, and its changes of the table until it commits.
+#[test]
+fn a_large_transaction_is_prepared_without_a_table_that_is_copied() -> Result<()> {
+    let (site, program, mut run) = start(18)?;
+    run.kill9()?;
+    let mut run = site.spawn_streaming(&program.args(["--memory-limit", "16"]))?;
+    let mut client = client(&site)?;
+    let mut holder = begin_copy(&site, &mut client, &mut run)?;
+    let prepare = "BEGIN; INSERT INTO t SELECT generate_series(1, 100000); \
+                   INSERT INTO late SELECT i, i FROM generate_series(1001, 300000) i; \
+                   INSERT INTO t VALUES (0); UPDATE late SET v = 1 WHERE id BETWEEN 50 AND 1100; PREPARE TRANSACTION 'x'";
+    execute(&mut client, prepare, &run);
+    holder.batch_execute("COMMIT")?;
+    execute(&mut client, "DELETE FROM late WHERE id = 1", &run);
+    execute(&mut client, "COMMIT PREPARED 'x'", &run);
+    expect_settled(&site, &mut run)
 }
 
 /// Its changes are left out, because the rows on the subscriber are not of this table.
