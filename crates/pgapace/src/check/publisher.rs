@@ -15,7 +15,7 @@ use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::{OLDEST_MAJOR, Publisher, is_standby};
 use crate::publisher::slot;
 use crate::sqlstate;
-use crate::subscriber::catalogue::{field, oid_array};
+use crate::subscriber::catalogue::{boolean, field, oid_array};
 use crate::subscriber::state::Phase;
 use crate::verify::facts::HAS_NO_NULL;
 
@@ -332,12 +332,12 @@ fn identities(
                   AND i.indpred IS NULL AND i.indexprs IS NULL \
                   AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_attribute a \
                     WHERE a.attrelid = c.oid AND a.attnum = ANY (i.indkey) AND NOT {HAS_NO_NULL}) \
-                ORDER BY i.indisprimary DESC, ic.relname LIMIT 1), w.ord \
+                ORDER BY i.indisprimary DESC, ic.relname LIMIT 1), w.ord, c.relkind = 'p' \
              FROM pg_catalog.unnest($1::pg_catalog.oid[]) WITH ORDINALITY AS w (oid, ord) \
              CROSS JOIN LATERAL (SELECT w.oid AS relid \
                    UNION SELECT relid FROM pg_catalog.pg_partition_tree(w.oid::pg_catalog.regclass)) tree \
              CROSS JOIN LATERAL (SELECT * FROM pg_catalog.pg_class c WHERE c.oid = tree.relid OFFSET 0) c \
-             WHERE c.relkind = 'r' AND c.relreplident <> 'f' \
+             WHERE (c.relkind = 'r' OR c.relkind = 'p' AND c.oid = w.oid) AND c.relreplident <> 'f' \
                AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid \
                  AND CASE c.relreplident WHEN 'i' THEN i.indisreplident \
                      WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE false END) \
@@ -354,13 +354,17 @@ fn identities(
         };
         let ord: usize = field(&row, 2)?;
         let table = tables[ord - 1].name.to_string();
+        // The publisher looks at the identity of the partition, and sends that of the table which is published.
+        let consequence = match boolean(&row, 3)? {
+            true => "the first one of a partition that has one stops the subscription",
+            false => "the publisher refuses them",
+        };
         reporter
             .warn(
                 "replica_identity",
                 format!(
                     "table {name} has no replica identity: because its updates and deletes are \
-                     published, the publisher refuses them. Add a primary key, \
-                     or set a replica identity"
+                     published, {consequence}. Add a primary key, or set a replica identity"
                 ),
             )
             .on(table)

@@ -453,12 +453,21 @@ fn search(remote: &RemoteRelation, table: &Table, columns: &[usize]) -> Search {
             "subscriber table {name} has neither a replica identity index nor a primary key (a DEFERRABLE one does not \
              count), and the publisher's replica identity is not FULL"
         ),
-        hint: format!(
-            "On the subscriber: ALTER TABLE {} ADD PRIMARY KEY (…); or on the publisher: \
-             ALTER TABLE {} REPLICA IDENTITY FULL.",
-            table.sql_name(),
-            remote.name
-        ),
+        hint: {
+            // No key of the subscriber helps if the publisher sends none.
+            let here = (!remote_key.is_empty()).then(|| {
+                format!(
+                    "On the subscriber: ALTER TABLE {} ADD PRIMARY KEY (…). Otherwise: ",
+                    table.sql_name()
+                )
+            });
+            format!(
+                "{}ALTER TABLE {name} REPLICA IDENTITY FULL on the publisher, which counts only for changes that are made \
+                 later, and then pgapace resync {name}, which leaves out the earlier ones.",
+                here.unwrap_or_default(),
+                name = remote.name
+            )
+        },
     }
 }
 

@@ -20,6 +20,7 @@ mod missing_rows;
 mod modified_values;
 mod modifiers;
 mod moving_values;
+mod partition_identity;
 mod partitions;
 mod planner_settings;
 mod portable;
