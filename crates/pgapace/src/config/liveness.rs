@@ -8,6 +8,8 @@
 //! slow. TCP_USER_TIMEOUT does not tell the difference. For sockets of this process, `wire` does. A server is
 //! given that timeout only for sessions whose replies are always read.
 
+use std::time::Duration;
+
 use wire::{ConnInfo, ConnInfoError};
 
 use crate::config::Subscription;
@@ -58,6 +60,17 @@ pub(super) fn usual(mut info: ConnInfo) -> std::result::Result<ConnInfo, ConnInf
     Ok(info)
 }
 
+/// For a process that has no more time than this: an attempt to connect takes no longer, for each address.
+pub(crate) fn connecting_within(info: &ConnInfo, limit: Duration) -> ConnInfo {
+    let limit = limit.as_millis().div_ceil(1000).max(1);
+    let given = info.get("connect_timeout").and_then(|given| given.trim().parse().ok());
+    if given.is_some_and(|given: u128| given > 0 && given <= limit) {
+        return info.clone();
+    }
+    let limited = info.clone().with("connect_timeout", &limit.to_string());
+    limited.unwrap_or_else(|_| info.clone())
+}
+
 /// Changes the settings of both servers for a process with a standby. Values that a connection string
 /// gives otherwise stay.
 pub(crate) fn for_standby(subscription: &mut Subscription) -> Result<()> {
@@ -91,7 +104,9 @@ fn quick(
 
 #[cfg(test)]
 mod tests {
-    use super::{OF_PUBLISHER, OF_SUBSCRIBER, quick};
+    use std::time::Duration;
+
+    use super::{OF_PUBLISHER, OF_SUBSCRIBER, connecting_within, quick};
 
     #[test]
     fn attempts_to_connect_are_limited() {
@@ -102,6 +117,19 @@ mod tests {
         assert_eq!(limit("host=a").as_deref(), Some("30"));
         // As in libpq: no limit.
         assert_eq!(limit("host=a connect_timeout=0").as_deref(), Some("0"));
+    }
+
+    #[test]
+    fn an_attempt_to_connect_takes_no_longer_than_there_is_time() {
+        let limit = |text: &str, millis: u64| {
+            let info = super::super::conninfo(text).unwrap();
+            let info = connecting_within(&info, Duration::from_millis(millis));
+            info.get("connect_timeout").map(str::to_owned)
+        };
+        assert_eq!(limit("host=a", 4200).as_deref(), Some("5"));
+        assert_eq!(limit("host=a connect_timeout=3", 4200).as_deref(), Some("3"));
+        assert_eq!(limit("host=a connect_timeout=0", 4200).as_deref(), Some("5"));
+        assert_eq!(limit("host=a", 0).as_deref(), Some("1"));
     }
 
     #[test]

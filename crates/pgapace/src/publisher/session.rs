@@ -1,8 +1,11 @@
 //! Sessions on the publisher: their settings, and the publisher's identity.
 
+use std::time::Duration;
+
 use pgoutput::Lsn;
 use wire::{Activity, ConnInfo, Rows, Session, Startup};
 
+use crate::config::liveness;
 use crate::connecting;
 use crate::error::{Class, Failure, Result};
 use crate::pooler::{self, ConnectionStart, backend_sql};
@@ -58,6 +61,12 @@ impl Publisher {
             encoding: "UTF8",
             activity: Activity::default(),
         }
+    }
+
+    /// The same publisher, for a caller that cannot wait longer for an attempt to connect.
+    pub(crate) fn connecting_within(&self, limit: Duration) -> Self {
+        let info = self.info.as_ref().map(|info| liveness::connecting_within(info, limit));
+        Self { info, ..self.clone() }
     }
 
     /// Waits of the sessions that were opened from here. Another thread sees by them whether they

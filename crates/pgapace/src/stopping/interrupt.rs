@@ -1,5 +1,7 @@
 //! Work that a request to stop interrupts, whatever its sessions wait for.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, bounded};
@@ -39,6 +41,7 @@ pub(crate) fn interruptible_after<T>(
     let (done, ended) = bounded::<()>(0);
     let result = std::thread::scope(|scope| {
         scoped_thread::spawn(scope, "stop", move || {
+            let cancels = Cancels::of(sessions);
             let mut requested_at = None;
             while ended.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
                 if !shutdown.requested() {
@@ -48,9 +51,7 @@ pub(crate) fn interruptible_after<T>(
                 if since.elapsed() < patience {
                     continue;
                 }
-                for session in sessions {
-                    cancel(session);
-                }
+                cancels.send();
             }
         })?;
         let result = work();
@@ -100,6 +101,50 @@ pub(crate) fn abandonable<T: Send + 'static>(
 pub(crate) fn cancel(session: &CancelHandle) {
     if let Err(error) = session.cancel() {
         tracing::debug!(%error, "cannot cancel");
+    }
+}
+
+/// Cancel requests for some sessions, each from a thread of its own: a server that is silent holds up neither the
+/// caller nor the requests to another server.
+#[derive(Debug)]
+pub(crate) struct Cancels {
+    sessions: Vec<(CancelHandle, Arc<AtomicBool>)>,
+    wanted: Arc<AtomicBool>,
+}
+
+impl Cancels {
+    pub(crate) fn of(sessions: &[CancelHandle]) -> Self {
+        let sessions = sessions.iter().map(|session| (session.clone(), Arc::default())).collect();
+        Self { sessions, wanted: Arc::new(AtomicBool::new(true)) }
+    }
+
+    /// Sends a request for each session whose last one is done.
+    pub(crate) fn send(&self) {
+        for (session, busy) in &self.sessions {
+            if busy.swap(true, Ordering::AcqRel) {
+                continue;
+            }
+            let (session, under_way, wanted) =
+                (session.clone(), Arc::clone(busy), Arc::clone(&self.wanted));
+            let request = move || {
+                if let Err(error) = session.cancel_if(&|| wanted.load(Ordering::Acquire)) {
+                    tracing::debug!(%error, "cannot cancel");
+                }
+                under_way.store(false, Ordering::Release);
+            };
+            let thread = std::thread::Builder::new().name("cancel".to_owned());
+            if let Err(error) = thread.spawn(Concern::keep(request)) {
+                tracing::debug!(%error, "no thread for a cancel request");
+                busy.store(false, Ordering::Release);
+            }
+        }
+    }
+}
+
+/// Requests that no server has accepted so far would cancel what the sessions do next.
+impl Drop for Cancels {
+    fn drop(&mut self) {
+        self.wanted.store(false, Ordering::Release);
     }
 }
 

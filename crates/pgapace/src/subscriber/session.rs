@@ -1,9 +1,11 @@
 //! Sessions on the subscriber: their settings, with the reasons, and how they are opened.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use wire::{Activity, ConnInfo, ServerVersion, Session, Startup};
 
+use crate::config::liveness;
 use crate::connecting;
 use crate::error::{Class, Failure, Result};
 use crate::pooler::{self, ConnectionStart, backend_sql};
@@ -250,6 +252,11 @@ impl Subscriber {
     /// Waits of the sessions that were opened from here. Another thread sees by them whether they go on.
     pub(crate) fn activity(&self) -> &Activity {
         &self.activity
+    }
+
+    /// The same subscriber, for a caller that cannot wait longer for an attempt to connect.
+    pub(crate) fn connecting_within(&self, limit: Duration) -> Self {
+        Self { info: liveness::connecting_within(&self.info, limit), ..self.clone() }
     }
 
     /// The same subscriber, with a separate [`Activity`] for its sessions.

@@ -1,14 +1,24 @@
 //! The deadline of a switchover: the longest time for which nobody can write. A signal before it ends all waits too.
+//!
+//! What ends a wait, from the mildest to the last:
+//!
+//! 1. Loops look at the deadline.
+//! 2. Statements are canceled, a moment later. A server that waits for a lock or for a standby obeys at once.
+//! 3. A server that leaves this without an effect is silent ([`silence`](super::silence)). Its sessions are given up on this
+//!    side, so that the work fails, and everything is undone ([`settle`](super::undo::settle)) where a server answers.
+//!
+//! An attempt to connect takes no longer than there is time.
 
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use wire::CancelHandle;
 
+use super::silence::{SILENCE, Servers, Watch};
 use crate::error::{Class, Failure, Result};
 use crate::scoped_thread;
 use crate::sqlstate;
-use crate::stopping::interrupt::{cancel, is_cancelled};
+use crate::stopping::interrupt::{Cancels, is_cancelled};
 use crate::stopping::shutdown::Shutdown;
 
 /// Completes "stopped during …".
@@ -23,6 +33,10 @@ const GRACE_OF_SIGNAL: Duration = Duration::from_millis(300);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Between two attempts to cancel what a server waits for.
 const CANCEL_EVERY: Duration = Duration::from_millis(200);
+/// How long an undo waits for a server at least. One that has just lost a session needs a moment to end it.
+const UNDO_AT_LEAST: Duration = Duration::from_secs(5);
+/// How long an undo after a signal waits for a server, unless the deadline is earlier.
+const UNDO_AFTER_SIGNAL: Duration = Duration::from_secs(10);
 
 /// The end of all waits before the end of the subscription: a moment, or a signal before it.
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +56,14 @@ impl<'a> Deadline<'a> {
             return Duration::ZERO;
         }
         self.at.saturating_duration_since(Instant::now())
+    }
+
+    /// When an undo that begins now gives up to wait for servers. Writes are stopped until then.
+    pub(super) fn of_undo<'n>(self, never: &'n Shutdown) -> Deadline<'n> {
+        let now = Instant::now();
+        let signaled = self.stop.requested().then(|| now + UNDO_AFTER_SIGNAL);
+        let at = signaled.map_or(self.at, |signaled| signaled.min(self.at));
+        Deadline { at: at.max(now + UNDO_AT_LEAST), stop: never }
     }
 
     pub(super) fn is_over(self) -> bool {
@@ -65,26 +87,33 @@ impl<'a> Deadline<'a> {
 
     /// Runs `work`, and cancels the statements of these sessions from a moment after the deadline, or after a signal, on
     /// until it ends. A statement may wait for a lock, and a commit for a synchronous standby, as long as the server likes. A commit
-    /// whose wait is canceled is done, so `work` must look at the deadline itself.
+    /// whose wait is canceled is done, so `work` must look at the deadline itself. Sessions that wait for a silent server
+    /// are given up.
     pub(super) fn enforce<T>(
         self,
         sessions: &[CancelHandle],
+        servers: &Servers,
         work: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        self.enforce_by(&|| sessions.iter().for_each(cancel), work)
+        let cancels = Cancels::of(sessions);
+        self.enforce_by(&|| cancels.send(), servers, work)
     }
 
     fn enforce_by<T>(
         self,
         cancel: &(impl Fn() + Sync),
+        servers: &Servers,
         work: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         let (done, ended) = bounded::<()>(0);
+        let mut watched = servers.watch();
+        let watches = &mut watched;
         let result = std::thread::scope(|scope| {
             scoped_thread::spawn(scope, "deadline", move || {
-                let (mut pause, mut signaled) = (LOOK_EVERY, None);
+                let (mut pause, mut signaled, mut canceled) = (LOOK_EVERY, None, None);
                 while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
                     let now = Instant::now();
+                    watches.iter_mut().for_each(Watch::look);
                     if self.stop.requested() {
                         signaled.get_or_insert(now);
                     }
@@ -92,6 +121,9 @@ impl<'a> Deadline<'a> {
                     if stopped || now >= self.at + GRACE {
                         cancel();
                         pause = CANCEL_EVERY;
+                        if now >= *canceled.get_or_insert(now) + SILENCE {
+                            watches.iter_mut().for_each(Watch::give_up_if_silent);
+                        }
                     }
                 }
             })?;
@@ -100,10 +132,14 @@ impl<'a> Deadline<'a> {
             result
         });
         result.map_err(|failure| {
+            let said: Vec<_> = watched.iter().filter_map(Watch::said).collect();
             if is_cancelled(&failure)
                 && let Err(stopped) = self.stop.check(SWITCHOVER)
             {
-                return stopped;
+                return if said.is_empty() { stopped } else { stopped.detail(said.join(" ")) };
+            }
+            if failure.is_connection_lost() && !said.is_empty() {
+                return failure.detail(said.join(" "));
             }
             let canceled = failure.sqlstate.as_deref() == Some(sqlstate::QUERY_CANCELED);
             if !canceled || !self.is_over() || failure.hint.is_some() {
@@ -122,7 +158,7 @@ mod tests {
 
     use crossbeam_channel::unbounded;
 
-    use super::{Deadline, GRACE};
+    use super::{Deadline, GRACE, Servers};
     use crate::error::{Class, Failure};
     use crate::stopping::shutdown::Shutdown;
 
@@ -130,7 +166,7 @@ mod tests {
     fn work_that_ends_in_time_is_not_waited_for() {
         let stop = Shutdown::default();
         let deadline = Deadline::after(Duration::from_secs(3600), &stop);
-        assert_eq!(deadline.enforce(&[], || Ok(7)).ok(), Some(7));
+        assert_eq!(deadline.enforce(&[], &Servers::default(), || Ok(7)).ok(), Some(7));
         assert!(deadline.check().is_ok() && !deadline.is_over());
     }
 
@@ -140,8 +176,11 @@ mod tests {
         let begun = Instant::now();
         let (canceled, cancels) = unbounded();
         let canceled = || canceled.send(begun.elapsed()).unwrap_or_default();
-        let first = Deadline::after(Duration::ZERO, &stop)
-            .enforce_by(&canceled, || Ok(cancels.recv().unwrap_or_default()));
+        let first = Deadline::after(Duration::ZERO, &stop).enforce_by(
+            &canceled,
+            &Servers::default(),
+            || Ok(cancels.recv().unwrap_or_default()),
+        );
         assert!(first.is_ok_and(|first| first >= GRACE));
     }
 
@@ -154,7 +193,8 @@ mod tests {
             failure
         };
         let hint = |sqlstate: &str, deadline: Deadline<'_>| {
-            let failed = deadline.enforce::<()>(&[], || Err(canceled(sqlstate)));
+            let failed =
+                deadline.enforce::<()>(&[], &Servers::default(), || Err(canceled(sqlstate)));
             failed.err().and_then(|failure| failure.hint)
         };
         let over = Deadline::after(Duration::ZERO, &stop);
@@ -170,7 +210,7 @@ mod tests {
         let deadline = Deadline::after(Duration::from_secs(3600), &stop);
         let (canceled, cancels) = unbounded();
         let canceled = || canceled.send(()).unwrap_or_default();
-        let ended = deadline.enforce_by(&canceled, || {
+        let ended = deadline.enforce_by(&canceled, &Servers::default(), || {
             assert!(!deadline.is_over() && cancels.is_empty());
             stop.end();
             cancels.recv().unwrap_or_default();
@@ -182,8 +222,9 @@ mod tests {
         assert!(deadline.is_over() && deadline.left().is_zero());
         assert_eq!(deadline.check().map_err(|failure| failure.class), Err(Class::Stopped));
         // Another failure says more.
-        let other = deadline
-            .enforce_by(&|| {}, || Err::<(), _>(Failure::new(Class::Different, "rows differ")));
+        let other = deadline.enforce_by(&|| {}, &Servers::default(), || {
+            Err::<(), _>(Failure::new(Class::Different, "rows differ"))
+        });
         assert_eq!(other.map_err(|failure| failure.class), Err(Class::Different));
     }
 }

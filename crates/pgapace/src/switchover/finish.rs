@@ -5,14 +5,16 @@ use std::time::{Duration, Instant};
 
 use pgoutput::Lsn;
 
+use super::deadline::Deadline;
 use super::display::Display;
 use super::procedure::{Request, Sides};
 use super::publisher::set_database;
 use super::record;
-use super::undo::{reconnect_control, reconnect_source};
+use super::undo::{is_canceled, reconnect_control, reconnect_source};
 use super::{Step, command};
 use crate::error::{Failure, Result};
 use crate::publisher::slot;
+use crate::stopping::shutdown::Shutdown;
 
 /// How long to wait for a server that is away.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -26,14 +28,18 @@ pub(super) fn finish(
     end_lsn: Lsn,
     display: &Display,
 ) -> Result<Duration> {
-    let deadline = Instant::now() + PATIENCE;
+    let (never, servers) = (Shutdown::default(), sides.servers());
+    let deadline = Deadline::after(PATIENCE, &never);
     let mut opened = false;
     let outage = loop {
-        match open(sides, request, &mut opened, display, deadline) {
+        // No statement is canceled: nobody can write before they are done.
+        let attempt = deadline
+            .enforce(&[], &servers, || open(sides, request, &mut opened, display, deadline.at));
+        match attempt {
             Ok(outage) => break outage,
             Err(failure)
-                if failure.is_connection_lost()
-                    && Instant::now() < deadline
+                if (failure.is_connection_lost() || is_canceled(&failure))
+                    && !deadline.is_over()
                     && !sides.stop.insisted() =>
             {
                 std::thread::sleep(RETRY_EVERY);
@@ -93,12 +99,15 @@ pub(super) fn drop_left_slot(sides: &mut Sides<'_>, request: &Request<'_>) -> Re
 /// by the switchover before this one.
 pub(super) fn drop_slot(sides: &mut Sides<'_>, request: &Request<'_>) {
     let row = sides.row;
-    let dropped = record::read(sides.control, row.id).and_then(|record| {
+    let (never, servers) = (Shutdown::default(), sides.servers());
+    let deadline = Deadline::after(PATIENCE, &never);
+    let dropped = deadline.enforce(&[], &servers, || {
+        let record = record::read(sides.control, row.id)?;
         let generation = record.map_or(1, |record| record.generation);
         if !(row.owns_slot || request.returns || generation > 1) {
             return Ok(());
         }
-        reconnect_source(sides, Instant::now() + PATIENCE)?;
+        reconnect_source(sides, deadline.at)?;
         let done = sides.source.simple(&slot::drop_existing_sql(&row.slot_name));
         done.map(drop).map_err(|e| Failure::publisher(&e, "dropping the slot"))
     });

@@ -20,7 +20,9 @@
 //! still writes on the publisher, and everything is undone. It looks before the sequences are set, and again
 //! when the slot of the way back is created, which may wait for other transactions.
 //!
-//! Nothing may wait longer than the deadline while writes are stopped ([`deadline`]). Commits on the publisher
+//! Nothing may wait longer than the deadline while writes are stopped ([`deadline`]), not even for a server that does not
+//! answer. If that is the subscriber, writes are resumed without it, as long as nothing can have ended the subscription
+//! ([`undo`]). Commits on the publisher
 //! wait for no standby, because the subscription may be the one: it does not answer while the verb lasts.
 //!
 //! The process that applied the subscription stands aside meanwhile ([`crate::hand_over`]). Afterwards it
@@ -40,6 +42,7 @@ mod publisher;
 mod record;
 mod roles;
 mod servers;
+mod silence;
 mod undo;
 mod verify_at_end;
 pub(crate) mod way_back;

@@ -18,7 +18,8 @@ use super::publisher::{
 };
 use super::record::{self, Record, Stopped};
 use super::servers::check_system;
-use super::undo::{Settled, settle, undo};
+use super::silence::Servers;
+use super::undo::{Reached, Settled, settle, undo};
 use super::verify_at_end;
 use super::way_back::WayBack;
 use crate::config::Subscription as Config;
@@ -56,6 +57,14 @@ pub(crate) struct Sides<'a> {
 impl Sides<'_> {
     pub(crate) fn cancel_handles(&self) -> [CancelHandle; 2] {
         [self.control.cancel_handle(), self.source.cancel_handle()]
+    }
+
+    /// The waits of all sessions of the verb.
+    pub(super) fn servers(&self) -> Servers {
+        Servers {
+            publisher: self.publisher.activity().clone(),
+            subscriber: self.subscriber.activity().clone(),
+        }
     }
 }
 
@@ -284,13 +293,14 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
     stop.check(CHECKS)?;
     display.writes_stop();
     let deadline = Deadline::after(request.deadline, stop);
-    let ended = deadline.enforce(&sessions, || {
+    let (servers, mut reached) = (sides.servers(), Reached::Nothing);
+    let ended = deadline.enforce(&sessions, &servers, || {
         record::begin(sides.control, row.id, &begun)?;
-        up_to_end(sides, request, deadline, &display)
+        up_to_end(sides, request, deadline, &mut reached, &display)
     });
     let end_lsn = match ended {
         Ok(end_lsn) => end_lsn,
-        Err(failure) => match settle(sides, failure, deadline.at) {
+        Err(failure) => match settle(sides, failure, (&begun, reached), deadline) {
             Settled::Ended(end_lsn) => end_lsn,
             Settled::Undone(failure) => {
                 display.step("undone");
@@ -332,9 +342,11 @@ fn up_to_end(
     sides: &mut Sides<'_>,
     request: &Request<'_>,
     deadline: Deadline<'_>,
+    reached: &mut Reached,
     display: &Display,
 ) -> Result<Lsn> {
     let row = sides.row;
+    *reached = Reached::Stopping;
     display.step(&format!("stopping writes on the {}", request.sides_by_name().0));
     stop(sides.source, request.stop_writes, deadline)?;
     if request.stop_writes.is_none() {
@@ -373,6 +385,7 @@ fn up_to_end(
         nothing_is_left(sides, end_lsn)?;
     }
     deadline.check()?;
+    *reached = Reached::Ending;
     // A synchronous commit: all that was applied is durable with it.
     record::advance(sides.control, row.id, Step::Ended, None)?;
     Ok(end_lsn)

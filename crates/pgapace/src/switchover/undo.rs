@@ -5,14 +5,18 @@ use std::time::{Duration, Instant};
 use pgoutput::Lsn;
 use wire::Session;
 
+use super::deadline::Deadline;
 use super::procedure::{Sides, begin, lock, lock_closed, lock_opened, unlock};
 use super::publisher::{allow_writes, is_read_only, resume};
 use super::record::{self, Record};
 use super::servers;
+use super::silence::SILENCE;
 use super::{Step, Undo};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::slot;
 use crate::retried::until;
+use crate::sqlstate;
+use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Purpose;
 
 /// Between two attempts to connect.
@@ -31,32 +35,109 @@ pub(super) enum Settled {
     Open(Failure),
 }
 
-/// Undoes everything after a failure, or after a signal. It waits for servers that are away until `deadline`, because
-/// writes stay stopped meanwhile.
-pub(super) fn settle(sides: &mut Sides<'_>, failure: Failure, deadline: Instant) -> Settled {
+/// How far the verb has come, as it knows it itself: the record may be out of reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reached {
+    Nothing,
+    /// Writes are, or may be, stopped.
+    Stopping,
+    /// The subscription has, or may have, ended.
+    Ending,
+}
+
+/// Undoes everything after a failure, or after a signal. It waits for servers that are away until the deadline, because
+/// writes stay stopped meanwhile. Where a server answers, it does not wait for the other one.
+pub(super) fn settle(
+    sides: &mut Sides<'_>,
+    failure: Failure,
+    (begun, reached): (&Record, Reached),
+    deadline: Deadline<'_>,
+) -> Settled {
+    let never = Shutdown::default();
+    let deadline = deadline.of_undo(&never);
+    let mut source = SourceOfVerb { pid: sides.source.backend_pid(), resumed: None };
     loop {
-        match try_to_settle(sides, deadline) {
+        let (sessions, servers) = (sides.cancel_handles(), sides.servers());
+        let attempt = deadline.enforce(&sessions, &servers, || {
+            if reached == Reached::Stopping {
+                source.resume_alone(sides, begun)?;
+            }
+            try_to_settle(sides, deadline.at)
+        });
+        match attempt {
             Ok(Found::Ended(end_lsn)) => return Settled::Ended(end_lsn),
             Ok(Found::Undone { writes }) => {
                 let said = format!(
                     "Everything was undone: {}, and the process that applies continues.",
                     writes.said()
                 );
-                let detail = failure
-                    .detail
-                    .clone()
-                    .map_or(said.clone(), |d| format!("{d}\n         {said}"));
-                return Settled::Undone(failure.detail(detail));
+                return Settled::Undone(with_detail(failure, said));
             }
-            Err(second) if second.is_connection_lost() && Instant::now() < deadline => {}
+            Err(second)
+                if (second.is_connection_lost() || is_canceled(&second)) && !deadline.is_over() => {
+            }
             Err(second) => {
-                let detail = format!("The switchover could not be undone: {second}");
-                return Settled::Open(failure.detail(detail).hint(
-                    "pgapace switchover --abort undoes it, as soon as both servers answer.",
-                ));
+                let (said, what) = match &source.resumed {
+                    Some(writes) => {
+                        let said = format!(
+                            "Writes were resumed: {}. The rest could not be undone: {second}",
+                            writes.said()
+                        );
+                        (said, "the rest")
+                    }
+                    None => (format!("The switchover could not be undone: {second}"), "it"),
+                };
+                return Settled::Open(with_detail(failure, said).hint(format!(
+                    "pgapace switchover --abort undoes {what}, as soon as both servers answer."
+                )));
             }
         }
         std::thread::sleep(RETRY_EVERY);
+    }
+}
+
+fn with_detail(failure: Failure, said: String) -> Failure {
+    let detail = failure.detail.as_ref().map(|detail| format!("{detail}\n         {said}"));
+    failure.detail(detail.unwrap_or(said))
+}
+
+/// A cancel request of the deadline may have met a later statement than it was for.
+pub(super) fn is_canceled(failure: &Failure) -> bool {
+    failure.sqlstate.as_deref() == Some(sqlstate::QUERY_CANCELED)
+}
+
+/// The session on the publisher that has stopped writes.
+struct SourceOfVerb {
+    pid: i32,
+    /// What it has found when it has resumed them.
+    resumed: Option<Writes>,
+}
+
+impl SourceOfVerb {
+    /// Resumes writes if the subscriber does not answer. What is recorded there stays, and is undone later.
+    ///
+    /// The caller knows that the verb has not begun to end the subscription. Nor has another one: this session has
+    /// held the lock of the publisher's database since before writes were stopped, if it is still the same. So whatever the
+    /// subscriber does with the statements that it has received, it applies what is written on the publisher now.
+    fn resume_alone(&mut self, sides: &mut Sides<'_>, begun: &Record) -> Result<()> {
+        if self.resumed.is_some()
+            || sides.source.backend_pid() != self.pid
+            || answers(sides.control)
+            || !answers(sides.source)
+        {
+            return Ok(());
+        }
+        resume(sides.source, &begun.stopped, sides.stop)?;
+        let writes = Writes::read(sides.source)?;
+        tracing::info!(
+            event = "writes_resumed",
+            subscription = sides.row.name,
+            read_only = writes != Writes::Taken,
+            "{}; the subscriber does not answer, and what is left of the switchover there is to be undone",
+            writes.said()
+        );
+        self.resumed = Some(writes);
+        Ok(())
     }
 }
 
@@ -96,55 +177,84 @@ impl Writes {
 }
 
 fn try_to_settle(sides: &mut Sides<'_>, deadline: Instant) -> Result<Found> {
-    reconnect(sides, deadline)?;
-    let writes = match record::read(sides.control, sides.row.id)? {
-        Some(begun) if begun.step.has_ended() => {
-            return Ok(Found::Ended(begun.end_lsn.unwrap_or(Lsn::INVALID)));
-        }
+    reconnect_control(sides, deadline)?;
+    let begun = record::read(sides.control, sides.row.id)?;
+    if let Some(ended) = begun.as_ref().filter(|begun| begun.step.has_ended()) {
+        return Ok(Found::Ended(ended.end_lsn.unwrap_or(Lsn::INVALID)));
+    }
+    // The publisher may not answer, and this retains WAL.
+    if let Some(begun) = begun.as_ref().filter(|begun| begun.step == Step::Slot) {
+        drop_way_back(sides.control, begun)?;
+    }
+    reconnect_source(sides, deadline)?;
+    let writes = match begun {
         Some(begun) => undo(sides, &begun)?,
         None => Writes::read(sides.source)?,
     };
     Ok(Found::Undone { writes })
 }
 
-/// Opens sessions again that were lost.
-fn reconnect(sides: &mut Sides<'_>, deadline: Instant) -> Result<()> {
-    reconnect_control(sides, deadline)?;
-    reconnect_source(sides, deadline)
-}
-
-/// The session on the subscriber, with its lock. The server may not have ended the former session yet.
+/// Opens the session on the subscriber again if it was lost, with its lock.
 pub(super) fn reconnect_control(sides: &mut Sides<'_>, deadline: Instant) -> Result<()> {
     if answers(sides.control) {
         return Ok(());
     }
+    let former = sides.control.backend_pid();
     let ended = || Instant::now() >= deadline;
-    *sides.control = until(ended, RETRY_EVERY, || sides.subscriber.connect(Purpose::Control))?;
+    *sides.control = until(ended, RETRY_EVERY, || {
+        sides.subscriber.connecting_within(left(deadline)).connect(Purpose::Control)
+    })?;
     until(ended, RETRY_EVERY, || {
-        lock(sides.control, sides.row).and_then(|()| lock_opened(sides.control)).map_err(passing)
+        let locked = lock(sides.control, sides.row).and_then(|()| lock_opened(sides.control));
+        locked.map_err(|failure| passing(failure, former))
     })
 }
 
 /// The server may not have ended the former session, which has the lock.
-fn passing(failure: Failure) -> Failure {
+fn passing(failure: Failure, former: i32) -> Failure {
     match failure.class {
-        Class::Busy => failure.transient(true),
+        Class::Busy => failure
+            .detail(format!("It may be the former session of this verb, backend {former}."))
+            .transient(true),
         _ => failure,
     }
 }
 
+/// The same on the publisher.
 pub(super) fn reconnect_source(sides: &mut Sides<'_>, deadline: Instant) -> Result<()> {
     if answers(sides.source) {
         return Ok(());
     }
+    let former = sides.source.backend_pid();
     let ended = || Instant::now() >= deadline;
-    *sides.source = until(ended, RETRY_EVERY, || sides.publisher.connect_to_look())?;
-    until(ended, RETRY_EVERY, || lock_closed(sides.source).map_err(passing))?;
+    *sides.source = until(ended, RETRY_EVERY, || {
+        sides.publisher.connecting_within(left(deadline)).connect_to_look()
+    })?;
+    until(ended, RETRY_EVERY, || {
+        lock_closed(sides.source).map_err(|failure| passing(failure, former))
+    })?;
     allow_writes(sides.source)
 }
 
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
+
+/// Whether the server answers soon. Else the session is lost.
 fn answers(session: &mut Session) -> bool {
-    !session.is_broken() && session.simple("SELECT 1").is_ok()
+    if session.is_broken() {
+        return false;
+    }
+    session.set_read_timeout(Some(SILENCE));
+    let answers = session.simple("SELECT 1").is_ok();
+    session.set_read_timeout(None);
+    answers
+}
+
+fn drop_way_back(control: &mut Session, begun: &Record) -> Result<()> {
+    let Some(back) = &begun.back else { return Ok(()) };
+    let dropped = control.simple(&slot::drop_existing_sql(&back.name));
+    dropped.map(drop).map_err(|e| Failure::subscriber(&e, "dropping the slot of the way back"))
 }
 
 pub(super) fn undo(sides: &mut Sides<'_>, begun: &Record) -> Result<Writes> {
@@ -167,13 +277,7 @@ pub(super) fn undo(sides: &mut Sides<'_>, begun: &Record) -> Result<Writes> {
     };
     for action in actions {
         match action {
-            Undo::DropSlot => {
-                if let Some(back) = &begun.back {
-                    control.simple(&slot::drop_existing_sql(&back.name)).map_err(|e| {
-                        Failure::subscriber(&e, "dropping the slot of the way back")
-                    })?;
-                }
-            }
+            Undo::DropSlot => drop_way_back(control, begun)?,
             Undo::ResumeWrites if moved.is_some() => {}
             Undo::ResumeWrites => resume(source, &begun.stopped, stop)?,
         }

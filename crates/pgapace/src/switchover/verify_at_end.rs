@@ -109,12 +109,14 @@ pub(super) fn verify(
     end_lsn: Lsn,
     deadline: Deadline<'_>,
 ) -> Result<u64> {
-    let Sides { config, row, publisher, subscriber, .. } = sides;
+    let Sides { config, row, .. } = sides;
+    let publisher = &sides.publisher.connecting_within(deadline.left());
+    let subscriber = &sides.subscriber.connecting_within(deadline.left());
     let scope = Scope { tables: tables.to_vec(), ..Scope::default() };
     let mut control = subscriber.connect(Purpose::Control)?;
     let (mut theirs, mut ours) = connect(publisher, subscriber, Purpose::Verify)?;
     let sessions = [&control, &theirs, &ours].map(Session::cancel_handle);
-    let (prepared, begun) = deadline.enforce(&sessions, || {
+    let (prepared, begun) = deadline.enforce(&sessions, &sides.servers(), || {
         exclusive::begin_verb(&mut control, row.id, &|| deadline.is_over())
             .map_err(|failure| not_compared(failure, deadline))?;
         let prepared = prepare(&mut theirs, &mut ours, config, row, &scope)?;

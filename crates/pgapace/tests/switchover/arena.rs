@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use testbed::postgres::Client;
 use testbed::program::Process;
-use testbed::{Cluster, Pair, wait_until};
+use testbed::{Cluster, Pair, Proxy, wait_until};
 
+use super::expected::Fault;
 use super::{DDL, LATE, value};
 use crate::support::{Finished, PATIENCE, Tool, must};
 
@@ -34,6 +35,8 @@ pub(super) struct Arena {
     pub(super) tool: Tool,
     pub(super) directory: tempfile::TempDir,
     pub(super) process: Process,
+    /// In front of the old and of the new side.
+    proxies: [Proxy; 2],
     pub(super) side: Side,
     pub(super) number: u32,
     pub(super) begun: Instant,
@@ -52,7 +55,10 @@ impl Arena {
         let tool = Tool::new(there, here, "shop");
         let directory = must(tempfile::tempdir());
         let process = tool.start(directory.path().join("run-0.log"));
-        let arena = Self { pair, tool, directory, process, side: Side::Old, number: 0, begun };
+        let proxies =
+            [&pair.publisher, &pair.subscriber].map(|side| must(Proxy::in_front_of(side)));
+        let arena =
+            Self { pair, tool, directory, process, proxies, side: Side::Old, number: 0, begun };
         must(wait_until(PATIENCE, "pgapace to stream", || {
             Ok(arena.process.events("streaming") > 0)
         }));
@@ -64,6 +70,23 @@ impl Arena {
             Side::Old => &self.pair.publisher,
             Side::New => &self.pair.subscriber,
         }
+    }
+
+    pub(super) fn proxy(&self, side: Side) -> &Proxy {
+        match side {
+            Side::Old => &self.proxies[0],
+            Side::New => &self.proxies[1],
+        }
+    }
+
+    /// The tool of a verb that meets this fault. The process that applies is connected directly.
+    pub(super) fn verb_tool(&self, fault: Fault) -> Tool {
+        let mut tool = self.tool.clone();
+        if fault.is_silent() {
+            tool.publisher = self.proxies[0].conninfo(DB);
+            tool.subscriber = self.proxies[1].conninfo(DB);
+        }
+        tool
     }
 
     pub(super) fn cluster_mut(&mut self, side: Side) -> &mut Cluster {

@@ -16,9 +16,23 @@ pub(super) enum Fault {
     /// The same, but they stay away until the verb has given up.
     SourceStaysAway,
     TargetStaysAway,
+    /// The connections of the verb stay open, but its server does not answer until the verb has given up.
+    SourceSilent,
+    TargetSilent,
 }
 
-pub(super) const FAULTS: [Fault; 7] = [
+impl Fault {
+    /// Whether the fault lasts until the verb has given up.
+    pub(super) fn lasts(self) -> bool {
+        self.is_silent() || matches!(self, Self::SourceStaysAway | Self::TargetStaysAway)
+    }
+
+    pub(super) fn is_silent(self) -> bool {
+        matches!(self, Self::SourceSilent | Self::TargetSilent)
+    }
+}
+
+pub(super) const FAULTS: [Fault; 9] = [
     Fault::VerbKilled,
     Fault::VerbKilledAfterSending,
     Fault::ProcessKilled,
@@ -26,6 +40,8 @@ pub(super) const FAULTS: [Fault; 7] = [
     Fault::TargetStops,
     Fault::SourceStaysAway,
     Fault::TargetStaysAway,
+    Fault::SourceSilent,
+    Fault::TargetSilent,
 ];
 
 pub(super) const STEPS: [&str; 8] =
@@ -53,13 +69,21 @@ pub(super) fn expected(fault: Fault, step: &str) -> Option<Said> {
         Fault::ProcessKilled | Fault::SourceStops => Said { codes: &[0], text: DONE },
         Fault::TargetStops if before("opened") => Said { codes: &[5], text: UNDONE },
         Fault::TargetStops => Said { codes: &[0], text: DONE },
+        // A slot that is created meanwhile, or a comparison, may end at the deadline first.
+        Fault::SourceSilent if before("ended") => {
+            Said { codes: &[4, 5, 8, 14, 16], text: "could not be undone" }
+        }
         Fault::SourceStaysAway if before("ended") => {
             Said { codes: &[4, 8, 16], text: "could not be undone" }
         }
-        Fault::SourceStaysAway => Said { codes: &[0], text: "event=\"ended_slot_left\"" },
-        Fault::TargetStaysAway if before("opened") => {
+        Fault::SourceStaysAway | Fault::SourceSilent => {
+            Said { codes: &[0], text: "event=\"ended_slot_left\"" }
+        }
+        Fault::TargetStaysAway | Fault::TargetSilent if before("opened") => {
             Said { codes: &[5], text: "could not be undone" }
         }
-        Fault::TargetStaysAway => Said { codes: &[5], text: "The same command again opens the" },
+        Fault::TargetStaysAway | Fault::TargetSilent => {
+            Said { codes: &[5], text: "The same command again opens the" }
+        }
     })
 }

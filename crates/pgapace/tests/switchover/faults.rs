@@ -16,12 +16,12 @@ use crate::support::{PATIENCE, long, must};
 /// Starts the verb, and waits until it is held. Servers that stay away are waited for until its deadline, which
 /// is short for that: on a busy machine it may be over before the step.
 fn start_held(arena: &mut Arena, fault: Fault, to: Side) -> Process {
-    let short = matches!(fault, Fault::SourceStaysAway | Fault::TargetStaysAway);
-    let mut deadlines = if short { vec!["5", "15", "50", "150"] } else { vec![LATE] }.into_iter();
+    let mut deadlines =
+        if fault.lasts() { vec!["5", "15", "50", "150"] } else { vec![LATE] }.into_iter();
     loop {
         let deadline = deadlines.next().expect("another deadline");
         let log = arena.log("switchover");
-        let program = arena.tool.program("switchover").args(arena.arguments());
+        let program = arena.verb_tool(fault).program("switchover").args(arena.arguments());
         let mut verb = must(program.args(["--deadline", deadline]).spawn_logged(log));
         if Hold::wait(arena.cluster(to), &mut verb) {
             return verb;
@@ -56,6 +56,8 @@ fn try_one(arena: &mut Arena, fault: Fault, step: &str, round: usize) {
             must(arena.cluster_mut(to).start());
         }
         Fault::TargetStaysAway => must(arena.cluster_mut(to).stop(Stop::Immediate)),
+        Fault::SourceSilent => arena.proxy(from).freeze(),
+        Fault::TargetSilent => arena.proxy(to).freeze(),
     }
     hold.release();
     if let Some(Said { codes, text }) = expected(fault, step) {
@@ -69,6 +71,7 @@ fn try_one(arena: &mut Arena, fault: Fault, step: &str, round: usize) {
         assert!(!undone || !log.contains("could not be undone"), "{what}: {log}");
     }
     for side in [from, to] {
+        arena.proxy(side).unfreeze();
         if !arena.cluster(side).is_running() {
             must(arena.cluster_mut(side).start());
         }
@@ -114,7 +117,7 @@ fn try_any_moment(arena: &mut Arena, random: &mut fastrand::Rng, round: usize) {
     println!("{what}, after {:?}", arena.begun.elapsed());
     let (from, to) = (arena.side, arena.side.other());
     let log = arena.log("switchover");
-    let program = arena.tool.program("switchover").args(arena.arguments());
+    let program = arena.verb_tool(fault).program("switchover").args(arena.arguments());
     let mut verb = must(program.args(["--deadline", "60"]).spawn_logged(log));
     // The fault comes at this moment.
     std::thread::sleep(delay);
@@ -129,6 +132,13 @@ fn try_any_moment(arena: &mut Arena, random: &mut fastrand::Rng, round: usize) {
         }
         Fault::TargetStops | Fault::TargetStaysAway => {
             must(arena.cluster_mut(to).restart(Stop::Immediate));
+        }
+        Fault::SourceSilent | Fault::TargetSilent => {
+            let side = if fault == Fault::SourceSilent { from } else { to };
+            arena.proxy(side).freeze();
+            // Before writes are stopped, nothing limits the silence.
+            std::thread::sleep(Duration::from_secs(3));
+            arena.proxy(side).unfreeze();
         }
     }
     let ended = verb.wait(PATIENCE);
@@ -218,6 +228,7 @@ fn a_fault_in_any_step_ends_before_or_after() {
         (Fault::ProcessKilled, "aside"),
         (Fault::VerbKilled, "opened"),
         (Fault::TargetStaysAway, "opened"),
+        (Fault::TargetSilent, "ended"),
     ];
     run(15, 18, &faults);
 }

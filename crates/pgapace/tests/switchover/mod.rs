@@ -19,6 +19,7 @@ mod privileges;
 mod returned;
 mod several;
 mod signals;
+mod silent;
 mod standbys;
 mod synchronous;
 mod turning;

@@ -63,6 +63,12 @@ impl CancelHandle {
     /// running, and waits until the server has accepted the request. Only the session itself can
     /// tell whether a statement was cancelled.
     pub fn cancel(&self) -> Result<()> {
+        self.cancel_if(&|| true)
+    }
+
+    /// The same. If the request is not `wanted` any more when the connection is there, which may take a while, it is not
+    /// sent: the session may execute another statement then.
+    pub fn cancel_if(&self, wanted: &dyn Fn() -> bool) -> Result<()> {
         let backend = &*self.0;
         let settings = backend.info.settings();
         let deadline =
@@ -72,6 +78,9 @@ impl CancelHandle {
             && encryption::start_tls(&mut stream, &backend.info, &backend.host, deadline)?.is_none()
         {
             return Err(Error::Tls("the server no longer offers SSL".to_owned()));
+        }
+        if !wanted() {
+            return Ok(());
         }
         let mut request = BytesMut::new();
         frontend::cancel_request(backend.pid, backend.secret, &mut request);

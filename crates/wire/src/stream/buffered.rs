@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 
 use super::tls::tls_error;
-use super::{Activity, Ready, Stream, Want, after, log_notice};
+use super::{ActiveSession, Activity, Ready, Stream, Want, after, log_notice};
 use crate::error::{Error, Result, ServerError};
 
 /// Largest message that is sent, in bytes, including its length word. A server accepts slightly
@@ -54,7 +54,7 @@ pub(crate) struct Buffered {
     broken: Cell<bool>,
     /// Commits whose wait for synchronous standbys was canceled.
     unreplicated_commits: u64,
-    activity: Option<Activity>,
+    activity: Option<ActiveSession>,
 }
 
 impl Buffered {
@@ -90,11 +90,11 @@ impl Buffered {
 
     /// Counts waits for the server there from now on.
     pub(crate) fn set_activity(&mut self, activity: Activity) {
-        self.activity = Some(activity);
+        self.activity = Some(ActiveSession::new(activity, self.stream.socket()));
     }
 
     fn wait(&self, want: Want, deadline: Option<Instant>) -> io::Result<Option<Ready>> {
-        let _wait = self.activity.as_ref().map(Activity::wait);
+        let _wait = self.activity.as_ref().map(ActiveSession::wait);
         self.stream.wait(want, None, deadline)
     }
 
@@ -387,10 +387,14 @@ impl Buffered {
         loss
     }
 
-    /// Marks the connection as unusable and returns the error.
+    /// Marks the connection as unusable and returns the error. If this process has given the session up, the server has
+    /// closed nothing.
     pub(crate) fn fail(&self, error: Error) -> Error {
         self.set_broken();
-        error
+        match &self.activity {
+            Some(session) if session.is_given_up() => Error::Timeout,
+            _ => error,
+        }
     }
 
     fn set_parameter(&mut self, body: Range<usize>) {
@@ -429,7 +433,7 @@ pub(crate) fn from_io(error: io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read as _;
+    use std::io::{Read as _, Write as _};
 
     use socket2::{Domain, Socket, Type};
 
@@ -451,6 +455,33 @@ mod tests {
         drop(channel);
         server.read_to_end(&mut read).unwrap();
         read
+    }
+
+    fn channel(activity: &Activity) -> (Socket, Buffered) {
+        let (server, client) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+        let mut channel = Buffered::new(Stream::on(client));
+        channel.set_activity(activity.clone());
+        (server, channel)
+    }
+
+    #[test]
+    fn only_sessions_that_wait_are_given_up() {
+        let activity = Activity::default();
+        let ((_silent, mut waiting), (mut server, mut idle)) =
+            (channel(&activity), channel(&activity));
+        assert!(!activity.give_up_waiting());
+        let waiter = std::thread::spawn(move || {
+            let result = waiting.next(None);
+            (result.map(drop), waiting.is_broken())
+        });
+        while !activity.give_up_waiting() {
+            std::thread::yield_now();
+        }
+        assert!(matches!(waiter.join().unwrap(), (Err(Error::Timeout), true)));
+        server.write_all(b"Z\0\0\0\x05I").unwrap();
+        assert_eq!(idle.next(None).unwrap().tag, b'Z');
+        drop(server);
+        assert!(matches!(idle.next(None), Err(Error::Closed)));
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod socket;
 mod tls;
 mod user_timeout;
 
+pub(crate) use activity::ActiveSession;
 pub use activity::Activity;
 pub(crate) use buffered::{Buffered, MAX_MESSAGE, Message, from_io, header};
 pub(crate) use notices::log_notice;
@@ -33,7 +34,7 @@ pub(crate) const ALPN: &[u8] = b"postgresql";
 
 /// A connected, non-blocking byte stream.
 pub(crate) struct Stream {
-    socket: Socket,
+    socket: Arc<Socket>,
     tls: Option<Box<Tls>>,
     /// See [`Stream::set_established`].
     established: bool,
@@ -68,7 +69,7 @@ impl Stream {
         options: &SocketOptions,
         deadline: Option<Instant>,
     ) -> io::Result<Stream> {
-        let socket = socket::connect(address, options, deadline)?;
+        let socket = Arc::new(socket::connect(address, options, deadline)?);
         let is_tcp = cfg!(target_os = "linux") && matches!(address, Address::Tcp(_));
         let user_timeout = options.tcp_user_timeout.filter(|_| is_tcp).map(UserTimeout::new);
         Ok(Stream { socket, tls: None, established: false, inside_message: false, user_timeout })
@@ -78,6 +79,7 @@ impl Stream {
     #[cfg(test)]
     pub(crate) fn on(socket: Socket) -> Stream {
         socket.set_nonblocking(true).unwrap();
+        let socket = Arc::new(socket);
         Stream { socket, tls: None, established: false, inside_message: false, user_timeout: None }
     }
 
@@ -127,13 +129,13 @@ impl Stream {
         self.tls.as_ref().and_then(|tls| tls.server_end_point())
     }
 
-    pub(crate) fn socket(&self) -> &Socket {
+    pub(crate) fn socket(&self) -> &Arc<Socket> {
         &self.socket
     }
 
     /// Number of bytes that the socket has received and that were not read.
     pub(crate) fn unread(&self) -> io::Result<usize> {
-        Ok(usize::try_from(rustix::io::ioctl_fionread(&self.socket)?).unwrap_or(usize::MAX))
+        Ok(usize::try_from(rustix::io::ioctl_fionread(&*self.socket)?).unwrap_or(usize::MAX))
     }
 
     /// Reads available data, at most `into.len()` bytes. `Ok(0)` means the end of the stream,
@@ -141,7 +143,7 @@ impl Stream {
     pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match &mut self.tls {
             Some(tls) => tls.read(&self.socket, into).map_err(|e| self.tls_failure(e)),
-            None => retry(|| (&self.socket).read(into)),
+            None => retry(|| (&*self.socket).read(into)),
         }
     }
 
@@ -150,7 +152,7 @@ impl Stream {
         self.note_write();
         match &mut self.tls {
             Some(tls) => tls.write(&self.socket, bytes).map_err(|e| self.tls_failure(e)),
-            None => retry(|| (&self.socket).write(bytes)),
+            None => retry(|| (&*self.socket).write(bytes)),
         }
     }
 

@@ -326,7 +326,8 @@ fn switch(
 /// Returns the session that applies the way back. The switchover is done, so an old side that is away is no error. A
 /// signal ends the wait.
 fn way_back_owner(config: &Config, stop: &Shutdown) -> Result<Option<OwnerProcess>> {
-    let subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
+    let subscriber =
+        Subscriber::new(config.subscriber.clone(), &config.name).connecting_within(WAY_BACK_WITHIN);
     let deadline = Instant::now() + WAY_BACK_WITHIN;
     let over = || Instant::now() >= deadline || stop.requested();
     loop {
