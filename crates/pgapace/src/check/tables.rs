@@ -474,7 +474,9 @@ impl Checker<'_, '_> {
         let name = published.name.to_string();
         let remote = Arc::new(remote_relation(published));
         let sql_name = table.sql_name();
-        let map = TableMap::new(remote, table, &PublisherTypes::default())?;
+        let mut types = PublisherTypes::default();
+        types.add_identity(published);
+        let map = TableMap::new(remote, table, &types)?;
         self.mode(published, &map);
         // Without a replica identity the publisher refuses updates and deletes, and its checks
         // report that.

@@ -32,6 +32,10 @@ pub(crate) struct PublishedTable {
     pub(crate) filters: Vec<String>,
     /// `pg_class.relreplident`; `has_identity` tells whether the index that it names exists.
     pub(crate) replica_identity: char,
+    /// The table is partitioned and has replica identity FULL, but not all of its partitions have. The walsender sends
+    /// what the partition has logged, and says that it is FULL.
+    #[serde(default)]
+    pub(crate) full_by_name: bool,
     pub(crate) has_identity: bool,
     /// Whether the publications publish updates or deletes.
     pub(crate) updates_or_deletes: bool,
@@ -255,6 +259,15 @@ pub(crate) fn table(
     Ok(load(session, publications, &only, RowFilters::Unread)?.1.pop())
 }
 
+/// SQL for [`PublishedTable::full_by_name`] of table `c`. `pg_partition_tree` would lock the partitions.
+const FULL_BY_NAME: &str = "\
+CASE WHEN c.relkind = 'p' AND c.relreplident = 'f' THEN EXISTS ( \
+  WITH RECURSIVE below AS ( \
+    SELECT i.inhrelid FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid \
+    UNION ALL SELECT i.inhrelid FROM below b JOIN pg_catalog.pg_inherits i ON i.inhparent = b.inhrelid \
+  ) SELECT FROM below b JOIN pg_catalog.pg_class l ON l.oid = b.inhrelid \
+    WHERE l.relkind = 'r' AND l.relreplident <> 'f') ELSE false END";
+
 /// Reads all tables with a fixed number of queries, and the end of WAL before the first one.
 fn load(
     session: &mut Session,
@@ -278,7 +291,7 @@ fn load(
                 FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names})), \
                (SELECT pg_catalog.bool_or(p.pubtruncate) \
                 FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names})), \
-               {listed_columns} \
+               {listed_columns}, {FULL_BY_NAME} \
              FROM {source} \
              JOIN pg_catalog.pg_class c ON c.oid = g.relid \
              JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
@@ -348,6 +361,7 @@ fn load(
             has_identity: boolean(&row, 7)?,
             updates_or_deletes: boolean(&row, 8)?,
             truncates: boolean(&row, 9)?,
+            full_by_name: boolean(&row, 12)?,
             published_by: PublishedBy::default(),
         });
         list = attributes;

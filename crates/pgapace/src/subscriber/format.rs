@@ -16,10 +16,11 @@
 //! | tsvector, tsquery, jsonpath, xml, tid, snapshots and all others | not used: sent as text |
 
 use memchr::memmem;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use wire::{Session, quote_ident};
 
 use engine::relation::RemoteColumn;
+use engine::table_name::TableName;
 use pgoutput::Column;
 
 use crate::config::Binary;
@@ -176,12 +177,14 @@ pub(crate) fn has_infinite_interval(row: &[u8], binary: bool) -> bool {
 }
 
 /// Facts that the stream does not tell about the publisher's types: base types of domains, and
-/// which types are enums. Also holds the properties of both servers.
+/// which types are enums. Also holds the properties of both servers, and what the stream does not tell of tables.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PublisherTypes {
     base_types: FxHashMap<u32, ValueType>,
     /// Declared types, for hints.
     pub(crate) names: TypeNames,
+    /// See [`PublishedTable::full_by_name`].
+    full_by_name: FxHashSet<TableName>,
     servers: Servers,
     /// Whether values are sent in binary.
     binary: bool,
@@ -210,11 +213,25 @@ impl PublisherTypes {
     /// Adds the types of a published table.
     pub(crate) fn add(&mut self, table: &PublishedTable) {
         self.names.add(table);
+        self.add_identity(table);
         for column in &table.columns {
             if column.declared_type != column.base_type || column.type_kind != 'b' {
                 self.base_types.insert(column.declared_type, value_type(column));
             }
         }
+    }
+
+    /// Takes what the stream does not tell about a table's replica identity.
+    pub(crate) fn add_identity(&mut self, table: &PublishedTable) {
+        match table.full_by_name {
+            true => self.full_by_name.insert(table.name.clone()),
+            false => self.full_by_name.remove(&table.name),
+        };
+    }
+
+    /// Whether old rows of a table with replica identity FULL may lack values.
+    pub(crate) fn is_full_by_name(&self, table: &TableName) -> bool {
+        self.full_by_name.contains(table)
     }
 
     /// The type in which the values of a column are sent; an unknown type stands for itself.

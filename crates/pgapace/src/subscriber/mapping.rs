@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use engine::net::{TableFolding, TableRules};
 use engine::relation::RemoteRelation;
+use engine::table_name::TableName;
 use engine::writeset::LockRules;
 use pgoutput::ReplicaIdentity;
 
@@ -95,6 +96,10 @@ impl TableMap {
     ) -> Result<Self> {
         let columns = map_columns(remote.columns.iter().map(|c| (c.name.as_str(), None)), &table)?;
         let mut search = search(&remote, &table, &columns);
+        if matches!(search, Search::WholeRow(_)) && types.is_full_by_name(&remote.name) {
+            let (reason, hint) = full_by_name(&remote.name);
+            search = Search::Impossible { reason, hint };
+        }
         if let Search::Key(found) | Search::WholeRow(found) = &mut search {
             for column in found {
                 let sent = types.sent(&remote.columns[column.remote]);
@@ -382,6 +387,21 @@ fn sent_key(remote: &RemoteRelation) -> String {
     let sent = remote.columns.iter().filter(|column| column.key);
     let names: Vec<_> = sent.map(|column| wire::quote_ident(&column.name)).collect();
     if names.is_empty() { "columns that it sends".to_owned() } else { names.join(", ") }
+}
+
+/// Why rows cannot be found by all columns if not all partitions have replica identity FULL, and what helps. A row of such a
+/// partition is sent with its key alone, or not at all where the key does not change. The row that is found by that might be another
+/// one: a key of a partition is not unique in the table.
+pub(crate) fn full_by_name(name: &TableName) -> (String, String) {
+    let reason = format!(
+        "partitioned table {name} has replica identity FULL on the publisher, and not all of its partitions have: the \
+         publisher does not send their whole old rows"
+    );
+    let hint = format!(
+        "On the publisher: ALTER TABLE … REPLICA IDENTITY FULL for each partition, or a primary key of {name} itself. This \
+         counts only for changes that are made later; pgapace resync {name} leaves out the earlier ones."
+    );
+    (reason, hint)
 }
 
 fn mismatch(message: String) -> Failure {

@@ -33,3 +33,41 @@ fn partitions_have_a_replica_identity_and_their_root_has_none() {
         case.expect_equal(&["m"]);
     });
 }
+
+/// Such a partition sends a row's key alone, or nothing where the key does not change. The walsender says that it is the whole row.
+#[test]
+fn a_root_is_full_and_its_partitions_are_not() {
+    on_versions(&VERSIONS, |case| {
+        case.both(
+            "CREATE TABLE m (id int, v int) PARTITION BY RANGE (id); \
+             CREATE TABLE m1 PARTITION OF m (PRIMARY KEY (id)) FOR VALUES FROM (0) TO (100); \
+             ALTER TABLE m REPLICA IDENTITY FULL",
+        );
+        case.publisher.sql("INSERT INTO m SELECT g, g FROM generate_series(1, 4) g");
+        case.publish("FOR TABLE m WITH (publish_via_partition_root = true)");
+        let reason = "not all of its partitions have";
+        let checked = case.tool.finish("check", &[]);
+        checked.expect(6, &[]);
+        assert!(checked.stdout.contains(reason), "{}", checked.stdout);
+        // Inserts need no old row.
+        case.publisher.sql("INSERT INTO m VALUES (5, 5)");
+        case.run_until_current();
+        case.expect_equal(&["m"]);
+        for change in ["DELETE FROM m WHERE id = 1", "UPDATE m SET v = 7 WHERE id = 2"] {
+            case.publisher.sql("ALTER TABLE m1 REPLICA IDENTITY DEFAULT");
+            case.publisher.sql(change);
+            case.run().expect(6, &[reason, "pgapace resync public.m"]);
+            case.publisher.sql("ALTER TABLE m1 REPLICA IDENTITY FULL");
+            case.tool.finish("resync", &["public.m"]).expect(0, &[]);
+            case.publisher.sql("UPDATE m SET v = v + 1; DELETE FROM m WHERE id > 4");
+            case.run_until_current();
+            case.expect_equal(&["m"]);
+        }
+        // Altered while pgapace runs: the first such update tells.
+        let mut process = case.start();
+        case.publisher.sql("ALTER TABLE m1 REPLICA IDENTITY DEFAULT; UPDATE m SET v = 9");
+        testbed::wait_until(crate::support::PATIENCE, "the end", || Ok(!process.is_running()))
+            .unwrap_or_else(|error| panic!("{error}: {}", process.log()));
+        assert!(process.log().contains(reason), "{}", process.log());
+    });
+}

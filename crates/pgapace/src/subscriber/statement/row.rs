@@ -11,7 +11,7 @@
 use pgoutput::{Column, ReplicaIdentity};
 use wire::{Param, quote_ident};
 
-use crate::subscriber::mapping::{Search, TableMap};
+use crate::subscriber::mapping::{self, Search, TableMap};
 use crate::subscriber::oid::{INT4, INT8};
 use crate::subscriber::statement::column_set::ColumnSet;
 use crate::subscriber::statement::search::{self, Identical};
@@ -212,6 +212,11 @@ pub(crate) fn plan_update(
     plan_search(map, old.unwrap_or(new), &mut plan.nulls)?;
     plan.set.reset(new.len());
     let full = map.remote.replica_identity == ReplicaIdentity::Full;
+    if old.is_none() && full && matches!(map.search, Search::WholeRow(_)) {
+        // A table that is FULL always has its old row logged (`ExtractReplicaIdentity` in `heapam.c`).
+        let (reason, hint) = mapping::full_by_name(&map.remote.name);
+        return Err(PlanError::NoSearch { reason, hint });
+    }
     let finds = |index: usize| map.search_columns().iter().any(|column| column.remote == index);
     let (mut replace, mut identity_unknown) = (false, false);
     for (index, value) in new.iter().enumerate() {
