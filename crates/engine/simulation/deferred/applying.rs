@@ -22,7 +22,7 @@ pub(super) fn changes(work: &Work) -> Vec<RowOp> {
     let mut changes = Vec::new();
     for change in 0..work.part.len() {
         match alone(work, change) {
-            Some((Command::Rows(_, rows, _), _)) => changes.extend(rows.iter().copied()),
+            Some((Command::Rows { rows, .. }, _)) => changes.extend(rows.iter().copied()),
             // Everything before it is gone.
             Some((Command::Truncate(_), _)) => changes.push(RowOp::Delete(Find::All)),
             _ => {}

@@ -40,7 +40,13 @@ pub(crate) enum Command {
     Rollback,
     Nothing,
     /// Rows of one table.
-    Rows(usize, Rc<[RowOp]>, As),
+    Rows {
+        table: usize,
+        rows: Rc<[RowOp]>,
+        /// Rows that the next statement of the same net changes updates.
+        later: Rc<[RowOp]>,
+        sort: As,
+    },
     Truncate(u16),
     Progress {
         range: Range,
@@ -74,7 +80,7 @@ pub(crate) enum Fault {
     Unique,
     /// 23502: the predecessor's progress row is not there.
     Turn,
-    /// An error that a set can meet, and its rows one by one cannot.
+    /// An error that net changes can meet, and the changes one by one cannot.
     AsSet,
     /// 40P01, 57014: the next attempt may succeed.
     Passing,

@@ -62,13 +62,14 @@ impl Database {
         self.tables[table].len() - 1
     }
 
-    /// Returns how many rows were affected. `later` are the rows that the same set changes later.
+    /// Returns how many rows were affected. `later` are the rows that the same net changes change later: with this
+    /// statement and with the next.
     pub(super) fn row(
         &mut self,
         number: usize,
         table: usize,
         op: &RowOp,
-        later: &[RowOp],
+        later: [&[RowOp]; 2],
     ) -> Done<usize> {
         let half = self.sessions[number].now.half;
         match (op, half) {
@@ -85,10 +86,7 @@ impl Database {
                 let Some(at) = self.find(number, table, find)? else { return Ok(0) };
                 let command = self.sessions[number].command_id;
                 let old = self.tables[table][at].row;
-                let mut new = old;
-                for (column, value) in set.iter().enumerate() {
-                    new[column] = value.unwrap_or(new[column]);
-                }
+                let new = updated(old, set);
                 self.delete(number, table, at, command);
                 self.sessions[number].now.half = Some((at, new));
                 return self.row(number, table, op, later);
@@ -143,12 +141,20 @@ impl Database {
         }
     }
 
-    fn check_unique(&self, number: usize, table: usize, row: Row, later: &[RowOp]) -> Done<()> {
+    fn check_unique(
+        &self,
+        number: usize,
+        table: usize,
+        row: Row,
+        later: [&[RowOp]; 2],
+    ) -> Done<()> {
         let tx = self.sessions[number].tx;
+        let meets = |other: &Row| {
+            is_keyed(table) && other[0] == row[0]
+                || table == UNIQUE && row[1] != 0 && other[1] == row[1]
+        };
         for version in &self.tables[table] {
-            let same = is_keyed(table) && version.row[0] == row[0]
-                || table == UNIQUE && row[1] != 0 && version.row[1] == row[1];
-            if !same {
+            if !meets(&version.row) {
                 continue;
             }
             let (created, deleted) = (version.created.0, version.deleted.0);
@@ -162,13 +168,22 @@ impl Database {
                 return Err(Stop::Wait(deleted));
             }
             if !self.is_committed(deleted) {
-                // The set itself changes it later.
-                let changes =
-                    |op: &RowOp| matches!(op, RowOp::Update(find, _) if find.is(version.row));
-                let in_order = !later.iter().any(changes);
+                // The same net changes take its values away later.
+                let makes_way = |op: &RowOp| match op {
+                    RowOp::Update(find, set) => {
+                        find.is(version.row) && !meets(&updated(version.row, set))
+                    }
+                    _ => false,
+                };
+                let in_order = !later.into_iter().flatten().any(makes_way);
                 return Err(Stop::Fail(if in_order { Fault::Unique } else { Fault::AsSet }));
             }
         }
         Ok(())
     }
+}
+
+/// A row after an update.
+fn updated(row: Row, set: &[Option<u16>; 4]) -> Row {
+    std::array::from_fn(|column| set[column].unwrap_or(row[column]))
 }

@@ -90,7 +90,7 @@ impl Database {
     /// Whether it is in the middle of a set.
     pub(crate) fn is_at_set(&self, session: usize) -> bool {
         let command = self.sessions[session].commands.front();
-        matches!(command, Some(Command::Rows(_, _, As::Set | As::Counted(_))))
+        matches!(command, Some(Command::Rows { sort: As::Set | As::Counted(_), .. }))
     }
 
     /// Whether a session executes something that can be canceled.
@@ -102,7 +102,7 @@ impl Database {
             && matches!(
                 session.commands.front(),
                 Some(
-                    Command::Rows(..)
+                    Command::Rows { .. }
                         | Command::Truncate(_)
                         | Command::Progress { .. }
                         | Command::NotePrepared(_)

@@ -117,7 +117,9 @@ impl Database {
                 self.truncate(number, *tables)?;
                 Ok(Some(Reply::Completed(0)))
             }
-            Command::Rows(table, rows, sort) => self.change_rows(number, *table, rows, *sort),
+            Command::Rows { table, rows, later, sort } => {
+                self.change_rows(number, *table, (rows, later), *sort)
+            }
         }
     }
     fn begin(&mut self, number: usize) {
@@ -146,7 +148,7 @@ impl Database {
         &mut self,
         number: usize,
         table: usize,
-        rows: &[RowOp],
+        (rows, later): (&[RowOp], &[RowOp]),
         sort: As,
     ) -> Done<Option<Reply>> {
         self.lock_table(number, table)?;
@@ -154,8 +156,8 @@ impl Database {
         session.alone |= sort == As::Alone;
         session.sets |= sort != As::Alone;
         let next = session.now.next;
-        if let Some((row, later)) = rows.get(next..).and_then(<[_]>::split_first) {
-            let affected = self.row(number, table, row, later)?;
+        if let Some((row, rest)) = rows.get(next..).and_then(<[_]>::split_first) {
+            let affected = self.row(number, table, row, [rest, later])?;
             let now = &mut self.sessions[number].now;
             now.next += 1;
             now.affected += affected;

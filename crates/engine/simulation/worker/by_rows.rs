@@ -70,5 +70,6 @@ pub(crate) fn alone(work: &Work, change: usize) -> Option<(Command, Pending)> {
         ),
         _ => return None,
     };
-    Some((Command::Rows(table, Rc::new([op]), As::Alone), Pending::Change))
+    let (rows, later) = (Rc::new([op]), Rc::new([]));
+    Some((Command::Rows { table, rows, later, sort: As::Alone }, Pending::Change))
 }
