@@ -42,7 +42,7 @@ use crate::subscriber::session::{self, Purpose, Subscriber};
 use crate::subscriber::state::exposed;
 use crate::subscriber::state::ownership::OwnerProcess;
 use crate::subscriber::state::progress::Followed;
-use crate::subscriber::state::{RelationState, SchemaCopy, Subscription};
+use crate::subscriber::state::{Phase, RelationState, SchemaCopy, Subscription};
 use report::{Fix, Report, Reporter, Side};
 use service::Service;
 
@@ -75,6 +75,14 @@ impl SubscriptionState {
             self.owner.is_some() || !row.is_first_start() || row.slot_made_at.is_some()
         };
         self.row.as_ref().filter(is_settled)
+    }
+
+    /// Whether the publisher with this identifier is another system than the one that the subscription follows. In phase
+    /// `creating`, it has read nothing from it.
+    fn follows_another(&self, publisher: Option<&str>) -> bool {
+        let row = self.row.as_ref().filter(|row| row.phase != Phase::Creating);
+        let recorded = row.and_then(|row| row.system_identifier.as_deref());
+        recorded.zip(publisher).is_some_and(|(recorded, publisher)| recorded != publisher)
     }
 
     /// Whether a run would copy this table.

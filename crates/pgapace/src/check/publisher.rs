@@ -12,7 +12,9 @@ use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::history;
 use crate::publisher::publication::{self, PublishedTable};
-use crate::publisher::session::{OLDEST_MAJOR, Publisher, is_standby};
+use crate::publisher::session::{
+    OLDEST_MAJOR, Publisher, SystemIdentity, identify, is_standby, system_identifier,
+};
 use crate::publisher::slot;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, oid_array};
@@ -71,8 +73,12 @@ pub(super) fn check(
     reporter.group("settings", |reporter| {
         publisher_settings::check(session, config, known, about, reporter)
     });
-    reporter.group(REPLICATION, |reporter| walsender(publisher, known, about, reporter));
-    reporter.group("slot", |reporter| check_slot(session, config, known, reporter));
+    let system =
+        reporter.group(REPLICATION, |reporter| walsender(publisher, known, about, reporter));
+    let identifier = system.flatten().map(|system| system.system_identifier);
+    let identifier = identifier.or_else(|| system_identifier(session));
+    let is_another = known.follows_another(identifier.as_deref());
+    reporter.group("slot", |reporter| check_slot(session, config, known, is_another, reporter));
     reporter.group("publication", |reporter| {
         let missing = publication::missing(session, &config.publications)?;
         for name in &missing {
@@ -102,29 +108,31 @@ pub(super) fn check(
     })
 }
 
-/// Connects to a walsender, because managed services have rules of their own for the role.
+/// Connects to a walsender, because managed services have rules of their own for the role. Returns the publisher's
+/// identity.
 fn walsender(
     publisher: &Publisher,
     known: &SubscriptionState,
     (role, service): (&str, Service),
     reporter: &mut Reporter<'_>,
-) -> Result<()> {
+) -> Result<Option<SystemIdentity>> {
     let mut walsender = match publisher.connect() {
         Ok(walsender) => walsender,
         Err(failure) if failure.sqlstate.as_deref() == Some(sqlstate::INSUFFICIENT_PRIVILEGE) => {
             reporter
                 .block(REPLICATION, format!("role {role} may not replicate"))
                 .fix(service.replication(role));
-            return Ok(());
+            return Ok(None);
         }
         // Already reported.
-        Err(_) if !reporter.report.fine(&["max_wal_senders"]) => return Ok(()),
+        Err(_) if !reporter.report.fine(&["max_wal_senders"]) => return Ok(None),
         Err(failure) => return Err(failure),
     };
     reporter.ok(REPLICATION, format!("role {role} may replicate"));
+    let system = identify(&mut walsender)?;
     if let (Some(row), Some(followed)) = (&known.row, &known.followed) {
-        match history::check(&mut walsender, row, followed) {
-            Ok(_) => match &known.other_history {
+        match history::check_identified(&mut walsender, &system, row, followed) {
+            Ok(()) => match &known.other_history {
                 // Only a stream shows which transactions the publisher sends again.
                 Some(error) => {
                     reporter.block("history", format!("the last run found another history: {error}"));
@@ -140,24 +148,27 @@ fn walsender(
             }
         }
     }
-    Ok(())
+    Ok(Some(system))
 }
 
 fn check_slot(
     session: &mut Session,
     config: &Config,
     known: &SubscriptionState,
+    is_another: bool,
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     let name = &config.slot;
     let (found, recovers) = (slot::find(session, name)?, is_standby(session)?);
     // The slot may be the one of this subscription, whose changes would be lost with it.
-    if !known.is_read {
+    let not_judged = match (known.is_read, is_another) {
+        (false, _) => Some("the state of the subscription on the subscriber could not be read"),
+        (true, true) => Some("the publisher is not the one that the subscription follows"),
+        (true, false) => None,
+    };
+    if let Some(reason) = not_judged {
         let exists = if found.is_some() { "exists" } else { "does not exist" };
-        let message = format!(
-            "slot {name} {exists}. It is not judged, because the state of the subscription on the \
-             subscriber could not be read"
-        );
+        let message = format!("slot {name} {exists}. It is not judged, because {reason}");
         reporter.note("slot", message).on(name);
         return Ok(());
     }

@@ -31,7 +31,8 @@ pub(crate) struct DropArgs {
 }
 
 const OTHER_SYSTEM: &str = "Check --publisher. If the publisher that the subscription follows is gone for good, or has become \
-     another system (pg_upgrade), pass --keep-slot to drop the rest without it.";
+     another system (pg_upgrade), pass --keep-slot to drop the rest without it. pgapace check says before how to go on \
+     with the other system.";
 
 /// Refuses to drop a slot that is fed from another database.
 fn check_fed_from_here(control: &mut Session, row: &Subscription, found: &Slot) -> Result<()> {

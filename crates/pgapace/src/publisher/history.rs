@@ -5,20 +5,25 @@ use engine::history::{
     COMPARABLE, Fate, HistoryError, HistoryMark, Standpoint, Timeline, check_history, switch_point,
 };
 use pgoutput::{Lsn, Timestamp};
-use wire::Session;
+use wire::{Session, quote_literal};
 
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::{
     CURRENT_LSN, SystemIdentity, identify, is_standby, primary_timeline, system_identifier,
 };
+use crate::publisher::slot::{self, Slot};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::state::progress::Followed;
 use crate::subscriber::state::{Phase, Subscription};
 
 /// A rebase would make the subscriber equal to whatever server it is given.
-pub(crate) const TO_FOLLOW_ANOTHER: &str = "Check --publisher. To follow this server instead: pgapace drop --keep-slot, \
-     then pgapace run --if-not-empty rebase.";
+pub(crate) const TO_FOLLOW_ANOTHER: &str = "Check --publisher. To follow this server instead: pgapace drop --keep-slot; if it \
+     has a slot of the same name that nothing else needs, drop that, too; then pgapace run --if-not-empty rebase. If \
+     pg_upgrade has carried the slot, pgapace check says when no comparison is needed.";
+
+/// The oldest version to which pg_upgrade carries slots.
+const CARRIES_SLOTS: u32 = 17;
 
 const LEFT_BEHIND: &str = "The connection string leads to a server that was left behind by a failover, or restored to \
      an earlier state. Stop that server, or correct --publisher: the server that was promoted has what the subscriber \
@@ -47,7 +52,7 @@ pub(crate) fn check_identified(
     if let (Some(identifier), Some(timeline)) = (&row.system_identifier, row.timeline)
         && row.phase != Phase::Creating
     {
-        check_identity(session, now, identifier, timeline, followed.farthest)?;
+        check_identity(session, now, row, (identifier, timeline), followed.farthest)?;
     }
     check_standpoint(session, followed.farthest, followed.history)
 }
@@ -58,8 +63,8 @@ pub(crate) fn check_identified(
 fn check_identity(
     session: &mut Session,
     now: &SystemIdentity,
-    recorded_identifier: &str,
-    recorded_timeline: u32,
+    row: &Subscription,
+    (recorded_identifier, recorded_timeline): (&str, u32),
     needed: Lsn,
 ) -> Result<()> {
     if now.system_identifier != recorded_identifier {
@@ -71,11 +76,7 @@ fn check_identity(
                 now.system_identifier
             ),
         )
-        .hint(
-            "Check --publisher. LSNs of different systems cannot be compared: to follow this \
-             system, drop the subscription (pgapace drop --keep-slot), and start it again (pgapace run \
-             --if-not-empty rebase).",
-        ));
+        .hint(to_follow_system(session, row, needed)?));
     }
     if now.timeline == recorded_timeline {
         return Ok(());
@@ -93,6 +94,40 @@ fn check_identity(
             )
         },
     )
+}
+
+/// How a subscription follows another system, whose slot of the same name would be in the way of its first run.
+fn to_follow_system(session: &mut Session, row: &Subscription, needed: Lsn) -> Result<String> {
+    let begin = "Check --publisher. LSNs of different systems cannot be compared. To follow this system: \
+                 pgapace drop --keep-slot";
+    let Some(found) = slot::find(session, &row.slot_name)? else {
+        return Ok(format!("{begin}, then pgapace run --if-not-empty rebase."));
+    };
+    let name = quote_literal(&row.slot_name);
+    let compare = format!(
+        "{begin}; if nothing else needs the slot of this name, on this publisher: SELECT \
+         pg_drop_replication_slot({name}); then pgapace run --if-not-empty rebase."
+    );
+    let is_carried = session.server_version().major() >= CARRIES_SLOTS
+        && row.phase == Phase::Streaming
+        && may_be_carried(&found, &row.slot_name, needed);
+    Ok(if is_carried {
+        format!(
+            "{compare} If pg_upgrade has carried the slot: it did so only because all changes had been acknowledged. \
+             No comparison is needed if no other program has ever advanced or used the slot, the subscriber \
+             was not restored since, and pgapace status shows every table as copied, and none as blocked or \
+             lacking changes. Then: pgapace drop --keep-slot, pgapace run --create-slot=false --copy-data=false."
+        )
+    } else {
+        compare
+    })
+}
+
+/// Whether pg_upgrade may have carried this slot from a system of which the subscriber has all up to `needed`. The WAL
+/// of the new system begins behind that of the old one, and the slot is created there.
+fn may_be_carried(found: &Slot, name: &str, needed: Lsn) -> bool {
+    let is_behind = found.confirmed_flush.is_some_and(|confirmed| confirmed > needed);
+    is_behind && found.invalid.is_none() && slot::check_kind(name, found).is_ok()
 }
 
 /// Where the next timeline branched off timeline `from`, in the history of a publisher on timeline `to`.

@@ -98,7 +98,8 @@ impl Supervisor<'_> {
                      subscriber was restored to a time before this subscription: SELECT \
                      pg_drop_replication_slot({}), and start with --if-not-empty rebase if tables hold \
                      rows. Only if the subscriber has the tables as they were at the slot's \
-                     confirmed_flush_lsn: --create-slot=false --copy-data=false.",
+                     confirmed_flush_lsn, as after pg_upgrade which carried the slot when all was applied: \
+                     --create-slot=false --copy-data=false.",
                     wire::quote_literal(&config.slot)
                 )
             } else {

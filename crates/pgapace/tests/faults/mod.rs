@@ -3,6 +3,7 @@
 mod acknowledgements;
 mod attention;
 mod canceled_waits;
+mod carried_slot;
 mod crashes;
 mod durability;
 mod errors;
