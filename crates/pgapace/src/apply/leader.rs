@@ -146,6 +146,7 @@ pub(crate) struct Leader<'a> {
 impl<'a> Leader<'a> {
     pub(crate) fn new(parts: LeaderParts<'a>) -> Self {
         let (now, begun) = (Instant::now(), parts.run.progress.committed());
+        let waits = parts.around.waits.clone();
         Self {
             removed_before: begun,
             intake: Intake::new(parts.run),
@@ -172,7 +173,7 @@ impl<'a> Leader<'a> {
             last_flush: None,
             asked: false,
             conflicts: Vec::new(),
-            waits: Stopwatch::default(),
+            waits,
             all_busy: false,
             prepare_pause: PreparePause::default(),
             watched: parts.watched,
@@ -348,7 +349,9 @@ impl<'a> Leader<'a> {
     /// See [`crate::publisher::watch`]. While tables are copied, it is tried again.
     fn record_timeline(&mut self) -> Result<()> {
         let Some(switch) = self.watch.take_switch() else { return Ok(()) };
-        if state::follow_timeline(&mut self.around.control, self.owner, &switch)? {
+        let Surroundings { control, waits, .. } = &mut self.around;
+        let follow = || state::follow_timeline(control, self.owner, &switch);
+        if waits.during(Reason::Subscriber, follow)? {
             tracing::info!(
                 event = "timeline_changed",
                 from = switch.from,
@@ -443,11 +446,11 @@ impl<'a> Leader<'a> {
             return Ok(());
         }
         let (quiet, prepared) = (self.is_quiet(), self.intake.incoming.gids_here());
-        let Surroundings { table_sync, control, tables, .. } = &mut self.around;
+        let Surroundings { table_sync, control, waits, tables, .. } = &mut self.around;
         let Intake { deferred, incoming, progress, .. } = &mut self.intake;
         let spool = incoming.spool_mut();
         let mut access = LeaderAccess { control, tables, deferred, spool, quiet };
-        table_sync.look(&mut access, progress, &prepared)?;
+        waits.during(Reason::Subscriber, || table_sync.look(&mut access, progress, &prepared))?;
         if table_sync.found_gap() {
             self.intake.close(Outcome::Changed);
         }
@@ -461,10 +464,11 @@ impl<'a> Leader<'a> {
             self.streams.send_orders(&mut self.intake.streams)?;
         }
         let quiet = self.is_quiet();
-        let Surroundings { table_sync, control, tables, .. } = &mut self.around;
+        let Surroundings { table_sync, control, waits, tables, .. } = &mut self.around;
         let Intake { deferred, incoming, .. } = &mut self.intake;
         let spool = incoming.spool_mut();
-        table_sync.advance(&mut LeaderAccess { control, tables, deferred, spool, quiet })
+        let mut access = LeaderAccess { control, tables, deferred, spool, quiet };
+        waits.during(Reason::Subscriber, || table_sync.advance(&mut access))
     }
 
     /// Whether everything that was received is applied, and nothing else is on the subscriber.

@@ -58,6 +58,15 @@ impl Stopwatch {
         }
     }
 
+    /// Counts the time of `work` as a wait for this.
+    pub(crate) fn during<T>(&self, reason: Reason, work: impl FnOnce() -> T) -> T {
+        let before = self.reason();
+        self.set(Some(reason));
+        let done = work();
+        self.set(before);
+        done
+    }
+
     /// The reason for which the thread waits now; `None` while it does not wait.
     pub(crate) fn reason(&self) -> Option<Reason> {
         self.state().running.map(|(reason, _)| reason)

@@ -32,6 +32,7 @@ use crate::config::{ApplyWorkers, Subscription as Config};
 use crate::error::Result;
 use crate::observe::ledger::Ledger;
 use crate::observe::long_wait::LongWait;
+use crate::observe::stopwatch::Stopwatch;
 use crate::publisher::announced::{Announced, Announcer};
 use crate::publisher::feedback::Feedback;
 use crate::publisher::publication::PublishedTable;
@@ -197,6 +198,7 @@ impl Supervisor<'_> {
             run,
             around: Surroundings {
                 control: opened.control,
+                waits: Stopwatch::default(),
                 tables,
                 announced,
                 table_sync: StreamedTableSync::new(adder, catch_up),

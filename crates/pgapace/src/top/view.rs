@@ -127,12 +127,12 @@ fn head(frame: &mut Frame<'_>, area: Rect, status: &Status, (index, number): (us
     let lines = match &status.figures {
         None => vec![Line::from(first)],
         Some(figures) if figures.stages.is_empty() => vec![Line::from(first), slot(figures)],
-        Some(figures) => vec![Line::from(first), lag(figures), slot(figures)],
+        Some(figures) => vec![Line::from(first), lag(status, figures), slot(figures)],
     };
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-fn lag(figures: &Figures) -> Line<'static> {
+fn lag(status: &Status, figures: &Figures) -> Line<'static> {
     let committed = figures.stage("committed");
     let bytes = committed.and_then(|stage| stage.lag_bytes);
     let seconds = committed.and_then(|stage| stage.lag_seconds);
@@ -142,8 +142,10 @@ fn lag(figures: &Figures) -> Line<'static> {
         (Some(bytes), None) => size(whole(bytes as f64)),
         (None, _) => "unknown".to_owned(),
     };
-    let estimate = estimate(figures).map_or_else(String::new, |text| format!(", {text}"));
-    let limit = figures.limited_by.replace('_', " ");
+    let unknown = status.limit_unknown();
+    let estimate = estimate(figures).filter(|_| unknown.is_none());
+    let estimate = estimate.map_or_else(String::new, |text| format!(", {text}"));
+    let limit = unknown.unwrap_or_else(|| figures.limited_by.replace('_', " "));
     let style = if figures.blockers.is_empty() { Style::new() } else { coloured(Color::Red) };
     Line::from(vec![
         Span::styled("lag ", dim()),

@@ -95,6 +95,10 @@ fn a_process_that_is_suspended_under_load_is_behind() {
     let behind = wait_for_code(&case, &["--max-lag", "4s"], 14);
     assert!(behind.stdout.contains("s ago, and not known since"), "{}", behind.stdout);
     assert!(behind.log.contains("may hang or be suspended"), "{}", behind.log);
+    // What the last figures said about the limit holds no more.
+    assert!(behind.stdout.contains("  estimate       unknown\n"), "{}", behind.stdout);
+    let limit = "  limited by     unknown: the process has written no figures for ";
+    assert!(behind.stdout.contains(limit), "{}", behind.stdout);
     let with_publisher = case.tool.finish("status", &["--max-lag", "4s"]);
     with_publisher.expect(14, &["is behind --max-lag"]);
     // The lag may be smaller than that.

@@ -22,6 +22,7 @@ use crate::apply::tables::{OWN_SCHEMA, Tables};
 use crate::apply::work::Work;
 use crate::error::{Class, Failure, Result};
 use crate::observe::long_wait::LongWait;
+use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::publisher::announced::Announced;
 use crate::publisher::history::another_history;
 use crate::publisher::watch::Commits;
@@ -52,6 +53,8 @@ pub(crate) struct PrepareNames {
 pub(crate) struct Surroundings<'a> {
     /// Holds the owner's advisory lock, and reads the catalogue.
     pub(crate) control: Session,
+    /// The leader's, which waits for that session.
+    pub(crate) waits: Stopwatch,
     pub(crate) tables: Tables,
     /// The relations that the publisher has described.
     pub(crate) announced: Announced,
@@ -89,16 +92,18 @@ impl Surroundings<'_> {
         relations: &[Arc<RemoteRelation>],
         work: impl FnOnce(&mut Tables, &mut Session) -> Result<T>,
     ) -> Result<T> {
-        let Self { control, tables, announced, shutdown, .. } = self;
+        let Self { control, waits, tables, announced, shutdown, .. } = self;
         let unread = tables.unread(relations, announced);
         if unread.is_empty() {
             return work(tables, control);
         }
         let sessions = [control.cancel_handle()];
         let doing = "reading the subscriber's catalogue";
-        interruptible_after(CATALOGUE_PATIENCE, shutdown, &sessions, doing, || {
-            tables.read(control, unread);
-            work(tables, control)
+        waits.during(Reason::Subscriber, || {
+            interruptible_after(CATALOGUE_PATIENCE, shutdown, &sessions, doing, || {
+                tables.read(control, unread);
+                work(tables, control)
+            })
         })
     }
 }

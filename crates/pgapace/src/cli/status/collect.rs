@@ -13,6 +13,7 @@ use crate::cli::status::collect::source::{
     SlotState, Source, SourceLook, connect_source, look_at_source,
 };
 use crate::cli::status::collect::tables::tables;
+use crate::cli::status::values::duration;
 use crate::config::Site;
 use crate::error::{Class, Failure, Result};
 use crate::observe::figures::Figures;
@@ -124,6 +125,13 @@ impl Status {
     pub(crate) fn overdue(&self) -> f64 {
         let due = self.figures.as_ref().and_then(|figures| figures.next_due_in).unwrap_or(DUE);
         self.figures_age.map_or(0.0, |age| (age - due - LATE).max(0.0))
+    }
+
+    /// Why the last figures do not say what limits the subscription now. The process that writes them may wait for the
+    /// subscriber, which it could not say.
+    pub(crate) fn limit_unknown(&self) -> Option<String> {
+        let age = self.figures_age.filter(|_| self.overdue() > 0.0)?;
+        Some(format!("unknown: the process has written no figures for {}", duration(age)))
     }
 }
 

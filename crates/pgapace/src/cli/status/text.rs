@@ -132,7 +132,7 @@ fn position_lines(status: &Status, lines: &mut Lines) {
     lines.item("flushed", &lsn(&status.flushed_lsn));
     lines.item("lag", &lag_line(status));
     if let Some(figures) = &status.figures {
-        figure_lines(figures, lines);
+        figure_lines(status, figures, lines);
     }
     if let Some(skip) = &status.skip_lsn {
         lines.item("skips", &format!("the transaction with commit LSN {skip}"));
@@ -308,7 +308,7 @@ fn event_lines(status: &Status, lines: &mut Lines) {
 }
 
 /// The present figures.
-fn figure_lines(figures: &Figures, lines: &mut Lines) {
+fn figure_lines(status: &Status, figures: &Figures, lines: &mut Lines) {
     let size = |bytes: f64| output::size(whole(bytes));
     for stage in &figures.stages {
         let bytes = stage.lag_bytes.map_or_else(|| "?".to_owned(), |bytes| size(bytes as f64));
@@ -327,9 +327,15 @@ fn figure_lines(figures: &Figures, lines: &mut Lines) {
     }
     // A copy has only the slot.
     if let Some(committed) = figures.stage("committed") {
-        let none = if committed.lag_bytes.is_some() { "none to catch up" } else { "unknown" };
-        lines.item("estimate", &estimate(figures).unwrap_or_else(|| none.to_owned()));
-        lines.item("limited by", &figures.limited_by.replace('_', " "));
+        let unknown = status.limit_unknown();
+        let none = match committed.lag_bytes {
+            Some(_) if unknown.is_none() => "none to catch up",
+            _ => "unknown",
+        };
+        let estimate = estimate(figures).filter(|_| unknown.is_none());
+        lines.item("estimate", &estimate.unwrap_or_else(|| none.to_owned()));
+        let limit = unknown.unwrap_or_else(|| figures.limited_by.replace('_', " "));
+        lines.item("limited by", &limit);
     }
     let shares: Vec<_> = worker_shares(figures)
         .into_iter()
