@@ -116,8 +116,8 @@ fn head(frame: &mut Frame<'_>, area: Rect, status: &Status, (index, number): (us
         Span::styled(format!("pgapace {}{several}: ", status.name), Modifier::BOLD),
         Span::styled(format!("{}, {}", status.phase, status.state), state),
     ];
-    if let Some(next) = status.next_try_at.as_ref().filter(|_| status.state == "retrying") {
-        first.push(Span::raw(format!(", next try {next}")));
+    if let Some(attempt) = status.attempt().filter(|_| status.state == "retrying") {
+        first.push(Span::raw(format!(", {attempt}")));
     }
     // Without figures there is room for all of it below.
     if let Some(error) = status.last_error.as_ref().filter(|_| status.figures.is_some()) {

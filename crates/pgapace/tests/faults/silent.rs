@@ -3,9 +3,9 @@
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use testbed::{Result, wait_until};
+use testbed::{Proxy, Result, wait_until};
 
-use crate::support::{DB, NAME, PATIENCE, Site, Tool, expect_exit};
+use crate::support::{DB, NAME, PATIENCE, Site, Tool, expect_exit, wait_while_running};
 
 /// A server that accepts connections and stays silent.
 struct Silent(TcpListener);
@@ -67,4 +67,22 @@ fn the_host_after_a_silent_one_is_tried() -> Result<()> {
     let program = Tool::new(publisher, subscriber, NAME).program("run");
     let program = program.args(["--until", "current"]).env("PGCONNECT_TIMEOUT", "2");
     expect_exit(&mut site.spawn(&program)?, 0, &[])
+}
+
+/// The attempt after an error waits for a server that accepts its connection.
+#[test]
+fn status_shows_an_attempt_that_is_under_way() -> Result<()> {
+    let site = Site::new(18, 18)?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    let proxy = Proxy::in_front_of(&site.publisher)?;
+    let program = site.program_between(&proxy.conninfo(DB), &site.subscriber.conninfo(DB));
+    let mut run = site.spawn_streaming(&program)?;
+    proxy.freeze();
+    proxy.cut_all();
+    let tool = site.tool();
+    wait_while_running(&mut run, "an attempt that lasts", PATIENCE, || {
+        Ok(tool.finish("status", &[]).stdout.contains("retrying after an error (trying since 2"))
+    })?;
+    proxy.unfreeze();
+    site.wait_until_applied(&mut run)
 }

@@ -106,6 +106,8 @@ pub(crate) struct Status {
     pub(crate) error_count: u64,
     /// When the process tries again.
     pub(crate) next_try_at: Option<String>,
+    #[serde(skip)]
+    pub(crate) is_trying: bool,
     /// The last warnings and errors of the log, the newest first.
     pub(crate) events: Vec<ShownEvent>,
 }
@@ -132,6 +134,12 @@ impl Status {
     pub(crate) fn limit_unknown(&self) -> Option<String> {
         let age = self.figures_age.filter(|_| self.overdue() > 0.0)?;
         Some(format!("unknown: the process has written no figures for {}", duration(age)))
+    }
+
+    /// The attempt after an error: the next one, or the one under way.
+    pub(crate) fn attempt(&self) -> Option<String> {
+        let at = self.next_try_at.as_ref()?;
+        Some(if self.is_trying { format!("trying since {at}") } else { format!("next try {at}") })
     }
 }
 
@@ -344,6 +352,7 @@ fn of(
         error_count: statistics.map_or(0, |s| s.error_count),
         events: events::last(session, &row.name, EVENTS)?,
         next_try_at: statistics.filter(|s| s.retrying).and_then(|s| s.next_try_at.clone()),
+        is_trying: statistics.is_some_and(|s| s.is_trying),
     };
     if known.is_some() && lag_bytes != Some(0) {
         let overdue = status.overdue();

@@ -73,10 +73,10 @@ pub(crate) fn lines(status: &Status) -> Vec<String> {
 fn running(status: &Status) -> String {
     match &status.owner {
         _ if status.switched_over.is_some() => "switched over".to_owned(),
-        _ if status.state == "retrying" => format!(
-            "retrying after an error (next try {})",
-            status.next_try_at.as_deref().unwrap_or("now")
-        ),
+        _ if status.state == "retrying" => {
+            let attempt = status.attempt().unwrap_or_else(|| "next try now".to_owned());
+            format!("retrying after an error ({attempt})")
+        }
         None if status.disabled.is_some() => "disabled because of an error".to_owned(),
         None if status.state == "failed" => "not running because of an error".to_owned(),
         None => "not running".to_owned(),

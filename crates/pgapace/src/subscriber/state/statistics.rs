@@ -440,6 +440,8 @@ pub(crate) struct Statistics {
     pub(crate) next_try_at: Option<String>,
     /// Whether a process is still retrying: `next_try_at` is at most two minutes ago.
     pub(crate) retrying: bool,
+    /// Whether that time has come, by the subscriber's clock.
+    pub(crate) is_trying: bool,
 }
 
 impl Statistics {
@@ -460,6 +462,7 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<S
                    next_try_at, next_try_at IS NOT NULL \
                      AND next_try_at > pg_catalog.now() - '2 minutes'::pg_catalog.interval, \
                    workers, workers_reason, error_exit_code, \
+                   coalesce(next_try_at <= pg_catalog.now(), false), \
                    {}, {} \
                  FROM pgapace.stat_subscription WHERE subscription = $1::pg_catalog.int4",
                 COUNTERS.join(", "),
@@ -487,7 +490,8 @@ pub(crate) fn read(session: &mut Session, id: SubscriptionId) -> Result<Option<S
         workers: row.get(13).map(|_| field(&row, 13)).transpose()?,
         workers_reason: text(14),
         error_exit_code: row.get(15).map(|_| field(&row, 15)).transpose()?,
-        counters: Counters::read(&row, 16)?,
+        is_trying: boolean(&row, 16)?,
+        counters: Counters::read(&row, 17)?,
     }))
 }
 
