@@ -103,6 +103,8 @@ pub(crate) struct StreamReader {
     last_heard: Instant,
     /// A silent publisher was asked for a reply.
     asked: bool,
+    /// That it has not answered was logged.
+    told: bool,
     /// The publisher has asked for a status message.
     owes_reply: bool,
 }
@@ -131,6 +133,7 @@ impl StreamReader {
             haste: Arc::default(),
             last_heard: Instant::now(),
             asked: false,
+            told: false,
             owes_reply: false,
         }
     }
@@ -163,7 +166,7 @@ impl StreamReader {
         match self.stream.receive(timeout)? {
             Received::Chunk(chunk) => {
                 self.last_heard = Instant::now();
-                self.asked = false;
+                (self.asked, self.told) = (false, false);
                 let mut ended = None;
                 for (_, frame) in chunk.frames() {
                     self.owes_reply |= wants_reply(frame);
@@ -201,7 +204,7 @@ impl StreamReader {
         }
     }
 
-    /// Requests a reply from a silent publisher, and fails if none arrives.
+    /// Requests a reply from a silent publisher, logs that none arrives, and fails at last.
     fn watch_silence(&mut self) -> Result<()> {
         // A huge value takes long to arrive; its first bytes already prove that the publisher is
         // alive.
@@ -219,6 +222,15 @@ impl StreamReader {
         if silence >= self.options.receive_timeout / 2 && !self.asked {
             self.asked = true;
             self.send_status(true)?;
+        }
+        if silence >= self.options.receive_timeout * 3 / 4 && !self.told {
+            self.told = true;
+            tracing::warn!(
+                event = "publisher_silent",
+                seconds = silence.as_secs(),
+                limit = self.options.receive_timeout.as_secs(),
+                "publisher has not answered; the run ends at the limit of --receive-timeout, and is retried"
+            );
         }
         Ok(())
     }

@@ -210,7 +210,8 @@ impl Supervisor<'_> {
         let pool = Pool::new(slots, settings, identity, blockers);
         let prefetch = Prefetch::spawn(config.prefetch, subscriber, &config.name)?;
         let of = (subscriber, config.name.as_str());
-        let durability = Durability::spawn(durability, of, identity.id, flusher)?;
+        let pulses = (flusher, leader.clone());
+        let durability = Durability::spawn(durability, of, identity.id, pulses)?;
         Ok((pool.with_prefetch(prefetch), durability))
     }
 }

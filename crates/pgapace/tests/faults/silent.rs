@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use testbed::{Proxy, Result, wait_until};
 
-use crate::support::{DB, NAME, PATIENCE, Site, Tool, expect_exit, wait_while_running};
+use crate::support::{
+    DB, NAME, PATIENCE, Site, Tool, expect_exit, wait_for_event, wait_while_running,
+};
 
 /// A server that accepts connections and stays silent.
 struct Silent(TcpListener);
@@ -85,4 +87,29 @@ fn status_shows_an_attempt_that_is_under_way() -> Result<()> {
     })?;
     proxy.unfreeze();
     site.wait_until_applied(&mut run)
+}
+
+/// A user learns of it before the connections are given up.
+#[test]
+fn a_server_that_has_become_silent_is_named() -> Result<()> {
+    let site = Site::new(18, 18)?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    let publisher = Proxy::in_front_of(&site.publisher)?;
+    let subscriber = Proxy::in_front_of(&site.subscriber)?;
+    let program = site
+        .program_between(&publisher.conninfo(DB), &subscriber.conninfo(DB))
+        .args(["--receive-timeout", "20"])
+        .env("PGCONNECT_TIMEOUT", "5");
+    let mut run = site.spawn_streaming(&program)?;
+    for (proxy, event) in [(&publisher, "publisher_silent"), (&subscriber, "subscriber_silent")] {
+        assert_eq!(run.events(event), 0, "{}", run.log());
+        proxy.freeze();
+        wait_for_event(&mut run, event, PATIENCE)?;
+        assert_eq!(run.events("run_failed"), 0, "{}", run.log());
+        proxy.unfreeze();
+        site.publisher.sql(DB, "INSERT INTO t SELECT count(*) FROM t")?;
+        site.wait_until_applied(&mut run)?;
+        assert_eq!(run.events(event), 1, "{}", run.log());
+    }
+    Ok(())
 }

@@ -81,12 +81,12 @@ impl Drop for Ending {
 }
 
 impl Durability {
-    /// Starts the thread. `pulse` is its sign of life.
+    /// Starts the thread. `pulse` is its sign of life, `leader` that of the leader.
     pub(crate) fn spawn(
         session: Session,
         (subscriber, subscription): (&Subscriber, &str),
         id: SubscriptionId,
-        pulse: Pulse,
+        (pulse, leader): (Pulse, Pulse),
     ) -> Result<Self> {
         let ((flushes, to_flush), (bookkeeping, to_do)) = (unbounded(), unbounded());
         let ((sender, events), begun) = (unbounded(), BegunJobs::default());
@@ -97,6 +97,7 @@ impl Durability {
             id,
             relieved: session.backend_pid(),
             pulse: pulse.clone(),
+            leader,
         };
         let (stolen, answers) = ((to_do.clone(), begun.clone()), sender.clone());
         thread::spawn("relief".to_owned(), move || relief.run(&stolen, &answers, &ended))?;

@@ -10,13 +10,15 @@ use super::{BegunJobs, FromDurability, bookkeep, report};
 use crate::apply::blockers::Pulse;
 use crate::apply::bookkeeping::BookkeepingJob;
 use crate::apply::standby_wait;
-use crate::error::Result;
+use crate::error::{Failure, Result};
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::ownership;
 
 /// How often the thread looks whether the durability session waits.
 const WATCH: Duration = Duration::from_millis(500);
+/// The time without a sign of life of the leader after which the thread looks whether the subscriber answers.
+const LEADER_WAITS: Duration = Duration::from_secs(10);
 
 pub(super) struct Relief {
     pub(super) subscriber: Subscriber,
@@ -25,6 +27,8 @@ pub(super) struct Relief {
     /// The backend of the durability session.
     pub(super) relieved: i32,
     pub(super) pulse: Pulse,
+    /// The leader's. It may wait for the control session before the durability session has a job.
+    pub(super) leader: Pulse,
 }
 
 impl Relief {
@@ -35,16 +39,23 @@ impl Relief {
         sender: &Sender<FromDurability>,
         ended: &Receiver<()>,
     ) {
-        let (mut session, mut told) = (None, false);
+        let (mut session, mut told, mut is_silent) = (None, false, false);
         while ended.recv_timeout(WATCH) == Err(RecvTimeoutError::Timeout) {
-            if !self.pulse.is_silent_for(standby_wait::TELL_AFTER) {
-                (session, told) = (None, false);
+            if !self.pulse.is_silent_for(standby_wait::TELL_AFTER)
+                && !self.leader.is_silent_for(LEADER_WAITS)
+            {
+                (session, told, is_silent) = (None, false, false);
                 continue;
             }
             let open = match self.open(&mut session, &mut told) {
                 Ok(open) => open,
                 Err(failure) => {
                     tracing::debug!(%failure, "cannot do the jobs of the durability session");
+                    // A server that refuses the session answers.
+                    let lost = failure.is_connection_lost() && failure.sqlstate.is_none();
+                    if lost && !std::mem::replace(&mut is_silent, true) {
+                        self.tell_of_silence(&failure);
+                    }
                     session = None;
                     continue;
                 }
@@ -57,6 +68,16 @@ impl Relief {
                 }
             }
         }
+    }
+
+    /// All sessions may wait so, until their connections are given up.
+    fn tell_of_silence(&self, error: &Failure) {
+        tracing::warn!(
+            event = "subscriber_silent",
+            subscription = self.subscription,
+            %error,
+            "subscriber does not answer a session of the run, and another session could not be opened"
+        );
     }
 
     /// The session. Logs once what the durability session waits for.
