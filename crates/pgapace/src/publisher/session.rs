@@ -155,7 +155,7 @@ impl Publisher {
             let failure = Failure::publisher(&e, "connecting");
             connecting::explain(pooler::Side::Publisher, failure, &e, info, replication)
         })?;
-        session.set_activity(self.activity.clone());
+        session.set_activity(&self.activity);
         let identity = prepare(&mut session, start, &settings)?;
         Ok((session, identity))
     }

@@ -9,7 +9,7 @@ use crate::recording::player::Player;
 
 /// A stream of changes. A recording ignores the messages that are sent to it.
 pub(crate) enum ChangeSource {
-    Publisher(ReplicationStream),
+    Publisher(Box<ReplicationStream>),
     Recording(Player),
 }
 

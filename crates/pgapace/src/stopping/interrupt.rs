@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{RecvTimeoutError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use wire::CancelHandle;
 
 use crate::error::{Class, Failure, Result};
@@ -16,6 +16,9 @@ use crate::stopping::shutdown::Shutdown;
 const POLL: Duration = Duration::from_millis(100);
 /// How long work that nothing can interrupt may continue after a request to stop.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long the end of the work waits for cancel requests that are under way.
+const UNDER_WAY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Runs `work`. After a request to stop, cancels the statements of these sessions until the work
 /// ends. A failure of the work is then reported as stopped, unless the same failure would occur
@@ -110,12 +113,17 @@ pub(crate) fn cancel(session: &CancelHandle) {
 pub(crate) struct Cancels {
     sessions: Vec<(CancelHandle, Arc<AtomicBool>)>,
     wanted: Arc<AtomicBool>,
+    /// Each thread has a clone until its request is done.
+    under_way: Option<Sender<()>>,
+    done: Receiver<()>,
 }
 
 impl Cancels {
     pub(crate) fn of(sessions: &[CancelHandle]) -> Self {
         let sessions = sessions.iter().map(|session| (session.clone(), Arc::default())).collect();
-        Self { sessions, wanted: Arc::new(AtomicBool::new(true)) }
+        let (under_way, done) = bounded(0);
+        let wanted = Arc::new(AtomicBool::new(true));
+        Self { sessions, wanted, under_way: Some(under_way), done }
     }
 
     /// Sends a request for each session whose last one is done.
@@ -124,13 +132,15 @@ impl Cancels {
             if busy.swap(true, Ordering::AcqRel) {
                 continue;
             }
-            let (session, under_way, wanted) =
+            let (session, is_busy, wanted) =
                 (session.clone(), Arc::clone(busy), Arc::clone(&self.wanted));
+            let under_way = self.under_way.clone();
             let request = move || {
+                let _under_way = under_way;
                 if let Err(error) = session.cancel_if(&|| wanted.load(Ordering::Acquire)) {
                     tracing::debug!(%error, "cannot cancel");
                 }
-                under_way.store(false, Ordering::Release);
+                is_busy.store(false, Ordering::Release);
             };
             let thread = std::thread::Builder::new().name("cancel".to_owned());
             if let Err(error) = thread.spawn(Concern::keep(request)) {
@@ -141,10 +151,14 @@ impl Cancels {
     }
 }
 
-/// Requests that no server has accepted so far would cancel what the sessions do next.
+/// A request that is still under way could cancel what a session does next. A server that answers has obeyed it soon; to one
+/// that does not, no request is sent any more.
 impl Drop for Cancels {
     fn drop(&mut self) {
         self.wanted.store(false, Ordering::Release);
+        self.under_way = None;
+        // Nothing is ever sent: the last thread disconnects the channel.
+        let _ = self.done.recv_timeout(UNDER_WAY_PATIENCE);
     }
 }
 

@@ -336,7 +336,7 @@ impl Subscriber {
             let failure = Failure::subscriber(&e, "connecting");
             connecting::explain(pooler::Side::Subscriber, failure, &e, &self.info, false)
         })?;
-        session.set_activity(self.activity.clone());
+        session.set_activity(&self.activity);
         check_version(session.server_version())?;
         let settings = settings(purpose, session.server_version().major(), self.citus);
         let version = if purpose == Purpose::Control { schema::VERSION_SQL } else { "NULL" };

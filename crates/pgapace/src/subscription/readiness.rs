@@ -127,7 +127,7 @@ impl Supervisor<'_> {
             let watch = Watch::spawn(context.publisher, name, &row.slot_name, commits, standby)?;
             let opened = Opened {
                 control,
-                source: ChangeSource::Publisher(stream),
+                source: ChangeSource::Publisher(Box::new(stream)),
                 resumption,
                 states,
                 pool,

@@ -60,7 +60,7 @@ impl Watch {
                 event = "answer_outstanding",
                 server = self.name,
                 seconds = self.since.elapsed().as_secs(),
-                "the {} has not answered for a while; writes are stopped",
+                "the {} has not answered for a while",
                 self.name
             );
         }

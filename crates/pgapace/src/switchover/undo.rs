@@ -77,16 +77,16 @@ pub(super) fn settle(
                 if (second.is_connection_lost() || is_canceled(&second)) && !deadline.is_over() => {
             }
             Err(second) => {
-                let (said, what) = match &source.resumed {
+                let (begins, what) = match &source.resumed {
                     Some(writes) => {
-                        let said = format!(
-                            "Writes were resumed: {}. The rest could not be undone: {second}",
-                            writes.said()
-                        );
-                        (said, "the rest")
+                        (format!("Writes were resumed: {}. The rest", writes.said()), "the rest")
                     }
-                    None => (format!("The switchover could not be undone: {second}"), "it"),
+                    None if reached == Reached::Nothing => {
+                        ("Writes were not stopped. The switchover".to_owned(), "it")
+                    }
+                    None => ("The switchover".to_owned(), "it"),
                 };
+                let said = format!("{begins} could not be undone: {second}");
                 return Settled::Open(with_detail(failure, said).hint(format!(
                     "pgapace switchover --abort undoes {what}, as soon as both servers answer."
                 )));

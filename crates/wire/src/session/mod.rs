@@ -152,7 +152,7 @@ impl Session {
     }
 
     /// Counts waits for the server there from now on.
-    pub fn set_activity(&mut self, activity: Activity) {
+    pub fn set_activity(&mut self, activity: &Activity) {
         self.channel.set_activity(activity);
     }
 

@@ -21,6 +21,7 @@ struct Waits {
 /// A session that shares an [`Activity`].
 #[derive(Debug)]
 struct Member {
+    activity: Activity,
     /// The session alone keeps its socket open.
     socket: Weak<Socket>,
     waits: AtomicBool,
@@ -66,6 +67,7 @@ impl Activity {
 
     fn enter(&self, socket: &Arc<Socket>) -> Arc<Member> {
         let member = Arc::new(Member {
+            activity: self.clone(),
             socket: Arc::downgrade(socket),
             waits: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
@@ -80,36 +82,32 @@ impl Activity {
 
 /// The part of one session in an [`Activity`].
 #[derive(Debug)]
-pub(crate) struct ActiveSession {
-    activity: Activity,
-    member: Arc<Member>,
-}
+pub(crate) struct ActiveSession(Arc<Member>);
 
 impl ActiveSession {
-    pub(crate) fn new(activity: Activity, socket: &Arc<Socket>) -> Self {
-        let member = activity.enter(socket);
-        Self { activity, member }
+    pub(crate) fn new(activity: &Activity, socket: &Arc<Socket>) -> Self {
+        Self(activity.enter(socket))
     }
 
     /// Counts a wait until the answer is dropped.
     pub(crate) fn wait(&self) -> ActivityWait<'_> {
-        self.activity.0.now.fetch_add(1, Ordering::Relaxed);
-        self.member.waits.store(true, Ordering::Release);
-        ActivityWait(self)
+        self.0.activity.0.now.fetch_add(1, Ordering::Relaxed);
+        self.0.waits.store(true, Ordering::Release);
+        ActivityWait(&self.0)
     }
 
     /// See [`Activity::give_up_waiting`].
     pub(crate) fn is_given_up(&self) -> bool {
-        self.member.given_up.load(Ordering::Acquire)
+        self.0.given_up.load(Ordering::Acquire)
     }
 }
 
 /// A wait that has begun.
-pub(crate) struct ActivityWait<'s>(&'s ActiveSession);
+pub(crate) struct ActivityWait<'s>(&'s Member);
 
 impl Drop for ActivityWait<'_> {
     fn drop(&mut self) {
-        self.0.member.waits.store(false, Ordering::Release);
+        self.0.waits.store(false, Ordering::Release);
         self.0.activity.note();
         self.0.activity.0.now.fetch_sub(1, Ordering::Relaxed);
     }

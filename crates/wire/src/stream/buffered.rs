@@ -89,7 +89,7 @@ impl Buffered {
     }
 
     /// Counts waits for the server there from now on.
-    pub(crate) fn set_activity(&mut self, activity: Activity) {
+    pub(crate) fn set_activity(&mut self, activity: &Activity) {
         self.activity = Some(ActiveSession::new(activity, self.stream.socket()));
     }
 
@@ -460,7 +460,7 @@ mod tests {
     fn channel(activity: &Activity) -> (Socket, Buffered) {
         let (server, client) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
         let mut channel = Buffered::new(Stream::on(client));
-        channel.set_activity(activity.clone());
+        channel.set_activity(activity);
         (server, channel)
     }
 
