@@ -127,6 +127,8 @@ pub(crate) struct Failure {
     /// The conflict behind it, to count and record.
     pub(crate) conflict: Option<Box<Conflict>>,
     pub(crate) recovery: Recovery,
+    /// The error of the server is about a row of schema pgapace.
+    pub(crate) of_state: bool,
 }
 
 /// The way to go on after a failure. Whether another run follows also depends on the runs before: see
@@ -171,6 +173,7 @@ impl Failure {
             last_suspect: None,
             conflict: None,
             recovery: Recovery::None,
+            of_state: false,
         }
     }
 
@@ -208,6 +211,7 @@ impl Failure {
                     Self::new(class, format!("{party}: {} while {doing}", server.message));
                 failure.detail.clone_from(&server.detail);
                 failure.hint.clone_from(&server.hint);
+                failure.of_state = server.schema.as_deref() == Some("pgapace");
                 if class == Class::Subscriber && missing_label::is_reported(server) {
                     failure.hint = Some(missing_label::hint(server, std::iter::empty()));
                 }

@@ -12,8 +12,8 @@ pub(super) fn explained(config: &Config, failure: Failure, epoch: Option<i64>) -
     if is_of_schema(&failure) {
         return of_schema(config, failure);
     }
-    let of_table = failure.offender.as_ref().is_some_and(|offender| offender.relation.is_some());
-    if of_table || failure.sqlstate.as_deref() != Some(sqlstate::NOT_NULL_VIOLATION) {
+    // Tables and code of users meet this SQLSTATE as well.
+    if !failure.of_state || failure.sqlstate.as_deref() != Some(sqlstate::NOT_NULL_VIOLATION) {
         return failure;
     }
     let subscriber = Subscriber::new(config.subscriber.clone(), &config.name);

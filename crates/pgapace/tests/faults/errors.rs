@@ -201,6 +201,41 @@ fn rows_of_the_state_that_were_deleted_are_told_from_another_process() {
     });
 }
 
+/// pgapace's own statements notice by the same SQLSTATE that rows of its state are gone.
+#[test]
+fn null_values_are_told_from_rows_of_the_state() {
+    on_versions(one_or_all(&VERSIONS), |case| {
+        case.publisher
+            .sql("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t VALUES (1, NULL)");
+        case.subscriber.sql("CREATE TABLE t (id int PRIMARY KEY, v int NOT NULL)");
+        case.publish("FOR TABLE t");
+        let run = |policy: &str, said: &str| {
+            let run = case.tool.finish("run", &["--until", "current", "--if-not-empty", policy]);
+            let error = run.log.split("pgapace: error").nth(1);
+            let error = error.unwrap_or_else(|| panic!("it must fail: {}", run.log));
+            assert!(error.contains(said) && !error.contains("were deleted"), "{}", run.log);
+        };
+        run("refuse", "violates not-null constraint");
+        case.tool.finish("drop", &[]).expect(0, &[]);
+        case.subscriber.sql("INSERT INTO t VALUES (1, 1)");
+        run("rebase", "violates not-null constraint");
+        case.publisher.sql("UPDATE t SET v = 2");
+        let rebase = ["--until", "current", "--if-not-empty", "rebase"];
+        case.tool.finish("run", &rebase).expect(0, &[]);
+        case.subscriber.sql(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS \
+               $$ BEGIN RAISE 'not at COMMIT' USING errcode = '23502'; END $$; \
+             CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED \
+               FOR EACH ROW EXECUTE FUNCTION refuse(); ALTER TABLE t ENABLE ALWAYS TRIGGER refuse",
+        );
+        case.publisher.sql("INSERT INTO t VALUES (2, 2)");
+        run("refuse", "not at COMMIT");
+        case.subscriber.sql("DROP TRIGGER refuse ON t");
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    });
+}
+
 #[test]
 fn a_damaged_schema_pgapace_is_named_with_the_way_out() {
     on_versions(one_or_all(&VERSIONS), |case| {
