@@ -174,6 +174,18 @@ impl Relation {
 }
 
 impl PublishedBy {
+    /// Whether one catalog row publishes both: the same rows of the same table.
+    #[must_use]
+    pub fn has_entry_of(&self, other: &Self) -> bool {
+        self.entries.iter().any(|entry| other.entries.contains(entry))
+    }
+
+    /// Whether any publication publishes inserts of the table.
+    #[must_use]
+    pub fn includes_inserts(&self) -> bool {
+        self.entries.iter().any(|entry| entry.options.contains('i'))
+    }
+
     /// Everything that publishes a table; `entries` may be in any order.
     #[must_use]
     pub fn new(relation: Relation, mut entries: Vec<Entry>) -> Self {

@@ -15,6 +15,7 @@ mod protection;
 mod publisher;
 mod publisher_settings;
 pub(crate) mod report;
+pub(crate) mod same_rows;
 mod schema_tools;
 mod service;
 mod subscriber;
@@ -194,6 +195,12 @@ pub(crate) fn check(config: &Config) -> Report {
         });
         reporter.group("opposite", |reporter| {
             opposite::check(publisher_session, subscriber_session, config, published, reporter)
+        });
+        reporter.group("shared", |reporter| {
+            let sessions = (&mut *publisher_session, &mut *subscriber_session);
+            let received = same_rows::Received::read(sessions, config, known, published)?;
+            reporter.report.received = Some(received);
+            Ok(())
         });
         let sessions = (&mut *publisher_session, &mut *subscriber_session);
         tables::check(sessions, config, known, published, &mut reporter);

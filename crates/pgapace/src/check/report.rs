@@ -6,6 +6,7 @@ use serde::{Serialize, Serializer};
 
 use crate::check::limits::LimitNeed;
 use crate::check::origins::OriginNeed;
+use crate::check::same_rows::Received;
 use crate::error::Failure;
 
 /// The severity of a finding, from harmless to fatal.
@@ -129,6 +130,8 @@ pub(crate) struct Report {
     pub(super) origins: Option<OriginNeed>,
     /// How much of the limits of both servers the subscription needs.
     pub(super) limits: Vec<LimitNeed>,
+    /// What the subscription receives, if both servers could be asked.
+    pub(super) received: Option<Received>,
 }
 
 impl Report {
@@ -139,6 +142,7 @@ impl Report {
             unreachable: None,
             origins: None,
             limits: Vec::new(),
+            received: None,
         }
     }
 

@@ -10,9 +10,10 @@ use pgoutput::{RelId, ReplicaIdentity, TypeOid};
 use wire::{Session, quote_ident, quote_literal};
 
 use crate::check::asked::{Asked, Hook};
-use crate::check::report::{Reporter, Side};
+use crate::check::report::{Reporter, Severity, Side};
+use crate::check::same_rows::{self, Overlap};
 use crate::check::{SubscriptionState, failed, shown_conninfo, types};
-use crate::config::Subscription as Config;
+use crate::config::{IfNotEmpty, Subscription as Config};
 use crate::error::{Failure, Result};
 use crate::publisher::dump_command::dump_command;
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
@@ -53,9 +54,16 @@ struct Checker<'a, 'r> {
     filled: Vec<(TableName, String)>,
     /// Published tables that do not exist: name for messages, and name as SQL.
     missing: Vec<(String, String)>,
-    /// Published tables that other subscriptions change, too.
-    shared: HashSet<TableName>,
+    shared: Shared,
     asked: Asked,
+}
+
+/// Published tables that other subscriptions change, too.
+#[derive(Default)]
+struct Shared {
+    tables: HashSet<TableName>,
+    /// Those of which another one has copied the same rows.
+    same_rows: HashSet<TableName>,
 }
 
 /// Checks all tables.
@@ -70,8 +78,9 @@ pub(super) fn check(
         created(session, known, published, reporter);
         return;
     }
-    let shared =
-        reporter.group("shared", |reporter| shared(session, &config.name, published, reporter));
+    let shared = reporter.group("shared", |reporter| {
+        shared((&mut *publisher, &mut *session), (config, known), published, reporter)
+    });
     let mut checker = Checker {
         session,
         config,
@@ -122,22 +131,41 @@ fn created(
 
 /// Reports tables that other subscriptions change, too.
 fn shared(
-    session: &mut Session,
-    subscription: &str,
+    (publisher, session): (&mut Session, &mut Session),
+    (config, known): (&Config, &SubscriptionState),
     published: &[PublishedTable],
     reporter: &mut Reporter<'_>,
-) -> Result<HashSet<TableName>> {
+) -> Result<Shared> {
     let keys: Vec<_> = published.iter().map(|table| table.name.clone()).collect();
-    let others = other_subscriptions::read(session, subscription, &keys)?;
-    for (place, others) in &others {
-        let name = published[*place].name.to_string();
-        let message = format!(
-            "table {name} is changed by {others}, too. pgapace resync and rebase refuse it, and pgapace verify \
-             reports rows of the others"
-        );
-        reporter.warn("shared", message).on(&name);
+    let listed = other_subscriptions::list(session, &config.name, &keys)?;
+    let others = other_subscriptions::labels(&listed);
+    let same_rows = same_rows::among(publisher, listed, &config.publications, published)?;
+    let mut shared = Shared::default();
+    for (place, others) in others {
+        let table = &published[place];
+        let name = table.name.to_string();
+        let of_it = || same_rows.iter().filter(|same| same.place == place);
+        let message = if let Some(same) = of_it().find(|same| same.overlap == Overlap::Certain) {
+            if same.copies_data {
+                shared.same_rows.insert(table.name.clone());
+            }
+            same_rows::message(&name, same)
+        } else {
+            let same = of_it().next().map(same_rows::message_of_possible).unwrap_or_default();
+            format!(
+                "table {name} is changed by {others}, too. pgapace resync and rebase refuse it, and pgapace verify \
+                 reports rows of the others{same}"
+            )
+        };
+        let refused = shared.same_rows.contains(&table.name)
+            && config.if_not_empty != IfNotEmpty::Keep
+            && known.to_copy(config, table);
+        let severity = if refused { Severity::Blocker } else { Severity::Warning };
+        let side = reporter.side;
+        reporter.report.add(severity, side, "shared", message).on(&name);
+        shared.tables.insert(table.name.clone());
     }
-    Ok(others.into_keys().map(|place| keys[place].clone()).collect())
+    Ok(shared)
 }
 
 /// Reports unlogged tables, and tables with an access method that is not tested.
@@ -569,11 +597,12 @@ impl Checker<'_, '_> {
             });
         }
         let (shared, filled): (Vec<_>, Vec<_>) =
-            self.filled.iter().partition(|(key, _)| self.shared.contains(key));
-        for (name, _) in shared {
+            self.filled.iter().partition(|(key, _)| self.shared.tables.contains(key));
+        // What is said of the same rows is enough.
+        for (name, _) in shared.iter().filter(|(key, _)| !self.shared.same_rows.contains(key)) {
             let message = format!(
-                "table {name} is not empty. Pass --if-not-empty keep to copy into it, and keep the rows of the \
-                 other subscription"
+                "table {name} is not empty. If the other subscription has other rows, pass --if-not-empty keep to \
+                 copy into it, and keep them. If it is the native one of this publisher: pgapace adopt"
             );
             self.reporter.block("rows", message).on(name.to_string());
         }

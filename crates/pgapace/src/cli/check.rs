@@ -34,6 +34,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<()> {
     for subscription in args.selection.subscriptions()? {
         reports.push(check::check(&subscription));
     }
+    check::same_rows::compare(&mut reports);
     check::origins::add_up(&mut reports);
     check::limits::add_up(&mut reports);
     for report in &mut reports {

@@ -3,13 +3,13 @@
 //! Nothing tells which subscription a row belongs to. So pgapace empties no such table, and a rebase would delete the
 //! rows of the others. A copy of such a table is one transaction, so that an interruption leaves no rows to remove.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use engine::table_name::TableName;
 use wire::Session;
 
 use crate::error::{Class, Failure, Result};
-use crate::subscriber::catalogue::field;
+use crate::subscriber::catalogue::{boolean, field, parse_name_array};
 use crate::subscriber::named::named;
 use crate::subscriber::state::table_name_arrays;
 
@@ -38,15 +38,22 @@ WITH RECURSIVE wanted AS (
 
 /// Native subscriptions. One without a slot receives nothing: pgapace has adopted it, or a user has detached it.
 const NATIVE: &str = "\
-SELECT t.ord, pg_catalog.format('native subscription %I', s.subname)
+SELECT t.ord, pg_catalog.format('native subscription %I', s.subname), n.nspname, c.relname, s.subslotname,
+  s.subpublications::pg_catalog.text, NULL::pg_catalog.text, true,
+  EXISTS (SELECT FROM pg_catalog.pg_stat_subscription w
+    WHERE w.subid = s.oid AND w.relid IS NULL AND w.pid IS NOT NULL), true, true
 FROM sharing t
+JOIN pg_catalog.pg_class c ON c.oid = t.oid
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_subscription_rel r ON r.srrelid = t.oid
 JOIN pg_catalog.pg_subscription s ON s.oid = r.srsubid AND s.subslotname IS NOT NULL
 JOIN pg_catalog.pg_database d ON d.oid = s.subdbid AND d.datname = pg_catalog.current_database()";
 
 /// Those of pgapace that have not been switched over.
 const OURS: &str = "\
-SELECT t.ord, pg_catalog.format('subscription %s of pgapace', s.name)
+SELECT t.ord, pg_catalog.format('subscription %s of pgapace', s.name), n.nspname, c.relname, s.slot_name,
+  s.publications::pg_catalog.text, s.system_identifier, false, false, r.state NOT IN ('init', 'blocked'),
+  s.copy_data
 FROM sharing t
 JOIN pg_catalog.pg_class c ON c.oid = t.oid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -55,6 +62,11 @@ JOIN pgapace.subscription s ON s.id = r.subscription AND s.name <> $1
 WHERE pg_catalog.strpos(coalesce(r.published_by, ''), 'unpublished ') = 0
   AND NOT EXISTS (SELECT FROM pgapace.switchover w WHERE w.subscription = s.id AND w.step = 'ended')";
 
+/// What takes the place of [`OURS`] where the role may not read it. A parameter that is not used has no type.
+const NONE_OF_OURS: &str = "\
+SELECT 0::pg_catalog.int8, $1::pg_catalog.text, ''::pg_catalog.name, ''::pg_catalog.name, ''::pg_catalog.name,
+  ''::pg_catalog.text, ''::pg_catalog.text, false, false, false, false WHERE false";
+
 /// Whether the role may read what [`OURS`] reads.
 const READABLE: &str = "\
 SELECT pg_catalog.count(*) FROM pg_catalog.pg_class c
@@ -62,26 +74,78 @@ JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = 'pgapace' AND c.relname IN ('subscription', 'relation', 'switchover')
   AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT')";
 
-/// The other subscriptions that change tables, by the place of the table. `name` is that of pgapace's subscription.
+/// Another subscription that changes a table.
+#[derive(Debug)]
+pub(crate) struct OtherSubscription {
+    /// The place of the table among those that were asked for.
+    pub(crate) place: usize,
+    /// Its name, in words for a message.
+    pub(crate) label: String,
+    /// The table that it changes: the one asked for, or one of the same partition tree.
+    pub(crate) table: TableName,
+    pub(crate) slot: String,
+    pub(crate) publications: Vec<String>,
+    /// That of its publisher, if known.
+    pub(crate) system_identifier: Option<String>,
+    pub(crate) is_native: bool,
+    /// Whether the worker of a native subscription runs.
+    pub(crate) has_worker: bool,
+    /// Whether the table is copied, or is being copied.
+    pub(crate) is_copied: bool,
+    /// Whether its first tables were copied, as far as is known.
+    pub(crate) copies_data: bool,
+}
+
+/// The other subscriptions that change tables. `name` is that of pgapace's subscription.
+pub(crate) fn list(
+    session: &mut Session,
+    name: &str,
+    tables: &[TableName],
+) -> Result<Vec<OtherSubscription>> {
+    let failed = |e: &wire::Error| Failure::subscriber(e, "looking for other subscriptions");
+    let rows = session.query(READABLE, &[]).map_err(|e| failed(&e))?;
+    let readable = rows.first().is_some_and(|row| row.get(0) == Some("3"));
+    let ours = if readable { OURS } else { NONE_OF_OURS };
+    let [schemas, names] = table_name_arrays(tables);
+    let sql = format!(
+        "{SHARING} SELECT DISTINCT o.* FROM ({NATIVE} UNION ALL {ours}) AS o ORDER BY 1, 2, 3, 4"
+    );
+    let arguments = [Some(name), Some(&schemas), Some(&names)];
+    let rows = session.query(&sql, &arguments).map_err(|e| failed(&e))?;
+    let other = |row: wire::Row<'_>| {
+        Ok(OtherSubscription {
+            place: field::<usize>(&row, 0)? - 1,
+            label: field(&row, 1)?,
+            table: TableName { schema: field(&row, 2)?, name: field(&row, 3)? },
+            slot: field(&row, 4)?,
+            publications: parse_name_array(&field::<String>(&row, 5)?)?,
+            system_identifier: row.get(6).map(str::to_owned),
+            is_native: boolean(&row, 7)?,
+            has_worker: boolean(&row, 8)?,
+            is_copied: boolean(&row, 9)?,
+            copies_data: boolean(&row, 10)?,
+        })
+    };
+    rows.iter().map(other).collect()
+}
+
+/// The other subscriptions that change tables, in words, by the place of the table.
 pub(crate) fn read(
     session: &mut Session,
     name: &str,
     tables: &[TableName],
 ) -> Result<BTreeMap<usize, String>> {
-    let failed = |e: &wire::Error| Failure::subscriber(e, "looking for other subscriptions");
-    let rows = session.query(READABLE, &[]).map_err(|e| failed(&e))?;
-    let readable = rows.first().is_some_and(|row| row.get(0) == Some("3"));
-    // A parameter that is not used has no type.
-    let ours =
-        if readable { OURS } else { "SELECT 0::pg_catalog.int8, $1::pg_catalog.text WHERE false" };
-    let [schemas, names] = table_name_arrays(tables);
-    let sql = format!(
-        "{SHARING} SELECT ord, pg_catalog.string_agg(DISTINCT other, ', ' ORDER BY other) \
-         FROM ({NATIVE} UNION ALL {ours}) AS o (ord, other) GROUP BY ord"
-    );
-    let arguments = [Some(name), Some(&schemas), Some(&names)];
-    let rows = session.query(&sql, &arguments).map_err(|e| failed(&e))?;
-    rows.iter().map(|row| Ok((field::<usize>(&row, 0)? - 1, field(&row, 1)?))).collect()
+    Ok(labels(&list(session, name, tables)?))
+}
+
+/// The same of subscriptions that were listed.
+pub(crate) fn labels(others: &[OtherSubscription]) -> BTreeMap<usize, String> {
+    let mut named: BTreeMap<usize, BTreeSet<&str>> = BTreeMap::new();
+    for other in others {
+        named.entry(other.place).or_default().insert(&other.label);
+    }
+    let listed = |labels: BTreeSet<&str>| labels.into_iter().collect::<Vec<_>>().join(", ");
+    named.into_iter().map(|(place, labels)| (place, listed(labels))).collect()
 }
 
 /// Says that extra rows of these tables may belong to other subscriptions, and how they are left out. Each table comes

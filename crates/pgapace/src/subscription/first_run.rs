@@ -13,6 +13,7 @@ use super::startup::OwnedSubscription;
 use super::waiting_commits::WaitingCommits;
 use crate::apply::leader::Outcome;
 use crate::both_servers::ask_both;
+use crate::check::same_rows;
 use crate::config::IfNotEmpty;
 use crate::error::{Class, Failure, Result};
 use crate::native::guard::{self, SlotHistory};
@@ -152,6 +153,26 @@ impl Supervisor<'_> {
             schema_copy,
             rebasing: config.if_not_empty == IfNotEmpty::Rebase,
         }
+    }
+
+    /// Refuses a first copy of rows that another subscription copies from the same publisher's database. A way back goes
+    /// on with the tables of the subscription that it replaces.
+    pub(super) fn refuse_same_rows(
+        &self,
+        control: &mut Session,
+        source: &mut Session,
+        tables: &[PublishedTable],
+    ) -> Result<()> {
+        let config = &self.config;
+        if !config.copies_data()
+            || config.if_not_empty == IfNotEmpty::Keep
+            || self.options.supersedes.is_some()
+        {
+            return Ok(());
+        }
+        let asked = (config.name.as_str(), &config.publications[..]);
+        let found = same_rows::read(source, control, asked, tables)?;
+        same_rows::failure(&found, tables).map_or(Ok(()), Err)
     }
 
     pub(super) fn slot_history(&self) -> SlotHistory {
@@ -312,6 +333,8 @@ impl Supervisor<'_> {
         let mut known = tables.clone();
         leave_out_missing(control, &mut known)?;
         set_sync_lsns(control, context.owner(), &known, start)?;
+        let asked = (context.subscription, context.publications);
+        same_rows::warn(&same_rows::read(source, control, asked, &tables)?, &tables);
         Ok(tables)
     }
 

@@ -95,6 +95,7 @@ impl Supervisor<'_> {
         if schema_copy == Some(SchemaCopy::After) {
             leave_out_missing(control, &mut tables)?;
         }
+        self.refuse_same_rows(control, source, &tables)?;
         let emptied = self.check_first_start(control, &tables, copies_schema)?;
         begin_to_record(control)?;
         let new = self.new_subscription(schema_copy);

@@ -262,7 +262,9 @@ impl Supervisor<'_> {
                 if looked.as_ref().is_err_and(|failure| failure.class == Class::Slot) {
                     guard::first_start(control, &config, self.slot_history())?;
                 }
-                let (row, created) = self.create(control, &looked?, superseded)?;
+                let tables = looked?;
+                self.refuse_same_rows(control, source, &tables)?;
+                let (row, created) = self.create(control, &tables, superseded)?;
                 Ok(FoundSubscription { row, commits, tagging: None, created })
             }
         }

@@ -21,6 +21,7 @@ use crate::subscriber::state::figures;
 use crate::subscriber::state::heartbeat::{self, OwnerStage};
 use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::repertoire::Repertoire;
+use crate::tablesync::claim;
 use crate::tablesync::copy_display::{Copied, Display, Progress, table};
 use crate::tablesync::copy_worker::{CopySessions, JobFailure, Transferred};
 use crate::tablesync::foreign_keys::CopyOrder;
@@ -55,7 +56,10 @@ pub(super) fn copy(
     order: &CopyOrder,
 ) -> Result<CopyOutcome> {
     let owner = context.owner();
-    begin(control, owner, snapshot, &mut items)?;
+    let tables: Vec<_> = items.iter().map(|item| item.published.clone()).collect();
+    claim::begin(context, control, publisher, &tables, |control| {
+        begin(control, owner, snapshot, &mut items)
+    })?;
     let items = &items;
     let (empty, jobs) = jobs(items, |table| order.before(table).is_empty());
     for some in empty.chunks(EMPTY_AT_ONCE) {

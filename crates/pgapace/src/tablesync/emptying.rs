@@ -34,8 +34,8 @@ const NAMED: usize = 20;
 
 /// The next step for a table that holds rows of another subscription.
 const KEEP_HINT: &str = "\
-Pass --if-not-empty keep to copy into the tables and keep their rows; or drop the other subscription if it no longer \
-applies changes.";
+If these are other rows, as those of another publisher: pass --if-not-empty keep to copy into the tables and keep \
+their rows. Or drop the other subscription if it no longer applies changes.";
 
 /// The next step for a table with rows of this subscription, too.
 const SHARED_HINT: &str = "\

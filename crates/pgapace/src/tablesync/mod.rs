@@ -7,6 +7,7 @@
 
 mod added_copy;
 mod added_tables;
+mod claim;
 mod copy_display;
 mod copy_pool;
 pub(crate) mod copy_progress;
@@ -373,6 +374,10 @@ fn copy_pending(
     let emptied: Vec<_> = emptied.map(|(table, _)| table.name.clone()).collect();
     if !emptied.is_empty() {
         opposite::warn(publisher, control, &emptied)?;
+    }
+    let pending = claim::allowed(context, control, publisher, pending)?;
+    if pending.is_empty() {
+        return Ok(Vec::new());
     }
     let (published, subscribers) = if context.is_beside_stream() {
         only_possible(control, context, pending)?

@@ -20,6 +20,7 @@ mod progress;
 pub(crate) mod requests;
 mod requests_while_copying;
 mod resume;
+mod same_rows;
 mod schema;
 mod slot;
 mod subscriber_locks;
