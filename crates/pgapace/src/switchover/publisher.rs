@@ -154,11 +154,15 @@ pub(super) fn stop(
     }
 }
 
+/// Matches the query of a session that resolves a prepared transaction.
+const RESOLVES: &str = "^\\s*(commit|rollback)\\s+prepared\\s";
+
 /// Ends all other sessions of the database, after its setting has changed: any of them may have the setting
 /// of before. It compares no times, because clocks are set back. Sessions that connect later have the setting.
 ///
 /// It begins in a moment in which no transaction is prepared: the session that has prepared one may be the only one that
-/// would resolve it. Meanwhile sessions of before go on, and a failure has ended none of them.
+/// would resolve it. Meanwhile sessions of before go on, and a failure has ended none of them. One that is resolving a
+/// transaction, which may be prepared no more, gets its answer before it is ended.
 pub(super) fn end_sessions(source: &mut Session, deadline: Deadline<'_>) -> Result<()> {
     wait_for_connecting(source, deadline)?;
     let doing = "ending other sessions";
@@ -177,7 +181,8 @@ pub(super) fn end_sessions(source: &mut Session, deadline: Deadline<'_>) -> Resu
     }
     wait_for_prepared(source, deadline)?;
     let sql = format!(
-        "SELECT pg_catalog.pg_terminate_backend(pid) {others} AND (pid, backend_start) IN ({})",
+        "SELECT CASE WHEN state IS DISTINCT FROM 'active' OR query IS NULL OR query !~* '{RESOLVES}' \
+           THEN pg_catalog.pg_terminate_backend(pid) END {others} AND (pid, backend_start) IN ({})",
         found.join(", ")
     );
     until_none(source, &sql, doing, deadline)

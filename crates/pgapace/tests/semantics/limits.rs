@@ -48,7 +48,7 @@ fn large_values_and_large_transactions_are_applied() {
     });
 }
 
-/// The values of a set are larger than work_mem, and the subscriber allows no temporary files. Rows need none.
+/// The values of a set are larger than work_mem and than the temporary files that the subscriber allows. Rows need none.
 #[test]
 fn a_set_that_needs_temporary_files_is_applied_by_rows() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
@@ -59,15 +59,16 @@ fn a_set_that_needs_temporary_files_is_applied_by_rows() {
         case.run_until_current();
         let name = &case.subscriber.name;
         case.subscriber.sql(&format!(
-            "ALTER DATABASE {name} SET temp_file_limit = 0; ALTER DATABASE {name} SET work_mem = '64kB'"
+            "ALTER DATABASE {name} SET temp_file_limit = '1MB'; ALTER DATABASE {name} SET work_mem = '64kB'"
         ));
         let mut process = case.start();
         let retries =
             "SELECT coalesce(sum(retries), 0) FROM pgapace.stat_retry WHERE sqlstate = '53400'";
         let retries = || case.subscriber.value(retries).parse::<u32>().expect("a number");
         // A transaction, and one of several parts, which are rolled back one by one.
-        for (changes, least) in [("v = 1 WHERE id <= 3000", 1), ("v = 2", 3)] {
-            case.publisher.sql(&format!("UPDATE t SET {changes}"));
+        for (changes, least) in [("id <= 6000", 1), ("true", 3)] {
+            case.publisher
+                .sql(&format!("UPDATE t SET pad = pad || repeat('y', 400) WHERE {changes}"));
             case.wait_until_applied(&mut process);
             must(wait_while_running(&mut process, "the retries", PATIENCE, || {
                 Ok(retries() >= least)
