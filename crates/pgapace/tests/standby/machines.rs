@@ -3,7 +3,7 @@
 use testbed::compare::TableName;
 use testbed::network::Network;
 use testbed::program::Process;
-use testbed::{Pair, Result, wait_until};
+use testbed::{Result, wait_until};
 
 use super::{BOUND, first_commit, wait_for, within};
 use crate::support::{DB, PATIENCE, Site, skipped};
@@ -11,13 +11,7 @@ use crate::support::{DB, PATIENCE, Site, skipped};
 /// A site whose servers are reached over a network, and a process with `--standby` on each of two
 /// machines. The first streams.
 fn start(network: &Network) -> Result<(Site, [Process; 2])> {
-    let pair = Pair::start_with(
-        18,
-        18,
-        |builder| builder.listen_tcp("*").hba([network.hba()]),
-        |builder| builder.listen_tcp("*").hba([network.hba()]),
-    )?;
-    let site = Site::of(pair)?;
+    let site = Site::over(network)?;
     site.publish_tables("CREATE TABLE log (v int)")?;
     let at = |cluster: &testbed::Cluster| cluster.conninfo_at(&network.server_address(), DB);
     let program =

@@ -3,9 +3,10 @@
 use std::cell::Cell;
 
 use testbed::compare::{TableName, expect_equal};
+use testbed::network::Network;
 use testbed::program::Process;
 use testbed::workload::{ledger, tpcb};
-use testbed::{Cluster, Error, Pair, Program, Result};
+use testbed::{Cluster, ClusterBuilder, Error, Pair, Program, Result};
 
 use super::load::{ENTRY_TABLES, load_tables};
 use super::{PATIENCE, Tool, lsn, wait_for_event, wait_while_running};
@@ -38,6 +39,12 @@ impl Site {
     /// Starts two servers of these versions with the usual settings.
     pub(crate) fn new(publisher_major: u16, subscriber_major: u16) -> Result<Self> {
         Self::of(Pair::start(publisher_major, subscriber_major)?)
+    }
+
+    /// Starts two servers of version 18 that the machines of a network reach.
+    pub(crate) fn over(network: &Network) -> Result<Self> {
+        let reached = |builder: ClusterBuilder| builder.listen_tcp("*").hba([network.hba()]);
+        Self::of(Pair::start_with(18, 18, reached, reached)?)
     }
 
     /// With servers that the test has started.

@@ -1,7 +1,7 @@
 //! A switchover whose machine is lost.
 
 use testbed::network::Network;
-use testbed::{Cluster, Pair, Result, wait_until};
+use testbed::{Cluster, Result, wait_until};
 
 use super::DDL;
 use super::deadlines::LATE;
@@ -14,13 +14,7 @@ fn a_lost_machine_keeps_its_locks_for_seconds() -> Result<()> {
         skipped("a_lost_machine_keeps_its_locks_for_seconds", "it needs root and ip netns");
         return Ok(());
     };
-    let pair = Pair::start_with(
-        18,
-        18,
-        |builder| builder.listen_tcp("*").hba([network.hba()]),
-        |builder| builder.listen_tcp("*").hba([network.hba()]),
-    )?;
-    let site = Site::of(pair)?;
+    let site = Site::over(&network)?;
     site.publish_tables(DDL)?;
     site.subscriber.sql(DB, "CREATE PUBLICATION pgapace_back FOR TABLE orders")?;
     let mut process = site.spawn_streaming(&site.program())?;

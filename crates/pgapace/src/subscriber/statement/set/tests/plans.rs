@@ -24,6 +24,18 @@ pub(super) fn forget_scans(bed: &mut Bed) {
     bed.sql("SELECT pg_catalog.pg_stat_force_next_flush()");
 }
 
+/// Updates of rows that all differ.
+fn distinct_updates<'a>(format: Format, before: &'a [Values], after: &'a [Values]) -> Segment<'a> {
+    let changes = before.iter().zip(after).enumerate();
+    let updates = changes
+        .map(|(at, (before, after))| Update {
+            old: Some(old(format, before, u32::try_from(at).unwrap(), 0)),
+            new: row(format, after),
+        })
+        .collect();
+    Segment { updates, ..Segment::default() }
+}
+
 /// The plan uses the index even if it was made while the table was empty and had statistics.
 #[test]
 fn keys_are_looked_up_by_index() {
@@ -154,14 +166,7 @@ fn whole_rows_take_one_scan() {
             let before = bed.rows(format, "SELECT * FROM public.t WHERE a % 100 = 7");
             let after = bed.rows(format, "SELECT a, 'new', j FROM public.t WHERE a % 100 = 7");
             assert_eq!(before.len(), 1000);
-            let changes = before.iter().zip(&after).enumerate();
-            let updates = changes
-                .map(|(at, (before, after))| Update {
-                    old: Some(old(format, before, u32::try_from(at).unwrap(), 0)),
-                    new: row(format, after),
-                })
-                .collect();
-            let segment = Segment { updates, ..Segment::default() };
+            let segment = distinct_updates(format, &before, &after);
             forget_scans(&mut bed);
             let started = Instant::now();
             let counts = bed.begin(&map, &segment);
@@ -260,14 +265,7 @@ fn rows_with_many_nulls_are_not_compared_with_all_others() {
             let some = "FROM public.t WHERE k % 8 = 0";
             let before = bed.rows(format, &format!("SELECT k, v, {nulls}, {others} {some}"));
             let after = bed.rows(format, &format!("SELECT k, v + 1, {nulls}, {others} {some}"));
-            let changes = before.iter().zip(&after).enumerate();
-            let updates = changes
-                .map(|(at, (before, after))| Update {
-                    old: Some(old(format, before, u32::try_from(at).unwrap(), 0)),
-                    new: row(format, after),
-                })
-                .collect();
-            let segment = Segment { updates, ..Segment::default() };
+            let segment = distinct_updates(format, &before, &after);
             let started = Instant::now();
             assert_eq!(bed.begin(&map, &segment), Ok(vec![(1, 1), (5000, 5000), (1, 1)]));
             let took = started.elapsed();
