@@ -2,7 +2,7 @@
 //!
 //! A synchronous publisher waits for the PREPARE, and a copy may have to wait for the transaction: a new slot waits for
 //! every transaction that has an xid. So the transaction is prepared without these changes. They are deferred when it
-//! commits. Until then their tables do not end to catch up: once a table is like all others, nothing could be added to what
+//! commits. Until then their tables stay in catch-up: once a table is like all others, nothing could be added to what
 //! is prepared.
 //!
 //! Nothing brings them again after a crash, because the PREPARE is acknowledged. So the subscriber notes before the

@@ -97,7 +97,7 @@ pub struct DeferredTables<C> {
     /// The places of those that have changes of the transaction whose parts are being deferred.
     writing: Vec<usize>,
     limits: Limits,
-    /// What prepared transactions left out.
+    /// Changes with which a transaction was not prepared; they are applied after its commit.
     left_out: LeftOut,
     /// Tables and transactions so far: each has another number in the spool.
     number: u32,

@@ -130,7 +130,7 @@ pub(crate) struct Report {
     pub(super) origins: Option<OriginNeed>,
     /// How much of the limits of both servers the subscription needs.
     pub(super) limits: Vec<LimitNeed>,
-    /// What the subscription receives, if both servers could be asked.
+    /// The databases and tables of the subscription; `None` if a server could not be asked.
     pub(super) received: Option<Received>,
 }
 

@@ -169,7 +169,7 @@ fn with_inserts(
     rows.iter().flatten().map(|row| field(&row, 0)).collect()
 }
 
-/// What a subscription receives, for the comparison with the others of its configuration.
+/// The databases and tables of a subscription. `check` compares them with those of the other subscriptions in the file.
 #[derive(Debug)]
 pub(super) struct Received {
     /// The publisher's database, and the subscriber's.
@@ -242,7 +242,7 @@ pub(crate) fn compare(reports: &mut [Report]) {
     }
 }
 
-/// What a check says of a table of which another subscription receives the same rows.
+/// The message of `check` if another subscription receives the same rows of a table.
 pub(super) fn message(table: &str, same: &SameRows) -> String {
     let label = &same.label;
     let way_out = if same.is_native {
@@ -257,7 +257,7 @@ pub(super) fn message(table: &str, same: &SameRows) -> String {
     )
 }
 
-/// What a check adds if that is only possible.
+/// The sentence that `check` adds if another subscription may receive the same rows.
 pub(super) fn message_of_possible(same: &SameRows) -> String {
     let adopted =
         if same.is_native { ". pgapace adopt takes the native subscription over" } else { "" };

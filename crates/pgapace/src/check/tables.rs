@@ -598,7 +598,7 @@ impl Checker<'_, '_> {
         }
         let (shared, filled): (Vec<_>, Vec<_>) =
             self.filled.iter().partition(|(key, _)| self.shared.tables.contains(key));
-        // What is said of the same rows is enough.
+        // Another finding names the subscription already.
         for (name, _) in shared.iter().filter(|(key, _)| !self.shared.same_rows.contains(key)) {
             let message = format!(
                 "table {name} is not empty. If the other subscription has other rows, pass --if-not-empty keep to \

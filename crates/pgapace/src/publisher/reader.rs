@@ -103,7 +103,7 @@ pub(crate) struct StreamReader {
     last_heard: Instant,
     /// A silent publisher was asked for a reply.
     asked: bool,
-    /// That it has not answered was logged.
+    /// Whether the log names the silent publisher already.
     told: bool,
     /// The publisher has asked for a status message.
     owes_reply: bool,

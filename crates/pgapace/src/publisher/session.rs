@@ -117,6 +117,17 @@ impl Publisher {
         Ok(self.open(false)?.0)
     }
 
+    /// The session of a thread that looks again and again; it is opened at the first look.
+    pub(crate) fn session_to_look<'s>(
+        &self,
+        session: &'s mut Option<Session>,
+    ) -> Result<&'s mut Session> {
+        match session {
+            Some(session) => Ok(session),
+            None => Ok(session.insert(self.connect_to_look()?)),
+        }
+    }
+
     fn open(&self, replication: bool) -> Result<(Session, DatabaseIdentity)> {
         let Some(info) = &self.info else {
             return Err(Failure::new(Class::Recording, "a replay has no publisher to ask"));

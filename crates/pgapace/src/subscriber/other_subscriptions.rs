@@ -62,7 +62,7 @@ JOIN pgapace.subscription s ON s.id = r.subscription AND s.name <> $1
 WHERE pg_catalog.strpos(coalesce(r.published_by, ''), 'unpublished ') = 0
   AND NOT EXISTS (SELECT FROM pgapace.switchover w WHERE w.subscription = s.id AND w.step = 'ended')";
 
-/// What takes the place of [`OURS`] where the role may not read it. A parameter that is not used has no type.
+/// Used in place of [`OURS`] where the role may not read that. It names the parameter, because the server cannot find the type of an unused one.
 const NONE_OF_OURS: &str = "\
 SELECT 0::pg_catalog.int8, $1::pg_catalog.text, ''::pg_catalog.name, ''::pg_catalog.name, ''::pg_catalog.name,
   ''::pg_catalog.text, ''::pg_catalog.text, false, false, false, false WHERE false";
@@ -85,7 +85,7 @@ pub(crate) struct OtherSubscription {
     pub(crate) table: TableName,
     pub(crate) slot: String,
     pub(crate) publications: Vec<String>,
-    /// That of its publisher, if known.
+    /// The system identifier of its publisher, if pgapace knows it.
     pub(crate) system_identifier: Option<String>,
     pub(crate) is_native: bool,
     /// Whether the worker of a native subscription runs.

@@ -96,10 +96,7 @@ fn touch(
     session: &mut Option<Session>,
     sql: &str,
 ) -> Result<Option<Duration>> {
-    let session = match session {
-        Some(session) => session,
-        None => session.insert(publisher.connect_to_look()?),
-    };
+    let session = publisher.session_to_look(session)?;
     let results = session
         .simple(sql)
         .map_err(|e| Failure::publisher(&e, "using the slot during the copy"))?;

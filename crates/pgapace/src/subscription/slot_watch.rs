@@ -60,9 +60,6 @@ fn look(
     session: &mut Option<Session>,
     slot: &str,
 ) -> Result<Option<slot::Slot>> {
-    let session = match session {
-        Some(session) => session,
-        None => session.insert(publisher.connect_to_look()?),
-    };
+    let session = publisher.session_to_look(session)?;
     slot::find(session, slot)
 }

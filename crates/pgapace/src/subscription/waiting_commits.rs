@@ -83,10 +83,7 @@ fn look(
     session: &mut Option<Session>,
     name: &str,
 ) -> Result<Option<String>> {
-    let session = match session {
-        Some(session) => session,
-        None => session.insert(publisher.connect_to_look()?),
-    };
+    let session = publisher.session_to_look(session)?;
     if !watch::needs(session, name)? {
         return Ok(None);
     }

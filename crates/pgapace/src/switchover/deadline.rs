@@ -1,6 +1,6 @@
 //! The deadline of a switchover: the longest time for which nobody can write. A signal before it ends all waits too.
 //!
-//! What ends a wait, from the mildest to the last:
+//! Three means end a wait. The mildest one comes first:
 //!
 //! 1. Loops look at the deadline.
 //! 2. Statements are canceled, a moment later. A server that waits for a lock or for a standby obeys at once.

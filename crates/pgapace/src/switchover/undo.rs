@@ -109,12 +109,12 @@ pub(super) fn is_canceled(failure: &Failure) -> bool {
 /// The session on the publisher that has stopped writes.
 struct SourceOfVerb {
     pid: i32,
-    /// What it has found when it has resumed them.
+    /// Whether the publisher took writes after they were resumed; `None` before that.
     resumed: Option<Writes>,
 }
 
 impl SourceOfVerb {
-    /// Resumes writes if the subscriber does not answer. What is recorded there stays, and is undone later.
+    /// Resumes writes if the subscriber does not answer. The record on the subscriber stays, and `--abort` undoes it later.
     ///
     /// The caller knows that the verb has not begun to end the subscription. Nor has another one: this session has
     /// held the lock of the publisher's database since before writes were stopped, if it is still the same. So whatever the

@@ -58,9 +58,6 @@ fn look(
     session: &mut Option<Session>,
     walsender: i32,
 ) -> Result<Option<String>> {
-    let session = match session {
-        Some(session) => session,
-        None => session.insert(publisher.connect_to_look()?),
-    };
+    let session = publisher.session_to_look(session)?;
     waiting_for::transaction(session, walsender)
 }

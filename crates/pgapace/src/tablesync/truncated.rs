@@ -42,7 +42,7 @@ const DECODED_BYTES: u64 = 64 << 20;
 /// A table that has changed since the snapshot of its copy.
 #[derive(Debug)]
 pub(super) struct ChangedTable {
-    /// What has changed.
+    /// The error that names the change.
     pub(super) failure: Failure,
     /// `None` if it was compared instead of copied.
     pub(super) copy: Option<ChangedCopy>,

@@ -7,7 +7,7 @@ use crate::support::{DB, NAME, Site, Tool};
 
 const DDL: &str = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR ALL TABLES; \
                    INSERT INTO t VALUES (1, 'old')";
-/// What a run and `check` say if the slot may go on where the old one ended.
+/// Text of `run` and `check` if the slot can go on where the old one ended.
 const GO_ON: &str = "pgapace run --create-slot=false --copy-data=false";
 
 /// A subscription that has applied all of its publisher, and a tool whose publisher is `upgraded`.

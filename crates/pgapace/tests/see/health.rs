@@ -95,7 +95,7 @@ fn a_process_that_is_suspended_under_load_is_behind() {
     let behind = wait_for_code(&case, &["--max-lag", "4s"], 14);
     assert!(behind.stdout.contains("s ago, and not known since"), "{}", behind.stdout);
     assert!(behind.log.contains("may hang or be suspended"), "{}", behind.log);
-    // What the last figures said about the limit holds no more.
+    // The last figures are too old to tell the limit.
     assert!(behind.stdout.contains("  estimate       unknown\n"), "{}", behind.stdout);
     let limit = "  limited by     unknown: the process has written no figures for ";
     assert!(behind.stdout.contains(limit), "{}", behind.stdout);
