@@ -128,6 +128,10 @@ impl Kind {
             Self::Copy(_) => false,
         }
     }
+
+    fn is_update_without_key(self) -> bool {
+        matches!(self, Self::Set(SetOperation::UpdateEqual | SetOperation::UpdateEqualMoving))
+    }
 }
 
 impl Prepared {
@@ -168,6 +172,8 @@ pub(crate) struct StatementCache {
     updates: FxHashMap<u64, u32>,
     /// The columns of tables with updates that vary for which no value was sent.
     varying: FxHashMap<u64, ColumnSet>,
+    /// The columns of tables without a key that updates have changed.
+    changed: FxHashMap<u64, ColumnSet>,
 }
 
 impl StatementCache {
@@ -230,11 +236,13 @@ impl StatementCache {
     /// The columns of a table for which a statement takes values that are not sent for each row. It only grows, so that
     /// one statement serves all rows in the end.
     pub(crate) fn varying(&mut self, map: &TableMap) -> &mut ColumnSet {
-        self.varying.entry(map.id).or_insert_with(|| {
-            let mut none = ColumnSet::default();
-            none.reset(map.columns.len());
-            none
-        })
+        columns_of(&mut self.varying, map)
+    }
+
+    /// The columns that sets of updates write in a table without a key: those that updates of this session have
+    /// changed. While there is a statement for them, it only grows, so that one statement serves all sets in the end.
+    pub(crate) fn changed(&mut self, map: &TableMap) -> &mut ColumnSet {
+        columns_of(&mut self.changed, map)
     }
 
     /// The number of statements, and their weight.
@@ -293,7 +301,7 @@ impl StatementCache {
     }
 
     fn remove(&mut self, is_removed: impl Fn(&Prepared) -> bool, numbers: &mut Vec<u64>) {
-        let Self { share, prepared: all, updates, .. } = self;
+        let Self { share, prepared: all, updates, changed, .. } = self;
         self.by_hash.retain(|_, same| {
             same.retain(|prepared| {
                 let removed = is_removed(prepared);
@@ -306,6 +314,9 @@ impl StatementCache {
                     {
                         *updates -= 1;
                     }
+                    if prepared.kind.is_update_without_key() {
+                        changed.remove(&prepared.table);
+                    }
                 }
                 !removed
             });
@@ -314,6 +325,14 @@ impl StatementCache {
         updates.retain(|_, updates| *updates > 0);
         self.varying.retain(|table, _| updates.contains_key(table));
     }
+}
+
+fn columns_of<'s>(sets: &'s mut FxHashMap<u64, ColumnSet>, map: &TableMap) -> &'s mut ColumnSet {
+    sets.entry(map.id).or_insert_with(|| {
+        let mut none = ColumnSet::default();
+        none.reset(map.columns.len());
+        none
+    })
 }
 
 /// The name of a statement on the server.

@@ -150,6 +150,15 @@ impl Columns {
         }
     }
 
+    /// Leaves out the new values of all columns but these.
+    pub(crate) fn write_only(&mut self, columns: &ColumnSet) {
+        for (column, slot) in self.slots[..self.used].iter_mut().enumerate() {
+            if slot.role == Some(ColumnRole::New) && !columns.contains(column) {
+                slot.role = Some(ColumnRole::Skipped);
+            }
+        }
+    }
+
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }

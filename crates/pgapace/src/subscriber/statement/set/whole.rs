@@ -26,6 +26,7 @@ use super::{
 use crate::subscriber::oid::INT4;
 use crate::subscriber::statement::bind::{self, Params};
 use crate::subscriber::statement::cache::{Check, Kind, Shape};
+use crate::subscriber::statement::column_set::ColumnSet;
 
 /// The classes of equal rows in one statement.
 #[derive(Debug, Default)]
@@ -139,7 +140,10 @@ impl<E: FnMut(Expected<'_>)> Whole<'_, '_, '_, '_, E> {
         }
         let map = self.subscriber.map;
         self.begin();
+        let changed = self.subscriber.statements.changed(map);
+        note_changed(updates, changed);
         self.buffers.new.begin(map, BatchUse::New);
+        self.buffers.new.write_only(changed);
         for (index, update) in updates.iter().enumerate() {
             let Some(old) = &update.old else { return Err(SetError::Apart) };
             if !self.push_old(old, index, &seeks.updates) || !self.buffers.new.push(&update.new) {
@@ -272,6 +276,24 @@ impl<E: FnMut(Expected<'_>)> Batch for Whole<'_, '_, '_, '_, E> {
             _ => Finds::Rows(1),
         };
         self.buffers.rows.delete(self.subscriber, &self.deletes[index].row, finds)
+    }
+}
+
+/// Adds the columns in which the old and the new row of some update differ.
+///
+/// A statement changes only rows that are identical to the old one, so the other columns have their new value already.
+/// An update that changes nothing writes one column, because its row gets a new version.
+fn note_changed(updates: &[Update<'_>], changed: &mut ColumnSet) {
+    for Update { old, new } in updates {
+        let Some(old) = old else { continue };
+        for (column, (old, new)) in old.row.columns().zip(new.columns()).enumerate() {
+            if old != new {
+                changed.insert(column);
+            }
+        }
+    }
+    if changed.is_empty() {
+        changed.insert(0);
     }
 }
 

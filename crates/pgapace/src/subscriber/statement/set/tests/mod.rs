@@ -9,6 +9,7 @@ mod too_long;
 mod types;
 mod varied;
 mod whole;
+mod whole_changed;
 mod whole_missing;
 mod whole_moving;
 mod whole_rows;
