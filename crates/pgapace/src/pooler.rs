@@ -63,14 +63,6 @@ pub(crate) struct ConnectionStart {
     may_be_neon: bool,
 }
 
-/// The backend of a session that may be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct OwnBackend {
-    /// Whether a proxy stands before the server. It may have left out settings that were requested at
-    /// the start of the session.
-    pub(crate) is_behind_proxy: bool,
-}
-
 impl ConnectionStart {
     pub(crate) fn now() -> Self {
         Self { at: Instant::now(), may_be_neon: false }
@@ -106,7 +98,7 @@ impl ConnectionStart {
         self,
         session: &mut Session,
         row: &Row<'_>,
-    ) -> Result<std::result::Result<OwnBackend, String>> {
+    ) -> Result<std::result::Result<(), String>> {
         let (pid, age): (i32, f64) = (field(row, 0)?, field(row, 1)?);
         let has_own_keys = self.may_be_neon && boolean(row, 3)?;
         let told = session.backend_pid();
@@ -126,7 +118,7 @@ fn judge(
     age: f64,
     most: Duration,
     has_own_keys: bool,
-) -> std::result::Result<OwnBackend, String> {
+) -> std::result::Result<(), String> {
     if pid != told && !has_own_keys {
         return Err(format!(
             "the session started with process {told}, but process {pid} serves it"
@@ -137,7 +129,7 @@ fn judge(
             "process {pid} serves the session, but at {age:.0} s it is older than the connection"
         ));
     }
-    Ok(OwnBackend { is_behind_proxy: pid != told })
+    Ok(())
 }
 
 /// The server that a session is connected to.
@@ -186,7 +178,7 @@ pub(crate) fn explain(side: Side, failure: Failure) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::{ConnectionStart, OwnBackend, judge};
+    use super::{ConnectionStart, judge};
     use std::time::Duration;
     use wire::ConnInfo;
 
@@ -204,9 +196,8 @@ mod tests {
     #[test]
     fn behind_the_proxy_of_neon_the_age_decides() {
         let most = Duration::from_secs(2);
-        let behind = |is_behind_proxy| Ok(OwnBackend { is_behind_proxy });
-        assert_eq!(judge(7, 8, 0.5, most, true), behind(true));
-        assert_eq!(judge(7, 7, 0.5, most, true), behind(false));
+        assert_eq!(judge(7, 8, 0.5, most, true), Ok(()));
+        assert_eq!(judge(7, 7, 0.5, most, true), Ok(()));
         assert!(judge(7, 8, 2.5, most, true).is_err());
     }
 

@@ -32,7 +32,7 @@ pub use connect::{CancelHandle, Startup};
 pub use conninfo::{ConnInfo, ConnInfoError, without_passwords};
 pub use error::{Error, Result, ServerError};
 pub use protection::{Protection, Verified};
-pub use quote::{quote_ident, quote_literal};
+pub use quote::{quote_ident, quote_literal, quote_replication_literal};
 pub use replication::{
     CopyChunk, EndReason, Frames, Haste, Received, ReplicationStream, StatusSender, WaitOutcome,
     Waker,

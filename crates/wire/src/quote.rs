@@ -35,6 +35,14 @@ pub fn quote_literal(literal: &str) -> String {
     quoted
 }
 
+/// Quotes a string literal in a replication command, in which a backslash is a character as any other: `a\b'` becomes
+/// `'a\b'''`.
+///
+/// Source: `src/backend/replication/repl_scanner.l`, which knows no `E'...'`.
+pub fn quote_replication_literal(literal: &str) -> String {
+    format!("'{}'", literal.replace('\'', "''"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,5 +54,6 @@ mod tests {
         assert_eq!(quote_literal("it's"), "'it''s'");
         assert_eq!(quote_literal(r"a\b'"), r" E'a\\b'''");
         assert_eq!(quote_literal(""), "''");
+        assert_eq!(quote_replication_literal(r"a\b'"), r"'a\b'''");
     }
 }

@@ -12,6 +12,7 @@ pub(crate) mod man;
 mod opened;
 pub(crate) mod output;
 pub(crate) mod prepared;
+mod printable_sql;
 pub(crate) mod rebase;
 pub(crate) mod record;
 pub(crate) mod release;

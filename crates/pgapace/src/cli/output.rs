@@ -141,10 +141,18 @@ pub(crate) fn json(value: &impl Serialize) -> Result<()> {
     Ok(())
 }
 
-/// A value as JSON.
+/// A value as JSON without control characters but new lines.
 pub(crate) fn to_json(value: &impl Serialize) -> Result<String> {
-    serde_json::to_string_pretty(value)
-        .map_err(|e| Failure::internal(format!("cannot write JSON: {e}")))
+    let json = serde_json::to_string_pretty(value)
+        .map_err(|e| Failure::internal(format!("cannot write JSON: {e}")))?;
+    // Those beyond ASCII, and DEL, are in strings as they are.
+    let is_plain = |c: char| c == '\n' || !c.is_control();
+    if json.chars().all(is_plain) {
+        return Ok(json);
+    }
+    let escaped =
+        |c| if is_plain(c) { String::from(c) } else { format!("\\u{:04x}", u32::from(c)) };
+    Ok(json.chars().map(escaped).collect())
 }
 
 /// `1.5 MB` and the like, in powers of 1024 as PostgreSQL's `pg_size_pretty`.
@@ -171,11 +179,19 @@ pub(crate) fn some(names: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::printable;
+    use super::{printable, to_json};
 
     #[test]
     fn control_characters_are_shown_and_not_obeyed() {
         assert_eq!(printable("one line\nand ä"), "one line\nand ä");
         assert_eq!(printable("\u{1b}[2Jgone\r\u{7}\t\u{9b}"), "\\x1B[2Jgone\\x0D\\x07\\x09\\x9B");
+    }
+
+    #[test]
+    fn json_has_no_control_characters() {
+        let text = "a\u{7f}\u{89}\t\u{1b}é";
+        let json = to_json(&[text]).unwrap();
+        assert_eq!(json, "[\n  \"a\\u007f\\u0089\\t\\u001bé\"\n]");
+        assert_eq!(serde_json::from_str::<[String; 1]>(&json).unwrap(), [text]);
     }
 }

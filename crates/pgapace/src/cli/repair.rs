@@ -12,7 +12,7 @@ use crate::barrier::taker::{BarrierManner, BarrierTaker};
 use crate::check::opposite;
 use crate::cli::opened::Opened;
 use crate::cli::table_name::split;
-use crate::cli::{Selection, output, seconds};
+use crate::cli::{Selection, output, printable_sql, seconds};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::history::check_system;
@@ -435,7 +435,7 @@ impl Site<'_> {
             let mut repaired = Repaired::default();
             let mut print = |sql: &str| {
                 if !self.args.json {
-                    output::line(sql);
+                    output::line(&printable_sql::printable(sql));
                 }
             };
             let done = repairer.table(control, (plan, &one.found_by), &mut print, &mut repaired);

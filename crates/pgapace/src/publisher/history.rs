@@ -41,8 +41,7 @@ pub(crate) fn check(
     Ok(now)
 }
 
-/// The same for a publisher whose identity `now` is known. A run that has begun in phase `creating` has recorded the
-/// publisher itself, after [`check_followed`]: its `row` has an earlier state.
+/// The same for a publisher whose identity `now` is known.
 pub(crate) fn check_identified(
     session: &mut Session,
     now: &SystemIdentity,
@@ -54,6 +53,12 @@ pub(crate) fn check_identified(
     {
         check_identity(session, now, row, (identifier, timeline), followed.farthest)?;
     }
+    check_position(session, followed)
+}
+
+/// Checks the position of a publisher whose system and timeline a run has checked, and recorded, before it copied
+/// tables. The row that the run has read has an earlier state.
+pub(crate) fn check_position(session: &mut Session, followed: &Followed) -> Result<()> {
     check_standpoint(session, followed.farthest, followed.history)
 }
 

@@ -172,9 +172,9 @@ impl Publisher {
     }
 }
 
-/// Refuses a session that a connection pooler or another product than PostgreSQL provides. Then lifts
-/// [`TIME_LIMITS`], unless a connection pooler answers. Behind a proxy it makes the settings again that were
-/// requested at the start: that of Neon passes none of them on.
+/// Refuses a session that a connection pooler or another product than PostgreSQL provides. Unless a connection pooler
+/// answers, it lifts [`TIME_LIMITS`] and makes the settings again that were requested at the start: an event trigger on
+/// `login` may have changed them, and the proxy of Neon passes none of them on.
 fn prepare(
     session: &mut Session,
     start: ConnectionStart,
@@ -182,11 +182,13 @@ fn prepare(
 ) -> Result<DatabaseIdentity> {
     let major = session.server_version().major();
     let known = TIME_LIMITS.iter().filter(|(_, since)| major >= *since);
-    let calls = known.map(|(name, _)| format!("pg_catalog.set_config('{name}', '0', false)"));
-    let lift = std::iter::once("''".to_owned()).chain(calls).collect::<Vec<_>>().join(", ");
+    let lifted = known.map(|(name, _)| (*name, "0"));
+    let calls: Vec<_> =
+        settings.iter().copied().chain(lifted).map(|setting| set_config(&setting)).collect();
+    let calls = calls.join(", ");
     loop {
         let sql = format!(
-            "SELECT pid, age, product, is_neon, CASE WHEN {} THEN pg_catalog.concat({lift}) END, {} FROM ({}) backend",
+            "SELECT pid, age, product, is_neon, CASE WHEN {} THEN pg_catalog.concat({calls}) END, {} FROM ({}) backend",
             start.own_sql(session),
             DatabaseIdentity::SQL,
             backend_sql()
@@ -195,7 +197,7 @@ fn prepare(
             .simple(&sql)
             .map_err(|e| Failure::publisher(&e, "checking which process serves the session"))?;
         let row = first_row(&results, "the query for this session")?;
-        let backend = start
+        start
             .judge(session, &row)?
             .map_err(|reason| pooler::refused(pooler::Side::Publisher, reason))?;
         product::check(pooler::Side::Publisher, &field::<String>(&row, 2)?)?;
@@ -203,14 +205,7 @@ fn prepare(
         if row.get(4).is_none() {
             continue;
         }
-        let identity = DatabaseIdentity::read(&row, 5)?;
-        if backend.is_behind_proxy {
-            let calls: Vec<_> = settings.iter().map(set_config).collect();
-            session
-                .simple(&format!("SELECT {}", calls.join(", ")))
-                .map_err(|e| Failure::publisher(&e, "preparing the session"))?;
-        }
-        return Ok(identity);
+        return DatabaseIdentity::read(&row, 5);
     }
 }
 

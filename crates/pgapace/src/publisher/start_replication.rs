@@ -1,7 +1,7 @@
 //! The START_REPLICATION command of each version, and its errors.
 
 use pgoutput::{Lsn, Streaming};
-use wire::{quote_ident, quote_literal};
+use wire::{quote_ident, quote_replication_literal};
 
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::{Publisher, is_standby};
@@ -42,7 +42,7 @@ pub(crate) fn start_command(
         "START_REPLICATION SLOT {} LOGICAL {from} (proto_version '{protocol}', \
          publication_names {}",
         quote_ident(slot),
-        quote_literal(&names.join(","))
+        quote_replication_literal(&names.join(","))
     );
     if major >= 16 {
         sql.push_str(if options.origin_none { ", origin 'none'" } else { ", origin 'any'" });

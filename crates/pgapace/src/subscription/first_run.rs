@@ -19,10 +19,11 @@ use crate::error::{Class, Failure, Result};
 use crate::native::guard::{self, SlotHistory};
 use crate::publisher::history;
 use crate::publisher::publication::{self, PublicationContents, PublishedTable};
-use crate::publisher::session::{Publisher, identify};
+use crate::publisher::session::{Publisher, SystemIdentity, identify};
 use crate::publisher::slot;
 use crate::stopping::interrupt::interruptible;
 use crate::subscriber::session::{Subscriber, WAITING_COMMITS};
+use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::published::{self, PreviousReading};
 use crate::subscriber::state::{
     self, NewSubscription, Phase, RelationsByName, SchemaCopy, Subscription, SubscriptionId,
@@ -417,7 +418,7 @@ impl Supervisor<'_> {
         if published::differs(&recorded, &contents) {
             // Another database system, or a standby that is behind, has other tables: nothing of its
             // look may be recorded.
-            applied = Some(check_history(control, source, row)?);
+            applied = Some(check_history(control, source, row)?.0);
         }
         let copies_added = context.copy_data && self.config.copies_added_tables();
         let known = (&states, &recorded);
@@ -464,9 +465,10 @@ impl Supervisor<'_> {
         let mut left: Vec<_> =
             published.iter().filter(|table| unfinished(table)).cloned().collect();
         // A copy would be wasted if the stream could not resume.
-        let applied = check_history(control, source, row)?;
+        let (applied, system) = check_history(control, source, row)?;
         let (name, now) = (&row.slot_name, slot::read_publisher(source, &row.slot_name)?);
         slot::check_resume(name, now.slot.as_ref(), now.standby.is_some(), applied.through)?;
+        follow_timeline(control, source, row, context.owner(), &system)?;
         if !context.copy_data {
             // Tables whose copy was requested are copied beside the stream.
             left.retain(|table| !states.get(&table.name).is_some_and(|state| state.copy_wanted));
@@ -501,13 +503,39 @@ pub(super) fn recording(error: &wire::Error) -> Failure {
     Failure::subscriber(error, "recording the subscription")
 }
 
-/// Checks that the publisher has the history that the subscription has followed. Returns what is applied.
+/// Checks that the publisher has the history that the subscription has followed. Returns what is applied, and the
+/// publisher's identity.
 fn check_history(
     control: &mut Session,
     source: &mut Session,
     row: &Subscription,
-) -> Result<progress::AppliedStream> {
+) -> Result<(progress::AppliedStream, SystemIdentity)> {
     let applied = progress::read(control, row.id)?.unwrap_or_default();
-    history::check(source, row, &progress::followed(control, row.id, &applied)?)?;
-    Ok(applied)
+    let system = history::check(source, row, &progress::followed(control, row.id, &applied)?)?;
+    Ok((applied, system))
+}
+
+/// Records the timeline of a promoted server, which has everything that was followed, before a table is copied from it:
+/// a server that was left behind lacks what is copied.
+fn follow_timeline(
+    control: &mut Session,
+    source: &mut Session,
+    row: &Subscription,
+    owner: OwnedEpoch,
+    system: &SystemIdentity,
+) -> Result<()> {
+    let (Some(from), to) = (row.timeline, system.timeline) else { return Ok(()) };
+    if from == to {
+        return Ok(());
+    }
+    let at = history::branched_at(source, from, to)?;
+    state::set_timeline(control, owner, to)?;
+    tracing::info!(
+        event = "timeline_changed",
+        from,
+        to,
+        at = at.map(tracing::field::display),
+        "publisher is on another timeline; table sync goes on"
+    );
+    Ok(())
 }

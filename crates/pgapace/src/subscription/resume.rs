@@ -153,7 +153,14 @@ impl Supervisor<'_> {
         let followed = progress::followed_beyond(&beyond, &applied)?;
         let (checked, chosen) = ask_both(
             "checking the history",
-            || history::check_identified(source, &system, row, &followed),
+            || match row.phase {
+                state::Phase::Streaming => {
+                    history::check_identified(source, &system, row, &followed)
+                }
+                state::Phase::Creating | state::Phase::Copying => {
+                    history::check_position(source, &followed)
+                }
+            },
             || self.choose(control, published),
         );
         checked?;

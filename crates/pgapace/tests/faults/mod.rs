@@ -8,6 +8,7 @@ mod crashes;
 mod durability;
 mod errors;
 mod failover;
+mod failover_while_copying;
 mod history;
 mod large;
 mod network;

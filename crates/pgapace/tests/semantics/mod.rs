@@ -16,6 +16,7 @@ mod identity;
 mod keys;
 mod large_transactions;
 mod limits;
+mod login_trigger;
 mod missing_rows;
 mod modified_values;
 mod modifiers;

@@ -15,9 +15,9 @@ fn row_filters_turn_updates_into_inserts_and_deletes() {
         case.publish(
             "FOR TABLE t WHERE (flag), ors WHERE (id < 10), \"odd \"\"name\" WHERE (\"Id\" > 0 AND \"Id\" <> 3)",
         );
-        case.publisher.sql("CREATE PUBLICATION pub2 FOR TABLE ors WHERE (id >= 20)");
+        case.publisher.sql(r#"CREATE PUBLICATION "pub\2'" FOR TABLE ors WHERE (id >= 20)"#);
         let mut case = case;
-        case.tool.publications = "pub,pub2".to_owned();
+        case.tool.publications = r"pub,pub\2'".to_owned();
         let big = "repeat('big', 2000)";
         case.publisher.sql(&format!(
             "INSERT INTO t SELECT g, g % 2 = 0, {big}, g FROM generate_series(1, 8) g; \

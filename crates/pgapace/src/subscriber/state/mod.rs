@@ -522,6 +522,16 @@ pub(crate) fn set_run(
     Ok(())
 }
 
+/// Records the timeline of the publisher from which tables are copied. Another owner of the subscription records its own.
+pub(crate) fn set_timeline(session: &mut Session, owner: OwnedEpoch, timeline: u32) -> Result<()> {
+    let sql = format!(
+        "UPDATE pgapace.subscription SET timeline = {timeline} WHERE id = {} AND epoch = {}",
+        owner.id.0, owner.epoch
+    );
+    session.execute(&sql, &[]).map_err(|e| writing(&e))?;
+    Ok(())
+}
+
 /// Records that the publisher of the running stream is on another timeline. The stream has nothing of the old
 /// timeline behind the switch, because one server sends all of it. A copied table may have: another host of the
 /// connection string may have sent its rows. Then nothing is recorded, and the next run compares. Returns whether

@@ -1,0 +1,38 @@
+//! An event trigger on `login`, which changes settings of each new session (17 or later).
+
+use crate::support::on_versions;
+
+/// It fires after the settings that were requested at the start of the session.
+#[test]
+fn settings_that_it_makes_do_not_matter() {
+    on_versions(&[(18, 18)], |case| {
+        case.both(
+            "CREATE TABLE t (id int PRIMARY KEY, d date, iv interval, b bytea, f float8, ts timestamptz)",
+        );
+        case.publish("FOR TABLE t");
+        for server in [&case.publisher, &case.subscriber] {
+            server.sql(
+                "CREATE FUNCTION logs_in() RETURNS event_trigger LANGUAGE plpgsql AS $$BEGIN \
+                   PERFORM set_config('datestyle', 'SQL, DMY', false), set_config('intervalstyle', 'sql_standard', false), \
+                     set_config('extra_float_digits', '-10', false), set_config('timezone', 'Asia/Kolkata', false), \
+                     set_config('bytea_output', 'escape', false), set_config('search_path', 'nowhere', false); END$$; \
+                 CREATE EVENT TRIGGER logs_in ON login EXECUTE FUNCTION logs_in(); \
+                 ALTER EVENT TRIGGER logs_in ENABLE ALWAYS",
+            );
+        }
+        let row = |id| {
+            format!(
+                "INSERT INTO public.t VALUES ({id}, '2024-02-01', '-1 day 2 h', '\\x00ff', 0.1::float8 * 9, \
+                 '2024-02-01 03:04:05.678+09')"
+            )
+        };
+        case.publisher.sql(&row(1));
+        case.run_until_current();
+        case.publisher.sql(&row(2));
+        case.run_until_current();
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM public.t"), "2");
+        let rows =
+            "SELECT id, d::text, iv::text, b::text, f::text, ts::text FROM public.t ORDER BY id";
+        assert_eq!(case.subscriber.rows(rows), case.publisher.rows(rows));
+    });
+}
