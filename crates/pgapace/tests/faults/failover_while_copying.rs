@@ -10,8 +10,8 @@ use crate::support::{DB, PATIENCE, expect_exit, wait_while_running};
 #[test]
 fn the_copy_goes_on_with_a_standby_that_has_everything() -> Result<()> {
     let mut site = site()?;
-    let rows =
-        "INSERT INTO t SELECT i, 'old' FROM generate_series(1, 9) i; INSERT INTO log VALUES (1)";
+    // Small tables would be copied in one transaction.
+    let rows = "INSERT INTO t SELECT i, repeat('old', 100) FROM generate_series(1, 20000) i; INSERT INTO log VALUES (1)";
     site.publisher.sql(DB, rows)?;
     let standby = standby(&mut site, "sync_replication_slots = on")?;
     let hosts = both_hosts(&site, &standby) + " target_session_attrs=read-write";
@@ -23,11 +23,11 @@ fn the_copy_goes_on_with_a_standby_that_has_everything() -> Result<()> {
     wait_until_synchronised(&standby, "failover")?;
     site.publisher.stop(Stop::Immediate)?;
     promote(&standby)?;
-    standby.sql(DB, "INSERT INTO t SELECT i, 'new' FROM generate_series(10, 2000) i")?;
+    standby.sql(DB, "INSERT INTO t SELECT i, 'new' FROM generate_series(20001, 20010) i")?;
     blocker.batch_execute("COMMIT")?;
     wait_while_running(&mut run, "the copy", PATIENCE, || {
         let copied = site.subscriber.query_one_text(DB, "SELECT count(*) FROM t")?;
-        Ok(copied == "2000")
+        Ok(copied == "20010")
     })?;
     standby.sql(DB, "INSERT INTO log VALUES (2)")?;
     wait_for_rows(&site, &mut run, 2)?;
