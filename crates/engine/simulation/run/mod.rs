@@ -92,7 +92,7 @@ impl Run {
                     self.coming.push_front(Sent { at, message });
                     break;
                 }
-                None => self.intake.take_keepalive(at).map_err(failed)?,
+                None => self.intake.take_keepalive(at, &mut self.outside).map_err(failed)?,
             }
             self.sent = self.sent.max(at);
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use engine::assemble::Prepared;
 use engine::deferred::DeferredTables;
 use engine::dispatch::{Dispatch, DispatchSettings, TableId};
-use engine::intake::{PreparedTransaction, Surroundings};
+use engine::intake::{MissedSkip, PreparedTransaction, Surroundings};
 use engine::net::TableFolding;
 use engine::progress::Progress;
 use engine::relation::RemoteRelation;
@@ -219,7 +219,13 @@ impl Surroundings for Outside {
         self.forgotten.push(prepared);
     }
 
-    fn skipped(&mut self, _: Lsn, _: Xid) {}
+    fn skipped(&mut self, _: Lsn, _: Xid) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn missed_skip(&mut self, _: MissedSkip) -> Result<(), String> {
+        Ok(())
+    }
 
     fn unsent_prepare(&mut self, _: &str, _: Xid, _: Lsn) {}
 }

@@ -16,6 +16,7 @@
 //! drives the same code between models of both.
 
 mod incoming;
+mod skip;
 mod streams;
 mod two_phase;
 
@@ -26,6 +27,8 @@ use std::time::Duration;
 use incoming::{EndedTransaction, NextPart};
 pub use incoming::{Incoming, IncomingSettings, KnownPrepared, PreparedTransaction, Spool};
 use pgoutput::{Lsn, Message, Prepare, Xid};
+use skip::SkipRequest;
+pub use skip::{Committed, MissedSkip};
 pub use streams::StreamReadiness;
 
 use crate::assemble::{AssembleError, PartLimits, Prepared, ReplayError};
@@ -133,7 +136,16 @@ pub trait Surroundings {
     fn forget_prepared(&mut self, prepared: Self::Prepared);
 
     /// A transaction is skipped because the user wants that.
-    fn skipped(&mut self, commit_lsn: Lsn, xid: Xid);
+    ///
+    /// # Errors
+    /// When the subscriber cannot note that.
+    fn skipped(&mut self, commit_lsn: Lsn, xid: Xid) -> Result<(), Self::Error>;
+
+    /// The stream has passed the commit LSN of the transaction that the user wants to skip, and had none.
+    ///
+    /// # Errors
+    /// When the subscriber cannot note that.
+    fn missed_skip(&mut self, missed: MissedSkip) -> Result<(), Self::Error>;
 
     /// The publisher committed a prepared transaction that has no changes, and did not send its PREPARE.
     fn unsent_prepare(&mut self, gid: &str, xid: Xid, lsn: Lsn);
@@ -220,6 +232,7 @@ pub struct ResumedRun<E: Surroundings> {
 /// The leader's state, from a message to a part that is dispatched.
 pub struct Intake<E: Surroundings> {
     settings: IntakeSettings,
+    skip_request: SkipRequest,
     /// Received, committed, durable.
     pub progress: Progress,
     /// The input.
@@ -247,8 +260,11 @@ pub(super) type IntakeResult<T, E> = Result<T, IntakeError<<E as Surroundings>::
 impl<E: Surroundings> Intake<E> {
     /// A run begins.
     pub fn new(run: ResumedRun<E>) -> Self {
+        let applied = run.history.and_then(|mark| mark.last);
+        let applied = applied.map(|last| (last.commit_lsn, last.xid));
         Self {
             settings: run.settings,
+            skip_request: SkipRequest::new(run.settings.skip, applied),
             resumed_at: run.progress.committed(),
             progress: run.progress,
             incoming: run.incoming,
@@ -284,7 +300,7 @@ impl<E: Surroundings> Intake<E> {
             return Ok(());
         }
         if let Some((part, step)) = self.incoming.resolution(message)? {
-            self.compare_history()?;
+            self.compare_history(env)?;
             return self.take_step(part, step, env);
         }
         if let Some(absent) = self.incoming.take_absent(message) {
@@ -292,7 +308,7 @@ impl<E: Surroundings> Intake<E> {
         }
         let unsent = |gid: &str, xid, lsn| env.unsent_prepare(gid, xid, lsn);
         let part = self.incoming.push(at, message, now, unsent)?;
-        self.compare_history()?;
+        self.compare_history(env)?;
         if let Some(part) = part {
             self.take_part(part, env)?;
         }
@@ -300,6 +316,7 @@ impl<E: Surroundings> Intake<E> {
             let Prepare { prepare_lsn, end_lsn, xid, .. } = *prepare;
             let compared = self.witness.prepares(prepare_lsn, end_lsn, xid);
             compared.map_err(IntakeError::History)?;
+            self.look_for_skip(prepare_lsn, xid, env)?;
             // A synchronous publisher waits for this.
             self.progress.received(end_lsn);
             self.progress.passed(end_lsn);
@@ -311,10 +328,13 @@ impl<E: Surroundings> Intake<E> {
     /// Takes a keepalive: the publisher has sent everything before this position.
     ///
     /// # Errors
-    /// When the publisher has another history.
-    pub fn take_keepalive(&mut self, position: Lsn) -> IntakeResult<(), E> {
+    /// When the publisher has another history, or the surroundings fail.
+    pub fn take_keepalive(&mut self, position: Lsn, env: &mut E) -> IntakeResult<(), E> {
         // Inside a transaction the position does not tell which transactions are complete.
         if !self.incoming.in_transaction() {
+            if let Some(missed) = self.skip_request.passed(position) {
+                env.missed_skip(missed).map_err(IntakeError::Outside)?;
+            }
             self.passed(position)?;
             self.progress.received(position);
             self.deferred.received(position);
@@ -323,11 +343,18 @@ impl<E: Surroundings> Intake<E> {
     }
 
     /// Compares the transaction that has just ended with the applied one, before it is skipped.
-    fn compare_history(&mut self) -> IntakeResult<(), E> {
-        match self.incoming.take_ended() {
-            Some(EndedTransaction { transaction, changes }) => {
-                self.witness.ended(transaction, changes).map_err(IntakeError::History)
-            }
+    fn compare_history(&mut self, env: &mut E) -> IntakeResult<(), E> {
+        let Some(EndedTransaction { transaction, changes }) = self.incoming.take_ended() else {
+            return Ok(());
+        };
+        self.witness.ended(transaction, changes).map_err(IntakeError::History)?;
+        self.look_for_skip(transaction.commit_lsn, transaction.xid, env)
+    }
+
+    /// The stream has this transaction, or its PREPARE.
+    fn look_for_skip(&mut self, lsn: Lsn, xid: Xid, env: &mut E) -> IntakeResult<(), E> {
+        match self.skip_request.saw(lsn, xid) {
+            Some(missed) => env.missed_skip(missed).map_err(IntakeError::Outside),
             None => Ok(()),
         }
     }
@@ -437,7 +464,7 @@ impl<E: Surroundings> Intake<E> {
         let mut tables = Vec::with_capacity(part.relations().len());
         if skipped {
             if part.end_lsn.is_some() {
-                env.skipped(commit_lsn, part.head.xid);
+                env.skipped(commit_lsn, part.head.xid).map_err(IntakeError::Outside)?;
             }
             tables.resize_with(part.relations().len(), || None);
             return Ok(tables);

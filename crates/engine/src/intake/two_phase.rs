@@ -36,7 +36,7 @@ impl<E: Surroundings> Intake<E> {
         }
         let step = match step {
             TwoPhase::Commit(here) if self.settings.skip == Some(lsn) => {
-                env.skipped(lsn, here.xid());
+                env.skipped(lsn, here.xid()).map_err(IntakeError::Outside)?;
                 TwoPhase::Rollback(here)
             }
             step => step,
@@ -79,7 +79,7 @@ impl<E: Surroundings> Intake<E> {
         let later = self.progress.positions().write;
         let skipped = self.settings.skip == Some(part.head.commit_lsn);
         if skipped && part.end_lsn.is_some() {
-            env.skipped(part.head.commit_lsn, here.xid());
+            env.skipped(part.head.commit_lsn, here.xid()).map_err(IntakeError::Outside)?;
         }
         let mut tables = Vec::with_capacity(part.relations().len());
         for index in 0..part.relations().len() {

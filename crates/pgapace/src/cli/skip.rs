@@ -5,7 +5,7 @@ use pgoutput::Lsn;
 
 use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
-use crate::subscriber::state::{self, progress};
+use crate::subscriber::state::{self, progress, statistics};
 use crate::switchover;
 
 #[derive(Debug, Args)]
@@ -47,6 +47,15 @@ pub(crate) fn run(args: &SkipArgs) -> Result<()> {
         .hint("The error message and pgapace status have the commit LSN of the one that failed."));
     }
     state::set_skip(&mut control, row.id, lsn)?;
+    if let Some(lsn) = lsn
+        && let Some(failed) = statistics::failed_transaction(&mut control, row.id)?
+        && failed != lsn
+    {
+        output::remark(&format!(
+            "pgapace: warning: the last error of subscription {} is of another transaction, with commit LSN {failed}",
+            row.name
+        ));
+    }
     output::line(&match lsn {
         Some(lsn) => format!(
             "subscription {} skips the transaction with commit LSN {lsn} after its next start",

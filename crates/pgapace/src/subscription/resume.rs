@@ -118,6 +118,26 @@ impl RecordedPosition {
     }
 }
 
+/// Forgets a request to skip a transaction that is behind the position. Usually an earlier run has skipped it; if it was
+/// requested while a run was about to apply it, none has.
+fn forget_passed_skip(control: &mut Session, row: &Subscription, needed_from: Lsn) -> Result<()> {
+    let Some(lsn) = row.skip else { return Ok(()) };
+    if row.pending_skip(Some(needed_from)).is_some() {
+        return Ok(());
+    }
+    state::clear_skip(control, row.id, lsn)?;
+    if !row.skip_found {
+        tracing::warn!(
+            event = "skip_request_cleared",
+            subscription = row.name,
+            %lsn,
+            applied = %needed_from,
+            "request to skip a transaction was cleared: the subscription has applied everything up to a later position"
+        );
+    }
+    Ok(())
+}
+
 impl Supervisor<'_> {
     /// Finds where the stream resumes, and checks that nothing before that is lost.
     pub(super) fn resume(
@@ -146,10 +166,7 @@ impl Supervisor<'_> {
         })?;
         let lacking = |tables: &[CatchUp]| tables.iter().map(|table| table.through).min();
         let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
-        if row.skip.is_some() && row.pending_skip(Some(needed_from)).is_none() {
-            // It was skipped in an earlier run.
-            state::set_skip(control, row.id, None)?;
-        }
+        forget_passed_skip(control, row, needed_from)?;
         let followed = progress::followed_beyond(&beyond, &applied)?;
         let (checked, chosen) = ask_both(
             "checking the history",

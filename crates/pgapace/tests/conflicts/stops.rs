@@ -64,6 +64,52 @@ fn skip_leaves_out_one_transaction() {
     });
 }
 
+/// The position behind a COMMIT is not its commit LSN. `skip` says so, and so does the run that passes it.
+#[test]
+fn skip_names_the_transactions_around_a_position_that_is_no_commit_lsn() {
+    on_versions(&BOTH, |case| {
+        conflicting_row(&case);
+        let failed = case.run();
+        failed.expect(9, &["(id)=(2)"]);
+        let lsn = commit_lsn(&failed);
+        let behind = case.publisher.value(&format!("SELECT pg_lsn '{lsn}' + 8"));
+        let told = tell(&case, "skip", &["--lsn", &behind]);
+        told.expect(0, &["warning: ", &format!("another transaction, with commit LSN {lsn}")]);
+        let right = tell(&case, "skip", &["--lsn", &lsn]);
+        right.expect(0, &[]);
+        assert!(!right.log.contains("warning"), "{}", right.log);
+        tell(&case, "skip", &["--lsn", &behind]).expect(0, &[]);
+        case.subscriber.sql("DELETE FROM t WHERE id = 2");
+        let log = case.run_until_current();
+        assert_eq!(events(&log, "skip_request_cleared"), 1, "{log}");
+        assert!(log.contains(&format!("{lsn} (xid ")), "{log}");
+        let requests = "SELECT count(skip_lsn) FROM pgapace.subscription";
+        assert_eq!(case.subscriber.value(requests), "0");
+        assert_eq!(ids(&case), "1,2,3,12");
+        let log = case.run_until_current();
+        assert_eq!(events(&log, "skip_request_cleared"), 0, "{log}");
+        assert_eq!(case.statistic("transactions_skipped"), "0");
+    });
+}
+
+/// The transaction was applied between the request and the next start.
+#[test]
+fn a_request_to_skip_that_comes_too_late_is_named() {
+    on_versions(&BOTH, |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+        let behind = case.publisher.value("SELECT pg_current_wal_lsn() + 8");
+        let mut process = case.start();
+        tell(&case, "skip", &["--lsn", &behind]).expect(0, &[]);
+        case.publisher.sql("INSERT INTO t VALUES (1)");
+        case.wait_until_applied(&mut process);
+        case.stop(process);
+        let log = case.run_until_current();
+        assert_eq!(events(&log, "skip_request_cleared"), 1, "{log}");
+        let log = case.run_until_current();
+        assert_eq!(events(&log, "skip_request_cleared"), 0, "{log}");
+    });
+}
+
 /// A transaction larger than memory, and one that changes a table which the subscriber does not
 /// have.
 #[test]

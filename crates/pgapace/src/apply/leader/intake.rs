@@ -63,7 +63,7 @@ impl Leader<'_> {
                 }
                 Frame::Keepalive { wal_end, reply_requested, .. } => {
                     self.asked |= reply_requested;
-                    self.intake.take_keepalive(wal_end)?;
+                    self.intake.take_keepalive(wal_end, &mut self.around)?;
                 }
                 Frame::PrimaryStatus { .. } => {}
             }

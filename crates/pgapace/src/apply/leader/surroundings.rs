@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use engine::assemble::{AssembleError, Prepared};
 use engine::deferred::DeferredTables;
-use engine::intake::{self, IntakeError};
+use engine::intake::{self, Committed, IntakeError, MissedSkip};
 use engine::progress::Progress;
 use engine::relation::RemoteRelation;
 use engine::table_name::TableName;
@@ -29,9 +29,9 @@ use crate::publisher::watch::Commits;
 use crate::stopping::interrupt::interruptible_after;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::mapping::TableMap;
-use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::prepared::{self, PreparedHere};
 use crate::subscriber::state::statistics::Counters;
+use crate::subscriber::state::{self, SubscriptionId};
 use crate::tablesync::deferred::StreamedTableSync;
 use crate::tablesync::table_state::CatchUp;
 
@@ -211,7 +211,8 @@ impl intake::Surroundings for Surroundings<'_> {
         self.durability.bookkeep(BookkeepingJob::Forget(prepared));
     }
 
-    fn skipped(&mut self, commit_lsn: Lsn, xid: Xid) {
+    fn skipped(&mut self, commit_lsn: Lsn, xid: Xid) -> Result<()> {
+        state::skip_found(&mut self.control, self.names.subscription, commit_lsn)?;
         tracing::warn!(
             event = "transaction_skipped",
             lsn = %commit_lsn,
@@ -219,6 +220,25 @@ impl intake::Surroundings for Surroundings<'_> {
             "transaction was skipped"
         );
         self.counters.transactions_skipped += 1;
+        Ok(())
+    }
+
+    fn missed_skip(&mut self, missed: MissedSkip) -> Result<()> {
+        let MissedSkip { lsn, before, after } = missed;
+        state::clear_skip(&mut self.control, self.names.subscription, lsn)?;
+        let named = |transaction: Option<Committed>| match transaction {
+            Some((lsn, xid)) => format!("{lsn} (xid {xid})"),
+            None => "none yet".to_owned(),
+        };
+        tracing::warn!(
+            event = "skip_request_cleared",
+            subscription = self.names.subscription_name,
+            %lsn,
+            before = named(before),
+            after = named(after),
+            "request to skip a transaction was cleared: no transaction has this commit LSN"
+        );
+        Ok(())
     }
 
     fn unsent_prepare(&mut self, gid: &str, xid: Xid, lsn: Lsn) {

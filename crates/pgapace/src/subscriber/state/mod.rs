@@ -103,6 +103,8 @@ pub(crate) struct Subscription {
     pub(crate) disabled: Option<String>,
     /// Commit LSN of a transaction that is skipped.
     pub(crate) skip: Option<Lsn>,
+    /// Whether a run has found it.
+    pub(crate) skip_found: bool,
     /// The part of the schema to create; `None` if it exists, or if pgapace does not create it.
     pub(crate) schema_copy: Option<SchemaCopy>,
     /// The settings that decided which transactions the publisher sent in the last run.
@@ -162,7 +164,7 @@ impl Subscription {
 const COLUMNS: &str = "id, name, slot_name, publications, phase, owns_slot, copy_data, epoch, \
                        system_identifier, timeline, disabled_reason, skip_lsn, schema_copy, \
                        slot_made_at, sent_as, format, format_reason, streaming, streaming_reason, rebasing, \
-                       two_phase";
+                       two_phase, skip_found";
 
 /// Returns the subscription with this name, if the subscriber has one.
 pub(crate) fn find(session: &mut Session, name: &str) -> Result<Option<Subscription>> {
@@ -242,6 +244,7 @@ fn subscription(row: &wire::Row<'_>) -> Result<Subscription> {
         manner: [15, 16, 17, 18].map(|column| row.get(column).map(str::to_owned)),
         rebasing: boolean(row, 19)?,
         two_phase: row.get(20).map(|_| boolean(row, 20)).transpose()?,
+        skip_found: boolean(row, 21)?,
     })
 }
 
@@ -454,9 +457,33 @@ pub(crate) fn set_disabled(
 pub(crate) fn set_skip(session: &mut Session, id: SubscriptionId, lsn: Option<Lsn>) -> Result<()> {
     session
         .execute(
-            "UPDATE pgapace.subscription SET skip_lsn = $2::pg_catalog.pg_lsn \
+            "UPDATE pgapace.subscription SET skip_lsn = $2::pg_catalog.pg_lsn, skip_found = false \
              WHERE id = $1::pg_catalog.int4",
             &[Some(&id.0.to_string()), lsn.map(|lsn| lsn.to_string()).as_deref()],
+        )
+        .map_err(|e| writing(&e))?;
+    Ok(())
+}
+
+/// A run has found the transaction to skip. It is not applied, however often it is sent again.
+pub(crate) fn skip_found(session: &mut Session, id: SubscriptionId, lsn: Lsn) -> Result<()> {
+    update_skip(session, id, lsn, "skip_found = true")
+}
+
+/// Nothing is to be skipped any more, unless another request has come.
+pub(crate) fn clear_skip(session: &mut Session, id: SubscriptionId, lsn: Lsn) -> Result<()> {
+    update_skip(session, id, lsn, "skip_lsn = NULL, skip_found = false")
+}
+
+/// `lsn`: of the request that is changed.
+fn update_skip(session: &mut Session, id: SubscriptionId, lsn: Lsn, set: &str) -> Result<()> {
+    session
+        .execute(
+            &format!(
+                "UPDATE pgapace.subscription SET {set} WHERE id = $1::pg_catalog.int4 \
+                   AND skip_lsn = $2::pg_catalog.pg_lsn"
+            ),
+            &[Some(&id.0.to_string()), Some(&lsn.to_string())],
         )
         .map_err(|e| writing(&e))?;
     Ok(())

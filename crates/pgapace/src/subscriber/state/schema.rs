@@ -688,6 +688,12 @@ ALTER TABLE pgapace.progress ADD held pg_lsn[]",
 -- lacks_prepared: a transaction was prepared on the subscriber without its changes of this table, which is being copied.
 -- Only the run that has prepared it has them. So another one copies the table again, unless it has caught up
 ALTER TABLE pgapace.relation ADD lacks_prepared boolean NOT NULL DEFAULT false",
+    "\
+-- skip_found: a run has found the transaction of skip_lsn. Earlier versions do not tell; then nobody warns of a request
+-- that the position has passed. error_commit_lsn: of the transaction of last_error, if it is of one that is known
+ALTER TABLE pgapace.subscription ADD skip_found boolean NOT NULL DEFAULT false;
+UPDATE pgapace.subscription SET skip_found = true WHERE skip_lsn IS NOT NULL;
+ALTER TABLE pgapace.stat_subscription ADD error_commit_lsn pg_lsn",
 ];
 
 /// How long an upgrade waits for the lock of a table. Then it is tried again later.

@@ -309,6 +309,7 @@ pub(crate) fn add_sql(id: SubscriptionId, delta: &Delta) -> String {
             "last_error_at",
             "error_since",
             "error_lsn",
+            "error_commit_lsn",
             "error_exit_code",
             "next_try_at",
         ] {
@@ -375,6 +376,7 @@ pub(crate) fn error(
     let message = error_detail::public_text(failure);
     let message = Repertoire::of(session).storable(&message);
     let lsn = failure.position().map(|lsn| lsn.to_string());
+    let commit_lsn = failure.offender.as_deref().map(|offender| offender.commit_lsn.to_string());
     let next = next.map(|next| next.as_secs_f64().to_string());
     let same = format!("{} = {}", without_numbers("s.last_error"), without_numbers("$2"));
     session
@@ -389,11 +391,17 @@ pub(crate) fn error(
                    error_lsn = coalesce($3::pg_catalog.pg_lsn, greatest(s.applied_lsn, \
                      (SELECT pg_catalog.max(p.lsn) FROM pgapace.progress p \
                       WHERE p.subscription = s.subscription))), \
-                   next_try_at = pg_catalog.now() \
+                   error_commit_lsn = $5::pg_catalog.pg_lsn, next_try_at = pg_catalog.now() \
                      + $4::pg_catalog.float8 * '1 second'::pg_catalog.interval{count}",
                 failure.class.exit_code()
             ),
-            &[Some(&id.0.to_string()), Some(&message), lsn.as_deref(), next.as_deref()],
+            &[
+                Some(&id.0.to_string()),
+                Some(&message),
+                lsn.as_deref(),
+                next.as_deref(),
+                commit_lsn.as_deref(),
+            ],
         )
         .map_err(|e| failed(&e))?;
     let Some(conflict) = conflict else { return Ok(()) };
@@ -402,6 +410,19 @@ pub(crate) fn error(
     let counts = Counts { conflicts, ..Counts::default() };
     figures::execute(session, &figures::count_sql(id, &counts))?;
     conflicts::write(session, id, [conflict])
+}
+
+/// The commit LSN of the transaction that the last error is of, until it is over.
+pub(crate) fn failed_transaction(session: &mut Session, id: SubscriptionId) -> Result<Option<Lsn>> {
+    let rows = session
+        .query(
+            "SELECT error_commit_lsn FROM pgapace.stat_subscription \
+             WHERE subscription = $1::pg_catalog.int4",
+            &[Some(&id.0.to_string())],
+        )
+        .map_err(|e| Failure::subscriber(&e, "reading statistics"))?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    row.get(0).map(|_| field(&row, 0)).transpose()
 }
 
 /// Records that there is no next try.
