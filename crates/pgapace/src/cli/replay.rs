@@ -14,10 +14,9 @@ use crate::error::{Class, Failure, Result};
 use crate::recording::file::Recording;
 use crate::recording::player::Pace;
 use crate::stopping::shutdown::Shutdown;
-use crate::subscriber::catalogue::field;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscription;
-use crate::subscription::replay::Replay;
+use crate::subscription::replay::{Applied, Replay, applied};
 
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
@@ -73,11 +72,11 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     let leaseholder = Leaseholder::of(std::slice::from_ref(&config)).pop();
     let leaseholder =
         leaseholder.ok_or_else(|| Failure::internal("a subscription is no leaseholder"))?;
-    let before = applied(&config)?;
     let round_trip = look(&config).and_then(|mut session| round_trip(&mut session))?;
     let replay = Replay::new(recording, args.pace);
     subscription::replay(&config, &replay, &shutdown, leaseholder)?;
-    let after = applied(&config)?;
+    let after = applied(&mut look(&config)?, &config.name)?;
+    let before = replay.applied_before().unwrap_or(after);
     let elapsed = replay.applied_for();
     let manner = Manner {
         workers: match config.workers {
@@ -97,27 +96,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     Ok(())
 }
 
-/// The counts of the subscription so far: transactions, changes, conflicts.
-type Applied = [i64; 3];
-
-const APPLIED: &str = "\
-SELECT t.transactions, t.inserts + t.updates + t.deletes + t.truncates, \
-  coalesce((SELECT sum(c.conflicts) FROM pgapace.stat_conflict c WHERE c.subscription = t.subscription), 0) \
-FROM pgapace.stat_subscription t JOIN pgapace.subscription s ON s.id = t.subscription WHERE s.name = $1";
-
 fn look(config: &Config) -> Result<Session> {
     Subscriber::new(config.subscriber.clone(), &config.name).connect(Purpose::Look)
-}
-
-fn applied(config: &Config) -> Result<Applied> {
-    let mut session = look(config)?;
-    if crate::subscriber::state::schema::version(&mut session)? == 0 {
-        return Ok([0; 3]);
-    }
-    let failed = |e: &wire::Error| Failure::subscriber(e, "reading what was applied");
-    let rows = session.query(APPLIED, &[Some(&config.name)]).map_err(|e| failed(&e))?;
-    let Some(row) = rows.first() else { return Ok([0; 3]) };
-    Ok([field(&row, 0)?, field(&row, 1)?, field(&row, 2)?])
 }
 
 impl Summary {

@@ -70,9 +70,7 @@ impl Cut for File {
 impl Writer {
     /// Begins a file that must not exist. `tail`: the end without any message.
     pub(crate) fn create(path: &Path, head: &Head, tail: Tail) -> Result<Self> {
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".partial");
-        let partial = PathBuf::from(partial);
+        let partial = partial_path(path);
         check_new(path)?;
         let file = open_partial(&partial)?;
         // Another process may have ended its recording in between.
@@ -182,6 +180,13 @@ fn check_new(path: &Path) -> Result<()> {
 
 /// Opens the file of a recording that is not whole. A lock tells one that is being written from one that a killed
 /// process has left; the latter is overwritten.
+/// The name of a recording until it is complete.
+fn partial_path(path: &Path) -> PathBuf {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    PathBuf::from(partial)
+}
+
 fn open_partial(partial: &Path) -> Result<File> {
     // It has rows of the publisher, which others may not read.
     let file =
@@ -317,7 +322,17 @@ struct Reader {
 impl Reader {
     fn begin(path: &Path) -> Result<Self> {
         let unreadable = |e: &io::Error| {
-            Failure::new(Class::Recording, format!("cannot read recording {}: {e}", path.display()))
+            let message = format!("cannot read recording {}: {e}", path.display());
+            let failure = Failure::new(Class::Recording, message);
+            let partial = partial_path(path);
+            match e.kind() == io::ErrorKind::NotFound && partial.exists() {
+                true => failure.hint(format!(
+                    "{} is there: pgapace record is still writing it, or was killed. It gives the recording its name \
+                     when it ends.",
+                    partial.display()
+                )),
+                false => failure,
+            }
         };
         let file = File::open(path).map_err(|e| unreadable(&e))?;
         let file = BufReader::with_capacity(1 << 20, file);

@@ -5,7 +5,7 @@
 //! system (`recording_…`), so that no `run` takes it for its own. No other subscription may apply changes
 //! to its tables: a replay refuses a subscriber where another subscription has one of them.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use engine::dispatch::Pacing;
 use pgoutput::Lsn;
@@ -30,6 +30,7 @@ use crate::publisher::source::ChangeSource;
 use crate::publisher::watch::{Commits, Watch};
 use crate::recording::file::Recording;
 use crate::recording::player::{Pace, Player};
+use crate::subscriber::catalogue::field;
 use crate::subscriber::format::{self, Format, Servers};
 use crate::subscriber::origin;
 use crate::subscriber::other_subscriptions;
@@ -45,15 +46,37 @@ pub(crate) struct Replay {
     pub(crate) recording: Recording,
     pub(crate) pace: Pace,
     span: Arc<ApplySpan>,
+    /// What the subscription had when this process became its owner.
+    before: OnceLock<Applied>,
+}
+
+/// The counts of a subscription so far: transactions, changes, conflicts.
+pub(crate) type Applied = [i64; 3];
+
+const APPLIED: &str = "\
+SELECT t.transactions, t.inserts + t.updates + t.deletes + t.truncates, \
+  coalesce((SELECT sum(c.conflicts) FROM pgapace.stat_conflict c WHERE c.subscription = t.subscription), 0) \
+FROM pgapace.stat_subscription t JOIN pgapace.subscription s ON s.id = t.subscription WHERE s.name = $1";
+
+pub(crate) fn applied(session: &mut Session, name: &str) -> Result<Applied> {
+    let failed = |e: &wire::Error| Failure::subscriber(e, "reading what was applied");
+    let rows = session.query(APPLIED, &[Some(name)]).map_err(|e| failed(&e))?;
+    let Some(row) = rows.first() else { return Ok([0; 3]) };
+    Ok([field(&row, 0)?, field(&row, 1)?, field(&row, 2)?])
 }
 
 impl Replay {
     pub(crate) fn new(recording: Recording, pace: Pace) -> Self {
-        Self { recording, pace, span: Arc::default() }
+        Self { recording, pace, span: Arc::default(), before: OnceLock::new() }
     }
 
     pub(crate) fn end(&self) -> Lsn {
         Lsn(self.recording.tail.end)
+    }
+
+    /// What the subscription had before this process applied anything; `None` if it was never the owner.
+    pub(crate) fn applied_before(&self) -> Option<Applied> {
+        self.before.get().copied()
     }
 
     /// How long changes were applied, in all runs of this process, and the processor time of that.
@@ -84,6 +107,10 @@ impl Supervisor<'_> {
             return Ok(outcome);
         }
         let OwnedSubscription { row, database, .. } = &owned;
+        // Another process may have replayed while this one waited for the subscription.
+        if replay.before.get().is_none() {
+            let _ = replay.before.set(applied(&mut control, &config.name)?);
+        }
         self.begin_replay(&mut control, row, &replay.recording)?;
         let context =
             sync_context(self.shutdown, (&config, &board), (&subscriber, &publisher), row);

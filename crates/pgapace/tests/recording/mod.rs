@@ -158,6 +158,41 @@ fn a_replay_that_is_killed_resumes_at_the_recorded_pace_too() {
     case.expect_equal(&["a", "b"]);
 }
 
+/// The second one waits for the first, and has nothing left to apply.
+#[test]
+fn of_two_replays_at_once_the_second_does_not_count_what_the_first_applied() {
+    let case = Case::new(18, 18);
+    prepare(&case);
+    let recording = Recording::start(&case, "once", &["--subscriber", &case.tool.subscriber]);
+    let partial = replay(&case, &recording.file, &[]);
+    partial.expect(20, &[".partial is there"]);
+    for id in 1..=100 {
+        case.publisher.sql(&format!("UPDATE a SET v = v + 1 WHERE id = {id}"));
+    }
+    let file = recording.end(&case);
+    let mut locked = case.subscriber.connect();
+    must(locked.batch_execute("BEGIN; SELECT FROM a WHERE id = 1 FOR UPDATE"));
+    let mut first = must(replay_program(&case, &file, &[]).spawn_logged(case.log_file("first")));
+    let waits = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+                 AND application_name = 'pgapace replay apply' AND datname = current_database()";
+    must(wait_while_running(&mut first, "the lock", PATIENCE, || {
+        Ok(case.subscriber.value(waits) == "t")
+    }));
+    let program = replay_program(&case, &file, &["--json"]);
+    let second = std::thread::scope(|scope| {
+        let second = scope.spawn(|| finish(&program));
+        let waits = "SELECT count(*) = 2 FROM pg_stat_activity \
+                     WHERE application_name = 'pgapace replay control' AND datname = current_database()";
+        must(wait_until(PATIENCE, "the second replay", || Ok(case.subscriber.value(waits) == "t")));
+        must(locked.batch_execute("COMMIT"));
+        second.join().expect("the second replay")
+    });
+    must(expect_exit(&mut first, 0, &[]));
+    second.expect(0, &[]);
+    assert_eq!(json(&second)["transactions"], 0, "{}", second.stdout);
+    case.expect_equal(&["a", "b"]);
+}
+
 #[test]
 fn the_recorded_pace_keeps_the_times_between_transactions() {
     let case = Case::new(18, 18);
