@@ -14,7 +14,7 @@ use serde::Serialize;
 use wire::{Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
-use crate::publisher::slot;
+use crate::publisher::slot::{self, Slot};
 use crate::publisher::wal_end::{self, WalEnd};
 use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::state::{
@@ -36,6 +36,9 @@ pub(crate) struct Lag {
     pub(crate) tables: Vec<String>,
     /// Whether a process applies the subscription.
     pub(crate) running: bool,
+    /// Nothing can reduce it but a rebase.
+    #[serde(skip)]
+    pub(crate) slot_lost: bool,
 }
 
 impl Lag {
@@ -108,7 +111,9 @@ fn look(
     let states = state::relations(control, row.id)?;
     let behind = states.iter().filter(|table| catches_up(table));
     let tables: Vec<_> = behind.map(|table| table.name.to_string()).collect();
-    let stream = stream_lag(control, source, row, end, running)?;
+    let slot = slot::find(source, &row.slot_name)?;
+    let slot_lost = slot::is_lost(slot.as_ref()) && !running;
+    let stream = stream_lag(control, source, row, end, (slot, running))?;
     if stream.is_none() && tables.is_empty() {
         return Ok(None);
     }
@@ -119,7 +124,7 @@ fn look(
             (applied.map(|lsn| lsn.to_string()), Some(end.as_u64().saturating_sub(from)))
         }
     };
-    Ok(Some(Lag { bytes, applied, tables, running }))
+    Ok(Some(Lag { bytes, applied, tables, running, slot_lost }))
 }
 
 /// Whether the table lacks something that it gets while one waits.
@@ -141,12 +146,11 @@ fn stream_lag(
     source: &mut Session,
     row: &Subscription,
     end: Lsn,
-    running: bool,
+    (slot, running): (Option<Slot>, bool),
 ) -> Result<Option<Option<Lsn>>> {
     let Some(recorded) = progress::read(control, row.id)?.map(|applied| applied.through) else {
         return Ok(Some(None));
     };
-    let slot = slot::find(source, &row.slot_name)?;
     let confirmed = slot.as_ref().and_then(|slot| slot.confirmed_flush);
     let counted = if running { statistics::applied_in_this_run(control, row.id)? } else { None };
     let applied = Some(recorded).max(confirmed).max(counted);
@@ -185,6 +189,8 @@ fn slot_has_changes(source: &mut Session, row: &Subscription, end: Lsn) -> Resul
 pub(crate) fn behind(name: &str, lag: &Lag, what: &str) -> Failure {
     let hint = if lag.running {
         "Wait longer (--wait SECONDS), or until pgapace status shows no lag."
+    } else if lag.slot_lost {
+        slot::LOST_HINT
     } else {
         "No process applies the subscription: run pgapace run --until current first."
     };
@@ -199,7 +205,13 @@ mod tests {
 
     #[test]
     fn a_lag_that_nothing_reduces_is_not_called_slow() {
-        let lag = |running| Lag { bytes: Some(7), applied: None, tables: Vec::new(), running };
+        let lag = |running| Lag {
+            bytes: Some(7),
+            applied: None,
+            tables: Vec::new(),
+            running,
+            slot_lost: false,
+        };
         let slow = lag(true).because("too slow");
         assert_eq!(slow, "too slow: all of the stream");
         let absent = lag(false).because("too slow");

@@ -68,7 +68,11 @@ pub(super) fn missing(
             "SELECT t.oid, n.nspname, e.typname, pg_catalog.format_type(e.oid, NULL), e.typtype, \
                pg_catalog.format_type(nullif(e.typbasetype, 0), e.typtypmod), \
                (SELECT pg_catalog.string_agg(pg_catalog.quote_literal(l.enumlabel), ', ' \
-                  ORDER BY l.enumsortorder) FROM pg_catalog.pg_enum l WHERE l.enumtypid = e.oid) \
+                  ORDER BY l.enumsortorder) FROM pg_catalog.pg_enum l WHERE l.enumtypid = e.oid), \
+               CASE WHEN e.typnotnull THEN ' NOT NULL' ELSE '' END || coalesce( \
+                 (SELECT pg_catalog.string_agg(pg_catalog.format(' CONSTRAINT %I %s', c.conname, \
+                    pg_catalog.pg_get_constraintdef(c.oid)), '' ORDER BY c.conname) \
+                  FROM pg_catalog.pg_constraint c WHERE c.contypid = e.oid AND c.contype = 'c'), '') \
              FROM pg_catalog.pg_type t \
              JOIN pg_catalog.pg_type e \
                ON e.oid = CASE WHEN t.typcategory = 'A' AND t.typelem <> 0 THEN t.typelem ELSE t.oid END \
@@ -98,7 +102,9 @@ pub(super) fn missing(
             (Some("e"), _, labels) => {
                 format!("CREATE TYPE {name} AS ENUM ({});", labels.unwrap_or_default())
             }
-            (Some("d"), Some(base), _) => format!("CREATE DOMAIN {name} AS {base};"),
+            (Some("d"), Some(base), _) => {
+                format!("CREATE DOMAIN {name} AS {base}{};", row.get(7).unwrap_or_default())
+            }
             _ => {
                 let message = format!("{message}: create it, or the extension that it is part of");
                 reporter.block("types", message).on(&name);

@@ -18,6 +18,7 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::history::check_system;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::Publisher;
+use crate::publisher::slot;
 use crate::repair::{
     DOING, RecordedDifferences, RepairFailure, RepairOptions, Repaired, Repairer, recorded, rounds,
 };
@@ -273,7 +274,12 @@ fn one(
     let sessions = [control.cancel_handle()];
     let never_compared = interruptible(shutdown, &sessions, DOING, || {
         exclusive::begin_verb(&mut control, row.id, &|| shutdown.requested())?;
-        never_compared(&mut control, row.id, &wanted)
+        let Some(failure) = never_compared(&mut control, row.id, &wanted)? else { return Ok(None) };
+        let slot = slot::find(&mut publisher.connect_to_look()?, &row.slot_name)?;
+        Ok(Some(match slot::is_lost(slot.as_ref()) {
+            true => failure.hint(slot::LOST_HINT),
+            false => failure,
+        }))
     })?;
     let site =
         Site { args, config, shutdown, row: &row, publisher: &publisher, subscriber: &subscriber };

@@ -140,10 +140,10 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
 
 fn judge(outcomes: &[Outcome]) -> Result<()> {
     let tables = || outcomes.iter().flat_map(|outcome| &outcome.tables);
-    let differing = tables().filter(|table| table.counts.differences() > 0);
-    let differing: Vec<_> = differing.map(|table| table.name.to_string()).collect();
     let differences: u64 = outcomes.iter().map(Outcome::differences).sum();
     if differences > 0 {
+        let rows =
+            if differences == 1 { "1 row differs" } else { &format!("{differences} rows differ") };
         let shared = tables()
             .filter_map(|table| Some((table.name.to_string(), table.shared_with.as_deref()?)));
         let shared: Vec<_> = shared.collect();
@@ -153,7 +153,7 @@ fn judge(outcomes: &[Outcome]) -> Result<()> {
         }
         return Err(Failure::new(
             Class::Different,
-            format!("{differences} rows differ, in {}", differing.join(", ")),
+            format!("{rows}, in {}", differing_tables(outcomes).join(", ")),
         )
         .hint(hint));
     }
@@ -174,6 +174,18 @@ fn judge(outcomes: &[Outcome]) -> Result<()> {
         format!("nothing differs, but columns could not be compared: {}", left.join("; ")),
     )
     .hint("Leave them out with --except-column TABLE.COLUMN."))
+}
+
+/// With the subscription, if there are several: each may have the same table.
+fn differing_tables(outcomes: &[Outcome]) -> Vec<String> {
+    let each = outcomes.iter().flat_map(|outcome| {
+        let differing = outcome.tables.iter().filter(|table| table.counts.differences() > 0);
+        differing.map(move |table| match outcomes.len() {
+            1 => table.name.to_string(),
+            _ => format!("{} (subscription {})", table.name, outcome.subscription),
+        })
+    });
+    each.collect()
 }
 
 fn scope(args: &VerifyArgs) -> Result<Scope> {
@@ -241,11 +253,22 @@ fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -
         shutdown,
         runner: None,
     };
-    let counts = verification.run(&servers, &mut source, &prepared.definitions)?;
+    let counts = verification.run(&servers, &mut source, &prepared.definitions);
+    let counts = counts.map_err(|failure| of_condition(failure, scope))?;
     let reports = plans.iter().zip(counts).map(|(plan, counts)| report(plan, counts));
     let mut reports: Vec<_> = reports.collect();
     find_owners_of_extra(&subscriber, config, &mut reports, shutdown)?;
     Ok(Outcome { subscription: config.name.clone(), scope: scope.text(), tables: reports })
+}
+
+/// An error about a value (SQLSTATE class 22) is of the condition of `--where`, or of a column.
+fn of_condition(failure: Failure, scope: &Scope) -> Failure {
+    let of_value = failure.sqlstate.as_deref().is_some_and(|code| code.starts_with("22"));
+    let Some(condition) = scope.condition.as_deref().filter(|_| of_value) else { return failure };
+    let or = failure.hint.as_deref().map_or(String::new(), |hint| format!(" Otherwise: {hint}"));
+    let hint =
+        format!("The condition of --where may fail for a row: {condition}. Then correct it.{or}");
+    failure.hint(hint)
 }
 
 /// Notes which other subscriptions may have the extra rows.
@@ -344,7 +367,11 @@ fn report(plan: &TablePlan, counts: Counts) -> TableReport {
 
 fn print(outcome: &Outcome) {
     let Outcome { subscription, scope, tables } = outcome;
-    output::line(&format!("{subscription}: {} tables, {scope}", tables.len()));
+    let count = match tables.len() {
+        1 => "1 table".to_owned(),
+        count => format!("{count} tables"),
+    };
+    output::line(&format!("{subscription}: {count}, {scope}"));
     let name = |table: &TableReport| table.name.to_string();
     let width = tables.iter().map(|table| name(table).chars().count()).max().unwrap_or(0).max(5);
     output::line(&format!(
@@ -365,5 +392,38 @@ fn print(outcome: &Outcome) {
         if !table.left_out.is_empty() {
             output::line(&format!("    left out: {}", table.left_out.join(", ")));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::table_name::TableName;
+
+    use super::{Outcome, TableReport, judge};
+    use crate::subscriber::state::verification::Counts;
+
+    fn outcome(subscription: &str, different: u64) -> Outcome {
+        let table = TableReport {
+            name: TableName { schema: "public".to_owned(), name: "t".to_owned() },
+            result: "different",
+            counts: Counts { different, ..Counts::default() },
+            key: Vec::new(),
+            not_comparable: Vec::new(),
+            left_out: Vec::new(),
+            shared_with: None,
+        };
+        let (subscription, scope) = (subscription.to_owned(), "all rows".to_owned());
+        Outcome { subscription, scope, tables: vec![table] }
+    }
+
+    fn said(outcomes: &[Outcome]) -> String {
+        judge(outcomes).expect_err("rows differ").message
+    }
+
+    #[test]
+    fn a_table_that_several_subscriptions_have_is_named_with_each() {
+        assert_eq!(said(&[outcome("a", 1)]), "1 row differs, in public.t");
+        let both = said(&[outcome("a", 1), outcome("b", 2)]);
+        assert_eq!(both, "3 rows differ, in public.t (subscription a), public.t (subscription b)");
     }
 }

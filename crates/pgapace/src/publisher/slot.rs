@@ -528,6 +528,15 @@ pub(crate) fn check_resume(
     Ok(confirmed)
 }
 
+/// The next step when a slot [`is_lost`].
+pub(crate) const LOST_HINT: &str = "The slot of the subscription is lost. pgapace rebase creates a new slot, compares \
+    all tables with the publisher's, makes them equal, and goes on.";
+
+/// Whether nothing can be streamed from the slot any more.
+pub(crate) fn is_lost(slot: Option<&Slot>) -> bool {
+    slot.is_none_or(|slot| slot.invalid.is_some())
+}
+
 /// The error for a slot that has passed the PREPARE at `prepared`, of which the subscriber has nothing.
 pub(crate) fn has_skipped(name: &str, confirmed: Lsn, prepared: Lsn) -> Failure {
     let message = format!(

@@ -453,7 +453,11 @@ pub(crate) fn write_batch(
     Ok(Read::Rows((written?, found.bytes)))
 }
 
+/// Rows that have become equal meanwhile are none that were repaired.
 fn log_batch(plan: &TablePlan, lsn: Lsn, repaired: Repaired) {
+    if repaired.inserted + repaired.updated + repaired.deleted == 0 {
+        return;
+    }
     tracing::info!(
         event = "rows_repaired",
         table = plan.name.to_string(),

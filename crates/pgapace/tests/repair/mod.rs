@@ -175,3 +175,34 @@ fn a_table_that_is_no_longer_published_is_left() {
     let left = "SELECT count(*) FROM pgapace.verification WHERE table_name = 'gone'";
     assert_eq!((recorded(&case).as_str(), case.subscriber.value(left).as_str()), ("0", "0"));
 }
+
+#[test]
+fn differences_that_are_gone_are_not_named_as_repaired() {
+    let case = Case::new(18, 18);
+    case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+    case.subscriber.sql("INSERT INTO t VALUES (1)");
+    case.tool.finish("verify", &[]).expect(18, &["1 row differs, in public.t"]);
+    case.subscriber.sql("DELETE FROM t");
+    let repaired = case.tool.finish("repair", &[]);
+    repaired.expect(0, &[]);
+    assert_eq!(testbed::program::events(&repaired.log, "rows_repaired"), 0, "{}", repaired.log);
+    assert_eq!(recorded(&case), "0");
+}
+
+/// Nothing that goes on with a lost slot is advised.
+#[test]
+fn after_a_lost_slot_each_verb_names_rebase() {
+    on_versions(&VERSIONS, |case| {
+        case.replicate("CREATE TABLE t (id serial PRIMARY KEY)");
+        let drop = format!("SELECT pg_drop_replication_slot('{}')", case.tool.name);
+        case.publisher.sql(&drop);
+        case.publisher.sql("INSERT INTO t DEFAULT VALUES");
+        case.tool.finish("verify", &[]).expect(7, &["pgapace rebase"]);
+        let repair = case.tool.finish("repair", &[]);
+        repair.expect(17, &["never compared", "pgapace rebase"]);
+        assert!(!repair.log.contains("--resume"), "{}", repair.log);
+        let sequences = case.tool.finish("sequences", &[]);
+        sequences.expect(14, &["pgapace rebase"]);
+        assert!(!sequences.log.contains("pgapace run"), "{}", sequences.log);
+    });
+}

@@ -13,7 +13,7 @@ const PUBLISHED: &str = "
     CREATE TABLE no_identity (id int, v text);
     CREATE TABLE missing (id int PRIMARY KEY, v text);
     CREATE TYPE feeling AS ENUM ('fine', 'so ''so');
-    CREATE DOMAIN \"Amount\" AS numeric(10, 2);
+    CREATE DOMAIN \"Amount\" AS numeric(10, 2) NOT NULL CHECK (VALUE > 0);
     CREATE TABLE lacking (id int PRIMARY KEY, a text, \"B b\" numeric(10, 2), f feeling[], g feeling,
         h \"Amount\");
     CREATE TABLE generated (id int PRIMARY KEY, g int);
@@ -186,6 +186,11 @@ fn names_everything_at_once_and_mends_it(major: u16) {
            + (SELECT count(*) FROM no_identity) + (SELECT count(*) FROM required)",
     ));
     assert_eq!(rows, "6");
+    let domain = "SELECT typnotnull, pg_get_constraintdef(c.oid) FROM pg_type t \
+                  JOIN pg_constraint c ON c.contypid = t.oid AND c.contype = 'c' WHERE typname = 'Amount'";
+    let [theirs, ours] = [&pair.publisher, &pair.subscriber]
+        .map(|one| must(one.query_one_text("shop", &format!("SELECT d::text FROM ({domain}) d"))));
+    assert_eq!(ours, theirs);
     let after = tool.finish("check", &[]);
     assert_eq!(after.code, Some(0), "{}{}", after.stdout, after.log);
     assert!(after.stdout.contains("can continue from"), "{}", after.stdout);

@@ -221,3 +221,16 @@ fn tables_that_are_not_ready_while_no_process_runs() {
         refused(&case, 6, &["--table", table], &rebase);
     }
 }
+
+#[test]
+fn a_condition_that_fails_for_a_row_is_named() {
+    on_versions(&BOTH_WAYS, |case| {
+        replicated(&case);
+        refused(
+            &case,
+            4,
+            &["--where", "1 / (id - id) = 1"],
+            &["SQLSTATE 22012", "--where may fail"],
+        );
+    });
+}

@@ -136,7 +136,7 @@ fn only_published_rows_and_columns_are_compared() {
         generated.run_until_current();
         generated.finish("verify", &[]).expect(0, &[]);
         case.subscriber.sql("UPDATE g SET g = 0 WHERE id = 50");
-        generated.finish("verify", &[]).expect(18, &["1 rows differ, in public.g"]);
+        generated.finish("verify", &[]).expect(18, &["1 row differs, in public.g"]);
         case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{}')", generated.name));
     });
 }
