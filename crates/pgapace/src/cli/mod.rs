@@ -48,7 +48,7 @@ Exit codes:
    0  the stated goal was reached
    1  internal error, or the operating system refused a thread or a file
    2  wrong command line
-   3  wrong configuration: file, connection string, combination of settings; a switchover that its plan refuses
+   3  wrong configuration: file, connection string, --http address, combination of settings; a switchover that its plan refuses
    4  the publisher cannot be reached, is too old, or refuses
    5  the subscriber cannot be reached, is too old, or refuses
    6  publisher and subscriber do not fit together (tables, columns, identities), or only blocked tables are behind --until

@@ -12,6 +12,7 @@ mod page;
 mod routes;
 
 use std::convert::Infallible;
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,8 +50,16 @@ impl HttpServer {
             .hint("Write a random token into a file that only you can read, or use 127.0.0.1."));
         }
         let failed = |error: std::io::Error| {
-            Failure::new(Class::Config, format!("--http {address}: {error}"))
-                .hint("Choose a free address and port, or leave --http out.")
+            match error.kind() {
+            ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable | ErrorKind::PermissionDenied => {
+                Failure::new(Class::Config, format!("cannot listen on --http {address}: {error}"))
+                    .hint(
+                        "Choose an address of this machine and a free port that this user may take, or leave \
+                         --http out.",
+                    )
+            }
+            _ => Failure::refused_by_system(&format!("listen on --http {address}"), &error),
+        }
         };
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;

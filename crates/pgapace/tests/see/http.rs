@@ -272,7 +272,7 @@ fn other_addresses_and_tokens() {
     refused.expect(3, &["needs --http-token-file"]);
     let occupied = must(TcpListener::bind("127.0.0.1:0"));
     let address = must(occupied.local_addr()).to_string();
-    case.tool.finish("run", &["--http", &address]).expect(3, &["in use", "free address"]);
+    case.tool.finish("run", &["--http", &address]).expect(3, &["in use", "a free port"]);
     let file = case.log_file("token");
     must(std::fs::write(&file, "short\n"));
     let path = file.to_string_lossy().into_owned();

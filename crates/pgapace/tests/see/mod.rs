@@ -6,6 +6,7 @@ mod events;
 mod figures;
 mod health;
 mod http;
+mod http_address;
 pub(crate) mod http_client;
 mod page;
 mod pictures;

@@ -226,6 +226,7 @@ fn tables_that_are_not_ready_while_no_process_runs() {
 fn a_condition_that_fails_for_a_row_is_named() {
     on_versions(&BOTH_WAYS, |case| {
         replicated(&case);
+        case.publisher.sql("INSERT INTO t VALUES (1, 'p')");
         refused(
             &case,
             4,
