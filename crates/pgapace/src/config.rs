@@ -72,11 +72,12 @@ impl Subscription {
     /// Fills in the defaults that depend on others, and makes the checks that need no server.
     pub(crate) fn resolve(mut given: Given) -> Result<Self> {
         let name: String = given.value("name")?;
-        check_name(&name, "name")?;
+        check_name(&name, "name").map_err(|failure| given.blame("name", failure))?;
         if given.get("slot")?.is_none() {
             given.set("slot", &name)?;
         }
-        check_name(&given.value::<String>("slot")?, "slot")?;
+        check_name(&given.value::<String>("slot")?, "slot")
+            .map_err(|failure| given.blame("slot", failure))?;
         let create_slot: bool = given.value("create-slot")?;
         let copy_data: Option<bool> = given.value("copy-data")?;
         if copy_data == Some(true) && !create_slot {
@@ -184,7 +185,7 @@ impl Site {
     fn resolve(given: &Given) -> Result<Self> {
         let name: Option<String> = given.value("name")?;
         if let Some(name) = &name {
-            check_name(name, "name")?;
+            check_name(name, "name").map_err(|failure| given.blame("name", failure))?;
         }
         Ok(Self {
             subscriber: given.value("subscriber")?,
@@ -250,8 +251,10 @@ pub(crate) fn replayed(
 }
 
 fn one(mut all: Vec<Given>) -> Result<Given> {
+    let file = all.first().and_then(|one| one.file.clone()).unwrap_or_default();
     all.pop().filter(|_| all.is_empty()).ok_or_else(|| {
-        wrong("the configuration file has several subscriptions").hint("Name one with --name.")
+        wrong(format!("configuration file {} has several subscriptions", file.display()))
+            .hint("Name one with --name.")
     })
 }
 
@@ -304,7 +307,10 @@ impl Configured {
         let mut names: Vec<_> = subscriptions.iter().map(|(_, s)| &s.name).collect();
         names.sort();
         if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            let message = format!("the configuration has two subscriptions of name {:?}", pair[0]);
+            let place = file.map_or("the configuration".to_owned(), |file| {
+                format!("configuration file {}", file.display())
+            });
+            let message = format!("{place} has two subscriptions of name {:?}", pair[0]);
             return Err(wrong(message).hint(
                 "Give one of them another name. If both exist, give one a configuration file and a \
                  process of its own.",

@@ -3,6 +3,8 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
+use toml::de::{DeTable, DeValue};
+
 use super::declarations::SETTINGS;
 use super::given::Given;
 use super::secret_file::SecretFile;
@@ -37,12 +39,13 @@ fn chosen(path: &Path, given: Given) -> Result<(Vec<Given>, Option<String>)> {
         failure.message = format!("configuration file {shown}: {}", failure.message);
         failure
     };
-    let mut common: toml::Table = file.text.parse().map_err(|e: toml::de::Error| {
+    let unreadable = |e: toml::de::Error| {
         // Its usual text quotes the line, which may have a password.
-        let before = e.span().and_then(|span| file.text.get(..span.start)).unwrap_or_default();
-        let line = before.matches('\n').count() + 1;
+        let line = line_at(&file.text, e.span().map_or(0, |span| span.start));
         in_file(wrong(format!("line {line}: {}", e.message())))
-    })?;
+    };
+    let mut common: toml::Table = file.text.parse().map_err(unreadable)?;
+    let spans = DeTable::parse(&file.text).map_err(unreadable)?.into_inner();
     let tables: Vec<toml::Table> = match common.remove("subscription") {
         // It may be a connection string: its text is not shown.
         Some(found) => tables_of(found).ok_or_else(|| {
@@ -57,8 +60,25 @@ fn chosen(path: &Path, given: Given) -> Result<(Vec<Given>, Option<String>)> {
         Some(toml::Value::String(level)) => Some(level),
         Some(_) => return Err(in_file(wrong("log-level: a level is a string"))),
     };
-    let read = |table: &toml::Table| {
-        let mut entry = Given::from_table(table).map_err(in_file)?;
+    let read = |table: &toml::Table, spans: Option<&DeTable<'_>>| {
+        let line = |key: &str| {
+            let (key, _) = spans?.iter().find(|(found, _)| found.get_ref() == key)?;
+            Some(line_at(&file.text, key.span().start))
+        };
+        let mut entry = Given::from_table(table).map_err(|mut failure| {
+            let one = |key, value| toml::Table::from_iter([(key, value)]);
+            let mut each = table.iter().map(|(key, value)| (key, one(key.clone(), value.clone())));
+            let wrong = each.find(|(_, alone)| Given::from_table(alone).is_err());
+            if let Some(line) = wrong.and_then(|(key, _)| line(key)) {
+                failure.message = format!("line {line}: {}", failure.message);
+            }
+            in_file(failure)
+        })?;
+        entry.set_lines(|setting| {
+            let names =
+                std::iter::once(setting.name).chain(setting.renamed.iter().map(|old| old.name));
+            names.into_iter().find_map(|name| line(name).or_else(|| line(&name.replace('-', "_"))))
+        });
         for setting in SETTINGS {
             if setting.from_file.is_some()
                 && let Some([named]) = entry.get(setting.name)?
@@ -75,9 +95,11 @@ fn chosen(path: &Path, given: Given) -> Result<(Vec<Given>, Option<String>)> {
         }
         Ok::<_, Failure>(entry)
     };
-    let common = read(&common)?;
+    let common = read(&common, Some(&spans))?;
     // Of all, so that a mistake is found whichever is chosen.
-    let entries: Vec<_> = tables.iter().map(read).collect::<Result<_>>()?;
+    let entries =
+        tables.iter().enumerate().map(|(index, table)| read(table, spans_of(&spans, index)));
+    let entries: Vec<_> = entries.collect::<Result<_>>()?;
     if entries.is_empty() {
         return Ok((vec![given.or(&common)], log_level));
     }
@@ -93,6 +115,24 @@ fn chosen(path: &Path, given: Given) -> Result<(Vec<Given>, Option<String>)> {
         return Err(wrong(format!("configuration file {shown} has no subscription {name:?}")));
     }
     Ok((chosen, log_level))
+}
+
+/// The number of the line that has this byte.
+fn line_at(text: &str, byte: usize) -> usize {
+    text.get(..byte).unwrap_or_default().matches('\n').count() + 1
+}
+
+/// The subscription of this number, with the places of its keys.
+fn spans_of<'t, 'i>(file: &'t DeTable<'i>, index: usize) -> Option<&'t DeTable<'i>> {
+    let found = file.iter().find(|(key, _)| key.get_ref() == "subscription")?.1;
+    match found.get_ref() {
+        DeValue::Table(table) => Some(table).filter(|_| index == 0),
+        DeValue::Array(tables) => match tables.get(index)?.get_ref() {
+            DeValue::Table(table) => Some(table),
+            _ => None,
+        },
+        _ => None,
+    }
 }
 
 /// The subscriptions of the file: `[subscription]` is a list of one.

@@ -14,17 +14,19 @@ use super::wrong;
 use crate::error::{Failure, Result};
 
 /// The texts of each setting.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Given {
     /// In the order of [`SETTINGS`].
     texts: Vec<Option<Vec<String>>>,
-    /// The configuration file, if there is one: for hints.
+    /// In the same order: the line of the configuration file that has the setting, for messages.
+    lines: Vec<Option<usize>>,
+    /// The configuration file, if there is one: for messages.
     pub(super) file: Option<PathBuf>,
 }
 
 impl Default for Given {
     fn default() -> Self {
-        Self { texts: vec![None; SETTINGS.len()], file: None }
+        Self { texts: vec![None; SETTINGS.len()], lines: vec![None; SETTINGS.len()], file: None }
     }
 }
 
@@ -62,11 +64,15 @@ impl Given {
             setting.from_file.is_some_and(given) || by_file.is_some_and(|file| given(file.name))
         });
         let overridden: Vec<bool> = overridden.collect();
-        let pairs = self.texts.into_iter().zip(&weaker.texts).zip(overridden);
-        let texts = pairs.map(|((strong, weak), overridden)| {
-            strong.or_else(|| weak.clone().filter(|_| !overridden))
+        let strong = self.texts.into_iter().zip(self.lines);
+        let weak = weaker.texts.iter().cloned().zip(weaker.lines.iter().copied());
+        let pairs = strong.zip(weak).zip(overridden);
+        let chosen = pairs.map(|((strong, weak), overridden)| match strong.0 {
+            None if !overridden => weak,
+            _ => strong,
         });
-        Self { texts: texts.collect(), file: self.file.or_else(|| weaker.file.clone()) }
+        let (texts, lines) = chosen.unzip();
+        Self { texts, lines, file: self.file.or_else(|| weaker.file.clone()) }
     }
 
     /// The settings that differ.
@@ -82,6 +88,7 @@ impl Given {
     pub(crate) fn take_from(&mut self, other: &Self, setting: &Setting) -> Result<()> {
         let index = index(setting.name)?;
         self.texts[index].clone_from(&other.texts[index]);
+        self.lines[index] = other.lines[index];
         Ok(())
     }
 
@@ -117,14 +124,31 @@ impl Given {
     }
 
     pub(crate) fn set(&mut self, name: &str, text: &str) -> Result<()> {
-        self.texts[index(name)?] = Some(vec![text.to_owned()]);
-        Ok(())
+        self.set_all(name, &[text.to_owned()])
     }
 
     /// The same for a list.
     pub(crate) fn set_all(&mut self, name: &str, texts: &[String]) -> Result<()> {
-        self.texts[index(name)?] = Some(texts.to_vec());
+        let index = index(name)?;
+        (self.texts[index], self.lines[index]) = (Some(texts.to_vec()), None);
         Ok(())
+    }
+
+    /// The settings are those of a table of the configuration file, in which each is on such a line.
+    pub(super) fn set_lines(&mut self, line: impl Fn(&Setting) -> Option<usize>) {
+        for ((setting, texts), found) in SETTINGS.iter().zip(&self.texts).zip(&mut self.lines) {
+            *found = texts.as_ref().and_then(|_| line(setting));
+        }
+    }
+
+    /// A failure because of the value of a setting: of which file and line it is, if it is of one.
+    pub(super) fn blame(&self, name: &str, mut failure: Failure) -> Failure {
+        let line = index(name).ok().and_then(|index| self.lines[index]);
+        if let (Some(file), Some(line)) = (&self.file, line) {
+            failure.message =
+                format!("configuration file {}: line {line}: {}", file.display(), failure.message);
+        }
+        failure
     }
 
     /// The value that was given, or the default.
@@ -136,7 +160,11 @@ impl Given {
             None if !setting.default.is_empty() => &default,
             None => {
                 return T::absent().ok_or_else(|| {
-                    wrong(format!("--{name} is not given")).hint(format!(
+                    let file = self.file.as_ref().map(|file| file.display());
+                    let nor = file.map_or(String::new(), |file| {
+                        format!(", and configuration file {file} does not have it")
+                    });
+                    wrong(format!("--{name} is not given{nor}")).hint(format!(
                         "Give it as a flag, as {name} in the configuration file, or as {} in the \
                          environment.{}",
                         variable(name),
@@ -145,7 +173,7 @@ impl Given {
                 });
             }
         };
-        setting.read(texts).map_err(|reason| wrong(format!("--{name}{reason}")))
+        setting.read(texts).map_err(|reason| self.blame(name, wrong(format!("--{name}{reason}"))))
     }
 
     /// How a verb gets the credentials that systemd passes to the service of the configuration file.
@@ -374,7 +402,7 @@ impl FromArgMatches for Given {
         });
         let given: std::result::Result<_, String> = given.collect();
         given
-            .map(|texts| Self { texts, file: None })
+            .map(|texts| Self { texts, ..Self::default() })
             .map_err(|e| clap::Error::raw(ErrorKind::InvalidValue, format!("{e}\n")))
     }
 

@@ -121,6 +121,35 @@ fn mistakes_are_named() {
 }
 
 #[test]
+fn a_mistake_in_the_file_is_named_with_file_and_line() {
+    let said = |text: &str, given: &[&str]| {
+        let file = file(&format!("{NEEDED}{text}"));
+        let shown = format!("configuration file {}: ", file.path().display());
+        let failed = subscriptions(Some(file.path()), &flags(given)).expect_err("a mistake");
+        let text = failed.to_string();
+        text.strip_prefix(&shown).map(str::to_owned).unwrap_or(text)
+    };
+    for (text, given, expected) in [
+        ("name='a'\n\nworkers=70\npublication='p'", &[][..], "line 5: --workers must be between"),
+        ("name='a'\npublication='p'\nnothing=1", &[], "line 5: there is no setting nothing"),
+        (
+            "[[subscription]]\nname='a'\npublication='p'\n[[subscription]]\nname='B'\n",
+            &[],
+            "line 7: --name \"B\" is not",
+        ),
+        ("[subscription]\nname='a'\nmemory_limit='much'\n", &[], "line 5: --memory-limit"),
+        ("[subscription]\nname='a'\ntwo-phase=[]\n", &[], "line 5: "),
+        // This one is of the flag.
+        ("name='a'\nworkers=2\npublication='p'", &["--workers", "70"], "--workers must be between"),
+    ] {
+        let found = said(text, given);
+        assert!(found.starts_with(expected), "{text}: {found}");
+    }
+    let missing = said("publication='p'", &[]);
+    assert!(missing.contains("--name is not given, and configuration file /"), "{missing}");
+}
+
+#[test]
 fn defaults_are_as_documented() {
     let found = one("");
     assert_eq!(

@@ -78,7 +78,8 @@ fn ranges_have_one_message() {
         ("conflict-retention = 36501", "--conflict-retention must be between 0d and 36500d"),
         ("event-retention = '2147483647d'", "--event-retention must be between 0d and 36500d"),
     ] {
-        assert_eq!(both(&format!("{ONE}{text}"), &[]).expect_err(text), said);
+        let in_file = both(&format!("{ONE}{text}"), &[]).expect_err(text);
+        assert_eq!(in_file.split_once(": line 5: ").map(|(_, said)| said), Some(said), "{in_file}");
         let flag = format!("--{}", text.replace([' ', '\''], ""));
         assert_eq!(both(ONE, &[&flag]).expect_err(text), said);
     }
