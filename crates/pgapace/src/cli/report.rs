@@ -1,9 +1,9 @@
 //! `pgapace report`: one HTML file about subscriptions, to attach to a ticket.
 
-use std::fs::OpenOptions;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::fs::{OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
@@ -36,11 +36,21 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
         return Ok(());
     }
     let shown = args.file.display();
-    // It quotes rows, in error texts and in queries of sessions that block.
-    let file =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&args.file);
-    file.and_then(|mut file| file.write_all(report.as_bytes()))
+    write(&args.file, &report)
         .map_err(|error| Failure::new(Class::Config, format!("cannot write {shown}: {error}")))?;
     output::line(&format!("{shown} is written"));
     Ok(())
+}
+
+/// Only the owner may read the file, also if it was there: the report quotes rows, in error texts and in queries of sessions
+/// that block.
+fn write(path: &Path, report: &str) -> io::Result<()> {
+    let mut file =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    let metadata = file.metadata()?;
+    // A device or pipe is not the report's own.
+    if metadata.is_file() && metadata.mode() & 0o077 != 0 {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    file.write_all(report.as_bytes())
 }

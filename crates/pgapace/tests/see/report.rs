@@ -32,6 +32,9 @@ fn a_report_has_curves_and_tables() {
     case.stop(process);
     let file = case.log_file("report").with_extension("html");
     let path = file.to_string_lossy().into_owned();
+    // The file of an earlier report, which others may read.
+    must(std::fs::write(&file, "older"));
+    must(std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)));
     case.tool.finish("report", &[&path]).expect(0, &[]);
     let mode = must(std::fs::metadata(&file)).permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "it quotes rows");
