@@ -48,7 +48,7 @@ mod verify_at_end;
 pub(crate) mod way_back;
 
 pub(crate) use plan::{CHECKS, Findings, plan};
-pub(crate) use procedure::{Request, Sides, go, lock};
+pub(crate) use procedure::{Request, Sides, go, lock, refuse_under_way};
 pub(crate) use record::{check_finished, check_not_ended, ended_sql, has_ended, refuse_ended};
 pub(crate) use undo::{NOT_BEGUN_SINCE, Writes, abort};
 

@@ -112,10 +112,26 @@ pub(crate) fn lock(control: &mut Session, row: &Subscription) -> Result<()> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "locking the switchover");
     match try_lock(control, "pg_try_advisory_lock", row.id.0).map_err(|e| failed(&e))? {
         Tried::Locked => Ok(()),
-        Tried::Held(holder) => {
-            let message = format!("another process switches {} over", row.name);
-            Err(Failure::new(Class::Busy, message).hint(holder.hint("subscriber")))
-        }
+        Tried::Held(holder) => Err(held(row, &holder)),
+    }
+}
+
+fn held(row: &Subscription, holder: &Holder) -> Failure {
+    let message = format!("another process switches {} over", row.name);
+    Failure::new(Class::Busy, message).hint(holder.hint("subscriber"))
+}
+
+/// Refuses a plan while a switchover is under way that [`go`] would refuse too. It locks nothing.
+pub(crate) fn refuse_under_way(sides: &mut Sides<'_>) -> Result<()> {
+    let doing = "looking for another switchover";
+    let of_subscription = holder(sides.control, sides.row.id.0);
+    if let Some(holder) = of_subscription.map_err(|e| Failure::subscriber(&e, doing))? {
+        return Err(held(sides.row, &holder));
+    }
+    let of_database = holder(sides.source, DATABASE);
+    match of_database.map_err(|e| Failure::publisher(&e, doing))? {
+        Some(holder) => Err(database_held(&holder, "publisher")),
+        None => Ok(()),
     }
 }
 
@@ -148,18 +164,20 @@ fn lock_database(
 ) -> Result<()> {
     match try_lock(session, function, DATABASE).map_err(|e| failed(&e))? {
         Tried::Locked => Ok(()),
-        Tried::Held(holder) => {
-            let message = format!(
-                "another process switches {} over, and with it the whole database",
-                holder.name.as_deref().unwrap_or("a subscription")
-            );
-            let hint = format!(
-                "Writes of a database move in one switchover after the other. {}",
-                holder.hint(server)
-            );
-            Err(Failure::new(Class::Busy, message).hint(hint))
-        }
+        Tried::Held(holder) => Err(database_held(&holder, server)),
     }
+}
+
+fn database_held(holder: &Holder, server: &str) -> Failure {
+    let message = format!(
+        "another process switches {} over, and with it the whole database",
+        holder.name.as_deref().unwrap_or("a subscription")
+    );
+    let hint = format!(
+        "Writes of a database move in one switchover after the other. {}",
+        holder.hint(server)
+    );
+    Failure::new(Class::Busy, message).hint(hint)
 }
 
 enum Tried {
@@ -209,6 +227,11 @@ fn try_lock(
     if results.first().is_some_and(locked) {
         return Ok(Tried::Locked);
     }
+    Ok(Tried::Held(holder(session, key)?.unwrap_or_default()))
+}
+
+/// The other session that holds a lock, if there is one.
+fn holder(session: &mut Session, key: i32) -> std::result::Result<Option<Holder>, wire::Error> {
     // The session that holds a lock of a database is found in the same database.
     let holder = format!(
         "SELECT nullif(a.application_name, ''), a.pid, \
@@ -220,9 +243,9 @@ fn try_lock(
          ORDER BY a.state_change LIMIT 1"
     );
     let results = session.simple(&holder)?;
-    let row = results.first().and_then(|rows| rows.first());
-    let column = |at| row.as_ref().and_then(|row| row.get(at)).map(str::to_owned);
-    Ok(Tried::Held(Holder { name: column(0), pid: column(1), about: column(2) }))
+    let Some(row) = results.first().and_then(|rows| rows.first()) else { return Ok(None) };
+    let column = |at| row.get(at).map(str::to_owned);
+    Ok(Some(Holder { name: column(0), pid: column(1), about: column(2) }))
 }
 
 /// Ends the locks of a verb that has found nothing to do, before the end of its sessions.

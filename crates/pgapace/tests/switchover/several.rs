@@ -30,9 +30,12 @@ fn two_switchovers_of_one_database_exclude_each_other() {
     let (more, mut other) = another(&case);
     let held = Held::start(&case, "first", &["--with-others"]);
     let said = format!("another process switches {} over", case.tool.name);
-    for args in [&["--go", "--with-others", "--back-publication", "more_back"][..], &["--abort"]] {
-        switchover(&more, args).expect(8, &[&said, "one switchover after the other"]);
+    let others = ["--with-others", "--back-publication", "more_back"];
+    for action in [&["--go"][..], &["--plan"], &["--abort"]] {
+        let args = [action, if action == ["--abort"] { &[] } else { &others }].concat();
+        switchover(&more, &args).expect(8, &[&said, "one switchover after the other"]);
     }
+    switchover(&case.tool, &["--plan", "--with-others"]).expect(8, &[&said, "It has session "]);
     held.finish().expect(0, &[]);
     // The last one needs no --with-others.
     switchover(&more, &["--go", "--no-back"]).expect(0, &[]);

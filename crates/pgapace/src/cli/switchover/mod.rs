@@ -282,7 +282,10 @@ fn switch(
     };
     let name = direction.row.name.clone();
     if args.plan {
-        return plan(&switchover::plan(&mut direction.sides(stop), &request)?, &name);
+        let mut sides = direction.sides(stop);
+        let sessions = sides.cancel_handles();
+        interruptible(stop, &sessions, CHECKS, || switchover::refuse_under_way(&mut sides))?;
+        return plan(&switchover::plan(&mut sides, &request)?, &name);
     }
     // One that has ended has no lag any more: only its last steps are left.
     if let Some(most) = args.max_lag
