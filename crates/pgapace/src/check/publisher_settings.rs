@@ -8,6 +8,7 @@ use crate::check::service::Service;
 use crate::check::{Settings, SubscriptionState, connections, failed, one, server};
 use crate::config::Subscription as Config;
 use crate::error::{Failure, Result};
+use crate::publisher::watch;
 use crate::subscriber::catalogue::field;
 use crate::subscriber::state::Phase;
 
@@ -56,6 +57,7 @@ pub(super) fn check(
     hosts(config, reporter);
     retention(&settings, reporter);
     walsender(&settings, config, role, reporter);
+    waiting_commits(session, config, known, reporter)?;
     let encoding = settings.text("server_encoding");
     if encoding == "SQL_ASCII" {
         reporter.note(
@@ -64,6 +66,32 @@ pub(super) fn check(
              subscriber's encoding",
         );
     }
+    Ok(())
+}
+
+/// Whether commits wait for the subscription although nothing answers them.
+fn waiting_commits(
+    session: &mut Session,
+    config: &Config,
+    known: &SubscriptionState,
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    let streams = known.row.as_ref().is_some_and(|row| row.phase == Phase::Streaming);
+    if !known.is_read || streams && known.owner.is_some() {
+        return Ok(());
+    }
+    let name = watch::standby_name(session, &config.name);
+    if !watch::needs(session, &name)? {
+        return Ok(());
+    }
+    let why = match streams {
+        true => "which no process runs: start pgapace run",
+        false => {
+            "which answers none before its first copy is complete: take it out until it streams"
+        }
+    };
+    let topic = "synchronous_standby_names";
+    reporter.warn(topic, format!("commits wait for {name}, which {topic} names, and {why}"));
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use super::Supervisor;
 use super::retry::PreviousRuns;
 use super::slot_touch::SlotTouch;
 use super::startup::OwnedSubscription;
-use super::waiting_commits::WaitingCommits;
+use super::waiting_commits::{self, WaitingCommits};
 use crate::apply::leader::Outcome;
 use crate::both_servers::ask_both;
 use crate::check::same_rows;
@@ -59,6 +59,9 @@ impl Supervisor<'_> {
         read: Option<PublicationsRead>,
     ) -> Result<Vec<PublishedTable>> {
         let sessions = [control.cancel_handle(), source.cancel_handle()];
+        if row.phase != Phase::Streaming {
+            waiting_commits::warn_if_named(source, &row.name)?;
+        }
         let _watched = (row.phase != Phase::Streaming).then(|| {
             let waiting = WaitingCommits::watch(context.publisher, source, &row.name);
             (SlotTouch::start(context.publisher, source, &row.slot_name), waiting)

@@ -44,6 +44,28 @@ impl WaitingCommits {
     }
 }
 
+/// Warns at the start if commits of the publisher need the answer of the subscription, before one waits.
+pub(super) fn warn_if_named(source: &mut Session, subscription: &str) -> Result<()> {
+    let name = watch::standby_name(source, subscription);
+    if watch::needs(source, &name)? {
+        tracing::warn!(
+            event = "commits_will_wait_for_copy",
+            subscription,
+            hint = remedy(&name),
+            "synchronous_standby_names of the publisher names this subscription, whose first copy is not complete: \
+             commits will wait until it streams"
+        );
+    }
+    Ok(())
+}
+
+fn remedy(name: &str) -> String {
+    format!(
+        "On the publisher: ALTER SYSTEM SET synchronous_standby_names = … without {name}; SELECT pg_reload_conf(). Put it \
+         back when the subscription streams."
+    )
+}
+
 /// Tells once of commits that wait, and again if there were none meanwhile.
 fn watch(publisher: &Publisher, subscription: &str, name: &str, ended: &Receiver<()>) {
     let (mut session, mut told) = (None, false);
@@ -63,15 +85,11 @@ fn watch(publisher: &Publisher, subscription: &str, name: &str, ended: &Receiver
 }
 
 fn tell(subscription: &str, name: &str, waiting: &str) {
-    let hint = format!(
-        "On the publisher: ALTER SYSTEM SET synchronous_standby_names = … without {name}; SELECT pg_reload_conf(). Put it \
-         back when the subscription streams."
-    );
     tracing::warn!(
         event = "commits_wait_for_copy",
         subscription,
         waiting,
-        hint,
+        hint = remedy(name),
         "commits of the publisher wait for this subscription, which answers none before its first copy is complete"
     );
 }

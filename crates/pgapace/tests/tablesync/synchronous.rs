@@ -44,6 +44,18 @@ fn follow_the_hint(site: &mut Site, run: &mut Process) -> Result<()> {
     site.publisher.set("synchronous_standby_names", "")
 }
 
+/// Checks that `check` warns of commits that wait, for this reason.
+#[track_caller]
+fn check_warns(site: &Site, reason: &str) {
+    let checked = site.tool().finish("check", &[]);
+    let said = format!("commits wait for {NAME}, which synchronous_standby_names names");
+    assert!(
+        checked.stdout.contains(&said) && checked.stdout.contains(reason),
+        "{}",
+        checked.stdout
+    );
+}
+
 /// The commit waits for the subscription, and the new slot for the commit.
 #[test]
 fn a_first_start_whose_slot_waits_for_a_synchronous_commit_says_so() -> Result<()> {
@@ -51,9 +63,11 @@ fn a_first_start_whose_slot_waits_for_a_synchronous_commit_says_so() -> Result<(
         let mut site = Site::new(major, major)?;
         site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
         site.publisher.set("synchronous_standby_names", NAME)?;
+        check_warns(&site, "before its first copy is complete");
         let writing = commit_that_waits(&site, None, "INSERT INTO t VALUES (1)")?;
         let mut run = site.spawn(&site.program())?;
         wait_for_event(&mut run, "slot_waits", PATIENCE)?;
+        assert_eq!(run.events("commits_will_wait_for_copy"), 1, "{}", run.log());
         assert!(run.log().contains("waits for a synchronous standby"), "{}", run.log());
         follow_the_hint(&mut site, &mut run)?;
         has_ended(writing, &run);
@@ -61,6 +75,8 @@ fn a_first_start_whose_slot_waits_for_a_synchronous_commit_says_so() -> Result<(
         site.publisher.set("synchronous_standby_names", NAME)?;
         wait_for_event(&mut run, "synchronous_changed", PATIENCE)?;
         site.publisher.sql(DB, "SET statement_timeout = '60s'; INSERT INTO t VALUES (2)")?;
+        let checked = site.tool().finish("check", &[]).stdout;
+        assert!(!checked.contains("commits wait"), "{checked}");
         site.wait_until_applied(&mut run)?;
         site.expect_equal(&[TableName::from("t")])?;
     }
@@ -87,6 +103,7 @@ fn a_first_copy_and_a_rebase_that_commits_wait_for_say_so() -> Result<()> {
         assert_eq!(run.events("commits_wait_for_copy"), 1, "{}", run.log());
         run.terminate()?;
         expect_exit(&mut run, 0, &[])?;
+        check_warns(&site, "which no process runs");
         let writing = commit_that_waits(&site, None, "INSERT INTO t VALUES (3)")?;
         site.subscriber.sql(DB, "INSERT INTO t VALUES (4)")?;
         let mut rebase = site.spawn(&site.tool().program("rebase"))?;
@@ -117,6 +134,7 @@ fn a_first_copy_is_named_only_if_too_few_others_answer_commits() -> Result<()> {
     wait_for_event(&mut first, "slot_created", PATIENCE)?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
     assert_eq!(first.events("commits_wait_for_copy"), 0, "{}", first.log());
+    assert_eq!(first.events("commits_will_wait_for_copy"), 0, "{}", first.log());
     site.publisher.set("synchronous_standby_names", "ANY 2 (sub, other)")?;
     let writing = commit_that_waits(&site, Some(&mut first), "INSERT INTO t VALUES (2)")?;
     wait_for_event(&mut first, "commits_wait_for_copy", PATIENCE)?;
