@@ -206,6 +206,7 @@ fn connect(
         ordered: true,
         round_trip: Duration::ZERO,
         group: GroupLimits { transactions: 4, thin_transactions: 8, changes: 8, bytes: 1000 },
+        lock_table: usize::MAX,
         writeset: WritesetLimits::default(),
         deadlock_timeout: Duration::ZERO,
         pacing,

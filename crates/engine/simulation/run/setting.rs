@@ -78,6 +78,7 @@ impl Setting {
                 changes: rng.one_of(&[2, 8, 100]),
                 bytes: 1000,
             },
+            lock_table: rng.one_of(&[usize::MAX, 4, 16]),
             writeset: WritesetLimits {
                 keys_per_table: rng.one_of(&[1, 3, 1000]),
                 keys: rng.one_of(&[5, 1000]),

@@ -36,7 +36,7 @@ pub(crate) struct TableMap {
 impl Table for TableMap {
     fn id(&self) -> TableId {
         let oid = u32::try_from(self.table).expect("few tables") + 1;
-        TableId { published: RelId(oid), oid, root: self.locks.root }
+        TableId { published: RelId(oid), oid, root: self.locks.root, relations: 2 }
     }
 
     fn locks(&self) -> Option<&LockRules> {

@@ -69,7 +69,8 @@ impl World {
         open: usize,
         group: &Group,
     ) -> Result<(), String> {
-        let DispatchSettings { group: limits, writeset, pacing, .. } = self.setting.dispatch;
+        let DispatchSettings { group: limits, lock_table, writeset, pacing, .. } =
+            self.setting.dispatch;
         if !self.present.contains(&worker) {
             return Err(format!("a group is handed to worker {worker}, which has left"));
         }
@@ -79,9 +80,12 @@ impl World {
             return Err(format!("P6: worker {worker} has {queue} groups, of {depth}"));
         }
         let mut contents = GroupContents::new(&pacing);
+        let contents = contents.begin(lock_table / pacing.lock_table_part / open.max(1));
         let has_room = group.works.iter().all(|work| contents.add(&work.plain));
         if group.works.len() > 1 && !has_room {
-            return Err("a group updates one row too often, one by one".to_owned());
+            return Err(
+                "a group updates one row too often, one by one, or locks too much".to_owned()
+            );
         }
         // A change locks its row, before and after, its unique value, and what it refers to.
         let before = if self.last.0 == group.seq { self.last.1 } else { 0 };

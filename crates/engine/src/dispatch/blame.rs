@@ -42,6 +42,8 @@ pub struct TableId {
     pub oid: u32,
     /// The oid of its topmost relation, which may be its own.
     pub root: u32,
+    /// How many relations a statement for the table locks: its indexes and partitions, too.
+    pub relations: usize,
 }
 
 /// A group in flight.

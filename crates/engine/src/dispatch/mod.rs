@@ -119,6 +119,8 @@ pub struct DispatchSettings {
     pub round_trip: Duration,
     /// The limits of one group.
     pub group: GroupLimits,
+    /// Locks that all transactions of the subscriber can hold together.
+    pub lock_table: usize,
     /// How many locks are remembered.
     pub writeset: WritesetLimits,
     /// Time until pgapace looks for sessions that block the oldest group.
@@ -413,10 +415,17 @@ impl<T: Dispatchable> Dispatch<T> {
                 return Ok(Step::Wait(gathering));
             }
         }
-        match self.waiting.take(self.contents.begin()) {
+        let most_relations = self.most_relations();
+        match self.waiting.take(self.contents.begin(most_relations)) {
             Some(works) => self.assign(worker, works, now),
             None => Ok(Step::Nothing),
         }
+    }
+
+    /// Relations that a group may lock.
+    fn most_relations(&self) -> usize {
+        let open = self.workers.open().count().max(1);
+        self.settings.lock_table / self.settings.pacing.lock_table_part / open
     }
 
     /// The workers that may get the next group.

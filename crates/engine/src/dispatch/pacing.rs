@@ -73,6 +73,8 @@ pub struct Pacing {
     ///
     /// A worker that is busy gets such a group in advance, and a free one does not wait for more.
     pub worth_part: usize,
+    /// Part of the subscriber's lock table (1 in n) that the groups of all workers take.
+    pub lock_table_part: usize,
     /// Source transactions on their way to the subscriber at once where groups are small.
     ///
     /// With `--group-transactions 1` a worker must not wait for each answer: the depth of its queue is
@@ -285,6 +287,7 @@ impl Pacing {
         several_committers: 3,
         slow_committers: Duration::from_millis(4),
         worth_part: 4,
+        lock_table_part: 2,
         window: 256,
         depth: 2,
         pace: Duration::from_millis(2),

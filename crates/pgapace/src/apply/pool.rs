@@ -79,6 +79,7 @@ impl Pool {
     pub(crate) fn new(
         slots: Slots,
         settings: PoolSettings,
+        lock_table: usize,
         identity: Identity,
         blockers: Blockers,
     ) -> Self {
@@ -89,6 +90,7 @@ impl Pool {
             ordered: identity.ordered,
             round_trip: identity.round_trip,
             group: settings.group_limits,
+            lock_table,
             writeset: WritesetLimits::default(),
             deadlock_timeout: settings.deadlock_timeout,
             pacing: Pacing::MEASURED,

@@ -37,7 +37,12 @@ pub(crate) fn counts_by_table(
 
 impl Table for TableMap {
     fn id(&self) -> TableId {
-        TableId { published: self.remote.id, oid: self.table.oid, root: self.table.root }
+        TableId {
+            published: self.remote.id,
+            oid: self.table.oid,
+            root: self.table.root,
+            relations: self.table.locked_relations(),
+        }
     }
 
     fn locks(&self) -> Option<&LockRules> {

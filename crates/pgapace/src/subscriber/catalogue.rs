@@ -295,6 +295,13 @@ pub(crate) struct Table {
 }
 
 impl Table {
+    /// How many relations a statement that changes rows locks: the table and its indexes. It locks all partitions of a
+    /// partitioned table, and the indexes of those that have the rows.
+    pub(crate) fn locked_relations(&self) -> usize {
+        let parts = if self.partitioned { self.leaves } else { 0 };
+        1 + parts + self.indexes.len()
+    }
+
     /// The quoted, schema-qualified name.
     pub(crate) fn sql_name(&self) -> String {
         sql_name(&self.name)

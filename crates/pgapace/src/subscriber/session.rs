@@ -219,6 +219,7 @@ pub(crate) struct Subscriber {
     encoding: &'static str,
     /// Whether the database has the extension Citus.
     citus: bool,
+    lock_table: usize,
     activity: Activity,
     /// Backends of [`Purpose::Verify`], also of those that have ended.
     comparing: Arc<Mutex<Vec<i32>>>,
@@ -238,6 +239,7 @@ impl Subscriber {
             subscription: subscription.to_owned(),
             encoding: "UTF8",
             citus: false,
+            lock_table: usize::MAX,
             activity: Activity::default(),
             comparing: Arc::default(),
         }
@@ -273,6 +275,13 @@ impl Subscriber {
         self.citus
     }
 
+    /// Locks that all transactions of the server can hold together, once [`Self::connect_first`] has read it.
+    ///
+    /// Source: `NLOCKENTS` in `lock.c`, without the processes of the server itself.
+    pub(crate) fn lock_table(&self) -> usize {
+        self.lock_table
+    }
+
     /// Waits until everything that this role has committed can be read. Every session does that before it
     /// changes replicated rows, when those before it have ended.
     pub(crate) fn see_commits(&self, session: &mut Session) -> Result<()> {
@@ -305,6 +314,7 @@ impl Subscriber {
         {
             return Err(failure);
         }
+        self.lock_table = properties.lock_table;
         let encoding = client_encoding(&properties.encoding);
         if (encoding, properties.citus) != (self.encoding, self.citus) {
             (self.encoding, self.citus) = (encoding, properties.citus);
@@ -424,6 +434,11 @@ pub(crate) fn commit_locally(session: &mut Session) -> Result<()> {
     Ok(())
 }
 
+/// SQL for [`Subscriber::lock_table`].
+const LOCK_TABLE: &str = "pg_catalog.current_setting('max_locks_per_transaction')::pg_catalog.int8 \
+     OPERATOR(pg_catalog.*) (pg_catalog.current_setting('max_connections')::pg_catalog.int8 \
+       OPERATOR(pg_catalog.+) pg_catalog.current_setting('max_prepared_transactions')::pg_catalog.int8)";
+
 /// SQL for what the publisher keeps a trace of, as the first run, which creates a slot: its record must not be lost.
 pub(crate) const WAITING_COMMITS: &str =
     "SELECT pg_catalog.set_config('synchronous_commit', 'on', false)";
@@ -439,6 +454,7 @@ pub(crate) struct SubscriberDatabase {
 struct ServerProperties {
     encoding: String,
     citus: bool,
+    lock_table: usize,
     database: SubscriberDatabase,
 }
 
@@ -506,7 +522,8 @@ fn prepare(
             "SELECT pid, age, product, is_neon, pg_catalog.current_setting('server_encoding'), \
                EXISTS (SELECT 1 FROM pg_catalog.pg_extension \
                        WHERE extname OPERATOR(pg_catalog.=) 'citus'), \
-               CASE WHEN {} THEN pg_catalog.num_nulls({}) OPERATOR(pg_catalog.=) 0 ELSE false END, {version}, {} \
+               CASE WHEN {} THEN pg_catalog.num_nulls({}) OPERATOR(pg_catalog.=) 0 ELSE false END, {version}, \
+               {LOCK_TABLE}, {} \
              FROM ({}) backend",
             start.own_sql(session),
             calls.join(", "),
@@ -525,8 +542,9 @@ fn prepare(
             let properties = ServerProperties {
                 encoding: field(&row, 4)?,
                 citus: boolean(&row, 5)?,
+                lock_table: field(&row, 8)?,
                 database: SubscriberDatabase {
-                    identity: DatabaseIdentity::read(&row, 8)?,
+                    identity: DatabaseIdentity::read(&row, 9)?,
                     schema_version: row.get(7).map(|_| field(&row, 7)).transpose()?,
                 },
             };

@@ -207,7 +207,7 @@ impl Supervisor<'_> {
         ];
         let blockers =
             Blockers::spawn(monitor, identity.id, &config.name, watched, identity.citus)?;
-        let pool = Pool::new(slots, settings, identity, blockers);
+        let pool = Pool::new(slots, settings, subscriber.lock_table(), identity, blockers);
         let prefetch = Prefetch::spawn(config.prefetch, subscriber, &config.name)?;
         let of = (subscriber, config.name.as_str());
         let pulses = (flusher, leader.clone());

@@ -83,6 +83,7 @@ impl Forecaster<'_> {
                 ordered: config.preserve_commit_order,
                 round_trip: scenario.round_trip,
                 group: scenario.group,
+                lock_table: usize::MAX,
                 writeset: WritesetLimits::default(),
                 deadlock_timeout: config.deadlock_timeout,
                 pacing: Pacing::MEASURED,

@@ -38,7 +38,7 @@ enum Kind {
     End,
 }
 
-const TABLE: TableId = TableId { published: RelId(1), oid: 1, root: 1 };
+const TABLE: TableId = TableId { published: RelId(1), oid: 1, root: 1, relations: 1 };
 
 pub(crate) fn row(key: u64) -> Insertion {
     let (first, last) = (true, true);
@@ -52,7 +52,12 @@ fn of_kind(key: u64, kind: Kind) -> Insertion {
 impl Insertion {
     /// A row of this table.
     pub(crate) fn into_table(oid: u32) -> Self {
-        Self { table: TableId { published: RelId(oid), oid, root: oid }, ..row(1) }
+        Self { table: TableId { published: RelId(oid), oid, root: oid, relations: 1 }, ..row(1) }
+    }
+
+    /// The same into a table with indexes: a statement locks so many relations.
+    pub(crate) fn that_locks(self, relations: usize) -> Self {
+        Self { table: TableId { relations, ..self.table }, ..self }
     }
 
     /// The same as a part of a larger transaction.
@@ -164,6 +169,7 @@ fn settings(workers: usize) -> DispatchSettings {
             changes: 1000,
             bytes: 10_000,
         },
+        lock_table: usize::MAX,
         writeset: WritesetLimits::default(),
         deadlock_timeout: at(50),
         pacing: Pacing::MEASURED,

@@ -95,6 +95,7 @@ pub(super) fn settings(
                 changes: 10_000,
                 bytes: 1 << 20,
             },
+            lock_table: usize::MAX,
             writeset: WritesetLimits::default(),
             deadlock_timeout: Duration::from_millis(50),
             pacing: Pacing::MEASURED,

@@ -170,7 +170,8 @@ impl CatchUpWorker {
             while !self.waiting.is_worth_a_group() && !is_empty(leader) && !self.replaced {
                 self.take(place, leader, options)?;
             }
-            let Some(works) = self.waiting.take(self.contents.begin()) else { break };
+            // All changes are of one table.
+            let Some(works) = self.waiting.take(self.contents.begin(usize::MAX)) else { break };
             self.submit(works);
         }
         Ok(())
