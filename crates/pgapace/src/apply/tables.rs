@@ -35,7 +35,6 @@ use crate::subscriber::format::{self, PublisherTypes};
 use crate::subscriber::locks::Locking;
 use crate::subscriber::mapping::{Search, TableMap, lacks_columns};
 use crate::subscriber::state::{self, RelationMode, RelationState, SubscriptionId};
-use crate::table_name::sql_name;
 
 /// Schema of our state: never mapped, copied or applied, whatever the publication says.
 pub(crate) const OWN_SCHEMA: &str = "pgapace";
@@ -589,7 +588,7 @@ impl Tables {
 pub(crate) fn missing(table: &TableName) -> Failure {
     let remedy = format!(
         "Create it on the subscriber: {}",
-        dump_command(&[sql_name(table)], "PUBLISHER", "SUBSCRIBER")
+        dump_command(&[table], "PUBLISHER", "SUBSCRIBER")
     );
     let copy = shell_word(table);
     let hint = format!(

@@ -30,6 +30,9 @@ use crate::tablesync::check_absent;
 
 const SIDE: Side = Side::Subscriber;
 
+/// Most tables that one statement of a fix names.
+const NAMED: usize = 50;
+
 /// Tables that are read together. Some memory is needed for each.
 const TABLES_AT_ONCE: usize = 1000;
 
@@ -52,8 +55,8 @@ struct Checker<'a, 'r> {
     reporter: &'a mut Reporter<'r>,
     /// Tables that a run would copy, but that are not empty: the name, and the name as SQL.
     filled: Vec<(TableName, String)>,
-    /// Published tables that do not exist: name for messages, and name as SQL.
-    missing: Vec<(String, String)>,
+    /// Published tables that do not exist.
+    missing: Vec<TableName>,
     shared: Shared,
     asked: Asked,
 }
@@ -268,7 +271,7 @@ impl Checker<'_, '_> {
     fn table(&mut self, published: &PublishedTable, found: Option<TableFacts>) -> Result<()> {
         let name = published.name.to_string();
         let Some(table) = found.map(|found| found.table) else {
-            self.missing.push((name, published.sql_name()));
+            self.missing.push(published.name.clone());
             return Ok(());
         };
         let fits = self.columns(published, &table)?;
@@ -561,7 +564,7 @@ impl Checker<'_, '_> {
 
     /// The fix is one command for all tables: pg_dump orders them by their dependencies.
     fn report_missing(&mut self, published: usize) {
-        let names: Vec<_> = self.missing.iter().map(|(_, sql)| sql.clone()).collect();
+        let names: Vec<_> = self.missing.iter().collect();
         let command = dump_command(
             &names,
             &shown_conninfo(&self.config.publisher),
@@ -573,10 +576,10 @@ impl Checker<'_, '_> {
         } else {
             ""
         };
-        for (name, _) in &self.missing {
+        for name in &self.missing {
             self.reporter
                 .block("table", format!("table {name} does not exist{hint}"))
-                .on(name)
+                .on(name.to_string())
                 .command(&command);
         }
     }
@@ -606,19 +609,21 @@ impl Checker<'_, '_> {
             );
             self.reporter.block("rows", message).on(name.to_string());
         }
-        let all: Vec<_> = filled.iter().map(|(_, sql)| sql.as_str()).collect();
-        let fix = format!("TRUNCATE {};", all.join(", "));
+        // A statement that nobody can paste is none for each of so many tables.
+        let all: Vec<_> = filled.iter().take(NAMED + 1).map(|(_, sql)| sql.as_str()).collect();
+        let fix = (all.len() <= NAMED).then(|| format!("TRUNCATE {};", all.join(", ")));
         for (name, _) in filled {
-            self.reporter
-                .block(
-                    "rows",
-                    format!(
-                        "table {name} is not empty. Empty it, or pass --copy-data=false if it \
+            let finding = self.reporter.block(
+                "rows",
+                format!(
+                    "table {name} is not empty. Empty it, or pass --copy-data=false if it \
                          already holds the publisher's rows as of the slot"
-                    ),
-                )
-                .on(name.to_string())
-                .sql(&fix);
+                ),
+            );
+            finding.on(name.to_string());
+            if let Some(fix) = &fix {
+                finding.sql(fix);
+            }
         }
         Ok(())
     }

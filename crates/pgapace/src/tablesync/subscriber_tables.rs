@@ -316,12 +316,15 @@ impl Obstacle {
 
 /// The failure for missing tables. `at_first_start` tells whether `--copy-schema` could create them.
 fn absent(tables: &[&PublishedTable], at_first_start: bool) -> Failure {
-    let names: Vec<_> = tables.iter().map(|table| table.name.to_string()).collect();
+    let mut names: Vec<_> = tables.iter().take(NAMED).map(|table| table.name.to_string()).collect();
+    if tables.len() > NAMED {
+        names.push(format!("and {} more", tables.len() - NAMED));
+    }
     let message = format!("the subscriber lacks published tables: {}", names.join(", "));
     let create = if tables.len() > NAMED {
         "pgapace check prints the command".to_owned()
     } else {
-        let names: Vec<_> = tables.iter().map(|table| table.sql_name()).collect();
+        let names: Vec<_> = tables.iter().map(|table| &table.name).collect();
         dump_command(&names, "PUBLISHER", "SUBSCRIBER")
     };
     let copy = if at_first_start { "or pass --copy-schema at the first start; " } else { "" };

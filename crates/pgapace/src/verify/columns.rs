@@ -88,16 +88,25 @@ impl SideColumn {
         &self.type_name
     }
 
-    /// The type of literals that are compared with the column. It has no modifier, which could cut them, and
-    /// its range includes that of the other server's column.
-    pub(crate) fn literal_type(&self) -> String {
-        match self.type_oid {
+    pub(crate) fn literals(&self) -> LiteralType {
+        let type_sql = match self.type_oid {
             oid::INT2 | oid::INT4 | oid::INT8 => "pg_catalog.int8".to_owned(),
             // `character` and `bit` would be character(1) and bit(1).
             _ if self.built_in() => format!("pg_catalog.{}", quote_ident(&self.bare_name)),
             _ => self.type_name.clone(),
-        }
+        };
+        LiteralType { type_sql, casts: self.kind == 'e' }
     }
+}
+
+/// The type of literals that are compared with a column. It has no modifier, which could cut them, and its range includes
+/// that of the other server's column.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LiteralType {
+    pub(crate) type_sql: String,
+    /// Whether the column must be cast to it: the operators of anyenum take no domain over an enum
+    /// (`check_generic_type_consistency` in `parse_coerce.c`). An index serves the column with the cast as well.
+    pub(crate) casts: bool,
 }
 
 /// SQL for one column on one server.

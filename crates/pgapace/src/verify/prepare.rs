@@ -403,7 +403,7 @@ impl Context<'_> {
             // one of the other server's type, and several values may have it. Where there are ranges, it is
             // the same value.
             let by_value = method == Method::Ranges || own && !column.of_extension();
-            Some((name.clone(), by_value.then(|| column.literal_type())))
+            Some((name.clone(), by_value.then(|| column.literals())))
         };
         let key: Vec<_> = key.iter().filter_map(type_of).collect();
         TableSql::new(&parts, compared, &of, &key)

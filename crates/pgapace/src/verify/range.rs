@@ -19,6 +19,8 @@ pub(crate) struct KeyRange {
 pub(crate) struct KeyColumn {
     /// The quoted name.
     pub(crate) name: String,
+    /// The expression that literals are compared with.
+    pub(crate) compared: String,
     /// The type of literals.
     pub(crate) type_sql: String,
 }
@@ -26,7 +28,7 @@ pub(crate) struct KeyColumn {
 impl KeyRange {
     /// The conditions of the range on one server.
     pub(crate) fn conditions(&self, key: &[KeyColumn]) -> Vec<String> {
-        let names: Vec<_> = key.iter().map(|column| column.name.as_str()).collect();
+        let names: Vec<_> = key.iter().map(|column| column.compared.as_str()).collect();
         let condition = |operator: &str, bound: &KeyText| {
             format!("ROW({}) {operator} {}", names.join(", "), literal_row(key, bound))
         };
@@ -37,6 +39,12 @@ impl KeyRange {
 }
 
 impl KeyColumn {
+    /// A column that is compared with literals of this type. With `casts`, it is cast to that.
+    pub(crate) fn of_type(name: String, type_sql: &str, casts: bool) -> Self {
+        let compared = if casts { format!("{name}::{type_sql}") } else { name.clone() };
+        Self { name, compared, type_sql: type_sql.to_owned() }
+    }
+
     pub(crate) fn literal(&self, value: &str) -> String {
         format!("{}::{}", quote_literal(value), self.type_sql)
     }
@@ -65,6 +73,7 @@ mod tests {
     fn conditions_of_ranges() {
         let column = |name: &str, type_sql: &str| KeyColumn {
             name: format!("\"{name}\""),
+            compared: format!("\"{name}\""),
             type_sql: type_sql.to_owned(),
         };
         let key = [column("a", "integer"), column("b", "text")];

@@ -8,7 +8,7 @@ use engine::table_name::TableName;
 use wire::{quote_ident, quote_literal};
 
 use crate::table_name::sql_name;
-use crate::verify::columns::{ColumnSql, ComparedColumn, HashedBy};
+use crate::verify::columns::{ColumnSql, ComparedColumn, HashedBy, LiteralType};
 use crate::verify::range::{KeyColumn, KeyRange, literal_row};
 use crate::verify::row_hash::{RowField, RowHash, hash_row, hash_text, hash_value, sum_of_bytes};
 
@@ -89,7 +89,7 @@ impl TableSql {
         parts: &Parts<'_>,
         columns: &[ComparedColumn],
         of: impl Fn(&ComparedColumn) -> &ColumnSql,
-        key: &[(String, Option<String>)],
+        key: &[(String, Option<LiteralType>)],
     ) -> Self {
         // Replication treats inheritance children as other tables.
         let only = if parts.partitioned { "" } else { "ONLY " };
@@ -104,15 +104,14 @@ impl TableSql {
             by: column.by,
             nullable: column.nullable,
         };
-        let key = key.iter().filter_map(|(name, type_sql)| {
+        let key = key.iter().filter_map(|(name, literals)| {
             let place = columns.iter().position(|column| column.name == *name)?;
             let column = &columns[place];
-            let literal = match type_sql {
-                Some(type_sql) => KeyColumn { name: quote_ident(name), type_sql: type_sql.clone() },
-                None => KeyColumn {
-                    name: of(column).text.clone(),
-                    type_sql: "pg_catalog.text".to_owned(),
-                },
+            let literal = match literals {
+                Some(literals) => {
+                    KeyColumn::of_type(quote_ident(name), &literals.type_sql, literals.casts)
+                }
+                None => KeyColumn::of_type(of(column).text.clone(), "pg_catalog.text", false),
             };
             Some((place, literal))
         });
@@ -222,7 +221,7 @@ impl TableSql {
             keys.iter().filter(known).map(|key| key.iter().flatten().cloned().collect()).collect();
         let mut conditions = Vec::new();
         if !full.is_empty() {
-            let names: Vec<_> = columns.iter().map(|column| column.name.as_str()).collect();
+            let names: Vec<_> = columns.iter().map(|column| column.compared.as_str()).collect();
             let rows: Vec<_> = full.iter().map(|key| literal_row(&columns, key)).collect();
             conditions.push(match names.as_slice() {
                 // Without rows of one column the server looks all keys up in one index scan.
@@ -236,8 +235,8 @@ impl TableSql {
         // The key's columns may be NULL on the server that has no such index.
         for key in keys.iter().filter(|key| !known(key)) {
             let parts = columns.iter().zip(key).map(|(column, value)| match value {
-                None => format!("{} IS NULL", column.name),
-                Some(value) => format!("{} = {}", column.name, column.literal(value)),
+                None => format!("{} IS NULL", column.compared),
+                Some(value) => format!("{} = {}", column.compared, column.literal(value)),
             });
             conditions.push(format!("({})", parts.collect::<Vec<_>>().join(" AND ")));
         }

@@ -2,6 +2,7 @@
 
 mod background;
 mod bad_input;
+mod enum_keys;
 mod equal;
 mod found;
 mod meanwhile;
