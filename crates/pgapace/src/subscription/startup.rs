@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pgoutput::Lsn;
 use wire::{Rows, Session};
 
 use super::Supervisor;
@@ -29,6 +30,7 @@ use crate::sqlstate;
 use crate::stopping::interrupt::abandonable;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::citus;
+use crate::subscriber::origin;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::heartbeat::OwnerRecord;
 use crate::subscriber::state::ownership::Former;
@@ -202,6 +204,10 @@ impl Supervisor<'_> {
             self.stage = RunStage::Dropped;
             return Err(deleted_state::schema_was_dropped(&config));
         }
+        let begins_at = match self.options.supersedes {
+            Some(_) => self.check_way_back(control, source, publisher, version)?,
+            None => None,
+        };
         let this: &Self = self;
         // Creating schema pgapace takes the subscriber a while: look at the publisher meanwhile.
         let (looked, found) = ask_both(
@@ -230,6 +236,8 @@ impl Supervisor<'_> {
         if let (Some(row), Some(generation)) = (&found, self.options.supersedes)
             && way_back::is_superseded(control, row, generation)?
         {
+            way_back::check_begin(&config, publisher, begins_at)?;
+            origin::drop_if_unused(control, row.id)?;
             superseded = Some(row.id);
             (found, looked) = (None, None);
         }
@@ -268,6 +276,33 @@ impl Supervisor<'_> {
                 Ok(FoundSubscription { row, commits, tagging: None, created })
             }
         }
+    }
+
+    /// Checks the first start of a way back before pgapace writes on the old side, except for an upgrade of schema pgapace.
+    /// Returns the position of the slot.
+    fn check_way_back(
+        &self,
+        control: &mut Session,
+        source: &mut Session,
+        publisher: &Publisher,
+        version: usize,
+    ) -> Result<Option<Lsn>> {
+        let name = &self.config.name;
+        // Read before the row: another process may begin the way back meanwhile, and then it has a row.
+        let begins_at =
+            slot::find(source, &self.config.slot)?.and_then(|slot| slot.confirmed_flush);
+        let found = match version {
+            0 => None,
+            _ => {
+                self.upgrade_schema(control, version)?;
+                state::find(control, name)?
+            }
+        };
+        // In another phase, it has begun, or is superseded, which the caller finds out.
+        if found.is_none_or(|row| row.phase == Phase::Creating && !row.owns_slot) {
+            way_back::check_begin(&self.config, publisher, begins_at)?;
+        }
+        Ok(begins_at)
     }
 
     /// Makes this process the owner: it increments the epoch and terminates sessions of earlier epochs.

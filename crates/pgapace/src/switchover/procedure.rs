@@ -16,7 +16,7 @@ use super::publisher::{
     allow_writes, database_setting, end_sessions, has_more, stop, wait_for_late_writers,
     wait_for_writers, write_end_message,
 };
-use super::record::{self, Record, Stopped};
+use super::record::{self, Position, Record, Stopped};
 use super::servers::check_system;
 use super::silence::Servers;
 use super::undo::{Reached, Settled, settle, undo};
@@ -32,6 +32,7 @@ use crate::publisher::slot;
 use crate::sequences::{self, Chosen, SetOptions};
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
+use crate::subscriber::catalogue::field;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::{Subscription, heartbeat, ownership, progress};
 
@@ -377,7 +378,7 @@ fn up_to_end(
     }
     wait_for_writers(sides.source, deadline)?;
     let end_lsn = write_end_message(sides.source)?;
-    record::advance(sides.control, row.id, Step::Draining, Some(end_lsn))?;
+    record::advance(sides.control, row.id, Step::Draining, Some(Position::End(end_lsn)))?;
     display.step(&format!("applying everything up to {end_lsn}"));
     drain(sides, end_lsn, deadline)?;
     record::advance(sides.control, row.id, Step::Aside, None)?;
@@ -393,6 +394,7 @@ fn up_to_end(
     display.step("looking for late changes, and setting sequences");
     wait_for_late_writers(sides.source, deadline)?;
     set_sequences(sides, end_lsn, request.margin, display)?;
+    let mut slot_made_at = None;
     if let Some(back) = &request.back {
         // The undo of the next step drops this slot: it must not be another one's.
         let mut problems = Vec::new();
@@ -402,7 +404,7 @@ fn up_to_end(
         }
         record::advance(sides.control, row.id, Step::Slot, None)?;
         display.step(&format!("creating slot {} of the way back", back.name));
-        create_slot(sides.control, &back.name, deadline)?;
+        slot_made_at = create_slot(sides.control, &back.name, deadline)?;
         // It may have waited for a while.
         wait_for_late_writers(sides.source, deadline)?;
         nothing_is_left(sides, end_lsn)?;
@@ -410,7 +412,7 @@ fn up_to_end(
     deadline.check()?;
     *reached = Reached::Ending;
     // A synchronous commit: all that was applied is durable with it.
-    record::advance(sides.control, row.id, Step::Ended, None)?;
+    record::advance(sides.control, row.id, Step::Ended, slot_made_at.map(Position::Slot))?;
     Ok(end_lsn)
 }
 
@@ -517,19 +519,20 @@ fn changed_after_end(end_lsn: Lsn) -> Failure {
     .hint("Find out who writes although writes are stopped, or stop them with --stop-writes.")
 }
 
-/// Creates the slot of the way back. It waits for open transactions of the subscriber.
-fn create_slot(control: &mut Session, name: &str, deadline: Deadline<'_>) -> Result<()> {
+/// Creates the slot of the way back. It waits for open transactions of the subscriber. Returns where the slot begins.
+fn create_slot(control: &mut Session, name: &str, deadline: Deadline<'_>) -> Result<Option<Lsn>> {
+    let mut made_at = None;
     slot::create_without_snapshot(control, name, |control| {
         deadline.check()?;
         let sql = format!(
             "SET statement_timeout = {}; \
-             SELECT pg_catalog.pg_create_logical_replication_slot({}, 'pgoutput'); \
+             SELECT lsn FROM pg_catalog.pg_create_logical_replication_slot({}, 'pgoutput'); \
              SET statement_timeout = 0",
             deadline.left().as_millis().max(1),
             quote_literal(name)
         );
         // One message is one transaction, and a slot cannot be created in one that has written: it has not.
-        control.simple(&sql).map(drop).map_err(|e| {
+        let created = control.simple(&sql).map_err(|e| {
             let failure = Failure::subscriber(&e, "creating the slot of the way back");
             if e.sqlstate() != Some("57014") {
                 return failure;
@@ -538,6 +541,10 @@ fn create_slot(control: &mut Session, name: &str, deadline: Deadline<'_>) -> Res
                 "It waited until --deadline for open transactions of the subscriber: SELECT pid, datname, xact_start, \
                  query FROM pg_stat_activity WHERE backend_xid IS NOT NULL; SELECT * FROM pg_prepared_xacts.",
             )
-        })
-    })
+        })?;
+        let row = created.iter().find_map(wire::Rows::first);
+        made_at = row.map(|row| field(&row, 0)).transpose()?;
+        Ok(())
+    })?;
+    Ok(made_at)
 }

@@ -33,6 +33,15 @@ pub(super) struct Record {
     pub(super) end_lsn: Option<Lsn>,
 }
 
+/// A position that is recorded with the step in which it becomes known.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Position {
+    /// See [`Record::end_lsn`].
+    End(Lsn),
+    /// Where the slot of the way back was created.
+    Slot(Lsn),
+}
+
 fn failed(error: &wire::Error) -> Failure {
     Failure::subscriber(error, "recording the switchover")
 }
@@ -120,11 +129,15 @@ pub(super) fn advance(
     control: &mut Session,
     id: SubscriptionId,
     step: Step,
-    end_lsn: Option<Lsn>,
+    position: Option<Position>,
 ) -> Result<()> {
-    let end_lsn = end_lsn.map_or("fence_lsn".to_owned(), |lsn| format!("'{lsn}'"));
+    let position = match position {
+        Some(Position::End(lsn)) => format!("fence_lsn = '{lsn}', "),
+        Some(Position::Slot(lsn)) => format!("slot_made_at = '{lsn}', "),
+        None => String::new(),
+    };
     let sql = format!(
-        "UPDATE pgapace.switchover SET step = {}, fence_lsn = {end_lsn}, \
+        "UPDATE pgapace.switchover SET step = {}, {position}\
            ended_at = CASE WHEN {} THEN coalesce(ended_at, pg_catalog.now()) END WHERE subscription = {}",
         quote_literal(step.name()),
         step.has_ended(),
@@ -216,6 +229,38 @@ pub(super) fn ended_before(
         )
         .map_err(|e| failed(&e))?;
     rows.first().map(|row| Ok((field(&row, 0)?, field(&row, 1)?, boolean(&row, 2)?))).transpose()
+}
+
+/// What the side that takes writes has recorded of the switchover that leads to a way back.
+pub(super) struct LedHere {
+    /// Name of the subscription that has ended.
+    pub(super) ended: String,
+    pub(super) end_lsn: Lsn,
+    /// Where the slot of the way back was created; `None` if an earlier version has created it.
+    pub(super) slot_made_at: Option<Lsn>,
+}
+
+/// The switchover that leads to the way back `name`, on the server that takes writes.
+pub(super) fn led_to(session: &mut Session, name: &str) -> Result<Option<LedHere>> {
+    if schema::version(session)? < schema::newest() {
+        return Ok(None);
+    }
+    let rows = session
+        .query(
+            "SELECT s.name, w.fence_lsn, w.slot_made_at FROM pgapace.switchover w \
+             JOIN pgapace.subscription s ON s.id = w.subscription \
+             WHERE w.slot_name = $1 AND w.step IN ('ended', 'opened') \
+             ORDER BY w.generation DESC LIMIT 1",
+            &[Some(name)],
+        )
+        .map_err(|e| Failure::publisher(&e, "looking for the switchover"))?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    let lsn = |column| row.get(column).map(|_| field(&row, column)).transpose();
+    Ok(Some(LedHere {
+        ended: field(&row, 0)?,
+        end_lsn: lsn(1)?.unwrap_or(Lsn::INVALID),
+        slot_made_at: lsn(2)?,
+    }))
 }
 
 /// Whether the subscription has ended. The last steps of the switchover may be left.

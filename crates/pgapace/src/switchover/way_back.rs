@@ -16,15 +16,16 @@
 //! first start is completed with the settings of a way back: [`or_turn_round`] leads there from the record on the
 //! other side.
 
-use wire::Session;
+use pgoutput::Lsn;
+use wire::{Session, quote_literal};
 
 use super::{back, record};
 use crate::config::Subscription as Config;
 use crate::config::declarations::OriginFilter;
 use crate::error::{Class, Failure, Recovery, Result};
+use crate::publisher::history;
 use crate::publisher::session::Publisher;
-use crate::subscriber::origin;
-use crate::subscriber::state::Subscription;
+use crate::subscriber::state::{self, Subscription, progress};
 
 /// The subscription that applies changes of the new side on the old side.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,11 +82,79 @@ pub(crate) fn is_superseded(
     generation: i64,
 ) -> Result<bool> {
     let ended = record::read(control, row.id)?.filter(|record| record.step.has_ended());
-    let superseded = ended.is_some_and(|record| record.generation < generation);
-    if superseded {
-        origin::drop_if_unused(control, row.id)?;
+    Ok(ended.is_some_and(|record| record.generation < generation))
+}
+
+/// Refuses the first start of a way back if the old side, its subscriber, is not in the state in which the switchover left
+/// it: nothing is copied, so whatever it lacks it would lack for ever.
+///
+/// The slot stays where it was created until the way back has begun. One that has moved was read by a subscription whose
+/// state is gone, with what it had applied. And the old side must have what it wrote itself as the publisher of the
+/// subscription that has ended: the new side knows how far that one had followed it.
+///
+/// It is called before pgapace writes on the old side: whatever is written there takes the LSNs and xids of what is lacking.
+/// `publisher` is the new side, `begins_at` the position of the slot there, if it exists.
+pub(crate) fn check_begin(
+    config: &Config,
+    publisher: &Publisher,
+    begins_at: Option<Lsn>,
+) -> Result<()> {
+    let Some(slot) = begins_at else { return Ok(()) };
+    let mut session = publisher.connect_to_look()?;
+    let Some(begun) = record::led_to(&mut session, &config.name)? else { return Ok(()) };
+    let Some(row) = state::find(&mut session, &begun.ended)? else { return Ok(()) };
+    if let Some(made_at) = begun.slot_made_at.filter(|made_at| *made_at != slot) {
+        return Err(Failure::new(
+            Class::Slot,
+            format!(
+                "slot \"{}\" of the way back has moved to {slot} from {made_at}, where a switchover created it, but \
+                 the subscriber has nothing of the way back",
+                config.slot
+            ),
+        )
+        .detail(format!(
+            "The subscriber was restored to an earlier state, or is a promoted standby that lacks the end, or schema \
+             pgapace was dropped there. It may also lack what it wrote before the switchover of {} at {}.",
+            row.name, begun.end_lsn
+        ))
+        .hint(to_begin_anew(config)));
     }
-    Ok(superseded)
+    let applied = progress::read(&mut session, row.id)?.unwrap_or_default();
+    let mut followed = progress::followed(&mut session, row.id, &applied)?;
+    followed.farthest = followed.farthest.max(begun.end_lsn);
+    let old = Publisher::new(config.subscriber.clone(), &config.name, publisher.encoding());
+    match history::check(&mut old.connect()?, &row, &followed) {
+        Err(failure) if failure.class == Class::History => Err(Failure::new(
+            Class::History,
+            format!(
+                "the subscriber is not the publisher of {} that was switched over at {}, or lacks what that one \
+                 wrote",
+                row.name, begun.end_lsn
+            ),
+        )
+        .detail(format!("What {} knows of it as its publisher: {}.", row.name, failure.message))
+        .hint(to_begin_anew(config))),
+        checked => checked.map(drop),
+    }
+}
+
+/// How a way back begins on an old side that lacks changes.
+fn to_begin_anew(config: &Config) -> String {
+    let names = config.publications.iter().map(|name| format!(" --publication {name}"));
+    let origin = match config.origin {
+        OriginFilter::None => " --origin none",
+        OriginFilter::Any => "",
+    };
+    format!(
+        "If the publisher, which takes writes, is right: on the publisher, SELECT pg_drop_replication_slot({}); then \
+         with the two servers swapped in --publisher and --subscriber: pgapace run --name {} --slot {}{}{origin} \
+         --if-not-empty rebase --until current. It makes the tables equal to the publisher's, and deletes rows that only \
+         the subscriber has. Afterwards start pgapace run with the settings as before.",
+        quote_literal(&config.slot),
+        config.name,
+        config.slot,
+        names.collect::<String>()
+    )
 }
 
 /// The failure of a first start that finds the slot of a way back, and so is to go on with one that a process has

@@ -13,6 +13,7 @@ mod gaps;
 mod kills;
 mod late;
 mod machines;
+mod old_side;
 mod plan;
 mod pooled;
 mod privileges;

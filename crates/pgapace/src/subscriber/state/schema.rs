@@ -694,6 +694,10 @@ ALTER TABLE pgapace.relation ADD lacks_prepared boolean NOT NULL DEFAULT false",
 ALTER TABLE pgapace.subscription ADD skip_found boolean NOT NULL DEFAULT false;
 UPDATE pgapace.subscription SET skip_found = true WHERE skip_lsn IS NOT NULL;
 ALTER TABLE pgapace.stat_subscription ADD error_commit_lsn pg_lsn",
+    "\
+-- slot_made_at: where the slot of the way back was created. It stays there until the way back has begun. Earlier
+-- versions do not tell
+ALTER TABLE pgapace.switchover ADD slot_made_at pg_lsn",
 ];
 
 /// How long an upgrade waits for the lock of a table. Then it is tried again later.
