@@ -62,6 +62,8 @@ struct SubscriptionState {
     relations: Vec<RelationState>,
     applied: Option<Lsn>,
     followed: Option<Followed>,
+    /// The OIDs of the published tables, as recorded.
+    published_oids: Vec<u32>,
     /// The last error, if it was another history of the publisher, and no run has gone beyond it since.
     other_history: Option<String>,
     owner: Option<OwnerProcess>,

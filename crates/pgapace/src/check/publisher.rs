@@ -10,12 +10,11 @@ use crate::check::{
 };
 use crate::config::Subscription as Config;
 use crate::error::Result;
-use crate::publisher::history;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::{
     OLDEST_MAJOR, Publisher, SystemIdentity, identify, is_standby, system_identifier,
 };
-use crate::publisher::slot;
+use crate::publisher::{history, recreated, slot};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, oid_array};
 use crate::subscriber::state::Phase;
@@ -186,7 +185,10 @@ fn check_slot(
             let runs = known.owner.is_some()
                 && found.as_ref().is_some_and(|slot| slot.active_pid.is_some());
             let applied = if runs { Lsn(u64::MAX) } else { known.applied.unwrap_or(Lsn::INVALID) };
-            match slot::check_resume(&row.slot_name, found.as_ref(), recovers, applied) {
+            let checked = recreated::check(session, row, &known.published_oids).and_then(|()| {
+                slot::check_resume(&row.slot_name, found.as_ref(), recovers, applied)
+            });
+            match checked {
                 Ok(lsn) => reporter.ok("slot", format!("slot {name} can continue from {lsn}")),
                 Err(failure) => {
                     reporter.failure("slot", &failure).on(name);

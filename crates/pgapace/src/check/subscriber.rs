@@ -18,7 +18,7 @@ use crate::subscriber::catalogue::boolean;
 use crate::subscriber::citus;
 use crate::subscriber::session::OLDEST_MAJOR;
 use crate::subscriber::state::statistics::{self, Statistics};
-use crate::subscriber::state::{self, Phase, Subscription, ownership, progress, schema};
+use crate::subscriber::state::{self, Phase, Subscription, ownership, progress, published, schema};
 use crate::subscription::contradiction;
 use crate::switchover;
 
@@ -335,6 +335,7 @@ fn own_subscription(
         known.applied = Some(applied.through);
         known.followed = Some(progress::followed(session, row.id, &applied)?);
     }
+    known.published_oids = published::read(session, row.id)?.all_oids();
     known.other_history = statistics::read(session, row.id)?.and_then(Statistics::other_history);
     known.owner = ownership::owner(session, row.id)?;
     known.is_read = true;

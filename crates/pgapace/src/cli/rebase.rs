@@ -15,13 +15,15 @@ use crate::observe::board::Board;
 use crate::publisher::history::{self, TO_FOLLOW_ANOTHER, check_followed};
 use crate::publisher::session::{Publisher, SystemIdentity, identify};
 use crate::publisher::slot::{self, Slot};
-use crate::publisher::{publication, slot_to_drop};
+use crate::publisher::{publication, recreated, slot_to_drop};
 use crate::same_database;
 use crate::stopping::interrupt::{abandonable, interruptible};
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::statistics::{self, Statistics};
-use crate::subscriber::state::{self, Phase, Subscription, ownership, prepared, progress};
+use crate::subscriber::state::{
+    self, Phase, Subscription, ownership, prepared, progress, published,
+};
 use crate::subscriber::writer_tag::{self, TagRules};
 use crate::subscription::{self, RunOptions, Until, check_sent_alike, check_start};
 use crate::tablesync::rebase::{self, CHECKS};
@@ -194,13 +196,15 @@ fn can_go_on(
     }
 }
 
-/// Refuses a publisher that was restored to an earlier state: the rows that it lacks would be deleted.
+/// Refuses a publisher that was restored to an earlier state, or whose database was created again: the rows that it lacks
+/// would be deleted.
 fn check_not_restored(
     control: &mut Session,
     source: &mut Session,
     row: &Subscription,
     system: &SystemIdentity,
 ) -> Result<()> {
+    recreated::check(source, row, &published::read(control, row.id)?.all_oids())?;
     let followed = followed(control, row)?;
     let last_error = statistics::read(control, row.id)?.and_then(Statistics::other_history);
     history::check_not_restored(source, system, row, &followed, last_error.as_deref())

@@ -20,7 +20,7 @@ use crate::native::guard::{self, SlotHistory};
 use crate::publisher::history;
 use crate::publisher::publication::{self, PublicationContents, PublishedTable};
 use crate::publisher::session::{Publisher, SystemIdentity, identify};
-use crate::publisher::slot;
+use crate::publisher::{recreated, slot};
 use crate::stopping::interrupt::interruptible;
 use crate::subscriber::session::{Subscriber, WAITING_COMMITS};
 use crate::subscriber::state::ownership::OwnedEpoch;
@@ -419,9 +419,10 @@ impl Supervisor<'_> {
         };
         let mut applied = None;
         if published::differs(&recorded, &contents) {
-            // Another database system, or a standby that is behind, has other tables: nothing of its
-            // look may be recorded.
+            // Another database system, a database that was created again, or a standby that is behind, has other
+            // tables: nothing of its look may be recorded.
             applied = Some(check_history(control, source, row)?.0);
+            recreated::check(source, row, &recorded.all_oids())?;
         }
         let copies_added = context.copy_data && self.config.copies_added_tables();
         let known = (&states, &recorded);

@@ -13,6 +13,7 @@ mod history;
 mod large;
 mod network;
 pub(crate) mod privileges;
+mod recreated;
 mod refused;
 mod resuming;
 mod round_trips;

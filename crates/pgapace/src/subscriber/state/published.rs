@@ -81,6 +81,11 @@ impl PreviousReading {
         self.tables.iter().filter_map(|table| Some((&table.name, oid(table)?))).collect()
     }
 
+    /// The same without the names.
+    pub(crate) fn all_oids(&self) -> Vec<u32> {
+        self.oids().into_values().collect()
+    }
+
     /// The tables in whose place the publisher has another one.
     pub(crate) fn made_anew(&self, contents: &PublicationContents) -> FxHashSet<TableName> {
         let oids = self.oids();
