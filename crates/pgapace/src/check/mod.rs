@@ -44,6 +44,7 @@ use crate::subscriber::state::exposed;
 use crate::subscriber::state::ownership::OwnerProcess;
 use crate::subscriber::state::progress::Followed;
 use crate::subscriber::state::{Phase, RelationState, SchemaCopy, Subscription};
+use crate::switchover::lost::ReadOnly;
 use report::{Fix, Report, Reporter, Side};
 use service::Service;
 
@@ -189,6 +190,13 @@ pub(crate) fn check(config: &Config) -> Report {
             if let Some(found) = found {
                 let message = format!("{}: {}", found.message(), found.hint());
                 reporter.warn("own_schema", message);
+            }
+            Ok(())
+        });
+        reporter.group("read_only", |reporter| {
+            let Some(row) = &known.row else { return Ok(()) };
+            if let Some(found) = ReadOnly::find(subscriber_session, publisher_session, row)? {
+                reporter.warn("read_only", found.line());
             }
             Ok(())
         });

@@ -26,6 +26,7 @@ use crate::subscriber::state::{
 };
 use crate::subscriber::writer_tag::{self, TagRules};
 use crate::subscription::{self, RunOptions, Until, check_sent_alike, check_start};
+use crate::switchover::lost::check_not_moved;
 use crate::tablesync::rebase::{self, CHECKS};
 
 #[derive(Debug, Args)]
@@ -150,6 +151,9 @@ fn check(config: &Config, sides: &mut Sides, shutdown: &Shutdown) -> Result<Opti
     }
     let (system, found) =
         slot_to_drop::find(source, row, TO_FOLLOW_ANOTHER, FREE_WITHIN, &stopping)?;
+    if found.is_none() {
+        check_not_moved(control, source, row)?;
+    }
     check_not_restored(control, source, row, &system)?;
     publication::check_exist(source, &config.publications)?;
     if let Some((found, was_used)) = &found {

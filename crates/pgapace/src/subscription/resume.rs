@@ -25,6 +25,7 @@ use crate::publisher::watch::{Commits, StandbyPublisher};
 use crate::subscriber::format::{self, Format};
 use crate::subscriber::state::{self, Manner, Subscription, SubscriptionId};
 use crate::subscriber::state::{prepared, progress};
+use crate::switchover::lost::check_not_moved;
 use crate::tablesync::SyncContext;
 use crate::tablesync::table_state::{self, CatchUp};
 use crate::two_phase;
@@ -188,6 +189,9 @@ impl Supervisor<'_> {
             applied.forget_history();
         }
         let (name, recovers) = (&row.slot_name, standby.is_some());
+        if found.is_none() && !recovers {
+            check_not_moved(control, source, row)?;
+        }
         // Also while the slot is in use: a position beyond what is applied proves that something else consumes it.
         slot::check_resume(name, found.as_ref(), recovers, applied.through)?;
         let found = self.free_slot(source, row, found)?;

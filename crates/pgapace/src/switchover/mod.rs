@@ -36,6 +36,7 @@ mod command;
 mod deadline;
 mod display;
 mod finish;
+pub(crate) mod lost;
 mod plan;
 mod procedure;
 mod publisher;

@@ -8,6 +8,7 @@ use wire::{Session, quote_ident, quote_literal};
 
 use super::applying_roles::ApplyingRoles;
 use super::carried::left_out;
+use super::lost::ReadOnly;
 use super::procedure::{Request, Sides};
 use super::publisher::{
     database_setting, missing_on_publisher, missing_ownership, roles_that_write, staying_prepared,
@@ -112,6 +113,8 @@ fn find(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findings> {
     }
     if !request.returns {
         opposite_direction(sides, &carried, &mut problems)?;
+        let found = ReadOnly::find(sides.control, sides.source, sides.row)?;
+        notes.extend(found.map(|found| format!("warning: {}", found.line())));
     }
     let found = sequences::read(sides.source, &sides.row.publications, &tables, Chosen::All)?;
     let options = SetOptions { dry_run: true, ..SetOptions::default() };

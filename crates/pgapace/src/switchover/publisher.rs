@@ -56,7 +56,7 @@ pub(super) fn is_read_only(session: &mut Session) -> Result<bool> {
 }
 
 /// Whether a boolean setting has this value (`parse_bool` in `bool.c`).
-fn is_on(value: &str) -> bool {
+pub(super) fn is_on(value: &str) -> bool {
     let value = value.to_ascii_lowercase();
     let begins = |word: &str| !value.is_empty() && word.starts_with(&value);
     begins("true") || begins("yes") || value == "on" || value == "1"

@@ -3,12 +3,13 @@
 
 use wire::{Session, quote_ident, quote_literal};
 
+use super::lost::check_not_moved;
 use super::procedure::Sides;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::is_standby;
 use crate::publisher::{history, slot, watch};
 use crate::subscriber::catalogue::{boolean, field};
-use crate::subscriber::state::{Phase, progress};
+use crate::subscriber::state::{Phase, Subscription, progress};
 
 /// Refuses another database system, on which nothing may be stopped, resumed or dropped.
 pub(super) fn check_system(sides: &mut Sides<'_>) -> Result<()> {
@@ -35,11 +36,14 @@ pub(super) fn check_publisher(sides: &mut Sides<'_>) -> Result<()> {
     let name = &row.slot_name;
     match slot::find(source, name)? {
         Some(found) => slot::check_kind(name, &found),
-        None => Err(Failure::new(
-            Class::Slot,
-            format!("slot \"{name}\" does not exist on the publisher"),
-        )
-        .hint("Changes may be lost: pgapace run says what to do.")),
+        None => {
+            check_not_moved(control, source, row)?;
+            Err(Failure::new(
+                Class::Slot,
+                format!("slot \"{name}\" does not exist on the publisher"),
+            )
+            .hint("Changes may be lost: pgapace run says what to do."))
+        }
     }
 }
 
@@ -86,7 +90,7 @@ pub(super) fn unfinished_switchovers(
     sides: &mut Sides<'_>,
     problems: &mut Vec<String>,
 ) -> Result<()> {
-    let others = switched_over(sides, "w.step <> 'opened'")?;
+    let others = switched_over(sides.control, sides.source, sides.row, "w.step <> 'opened'")?;
     problems.extend(others.iter().map(|name| {
         format!(
             "a switchover of subscription {name}, which moves writes of the same database, is not finished: run it \
@@ -98,14 +102,19 @@ pub(super) fn unfinished_switchovers(
 
 /// Another subscription of the same databases that was switched over since the switchover of this one was begun.
 pub(super) fn moved_since(sides: &mut Sides<'_>) -> Result<Option<String>> {
-    let others = switched_over(sides, "w.step IN ('ended', 'opened') AND w.begun_at > m.begun_at")?;
+    let since = "w.step IN ('ended', 'opened') AND w.begun_at > m.begun_at";
+    let others = switched_over(sides.control, sides.source, sides.row, since)?;
     Ok(others.into_iter().next())
 }
 
 /// Other subscriptions between the same databases whose switchover `w` fulfils a condition; `m` is that of this one,
 /// if there is one.
-fn switched_over(sides: &mut Sides<'_>, condition: &str) -> Result<Vec<String>> {
-    let Sides { control, source, row, .. } = sides;
+pub(super) fn switched_over(
+    control: &mut Session,
+    source: &mut Session,
+    row: &Subscription,
+    condition: &str,
+) -> Result<Vec<String>> {
     let system = quote_literal(row.system_identifier.as_deref().unwrap_or_default());
     let sql = format!(
         "SELECT s.name, s.slot_name FROM pgapace.subscription s \

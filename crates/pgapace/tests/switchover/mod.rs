@@ -12,6 +12,7 @@ mod faults;
 mod gaps;
 mod kills;
 mod late;
+mod lost;
 mod machines;
 mod old_side;
 mod plan;

@@ -238,6 +238,9 @@ fn go_back(
     let sessions = forward.sides(stop).cancel_handles();
     let back = interruptible(stop, &sessions, CHECKS, || {
         switchover::lock(&mut forward.control, &forward.row)?;
+        if returned.is_none() {
+            switchover::lost::refuse(&mut forward.sides(stop))?;
+        }
         back::to_return(&mut forward.control, &forward.row, returned)
     })?;
     let reversed = forward.reversed(&back, stop)?.ok_or_else(|| {
@@ -389,12 +392,18 @@ fn abort(mut forward: Direction, returned: Option<Returned>, stop: &Shutdown) ->
         Some(back) => forward.reversed(&back, stop)?,
         None => None,
     };
-    let attempt = |mut side: Direction| switchover::abort(&mut side.sides(stop));
-    let attempted = match reversed.map(attempt) {
-        None | Some(Ok(None)) => attempt(forward),
+    let attempt = |side: &mut Direction| switchover::abort(&mut side.sides(stop));
+    let attempted = match reversed.map(|mut side| attempt(&mut side)) {
+        None | Some(Ok(None)) => attempt(&mut forward),
         Some(done) => done,
     };
     let aborted = match (attempted, returned) {
+        (Ok(None), None) => {
+            interruptible(stop, &sessions, CHECKS, || {
+                switchover::lost::refuse(&mut forward.sides(stop))
+            })?;
+            None
+        }
         (Ok(aborted), None) => aborted,
         (Ok(Some(writes)), Some(_)) => Some(writes),
         (Err(failure), Some(_)) if !was_last || failure.class != Class::Config => {
