@@ -479,9 +479,9 @@ pub(crate) fn check_kind(name: &str, slot: &Slot) -> Result<()> {
         format!("slot \"{name}\" is not a pgoutput slot of the publisher's database: {what}"),
     )
     .hint(
-        "Check --slot and the database in --publisher. If something else has this name now: pgapace drop, \
-         which leaves that slot, then pgapace run with another --slot and --if-not-empty rebase, which \
-         compares all tables with the publisher's, and makes them equal.",
+        "Check --slot and the database in --publisher. If something else has this name now: pgapace drop \
+         --keep-slot, then pgapace run with another --slot and --if-not-empty rebase, which compares all \
+         tables with the publisher's, and makes them equal.",
     ))
 }
 
@@ -521,8 +521,9 @@ pub(crate) fn check_resume(
         ))
         .hint(
             "Another program consumed or advanced the slot, or the subscriber was restored from a \
-               backup. pgapace rebase creates a new slot, compares all tables with the publisher's, \
-               makes them equal, and goes on.",
+               backup. If this server is a copy of the subscriber, or was left behind by a failover, \
+               correct --subscriber: the slot serves the other one. Otherwise, pgapace rebase creates a \
+               new slot, compares all tables with the publisher's, makes them equal, and goes on.",
         ));
     }
     Ok(confirmed)
