@@ -326,10 +326,10 @@ impl BarrierTaker<'_> {
         }
     }
 
-    /// Logs, or reports as an error, which transaction keeps the slot from being created.
+    /// Logs, or reports as an error, what keeps the slot from being created.
     fn tell_of_blocker(&self, walsender: i32, out: bool) -> Result<()> {
         let mut session = self.publisher.connect_to_look()?;
-        let blocker = waiting_for::transaction(&mut session, walsender)?;
+        let blocker = waiting_for::blocker(&mut session, walsender)?;
         if out {
             let message = match &blocker {
                 Some(blocker) => format!("a new slot on the publisher waits for {blocker}"),

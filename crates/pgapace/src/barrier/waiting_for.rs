@@ -1,23 +1,56 @@
-//! Which transaction of the publisher keeps a slot from being created.
+//! What keeps a slot from being created on the publisher.
 
 use wire::Session;
 
 use crate::error::{Failure, Result};
+use crate::publisher::session::is_standby;
+use crate::subscriber::catalogue::{boolean, first_row};
 
-/// Logs which transaction keeps a slot from being created.
+/// Logs what keeps a slot from being created.
 pub(crate) fn tell(subscription: &str, blocker: &str) {
     tracing::warn!(
         event = "slot_waits",
         subscription,
         blocker,
-        "creating a slot on the publisher waits for a transaction"
+        "creating a slot on the publisher waits for a transaction, or for the primary of a standby"
     );
+}
+
+/// Describes what backend `walsender` waits for while it creates a slot; `None` if it is not known.
+pub(crate) fn blocker(session: &mut Session, walsender: i32) -> Result<Option<String>> {
+    if let Some(transaction) = transaction(session, walsender)? {
+        return Ok(Some(transaction));
+    }
+    // A standby shows no lock for it: it waits for a record that only its primary writes.
+    if !is_standby(session)? {
+        return Ok(None);
+    }
+    let next = "the publisher is a standby and waits for the next checkpoint of its primary; on the primary: \
+                SELECT pg_log_standby_snapshot();";
+    Ok(Some(match receives(session)? {
+        true => next.to_owned(),
+        false => format!("{next} {NOT_RECEIVING}"),
+    }))
+}
+
+/// What a standby lacks for which [`receives`] is false.
+pub(crate) const NOT_RECEIVING: &str = "The standby receives no WAL from its primary.";
+
+/// Whether a standby gets WAL: it streams, or restores it from an archive.
+pub(crate) fn receives(session: &mut Session) -> Result<bool> {
+    let results = session
+        .simple(
+            "SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_stat_wal_receiver) \
+               OR pg_catalog.current_setting('restore_command') OPERATOR(pg_catalog.<>) ''",
+        )
+        .map_err(|e| Failure::publisher(&e, "checking whether the standby receives WAL"))?;
+    boolean(&first_row(&results, "pg_stat_wal_receiver")?, 0)
 }
 
 /// Describes the transaction that backend `walsender` waits for while it creates a slot; `None` if it
 /// waits for none. The server waits for all transactions that have an xid, of all databases
 /// (`SnapBuildWaitSnapshot` in `snapbuild.c`).
-pub(crate) fn transaction(session: &mut Session, walsender: i32) -> Result<Option<String>> {
+fn transaction(session: &mut Session, walsender: i32) -> Result<Option<String>> {
     let sql = format!(
         "SELECT w.transactionid, h.pid, a.usename, a.datname, a.application_name, \
            a.xact_start::pg_catalog.text, p.gid, p.prepared::pg_catalog.text, \

@@ -7,13 +7,14 @@ use engine::table_name::TableName;
 use wire::Session;
 
 use crate::apply::session_leases::Leaseholder;
+use crate::barrier::waiting_for;
 use crate::cli::{Selection, output};
 use crate::config::Subscription as Config;
 use crate::config::live::LiveSettings;
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::Board;
 use crate::publisher::history::{self, TO_FOLLOW_ANOTHER, check_followed};
-use crate::publisher::session::{Publisher, SystemIdentity, identify};
+use crate::publisher::session::{Publisher, SystemIdentity, identify, is_standby};
 use crate::publisher::slot::{self, Slot};
 use crate::publisher::{publication, recreated, slot_to_drop};
 use crate::same_database;
@@ -179,7 +180,21 @@ fn check(config: &Config, sides: &mut Sides, shutdown: &Shutdown) -> Result<Opti
     let sides = (&*publisher, &*subscriber);
     let blocked = rebase::check(control, sides, &config.publications, row, shutdown)?;
     writer_tag::check(subscriber, row.id, TagRules::of(config))?;
+    check_receives(source)?;
     Ok(Some(Found { system, slot: found.map(|(slot, _)| slot), blocked }))
+}
+
+/// Refuses a standby that receives nothing: its new slot would wait for the primary, and the old one be gone.
+fn check_receives(source: &mut Session) -> Result<()> {
+    if !is_standby(source)? || waiting_for::receives(source)? {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Class::Publisher,
+        "a rebase needs a new slot, for which the publisher, a standby, waits for its primary",
+    )
+    .detail(waiting_for::NOT_RECEIVING)
+    .hint("Start the primary, or see primary_conninfo of the standby. SELECT * FROM pg_stat_wal_receiver; must return a row."))
 }
 
 /// Whether a run can go on with the slot of an interrupted rebase.

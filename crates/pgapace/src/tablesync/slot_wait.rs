@@ -1,7 +1,7 @@
 //! What a new slot on the publisher waits for, told while it is created.
 //!
 //! The server waits for all transactions that write, of all databases. A prepared transaction that was forgotten
-//! keeps a copy from beginning for ever.
+//! keeps a copy from beginning for ever. A standby waits for its primary, too.
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use wire::Session;
@@ -59,5 +59,5 @@ fn look(
     walsender: i32,
 ) -> Result<Option<String>> {
     let session = publisher.session_to_look(session)?;
-    waiting_for::transaction(session, walsender)
+    waiting_for::blocker(session, walsender)
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use testbed::{Result, Stop};
+use testbed::{Result, Stop, wait_until};
 
 use super::failover::{
     both_hosts, expect_followed, followed, promote, site, standby, wait_for_rows,
@@ -130,4 +130,37 @@ fn a_standby_without_the_slot_is_waited_for() -> Result<()> {
     site.publisher.start()?;
     site.publisher.sql(DB, "INSERT INTO log VALUES (1)")?;
     wait_for_rows(&site, &mut run, 1)
+}
+
+/// A slot of a standby waits for a record that only the primary writes. A first start names what helps. A rebase whose
+/// new slot would wait for a primary that is away keeps the old one.
+#[test]
+fn a_slot_that_waits_for_the_primary_says_so() -> Result<()> {
+    let mut site = site()?;
+    let standby = standby(&mut site, "")?;
+    let tool = Tool { publisher: standby.conninfo(DB), ..site.tool() };
+    let mut run = site.spawn(&tool.program("run"))?;
+    wait_for_event(&mut run, "slot_waits", PATIENCE)?;
+    assert!(run.log().contains("pg_log_standby_snapshot()"), "{}", run.log());
+    assert!(!run.log().contains("receives no WAL"), "{}", run.log());
+    // Each attempt to find a consistent state takes such a record.
+    let streams = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'sub' AND active";
+    wait_while_running(&mut run, "the stream of a standby", PATIENCE, || {
+        site.publisher.sql(DB, "SELECT pg_log_standby_snapshot()")?;
+        Ok(standby.query_one_text(DB, streams)? == "1")
+    })?;
+    run.terminate()?;
+    expect_exit(&mut run, 0, &[])?;
+    site.publisher.stop(Stop::Fast)?;
+    let receives = "SELECT count(*) FROM pg_stat_wal_receiver";
+    wait_until(PATIENCE, "the standby to notice", || {
+        Ok(standby.query_one_text(DB, receives)? == "0")
+    })?;
+    let named = ["receives no WAL from its primary", "primary_conninfo"];
+    tool.finish("rebase", &[]).expect(4, &named);
+    let slots = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'sub'";
+    assert_eq!(standby.query_one_text(DB, slots)?, "1");
+    let named = "SELECT count(*) FROM pgapace.subscription WHERE rebasing";
+    assert_eq!(site.subscriber.query_one_text(DB, named)?, "0");
+    Ok(())
 }
