@@ -367,11 +367,14 @@ impl Subscriber {
                 if failure.sqlstate.as_deref() != Some(sqlstate::INSUFFICIENT_PRIVILEGE) {
                     return failure;
                 }
+                // The login role may act as another one (ALTER ROLE … SET role), which needs the privilege.
+                let role =
+                    current_role(&mut session).unwrap_or_else(|| self.info.user().to_owned());
                 failure.hint(format!(
                     "GRANT SET ON PARAMETER \
                      session_replication_role TO {} (PostgreSQL 15 and later); before 15, use a \
                      superuser.",
-                    wire::quote_ident(self.info.user())
+                    wire::quote_ident(&role)
                 ))
             }
         })?;
@@ -438,6 +441,11 @@ pub(crate) fn commit_locally(session: &mut Session) -> Result<()> {
 const LOCK_TABLE: &str = "pg_catalog.current_setting('max_locks_per_transaction')::pg_catalog.int8 \
      OPERATOR(pg_catalog.*) (pg_catalog.current_setting('max_connections')::pg_catalog.int8 \
        OPERATOR(pg_catalog.+) pg_catalog.current_setting('max_prepared_transactions')::pg_catalog.int8)";
+
+fn current_role(session: &mut Session) -> Option<String> {
+    let results = session.simple("SELECT current_user").ok()?;
+    results.first()?.first()?.get(0).map(str::to_owned)
+}
 
 /// SQL for what the publisher keeps a trace of, as the first run, which creates a slot: its record must not be lost.
 pub(crate) const WAITING_COMMITS: &str =

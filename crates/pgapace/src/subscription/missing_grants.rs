@@ -8,6 +8,8 @@ use crate::sqlstate;
 
 /// SQLSTATE of a missing privilege.
 const INSUFFICIENT_PRIVILEGE: &str = sqlstate::INSUFFICIENT_PRIVILEGE;
+/// How the statement begins that creates pgapace's schema for the role.
+const CREATE_SCHEMA: &str = "CREATE SCHEMA pgapace ";
 /// Most statements of a hint.
 const SHOWN: usize = 10;
 
@@ -28,6 +30,8 @@ pub(super) fn with_grants(config: &Config, failure: Failure) -> Failure {
             _ => None,
         })
         .collect();
+    // Without its schema, pgapace comes to nothing else.
+    grants.sort_by_key(|sql| !sql.starts_with(CREATE_SCHEMA));
     if grants.is_empty() {
         return match failure.hint {
             Some(_) => failure,
@@ -46,5 +50,5 @@ pub(super) fn with_grants(config: &Config, failure: Failure) -> Failure {
 }
 
 fn grants_something(sql: &str) -> bool {
-    sql.starts_with("GRANT ") || sql.starts_with("ALTER ROLE ")
+    ["GRANT ", "ALTER ROLE ", CREATE_SCHEMA].iter().any(|start| sql.starts_with(start))
 }

@@ -132,6 +132,12 @@ fn each_missing_privilege_is_named() -> Result<()> {
             vec!["permission denied for database shop", "CREATE SCHEMA pgapace AUTHORIZATION"],
         ),
         (
+            "REVOKE CREATE ON DATABASE shop FROM pgapace_subscriber; REVOKE INSERT ON t FROM pgapace_subscriber",
+            "GRANT CREATE ON DATABASE shop TO pgapace_subscriber; GRANT INSERT ON t TO pgapace_subscriber",
+            5,
+            vec!["HINT:  CREATE SCHEMA pgapace AUTHORIZATION", "GRANT INSERT ON TABLE"],
+        ),
+        (
             "REVOKE SELECT ON t FROM pgapace_subscriber",
             "GRANT SELECT ON t TO pgapace_subscriber",
             5,
@@ -254,6 +260,11 @@ fn sessions_that_act_as_a_group_are_found_and_terminated() -> Result<()> {
             subscriber: role(site.subscriber.conninfo(DB)),
             ..site.tool()
         };
+        let privilege = "SET ON PARAMETER session_replication_role";
+        site.subscriber.sql(DB, &format!("REVOKE {privilege} FROM owner"))?;
+        let mut refused = site.spawn(&tool.program("run"))?;
+        expect_exit(&mut refused, 5, &["GRANT SET ON PARAMETER", "TO \"owner\""])?;
+        site.subscriber.sql(DB, &format!("GRANT {privilege} TO owner"))?;
         let mut check = site.spawn(&tool.program("check"))?;
         expect_exit(&mut check, 0, &[])?;
         let program = tool.program("run").args(["--busy-timeout", "1"]);
