@@ -1,4 +1,4 @@
-//! What keeps a slot from being created on the publisher.
+//! Finds out for which transaction or server the publisher waits before it creates a slot.
 
 use wire::Session;
 
@@ -33,7 +33,7 @@ pub(crate) fn blocker(session: &mut Session, walsender: i32) -> Result<Option<St
     }))
 }
 
-/// What a standby lacks for which [`receives`] is false.
+/// The message about a standby to which its primary sends nothing: [`receives`] is false.
 pub(crate) const NOT_RECEIVING: &str = "The standby receives no WAL from its primary.";
 
 /// Whether a standby gets WAL: it streams, or restores it from an archive.

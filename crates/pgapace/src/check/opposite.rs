@@ -14,6 +14,7 @@ use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::{boolean, field, parse_name_array};
+use crate::subscriber::state::schema;
 
 /// A subscription on the publisher.
 #[derive(Debug, PartialEq, Eq)]
@@ -162,13 +163,9 @@ fn read(publisher: &mut Session) -> Result<Vec<Opposite>> {
          FROM pg_catalog.pg_subscription s JOIN pg_catalog.pg_database d ON d.oid = s.subdbid \
          WHERE d.datname = pg_catalog.current_database() AND s.subslotname IS NOT NULL"
     );
+    let tables = ["subscription", "relation", "switchover"];
     let readable = publisher
-        .simple(
-            "SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-             WHERE n.nspname = 'pgapace' AND c.relname IN ('subscription', 'relation', 'switchover') \
-               AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') \
-               AND pg_catalog.has_any_column_privilege(c.oid, 'SELECT')",
-        )
+        .simple(&schema::readable_sql(&tables, "has_any_column_privilege"))
         .map_err(|e| reading(&e))?;
     let ours = "SELECT s.name, s.slot_name, coalesce(s.sent_as LIKE '%origin none', false), true, \
            EXISTS (SELECT FROM pgapace.switchover w \
@@ -178,7 +175,7 @@ fn read(publisher: &mut Session) -> Result<Vec<Opposite>> {
          FROM pgapace.subscription s";
     let mut found = Vec::new();
     for sql in std::iter::once(native.as_str())
-        .chain((readable.iter().flatten().count() == 3).then_some(ours))
+        .chain((readable.iter().flatten().count() > 0).then_some(ours))
     {
         for row in publisher.simple(sql).map_err(|e| reading(&e))?.iter().flatten() {
             found.push(Opposite {

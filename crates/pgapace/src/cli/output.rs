@@ -90,10 +90,14 @@ pub(crate) fn finish() -> Result<()> {
     }
 }
 
+/// Whether a terminal shows the character, or begins a line with it, and does nothing else.
+pub(super) fn is_safe(c: char) -> bool {
+    c == '\n' || !c.is_control()
+}
+
 /// Text with its control characters as psql shows them, except for new lines. Queries and names of other users
 /// may contain them, and a terminal would obey.
 fn printable(text: &str) -> Cow<'_, str> {
-    let is_safe = |c: char| c == '\n' || !c.is_control();
     if text.chars().all(is_safe) {
         return text.into();
     }
@@ -146,12 +150,10 @@ pub(crate) fn to_json(value: &impl Serialize) -> Result<String> {
     let json = serde_json::to_string_pretty(value)
         .map_err(|e| Failure::internal(format!("cannot write JSON: {e}")))?;
     // Those beyond ASCII, and DEL, are in strings as they are.
-    let is_plain = |c: char| c == '\n' || !c.is_control();
-    if json.chars().all(is_plain) {
+    if json.chars().all(is_safe) {
         return Ok(json);
     }
-    let escaped =
-        |c| if is_plain(c) { String::from(c) } else { format!("\\u{:04x}", u32::from(c)) };
+    let escaped = |c| if is_safe(c) { String::from(c) } else { format!("\\u{:04x}", u32::from(c)) };
     Ok(json.chars().map(escaped).collect())
 }
 

@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
+use crate::cli::output;
+
 /// The same statement, in which control characters of literals and of quoted names are written as escapes.
 ///
 /// Source: "Lexical Structure" in PostgreSQL's documentation (`E'...'`, `U&"..."`).
@@ -33,7 +35,7 @@ pub(super) fn printable(sql: &str) -> Cow<'_, str> {
 }
 
 fn is_unsafe(c: char) -> bool {
-    c.is_control() && c != '\n'
+    !output::is_safe(c)
 }
 
 /// The length up to and with the closing quote. A doubled quote is a quote.

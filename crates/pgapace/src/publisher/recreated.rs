@@ -3,7 +3,7 @@
 //! The server goes on, so its system identifier, timeline and LSNs show no other history. The slot and every table are
 //! gone with the old database, and the new one has tables with other OIDs: OIDs come from one counter of the server.
 //! Nothing tells such a database from one whose slot was dropped, and whose published tables were all created again.
-//! That one is refused, too.
+//! A run refuses both.
 
 use wire::Session;
 

@@ -46,7 +46,7 @@ pub(crate) struct Replay {
     pub(crate) recording: Recording,
     pub(crate) pace: Pace,
     span: Arc<ApplySpan>,
-    /// What the subscription had when this process became its owner.
+    /// The counts of the subscription when this process became its owner.
     before: OnceLock<Applied>,
 }
 
@@ -74,7 +74,7 @@ impl Replay {
         Lsn(self.recording.tail.end)
     }
 
-    /// What the subscription had before this process applied anything; `None` if it was never the owner.
+    /// The counts of the subscription before this process applied anything; `None` if it was never the owner.
     pub(crate) fn applied_before(&self) -> Option<Applied> {
         self.before.get().copied()
     }

@@ -134,15 +134,9 @@ pub(crate) fn check_not_moved(
 /// and the highest LSN that was applied. The session may be a walsender's.
 fn following(source: &mut Session, system: &str) -> Result<Vec<(String, String, String)>> {
     let reading = |e: &wire::Error| Failure::publisher(e, "reading its subscriptions");
-    let readable = source
-        .simple(
-            "SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-             WHERE n.nspname = 'pgapace' AND c.relname IN ('subscription', 'progress', 'switchover') \
-               AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') \
-               AND pg_catalog.has_table_privilege(c.oid, 'SELECT')",
-        )
-        .map_err(|e| reading(&e))?;
-    if readable.iter().flatten().count() < 3 {
+    let readable =
+        schema::readable_sql(&["subscription", "progress", "switchover"], "has_table_privilege");
+    if source.simple(&readable).map_err(|e| reading(&e))?.iter().flatten().count() == 0 {
         return Ok(Vec::new());
     }
     let sql = format!(

@@ -231,7 +231,7 @@ pub(super) fn ended_before(
     rows.first().map(|row| Ok((field(&row, 0)?, field(&row, 1)?, boolean(&row, 2)?))).transpose()
 }
 
-/// What the side that takes writes has recorded of the switchover that leads to a way back.
+/// The record of the switchover that has made a way back, on the server that takes writes since.
 pub(super) struct LedHere {
     /// Name of the subscription that has ended.
     pub(super) ended: String,
