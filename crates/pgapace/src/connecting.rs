@@ -52,6 +52,12 @@ pub(crate) fn explain(
              pg_reload_conf();"
             )
         }
+        // Untranslated; otherwise the next hint has both.
+        (Some(sqlstate::INVALID_AUTHORIZATION_SPECIFICATION), Some("InitializeSessionUserId"))
+            if error.server_error().is_some_and(may_not_log_in) =>
+        {
+            format!("ALTER ROLE {role} LOGIN;")
+        }
         (Some(sqlstate::INVALID_AUTHORIZATION_SPECIFICATION), Some("InitializeSessionUserId")) => {
             let replication = if replicates { " REPLICATION" } else { "" };
             format!(
@@ -94,6 +100,11 @@ pub(crate) fn explain(
         _ => return failure,
     };
     failure.hint(hint)
+}
+
+/// Whether the role exists, and lacks LOGIN.
+fn may_not_log_in(said: &wire::ServerError) -> bool {
+    said.message.contains("is not permitted to log in")
 }
 
 /// The next step after a failure that no server has reported.

@@ -45,6 +45,8 @@ use crate::subscriber::state::ownership::OwnerProcess;
 use crate::subscriber::state::progress::Followed;
 use crate::subscriber::state::{Phase, RelationState, SchemaCopy, Subscription};
 use crate::switchover::lost::ReadOnly;
+pub(crate) use subscriber::replica_role_remedy;
+
 use report::{Fix, Report, Reporter, Side};
 use service::Service;
 

@@ -95,11 +95,9 @@ pub(super) fn check(
         );
         return Ok(());
     }
-    let refused = refused_functions(session)?;
-    if !refused.is_empty() {
+    if let Some(grant) = missing_grant(session)? {
         let problem = format!("role {} may not use replication origins", known.role);
-        let fix = Fix::Sql(format!("GRANT EXECUTE ON FUNCTION {refused} TO {};", known.role));
-        cannot_tag(config, reporter, Severity::Note, &problem, fix);
+        cannot_tag(config, reporter, Severity::Note, &problem, Fix::Sql(grant));
         return Ok(());
     }
     let OriginRoom { most, others, reserve, .. } = tagging.origins;
@@ -158,23 +156,12 @@ pub(super) fn check(
     Ok(())
 }
 
-/// The origin functions that the role may not call.
-fn refused_functions(session: &mut Session) -> Result<String> {
+/// The SQL that grants the origin functions that the role may not call.
+fn missing_grant(session: &mut Session) -> Result<Option<String>> {
     let rows = session
-        .query(
-            "SELECT coalesce(pg_catalog.string_agg( \
-               p.oid::pg_catalog.regprocedure::pg_catalog.text, ', ' ORDER BY p.proname), '') \
-             FROM pg_catalog.pg_proc p \
-             WHERE p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace \
-               AND p.proname IN ('pg_replication_origin_create', 'pg_replication_origin_drop', \
-                 'pg_replication_origin_oid', 'pg_replication_origin_session_reset', \
-                 'pg_replication_origin_session_setup', \
-                 'pg_replication_origin_xact_reset', 'pg_replication_origin_xact_setup') \
-               AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')",
-            &[],
-        )
+        .query(origin::GRANT_SQL, &[])
         .map_err(|e| failed(SIDE, &e, "reading privileges"))?;
-    Ok(rows.first().and_then(|row| row.get(0).map(str::to_owned)).unwrap_or_default())
+    Ok(rows.first().and_then(|row| row.get(0).map(str::to_owned)))
 }
 
 /// Without `--origin none`, the finding has this severity: the role may lack the privileges on purpose.

@@ -66,6 +66,14 @@ pub(crate) enum Fix {
 }
 
 impl Fix {
+    /// The fix as a hint.
+    pub(crate) fn text(self) -> String {
+        match self {
+            Self::Sql(text) | Self::Command(text) => text,
+            Self::Service { service, text } => format!("{service}: {text}"),
+        }
+    }
+
     /// The kind as a stable word for programs.
     pub(crate) fn kind(&self) -> &'static str {
         match self {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use wire::Session;
+use wire::{Session, quote_ident};
 
 use crate::apply::prefetch::READERS;
 use crate::check::connections;
@@ -159,6 +159,14 @@ fn replica_role(
         )
         .fix(service.replica_role(role, major));
     Ok(())
+}
+
+/// What allows the role under which this session acts, perhaps a group, to set `session_replication_role`.
+pub(crate) fn replica_role_remedy(session: &mut Session) -> Result<String> {
+    let role = one(session, SIDE, "SELECT current_user", "reading its role")?;
+    let service = Service::read(session, SIDE)?;
+    let role = quote_ident(&role);
+    Ok(service.replica_role(&role, session.server_version().major()).text())
 }
 
 /// Tries it. The administrators of managed services may set it although no privilege says so.

@@ -10,6 +10,7 @@ use engine::writeset::LockRules;
 use pgoutput::ReplicaIdentity;
 
 use crate::error::{Class, Failure, Result};
+use crate::sqlstate;
 use crate::subscriber::catalogue::{Equality, Identity, Key, KeyColumn, Table};
 use crate::subscriber::citus::Placement;
 use crate::subscriber::conflict::TablePolicy;
@@ -350,10 +351,12 @@ pub(crate) fn place_columns<'a>(
         ));
     }
     if row_security {
-        return Err(mismatch(format!(
+        let mut failure = mismatch(format!(
             "row-level security is active for this role on subscriber table {name}"
         ))
-        .hint("Use a role with BYPASSRLS, or the table's owner without FORCE."));
+        .hint("Use a role with BYPASSRLS, or the table's owner without FORCE.");
+        failure.sqlstate = Some(sqlstate::INSUFFICIENT_PRIVILEGE.to_owned());
+        return Err(failure);
     }
     Ok(columns)
 }

@@ -62,6 +62,7 @@ pub(crate) fn ask_sql(
         .replace("{SETTING}", setting)
         .replace("{WITHOUT}", &tagging::without_origin_sql(database))
         .replace("{ID}", &id.0.to_string())
+        .replace("{GRANT}", GRANT_SQL)
 }
 
 /// The replication origins that a session leaves free when it creates its own.
@@ -77,8 +78,8 @@ pub(crate) struct LeftFree {
 /// Why the commits of a session stay untagged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Untagged {
-    /// The role may not use origins, or the server refused one.
-    Refused(String),
+    /// The role may not use origins, or the server refused one. `grant`: the SQL that allows it.
+    Refused { reason: String, grant: Option<String> },
     /// No origin is free, or those that are free are left to others.
     Short(String),
 }
@@ -86,17 +87,22 @@ pub(crate) enum Untagged {
 impl Display for Untagged {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Refused(reason) | Self::Short(reason) => f.write_str(reason),
+            Self::Refused { reason, .. } | Self::Short(reason) => f.write_str(reason),
         }
     }
 }
 
 impl Untagged {
     /// The hint for a user: how commits get a tag, or how to do without. `leaves_some`: some origins are left to
-    /// native subscriptions.
-    pub(crate) fn remedy(&self, leaves_some: bool) -> String {
+    /// native subscriptions. `why` is a sentence: what untagged commits would cause.
+    pub(crate) fn remedy(&self, leaves_some: bool, why: &str) -> String {
+        const WITHOUT: &str = "or pass --tag-commits=false if there is no other direction.";
         let first = match self {
-            Self::Refused(_) => {
+            // The comment lets the whole hint be pasted.
+            Self::Refused { grant: Some(grant), .. } => {
+                return format!("{grant} -- {WITHOUT} {why}");
+            }
+            Self::Refused { grant: None, .. } => {
                 "Grant the role the origin functions (pgapace check prints the GRANT; docs/privileges.sql has it)"
             }
             Self::Short(_) => {
@@ -109,14 +115,14 @@ impl Untagged {
             }
             _ => "",
         };
-        format!("{first}{second} or pass --tag-commits=false if there is no other direction.")
+        format!("{why} {first}{second} {WITHOUT}")
     }
 
     fn by(error: &ServerError) -> Self {
         let reason = format!("{} (SQLSTATE {})", error.message, error.code);
         match error.code == sqlstate::CONFIGURATION_LIMIT_EXCEEDED {
             true => Self::Short(reason),
-            false => Self::Refused(reason),
+            false => Self::Refused { reason, grant: None },
         }
     }
 
@@ -136,7 +142,7 @@ impl Untagged {
             return;
         }
         match self {
-            Self::Refused(reason) => tracing::info!(
+            Self::Refused { reason, .. } => tracing::info!(
                 event = "commits_not_tagged",
                 subscription,
                 reason,
@@ -183,7 +189,8 @@ pub(crate) fn attach(
     let refused = row.get(1).unwrap_or_default();
     if !refused.is_empty() {
         let reason = format!("permission denied for {refused} (SQLSTATE 42501)");
-        return Ok(Err(Untagged::Refused(reason)));
+        let grant = row.get(4).map(str::to_owned);
+        return Ok(Err(Untagged::Refused { reason, grant }));
     }
     let (exists, free, without): (_, i64, i64) =
         (boolean(&row, 0)?, field(&row, 2)?, field(&row, 3)?);
@@ -257,7 +264,7 @@ fn name(database: u32, id: SubscriptionId, worker: impl Display) -> String {
 }
 
 /// Whether the origin exists, which origin functions the role may not call, how many more origins
-/// there may be, and how many other subscriptions of the database have none.
+/// there may be, how many other subscriptions of the database have none, and the SQL that grants the functions.
 const ASK_SQL: &str = "\
 SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_replication_origin o WHERE o.roname = {NAME}),
        (SELECT pg_catalog.string_agg('function ' || p.proname, ', ' ORDER BY p.proname)
@@ -270,7 +277,21 @@ SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_replication_origin o WHERE o.roname =
           AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')),
        pg_catalog.current_setting('{SETTING}')::pg_catalog.int8
          OPERATOR(pg_catalog.-) (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_origin),
-       ({WITHOUT} AND s.id OPERATOR(pg_catalog.<>) {ID})";
+       ({WITHOUT} AND s.id OPERATOR(pg_catalog.<>) {ID}),
+       ({GRANT})";
+
+/// The SQL that lets the role call the origin functions; NULL if it may call all.
+pub(crate) const GRANT_SQL: &str = "\
+SELECT 'GRANT EXECUTE ON FUNCTION '
+         || pg_catalog.string_agg(p.oid::pg_catalog.regprocedure::pg_catalog.text, ', ' ORDER BY p.proname)
+         || ' TO ' || pg_catalog.quote_ident(current_user::pg_catalog.text) || ';'
+FROM pg_catalog.pg_proc p
+WHERE p.pronamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname = 'pg_catalog')
+  AND p.proname IN ('pg_replication_origin_create', 'pg_replication_origin_drop',
+    'pg_replication_origin_oid', 'pg_replication_origin_session_reset',
+    'pg_replication_origin_session_setup',
+    'pg_replication_origin_xact_reset', 'pg_replication_origin_xact_setup')
+  AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')";
 
 /// Runs a statement about an origin. The inner error is the server's.
 fn run(

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use wire::{Activity, ConnInfo, ServerVersion, Session, Startup};
 
+use crate::check;
 use crate::config::liveness;
 use crate::connecting;
 use crate::error::{Class, Failure, Result};
@@ -367,15 +368,10 @@ impl Subscriber {
                 if failure.sqlstate.as_deref() != Some(sqlstate::INSUFFICIENT_PRIVILEGE) {
                     return failure;
                 }
-                // The login role may act as another one (ALTER ROLE … SET role), which needs the privilege.
-                let role =
-                    current_role(&mut session).unwrap_or_else(|| self.info.user().to_owned());
-                failure.hint(format!(
-                    "GRANT SET ON PARAMETER \
-                     session_replication_role TO {} (PostgreSQL 15 and later); before 15, use a \
-                     superuser.",
-                    wire::quote_ident(&role)
-                ))
+                match check::replica_role_remedy(&mut session) {
+                    Ok(remedy) => failure.hint(remedy),
+                    Err(_) => failure,
+                }
             }
         })?;
         Ok((session, properties))
@@ -441,11 +437,6 @@ pub(crate) fn commit_locally(session: &mut Session) -> Result<()> {
 const LOCK_TABLE: &str = "pg_catalog.current_setting('max_locks_per_transaction')::pg_catalog.int8 \
      OPERATOR(pg_catalog.*) (pg_catalog.current_setting('max_connections')::pg_catalog.int8 \
        OPERATOR(pg_catalog.+) pg_catalog.current_setting('max_prepared_transactions')::pg_catalog.int8)";
-
-fn current_role(session: &mut Session) -> Option<String> {
-    let results = session.simple("SELECT current_user").ok()?;
-    results.first()?.first()?.get(0).map(str::to_owned)
-}
 
 /// SQL for what the publisher keeps a trace of, as the first run, which creates a slot: its record must not be lost.
 pub(crate) const WAITING_COMMITS: &str =

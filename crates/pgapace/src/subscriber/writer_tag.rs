@@ -189,8 +189,8 @@ fn refusal(reason: &Untagged, rules: TagRules) -> Failure {
     let message = format!(
         "cannot write to replicated tables: the writes cannot be tagged with a replication origin: {reason}"
     );
-    Failure::new(Class::Subscriber, message).hint(format!(
-        "A subscription in the opposite direction would send untagged writes back. {}",
-        reason.remedy(rules.tag_commits == TagCommits::Auto)
+    Failure::new(Class::Subscriber, message).hint(reason.remedy(
+        rules.tag_commits == TagCommits::Auto,
+        "A subscription in the opposite direction would send untagged writes back.",
     ))
 }

@@ -1,5 +1,7 @@
 //! Hints for a failure that need a look at both servers: the privileges that are missing.
 
+use std::collections::HashSet;
+
 use crate::check;
 use crate::check::report::{Fix, Severity, Side};
 use crate::config::Subscription as Config;
@@ -32,6 +34,9 @@ pub(super) fn with_grants(config: &Config, failure: Failure) -> Failure {
         .collect();
     // Without its schema, pgapace comes to nothing else.
     grants.sort_by_key(|sql| !sql.starts_with(CREATE_SCHEMA));
+    // One statement may help several tables.
+    let mut seen = HashSet::new();
+    grants.retain(|grant| seen.insert(grant.clone()));
     if grants.is_empty() {
         return match failure.hint {
             Some(_) => failure,
@@ -44,7 +49,7 @@ pub(super) fn with_grants(config: &Config, failure: Failure) -> Failure {
     if grants.len() > SHOWN {
         let all = grants.len();
         grants.truncate(SHOWN);
-        grants.push(format!("and {} more: pgapace check", all - SHOWN));
+        grants.push(format!("-- and {} more: pgapace check", all - SHOWN));
     }
     failure.hint(grants.join("\n       "))
 }

@@ -256,9 +256,9 @@ fn open_apply(
                 Class::Subscriber,
                 format!("cannot tag commits with a replication origin: {reason}"),
             )
-            .hint(format!(
-                "With --origin none, untagged commits would be sent back by the other direction. {}",
-                reason.remedy(identity.origin_reserve.is_some())
+            .hint(reason.remedy(
+                identity.origin_reserve.is_some(),
+                "With --origin none, untagged commits would be sent back by the other direction.",
             )));
         }
         // The lost session had an origin: another direction may rely on it.

@@ -12,6 +12,7 @@ mod failover_while_copying;
 mod history;
 mod large;
 mod network;
+mod privilege_hints;
 pub(crate) mod privileges;
 mod recreated;
 mod refused;
