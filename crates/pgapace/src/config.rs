@@ -22,6 +22,7 @@ pub(crate) use self::declarations::{
 use self::file::Entries;
 use self::given::Given;
 pub(crate) use self::given::list_of_names;
+pub(crate) use self::secret_file::SecretFile;
 use self::setting::{Setting, Value};
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::writer_tag::TagRules;

@@ -1,4 +1,4 @@
-//! Files that may hold passwords. Like libpq, pgapace does not use one that others can read.
+//! Files that may hold passwords or tokens. Like libpq, pgapace does not use one that others can read.
 
 use std::fs::{File, Metadata};
 use std::io::Read;
@@ -11,8 +11,8 @@ use super::wrong;
 use crate::error::Result;
 
 /// Text of a file, with the facts about the file that it was read from.
-pub(super) struct SecretFile {
-    pub(super) text: String,
+pub(crate) struct SecretFile {
+    pub(crate) text: String,
     metadata: Metadata,
     /// The file's role and path.
     shown: String,
@@ -21,7 +21,7 @@ pub(super) struct SecretFile {
 
 impl SecretFile {
     /// `what` is the role of the file, for messages.
-    pub(super) fn read(path: &Path, what: &str) -> Result<Self> {
+    pub(crate) fn read(path: &Path, what: &str) -> Result<Self> {
         let shown = format!("{what} {}", path.display());
         let read = || {
             let mut file = File::open(path)?;
@@ -38,13 +38,18 @@ impl SecretFile {
 
     /// Refuses the file if it has this connection string, with a password, and others can read it.
     pub(super) fn protects(&self, conninfo: &str) -> Result<()> {
+        if ConnInfo::text_has_password(conninfo) { self.keeps("a password") } else { Ok(()) }
+    }
+
+    /// Refuses the file, which has this secret, if others can read it.
+    pub(crate) fn keeps(&self, secret: &str) -> Result<()> {
         let (mode, owner) = (self.metadata.mode(), self.metadata.uid());
         let own = rustix::process::geteuid().as_raw();
-        if !others_may_read(mode, owner, own) || !ConnInfo::text_has_password(conninfo) {
+        if !others_may_read(mode, owner, own) {
             return Ok(());
         }
         let (shown, path) = (&self.shown, &self.path);
-        Err(wrong(format!("{shown} has a password, and group or others may access it"))
+        Err(wrong(format!("{shown} has {secret}, and group or others may access it"))
             .detail(format!("Its permissions are {:04o}.", mode & 0o7777))
             .hint(format!("chmod 0600 {path}")))
     }

@@ -8,6 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use hyper::header::{AUTHORIZATION, HOST};
 use hyper::{HeaderMap, StatusCode};
 
+use crate::config::SecretFile;
 use crate::error::{Class, Failure, Result};
 
 /// Shortest token.
@@ -36,17 +37,19 @@ impl Access {
     /// With the token in a file: its first line.
     pub(crate) fn with_token_of(file: &Path) -> Result<Self> {
         let shown = file.display();
-        let failed = |what: String| {
-            Failure::new(Class::Config, format!("--http-token-file {shown}: {what}"))
-                .hint(format!("head -c 24 /dev/urandom | base64 > {shown}; chmod 0600 {shown}"))
+        let hint = format!("head -c 24 /dev/urandom | base64 > {shown}; chmod 0600 {shown}");
+        let failed = |what: &str| {
+            Failure::new(Class::Config, format!("--http-token-file {shown}: {what}")).hint(&hint)
         };
-        let text = std::fs::read_to_string(file).map_err(|error| failed(error.to_string()))?;
-        let token = text.lines().next().unwrap_or_default().trim().to_owned();
+        let read =
+            SecretFile::read(file, "--http-token-file").map_err(|failure| failure.hint(&hint))?;
+        read.keeps("a token")?;
+        let token = read.text.lines().next().unwrap_or_default().trim().to_owned();
         if token.len() < SHORTEST {
-            return Err(failed(format!("the token has fewer than {SHORTEST} characters")));
+            return Err(failed(&format!("the token has fewer than {SHORTEST} characters")));
         }
         if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(failed("the token has characters that a header cannot have".to_owned()));
+            return Err(failed("the token has characters that a header cannot have"));
         }
         Ok(Self { token: Some(token) })
     }
@@ -58,8 +61,10 @@ impl Access {
     /// Whether a request may be answered; if not, with what status.
     pub(crate) fn judge(&self, headers: &HeaderMap) -> std::result::Result<(), StatusCode> {
         let Some(token) = &self.token else {
-            let host = headers.get(HOST).and_then(|host| host.to_str().ok());
-            return if host.is_none_or(is_local) { Ok(()) } else { Err(StatusCode::FORBIDDEN) };
+            // Of several, each must.
+            let are_local =
+                headers.get_all(HOST).iter().all(|host| host.to_str().is_ok_and(is_local));
+            return if are_local { Ok(()) } else { Err(StatusCode::FORBIDDEN) };
         };
         let given = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
         let given = given.and_then(|value| {
@@ -83,10 +88,18 @@ impl Access {
 
 /// Whether a Host header names this machine.
 fn is_local(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    let bracketed = host.strip_prefix('[').and_then(|rest| rest.split_once(']'));
+    let (name, port) = match bracketed {
+        Some((name, "")) => (name, None),
+        Some((name, rest)) => match rest.strip_prefix(':') {
+            Some(port) => (name, Some(port)),
+            None => return false,
+        },
+        None => host.split_once(':').map_or((host, None), |(name, port)| (name, Some(port))),
     };
+    if port.is_some_and(|port| !port.bytes().all(|byte| byte.is_ascii_digit())) {
+        return false;
+    }
     name.eq_ignore_ascii_case("localhost")
         || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
@@ -127,8 +140,22 @@ mod tests {
         for local in ["localhost:9187", "127.0.0.1", "127.3.2.1:80", "[::1]:9187", "LOCALHOST"] {
             assert_eq!(judge(local), Ok(()), "{local}");
         }
-        for other in ["evil.example", "127.0.0.1.evil.example:9187", "10.0.0.1", ""] {
+        for other in [
+            "evil.example",
+            "127.0.0.1.evil.example:9187",
+            "10.0.0.1",
+            "",
+            "localhost:80@evil.example",
+            "localhost:evil.example:80",
+            "[::1]evil.example",
+            "[::1]:80@evil.example",
+            "user@localhost",
+        ] {
             assert_eq!(judge(other), Err(StatusCode::FORBIDDEN), "{other}");
         }
+        let mut two = headers(HOST, "localhost");
+        assert_eq!(Access::local().judge(&two), Ok(()));
+        two.append(HOST, "evil.example".parse().expect("a header"));
+        assert_eq!(Access::local().judge(&two), Err(StatusCode::FORBIDDEN));
     }
 }

@@ -1,8 +1,10 @@
 //! `run --http`: what is served is what SQL says, and nobody can hold up the applier with it.
 
 use std::collections::BTreeMap;
+use std::fs::Permissions;
 use std::io::{ErrorKind, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use testbed::program::Process;
@@ -275,11 +277,15 @@ fn other_addresses_and_tokens() {
     case.tool.finish("run", &["--http", &address]).expect(3, &["in use", "a free port"]);
     let file = case.log_file("token");
     must(std::fs::write(&file, "short\n"));
+    must(std::fs::set_permissions(&file, Permissions::from_mode(0o600)));
     let path = file.to_string_lossy().into_owned();
     let args = ["--http", "127.0.0.1:0", "--http-token-file", &path];
     case.tool.finish("run", &args).expect(3, &["fewer than 16 characters", "/dev/urandom"]);
     let token = "s3cret-s3cret-s3cret";
     must(std::fs::write(&file, format!("{token}\n")));
+    must(std::fs::set_permissions(&file, Permissions::from_mode(0o644)));
+    case.tool.finish("run", &args).expect(3, &["has a token", "0644", "chmod 0600"]);
+    must(std::fs::set_permissions(&file, Permissions::from_mode(0o600)));
     let (port, process) = start(&mut case, &["--http-token-file", &path]);
     assert_eq!(get(port, "/metrics").status, 401);
     assert_eq!(get(port, "/").headers["www-authenticate"].split(' ').next(), Some("Basic"));
