@@ -157,3 +157,18 @@ fn check_says_how_each_connection_is_protected() -> Result<()> {
     line("subscriber", "Unix socket, without TLS");
     Ok(())
 }
+
+/// Each of many sessions looks for its password there.
+#[test]
+fn a_password_file_that_others_can_read_is_warned_of_once() -> Result<()> {
+    let secrets = Secrets::new()?;
+    let site = &secrets.site;
+    let file = secrets.file("pgpass", "*:*:*:*:other\n")?;
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644))?;
+    let flags = run().args(["--publisher", &site.publisher.conninfo(DB)]);
+    let flags = flags.args(["--subscriber", &site.subscriber.conninfo(DB)]);
+    let mut run = site.spawn(&flags.args(["--until", "current"]).env("PGPASSFILE", &file))?;
+    expect_exit(&mut run, 0, &[])?;
+    assert_eq!(run.events("password_file_ignored"), 1, "{}", run.log());
+    Ok(())
+}

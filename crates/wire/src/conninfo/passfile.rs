@@ -3,9 +3,11 @@
 //! Source: `passwordFromFile` in `src/interfaces/libpq/fe-connect.c`,
 //! <https://www.postgresql.org/docs/current/libpq-pgpass.html>.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// The values that a line must match.
 #[derive(Debug, Clone, Copy)]
@@ -17,27 +19,35 @@ pub(crate) struct Wanted<'w> {
 }
 
 /// Looks up the password in `file`. A missing file is not an error. A file that other users can
-/// read is ignored with a warning.
+/// read is ignored with a warning, once for the file: each session looks here.
 pub(crate) fn lookup(file: &Path, wanted: Wanted<'_>) -> Option<String> {
     let metadata = fs::metadata(file).ok()?;
-    if !metadata.is_file() {
-        tracing::warn!(
-            event = "password_file_ignored",
-            file = %file.display(),
-            "password file is not a plain file"
-        );
-        return None;
-    }
-    if metadata.permissions().mode() & 0o077 != 0 {
-        tracing::warn!(
-            event = "password_file_ignored",
-            file = %file.display(),
-            "password file has group or world access; permissions should be u=rw (0600) or less"
-        );
+    let problem = if !metadata.is_file() {
+        Some("password file is not a plain file")
+    } else if metadata.permissions().mode() & 0o077 != 0 {
+        Some("password file has group or world access; permissions should be u=rw (0600) or less")
+    } else {
+        None
+    };
+    if has_problem(file, problem) {
         return None;
     }
     let text = fs::read(file).ok()?;
     search(&String::from_utf8_lossy(&text), wanted)
+}
+
+/// Notes what is wrong with the file, if anything, and warns of it once. A file that is mended is forgotten.
+fn has_problem(file: &Path, problem: Option<&'static str>) -> bool {
+    static WARNED: Mutex<BTreeMap<PathBuf, &'static str>> = Mutex::new(BTreeMap::new());
+    let mut warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(problem) = problem else {
+        warned.remove(file);
+        return false;
+    };
+    if warned.insert(file.to_owned(), problem) != Some(problem) {
+        tracing::warn!(event = "password_file_ignored", file = %file.display(), "{problem}");
+    }
+    true
 }
 
 /// Returns the password of the first matching line.
