@@ -21,6 +21,7 @@ mod membership;
 mod native;
 mod observe;
 mod pooler;
+mod printable;
 mod process;
 mod product;
 mod publisher;

@@ -1,7 +1,5 @@
 //! Writes to standard output and standard error, except for the log.
 
-use std::borrow::Cow;
-use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 use std::sync::OnceLock;
@@ -12,6 +10,7 @@ use crate::error::{Class, Failure, Result};
 use crate::observe::log_output;
 use crate::observe::logging::{self, LogFormat};
 use crate::observe::outlet::{Outlet, patience_at_end};
+use crate::printable::{is_safe, printable};
 
 /// Writes a failure in the form of psql, or of the log if that is JSON, and returns its exit code.
 pub(crate) fn fail(failure: &Failure) -> ExitCode {
@@ -90,28 +89,6 @@ pub(crate) fn finish() -> Result<()> {
     }
 }
 
-/// Whether a terminal shows the character, or begins a line with it, and does nothing else.
-pub(super) fn is_safe(c: char) -> bool {
-    c == '\n' || !c.is_control()
-}
-
-/// Text with its control characters as psql shows them, except for new lines. Queries and names of other users
-/// may contain them, and a terminal would obey.
-fn printable(text: &str) -> Cow<'_, str> {
-    if text.chars().all(is_safe) {
-        return text.into();
-    }
-    let mut shown = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        if is_safe(c) {
-            shown.push(c);
-        } else {
-            let _ = write!(shown, "\\x{:02X}", u32::from(c));
-        }
-    }
-    shown.into()
-}
-
 /// Writes a line to standard output.
 pub(crate) fn line(text: &str) {
     noted(writeln!(io::stdout(), "{}", printable(text)));
@@ -181,19 +158,13 @@ pub(crate) fn some(names: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{printable, to_json};
-
-    #[test]
-    fn control_characters_are_shown_and_not_obeyed() {
-        assert_eq!(printable("one line\nand ä"), "one line\nand ä");
-        assert_eq!(printable("\u{1b}[2Jgone\r\u{7}\t\u{9b}"), "\\x1B[2Jgone\\x0D\\x07\\x09\\x9B");
-    }
+    use super::to_json;
 
     #[test]
     fn json_has_no_control_characters() {
-        let text = "a\u{7f}\u{89}\t\u{1b}é";
+        let text = "a\u{7f}\u{89}\t\u{1b}é\u{202e}";
         let json = to_json(&[text]).unwrap();
-        assert_eq!(json, "[\n  \"a\\u007f\\u0089\\t\\u001bé\"\n]");
+        assert_eq!(json, "[\n  \"a\\u007f\\u0089\\t\\u001bé\\u202e\"\n]");
         assert_eq!(serde_json::from_str::<[String; 1]>(&json).unwrap(), [text]);
     }
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-use crate::cli::output;
+use crate::printable::is_safe;
 
 /// The same statement, in which control characters of literals and of quoted names are written as escapes.
 ///
@@ -35,7 +35,7 @@ pub(super) fn printable(sql: &str) -> Cow<'_, str> {
 }
 
 fn is_unsafe(c: char) -> bool {
-    !output::is_safe(c)
+    !is_safe(c)
 }
 
 /// The length up to and with the closing quote. A doubled quote is a quote.
@@ -97,6 +97,7 @@ mod tests {
             (r" E'a\\'", r" E'a\\'"),
             (" E'a\\\\\u{1b}''\\'', 'b\u{7f}'", " E'a\\\\\\x1B''\\'', E'b\\x7F'"),
             ("'\u{85}é'", "E'\\u0085é'"),
+            ("\"\u{202e}\" = '\u{2066}'", "U&\"\\202E\" = E'\\u2066'"),
             ("\"a\t\"\"\\b\".\"c\"", "U&\"a\\0009\"\"\\\\b\".\"c\""),
             ("\"it's\", '\"\t'", "\"it's\", E'\"\\t'"),
         ] {

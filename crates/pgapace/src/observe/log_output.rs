@@ -4,6 +4,7 @@
 use std::io::{self, Write};
 
 use crate::observe::outlet::{Outlet, patience_at_end, write_all};
+use crate::printable::{changes_direction, escaped};
 
 static ERRORS: Outlet = Outlet::new(|line| write_all(&mut io::stderr(), line), log_dropped);
 
@@ -12,7 +13,11 @@ pub(super) struct Line;
 
 impl Write for Line {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        ERRORS.send(line);
+        // As JSON, too, this is an escape of the same character. Colours of the log are control characters.
+        match str::from_utf8(line) {
+            Ok(text) => ERRORS.send(escaped(text, changes_direction).as_bytes()),
+            Err(_) => ERRORS.send(line),
+        }
         Ok(line.len())
     }
 

@@ -1,7 +1,10 @@
 //! The parts of the file: escaped text, tables, times.
 
+use crate::printable::printable;
+
 /// Text, as it may stand in HTML.
 pub(super) fn escaped(text: &str) -> String {
+    let text = printable(text);
     let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     text.replace('"', "&quot;")
 }
@@ -64,6 +67,7 @@ mod tests {
     #[test]
     fn nothing_of_the_data_is_markup() {
         assert_eq!(escaped("<b>&\"x\""), "&lt;b&gt;&amp;&quot;x&quot;");
+        assert_eq!(escaped("\u{1b}[2J\n\u{202e}"), "\\x1B[2J\n\\u202E");
         assert!(table(&["a"], &[vec!["<script>".to_owned()]]).contains("&lt;script&gt;"));
         assert!(table(&["a"], &[]).contains("none"));
     }

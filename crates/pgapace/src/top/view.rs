@@ -11,6 +11,7 @@ use crate::cli::status::collect::Status;
 use crate::cli::status::values::{duration, estimate, whole};
 use crate::observe::figures::Figures;
 use crate::observe::history::Point;
+use crate::printable::is_obeyed;
 use crate::top::keys::{Keys, Pane};
 use crate::top::{Seen, panes};
 
@@ -26,8 +27,19 @@ pub(super) fn dim() -> Style {
     Style::new().add_modifier(Modifier::DIM)
 }
 
-/// Draws everything.
+/// Draws everything, without characters that the terminal would obey.
 pub(super) fn draw(frame: &mut Frame<'_>, seen: &Seen, keys: &Keys) {
+    draw_as_it_is(frame, seen, keys);
+    for cell in &mut frame.buffer_mut().content {
+        if cell.symbol().contains(is_obeyed) {
+            let shown = cell.symbol().replace(is_obeyed, "");
+            // The text was laid out without them: they have no width.
+            cell.set_symbol(if shown.is_empty() { " " } else { &shown });
+        }
+    }
+}
+
+fn draw_as_it_is(frame: &mut Frame<'_>, seen: &Seen, keys: &Keys) {
     let Some((status, history)) = seen.subscriptions.get(keys.selected()) else {
         let line = seen.failure.clone().unwrap_or_else(|| "no subscription".to_owned());
         frame.render_widget(Paragraph::new(line), frame.area());

@@ -51,7 +51,7 @@ fn exit_codes_tell_healthy_behind_stopped_disabled_and_unknown() {
     wait_for_code(&case, &["--max-lag", "10s"], 0);
     let mut user = case.subscriber.connect();
     // A terminal would obey it.
-    must(user.batch_execute("BEGIN; UPDATE t SET v = 77 /*\n\u{1b}[2J */ WHERE id = 1"));
+    must(user.batch_execute("BEGIN; UPDATE t SET v = 77 /*\n\u{1b}[2J \u{202e}*/ WHERE id = 1"));
     case.publisher.sql("UPDATE t SET v = 1 WHERE id = 1");
     let behind = wait_for_code(&case, &["--max-lag", "1s"], 14);
     assert!(behind.log.contains("is behind --max-lag"), "{}", behind.log);
@@ -59,10 +59,12 @@ fn exit_codes_tell_healthy_behind_stopped_disabled_and_unknown() {
     wait_for_code(&case, &["--max-lag", "1TB"], 0);
     // The text names who blocks, and what the workers do.
     let text = wait_for_code(&case, &["--check"], 0).stdout;
-    let query = "UPDATE t SET v = 77 /* \\x1B[2J */ WHERE id = 1";
+    let query = "UPDATE t SET v = 77 /* \\x1B[2J \\u202E*/ WHERE id = 1";
     for said in ["blocked by", query, "limited by", "committed", "workers' time"] {
         assert!(text.contains(said), "{said}:\n{text}");
     }
+    let drawn = case.tool.finish("top", &["--once"]).stdout;
+    assert!(drawn.contains("blocked by") && !drawn.contains('\u{202e}'), "{drawn}");
     must(user.batch_execute("ROLLBACK"));
     case.wait_until_applied(&mut process);
     wait_for_code(&case, &["--max-lag", "8s"], 0);
