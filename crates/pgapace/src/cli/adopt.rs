@@ -12,7 +12,7 @@ use crate::native::interrupted::{self, Servers};
 use crate::native::options;
 use crate::native::plan::{self, Plan};
 use crate::native::subscription::conninfo;
-use crate::publisher::session::Publisher;
+use crate::publisher::session::{Publisher, primary_timeline};
 use crate::same_database;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
@@ -69,14 +69,31 @@ pub(crate) fn run(args: &AdoptArgs) -> Result<()> {
     let publisher = Publisher::new(info, &name, subscriber.encoding());
     let mut source = publisher.connect()?;
     same_database::refuse(&mut source, &mut control)?;
+    let timeline = primary_timeline(&mut control);
     let plan = if args.dry_run {
         plan::plan(&mut control, &mut source, &found, &request)?
     } else {
         let servers = Servers { subscriber: &subscriber, publisher: &publisher };
         interrupted::adopt(&servers, (&mut control, &mut source), &request, &shutdown)?
     };
+    warn_of_gap(&plan, timeline);
     print(&plan, &name, args.dry_run);
     Ok(())
+}
+
+/// Warns where the subscriber may have lost what its slot has confirmed: its timeline is not the first one, so it was
+/// promoted or recovered at some time.
+fn warn_of_gap(plan: &Plan, timeline: Option<u32>) {
+    let (Some(recorded), Some(timeline @ 2..)) = (plan.recorded, timeline) else { return };
+    tracing::warn!(
+        event = "adopt_gap_unproven",
+        native = plan.native.name,
+        slot = plan.slot,
+        applied = %recorded,
+        confirmed = %plan.confirmed,
+        timeline,
+        "the subscriber has failed over or was restored: transactions that the slot has confirmed may be missing"
+    );
 }
 
 /// Where the publisher is: as given, or as the native subscription knows.
@@ -123,6 +140,17 @@ fn print(plan: &Plan, name: &str, dry_run: bool) {
     let origin = plan.origin.map_or("nothing".to_owned(), |lsn| format!("up to {lsn}"));
     output::line(&format!("  applied by the native subscription: {origin}"));
     output::line(&format!("  confirmed by slot {}: {}", plan.slot, plan.confirmed));
+    if let Some(recorded) = plan.recorded {
+        let size = plan.confirmed.as_u64() - recorded.as_u64();
+        let size = output::size(i64::try_from(size).unwrap_or(i64::MAX));
+        output::line(&format!(
+            "  not proven: that {size} of WAL between {recorded} and {} had no changes for the subscription. If the",
+            plan.confirmed
+        ));
+        output::line(
+            "    subscriber has failed over or was restored since, they may be lost: compare with pgapace verify",
+        );
+    }
     output::line(&format!(
         "  start: {}, {} of WAL behind the publisher",
         plan.start,

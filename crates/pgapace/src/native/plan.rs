@@ -7,7 +7,7 @@ use wire::{Session, quote_ident};
 
 use super::adopt::AdoptRequest;
 use super::proof::unproven;
-use super::requirements::{failure, problems, start};
+use super::requirements::{failure, problems, recorded, start};
 use super::subscription::{
     AdoptionFacts, NativeSubscription, NativeTable, Wanted, durable_position, read_facts,
 };
@@ -36,6 +36,8 @@ pub(crate) struct Plan {
     pub(crate) confirmed: Lsn,
     pub(crate) origin: Option<Lsn>,
     pub(crate) start: Lsn,
+    /// See [`recorded`].
+    pub(crate) recorded: Option<Lsn>,
     /// Bytes of WAL between the start and the end.
     pub(crate) behind: u64,
     pub(crate) tables: usize,
@@ -183,6 +185,7 @@ pub(super) fn make_plan(
         confirmed,
         origin,
         start,
+        recorded: recorded(origin, &facts.tables, confirmed),
         behind: end.as_u64() - start.as_u64(),
         tables: contents.tables.iter().filter(native).count(),
         unknown: contents

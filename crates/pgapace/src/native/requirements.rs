@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use pgoutput::Lsn;
 use wire::quote_ident;
 
-use super::subscription::AdoptionFacts;
+use super::subscription::{AdoptionFacts, NativeTable};
 use crate::error::{Class, Failure};
 
 /// Something that must change first, and the next step.
@@ -368,6 +368,16 @@ pub(crate) fn start(origin: Option<Lsn>, confirmed: Lsn) -> Lsn {
     origin.map_or(confirmed, |origin| origin.max(confirmed))
 }
 
+/// Up to where the subscriber has recorded what it applied or copied, if the slot is confirmed beyond that.
+///
+/// A publisher without changes for the subscription moves its slot alone, so an adoption cannot refuse this. A
+/// subscriber that has lost transactions after they were confirmed looks the same: it was restored from a backup, or
+/// a standby that lacked them was promoted. Neither server can tell: the slot does not send them again.
+pub(crate) fn recorded(origin: Option<Lsn>, tables: &[NativeTable], confirmed: Lsn) -> Option<Lsn> {
+    let copied = || tables.iter().filter_map(|table| table.lsn).min();
+    origin.or_else(copied).filter(|recorded| *recorded < confirmed)
+}
+
 /// The LSN before which changes of a table are in its copy. A table of a subscription that has not
 /// reached this position since must not get them again.
 pub(crate) fn sync_lsn(start: Lsn, recorded: Option<Lsn>) -> Lsn {
@@ -379,7 +389,7 @@ pub(crate) mod tests {
     use engine::table_name::TableName;
 
     use super::*;
-    use crate::native::subscription::{NativeSubscription, NativeTable};
+    use crate::native::subscription::NativeSubscription;
 
     pub(crate) fn facts() -> AdoptionFacts {
         AdoptionFacts {
@@ -521,6 +531,20 @@ pub(crate) mod tests {
         assert_eq!(start(None, Lsn(70)), Lsn(70));
         assert_eq!(start(Some(Lsn(90)), Lsn(70)), Lsn(90));
         assert_eq!(start(Some(Lsn(60)), Lsn(70)), Lsn(70));
+    }
+
+    #[test]
+    fn a_slot_beyond_what_is_recorded_is_seen() {
+        let table = |lsn| NativeTable {
+            name: TableName { schema: "public".to_owned(), name: "t".to_owned() },
+            state: 'r',
+            lsn,
+        };
+        let tables = [table(Some(Lsn(40))), table(Some(Lsn(60))), table(None)];
+        assert_eq!(recorded(Some(Lsn(80)), &tables, Lsn(90)), Some(Lsn(80)));
+        assert_eq!(recorded(Some(Lsn(80)), &tables, Lsn(80)), None);
+        assert_eq!(recorded(None, &tables, Lsn(50)), Some(Lsn(40)));
+        assert_eq!(recorded(None, &tables[2..], Lsn(50)), None);
     }
 
     #[test]

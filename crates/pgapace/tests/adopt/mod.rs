@@ -7,6 +7,7 @@ mod positions;
 mod refused;
 mod release_refused;
 mod released;
+mod restored;
 mod rounds;
 mod steps;
 mod synchronous;
