@@ -15,7 +15,7 @@ use crate::cli::table_name::split;
 use crate::cli::{Selection, output, printable_sql, seconds};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
-use crate::publisher::history::check_system;
+use crate::publisher::history::check_to_read;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
@@ -311,7 +311,10 @@ fn never_compared(
         output::some(&names)
     );
     let failure = Failure::new(Class::Unknown, message);
-    Ok(Some(failure.hint("pgapace verify --resume goes on with it. Then repair again.")))
+    Ok(Some(failure.hint(
+        "pgapace verify --resume with the same options (--table, …) goes on with it; pgapace verify begins another one. \
+         Then repair again.",
+    )))
 }
 
 /// Leaves out tables and columns that are no longer published: nothing makes them equal.
@@ -388,7 +391,7 @@ impl Site<'_> {
     ) -> Result<Vec<RecordedDifferences>> {
         let Site { config, .. } = self;
         same_database::refuse(look, control)?;
-        check_system(look, self.row)?;
+        check_to_read(self.publisher, (&mut *control, &mut *look), self.row)?;
         publication::check_exist(look, &config.publications)?;
         let published = publication::tables(look, &config.publications)?;
         let is_published = |name: &TableName| published.iter().any(|one| one.name == *name);

@@ -12,7 +12,7 @@ use crate::cli::{Selection, output, seconds};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::lag::{self, Lag};
-use crate::publisher::history::check_system;
+use crate::publisher::history::check_to_read;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::Publisher;
 use crate::sequences::{self, Chosen, PublisherSequence, Report, SequenceState, SetOptions};
@@ -117,9 +117,14 @@ fn one(args: &SequencesArgs, config: &Config, shutdown: &Shutdown) -> Result<Out
     let row =
         interruptible(shutdown, &sessions, READING, || find(args, &mut control, &config.name))?;
     let publisher = Publisher::new(config.publisher.clone(), &config.name, subscriber.encoding());
-    let mut source = abandonable(shutdown, CONNECTING, move || publisher.connect_to_look())??;
+    let (publisher, mut source) = abandonable(shutdown, CONNECTING, move || {
+        publisher.connect_to_look().map(|source| (publisher, source))
+    })??;
     let sessions = [&control, &source].map(Session::cancel_handle);
     let read = interruptible(shutdown, &sessions, READING, || {
+        if let Some(row) = &row {
+            check_to_read(&publisher, (&mut control, &mut source), row)?;
+        }
         read(args, config, (&mut control, &mut source), row.as_ref(), shutdown)
     });
     let (found, lag, blocked) = read.map_err(|failure| stopped(failure, "No sequence was set."))?;
@@ -219,7 +224,6 @@ fn read_level(
     read: &mut dyn FnMut(&mut Session) -> Result<Vec<PublisherSequence>>,
     stopping: &dyn Fn() -> bool,
 ) -> Result<(Vec<PublisherSequence>, Option<Lag>)> {
-    check_system(source, row)?;
     let deadline = Instant::now() + Duration::from_secs(args.wait);
     loop {
         // In this order: changes that were committed when values were read lie before the end of WAL.

@@ -14,6 +14,7 @@ use crate::cli::table_name::{split, split_column};
 use crate::cli::{Selection, output, seconds};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
+use crate::publisher::history::check_to_read;
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::other_subscriptions;
@@ -28,6 +29,7 @@ use crate::verify::prepare::{Scope, prepare};
 use crate::verify::progress::Progress;
 use crate::verify::rate::{Pace, Rate, share};
 use crate::verify::record::{self, Recorder, TableRecord};
+use crate::verify::requirements::check_primary;
 use crate::verify::run::{Manner, Verification};
 use crate::verify::whole::Passes;
 use crate::verify::work::{TableWork, Work};
@@ -212,6 +214,8 @@ fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -
     let Opened { mut control, row, subscriber, publisher } = opened;
     let sessions = [&control, &look, &local].map(Session::cancel_handle);
     let (prepared, (tables, records)) = interruptible(shutdown, &sessions, "verification", || {
+        check_primary(&mut look)?;
+        check_to_read(&publisher, (&mut control, &mut look), &row)?;
         let prepared = prepare(&mut look, &mut local, config, &row, scope)?;
         exclusive::begin_verb(&mut control, row.id, &|| shutdown.requested())?;
         let begun = begin(args, &mut control, row.id, &prepared.plans, scope)?;

@@ -9,12 +9,13 @@ use wire::{Session, quote_literal};
 
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::{
-    CURRENT_LSN, SystemIdentity, identify, is_standby, primary_timeline, system_identifier,
+    CURRENT_LSN, Publisher, SystemIdentity, identify, is_standby, primary_timeline,
+    system_identifier,
 };
 use crate::publisher::slot::{self, Slot};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, first_row};
-use crate::subscriber::state::progress::Followed;
+use crate::subscriber::state::progress::{self, Followed};
 use crate::subscriber::state::{Phase, Subscription};
 
 /// A rebase would make the subscriber equal to whatever server it is given.
@@ -93,7 +94,7 @@ fn check_identity(
     check_history(Timeline(recorded_timeline), needed, Timeline(now.timeline), &content).map_err(
         |error| {
             Failure::new(Class::History, error.to_string()).hint(
-                "To follow this server: pgapace rebase creates a new slot, compares all tables with \
+                "Check --publisher. To follow this server: pgapace rebase creates a new slot, compares all tables with \
                  the publisher's, makes them equal, and goes on. In future, use failover slots with \
                  synchronized_standby_slots, so that the stream is never ahead of a standby.",
             )
@@ -180,6 +181,24 @@ pub(crate) fn check_by_sql(
 ) -> Result<()> {
     check_system(session, row)?;
     check_standpoint(session, followed.farthest, followed.history)
+}
+
+/// Refuses a publisher whose rows or values a verb may not take for those that the subscription follows. The server may be
+/// on a newer timeline, as a copy that was promoted: only a walsender tells whether it has what the subscriber has.
+pub(crate) fn check_to_read(
+    publisher: &Publisher,
+    (control, source): (&mut Session, &mut Session),
+    row: &Subscription,
+) -> Result<()> {
+    let applied = progress::read(control, row.id)?.unwrap_or_default();
+    // Before the look at the publisher, which goes on.
+    let followed = progress::followed(control, row.id, &applied)?;
+    check_system(source, row)?;
+    let is_newer = |now: u32| row.timeline.is_some_and(|recorded| now > recorded);
+    if primary_timeline(source).is_some_and(is_newer) {
+        return check(&mut publisher.connect()?, row, &followed).map(drop);
+    }
+    check_standpoint(source, followed.farthest, followed.history)
 }
 
 /// Refuses another database system than the one that a subscription follows: its values, snapshots and LSNs

@@ -17,7 +17,7 @@ use crate::verify::plan::TablePlan;
 use crate::verify::prepare::{Problem, Scope};
 use crate::verify::sql::{TableSql, probe};
 
-pub(super) fn check_primary(publisher: &mut Session) -> Result<()> {
+pub(crate) fn check_primary(publisher: &mut Session) -> Result<()> {
     let theirs = publisher
         .simple("SELECT pg_catalog.pg_is_in_recovery()")
         .map_err(|e| Failure::publisher(&e, "asking whether it is a standby"))?;

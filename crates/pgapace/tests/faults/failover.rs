@@ -61,7 +61,7 @@ pub(super) fn standby(site: &mut Site, settings: &str) -> Result<Cluster> {
 }
 
 /// The standby receives nothing more, while the publisher and the subscriber continue.
-fn cut_off(standby: &Cluster) -> Result<()> {
+pub(super) fn cut_off(standby: &Cluster) -> Result<()> {
     standby.sql(DB, "ALTER SYSTEM SET primary_conninfo = ''")?;
     standby.sql(DB, "SELECT pg_reload_conf()")?;
     wait_until(PATIENCE, "the standby to be cut off", || {

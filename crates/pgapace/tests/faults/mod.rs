@@ -14,6 +14,7 @@ mod large;
 mod network;
 mod privilege_hints;
 pub(crate) mod privileges;
+mod promoted_copy;
 mod recreated;
 mod refused;
 mod resuming;
