@@ -9,13 +9,13 @@ use crate::check::{Settings, SubscriptionState, connections, failed, one, server
 use crate::config::Subscription as Config;
 use crate::error::{Failure, Result};
 use crate::publisher::watch;
-use crate::subscriber::catalogue::field;
-use crate::subscriber::state::Phase;
+use crate::subscriber::catalogue::{boolean, field};
+use crate::subscriber::state::{Phase, name_array};
 
 const SIDE: Side = Side::Publisher;
 
 /// The settings that are read.
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 12] = [
     "wal_level",
     "max_replication_slots",
     "max_wal_senders",
@@ -26,8 +26,12 @@ const NAMES: [&str; 11] = [
     "idle_replication_slot_timeout",
     "logical_decoding_work_mem",
     "wal_sender_timeout",
+    STANDBY_SLOTS,
     "server_encoding",
 ];
+
+/// Slots of standbys that must have WAL before it is sent to a slot with failover.
+const STANDBY_SLOTS: &str = "synchronized_standby_slots";
 
 pub(super) fn check(
     session: &mut Session,
@@ -53,6 +57,8 @@ pub(super) fn check(
     room(session, (config, &settings), known, (service, recovers), reporter)?;
     if recovers {
         standby(major, reporter);
+    } else {
+        standby_slots(session, (config, &settings), reporter)?;
     }
     hosts(config, reporter);
     retention(&settings, reporter);
@@ -92,6 +98,47 @@ fn waiting_commits(
     };
     let topic = "synchronous_standby_names";
     reporter.warn(topic, format!("commits wait for {name}, which {topic} names, and {why}"));
+    Ok(())
+}
+
+/// Whether a slot with failover gets nothing, because a standby for which the publisher waits is away. Standbys do not
+/// wait.
+fn standby_slots(
+    session: &mut Session,
+    (config, settings): (&Config, &Settings),
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    let names = settings.text(STANDBY_SLOTS).split(',').map(|name| name.trim().trim_matches('"'));
+    let names: Vec<_> = names.filter(|name| !name.is_empty()).collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    let sql = "SELECT n.name, s.active, \
+                 coalesce((SELECT o.failover FROM pg_catalog.pg_replication_slots o \
+                   WHERE o.slot_name = $2), $3::pg_catalog.bool) \
+               FROM pg_catalog.unnest($1::pg_catalog.text[]) n (name) \
+               LEFT JOIN pg_catalog.pg_replication_slots s \
+                 ON s.slot_name = n.name::pg_catalog.name AND s.slot_type = 'physical'";
+    let creates = (config.create_slot && config.failover).to_string();
+    let arguments = [name_array(&names), config.slot.clone(), creates];
+    let arguments: Vec<_> = arguments.iter().map(|text| Some(text.as_str())).collect();
+    let rows = session
+        .query(sql, &arguments)
+        .map_err(|e| failed(SIDE, &e, "reading the slots of its standbys"))?;
+    for row in rows.iter() {
+        let (name, has_failover): (String, bool) = (field(&row, 0)?, boolean(&row, 2)?);
+        let what = match row.get(1) {
+            _ if !has_failover => continue,
+            Some("t") => continue,
+            Some(_) => "which its standby does not use: start the standby",
+            None => "which does not exist: create it for the standby",
+        };
+        let message = format!(
+            "{STANDBY_SLOTS} names {name}, {what}, or take it out. Until then, the publisher sends nothing to slots \
+             with failover, as that of the subscription"
+        );
+        reporter.warn(STANDBY_SLOTS, message).on(name);
+    }
     Ok(())
 }
 

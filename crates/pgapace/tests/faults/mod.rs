@@ -25,6 +25,7 @@ mod setup_errors;
 mod silent;
 mod slots;
 mod standby_publisher;
+mod standby_slots;
 mod starting;
 mod status;
 mod stops;

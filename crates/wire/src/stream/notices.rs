@@ -34,10 +34,11 @@ pub(crate) fn log_notice(notice: &ServerError) {
         tracing::debug!(sqlstate = %code, detail, "server: {severity}: {message}");
         return;
     };
-    let text = match notice.detail() {
-        Some(detail) => format!("{message}\nDETAIL:  {detail}"),
-        None => message.clone(),
+    let part = |name: &str, text: Option<&str>| {
+        text.map_or(String::new(), |text| format!("\n{name}:  {text}"))
     };
+    let text = [message.clone(), part("DETAIL", notice.detail()), part("HINT", notice.hint())];
+    let text = text.concat();
     tracing::warn!(
         event = "server_warning",
         sqlstate = %code,

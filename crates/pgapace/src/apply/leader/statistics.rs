@@ -18,9 +18,18 @@ const SLOWING_INTERVAL: Duration = Duration::from_secs(10);
 /// The same while the leader only waits for the publisher: an idle subscription writes nothing (P9).
 const IDLE_STATISTICS_INTERVAL: Duration = Duration::from_secs(60);
 
+/// The same while the publisher has WAL of which nothing arrives: the lag grows. As often as the publisher is asked.
+const LAGGING_INTERVAL: Duration = Duration::from_secs(3);
+
 /// How long after these figures the next ones are written, if nothing happens.
 fn interval_after(figures: &Figures) -> Duration {
-    if figures.is_moving() { SLOWING_INTERVAL } else { IDLE_STATISTICS_INTERVAL }
+    if figures.is_kept_from_receiving() {
+        LAGGING_INTERVAL
+    } else if figures.is_moving() {
+        SLOWING_INTERVAL
+    } else {
+        IDLE_STATISTICS_INTERVAL
+    }
 }
 
 impl Leader<'_> {

@@ -23,6 +23,9 @@ use crate::table_name::TableNameFields;
 pub(crate) use collector::{Collector, STALE};
 pub(crate) use slot_forecast::SlotForecast;
 
+/// Lag in seconds of what is received above which nothing arrives. It is more than two looks at the publisher take.
+const KEPT_FROM_RECEIVING: f64 = 6.5;
+
 /// Positions and counters that the leader reads at a tick. Counters count from the start of the run.
 #[derive(Debug, Clone)]
 pub(crate) struct Observation {
@@ -260,6 +263,15 @@ impl Figures {
     /// A stage by its name.
     pub(crate) fn stage(&self, name: &str) -> Option<&Stage> {
         self.stages.iter().find(|stage| stage.stage == name)
+    }
+
+    /// Whether the publisher has WAL that does not arrive, as if it waits for a standby. The position of WAL without
+    /// changes for the subscription arrives too, so that it is behind for no longer than two looks at the publisher take.
+    pub(crate) fn is_kept_from_receiving(&self) -> bool {
+        self.stage("received").is_some_and(|stage| match stage.lag_seconds {
+            Some(seconds) => seconds > KEPT_FROM_RECEIVING,
+            None => stage.lag_bytes.is_some_and(|bytes| bytes > 0),
+        })
     }
 
     /// Whether anything has happened in the last minute.
