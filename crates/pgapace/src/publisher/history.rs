@@ -94,9 +94,10 @@ fn check_identity(
     check_history(Timeline(recorded_timeline), needed, Timeline(now.timeline), &content).map_err(
         |error| {
             Failure::new(Class::History, error.to_string()).hint(
-                "Check --publisher. To follow this server: pgapace rebase creates a new slot, compares all tables with \
-                 the publisher's, makes them equal, and goes on. In future, use failover slots with \
-                 synchronized_standby_slots, so that the stream is never ahead of a standby.",
+                "Check --publisher, and decide which side is right. If it is this server: pgapace rebase creates a new \
+                 slot, compares all tables with the publisher's, makes them equal, and goes on: it deletes what only \
+                 the subscriber has. For a failover, use failover slots with synchronized_standby_slots in future, so \
+                 that the stream is never ahead of a standby.",
             )
         },
     )
@@ -173,18 +174,23 @@ fn left_behind(now: u32, recorded: u32, standby: bool) -> Failure {
     Failure::new(Class::History, message("the publisher is")).hint(LEFT_BEHIND)
 }
 
-/// Refuses a publisher of which SQL alone shows that a run would refuse it. A walsender and a stream tell more.
-pub(crate) fn check_by_sql(
-    session: &mut Session,
+/// Refuses a publisher that a run would refuse before its stream, which tells more. Only a walsender tells whether a
+/// server on a newer timeline, which was promoted, has what the subscriber has.
+pub(crate) fn check_without_stream(
+    publisher: &Publisher,
+    look: &mut Session,
     row: &Subscription,
     followed: &Followed,
 ) -> Result<()> {
-    check_system(session, row)?;
-    check_standpoint(session, followed.farthest, followed.history)
+    check_system(look, row)?;
+    let is_newer = |now: u32| row.timeline.is_some_and(|recorded| now > recorded);
+    if primary_timeline(look).is_some_and(is_newer) {
+        return check(&mut publisher.connect()?, row, followed).map(drop);
+    }
+    check_standpoint(look, followed.farthest, followed.history)
 }
 
-/// Refuses a publisher whose rows or values a verb may not take for those that the subscription follows. The server may be
-/// on a newer timeline, as a copy that was promoted: only a walsender tells whether it has what the subscriber has.
+/// Refuses a publisher whose rows or values a verb may not take for those that the subscription follows.
 pub(crate) fn check_to_read(
     publisher: &Publisher,
     (control, source): (&mut Session, &mut Session),
@@ -193,12 +199,7 @@ pub(crate) fn check_to_read(
     let applied = progress::read(control, row.id)?.unwrap_or_default();
     // Before the look at the publisher, which goes on.
     let followed = progress::followed(control, row.id, &applied)?;
-    check_system(source, row)?;
-    let is_newer = |now: u32| row.timeline.is_some_and(|recorded| now > recorded);
-    if primary_timeline(source).is_some_and(is_newer) {
-        return check(&mut publisher.connect()?, row, &followed).map(drop);
-    }
-    check_standpoint(source, followed.farthest, followed.history)
+    check_without_stream(publisher, source, row, &followed)
 }
 
 /// Refuses another database system than the one that a subscription follows: its values, snapshots and LSNs

@@ -44,6 +44,7 @@ pub(crate) struct SlotProblem {
 
 /// The slot, as the publisher shows it.
 pub(super) struct Source {
+    publisher: Publisher,
     pub(crate) session: Session,
     pub(crate) system_identifier: Option<String>,
     pub(crate) lsn: Lsn,
@@ -68,10 +69,11 @@ pub(super) fn connect_source(
     let info = site.publisher.clone().ok_or(NO_PUBLISHER)?;
     let name = site.name.as_deref().unwrap_or("pgapace status");
     let reason = |failure: Failure| failure.message;
-    let mut session = Publisher::new(info, name, encoding).connect_to_look().map_err(reason)?;
+    let publisher = Publisher::new(info, name, encoding);
+    let mut session = publisher.connect_to_look().map_err(reason)?;
     let lsn = end_of_wal(&mut session).map_err(reason)?;
     let system_identifier = system_identifier(&mut session);
-    Ok(Source { session, system_identifier, lsn })
+    Ok(Source { publisher, session, system_identifier, lsn })
 }
 
 /// What the publisher shows of a subscription.
@@ -104,7 +106,8 @@ pub(super) fn look_at_source(
         Ok(source) => source,
     };
     if let Some(followed) = followed
-        && let Err(failure) = history::check_by_sql(&mut source.session, row, &followed)
+        && let Err(failure) =
+            history::check_without_stream(&source.publisher, &mut source.session, row, &followed)
     {
         if source.session.is_broken() {
             return Err(failure);
