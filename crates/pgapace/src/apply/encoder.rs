@@ -22,7 +22,7 @@ use crate::error::{Class, Failure, Recovery, Result};
 use crate::subscriber::citus;
 use crate::subscriber::format::MISREAD_HINT;
 use crate::subscriber::mapping::TableMap;
-use crate::subscriber::state::prepared::PreparedHere;
+use crate::subscriber::state::prepared::{self, PreparedHere};
 use crate::subscriber::state::progress::{RECORD_TYPES, RecordCheck, RecordParams, record_sql};
 use crate::subscriber::state::statistics::Changes;
 use crate::subscriber::statement::bind::{self, RowChange};
@@ -48,6 +48,7 @@ pub(crate) fn prepare_control(session: &mut Session, identity: Identity) -> Resu
     session.queue_parse("release", "RELEASE SAVEPOINT pgapace_part", &[]);
     session.queue_parse("column_types", TYPES_SQL, &[]);
     let Identity { progress_of, tagged, ordered, citus, .. } = identity;
+    prepared::queue_parses(session, tagged);
     if citus {
         session.queue_parse("replica_role", citus::REPLICA_ROLE, &[]);
         session.queue_parse("two_phase", citus::TWO_PHASE, &[]);
@@ -179,17 +180,16 @@ impl Encoder {
         self.identity.tagged
     }
 
-    /// Tags the next COMMIT PREPARED with the origin, like every other commit.
-    pub(crate) fn tag_commit_prepared(&self, session: &mut Session, time: Timestamp) -> Result<()> {
-        if self.identity.tagged {
-            let sql = "SELECT pg_catalog.pg_replication_origin_xact_setup('0/0', \
-                       '2000-01-01 00:00:00+00'::pg_catalog.timestamptz \
-                         + $1::pg_catalog.int8 * '1 microsecond'::pg_catalog.interval)";
-            session
-                .query(sql, &[Some(&time.0.to_string())])
-                .map_err(|e| Failure::subscriber(&e, "tagging a commit"))?;
-        }
-        Ok(())
+    /// SQL that tags the next COMMIT PREPARED with the origin, like every other commit, if commits are tagged.
+    pub(crate) fn tag_sql(&self, time: Timestamp) -> Option<String> {
+        self.identity.tagged.then(|| {
+            format!(
+                "SELECT pg_catalog.pg_replication_origin_xact_setup('0/0', \
+                 '2000-01-01 00:00:00+00'::pg_catalog.timestamptz \
+                   + '{}'::pg_catalog.int8 * '1 microsecond'::pg_catalog.interval)",
+                time.0
+            )
+        })
     }
 
     /// Queues part `index` of a group by rows: one subscriber transaction, and one statement for each
@@ -632,7 +632,7 @@ fn queue_prepare(
     part: u32,
     expected: &mut VecDeque<Expected>,
 ) -> wire::Result<()> {
-    prepared.queue_row(session, identity.epoch, identity.tagged)?;
+    prepared.queue_row(session, identity.epoch)?;
     expected.push_back(Expected::Progress { part });
     prepared.queue_prepare(session)?;
     expected.push_back(Expected::Commit { part, commits: None });

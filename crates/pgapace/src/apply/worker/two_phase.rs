@@ -21,14 +21,15 @@ impl WorkerSession {
         };
         // All of it, because the queries that follow are exchanges of their own.
         self.session.flush().map_err(|e| Failure::subscriber(&e, "sending changes"))?;
-        if self.is_resolved(prepared, commit)? {
-            return Ok(());
-        }
-        if let (true, Some(work)) = (commit, group.works.first()) {
-            let time = work.part.head.commit_time;
-            self.encoder.tag_commit_prepared(&mut self.session, time)?;
-        }
-        if prepared.resolve(&mut self.session, commit)? || self.is_resolved(prepared, commit)? {
+        let time = group.works.first().map(|work| work.part.head.commit_time);
+        let tag = time.filter(|_| commit).and_then(|time| self.encoder.tag_sql(time));
+        let session = &mut self.session;
+        let was_prepared = match tag {
+            Some(tag) => prepared.commit_tagged(session, &tag)?,
+            None => prepared.resolve(session, commit)?,
+        };
+        // One that was sent again has no name any more, but a second row.
+        if was_prepared || self.is_resolved(prepared, commit)? {
             return Ok(());
         }
         if !commit {

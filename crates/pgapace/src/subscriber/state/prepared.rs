@@ -79,31 +79,24 @@ impl PreparedHere {
         )
     }
 
-    /// Queues the insert of the second row, as the last statement before PREPARE TRANSACTION. With
-    /// `tagged`, the session has a replication origin.
-    pub(crate) fn queue_row(
-        &self,
-        session: &mut Session,
-        epoch: i64,
-        tagged: bool,
-    ) -> wire::Result<()> {
-        let insert = format!(
-            "INSERT INTO pgapace.prepared \
-               (subscription, xid, prepare_lsn, committed, name, epoch) \
-             SELECT {}, {}, '{}', true, {}, {epoch}",
-            self.subscription.0,
-            self.xid,
-            self.prepare_lsn,
-            quote_literal(&self.name)
-        );
-        if tagged {
-            // As in the progress row, the origin's LSN stays '0/0'.
-            let setup = "pg_catalog.pg_replication_origin_xact_setup('0/0', $1)";
-            let insert = format!("{insert} WHERE {setup} IS NOT NULL");
-            let time = self.time.0.to_be_bytes();
-            session.queue_statement(&insert, &[1184], [Param::Binary(&time)].into_iter())
-        } else {
-            session.queue_statement(&insert, &[], [].into_iter())
+    /// Queues the insert of the second row, as the last statement before PREPARE TRANSACTION. The session has
+    /// the statements of [`queue_parses`].
+    pub(crate) fn queue_row(&self, session: &mut Session, epoch: i64) -> wire::Result<()> {
+        let (key, epoch, time) = (self.key(), epoch.to_be_bytes(), self.time.0.to_be_bytes());
+        let [subscription, xid, lsn] = key.params();
+        let name = Param::Text(self.name.as_bytes());
+        let params = [subscription, xid, lsn, name, Param::Binary(&epoch), Param::Binary(&time)];
+        session.queue_bind(ROW, params.into_iter())?;
+        session.queue_execute();
+        Ok(())
+    }
+
+    /// What tells its rows from others.
+    fn key(&self) -> Key {
+        Key {
+            subscription: self.subscription.0.to_be_bytes(),
+            xid: i64::from(self.xid.0).to_be_bytes(),
+            prepare_lsn: self.prepare_lsn.as_u64().to_be_bytes(),
         }
     }
 
@@ -112,10 +105,12 @@ impl PreparedHere {
         session.queue_statement(&sql, &[], [].into_iter())
     }
 
-    /// Queues the removal of its rows, in the transaction that records its end as progress.
+    /// Queues the removal of its rows, in the transaction that records its end as progress. The session has the
+    /// statements of [`queue_parses`].
     pub(crate) fn queue_forget(&self, session: &mut Session) -> wire::Result<()> {
-        let sql = format!("DELETE FROM pgapace.prepared WHERE {}", self.condition());
-        session.queue_statement(&sql, &[], [].into_iter())
+        session.queue_bind(FORGET, self.key().params().into_iter())?;
+        session.queue_execute();
+        Ok(())
     }
 
     pub(crate) fn forget(&self, session: &mut Session) -> Result<()> {
@@ -156,11 +151,28 @@ impl PreparedHere {
     /// Executes COMMIT PREPARED or ROLLBACK PREPARED on the subscriber. Returns whether the
     /// prepared transaction existed; if so, its end is durable.
     pub(crate) fn resolve(&self, session: &mut Session, commit: bool) -> Result<bool> {
+        let sql = self.end_sql(commit);
+        self.resolved(session.simple(&sql).map(drop), commit)
+    }
+
+    /// COMMIT PREPARED, with a statement before it that gives it the publisher's commit time. A statement that fails
+    /// leaves it without that, and is an error.
+    pub(crate) fn commit_tagged(&self, session: &mut Session, tag: &str) -> Result<bool> {
+        let sql = self.end_sql(true);
+        self.resolved(session.simple_each([tag, &sql]).map(drop), true)
+    }
+
+    fn end_sql(&self, commit: bool) -> String {
         let verb = if commit { "COMMIT" } else { "ROLLBACK" };
-        match session.simple(&format!("{verb} PREPARED {}", quote_literal(&self.name))) {
-            Ok(_) => Ok(true),
+        format!("{verb} PREPARED {}", quote_literal(&self.name))
+    }
+
+    fn resolved(&self, answer: wire::Result<()>, commit: bool) -> Result<bool> {
+        match answer {
+            Ok(()) => Ok(true),
             Err(error) if error.sqlstate() == Some(sqlstate::UNDEFINED_OBJECT) => Ok(false),
             Err(error) => {
+                let verb = if commit { "COMMIT" } else { "ROLLBACK" };
                 let doing = format!("{verb} PREPARED of {}", self.describe());
                 let failure = Failure::subscriber(&error, &doing);
                 Err(match failure.sqlstate.as_deref() {
@@ -175,6 +187,45 @@ impl PreparedHere {
             }
         }
     }
+}
+
+/// The key of the rows of a transaction in `pgapace.prepared`, in binary form.
+struct Key {
+    subscription: [u8; 4],
+    xid: [u8; 8],
+    prepare_lsn: [u8; 8],
+}
+
+impl Key {
+    fn params(&self) -> [Param<'_>; 3] {
+        [
+            Param::Binary(&self.subscription),
+            Param::Binary(&self.xid),
+            Param::Binary(&self.prepare_lsn),
+        ]
+    }
+}
+
+const ROW: &str = "prepared_row";
+const FORGET: &str = "prepared_forget";
+
+/// Queues the Parse of the statements with which sessions that apply change `pgapace.prepared`. With `tagged`, the session
+/// has a replication origin.
+pub(crate) fn queue_parses(session: &mut Session, tagged: bool) {
+    // As in the progress row, the origin's LSN stays '0/0'. The time is a parameter in any case.
+    let condition = match tagged {
+        true => "pg_catalog.pg_replication_origin_xact_setup('0/0', $6) IS NOT NULL",
+        false => "$6 IS NOT NULL",
+    };
+    let row = format!(
+        "INSERT INTO pgapace.prepared (subscription, xid, prepare_lsn, committed, name, epoch) \
+         SELECT $1, $2, $3, true, $4, $5 WHERE {condition}"
+    );
+    // int4, int8, pg_lsn, text, int8, timestamptz
+    session.queue_parse(ROW, &row, &[23, 20, 3220, 25, 20, 1184]);
+    let forget = "DELETE FROM pgapace.prepared WHERE subscription OPERATOR(pg_catalog.=) $1 \
+                  AND xid OPERATOR(pg_catalog.=) $2 AND prepare_lsn OPERATOR(pg_catalog.=) $3";
+    session.queue_parse(FORGET, forget, &[23, 20, 3220]);
 }
 
 /// The error for a COMMIT PREPARED of a transaction that is not prepared on the subscriber any more.
