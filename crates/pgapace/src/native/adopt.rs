@@ -290,7 +290,7 @@ fn try_take_slot(
         return Ok(None);
     }
     let origin = durable_position(control, adoption.native)?;
-    let state = usable_slot(source, &adoption.slot)?;
+    let state = usable_slot(source, &adoption.native_name, &adoption.slot)?;
     if let Some(pid) = state.active_pid {
         let message =
             format!("slot \"{}\" is in use by walsender {pid} of the publisher", adoption.slot);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pgoutput::Lsn;
 use wire::{Session, quote_ident};
 
-use super::adopt::AdoptRequest;
+use super::adopt::{AdoptRequest, alter};
 use super::proof::unproven;
 use super::requirements::{failure, problems, recorded, start};
 use super::subscription::{
@@ -98,7 +98,7 @@ pub(crate) fn plan(
     request: &AdoptRequest<'_>,
 ) -> Result<Plan> {
     let slot = slot_name(&facts.subscription, request)?;
-    let state = usable_slot(source, &slot)?;
+    let state = usable_slot(source, &facts.subscription.name, &slot)?;
     if schema::version(control)? == 0 {
         exposed::warn(control, source, request.name)?;
     }
@@ -227,9 +227,31 @@ pub(super) fn slot_name(native: &NativeSubscription, request: &AdoptRequest<'_>)
 }
 
 /// The slot, if pgapace can stream from it.
-pub(super) fn usable_slot(source: &mut Session, name: &str) -> Result<Slot> {
+pub(super) fn usable_slot(source: &mut Session, native: &str, name: &str) -> Result<Slot> {
     let found = slot::find(source, name)?;
     // A position behind everything: only a slot that cannot be used is refused.
-    slot::check_resume(name, found.as_ref(), is_standby(source)?, Lsn(u64::MAX))?;
+    let checked = slot::check_resume(name, found.as_ref(), is_standby(source)?, Lsn(u64::MAX));
+    checked.map_err(|failure| match slot::is_lost(found.as_ref()) && !failure.is_transient() {
+        true => failure.hint(to_replace(native, name, found.is_some())),
+        false => failure,
+    })?;
     found.ok_or_else(|| Failure::internal("the slot is gone"))
+}
+
+/// How pgapace takes the place of a native subscription whose slot is lost.
+fn to_replace(native: &str, slot: &str, slot_exists: bool) -> String {
+    let alter = alter(native);
+    let drop = match slot_exists {
+        true => format!(
+            " On the publisher: SELECT pg_drop_replication_slot({});",
+            wire::quote_literal(slot)
+        ),
+        false => String::new(),
+    };
+    format!(
+        "Changes that the slot had not sent are lost, for the native subscription too. On the subscriber: {alter} \
+         DISABLE; {alter} SET (slot_name = NONE); DROP SUBSCRIPTION {};{drop} then pgapace run --if-not-empty rebase \
+         compares all tables with the publisher's, makes them equal, and goes on.",
+        quote_ident(native)
+    )
 }

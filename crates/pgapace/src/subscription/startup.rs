@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pgoutput::Lsn;
 use wire::{Rows, Session};
 
 use super::Supervisor;
@@ -22,7 +21,7 @@ use crate::native::guard;
 use crate::observe::board::Board;
 use crate::publisher::publication;
 use crate::publisher::session::Publisher;
-use crate::publisher::slot;
+use crate::publisher::slot::{self, Slot};
 use crate::publisher::watch;
 use crate::publisher::watch::Commits;
 use crate::same_database;
@@ -204,7 +203,7 @@ impl Supervisor<'_> {
             self.stage = RunStage::Dropped;
             return Err(deleted_state::schema_was_dropped(&config));
         }
-        let begins_at = match self.options.supersedes {
+        let way_back_slot = match self.options.supersedes {
             Some(_) => self.check_way_back(control, source, publisher, version)?,
             None => None,
         };
@@ -236,7 +235,7 @@ impl Supervisor<'_> {
         if let (Some(row), Some(generation)) = (&found, self.options.supersedes)
             && way_back::is_superseded(control, row, generation)?
         {
-            way_back::check_begin(&config, publisher, begins_at)?;
+            way_back::check_begin(&config, publisher, way_back_slot.as_ref())?;
             origin::drop_if_unused(control, row.id)?;
             superseded = Some(row.id);
             (found, looked) = (None, None);
@@ -279,18 +278,17 @@ impl Supervisor<'_> {
     }
 
     /// Checks the first start of a way back before pgapace writes on the old side, except for an upgrade of schema pgapace.
-    /// Returns the position of the slot.
+    /// Returns the slot.
     fn check_way_back(
         &self,
         control: &mut Session,
         source: &mut Session,
         publisher: &Publisher,
         version: usize,
-    ) -> Result<Option<Lsn>> {
+    ) -> Result<Option<Slot>> {
         let name = &self.config.name;
         // Read before the row: another process may begin the way back meanwhile, and then it has a row.
-        let begins_at =
-            slot::find(source, &self.config.slot)?.and_then(|slot| slot.confirmed_flush);
+        let slot = slot::find(source, &self.config.slot)?;
         let found = match version {
             0 => None,
             _ => {
@@ -300,9 +298,9 @@ impl Supervisor<'_> {
         };
         // In another phase, it has begun, or is superseded, which the caller finds out.
         if found.is_none_or(|row| row.phase == Phase::Creating && !row.owns_slot) {
-            way_back::check_begin(&self.config, publisher, begins_at)?;
+            way_back::check_begin(&self.config, publisher, slot.as_ref())?;
         }
-        Ok(begins_at)
+        Ok(slot)
     }
 
     /// Makes this process the owner: it increments the epoch and terminates sessions of earlier epochs.

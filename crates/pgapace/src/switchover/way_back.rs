@@ -16,15 +16,16 @@
 //! first start is completed with the settings of a way back: [`or_turn_round`] leads there from the record on the
 //! other side.
 
-use pgoutput::Lsn;
 use wire::{Session, quote_literal};
 
+use super::record::LedHere;
 use super::{back, record};
 use crate::config::Subscription as Config;
 use crate::config::declarations::OriginFilter;
 use crate::error::{Class, Failure, Recovery, Result};
 use crate::publisher::history;
-use crate::publisher::session::Publisher;
+use crate::publisher::session::{Publisher, is_standby};
+use crate::publisher::slot::{self, Slot};
 use crate::subscriber::state::{self, Subscription, progress};
 
 /// The subscription that applies changes of the new side on the old side.
@@ -93,37 +94,64 @@ pub(crate) fn is_superseded(
 /// subscription that has ended: the new side knows how far that one had followed it.
 ///
 /// It is called before pgapace writes on the old side: whatever is written there takes the LSNs and xids of what is lacking.
-/// `publisher` is the new side, `begins_at` the position of the slot there, if it exists.
+/// `publisher` is the new side, `slot` the one there, if it exists.
 pub(crate) fn check_begin(
     config: &Config,
     publisher: &Publisher,
-    begins_at: Option<Lsn>,
+    slot: Option<&Slot>,
 ) -> Result<()> {
-    let Some(slot) = begins_at else { return Ok(()) };
     let mut session = publisher.connect_to_look()?;
+    // The slots of a standby that is not promoted yet are not its own: the run waits for the promotion.
+    if slot.is_none() && is_standby(&mut session)? {
+        return Ok(());
+    }
     let Some(begun) = record::led_to(&mut session, &config.name)? else { return Ok(()) };
     let Some(row) = state::find(&mut session, &begun.ended)? else { return Ok(()) };
-    if let Some(made_at) = begun.slot_made_at.filter(|made_at| *made_at != slot) {
-        return Err(Failure::new(
-            Class::Slot,
-            format!(
-                "slot \"{}\" of the way back has moved to {slot} from {made_at}, where a switchover created it, but \
-                 the subscriber has nothing of the way back",
-                config.slot
-            ),
-        )
+    let refused = |what: &str| {
+        let message = format!("slot \"{}\" of the way back {what}", config.slot);
+        Failure::new(Class::Slot, message).hint(to_begin_anew(config, slot.is_some()))
+    };
+    let lost = |what: &str| {
+        Err(refused(what).detail(format!(
+            "What was written on the publisher since the switchover of {} at {} does not reach the subscriber.",
+            row.name, begun.end_lsn
+        )))
+    };
+    let Some(slot) = slot else { return lost("does not exist on the publisher") };
+    slot::check_kind(&config.slot, slot)?;
+    if let Some(reason) = &slot.invalid {
+        return lost(&format!("was invalidated: {reason}"));
+    }
+    let (Some(made_at), Some(now)) = (begun.slot_made_at, slot.confirmed_flush) else {
+        return check_old_side(config, publisher, &mut session, (&row, &begun));
+    };
+    if made_at != now {
+        return Err(refused(&format!(
+            "has moved to {now} from {made_at}, where a switchover created it, but the subscriber has nothing of the \
+             way back"
+        ))
         .detail(format!(
             "The subscriber was restored to an earlier state, or is a promoted standby that lacks the end, or schema \
              pgapace was dropped there. It may also lack what it wrote before the switchover of {} at {}.",
             row.name, begun.end_lsn
-        ))
-        .hint(to_begin_anew(config)));
+        )));
     }
-    let applied = progress::read(&mut session, row.id)?.unwrap_or_default();
-    let mut followed = progress::followed(&mut session, row.id, &applied)?;
+    check_old_side(config, publisher, &mut session, (&row, &begun))
+}
+
+/// Refuses an old side that lacks what it wrote itself. `session` is one of the new side, which knows that as the
+/// subscriber of the subscription that has ended, `row`.
+fn check_old_side(
+    config: &Config,
+    publisher: &Publisher,
+    session: &mut Session,
+    (row, begun): (&Subscription, &LedHere),
+) -> Result<()> {
+    let applied = progress::read(session, row.id)?.unwrap_or_default();
+    let mut followed = progress::followed(session, row.id, &applied)?;
     followed.farthest = followed.farthest.max(begun.end_lsn);
     let old = Publisher::new(config.subscriber.clone(), &config.name, publisher.encoding());
-    match history::check(&mut old.connect()?, &row, &followed) {
+    match history::check(&mut old.connect()?, row, &followed) {
         Err(failure) if failure.class == Class::History => Err(Failure::new(
             Class::History,
             format!(
@@ -133,24 +161,29 @@ pub(crate) fn check_begin(
             ),
         )
         .detail(format!("What {} knows of it as its publisher: {}.", row.name, failure.message))
-        .hint(to_begin_anew(config))),
+        .hint(to_begin_anew(config, true))),
         checked => checked.map(drop),
     }
 }
 
-/// How a way back begins on an old side that lacks changes.
-fn to_begin_anew(config: &Config) -> String {
+/// How a way back begins on an old side that lacks changes. `slot_exists`: its slot on the publisher is in the way.
+fn to_begin_anew(config: &Config, slot_exists: bool) -> String {
     let names = config.publications.iter().map(|name| format!(" --publication {name}"));
     let origin = match config.origin {
         OriginFilter::None => " --origin none",
         OriginFilter::Any => "",
     };
+    let drop = match slot_exists {
+        true => format!(
+            "on the publisher, SELECT pg_drop_replication_slot({}); then ",
+            quote_literal(&config.slot)
+        ),
+        false => String::new(),
+    };
     format!(
-        "If the publisher, which takes writes, is right: on the publisher, SELECT pg_drop_replication_slot({}); then \
-         with the two servers swapped in --publisher and --subscriber: pgapace run --name {} --slot {}{}{origin} \
+        "If the publisher, which takes writes, is right: {drop}with the two servers swapped in --publisher and --subscriber: pgapace run --name {} --slot {}{}{origin} \
          --if-not-empty rebase --until current. It makes the tables equal to the publisher's, and deletes rows that only \
          the subscriber has. Afterwards start pgapace run with the settings as before.",
-        quote_literal(&config.slot),
         config.name,
         config.slot,
         names.collect::<String>()

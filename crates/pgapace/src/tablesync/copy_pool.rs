@@ -550,22 +550,14 @@ impl Pool<'_> {
             self.stop.store(true, Ordering::Release);
             return None;
         }
-        let slot = found.ok().flatten()?;
-        if let Some(reason) = &slot.invalid {
-            let failure = Failure::new(
-                Class::Slot,
-                format!(
-                    "slot \"{}\" was invalidated during table sync: {reason}",
-                    self.context.slot
-                ),
-            )
-            .hint(
-                "On the publisher: ALTER SYSTEM SET max_slot_wal_keep_size = …; SELECT \
-                 pg_reload_conf(). Then drop the subscription (pgapace drop), and start it again.",
-            );
+        let found = found.ok()?;
+        if let Some(failure) = lost(self.context.slot, found.as_ref()) {
             lock_of(&self.failures).run.get_or_insert(failure);
             self.stop.store(true, Ordering::Release);
-        } else if let (Some(safe), Some(kept)) = (slot.safe_wal_size, slot.retained_bytes)
+            return found;
+        }
+        let slot = found?;
+        if let (Some(safe), Some(kept)) = (slot.safe_wal_size, slot.retained_bytes)
             && safe < (safe.saturating_add(kept)) / 4
         {
             tracing::warn!(
@@ -589,6 +581,24 @@ impl Pool<'_> {
         if let Err(failure) = recorded {
             tracing::debug!(%failure, "cannot record the slot");
         }
+    }
+}
+
+/// The error for a slot from which nothing can be streamed after the copy.
+fn lost(name: &str, slot: Option<&Slot>) -> Option<Failure> {
+    let refuse = |what: String, hint| Failure::new(Class::Slot, what).hint(hint);
+    match slot.map(|slot| slot.invalid.as_ref()) {
+        None => Some(refuse(
+            format!("slot \"{name}\" was dropped during table sync"),
+            "pgapace rebase creates a new slot, compares the tables that hold rows, copies the others, and goes on.",
+        )),
+        Some(Some(reason)) => Some(refuse(
+            format!("slot \"{name}\" was invalidated during table sync: {reason}"),
+            "On the publisher, if WAL was removed: ALTER SYSTEM SET max_slot_wal_keep_size = …; SELECT \
+             pg_reload_conf(). Then pgapace rebase creates a new slot, compares the tables that hold rows, copies \
+             the others, and goes on.",
+        )),
+        Some(None) => None,
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod echo;
 mod interrupted;
+mod lost_slot;
 mod native_progress;
 mod positions;
 mod refused;

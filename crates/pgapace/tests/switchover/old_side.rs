@@ -10,6 +10,10 @@ use crate::support::{PATIENCE, Tool, must, one_or_all};
 
 const VERSIONS: [(u16, u16); 2] = [(18, 18), (15, 15)];
 
+/// The slot of the way back is named after it. It may have been dropped already.
+const DROP_SLOT: &str = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
+                         WHERE slot_name = 'shop_back'";
+
 /// How the old side goes back.
 #[derive(Clone, Copy, Debug)]
 enum Way {
@@ -82,8 +86,7 @@ fn expect_refused(arena: &mut Arena, code: i32, named: &[&str]) {
 
 /// The commands of the hint. Then the process with the settings as before goes on, and writes move back.
 fn begin_anew(arena: &mut Arena) {
-    let drop = "SELECT pg_drop_replication_slot('shop_back')";
-    must(arena.cluster(Side::New).sql(DB, drop));
+    must(arena.cluster(Side::New).sql(DB, DROP_SLOT));
     let swapped = Tool {
         publisher: arena.tool.subscriber.clone(),
         subscriber: arena.tool.publisher.clone(),
@@ -141,6 +144,36 @@ fn a_way_back_does_not_begin_on_an_old_side_that_lacks_its_own_changes() {
         expect_refused(&mut arena, 10, &named);
         begin_anew(&mut arena);
     }
+}
+
+#[test]
+fn a_way_back_whose_slot_was_dropped_does_not_begin() {
+    let mut arena = Arena::start(18, 18);
+    arena.expect_alive("before the switchover");
+    switch_and_kill(&mut arena);
+    must(arena.cluster(Side::New).sql(DB, DROP_SLOT));
+    let named = ["slot \"shop_back\" of the way back does not exist", "HINT:", "rebase"];
+    expect_refused(&mut arena, 7, &named);
+    begin_anew(&mut arena);
+}
+
+#[test]
+fn a_way_back_whose_slot_was_invalidated_does_not_begin() {
+    let mut arena = Arena::start(18, 18);
+    arena.expect_alive("before the switchover");
+    switch_and_kill(&mut arena);
+    let new = arena.cluster_mut(Side::New);
+    must(new.set("max_slot_wal_keep_size", "1MB"));
+    let fill = "SELECT count(pg_logical_emit_message(false, 'fill', repeat('x', 1 << 20))) FROM generate_series(1, 40)";
+    let lost = "SELECT wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = 'shop_back'";
+    must(wait_until(PATIENCE, "the slot to be invalidated", || {
+        new.sql(DB, fill)?;
+        new.sql(DB, "CHECKPOINT")?;
+        Ok(value(new, DB, lost) == "t")
+    }));
+    must(new.set("max_slot_wal_keep_size", "-1"));
+    expect_refused(&mut arena, 7, &["of the way back was invalidated", "HINT:", "rebase"]);
+    begin_anew(&mut arena);
 }
 
 /// As an earlier version has recorded the switchover.

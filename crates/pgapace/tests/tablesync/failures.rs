@@ -265,3 +265,26 @@ fn a_slot_near_its_wal_limit_is_reported() -> Result<()> {
     }
     Ok(())
 }
+
+/// `status` says why no run can go on. What was copied is kept.
+#[test]
+fn a_slot_that_is_dropped_ends_the_copy_and_a_rebase_goes_on() {
+    on_versions(&[(14, 18), (18, 14)], |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO t SELECT generate_series(1, 1000)");
+        case.publish("FOR ALL TABLES");
+        let mut lock = holder(&case, "BEGIN; LOCK TABLE t IN SHARE MODE");
+        let mut run = case.tool.start(case.log_file("copy"));
+        wait_for_a_waiter(&case, &mut run, "relation");
+        let name = &case.tool.name;
+        case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{name}')"));
+        let hint = "pgapace rebase creates a new slot";
+        must(expect_exit(&mut run, 7, &["was dropped during table sync", hint]));
+        must(lock.batch_execute("COMMIT"));
+        let status = case.tool.finish("status", &[]).stdout;
+        assert!(status.contains("does not exist on the publisher"), "{status}");
+        assert!(status.contains(hint), "{status}");
+        case.tool.finish("rebase", &[]).expect(0, &[]);
+        case.expect_equal(&["t"]);
+    });
+}

@@ -131,7 +131,9 @@ fn a_verification_that_ends_before_it_compares_forgets_nothing() {
         case.subscriber.sql("DELETE FROM t WHERE id = 5");
         interrupt_before_it_compares(&case, "first");
         let unknown = "tables were never compared to the end: public.n, public.t";
-        case.tool.finish("repair", &[]).expect(17, &[unknown, "verify --resume with the same options"]);
+        case.tool
+            .finish("repair", &[])
+            .expect(17, &[unknown, "verify --resume with the same options"]);
         let of_t = ["--table", "t"];
         case.tool.finish("repair", &of_t).expect(17, &["compared to the end: public.t"]);
         verify(&case, 18, &["--resume"]);

@@ -139,14 +139,14 @@ fn differs(row: &Subscription, source: &Source) -> bool {
 }
 
 /// The error with which the slot would end the next run. There is none for a disabled subscription, whose slot
-/// a user may have dropped on purpose, and none before the stream, when a run creates a missing slot.
+/// a user may have dropped on purpose, and none before the first copy, when a run creates a missing slot.
 fn problem(
     row: &Subscription,
     slot: Option<&Slot>,
     recovers: bool,
     applied: Option<Lsn>,
 ) -> Option<SlotProblem> {
-    if row.phase != Phase::Streaming || row.disabled.is_some() {
+    if row.phase == Phase::Creating || row.disabled.is_some() {
         return None;
     }
     let applied = applied.unwrap_or(Lsn::INVALID);
