@@ -34,6 +34,7 @@ use crate::error::{Failure, Result};
 use crate::product::Product;
 use crate::publisher::dump_command::shell_quoted;
 use crate::publisher::publication::PublishedTable;
+use crate::publisher::recreated::FollowedDatabase;
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
 use crate::same_database;
@@ -65,8 +66,7 @@ struct SubscriptionState {
     relations: Vec<RelationState>,
     applied: Option<Lsn>,
     followed: Option<Followed>,
-    /// The OIDs of the published tables, as recorded.
-    published_oids: Vec<u32>,
+    publisher_database: FollowedDatabase,
     /// The last error, if it was another history of the publisher, and no run has gone beyond it since.
     other_history: Option<String>,
     owner: Option<OwnerProcess>,

@@ -343,7 +343,7 @@ fn own_subscription(
         known.applied = Some(applied.through);
         known.followed = Some(progress::followed(session, row.id, &applied)?);
     }
-    known.published_oids = published::read(session, row.id)?.all_oids();
+    known.publisher_database = published::read(session, row.id)?.database();
     known.other_history = statistics::read(session, row.id)?.and_then(Statistics::other_history);
     known.owner = ownership::owner(session, row.id)?;
     known.is_read = true;

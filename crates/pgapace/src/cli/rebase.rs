@@ -223,7 +223,7 @@ fn check_not_restored(
     row: &Subscription,
     system: &SystemIdentity,
 ) -> Result<()> {
-    recreated::check(source, row, &published::read(control, row.id)?.all_oids())?;
+    recreated::check(source, row, &published::read(control, row.id)?.database())?;
     let followed = followed(control, row)?;
     let last_error = statistics::read(control, row.id)?.and_then(Statistics::other_history);
     history::check_not_restored(source, system, row, &followed, last_error.as_deref())

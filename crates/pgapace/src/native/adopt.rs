@@ -321,11 +321,12 @@ fn try_take_slot(
     })?;
     let streaming = format!(
         "{}; UPDATE pgapace.subscription SET phase = 'streaming', system_identifier = {}, \
-           timeline = {}, published_lsn = '{}' WHERE id = {}; {}",
+           timeline = {}, published_lsn = '{}', publisher_database = {} WHERE id = {}; {}",
         progress::start_sql(created.id, plan.start, created.epoch),
         quote_literal(&identity.system_identifier),
         identity.timeline,
         contents.lsn,
+        contents.database,
         created.id.0,
         adoption::end_sql(adoption.native, plan.start)
     );

@@ -207,6 +207,8 @@ pub(crate) struct PublicationContents {
     /// Transactions that commit before this LSN were published as in `tables`, if an earlier
     /// reading has the same.
     pub(crate) lsn: Lsn,
+    /// The OID of the publisher's database.
+    pub(crate) database: u32,
     pub(crate) tables: Vec<PublishedTable>,
 }
 
@@ -218,8 +220,7 @@ pub(crate) fn read_contents(
 ) -> Result<PublicationContents> {
     // Read before the catalogue: `tables` may or may not contain a change that a publication gets
     // later.
-    let (lsn, tables) = load(session, publications, "", RowFilters::Unread)?;
-    Ok(PublicationContents { lsn, tables })
+    load(session, publications, "", RowFilters::Unread)
 }
 
 /// Returns all tables of the publications, except those of schema `pgapace`, to read their rows. It waits for
@@ -228,7 +229,19 @@ pub(crate) fn tables(
     session: &mut Session,
     publications: &[String],
 ) -> Result<Vec<PublishedTable>> {
-    Ok(load(session, publications, "", RowFilters::Read)?.1)
+    Ok(load(session, publications, "", RowFilters::Read)?.tables)
+}
+
+/// SQL expression for the OID of the publisher's database.
+const DATABASE: &str = "(SELECT d.oid FROM pg_catalog.pg_database d \
+     WHERE d.datname = pg_catalog.current_database())";
+
+/// Returns the OID of the publisher's database.
+pub(crate) fn database(session: &mut Session) -> Result<u32> {
+    let results = session
+        .simple(&format!("SELECT {DATABASE}"))
+        .map_err(|e| Failure::publisher(&e, "reading the OID of its database"))?;
+    field(&first_row(&results, "the query for the database")?, 0)
 }
 
 /// Returns those of the oids with which the publisher has no table any more.
@@ -256,7 +269,7 @@ pub(crate) fn table(
         quote_literal(&name.schema),
         quote_literal(&name.name)
     );
-    Ok(load(session, publications, &only, RowFilters::Unread)?.1.pop())
+    Ok(load(session, publications, &only, RowFilters::Unread)?.tables.pop())
 }
 
 /// SQL for [`PublishedTable::full_by_name`] of table `c`. `pg_partition_tree` would lock the partitions.
@@ -274,7 +287,7 @@ fn load(
     publications: &[String],
     only: &str,
     filters: RowFilters,
-) -> Result<(Lsn, Vec<PublishedTable>)> {
+) -> Result<PublicationContents> {
     let names = literals(publications);
     let major = session.server_version().major();
     let listed = Listed::of(major, &names, filters);
@@ -298,9 +311,10 @@ fn load(
              WHERE n.nspname <> 'pgapace'{condition}{only} \
              ORDER BY n.nspname, c.relname"
     );
-    let [end, rows] = query_each(session, [&format!("SELECT {CURRENT_LSN}"), &listing])?;
-    let end = first_row(std::slice::from_ref(&end), "the query for an LSN")?;
-    let end: Lsn = field(&end, 0)?;
+    let place = format!("SELECT {CURRENT_LSN}, {DATABASE}");
+    let [place, rows] = query_each(session, [&place, &listing])?;
+    let place = first_row(std::slice::from_ref(&place), "the query for an LSN")?;
+    let (lsn, database) = (field(&place, 0)?, field(&place, 1)?);
     let mut oids = rows.iter().map(|row| field(&row, 0)).collect::<Result<Vec<u32>>>()?;
     oids.dedup();
     let tables_asked = oids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
@@ -370,7 +384,7 @@ fn load(
     for table in &mut tables {
         table.published_by = published_by.remove(&table.oid).unwrap_or_default();
     }
-    Ok((end, tables))
+    Ok(PublicationContents { lsn, database, tables })
 }
 
 /// SQL for the catalogue rows that publish each of these tables. A partition is published with the

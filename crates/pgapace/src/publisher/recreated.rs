@@ -1,9 +1,9 @@
 //! A publisher's database that was dropped, and created again under the same name.
 //!
-//! The server goes on, so its system identifier, timeline and LSNs show no other history. The slot and every table are
-//! gone with the old database, and the new one has tables with other OIDs: OIDs come from one counter of the server.
-//! Nothing tells such a database from one whose slot was dropped, and whose published tables were all created again.
-//! A run refuses both.
+//! The server goes on, so its system identifier, timeline and LSNs show no other history. The slot is gone with the old
+//! database, and the new one has another OID: OIDs come from one counter of the server. Unless it is a copy of a template,
+//! every table has another OID, too. That tells such a database where its own OID was not recorded, and one whose slot and
+//! published tables were all dropped, which is no better: a run refuses both.
 
 use wire::Session;
 
@@ -11,29 +11,49 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::{publication, slot};
 use crate::subscriber::state::Subscription;
 
-/// Refuses a database that has neither the slot nor any table with one of these OIDs, those of the published tables as
-/// recorded.
-pub(crate) fn check(session: &mut Session, row: &Subscription, oids: &[u32]) -> Result<()> {
+/// The database that a subscription follows, as recorded.
+#[derive(Debug, Default)]
+pub(crate) struct FollowedDatabase {
+    /// `None` of an earlier version.
+    pub(crate) oid: Option<u32>,
+    /// The OIDs of the published tables.
+    pub(crate) tables: Vec<u32>,
+}
+
+/// Refuses another database than the one that a subscription follows, and one that has neither the slot nor any table that
+/// it follows. A slot of yet another database is refused in its own words.
+pub(crate) fn check(
+    session: &mut Session,
+    row: &Subscription,
+    followed: &FollowedDatabase,
+) -> Result<()> {
     let (name, slot) = (&row.name, &row.slot_name);
-    if oids.is_empty()
-        || slot::find(session, slot)?.is_some()
-        || oids.len() > publication::dropped(session, oids)?.len()
-    {
-        return Ok(());
+    let found = slot::find(session, slot)?;
+    if let Some(found) = &found {
+        slot::check_kind(slot, found)?;
     }
-    Err(Failure::new(
-        Class::History,
+    let database = publication::database(session)?;
+    let FollowedDatabase { oid, tables } = followed;
+    let what = if let Some(oid) = oid.filter(|oid| *oid != database) {
+        format!("subscription {name} follows one with OID {oid}, and this one has {database}")
+    } else if found.is_none()
+        && !tables.is_empty()
+        && tables.len() == publication::dropped(session, tables)?.len()
+    {
         format!(
-            "the publisher's database was dropped and created again, or restored: slot \"{slot}\" does not exist, nor \
-             does any table that subscription {name} follows"
-        ),
-    )
-    .detail(
-        "The tables of these names are other ones. They may lack rows that the subscriber has, which a rebase would \
-         delete.",
-    )
-    .hint(
-        "Check the database in --publisher. Decide which side is right; if it is the publisher: pgapace drop, then \
-         pgapace run --if-not-empty rebase.",
-    ))
+            "slot \"{slot}\" does not exist, nor does any table that subscription {name} follows"
+        )
+    } else {
+        return Ok(());
+    };
+    let message =
+        format!("the publisher's database was dropped and created again, or restored: {what}");
+    Err(Failure::new(Class::History, message)
+        .detail(
+            "Its tables are other ones. They may lack rows that the subscriber has, which a rebase would delete.",
+        )
+        .hint(
+            "Check the database in --publisher. Decide which side is right; if it is the publisher: pgapace drop, then \
+             pgapace run --if-not-empty rebase.",
+        ))
 }

@@ -283,6 +283,7 @@ impl Supervisor<'_> {
         let system = identify(source)?;
         // The publisher of a rebase that was interrupted.
         history::check_followed(source, &system, row, history::TO_FOLLOW_ANOTHER)?;
+        let database = publication::database(source)?;
         let found = slot::find(source, &row.slot_name)?;
         let created = match (&found, row.owns_slot) {
             (None, true) => Some(self.create_slot(control, source, row, context)?),
@@ -302,7 +303,9 @@ impl Supervisor<'_> {
         if (row.owns_slot || is_way_back) && created.is_none() && self.config.failover {
             slot::set_failover(source, &row.slot_name)?;
         }
-        state::set_copying(control, context.owner(), start, &system, &self.sent_as(), is_way_back)?;
+        let publisher = (&system, Some(database));
+        let sent_as = self.sent_as();
+        state::set_copying(control, context.owner(), start, publisher, &sent_as, is_way_back)?;
         if created.is_some() {
             self.previous_runs = PreviousRuns::OfThisProcess;
         }
@@ -422,7 +425,7 @@ impl Supervisor<'_> {
             // Another database system, a database that was created again, or a standby that is behind, has other
             // tables: nothing of its look may be recorded.
             applied = Some(check_history(control, source, row)?.0);
-            recreated::check(source, row, &recorded.all_oids())?;
+            recreated::check(source, row, &recorded.database())?;
         }
         let copies_added = context.copy_data && self.config.copies_added_tables();
         let known = (&states, &recorded);

@@ -179,7 +179,7 @@ impl Supervisor<'_> {
         let owner = row.owned_epoch();
         if row.phase == Phase::Creating {
             let sent_as = self.sent_as();
-            state::set_copying(control, owner, start, &head.identity(), &sent_as, false)?;
+            state::set_copying(control, owner, start, (&head.identity(), None), &sent_as, false)?;
         }
         if row.phase != Phase::Streaming {
             set_sync_lsns(control, owner, &head.tables, start)?;

@@ -33,6 +33,46 @@ fn a_database_that_was_created_again_is_refused() {
     });
 }
 
+/// The database is created again as a copy of another one, with the OIDs of all its tables. Nor does a slot help that
+/// somebody has created there.
+#[test]
+fn a_database_that_was_copied_from_a_template_is_refused() {
+    on_versions(&VERSIONS, |mut case| {
+        case.replicate(TABLES);
+        let (cluster, name) = (case.publisher.cluster, case.publisher.name.clone());
+        let server = |sql: &str| {
+            let done = cluster.sql("postgres", sql);
+            assert!(done.is_ok(), "{sql}: {done:?}");
+        };
+        let saved = format!("{name}_saved");
+        server(&format!(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+        ));
+        drop(Database::create(cluster, &saved, &format!("TEMPLATE {name}")));
+        let of_the_day = cluster.sql(&name, "INSERT INTO t VALUES (1, 'of the day')");
+        assert!(of_the_day.is_ok(), "{of_the_day:?}");
+        case.run_until_current();
+        server(&format!("DROP DATABASE {name} WITH (FORCE)"));
+        case.publisher = Database::create(cluster, &name, &format!("TEMPLATE {saved}"));
+        server(&format!("DROP DATABASE {saved} WITH (FORCE)"));
+        for (verb, code) in [("rebase", 10), ("check", 6), ("run", 10), ("run", 10), ("rebase", 10)]
+        {
+            expect_refused(&case, verb, code);
+        }
+        let slot = &case.tool.name;
+        case.publisher
+            .sql(&format!("SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"));
+        for (verb, code) in [("run", 10), ("check", 6), ("rebase", 10)] {
+            expect_refused(&case, verb, code);
+        }
+        case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+        case.tool.finish("drop", &[]).expect(0, &[]);
+        let compare = ["--until", "current", "--if-not-empty", "rebase"];
+        case.tool.finish("run", &compare).expect(0, &["table_rebased"]);
+        case.expect_equal(&["t", "u"]);
+    });
+}
+
 #[track_caller]
 fn expect_refused(case: &Case, verb: &str, code: i32) {
     let finished = case.tool.finish(verb, &[]);

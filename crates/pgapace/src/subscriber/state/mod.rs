@@ -349,14 +349,16 @@ pub(crate) fn set_copying(
     session: &mut Session,
     owner: OwnedEpoch,
     start: Lsn,
-    publisher: &SystemIdentity,
+    (publisher, database): (&SystemIdentity, Option<u32>),
     sent_as: &str,
     takes_slot: bool,
 ) -> Result<()> {
+    let database = database.map_or("NULL".to_owned(), |oid| oid.to_string());
     session
         .simple(&format!(
             "BEGIN; {}; UPDATE pgapace.subscription \
-             SET phase = 'copying', system_identifier = {}, timeline = {}, sent_as = {}, \
+             SET phase = 'copying', system_identifier = {}, timeline = {}, \
+               publisher_database = {database}, sent_as = {}, \
                owns_slot = owns_slot OR {takes_slot} WHERE id = {}; COMMIT",
             progress::start_sql(owner.id, start, owner.epoch),
             wire::quote_literal(&publisher.system_identifier),

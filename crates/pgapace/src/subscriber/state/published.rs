@@ -15,6 +15,7 @@ use wire::{Session, quote_literal};
 use crate::config::{CopyOptions, OnMissedChanges};
 use crate::error::{Failure, Result};
 use crate::publisher::publication::{PublicationContents, PublishedTable};
+use crate::publisher::recreated::FollowedDatabase;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::{SubscriptionId, name_array, table_name_arrays};
@@ -34,6 +35,8 @@ struct StaleTable {
 /// The previous reading of the publications.
 pub(crate) struct PreviousReading {
     looked_at: Option<Lsn>,
+    /// The OID of the publisher's database. Earlier versions have not recorded it.
+    database: Option<u32>,
     tables: Vec<RecordedTable>,
 }
 
@@ -81,9 +84,9 @@ impl PreviousReading {
         self.tables.iter().filter_map(|table| Some((&table.name, oid(table)?))).collect()
     }
 
-    /// The same without the names.
-    pub(crate) fn all_oids(&self) -> Vec<u32> {
-        self.oids().into_values().collect()
+    /// What tells the publisher's database from another one of the same name.
+    pub(crate) fn database(&self) -> FollowedDatabase {
+        FollowedDatabase { oid: self.database, tables: self.oids().into_values().collect() }
     }
 
     /// The tables in whose place the publisher has another one.
@@ -101,9 +104,11 @@ impl PreviousReading {
     }
 }
 
-/// Whether a recorded table is not published, or is published in another way than recorded.
+/// Whether a recorded table is not published, or is published in another way than recorded, or the database is another
+/// one.
 pub(crate) fn differs(recorded: &PreviousReading, contents: &PublicationContents) -> bool {
-    !differing(recorded, contents, |_| true).is_empty()
+    recorded.database.is_some_and(|database| database != contents.database)
+        || !differing(recorded, contents, |_| true).is_empty()
 }
 
 /// The tables of which [`compare`] has not judged yet whether they lack changes: they are published in another way
@@ -150,7 +155,7 @@ pub(crate) fn compare(
     options: CopyOptions,
     copies_added: bool,
 ) -> Result<bool> {
-    let PreviousReading { looked_at, tables: recorded } = recorded;
+    let PreviousReading { looked_at, tables: recorded, .. } = recorded;
     let mut stale = Vec::new();
     let (mut names, mut seen) = (Vec::new(), Vec::new());
     let published: FxHashMap<_, _> =
@@ -196,8 +201,9 @@ pub(crate) fn compare(
         owner.sql()
     );
     let looked = format!(
-        "UPDATE pgapace.subscription SET published_lsn = '{}' WHERE id = {}",
+        "UPDATE pgapace.subscription SET published_lsn = '{}', publisher_database = {} WHERE id = {}",
         contents.lsn,
+        contents.database,
         owner.sql()
     );
     let [schemas, tables] = table_name_arrays(&names);
@@ -313,7 +319,7 @@ impl StaleTable {
 /// The query for [`previous`], of the subscription `$1`.
 pub(crate) const PREVIOUS: &str = "\
     SELECT s.published_lsn, r.schema_name, r.table_name, r.state, r.sync_lsn, \
-      r.published_by, r.stale_lsn IS NOT NULL \
+      r.published_by, r.stale_lsn IS NOT NULL, s.publisher_database \
     FROM pgapace.subscription s JOIN pgapace.relation r ON r.subscription = s.id \
     WHERE s.id = $1::pg_catalog.int4 ORDER BY r.schema_name, r.table_name";
 
@@ -327,10 +333,11 @@ pub(crate) fn read(control: &mut Session, id: SubscriptionId) -> Result<Previous
 
 /// From the rows of [`PREVIOUS`].
 pub(crate) fn previous(rows: &wire::Rows) -> Result<PreviousReading> {
-    let mut looked_at = None;
+    let (mut looked_at, mut database) = (None, None);
     let mut tables = Vec::with_capacity(rows.len());
     for row in rows.iter() {
         looked_at = row.get(0).map(|_| field(&row, 0)).transpose()?;
+        database = row.get(7).map(|_| field(&row, 7)).transpose()?;
         let by = row.get(5).map(|text| {
             text.parse()
                 .map_err(|e: engine::published::Unreadable| Failure::internal(e.to_string()))
@@ -343,7 +350,7 @@ pub(crate) fn previous(rows: &wire::Rows) -> Result<PreviousReading> {
             by: by.transpose()?,
         });
     }
-    Ok(PreviousReading { looked_at, tables })
+    Ok(PreviousReading { looked_at, database, tables })
 }
 
 fn writing(error: &wire::Error) -> Failure {
@@ -366,14 +373,14 @@ mod tests {
 
     #[test]
     fn a_table_that_is_known_to_be_unpublished_is_judged() {
-        let contents = PublicationContents { lsn: Lsn(9), tables: Vec::new() };
+        let contents = PublicationContents { lsn: Lsn(9), database: 5, tables: Vec::new() };
         let unpublished = PublishedBy::default().unpublished(Lsn(5));
         let tables = vec![
             table("known", Some(unpublished), Some(1)),
             table("new", Some(PublishedBy::default()), Some(1)),
             table("unknown", None, Some(1)),
         ];
-        let recorded = PreviousReading { looked_at: None, tables };
+        let recorded = PreviousReading { looked_at: None, database: None, tables };
         assert_eq!(unjudged(&recorded, &contents), ["public.new", "public.unknown"]);
         assert!(differs(&recorded, &contents));
         let recorded =
@@ -386,7 +393,7 @@ mod tests {
     #[test]
     fn records_that_are_newer_than_the_look_are_left_out() {
         let by = || Some(PublishedBy::default());
-        let reading = |tables| PreviousReading { looked_at: None, tables };
+        let reading = |tables| PreviousReading { looked_at: None, database: None, tables };
         let before = reading(vec![
             table("same", by(), Some(1)),
             table("copied_again", by(), Some(1)),

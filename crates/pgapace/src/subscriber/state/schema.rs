@@ -698,6 +698,10 @@ ALTER TABLE pgapace.stat_subscription ADD error_commit_lsn pg_lsn",
 -- slot_made_at: where the slot of the way back was created. It stays there until the way back has begun. Earlier
 -- versions do not tell
 ALTER TABLE pgapace.switchover ADD slot_made_at pg_lsn",
+    "\
+-- publisher_database: OID of the publisher's database. One that is created again under its name, or copied from a
+-- template with the OIDs of its tables, has another one. Earlier versions do not tell, until the next start
+ALTER TABLE pgapace.subscription ADD publisher_database oid",
 ];
 
 /// How long an upgrade waits for the lock of a table. Then it is tried again later.
