@@ -30,12 +30,12 @@ use pgoutput::Lsn;
 use wire::{ConnInfo, Session};
 
 use crate::config::Subscription as Config;
-use crate::error::{Failure, Result};
+use crate::error::{Class, Failure, Result};
 use crate::product::Product;
 use crate::publisher::dump_command::shell_quoted;
 use crate::publisher::publication::PublishedTable;
 use crate::publisher::recreated::FollowedDatabase;
-use crate::publisher::session::Publisher;
+use crate::publisher::session::{Publisher, is_standby};
 use crate::publisher::slot;
 use crate::same_database;
 use crate::sequences::{self, Chosen, SetOptions};
@@ -45,7 +45,7 @@ use crate::subscriber::state::exposed;
 use crate::subscriber::state::ownership::OwnerProcess;
 use crate::subscriber::state::progress::Followed;
 use crate::subscriber::state::{Phase, RelationState, SchemaCopy, Subscription};
-use crate::switchover::lost::ReadOnly;
+use crate::switchover::lost::{ReadOnly, check_without_slot};
 pub(crate) use subscriber::replica_role_remedy;
 
 use report::{Fix, Report, Reporter, Side};
@@ -67,6 +67,8 @@ struct SubscriptionState {
     applied: Option<Lsn>,
     followed: Option<Followed>,
     publisher_database: FollowedDatabase,
+    /// Why a rebase, which a missing slot would need, is no way: this database has rows that the publisher lacks.
+    moved: Option<Failure>,
     /// The last error, if it was another history of the publisher, and no run has gone beyond it since.
     other_history: Option<String>,
     owner: Option<OwnerProcess>,
@@ -128,6 +130,21 @@ impl SubscriptionState {
     }
 }
 
+/// See [`SubscriptionState::moved`]. What keeps it from being known is found by other checks.
+fn moved(
+    control: &mut Session,
+    source: &mut Session,
+    known: &SubscriptionState,
+) -> Option<Failure> {
+    let row = known.row.as_ref().filter(|row| row.phase == Phase::Streaming)?;
+    let is_missing = slot::find(source, &row.slot_name).is_ok_and(|found| found.is_none());
+    if !is_missing || is_standby(source).unwrap_or(true) {
+        return None;
+    }
+    let checked = check_without_slot(control, source, row);
+    checked.err().filter(|failure| failure.class == Class::History)
+}
+
 /// Checks one subscription.
 pub(crate) fn check(config: &Config) -> Report {
     let mut report = Report::new(&config.name);
@@ -137,7 +154,7 @@ pub(crate) fn check(config: &Config) -> Report {
     let encoding = on_subscriber.as_ref().ok().and_then(|it| it.parameter("server_encoding"));
     let encoding = session::client_encoding(encoding.unwrap_or_default());
     let publisher = Publisher::new(config.publisher.clone(), &config.name, encoding);
-    let publisher_session =
+    let mut publisher_session =
         reach(&mut report, Side::Publisher, &config.publisher, publisher.connect_to_look());
     let subscriber_session =
         reach(&mut report, Side::Subscriber, &config.subscriber, on_subscriber);
@@ -150,6 +167,9 @@ pub(crate) fn check(config: &Config) -> Report {
         if let Some(known) = subscriber::check(&mut session, config, &mut reporter) {
             subscriber_side = Some((session, known));
         }
+    }
+    if let (Some(source), Some((control, known))) = (&mut publisher_session, &mut subscriber_side) {
+        known.moved = moved(control, source, known);
     }
     let nothing = SubscriptionState::default();
     let known = subscriber_side.as_ref().map_or(&nothing, |(_, known)| known);

@@ -185,10 +185,13 @@ fn check_slot(
             let runs = known.owner.is_some()
                 && found.as_ref().is_some_and(|slot| slot.active_pid.is_some());
             let applied = if runs { Lsn(u64::MAX) } else { known.applied.unwrap_or(Lsn::INVALID) };
-            let checked =
-                recreated::check(session, row, &known.publisher_database).and_then(|()| {
-                    slot::check_resume(&row.slot_name, found.as_ref(), recovers, applied)
-                });
+            let same = match &known.moved {
+                Some(failure) => Err(failure.like()),
+                None => recreated::check(session, row, &known.publisher_database),
+            };
+            let checked = same.and_then(|()| {
+                slot::check_resume(&row.slot_name, found.as_ref(), recovers, applied)
+            });
             match checked {
                 Ok(lsn) => reporter.ok("slot", format!("slot {name} can continue from {lsn}")),
                 Err(failure) => {

@@ -8,9 +8,9 @@ use super::publisher::{database_setting, is_on};
 use super::{back, record, servers};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::{CURRENT_LSN, system_identifier};
-use crate::publisher::slot;
+use crate::publisher::{recreated, slot};
 use crate::subscriber::catalogue::field;
-use crate::subscriber::state::{Subscription, schema};
+use crate::subscriber::state::{Subscription, published, schema};
 
 /// The publisher's database is read-only by its setting, and no recorded switchover explains it.
 pub(crate) struct ReadOnly {
@@ -73,6 +73,17 @@ pub(crate) fn refuse(sides: &mut Sides<'_>) -> Result<()> {
         Some(found) => Err(found.failure()),
         None => Ok(()),
     }
+}
+
+/// Refuses what [`check_not_moved`] refuses, and a publisher's database that was created again: for both, a rebase would
+/// delete rows that only this database has. It is for a publisher that does not have the slot of the subscription.
+pub(crate) fn check_without_slot(
+    control: &mut Session,
+    source: &mut Session,
+    row: &Subscription,
+) -> Result<()> {
+    recreated::check(source, row, &published::read(control, row.id)?.database())?;
+    check_not_moved(control, source, row)
 }
 
 /// Refuses to follow a publisher without the slot of the subscription if the publisher itself has followed this

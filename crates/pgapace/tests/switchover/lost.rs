@@ -119,6 +119,11 @@ fn a_new_side_that_was_restored_to_before_the_switchover_loses_no_rows() {
     for action in ["--plan", "--go", "--abort", "--back"] {
         switchover(&case.tool, &[action]).expect(10, &said);
     }
+    for verb in ["check", "status"] {
+        let found = case.tool.finish(verb, &[]).stdout;
+        assert!(said.iter().all(|text| found.contains(text)), "{verb}: {found}");
+        assert!(!found.contains("pgapace rebase"), "{verb}: {found}");
+    }
     assert_eq!(counts(&case), ["0 of 2", "1 of 3"]);
     // The publisher is right.
     case.tool.finish("drop", &["--keep-slot"]).expect(0, &[]);

@@ -272,7 +272,7 @@ fn of(
         _ => None,
     };
     let SourceLook { mut lag_bytes, mut lag_unknown, slot_state, slot_problem } =
-        look_at_source(row, source, (applied, followed), slot_is_right)?;
+        look_at_source(session, row, source, (applied, followed), slot_is_right)?;
     // Only a stream shows which transactions the publisher sends again.
     if !slot_is_right && statistics.cloned().and_then(Statistics::other_history).is_some() {
         lag_bytes = None;

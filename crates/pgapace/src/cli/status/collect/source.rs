@@ -5,12 +5,13 @@ use serde::Serialize;
 use wire::Session;
 
 use crate::config::Site;
-use crate::error::{Failure, Result};
+use crate::error::{Class, Failure, Result};
 use crate::publisher::history;
 use crate::publisher::session::{Publisher, end_of_wal, is_standby, system_identifier};
 use crate::publisher::slot::{self, Slot};
 use crate::subscriber::state::progress::Followed;
 use crate::subscriber::state::{Phase, Subscription};
+use crate::switchover::lost::check_without_slot;
 
 #[derive(Debug, Serialize)]
 pub(crate) struct SlotState {
@@ -40,6 +41,12 @@ impl SlotState {
 pub(crate) struct SlotProblem {
     pub(crate) message: String,
     pub(crate) hint: String,
+}
+
+impl SlotProblem {
+    fn of(failure: Failure) -> Self {
+        Self { message: failure.message, hint: failure.hint.unwrap_or_default() }
+    }
 }
 
 /// The slot, as the publisher shows it.
@@ -88,6 +95,7 @@ pub(super) struct SourceLook {
 
 /// `followed`: what the next run compares with the publisher's history; `None` while a run has done so.
 pub(super) fn look_at_source(
+    control: &mut Session,
     row: &Subscription,
     source: &mut std::result::Result<Source, String>,
     (applied, followed): (Option<Lsn>, Option<Followed>),
@@ -112,21 +120,32 @@ pub(super) fn look_at_source(
         if source.session.is_broken() {
             return Err(failure);
         }
-        let Failure { message, hint, .. } = failure;
-        let (lag_unknown, hint) = (Some(message.clone()), hint.unwrap_or_default());
-        let slot_problem = Some(SlotProblem { message, hint });
+        let lag_unknown = Some(failure.message.clone());
+        let slot_problem = Some(SlotProblem::of(failure));
         return Ok(SourceLook { lag_unknown, slot_problem, ..SourceLook::default() });
     }
     let slot = slot::find(&mut source.session, &row.slot_name)?;
     let recovers = is_standby(&mut source.session)?;
+    let mut slot_problem = match slot_is_right {
+        true => None,
+        false => problem(row, slot.as_ref(), recovers, applied),
+    };
+    if slot_problem.is_some() && slot.is_none() && !recovers {
+        match check_without_slot(control, &mut source.session, row) {
+            Err(failure) if failure.class == Class::History => {
+                slot_problem = Some(SlotProblem::of(failure));
+            }
+            Err(failure) if source.session.is_broken() || control.is_broken() => {
+                return Err(failure);
+            }
+            // The problem stays.
+            _ => {}
+        }
+    }
     Ok(SourceLook {
         lag_bytes: applied.map(|applied| source.lsn.as_u64().saturating_sub(applied.as_u64())),
         lag_unknown: None,
-        slot_problem: if slot_is_right {
-            None
-        } else {
-            problem(row, slot.as_ref(), recovers, applied)
-        },
+        slot_problem,
         slot_state: slot.map(SlotState::of),
     })
 }
@@ -151,8 +170,5 @@ fn problem(
     }
     let applied = applied.unwrap_or(Lsn::INVALID);
     let checked = slot::check_resume(&row.slot_name, slot, recovers, applied);
-    checked.err().map(|failure| SlotProblem {
-        message: failure.message,
-        hint: failure.hint.unwrap_or_default(),
-    })
+    checked.err().map(SlotProblem::of)
 }
