@@ -1,7 +1,8 @@
 //! Whole rows as values of the table's row type, in binary format.
 //!
 //! A set of updates of a table with [many columns](FEWEST) sends its rows as one array of the row type, and not as an
-//! array for each column. The server then reads, stores and returns one value for each row.
+//! array for each column. The server then reads, stores and returns one value for each row. Without a key, the array has
+//! the old rows, which updates and deletes find by all columns.
 //!
 //! A value names the type of each of its fields, and the server refuses another one. It reads a field with the
 //! length of the column that has its place, as an assignment does (`record_recv` in `rowtypes.c`).

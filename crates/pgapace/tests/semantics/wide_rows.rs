@@ -9,12 +9,23 @@ const UPDATES: &str = "DO $$ BEGIN FOR i IN 1..2000 LOOP \
 /// those of the earlier columns.
 #[test]
 fn columns_that_come_and_go_on_the_subscriber_stop_nothing() {
+    columns_come_and_go("PRIMARY KEY (id)", "");
+}
+
+#[test]
+fn columns_that_come_and_go_where_rows_have_no_key_stop_nothing() {
+    let without = "CREATE INDEX ON t (id); ALTER TABLE t REPLICA IDENTITY FULL";
+    columns_come_and_go("CHECK (id > 0)", without);
+}
+
+fn columns_come_and_go(constraint: &str, others: &str) {
     on_versions(&[(14, 14), (18, 18)], |mut case| {
         // The transactions that change all rows are streamed.
         case.tool.publisher += " options='-c logical_decoding_work_mem=64kB'";
         case.tool.args.extend(["--workers".to_owned(), "2".to_owned()]);
         let columns: Vec<_> = (0..10).map(|number| format!("c{number} int DEFAULT 1")).collect();
-        case.replicate(&format!("CREATE TABLE t (id int PRIMARY KEY, {})", columns.join(", ")));
+        let columns = columns.join(", ");
+        case.replicate(&format!("CREATE TABLE t (id int, {columns}, {constraint}); {others}"));
         case.publisher.sql("INSERT INTO t SELECT g FROM generate_series(1, 5000) g");
         let mut process = case.start();
         let mut user = case.publisher.connect();
@@ -43,4 +54,81 @@ fn columns_that_come_and_go_on_the_subscriber_stop_nothing() {
         let log = case.stop(process);
         assert!(!log.contains("WARN"), "{log}");
     });
+}
+
+/// Single transactions, each of which changes one of several equal rows of a table.
+fn changes(table: &str) -> String {
+    let row = format!(
+        "ctid = (SELECT ctid FROM {table} WHERE a = i % 40 ORDER BY ctid OFFSET 2 LIMIT 1)"
+    );
+    format!(
+        "DO $$ BEGIN FOR i IN 1..400 LOOP \
+           UPDATE {table} SET v = v + 1, t = CASE WHEN i % 3 > 0 THEN i::text END, n = n + 0.0 WHERE {row}; \
+           IF i % 20 = 0 THEN DELETE FROM {table} WHERE {row}; END IF; \
+           COMMIT; \
+         END LOOP; END $$"
+    )
+}
+
+/// Rows are found by all columns. The subscriber has columns of its own, generated and dropped ones between them, or
+/// another order, or a domain.
+#[test]
+fn one_of_equal_rows_without_a_key_is_changed() {
+    const COLUMNS: [&str; 10] = [
+        "a int",
+        "n numeric",
+        "f float8",
+        "t text",
+        "d date",
+        "r int4range",
+        "x text[]",
+        "b bool",
+        "z timestamptz(3)",
+        "v int",
+    ];
+    for binary in ["auto", "off"] {
+        on_versions(&[(14, 14), (15, 18), (18, 18)], |mut case| {
+            let all = COLUMNS.join(", ");
+            let (left, right) = COLUMNS.split_at(3);
+            let (left, right) = (left.join(", "), right.join(", "));
+            let mut turned = COLUMNS;
+            turned.reverse();
+            for table in ["among", "turned", "other"] {
+                case.publisher.sql(&format!(
+                    "CREATE TABLE {table} ({all}); ALTER TABLE {table} REPLICA IDENTITY FULL; \
+                     INSERT INTO {table} SELECT i % 40, ('1.' || repeat('0', i % 2))::numeric, '-0', \
+                       CASE WHEN i % 3 = 0 THEN 't' END, NULL, '[1,3)', ARRAY['x', NULL], i % 80 < 40, now(), 0 \
+                     FROM generate_series(1, 400) i"
+                ));
+            }
+            case.subscriber.sql(&format!(
+                "CREATE TABLE among (gone text, {left}, lost int, own text DEFAULT 'own', {right}, \
+                   twice int GENERATED ALWAYS AS (a * 2) STORED); \
+                 ALTER TABLE among DROP gone, DROP lost; CREATE INDEX ON among (a); \
+                 CREATE TABLE turned ({}); \
+                 CREATE DOMAIN year AS date; CREATE TABLE other ({})",
+                turned.join(", "),
+                all.replace("d date", "d year")
+            ));
+            case.tool.args = vec![format!("--binary={binary}")];
+            case.publish("FOR ALL TABLES");
+            case.run_until_current();
+            for table in ["among", "turned", "other"] {
+                case.publisher.sql(&changes(table));
+                case.publisher.sql(&format!("UPDATE {table} SET v = -v, d = '2000-01-01' WHERE b"));
+            }
+            case.run_until_current();
+            for table in ["among", "turned", "other"] {
+                let rows = format!(
+                    "SELECT a, n, f, t, d, r, x, b, z, v FROM {table} ORDER BY a, n::text, t, b, v"
+                );
+                assert_eq!(case.publisher.rows(&rows), case.subscriber.rows(&rows), "{table}");
+            }
+            let own = "SELECT count(*) FROM among WHERE own <> 'own' OR twice <> a * 2";
+            assert_eq!(case.subscriber.value(own), "0");
+            let missing =
+                case.statistic("update_missing || '|' || delete_missing || '|' || fallbacks");
+            assert_eq!(missing, "0|0|0");
+        });
+    }
 }

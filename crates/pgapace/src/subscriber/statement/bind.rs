@@ -88,6 +88,7 @@ pub(crate) fn queue_row(
         },
         text: varying,
         check: if counted.is_some() { Check::Counted } else { Check::None },
+        whole: false,
     };
     let prepared = prepare(session, statements, map, &shape);
     let params = row_params(&prepared.sources, new, search);

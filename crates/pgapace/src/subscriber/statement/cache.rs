@@ -40,6 +40,9 @@ pub(crate) struct Shape<'a> {
     pub(crate) text: &'a ColumnSet,
     /// How the statement checks that it finds as many rows as its last parameter says.
     pub(crate) check: Check,
+    /// For set statements: the first parameter is an array of whole rows, which has the values that find the rows, and
+    /// with a key the new ones as well.
+    pub(crate) whole: bool,
 }
 
 /// How a statement checks the number of rows that it finds.
@@ -75,7 +78,7 @@ impl Shape<'_> {
     /// Column sets are short, and this allocates nothing.
     fn hash_of(&self, table: u64) -> u64 {
         let mut hasher = FxHasher::default();
-        (table, self.kind, self.check).hash(&mut hasher);
+        (table, self.kind, self.check, self.whole).hash(&mut hasher);
         (self.set, self.nulls, self.text).hash(&mut hasher);
         hasher.finish()
     }
@@ -109,6 +112,7 @@ pub(crate) struct Prepared {
     nulls: ColumnSet,
     text: ColumnSet,
     check: Check,
+    whole: bool,
     /// The statement's name on the server, which contains its number.
     pub(crate) name: String,
     /// The sources of the parameters.
@@ -122,9 +126,7 @@ impl Kind {
     fn is_update(self) -> bool {
         match self {
             Self::Row(operation) => operation == Operation::Update,
-            Self::Set(operation) => {
-                matches!(operation, SetOperation::Update | SetOperation::UpdateWholeRows)
-            }
+            Self::Set(operation) => operation == SetOperation::Update,
             Self::Copy(_) => false,
         }
     }
@@ -142,6 +144,7 @@ impl Prepared {
             && self.nulls == *shape.nulls
             && self.text == *shape.text
             && self.check == shape.check
+            && self.whole == shape.whole
     }
 }
 
@@ -215,6 +218,7 @@ impl StatementCache {
                 nulls: shape.nulls.clone(),
                 text: shape.text.clone(),
                 check: shape.check,
+                whole: shape.whole,
                 name: name(self.named),
                 sources,
                 usage: Usage { number: self.named, last_used: 0, reused: false, weight },

@@ -109,7 +109,7 @@ impl Columns {
         }
         (self.rows, self.bytes) = (0, 0);
         self.form = match purpose {
-            BatchUse::KeysAndNew if map.sends_whole_rows() => Form::Undecided,
+            BatchUse::KeysAndNew | BatchUse::Old if map.sends_whole_rows() => Form::Undecided,
             _ => Form::ArrayPerColumn,
         };
         let other = match purpose {
@@ -172,9 +172,14 @@ impl Columns {
         self.form == Form::WholeRows
     }
 
-    /// Appends the key and the new values of an update: see [`Self::push`].
+    /// Leaves the form of whole rows out, before the first row.
+    pub(crate) fn send_arrays(&mut self) {
+        self.form = Form::ArrayPerColumn;
+    }
+
+    /// Appends a row in the form of the statement: see [`Self::push`].
     #[inline]
-    pub(crate) fn push_update(&mut self, map: &TableMap, row: &Row<'_>) -> bool {
+    pub(crate) fn push_in_form(&mut self, map: &TableMap, row: &Row<'_>) -> bool {
         if self.form == Form::Undecided {
             self.form = self.form_for(map, row);
         }
@@ -187,10 +192,14 @@ impl Columns {
     fn form_for(&mut self, map: &TableMap, row: &Row<'_>) -> Form {
         let Some(form) = &map.row_values else { return Form::ArrayPerColumn };
         let slots = &mut self.slots[..self.used];
-        let finds = |column: usize| {
-            slots.get(column).is_some_and(|slot: &ColumnSlot| slot.role == Some(ColumnRole::Key))
-        };
+        let finds = |column: usize| slots.get(column).is_some_and(|slot| !slot.is_new());
         if !self.whole.begin(form, row, finds) {
+            return Form::ArrayPerColumn;
+        }
+        let searched = slots.iter().any(|slot| slot.role == Some(ColumnRole::Old));
+        let mut columns = slots.iter().zip(self.whole.sent());
+        if !searched && !columns.any(|(slot, sent)| *sent && slot.is_new()) {
+            // Nothing to write.
             return Form::ArrayPerColumn;
         }
         for (slot, sent) in slots.iter_mut().zip(self.whole.sent()) {
@@ -240,6 +249,9 @@ impl Columns {
     /// Takes back the row that was appended last; may be called once for each row. Its bytes still count.
     pub(crate) fn undo(&mut self) {
         self.rows -= 1;
+        if self.are_whole_rows() {
+            return self.whole.undo();
+        }
         let row = self.rows;
         self.slots[..self.used].iter_mut().for_each(|slot| slot.undo(row));
     }
@@ -280,6 +292,16 @@ impl Columns {
     /// Records the search columns that are NULL in some rows, or in all.
     pub(crate) fn note_nulls(&self, nulls: &mut ColumnSet) {
         nulls.reset(2 * self.used);
+        if self.are_whole_rows() {
+            for (column, seen) in self.whole.seen().iter().enumerate() {
+                match (seen.value, seen.null) {
+                    (false, _) => nulls.insert(all_null(self.used, column)),
+                    (true, true) => nulls.insert(some_null(column)),
+                    (true, false) => {}
+                }
+            }
+            return;
+        }
         for (column, slot) in self.slots[..self.used].iter().enumerate() {
             if slot.is_all_null() {
                 nulls.insert(all_null(self.used, column));
@@ -291,8 +313,10 @@ impl Columns {
 
     /// Whether any value is binary.
     pub(crate) fn any_binary(&self) -> bool {
-        debug_assert!(!self.are_whole_rows());
-        self.slots[..self.used].iter().any(|slot| slot.array.format() == Some(Format::Binary))
+        self.are_whole_rows()
+            || self.slots[..self.used]
+                .iter()
+                .any(|slot| slot.array.format() == Some(Format::Binary))
     }
 
     /// Records the columns whose array is `text[]`. `member` returns the number of a search column
@@ -304,6 +328,9 @@ impl Columns {
         text: &mut ColumnSet,
         member: impl Fn(usize, bool) -> usize,
     ) {
+        if self.are_whole_rows() {
+            return;
+        }
         for (column, slot) in self.slots[..self.used].iter().enumerate() {
             let is_search = match slot.role {
                 Some(ColumnRole::Key) => true,
@@ -317,21 +344,14 @@ impl Columns {
         }
     }
 
-    /// Completes the array of whole rows.
-    pub(crate) fn finish_whole(&mut self, form: &RowValues) {
-        self.whole.finish(form.row_type.oid, self.rows);
-    }
-
-    /// The array of whole rows as a parameter, after [`Self::finish_whole`].
-    pub(crate) fn whole_param(&self) -> Param<'_> {
-        Param::Binary(self.whole.bytes())
-    }
-
     /// Completes the arrays of a statement.
     ///
     /// A column whose new values are all NULL has an array without elements. `unnest` fills it up with NULLs, and the
     /// server neither reads nor stores them: of a wide table, most columns may be NULL.
     pub(crate) fn finish(&mut self, others_binary: bool) {
+        if self.are_whole_rows() {
+            return self.whole.finish();
+        }
         for slot in &mut self.slots[..self.used] {
             let element_type = if slot.is_text(others_binary) { TEXT } else { slot.element_type };
             if slot.is_new() && slot.array.format().is_none() {
@@ -452,16 +472,15 @@ impl ColumnSlot {
     }
 }
 
-/// Returns the parameters from these sources.
+/// Returns the parameters from these sources, behind the array of whole rows if there is one.
 pub(crate) fn params<'a>(sources: &[Source], search: &'a Columns, new: &'a Columns) -> Params<'a> {
-    sources
-        .iter()
-        .map(|source| match source {
-            Source::Search(column) => search.param(*column),
-            Source::New(column) => new.param(*column),
-            Source::Sent(column) => new.sent_param(*column),
-        })
-        .collect()
+    let whole = search.are_whole_rows().then(|| Param::Binary(search.whole.bytes()));
+    let others = sources.iter().map(|source| match source {
+        Source::Search(column) => search.param(*column),
+        Source::New(column) => new.param(*column),
+        Source::Sent(column) => new.sent_param(*column),
+    });
+    whole.into_iter().chain(others).collect()
 }
 
 #[cfg(test)]

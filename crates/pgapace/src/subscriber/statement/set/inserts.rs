@@ -40,6 +40,7 @@ fn copy<'r, 'a, E: FnMut(Expected<'_>)>(
         nulls: &none,
         text: &none,
         check: Check::None,
+        whole: false,
     };
     let Subscriber { session, statements, map, .. } = subscriber;
     let columns = map.columns.len();

@@ -153,7 +153,7 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
                 }
                 fits
             }
-            Changes::Updates(updates) => search.push_update(map, &updates[index].new),
+            Changes::Updates(updates) => search.push_in_form(map, &updates[index].new),
         };
         if fits && self.subscriber.seeks {
             self.pushed.push(number(index));
@@ -192,27 +192,21 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
         }
         let count = map.columns.len();
         text.reset(2 * count);
-        let whole = map.row_values.as_ref().filter(|_| columns.are_whole_rows());
-        if let Some(form) = whole {
-            columns.finish_whole(form);
-        } else {
-            let binary = columns.any_binary() || moves && new.any_binary();
-            let member = |column, is_search| {
-                if is_search { text_of_search(column) } else { text_of_new(count, column) }
-            };
-            columns.note_text(binary, text, member);
-            columns.finish(binary);
-            if moves {
-                new.note_text(binary, text, member);
-                new.finish(binary);
-            }
+        let binary = columns.any_binary() || moves && new.any_binary();
+        let member = |column, is_search| {
+            if is_search { text_of_search(column) } else { text_of_new(count, column) }
+        };
+        columns.note_text(binary, text, member);
+        columns.finish(binary);
+        if moves {
+            new.note_text(binary, text, member);
+            new.finish(binary);
         }
         let operation = match self.changes {
             Changes::Absent(_) | Changes::Deletes(_) => SetOperation::Delete,
             Changes::Moves(..) if map.unique.is_moving() => SetOperation::UpdateMoving,
             Changes::Moves(..) if self.moving => SetOperation::UpdateKeys,
             Changes::Moves(..) => SetOperation::Update,
-            Changes::Updates(_) if whole.is_some() => SetOperation::UpdateWholeRows,
             Changes::Updates(_) if set.is_empty() => SetOperation::Probe,
             Changes::Updates(_) if self.moving => SetOperation::UpdateMoving,
             Changes::Updates(_) => SetOperation::Update,
@@ -233,14 +227,13 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
             None if self.subscriber.counted && !counts => Check::Counted,
             None => Check::None,
         };
-        let shape = Shape { kind: Kind::Set(operation), set, nulls, text, check };
+        let (kind, whole) = (Kind::Set(operation), columns.are_whole_rows());
+        let shape = Shape { kind, set, nulls, text, check, whole };
         let Subscriber { session, statements, .. } = &mut *self.subscriber;
         let prepared = bind::prepare(session, statements, map, &shape);
         let count = bind::count(expected);
-        let mut params = match whole {
-            Some(_) => Params::from_slice(&[columns.whole_param()]),
-            None => params(&prepared.sources, columns, if moves { new } else { columns }),
-        };
+        let mut params: Params<'_> =
+            params(&prepared.sources, columns, if moves { new } else { columns });
         if check != Check::None || counts {
             params.push(Param::Binary(&count));
         }

@@ -76,7 +76,8 @@ impl PrefetchKeys {
         });
         columns.finish(binary);
         let kind = Kind::Set(SetOperation::Prefetch);
-        let shape = Shape { kind, set: &none, nulls: &none, text: &text, check: Check::None };
+        let (check, whole) = (Check::None, false);
+        let shape = Shape { kind, set: &none, nulls: &none, text: &text, check, whole };
         let prepared = bind::prepare(session, statements, map, &shape);
         let params = params(&prepared.sources, columns, columns);
         session.queue_bind(&prepared.name, params.iter().copied())?;

@@ -11,14 +11,25 @@ use crate::subscriber::row_values::RowValues;
 #[derive(Debug, Default)]
 pub(super) struct RowArray {
     bytes: Vec<u8>,
+    /// Where each row begins.
+    starts: Vec<usize>,
+    row_type: u32,
     /// Whether each published column has a value.
     sent: Vec<bool>,
+    /// What each published column has been in some row.
+    seen: Vec<Seen>,
+}
+
+/// What a column has been in some row. A row that was taken back still counts.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Seen {
+    pub(super) null: bool,
+    pub(super) value: bool,
 }
 
 impl RowArray {
-    /// Starts an array for rows like this one; returns false if they are not sent so. All values must be binary, and at
-    /// least one column that finds no row must have one. Half of the fields must not be NULL: an array for each column
-    /// costs less where most columns are NULL in all rows.
+    /// Starts an array for rows like this one; returns false if they are not sent so. All values must be binary. Half of
+    /// the fields must not be NULL: an array for each column costs less where most columns are NULL in all rows.
     pub(super) fn begin(
         &mut self,
         form: &RowValues,
@@ -27,20 +38,22 @@ impl RowArray {
     ) -> bool {
         self.bytes.clear();
         self.bytes.resize(HEADER, 0);
+        self.starts.clear();
+        self.row_type = form.row_type.oid;
         self.sent.clear();
-        let (mut sets, mut filled) = (false, 0);
+        let mut filled = 0;
         for (column, value) in row.columns().enumerate() {
-            let finds = finds(column);
             let sent = match value {
                 Column::Binary(_) | Column::Null => true,
-                Column::Unchanged if !finds => false,
+                Column::Unchanged if !finds(column) => false,
                 Column::Text(_) | Column::Unchanged => return false,
             };
-            sets |= sent && !finds;
             filled += usize::from(matches!(value, Column::Binary(_)));
             self.sent.push(sent);
         }
-        sets && 2 * filled >= form.fields.len()
+        self.seen.clear();
+        self.seen.resize(self.sent.len(), Seen::default());
+        2 * filled >= form.fields.len()
     }
 
     /// Whether each published column has a value.
@@ -48,30 +61,44 @@ impl RowArray {
         &self.sent
     }
 
+    /// What each published column has been in some row.
+    pub(super) fn seen(&self) -> &[Seen] {
+        &self.seen
+    }
+
     /// Appends a row and returns its size in bytes; returns `None`, with nothing appended, if its shape differs from
     /// that of the first row, or if it is too large.
     pub(super) fn push(&mut self, form: &RowValues, row: &Row<'_>) -> Option<usize> {
         let start = self.bytes.len();
         let appended = self.append(form, row, start);
-        if appended.is_none() {
-            self.bytes.truncate(start);
+        match appended {
+            Some(_) => self.starts.push(start),
+            None => self.bytes.truncate(start),
         }
         appended
+    }
+
+    /// Removes the row that was appended last.
+    pub(super) fn undo(&mut self) {
+        if let Some(start) = self.starts.pop() {
+            self.bytes.truncate(start);
+        }
     }
 
     fn append(&mut self, form: &RowValues, row: &Row<'_>, start: usize) -> Option<usize> {
         let bytes = &mut self.bytes;
         bytes.extend_from_slice(&[0; 4]);
         bytes.extend_from_slice(&u32::try_from(form.fields.len()).ok()?.to_be_bytes());
-        let (mut values, mut sent) = (row.columns(), self.sent.iter());
+        let mut values = row.columns();
+        let mut columns = self.sent.iter().zip(&mut self.seen);
         for field in &form.fields {
             bytes.extend_from_slice(&field.type_oid.to_be_bytes());
-            let (value, sent) = if field.published {
-                (values.next()?, *sent.next()?)
-            } else {
-                (Column::Null, true)
-            };
-            match (value, sent) {
+            if !field.published {
+                bytes.extend_from_slice(&NULL);
+                continue;
+            }
+            let (value, (sent, seen)) = (values.next()?, columns.next()?);
+            match (value, *sent) {
                 (Column::Binary(value), true) => {
                     // A row that is too large must leave no memory: the array keeps its capacity.
                     if bytes.len() - start + value.len() > ROW_BYTES {
@@ -79,9 +106,11 @@ impl RowArray {
                     }
                     bytes.extend_from_slice(&i32::try_from(value.len()).ok()?.to_be_bytes());
                     bytes.extend_from_slice(value);
+                    seen.value = true;
                 }
                 (Column::Null, true) | (Column::Unchanged, false) => {
                     bytes.extend_from_slice(&NULL);
+                    seen.null = true;
                 }
                 _ => return None,
             }
@@ -94,9 +123,9 @@ impl RowArray {
         Some(added)
     }
 
-    /// Completes an array of so many rows.
-    pub(super) fn finish(&mut self, row_type: u32, rows: usize) {
-        write_header(&mut self.bytes, false, row_type, rows);
+    /// Completes the array.
+    pub(super) fn finish(&mut self) {
+        write_header(&mut self.bytes, false, self.row_type, self.starts.len());
     }
 
     /// The array, after [`Self::finish`].
@@ -128,7 +157,9 @@ mod tests {
         assert!(array.begin(&form, &first, |column| column == 0));
         assert_eq!(array.sent(), [true, true, false]);
         assert_eq!(array.push(&form, &first), Some(4 + 4 + 4 * 8 + 4 + 8));
-        array.finish(form.row_type.oid, 1);
+        assert_eq!(array.push(&form, &first), Some(4 + 4 + 4 * 8 + 4 + 8));
+        array.undo();
+        array.finish();
         let words = |words: &[i32]| words.iter().flat_map(|w| w.to_be_bytes()).collect::<Vec<_>>();
         let expected = [
             words(&[1, 0, 16_400, 1, 1, 48, 4, 23, 4]),
@@ -172,8 +203,6 @@ mod tests {
             [Column::Text(b"1"), value, value],
             [Column::Unchanged, value, value],
             [value, Column::Text(b"1"), value],
-            // Nothing to write.
-            [value, Column::Unchanged, Column::Unchanged],
             // Mostly NULL.
             [value, Column::Null, Column::Null],
         ] {

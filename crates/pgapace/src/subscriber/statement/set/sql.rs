@@ -22,8 +22,6 @@ use crate::subscriber::statement::search::{self, Identical};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum SetOperation {
     Update,
-    /// The same with one array of whole rows.
-    UpdateWholeRows,
     /// The same while unique values move between the rows.
     UpdateMoving,
     /// Updates of keys, of which some rows take those of others.
@@ -103,10 +101,11 @@ fn are_null(columns: &[String]) -> Option<String> {
 
 /// Returns the statement of a shape.
 pub(crate) fn statement(map: &TableMap, operation: SetOperation, shape: &Shape<'_>) -> Statement {
-    let mut builder = Builder { map, shape, types: Vec::new(), sources: Vec::new() };
+    let whole = map.row_values.as_ref().filter(|_| shape.whole);
+    let types = whole.map(|form| form.row_type.array).into_iter().collect();
+    let mut builder = Builder { map, shape, types, sources: Vec::new() };
     let sql = match operation {
         SetOperation::Update => builder.update(),
-        SetOperation::UpdateWholeRows => builder.update_whole_rows(),
         SetOperation::UpdateMoving => builder.update_moving(),
         SetOperation::UpdateKeys => builder.update_keys(),
         SetOperation::Delete => builder.delete(),
@@ -127,22 +126,32 @@ pub(super) struct Builder<'a> {
 }
 
 /// Array parameters, and the names of their columns in the FROM clause.
-#[derive(Default)]
 pub(super) struct Arrays {
+    /// The name of the FROM item.
+    item: &'static str,
     parameters: Vec<String>,
     names: Vec<String>,
+    /// The first parameter is one of whole rows: their fields are the columns that find rows, and with a key new values.
+    has_rows: bool,
+}
+
+impl Default for Arrays {
+    fn default() -> Self {
+        Self { item: "v", parameters: Vec::new(), names: Vec::new(), has_rows: false }
+    }
 }
 
 impl Arrays {
-    /// The FROM item `v` with all arrays side by side. `unnest` is not qualified, because the
+    /// The FROM item with all arrays side by side. `unnest` is not qualified, because the
     /// grammar accepts several arrays only then. The search path is empty, so the function is that
     /// of `pg_catalog`.
     pub(super) fn unnested(&self, ordinality: Option<&str>) -> String {
         let names: Vec<_> = self.names.iter().map(String::as_str).chain(ordinality).collect();
         format!(
-            "unnest({}){} AS v({})",
+            "unnest({}){} AS {}({})",
             self.parameters.join(", "),
             if ordinality.is_some() { " WITH ORDINALITY" } else { "" },
+            self.item,
             names.join(", ")
         )
     }
@@ -155,9 +164,38 @@ impl Builder<'_> {
         arrays.names.push(name);
     }
 
+    /// The arrays of the values that find the rows. Whole rows are the first parameter of the statement.
+    ///
+    /// Each field gets a name by its place, because columns may have other names or places by now. A column of the
+    /// subscriber's table in a row is named as the array of the published column would be.
+    fn searched(&self, finds: &[SearchColumn]) -> Arrays {
+        let map = self.map;
+        if !self.shape.whole {
+            return Arrays::default();
+        }
+        let found = |remote| finds.iter().any(|column| column.remote == remote);
+        let names = (0..map.table.columns.len()).map(|local| {
+            match map.columns.iter().position(|column| *column == local) {
+                Some(remote) if found(remote) => format!("k{remote}"),
+                Some(remote) => format!("n{remote}"),
+                None => format!("c{local}"),
+            }
+        });
+        let (parameters, names) = (vec!["$1".to_owned()], names.collect());
+        Arrays { parameters, names, has_rows: true, ..Arrays::default() }
+    }
+
+    /// The condition that fields of whole rows have not moved.
+    fn fields_are_in_place(&self) -> Option<String> {
+        self.shape.whole.then(|| self.map.table.has_no_new_columns())
+    }
+
     /// Adds the array of a search column; returns the expression that the column is compared with.
     fn comparand(&mut self, arrays: &mut Arrays, column: &SearchColumn) -> String {
         let (remote, local) = (column.remote, self.map.local(column.remote));
+        if arrays.has_rows {
+            return search::comparand(self.map, column, &format!("{}.k{remote}", arrays.item));
+        }
         let text = self.shape.text.contains(text_of_search(remote));
         self.sources.push(Source::Search(remote));
         self.array(arrays, format!("k{remote}"), if text { TEXT_ARRAY } else { local.array_type });
@@ -169,6 +207,9 @@ impl Builder<'_> {
     /// Adds the array of a column to set; returns the expression for its value.
     pub(super) fn new_value(&mut self, arrays: &mut Arrays, remote: usize) -> String {
         let (columns, local) = (self.map.columns.len(), self.map.local(remote));
+        if arrays.has_rows {
+            return format!("v.n{remote}");
+        }
         let text = self.shape.text.contains(text_of_new(columns, remote));
         self.sources.push(Source::New(remote));
         self.array(arrays, format!("n{remote}"), if text { TEXT_ARRAY } else { local.array_type });
@@ -244,55 +285,21 @@ impl Builder<'_> {
     }
 
     fn update(&mut self) -> String {
-        let mut arrays = Arrays::default();
         let mut finds = self.map.search_columns().to_vec();
         finds.extend(self.map.compared_identities());
-        let condition = self.all_equal(&mut arrays, &finds);
+        let mut arrays = self.searched(&finds);
+        let conditions = [Some(self.all_equal(&mut arrays, &finds)), self.fields_are_in_place()];
         let mut set = Vec::new();
         for remote in self.set_columns() {
             let value = self.new_or_kept_value(&mut arrays, remote);
             set.push(format!("{} = {value}", self.column(remote)));
         }
         format!(
-            "UPDATE {} AS subscriber SET {} FROM {} WHERE {condition}",
+            "UPDATE {} AS subscriber SET {} FROM {} WHERE {}",
             self.map.table.sql_only(),
             set.join(", "),
-            arrays.unnested(self.nth())
-        )
-    }
-
-    /// Each field gets a name by its place, because columns may have other names or places by now. A column of the
-    /// subscriber's table in a row is named as the array of the published column would be.
-    fn update_whole_rows(&mut self) -> String {
-        let map = self.map;
-        let mut finds = map.search_columns().to_vec();
-        finds.extend(map.compared_identities());
-        let compared = finds.iter().map(|column| {
-            (column, search::comparand(map, column, &format!("v.k{}", column.remote)))
-        });
-        let condition = self.all_compared(compared.collect());
-        let set = self.set_columns().into_iter();
-        let set: Vec<_> =
-            set.map(|remote| format!("{} = v.n{remote}", self.column(remote))).collect();
-        let found = |remote| finds.iter().any(|column| column.remote == remote);
-        let names = (0..map.table.columns.len()).map(|local| {
-            match map.columns.iter().position(|column| *column == local) {
-                Some(remote) if found(remote) => format!("k{remote}"),
-                Some(remote) => format!("n{remote}"),
-                None => format!("c{local}"),
-            }
-        });
-        let names: Vec<_> = names.chain(self.nth().map(str::to_owned)).collect();
-        if let Some(form) = &map.row_values {
-            self.types.push(form.row_type.array);
-        }
-        format!(
-            "UPDATE {} AS subscriber SET {} FROM pg_catalog.unnest($1){} AS v({}) WHERE {condition} AND {}",
-            map.table.sql_only(),
-            set.join(", "),
-            if self.nth().is_some() { " WITH ORDINALITY" } else { "" },
-            names.join(", "),
-            map.table.has_no_new_columns()
+            arrays.unnested(self.nth()),
+            conditions.into_iter().flatten().collect::<Vec<_>>().join(" AND ")
         )
     }
 
@@ -350,10 +357,16 @@ impl Builder<'_> {
     /// If missing rows are listed, a row that is equal and not identical is a hit, too, but not the `same`. Whether
     /// there is a `same` is the second part of the result.
     ///
+    /// Values that are read from text, or rounded, are read once, and stored (`old`). Those of whole rows are complete, and
+    /// are not stored a second time.
+    ///
     /// `count` is the name of an additional array.
     pub(super) fn hits(&mut self, count: Option<&str>) -> (String, bool) {
         let map = self.map;
-        let mut arrays = Arrays::default();
+        let mut arrays = self.searched(map.search_columns());
+        if arrays.has_rows {
+            arrays.item = "old";
+        }
         let mut values = vec!["v.class".to_owned()];
         let mut conditions = Vec::new();
         let mut all_null_columns = Vec::new();
@@ -364,8 +377,11 @@ impl Builder<'_> {
                 all_null_columns.push(format!("t.{}", self.column(remote)));
                 continue;
             }
-            values.push(format!("{} AS k{remote}", self.comparand(&mut arrays, column)));
-            let value = format!("old.k{remote}");
+            let mut value = self.comparand(&mut arrays, column);
+            if !arrays.has_rows {
+                values.push(format!("{value} AS k{remote}"));
+                value = format!("old.k{remote}");
+            }
             identical.add(map, column, "t.", &value);
             conditions.push(if self.shape.nulls.contains(some_null(remote)) {
                 self.equal_or_both_null("t", column, &value)
@@ -384,6 +400,7 @@ impl Builder<'_> {
         }
         conditions.extend(are_null(&all_null_columns));
         conditions.extend(map.table.is_this_one());
+        conditions.extend(self.fields_are_in_place());
         if let Some(count) = count {
             self.array(&mut arrays, count.to_owned(), INT4_ARRAY);
             values.push(format!("v.{count}"));
@@ -399,13 +416,18 @@ impl Builder<'_> {
             );
             return (hits, false);
         }
+        let unnested = arrays.unnested(Some("class"));
+        let (stored, old) = match arrays.has_rows {
+            true => (String::new(), unnested.as_str()),
+            false => {
+                let values = values.join(", ");
+                (format!("old AS MATERIALIZED (SELECT {values} FROM {unnested}), "), "old")
+            }
+        };
         let hits = format!(
-            "old AS MATERIALIZED (SELECT {} FROM {}), \
-             hit AS MATERIALIZED (SELECT t.tableoid AS relation, t.ctid AS address, {carried}, \
+            "{stored}hit AS MATERIALIZED (SELECT t.tableoid AS relation, t.ctid AS address, {carried}, \
              pg_catalog.row_number() OVER (PARTITION BY {class}) AS nth \
-             FROM {} AS t, old WHERE {})",
-            values.join(", "),
-            arrays.unnested(Some("class")),
+             FROM {} AS t, {old} WHERE {})",
             map.table.sql_only(),
             conditions.join(" AND ")
         );

@@ -139,16 +139,17 @@ impl<E: FnMut(Expected<'_>)> Whole<'_, '_, '_, '_, E> {
             return self.buffers.rows.update(self.subscriber, old, new, finds);
         }
         let map = self.subscriber.map;
+        note_changed(updates, self.subscriber.statements.changed(map));
         self.begin();
-        let changed = self.subscriber.statements.changed(map);
-        note_changed(updates, changed);
-        self.buffers.new.begin(map, BatchUse::New);
-        self.buffers.new.write_only(changed);
-        for (index, update) in updates.iter().enumerate() {
-            let Some(old) = &update.old else { return Err(SetError::Apart) };
-            if !self.push_old(old, index, &seeks.updates) || !self.buffers.new.push(&update.new) {
-                return Err(SetError::Apart);
-            }
+        let mut fits = self.push_updates(updates);
+        if !fits && self.buffers.search.are_whole_rows() {
+            // The first row was sent otherwise than the others.
+            self.begin();
+            self.buffers.search.send_arrays();
+            fits = self.push_updates(updates);
+        }
+        if !fits {
+            return Err(SetError::Apart);
         }
         let SetBuffers { new, set, .. } = &mut *self.buffers;
         new.note_set(set);
@@ -162,14 +163,26 @@ impl<E: FnMut(Expected<'_>)> Whole<'_, '_, '_, '_, E> {
         self.queue_statement(operation, updates.len())
     }
 
+    /// Adds all updates; returns false if one does not fit.
+    fn push_updates(&mut self, updates: &[Update<'_>]) -> bool {
+        let (map, seeks) = (self.subscriber.map, self.seeks);
+        self.buffers.new.begin(map, BatchUse::New);
+        self.buffers.new.write_only(self.subscriber.statements.changed(map));
+        updates.iter().enumerate().all(|(index, Update { old, new })| {
+            old.as_ref().is_some_and(|old| self.push_old(old, index, &seeks.updates))
+                && self.buffers.new.push(new)
+        })
+    }
+
     /// Adds the rows that a change looks for. Returns false, and adds nothing, if they do not fit.
     fn push_old(&mut self, old: &Old<'_>, index: usize, seeks: &[Seek<'_>]) -> bool {
         let SetBuffers { search, whole, .. } = &mut *self.buffers;
         let others = passed(seeks, index);
         let is_new = !whole.positions.contains_key(&old.class);
         let rows = is_new.then_some(&old.row).into_iter().chain(others);
+        let map = self.subscriber.map;
         for (before, row) in rows.enumerate() {
-            if !search.push(row) {
+            if !search.push_in_form(map, row) {
                 (0..before).for_each(|_| search.undo());
                 return false;
             }
@@ -210,7 +223,8 @@ impl<E: FnMut(Expected<'_>)> Whole<'_, '_, '_, '_, E> {
             new.finish(binary);
         }
         whole.finish();
-        let shape = Shape { kind: Kind::Set(operation), set, nulls, text, check };
+        let (kind, whole_rows) = (Kind::Set(operation), search.are_whole_rows());
+        let shape = Shape { kind, set, nulls, text, check, whole: whole_rows };
         let Subscriber { session, statements, .. } = &mut *self.subscriber;
         let prepared = bind::prepare(session, statements, map, &shape);
         let count = bind::count(rows);

@@ -9,9 +9,11 @@ mod too_long;
 mod types;
 mod varied;
 mod whole;
+mod whole_arrays;
 mod whole_changed;
 mod whole_missing;
 mod whole_moving;
 mod whole_rows;
+mod whole_wide;
 
 const MAJORS: [u16; 2] = [15, 18];

@@ -9,7 +9,7 @@ use super::whole::{whole_deletes, whole_updates};
 use crate::subscriber::statement::copy::Format;
 
 /// The same segment, of which rows may be missing. `passed` are the rows that changes look for besides.
-fn seeking<'a>(segment: Segment<'a>, passed: Vec<Vec<Row<'a>>>) -> Segment<'a> {
+pub(super) fn seeking<'a>(segment: Segment<'a>, passed: Vec<Vec<Row<'a>>>) -> Segment<'a> {
     let seek = |passed| Seek { changes: vec![ChangeAt { part: 0, change: 0 }], passed };
     let passed = passed.into_iter().map(seek).collect();
     let seeks = match segment.updates.is_empty() {
