@@ -100,6 +100,19 @@ impl<M: Table, P> Work<M, P> {
     }
 }
 
+impl<M, P> Work<M, P> {
+    /// Before it is applied: what was prepared on the subscriber since it was received, before `oldest`, will be there
+    /// with it. Otherwise each progress row would name all transactions whose PREPARE was received shortly before.
+    pub fn needs_prepares_from(&mut self, oldest: Option<Lsn>) {
+        let Some(held) = &self.held else { return };
+        let is_needed = |lsn: &Lsn| oldest.is_some_and(|oldest| *lsn >= oldest);
+        if !held.iter().all(is_needed) {
+            let needed: Arc<[Lsn]> = held.iter().copied().filter(is_needed).collect();
+            self.held = (!needed.is_empty()).then_some(needed);
+        }
+    }
+}
+
 impl<M: Table, P> GroupMember for Work<M, P> {
     fn end(&self) -> Option<Lsn> {
         self.part.end_lsn
@@ -192,5 +205,40 @@ impl<M: Table, P> Dispatchable for Work<M, P> {
                 versions.count(relation, &update);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use pgoutput::{Lsn, Timestamp, Xid};
+
+    use super::Work;
+    use crate::transaction::{TransactionHead, TransactionPart};
+
+    #[test]
+    fn what_was_prepared_meanwhile_is_not_needed_from_the_publisher() {
+        let head = TransactionHead { commit_lsn: Lsn(50), commit_time: Timestamp(0), xid: Xid(3) };
+        let needed = |held: &[u64], oldest: Option<u64>| {
+            let held: Arc<[Lsn]> = held.iter().copied().map(Lsn).collect();
+            let mut work = Work::<(), ()> {
+                part: TransactionPart::empty(head, Lsn(60)),
+                tables: Vec::new(),
+                predecessor: Lsn(40),
+                history: None,
+                held: (!held.is_empty()).then_some(held),
+                after_applied: false,
+                two_phase: None,
+            };
+            work.needs_prepares_from(oldest.map(Lsn));
+            work.held.map(|held| held.iter().map(|lsn| lsn.0).collect::<Vec<_>>())
+        };
+        assert_eq!(needed(&[], Some(10)), None);
+        assert_eq!(needed(&[10, 30, 20], Some(10)), Some(vec![10, 30, 20]));
+        assert_eq!(needed(&[10, 30, 20], Some(20)), Some(vec![30, 20]));
+        // A later one is needed by later transactions only.
+        assert_eq!(needed(&[10, 30, 20], Some(70)), None);
+        assert_eq!(needed(&[10, 30, 20], None), None);
     }
 }

@@ -566,6 +566,13 @@ impl<E: Surroundings> Intake<E> {
         self.progress.hold(held.into_iter().chain(deferred).min());
     }
 
+    /// Start of the oldest PREPARE that the publisher must still have; `None` if there is none. Each one before it is
+    /// prepared on the subscriber, or its end is durable there. See [`Work::needs_prepares_from`].
+    pub fn oldest_needed_prepare(&mut self) -> Option<Lsn> {
+        let (durable, unflushed) = (self.progress.durable(), self.progress.unflushed_release());
+        self.incoming.oldest_held(unflushed.map_or(durable, |unflushed| unflushed.min(durable)))
+    }
+
     /// The positions that may be reported to the publisher now.
     pub fn positions(&mut self) -> Positions {
         self.hold(self.progress.durable());

@@ -10,7 +10,7 @@ use wire::{ServerError, quote_ident};
 use crate::apply::expected::Expected;
 use crate::apply::offender::{self, unknown_offender};
 use crate::apply::work::{Group, Work};
-use crate::encoding_error;
+use crate::encoding_error::{self, Origin};
 use crate::error::{Class, Failure, Offender, Result, TEMP_FILES_REMEDY, exceeds_temp_file_limit};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{ANOTHER_TABLE, NEW_COLUMNS};
@@ -331,7 +331,7 @@ fn remedy_of_error(
                  {domain} DROP CONSTRAINT {constraint};"
             )
         }
-        _ if let Some(remedy) = encoding_error::remedy(said) => remedy,
+        _ if let Some(remedy) = encoding_error::remedy(said, Origin::Wal) => remedy,
         _ if exceeds_temp_file_limit(said) => format!("On the subscriber: {TEMP_FILES_REMEDY}"),
         (sqlstate::NOT_NULL_VIOLATION, _) => {
             let column = column.as_deref().unwrap_or("…");

@@ -529,7 +529,8 @@ impl<'a> Leader<'a> {
     fn dispatch(&mut self) -> Result<Duration> {
         let reading = self.wants_chunks();
         let attends = (reading && self.may_attend()).then_some(&self.waits);
-        let assigned = self.around.pool.assign(reading, attends)?;
+        let oldest_prepare = self.intake.oldest_needed_prepare();
+        let assigned = self.around.pool.assign(reading, attends, oldest_prepare)?;
         self.all_busy = assigned == Assigned::Busy;
         Ok(match assigned {
             Assigned::Later(time) => time,

@@ -13,6 +13,7 @@ use engine::dispatch::{
 };
 use engine::group::{GroupLimits, GroupSeq};
 use engine::writeset::WritesetLimits;
+use pgoutput::Lsn;
 
 use crate::apply::apply_session::Identity;
 use crate::apply::blockers::{
@@ -137,10 +138,12 @@ impl Pool {
 
     /// Assigns work that may be assigned now. `reading`: whether more is being received.
     /// `attends`: the calling thread may execute small groups itself, and these are its waits.
+    /// `oldest_prepare`: see [`Work::needs_prepares_from`](engine::work::Work::needs_prepares_from).
     pub(crate) fn assign(
         &mut self,
         reading: bool,
         attends: Option<&Stopwatch>,
+        oldest_prepare: Option<Lsn>,
     ) -> Result<Assigned> {
         let (mut short, mut bytes) = (false, 0);
         let assigned = loop {
@@ -155,7 +158,11 @@ impl Pool {
                     short = more;
                     break Assigned::Busy;
                 }
-                Step::Assign { worker, beside_others, group } => {
+                Step::Assign { worker, beside_others, mut group } => {
+                    group
+                        .works
+                        .iter_mut()
+                        .for_each(|work| work.needs_prepares_from(oldest_prepare));
                     bytes += group.works.iter().map(|work| work.part.bytes()).sum::<usize>();
                     self.submit(worker, (beside_others, attends), group)?;
                 }
