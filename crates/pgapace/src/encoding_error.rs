@@ -11,14 +11,31 @@ const ROUTINE: &str = "report_untranslatable_char";
 pub(crate) const NAMES_HINT: &str = "Where a database has encoding SQL_ASCII, names of schemas, tables, columns and \
     types must be UTF-8. Rename what has another name (ALTER … RENAME TO …), or publish other tables.";
 
+/// Where the value comes from that a server refuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// From a table, as it is now: it can be changed there.
+    Table,
+    /// From the publisher's WAL, which stays as it is.
+    Wal,
+}
+
+/// The next step after a walsender has refused a value: the slot cannot pass it.
+pub(crate) const IN_STREAM_HINT: &str = "The value is in the publisher's WAL, so the slot cannot pass it. Change it on the \
+    publisher, stop pgapace run, and pgapace rebase makes a new slot, and mends the rows that differ. For other such values \
+    use a subscriber database with encoding SQL_ASCII or UTF8.";
+
 /// The next step, without its full stop; `None` if the error is about something else.
-pub(crate) fn remedy(said: &ServerError) -> Option<String> {
+pub(crate) fn remedy(said: &ServerError, origin: Origin) -> Option<String> {
+    let other = |encoding: &str| match origin {
+        Origin::Table => format!(
+            "Change the value on the publisher, or use a subscriber database with encoding {encoding}"
+        ),
+        Origin::Wal => format!("Use a subscriber database with encoding {encoding}"),
+    };
     if said.code == sqlstate::CHARACTER_NOT_IN_REPERTOIRE {
-        return Some(
-            "The value has bytes that are no text in this encoding. Change it on the publisher, or use a subscriber \
-             database with encoding SQL_ASCII"
-                .to_owned(),
-        );
+        let other = other("SQL_ASCII");
+        return Some(format!("The value has bytes that are no text in this encoding. {other}"));
     }
     if said.routine.as_deref() != Some(ROUTINE) {
         return None;
@@ -29,16 +46,14 @@ pub(crate) fn remedy(said: &ServerError) -> Option<String> {
         || "The encoding of the database lacks this character".to_owned(),
         |encoding| format!("Encoding {encoding} lacks this character"),
     );
-    Some(format!(
-        "{lacks}. Change the value on the publisher, or use a subscriber database with encoding UTF8"
-    ))
+    Some(format!("{lacks}. {}", other("UTF8")))
 }
 
 #[cfg(test)]
 mod tests {
     use wire::ServerError;
 
-    use super::remedy;
+    use super::{Origin, remedy};
 
     #[test]
     fn the_encoding_is_that_of_the_message() {
@@ -47,7 +62,7 @@ mod tests {
             code.clone_into(&mut said.code);
             message.clone_into(&mut said.message);
             said.routine = Some(routine.to_owned());
-            remedy(&said)
+            remedy(&said, Origin::Table)
         };
         let message = "character with byte sequence 0xe6 in encoding \"UTF8\" has no equivalent in encoding \"LATIN1\"";
         let lacks = of("22P05", "report_untranslatable_char", message).unwrap();

@@ -5,7 +5,7 @@ use std::fmt;
 use engine::table_name::TableName;
 use pgoutput::{Lsn, Xid};
 
-use crate::encoding_error;
+use crate::encoding_error::{self, Origin};
 use crate::sqlstate;
 use crate::subscriber::missing_label;
 use crate::subscriber::state::conflicts::Conflict;
@@ -220,7 +220,7 @@ impl Failure {
                         format!("{}: {} while {doing}", schema::DAMAGED, server.message);
                     failure.hint = Some(schema::begin_anew(None));
                 }
-                if let Some(remedy) = encoding_error::remedy(server) {
+                if let Some(remedy) = encoding_error::remedy(server, Origin::Table) {
                     failure.hint = Some(format!("{remedy}."));
                 }
                 failure

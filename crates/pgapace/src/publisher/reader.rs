@@ -8,6 +8,7 @@ use bytes::Bytes;
 use pgoutput::{Frame, Lsn};
 use wire::{EndReason, Haste, Received};
 
+use crate::encoding_error;
 use crate::error::{Class, Failure, Recovery, Result};
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::publisher::announced::{Announcer, MESSAGE};
@@ -296,6 +297,9 @@ pub(crate) fn explain(mut failure: Failure, decoding: Decoding) -> Failure {
                  pgapace run, and pgapace rebase makes a new slot, and mends the rows that differ.",
             );
             failure.recovery = Recovery::DecodeAgain;
+        }
+        Some(sqlstate::CHARACTER_NOT_IN_REPERTOIRE | sqlstate::UNTRANSLATABLE_CHARACTER) => {
+            failure = failure.hint(encoding_error::IN_STREAM_HINT);
         }
         _ if !failure.is_transient() => {
             failure.recovery = Recovery::DecodeAgain;

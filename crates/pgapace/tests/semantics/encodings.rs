@@ -89,6 +89,23 @@ fn a_copy_says_what_to_do_about_characters() {
     }
 }
 
+/// The walsender refuses it, so there is no transaction to skip, and the WAL keeps the value.
+#[test]
+fn a_streamed_value_that_is_no_text_ends_with_the_way_on() {
+    for major in [18, 14] {
+        let case = Case::with_databases(major, 18, SQL_ASCII, "");
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, v text)");
+        case.publisher.sql("INSERT INTO t VALUES (1, E'\\351'), (2, 'text')");
+        for _ in 0..2 {
+            case.run().expect(4, &["22021", "in the publisher's WAL", "pgapace rebase"]);
+        }
+        case.publisher.sql("UPDATE t SET v = 'e' WHERE id = 1");
+        case.tool.finish("rebase", &[]).expect(0, &[]);
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    }
+}
+
 /// The character is one of the encoding, but no value of the type.
 #[test]
 fn an_escape_that_the_type_lacks_is_a_matter_of_the_type() {
