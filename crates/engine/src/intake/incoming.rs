@@ -7,6 +7,7 @@
 //! the subscriber. Its parts are taken like those of a committed transaction, and its COMMIT PREPARED
 //! or ROLLBACK PREPARED is a step without changes.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,6 +123,8 @@ pub struct Incoming<P, S> {
     /// Where those begin that are about to be prepared on the subscriber. Until they are, their changes
     /// are nowhere else.
     preparing: FxHashMap<Xid, Lsn>,
+    /// The same, in order: there may be thousands, and the oldest is asked for with every group.
+    preparing_from: BTreeSet<Lsn>,
     /// Those that are prepared on the subscriber, or about to be, and not resolved in this run.
     here: FxHashMap<Xid, Arc<P>>,
     /// Those that are prepared on the publisher, wherever their changes are.
@@ -163,6 +166,7 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
             replay: None,
             held: HeldByTime::default(),
             preparing: FxHashMap::default(),
+            preparing_from: BTreeSet::new(),
             here,
             unresolved,
             absent,
@@ -403,7 +407,10 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         let here = Arc::new(here);
         self.absent.remove(&xid);
         self.held_now = None;
-        self.preparing.insert(xid, here.prepare_lsn());
+        if let Some(before) = self.preparing.insert(xid, here.prepare_lsn()) {
+            self.preparing_from.remove(&before);
+        }
+        self.preparing_from.insert(here.prepare_lsn());
         self.here.insert(xid, Arc::clone(&here));
         self.replay = Some((replay, Some(here)));
     }
@@ -417,7 +424,9 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
     /// Returns the start of its PREPARE.
     pub fn prepared(&mut self, xid: Xid) -> Option<Lsn> {
         self.held_now = None;
-        self.preparing.remove(&xid)
+        let from = self.preparing.remove(&xid)?;
+        self.preparing_from.remove(&from);
+        Some(from)
     }
 
     /// How many transactions are on their way to be prepared.
@@ -538,8 +547,8 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
     /// after a crash it must be sent again, and COMMIT PREPARED alone does not bring it.
     pub(super) fn oldest_held(&mut self, durable: Lsn) -> Option<Lsn> {
         let resolving = self.resolving.durable(durable);
-        let preparing = self.preparing.values().copied();
-        preparing.chain(resolving).chain(self.assembler.oldest_held()).min()
+        let preparing = self.preparing_from.first().copied();
+        [preparing, resolving, self.assembler.oldest_held()].into_iter().flatten().min()
     }
 
     /// Memory that is taken beside the received chunk.
