@@ -79,6 +79,8 @@ pub struct Size {
     pub small: bool,
     /// Whether it must be the first part of its group.
     pub starts_group: bool,
+    /// Whether it is the end of a transaction that is prepared on the subscriber. Only others share a group with it.
+    pub ends_prepared: bool,
     /// Whether its group reads whole tables, once each, however many changes it has: see [`Batcher::close_at`].
     pub scans: bool,
 }
@@ -86,6 +88,9 @@ pub struct Size {
 impl Size {
     /// Whether this part cannot join the group of the part before it, whatever its limits.
     fn begins_group_behind(&self, before: &Self) -> bool {
+        if self.ends_prepared && before.ends_prepared {
+            return self.starts_group;
+        }
         !before.whole || !self.whole || self.starts_group || self.by_rows != before.by_rows
     }
 }
@@ -292,6 +297,7 @@ impl<T> Batcher<T> {
         let (mut changes, mut bytes, mut scans) = (first.changes, first.bytes, first.scans);
         while let Some((next, part)) = self.waiting.front()
             && !next.begins_group_behind(&first)
+            && !(next.ends_prepared && group.len() >= self.pacing.ends_together)
             && bytes + next.bytes <= self.limits.bytes
             && self.has_room(next, group.len(), changes, contents.tables(), scans || next.scans)
             && contents.add(part)
@@ -350,6 +356,7 @@ mod tests {
         by_rows: false,
         small: false,
         starts_group: false,
+        ends_prepared: false,
         scans: false,
     };
 
@@ -377,6 +384,30 @@ mod tests {
     fn groups(sizes: &[(usize, usize, bool)]) -> Vec<Vec<usize>> {
         let mut batcher = batcher(sizes);
         std::iter::from_fn(|| batcher.take(&mut OneTable)).collect()
+    }
+
+    /// Whatever else waits, only ends of prepared transactions share a group with one.
+    #[test]
+    fn ends_of_prepared_transactions_share_groups_of_their_own() {
+        let pacing = Pacing { ends_together: 3, ..Pacing::MEASURED };
+        let mut batcher = Batcher::new(GroupLimits { transactions: 9, ..LIMITS }, pacing);
+        let end = Size { changes: 0, whole: false, ends_prepared: true, ..ONE };
+        for (index, kind) in "eeeetep".chars().chain("ee".chars()).enumerate() {
+            batcher.push(
+                match kind {
+                    'e' => end,
+                    't' => ONE,
+                    _ => Size { whole: false, ..ONE },
+                },
+                index,
+            );
+        }
+        batcher.push(Size { starts_group: true, ..end }, 9);
+        let groups: Vec<_> = std::iter::from_fn(|| batcher.take(&mut OneTable)).collect();
+        assert_eq!(
+            groups,
+            [vec![0, 1, 2], vec![3], vec![4], vec![5], vec![6], vec![7, 8], vec![9]]
+        );
     }
 
     #[test]

@@ -161,6 +161,7 @@ impl<M: Table, P> Dispatchable for Work<M, P> {
             by_rows: self.is_alone(),
             small: false,
             starts_group: self.after_applied,
+            ends_prepared: self.ends_prepared(),
             scans: self.applied_tables().any(|table| *table.fold() == TableFolding::WholeRow),
         }
     }

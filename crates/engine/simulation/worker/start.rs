@@ -8,6 +8,7 @@ use engine::worker::{Dependent, EncodedGroup, Further, GroupMode, Rest, Start};
 use crate::simulation::Sabotage;
 use crate::simulation::run::REFUSED;
 use crate::simulation::subscriber::Command;
+use crate::simulation::subscriber::PreparedHere;
 use crate::simulation::worker::as_sets::net;
 use crate::simulation::worker::by_rows::{alone, rows};
 use crate::simulation::worker::encoded::{Ending, Pending, Statements, begin, end, ending};
@@ -100,12 +101,17 @@ impl Worker {
 
     /// COMMIT PREPARED and ROLLBACK PREPARED (`worker/two_phase.rs`). Nothing else is on the session.
     fn resolve_prepared(&mut self, group: &Group, around: &mut Around<'_>) -> Result<()> {
-        let two_phase = group.works.first().and_then(|work| work.two_phase.as_ref());
-        let (of, commit) = match two_phase {
-            None | Some(TwoPhase::Prepare(_)) => return Ok(()),
-            Some(TwoPhase::Commit(of)) => (**of, true),
-            Some(TwoPhase::Rollback(of)) => (**of, false),
-        };
+        for work in &group.works {
+            match &work.two_phase {
+                None | Some(TwoPhase::Prepare(_)) => {}
+                Some(TwoPhase::Commit(of)) => self.resolve(**of, true, around)?,
+                Some(TwoPhase::Rollback(of)) => self.resolve(**of, false, around)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn resolve(&mut self, of: PreparedHere, commit: bool, around: &mut Around<'_>) -> Result<()> {
         self.send(around)?;
         let number = self.number;
         around.note(|| format!("worker {number} ends {of:?}, commits: {commit}"));

@@ -26,7 +26,7 @@ pub trait GroupMember {
     /// Whether conflict rules apply to a table of it.
     fn is_under_rules(&self) -> bool;
 
-    /// Whether it is a step of a two-phase transaction. Such a step is alone in its group.
+    /// Whether it is a step of a two-phase transaction. A group has nothing else then: one PREPARE, or ends.
     fn is_step(&self) -> bool;
 
     /// Whether it is to be prepared, and is complete.
@@ -114,7 +114,7 @@ impl<T: GroupMember> Group<T> {
         self.mode == GroupMode::Net && self.works.last().is_some_and(|work| work.end().is_none())
     }
 
-    /// Whether it is a step of a two-phase transaction.
+    /// Whether its members are steps of two-phase transactions.
     #[must_use]
     pub fn is_step(&self) -> bool {
         self.works.first().is_some_and(GroupMember::is_step)

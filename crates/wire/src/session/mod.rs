@@ -195,6 +195,29 @@ impl Session {
         failed.map_or(Ok(results), Err)
     }
 
+    /// Runs so many texts in one round trip, each as [`Session::simple`] does. A text runs even if an earlier one failed.
+    /// Returns whether each was executed. They must fit into the buffers of the connection, because nothing is read before
+    /// all are sent.
+    ///
+    /// # Errors
+    /// When the connection fails.
+    pub fn simple_all(&mut self, texts: &[String]) -> Result<Vec<Result<()>>> {
+        self.begin_exchange()?;
+        texts.iter().for_each(|sql| self.queue_simple(sql));
+        let started = Instant::now();
+        self.send_exchange()?;
+        let mut answers = Vec::with_capacity(texts.len());
+        for _ in texts {
+            let answer = self.collect().map(drop);
+            if self.is_broken() {
+                return Err(answer.err().unwrap_or(Error::Closed));
+            }
+            answers.push(answer);
+        }
+        self.note_round_trip(started);
+        Ok(answers)
+    }
+
     /// Runs one statement with text parameters `$1` and so on. The server infers their types.
     pub fn query(&mut self, sql: &str, params: &[Option<&str>]) -> Result<Rows> {
         self.begin_exchange()?;

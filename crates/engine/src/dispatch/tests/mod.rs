@@ -118,6 +118,7 @@ impl Dispatchable for Insertion {
             by_rows: self.runs_user_code(),
             small: false,
             starts_group: false,
+            ends_prepared: self.ends_prepared(),
             scans: false,
         }
     }

@@ -10,26 +10,53 @@ use crate::error::{Class, Failure, Result};
 use crate::subscriber::state::prepared::{PreparedHere, not_prepared_here};
 
 impl WorkerSession {
-    /// Executes such a step of a group, unless that was done before, so that its progress can be recorded.
+    /// Executes such steps of a group, unless that was done before, so that their progress can be recorded.
     /// Nothing of this session may be in flight then.
+    ///
+    /// One after another is executed, whatever becomes of those before it: while all were prepared, none was in the way
+    /// of another. The run ends if one fails, and what was executed is found when it is sent again.
     pub(super) fn resolve_prepared(&mut self, group: &Group) -> Result<()> {
-        let (prepared, commit) = match group.works.first().and_then(|work| work.two_phase.as_ref())
-        {
-            None | Some(TwoPhase::Prepare(_)) => return Ok(()),
-            Some(TwoPhase::Commit(prepared)) => (prepared, true),
-            Some(TwoPhase::Rollback(prepared)) => (prepared, false),
-        };
+        let mut ends = Vec::new();
+        for work in &group.works {
+            let (prepared, commit) = match &work.two_phase {
+                None | Some(TwoPhase::Prepare(_)) => continue,
+                Some(TwoPhase::Commit(prepared)) => (prepared, true),
+                Some(TwoPhase::Rollback(prepared)) => (prepared, false),
+            };
+            let time = work.part.head.commit_time;
+            ends.push((prepared, commit, self.encoder.tag_sql(time).filter(|_| commit)));
+        }
+        if ends.is_empty() {
+            return Ok(());
+        }
         // All of it, because the queries that follow are exchanges of their own.
         self.session.flush().map_err(|e| Failure::subscriber(&e, "sending changes"))?;
-        let time = group.works.first().map(|work| work.part.head.commit_time);
-        let tag = time.filter(|_| commit).and_then(|time| self.encoder.tag_sql(time));
-        let session = &mut self.session;
-        let was_prepared = match tag {
-            Some(tag) => prepared.commit_tagged(session, &tag)?,
-            None => prepared.resolve(session, commit)?,
-        };
-        // One that was sent again has no name any more, but a second row.
-        if was_prepared || self.is_resolved(prepared, commit)? {
+        let texts = ends.iter().flat_map(|(prepared, commit, tag)| {
+            tag.clone().into_iter().chain([prepared.end_sql(*commit)])
+        });
+        let texts: Vec<_> = texts.collect();
+        let answers = self.session.simple_all(&texts);
+        let mut answers = answers
+            .map_err(|e| Failure::subscriber(&e, "ending prepared transactions"))?
+            .into_iter();
+        for (prepared, commit, tag) in ends {
+            if tag.is_some() {
+                let tagged = answers.next().unwrap_or(Err(wire::Error::Closed));
+                tagged.map_err(|e| Failure::subscriber(&e, "tagging a commit"))?;
+            }
+            let answer = answers.next().unwrap_or(Err(wire::Error::Closed));
+            let was_prepared = prepared.resolved(answer, commit)?;
+            if !was_prepared {
+                self.find_resolved(prepared, commit)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// There was no prepared transaction of this name: it has ended before, or was never prepared.
+    fn find_resolved(&mut self, prepared: &PreparedHere, commit: bool) -> Result<()> {
+        // One that was sent again has a second row.
+        if self.is_resolved(prepared, commit)? {
             return Ok(());
         }
         if !commit {

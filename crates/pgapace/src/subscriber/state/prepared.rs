@@ -155,19 +155,14 @@ impl PreparedHere {
         self.resolved(session.simple(&sql).map(drop), commit)
     }
 
-    /// COMMIT PREPARED, with a statement before it that gives it the publisher's commit time. A statement that fails
-    /// leaves it without that, and is an error.
-    pub(crate) fn commit_tagged(&self, session: &mut Session, tag: &str) -> Result<bool> {
-        let sql = self.end_sql(true);
-        self.resolved(session.simple_each([tag, &sql]).map(drop), true)
-    }
-
-    fn end_sql(&self, commit: bool) -> String {
+    /// COMMIT PREPARED or ROLLBACK PREPARED.
+    pub(crate) fn end_sql(&self, commit: bool) -> String {
         let verb = if commit { "COMMIT" } else { "ROLLBACK" };
         format!("{verb} PREPARED {}", quote_literal(&self.name))
     }
 
-    fn resolved(&self, answer: wire::Result<()>, commit: bool) -> Result<bool> {
+    /// Judges the answer to [`Self::end_sql`], as [`Self::resolve`] does.
+    pub(crate) fn resolved(&self, answer: wire::Result<()>, commit: bool) -> Result<bool> {
         match answer {
             Ok(()) => Ok(true),
             Err(error) if error.sqlstate() == Some(sqlstate::UNDEFINED_OBJECT) => Ok(false),
