@@ -4,6 +4,7 @@
 mod catching_up;
 mod crashes;
 mod durable;
+mod ends;
 mod held;
 mod left_out;
 mod places;
