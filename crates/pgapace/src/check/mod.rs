@@ -130,7 +130,7 @@ impl SubscriptionState {
     }
 }
 
-/// See [`SubscriptionState::moved`]. What keeps it from being known is found by other checks.
+/// Returns [`SubscriptionState::moved`], and `None` if a query for it fails: other checks report that failure.
 fn moved(
     control: &mut Session,
     source: &mut Session,

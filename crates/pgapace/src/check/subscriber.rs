@@ -161,7 +161,7 @@ fn replica_role(
     Ok(())
 }
 
-/// What allows the role under which this session acts, perhaps a group, to set `session_replication_role`.
+/// The SQL that allows the current role to set `session_replication_role`. A login role may act as a group.
 pub(crate) fn replica_role_remedy(session: &mut Session) -> Result<String> {
     let role = one(session, SIDE, "SELECT current_user", "reading its role")?;
     let service = Service::read(session, SIDE)?;

@@ -2,8 +2,8 @@
 //!
 //! The server goes on, so its system identifier, timeline and LSNs show no other history. The slot is gone with the old
 //! database, and the new one has another OID: OIDs come from one counter of the server. Unless it is a copy of a template,
-//! every table has another OID, too. That tells such a database where its own OID was not recorded, and one whose slot and
-//! published tables were all dropped, which is no better: a run refuses both.
+//! every table has another OID, too. The tables show such a database if an earlier version did not record its own OID. They
+//! also show a database whose slot and published tables were all dropped. A run refuses both.
 
 use wire::Session;
 

@@ -36,7 +36,7 @@ fn a_promoted_copy_is_refused_by_verbs() -> Result<()> {
     site.expect_equal(&["t".into()])?;
     run.terminate()?;
     expect_exit(&mut run, 0, &[])?;
-    // What the next run would say, whatever the length of the copy's WAL.
+    // `status` says the same as the next run, although the copy's WAL is longer than what was applied.
     let status = of_copy.finish("status", &[]).stdout;
     assert!(status.contains(lacks) && status.contains("deletes what only the subscriber has"));
     Ok(())

@@ -266,7 +266,7 @@ fn a_slot_near_its_wal_limit_is_reported() -> Result<()> {
     Ok(())
 }
 
-/// `status` says why no run can go on. What was copied is kept.
+/// `status` says why no run can go on. A rebase keeps the rows that were copied.
 #[test]
 fn a_slot_that_is_dropped_ends_the_copy_and_a_rebase_goes_on() {
     on_versions(&[(14, 18), (18, 14)], |case| {

@@ -8,7 +8,7 @@ use crate::support::{must, on_versions};
 
 const ALL: u32 = 12;
 
-/// One of them was committed by somebody else. A crash comes when some are executed, and none is recorded.
+/// Somebody else has committed one of them. The process is killed when some are executed and none is recorded.
 #[test]
 fn ends_that_share_a_group_are_executed_once() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {

@@ -177,43 +177,23 @@ impl Session {
     /// Runs several texts in one round trip, each as [`Session::simple`] does. A text runs even if
     /// an earlier one failed; the first error is returned.
     pub fn simple_each<const N: usize>(&mut self, texts: [&str; N]) -> Result<[Vec<Rows>; N]> {
-        self.begin_exchange()?;
-        texts.iter().for_each(|sql| self.queue_simple(sql));
-        let started = Instant::now();
-        self.send_exchange()?;
-        let mut failed = None;
-        let results = std::array::from_fn(|_| {
-            if self.is_broken() {
-                return Vec::new();
-            }
-            self.collect().unwrap_or_else(|error| {
-                failed.get_or_insert(error);
-                Vec::new()
-            })
-        });
-        self.note_round_trip(started);
-        failed.map_or(Ok(results), Err)
+        let mut results =
+            self.simple_all(&texts)?.into_iter().collect::<Result<Vec<_>>>()?.into_iter();
+        Ok(std::array::from_fn(|_| results.next().unwrap_or_default()))
     }
 
-    /// Runs so many texts in one round trip, each as [`Session::simple`] does. A text runs even if an earlier one failed.
-    /// Returns whether each was executed. They must fit into the buffers of the connection, because nothing is read before
-    /// all are sent.
+    /// The same for any number of texts, with the result of each. They must fit into the buffers of the connection, because
+    /// nothing is read before all are sent.
     ///
     /// # Errors
-    /// When the connection fails.
-    pub fn simple_all(&mut self, texts: &[String]) -> Result<Vec<Result<()>>> {
+    /// When the texts cannot be sent.
+    pub fn simple_all<T: AsRef<str>>(&mut self, texts: &[T]) -> Result<Vec<Result<Vec<Rows>>>> {
         self.begin_exchange()?;
-        texts.iter().for_each(|sql| self.queue_simple(sql));
+        texts.iter().for_each(|sql| self.queue_simple(sql.as_ref()));
         let started = Instant::now();
         self.send_exchange()?;
-        let mut answers = Vec::with_capacity(texts.len());
-        for _ in texts {
-            let answer = self.collect().map(drop);
-            if self.is_broken() {
-                return Err(answer.err().unwrap_or(Error::Closed));
-            }
-            answers.push(answer);
-        }
+        let answer = |_| if self.is_broken() { Err(Error::Closed) } else { self.collect() };
+        let answers = texts.iter().map(answer).collect();
         self.note_round_trip(started);
         Ok(answers)
     }

@@ -23,8 +23,8 @@ impl WorkerSession {
                 Some(TwoPhase::Commit(prepared)) => (prepared, true),
                 Some(TwoPhase::Rollback(prepared)) => (prepared, false),
             };
-            let time = work.part.head.commit_time;
-            ends.push((prepared, commit, self.encoder.tag_sql(time).filter(|_| commit)));
+            let tag = if commit { self.encoder.tag_sql(work.part.head.commit_time) } else { None };
+            ends.push((prepared, commit, tag));
         }
         if ends.is_empty() {
             return Ok(());
@@ -39,14 +39,12 @@ impl WorkerSession {
         let mut answers = answers
             .map_err(|e| Failure::subscriber(&e, "ending prepared transactions"))?
             .into_iter();
+        let mut answer = || answers.next().unwrap_or(Err(wire::Error::Closed)).map(drop);
         for (prepared, commit, tag) in ends {
             if tag.is_some() {
-                let tagged = answers.next().unwrap_or(Err(wire::Error::Closed));
-                tagged.map_err(|e| Failure::subscriber(&e, "tagging a commit"))?;
+                answer().map_err(|e| Failure::subscriber(&e, "tagging a commit"))?;
             }
-            let answer = answers.next().unwrap_or(Err(wire::Error::Closed));
-            let was_prepared = prepared.resolved(answer, commit)?;
-            if !was_prepared {
+            if !prepared.resolved(answer(), commit)? {
                 self.find_resolved(prepared, commit)?;
             }
         }

@@ -91,7 +91,7 @@ impl PreparedHere {
         Ok(())
     }
 
-    /// What tells its rows from others.
+    /// The key of its rows.
     fn key(&self) -> Key {
         Key {
             subscription: self.subscription.0.to_be_bytes(),

@@ -84,7 +84,7 @@ impl PreviousReading {
         self.tables.iter().filter_map(|table| Some((&table.name, oid(table)?))).collect()
     }
 
-    /// What tells the publisher's database from another one of the same name.
+    /// By what another database of the same name is recognised.
     pub(crate) fn database(&self) -> FollowedDatabase {
         FollowedDatabase { oid: self.database, tables: self.oids().into_values().collect() }
     }

@@ -16,11 +16,11 @@ pub(super) struct RowArray {
     row_type: u32,
     /// Whether each published column has a value.
     sent: Vec<bool>,
-    /// What each published column has been in some row.
+    /// For each published column, which values it has had.
     seen: Vec<Seen>,
 }
 
-/// What a column has been in some row. A row that was taken back still counts.
+/// Whether a column was NULL in some row, and whether it had a value in some row. A row that was taken back still counts.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Seen {
     pub(super) null: bool,
@@ -61,7 +61,7 @@ impl RowArray {
         &self.sent
     }
 
-    /// What each published column has been in some row.
+    /// For each published column, which values it has had.
     pub(super) fn seen(&self) -> &[Seen] {
         &self.seen
     }
