@@ -34,6 +34,7 @@ sqlstates! {
     UNDEFINED_OBJECT = "42704";
     DUPLICATE_OBJECT = "42710";
     DATATYPE_MISMATCH = "42804";
+    UNDEFINED_FUNCTION = "42883";
     UNDEFINED_TABLE = "42P01";
     DUPLICATE_TABLE = "42P07";
     INVALID_COLUMN_REFERENCE = "42P10";
@@ -50,10 +51,10 @@ sqlstates! {
     INTERNAL_ERROR = "XX000";
 }
 
-/// Whether the values of a row may be refused because its table has other columns than before: when they are read, or
-/// when their columns are named.
+/// Whether the values of a row may be refused because its table has other columns than before: when they are read, when
+/// their columns are named, or when they are compared with columns of other types.
 pub(crate) fn is_row_type_changed(sqlstate: &str) -> bool {
-    matches!(sqlstate, DATATYPE_MISMATCH | INVALID_COLUMN_REFERENCE)
+    matches!(sqlstate, DATATYPE_MISMATCH | INVALID_COLUMN_REFERENCE | UNDEFINED_FUNCTION)
 }
 
 /// Whether another row has the value of a unique index, or one that an exclusion constraint forbids beside
