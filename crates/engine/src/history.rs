@@ -181,6 +181,17 @@ pub enum HistoryError {
         /// Where it was prepared.
         prepare_lsn: Lsn,
     },
+    /// The publisher prepares another transaction in the place of one that is prepared on the subscriber.
+    #[error(
+        "the publisher has another history: at {prepare_lsn}, where the subscriber has prepared transaction {xid}, it \
+         prepares a transaction with that xid at another time"
+    )]
+    PreparedAtOtherTime {
+        /// The xid of both.
+        xid: Xid,
+        /// Where both were prepared.
+        prepare_lsn: Lsn,
+    },
     /// A line of the history file cannot be parsed.
     #[error("cannot read line {line} of the timeline history: {text:?}")]
     Unreadable {

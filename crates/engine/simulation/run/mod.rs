@@ -29,6 +29,8 @@ pub(crate) use surroundings::{Outside, TableMap};
 
 /// The first words of an error about a publisher with another history.
 pub(crate) const REFUSED: &str = "the publisher is refused";
+/// The first words of an error about a change that can never be applied.
+pub(crate) const CONFLICT: &str = "P7: the oldest";
 
 /// A run, from a connection to the first failure.
 pub(crate) struct Run {

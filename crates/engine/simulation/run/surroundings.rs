@@ -14,7 +14,7 @@ use engine::table_name::TableName;
 use engine::transaction::TransactionPart;
 use engine::work::Table;
 use engine::writeset::LockRules;
-use pgoutput::{Lsn, RelId, Xid};
+use pgoutput::{Lsn, RelId, Timestamp, Xid};
 
 use crate::simulation::Sabotage;
 use crate::simulation::history::History;
@@ -119,6 +119,10 @@ impl PreparedTransaction for PreparedHere {
         ""
     }
 
+    fn prepare_time(&self) -> Option<Timestamp> {
+        Some(self.time)
+    }
+
     fn describe(&self) -> String {
         format!("transaction {}", self.xid)
     }
@@ -198,7 +202,8 @@ impl Surroundings for Outside {
     }
 
     fn prepare_as(&self, prepared: &Prepared) -> PreparedHere {
-        PreparedHere { xid: prepared.xid, prepare_lsn: prepared.prepare_lsn }
+        let Prepared { xid, prepare_lsn, prepare_time: time, .. } = *prepared;
+        PreparedHere { xid, prepare_lsn, time }
     }
 
     /// Now and then others have taken all places.

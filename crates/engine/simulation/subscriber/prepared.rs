@@ -1,6 +1,6 @@
 //! Prepared transactions, and the rows of `pgapace.prepared` about them.
 
-use pgoutput::{Lsn, Xid};
+use pgoutput::{Lsn, Timestamp, Xid};
 
 use crate::simulation::history::{History, Preparation};
 use crate::simulation::subscriber::commands::Fault;
@@ -9,15 +9,24 @@ use crate::simulation::subscriber::sessions::Session;
 use crate::simulation::subscriber::{Database, Done, Status, Stop, Tx};
 
 /// A transaction of the publisher that is prepared on the subscriber, or is about to be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct PreparedHere {
     pub(crate) xid: Xid,
     pub(crate) prepare_lsn: Lsn,
+    pub(crate) time: Timestamp,
 }
 
 impl PreparedHere {
-    pub(crate) fn of(one: &Preparation) -> Self {
-        Self { xid: one.xid, prepare_lsn: one.prepare_lsn }
+    pub(crate) fn of(one: &Preparation, history: &History) -> Self {
+        let &Preparation { xid, prepare_lsn, .. } = one;
+        Self { xid, prepare_lsn, time: history.time(prepare_lsn) }
+    }
+}
+
+/// Its name on the subscriber has no time.
+impl PartialEq for PreparedHere {
+    fn eq(&self, other: &Self) -> bool {
+        (self.xid, self.prepare_lsn) == (other.xid, other.prepare_lsn)
     }
 }
 
@@ -67,24 +76,30 @@ impl Database {
     pub(crate) fn note_prepared(&mut self, all: &[PreparedHere]) {
         let created = self.small_commit();
         for of in all {
-            if !self.notes_of(*of).any(|note| !note.committed) {
-                self.notes.push(Note { of: *of, committed: false, created, deleted: 0 });
+            let is_first = |note: &Note| note.of == *of && !note.committed && self.is_there(note);
+            let first = self.notes.iter().position(is_first);
+            match first {
+                Some(at) if self.notes[at].of.time == of.time => continue,
+                // Of one that was never prepared, before the publisher went back in time.
+                Some(at) => self.notes[at].deleted = created,
+                None => (),
             }
+            self.notes.push(Note { of: *of, committed: false, created, deleted: 0 });
         }
     }
 
     fn notes_of(&self, of: PreparedHere) -> impl Iterator<Item = &Note> {
-        let there = move |note: &&Note| {
-            note.of == of && self.is_committed(note.created) && !self.is_committed(note.deleted)
-        };
-        self.notes.iter().filter(there)
+        self.notes.iter().filter(move |note| note.of == of && self.is_there(note))
+    }
+
+    /// Whether it can be seen.
+    fn is_there(&self, note: &Note) -> bool {
+        self.is_committed(note.created) && !self.is_committed(note.deleted)
     }
 
     pub(super) fn delete_notes(&mut self, of: PreparedHere, tx: Tx) {
         for at in 0..self.notes.len() {
-            let note = &self.notes[at];
-            let (created, deleted) = (note.created, note.deleted);
-            if note.of == of && self.is_committed(created) && !self.is_committed(deleted) {
+            if self.notes[at].of == of && self.is_there(&self.notes[at]) {
                 self.notes[at].deleted = tx;
             }
         }
@@ -132,10 +147,8 @@ impl Database {
 
     /// The transactions that are prepared, or were about to be.
     pub(crate) fn known_prepared(&self) -> Vec<(PreparedHere, Standing)> {
-        let there = |note: &&Note| {
-            !note.committed && self.is_committed(note.created) && !self.is_committed(note.deleted)
-        };
-        let noted = self.notes.iter().filter(there).map(|note| note.of);
+        let is_first = |note: &&Note| !note.committed && self.is_there(note);
+        let noted = self.notes.iter().filter(is_first).map(|note| note.of);
         let mut all: Vec<_> = self.prepared.iter().map(|one| one.of).collect();
         for of in noted {
             if !all.contains(&of) {

@@ -2,6 +2,7 @@
 
 use engine::worker::{AfterReply, ErrorKind, Outcome, Retry, Verdict};
 
+use crate::simulation::run::CONFLICT;
 use crate::simulation::subscriber::{Fault, Reply};
 use crate::simulation::worker::encoded::{Commits, Pending};
 use crate::simulation::worker::{Answered, Around, Failure, Result, Worker, wrong};
@@ -91,7 +92,7 @@ impl Worker {
         };
         match self.groups.judge(found) {
             Verdict::Counts if found == Outcome::Missing => {
-                Err(wrong("P7: the oldest misses a row"))
+                Err(Failure::Wrong(format!("{CONFLICT} misses a row")))
             }
             Verdict::Counts => {
                 if let Some(Pending::Commit(commits)) = pending {
@@ -135,7 +136,7 @@ impl Worker {
                 self.groups.judge_error(if passes { ErrorKind::Soon } else { ErrorKind::Lasting });
             if verdict == Verdict::Stops && !passes {
                 return Err(Failure::Wrong(format!(
-                    "P7: the oldest, group {group}, fails by rows: {fault:?}"
+                    "{CONFLICT}, group {group}, fails by rows: {fault:?}"
                 )));
             }
             self.follow(verdict, around)?;

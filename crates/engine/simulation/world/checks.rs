@@ -88,7 +88,7 @@ impl World {
             let number_before = before.and_then(|(before, _)| before.number(one.xid));
             let is_durable = |number: usize| self.subscriber.durable_set() & 1 << number != 0;
             let durable = self.subscriber.is_prepared(one.xid)
-                || self.subscriber.has_committed(PreparedHere::of(one))
+                || self.subscriber.has_committed(PreparedHere::of(one, &self.history))
                 || was_empty
                 || number_before.is_some_and(is_durable)
                 || number.is_some_and(is_durable);
@@ -119,7 +119,10 @@ impl World {
         }
         let left = self.history.preparations.iter().filter(|one| one.ended.is_none());
         let left: Vec<_> = left.collect();
-        let unknown = |of: &PreparedHere| left.iter().all(|one| one.xid != of.xid);
+        // Without more of the stream, nobody can know that a publisher which went back does not prepare it again.
+        let unknown = |of: &PreparedHere| {
+            of.prepare_lsn < self.history.end() && left.iter().all(|one| one.xid != of.xid)
+        };
         // A note of a PREPARE that the publisher lost, of which nothing is prepared here, stays.
         let is_lost = |of: &PreparedHere, standing: &Standing| {
             let prepared = self.history.preparations.iter();

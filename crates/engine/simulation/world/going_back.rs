@@ -54,7 +54,7 @@ impl World {
         let ahead = move |one: &&Preparation| {
             one.prepare_lsn < at
                 && one.ended.is_some_and(|(_, end, _)| end > at)
-                && self.subscriber.has_committed(PreparedHere::of(one))
+                && self.subscriber.has_committed(PreparedHere::of(one, history))
         };
         history.preparations.iter().filter(ahead)
     }

@@ -20,7 +20,7 @@ use pgoutput::Lsn;
 use crate::simulation::barrier::Keeper;
 use crate::simulation::history::{History, PLAIN};
 use crate::simulation::rng::Rng;
-use crate::simulation::run::{REFUSED, Run, Setting};
+use crate::simulation::run::{CONFLICT, REFUSED, Run, Setting};
 use crate::simulation::streams::{StreamReport, StreamWorker};
 use crate::simulation::subscriber::Database;
 use crate::simulation::worker::{Answered, Worker};
@@ -187,6 +187,8 @@ impl World {
                 self.seen.refused += 1;
                 Ok(())
             }
+            // A change of another history meets what the subscriber has: that stops the run as well.
+            (Err(what), Refuses::Must(_)) if what.starts_with(CONFLICT) => Ok(()),
             (result, _) => result,
         }
     }

@@ -19,7 +19,7 @@ use crate::assemble::{
     AssembleError, Assembled, Assembler, BlockSource, Committed, PartLimits, Prepared, Records,
     Replay, SpoolCommand, Subtransactions,
 };
-use crate::history::Identity;
+use crate::history::{HistoryError, Identity};
 use crate::intake::{IntakeError, unreadable};
 use crate::relation::RemoteRelation;
 use crate::sync_lsn::already_applied;
@@ -49,6 +49,9 @@ pub trait PreparedTransaction {
 
     /// The transaction's gid on the publisher.
     fn gid(&self) -> &str;
+
+    /// When it was prepared on the publisher, if that is known.
+    fn prepare_time(&self) -> Option<Timestamp>;
 
     /// Describes the transaction for messages.
     fn describe(&self) -> String;
@@ -215,7 +218,7 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
             Err(error) => return Err(IntakeError::Assemble(error)),
         };
         if let Message::Prepare(prepare) | Message::StreamPrepare(prepare) = message {
-            self.note_held(prepare, now);
+            self.note_held(prepare, now).map_err(IntakeError::History)?;
             self.held_now = None;
         }
         for command in self.assembler.spool_commands().drain(..) {
@@ -266,16 +269,22 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         }
     }
 
-    fn note_held(&mut self, prepare: &Prepare<'_>, now: Duration) {
+    fn note_held(&mut self, prepare: &Prepare<'_>, now: Duration) -> Result<(), HistoryError> {
         let new = || Unresolved::new(prepare.gid, now);
         self.unresolved.entry(prepare.xid).or_insert_with(new);
         match self.here.get(&prepare.xid) {
             // The PREPARE is sent again: the acknowledged position is before it.
             Some(here) if here.prepare_lsn() == prepare.prepare_lsn => {
+                // Publishers that were restored may assign both numbers again.
+                if here.prepare_time().is_some_and(|time| time != prepare.prepare_time) {
+                    let Prepare { xid, prepare_lsn, .. } = *prepare;
+                    return Err(HistoryError::PreparedAtOtherTime { xid, prepare_lsn });
+                }
                 self.assembler.forget_prepared(prepare.xid);
             }
             _ => self.hold(prepare.xid, self.settings.hold, now),
         }
+        Ok(())
     }
 
     fn hold(&mut self, xid: Xid, hold: Option<Duration>, now: Duration) {

@@ -9,7 +9,7 @@ use engine::relation::RemoteRelation;
 use engine::transaction::ChangeCounts;
 use engine::work::Table;
 use engine::writeset::LockRules;
-use pgoutput::{Lsn, Xid};
+use pgoutput::{Lsn, Timestamp, Xid};
 
 use crate::subscriber::conflict::TablePolicy;
 use crate::subscriber::mapping::TableMap;
@@ -77,6 +77,11 @@ impl PreparedTransaction for PreparedHere {
 
     fn gid(&self) -> &str {
         &self.gid
+    }
+
+    fn prepare_time(&self) -> Option<Timestamp> {
+        // Without its first row, the time is the subscriber's.
+        (!self.gid.is_empty()).then_some(self.time)
     }
 
     fn describe(&self) -> String {

@@ -46,7 +46,7 @@ pub(crate) struct PreparedHere {
     pub(crate) name: String,
     /// The transaction's gid on the publisher; empty if its first row is missing.
     pub(crate) gid: String,
-    /// When it was prepared on the publisher.
+    /// When it was prepared on the publisher; on the subscriber if its first row is missing.
     pub(crate) time: Timestamp,
 }
 
@@ -296,7 +296,8 @@ const DATABASE_PREFIX: &str = "\
  WHERE d.datname = pg_catalog.current_database())";
 
 /// Commits the first rows of transactions that are about to be prepared, and that changes of these tables are left
-/// out (`without`). The commit is asynchronous: it becomes durable with the first PREPARE TRANSACTION. Returns how many
+/// out (`without`). A first row that exists is of a transaction that was never prepared; a publisher that was restored
+/// may have prepared another one in its place since. The commit is asynchronous: it becomes durable with the first PREPARE TRANSACTION. Returns how many
 /// transactions are prepared, in all databases. Fails if this run no longer owns the subscription.
 pub(crate) fn note(
     session: &mut Session,
@@ -339,7 +340,9 @@ pub(crate) fn note(
         "BEGIN; SET LOCAL synchronous_commit TO off; \
          INSERT INTO pgapace.prepared \
            (subscription, xid, prepare_lsn, committed, name, gid, prepared_at, epoch) \
-         VALUES {} ON CONFLICT DO NOTHING; {}COMMIT; \
+         VALUES {} ON CONFLICT (subscription, xid, prepare_lsn, committed) DO UPDATE \
+           SET gid = excluded.gid, prepared_at = excluded.prepared_at, epoch = excluded.epoch \
+           WHERE prepared.prepared_at IS DISTINCT FROM excluded.prepared_at; {}COMMIT; \
          SELECT pg_catalog.count(*) FROM pg_catalog.pg_prepared_xact()",
         rows.join(", "),
         left_out.unwrap_or_default()
