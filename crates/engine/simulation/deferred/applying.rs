@@ -70,8 +70,8 @@ impl World<'_> {
 
     /// Executes what the engine assigns.
     pub(super) fn carry_out(&mut self) -> Result<(), String> {
-        self.record()?;
         loop {
+            self.record()?;
             match self.run.next(self.clock)? {
                 Step::Assign { worker, group, .. } => {
                     let mut answered = Answered { groups: 1, ..Answered::default() };

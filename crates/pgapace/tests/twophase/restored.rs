@@ -129,3 +129,32 @@ fn a_restart_does_not_miss_a_transaction_that_was_rolled_back() -> Result<()> {
     }
     Ok(())
 }
+
+/// A publisher that was restored does the same again, so the second transaction gets the xid and the LSN of the first.
+#[test]
+fn another_transaction_in_the_place_of_one_that_is_prepared_is_refused() -> Result<()> {
+    for &major in one_or_all(&[15, 18]) {
+        let mut site = site(major)?;
+        let program = site.program().args(PREPARED);
+        run_until(&site, &program, &|| Ok(true))?;
+        site.publisher.stop(Stop::Fast)?;
+        site.publisher.save_storage()?;
+        site.publisher.start()?;
+        prepare(&site, "one", "INSERT INTO t VALUES (1, 'first')")?;
+        let there = "SELECT count(*) FROM pg_prepared_xacts";
+        run_until(&site, &program, &|| Ok(site.subscriber.query_one_text(DB, there)? == "1"))?;
+        let xid = site.publisher.query_one_text(DB, "SELECT transaction FROM pg_prepared_xacts")?;
+        site.publisher.stop(Stop::Fast)?;
+        site.publisher.restore_storage()?;
+        site.publisher.start()?;
+        prepare(&site, "one", "INSERT INTO t VALUES (1, 'other')")?;
+        let again =
+            site.publisher.query_one_text(DB, "SELECT transaction FROM pg_prepared_xacts")?;
+        assert_eq!(xid, again);
+        site.publisher.sql(DB, "COMMIT PREPARED 'one'")?;
+        let mut run = site.spawn(&program)?;
+        expect_exit(&mut run, 10, &["another history", "prepare"])?;
+        assert_eq!(site.subscriber.query_one_text(DB, "SELECT count(*) FROM t")?, "0");
+    }
+    Ok(())
+}
