@@ -4,6 +4,7 @@ mod apply;
 mod counted;
 mod missing;
 mod origins;
+mod replaced;
 mod rule_scope;
 mod rules;
 mod sessions;

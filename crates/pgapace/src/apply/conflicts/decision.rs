@@ -14,11 +14,34 @@ use crate::apply::expected::{Committing, Expected};
 use crate::error::{Result, is_transient};
 use crate::subscriber::conflict::{Action, ConflictType, TablePolicy, action};
 use crate::subscriber::origin;
+use crate::subscriber::state::statistics::Changes;
 
 /// Why a change did something else than it must.
 enum ChangeConflict {
-    Refused { kind: ConflictType, error: wire::Error },
-    Missing { kind: ConflictType },
+    Refused {
+        kind: ConflictType,
+        error: wire::Error,
+    },
+    /// It counts as this all the same.
+    Missing {
+        kind: ConflictType,
+        changes: Changes,
+    },
+}
+
+/// The end of one change that was executed.
+enum Attempt {
+    /// It has had the expected effect, and counts as this.
+    Done(Changes),
+    Conflict(ChangeConflict),
+}
+
+/// What the rule about rows of another origin says before a change.
+enum LookBefore {
+    /// The change is not executed.
+    Skip,
+    /// The change is executed. `found`: its row was found, or nobody has looked.
+    Change { found: bool },
 }
 
 /// The origin of the row that is about to be changed.
@@ -95,13 +118,32 @@ impl<'a> Judge<'a> {
         let conflicts = self.judged.conflicts();
         for change in changes {
             let at = self.at(change)?;
-            if self.may_be_changed(at)?
-                && let Some(conflict) = self.attempt(at, How::AsSent)?
-            {
+            while !self.one(at)? {}
+        }
+        Ok(self.judged.conflicts() == conflicts)
+    }
+
+    /// Executes one change, or decides about it. False if it was undone: a transaction of others that ended meanwhile has
+    /// inserted the row, so that the look before did not find it.
+    fn one(&mut self, at: ChangeAt) -> Result<bool> {
+        let found = match self.look_before(at)? {
+            LookBefore::Skip => return Ok(true),
+            LookBefore::Change { found } => found,
+        };
+        match self.attempt(at, How::AsSent)? {
+            Attempt::Done(_) if !found => {
+                self.undo()?;
+                return Ok(false);
+            }
+            Attempt::Done(changes) => self.changes.add(&changes),
+            Attempt::Conflict(conflict) => {
+                if let ChangeConflict::Missing { changes, .. } = &conflict {
+                    self.changes.add(changes);
+                }
                 self.decide(at, &conflict)?;
             }
         }
-        Ok(self.judged.conflicts() == conflicts)
+        Ok(true)
     }
 
     /// Queues changes, and before each the look at its row that a rule needs.
@@ -116,11 +158,15 @@ impl<'a> Judge<'a> {
         Ok(())
     }
 
-    /// Applies the rule about rows of another origin, if there is one. False skips the change.
-    fn may_be_changed(&mut self, at: ChangeAt) -> Result<bool> {
-        let Some((kind, policy)) = self.looks_before(at) else { return Ok(true) };
-        let made = self.look(at)?;
-        let Some(RowOrigin { at: Some(time), by_us: false }) = made else { return Ok(true) };
+    /// Applies the rule about rows of another origin, if there is one.
+    fn look_before(&mut self, at: ChangeAt) -> Result<LookBefore> {
+        let found = LookBefore::Change { found: true };
+        let Some((kind, policy)) = self.looks_before(at) else { return Ok(found) };
+        let time = match self.look(at)? {
+            Some(RowOrigin { at: Some(time), by_us: false }) => time,
+            Some(_) => return Ok(found),
+            None => return Ok(LookBefore::Change { found: false }),
+        };
         let action = policy.action(kind);
         let applied = match action {
             Action::Error => {
@@ -132,14 +178,14 @@ impl<'a> Judge<'a> {
             Action::LastUpdateWins => self.is_later_than(time),
         };
         self.record(at, kind, (action, applied), None)?;
-        Ok(applied)
+        Ok(if applied { found } else { LookBefore::Skip })
     }
 
     /// Applies the rule about a change that did something else than it must.
     fn decide(&mut self, at: ChangeAt, conflict: &ChangeConflict) -> Result<()> {
         let (mut kind, error) = match conflict {
             ChangeConflict::Refused { kind, error } => (*kind, Some(error)),
-            ChangeConflict::Missing { kind } => (*kind, None),
+            ChangeConflict::Missing { kind, .. } => (*kind, None),
         };
         let mut action = self.action(at, kind);
         if let Some(error) = error {
@@ -167,10 +213,16 @@ impl<'a> Judge<'a> {
             ConflictType::UpdateMissing => How::UpdateAsInsert,
             _ => How::InsertAsUpdate,
         };
-        match self.attempt(at, how)? {
-            None => self.record(at, kind, (action, true), error),
+        let conflict = match self.attempt(at, how)? {
+            Attempt::Done(changes) => {
+                self.changes.add(&changes);
+                return self.record(at, kind, (action, true), error);
+            }
+            Attempt::Conflict(conflict) => conflict,
+        };
+        match conflict {
             // The row with its key cannot be changed because of another row.
-            Some(ChangeConflict::Refused { kind: ConflictType::InsertExists, error })
+            ChangeConflict::Refused { kind: ConflictType::InsertExists, error }
                 if kind == ConflictType::InsertExists =>
             {
                 let kind = ConflictType::MultipleUniqueConflicts;
@@ -181,16 +233,25 @@ impl<'a> Judge<'a> {
                 self.undo()?;
                 self.record(at, kind, (action, false), Some(&error))
             }
-            Some(ChangeConflict::Refused { kind, error }) => {
-                Err(self.context.stop(at, kind, Ok(&error)))
-            }
+            ChangeConflict::Refused { kind, error } => Err(self.context.stop(at, kind, Ok(&error))),
             // The row in the way has another key, so it is unknown which of two rows is meant.
-            Some(ChangeConflict::Missing { .. }) => Err(self.context.stop(at, kind, refused)),
+            ChangeConflict::Missing { .. } => Err(self.context.stop(at, kind, refused)),
         }
     }
 
     /// Executes one change after a savepoint.
-    fn attempt(&mut self, at: ChangeAt, how: How) -> Result<Option<ChangeConflict>> {
+    ///
+    /// A row that is missing is looked for once more: if the statement waited for a transaction that deleted the row and
+    /// inserted it again, only the snapshot of a new one contains that (READ COMMITTED). The native worker does so too
+    /// (`RelationFindReplTupleByIndex`).
+    fn attempt(&mut self, at: ChangeAt, how: How) -> Result<Attempt> {
+        match self.execute(at, how)? {
+            Attempt::Conflict(ChangeConflict::Missing { .. }) => self.execute(at, how),
+            attempt => Ok(attempt),
+        }
+    }
+
+    fn execute(&mut self, at: ChangeAt, how: How) -> Result<Attempt> {
         self.set_savepoint()?;
         let position = self.encoder.position();
         self.queue(at, how)?;
@@ -204,16 +265,18 @@ impl<'a> Judge<'a> {
                 return Err(self.context.explain(&error, Some(statement)));
             };
             self.encoder.forget_after(self.session, position);
-            return Ok(Some(ChangeConflict::Refused { kind, error }));
+            return Ok(Attempt::Conflict(ChangeConflict::Refused { kind, error }));
         }
-        self.changes.add(&self.encoder.take_changes());
-        let Some(change) = exchange.last_change() else { return Ok(None) };
-        match change.outcome() {
-            Outcome::AsExpected => Ok(None),
-            Outcome::Missing => {
-                Ok(Some(ChangeConflict::Missing { kind: self.context.missing(at) }))
+        let changes = self.encoder.take_changes();
+        match exchange.last_change() {
+            Some(change) if change.outcome() == Outcome::Missing => {
+                let kind = self.context.missing(at);
+                Ok(Attempt::Conflict(ChangeConflict::Missing { kind, changes }))
             }
-            _ => Err(change.refusal(&self.context)),
+            Some(change) if change.outcome() != Outcome::AsExpected => {
+                Err(change.refusal(&self.context))
+            }
+            _ => Ok(Attempt::Done(changes)),
         }
     }
 
@@ -240,12 +303,19 @@ impl<'a> Judge<'a> {
     }
 
     fn is_as_expected(&self, exchange: &Exchange) -> bool {
+        let mut unseen = None;
         let ours =
             exchange.statements.iter().all(|(completed, row)| match (completed.expected, row) {
                 (Expected::Look { at }, Some(row)) => {
                     let made = self.origin_of(at, row);
                     made.at.is_none() || made.by_us
                 }
+                (Expected::Look { at }, None) => {
+                    unseen = Some(at);
+                    true
+                }
+                // Its row was inserted after the look.
+                (Expected::Change { at, .. }, _) => unseen != Some(at) || completed.rows == 0,
                 _ => true,
             });
         ours && exchange.unexpected().is_none()
