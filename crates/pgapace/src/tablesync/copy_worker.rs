@@ -532,7 +532,7 @@ fn format_of(item: &Item) -> &'static str {
 
 /// The parameters of [`TYPES_SQL`]: all parts of a table go into the table that was read before the copy, because
 /// COPY finds it by its name.
-fn types_params(items: &[&Item]) -> [String; 4] {
+fn types_params(items: &[&Item]) -> [String; 5] {
     let mut columns = CopiedColumns::default();
     items.iter().for_each(|item| item.subscriber.add_copied(&item.published, &mut columns));
     columns.params()

@@ -103,7 +103,7 @@ impl SubscriberTable {
             published.columns.iter().any(|column| column.name == local.name)
         };
         for column in self.columns.iter().filter(is_copied) {
-            copied.push((self.oid, &name), column.attnum, column.declared_type);
+            copied.push((self.oid, &name), &column.name, column.attnum, column.declared_type);
         }
     }
 

@@ -30,6 +30,7 @@ mod random;
 mod rows;
 mod schema;
 mod subscriber;
+mod swapped_columns;
 mod swapped_tables;
 mod truncate;
 mod type_values;

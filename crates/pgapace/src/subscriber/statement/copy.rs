@@ -27,9 +27,10 @@ macro_rules! types_changed {
     };
 }
 
-/// Fails unless columns have these types: table (`$1`), its quoted name (`$2`), number (`$3`) and declared type (`$4`)
-/// of each. The locks of the COPYs before it keep the types as they are until the end of the transaction, and
-/// the name of the table. See [`Statement::counted`] for the cast.
+/// Fails unless columns have these types: table (`$1`), its quoted name (`$2`), column name (`$3`), number (`$4`) and
+/// declared type (`$5`) of each. COPY finds both by their names, which others may have taken. The locks of the COPYs
+/// before it keep the names and the types as they are until the end of the transaction. See [`Statement::counted`] for
+/// the cast.
 pub(crate) const TYPES_SQL: &str = concat!(
     "\
     SELECT CASE WHEN pg_catalog.count(a.attnum) = pg_catalog.count(*) THEN 1 \
@@ -38,10 +39,12 @@ pub(crate) const TYPES_SQL: &str = concat!(
     ": ', \
         pg_catalog.count(*) - pg_catalog.count(a.attnum))::pg_catalog.int4 END \
     FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.oid[]), pg_catalog.unnest($2::pg_catalog.text[]), \
-                    pg_catalog.unnest($3::pg_catalog.int2[]), pg_catalog.unnest($4::pg_catalog.oid[])) \
-      AS copied (oid, name, number, type) \
+                    pg_catalog.unnest($3::pg_catalog.name[]), pg_catalog.unnest($4::pg_catalog.int2[]), \
+                    pg_catalog.unnest($5::pg_catalog.oid[])) \
+      AS copied (oid, name, \"column\", number, type) \
     LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = copied.oid AND a.attnum = copied.number \
-      AND a.atttypid = copied.type AND NOT a.attisdropped AND pg_catalog.to_regclass(copied.name) = copied.oid"
+      AND a.attname = copied.\"column\" AND a.atttypid = copied.type AND NOT a.attisdropped \
+      AND pg_catalog.to_regclass(copied.name) = copied.oid"
 );
 
 /// Whether [`TYPES_SQL`] has failed.
@@ -54,6 +57,7 @@ pub(crate) fn is_of_changed_types(error: &wire::Error) -> bool {
 pub(crate) struct CopiedColumns {
     oids: String,
     names: Vec<String>,
+    columns: Vec<String>,
     numbers: String,
     types: String,
 }
@@ -63,23 +67,36 @@ impl CopiedColumns {
     pub(crate) fn add(&mut self, map: &TableMap) {
         let name = map.table.sql_name();
         for column in map.columns.iter().map(|local| &map.table.columns[*local]) {
-            self.push((map.table.oid, &name), column.attnum, column.declared_type);
+            self.push((map.table.oid, &name), &column.name, column.attnum, column.declared_type);
         }
     }
 
     /// Adds a column of the table with this oid and quoted name.
-    pub(crate) fn push(&mut self, (oid, name): (u32, &str), attnum: i16, declared_type: u32) {
+    pub(crate) fn push(
+        &mut self,
+        (oid, name): (u32, &str),
+        column: &str,
+        attnum: i16,
+        declared_type: u32,
+    ) {
         let comma = if self.names.is_empty() { "" } else { "," };
         // A String accepts everything.
         let _ = write!(self.oids, "{comma}{oid}");
         let _ = write!(self.numbers, "{comma}{attnum}");
         let _ = write!(self.types, "{comma}{declared_type}");
         self.names.push(name.to_owned());
+        self.columns.push(column.to_owned());
     }
 
-    pub(crate) fn params(&self) -> [String; 4] {
+    pub(crate) fn params(&self) -> [String; 5] {
         let array = |numbers: &str| format!("{{{numbers}}}");
-        [array(&self.oids), name_array(&self.names), array(&self.numbers), array(&self.types)]
+        [
+            array(&self.oids),
+            name_array(&self.names),
+            name_array(&self.columns),
+            array(&self.numbers),
+            array(&self.types),
+        ]
     }
 }
 
