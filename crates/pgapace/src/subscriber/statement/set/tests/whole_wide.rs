@@ -147,6 +147,12 @@ fn columns_that_moved_meanwhile() {
             (1, "ALTER TABLE public.t DROP extra, ADD more text", Some("42883")),
             (
                 0,
+                "ALTER TABLE public.t DROP extra, ADD a int, ADD b int, ADD c int, ADD d int; \
+                 ALTER TABLE public.t DROP a, DROP b, DROP c",
+                Some(NEW_COLUMNS),
+            ),
+            (
+                0,
                 "ALTER TABLE public.t DROP extra, ADD more int, ADD yet int; ALTER TABLE public.t DROP more",
                 Some(NEW_COLUMNS),
             ),
