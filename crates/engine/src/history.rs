@@ -181,15 +181,18 @@ pub enum HistoryError {
         /// Where it was prepared.
         prepare_lsn: Lsn,
     },
-    /// The publisher prepares another transaction in the place of one that is prepared on the subscriber.
+    /// The publisher assigns the xid of a transaction that is prepared on the subscriber to another one, which is not
+    /// a later one.
     #[error(
-        "the publisher has another history: at {prepare_lsn}, where the subscriber has prepared transaction {xid}, it \
-         prepares a transaction with that xid at another time"
+        "the publisher has another history: transaction {xid}, which it sends at {sent}, is another one than the \
+         subscriber has prepared (at {prepare_lsn})"
     )]
-    PreparedAtOtherTime {
+    PreparedAnother {
         /// The xid of both.
         xid: Xid,
-        /// Where both were prepared.
+        /// Where the publisher's is prepared or commits.
+        sent: Lsn,
+        /// Where the subscriber's was prepared.
         prepare_lsn: Lsn,
     },
     /// A line of the history file cannot be parsed.

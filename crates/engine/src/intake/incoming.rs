@@ -230,6 +230,10 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
                 let changes = !part.first || !part.is_empty();
                 let ended = |end| EndedTransaction { transaction: part.head.ends_at(end), changes };
                 self.ended = part.end_lsn.map(ended);
+                if let Some(EndedTransaction { transaction, .. }) = &self.ended {
+                    let later = self.expect_later(transaction.xid, transaction.commit_lsn);
+                    later.map_err(IntakeError::History)?;
+                }
                 Ok(Some(part))
             }
             Assembled::Committed(committed) => {
@@ -270,6 +274,7 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
     }
 
     fn note_held(&mut self, prepare: &Prepare<'_>, now: Duration) -> Result<(), HistoryError> {
+        self.expect_later(prepare.xid, prepare.prepare_lsn)?;
         let new = || Unresolved::new(prepare.gid, now);
         self.unresolved.entry(prepare.xid).or_insert_with(new);
         match self.here.get(&prepare.xid) {
@@ -277,14 +282,22 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
             Some(here) if here.prepare_lsn() == prepare.prepare_lsn => {
                 // Publishers that were restored may assign both numbers again.
                 if here.prepare_time().is_some_and(|time| time != prepare.prepare_time) {
-                    let Prepare { xid, prepare_lsn, .. } = *prepare;
-                    return Err(HistoryError::PreparedAtOtherTime { xid, prepare_lsn });
+                    return Err(another(&**here, prepare.prepare_lsn));
                 }
                 self.assembler.forget_prepared(prepare.xid);
             }
             _ => self.hold(prepare.xid, self.settings.hold, now),
         }
         Ok(())
+    }
+
+    /// A transaction that is sent at `lsn` is not earlier than the one with its xid that is prepared on the subscriber:
+    /// the publisher assigns an xid again only when that one has ended.
+    fn expect_later(&self, xid: Xid, lsn: Lsn) -> Result<(), HistoryError> {
+        match self.here.get(&xid) {
+            Some(here) if lsn < here.prepare_lsn() => Err(another(&**here, lsn)),
+            _ => Ok(()),
+        }
     }
 
     fn hold(&mut self, xid: Xid, hold: Option<Duration>, now: Duration) {
@@ -589,4 +602,9 @@ fn ended_prepared(message: &Message<'_>) -> Option<Xid> {
         | Message::RollbackPrepared(RollbackPrepared { xid, .. }) => Some(*xid),
         _ => None,
     }
+}
+
+/// The error for a transaction, sent at this position, that has the xid of one which is prepared on the subscriber.
+fn another(here: &impl PreparedTransaction, sent: Lsn) -> HistoryError {
+    HistoryError::PreparedAnother { xid: here.xid(), sent, prepare_lsn: here.prepare_lsn() }
 }
