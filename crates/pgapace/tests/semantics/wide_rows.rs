@@ -1,6 +1,6 @@
 //! Updates of tables with many columns, which send whole rows of the subscriber's row type.
 
-use crate::support::on_versions;
+use crate::support::{PATIENCE, must, on_versions, wait_while_running};
 
 const UPDATES: &str = "DO $$ BEGIN FOR i IN 1..2000 LOOP \
     UPDATE t SET c1 = c1 + 1, c5 = i WHERE id = 1 + i % 500; COMMIT; END LOOP; END $$";
@@ -53,6 +53,59 @@ fn columns_come_and_go(constraint: &str, others: &str) {
         assert!(retries.parse::<u32>().expect("a number") <= 16, "{retries}");
         let log = case.stop(process);
         assert!(!log.contains("WARN"), "{log}");
+    });
+}
+
+/// The server reads the values of a statement before it locks the table, and takes rows apart afterwards.
+#[test]
+fn a_column_may_change_its_type_while_rows_wait_for_the_table() {
+    on_versions(&[(14, 14), (18, 18)], |mut case| {
+        case.tool.args.extend(["--workers".to_owned(), "1".to_owned()]);
+        let columns: Vec<_> =
+            (0..8).map(|number| format!("c{number} int DEFAULT {number}")).collect();
+        let columns = columns.join(", ");
+        case.replicate(&format!(
+            "CREATE TABLE keyed (id int PRIMARY KEY, {columns}); CREATE TABLE plain (id int, {columns}); \
+             ALTER TABLE plain REPLICA IDENTITY FULL"
+        ));
+        for table in ["keyed", "plain"] {
+            case.publisher
+                .sql(&format!("INSERT INTO {table} SELECT g FROM generate_series(1, 100) g"));
+        }
+        let mut process = case.start();
+        for (table, column, to) in [
+            ("keyed", "c2", "bigint"),
+            ("keyed", "c3", "text"),
+            ("plain", "c2", "bigint"),
+            ("plain", "c3", "numeric"),
+        ] {
+            let update = format!(
+                "UPDATE {table} SET c1 = c1 + 1, c2 = c2 + 1, c3 = c3 + 1, c7 = c7 + 1 WHERE id <= 60"
+            );
+            // The session has the row type in its cache.
+            for _ in 0..3 {
+                case.publisher.sql(&update);
+                case.wait_until_applied(&mut process);
+            }
+            let mut user = case.subscriber.connect();
+            let lock = format!("BEGIN; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE");
+            user.batch_execute(&lock).expect("a lock");
+            case.publisher.sql(&update);
+            let waiting = format!(
+                "SELECT count(*) FROM pg_locks WHERE relation = '{table}'::regclass AND NOT granted"
+            );
+            must(wait_while_running(&mut process, "the update to wait", PATIENCE, || {
+                Ok(case.subscriber.value(&waiting) != "0")
+            }));
+            let alter = format!("ALTER TABLE {table} ALTER {column} TYPE {to}; COMMIT");
+            user.batch_execute(&alter).expect("another type");
+            case.wait_until_applied(&mut process);
+        }
+        case.stop(process);
+        for table in ["keyed", "plain"] {
+            let rows = format!("SELECT * FROM {table} ORDER BY id");
+            assert_eq!(case.subscriber.rows(&rows), case.publisher.rows(&rows), "{table}");
+        }
     });
 }
 

@@ -25,6 +25,8 @@ pub(crate) enum Kind {
     Set(SetOperation),
     /// Inserts of many rows.
     Copy(Format),
+    /// Locks the table as changes of its rows do.
+    Lock,
 }
 
 /// The properties that distinguish the statements of one table.
@@ -63,6 +65,7 @@ impl Shape<'_> {
             Kind::Row(operation) => row::statement(map, operation, self.set, self.nulls, self.text),
             Kind::Set(operation) => sql::statement(map, operation, self),
             Kind::Copy(format) => copy::statement(map, format),
+            Kind::Lock => row::lock(map),
         };
         match self.check {
             Check::None => statement,
@@ -127,7 +130,7 @@ impl Kind {
         match self {
             Self::Row(operation) => operation == Operation::Update,
             Self::Set(operation) => operation == SetOperation::Update,
-            Self::Copy(_) => false,
+            Self::Copy(_) | Self::Lock => false,
         }
     }
 

@@ -64,6 +64,12 @@ pub(crate) struct Statement {
     pub(crate) sources: Vec<Source>,
 }
 
+/// Locks the table as a change of its rows does.
+pub(crate) fn lock(map: &TableMap) -> Statement {
+    let sql = format!("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE", map.table.sql_name());
+    Statement { sql, types: Vec::new(), sources: Vec::new() }
+}
+
 impl Statement {
     /// Makes an UPDATE, DELETE or SELECT fail unless it finds as many rows as an additional last
     /// parameter says. Then COMMIT can be sent before the statement is answered. The statement

@@ -228,6 +228,9 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
             None => Check::None,
         };
         let (kind, whole) = (Kind::Set(operation), columns.are_whole_rows());
+        if whole {
+            self.subscriber.queue_lock()?;
+        }
         let shape = Shape { kind, set, nulls, text, check, whole };
         let Subscriber { session, statements, .. } = &mut *self.subscriber;
         let prepared = bind::prepare(session, statements, map, &shape);

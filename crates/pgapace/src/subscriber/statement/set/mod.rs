@@ -24,7 +24,8 @@ use engine::net::{Seeks, Segment};
 use wire::Session;
 
 use crate::subscriber::mapping::{Search, TableMap};
-use crate::subscriber::statement::cache::StatementCache;
+use crate::subscriber::statement::bind;
+use crate::subscriber::statement::cache::{Check, Kind, Shape, StatementCache};
 use crate::subscriber::statement::column_set::ColumnSet;
 use crate::subscriber::statement::copy::Format;
 use crate::subscriber::statement::row::{self, PlanError};
@@ -128,6 +129,8 @@ pub(crate) struct Subscriber<'t, E> {
     pub(crate) counted: bool,
     /// Whether statements say which rows are missing.
     pub(crate) seeks: bool,
+    /// Whether the transaction has locked the table.
+    locked: bool,
     /// Called once per Execute, in order.
     pub(crate) expect: E,
 }
@@ -147,7 +150,8 @@ pub(crate) fn queue_segment(
 ) -> Result<(), SetError> {
     refuse_misread(map, segment)?;
     let seeks = segment.seeks != Seeks::default();
-    let mut subscriber = Subscriber { session, statements, map, counted, seeks, expect };
+    let locked = false;
+    let mut subscriber = Subscriber { session, statements, map, counted, seeks, locked, expect };
     if matches!(map.search, Search::WholeRow(_)) && !map.columns.is_empty() {
         whole::queue(&mut subscriber, buffers, segment)?;
     } else {
@@ -177,6 +181,25 @@ impl<E: FnMut(Expected<'_>)> Subscriber<'_, E> {
         self.session.queue_bind("", std::iter::empty())?;
         self.session.queue_execute();
         self.expect_all(1);
+        Ok(())
+    }
+
+    /// Locks the table, before whole rows of it are bound to a statement.
+    ///
+    /// The server reads parameters before it locks the tables of a statement (`exec_bind_message` in `postgres.c`). If the
+    /// statement then waited for an ALTER TABLE that changes the type of a column, it would take values of the row type
+    /// before apart as values of the one behind, and store bytes of other values, or of other memory.
+    fn queue_lock(&mut self) -> Result<(), SetError> {
+        if std::mem::replace(&mut self.locked, true) {
+            return Ok(());
+        }
+        let none = &ColumnSet::default();
+        let (kind, check, whole) = (Kind::Lock, Check::None, false);
+        let shape = Shape { kind, set: none, nulls: none, text: none, check, whole };
+        let prepared = bind::prepare(self.session, self.statements, self.map, &shape);
+        self.session.queue_bind(&prepared.name, std::iter::empty())?;
+        self.session.queue_execute();
+        self.expect_all(0);
         Ok(())
     }
 

@@ -224,6 +224,9 @@ impl<E: FnMut(Expected<'_>)> Whole<'_, '_, '_, '_, E> {
         }
         whole.finish();
         let (kind, whole_rows) = (Kind::Set(operation), search.are_whole_rows());
+        if whole_rows {
+            self.subscriber.queue_lock()?;
+        }
         let shape = Shape { kind, set, nulls, text, check, whole: whole_rows };
         let Subscriber { session, statements, .. } = &mut *self.subscriber;
         let prepared = bind::prepare(session, statements, map, &shape);

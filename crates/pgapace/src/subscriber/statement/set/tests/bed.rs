@@ -160,7 +160,8 @@ impl Bed {
         self.returned.clear();
         loop {
             match self.session.next_reply().unwrap() {
-                Reply::CommandComplete(tag) => affected.push(affected_rows(tag)),
+                Reply::CommandComplete("LOCK TABLE") => affected.push(None),
+                Reply::CommandComplete(tag) => affected.push(Some(affected_rows(tag))),
                 Reply::DataRow(row) => {
                     let number = row
                         .get(0)
@@ -182,7 +183,9 @@ impl Bed {
         }
         self.statements.executed(self.statements.parsed());
         assert_eq!(expected.len(), affected.len(), "one answer for each Execute");
-        Ok(expected.into_iter().zip(affected).collect())
+        // A lock changes no rows.
+        let counts = expected.into_iter().zip(affected);
+        Ok(counts.filter_map(|(expected, affected)| Some((expected, affected?))).collect())
     }
 
     /// Executes a segment that must affect the expected rows; returns the number of statements.
