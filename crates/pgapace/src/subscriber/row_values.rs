@@ -5,7 +5,9 @@
 //! the old rows, which updates and deletes find by all columns.
 //!
 //! A value names the type of each of its fields, and the server refuses another one. It reads a field with the
-//! length of the column that has its place, as an assignment does (`record_recv` in `rowtypes.c`).
+//! length of the column that has its place, as an assignment does (`record_recv` in `rowtypes.c`). It does so before it
+//! locks the tables of the statement. So the table is locked first (`Subscriber::queue_lock`): its columns stay as they
+//! were when the values were read.
 //!
 //! A table may be altered after it was described. Statements take each field by its place and write it to the column by
 //! its name, so that a value reaches its column whatever place that has by now. But the length would be that of another
