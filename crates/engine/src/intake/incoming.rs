@@ -415,6 +415,11 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         Ok(due)
     }
 
+    /// The relation versions that a transaction changes; none if it is not held.
+    pub(super) fn held_relations(&self, xid: Xid) -> &[Arc<RemoteRelation>] {
+        self.assembler.held(xid).map_or(&[], |(_, relations)| relations)
+    }
+
     /// A transaction that is due is not prepared now, and is due again later.
     pub fn put_back(&mut self, xid: Xid, now: Duration) {
         self.hold(xid, Some(LOOK_AGAIN), now);

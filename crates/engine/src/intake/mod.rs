@@ -117,9 +117,9 @@ pub trait Surroundings {
     /// How a transaction is prepared on the subscriber.
     fn prepare_as(&self, prepared: &Prepared) -> Self::Prepared;
 
-    /// Notes on the subscriber, in a commit of its own, that these are about to be prepared there, and that they
-    /// leave out changes of deferred tables (`without`): after a crash, these are to be copied again. Returns how
-    /// many transactions are prepared there, by anyone: all databases share its places.
+    /// Notes on the subscriber, in a commit of its own, that these are about to be prepared there, and that changes of
+    /// deferred tables are left out (`without`), by these or by one that commits: after a crash, these are to be copied
+    /// again. Returns how many transactions are prepared there, by anyone: all databases share its places.
     ///
     /// # Errors
     /// When that fails.
@@ -302,6 +302,9 @@ impl<E: Surroundings> Intake<E> {
         if let Some((part, step)) = self.incoming.resolution(message)? {
             self.compare_history(env)?;
             return self.take_step(part, step, env);
+        }
+        if let Message::CommitPrepared(commit) = message {
+            self.note_left_out(commit.xid, env)?;
         }
         if let Some(absent) = self.incoming.take_absent(message) {
             env.forget_prepared(absent);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pgoutput::Lsn;
+use pgoutput::{Lsn, Xid};
 use rustc_hash::FxHashMap;
 
 use super::{
@@ -65,6 +65,26 @@ impl<E: Surroundings> Intake<E> {
                 deferred.forget_left_out(here.xid(), spool).map_err(IntakeError::Outside)
             }
         }
+    }
+
+    /// A transaction commits. If it is held, its PREPARE may be acknowledged as soon as what it does to the other tables is
+    /// durable; and the position that a table has reached can be between the two, so that it does not show that the table
+    /// lacks the changes.
+    pub(super) fn note_left_out(&mut self, xid: Xid, env: &mut E) -> IntakeResult<(), E> {
+        let Self { deferred, incoming, .. } = self;
+        if !deferred.are_acknowledged() || deferred.tables().is_empty() {
+            return Ok(());
+        }
+        let without: Vec<_> = incoming
+            .held_relations(xid)
+            .iter()
+            .filter(|relation| deferred.has(relation))
+            .map(|relation| &relation.name)
+            .collect();
+        if !without.is_empty() {
+            env.note_prepared(&[], &without).map_err(IntakeError::Outside)?;
+        }
+        Ok(())
     }
 
     /// Takes a part of a transaction that is to be prepared on the subscriber. It has no place in the

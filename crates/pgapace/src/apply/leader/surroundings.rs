@@ -194,7 +194,8 @@ impl intake::Surroundings for Surroundings<'_> {
             tracing::debug!(xid = %here.xid, gid = here.gid, name = here.name, "is prepared");
         }
         let all: Vec<_> = prepared.iter().collect();
-        prepared::note(&mut self.control, self.names.epoch, &all, without)
+        let owner = (self.names.subscription, self.names.epoch);
+        prepared::note(&mut self.control, owner, &all, without)
     }
 
     fn lacks_places(&mut self) {

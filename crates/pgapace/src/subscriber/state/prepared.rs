@@ -297,56 +297,58 @@ const DATABASE_PREFIX: &str = "\
 
 /// Commits the first rows of transactions that are about to be prepared, and that changes of these tables are left
 /// out (`without`). A first row that exists is of a transaction that was never prepared; a publisher that was restored
-/// may have prepared another one in its place since. The commit is asynchronous: it becomes durable with the first PREPARE TRANSACTION. Returns how many
-/// transactions are prepared, in all databases. Fails if this run no longer owns the subscription.
+/// may have prepared another one in its place since. The commit is asynchronous: it becomes durable with the first
+/// PREPARE TRANSACTION, or the progress of a later commit. Returns how many transactions are prepared, in all databases.
+/// Fails if this run no longer owns the subscription.
 pub(crate) fn note(
     session: &mut Session,
-    epoch: i64,
+    (id, epoch): (SubscriptionId, i64),
     all: &[&PreparedHere],
     without: &[&TableName],
 ) -> Result<usize> {
-    let repertoire = Repertoire::of(session);
+    let (repertoire, id) = (Repertoire::of(session), id.0);
+    let owner = format!(
+        "(SELECT s.epoch FROM pgapace.subscription s WHERE s.id = {id} AND s.epoch = {epoch})"
+    );
     let rows: Vec<_> = all
         .iter()
         .map(|one| {
             format!(
                 "({id}, {}, '{}'::pg_catalog.pg_lsn, false, {}, {}, \
                  '2000-01-01 00:00:00+00'::pg_catalog.timestamptz + \
-                   {} * '1 microsecond'::pg_catalog.interval, \
-                 (SELECT s.epoch FROM pgapace.subscription s \
-                  WHERE s.id = {id} AND s.epoch = {epoch}))",
+                   {} * '1 microsecond'::pg_catalog.interval, {owner})",
                 one.xid,
                 one.prepare_lsn,
                 quote_literal(&one.name),
                 quote_literal(&repertoire.storable(&one.gid)),
                 one.time.0,
-                id = one.subscription.0,
             )
         })
         .collect();
-    let left_out = all.first().filter(|_| !without.is_empty()).map(|one| {
+    let mut sql = String::from("BEGIN; SET LOCAL synchronous_commit TO off; ");
+    if !rows.is_empty() {
+        sql += &format!(
+            "INSERT INTO pgapace.prepared \
+               (subscription, xid, prepare_lsn, committed, name, gid, prepared_at, epoch) \
+             VALUES {} ON CONFLICT (subscription, xid, prepare_lsn, committed) DO UPDATE \
+               SET gid = excluded.gid, prepared_at = excluded.prepared_at, epoch = excluded.epoch \
+               WHERE prepared.prepared_at IS DISTINCT FROM excluded.prepared_at; ",
+            rows.join(", ")
+        );
+    }
+    if !without.is_empty() {
         let name = |table: &&TableName| {
             format!("({}, {})", quote_literal(&table.schema), quote_literal(&table.name))
         };
         let names: Vec<_> = without.iter().map(name).collect();
-        format!(
+        sql += &format!(
             "UPDATE pgapace.relation SET lacks_prepared = true \
-             WHERE subscription = {} AND (schema_name, table_name) IN ({}) AND NOT lacks_prepared; ",
-            one.subscription.0,
+             WHERE subscription = {id} AND (schema_name, table_name) IN ({}) AND NOT lacks_prepared \
+               AND {owner} IS NOT NULL; ",
             names.join(", ")
-        )
-    });
-    let sql = format!(
-        "BEGIN; SET LOCAL synchronous_commit TO off; \
-         INSERT INTO pgapace.prepared \
-           (subscription, xid, prepare_lsn, committed, name, gid, prepared_at, epoch) \
-         VALUES {} ON CONFLICT (subscription, xid, prepare_lsn, committed) DO UPDATE \
-           SET gid = excluded.gid, prepared_at = excluded.prepared_at, epoch = excluded.epoch \
-           WHERE prepared.prepared_at IS DISTINCT FROM excluded.prepared_at; {}COMMIT; \
-         SELECT pg_catalog.count(*) FROM pg_catalog.pg_prepared_xact()",
-        rows.join(", "),
-        left_out.unwrap_or_default()
-    );
+        );
+    }
+    sql += "COMMIT; SELECT pg_catalog.count(*) FROM pg_catalog.pg_prepared_xact()";
     let results = session.simple(&sql).map_err(|e| {
         let failure = writing(&e);
         match failure.sqlstate.as_deref() {
