@@ -38,8 +38,8 @@ pub use replication::{
     Waker,
 };
 pub use session::{
-    Column, CopyData, CopyIn, CopyOut, DataRow, Param, PreparedStatement, Queued, Reply, Row,
-    RowIter, Rows, Session, TransactionStatus, affected_rows,
+    Column, CopyData, CopyIn, CopyOut, DataRow, DescribedColumn, Param, PreparedStatement, Queued,
+    Reply, Row, RowDescription, RowIter, Rows, Session, TransactionStatus, affected_rows,
 };
 pub use stream::Activity;
 pub use version::ServerVersion;

@@ -23,9 +23,10 @@ use crate::subscriber::statement::copy::{CopiedColumns, TYPES_SQL, is_of_changed
 use crate::subscriber::writer_tag::{Writer, WriterTag};
 use crate::tablesync::SyncContext;
 use crate::tablesync::copy_display::Meter;
+use crate::tablesync::copy_source::CopySource;
 use crate::tablesync::foreign_keys;
 use crate::tablesync::indexes;
-use crate::tablesync::plan::{Item, Part, ReadRelations};
+use crate::tablesync::plan::{Item, Part};
 use crate::tablesync::snapshot::Snapshot;
 use crate::tablesync::table_state::{self, Complete};
 
@@ -129,7 +130,7 @@ impl CopySessions {
         snapshot: &Snapshot,
         meter: &Meter,
     ) -> std::result::Result<Vec<Transferred>, JobFailure> {
-        let read: Vec<_> = items.iter().map(|item| item.read_by(&item.parts[0])).collect();
+        let source = CopySource::new(items.iter().map(|item| (*item, &item.parts[0])));
         begin_reading(&mut self.publisher, snapshot)?;
         items.iter().try_for_each(|item| refuse_misread(&mut self.publisher, item))?;
         let what = format!("{} small tables", items.len());
@@ -139,13 +140,14 @@ impl CopySessions {
             .iter()
             .map(|item| format!("COPY {} TO STDOUT{}", item.parts[0].source, format_of(item)))
             .collect();
-        let sql = format!("{}; {}; COMMIT", lock_sql(&read), copies.join("; "));
-        self.publisher.queue_simple(&sql);
+        source.queue_lock(&mut self.publisher);
+        self.publisher.queue_simple(&format!("{}; COMMIT", copies.join("; ")));
         self.publisher.flush().map_err(|e| from(&e))?;
-        let now = read_filenodes(&mut self.publisher).map_err(|e| from(&e))?;
-        if now != filenodes(&read) {
+        if let Some(changed) =
+            source.read_change(&mut self.publisher, &what).map_err(|e| from(&e))?
+        {
             // The results of the COPYs are not read: the caller opens other sessions.
-            return Err(JobFailure::Changed(rewritten(&what)));
+            return Err(JobFailure::Changed(changed));
         }
         let patience = format!("SET LOCAL lock_timeout = '{BATCH_PATIENCE}'");
         for sql in ["BEGIN", &patience] {
@@ -346,7 +348,7 @@ impl CopySessions {
         let name = item.published.name.to_string();
         let from = |e: &wire::Error| publisher_failure(e, &format!("counting {name}"));
         begin_reading(&mut self.publisher, snapshot)?;
-        lock_files(&mut self.publisher, item, part)?;
+        lock_source(&mut self.publisher, item, part)?;
         let sql =
             format!("SELECT pg_catalog.count(*) FROM {} AS rows", item.published.copy_source());
         let [results, _] = self.publisher.simple_each([&sql, "COMMIT"]).map_err(|e| from(&e))?;
@@ -390,7 +392,7 @@ fn read_into(
     let from = |e: &wire::Error| publisher_failure(e, &format!("copying {name}"));
     let into = |e: &wire::Error| subscriber_failure(e, &format!("copying into {name}"));
     begin_reading(publisher, snapshot)?;
-    lock_files(publisher, item, part)?;
+    lock_source(publisher, item, part)?;
     refuse_misread(publisher, item)?;
     let sql = format!("COPY {} TO STDOUT{}", part.source, format_of(item));
     let mut out = publisher.copy_out(&sql).map_err(|e| from(&e))?;
@@ -416,20 +418,19 @@ fn read_into(
     Ok(bytes)
 }
 
-/// Locks what the part reads, and refuses files that are not those of the snapshot.
-fn lock_files(
+/// Locks what the part reads, and refuses it if it has changed since the snapshot.
+fn lock_source(
     publisher: &mut Session,
     item: &Item,
     part: &Part,
 ) -> std::result::Result<(), JobFailure> {
     let name = item.published.name.to_string();
     let from = |e: &wire::Error| publisher_failure(e, &format!("copying {name}"));
-    let read = [item.read_by(part)];
-    publisher.queue_simple(&lock_sql(&read));
+    let source = CopySource::new([(item, part)]);
+    source.queue_lock(publisher);
     publisher.flush().map_err(|e| from(&e))?;
-    let now = read_filenodes(publisher).map_err(|e| from(&e))?;
-    publisher.read_to_ready().map_err(|e| from(&e))?;
-    if now == filenodes(&read) { Ok(()) } else { Err(JobFailure::Changed(rewritten(&name))) }
+    let changed = source.read_change(publisher, &name).map_err(|e| from(&e))?;
+    changed.map_or(Ok(()), |failure| Err(JobFailure::Changed(failure)))
 }
 
 /// Refuses a table with a value that the subscriber would misread.
@@ -449,53 +450,6 @@ fn refuse_misread(publisher: &mut Session, item: &Item) -> std::result::Result<(
     Ok(())
 }
 
-/// Reads the replies to [`lock_sql`].
-fn read_filenodes(publisher: &mut Session) -> wire::Result<Vec<u32>> {
-    let mut filenodes = Vec::new();
-    let mut statements = 0;
-    while statements < 2 {
-        match publisher.next_reply()? {
-            Reply::DataRow(row) => {
-                let text = row.get(0).and_then(|text| std::str::from_utf8(text).ok());
-                filenodes.push(text.and_then(|text| text.parse().ok()).unwrap_or(0));
-            }
-            Reply::CommandComplete(_) => statements += 1,
-            Reply::Error(error) => return Err(wire::Error::Server(error)),
-            _ => {}
-        }
-    }
-    Ok(filenodes)
-}
-
-/// SQL of two statements that lock relations, and read their current file nodes. Under the lock, no
-/// session can rewrite them, or give their name to another relation.
-fn lock_sql(read: &[ReadRelations<'_>]) -> String {
-    let (mut locks, mut relations) = (Vec::new(), Vec::new());
-    for ReadRelations { name, only, relations: of } in read {
-        if *only {
-            locks.push(format!("ONLY {name}"));
-            relations.push(format!("pg_catalog.to_regclass({})", wire::quote_literal(name)));
-        } else {
-            locks.push(name.clone());
-            relations.extend(of.iter().map(|one| format!("'{}'::pg_catalog.regclass", one.oid)));
-        }
-    }
-    format!(
-        "LOCK TABLE {} IN ACCESS SHARE MODE; \
-         SELECT coalesce(pg_catalog.pg_relation_filenode(r.oid), 0) \
-         FROM pg_catalog.unnest(ARRAY[{}]::pg_catalog.regclass[]) WITH ORDINALITY AS r (oid, ord) \
-         ORDER BY r.ord",
-        locks.join(", "),
-        relations.join(", ")
-    )
-}
-
-/// The file nodes of the snapshot, in the order of [`lock_sql`].
-fn filenodes(read: &[ReadRelations<'_>]) -> Vec<u32> {
-    let relations = read.iter().flat_map(|read| read.relations);
-    relations.map(|relation| relation.filenode).collect()
-}
-
 /// The first column whose values are checked in each row.
 fn searched(item: &Item) -> Option<&MisreadColumn> {
     item.misread.iter().find(|column| column.search == Search::Row)
@@ -511,13 +465,6 @@ fn misread(item: &Item, column: &MisreadColumn) -> JobFailure {
         ),
     );
     JobFailure::Table(failure.hint(MISREAD_HINT))
-}
-
-fn rewritten(name: &str) -> Failure {
-    Failure::new(
-        Class::Publisher,
-        format!("{name} was truncated or rewritten on the publisher since the snapshot"),
-    )
 }
 
 fn copy_in(item: &Item) -> String {

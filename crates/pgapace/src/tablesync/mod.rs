@@ -12,6 +12,7 @@ mod copy_display;
 mod copy_pool;
 pub(crate) mod copy_progress;
 pub(crate) mod copy_requests;
+mod copy_source;
 mod copy_worker;
 pub(crate) mod deferred;
 pub(crate) mod emptying;

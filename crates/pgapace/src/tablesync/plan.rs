@@ -124,9 +124,15 @@ impl Item {
         match part.relation {
             Some(place) => {
                 let relations = &self.relations[place..=place];
-                ReadRelations { name: relations[0].sql_name(), only: true, relations }
+                ReadRelations {
+                    oid: relations[0].oid,
+                    name: relations[0].sql_name(),
+                    only: true,
+                    relations,
+                }
             }
             None => ReadRelations {
+                oid: self.published.oid,
                 name: self.published.sql_name(),
                 only: !self.published.partitioned,
                 relations: &self.relations,
@@ -138,6 +144,8 @@ impl Item {
 /// The relations that a COPY reads, and the name by which it finds them.
 #[derive(Debug)]
 pub(super) struct ReadRelations<'i> {
+    /// The OID of the one that is named.
+    pub(super) oid: u32,
     pub(super) name: String,
     /// Whether the name is that of the only relation, not of a partitioned table.
     pub(super) only: bool,

@@ -2,6 +2,7 @@
 
 mod added_under_load;
 mod altered;
+mod altered_publisher;
 mod blocked;
 mod blocked_by_changes;
 pub(crate) mod catching_up;

@@ -2,12 +2,14 @@
 
 mod copy;
 mod copy_data;
+mod description;
 mod pipeline;
 mod reply;
 mod rows;
 
 pub use copy::{CopyIn, CopyOut};
 pub use copy_data::CopyData;
+pub use description::{DescribedColumn, RowDescription};
 pub use pipeline::{Param, Queued};
 pub use reply::{DataRow, Reply, TransactionStatus, affected_rows};
 pub use rows::{Column, Row, RowIter, Rows};

@@ -1,5 +1,6 @@
 //! Replies in a pipeline, borrowed from the input buffer.
 
+use super::description::RowDescription;
 use crate::error::{Error, Result, ServerError};
 
 /// One backend message of a session. Notices, parameter changes and notifications are handled
@@ -18,8 +19,8 @@ pub enum Reply<'a> {
     CommandComplete(&'a str),
     /// One row of a result.
     DataRow(DataRow<'a>),
-    /// The columns of the following rows.
-    RowDescription,
+    /// The columns of the following rows, or of a described statement.
+    RowDescription(RowDescription<'a>),
     /// The described statement returns no rows.
     NoData,
     /// The parameter types of a described statement.
@@ -69,7 +70,7 @@ impl<'a> Reply<'a> {
             b'3' => Reply::CloseComplete,
             b'C' => Reply::CommandComplete(command_tag(body)?),
             b'D' => Reply::DataRow(DataRow::parse(body)?),
-            b'T' => Reply::RowDescription,
+            b'T' => Reply::RowDescription(RowDescription::parse(body)?),
             b'n' => Reply::NoData,
             b't' => Reply::ParameterDescription,
             b'I' => Reply::EmptyQuery,
@@ -181,10 +182,16 @@ mod tests {
             [b"", b"\0", b"\xff", b"\xff\xff", b"\0\x05\0\0\0\xff", b"SELECT 1", b"\xc3\0", b"IT"];
         for tag in 0..=u8::MAX {
             for body in bodies {
-                if let Ok(Reply::DataRow(row)) = Reply::parse(tag, body) {
-                    assert!(row.values().count() <= row.len());
-                    let mut rows = crate::Rows::default();
-                    let _ = (rows.describe(body), rows.push(row));
+                match Reply::parse(tag, body) {
+                    Ok(Reply::DataRow(row)) => {
+                        assert!(row.values().count() <= row.len());
+                        let mut rows = crate::Rows::default();
+                        let _ = (rows.describe(body), rows.push(row));
+                    }
+                    Ok(Reply::RowDescription(description)) => {
+                        assert!(description.columns().count() <= description.len());
+                    }
+                    _ => {}
                 }
             }
         }

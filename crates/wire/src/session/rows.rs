@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
+use crate::session::description::RowDescription;
 use crate::session::reply::DataRow;
 
 /// Bytes of a value that an error shows: a name has 63 at most.
@@ -42,8 +43,15 @@ impl Rows {
 
     /// Parses a RowDescription.
     pub(crate) fn describe(&mut self, body: &[u8]) -> Result<()> {
-        self.columns =
-            parse_columns(body).ok_or_else(|| Error::protocol("malformed RowDescription"))?;
+        let description = RowDescription::parse(body)?;
+        let columns = description.columns().map(|column| Column {
+            name: String::from_utf8_lossy(column.name).into_owned(),
+            type_oid: column.type_oid,
+        });
+        self.columns = columns.collect();
+        if self.columns.len() < description.len() {
+            return Err(Error::protocol("malformed RowDescription"));
+        }
         Ok(())
     }
 
@@ -253,23 +261,6 @@ impl fmt::Debug for Row<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries((0..self.len()).map(|column| self.get(column))).finish()
     }
-}
-
-fn parse_columns(body: &[u8]) -> Option<Vec<Column>> {
-    let (count, mut rest) = body.split_first_chunk::<2>()?;
-    let count = usize::from(u16::from_be_bytes(*count));
-    let mut columns = Vec::with_capacity(count);
-    for _ in 0..count {
-        let end = rest.iter().position(|&byte| byte == 0)?;
-        let name = String::from_utf8_lossy(&rest[..end]).into_owned();
-        // Table OID (4), column number (2), type OID (4), type length (2), modifier (4),
-        // format (2).
-        let (fixed, after) = rest[end + 1..].split_at_checked(18)?;
-        let type_oid = u32::from_be_bytes(fixed[6..10].try_into().ok()?);
-        columns.push(Column { name, type_oid });
-        rest = after;
-    }
-    Some(columns)
 }
 
 #[cfg(test)]
