@@ -3,6 +3,7 @@
 pub(crate) mod fold;
 pub(crate) mod resolution;
 pub(crate) mod sought;
+mod user_code;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use crate::error::{Class, Failure, Recovery, Result};
 use crate::subscriber::citus;
 use crate::subscriber::format::MISREAD_HINT;
 use crate::subscriber::mapping::TableMap;
+use crate::subscriber::session::{BEGIN, Purpose, settings_sql};
 use crate::subscriber::state::prepared::{self, PreparedHere};
 use crate::subscriber::state::progress::{RECORD_TYPES, RecordCheck, RecordParams, record_sql};
 use crate::subscriber::state::statistics::Changes;
@@ -35,18 +37,25 @@ use crate::subscriber::statement::set::{self, SetBuffers, SetError, queue_segmen
 use crate::subscriber::statement::truncate;
 use fold::{GroupTables, Which, number};
 use sought::{SoughtNumber, SoughtRows};
+use user_code::SettingsInDoubt;
 
 /// Prepares the statements that every transaction uses, on a session that is not in a transaction. They
 /// are prepared when this returns. A Parse without a Sync would leave a transaction open, which holds a
 /// lock on the progress until the first group comes.
-pub(crate) fn prepare_control(session: &mut Session, identity: Identity) -> Result<()> {
-    session.queue_parse("begin", "BEGIN", &[]);
+pub(crate) fn prepare_control(
+    session: &mut Session,
+    identity: Identity,
+    purpose: Purpose,
+) -> Result<()> {
+    session.queue_parse("begin", BEGIN, &[]);
     session.queue_parse("commit", "COMMIT", &[]);
     session.queue_parse("commit_and_chain", "COMMIT AND CHAIN", &[]);
     session.queue_parse("nothing", "SELECT WHERE false", &[]);
     session.queue_parse("savepoint", "SAVEPOINT pgapace_part", &[]);
     session.queue_parse("release", "RELEASE SAVEPOINT pgapace_part", &[]);
     session.queue_parse("column_types", TYPES_SQL, &[]);
+    let settings = settings_sql(session, purpose, identity.citus);
+    session.queue_parse("settings", &settings, &[]);
     let Identity { progress_of, tagged, ordered, citus, .. } = identity;
     prepared::queue_parses(session, tagged);
     if citus {
@@ -87,6 +96,7 @@ pub(crate) struct Encoder {
     /// The rows that statements in flight look for and that may be missing; `None` if statements do not
     /// say which are.
     sought: Option<SoughtRows>,
+    in_doubt: SettingsInDoubt,
 }
 
 impl Encoder {
@@ -100,6 +110,7 @@ impl Encoder {
             committed: None,
             savepoints: true,
             sought: Some(SoughtRows::default()),
+            in_doubt: SettingsInDoubt::default(),
         }
     }
 
@@ -141,6 +152,7 @@ impl Encoder {
     /// the statements that were parsed there or not, so they are closed and not used again.
     pub(crate) fn forget_after(&mut self, session: &mut Session, position: EncoderPosition) {
         self.changes = position.changes;
+        self.in_doubt.undone();
         if let Some(sought) = &mut self.sought {
             sought.forget_from(position.sought);
         }
@@ -170,8 +182,9 @@ impl Encoder {
         self.changes
     }
 
-    /// Everything that was queued since then is undone: sets the count back.
+    /// Everything that was queued since then is undone: sets the count back, and doubts the settings.
     pub(crate) fn set_counted(&mut self, changes: Changes) {
+        self.in_doubt.undone();
         self.changes = changes;
     }
 
@@ -210,6 +223,8 @@ impl Encoder {
         let chains = !self.identity.citus;
         if work.part.first && (index == 0 || !chains) {
             self.begin(session, work, expected)?;
+        } else if work.part.first {
+            self.ensure_all_settings(session, expected)?;
         }
         self.changes_of(session, work, part, expected)?;
         let prepares = matches!(work.two_phase, Some(TwoPhase::Prepare(_)));
@@ -299,6 +314,7 @@ impl Encoder {
                     sure &= matches!(expected.back(), Some(Expected::Truncate { .. }));
                 }
                 Step::Segment(segment) => {
+                    self.ensure_all_settings(session, expected)?;
                     let table = number(segment.table)?;
                     let sought = &mut self.sought;
                     let map = &tables.maps[segment.table];
@@ -450,6 +466,8 @@ impl Encoder {
                     return Ok(());
                 }
                 self.count(&change.0);
+                self.ensure_settings(session, None, expected).map_err(ChangeError::Wire)?;
+                tables.iter().for_each(|map| self.in_doubt.changes(map));
                 for statement in truncate::statements(&tables, sent, relations.len()) {
                     let (sql, awaited) = match statement {
                         truncate::Statement::Truncate(sql) => (sql, Expected::Truncate { at }),
@@ -464,6 +482,8 @@ impl Encoder {
             }
         };
         self.count(&change.0);
+        self.ensure_settings(session, Some(map), expected).map_err(ChangeError::Wire)?;
+        self.in_doubt.changes(map);
         let mut plan = std::mem::take(&mut self.plan);
         let result = match &change.0 {
             Message::Insert(insert) => {

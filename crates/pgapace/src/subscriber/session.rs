@@ -506,6 +506,17 @@ pub(crate) fn set_config((name, value): &(&str, &str)) -> String {
     format!("pg_catalog.set_config({name}, {value}, false)")
 }
 
+/// Begins a transaction that writes rows, whatever user code has made the defaults of the session.
+pub(crate) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE";
+
+/// SQL that makes the settings of a session again, which user code may have changed. [`WATCH`] is of no importance.
+pub(crate) fn settings_sql(session: &Session, purpose: Purpose, with_citus: bool) -> String {
+    let settings = settings(purpose, session.server_version().major(), with_citus);
+    let calls: Vec<_> =
+        settings.iter().filter(|setting| **setting != WATCH).map(set_config).collect();
+    format!("SELECT pg_catalog.num_nulls({})", calls.join(", "))
+}
+
 /// Makes all settings, or none if a connection pooler answers. `version` is an SQL expression.
 fn prepare(
     session: &mut Session,

@@ -164,7 +164,7 @@ impl Supervisor<'_> {
                     return Err(Failure::new(Class::Subscriber, message).transient(true));
                 }
                 conflicts::requirements::check(&mut session, &config.on_conflict, opened.tagged)?;
-                encoder::prepare_control(&mut session, opened)?;
+                encoder::prepare_control(&mut session, opened, purpose)?;
                 Ok((session, opened))
             })
         })

@@ -16,7 +16,7 @@ use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::format::{MISREAD_HINT, MisreadColumn, Search, has_infinite_interval};
 use crate::subscriber::named::named;
-use crate::subscriber::session::Purpose;
+use crate::subscriber::session::{BEGIN, Purpose, settings_sql};
 use crate::subscriber::state::ownership::{self, OwnedEpoch};
 use crate::subscriber::state::table_name_arrays;
 use crate::subscriber::statement::copy::{CopiedColumns, TYPES_SQL, is_of_changed_types};
@@ -82,6 +82,9 @@ pub(super) struct CopySessions {
     publisher: Session,
     subscriber: Session,
     tag: Option<WriterTag>,
+    /// Makes the settings of the subscriber's session again. A trigger that fires for the rows of a copy may change
+    /// them.
+    settings: String,
     /// While others stream, the monitor sees whom the session waits for.
     _watched: Option<WatchedCopy>,
 }
@@ -108,7 +111,8 @@ impl CopySessions {
         context.subscriber.see_commits(&mut subscriber)?;
         let (tags, writer) = (context.options.tags, Writer::Copy(number));
         let tag = WriterTag::attach(&mut subscriber, context.id, tags, writer)?;
-        Ok(Self { publisher, subscriber, tag, _watched: watched })
+        let settings = settings_sql(&subscriber, Purpose::Copy, context.subscriber.has_citus());
+        Ok(Self { publisher, subscriber, tag, settings, _watched: watched })
     }
 
     /// Ends the sessions of a worker that has no more jobs.
@@ -150,7 +154,7 @@ impl CopySessions {
             return Err(JobFailure::Changed(changed));
         }
         let patience = format!("SET LOCAL lock_timeout = '{BATCH_PATIENCE}'");
-        for sql in ["BEGIN", &patience] {
+        for sql in [BEGIN, &self.settings, &patience] {
             queue_statement(&mut self.subscriber, sql).map_err(|e| into(&e))?;
         }
         let mut moved = Vec::with_capacity(items.len());
@@ -185,6 +189,11 @@ impl CopySessions {
                 .map_err(|e| from(&e))?;
             if let Some(column) = searched.filter(|_| found) {
                 return Err(misread(item, column));
+            }
+            if item.subscriber.fires_triggers {
+                for sql in [&self.settings, &patience] {
+                    queue_statement(&mut self.subscriber, sql).map_err(|e| into(&e))?;
+                }
             }
             complete.push(&item.published, one.rows, item.generation);
             meter.add(item.bytes);
@@ -222,9 +231,15 @@ impl CopySessions {
         let name = item.published.name.to_string();
         let into = |e: &wire::Error| subscriber_failure(e, &format!("copying into {name}"));
         let removed = if indexes_after {
-            indexes::begin_without(&mut self.subscriber, owner.id, &item.subscriber)?
+            indexes::begin_without(
+                &mut self.subscriber,
+                owner.id,
+                &item.subscriber,
+                &self.settings,
+            )?
         } else {
-            self.subscriber.simple("BEGIN").map_err(|e| into(&e))?;
+            let sql = format!("{BEGIN}; {}", self.settings);
+            self.subscriber.simple(&sql).map_err(|e| into(&e))?;
             None
         };
         let moved = if item.published.columns.is_empty() {

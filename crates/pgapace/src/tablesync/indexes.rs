@@ -31,6 +31,7 @@ use crate::error::{Failure, Result};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::named::named;
+use crate::subscriber::session::BEGIN;
 use crate::subscriber::state::{SubscriptionId, table_name_arrays};
 use crate::tablesync::copy_worker::{JobFailure, subscriber_failure};
 use crate::tablesync::plan::Item;
@@ -199,14 +200,16 @@ pub(super) fn begin_without<'a>(
     session: &mut Session,
     id: SubscriptionId,
     table: &'a SubscriberTable,
+    settings: &str,
 ) -> std::result::Result<Option<Removed<'a>>, JobFailure> {
     // Locking needs more privileges than copying, and an owner may have revoked its own.
     let trouble = |e: &wire::Error| of_indexes(e, &format!("locking {}", table.name));
     let only = table.sql_only();
     let sql = format!(
-        "BEGIN; SET LOCAL default_tablespace = ''; \
+        "{BEGIN}; {settings}; SET LOCAL default_tablespace = ''; \
          LOCK TABLE {only} IN ACCESS EXCLUSIVE MODE NOWAIT; SELECT EXISTS (SELECT FROM {only})"
     );
+    let again = format!("ROLLBACK; {BEGIN}; {settings}");
     let looked = match session.simple(&sql) {
         Ok(results) => results,
         Err(error) if error.sqlstate() == Some(sqlstate::LOCK_NOT_AVAILABLE) => {
@@ -215,7 +218,7 @@ pub(super) fn begin_without<'a>(
                 table = table.name.to_string(),
                 "table is in use: it is copied with its indexes in place"
             );
-            session.simple("ROLLBACK; BEGIN").map_err(|e| trouble(&e))?;
+            session.simple(&again).map_err(|e| trouble(&e))?;
             return Ok(None);
         }
         Err(error) => return Err(trouble(&error)),
@@ -228,7 +231,7 @@ pub(super) fn begin_without<'a>(
     let mut found = removable(session, id, &[table]).map_err(JobFailure::Run)?;
     let indexes = found.pop().unwrap_or_default().removable;
     if !is_empty || indexes.is_empty() {
-        session.simple("ROLLBACK; BEGIN").map_err(|e| trouble(&e))?;
+        session.simple(&again).map_err(|e| trouble(&e))?;
         return Ok(None);
     }
     let removed = Removed { id, table, indexes };

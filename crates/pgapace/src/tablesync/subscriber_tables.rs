@@ -24,6 +24,17 @@ const TABLES_AT_ONCE: usize = 200;
 /// Maximum number of missing tables that a hint names.
 const NAMED: usize = 10;
 
+/// SQL for whether one of these tables has triggers that fire for replicated rows.
+macro_rules! fires_triggers {
+    ($oids:literal) => {
+        concat!(
+            "EXISTS (SELECT FROM pg_catalog.pg_trigger g WHERE g.tgenabled IN ('A', 'R') AND g.tgrelid = ANY (ARRAY",
+            $oids,
+            "))"
+        )
+    };
+}
+
 /// A subscriber table to copy into.
 #[derive(Debug, Clone)]
 pub(crate) struct SubscriberTable {
@@ -39,6 +50,8 @@ pub(crate) struct SubscriberTable {
     by_citus: Option<FoundPlacement>,
     /// Whether the files of the table or its partitions are not empty, so that it may hold rows.
     has_storage: bool,
+    /// Whether triggers fire for the rows of a copy.
+    pub(super) fires_triggers: bool,
     columns: Vec<SubscriberColumn>,
 }
 
@@ -195,7 +208,9 @@ SELECT w.ord, w.relkind, pg_catalog.row_security_active(w.oid),
         FROM tree t WHERE t.ord = w.ord),
        ",
     elsewhere!("(SELECT t.oid AS relid FROM tree t WHERE t.ord = w.ord)"),
-    ", w.oid
+    ", w.oid, ",
+    fires_triggers!("(SELECT t.oid FROM tree t WHERE t.ord = w.ord)"),
+    "
 FROM wanted w"
 );
 
@@ -210,7 +225,9 @@ SELECT w.ord, c.relkind, pg_catalog.row_security_active(c.oid),
        pg_catalog.pg_relation_size(c.oid) > 0,
        ",
     elsewhere!("(SELECT c.oid AS relid)"),
-    ", c.oid
+    ", c.oid, CASE WHEN c.relhastriggers THEN ",
+    fires_triggers!("(SELECT c.oid)"),
+    " ELSE false END
 FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]))
   WITH ORDINALITY AS w (schema_name, table_name, ord)
 JOIN pg_catalog.pg_class c ON ",
@@ -273,6 +290,7 @@ pub(crate) fn read(
             // The files of a table that Citus distributes are empty.
             has_storage: row.get(4) == Some("t") || by_citus.is_some(),
             by_citus,
+            fires_triggers: boolean(&row, 7)?,
             columns: Vec::new(),
         });
     }

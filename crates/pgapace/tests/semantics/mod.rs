@@ -36,5 +36,6 @@ mod truncate;
 mod type_values;
 mod types;
 mod unportable;
+mod user_code_settings;
 mod vanishing_rows;
 mod wide_rows;

@@ -40,12 +40,13 @@ impl Encoder {
     /// Queues the begin of a subscriber transaction, whose first part this is. If others come, each can
     /// be rolled back alone.
     pub(crate) fn begin(
-        &self,
+        &mut self,
         session: &mut Session,
         work: &Work,
         expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
         queue_control(session, "begin", Expected::Control, expected)?;
+        self.ensure_all_settings(session, expected)?;
         if self.identity.citus {
             queue_control(session, "replica_role", Expected::Control, expected)?;
         }
@@ -116,6 +117,8 @@ impl Encoder {
         else {
             return Err(ChangeError::Internal("a change without a row".to_owned()));
         };
+        self.ensure_settings(session, Some(map), expected).map_err(ChangeError::Wire)?;
+        self.in_doubt.changes(map);
         let mut plan = std::mem::take(&mut self.plan);
         let steps = match how {
             How::InsertAsUpdate => plan_insert_as_update(map, written, &mut plan),

@@ -1,0 +1,77 @@
+//! User code on the subscriber may change settings of the session in which it runs: `session_replication_role`, so that
+//! ordinary triggers fire and foreign keys are checked, or those that define the text form of values. It may do so at the
+//! COMMIT too, in a deferred trigger. So the settings are made again before the next change of another table, and in the
+//! next transaction. Changes of one table that follow each other do not pay for that.
+
+use std::collections::VecDeque;
+
+use engine::net::TableFolding;
+use wire::Session;
+
+use crate::apply::encoder::Encoder;
+use crate::apply::expected::Expected;
+use crate::error::{Failure, Result};
+use crate::subscriber::mapping::TableMap;
+
+/// What user code may have done to the settings of a session.
+#[derive(Debug, Default)]
+pub(super) struct SettingsInDoubt {
+    /// The last table whose changes have run user code since the settings were made.
+    since: Option<Changed>,
+    /// Whether user code ever ran.
+    ever: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Changed {
+    Table(u32),
+    /// The statement that made the settings may be undone.
+    Unknown,
+}
+
+impl SettingsInDoubt {
+    /// A change of this table is queued.
+    pub(super) fn changes(&mut self, map: &TableMap) {
+        if map.rules.fold == (TableFolding::Never { user_code: true }) {
+            (self.since, self.ever) = (Some(Changed::Table(map.table.oid)), true);
+        }
+    }
+
+    /// A part of what was queued is rolled back or not sent.
+    pub(super) fn undone(&mut self) {
+        if self.ever {
+            self.since = Some(Changed::Unknown);
+        }
+    }
+}
+
+impl Encoder {
+    /// Has the settings made again if user code may have changed them, except right behind other changes of the same
+    /// table.
+    pub(super) fn ensure_settings(
+        &mut self,
+        session: &mut Session,
+        next: Option<&TableMap>,
+        expected: &mut VecDeque<Expected>,
+    ) -> wire::Result<()> {
+        let Some(since) = self.in_doubt.since else { return Ok(()) };
+        if next.is_some_and(|map| since == Changed::Table(map.table.oid)) {
+            return Ok(());
+        }
+        session.queue_bind("settings", std::iter::empty())?;
+        session.queue_execute();
+        expected.push_back(Expected::Control);
+        self.in_doubt.since = None;
+        Ok(())
+    }
+
+    /// The same before what does not follow changes of one table.
+    pub(super) fn ensure_all_settings(
+        &mut self,
+        session: &mut Session,
+        expected: &mut VecDeque<Expected>,
+    ) -> Result<()> {
+        self.ensure_settings(session, None, expected)
+            .map_err(|e| Failure::subscriber(&e, "queueing a statement"))
+    }
+}
