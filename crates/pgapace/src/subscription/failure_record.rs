@@ -1,8 +1,11 @@
 //! Records of a subscription that does not run, for `status`: the failure, and when the next
 //! attempt comes.
 //!
-//! All of it is best effort: the same failure stops the subscription at its next start again.
+//! All of it is best effort: the same failure stops the subscription at its next start again. The failure comes first,
+//! and is committed alone. It changes a row that is there, which succeeds even on a full disk; counts and events may need
+//! new pages.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,20 +21,25 @@ use crate::subscriber::state::{self, Subscription, error_detail, figures, schema
 
 /// How often the same failure is written.
 const WRITE_AGAIN: Duration = Duration::from_secs(5);
+/// How often it is logged that failures cannot be written.
+const WARN_AGAIN: Duration = Duration::from_secs(30);
 
 /// Writes with a session that it keeps from one failure to the next.
 pub(super) struct FailureRecord {
     config: Arc<Config>,
     board: Board,
     session: Option<Session>,
-    /// Retries that are not written yet.
-    retries: u64,
+    /// Retries that are not written yet, by SQLSTATE.
+    retries: BTreeMap<String, u64>,
     written: Option<(String, Instant)>,
+    /// When it was last logged that a failure could not be written.
+    warned: Option<Instant>,
 }
 
 impl FailureRecord {
     pub(super) fn new(config: Arc<Config>, board: Board) -> Self {
-        Self { config, board, session: None, retries: 0, written: None }
+        let retries = BTreeMap::new();
+        Self { config, board, session: None, retries, written: None, warned: None }
     }
 
     pub(super) fn set_config(&mut self, config: Arc<Config>) {
@@ -41,7 +49,7 @@ impl FailureRecord {
     /// A run that failed is followed by another one after a pause.
     pub(super) fn retrying(&mut self, failure: &Failure, pause: Duration) {
         self.board.failed(failure, Some(pause));
-        self.retries += 1;
+        *self.retries.entry(failure.retried_for().to_owned()).or_default() += 1;
         let recent = self.written.as_ref().is_some_and(|(message, at)| {
             *message == failure.message && at.elapsed() + pause < WRITE_AGAIN
         });
@@ -49,14 +57,7 @@ impl FailureRecord {
             self.written = Some((failure.message.clone(), Instant::now()));
             // The next failure, if it comes soon, is not written: the estimate holds until then.
             let next = pause.max(Duration::from_secs(1));
-            let retries = std::mem::take(&mut self.retries);
-            self.write(failure, |session, id| {
-                let counted = std::iter::once((failure.retried_for(), retries));
-                if let Some(sql) = figures::retries_sql(id, counted) {
-                    figures::execute(session, &[sql])?;
-                }
-                statistics::error(session, id, failure, Some(next))
-            });
+            self.write(failure, |session, id| statistics::error(session, id, failure, Some(next)));
         }
     }
 
@@ -69,11 +70,14 @@ impl FailureRecord {
         let disable = self.config.disable_on_error && failure.class == Class::Apply;
         self.write(failure, |session, id| {
             if disable {
-                error_detail::write(session, id, error_detail::DISABLED, failure)?;
                 let message = error_detail::public_text(failure);
                 state::set_disabled(session, id, Some(&message))?;
             }
-            statistics::error(session, id, failure, next.filter(|_| !disable))
+            statistics::error(session, id, failure, next.filter(|_| !disable))?;
+            if disable {
+                error_detail::offer(session, id, error_detail::DISABLED, failure);
+            }
+            Ok(())
         });
         if disable {
             tracing::error!(
@@ -114,23 +118,25 @@ impl FailureRecord {
         let kept = self.session.take().map(|session| self.with(session, &what));
         let written = match kept {
             Some(Ok(())) => Ok(()),
+            // What it has written counts.
+            Some(Err(error)) if !error.is_connection_lost() => Err(error),
             _ => {
                 let subscriber = Subscriber::new(self.config.subscriber.clone(), &self.config.name);
                 subscriber.connect(Purpose::Look).and_then(|session| self.with(session, &what))
             }
         };
-        if let Err(error) = written {
-            let lost = self.config.disable_on_error || failure.conflict.is_some();
-            if lost {
+        match written {
+            Ok(()) => self.warned = None,
+            Err(error) if self.warned.is_none_or(|at| at.elapsed() >= WARN_AGAIN) => {
+                self.warned = Some(Instant::now());
                 tracing::warn!(
                     event = "failure_not_recorded",
                     subscription = self.config.name,
                     %error,
                     "could not record the failure on the subscriber"
                 );
-            } else {
-                tracing::debug!(%error, "cannot record the failure on the subscriber");
             }
+            Err(error) => tracing::debug!(%error, "cannot record the failure on the subscriber"),
         }
     }
 
@@ -145,14 +151,32 @@ impl FailureRecord {
             && let Some(Subscription { id, .. }) = state::find(&mut session, &self.config.name)?
         {
             what(&mut session, id)?;
-            let pending = events::take_pending(&self.config.name);
-            let retention = self.config.event_retention();
-            let repertoire = Repertoire::of(&session);
-            if let Some(sql) = state::events::write_sql(repertoire, &pending, retention) {
-                figures::execute(&mut session, &[sql])?;
-            }
+            self.write_retries(&mut session, id);
+            self.write_events(&mut session);
         }
         self.session = Some(session);
         Ok(())
+    }
+
+    /// Retries that cannot be written are written with a later failure.
+    fn write_retries(&mut self, session: &mut Session, id: state::SubscriptionId) {
+        let counted = self.retries.iter().map(|(sqlstate, count)| (sqlstate.as_str(), *count));
+        let Some(sql) = figures::retries_sql(id, counted) else { return };
+        match figures::execute(session, &[sql]) {
+            Ok(()) => self.retries.clear(),
+            Err(error) => tracing::debug!(%error, "cannot count retries on the subscriber"),
+        }
+    }
+
+    /// Events that cannot be written are kept.
+    fn write_events(&self, session: &mut Session) {
+        let pending = events::take_pending(&self.config.name);
+        let retention = self.config.event_retention();
+        let repertoire = Repertoire::of(session);
+        let Some(sql) = state::events::write_sql(repertoire, &pending, retention) else { return };
+        if let Err(error) = figures::execute(session, &[sql]) {
+            tracing::debug!(%error, "cannot record events on the subscriber");
+            events::give_back(pending);
+        }
     }
 }

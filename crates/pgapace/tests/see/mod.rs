@@ -4,6 +4,7 @@ mod alerts;
 mod browser;
 mod events;
 mod figures;
+mod full_disk;
 mod health;
 mod http;
 mod http_address;

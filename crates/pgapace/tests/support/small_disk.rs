@@ -1,5 +1,6 @@
 //! A disk that fills: a file system of a few megabytes for a tablespace. Only root can mount it.
 
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -33,6 +34,12 @@ impl SmallDisk {
         let status =
             Command::new("mount").args(options).arg(self.0.path()).stderr(Stdio::null()).status();
         status.is_ok_and(|status| status.success())
+    }
+
+    /// Leaves no space.
+    pub(crate) fn fill(&self) {
+        let mut file = std::fs::File::create(self.0.path().join("filler")).expect("a file");
+        while file.write_all(&[0; 4096]).is_ok() {}
     }
 
     /// Adds disk space.

@@ -46,6 +46,13 @@ pub(crate) fn write(
     Ok(())
 }
 
+/// The same beside a public text that is recorded, and is enough.
+pub(crate) fn offer(session: &mut Session, id: SubscriptionId, about: &str, failure: &Failure) {
+    if let Err(error) = write(session, id, about, failure) {
+        tracing::debug!(%error, "cannot record the full text of a failure on the subscriber");
+    }
+}
+
 /// The full texts of a subscription, by what they are about, with their public texts.
 #[derive(Debug, Default)]
 pub(crate) struct FullTexts(HashMap<String, (String, String)>);

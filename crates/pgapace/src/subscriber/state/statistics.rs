@@ -358,6 +358,8 @@ fn without_numbers(text: &str) -> String {
 /// Records the failure that stopped the run, for `status`, and the time until the `next` try, if
 /// there is one. Counts the failure's conflict once, even if the same conflict occurs again at each
 /// start.
+///
+/// The statistics come first: with a full disk, the other rows may find no room.
 pub(crate) fn error(
     session: &mut Session,
     id: SubscriptionId,
@@ -372,7 +374,6 @@ pub(crate) fn error(
         let column = conflict.kind.name();
         format!(", {column} = s.{column} + 1")
     });
-    error_detail::write(session, id, error_detail::WHOLE, failure)?;
     let message = error_detail::public_text(failure);
     let message = Repertoire::of(session).storable(&message);
     let lsn = failure.position().map(|lsn| lsn.to_string());
@@ -404,6 +405,7 @@ pub(crate) fn error(
             ],
         )
         .map_err(|e| failed(&e))?;
+    error_detail::offer(session, id, error_detail::WHOLE, failure);
     let Some(conflict) = conflict else { return Ok(()) };
     let table = conflict.table.name.clone();
     let conflicts = [((table, conflict.kind.name()), 1)].into();
