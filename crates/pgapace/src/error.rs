@@ -81,6 +81,32 @@ impl Class {
             Self::Recording => 20,
         }
     }
+
+    /// The class of a failure that was recorded with its exit code.
+    pub(crate) fn of_exit_code(code: u8) -> Option<Self> {
+        let all = [
+            Self::Internal,
+            Self::Config,
+            Self::Publisher,
+            Self::Subscriber,
+            Self::Mismatch,
+            Self::Slot,
+            Self::Busy,
+            Self::Apply,
+            Self::History,
+            Self::Disabled,
+            Self::Stopped,
+            Self::Spool,
+            Self::Behind,
+            Self::Retrying,
+            Self::NotRunning,
+            Self::Unknown,
+            Self::Different,
+            Self::HandedOver,
+            Self::Recording,
+        ];
+        all.into_iter().find(|class| class.exit_code() == code)
+    }
 }
 
 /// Which change could not be applied.
@@ -303,6 +329,16 @@ impl Failure {
         self
     }
 
+    /// A failure whose text was recorded.
+    pub(crate) fn recorded(class: Class, text: &str) -> Self {
+        let (message, hint) = match text.rsplit_once("\nHINT:  ") {
+            Some((message, hint)) => (message, Some(hint.to_owned())),
+            None => (text, None),
+        };
+        let code = message.split_once("(SQLSTATE ").and_then(|(_, code)| code.get(..5));
+        Self { sqlstate: code.map(str::to_owned), hint, ..Self::new(class, message) }
+    }
+
     #[must_use]
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -431,7 +467,22 @@ pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 #[cfg(test)]
 mod tests {
-    use super::Failure;
+    use super::{Class, Failure};
+
+    #[test]
+    fn a_failure_has_the_same_text_after_it_was_recorded() {
+        let failure = Failure {
+            sqlstate: Some("53100".to_owned()),
+            ..Failure::new(Class::Subscriber, "no space").hint("Make room.")
+        };
+        let recorded = Failure::recorded(failure.class, &failure.to_string());
+        assert_eq!(recorded.to_string(), failure.to_string());
+        assert_eq!((recorded.sqlstate, recorded.hint), (failure.sqlstate, failure.hint));
+        for code in 0..=u8::MAX {
+            assert!(Class::of_exit_code(code).is_none_or(|class| class.exit_code() == code));
+        }
+        assert_eq!(Class::of_exit_code(9), Some(Class::Apply));
+    }
 
     #[test]
     fn a_full_disk_has_a_next_step() {

@@ -22,6 +22,7 @@
 //!
 //! See [`engine::barrier`] for why the leader delays.
 
+mod failing_run;
 pub(crate) mod keeper;
 mod row;
 pub(crate) mod taker;

@@ -7,6 +7,7 @@ use engine::table_name::TableName;
 use pgoutput::Lsn;
 use wire::Session;
 
+use super::failing_run::FailingRun;
 use super::row::{self, BarrierId, BarrierState};
 use super::waiting_for;
 use crate::apply::leader::Outcome;
@@ -22,6 +23,7 @@ use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::session::Subscriber;
+use crate::subscriber::state::statistics::{self, LastFailure};
 use crate::subscriber::state::{Phase, Subscription, ownership};
 use crate::subscription::{self, RunOptions, check_sent_alike};
 use crate::verify::pair::{Held, PairSource, SnapshotPair};
@@ -34,6 +36,8 @@ const SEEN_WITHIN: Duration = Duration::from_secs(30);
 const IMPORT_ATTEMPTS: u32 = 3;
 /// How long a verb waits for a process to start again that has died.
 const ANOTHER_WITHIN: Duration = Duration::from_secs(10);
+/// How often it looks whether that process has begun another run.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// How barriers are taken.
 #[derive(Debug, Clone, Copy)]
@@ -42,8 +46,8 @@ pub(crate) struct BarrierManner {
     pub(crate) runs: bool,
     /// How often one is tried. Each attempt doubles the delay of the stream.
     attempts: u32,
-    /// How long transactions of the publisher may keep the slot from being created. How far the
-    /// subscriber is behind does not count.
+    /// How long transactions of the publisher may keep the slot from being created, and how long the runs of the
+    /// subscription may fail without anything applied. How far the subscriber is behind does not count.
     timeout: Duration,
 }
 
@@ -132,10 +136,11 @@ pub(crate) struct Runner {
 }
 
 impl Runner {
-    fn start(config: &Config) -> Result<Self> {
+    /// The run ends with its failure when runs have failed for `patience`, and nothing was applied meanwhile.
+    fn start(config: &Config, patience: Duration) -> Result<Self> {
         let shutdown = Shutdown::default();
         let (config, stop) = (config.clone(), shutdown.clone());
-        let options = RunOptions::alone(None)?;
+        let options = RunOptions { patience: Some(patience), ..RunOptions::alone(None)? };
         let thread = std::thread::Builder::new()
             .name(config.name.clone())
             .spawn(move || {
@@ -221,8 +226,12 @@ impl BarrierTaker<'_> {
             )
             .hint("Let its first copy end (pgapace run)."));
         }
+        let mut failing = FailingRun::default();
         loop {
             let mut control = row::connect(self.subscriber)?;
+            if self.runner.is_none() && self.manner.runs {
+                self.wait_for_next_try(&mut control, &mut failing)?;
+            }
             let id = row::insert(&mut control, self.row.id, holds, self.manner.attempts)?;
             let mut request = Request { control, id };
             if self.runner.is_none() && !self.is_run(&mut request.control)? {
@@ -232,7 +241,7 @@ impl BarrierTaker<'_> {
                     );
                 }
                 check_sent_alike(self.row, self.config)?;
-                self.runner = Some(Runner::start(self.config)?);
+                self.runner = Some(Runner::start(self.config, self.manner.timeout)?);
                 // Its start deletes requests that are older.
                 continue;
             }
@@ -240,9 +249,44 @@ impl BarrierTaker<'_> {
                 Some((lsn, publisher, subscriber)) => {
                     return Ok(TakenBarrier { lsn, publisher, subscriber, request });
                 }
-                None => tracing::debug!("the subscription was started again: asking again"),
+                None => {
+                    tracing::debug!("the subscription was started again: asking again");
+                    failing.started_again();
+                    let last = self.last_failure(&mut request.control)?;
+                    failing.check(last, self.manner.timeout, Instant::now())?;
+                }
             }
         }
+    }
+
+    fn last_failure(&self, control: &mut Session) -> Result<LastFailure> {
+        statistics::last_failure(control, self.row.id, ANOTHER_WITHIN)
+    }
+
+    /// Waits while the process that runs the subscription pauses after a failure: the verb must not run it meanwhile.
+    fn wait_for_next_try(&self, control: &mut Session, failing: &mut FailingRun) -> Result<()> {
+        let mut told = false;
+        while !self.is_run(control)? {
+            if self.shutdown.requested() {
+                return Err(stopped());
+            }
+            let last = self.last_failure(control)?;
+            if !last.is_retried {
+                return Ok(());
+            }
+            if let Some(failure) = last.failure.as_ref().filter(|_| !told) {
+                tracing::info!(
+                    event = "retry_awaited",
+                    subscription = self.config.name,
+                    error = %failure,
+                    "waiting for the next try of the process that runs the subscription"
+                );
+                told = true;
+            }
+            failing.check(last, self.manner.timeout, Instant::now())?;
+            self.shutdown.sleep(LOOK_EVERY);
+        }
+        Ok(())
     }
 
     fn is_run(&self, control: &mut Session) -> Result<bool> {
@@ -256,7 +300,7 @@ impl BarrierTaker<'_> {
         let mut blocked_since = None;
         loop {
             if self.shutdown.requested() {
-                return Err(Failure::new(Class::Stopped, "stopped while waiting for a barrier"));
+                return Err(stopped());
             }
             if let Some(ended) = self.runner.as_mut().and_then(Runner::ended) {
                 self.runner = None;
@@ -350,4 +394,8 @@ impl BarrierTaker<'_> {
         }
         Ok(())
     }
+}
+
+fn stopped() -> Failure {
+    Failure::new(Class::Stopped, "stopped while waiting for a barrier")
 }

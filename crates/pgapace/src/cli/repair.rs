@@ -64,6 +64,8 @@ pub(crate) struct RepairArgs {
     batch: u32,
 
     /// Seconds to wait for transactions of the publisher that keep a snapshot from being taken
+    ///
+    /// Also the time after which the verb ends with the error of the subscription, if its runs fail and apply nothing.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds())]
     barrier_timeout: u64,
 

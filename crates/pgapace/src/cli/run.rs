@@ -130,6 +130,7 @@ pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
         take_over: args.take_over,
         // Waiting does not reach a goal that one has failed to reach.
         keep_trying: (subscriptions.len() > 1 || args.standby) && !together && args.until.is_none(),
+        patience: None,
         process: Process::this()?,
         standby: None,
         rebases: false,

@@ -71,6 +71,8 @@ pub(crate) struct VerifyArgs {
     snapshot_lifetime: u64,
 
     /// Seconds to wait for transactions of the publisher that keep a snapshot from being taken
+    ///
+    /// Also the time after which the verb ends with the error of the subscription, if its runs fail and apply nothing.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds())]
     barrier_timeout: u64,
 

@@ -42,6 +42,7 @@ mod waiting_commits;
 
 use std::sync::{Arc, Mutex};
 
+use std::time::Duration;
 use pgoutput::Lsn;
 
 use crate::apply::leader::Outcome;
@@ -92,6 +93,9 @@ pub(crate) struct RunOptions {
     /// try again later.
     pub(crate) keep_trying: bool,
     pub(crate) process: Process,
+    /// For how long runs may fail that apply nothing. By default, a failure that may pass is retried without limit once
+    /// the subscription has streamed.
+    pub(crate) patience: Option<Duration>,
     /// Wait while another process runs the subscription.
     pub(crate) standby: Option<Arc<Membership>>,
     /// `pgapace rebase` runs it.
@@ -113,6 +117,7 @@ impl RunOptions {
             standby: None,
             rebases: false,
             supersedes: None,
+            patience: None,
         })
     }
 }

@@ -77,6 +77,8 @@ pub(super) struct Retry {
     away_since: Option<Instant>,
     /// Failures of the publisher in decoding since something was applied.
     in_decoding: u32,
+    /// The first failure since something was applied.
+    failing_since: Option<Instant>,
     named: Option<(String, Instant)>,
 }
 
@@ -88,6 +90,7 @@ impl Retry {
             failed_pause: FIRST_FAILED,
             away_since: None,
             in_decoding: 0,
+            failing_since: None,
             named: None,
         }
     }
@@ -99,11 +102,20 @@ impl Retry {
 
     /// A run that began at `started` has applied something, or not, and has failed `now`.
     pub(super) fn after_run(&mut self, started: Instant, now: Instant, advanced: bool) {
+        if advanced {
+            self.failing_since = None;
+        }
         if advanced || now.duration_since(started) >= GOOD_RUN {
             // Decoding the same changes may take long each time.
             let in_decoding = if advanced { 0 } else { self.in_decoding };
-            *self = Self { in_decoding, ..Self::new(self.timeout) };
+            let failing_since = self.failing_since;
+            *self = Self { in_decoding, failing_since, ..Self::new(self.timeout) };
         }
+    }
+
+    /// A run has failed. Whether runs have failed for `patience`, and nothing was applied meanwhile.
+    pub(super) fn fails_for(&mut self, patience: Duration, now: Instant) -> bool {
+        now.duration_since(*self.failing_since.get_or_insert(now)) >= patience
     }
 
     /// Both servers were reached, by a run that has failed or not. A server that does not serve is still waited
@@ -288,6 +300,17 @@ mod tests {
         assert_eq!(attempts(&mut retry), 0);
         retry.after_run(now, now, true);
         assert_eq!(attempts(&mut retry), DECODING_ATTEMPTS as usize);
+    }
+
+    #[test]
+    fn runs_that_apply_nothing_have_failed_since_the_first_one() {
+        let (mut retry, now, patience) = (Retry::new(None), Instant::now(), GOOD_RUN * 2);
+        let later = now + patience;
+        assert!(!retry.fails_for(patience, now));
+        retry.after_run(now, later, false);
+        assert!(retry.fails_for(patience, later));
+        retry.after_run(now, later, true);
+        assert!(!retry.fails_for(patience, later));
     }
 
     /// A standby that is behind, for example, is reached by each run.

@@ -206,6 +206,9 @@ impl Supervisor<'_> {
                 record.stopped();
                 AfterRun::End(self.stopped())
             }
+            Step::Again { .. } if self.has_no_patience(retry) => {
+                AfterRun::Failed(failure, retry.after_end())
+            }
             Step::Again { pause, named } => {
                 self.announce(&failure, pause, named);
                 record.retrying(&failure, pause);
@@ -271,6 +274,12 @@ impl Supervisor<'_> {
             return Next::End;
         }
         retry.next(failure, self.previous_runs, now)
+    }
+
+    /// Whether a verb that runs the subscription ends with a failure that may pass.
+    fn has_no_patience(&self, retry: &mut Retry) -> bool {
+        let patience = self.options.patience;
+        patience.is_some_and(|patience| retry.fails_for(patience, Instant::now()))
     }
 
     /// Whether the run may have opened all of its apply workers at its start.

@@ -4,6 +4,7 @@ mod background;
 mod bad_input;
 mod enum_keys;
 mod equal;
+mod failing_run;
 mod found;
 mod meanwhile;
 mod not_valid;

@@ -427,6 +427,42 @@ pub(crate) fn failed_transaction(session: &mut Session, id: SubscriptionId) -> R
     row.get(0).map(|_| field(&row, 0)).transpose()
 }
 
+/// The failure of the last run, until a run has gone beyond it.
+#[derive(Debug)]
+pub(crate) struct LastFailure {
+    /// With the text that every reader may see.
+    pub(crate) failure: Option<Failure>,
+    pub(crate) applied: Option<Lsn>,
+    /// Whether a process tries again: its next try comes, or came no longer ago than `grace`.
+    pub(crate) is_retried: bool,
+}
+
+/// Reads the failure of the last run.
+pub(crate) fn last_failure(
+    session: &mut Session,
+    id: SubscriptionId,
+    grace: Duration,
+) -> Result<LastFailure> {
+    let rows = session
+        .query(
+            "SELECT last_error, error_exit_code, applied_lsn, coalesce(next_try_at > pg_catalog.now() \
+               - $2::pg_catalog.float8 * '1 second'::pg_catalog.interval, false) \
+             FROM pgapace.stat_subscription WHERE subscription = $1::pg_catalog.int4",
+            &[Some(&id.0.to_string()), Some(&grace.as_secs_f64().to_string())],
+        )
+        .map_err(|e| Failure::subscriber(&e, "reading statistics"))?;
+    let Some(row) = rows.first() else {
+        return Ok(LastFailure { failure: None, applied: None, is_retried: false });
+    };
+    let code = row.get(1).map(|_| field::<u8>(&row, 1)).transpose()?;
+    let class = code.and_then(Class::of_exit_code).unwrap_or(Class::Subscriber);
+    Ok(LastFailure {
+        failure: row.get(0).map(|text| Failure::recorded(class, text)),
+        applied: row.get(2).map(|_| field(&row, 2)).transpose()?,
+        is_retried: boolean(&row, 3)?,
+    })
+}
+
 /// Records that there is no next try.
 pub(crate) fn not_retrying(session: &mut Session, id: SubscriptionId) -> Result<()> {
     session
