@@ -135,6 +135,7 @@ pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
         standby: None,
         rebases: false,
         supersedes: None,
+        has_streamed: Arc::default(),
     };
     let several = subscriptions.len() > 1;
     let leaseholders = Leaseholder::of(&subscriptions);

@@ -40,9 +40,10 @@ mod start_beat;
 mod startup;
 mod waiting_commits;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-
 use std::time::Duration;
+
 use pgoutput::Lsn;
 
 use crate::apply::leader::Outcome;
@@ -92,10 +93,10 @@ pub(crate) struct RunOptions {
     /// Other subscriptions run in the process, or it is a standby: after a failure that would end it,
     /// try again later.
     pub(crate) keep_trying: bool,
-    pub(crate) process: Process,
     /// For how long runs may fail that apply nothing. By default, a failure that may pass is retried without limit once
     /// the subscription has streamed.
     pub(crate) patience: Option<Duration>,
+    pub(crate) process: Process,
     /// Wait while another process runs the subscription.
     pub(crate) standby: Option<Arc<Membership>>,
     /// `pgapace rebase` runs it.
@@ -103,6 +104,9 @@ pub(crate) struct RunOptions {
     /// Generation of the way back that is run. A subscription that a switchover of an earlier generation has
     /// ended on the subscriber is removed.
     pub(crate) supersedes: Option<i64>,
+    /// Whether this process has streamed for the subscription, or for the one whose way back it is: the servers are the
+    /// same.
+    pub(crate) has_streamed: Arc<AtomicBool>,
 }
 
 impl RunOptions {
@@ -113,11 +117,12 @@ impl RunOptions {
             truncate: Vec::new(),
             take_over: false,
             keep_trying: false,
+            patience: None,
             process: Process::this()?,
             standby: None,
             rebases: false,
             supersedes: None,
-            patience: None,
+            has_streamed: Arc::default(),
         })
     }
 }
@@ -133,7 +138,8 @@ pub(crate) fn follow<B>(
     board: &Board,
     beside: impl Fn(&Arc<LiveSettings>) -> Result<B>,
 ) -> Result<Outcome> {
-    let (mut settings, mut options) = (Arc::clone(settings), options.clone());
+    let mut settings = Arc::clone(settings);
+    let mut options = RunOptions { has_streamed: Arc::default(), ..options.clone() };
     loop {
         let config = settings.newest();
         let _share = SharedRun { standby: options.standby.clone(), name: config.name.clone() };
@@ -305,6 +311,7 @@ impl Supervisor<'_> {
             Readiness::GivenUp(outcome) => Ok(outcome),
             Readiness::Ready(ready, opened) => {
                 self.previous_runs = PreviousRuns::OfThisProcess;
+                self.options.has_streamed.store(true, Ordering::Release);
                 drop(beat);
                 self.lead(*ready, *opened, record)
             }

@@ -1,6 +1,7 @@
 //! The loop of a subscription: a run, and what follows it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::after_failure::{Circumstances, Expected, Step};
@@ -10,7 +11,7 @@ use super::lessons::of_blocked_table;
 use super::missed_changes;
 use super::missing_grants;
 use super::replay::Replay;
-use super::retry::{Next, Retry};
+use super::retry::{Next, PreviousRuns, Retry};
 use super::run_stage::RunStage;
 use super::slot_watch::SlotWatch;
 use super::{RunOptions, Supervisor};
@@ -273,7 +274,12 @@ impl Supervisor<'_> {
             // Only a user can let it reach its goal.
             return Next::End;
         }
-        retry.next(failure, self.previous_runs, now)
+        // The way back has not run yet, but both servers have accepted this process.
+        let previous_runs = match self.options.has_streamed.load(Ordering::Acquire) {
+            true => PreviousRuns::OfThisProcess,
+            false => self.previous_runs,
+        };
+        retry.next(failure, previous_runs, now)
     }
 
     /// Whether a verb that runs the subscription ends with a failure that may pass.

@@ -18,6 +18,7 @@ mod old_side;
 mod plan;
 mod pooled;
 mod privileges;
+mod refused;
 mod returned;
 mod several;
 mod signals;

@@ -311,26 +311,32 @@ fn switch(
     let reversed = direction.config.reversed(&back);
     // The process that stands aside waits for the end of this session.
     drop(direction);
-    match way_back_owner(&reversed, stop)? {
-        Some(owner) => output::offer(&format!(
-            "  the way back, {}, is applied (backend {} of the old side)",
-            back.name, owner.pid
-        )),
-        None if stop.requested() => output::offer(&format!(
-            "  pgapace status shows whether the way back, {}, is applied: stopped before it was",
-            back.name
-        )),
-        None => output::offer(&format!(
-            "  nobody applies the way back, {}: start pgapace run with the same settings as before; its log says why if \
-             it has ended",
-            back.name
-        )),
-    }
+    let name = &back.name;
+    output::offer(&match way_back_owner(&reversed, stop) {
+        Ok(Some(owner)) => {
+            format!("  the way back, {name}, is applied (backend {} of the old side)", owner.pid)
+        }
+        Ok(None) if stop.requested() => format!(
+            "  pgapace status shows whether the way back, {name}, is applied: stopped before it was"
+        ),
+        Ok(None) => format!(
+            "  nobody applies the way back, {name}: start pgapace run with the same settings as before; its log says why \
+             if it has ended"
+        ),
+        Err(failure) => {
+            // The way back calls the old side its subscriber.
+            let message = failure.message.strip_prefix("subscriber: ").unwrap_or(&failure.message);
+            format!(
+                "  whether the way back, {name}, is applied is not known: the old side refuses a session: {message}\n  \
+                 pgapace run applies it when the old side accepts its sessions"
+            )
+        }
+    });
     Ok(())
 }
 
-/// Returns the session that applies the way back. The switchover is done, so an old side that is away is no error. A
-/// signal ends the wait.
+/// Returns the session that applies the way back. The switchover is done, so an old side that is away is no error, and
+/// any other failure only says that this is not known. A signal ends the wait.
 fn way_back_owner(config: &Config, stop: &Shutdown) -> Result<Option<OwnerProcess>> {
     let subscriber =
         Subscriber::new(config.subscriber.clone(), &config.name).connecting_within(WAY_BACK_WITHIN);
