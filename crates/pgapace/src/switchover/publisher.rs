@@ -155,7 +155,7 @@ pub(super) fn stop(
 }
 
 /// Matches the query of a session that resolves a prepared transaction.
-const RESOLVES: &str = "^\\s*(commit|rollback)\\s+prepared\\s";
+const RESOLVES: &str = "^[[:space:]]*(commit|rollback)[[:space:]]+prepared[[:space:]]";
 
 /// Ends all other sessions of the database, after its setting has changed: any of them may have the setting
 /// of before. It compares no times, because clocks are set back. Sessions that connect later have the setting.
