@@ -36,9 +36,56 @@ pub(crate) struct Lag {
     pub(crate) tables: Vec<String>,
     /// Whether a process applies the subscription.
     pub(crate) running: bool,
-    /// Nothing can reduce it but a rebase.
+    /// Why not, otherwise.
     #[serde(skip)]
-    pub(crate) slot_lost: bool,
+    pub(crate) absence: Absence,
+}
+
+/// Why no process applies a subscription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Absence {
+    NoProcess,
+    /// A process tries again after an error.
+    Retries,
+    /// Only a rebase helps.
+    SlotLost,
+}
+
+impl Absence {
+    pub(crate) fn find(
+        control: &mut Session,
+        source: &mut Session,
+        row: &Subscription,
+    ) -> Result<Self> {
+        let slot = slot::find(source, &row.slot_name)?;
+        Self::with(control, row, slot.as_ref())
+    }
+
+    fn with(control: &mut Session, row: &Subscription, slot: Option<&Slot>) -> Result<Self> {
+        Ok(if slot::is_lost(slot) {
+            Self::SlotLost
+        } else if statistics::last_failure(control, row.id, ABSENCE)?.is_retried {
+            Self::Retries
+        } else {
+            Self::NoProcess
+        })
+    }
+
+    pub(crate) fn said(self) -> &'static str {
+        match self {
+            Self::NoProcess => "no process applies the subscription",
+            Self::Retries => "the process that applies the subscription retries after an error",
+            Self::SlotLost => "no process applies the subscription, whose slot is lost",
+        }
+    }
+
+    pub(crate) fn hint(self) -> &'static str {
+        match self {
+            Self::NoProcess => "Start pgapace run.",
+            Self::Retries => "pgapace status shows the error.",
+            Self::SlotLost => slot::LOST_HINT,
+        }
+    }
 }
 
 impl Lag {
@@ -46,7 +93,7 @@ impl Lag {
     pub(crate) fn because(&self, slow: &str) -> String {
         match self.running {
             true => format!("{slow}: {self}"),
-            false => format!("no process applies the subscription: {self}"),
+            false => format!("{}: {self}", self.absence.said()),
         }
     }
 }
@@ -112,7 +159,7 @@ fn look(
     let behind = states.iter().filter(|table| catches_up(table));
     let tables: Vec<_> = behind.map(|table| table.name.to_string()).collect();
     let slot = slot::find(source, &row.slot_name)?;
-    let slot_lost = slot::is_lost(slot.as_ref()) && !running;
+    let absence = Absence::with(control, row, slot.as_ref())?;
     let stream = stream_lag(control, source, row, end, (slot, running))?;
     if stream.is_none() && tables.is_empty() {
         return Ok(None);
@@ -124,7 +171,7 @@ fn look(
             (applied.map(|lsn| lsn.to_string()), Some(end.as_u64().saturating_sub(from)))
         }
     };
-    Ok(Some(Lag { bytes, applied, tables, running, slot_lost }))
+    Ok(Some(Lag { bytes, applied, tables, running, absence }))
 }
 
 /// Whether the table lacks something that it gets while one waits.
@@ -158,7 +205,9 @@ fn stream_lag(
         return Ok(None);
     }
     // Nothing that the slot sends is applied already if all that is applied was acknowledged.
-    let idle = slot.is_some_and(|slot| slot.active_pid.is_none() && slot.in_this_database);
+    let idle = slot.is_some_and(|slot| {
+        slot.active_pid.is_none() && slot.in_this_database && slot.invalid.is_none()
+    });
     if idle && !running && confirmed >= Some(recorded) && !slot_has_changes(source, row, end)? {
         return Ok(None);
     }
@@ -189,10 +238,13 @@ fn slot_has_changes(source: &mut Session, row: &Subscription, end: Lsn) -> Resul
 pub(crate) fn behind(name: &str, lag: &Lag, what: &str) -> Failure {
     let hint = if lag.running {
         "Wait longer (--wait SECONDS), or until pgapace status shows no lag."
-    } else if lag.slot_lost {
-        slot::LOST_HINT
     } else {
-        "No process applies the subscription: run pgapace run --until current first."
+        match lag.absence {
+            Absence::NoProcess => {
+                "No process applies the subscription: run pgapace run --until current first."
+            }
+            absence => absence.hint(),
+        }
     };
     Failure::new(Class::Behind, format!("the subscriber is behind the publisher: {lag}"))
         .detail(format!("Subscription {name}: {what}"))
@@ -201,20 +253,22 @@ pub(crate) fn behind(name: &str, lag: &Lag, what: &str) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::Lag;
+    use super::{Absence, Lag};
 
     #[test]
     fn a_lag_that_nothing_reduces_is_not_called_slow() {
-        let lag = |running| Lag {
+        let lag = |running, absence| Lag {
             bytes: Some(7),
             applied: None,
             tables: Vec::new(),
             running,
-            slot_lost: false,
+            absence,
         };
-        let slow = lag(true).because("too slow");
+        let slow = lag(true, Absence::NoProcess).because("too slow");
         assert_eq!(slow, "too slow: all of the stream");
-        let absent = lag(false).because("too slow");
+        let absent = lag(false, Absence::NoProcess).because("too slow");
         assert_eq!(absent, "no process applies the subscription: all of the stream");
+        let retries = lag(false, Absence::Retries).because("too slow");
+        assert!(retries.starts_with("the process that applies"), "{retries}");
     }
 }

@@ -22,7 +22,7 @@ use crate::check;
 use crate::check::opposite;
 use crate::check::report::{Fix, Severity};
 use crate::error::{Failure, Result};
-use crate::lag;
+use crate::lag::{self, Absence};
 use crate::publisher::publication::{self, PublicationContents, PublishedTable};
 use crate::publisher::session::Publisher;
 use crate::sequences::{self, Chosen, SetOptions};
@@ -79,7 +79,11 @@ fn find(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findings> {
         problems.push("--stop-writes and --resume-writes belong together".to_owned());
     }
     if !is_applied(sides)? {
-        problems.push("no process applies the subscription: start pgapace run".to_owned());
+        let absence = Absence::find(sides.control, sides.source, sides.row)?;
+        problems.push(match absence {
+            Absence::NoProcess => format!("{}: start pgapace run", absence.said()),
+            _ => format!("{}. {}", absence.said(), absence.hint()),
+        });
     }
     prepared_transactions(sides, &mut problems)?;
     native_subscriptions(sides.source, &mut problems)?;

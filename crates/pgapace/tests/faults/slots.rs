@@ -92,6 +92,10 @@ fn a_slot_that_lost_its_wal_is_refused() -> Result<()> {
     let mut run = site.spawn(&site.program())?;
     expect_exit(&mut run, 7, &["slot \"sub\" was invalidated: wal_removed", "pgapace rebase"])?;
     assert_eq!(rows_on_subscriber(&site)?, "0");
+    site.tool()
+        .finish("sequences", &[])
+        .expect(14, &["slot of the subscription is lost", "rebase"]);
+    site.tool().finish("switchover", &["--plan"]).expect(3, &["whose slot is lost", "rebase"]);
     Ok(())
 }
 
