@@ -64,7 +64,7 @@ impl Absence {
     fn with(control: &mut Session, row: &Subscription, slot: Option<&Slot>) -> Result<Self> {
         Ok(if slot::is_lost(slot) {
             Self::SlotLost
-        } else if statistics::last_failure(control, row.id, ABSENCE)?.is_retried {
+        } else if statistics::last_failure(control, row.id)?.is_retried {
             Self::Retries
         } else {
             Self::NoProcess

@@ -260,7 +260,7 @@ impl BarrierTaker<'_> {
     }
 
     fn last_failure(&self, control: &mut Session) -> Result<LastFailure> {
-        statistics::last_failure(control, self.row.id, ANOTHER_WITHIN)
+        statistics::last_failure(control, self.row.id)
     }
 
     /// Waits while the process that runs the subscription pauses after a failure: the verb must not run it meanwhile.

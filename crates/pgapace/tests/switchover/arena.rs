@@ -125,7 +125,12 @@ impl Arena {
         let mut last = None;
         let free = wait_until(PATIENCE, "the verb", || {
             let finished = self.verb(args);
-            let busy = ["another process switches", "no process applies", "has no subscription"];
+            let busy = [
+                "another process switches",
+                "no process applies",
+                "retries after an error",
+                "has no subscription",
+            ];
             let free = !busy.iter().any(|text| finished.log.contains(text));
             last = Some(finished);
             Ok(free)

@@ -433,22 +433,21 @@ pub(crate) struct LastFailure {
     /// With the text that every reader may see.
     pub(crate) failure: Option<Failure>,
     pub(crate) applied: Option<Lsn>,
-    /// Whether a process tries again: its next try comes, or came no longer ago than `grace`.
+    /// Whether a process tries again: its next try comes, or came no longer ago than [`STILL_TRIES`].
     pub(crate) is_retried: bool,
 }
 
+/// A process that tries again every second writes that every five seconds.
+const STILL_TRIES: Duration = Duration::from_secs(10);
+
 /// Reads the failure of the last run.
-pub(crate) fn last_failure(
-    session: &mut Session,
-    id: SubscriptionId,
-    grace: Duration,
-) -> Result<LastFailure> {
+pub(crate) fn last_failure(session: &mut Session, id: SubscriptionId) -> Result<LastFailure> {
     let rows = session
         .query(
             "SELECT last_error, error_exit_code, applied_lsn, coalesce(next_try_at > pg_catalog.now() \
                - $2::pg_catalog.float8 * '1 second'::pg_catalog.interval, false) \
              FROM pgapace.stat_subscription WHERE subscription = $1::pg_catalog.int4",
-            &[Some(&id.0.to_string()), Some(&grace.as_secs_f64().to_string())],
+            &[Some(&id.0.to_string()), Some(&STILL_TRIES.as_secs_f64().to_string())],
         )
         .map_err(|e| Failure::subscriber(&e, "reading statistics"))?;
     let Some(row) = rows.first() else {
