@@ -5,7 +5,7 @@ use std::time::Duration;
 use pgoutput::Lsn;
 use wire::Session;
 
-use crate::error::{Failure, Result};
+use crate::error::{Class, Failure, Result};
 use crate::login_role::as_login_role;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::session::{self, Purpose, Subscriber};
@@ -38,7 +38,7 @@ pub(super) enum BarrierState {
     /// The snapshots can be imported.
     Ready { lsn: Lsn, publisher: String, subscriber: String },
     /// The barrier cannot be made.
-    Failed { message: String, hint: Option<String> },
+    Failed { class: Class, message: String, hint: Option<String> },
 }
 
 /// Opens a session that writes such rows. Its commits wait for no synchronous standby: the stream may be held
@@ -92,7 +92,7 @@ pub(super) fn find_request(
 /// Reads the state of a request; `None` if its row was deleted.
 pub(super) fn state(session: &mut Session, id: BarrierId) -> Result<Option<BarrierState>> {
     let sql = format!(
-        "SELECT state, walsender, lsn, publisher_snapshot, subscriber_snapshot, message, hint \
+        "SELECT state, walsender, lsn, publisher_snapshot, subscriber_snapshot, message, hint, exit_code \
          FROM pgapace.barrier WHERE id = {}",
         id.0
     );
@@ -109,7 +109,14 @@ pub(super) fn state(session: &mut Session, id: BarrierId) -> Result<Option<Barri
             publisher: field(&row, 3)?,
             subscriber: field(&row, 4)?,
         },
-        _ => BarrierState::Failed { message: field(&row, 5)?, hint: row.get(6).map(str::to_owned) },
+        _ => {
+            let code = row.get(7).map(|_| field::<u8>(&row, 7)).transpose()?;
+            BarrierState::Failed {
+                class: code.and_then(Class::of_exit_code).unwrap_or(Class::Busy),
+                message: field(&row, 5)?,
+                hint: row.get(6).map(str::to_owned),
+            }
+        }
     }))
 }
 
@@ -161,7 +168,8 @@ pub(super) fn ready(
 /// Records that the request cannot be fulfilled.
 pub(super) fn failed(session: &mut Session, id: BarrierId, failure: &Failure) -> Result<()> {
     let sql = format!(
-        "UPDATE pgapace.barrier SET state = 'failed', message = $1, hint = $2 WHERE id = {}",
+        "UPDATE pgapace.barrier SET state = 'failed', message = $1, hint = $2, exit_code = {} WHERE id = {}",
+        failure.class.exit_code(),
         id.0
     );
     let repertoire = Repertoire::of(session);

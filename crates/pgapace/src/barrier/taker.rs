@@ -319,8 +319,10 @@ impl BarrierTaker<'_> {
                 Some(BarrierState::Ready { lsn, publisher, subscriber }) => {
                     return Ok(Some((lsn, publisher, subscriber)));
                 }
-                Some(BarrierState::Failed { message, hint }) => {
-                    let failure = Failure::new(Class::Busy, message);
+                Some(BarrierState::Failed { class, message, hint }) => {
+                    // In the background, nothing else can be compared now either.
+                    let class = if self.manner.runs { class } else { Class::Busy };
+                    let failure = Failure::new(class, message).transient(class != Class::Busy);
                     return Err(match hint {
                         Some(hint) => failure.hint(hint),
                         None => failure,

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use testbed::wait_until;
+use testbed::{Result, wait_until};
 
 use super::verify;
-use crate::support::{Case, PATIENCE, must, wait_for_event};
+use crate::support::{Case, PATIENCE, Site, expect_exit, must, wait_for_event};
 
 /// Each change of table `t` fails as on a full disk.
 const FULL_DISK: &str = "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
@@ -53,4 +53,17 @@ fn verify_and_repair_end_with_the_error_of_the_subscription() {
     case.wait_until_applied(&mut process);
     case.expect_equal(&["t", "u"]);
     case.stop(process);
+}
+
+/// The slot of a barrier needs a place on the publisher.
+#[test]
+fn a_publisher_without_a_free_slot_is_named() -> Result<()> {
+    let site = Site::start(&[("max_replication_slots", "1")], &[])?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    let full = site.tool().finish("verify", &[]);
+    full.expect(4, &["all replication slots are in use"]);
+    assert!(run.is_running(), "{}", run.log());
+    run.terminate()?;
+    expect_exit(&mut run, 0, &[])
 }

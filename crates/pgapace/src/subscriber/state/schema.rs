@@ -702,6 +702,9 @@ ALTER TABLE pgapace.switchover ADD slot_made_at pg_lsn",
 -- publisher_database: OID of the publisher's database. One that is created again under its name, or copied from a
 -- template with the OIDs of its tables, has another one. Earlier versions do not tell, until the next start
 ALTER TABLE pgapace.subscription ADD publisher_database oid",
+    "\
+-- exit_code: of the failure of a barrier that cannot be made. Earlier versions do not tell
+ALTER TABLE pgapace.barrier ADD exit_code smallint",
 ];
 
 /// How long an upgrade waits for the lock of a table. Then it is tried again later.
