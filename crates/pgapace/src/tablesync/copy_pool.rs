@@ -418,7 +418,7 @@ impl Pool<'_> {
             }
             Job::Analyze(tables) => {
                 let items: Vec<_> = tables.iter().map(|index| &self.items[*index]).collect();
-                return sessions.analyze(&items);
+                return sessions.analyze(&items, self.context.shutdown);
             }
             Job::Table(table) | Job::Part(table, _) => {
                 let item = &self.items[*table];

@@ -13,6 +13,7 @@ use wire::{CopyIn, Param, Reply, Session, TransactionStatus, quote_ident};
 use crate::apply::blockers::WatchedCopy;
 use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
+use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::format::{MISREAD_HINT, MisreadColumn, Search, has_infinite_interval};
 use crate::subscriber::named::named;
@@ -278,9 +279,23 @@ impl CopySessions {
     /// plans. Each table has its own statement, so that a failure does not affect the others (an
     /// expression of CREATE STATISTICS may fail for a row). Autovacuum tries such a table again.
     /// Returns whether the sessions can be used again.
-    pub(super) fn analyze(&mut self, items: &[&Item]) -> bool {
+    ///
+    /// After a request to stop, its caller cancels the statements: that is no failure.
+    pub(super) fn analyze(&mut self, items: &[&Item], shutdown: &Shutdown) -> bool {
+        let stopped = |error: &wire::Error| {
+            let stopped =
+                shutdown.requested() && error.sqlstate() == Some(sqlstate::QUERY_CANCELED);
+            if stopped {
+                tracing::info!(
+                    event = "analyze_stopped",
+                    "copied tables are not analyzed, because a stop was requested"
+                );
+            }
+            stopped
+        };
         let items = match self.may_analyze(items) {
             Ok(items) => items,
+            Err(error) if stopped(&error) => return false,
             Err(error) => {
                 tracing::warn!(event = "analyze_failed", %error, "could not analyze copied tables");
                 return false;
@@ -298,6 +313,9 @@ impl CopySessions {
         }
         items.iter().all(|item| {
             let Err(error) = self.subscriber.read_to_ready() else { return true };
+            if stopped(&error) {
+                return false;
+            }
             tracing::warn!(
                 event = "analyze_failed",
                 table = item.published.name.to_string(),

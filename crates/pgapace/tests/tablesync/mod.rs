@@ -3,6 +3,7 @@
 mod added_under_load;
 mod altered;
 mod altered_publisher;
+mod analyze;
 mod blocked;
 mod blocked_by_changes;
 pub(crate) mod catching_up;
