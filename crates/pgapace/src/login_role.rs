@@ -12,3 +12,13 @@ pub(crate) fn as_login_role(pid: &str) -> String {
         "CASE WHEN pg_catalog.set_config('role', 'none', true) OPERATOR(pg_catalog.=) 'none' THEN {pid} END"
     )
 }
+
+/// SQL that terminates a backend, if it is still there. One that has ended since its process id was read is no reason for
+/// the warning that the server would send.
+pub(crate) fn terminate(pid: &str) -> String {
+    let quiet = format!(
+        "CASE WHEN pg_catalog.set_config('client_min_messages', 'error', true) \
+           OPERATOR(pg_catalog.=) 'error' THEN {pid} END"
+    );
+    format!("pg_catalog.pg_terminate_backend({})", as_login_role(&quiet))
+}

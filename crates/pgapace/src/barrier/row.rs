@@ -6,7 +6,7 @@ use pgoutput::Lsn;
 use wire::Session;
 
 use crate::error::{Class, Failure, Result};
-use crate::login_role::as_login_role;
+use crate::login_role::terminate;
 use crate::subscriber::catalogue::{boolean, field, first_row};
 use crate::subscriber::session::{self, Purpose, Subscriber};
 use crate::subscriber::state::SubscriptionId;
@@ -192,9 +192,9 @@ pub(super) fn delete(session: &mut Session, id: BarrierId, patience: Duration) -
         Err(error) if error.sqlstate() == Some(crate::sqlstate::LOCK_NOT_AVAILABLE) => {
             // Only a verb of pgapace locks such a row, under the same role.
             let end = format!(
-                "SELECT pg_catalog.pg_terminate_backend({}) \
+                "SELECT {} \
                  FROM (SELECT writer AS b FROM pgapace.barrier WHERE id = {} AND writer IS NOT NULL) w",
-                as_login_role("b"),
+                terminate("b"),
                 id.0
             );
             session.simple(&end).map_err(|e| writing(&e))?;

@@ -19,7 +19,7 @@ use pgoutput::Lsn;
 use wire::{Rows, Session, quote_ident, quote_literal};
 
 use crate::error::{Class, Failure, Result};
-use crate::login_role::as_login_role;
+use crate::login_role::terminate;
 use crate::publisher::catalogue_changes;
 use crate::publisher::session::{
     IDENTIFY, SERVER_START, SystemIdentity, backend_pid, identity, is_standby,
@@ -624,11 +624,11 @@ pub(crate) fn end_walsender(
     stopping: &dyn Fn() -> bool,
 ) -> Result<()> {
     let sql = format!(
-        "SELECT pg_catalog.pg_terminate_backend({}) \
+        "SELECT {} \
          FROM pg_catalog.pg_stat_activity a \
          WHERE a.pid = {walsender} AND a.pid <> pg_catalog.pg_backend_pid() \
            AND a.application_name IN ({}, pg_catalog.current_setting('application_name'))",
-        as_login_role("a.pid"),
+        terminate("a.pid"),
         quote_literal(subscription)
     );
     let deadline = Instant::now() + patience;

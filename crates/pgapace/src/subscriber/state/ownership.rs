@@ -19,7 +19,7 @@ use serde::Serialize;
 use wire::{Row, Rows, Session};
 
 use crate::error::{Class, Failure, Result};
-use crate::login_role::as_login_role;
+use crate::login_role::{as_login_role, terminate};
 use crate::pooler;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
@@ -286,11 +286,11 @@ pub(crate) fn fence(
 /// server finds that the machine is gone: the name does not tell whose they are.
 pub(crate) fn end_leftovers(session: &mut Session, subscription: &str) -> Result<()> {
     let sql = format!(
-        "SELECT pg_catalog.pg_terminate_backend({}) FROM pg_catalog.pg_stat_activity a \
+        "SELECT {} FROM pg_catalog.pg_stat_activity a \
          WHERE a.datname = pg_catalog.current_database() AND a.usename = session_user \
            AND a.pid <> pg_catalog.pg_backend_pid() \
            AND a.application_name = ANY ($1::pg_catalog.text[])",
-        as_login_role("a.pid")
+        terminate("a.pid")
     );
     session
         .query(&sql, &[Some(&name_array(&names_of_owner(subscription)))])
@@ -426,13 +426,10 @@ fn terminate_holders(
         }
         found += 1;
         let pid = holder.pid.to_string();
-        session
-            .simple(&format!("SELECT pg_catalog.pg_terminate_backend({})", as_login_role(&pid)))
-            .map_err(|e| {
-                Failure::subscriber(&e, "terminating a session of an earlier run").hint(
-                    "Run pgapace with the role that ran it before, or grant pg_signal_backend.",
-                )
-            })?;
+        session.simple(&format!("SELECT {}", terminate(&pid))).map_err(|e| {
+            Failure::subscriber(&e, "terminating a session of an earlier run")
+                .hint("Run pgapace with the role that ran it before, or grant pg_signal_backend.")
+        })?;
     }
     Ok(found)
 }
