@@ -211,6 +211,21 @@ impl TransactionPart {
         counts
     }
 
+    /// The relations, by index, of inserts that came without an unchanged value. It decodes all changes.
+    pub(crate) fn lacking(&self) -> Vec<usize> {
+        let mut lacking = Vec::new();
+        for index in 0..self.len() {
+            // One that cannot be decoded is reported when it is encoded.
+            if let Ok((Message::Insert(insert), Touched::One(relation, _))) = self.change(index)
+                && insert.new.has_unchanged()
+                && !lacking.contains(&relation)
+            {
+                lacking.push(relation);
+            }
+        }
+        lacking
+    }
+
     /// The relations that a change touches.
     pub(crate) fn touched(&self, index: usize) -> Touched<'_> {
         let at = self.changes[index];

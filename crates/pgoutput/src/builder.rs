@@ -34,6 +34,7 @@ pub fn in_frame(lsn: Lsn, sent: Timestamp, message: &Message<'_>) -> Vec<u8> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TupleBuilder {
     count: u16,
+    unchanged: bool,
     columns: Vec<u8>,
 }
 
@@ -79,6 +80,7 @@ impl TupleBuilder {
     /// If the row already has [`MAX_COLUMNS`] columns, or if the value has 2 GiB or more.
     pub fn push(&mut self, column: Column<'_>) {
         count_one_more(&mut self.count);
+        self.unchanged |= column == Column::Unchanged;
         let (kind, value) = match column {
             Column::Null => (b'n', None),
             Column::Unchanged => (b'u', None),
@@ -95,7 +97,7 @@ impl TupleBuilder {
     /// The row, to use in a message.
     #[must_use]
     pub fn tuple(&self) -> Tuple<'_> {
-        Tuple::from_parts(self.count, &self.columns)
+        Tuple::from_parts(self.count, self.unchanged, &self.columns)
     }
 }
 

@@ -45,33 +45,37 @@ impl fmt::Debug for Column<'_> {
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Tuple<'a> {
     count: u16,
+    /// Whether one of them is [`Column::Unchanged`].
+    unchanged: bool,
     /// Exactly `count` valid columns.
     columns: &'a [u8],
 }
 
 impl<'a> Tuple<'a> {
-    /// `columns` must hold exactly `count` valid columns.
-    pub(crate) const fn from_parts(count: u16, columns: &'a [u8]) -> Self {
-        Self { count, columns }
+    /// `columns` must hold exactly `count` valid columns, and `unchanged` must say what they have.
+    pub(crate) const fn from_parts(count: u16, unchanged: bool, columns: &'a [u8]) -> Self {
+        Self { count, unchanged, columns }
     }
 
     #[inline]
     pub(crate) fn decode(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
         let count = reader.column_count()?;
         let start = reader.clone();
+        let mut unchanged = false;
         for _ in 0..count {
             match reader.u8()? {
                 b't' | b'b' => {
                     let length = reader.length()?;
                     reader.bytes(length)?;
                 }
-                b'n' | b'u' => {}
+                b'n' => {}
+                b'u' => unchanged = true,
                 kind => {
                     return Err(reader.error_before(1, DecodeErrorKind::UnknownColumnKind(kind)));
                 }
             }
         }
-        Ok(Self { count, columns: reader.read_since(&start) })
+        Ok(Self { count, unchanged, columns: reader.read_since(&start) })
     }
 
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
@@ -89,6 +93,12 @@ impl<'a> Tuple<'a> {
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.count == 0
+    }
+
+    /// Whether a column is [`Column::Unchanged`]. It was found when the row was decoded.
+    #[must_use]
+    pub const fn has_unchanged(&self) -> bool {
+        self.unchanged
     }
 
     /// The columns in the order of the Relation message. Each iteration takes time in proportion to

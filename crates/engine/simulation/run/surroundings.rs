@@ -218,6 +218,11 @@ impl Surroundings for Outside {
         Ok(if self.counts.is_multiple_of(3) { usize::MAX / 2 } else { 0 })
     }
 
+    /// No insert of the simulation lacks a value.
+    fn mark_lacking(&mut self, _: &[&Self::Table], _: Lsn) -> Result<(), String> {
+        Err("no insert lacks a value".to_owned())
+    }
+
     fn lacks_places(&mut self) {}
 
     fn forget_prepared(&mut self, prepared: PreparedHere) {

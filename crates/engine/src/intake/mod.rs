@@ -129,6 +129,13 @@ pub trait Surroundings {
         without: &[&TableName],
     ) -> Result<usize, Self::Error>;
 
+    /// Marks tables on the subscriber, in a commit of its own, as tables that lack values of rows. These rows are about
+    /// to be prepared there, and commit after `lsn`.
+    ///
+    /// # Errors
+    /// When that fails.
+    fn mark_lacking(&mut self, tables: &[&Self::Table], lsn: Lsn) -> Result<(), Self::Error>;
+
     /// The subscriber has no place for a transaction that is due, which stays held.
     fn lacks_places(&mut self);
 

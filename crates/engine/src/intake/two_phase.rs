@@ -112,6 +112,11 @@ impl<E: Surroundings> Intake<E> {
             let kept = self.deferred.keep_left_out(here.xid(), &part, spool);
             kept.map_err(IntakeError::Outside)?;
         }
+        let lacking = part.lacking().into_iter().filter_map(|index| tables[index].as_deref());
+        let lacking: Vec<_> = lacking.collect();
+        if !lacking.is_empty() {
+            env.mark_lacking(&lacking, later).map_err(IntakeError::Outside)?;
+        }
         self.partly_dispatched = part.end_lsn.is_none();
         let (predecessor, history, held) = (self.progress.last_dispatched(), None, None);
         let (after_applied, two_phase) = (false, Some(TwoPhase::Prepare(here)));

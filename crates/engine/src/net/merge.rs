@@ -4,18 +4,12 @@ use pgoutput::{Column, Tuple};
 
 use super::Row;
 
-/// Whether the message left out a value because it is TOASTed and did not change.
-#[inline]
-pub(super) fn has_unchanged(tuple: &Tuple<'_>) -> bool {
-    tuple.columns().any(|column| column == Column::Unchanged)
-}
-
 /// The row that an insert creates. A value that was left out becomes NULL, as PostgreSQL's apply
 /// worker does (`slot_store_data` in `src/backend/replication/logical/worker.c`). This happens when
 /// a row filter turns an update into an insert.
 #[inline]
 pub(super) fn inserted<'a>(new: Tuple<'a>) -> Row<'a> {
-    if !has_unchanged(&new) {
+    if !new.has_unchanged() {
         return Row::Sent(new);
     }
     let null = |column| if column == Column::Unchanged { Column::Null } else { column };
@@ -28,7 +22,7 @@ pub(super) fn overwrite<'a>(row: &mut Row<'a>, new: Tuple<'a>) {
     match row {
         Row::Merged(columns) => overwrite_columns(columns, &new),
         Row::Sent(before) => {
-            let keeps = has_unchanged(&new)
+            let keeps = new.has_unchanged()
                 && before
                     .columns()
                     .zip(new.columns())

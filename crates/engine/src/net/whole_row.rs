@@ -20,7 +20,7 @@ use hashbrown::hash_table::Entry as Place;
 use pgoutput::{Column, Message, OldTuple, Tuple};
 use rustc_hash::FxHasher;
 
-use super::merge::{filled, has_unchanged, inserted};
+use super::merge::{filled, inserted};
 use super::{ChangeAt, Old, Row, Segment, Update};
 use crate::key::KeyForm;
 use sought::Sought;
@@ -128,7 +128,7 @@ impl<'t, 'a> WholeRow<'t, 'a> {
     /// The old row, if all of its values are known.
     fn complete(&self, old: &OldTuple<'a>) -> Option<Tuple<'a>> {
         match old {
-            OldTuple::Full(row) if row.len() == self.columns && !has_unchanged(row) => Some(*row),
+            OldTuple::Full(row) if row.len() == self.columns && !row.has_unchanged() => Some(*row),
             OldTuple::Full(_) | OldTuple::Key(_) => None,
         }
     }

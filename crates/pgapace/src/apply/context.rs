@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use engine::net::ChangeAt;
+use engine::table_name::TableName;
 use engine::transaction::Touched;
-use pgoutput::{Lsn, Message};
+use pgoutput::{Column, Lsn, Message};
 use wire::{ServerError, quote_ident};
 
 use crate::apply::expected::Expected;
@@ -20,6 +21,7 @@ use crate::subscriber::missing_label;
 use crate::subscriber::state::conflicts::Conflict;
 use crate::subscriber::state::schema;
 use crate::subscriber::statement::row::{CHANGED_MEANWHILE, Expect, FOUND_SEVERAL};
+use crate::table_name::sql_name;
 
 /// The group that is being answered.
 #[derive(Debug, Clone, Copy)]
@@ -208,6 +210,13 @@ impl<'a> Context<'a> {
             _ if failure.is_transient() => failure,
             _ => {
                 let said = error.server_error();
+                if let Some(said) = said
+                    && let Some(unsent) = self.unsent_value(said, expected)
+                    && let Some(commit_lsn) = failure.offender.as_ref().map(|o| o.commit_lsn)
+                {
+                    let failure = Failure { class: Class::Apply, ..failure };
+                    return without_unsent_value(&unsent, failure, commit_lsn);
+                }
                 let of = failure.offender.as_deref().zip(said);
                 let remedy = of.and_then(|(offender, said)| {
                     let map = self.map_of(expected);
@@ -259,6 +268,26 @@ impl<'a> Context<'a> {
             offender.table.get_or_insert_with(|| map.remote.name.to_string());
         }
         offender
+    }
+
+    /// The published table and the column of an insert that came without an unchanged value, if NULL is refused because
+    /// of that.
+    fn unsent_value(
+        &self,
+        said: &ServerError,
+        expected: Option<Expected>,
+    ) -> Option<(&TableName, String)> {
+        let Some(Expected::Change { at, .. }) = expected else { return None };
+        let (Message::Insert(insert), map) = (self.change(at)?, self.map(at)?) else { return None };
+        if said.code != sqlstate::NOT_NULL_VIOLATION || !insert.new.has_unchanged() {
+            return None;
+        }
+        let column = said.column.as_ref()?;
+        let unsent = |(index, value): (usize, Column<'_>)| {
+            value == Column::Unchanged && map.local(index).name == *column
+        };
+        let is_unsent = insert.new.columns().enumerate().any(unsent);
+        is_unsent.then(|| (&map.remote.name, column.clone()))
     }
 
     /// The table of a change.
@@ -409,6 +438,22 @@ fn remedy_of_conflict(kind: Option<ConflictType>) -> String {
         format!(", or choose an action for {} (--on-conflict)", kind.name())
     });
     format!("Change the conflicting row or the constraint on the subscriber{choose}")
+}
+
+/// The failure of a run that stops at an insert without an unchanged value that the subscriber needs. NULL would be
+/// another value than the publisher's.
+fn without_unsent_value(
+    (table, column): &(&TableName, String),
+    failure: Failure,
+    commit_lsn: Lsn,
+) -> Failure {
+    failure.hint(format!(
+        "A row filter turned an UPDATE into an INSERT, and the publisher did not send the unchanged TOASTed value of \
+         column {column}. It has the value: skip the transaction (pgapace skip --lsn {commit_lsn}), start pgapace, and let \
+         pgapace verify and pgapace repair correct the rows of the transaction. On the publisher, ALTER TABLE {} REPLICA \
+         IDENTITY FULL prevents this for later transactions.",
+        sql_name(table)
+    ))
 }
 
 /// The failure of a run that stops at a transaction until this is done.

@@ -1,6 +1,7 @@
 //! Encodes groups in either mode: queues their statements on a session, and the expected replies.
 
 pub(crate) mod fold;
+pub(crate) mod lacking;
 pub(crate) mod resolution;
 pub(crate) mod sought;
 mod user_code;
@@ -36,6 +37,7 @@ use crate::subscriber::statement::row::{
 use crate::subscriber::statement::set::{self, SetBuffers, SetError, queue_segment};
 use crate::subscriber::statement::truncate;
 use fold::{GroupTables, Which, number};
+use lacking::LackingTables;
 use sought::{SoughtNumber, SoughtRows};
 use user_code::SettingsInDoubt;
 
@@ -70,12 +72,14 @@ pub(crate) fn prepare_control(
 }
 
 /// How far an [`Encoder`] has come.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct EncoderPosition {
     /// How many statements were parsed in all.
     parsed: u64,
     /// The changes of the subscriber transaction so far.
     changes: Changes,
+    /// Its tables that lack values so far.
+    lacking: LackingTables,
     /// The next statement that may miss rows.
     sought: SoughtNumber,
 }
@@ -89,6 +93,8 @@ pub(crate) struct Encoder {
     buffers: SetBuffers,
     /// The changes of the subscriber transaction that is being queued, which may have several parts.
     changes: Changes,
+    /// The tables in which it inserts rows without a value that the publisher did not send.
+    lacking: LackingTables,
     /// The end of the last transaction that the session is known to have committed.
     committed: Option<Lsn>,
     /// Whether a part of a transaction can be rolled back alone, to be executed by rows.
@@ -107,6 +113,7 @@ impl Encoder {
             plan: UpdatePlan::default(),
             buffers: SetBuffers::default(),
             changes: Changes::default(),
+            lacking: LackingTables::default(),
             committed: None,
             savepoints: true,
             sought: Some(SoughtRows::default()),
@@ -145,13 +152,14 @@ impl Encoder {
     /// Where it stands now: see [`Self::forget_after`].
     pub(crate) fn position(&self) -> EncoderPosition {
         let sought = self.sought.as_ref().map(SoughtRows::position).unwrap_or_default();
-        EncoderPosition { parsed: self.statements.parsed(), changes: self.changes, sought }
+        let (parsed, lacking) = (self.statements.parsed(), self.lacking.clone());
+        EncoderPosition { parsed, changes: self.changes, lacking, sought }
     }
 
     /// Everything that was queued after this position is rolled back or not sent. The server may have
     /// the statements that were parsed there or not, so they are closed and not used again.
     pub(crate) fn forget_after(&mut self, session: &mut Session, position: EncoderPosition) {
-        self.changes = position.changes;
+        (self.changes, self.lacking) = (position.changes, position.lacking);
         self.in_doubt.undone();
         if let Some(sought) = &mut self.sought {
             sought.forget_from(position.sought);
@@ -162,7 +170,7 @@ impl Encoder {
     }
 
     /// The session has executed everything that was queued before this position.
-    pub(crate) fn executed(&mut self, position: EncoderPosition) {
+    pub(crate) fn executed(&mut self, position: &EncoderPosition) {
         self.statements.executed(position.parsed);
     }
 
@@ -182,7 +190,8 @@ impl Encoder {
         self.changes
     }
 
-    /// Everything that was queued since then is undone: sets the count back, and doubts the settings.
+    /// Everything that was queued since then is undone: sets the count back, and doubts the settings. A table that may
+    /// lack values stays one.
     pub(crate) fn set_counted(&mut self, changes: Changes) {
         self.in_doubt.undone();
         self.changes = changes;
@@ -302,7 +311,7 @@ impl Encoder {
             rules.seeks = expected && self.sought.is_some();
         }
         let mut copied = Vec::new();
-        for step in tables.fold(group, which, |message| self.count(message))? {
+        for step in tables.fold(group, which, |message, map| self.count(message, map))? {
             match step {
                 Step::Alone(at) => {
                     let work = &group.works[at.part as usize];
@@ -392,6 +401,7 @@ impl Encoder {
         };
         Some(Ending {
             part,
+            lacking: std::mem::take(&mut self.lacking),
             time,
             history: work.history,
             held: work.held.clone(),
@@ -414,9 +424,15 @@ impl Encoder {
         self.committed == Some(end)
     }
 
-    fn count(&mut self, message: &Message<'_>) {
+    /// Counts a change of this table, or a TRUNCATE.
+    fn count(&mut self, message: &Message<'_>, map: Option<&TableMap>) {
         match message {
-            Message::Insert(_) => self.changes.inserts += 1,
+            Message::Insert(insert) => {
+                self.changes.inserts += 1;
+                if let Some(map) = map {
+                    self.lacking.add_if_lacks(map, &insert.new);
+                }
+            }
             Message::Update(_) => self.changes.updates += 1,
             Message::Delete(_) => self.changes.deletes += 1,
             _ => self.changes.truncates += 1,
@@ -465,7 +481,7 @@ impl Encoder {
                 if tables.is_empty() {
                     return Ok(());
                 }
-                self.count(&change.0);
+                self.count(&change.0, None);
                 self.ensure_settings(session, None, expected).map_err(ChangeError::Wire)?;
                 tables.iter().for_each(|map| self.in_doubt.changes(map));
                 for statement in truncate::statements(&tables, sent, relations.len()) {
@@ -481,7 +497,7 @@ impl Encoder {
                 return Ok(());
             }
         };
-        self.count(&change.0);
+        self.count(&change.0, Some(map));
         self.ensure_settings(session, Some(map), expected).map_err(ChangeError::Wire)?;
         self.in_doubt.changes(map);
         let mut plan = std::mem::take(&mut self.plan);
@@ -559,6 +575,8 @@ enum Then {
 pub(crate) struct Ending {
     /// The last part, for messages.
     part: u32,
+    /// The tables that lack values.
+    lacking: LackingTables,
     /// The commit time on the publisher.
     time: Option<Timestamp>,
     /// The mark of the publisher's history at its end.
@@ -577,10 +595,11 @@ impl Ending {
         (follows, then): (bool, Then),
         expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
-        let Self { part, time, history, held, commits, two_phase } = self;
+        let Self { part, lacking, time, history, held, commits, two_phase } = self;
         match two_phase {
             None => {}
             Some(TwoPhase::Prepare(prepared)) => {
+                // The leader has marked the tables that lack values.
                 queue_prepare(session, identity, &prepared, part, expected)
                     .map_err(|e| Failure::subscriber(&e, "preparing a transaction"))?;
                 session.queue_sync();
@@ -598,6 +617,10 @@ impl Ending {
             queue_control(session, "two_phase", Expected::Control, expected)?;
         }
         let Committing { after, end, .. } = commits;
+        lacking
+            .queue(session, identity.id, end)
+            .map_err(|e| Failure::subscriber(&e, "marking tables that lack values"))?;
+        expected.extend(lacking.names().map(|_| Expected::Control));
         let statement = if follows { "progress_following" } else { "progress" };
         let record = RecordParams::new(identity.id, (end, after), identity.epoch, time, history)
             .holding(held.as_deref());

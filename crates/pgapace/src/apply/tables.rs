@@ -33,7 +33,7 @@ use crate::subscriber::citus;
 use crate::subscriber::conflict::Policy;
 use crate::subscriber::format::{self, PublisherTypes};
 use crate::subscriber::locks::Locking;
-use crate::subscriber::mapping::{Search, TableMap, lacks_columns};
+use crate::subscriber::mapping::{Search, TableMap, ToldTables, lacks_columns};
 use crate::subscriber::state::{self, RelationMode, RelationState, SubscriptionId};
 
 /// Schema of our state: never mapped, copied or applied, whatever the publication says.
@@ -99,6 +99,8 @@ pub(crate) struct Tables {
     types: PublisherTypes,
     locking: Locking,
     apply_mode: ApplyModeSetting,
+    /// See [`TableMap::told_lacking`].
+    told_lacking: ToldTables,
     policy: Policy,
     subscription: Option<SubscriptionId>,
     /// The sessions that apply were opened in a database without Citus.
@@ -551,6 +553,7 @@ impl Tables {
         let columns: Vec<_> = unlike.iter().map(|index| &remote.columns[*index]).collect();
         let names = self.types.names.of(session, &columns)?;
         map.unlike = unlike.into_iter().zip(names).collect();
+        map.told_lacking = self.told_lacking.clone();
         map = map.with_constraints(&constraints, &self.types, self.locking);
         if self.apply_mode == ApplyModeSetting::Row {
             map = map.applied_as_sent();

@@ -15,6 +15,7 @@ mod protection;
 mod publisher;
 mod publisher_settings;
 pub(crate) mod report;
+mod row_filters;
 pub(crate) mod same_rows;
 mod schema_tools;
 mod service;

@@ -6,7 +6,7 @@ use wire::{Session, quote_ident, quote_literal};
 use crate::check::report::{Reporter, Side};
 use crate::check::service::Service;
 use crate::check::{
-    REPLICATION, SubscriptionState, failed, genuine, one, publisher_settings, service,
+    REPLICATION, SubscriptionState, failed, genuine, one, publisher_settings, row_filters, service,
 };
 use crate::config::Subscription as Config;
 use crate::error::Result;
@@ -324,6 +324,7 @@ fn check_tables(
     if reporter.report.fine(&["privileges", "row_security"]) && !copied.is_empty() {
         reporter.ok("privileges", format!("tables that can be copied: {}", copied.len()));
     }
+    row_filters::unsent_values(session, &config.publications, tables, reporter)?;
     let complete = identities(session, tables, reporter)?;
     if complete && !tables.is_empty() {
         reporter.ok("replica_identity", "updates and deletes can be published for every table");

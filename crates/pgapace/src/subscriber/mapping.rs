@@ -1,13 +1,14 @@
 //! The mapping of a published table to its subscriber table, column by column and by name.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use engine::net::{TableFolding, TableRules};
 use engine::relation::RemoteRelation;
 use engine::table_name::TableName;
 use engine::writeset::LockRules;
 use pgoutput::ReplicaIdentity;
+use rustc_hash::FxHashSet;
 
 use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
@@ -84,6 +85,20 @@ pub(crate) struct TableMap {
     /// Published columns whose type is another one on the subscriber, with the publisher's type if it is known:
     /// for hints.
     pub(crate) unlike: Vec<(usize, Option<String>)>,
+    /// The tables of the run, this one or others, of which the log says already that they lack values.
+    pub(crate) told_lacking: ToldTables,
+}
+
+/// Tables of a run of which the log has said something. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ToldTables(Arc<Mutex<FxHashSet<TableName>>>);
+
+impl ToldTables {
+    /// Whether this is the first time.
+    pub(crate) fn is_first(&self, table: &TableName) -> bool {
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        told.insert(table.clone())
+    }
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -135,6 +150,7 @@ impl TableMap {
             identity_changes: Term::default(),
             conflicts: None,
             unlike: Vec::new(),
+            told_lacking: ToldTables::default(),
         })
     }
 

@@ -260,7 +260,7 @@ fn note(limits: &mut Limits, group: &Group) {
 /// or do not, depend on groups in flight.
 fn fold(group: &Group, which: Which) -> Result<Statements> {
     let mut found = Statements::default();
-    for step in GroupTables::of(group).fold(group, which, |_| {})? {
+    for step in GroupTables::of(group).fold(group, which, |_, _| {})? {
         match step {
             Step::Alone(_) => found.rows += 1,
             Step::Segment(segment) => {

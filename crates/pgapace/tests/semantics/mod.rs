@@ -27,6 +27,7 @@ mod planner_settings;
 mod portable;
 mod publication;
 mod random;
+mod row_filters;
 mod rows;
 mod schema;
 mod subscriber;

@@ -11,6 +11,7 @@ mod limits;
 mod memory;
 mod parallel;
 mod random;
+mod row_filters;
 mod scenarios;
 mod synchronous;
 mod two_phase;

@@ -9,6 +9,7 @@ mod held;
 mod left_out;
 mod places;
 mod restored;
+mod row_filters;
 mod synchronous;
 
 use testbed::postgres::Client;

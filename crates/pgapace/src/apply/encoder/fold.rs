@@ -58,12 +58,13 @@ impl GroupTables {
         Self { maps, rules, slots }
     }
 
-    /// The steps of these changes. `applied` gets each change of a table that is applied.
+    /// The steps of these changes. `applied` gets each change of a table that is applied, and the table unless it is a
+    /// TRUNCATE.
     pub(crate) fn fold<'g>(
         &self,
         group: &'g Group,
         which: Which,
-        mut applied: impl FnMut(&Message<'_>),
+        mut applied: impl FnMut(&Message<'_>, Option<&TableMap>),
     ) -> Result<Vec<Step<'g>>> {
         let mut folder = Folder::new(&self.rules);
         let mut truncated = Vec::new();
@@ -79,7 +80,7 @@ impl GroupTables {
                 match touched {
                     Touched::One(relation, _) => {
                         if let Some(slot) = slots[relation] {
-                            applied(&message);
+                            applied(&message, Some(&self.maps[slot]));
                             folder.push(at, slot, &message);
                         }
                     }
@@ -87,7 +88,7 @@ impl GroupTables {
                         truncated.clear();
                         truncated.extend(relations.iter().filter_map(|r| slots[*r as usize]));
                         if !truncated.is_empty() {
-                            applied(&message);
+                            applied(&message, None);
                             folder.push_truncate(at, &truncated, &message);
                         }
                     }

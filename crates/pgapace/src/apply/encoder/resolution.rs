@@ -103,7 +103,7 @@ impl Encoder {
             return Err(ChangeError::Internal("a truncate is no conflict".to_owned()));
         };
         let Some(map) = &work.tables[relation] else { return Ok(()) };
-        let (old, new) = match &change.0 {
+        let (old, sent) = match &change.0 {
             Message::Insert(insert) => (None, Some(insert.new)),
             Message::Update(update) => (update.old.map(|old| *old.tuple()), Some(update.new)),
             Message::Delete(delete) => (Some(*delete.old.tuple()), None),
@@ -111,7 +111,7 @@ impl Encoder {
         };
         let read = |tuple: &Option<_>| tuple.as_ref().map(|tuple| values(map, tuple)).transpose();
         let (old, new) =
-            read(&old).and_then(|old| Ok((old, read(&new)?))).map_err(ChangeError::Plan)?;
+            read(&old).and_then(|old| Ok((old, read(&sent)?))).map_err(ChangeError::Plan)?;
         let (Some(search), Some(written)) =
             (old.as_ref().or(new.as_ref()), new.as_ref().or(old.as_ref()))
         else {
@@ -131,7 +131,13 @@ impl Encoder {
                 .map(|()| &[(Operation::Look, Expect::Any)][..]),
         };
         match how {
-            How::InsertAsUpdate => self.changes.updates += 1,
+            How::InsertAsUpdate => {
+                self.changes.updates += 1;
+                // The row keeps another value than the publisher may have.
+                if let (Message::Insert(_), Some(new)) = (&change.0, &sent) {
+                    self.lacking.add_if_lacks(map, new);
+                }
+            }
             How::UpdateAsInsert => self.changes.inserts += 1,
             How::Look | How::AsSent => {}
         }

@@ -15,6 +15,7 @@ use wire::Session;
 
 use crate::apply::bookkeeping::BookkeepingJob;
 use crate::apply::durability::Durability;
+use crate::apply::encoder::lacking::LackingTables;
 use crate::apply::offender::of_relation;
 use crate::apply::pool::Pool;
 use crate::apply::spool_memory::AccountedSpool;
@@ -196,6 +197,11 @@ impl intake::Surroundings for Surroundings<'_> {
         let all: Vec<_> = prepared.iter().collect();
         let owner = (self.names.subscription, self.names.epoch);
         prepared::note(&mut self.control, owner, &all, without)
+    }
+
+    fn mark_lacking(&mut self, tables: &[&TableMap], lsn: Lsn) -> Result<()> {
+        let id = self.names.subscription;
+        LackingTables::of(tables.iter().copied()).mark(&mut self.control, id, lsn)
     }
 
     fn lacks_places(&mut self) {

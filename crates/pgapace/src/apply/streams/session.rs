@@ -158,7 +158,7 @@ impl StreamSession {
             Some(Interpreted::Synced { commits: Some(commits), idle: true }) => {
                 self.committing = false;
                 self.savepoints.clear();
-                self.encoder.executed(self.encoder.position());
+                self.encoder.executed(&self.encoder.position());
                 self.ledger.committed(self.tables.drain(..));
                 let mut counters = Box::new(Counters::default());
                 counters.add_changes(&commits.changes);
@@ -214,7 +214,7 @@ impl StreamSession {
         self.tables.clear();
         (self.rows, self.committing) = (RowCount::default(), false);
         roll_back(&mut self.session).map_err(|e| failed(&e))?;
-        self.encoder.forget_after(&mut self.session, self.position);
+        self.encoder.forget_after(&mut self.session, self.position.clone());
         Ok(())
     }
 }

@@ -184,8 +184,10 @@ impl WorkerSession {
                 self.send()
             }
             AfterReply::Through(group) => {
-                let next = self.groups.first_encoded().map(|next| next.position);
-                self.encoder.executed(next.unwrap_or_else(|| self.encoder.position()));
+                match self.groups.first_encoded() {
+                    Some(next) => self.encoder.executed(&next.position),
+                    None => self.encoder.executed(&self.encoder.position()),
+                }
                 if group.group.works.last().is_some_and(|work| work.part.end_lsn.is_none()) {
                     self.tally.part_answered();
                     for work in &group.group.works[group.committed()..] {

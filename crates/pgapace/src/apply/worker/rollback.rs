@@ -61,7 +61,7 @@ impl WorkerSession {
         };
         rolled_back.map_err(|e| Failure::subscriber(&e, "rolling back a group"))?;
         if let Some(first) = self.groups.first() {
-            self.encoder.forget_after(&mut self.session, first.position);
+            self.encoder.forget_after(&mut self.session, first.position.clone());
         }
         if let Some((at, error)) = self.offense.take() {
             return Err(self.name_conflict(at, &error)?);

@@ -51,7 +51,7 @@ impl WorkerSession {
             }
         }
         self.groups.let_go();
-        self.encoder.executed(self.encoder.position());
+        self.encoder.executed(&self.encoder.position());
         Ok(())
     }
 

@@ -279,7 +279,7 @@ pub(crate) fn plan_update(
 }
 
 /// Decides how an insert is applied to an existing row with the same key. Every column is written,
-/// because the values of the existing row are unknown.
+/// because the values of the existing row are unknown; except for a value that was not sent.
 pub(crate) fn plan_insert_as_update(
     map: &TableMap,
     new: &[Column<'_>],
@@ -288,8 +288,9 @@ pub(crate) fn plan_insert_as_update(
     plan_search(map, new, &mut plan.nulls)?;
     plan.set.reset(new.len());
     let in_search = |index: usize| map.search_columns().iter().any(|c| c.remote == index);
+    let sent = |index: &usize| !matches!(new[*index], Column::Unchanged);
     let mut replace = false;
-    for index in 0..new.len() {
+    for index in (0..new.len()).filter(sent) {
         if map.is_distribution_column(index) {
             // It is part of the key, by which the row was found.
             debug_assert!(in_search(index));
@@ -300,7 +301,7 @@ pub(crate) fn plan_insert_as_update(
         }
     }
     if replace {
-        (0..new.len()).for_each(|index| plan.set.insert(index));
+        (0..new.len()).filter(sent).for_each(|index| plan.set.insert(index));
         return Ok(&[(Operation::Replace, Expect::One)]);
     }
     if plan.set.is_empty() {
@@ -350,7 +351,8 @@ pub(crate) fn plan_search(
 }
 
 /// A value as a parameter. An unchanged TOAST value was not sent. Every SET leaves it out; an
-/// insert writes NULL, as the native apply worker does (`slot_store_data` in `worker.c`).
+/// insert writes NULL, as the native apply worker does (`slot_store_data` in `worker.c`), and its table is marked
+/// ([`LackingTables`](crate::apply::encoder::lacking::LackingTables)).
 pub(crate) fn param<'a>(value: &Column<'a>) -> Param<'a> {
     match value {
         Column::Null | Column::Unchanged => Param::Null,
