@@ -1,8 +1,9 @@
 //! Whole rows as values of the table's row type, in binary format.
 //!
-//! A set of updates of a table with [many columns](FEWEST) sends its rows as one array of the row type, and not as an
-//! array for each column. The server then reads, stores and returns one value for each row. Without a key, the array has
-//! the old rows, which updates and deletes find by all columns.
+//! A set of updates of a table with [many columns](FEWEST), or with a column of arrays, sends its rows as one array of the
+//! row type, and not as an array for each column. The server then reads, stores and returns one value for each row. Without
+//! a key, the array has the old rows, which updates and deletes find by all columns. A value of arrays is a field in binary
+//! format; in an array of its column it would be [text](super::statement::set), because no array has arrays as elements.
 //!
 //! A value names the type of each of its fields, and the server refuses another one. It reads a field with the
 //! length of the column that has its place, as an assignment does (`record_recv` in `rowtypes.c`). It does so before it
@@ -23,8 +24,9 @@ use crate::subscriber::oid::{BIT, BPCHAR, VARBIT, VARCHAR};
 /// Types below this oid are the same on all servers (`FirstGenbkiObjectId` in `transam.h`).
 const FIRST_OTHER_TYPE: u32 = 10_000;
 
-/// Rows with fewer columns than this are sent as an array for each column. With 3 and 4 columns that takes the backend as
-/// long or up to 6 % less; with 20, whole rows take 11 % less, with 300 almost half (docs/performance.md).
+/// Rows with fewer columns than this, and none of arrays, are sent as an array for each column. With 3 and 4 columns that
+/// takes the backend as long or up to 6 % less; with 20, whole rows take 11 % less, with 300 almost half. Arrays of floats
+/// or times as text take three times as much (docs/performance.md).
 const FEWEST: usize = 8;
 
 /// The fields of a row value.
@@ -40,13 +42,16 @@ pub(crate) struct Field {
     pub(crate) type_oid: u32,
     /// Other fields are NULL.
     pub(crate) published: bool,
+    /// Its values are arrays.
+    pub(crate) is_array: bool,
 }
 
 impl RowValues {
     /// `None` if the rows of this table cannot be sent: `columns` are the indexes of its published columns.
     pub(crate) fn of(table: &Table, columns: &[usize]) -> Option<Self> {
         let in_order = columns.is_sorted_by(|a, b| a < b);
-        let few = table.columns.len() < FEWEST;
+        let few = table.columns.len() < FEWEST
+            && !columns.iter().any(|column| table.columns[*column].is_array);
         if !table.placement.is_plain() || !in_order || few || lengths_differ(&table.columns) {
             return None;
         }
@@ -60,8 +65,12 @@ impl RowValues {
                 'b' | 'e' | 'r' | 'm' => true,
                 _ => false,
             };
-            (no_domain && column.receives_binary && (portable || !published))
-                .then_some(Field { type_oid: column.declared_type, published })
+            let (type_oid, is_array) = (column.declared_type, column.is_array);
+            (no_domain && column.receives_binary && (portable || !published)).then_some(Field {
+                type_oid,
+                published,
+                is_array,
+            })
         };
         let fields = table.columns.iter().enumerate().map(field).collect::<Option<_>>()?;
         Some(Self { row_type: table.row_type, fields })

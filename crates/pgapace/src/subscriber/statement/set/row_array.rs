@@ -29,7 +29,8 @@ pub(super) struct Seen {
 
 impl RowArray {
     /// Starts an array for rows like this one; returns false if they are not sent so. All values must be binary. Half of
-    /// the fields must not be NULL: an array for each column costs less where most columns are NULL in all rows.
+    /// the fields must not be NULL: an array for each column costs less where most columns are NULL in all rows. Or one of
+    /// the values must be an array, which would be text otherwise.
     pub(super) fn begin(
         &mut self,
         form: &RowValues,
@@ -41,19 +42,22 @@ impl RowArray {
         self.starts.clear();
         self.row_type = form.row_type.oid;
         self.sent.clear();
-        let mut filled = 0;
-        for (column, value) in row.columns().enumerate() {
+        let (mut filled, mut has_array) = (0, false);
+        let published = form.fields.iter().filter(|field| field.published);
+        for ((column, value), field) in row.columns().enumerate().zip(published) {
             let sent = match value {
                 Column::Binary(_) | Column::Null => true,
                 Column::Unchanged if !finds(column) => false,
                 Column::Text(_) | Column::Unchanged => return false,
             };
-            filled += usize::from(matches!(value, Column::Binary(_)));
+            let is_filled = matches!(value, Column::Binary(_));
+            filled += usize::from(is_filled);
+            has_array |= is_filled && field.is_array;
             self.sent.push(sent);
         }
         self.seen.clear();
         self.seen.resize(self.sent.len(), Seen::default());
-        2 * filled >= form.fields.len()
+        has_array || 2 * filled >= form.fields.len()
     }
 
     /// Whether each published column has a value.
@@ -141,7 +145,7 @@ mod tests {
     use crate::subscriber::row_values::Field;
 
     fn form() -> RowValues {
-        let field = |type_oid, published| Field { type_oid, published };
+        let field = |type_oid, published| Field { type_oid, published, is_array: false };
         let fields = vec![field(23, true), field(25, false), field(20, true), field(25, true)];
         RowValues { row_type: RowType { oid: 16_400, array: 16_401, attributes: 9 }, fields }
     }
@@ -208,5 +212,8 @@ mod tests {
         ] {
             assert!(!array.begin(&form, &row(&values), finds), "{values:?}");
         }
+        let mut form = form;
+        form.fields[0].is_array = true;
+        assert!(array.begin(&form, &row(&[value, Column::Null, Column::Null]), finds));
     }
 }

@@ -1,10 +1,10 @@
-//! Rows of tables with many columns that are found by all of them, and are sent as an array for each column.
+//! Rows of tables with many columns that are sent as an array for each column, and of tables with few that are not.
 
 use engine::net::Row;
 use pgoutput::ReplicaIdentity;
 
 use super::MAJORS;
-use super::bed::{Bed, FORMATS, Values, columns};
+use super::bed::{Bed, FORMATS, Values, columns, updates};
 use super::whole::whole_updates;
 use super::whole_wide::{OTHERS, statements_of_rows};
 use crate::subscriber::statement::copy::Format;
@@ -57,6 +57,50 @@ fn rows_that_are_sent_as_arrays() {
                 }
             }
             assert_eq!(statements_of_rows(&mut bed), "0", "{columns}");
+        }
+    }
+}
+
+/// A value of arrays is sent in binary format as a field of a row, whatever the number of columns, and of values.
+#[test]
+fn rows_with_arrays_are_whole() {
+    for major in MAJORS {
+        for (identity, columns, key) in [
+            (ReplicaIdentity::Default, "id* v w x y a", "PRIMARY KEY"),
+            (ReplicaIdentity::Full, "id v w x y a", ""),
+        ] {
+            let mut bed = Bed::new(
+                major,
+                &format!(
+                    "CREATE TABLE t (id int {key}, v int, w text, x text, y date, a float8[]); \
+                     INSERT INTO t SELECT i, 0, NULL, NULL, NULL, \
+                       CASE WHEN i <> 4 THEN ARRAY[[0.1, i], [NULL, '-0'::float8]] END FROM generate_series(1, 6) i"
+                ),
+            );
+            let map = bed.map("t", identity, columns);
+            let rows = |v: &str, a: &str| {
+                format!("SELECT id, {v}, w, x, y, {a} FROM public.t ORDER BY id")
+            };
+            for (format, v, a) in [
+                (Format::Text, "id * 10", "a"),
+                (Format::Binary, "id * 100", "a"),
+                (
+                    Format::Binary,
+                    "NULL::int",
+                    "CASE WHEN id <> 5 THEN '{NaN,1e-300}'::float8[] END",
+                ),
+            ] {
+                let olds = bed.rows(format, &rows("v", "a"));
+                let news = bed.rows(format, &rows(v, a));
+                let (segment, statements) = match identity {
+                    ReplicaIdentity::Full => (whole_updates(format, &olds, &news), 3),
+                    _ => (updates(format, &news), 1),
+                };
+                assert_eq!(bed.apply_all(&map, &segment), statements, "{major} {format:?}");
+                assert_eq!(bed.rows(format, &rows("v", "a")), news, "{major} {format:?}");
+                let has_rows = statements_of_rows(&mut bed) != "0";
+                assert_eq!(has_rows, format == Format::Binary, "{major} {columns}");
+            }
         }
     }
 }
