@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// A server version in the form of `server_version_num`: 180006 is 18.6, 90624 is 9.6.24.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerVersion(pub u32);
 
 impl ServerVersion {

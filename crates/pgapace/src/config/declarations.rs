@@ -277,8 +277,8 @@ settings! {
         }
         "binary" binary: Binary {
             help: "Form in which the publisher sends values",
-            more: "One column of a composite type, a range, an extension's type, tsvector, jsonpath, xml or money makes all \
-                   values text, because their binary form is not the same everywhere.",
+            more: "One column of a composite type, an extension's type, a range type of your own, jsonpath, xml or money makes \
+                   all values text, because their binary form is not the same everywhere.",
             default: "auto",
             verbs: &["run", "check", "record"],
         }

@@ -12,12 +12,14 @@
 //! | "char" | one byte; its text form is not always read as the same byte, see [`Misread`] |
 //! | interval | since 17 the largest and smallest values mean infinity and -infinity; between servers on both sides of 17, values are checked, see [`Misread`] |
 //! | money | not used, because it depends on lc_monetary: sent as text, with the same setting in all sessions of pgapace |
-//! | oid aliases (regclass, …), composites, ranges, multiranges, arrays of user-defined types, extension types | not used, because they contain oids of one database, or are not known to pgapace: sent as text |
-//! | tsvector, tsquery, jsonpath, xml, tid, snapshots and all others | not used: sent as text |
+//! | ranges and multiranges that PostgreSQL has itself | one byte of flags, then the bounds in the form of their type, each after its length (`range_send` in `rangetypes.c`); of a multirange, its ranges after their number, each after its length (`multirange_send`). No oids, and the same in all versions |
+//! | oid aliases (regclass, …), composites, ranges, multiranges and arrays of user-defined types, extension types | not used, because they contain oids of one database, or are not known to pgapace: sent as text |
+//! | tsvector | number of words, each as text with its positions (`tsvectorsend` in `tsvector.c`), the same in all versions; not used for subscribers that read it as another value, see [`reads_tsvector`] |
+//! | tsquery, jsonpath, xml, tid, snapshots and all others | not used: sent as text |
 
 use memchr::memmem;
 use rustc_hash::{FxHashMap, FxHashSet};
-use wire::{Session, quote_ident};
+use wire::{ServerVersion, Session, quote_ident};
 
 use engine::relation::RemoteColumn;
 use engine::table_name::TableName;
@@ -46,15 +48,20 @@ pub(crate) struct ValueType {
 /// The properties of both servers that decide whether one reads the other's values correctly.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Servers {
-    /// Major versions.
+    /// The publisher's major version.
     publisher: u32,
-    subscriber: u32,
+    subscriber: ServerVersion,
     /// Whether text of the publisher is converted to another encoding: for the stream, and again by
     /// the subscriber.
     reencoded: (bool, bool),
 }
 
 impl Servers {
+    /// The subscriber's version.
+    pub(crate) fn subscriber(self) -> ServerVersion {
+        self.subscriber
+    }
+
     /// Whether the publisher can switch `two_phase` of a slot off.
     pub(crate) fn can_end_two_phase(self) -> bool {
         self.publisher >= 18
@@ -77,7 +84,7 @@ impl Servers {
         let local = subscriber.parameter("server_encoding").unwrap_or_default();
         Self {
             publisher,
-            subscriber: subscriber.server_version().major(),
+            subscriber: subscriber.server_version(),
             reencoded: (reencoded, reencoded && from != local),
         }
     }
@@ -118,7 +125,8 @@ pub(crate) const MISREAD_HINT: &str = "Change the value, or remove its column fr
 impl Misread {
     fn of(sent: ValueType, local: ValueType, servers: Servers, binary: bool) -> Option<Self> {
         use crate::subscriber::oid::{CHAR, CHAR_ARRAY, INTERVAL, INTERVAL_ARRAY, NAME};
-        let Servers { publisher, subscriber, reencoded } = servers;
+        let (publisher, subscriber) = (servers.publisher, servers.subscriber.major());
+        let reencoded = servers.reencoded;
         let chars = !binary && if publisher >= 15 { subscriber < 15 } else { reencoded.0 };
         let intervals =
             publisher < 17 && subscriber >= 17 || binary && publisher >= 17 && subscriber < 17;
@@ -282,17 +290,43 @@ const PORTABLE: &[u32] = &[
     1040, 775, 1041, 651, //
     1014, 1015, 1561, 1563, //
     1182, 1183, 1270, 1115, 1185, 1187, //
+    3904, 3906, 3908, 3910, 3912,
+    3926, // int4range, numrange, tsrange, tstzrange, daterange, int8range
+    4451, 4532, 4533, 4534, 4535, 4536, // their multiranges
+    3905, 3907, 3909, 3911, 3913, 3927, // arrays, in the same order
+    6150, 6151, 6152, 6153, 6155, 6157, //
 ];
+
+/// tsvector, and its array.
+const TSVECTORS: [u32; 2] = [3614, 3643];
+
+/// Whether a server reads the same tsvector from binary as from text. Before these releases, one with positions took more
+/// bytes (`tsvectorrecv` in `tsvector.c`). The server then takes it for another value (`silly_cmp_tsvector`), and refuses
+/// large ones.
+fn reads_tsvector(version: ServerVersion) -> bool {
+    let first_minor = match version.major() {
+        ..=14 => 10,
+        15 => 5,
+        16 => 1,
+        17.. => 0,
+    };
+    version.minor() >= first_minor
+}
 
 /// text, varchar and bpchar have the same binary form.
 const TEXTS: [u32; 3] = [25, 1043, 1042];
 
-/// Whether the binary form of one type is read as the same value of the other type, except for the
-/// values that [`Misread`] describes.
-pub(crate) fn agree((from, from_kind): (u32, char), (to, to_kind): (u32, char)) -> bool {
+/// Whether a subscriber reads the binary form of one type as the same value of the other type, except for the values that
+/// [`Misread`] describes.
+pub(crate) fn agree(
+    (from, from_kind): (u32, char),
+    (to, to_kind): (u32, char),
+    subscriber: ServerVersion,
+) -> bool {
     // The binary form of an enum is its label.
     from_kind == 'e' && to_kind == 'e'
         || from == to && PORTABLE.contains(&from)
+        || from == to && TSVECTORS.contains(&from) && reads_tsvector(subscriber)
         || TEXTS.contains(&from) && TEXTS.contains(&to)
 }
 
@@ -363,8 +397,13 @@ fn type_name(session: &mut Session, oid: u32) -> Result<String> {
 
 /// Why a column needs text: `local` is the subscriber's type, with its `typtype`. A type that appeared on the publisher
 /// during the run may have no name.
-fn why_text(column: &str, publisher: &str, local: (u32, char), subscriber: &str) -> String {
-    if agree(local, local) {
+fn why_text(
+    column: &str,
+    publisher: &str,
+    (local, subscriber): ((u32, char), &str),
+    version: ServerVersion,
+) -> String {
+    if agree(local, local, version) {
         format!("{column}: publisher type {publisher}, subscriber type {subscriber}")
     } else {
         format!("{column}: values of type {subscriber} are sent as text")
@@ -380,6 +419,7 @@ pub(crate) fn choose(
     if wanted == Binary::Off {
         return Ok(Format::text("--binary is off"));
     }
+    let version = control.server_version();
     let declared = declared_types(control, published)?;
     let under = base_types(control, declared.values().copied())?;
     for (number, table) in published.iter().enumerate() {
@@ -387,10 +427,11 @@ pub(crate) fn choose(
             let Some(declared) = declared.get(&(number, column.name.clone())) else { continue };
             let local = under.get(declared).copied().unwrap_or((*declared, 'b'));
             let name = || format!("{}.{}", table.name, column.name);
-            if !agree((column.base_type, column.type_kind), local) {
+            if !agree((column.base_type, column.type_kind), local, version) {
                 let subscriber = type_name(control, local.0)?;
                 let publisher = &column.base_type_name;
-                return Ok(Format::text(why_text(&name(), publisher, local, &subscriber)));
+                let reason = why_text(&name(), publisher, (local, &subscriber), version);
+                return Ok(Format::text(reason));
             }
         }
     }
@@ -404,14 +445,16 @@ pub(crate) fn check_binary(
     map: &TableMap,
     types: &mut PublisherTypes,
 ) -> Result<()> {
+    let version = session.server_version();
     for (index, column) in map.remote.columns.iter().enumerate() {
         let (sent, local) = (types.sent(column), map.local(index));
-        if !agree((sent.oid, sent.kind), (local.base_type, local.type_kind)) {
+        let base = (local.base_type, local.type_kind);
+        if !agree((sent.oid, sent.kind), base, version) {
             let name = format!("{}.{}", map.remote.name, column.name);
             let publisher = types.names.of(session, &[column])?.pop().flatten();
             let publisher = publisher.unwrap_or_else(|| format!("with OID {}", column.type_oid.0));
-            let base = (local.base_type, local.type_kind);
-            return Err(needs_text(why_text(&name, &publisher, base, &local.type_name)));
+            let local = (base, &*local.type_name);
+            return Err(needs_text(why_text(&name, &publisher, local, version)));
         }
     }
     Ok(())
@@ -467,4 +510,31 @@ pub(crate) fn misread_columns(
 fn needs_text(reason: String) -> Failure {
     let failure = Failure::new(Class::Mismatch, reason);
     Failure { recovery: Recovery::SendText, ..failure }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tsvector_is_binary_where_it_is_read_as_from_text() {
+        let versions = [
+            ("14.9", false),
+            ("14.10", true),
+            ("15.4", false),
+            ("15.5", true),
+            ("16.0", false),
+            ("16.1", true),
+            ("17.0", true),
+            ("19beta1", true),
+        ];
+        for (version, is_binary) in versions {
+            let subscriber = ServerVersion::parse(version).unwrap();
+            for oid in TSVECTORS {
+                assert_eq!(agree((oid, 'b'), (oid, 'b'), subscriber), is_binary, "{version}");
+            }
+            let range = (3910, 'r');
+            assert!(agree(range, range, subscriber));
+        }
+    }
 }

@@ -65,5 +65,11 @@ oids! {
     PG_LSN = 3220;
     JSONB = 3802;
     JSONB_ARRAY = 3807;
+    INT4RANGE = 3904;
+    NUMRANGE = 3906;
+    TSRANGE = 3908;
+    TSTZRANGE = 3910;
+    DATERANGE = 3912;
+    INT8RANGE = 3926;
     XID8 = 5069;
 }

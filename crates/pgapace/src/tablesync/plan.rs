@@ -214,7 +214,7 @@ pub(super) fn items(
         let bytes = relations.iter().map(|relation| relation.bytes).sum();
         let rows = relations.iter().map(|relation| relation.rows).sum();
         let parts = vec![Part { source: published.copy_source(), relation: None, bytes }];
-        let binary = allow_binary && subscriber.takes_binary(&published);
+        let binary = allow_binary && subscriber.takes_binary(&published, servers);
         let misread = subscriber.misread_columns(&published, servers, binary);
         Item {
             published,

@@ -97,10 +97,11 @@ impl SubscriberTable {
     }
 
     /// Whether the subscriber reads the binary form of every published column as the same value.
-    pub(crate) fn takes_binary(&self, published: &PublishedTable) -> bool {
+    pub(crate) fn takes_binary(&self, published: &PublishedTable, servers: Servers) -> bool {
+        let version = servers.subscriber();
         published.columns.iter().all(|column| {
             self.type_of(&column.name)
-                .is_some_and(|local| agree((column.base_type, column.type_kind), local))
+                .is_some_and(|local| agree((column.base_type, column.type_kind), local, version))
         })
     }
 

@@ -28,6 +28,7 @@ mod portable;
 mod publication;
 mod random;
 mod row_filters;
+mod ranges;
 mod rows;
 mod schema;
 mod subscriber;
