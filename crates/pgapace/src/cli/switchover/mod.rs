@@ -316,7 +316,7 @@ fn switch(
         Ok(Some(owner)) => {
             format!("  the way back, {name}, is applied (backend {} of the old side)", owner.pid)
         }
-        Ok(None) if stop.requested() => format!(
+        Ok(None) | Err(_) if stop.requested() => format!(
             "  pgapace status shows whether the way back, {name}, is applied: stopped before it was"
         ),
         Ok(None) => format!(
@@ -326,8 +326,9 @@ fn switch(
         Err(failure) => {
             // The way back calls the old side its subscriber.
             let message = failure.message.strip_prefix("subscriber: ").unwrap_or(&failure.message);
+            let side = if failure.is_refused() { "old side refuses a session" } else { "old side" };
             format!(
-                "  whether the way back, {name}, is applied is not known: the old side refuses a session: {message}\n  \
+                "  whether the way back, {name}, is applied is not known: the {side}: {message}\n  \
                  pgapace run applies it when the old side accepts its sessions"
             )
         }
@@ -348,7 +349,6 @@ fn way_back_owner(config: &Config, stop: &Shutdown) -> Result<Option<OwnerProces
             .and_then(|mut session| wait_for_owner(&mut session, &config.name, &over));
         match owner {
             Err(failure) if failure.is_transient() && !over() => {}
-            Err(failure) if failure.is_transient() => return Ok(None),
             result => return result,
         }
         std::thread::sleep(LOOK_EVERY);
