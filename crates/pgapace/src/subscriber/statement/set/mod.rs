@@ -34,8 +34,9 @@ use rows::Rows;
 
 /// Maximum number of rows in one statement.
 const ROWS: usize = 10_000;
-/// A statement is complete when its arrays have this many bytes.
-const BYTES: usize = 4 << 20;
+/// A statement is complete when its arrays have this many bytes. The server stores the rows once more, until version 16 in
+/// up to twice the memory, and writes a temporary file once they exceed `work_mem`, which is 4 MB by default.
+const BYTES: usize = 3 << 19;
 /// Maximum number of row shapes that get their own statements. Rows of further shapes share one, if that is
 /// possible, or are queued one by one.
 const SHAPES: usize = 8;

@@ -194,7 +194,7 @@ fn many_rows() {
             assert_eq!(bed.apply_all(&map, &inserts(format, &rows)), 1);
             bed.sql("UPDATE public.t SET v = ''");
             let statements = bed.apply_all(&map, &updates(format, &rows));
-            assert!((6..10).contains(&statements), "{statements}");
+            assert!((15..20).contains(&statements), "{statements}");
             assert_eq!(
                 bed.value(&format!(
                     "SELECT count(*) FROM public.t JOIN ({query}) s(i, v) ON s.i = t.id \

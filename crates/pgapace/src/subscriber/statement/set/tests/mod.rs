@@ -2,6 +2,7 @@
 
 mod bed;
 mod keyed;
+mod large_values;
 mod moves;
 mod moving;
 mod plans;
