@@ -24,7 +24,7 @@ use crate::error::{Class, Failure, Recovery, Result};
 use crate::subscriber::citus;
 use crate::subscriber::format::MISREAD_HINT;
 use crate::subscriber::mapping::TableMap;
-use crate::subscriber::session::{BEGIN, Purpose, settings_sql};
+use crate::subscriber::session::{BEGIN, Purpose, deciding_settings_sql};
 use crate::subscriber::state::prepared::{self, PreparedHere};
 use crate::subscriber::state::progress::{RECORD_TYPES, RecordCheck, RecordParams, record_sql};
 use crate::subscriber::state::statistics::Changes;
@@ -49,14 +49,15 @@ pub(crate) fn prepare_control(
     identity: Identity,
     purpose: Purpose,
 ) -> Result<()> {
-    session.queue_parse("begin", BEGIN, &[]);
+    session.queue_parse("begin", "BEGIN", &[]);
+    session.queue_parse("begin_in_doubt", BEGIN, &[]);
     session.queue_parse("commit", "COMMIT", &[]);
     session.queue_parse("commit_and_chain", "COMMIT AND CHAIN", &[]);
     session.queue_parse("nothing", "SELECT WHERE false", &[]);
     session.queue_parse("savepoint", "SAVEPOINT pgapace_part", &[]);
     session.queue_parse("release", "RELEASE SAVEPOINT pgapace_part", &[]);
     session.queue_parse("column_types", TYPES_SQL, &[]);
-    let settings = settings_sql(session, purpose, identity.citus);
+    let settings = deciding_settings_sql(session, purpose, identity.citus);
     session.queue_parse("settings", &settings, &[]);
     let Identity { progress_of, tagged, ordered, citus, .. } = identity;
     prepared::queue_parses(session, tagged);

@@ -509,11 +509,43 @@ pub(crate) fn set_config((name, value): &(&str, &str)) -> String {
 /// Begins a transaction that writes rows, whatever user code has made the defaults of the session.
 pub(crate) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE";
 
+/// The settings that decide which rows a change writes or finds, how the values of text are read, and whether a commit is
+/// durable. A session that applies makes them again after user code: all settings would take three times as long.
+const DECIDING: [&str; 10] = [
+    "session_replication_role",
+    "row_security",
+    "default_transaction_isolation",
+    "default_transaction_read_only",
+    "default_transaction_deferrable",
+    "synchronous_commit",
+    "intervalstyle",
+    "lc_monetary",
+    "xmloption",
+    "array_nulls",
+];
+
+/// SQL that makes the [deciding](DECIDING) settings of a session again.
+pub(crate) fn deciding_settings_sql(
+    session: &Session,
+    purpose: Purpose,
+    with_citus: bool,
+) -> String {
+    again_sql(session, purpose, with_citus, |name| DECIDING.contains(&name))
+}
+
 /// SQL that makes the settings of a session again, which user code may have changed. [`WATCH`] is of no importance.
 pub(crate) fn settings_sql(session: &Session, purpose: Purpose, with_citus: bool) -> String {
+    again_sql(session, purpose, with_citus, |name| name != WATCH.0)
+}
+
+fn again_sql(
+    session: &Session,
+    purpose: Purpose,
+    with_citus: bool,
+    is_made: impl Fn(&str) -> bool,
+) -> String {
     let settings = settings(purpose, session.server_version().major(), with_citus);
-    let calls: Vec<_> =
-        settings.iter().filter(|setting| **setting != WATCH).map(set_config).collect();
+    let calls: Vec<_> = settings.iter().filter(|(name, _)| is_made(name)).map(set_config).collect();
     format!("SELECT pg_catalog.num_nulls({})", calls.join(", "))
 }
 

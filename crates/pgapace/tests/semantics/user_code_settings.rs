@@ -5,10 +5,10 @@ use crate::support::{Case, on_versions};
 
 const VERSIONS: [(u16, u16); 3] = [(14, 14), (15, 15), (18, 18)];
 
-const SETTINGS: &str = "'session_replication_role', 'search_path', 'intervalstyle', 'extra_float_digits', \
-    'bytea_output', 'lc_monetary', 'xmloption', 'array_nulls', 'quote_all_identifiers', 'row_security', \
-    'default_transaction_isolation', 'transaction_isolation', 'default_transaction_deferrable', 'client_min_messages', 'lock_timeout', \
-    'statement_timeout', 'synchronous_commit', 'enable_seqscan', 'plan_cache_mode'";
+/// Those that decide about rows.
+const SETTINGS: &str = "'session_replication_role', 'intervalstyle', 'lc_monetary', 'xmloption', 'array_nulls', \
+    'row_security', 'default_transaction_isolation', 'transaction_isolation', 'transaction_read_only', \
+    'default_transaction_read_only', 'default_transaction_deferrable', 'synchronous_commit'";
 
 /// On the subscriber, changes of table `hook` change settings, those of `plain` must not fire its trigger, and table
 /// `notes` gets the settings that each change of `witness` sees.
@@ -24,7 +24,7 @@ fn tables(case: &Case, timing: &str) {
            PERFORM set_config(name, value, false) FROM (VALUES \
              ('session_replication_role', 'origin'), ('intervalstyle', 'sql_standard'), ('extra_float_digits', '-10'), \
              ('bytea_output', 'escape'), ('array_nulls', 'off'), ('quote_all_identifiers', 'on'), ('row_security', 'on'), \
-             ('default_transaction_isolation', 'serializable'), ('default_transaction_deferrable', 'on'), \
+             ('default_transaction_isolation', 'serializable'), ('default_transaction_read_only', 'on'), ('default_transaction_deferrable', 'on'), \
              ('client_min_messages', 'error'), ('lock_timeout', '1h'), ('statement_timeout', '1h'), \
              ('synchronous_commit', 'local'), ('enable_seqscan', 'on'), ('plan_cache_mode', 'auto'), \
              ('search_path', 'public, pg_catalog')) AS s (name, value); RETURN NULL; END$$; \

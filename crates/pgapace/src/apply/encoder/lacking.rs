@@ -2,12 +2,12 @@
 //!
 //! An UPDATE that brings a row into the row filter of a publication is sent as an INSERT. It lacks the values that are
 //! TOASTed and did not change, unless the replica identity is FULL. They become NULL on the subscriber, as with the native
-//! apply worker; a row that a rule replaces keeps its own. So that no value is lost in silence, the transaction of such a row also marks the table as one that may
-//! lack changes; `pgapace verify` and `pgapace repair` end that mark.
+//! apply worker; a row that a rule replaces keeps its own. So that no value is lost in silence, the transaction of such a
+//! row also marks the table as one that may lack changes; `pgapace verify` and `pgapace repair` end that mark.
 //!
 //! A group does so directly before its progress row, so that no other group waits for the mark for long. A transaction that
-//! is prepared would keep the lock of the mark until it ends; for it, the leader marks the table before.
-//! No verification ends that mark too early: its snapshot of the publisher waits for the end of such a transaction.
+//! is prepared would keep the lock of the mark until it ends; for it, the leader marks the table before. No verification
+//! ends that mark too early: its snapshot of the publisher waits for the end of such a transaction.
 
 use std::sync::Arc;
 

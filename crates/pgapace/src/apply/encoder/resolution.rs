@@ -45,7 +45,8 @@ impl Encoder {
         work: &Work,
         expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
-        queue_control(session, "begin", Expected::Control, expected)?;
+        let begin = if self.in_doubt.are_settings() { "begin_in_doubt" } else { "begin" };
+        queue_control(session, begin, Expected::Control, expected)?;
         self.ensure_all_settings(session, expected)?;
         if self.identity.citus {
             queue_control(session, "replica_role", Expected::Control, expected)?;

@@ -1,6 +1,6 @@
 //! User code on the subscriber may change settings of the session in which it runs: `session_replication_role`, so that
 //! ordinary triggers fire and foreign keys are checked, or those that define the text form of values. It may do so at the
-//! COMMIT too, in a deferred trigger. So the settings are made again before the next change of another table, and in the
+//! COMMIT too, in a deferred trigger. So the settings that decide about rows are made again before the next change of another table, and in the
 //! next transaction. Changes of one table that follow each other do not pay for that.
 
 use std::collections::VecDeque;
@@ -35,6 +35,10 @@ impl SettingsInDoubt {
         if map.rules.fold == (TableFolding::Never { user_code: true }) {
             (self.since, self.ever) = (Some(Changed::Table(map.table.oid)), true);
         }
+    }
+
+    pub(super) fn are_settings(&self) -> bool {
+        self.since.is_some()
     }
 
     /// A part of what was queued is rolled back or not sent.
