@@ -6,6 +6,13 @@ use crate::support::{Case, PATIENCE, must, on_versions, wait_while_running};
 
 const BOTH: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
+/// Rows that a user replaces, and the change that waits for them: of one row, and of many.
+const CHANGES: [(&str, &str); 3] = [
+    ("1", "UPDATE t SET v = 'new' WHERE id = 1"),
+    ("2", "DELETE FROM t WHERE id = 2"),
+    ("3, 4", "UPDATE t SET v = 'new' WHERE id BETWEEN 3 AND 30"),
+];
+
 fn start(case: &mut Case, rules: &[&str]) -> Process {
     for rule in rules {
         case.tool.args.extend(["--on-conflict".to_owned(), (*rule).to_owned()]);
@@ -41,14 +48,9 @@ fn the_rule_about_rows_of_another_origin_counts() {
     on_versions(&BOTH, |mut case| {
         let rules = ["update_origin_differs=skip", "delete_origin_differs=skip"];
         let mut process = start(&mut case, &rules);
-        while_replaced(&case, &mut process, "1", "UPDATE t SET v = 'new' WHERE id = 1");
-        while_replaced(&case, &mut process, "2", "DELETE FROM t WHERE id = 2");
-        while_replaced(
-            &case,
-            &mut process,
-            "3, 4",
-            "UPDATE t SET v = 'new' WHERE id BETWEEN 3 AND 30",
-        );
+        for (rows, change) in CHANGES {
+            while_replaced(&case, &mut process, rows, change);
+        }
         case.stop(process);
         let kept = case
             .subscriber
@@ -63,14 +65,9 @@ fn the_rule_about_rows_of_another_origin_counts() {
 fn a_row_that_is_there_again_is_not_missing_where_a_rule_says_what_follows() {
     on_versions(&BOTH, |mut case| {
         let mut process = start(&mut case, &["update_missing=apply", "delete_missing=error"]);
-        while_replaced(&case, &mut process, "1", "UPDATE t SET v = 'new' WHERE id = 1");
-        while_replaced(&case, &mut process, "2", "DELETE FROM t WHERE id = 2");
-        while_replaced(
-            &case,
-            &mut process,
-            "3, 4",
-            "UPDATE t SET v = 'new' WHERE id BETWEEN 3 AND 30",
-        );
+        for (rows, change) in CHANGES {
+            while_replaced(&case, &mut process, rows, change);
+        }
         case.stop(process);
         case.expect_equal(&["t"]);
         assert_eq!(case.subscriber.value("SELECT count(*) FROM pgapace.conflict"), "0");
