@@ -227,12 +227,8 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         match assembled {
             Assembled::Nothing => Ok(None),
             Assembled::Part(part) => {
-                let changes = !part.first || !part.is_empty();
-                let ended = |end| EndedTransaction { transaction: part.head.ends_at(end), changes };
-                self.ended = part.end_lsn.map(ended);
-                if let Some(EndedTransaction { transaction, .. }) = &self.ended {
-                    let later = self.expect_later(transaction.xid, transaction.commit_lsn);
-                    later.map_err(IntakeError::History)?;
+                if let Some(end) = part.end_lsn {
+                    self.note_ended(part.head.ends_at(end), !part.first || !part.is_empty())?;
                 }
                 Ok(Some(part))
             }
@@ -246,8 +242,7 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
     fn committed(&mut self, committed: Committed) -> IncomingResult<(), S::Error> {
         let Committed { replay, prepared_at } = committed;
         let changes = replay.records().is_some_and(|records| records.length() > 0);
-        let transaction = replay.head().ends_at(replay.end());
-        self.ended = Some(EndedTransaction { transaction, changes });
+        self.note_ended(replay.head().ends_at(replay.end()), changes)?;
         if already_applied(replay.head().commit_lsn, self.settings.needed_from) {
             let discard = SpoolCommand::Discard { id: replay.id() };
             return self.spool.carry_out(discard).map_err(IntakeError::Outside);
@@ -256,6 +251,14 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
             self.resolving.ended(at, replay.end());
         }
         self.replay = Some((replay, None));
+        Ok(())
+    }
+
+    /// A transaction ends whose changes were received.
+    fn note_ended(&mut self, transaction: Identity, changes: bool) -> IncomingResult<(), S::Error> {
+        let later = self.expect_later(transaction.xid, transaction.commit_lsn);
+        later.map_err(IntakeError::History)?;
+        self.ended = Some(EndedTransaction { transaction, changes });
         Ok(())
     }
 

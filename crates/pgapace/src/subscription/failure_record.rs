@@ -118,7 +118,7 @@ impl FailureRecord {
         let kept = self.session.take().map(|session| self.with(session, &what));
         let written = match kept {
             Some(Ok(())) => Ok(()),
-            // What it has written counts.
+            // The session is still there: what it could write is committed.
             Some(Err(error)) if !error.is_connection_lost() => Err(error),
             _ => {
                 let subscriber = Subscriber::new(self.config.subscriber.clone(), &self.config.name);

@@ -1,4 +1,4 @@
-//! What a COPY reads on the publisher must be what was planned.
+//! Compares what a COPY reads on the publisher with what was planned.
 //!
 //! The COPY runs under the snapshot of the plan, but it finds tables and columns by the names that they have now, and
 //! reads the files that they have now. So all of it is locked first, and compared with the catalogue under the snapshot:

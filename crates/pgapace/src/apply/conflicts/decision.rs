@@ -36,7 +36,7 @@ enum Attempt {
     Conflict(ChangeConflict),
 }
 
-/// What the rule about rows of another origin says before a change.
+/// Whether the rule about rows of another origin has a change executed.
 enum LookBefore {
     /// The change is not executed.
     Skip,
@@ -241,9 +241,9 @@ impl<'a> Judge<'a> {
 
     /// Executes one change after a savepoint.
     ///
-    /// A row that is missing is looked for once more: if the statement waited for a transaction that deleted the row and
-    /// inserted it again, only the snapshot of a new one contains that (READ COMMITTED). The native worker does so too
-    /// (`RelationFindReplTupleByIndex`).
+    /// A change that finds no row is executed once more: it may have waited for a transaction that deleted the row and
+    /// inserted it again, and only the snapshot of a later statement contains that row (READ COMMITTED). The native worker
+    /// also looks again (`RelationFindReplTupleByIndex`).
     fn attempt(&mut self, at: ChangeAt, how: How) -> Result<Attempt> {
         match self.execute(at, how)? {
             Attempt::Conflict(ChangeConflict::Missing { .. }) => self.execute(at, how),

@@ -45,7 +45,7 @@ impl Encoder {
         work: &Work,
         expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
-        let begin = if self.in_doubt.are_settings() { "begin_in_doubt" } else { "begin" };
+        let begin = if self.in_doubt.any() { "begin_in_doubt" } else { "begin" };
         queue_control(session, begin, Expected::Control, expected)?;
         self.ensure_all_settings(session, expected)?;
         if self.identity.citus {

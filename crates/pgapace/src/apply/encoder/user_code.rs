@@ -1,7 +1,7 @@
 //! User code on the subscriber may change settings of the session in which it runs: `session_replication_role`, so that
 //! ordinary triggers fire and foreign keys are checked, or those that define the text form of values. It may do so at the
-//! COMMIT too, in a deferred trigger. So the settings that decide about rows are made again before the next change of another table, and in the
-//! next transaction. Changes of one table that follow each other do not pay for that.
+//! COMMIT too, in a deferred trigger. So pgapace makes the settings that decide about rows again before the next change of
+//! another table, and in the next transaction. Changes of one table that follow each other do not pay for that.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ use crate::apply::expected::Expected;
 use crate::error::{Failure, Result};
 use crate::subscriber::mapping::TableMap;
 
-/// What user code may have done to the settings of a session.
+/// Whether user code may have changed settings of the session.
 #[derive(Debug, Default)]
 pub(super) struct SettingsInDoubt {
     /// The last table whose changes have run user code since the settings were made.
@@ -37,7 +37,7 @@ impl SettingsInDoubt {
         }
     }
 
-    pub(super) fn are_settings(&self) -> bool {
+    pub(super) fn any(&self) -> bool {
         self.since.is_some()
     }
 
