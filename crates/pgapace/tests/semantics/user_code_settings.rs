@@ -102,6 +102,22 @@ fn settings_that_a_deferred_trigger_makes_at_commit_end_with_its_transaction() {
 }
 
 #[test]
+fn settings_that_a_trigger_makes_do_not_reach_the_next_transaction_of_its_table() {
+    on_versions(&VERSIONS, |mut case| {
+        case.tool.args = vec!["--workers=1".to_owned()];
+        tables(&case, "");
+        case.subscriber
+            .sql("CREATE TRIGGER f AFTER INSERT ON hook FOR EACH ROW EXECUTE FUNCTION fire()");
+        case.publish("FOR ALL TABLES");
+        let mut process = case.start();
+        (1..6).for_each(|id| case.publisher.sql(&format!("INSERT INTO hook VALUES ({id})")));
+        case.wait_until_applied(&mut process);
+        case.stop(process);
+        expect_no_effect(&case, 0);
+    });
+}
+
+#[test]
 fn settings_that_a_trigger_makes_do_not_reach_copies_of_other_tables() {
     on_versions(&VERSIONS, |mut case| {
         case.tool.args = vec!["--copy-workers=1".to_owned(), "--binary=off".to_owned()];
