@@ -17,7 +17,8 @@
 //! module `pace` determines when a backlog is read, and how much of it.
 //!
 //! The receive buffer of a loopback connection is 24 kB, set before connect(2): a sender that has
-//! seen a larger window considers a smaller one silly and waits. A window limits what can be sent
+//! seen a larger window considers a smaller one silly and waits. Its segments are so short that a
+//! window always holds one, for the same reason. A window limits what can be sent
 //! per round trip, so over a network the system's default is used.
 
 mod chunk;
