@@ -39,7 +39,7 @@
 //! | 5. the end of a prepared transaction is isolated | a unit test: `the_end_of_a_prepared_transaction_is_isolated` |
 //! | 6. so is a table under another topmost relation | [`Sabotage::UnbarredMove`] |
 //! | 7. what is prepared at once waits for what came before | [`Sabotage::HastyPrepare`] |
-//! | 8. some transactions are committed alone | [`Sabotage::GroupedAlone`] |
+//! | 8. some transactions are committed alone | [`Sabotage::GroupedAlone`], [`Sabotage::SharedCommit`] |
 //! | 9. what waits is assigned in bounded time | [`Sabotage::LatePickup`] |
 //! | 10. a table is serialized only after several victims | [`Sabotage::HastySerialization`] |
 //! | 11. only its worker gets more beside a group without locks | a unit test: `only_their_worker_gets_groups_while_some_have_no_locks` |

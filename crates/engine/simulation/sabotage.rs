@@ -64,6 +64,8 @@ pub(crate) enum Sabotage {
     HastyPrepare,
     /// Transactions that are to be committed alone are committed together.
     GroupedAlone,
+    /// The same within a group by rows.
+    SharedCommit,
     /// Waiting transactions are assigned late.
     LatePickup,
     /// A table is serialized for the first group that gives way.
@@ -118,7 +120,7 @@ pub(crate) enum Sabotage {
 
 impl Sabotage {
     /// All of them.
-    pub(crate) const ALL: [Self; 58] = [
+    pub(crate) const ALL: [Self; 59] = [
         Self::UnmetWait,
         Self::NoGivingWay,
         Self::EarlyAcknowledgement,
@@ -148,6 +150,7 @@ impl Sabotage {
         Self::UnbarredMove,
         Self::HastyPrepare,
         Self::GroupedAlone,
+        Self::SharedCommit,
         Self::LatePickup,
         Self::HastySerialization,
         Self::DependentAsIndependent,

@@ -12,6 +12,8 @@ pub(crate) struct Seen {
     pub(crate) serialized: usize,
     /// Groups of several transactions that were sent change by change.
     pub(crate) in_order: usize,
+    /// Subscriber transactions by rows with several transactions.
+    pub(crate) shared_commits: usize,
     /// Sessions lost at a COMMIT that did not take effect, and at one that did.
     pub(crate) lost_before_commit: usize,
     pub(crate) lost_after_commit: usize,
@@ -48,6 +50,7 @@ impl Seen {
         self.made_way += other.made_way;
         self.serialized += other.serialized;
         self.in_order += other.in_order;
+        self.shared_commits += other.shared_commits;
         self.lost_before_commit += other.lost_before_commit;
         self.lost_after_commit += other.lost_after_commit;
         self.prepared_here += other.prepared_here;

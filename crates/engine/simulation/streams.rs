@@ -179,7 +179,7 @@ impl StreamWorker {
             Order::Commit(work) => {
                 let group = group_of(*work);
                 let mut statements = Vec::new();
-                if let Some(ending) = ending(&group, self.ordered) {
+                if let Some(ending) = ending(&group.works, self.ordered) {
                     end(ending, &mut statements);
                 }
                 self.send(statements, subscriber);
@@ -297,5 +297,13 @@ impl StreamWorker {
 /// A group of one part.
 fn group_of(work: Work) -> Group {
     let (seq, dependent, attempts) = (GroupSeq::NONE, Dependent::default(), 0);
-    Group { seq, works: vec![work], mode: GroupMode::Net, dependent, attempts, more: false }
+    Group {
+        seq,
+        works: vec![work],
+        mode: GroupMode::Net,
+        dependent,
+        attempts,
+        more: false,
+        shares_commits: false,
+    }
 }

@@ -21,7 +21,8 @@
 //! that its memory is released while the next part arrives. Transactions that must be committed
 //! alone, row by row, share a group with each other but with no larger ones: user code can observe where
 //! they end. Such a group waits for all groups before it, and all groups behind it wait for it. So a few small
-//! transactions between two of them are committed alone, too: with a group of their own they would cost more.
+//! transactions between two of them join the group: with one of their own they would cost more. Those that are
+//! adjacent share a commit there ([`Group::subscriber_transactions`](crate::worker::Group::subscriber_transactions)).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -75,7 +76,7 @@ pub struct Size {
     pub whole: bool,
     /// Whether its transaction must be committed alone, row by row.
     pub by_rows: bool,
-    /// Whether it may be committed alone as well, because it is a small transaction that nothing decides about.
+    /// Whether it may be in one group with those, because it is a small transaction that nothing decides about.
     pub small: bool,
     /// Whether it must be the first part of its group.
     pub starts_group: bool,
@@ -132,7 +133,7 @@ pub struct Batcher<T> {
     limits: GroupLimits,
     /// The limit of changes, whatever [`Self::close_at`] says.
     most_changes: usize,
-    /// Most transactions of a group whose transactions are committed alone.
+    /// Most transactions of a group by rows.
     run: usize,
     pacing: Pacing,
     waiting: VecDeque<(Size, T)>,
@@ -174,7 +175,7 @@ impl<T> Batcher<T> {
         self.limits.changes = self.most_changes.min(changes);
     }
 
-    /// Closes groups whose transactions are committed alone at so many of them from now on.
+    /// Closes groups by rows at so many transactions from now on.
     pub fn close_run_at(&mut self, transactions: usize) {
         self.run = transactions.max(1);
     }
@@ -208,8 +209,8 @@ impl<T> Batcher<T> {
         self.waiting.push_back((size, part));
     }
 
-    /// The next part must be committed alone. The parts that wait behind the last such part are committed alone as well,
-    /// if they are few and small.
+    /// The next part must be committed alone. The parts that wait behind the last such part join its group, if they are
+    /// few and small.
     fn join_alone(&mut self) {
         let Between::Small { transactions, changes } = self.between else { return };
         if transactions > self.pacing.between_alone || changes > self.pacing.few_changes {

@@ -77,12 +77,6 @@ impl<P> Clone for TwoPhase<P> {
 }
 
 impl<M: Table, P> Work<M, P> {
-    /// Whether it must be committed alone, as the publisher committed it.
-    #[must_use]
-    pub fn is_alone(&self) -> bool {
-        self.runs_user_code() || self.applied_tables().any(Table::is_under_rules_of_time)
-    }
-
     fn applied_tables(&self) -> impl Iterator<Item = &M> {
         self.tables.iter().flatten().map(AsRef::as_ref)
     }
@@ -132,6 +126,10 @@ impl<M: Table, P> GroupMember for Work<M, P> {
 
     fn runs_user_code(&self) -> bool {
         self.applied_tables().any(|table| *table.fold() == TableFolding::Never { user_code: true })
+    }
+
+    fn is_alone(&self) -> bool {
+        self.runs_user_code() || self.applied_tables().any(Table::is_under_rules_of_time)
     }
 
     fn is_under_rules(&self) -> bool {

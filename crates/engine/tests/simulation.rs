@@ -69,6 +69,7 @@ fn every_promise_holds_whatever_happens() {
     assert!(tried(all.faults, 3) && tried(all.made_way, 200), "{all:?}");
     assert!(tried(all.lost_before_commit, 30) && tried(all.lost_after_commit, 30), "{all:?}");
     assert!(tried(all.in_order, 4), "{all:?}");
+    assert!(tried(all.shared_commits, 200), "{all:?}");
     assert!(tried(all.refused, 200) && tried(all.failed_commits, 100), "{all:?}");
     assert!(tried(all.copied, 3) && tried(all.joined, 3) && tried(all.deferred, 4), "{all:?}");
     assert!(tried(all.table_faults, 3) && tried(all.moved, 100), "{all:?}");

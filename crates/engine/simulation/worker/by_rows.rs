@@ -2,33 +2,31 @@
 
 use std::rc::Rc;
 
-use engine::progress::Range;
 use engine::transaction::Touched;
 use engine::worker::ExpectedReply;
 use pgoutput::{Message, OldTuple, Tuple};
 
 use crate::simulation::subscriber::{As, Command, RowOp, find};
-use crate::simulation::worker::encoded::{Ending, Pending, Statements, begin, end};
+use crate::simulation::worker::encoded::{Ending, Pending, Statements, begin, end, ending};
 use crate::simulation::worker::values::sent;
 use crate::simulation::worker::work::Work;
 
-/// Encodes a part by rows; returns the end that is sent later.
+/// Encodes members of a group by rows, as one subscriber transaction; returns the end that is sent later.
 pub(crate) fn rows(
-    work: &Work,
+    works: &[Work],
     (ahead, savepoints): (bool, bool),
     (ordered, last): (bool, bool),
     statements: &mut Statements,
 ) -> Option<Ending> {
-    if work.part.first {
-        begin(work, savepoints, statements);
+    let first = works.first()?;
+    if first.part.first {
+        begin(first, savepoints, statements);
     }
-    for change in 0..work.part.len() {
-        statements.extend(alone(work, change));
+    for work in works {
+        statements.extend((0..work.part.len()).filter_map(|change| alone(work, change)));
     }
-    let range = Range { after: work.predecessor, through: work.part.end_lsn? };
-    let (mark, two_phase) = (work.history, work.two_phase.clone());
-    let ending = Ending { range, ordered, mark, two_phase };
-    if work.part.first && !ahead {
+    let ending = ending(works, ordered)?;
+    if first.part.first && !ahead {
         end(ending, statements);
         if !last && let Some((_, Pending::Sync(Some(commits)))) = statements.pop_if(is_sync) {
             // The next transaction follows in the same pipeline.

@@ -7,7 +7,7 @@ use engine::worker::{ExpectedReply, WorkerTypes};
 use pgoutput::{Lsn, Xid};
 
 use crate::simulation::subscriber::{Command, PreparedHere};
-use crate::simulation::worker::work::{Group, Work};
+use crate::simulation::worker::work::Work;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Pending {
@@ -67,9 +67,9 @@ impl WorkerTypes for Simulated {
 
 pub(crate) type Statements = Vec<(Command, Pending)>;
 
-pub(crate) fn ending(group: &Group, ordered: bool) -> Option<Ending> {
-    let last = group.works.last()?;
-    let after = group.works.first()?.predecessor;
+pub(crate) fn ending(works: &[Work], ordered: bool) -> Option<Ending> {
+    let last = works.last()?;
+    let after = works.first()?.predecessor;
     Some(Ending {
         range: Range { after, through: last.part.end_lsn? },
         ordered,

@@ -49,7 +49,7 @@ impl Worker {
                 dependent.push((Command::Nothing, Pending::Net(0)));
             }
             let (commands, replies) = dependent.into_iter().unzip();
-            let ending = ending(&group, self.ordered).expect("a split group is whole");
+            let ending = ending(&group.works, self.ordered).expect("a split group is whole");
             (independent, Rest::Dependent(commands, replies, ending))
         } else if in_order {
             around.seen.in_order += 1;
@@ -58,11 +58,11 @@ impl Worker {
             for work in &group.works {
                 statements.extend((0..work.part.len()).filter_map(|change| alone(work, change)));
             }
-            self.end(ending(&group, self.ordered).expect("it is whole"), &mut statements);
+            self.end(ending(&group.works, self.ordered).expect("it is whole"), &mut statements);
             (statements, Rest::Nothing)
         } else if mode == GroupMode::Net {
             let (mut statements, sure) = net(&group, None, (counted, true), history);
-            match ending(&group, self.ordered) {
+            match ending(&group.works, self.ordered) {
                 Some(ending) if counted && sure => {
                     self.end(ending, &mut statements);
                     (statements, Rest::Nothing)
@@ -72,11 +72,13 @@ impl Worker {
         } else {
             let mut statements = Vec::new();
             let mut ending = None;
-            for (index, work) in group.works.iter().enumerate() {
-                let follows = index == 0 && self.committed == Some(work.predecessor);
-                let ordered = (self.ordered || index > 0) && !follows;
-                let last = index + 1 == group.works.len();
-                ending = rows(work, (ahead, true), (ordered, last), &mut statements);
+            for members in group.subscriber_transactions() {
+                let works = &group.works[members.clone()];
+                around.seen.shared_commits += usize::from(works.len() > 1);
+                let follows = members.start == 0 && self.committed == Some(works[0].predecessor);
+                let ordered = (self.ordered || members.start > 0) && !follows;
+                let last = members.end == group.works.len();
+                ending = rows(works, (ahead, true), (ordered, last), &mut statements);
             }
             (statements, ending.map_or(Rest::Nothing, Rest::Ending))
         };

@@ -51,6 +51,10 @@ impl GroupMember for Work {
         self.plain.runs_user_code()
     }
 
+    fn is_alone(&self) -> bool {
+        self.sabotage != Sabotage::SharedCommit && self.plain.is_alone()
+    }
+
     fn is_under_rules(&self) -> bool {
         self.plain.is_under_rules()
     }

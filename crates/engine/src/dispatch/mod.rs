@@ -26,7 +26,7 @@
 //! 7. Transactions that are prepared at once wait for what came before their run of PREPAREs only, so
 //!    that they run side by side.
 //! 8. Transactions that must be committed alone (user code, rules by time) and steps of two-phase
-//!    transactions are applied change by change.
+//!    transactions are applied change by change. Small transactions between them are, too, and share commits.
 //! 9. Transactions that wait are assigned at once when no worker is busy, unless the group can grow and
 //!    there is a backlog or concurrent committers; then after a bounded time (promise P9).
 //! 10. A table is serialized between groups only: when groups with it have often given way, or when a
@@ -508,7 +508,9 @@ impl<T: Dispatchable> Dispatch<T> {
         let ends = works.last().is_some_and(|work| work.end().is_some());
         let dependent = self.lock(worker, seq, continued, &works)?;
         let (mode, attempts) = (self.mode(&works), 0);
-        let mut group = Group { seq, works, mode, dependent, attempts, more: false };
+        let shares_commits = !self.settings.is_one_by_one();
+        let mut group =
+            Group { seq, works, mode, dependent, attempts, more: false, shares_commits };
         if group.is_prepared_at_once() {
             // Those of one run of them were all prepared on the publisher at the same time, so none is
             // in the way of another. They need no turn, since a prepared transaction is not visible.

@@ -243,8 +243,8 @@ pub struct Pacing {
     ///
     /// That measurement takes long: the pipeline first executes everything that it is assigned.
     pub side_by_side: Duration,
-    /// Small transactions between two that must be committed alone, at most, for which it is better to be committed alone
-    /// as well. They must have no more than [`few_changes`](Self::few_changes) together.
+    /// Small transactions between two that must be committed alone, at most, for which it is better to be in one group
+    /// with those. They must have no more than [`few_changes`](Self::few_changes) together.
     ///
     /// A group of their own costs two waits of all workers, the answers to them, and a flush: about a millisecond.
     pub between_alone: usize,

@@ -1,5 +1,7 @@
 //! An apply group, and the groups that must have ended before a worker begins it.
 
+use std::ops::Range;
+
 use pgoutput::Lsn;
 
 use crate::group::GroupSeq;
@@ -23,6 +25,9 @@ pub trait GroupMember {
     /// constraint trigger runs there.
     fn runs_user_code(&self) -> bool;
 
+    /// Whether it must be committed alone, as the publisher committed it.
+    fn is_alone(&self) -> bool;
+
     /// Whether conflict rules apply to a table of it.
     fn is_under_rules(&self) -> bool;
 
@@ -42,8 +47,9 @@ pub trait GroupMember {
 pub enum GroupMode {
     /// One subscriber transaction: net changes, as sets where that means the same.
     Net,
-    /// One subscriber transaction per source transaction, one statement per change in stream order.
-    /// Net changes must have the same result; an error names its change exactly.
+    /// One statement per change in stream order, and one subscriber transaction per source transaction, unless the
+    /// group [shares commits](Group::shares_commits). Net changes must have the same result; an error names its change
+    /// exactly.
     Rows,
 }
 
@@ -79,6 +85,9 @@ pub struct Group<T> {
     pub attempts: u32,
     /// The group is a piece of one that was halved, and another piece follows it on the same worker.
     pub more: bool,
+    /// By rows: adjacent transactions that need not be committed alone share a subscriber transaction. Not after
+    /// an error: then the transaction that fails must be alone.
+    pub shares_commits: bool,
 }
 
 impl<T: GroupMember> Group<T> {
@@ -94,7 +103,8 @@ impl<T: GroupMember> Group<T> {
         self.dependent = Dependent::default();
         let (seq, mode, attempts) = (self.seq, self.mode, self.attempts);
         let more = std::mem::replace(&mut self.more, true);
-        Self { seq, works, mode, dependent: Dependent::default(), attempts, more }
+        let shares_commits = self.shares_commits;
+        Self { seq, works, mode, dependent: Dependent::default(), attempts, more, shares_commits }
     }
 
     /// Whether it holds whole transactions, so that it can be executed again.
@@ -175,9 +185,36 @@ impl<T: GroupMember> Group<T> {
         self.is_whole() && !self.is_step() && !self.is_by_rules()
     }
 
+    /// By rows: the members of each subscriber transaction, or the part of one that this group is.
+    pub fn subscriber_transactions(&self) -> impl Iterator<Item = Range<usize>> {
+        let mut from = 0;
+        std::iter::from_fn(move || {
+            let start = from;
+            from += self.works.get(start..)?.first().map(|_| 1)?;
+            while self.shares_commits
+                && let Some([before, next]) = self.works.get(from - 1..=from)
+                && may_share_commit(before)
+                && may_share_commit(next)
+            {
+                from += 1;
+            }
+            Some(start..from)
+        })
+    }
+
+    /// Whether a subscriber transaction by rows has several of its transactions.
+    pub(super) fn commits_several_together(&self) -> bool {
+        self.mode == GroupMode::Rows && self.subscriber_transactions().any(|one| one.len() > 1)
+    }
+
     /// How many changes it has.
     #[must_use]
     pub fn changes(&self) -> usize {
         self.works.iter().map(GroupMember::length).sum()
     }
+}
+
+/// Whether nobody can see where it ends, and nothing decides about it alone.
+fn may_share_commit(member: &impl GroupMember) -> bool {
+    member.is_whole() && !member.is_alone() && !member.is_under_rules() && !member.follows_applied()
 }

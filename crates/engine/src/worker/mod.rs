@@ -203,10 +203,12 @@ impl<T: WorkerTypes> WorkerGroups<T> {
     }
 
     fn start(&mut self, mut group: Group<T::Member>, order: &impl Ended) -> Start<T::Member> {
-        if self.lone_commits && group.mode == GroupMode::Rows && group.works.len() > 1 {
-            // Each transaction has a COMMIT of its own.
-            let rest = group.split_off(1);
-            self.queue.push_front(rest);
+        if self.lone_commits && group.mode == GroupMode::Rows {
+            let first = group.subscriber_transactions().next().map_or(0, |members| members.end);
+            if first < group.works.len() {
+                let rest = group.split_off(first);
+                self.queue.push_front(rest);
+            }
         }
         self.ended_through = self.ended_through.max(order.ended_through());
         // No group can be in the way of one that is prepared at once: its errors are its own.

@@ -186,6 +186,7 @@ impl<T: WorkerTypes> WorkerGroups<T> {
             }
             ErrorKind::Soon | ErrorKind::Transient => Verdict::Stops,
             ErrorKind::Anew => Verdict::Retry(Retry::Later),
+            ErrorKind::Lasting if group.commits_several_together() => Verdict::Retry(Retry::Later),
             ErrorKind::Lasting if group.mode == GroupMode::Rows => Verdict::Stops,
             ErrorKind::Lasting => BY_ROWS,
         }
@@ -196,6 +197,9 @@ impl<T: WorkerTypes> WorkerGroups<T> {
     pub fn judge_incomplete(&self) -> Verdict {
         match self.active.back() {
             Some(ActiveGroup { group, .. }) if group.mode == GroupMode::Net => BY_ROWS,
+            Some(ActiveGroup { group, .. }) if group.commits_several_together() => {
+                Verdict::Retry(Retry::Later)
+            }
             _ => Verdict::Stops,
         }
     }
@@ -299,7 +303,10 @@ impl<T: WorkerTypes> WorkerGroups<T> {
                 self.halving.failed(first)
             }
             first => {
-                first.into_iter().for_each(|first| first.attempts += 1);
+                if let Some(first) = first {
+                    first.attempts += 1;
+                    first.shares_commits = false;
+                }
                 Fallback::None
             }
         };
@@ -315,7 +322,9 @@ impl<T: WorkerTypes> WorkerGroups<T> {
             Fallback::Rows => 1,
             Fallback::AllRows => groups.iter().take_while(|group| Some(group.seq) == seq).count(),
         };
-        groups.iter_mut().take(by_rows).for_each(|group| group.mode = GroupMode::Rows);
+        for group in groups.iter_mut().take(by_rows) {
+            (group.mode, group.shares_commits) = (GroupMode::Rows, false);
+        }
         self.queue = groups;
     }
 

@@ -7,6 +7,7 @@ pub(crate) mod sought;
 mod user_code;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -215,7 +216,7 @@ impl Encoder {
         })
     }
 
-    /// Queues part `index` of a group by rows: one subscriber transaction, and one statement for each
+    /// Queues these members of a group by rows: one subscriber transaction, and one statement for each
     /// change in stream order. The COMMIT of a transaction begins the next one of the group. Returns the
     /// end of a transaction whose first parts were sent before, because those must be answered first;
     /// and of one that is `ahead` of its turn.
@@ -223,35 +224,34 @@ impl Encoder {
         &mut self,
         session: &mut Session,
         group: &Group,
-        index: usize,
+        members: Range<usize>,
         ahead: bool,
         expected: &mut VecDeque<Expected>,
     ) -> Result<Option<Ending>> {
-        let work = &group.works[index];
-        let part = number(index)?;
+        let begins = group.works[members.start].part.first;
         // Citus was not tried with chains.
         let chains = !self.identity.citus;
-        if work.part.first && (index == 0 || !chains) {
-            self.begin(session, work, expected)?;
-        } else if work.part.first {
+        if begins && (members.start == 0 || !chains) {
+            self.begin(session, &group.works[members.start], expected)?;
+        } else if begins {
             self.ensure_all_settings(session, expected)?;
         }
-        self.changes_of(session, work, part, expected)?;
-        let prepares = matches!(work.two_phase, Some(TwoPhase::Prepare(_)));
+        for index in members.clone() {
+            self.changes_of(session, &group.works[index], number(index)?, expected)?;
+        }
         // A prepared transaction counts when it is committed.
-        let transactions = u32::from(!work.part.is_idle() && !prepares);
-        let ending = self.end_of(work, work, work.predecessor, part, transactions);
-        match ending {
-            Some(ending) if work.part.first && !ahead => {
+        let counts = |work: &Work| !matches!(work.two_phase, Some(TwoPhase::Prepare(_)));
+        match self.ending_of(group, members.clone(), counts)? {
+            Some(ending) if begins && !ahead => {
                 // The subscriber answers at the Sync. After an error it skips everything up to there.
-                let last = index + 1 == group.works.len();
+                let last = members.end == group.works.len();
                 let then = match (last, chains) {
                     (true, _) => Then::Sync,
                     (false, true) => Then::Chained,
                     (false, false) => Then::Begin,
                 };
                 // The predecessor is sent right before, in the same pipeline, or has committed.
-                let follows = index > 0 || self.has_committed(ending.commits.after);
+                let follows = members.start > 0 || self.has_committed(ending.commits.after);
                 ending.queue(session, self.identity, (follows, then), expected)?;
                 Ok(None)
             }
@@ -368,14 +368,24 @@ impl Encoder {
     /// The end of a group that was queued as one subscriber transaction. It may be queued when every
     /// statement has affected as many rows as it must.
     pub(crate) fn ending(&mut self, group: &Group) -> Result<Option<Ending>> {
-        let (Some(first), Some(last)) = (group.works.first(), group.works.last()) else {
+        self.ending_of(group, 0..group.works.len(), |_| true)
+    }
+
+    /// The end of a subscriber transaction with these members of a group; of the transactions, those are counted
+    /// which `counts` names.
+    fn ending_of(
+        &mut self,
+        group: &Group,
+        members: Range<usize>,
+        counts: impl Fn(&Work) -> bool,
+    ) -> Result<Option<Ending>> {
+        let works = &group.works[members.clone()];
+        let (Some(first), Some(last)) = (works.first(), works.last()) else {
             return Ok(None);
         };
-        let last_part = number(group.works.len() - 1)?;
-        let mut real = group.works.iter().filter(|work| !work.part.is_idle());
-        let timed = real.next_back().unwrap_or(last);
-        let transactions = real.count() + usize::from(!timed.part.is_idle());
-        Ok(self.end_of(last, timed, first.predecessor, last_part, number(transactions)?))
+        let real = || works.iter().filter(|work| !work.part.is_idle() && counts(work));
+        let (timed, transactions) = (real().next_back().unwrap_or(last), number(real().count())?);
+        Ok(self.end_of(last, timed, first.predecessor, number(members.end - 1)?, transactions))
     }
 
     /// The end of the subscriber transaction after `work`; `None` in the middle of a large one. Its time

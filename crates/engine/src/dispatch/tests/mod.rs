@@ -92,6 +92,10 @@ impl GroupMember for Insertion {
         self.kind == Kind::UserCode
     }
 
+    fn is_alone(&self) -> bool {
+        self.runs_user_code()
+    }
+
     fn is_under_rules(&self) -> bool {
         false
     }

@@ -26,6 +26,7 @@ struct Transaction {
     whole: bool,
     under_rules: bool,
     follows_applied: bool,
+    alone: bool,
 }
 
 impl GroupMember for Transaction {
@@ -46,7 +47,11 @@ impl GroupMember for Transaction {
     }
 
     fn runs_user_code(&self) -> bool {
-        false
+        self.alone
+    }
+
+    fn is_alone(&self) -> bool {
+        self.alone
     }
 
     fn is_under_rules(&self) -> bool {
@@ -105,6 +110,7 @@ fn group(seq: u64, commits: &[u64], whole: bool) -> Group<Transaction> {
         whole,
         under_rules: false,
         follows_applied: false,
+        alone: false,
     });
     Group {
         seq: GroupSeq(seq),
@@ -113,6 +119,7 @@ fn group(seq: u64, commits: &[u64], whole: bool) -> Group<Transaction> {
         dependent: Dependent::default(),
         attempts: 0,
         more: false,
+        shares_commits: false,
     }
 }
 

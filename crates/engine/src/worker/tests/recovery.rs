@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pgoutput::Lsn;
 
-use super::{Answer, PACING, Words, encoded, ended, group, send, sent, start};
+use super::{Answer, PACING, Transaction, Words, encoded, ended, group, send, sent, start};
 use crate::group::GroupSeq;
 use crate::worker::{
     AfterReply, ErrorKind, ExpectedReply, Group, GroupMember, GroupMode, Next, Outcome, Rest,
@@ -137,4 +137,50 @@ fn parts_that_are_answered_would_be_lost_with_the_session() {
     assert!(matches!(groups.answered(), AfterReply::Through(part) if !part.is_committed()));
     assert_eq!(groups.take_answered(), (1, Vec::new()));
     assert!(!groups.is_repeatable(), "nothing is at hand, but the subscriber transaction is open");
+}
+
+/// Transactions 20, 40 and 50 must be committed alone.
+fn by_rows() -> Group<Transaction> {
+    let mut group = group(1, &[10, 20, 30, 31, 32, 40, 50, 60], true);
+    for work in &mut group.works {
+        work.alone = [20, 40, 50].contains(&work.commit);
+    }
+    Group { mode: GroupMode::Rows, shares_commits: true, ..group }
+}
+
+fn subscriber_transactions(group: &Group<Transaction>) -> Vec<Vec<u64>> {
+    let commits = |one: std::ops::Range<usize>| group.works[one].iter().map(|work| work.commit);
+    group.subscriber_transactions().map(|one| commits(one).collect()).collect()
+}
+
+#[test]
+fn transactions_between_those_that_are_committed_alone_share_a_commit() {
+    let mut group = by_rows();
+    assert_eq!(
+        subscriber_transactions(&group),
+        [vec![10], vec![20], vec![30, 31, 32], vec![40], vec![50], vec![60]]
+    );
+    group.works[3].under_rules = true;
+    assert_eq!(subscriber_transactions(&group).len(), 8);
+    group.works[3] = Transaction { under_rules: false, follows_applied: true, ..group.works[3] };
+    assert_eq!(subscriber_transactions(&group).len(), 8, "a progress row stands for adjacent ones");
+    let whole = Group { shares_commits: false, ..by_rows() };
+    assert!(subscriber_transactions(&whole).iter().all(|one| one.len() == 1));
+}
+
+/// So that only the transaction that fails is named and not applied.
+#[test]
+fn after_an_error_each_transaction_is_committed_alone() {
+    let order = ended(0);
+    let mut groups = sent(by_rows(), &order);
+    groups.committed(Lsn(21));
+    assert_eq!(groups.judge_error(ErrorKind::Lasting), Verdict::Retry(Retry::Later));
+    groups.start_recovery(Retry::Later);
+    while groups.take_expected().is_some() {}
+    groups.rolled_back();
+    let again = start(&mut groups, &order);
+    assert_eq!(subscriber_transactions(&again.group), [[30], [31], [32], [40], [50], [60]]);
+    send(&mut groups, again);
+    groups.committed(Lsn(31));
+    assert_eq!(groups.judge_error(ErrorKind::Lasting), Verdict::Stops);
 }

@@ -228,5 +228,6 @@ fn group_of(work: Work) -> Group {
         dependent: Dependent::default(),
         attempts: 0,
         more: false,
+        shares_commits: false,
     }
 }

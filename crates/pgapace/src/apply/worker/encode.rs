@@ -111,8 +111,8 @@ impl WorkerSession {
             }
             GroupMode::Rows => {
                 let mut ending = None;
-                for index in 0..group.works.len() {
-                    ending = encoder.rows(session, group, index, ahead, replies)?;
+                for members in group.subscriber_transactions() {
+                    ending = encoder.rows(session, group, members, ahead, replies)?;
                 }
                 Ok(ending)
             }

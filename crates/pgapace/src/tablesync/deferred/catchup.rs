@@ -11,7 +11,7 @@ use engine::assemble::ReplayError;
 use engine::dispatch::{Dispatchable, GroupContents, Pacing};
 use engine::group::{Batcher, GroupSeq};
 use engine::transaction::TransactionPart;
-use engine::worker::{Dependent, GroupMode};
+use engine::worker::{Dependent, GroupMember, GroupMode};
 use pgoutput::Lsn;
 
 use crate::apply::offender::of_relation;
@@ -247,7 +247,15 @@ impl CatchUpWorker {
         let mode = if by_rows { GroupMode::Rows } else { GroupMode::Net };
         let (seq, dependent) = (self.last, Dependent::default());
         self.in_flight += 1;
-        self.worker.submit(Group { seq, works, mode, dependent, attempts: 0, more: false });
+        self.worker.submit(Group {
+            seq,
+            works,
+            mode,
+            dependent,
+            attempts: 0,
+            more: false,
+            shares_commits: false,
+        });
     }
 }
 
