@@ -158,6 +158,42 @@ fn user_code_sees_transactions_one_by_one_between_others() {
     });
 }
 
+/// Transactions between two that user code sees alone share a commit. If one of them fails, everything before it is committed
+/// all the same, and it alone is named.
+#[test]
+fn what_fails_between_transactions_of_user_code_is_alone() {
+    on_versions(&VERSIONS, |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE o (id int PRIMARY KEY)");
+        case.subscriber.sql(NOTE);
+        case.subscriber.sql(
+            "CREATE TRIGGER note AFTER INSERT ON t FOR EACH ROW EXECUTE FUNCTION note(); \
+             ALTER TABLE t ENABLE ALWAYS TRIGGER note",
+        );
+        case.publish("FOR ALL TABLES");
+        case.run_until_current();
+        case.subscriber.sql("INSERT INTO o VALUES (8)");
+        let insert = |(table, ids): (&str, std::ops::RangeInclusive<i32>)| {
+            ids.map(|id| format!("INSERT INTO {table} VALUES ({id});"))
+                .collect::<Vec<_>>()
+                .join("\n")
+        };
+        let parts = [("t", 1..=1), ("o", 1..=5), ("t", 2..=2), ("o", 6..=9), ("t", 3..=3)];
+        for statement in parts.map(insert).join("\n").lines() {
+            case.publisher.sql(statement);
+        }
+        case.run().expect(9, &["23505", "INSERT", "(id)=(8)", "commit LSN"]);
+        let applied = "SELECT (SELECT string_agg(id::text, ' ' ORDER BY id) FROM t), \
+                              (SELECT string_agg(id::text, ' ' ORDER BY id) FROM o)";
+        assert_eq!(case.subscriber.rows(applied), ["1 2|1 2 3 4 5 6 7 8"]);
+        let commits = "SELECT count(DISTINCT xmin::text), count(*) FROM o WHERE id < 6";
+        assert_eq!(case.subscriber.rows(commits), ["1|5"]);
+        case.subscriber.sql("DELETE FROM o WHERE id = 8");
+        case.run_until_current();
+        case.expect_equal(&["t", "o"]);
+        assert_eq!(noted(&case), ["note t INSERT"; 3]);
+    });
+}
+
 /// Rules that are enabled for replicas affect SQL, but not the native apply worker. pgapace runs
 /// them with a warning. Rules for the origin do not run.
 #[test]
