@@ -213,7 +213,7 @@ impl<T> Batcher<T> {
     /// few and small.
     fn join_alone(&mut self) {
         let Between::Small { transactions, changes } = self.between else { return };
-        if transactions > self.pacing.between_alone || changes > self.pacing.few_changes {
+        if transactions.max(changes) > self.pacing.between_alone {
             return;
         }
         let from = self.waiting.len().saturating_sub(transactions);
