@@ -106,7 +106,9 @@ impl<'a> Context<'a> {
         match expected {
             Some(Expected::Change { at, .. } | Expected::Look { at }) => match self.kind(error, at)
             {
-                Some(kind) => self.stopped_by(at, kind, failure, Some(error)),
+                Some(kind) => {
+                    self.stopped_by(at, kind, failure, Some(error), remedy_of_conflict(Some(kind)))
+                }
                 None => failure,
             },
             _ => failure,
@@ -125,7 +127,26 @@ impl<'a> Context<'a> {
             Ok(error) => self.describe(error, Some(Expected::Change { at, expect: Expect::Any })),
             Err(message) => Failure::new(Class::Apply, message),
         };
-        self.stopped_by(at, kind, failure, error.ok())
+        self.stopped_by(at, kind, failure, error.ok(), remedy_of_conflict(Some(kind)))
+    }
+
+    /// The failure of an insert whose rule has the existing row changed, where no row has its key.
+    pub(crate) fn stop_without_row(
+        &self,
+        at: ChangeAt,
+        kind: ConflictType,
+        action: Action,
+        error: &wire::Error,
+    ) -> Failure {
+        let failure = self.describe(error, Some(Expected::Change { at, expect: Expect::Any }));
+        let (kind_name, action) = (kind.name(), action.name());
+        let why = format!(
+            "{kind_name}={action} changes the row that has the key of the insert. There is none: another row has the value."
+        );
+        let said = failure.detail.as_ref().map_or(String::new(), |said| format!("{said} "));
+        let failure = failure.detail(said + &why);
+        let skip = format!(", or choose {kind_name}={} (--on-conflict)", Action::Skip.name());
+        self.stopped_by(at, kind, failure, Some(error), format!("{CHANGE_ROW}{skip}"))
     }
 
     fn stopped_by(
@@ -134,6 +155,7 @@ impl<'a> Context<'a> {
         kind: ConflictType,
         failure: Failure,
         error: Option<&wire::Error>,
+        remedy: String,
     ) -> Failure {
         let conflict = match self.conflict(at, kind, (Action::Error, false), error) {
             Ok(conflict) => conflict,
@@ -148,7 +170,7 @@ impl<'a> Context<'a> {
         let offender = Some(Box::new(conflict.offender.clone()));
         let conflict = Some(Box::new(conflict));
         let failure = Failure { class: Class::Apply, offender, conflict, ..failure }.detail(detail);
-        stopped_until(remedy_of_conflict(Some(kind)), failure, commit_lsn)
+        stopped_until(remedy, failure, commit_lsn)
     }
 
     fn describe(&self, error: &wire::Error, expected: Option<Expected>) -> Failure {
@@ -432,12 +454,14 @@ fn remedy_of_error(
     Some(remedy.trim_end_matches(';').to_owned())
 }
 
+const CHANGE_ROW: &str = "Change the conflicting row or the constraint on the subscriber";
+
 /// What to do about a change that cannot be applied.
 fn remedy_of_conflict(kind: Option<ConflictType>) -> String {
     let choose = kind.map_or(String::new(), |kind| {
         format!(", or choose an action for {} (--on-conflict)", kind.name())
     });
-    format!("Change the conflicting row or the constraint on the subscriber{choose}")
+    format!("{CHANGE_ROW}{choose}")
 }
 
 /// The failure of a run that stops at an insert without an unchanged value that the subscriber needs. NULL would be

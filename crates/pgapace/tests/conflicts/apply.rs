@@ -46,8 +46,11 @@ fn conflicts_with_a_row_of_another_key_stop() {
             case,
             &["UPDATE t SET v = 'x' WHERE id = 1", "INSERT INTO t VALUES (41, 310, 'p')"],
         );
-        case.run()
-            .expect(9, &["conflict=insert_exists", "INSERT on public.t", "(id)=(41)", "23505"]);
+        let failed = case.run();
+        failed.expect(9, &["conflict=insert_exists", "INSERT on public.t", "(id)=(41)", "23505"]);
+        // The chosen action is no advice.
+        failed.expect(9, &["Key (u)=(310) already exists", "choose insert_exists=skip"]);
+        assert!(!failed.log.contains("an action for insert_exists"), "{}", failed.log);
         assert_eq!(subscriber_rows(case, "id IN (1, 41)"), ["1|10|x"]);
         case.subscriber.sql("DELETE FROM t WHERE id = 31");
         transactions(case, &["INSERT INTO t VALUES (32, 330, 'p')"]);
@@ -63,6 +66,73 @@ fn conflicts_with_a_row_of_another_key_stop() {
             subscriber_rows(case, "id > 30"),
             ["31|310|t", "32|320|t", "33|330|t", "43|430|p"]
         );
+    });
+}
+
+/// The missing row cannot be inserted because other rows have its values. Then the rule for these counts.
+#[test]
+fn a_missing_row_whose_values_other_rows_have() {
+    let update = "UPDATE t SET u = 310, v = 'x5' WHERE id = 5";
+    let several = "UPDATE t SET id = 32, u = 330 WHERE id = 6";
+    in_every_mode(&["update_missing=apply"], |case| {
+        diverge(case);
+        transactions(case, &[update]);
+        case.run().expect(9, &["conflict=update_exists", "(id)=(5)", "for update_exists"]);
+        case.subscriber.sql("DELETE FROM t WHERE id = 31");
+        transactions(case, &[several]);
+        let kind = "multiple_unique_conflicts";
+        case.run().expect(9, &[&format!("conflict={kind}"), "(id)=(6)", &format!("for {kind}")]);
+        assert_eq!(subscriber_rows(case, "id IN (5, 6, 32)"), ["5|310|x5", "32|320|t"]);
+    });
+    let all = ["insert_exists=skip", "update_exists=skip", "multiple_unique_conflicts=skip"];
+    let only_several = "multiple_unique_conflicts=skip";
+    for rules in [&all[..], &[only_several]] {
+        let rules = [&["update_missing=apply"], rules].concat();
+        in_every_mode(&rules, |case| {
+            diverge(case);
+            let first = if rules.len() == 2 { several } else { update };
+            transactions(case, &["UPDATE t SET v = 'x7' WHERE id = 7", first]);
+            transactions(case, &["UPDATE t SET v = 'x8' WHERE id = 8"]);
+            case.run_until_current();
+            let skipped = match rules.len() {
+                2 => "multiple_unique_conflicts skip f UPDATE (id)=(6) 23505",
+                _ => "update_exists skip f UPDATE (id)=(5) 23505",
+            };
+            let inserted = |id| format!("update_missing apply t UPDATE (id)=({id})");
+            assert_eq!(conflicts(case), [inserted(7), skipped.to_owned(), inserted(8)]);
+            assert_eq!(subscriber_rows(case, "id IN (5, 6, 7, 8)"), ["7|70|x7", "8|80|x8"]);
+            let counted = case.statistic("update_missing || ' ' || t.update_exists");
+            assert_eq!(counted, if rules.len() == 2 { "2 0" } else { "2 1" });
+        });
+    }
+}
+
+/// An insert that becomes an update, and an update that becomes an insert, violate a constraint of another kind.
+#[test]
+fn the_rule_of_another_constraint_counts() {
+    let rules = ["insert_exists=apply", "update_missing=apply", "exclusion_violation=skip"];
+    in_every_mode(&rules, |case| {
+        diverge(case);
+        case.subscriber.sql("ALTER TABLE t ADD EXCLUDE (v WITH =) WHERE (v = 'x')");
+        transactions(
+            case,
+            &[
+                "UPDATE t SET v = 'x' WHERE id = 1",
+                "INSERT INTO t VALUES (31, 311, 'x')",
+                "UPDATE t SET v = 'x' WHERE id = 5",
+                "UPDATE t SET v = 'y' WHERE id = 6",
+            ],
+        );
+        case.run_until_current();
+        assert_eq!(
+            conflicts(case),
+            [
+                "exclusion_violation skip f INSERT (id)=(31) 23P01",
+                "exclusion_violation skip f UPDATE (id)=(5) 23P01",
+                "update_missing apply t UPDATE (id)=(6)",
+            ]
+        );
+        assert_eq!(subscriber_rows(case, "id IN (1, 5, 6, 31)"), ["1|10|x", "6|60|y", "31|310|t"]);
     });
 }
 

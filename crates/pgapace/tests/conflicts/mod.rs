@@ -2,6 +2,7 @@
 
 mod apply;
 mod counted;
+mod meanwhile;
 mod missing;
 mod origins;
 mod replaced;

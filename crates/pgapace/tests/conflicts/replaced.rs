@@ -24,12 +24,24 @@ fn start(case: &mut Case, rules: &[&str]) -> Process {
 
 /// A user replaces these rows, and commits when the change of them waits.
 fn while_replaced(case: &Case, process: &mut Process, rows: &str, change: &str) {
+    let replaced = format!(
+        "DELETE FROM t WHERE id IN ({rows}); INSERT INTO t SELECT unnest(ARRAY[{rows}]), 'user'"
+    );
+    while_open(case, process, &replaced, change, "");
+}
+
+/// A user's transaction begins with some statements. When the change of the publisher waits for it, it executes others,
+/// and commits.
+pub(super) fn while_open(
+    case: &Case,
+    process: &mut Process,
+    before: &str,
+    change: &str,
+    after: &str,
+) {
     case.wait_until_applied(process);
     let mut user = case.subscriber.connect();
-    let replaced = format!(
-        "BEGIN; DELETE FROM t WHERE id IN ({rows}); INSERT INTO t SELECT unnest(ARRAY[{rows}]), 'user'"
-    );
-    user.batch_execute(&replaced).expect("rows are replaced");
+    must(user.batch_execute(&format!("BEGIN; {before}")));
     case.publisher.sql(change);
     let waiting = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgapace {}%' \
@@ -39,7 +51,7 @@ fn while_replaced(case: &Case, process: &mut Process, rows: &str, change: &str) 
     must(wait_while_running(process, "a lock wait", PATIENCE, || {
         Ok(case.subscriber.value(&waiting) != "0")
     }));
-    user.batch_execute("COMMIT").expect("rows are there again");
+    must(user.batch_execute(&format!("{after}; COMMIT")));
     case.wait_until_applied(process);
 }
 

@@ -16,6 +16,9 @@ use crate::subscriber::conflict::{Action, ConflictType, TablePolicy, action};
 use crate::subscriber::origin;
 use crate::subscriber::state::statistics::Changes;
 
+/// How often a change is executed at most until a conflict of its rule's action counts.
+const ATTEMPTS: usize = 5;
+
 /// Why a change did something else than it must.
 enum ChangeConflict {
     Refused {
@@ -27,6 +30,20 @@ enum ChangeConflict {
         kind: ConflictType,
         changes: Changes,
     },
+}
+
+impl ChangeConflict {
+    fn kind(&self) -> ConflictType {
+        let (Self::Refused { kind, .. } | Self::Missing { kind, .. }) = self;
+        *kind
+    }
+
+    fn error(&self) -> Option<&wire::Error> {
+        match self {
+            Self::Refused { error, .. } => Some(error),
+            Self::Missing { .. } => None,
+        }
+    }
 }
 
 /// The end of one change that was executed.
@@ -118,32 +135,37 @@ impl<'a> Judge<'a> {
         let conflicts = self.judged.conflicts();
         for change in changes {
             let at = self.at(change)?;
-            while !self.one(at)? {}
+            let mut more = 1..ATTEMPTS;
+            while !self.one(at, more.next().is_none())? {}
         }
         Ok(self.judged.conflicts() == conflicts)
     }
 
-    /// Executes one change, or decides about it. False if it was undone: a transaction of others that ended meanwhile has
-    /// inserted the row, so that the look before did not find it.
-    fn one(&mut self, at: ChangeAt) -> Result<bool> {
+    /// Executes one change, or decides about it. False if it was undone, because another session has or may have changed
+    /// its row meanwhile. `last`: see [`Self::decide`].
+    fn one(&mut self, at: ChangeAt, last: bool) -> Result<bool> {
         let found = match self.look_before(at)? {
             LookBefore::Skip => return Ok(true),
             LookBefore::Change { found } => found,
         };
         match self.attempt(at, How::AsSent)? {
+            // A transaction that ended meanwhile has inserted the row, so the look before did not find it.
             Attempt::Done(_) if !found => {
                 self.undo()?;
-                return Ok(false);
+                Ok(false)
             }
-            Attempt::Done(changes) => self.changes.add(&changes),
+            Attempt::Done(changes) => {
+                self.changes.add(&changes);
+                Ok(true)
+            }
             Attempt::Conflict(conflict) => {
-                if let ChangeConflict::Missing { changes, .. } = &conflict {
+                let decided = self.decide(at, &conflict, last)?;
+                if let (ChangeConflict::Missing { changes, .. }, true) = (&conflict, decided) {
                     self.changes.add(changes);
                 }
-                self.decide(at, &conflict)?;
+                Ok(decided)
             }
         }
-        Ok(true)
     }
 
     /// Queues changes, and before each the look at its row that a rule needs.
@@ -182,24 +204,14 @@ impl<'a> Judge<'a> {
     }
 
     /// Applies the rule about a change that did something else than it must.
-    fn decide(&mut self, at: ChangeAt, conflict: &ChangeConflict) -> Result<()> {
-        let (mut kind, error) = match conflict {
-            ChangeConflict::Refused { kind, error } => (*kind, Some(error)),
-            ChangeConflict::Missing { kind, .. } => (*kind, None),
-        };
-        let mut action = self.action(at, kind);
-        if let Some(error) = error {
-            self.undo()?;
-            // The rule of the other type counts only if that of the first one is `error`.
-            if action == Action::Error && self.violates_another(at, kind, error)? {
-                kind = ConflictType::MultipleUniqueConflicts;
-                action = self.action(at, kind);
-            }
-        }
-        let refused = error.ok_or("the row to be changed does not exist on the subscriber");
+    ///
+    /// The rule's action may conflict, too. Either another session has deleted the row in the way or inserted the missing
+    /// row since the change met it, or another row has a unique value of the change. So the change is undone to be executed
+    /// anew (false), unless this is its `last` attempt: then the rule of the second conflict counts.
+    fn decide(&mut self, at: ChangeAt, conflict: &ChangeConflict, last: bool) -> Result<bool> {
+        let (kind, action) = self.rule(at, conflict, How::AsSent)?;
         let apply = match action {
-            Action::Error => return Err(self.context.stop(at, kind, refused)),
-            Action::Skip => false,
+            Action::Error | Action::Skip => false,
             Action::Apply => true,
             Action::LastUpdateWins => match self.look(at)? {
                 Some(RowOrigin { at: Some(time), .. }) => self.is_later_than(time),
@@ -207,36 +219,68 @@ impl<'a> Judge<'a> {
             },
         };
         if !apply {
-            return self.record(at, kind, (action, false), error);
+            self.record(at, kind, (action, false), conflict.error())?;
+            return Ok(true);
         }
         let how = match kind {
             ConflictType::UpdateMissing => How::UpdateAsInsert,
             _ => How::InsertAsUpdate,
         };
-        let conflict = match self.attempt(at, how)? {
+        let position = self.encoder.position();
+        let second = match self.attempt(at, how)? {
             Attempt::Done(changes) => {
                 self.changes.add(&changes);
-                return self.record(at, kind, (action, true), error);
+                self.record(at, kind, (action, true), conflict.error())?;
+                return Ok(true);
             }
-            Attempt::Conflict(conflict) => conflict,
+            Attempt::Conflict(second) => second,
         };
-        match conflict {
-            // The row with its key cannot be changed because of another row.
-            ChangeConflict::Refused { kind: ConflictType::InsertExists, error }
-                if kind == ConflictType::InsertExists =>
-            {
-                let kind = ConflictType::MultipleUniqueConflicts;
-                let action = self.action(at, kind);
-                if action == Action::Error {
-                    return Err(self.context.stop(at, kind, Ok(&error)));
-                }
-                self.undo()?;
-                self.record(at, kind, (action, false), Some(&error))
-            }
-            ChangeConflict::Refused { kind, error } => Err(self.context.stop(at, kind, Ok(&error))),
-            // The row in the way has another key, so it is unknown which of two rows is meant.
-            ChangeConflict::Missing { .. } => Err(self.context.stop(at, kind, refused)),
+        let may_pass =
+            how == How::UpdateAsInsert || matches!(second, ChangeConflict::Missing { .. });
+        if may_pass && !last {
+            self.undo()?;
+            self.exchange_control()?;
+            self.encoder.forget_after(self.session, position);
+            return Ok(false);
         }
+        let second = match (second, conflict.error()) {
+            // The row in the way has another key, so it is unknown which of two rows is meant.
+            (ChangeConflict::Missing { .. }, Some(error)) => {
+                return Err(self.context.stop_without_row(at, kind, action, error));
+            }
+            // The row with its key cannot be changed because of another row.
+            (ChangeConflict::Refused { kind: ConflictType::InsertExists, error }, _) => {
+                ChangeConflict::Refused { kind: ConflictType::MultipleUniqueConflicts, error }
+            }
+            (second, _) => second,
+        };
+        let (kind, action) = self.rule(at, &second, how)?;
+        self.record(at, kind, (action, false), second.error())?;
+        Ok(true)
+    }
+
+    /// The type of a conflict, and what its rule says, unless that is to stop the subscription. A refused change is undone.
+    fn rule(
+        &mut self,
+        at: ChangeAt,
+        conflict: &ChangeConflict,
+        how: How,
+    ) -> Result<(ConflictType, Action)> {
+        let mut kind = conflict.kind();
+        let mut action = self.action(at, kind);
+        if let Some(error) = conflict.error() {
+            self.undo()?;
+            // The rule of the other type counts only if that of the first one is `error`.
+            if action == Action::Error && self.violates_another(at, kind, how, error)? {
+                kind = ConflictType::MultipleUniqueConflicts;
+                action = self.action(at, kind);
+            }
+        }
+        if action == Action::Error {
+            let missing = "the row to be changed does not exist on the subscriber";
+            return Err(self.context.stop(at, kind, conflict.error().ok_or(missing)));
+        }
+        Ok((kind, action))
     }
 
     /// Executes one change after a savepoint.

@@ -70,7 +70,7 @@ pub(crate) fn violates_several(
         judge.queue(before, How::AsSent)?;
     }
     let repeated = judge.exchange()?.error.is_none();
-    let several = repeated && judge.violates_another(at, kind, error)?;
+    let several = repeated && judge.violates_another(at, kind, How::AsSent, error)?;
     judge.roll_back(position)?;
     Ok(several)
 }
@@ -86,12 +86,13 @@ impl Judge<'_> {
             })
     }
 
-    /// Whether the change violates a unique index besides the one that `error` names. The transaction must
-    /// be open, and as it was before the change; this does not change it.
+    /// Whether the change, executed in this way, violates a unique index besides the one that `error` names. The
+    /// transaction must be open, and as it was before the change; this does not change it.
     pub(super) fn violates_another(
         &mut self,
         at: ChangeAt,
         kind: ConflictType,
+        how: How,
         error: &wire::Error,
     ) -> Result<bool> {
         let (Some(map), Some(message), Some(said)) =
@@ -103,7 +104,7 @@ impl Judge<'_> {
             return Ok(false);
         }
         self.exchange_control()?;
-        let planned = Planned::new(map, &message);
+        let planned = Planned::new(map, &message, how);
         let Planned { statement, new, search } =
             planned.map_err(|e| Failure::internal(format!("a change cannot be repeated: {e}")))?;
         for arbiter in arbiters(self.session, said)? {
@@ -131,16 +132,24 @@ struct Planned<'m> {
 }
 
 impl<'m> Planned<'m> {
-    fn new(map: &TableMap, message: &Message<'m>) -> std::result::Result<Self, PlanError> {
+    fn new(
+        map: &TableMap,
+        message: &Message<'m>,
+        how: How,
+    ) -> std::result::Result<Self, PlanError> {
         let (mut set, mut nulls) = (ColumnSet::default(), ColumnSet::default());
         let none = ColumnSet::default();
-        let Message::Update(update) = message else {
-            let new = match message {
-                Message::Insert(insert) => values(map, &insert.new)?,
-                _ => Values::new(),
-            };
-            let statement = statement(map, Operation::Insert, &set, &nulls, &none);
-            return Ok(Self { statement, search: Values::new(), new });
+        let update = match message {
+            Message::Update(update) if how != How::UpdateAsInsert => update,
+            other => {
+                let new = match other {
+                    Message::Insert(insert) => values(map, &insert.new)?,
+                    Message::Update(update) => values(map, &update.new)?,
+                    _ => Values::new(),
+                };
+                let statement = statement(map, Operation::Insert, &set, &nulls, &none);
+                return Ok(Self { statement, search: Values::new(), new });
+            }
         };
         let new = values(map, &update.new)?;
         let search =
