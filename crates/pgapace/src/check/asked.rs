@@ -18,7 +18,7 @@ pub(super) struct Asked {
     /// Names of base types.
     pub(super) types: HashMap<u32, String>,
     /// Privileges that the role lacks.
-    pub(super) lacking: HashMap<u32, Vec<String>>,
+    pub(super) lacking: HashMap<u32, Vec<Lacking>>,
     /// Triggers and rules that run although `session_replication_role` is replica.
     pub(super) hooks: HashMap<u32, Vec<Hook>>,
 }
@@ -31,6 +31,27 @@ pub(super) struct Hook {
     /// The table, as SQL.
     pub(super) on: String,
 }
+
+/// A privilege on a table that the role lacks.
+#[derive(Debug)]
+pub(super) struct Lacking {
+    pub(super) privilege: String,
+    /// Only on this column, because it was granted for others.
+    pub(super) column: Option<String>,
+}
+
+/// INSERT and UPDATE may be granted for columns. But some changes begin with LOCK TABLE, which needs one privilege to write
+/// on the whole table.
+const LACKING: &str = "\
+SELECT w.oid, p.name, a.attname
+FROM pg_catalog.unnest($1::pg_catalog.oid[]) AS w (oid)
+CROSS JOIN (VALUES (1, 'SELECT', false), (2, 'INSERT', true), (3, 'UPDATE', true), (4, 'DELETE', false),
+    (5, 'TRUNCATE', false)) AS p (place, name, by_column)
+LEFT JOIN pg_catalog.pg_attribute a ON p.by_column AND a.attrelid = w.oid AND a.attnum > 0 AND NOT a.attisdropped
+  AND pg_catalog.has_table_privilege(w.oid, 'INSERT, UPDATE, DELETE, TRUNCATE')
+WHERE pg_catalog.has_table_privilege(w.oid, p.name) IS NOT TRUE
+  AND (a.attnum IS NULL OR pg_catalog.has_column_privilege(w.oid, a.attnum, p.name) IS NOT TRUE)
+ORDER BY w.oid, p.place";
 
 impl Asked {
     pub(super) fn read(session: &mut Session, tables: &[&Table]) -> Result<Self> {
@@ -52,16 +73,12 @@ impl Asked {
             asked.types.insert(field(&row, 0)?, field(&row, 1)?);
         }
         let rows = session
-            .query(
-                "SELECT w.oid, p.name FROM pg_catalog.unnest($1::pg_catalog.oid[]) AS w (oid) \
-                 CROSS JOIN (VALUES (1, 'SELECT'), (2, 'INSERT'), (3, 'UPDATE'), (4, 'DELETE'), (5, 'TRUNCATE')) \
-                   AS p (place, name) \
-                 WHERE pg_catalog.has_table_privilege(w.oid, p.name) IS NOT TRUE ORDER BY w.oid, p.place",
-                &[Some(&tables)],
-            )
+            .query(LACKING, &[Some(&tables)])
             .map_err(|e| failed(SIDE, &e, "reading privileges"))?;
         for row in rows.iter() {
-            asked.lacking.entry(field(&row, 0)?).or_default().push(field(&row, 1)?);
+            let lacking =
+                Lacking { privilege: field(&row, 1)?, column: row.get(2).map(str::to_owned) };
+            asked.lacking.entry(field(&row, 0)?).or_default().push(lacking);
         }
         let rows = session
             .query(

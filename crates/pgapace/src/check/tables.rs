@@ -9,7 +9,7 @@ use engine::table_sync::TableSyncState;
 use pgoutput::{RelId, ReplicaIdentity, TypeOid};
 use wire::{Session, quote_ident, quote_literal};
 
-use crate::check::asked::{Asked, Hook};
+use crate::check::asked::{Asked, Hook, Lacking};
 use crate::check::report::{Finding, Reporter, Severity, Side};
 use crate::check::same_rows::{self, Overlap};
 use crate::check::{SubscriptionState, failed, shown_conninfo, types};
@@ -436,23 +436,36 @@ impl Checker<'_, '_> {
 
     /// Checks the role's privileges on the table; returns whether it may read the table.
     fn privileges(&mut self, published: &PublishedTable, table: &Table) -> bool {
-        let is_needed = |privilege: &str| match privilege {
+        let is_needed = |lacking: &&Lacking| match lacking.privilege.as_str() {
             "UPDATE" | "DELETE" => published.updates_or_deletes,
             "TRUNCATE" => published.truncates,
             _ => true,
         };
+        let is_written = |lacking: &&Lacking| {
+            let of_column = |name: &String| published.columns.iter().any(|c| c.name == *name);
+            lacking.column.as_ref().is_none_or(of_column)
+        };
         let lacking = self.asked.lacking.get(&table.oid).into_iter().flatten();
-        let refused: Vec<_> =
-            lacking.map(String::as_str).filter(|privilege| is_needed(privilege)).collect();
-        if refused.is_empty() {
-            return true;
+        let lacking = lacking.filter(is_needed).filter(is_written);
+        let mut refused: Vec<_> = lacking.map(|lacking| lacking.privilege.as_str()).collect();
+        refused.dedup();
+        let (role, name) = (&self.known.role, published.name.to_string());
+        let grant = |list: &str| format!("GRANT {list} ON TABLE {} TO {role};", table.sql_name());
+        let truncate = refused.pop_if(|privilege| *privilege == "TRUNCATE");
+        if !refused.is_empty() {
+            let list = refused.join(", ");
+            self.reporter
+                .block("privileges", format!("role {role} lacks {list} on table {name}"))
+                .on(&name)
+                .sql(grant(&list));
         }
-        let (role, list) = (&self.known.role, refused.join(", "));
-        let name = published.name.to_string();
-        self.reporter
-            .block("privileges", format!("role {role} lacks {list} on table {name}"))
-            .on(&name)
-            .sql(format!("GRANT {list} ON TABLE {} TO {role};", table.sql_name()));
+        if let Some(truncate) = truncate {
+            let what = "a TRUNCATE of the publisher stops the subscription, and an interrupted copy cannot begin again";
+            self.reporter
+                .warn("privileges", format!("role {role} lacks {truncate} on table {name}: {what}"))
+                .on(&name)
+                .sql(grant(truncate));
+        }
         !refused.contains(&"SELECT")
     }
 

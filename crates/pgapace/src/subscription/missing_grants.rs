@@ -26,7 +26,8 @@ pub(super) fn with_grants(config: &Config, failure: Failure) -> Failure {
     let findings = check::check(config).findings;
     let mut grants: Vec<String> = findings
         .into_iter()
-        .filter(|finding| finding.side == side && finding.severity == Severity::Blocker)
+        .filter(|finding| finding.side == side)
+        .filter(|finding| finding.severity == Severity::Blocker || finding.topic == "privileges")
         .filter_map(|finding| match finding.fix {
             Some(Fix::Sql(sql)) if grants_something(&sql) => Some(sql),
             _ => None,

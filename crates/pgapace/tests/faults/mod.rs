@@ -4,6 +4,7 @@ mod acknowledgements;
 mod attention;
 mod canceled_waits;
 mod carried_slot;
+mod column_privileges;
 mod crashes;
 mod durability;
 mod errors;
