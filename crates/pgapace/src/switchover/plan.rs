@@ -102,18 +102,19 @@ fn find(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findings> {
     {
         problems.extend(verify_at_end::problems(sides, compared)?);
     }
+    let applying = ApplyingRoles::read(sides)?;
     if !request.ignore_roles {
-        problems.extend(roles::missing(sides.source, sides.control, &tables)?);
+        let reader = applying.on_publisher.as_ref().map(|role| role.name.as_str());
+        problems.extend(roles::missing(sides.source, sides.control, &tables, reader)?);
     }
     if let Some(age) = request.verified_within {
         verified(sides, &tables, age, &mut problems)?;
     }
     let mut carried: HashSet<_> = tables.iter().map(|table| table.name.clone()).collect();
     if let Some(back) = &request.back {
-        let roles = ApplyingRoles::read(sides)?;
         let way_back = (back, request.returns);
-        carried.extend(check_way_back(sides, way_back, &roles, &tables, &mut problems)?);
-        notes.extend(roles.notes());
+        carried.extend(check_way_back(sides, way_back, &applying, &tables, &mut problems)?);
+        notes.extend(applying.notes());
     }
     if !request.returns {
         opposite_direction(sides, &carried, &mut problems)?;

@@ -3,6 +3,7 @@
 
 mod adopted;
 mod altered;
+mod application_roles;
 mod arena;
 mod clients;
 mod deadlines;
