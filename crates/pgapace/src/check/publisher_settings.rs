@@ -282,7 +282,9 @@ fn retention(settings: &Settings, reporter: &mut Reporter<'_>) {
             "idle_replication_slot_timeout",
             format!(
                 "idle_replication_slot_timeout is {value}: a subscription that is stopped for \
-                 longer loses its slot (a first copy that takes longer does not)"
+                 longer loses its slot. A process that copies, or that waits for the subscriber, uses the \
+                 slot now and then. Set the limit to 0, or above the longest time for which pgapace may be \
+                 stopped"
             ),
         );
     }

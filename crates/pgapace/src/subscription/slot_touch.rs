@@ -1,8 +1,10 @@
 //! Keeps the slot from being invalidated as idle (`idle_replication_slot_timeout`, PostgreSQL 18 and later) while
-//! tables are copied: nothing uses it before the stream, and a copy may take days.
+//! nothing streams from it: tables are copied, which may take days, or runs fail and are retried, as when the
+//! subscriber is away.
 //!
 //! A slot that is advanced to its own position stays where it is, and has been used. A session of its own does
-//! that, because those of the copy have transactions open.
+//! that: those of the copy have transactions open. Between runs, that of the [slot watch](super::slot_watch) does. A
+//! run that wants the slot at that moment waits for it.
 
 use std::time::Duration;
 
@@ -40,9 +42,9 @@ impl SlotTouch {
             return None;
         }
         let ((ends, until), (running, ended)) = (bounded(0), bounded(0));
-        let (publisher, sql) = (publisher.clone(), touch_sql(slot));
+        let (publisher, slot) = (publisher.clone(), slot.to_owned());
         let touch = move || {
-            touch_until(&publisher, &sql, &until);
+            touch_until(&publisher, &slot, &until);
             drop(running);
         };
         let thread =
@@ -76,11 +78,11 @@ fn touch_sql(slot: &str) -> String {
     )
 }
 
-fn touch_until(publisher: &Publisher, sql: &str, until: &Receiver<()>) {
+fn touch_until(publisher: &Publisher, slot: &str, until: &Receiver<()>) {
     let (mut session, mut pause) = (None, FIRST);
     while until.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-        match touch(publisher, &mut session, sql) {
-            Ok(Some(limit)) => pause = (limit / PART).clamp(SHORTEST, LONGEST),
+        match touch(publisher, &mut session, slot) {
+            Ok(Some(next)) => pause = next,
             Ok(None) => (session, pause) = (None, LONGEST),
             Err(failure) => {
                 tracing::debug!(%failure, "cannot touch the slot");
@@ -90,16 +92,21 @@ fn touch_until(publisher: &Publisher, sql: &str, until: &Receiver<()>) {
     }
 }
 
-/// Touches the slot if it has been idle for long, and returns the limit.
-fn touch(
+/// Touches the slot if it has been idle for long. Returns the pause until the next time; `None` if the publisher does not
+/// invalidate idle slots.
+pub(super) fn touch(
     publisher: &Publisher,
     session: &mut Option<Session>,
-    sql: &str,
+    slot: &str,
 ) -> Result<Option<Duration>> {
     let session = publisher.session_to_look(session)?;
+    if session.server_version().major() < SINCE_MAJOR {
+        return Ok(None);
+    }
     let results = session
-        .simple(sql)
-        .map_err(|e| Failure::publisher(&e, "using the slot during the copy"))?;
+        .simple(&touch_sql(slot))
+        .map_err(|e| Failure::publisher(&e, "using the slot so that it stays valid"))?;
     let seconds: f64 = field(&first_row(&results, "idle_replication_slot_timeout")?, 0)?;
-    Ok((seconds > 0.0).then(|| Duration::from_secs_f64(seconds)))
+    let limit = (seconds > 0.0).then(|| Duration::from_secs_f64(seconds));
+    Ok(limit.map(|limit| (limit / PART).clamp(SHORTEST, LONGEST)))
 }

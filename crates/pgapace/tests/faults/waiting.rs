@@ -237,3 +237,25 @@ fn a_slot_of_another_program_is_no_subscription_that_was_dropped() -> Result<()>
     site.subscriber.start()?;
     expect_exit(&mut run, 7, &["already exists"])
 }
+
+/// PostgreSQL 18 invalidates a slot that nothing uses, as while the subscriber is away.
+#[test]
+fn a_wait_for_the_subscriber_that_is_longer_than_a_slot_may_be_idle_keeps_it() -> Result<()> {
+    let mut site = Site::start(&[("idle_replication_slot_timeout", "8s")], &[])?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    site.subscriber.stop(Stop::Fast)?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
+    // Twice the limit. A checkpoint invalidates idle slots.
+    let until = "SELECT clock_timestamp() + interval '16 s'";
+    let until = site.publisher.query_one_text(DB, until)?;
+    let over = format!("SELECT clock_timestamp() > '{until}'");
+    wait_while_running(&mut run, "the limit to pass", PATIENCE, || {
+        site.publisher.sql(DB, "CHECKPOINT")?;
+        Ok(site.publisher.query_one_text(DB, &over)? == "t")
+    })?;
+    site.subscriber.start()?;
+    site.wait_until_applied(&mut run)?;
+    assert_eq!(site.subscriber.query_one_text(DB, "SELECT count(*) FROM t")?, "1");
+    Ok(())
+}
