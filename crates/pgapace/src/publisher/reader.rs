@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pgoutput::{Frame, Lsn};
-use wire::{EndReason, Haste, Received};
+use wire::{EndReason, Haste, Received, quote_literal};
 
 use crate::encoding_error;
 use crate::error::{Class, Failure, Recovery, Result};
@@ -44,39 +44,55 @@ pub(crate) struct Chunk {
 }
 
 /// What a walsender decodes, for the next step after its errors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Decoding {
     /// Prepared transactions at their PREPARE, until `two_phase` of the slot is switched off.
     TwoPhase,
+    /// The same, and the server cannot switch it off: a copy of the slot does not have it.
+    TwoPhaseOfSlot(String),
     /// Anything else.
     Other,
 }
 
 impl Decoding {
-    /// `can_end_two_phase`: the slot has `two_phase`, and the publisher can switch it off.
-    pub(crate) fn of(can_end_two_phase: bool) -> Self {
-        if can_end_two_phase { Self::TwoPhase } else { Self::Other }
+    /// Of a slot that has `two_phase`, which the publisher can switch off or not.
+    pub(crate) fn two_phase(slot: &str, can_end: bool) -> Self {
+        if can_end { Self::TwoPhase } else { Self::TwoPhaseOfSlot(slot.to_owned()) }
     }
 
     /// The next step after an error that no SQLSTATE explains.
-    fn hint(self) -> &'static str {
+    fn hint(&self) -> String {
+        let failed = "The publisher failed while it decoded its WAL. If it comes back each time, ";
+        let rebase = "pgapace rebase makes a new slot behind it, and mends the rows that differ.";
         match self {
-            Self::TwoPhase => {
-                "The publisher failed while it decoded its WAL. If it comes back each time, start pgapace run with \
-                 --two-phase=false: prepared transactions are then sent at their COMMIT PREPARED, and --two-phase \
-                 can be set again later. If that does not help, pgapace rebase makes a new slot behind it, and mends \
-                 the rows that differ."
+            Self::TwoPhase => format!(
+                "{failed}start pgapace run with --two-phase=false: prepared transactions are then sent at their COMMIT \
+                 PREPARED, and --two-phase can be set again later. If that does not help, {rebase}"
+            ),
+            Self::TwoPhaseOfSlot(slot) => {
+                let (name, copy) = (quote_literal(slot), quote_literal(&copied(slot)));
+                format!(
+                    "{failed}have prepared transactions sent at their COMMIT PREPARED. That needs a slot without \
+                     two_phase, as a copy is. Stop pgapace run, and in the database of the publications: SELECT \
+                     pg_copy_logical_replication_slot({name}, {copy}); SELECT pg_drop_replication_slot({name}); SELECT \
+                     pg_copy_logical_replication_slot({copy}, {name}); SELECT pg_drop_replication_slot({copy}); Then \
+                     start pgapace run with --two-phase=false; --two-phase can be set again later. If that does not \
+                     help, {rebase}"
+                )
             }
-            Self::Other => {
-                "The publisher failed while it decoded its WAL. If it comes back each time, pgapace \
-                 rebase makes a new slot behind it, and mends the rows that differ."
-            }
+            Self::Other => format!("{failed}{rebase}"),
         }
     }
 }
 
+/// The name of a copy of a slot. A name has no more than 63 bytes, which are ASCII.
+fn copied(slot: &str) -> String {
+    const COPY: &str = "_copy";
+    format!("{}{COPY}", slot.get(..63 - COPY.len()).unwrap_or(slot))
+}
+
 /// The timing and memory limit of the connection.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct ReceiverOptions {
     /// Longest time between two status messages.
     pub(crate) status_interval: Duration,
@@ -188,7 +204,7 @@ impl StreamReader {
             }
             Received::Warning(_) => Ok(Some(FromPublisher::Warned)),
             Received::Idle | Received::Woken => Ok(None),
-            Received::Ended(reason) => Err(ended(reason, self.options.decoding)),
+            Received::Ended(reason) => Err(ended(reason, &self.options.decoding)),
         }
     }
 
@@ -260,7 +276,7 @@ fn end_of_transaction(frame: &[u8]) -> Option<Lsn> {
     }
 }
 
-fn ended(reason: EndReason, decoding: Decoding) -> Failure {
+fn ended(reason: EndReason, decoding: &Decoding) -> Failure {
     match reason {
         EndReason::Error(error) => {
             explain(Failure::publisher(&wire::Error::Server(error), "streaming changes"), decoding)
@@ -279,7 +295,7 @@ fn ended(reason: EndReason, decoding: Decoding) -> Failure {
 
 /// Gives errors of a walsender that streams their class and next step. If it has lost its slot, the next run sees
 /// that: the check before the stream says it in more than the words of the server.
-pub(crate) fn explain(mut failure: Failure, decoding: Decoding) -> Failure {
+pub(crate) fn explain(mut failure: Failure, decoding: &Decoding) -> Failure {
     match failure.sqlstate.as_deref() {
         // Before 18, decoding a change fails if the publication does not exist as of that change:
         // it is missing now, or it was missing then.
@@ -303,7 +319,7 @@ pub(crate) fn explain(mut failure: Failure, decoding: Decoding) -> Failure {
         }
         _ if !failure.is_transient() => {
             failure.recovery = Recovery::DecodeAgain;
-            failure.hint.get_or_insert_with(|| decoding.hint().to_owned());
+            failure.hint.get_or_insert_with(|| decoding.hint());
         }
         _ => {}
     }
@@ -325,10 +341,13 @@ mod tests {
     fn a_slot_that_need_not_stay_two_phase_has_a_cheaper_next_step() {
         let hint = |decoding| {
             let failure = Failure::new(Class::Publisher, "could not map filenumber");
-            explain(failure, decoding).hint.unwrap_or_default()
+            explain(failure, &decoding).hint.unwrap_or_default()
         };
         let (first, last) = (hint(Decoding::TwoPhase), hint(Decoding::Other));
         assert!(first.find("--two-phase=false") < first.find("pgapace rebase"), "{first}");
+        let copied = hint(Decoding::two_phase(&"s".repeat(63), false));
+        assert!(copied.find("--two-phase=false") < copied.find("pgapace rebase"), "{copied}");
+        assert!(copied.contains(&format!("('{}_copy', '{}')", "s".repeat(58), "s".repeat(63))));
         assert!(last.contains("pgapace rebase") && !last.contains("two-phase"), "{last}");
     }
 
@@ -337,7 +356,7 @@ mod tests {
         let failure =
             Failure::new(Class::Publisher, "requested WAL segment has already been removed");
         let failure = Failure { sqlstate: Some("58P01".to_owned()), ..failure }.transient(true);
-        let failure = explain(failure, Decoding::Other);
+        let failure = explain(failure, &Decoding::Other);
         assert!(!failure.is_transient());
         assert!(matches!(failure.recovery, Recovery::DecodeAgain));
         assert!(failure.hint.unwrap_or_default().contains("pgapace rebase"));

@@ -261,7 +261,7 @@ impl Recorder<'_> {
 fn ended(reason: EndReason) -> Failure {
     match reason {
         EndReason::Error(error) => {
-            explain(Failure::publisher(&wire::Error::Server(error), "recording"), Decoding::Other)
+            explain(Failure::publisher(&wire::Error::Server(error), "recording"), &Decoding::Other)
         }
         EndReason::Done | EndReason::Closed => {
             Failure::new(Class::Publisher, "the publisher ended the stream")

@@ -184,7 +184,10 @@ impl Supervisor<'_> {
             receive_timeout: config.receive_timeout,
             memory_limit: config.memory_limit,
             commits,
-            decoding: Decoding::of(resumption.two_phase && opened.servers.can_end_two_phase()),
+            decoding: match resumption.two_phase {
+                true => Decoding::two_phase(&row.slot_name, opened.servers.can_end_two_phase()),
+                false => Decoding::Other,
+            },
         };
         let spool = self.spool()?;
         let announced = Announced::default();

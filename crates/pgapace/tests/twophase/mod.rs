@@ -11,6 +11,7 @@ mod places;
 mod restored;
 mod row_filters;
 mod synchronous;
+mod undecodable;
 
 use testbed::postgres::Client;
 use testbed::wait_until;
