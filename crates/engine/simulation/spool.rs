@@ -65,6 +65,10 @@ impl BlockSource for Spool {
         Ok(Bytes::new())
     }
 
+    fn out_of_memory(bytes: usize) -> Self::Error {
+        panic!("no memory for {bytes} bytes");
+    }
+
     fn in_memory(&mut self, block: Vec<u8>) -> Bytes {
         Bytes::from(block)
     }

@@ -33,7 +33,7 @@ use thiserror::Error;
 
 pub use crate::assemble::prepared::Prepared;
 pub use crate::assemble::records::Records;
-pub(crate) use crate::assemble::records::{Changed, RelationVersions, push_record};
+pub(crate) use crate::assemble::records::{Changed, OutOfMemory, RelationVersions, push_record};
 pub use crate::assemble::replay::{BlockSource, Replay, ReplayError};
 use crate::assemble::spooled::{Change, SpooledTransaction};
 pub use crate::assemble::spooled::{SpoolCommand, SpoolId, Subtransactions};
@@ -72,6 +72,12 @@ pub enum AssembleError {
         message: &'static str,
         /// Where it came.
         context: &'static str,
+    },
+    /// The system refuses memory for a change that must be kept until its transaction ends.
+    #[error("out of memory: the system refuses {bytes} bytes for a change of a large transaction")]
+    OutOfMemory {
+        /// Size of the memory.
+        bytes: usize,
     },
     /// A change of a relation that was never announced on this connection.
     #[error("the publisher sent a change of relation {0} without announcing the relation")]
@@ -472,7 +478,7 @@ impl Assembler {
             }
             Some(Open::Prepared { xid: top, .. } | Open::Block(top)) => {
                 let change = Change { payload: at.payload(), xid };
-                self.spooler.push(*top, change, Changed::Row(version));
+                self.spooler.push(*top, change, Changed::Row(version))?;
                 Ok(Assembled::Nothing)
             }
             None => Err(out_of_place(name, "outside a transaction")),
@@ -496,7 +502,7 @@ impl Assembler {
             }
             Some(Open::Prepared { xid: top, .. } | Open::Block(top)) => {
                 let change = Change { payload: at.payload(), xid: truncate.xid };
-                self.spooler.push(*top, change, Changed::Truncated(&self.scratch));
+                self.spooler.push(*top, change, Changed::Truncated(&self.scratch))?;
                 Ok(Assembled::Nothing)
             }
             None => Err(out_of_place("Truncate", "outside a transaction")),
@@ -513,6 +519,12 @@ impl Assembler {
             }
             _ => Assembled::Nothing,
         }
+    }
+}
+
+impl From<OutOfMemory> for AssembleError {
+    fn from(OutOfMemory { bytes }: OutOfMemory) -> AssembleError {
+        AssembleError::OutOfMemory { bytes }
     }
 }
 

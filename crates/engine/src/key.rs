@@ -28,8 +28,8 @@ pub enum KeyForm {
 
 impl KeyForm {
     /// Appends the canonical form of a value. Returns false, and appends nothing, if the value has
-    /// no form: it is NULL, was not sent, or is not spelled as the output function of its type
-    /// spells it.
+    /// no form: it is NULL, was not sent, is not spelled as the output function of its type
+    /// spells it, or is too large for the memory that the system allows.
     ///
     /// A value has the same form in text and binary, except under [`Self::Bytes`], where the form
     /// ends with the format. There the two formats never compare equal. That is correct, because
@@ -38,24 +38,15 @@ impl KeyForm {
     pub fn append(self, value: Column<'_>, out: &mut Vec<u8>) -> bool {
         match (self, value) {
             (_, Column::Null | Column::Unchanged) => false,
-            (Self::Bytes, Column::Text(bytes)) => {
-                out.extend_from_slice(bytes);
-                out.push(b't');
-                true
-            }
-            (Self::Bytes, Column::Binary(bytes)) => {
-                out.extend_from_slice(bytes);
-                out.push(b'b');
-                true
-            }
+            (Self::Bytes, Column::Text(bytes)) => append_bytes(bytes, b"t", out),
+            (Self::Bytes, Column::Binary(bytes)) => append_bytes(bytes, b"b", out),
             (Self::Integer, value) => integer(value).is_some_and(|value| {
                 out.extend_from_slice(&value.to_be_bytes());
                 true
             }),
             (Self::Blanks, Column::Text(bytes) | Column::Binary(bytes)) => {
                 let end = bytes.iter().rposition(|&byte| byte != b' ').map_or(0, |last| last + 1);
-                out.extend_from_slice(&bytes[..end]);
-                true
+                append_bytes(&bytes[..end], b"", out)
             }
             (Self::Numeric, value) => {
                 let start = out.len();
@@ -75,6 +66,17 @@ impl KeyForm {
             }),
         }
     }
+}
+
+/// Returns false, with nothing appended, if the system refuses the memory.
+#[inline]
+fn append_bytes(bytes: &[u8], format: &[u8], out: &mut Vec<u8>) -> bool {
+    let has_room = out.try_reserve(bytes.len() + format.len()).is_ok();
+    if has_room {
+        out.extend_from_slice(bytes);
+        out.extend_from_slice(format);
+    }
+    has_room
 }
 
 /// Parses an integer in text or binary.

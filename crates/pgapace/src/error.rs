@@ -219,6 +219,21 @@ impl Failure {
     pub(crate) const LIMITS_HINT: &'static str = "The process has reached a limit of threads, files or memory. In \
         the systemd unit, raise TasksMax and LimitNOFILE; else see ulimit -u and ulimit -n.";
 
+    /// The operating system refuses so many bytes for `what`. As with [`Self::refused_by_system`], the cause may pass.
+    pub(crate) fn out_of_memory(bytes: usize, what: &str) -> Self {
+        Self::new(
+            Class::Internal,
+            format!("out of memory: the system refuses {bytes} bytes for {what}"),
+        )
+        .hint(Self::MEMORY_HINT)
+        .transient(true)
+    }
+
+    /// The next step when the operating system refuses memory for a large value.
+    pub(crate) const MEMORY_HINT: &'static str = "The process has reached a limit of its memory. Raise ulimit -v (in the \
+        systemd unit, LimitAS), or vm.overcommit_ratio: a change needs two to three times the size of its largest value. \
+        Or run the subscription in a process of its own.";
+
     /// A wire error on the publisher's side; `doing` completes "while …".
     pub(crate) fn publisher(error: &wire::Error, doing: &str) -> Self {
         Self::from_wire(Class::Publisher, "publisher", error, doing)
@@ -250,6 +265,10 @@ impl Failure {
                     failure.hint = Some(format!("{remedy}."));
                 }
                 failure
+            }
+            wire::Error::OutOfMemory { .. } => {
+                Self::new(Class::Internal, format!("{party}: {error} while {doing}"))
+                    .hint(Self::MEMORY_HINT)
             }
             // It does not pass by itself.
             wire::Error::NotUtf8 { .. } => {
@@ -286,7 +305,9 @@ impl Failure {
             Recovery::WaitForServer
         } else if error.is_connection_loss() || matches!(error, wire::Error::Timeout) {
             Recovery::Reconnect
-        } else if failure.sqlstate.as_deref().is_some_and(is_transient) {
+        } else if matches!(error, wire::Error::OutOfMemory { .. })
+            || failure.sqlstate.as_deref().is_some_and(is_transient)
+        {
             Recovery::Retry
         } else if matches!(error, wire::Error::Connect { .. }) {
             Recovery::Admission

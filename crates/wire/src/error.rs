@@ -58,6 +58,12 @@ pub enum Error {
         /// Largest message that the server accepts, in bytes.
         limit: usize,
     },
+    /// The system refuses memory that a message needs. The session can only be dropped.
+    #[error("out of memory: the system refuses {bytes} bytes for a message")]
+    OutOfMemory {
+        /// Size of the memory.
+        bytes: usize,
+    },
     /// A result did not have the expected shape or type. The session stays usable.
     #[error("unexpected query result: {0}")]
     UnexpectedResult(String),

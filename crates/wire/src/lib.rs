@@ -21,6 +21,7 @@
 mod connect;
 mod conninfo;
 mod error;
+mod memory;
 mod protection;
 mod quote;
 mod replication;
@@ -31,6 +32,7 @@ mod version;
 pub use connect::{CancelHandle, Startup};
 pub use conninfo::{ConnInfo, ConnInfoError, without_passwords};
 pub use error::{Error, Result, ServerError};
+pub use memory::zeroed;
 pub use protection::{Protection, Verified};
 pub use quote::{quote_ident, quote_literal, quote_replication_literal};
 pub use replication::{

@@ -27,6 +27,20 @@ const SEVERAL: u32 = 1 << 31;
 /// Length of the payload and relation, in front of every record.
 const HEADER: usize = 8;
 
+/// The system refuses memory for a copy of records, which may hold large values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OutOfMemory {
+    /// Size of the memory.
+    pub(crate) bytes: usize,
+}
+
+/// An empty block with room for so many bytes.
+pub(crate) fn empty_block(bytes: usize) -> Result<Vec<u8>, OutOfMemory> {
+    let mut block = Vec::new();
+    block.try_reserve_exact(bytes).map_err(|_| OutOfMemory { bytes })?;
+    Ok(block)
+}
+
 /// The relation versions that records name by their index.
 #[derive(Debug, Default)]
 pub(crate) struct RelationVersions {
@@ -157,7 +171,12 @@ impl Records<'_> {
             });
             let block = block.ok_or(ReplayError::Malformed)?;
             let offset = usize::try_from(at - begins).map_err(|_| ReplayError::Malformed)?;
-            source.in_memory(block[offset..].to_vec())
+            let rest = &block[offset..];
+            let copied = empty_block(rest.len());
+            let mut copied = copied
+                .map_err(|OutOfMemory { bytes }| ReplayError::Source(S::out_of_memory(bytes)))?;
+            copied.extend_from_slice(rest);
+            source.in_memory(copied)
         };
         if rest.is_empty() { Err(ReplayError::Malformed) } else { Ok(rest) }
     }

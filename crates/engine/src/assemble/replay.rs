@@ -31,6 +31,9 @@ pub trait BlockSource {
     /// When it cannot be read, or is not what was written.
     fn spooled_from(&mut self, id: SpoolId, place: u64) -> Result<Bytes, Self::Error>;
 
+    /// The error if the system refuses so many bytes of memory.
+    fn out_of_memory(bytes: usize) -> Self::Error;
+
     /// Takes a block that never left memory; it is given back when the last part that refers to it
     /// is dropped.
     fn in_memory(&mut self, block: Vec<u8>) -> Bytes;

@@ -12,7 +12,7 @@ use pgoutput::{Lsn, Xid};
 use rustc_hash::FxHashMap;
 
 use crate::assemble::PartLimits;
-use crate::assemble::records::{Changed, Records, RelationVersions};
+use crate::assemble::records::{Changed, OutOfMemory, Records, RelationVersions, empty_block};
 use crate::assemble::replay::Replay;
 use crate::relation::RemoteRelation;
 use crate::streaming::executable::Beginnings;
@@ -117,7 +117,12 @@ impl SpooledTransaction {
     }
 
     /// Adds a change.
-    pub(super) fn push(&mut self, change: Change<'_>, changed: Changed<'_>, block_bytes: usize) {
+    pub(super) fn push(
+        &mut self,
+        change: Change<'_>,
+        changed: Changed<'_>,
+        block_bytes: usize,
+    ) -> Result<(), OutOfMemory> {
         if let Some(xid) = change.xid
             && xid != self.xid
         {
@@ -125,24 +130,26 @@ impl SpooledTransaction {
         }
         let (tag, rest) = change.plain();
         let size = changed.size(tag.len() + rest.len());
-        self.make_room(size, block_bytes);
-        let Some(block) = self.blocks.back_mut() else { return };
+        self.make_room(size, block_bytes)?;
+        let Some(block) = self.blocks.back_mut() else { return Ok(()) };
         let before = block.capacity();
         changed.write(&mut self.relations, [tag, rest], block);
         self.allocated += block.capacity() - before;
         self.length += size as u64;
+        Ok(())
     }
 
     /// Adds a block, unless the last one has room for `size` bytes.
-    fn make_room(&mut self, size: usize, block_bytes: usize) {
+    fn make_room(&mut self, size: usize, block_bytes: usize) -> Result<(), OutOfMemory> {
         if self.blocks.back().is_none_or(|last| last.len() + size > block_bytes) {
             // The first block grows as it is filled, because most transactions are small. A transaction
             // that fills one block will fill the next.
             let capacity = if self.blocks.is_empty() { size } else { size.max(block_bytes) };
-            let block = Vec::with_capacity(capacity);
+            let block = empty_block(capacity)?;
             self.allocated += block.capacity();
             self.blocks.push_back(block);
         }
+        Ok(())
     }
 
     /// A subtransaction did not happen, nor did any that began inside it.

@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 
 use crate::assemble::PartLimits;
 use crate::assemble::prepared::Prepared;
-use crate::assemble::records::Changed;
+use crate::assemble::records::{Changed, OutOfMemory};
 use crate::assemble::spooled::{Change, SpoolCommand, SpoolId, SpooledTransaction};
 use crate::relation::RemoteRelation;
 
@@ -113,14 +113,20 @@ impl Spooler {
     }
 
     /// A change of an open transaction.
-    pub(super) fn push(&mut self, xid: Xid, change: Change<'_>, changed: Changed<'_>) {
-        let Some(transaction) = self.open.get_mut(&xid) else { return };
+    pub(super) fn push(
+        &mut self,
+        xid: Xid,
+        change: Change<'_>,
+        changed: Changed<'_>,
+    ) -> Result<(), OutOfMemory> {
+        let Some(transaction) = self.open.get_mut(&xid) else { return Ok(()) };
         self.memory -= Memory::of(transaction);
-        transaction.push(change, changed, self.limits.block_bytes);
+        let pushed = transaction.push(change, changed, self.limits.block_bytes);
         self.memory += Memory::of(transaction);
         if self.memory.spillable > self.room() {
             self.spill();
         }
+        pushed
     }
 
     /// Makes room in memory: a share of it rather than all, so that nothing waits for long while

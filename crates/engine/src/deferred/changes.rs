@@ -12,8 +12,8 @@ use bytes::Bytes;
 use pgoutput::{Lsn, Timestamp, Xid};
 
 use crate::assemble::{
-    BlockSource, Changed, PartLimits, RelationVersions, ReplayError, SpoolCommand, SpoolId,
-    push_record,
+    BlockSource, Changed, OutOfMemory, PartLimits, RelationVersions, ReplayError, SpoolCommand,
+    SpoolId, push_record,
 };
 use crate::relation::RemoteRelation;
 use crate::transaction::{Touched, TransactionHead, TransactionPart};
@@ -97,8 +97,12 @@ impl DeferredChanges {
         change: usize,
         block_bytes: usize,
         commands: &mut Vec<SpoolCommand>,
-    ) -> bool {
+    ) -> Result<bool, OutOfMemory> {
         let touched = part.touched(change);
+        let bytes = part.payload(change).len();
+        if self.tail.len() + bytes > block_bytes {
+            self.tail.try_reserve(bytes).map_err(|_| OutOfMemory { bytes })?;
+        }
         let begins = !std::mem::replace(&mut self.writing, true);
         if begins {
             let TransactionHead { commit_lsn, commit_time, xid } = part.head;
@@ -123,7 +127,7 @@ impl DeferredChanges {
         }
         self.unread += (self.tail.len() - before) as u64;
         self.spill(block_bytes, commands);
-        begins
+        Ok(begins)
     }
 
     /// Whether the transaction that is being written has a change here.

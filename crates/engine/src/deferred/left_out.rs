@@ -13,7 +13,7 @@ use pgoutput::{Lsn, Xid};
 use rustc_hash::FxHashMap;
 
 use super::{DeferredChanges, DeferredTables, carry_out};
-use crate::assemble::{PartLimits, ReplayError};
+use crate::assemble::{OutOfMemory, PartLimits, ReplayError};
 use crate::intake::Spool;
 use crate::relation::RemoteRelation;
 use crate::table_name::TableName;
@@ -80,7 +80,8 @@ impl<C> DeferredTables<C> {
                 Touched::Many(relations) => relations.iter().any(|r| is_left_out[*r as usize]),
             };
             if is_kept {
-                changes.push(part, change, block, commands);
+                let kept = changes.push(part, change, block, commands);
+                kept.map_err(|OutOfMemory { bytes }| S::out_of_memory(bytes))?;
             }
         }
         if let Some(end) = part.end_lsn.filter(|_| changes.is_writing()) {

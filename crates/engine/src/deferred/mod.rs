@@ -20,7 +20,7 @@ pub use changes::DeferredChanges;
 use pgoutput::Lsn;
 use rustc_hash::FxHashMap;
 
-use crate::assemble::{PartLimits, ReplayError, SpoolCommand};
+use crate::assemble::{OutOfMemory, PartLimits, ReplayError, SpoolCommand};
 use crate::deferred::left_out::LeftOut;
 use crate::intake::Spool;
 use crate::progress::{Positions, Progress};
@@ -238,7 +238,8 @@ impl<C> DeferredTables<C> {
     ) -> Result<(), S::Error> {
         if !self.tables.is_empty() {
             let block = self.block_bytes();
-            self.defer_changes(part, block);
+            let deferred = self.defer_changes(part, block);
+            deferred.map_err(|OutOfMemory { bytes }| S::out_of_memory(bytes))?;
             if let Some(end) = part.end_lsn {
                 for place in self.writing.drain(..) {
                     self.tables[place].changes.end(end, block, &mut self.commands);
@@ -252,13 +253,13 @@ impl<C> DeferredTables<C> {
         Ok(())
     }
 
-    fn defer_changes(&mut self, part: &TransactionPart, block: usize) {
+    fn defer_changes(&mut self, part: &TransactionPart, block: usize) -> Result<(), OutOfMemory> {
         let is_deferred = |place: &usize| part.head.commit_lsn >= self.tables[*place].from;
         let place = |relation: &RemoteRelation| self.places.get(&relation.name).copied();
         let relations = part.relations().iter();
         let places: Vec<_> = relations.map(|r| place(r).filter(is_deferred)).collect();
         if places.iter().all(Option::is_none) {
-            return;
+            return Ok(());
         }
         let mut touched = Vec::new();
         for change in 0..part.len() {
@@ -274,11 +275,12 @@ impl<C> DeferredTables<C> {
             }
             for place in &touched {
                 let changes = &mut self.tables[*place].changes;
-                if changes.push(part, change, block, &mut self.commands) {
+                if changes.push(part, change, block, &mut self.commands)? {
                     self.writing.push(*place);
                 }
             }
         }
+        Ok(())
     }
 
     /// The next part of the deferred changes of a table, by its place. Transactions that commit before

@@ -29,6 +29,10 @@ impl BlockSource for NoSpool {
         panic!("all blocks are in memory");
     }
 
+    fn out_of_memory(bytes: usize) -> Self::Error {
+        panic!("no memory for {bytes} bytes");
+    }
+
     fn in_memory(&mut self, block: Vec<u8>) -> Bytes {
         Bytes::from(block)
     }

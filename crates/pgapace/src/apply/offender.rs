@@ -104,6 +104,10 @@ pub(crate) fn offender(work: &Work, index: Option<usize>) -> Offender {
 /// Longest part of a value in a key, in bytes, as in the built-in apply worker.
 const LONGEST_VALUE: usize = 64;
 
+/// Of a value with more bytes, the rest is not made readable: only types whose text begins with that of their first
+/// bytes have such values.
+const LARGE: usize = 1 << 20;
+
 /// `(a)=(1)`, of the columns that find the row.
 fn describe_key(map: &TableMap, tuple: &pgoutput::Tuple<'_>) -> String {
     let columns: Vec<_> = tuple.columns().collect();
@@ -117,6 +121,8 @@ fn describe_key(map: &TableMap, tuple: &pgoutput::Tuple<'_>) -> String {
             Column::Text(bytes) => cut(bytes),
             Column::Binary(bytes) => {
                 let local = map.local(search.remote);
+                // Memory for another copy of a large value may be what was refused.
+                let bytes = if bytes.len() > LARGE { &bytes[..LARGE] } else { bytes };
                 cut(readable::binary(local.base_type, local.type_kind, bytes).as_bytes())
             }
         });

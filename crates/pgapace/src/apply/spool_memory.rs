@@ -32,6 +32,10 @@ impl BlockSource for AccountedSpool {
         Ok(Memory::account(&self.memory, self.spool.read_from(id, place)?))
     }
 
+    fn out_of_memory(bytes: usize) -> Failure {
+        Failure::out_of_memory(bytes, "a change that is kept")
+    }
+
     fn in_memory(&mut self, block: Vec<u8>) -> Bytes {
         Memory::account(&self.memory, Bytes::from(block))
     }

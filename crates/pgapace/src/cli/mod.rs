@@ -46,7 +46,7 @@ pub(crate) use selection::Selection;
 const EXIT_CODES: &str = "\
 Exit codes:
    0  the stated goal was reached
-   1  internal error, or the operating system refused a thread or a file
+   1  internal error, or the operating system refused a thread, a file or memory
    2  wrong command line
    3  wrong configuration: file, connection string, --http address, combination of settings; a switchover that its plan refuses
    4  the publisher cannot be reached, is too old, or refuses

@@ -118,7 +118,9 @@ impl SpoolFile {
         let length = self.ends[number] - start;
         let mut header = [0; HEADER];
         self.file.read_exact_at(&mut header, offset)?;
-        let mut block = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];
+        let length = usize::try_from(length).map_err(io::Error::other)?;
+        let refused = |_| io::Error::from(io::ErrorKind::OutOfMemory);
+        let mut block = wire::zeroed(length).map_err(refused)?;
         self.file.read_exact_at(&mut block, offset + HEADER as u64)?;
         if header != self.header(start, &block)? {
             return Err(ReadError::Damaged { offset });

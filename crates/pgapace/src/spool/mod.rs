@@ -162,6 +162,10 @@ impl Spool {
             let failure = Failure::new(Class::Spool, message).hint(Failure::LIMITS_HINT);
             return failure.transient(true);
         }
+        if error.kind() == io::ErrorKind::OutOfMemory {
+            let failure = Failure::new(Class::Spool, message).hint(Failure::MEMORY_HINT);
+            return failure.transient(true);
+        }
         let hint = match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 "Nothing is lost: spooled transactions are not acknowledged, and are sent again. \

@@ -62,6 +62,10 @@ impl BlockSource for Blocks {
         self.0.read_from(id, place)
     }
 
+    fn out_of_memory(bytes: usize) -> Failure {
+        Failure::out_of_memory(bytes, "a change that is kept")
+    }
+
     fn in_memory(&mut self, block: Vec<u8>) -> Bytes {
         block.into()
     }
@@ -285,5 +289,8 @@ fn malformed(error: &pgoutput::DecodeError) -> Failure {
 }
 
 fn inconsistent(error: &AssembleError) -> Failure {
+    if let AssembleError::OutOfMemory { bytes } = error {
+        return Failure::out_of_memory(*bytes, "a change of a large transaction");
+    }
     Failure::new(Class::Recording, format!("the recording is not a stream: {error}"))
 }

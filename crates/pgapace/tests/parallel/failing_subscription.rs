@@ -1,8 +1,8 @@
 //! Two subscriptions of one process, of which one fails.
 
-use testbed::program::{Process, events};
+use testbed::program::{Process, Program, events};
 
-use crate::support::{Case, PATIENCE, must, on_versions, pgapace, wait_until_log};
+use crate::support::{Case, PATIENCE, memory, must, on_versions, pgapace, wait_until_log};
 use crate::verbs::json;
 
 const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
@@ -37,8 +37,12 @@ impl Two {
     }
 
     fn start(&self, args: &[&str]) -> Process {
+        self.spawn(pgapace("run").args(args))
+    }
+
+    fn spawn(&self, program: Program) -> Process {
         let config = self.directory.path().join("two.toml").display().to_string();
-        let program = pgapace("run").args(["--config", &config]).args(args);
+        let program = program.args(["--config", &config]);
         let log = self.directory.path().join("log");
         let _ = std::fs::remove_file(&log);
         must(program.spawn_logged(log))
@@ -95,6 +99,59 @@ fn a_failing_subscription_is_reported_and_retried() {
         });
         must(process.terminate());
         assert!(must(process.wait(PATIENCE)).success(), "{}", process.log());
+    });
+}
+
+/// Limits the address space of a process to this much more than it has, in megabytes.
+fn limit_memory(process: &Process, more: Option<u64>) {
+    let limit = more.map_or("unlimited".to_owned(), |more| {
+        let megabytes = must(memory::address_space(process)) + more;
+        (megabytes << 20).to_string()
+    });
+    let prlimit = Program::new("prlimit").args(["--pid", &process.pid().to_string()]);
+    let output = must(prlimit.arg(format!("--as={limit}:")).output());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A value of 80 MB is refused memory where it is received, where it is spooled, and where it is sent.
+#[test]
+fn a_value_without_memory_ends_the_run_of_one_subscription() {
+    let refusals = [
+        ("off", 40, "while receiving"),
+        ("on", 120, "a change of a large transaction"),
+        ("off", 120, "while sending"),
+    ];
+    on_versions(&VERSIONS, |case| {
+        let two = Two::new(case);
+        // Compressed, it would not be streamed.
+        two.case.publisher.sql("ALTER TABLE bad ALTER v SET STORAGE EXTERNAL");
+        for (id, (streaming, more, place)) in (2..).zip(refusals) {
+            // Threads have no heaps of their own, which take address space.
+            let program = pgapace("run").args(["--streaming", streaming]);
+            let mut process = two.spawn(program.env("MALLOC_ARENA_MAX", "1"));
+            two.wait_for(&mut process, "both to stream", |log| events(log, "streaming") == 2);
+            limit_memory(&process, Some(more));
+            let value =
+                format!("INSERT INTO bad VALUES ({id}, repeat('0123456789abcdef', 5 << 20))");
+            two.case.publisher.sql(&value);
+            two.wait_for(&mut process, "the refusal to be named", |log| {
+                log.lines().any(|line| line.contains("out of memory") && line.contains(place))
+            });
+            let status = two.status("bad");
+            assert_eq!(status["state"], "retrying", "{status:#}");
+            // The other subscription goes on.
+            two.case.publisher.sql(&format!("INSERT INTO good VALUES ({id}, 'x')"));
+            let good = format!("SELECT count(*) FROM good WHERE id = {id}");
+            two.wait_for(&mut process, "the other one", |_| {
+                two.case.subscriber.value(&good) == "1"
+            });
+            limit_memory(&process, None);
+            let arrived =
+                format!("SELECT count(*) FROM bad WHERE id = {id} AND length(v) = 80 << 20");
+            two.wait_for(&mut process, "the value", |_| two.case.subscriber.value(&arrived) == "1");
+            must(process.terminate());
+            assert!(must(process.wait(PATIENCE)).success(), "{}", process.log());
+        }
     });
 }
 

@@ -40,6 +40,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 
 use crate::error::{Error, Result, ServerError};
+use crate::memory;
 use crate::protection::Protection;
 use crate::session::{Session, unexpected};
 use crate::stream::{Stream, Want, after, from_io, header, log_notice};
@@ -189,7 +190,7 @@ impl ReplicationStream {
         host: String,
         longest_nap: Duration,
     ) -> Result<ReplicationStream> {
-        let mut buffer = BytesMut::zeroed(BUFFER_SIZE.max(unread.len()));
+        let mut buffer = memory::zeroed_bytes(BUFFER_SIZE.max(unread.len()))?;
         buffer[..unread.len()].copy_from_slice(unread);
         Ok(ReplicationStream {
             stream,
@@ -460,7 +461,7 @@ impl ReplicationStream {
             Ok(false) => BUFFER_SIZE,
             Err(needed) => BUFFER_SIZE.max(needed),
         };
-        let mut fresh = BytesMut::zeroed(size);
+        let mut fresh = memory::zeroed_bytes(size)?;
         fresh[..self.filled].copy_from_slice(&self.buffer[..self.filled]);
         self.buffer = fresh;
         Ok(())

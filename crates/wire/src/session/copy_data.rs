@@ -10,8 +10,11 @@ use postgres_protocol::message::frontend;
 
 use super::Session;
 use crate::error::Error;
+use crate::memory;
 use crate::stream::MAX_MESSAGE;
 
+/// Size in bytes of the tag and length word of a message.
+const HEADER: usize = 5;
 /// A CopyData message ends after the row that reaches this size, in bytes.
 const FRAME: usize = 64 * 1024;
 
@@ -36,7 +39,9 @@ impl Session {
         let result = write(&mut data);
         data.undo_row();
         data.seal();
-        frontend::copy_done(data.out);
+        if data.has_room(HEADER) {
+            frontend::copy_done(data.out);
+        }
         if let Some(failure) = data.failure {
             self.queue_failure.get_or_insert(failure);
         }
@@ -49,14 +54,18 @@ impl CopyData<'_> {
     #[inline]
     pub fn put(&mut self, bytes: &[u8]) {
         self.open();
-        self.out.extend_from_slice(bytes);
+        if self.has_room(bytes.len()) {
+            self.out.extend_from_slice(bytes);
+        }
     }
 
     /// Appends one byte to the current row.
     #[inline]
     pub fn put_u8(&mut self, byte: u8) {
         self.open();
-        self.out.put_u8(byte);
+        if self.has_room(1) {
+            self.out.put_u8(byte);
+        }
     }
 
     /// Size of the unfinished row, in bytes.
@@ -79,9 +88,21 @@ impl CopyData<'_> {
         }
     }
 
+    /// Makes room. Without it, nothing of the queue is sent any more.
+    #[inline]
+    fn has_room(&mut self, bytes: usize) -> bool {
+        match memory::reserve(self.out, bytes) {
+            Ok(()) => true,
+            Err(error) => {
+                self.failure.get_or_insert(error);
+                false
+            }
+        }
+    }
+
     #[inline]
     fn open(&mut self) {
-        if self.frame.is_none() {
+        if self.frame.is_none() && self.has_room(HEADER) {
             self.frame = Some(self.out.len());
             self.out.put_u8(b'd');
             self.out.put_u32(0);
@@ -92,14 +113,14 @@ impl CopyData<'_> {
     /// Writes the length of the unfinished message.
     fn seal(&mut self) {
         let Some(frame) = self.frame.take() else { return };
-        if self.out.len() == frame + 5 {
+        if self.out.len() == frame + HEADER {
             self.out.truncate(frame);
             return;
         }
         let length = self.out.len() - frame - 1;
         match u32::try_from(length) {
             Ok(word) if length <= MAX_MESSAGE => {
-                self.out[frame + 1..frame + 5].copy_from_slice(&word.to_be_bytes());
+                self.out[frame + 1..frame + HEADER].copy_from_slice(&word.to_be_bytes());
             }
             _ => {
                 self.out.truncate(frame);

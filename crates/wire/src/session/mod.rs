@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use crate::connect::CancelHandle;
 use crate::error::{Error, Result, ServerError};
+use crate::memory;
 use crate::protection::Protection;
 use crate::stream::{Activity, Buffered};
 use crate::version::ServerVersion;
@@ -302,6 +303,9 @@ impl Session {
     /// connection. Then its backend has exited, because the server closes the socket only when the
     /// process ends.
     pub fn close(mut self, patience: Duration) {
+        if memory::reserve(&mut self.channel.out, 5).is_err() {
+            return;
+        }
         self.channel.out.extend_from_slice(b"X\0\0\0\x04");
         if self.channel.flush(Some(patience)).is_ok() {
             while self.channel.next(Some(patience)).is_ok() {}

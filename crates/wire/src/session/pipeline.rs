@@ -12,6 +12,7 @@ use postgres_protocol::message::frontend;
 use super::Session;
 use super::reply::{Reply, TransactionStatus};
 use crate::error::{Error, Result};
+use crate::memory;
 use crate::stream::{MAX_MESSAGE, Message, Want, after};
 
 /// A parameter value of a Bind.
@@ -96,7 +97,7 @@ impl Session {
 
         let out = &mut self.channel.out;
         let start = out.len();
-        out.reserve(length + 1);
+        memory::reserve(out, length + 1)?;
         out.put_u8(b'B');
         out.put_i32(word);
         out.put_u8(0);
@@ -168,13 +169,19 @@ impl Session {
 
     /// Queues a Sync.
     pub fn queue_sync(&mut self) {
-        frontend::sync(&mut self.channel.out);
+        self.queue_message(8, |out| {
+            frontend::sync(out);
+            Ok(())
+        });
         self.ready_expected += 1;
     }
 
     /// Queues a Flush message: the server then sends pending replies without a Sync.
     pub fn queue_flush(&mut self) {
-        frontend::flush(&mut self.channel.out);
+        self.queue_message(8, |out| {
+            frontend::flush(out);
+            Ok(())
+        });
     }
 
     /// Queues a simple query.
@@ -195,9 +202,10 @@ impl Session {
         let failure = if size > MAX_MESSAGE {
             Error::MessageTooLarge { bytes: size, limit: MAX_MESSAGE }
         } else {
-            match write(out) {
-                Ok(()) => return,
-                Err(error) => Error::Protocol(format!("cannot send a message: {error}")),
+            match memory::reserve(out, size).map(|()| write(out)) {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => Error::Protocol(format!("cannot send a message: {error}")),
+                Err(error) => error,
             }
         };
         out.truncate(start);
@@ -218,8 +226,13 @@ impl Session {
         self.ready_expected += queued.ready_expected;
         if self.channel.out.is_empty() {
             self.channel.out = queued.bytes;
-        } else {
-            self.channel.out.extend_from_slice(&queued.bytes);
+            return;
+        }
+        match memory::reserve(&mut self.channel.out, queued.bytes.len()) {
+            Ok(()) => self.channel.out.extend_from_slice(&queued.bytes),
+            Err(error) => {
+                self.queue_failure.get_or_insert(error);
+            }
         }
     }
 

@@ -11,6 +11,7 @@ use bytes::BytesMut;
 use super::tls::tls_error;
 use super::{ActiveSession, Activity, Ready, Stream, Want, after, log_notice};
 use crate::error::{Error, Result, ServerError};
+use crate::memory;
 
 /// Largest message that is sent, in bytes, including its length word. A server accepts slightly
 /// less than 1 GB (`PQ_LARGE_MESSAGE_LIMIT`, `src/include/libpq/libpq.h`).
@@ -254,7 +255,11 @@ impl Buffered {
             self.input.copy_within(self.start..self.end, 0);
         } else {
             // One allocation for a large message; doubling when replies accumulate.
-            let mut larger = vec![0; needed.max(self.input.len() * 2).min(needed + MAX_MESSAGE)];
+            let doubled = (self.input.len() * 2).min(needed + MAX_MESSAGE);
+            let mut larger = match memory::zeroed(needed.max(doubled)) {
+                Err(_) if doubled > needed => memory::zeroed(needed)?,
+                larger => larger?,
+            };
             larger[..unread].copy_from_slice(&self.input[self.start..self.end]);
             self.input = larger;
         }

@@ -100,6 +100,10 @@ impl BlockSource for Spool {
         panic!("nothing is at {place}");
     }
 
+    fn out_of_memory(bytes: usize) -> Self::Error {
+        panic!("no memory for {bytes} bytes");
+    }
+
     fn in_memory(&mut self, block: Vec<u8>) -> Bytes {
         Bytes::from(block)
     }

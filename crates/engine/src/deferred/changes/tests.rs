@@ -45,6 +45,10 @@ impl BlockSource for Files {
         panic!("deferred changes are read in order");
     }
 
+    fn out_of_memory(bytes: usize) -> Self::Error {
+        panic!("no memory for {bytes} bytes");
+    }
+
     fn in_memory(&mut self, block: Vec<u8>) -> Bytes {
         Bytes::from(block)
     }
@@ -116,7 +120,7 @@ fn defer(
         Touched::Many(_) => true,
     };
     for change in (0..part.len()).filter(|change| is_mine(*change)) {
-        deferred.push(part, change, block_bytes, commands);
+        deferred.push(part, change, block_bytes, commands).expect("memory");
     }
     if let Some(end) = part.end_lsn.filter(|_| deferred.is_writing()) {
         deferred.end(end, block_bytes, commands);

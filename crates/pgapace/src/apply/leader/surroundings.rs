@@ -275,6 +275,9 @@ impl From<IntakeError<Failure>> for Failure {
             )
             .transient(true),
             IntakeError::Lost(what) => Self::internal(what),
+            IntakeError::Assemble(AssembleError::OutOfMemory { bytes }) => {
+                Self::out_of_memory(bytes, "a change of a large transaction")
+            }
             IntakeError::Assemble(error) => {
                 let hint = match error {
                     AssembleError::UnknownPrepared { .. } => {
