@@ -13,6 +13,7 @@ mod config;
 mod connecting;
 mod encoding_error;
 mod error;
+mod file_size_limit;
 mod hand_over;
 mod http;
 mod lag;
@@ -49,5 +50,6 @@ mod whatif;
 fn main() -> std::process::ExitCode {
     // Before there are threads, and large buffers.
     malloc::return_large_blocks();
+    file_size_limit::let_writes_fail();
     cli::main()
 }

@@ -167,6 +167,12 @@ impl Spool {
             return failure.transient(true);
         }
         let hint = match error.kind() {
+            io::ErrorKind::FileTooLarge => {
+                "Nothing is lost: spooled transactions are not acknowledged, and are sent again. \
+                 The process has reached its limit of the size of a file: raise LimitFSIZE in the systemd unit; \
+                 else see ulimit -f. \
+                 --streaming off leaves large transactions on the publisher's disk until they commit."
+            }
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 "Nothing is lost: spooled transactions are not acknowledged, and are sent again. \
                  Make room, or choose another --spool-directory. \

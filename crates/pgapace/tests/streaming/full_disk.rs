@@ -1,7 +1,7 @@
 //! A full spool or disk stops the run, with nothing lost.
 
-use testbed::Result;
 use testbed::compare::TableName;
+use testbed::{Program, Result};
 
 use super::limits::{rows, site};
 use crate::support::{DB, PATIENCE, expect_exit};
@@ -60,6 +60,22 @@ fn a_full_disk_stops_with_nothing_lost() -> Result<()> {
         &["cannot write to the spool", "Nothing is lost", "--streaming off"],
     )?;
     let mut run = site.spawn_streaming(&site.program())?;
+    site.wait_until_applied(&mut run)?;
+    site.expect_equal(&[TableName::from("t")])
+}
+
+/// A file of the spool that reaches a limit of its size is reported like a full disk.
+#[test]
+fn a_spool_beyond_the_limit_of_a_file_stops_with_nothing_lost() -> Result<()> {
+    let site = site(&[])?;
+    let program = site.program().args(["--memory-limit", "16"]);
+    let mut run = site.spawn_streaming(&program)?;
+    let prlimit = Program::new("prlimit").args(["--pid", &run.pid().to_string()]);
+    let limited = prlimit.arg("--fsize=1000000:").output()?;
+    assert!(limited.status.success(), "{}", String::from_utf8_lossy(&limited.stderr));
+    site.publisher.sql(DB, &format!("BEGIN; {}; COMMIT", rows(1, 10_000)))?;
+    expect_exit(&mut run, 12, &["cannot write to the spool", "Nothing is lost", "ulimit -f"])?;
+    let mut run = site.spawn_streaming(&program)?;
     site.wait_until_applied(&mut run)?;
     site.expect_equal(&[TableName::from("t")])
 }
