@@ -11,6 +11,8 @@ use crate::error::{Error, Result};
 
 /// A buffer from this size on, in bytes, is reserved first.
 const LARGE: usize = 16 << 20;
+/// Memory that must be left then, in bytes, for the small buffers of all threads.
+const SPARE: usize = 16 << 20;
 
 /// A buffer of zeros.
 ///
@@ -53,18 +55,29 @@ fn grow(buffer: &mut BytesMut, additional: usize) -> Result<()> {
     }
     // No conversion copies. The allocator may grow the memory in its place.
     let mut larger = Vec::from(std::mem::take(buffer));
-    let refused = larger
-        .try_reserve(additional)
-        .or_else(|_| larger.try_reserve_exact(additional))
-        .map_err(|_| Error::OutOfMemory { bytes });
+    let mut has_room = larger.try_reserve(additional).is_ok() && is_left();
+    if !has_room {
+        // Without the room to grow further.
+        larger.shrink_to(bytes);
+        has_room = larger.try_reserve_exact(additional).is_ok() && is_left();
+    }
     *buffer = BytesMut::from(Bytes::from(larger));
-    refused
+    if has_room { Ok(()) } else { Err(Error::OutOfMemory { bytes }) }
 }
 
 fn reserved(size: usize) -> Result<Vec<u8>> {
     let mut buffer = Vec::new();
-    buffer.try_reserve_exact(size).map_err(|_| Error::OutOfMemory { bytes: size })?;
-    Ok(buffer)
+    let has_room = buffer.try_reserve_exact(size).is_ok() && is_left();
+    if has_room { Ok(buffer) } else { Err(Error::OutOfMemory { bytes: size }) }
+}
+
+/// Whether the system does not refuse [`SPARE`].
+fn is_left() -> bool {
+    let mut spare = Vec::<u8>::new();
+    let is_left = spare.try_reserve_exact(SPARE).is_ok();
+    // The compiler may leave out memory that nothing uses.
+    std::hint::black_box(&mut spare);
+    is_left
 }
 
 #[cfg(test)]

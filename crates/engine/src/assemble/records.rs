@@ -34,10 +34,18 @@ pub(crate) struct OutOfMemory {
     pub(crate) bytes: usize,
 }
 
+/// Besides a block from this size on, in bytes, as much must be left for the small allocations of all threads.
+const LARGE: usize = 16 << 20;
+
 /// An empty block with room for so many bytes.
 pub(crate) fn empty_block(bytes: usize) -> Result<Vec<u8>, OutOfMemory> {
-    let mut block = Vec::new();
+    let (mut block, mut spare) = (Vec::new(), Vec::<u8>::new());
     block.try_reserve_exact(bytes).map_err(|_| OutOfMemory { bytes })?;
+    if bytes >= LARGE {
+        spare.try_reserve_exact(LARGE).map_err(|_| OutOfMemory { bytes })?;
+        // The compiler may leave out memory that nothing uses.
+        std::hint::black_box(&mut spare);
+    }
     Ok(block)
 }
 
