@@ -4,7 +4,7 @@
 //!
 //! 1. `work`, `readable`, `expected`, `apply_session`, `session_leases`, `thread`, `shared_commit_order`, `conflict_log`,
 //!    `read_tables` and `tables`, `schema_watch`, `requests`
-//! 2. `offender`, `blockers`, `bookkeeping`, `prefetch`, `spool_memory`
+//! 2. `offender`, `opposite_standbys`, `blockers`, `bookkeeping`, `prefetch`, `spool_memory`
 //! 3. `context`: what an error says about a change; `encoder`: groups to queued statements; `durability`
 //! 4. `replies`: what the subscriber says about those statements
 //! 5. `conflicts`: rules decide about single changes; `streams`: streaming apply
@@ -23,6 +23,7 @@ pub(crate) mod encoder;
 pub(crate) mod expected;
 pub(crate) mod leader;
 pub(crate) mod offender;
+pub(crate) mod opposite_standbys;
 pub(crate) mod pool;
 pub(crate) mod prefetch;
 pub(crate) mod read_tables;

@@ -22,6 +22,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, never};
 use pgoutput::Lsn;
 use wire::{Rows, Session};
 
+use crate::apply::opposite_standbys::OppositeStandbys;
 use crate::apply::thread;
 use crate::error::{Failure, Result};
 use crate::observe::board::wall;
@@ -173,10 +174,10 @@ impl Watch {
     /// Starts the thread. `commits` is the current answer.
     pub(crate) fn spawn(
         publisher: &Publisher,
-        subscription: &str,
-        slot: &str,
+        (subscription, slot): (&str, &str),
         commits: Commits,
         standby: Option<StandbyPublisher>,
+        opposites: Arc<OppositeStandbys>,
     ) -> Result<Self> {
         let (sender, changed) = bounded(1);
         let (ends, until) = bounded(0);
@@ -192,6 +193,7 @@ impl Watch {
             committing: Arc::clone(&committing),
             standby,
             timeline: Arc::clone(&timeline),
+            opposites,
         };
         thread::spawn("watch".to_owned(), move || {
             watch(&asked, commits, &sender, &until);
@@ -245,6 +247,7 @@ struct Asked {
     /// As the run began.
     standby: Option<StandbyPublisher>,
     timeline: Arc<Mutex<WatchedTimeline>>,
+    opposites: Arc<OppositeStandbys>,
 }
 
 /// Sessions are counted only if commits are synchronous: pg_locks takes the locks of the publisher's lock table
@@ -327,6 +330,9 @@ fn look(asked: &Asked, kept: &mut Option<Session>) -> Result<(String, String)> {
     asked.committing.store(field::<u32>(&row, 6)? as usize, Ordering::Relaxed);
     *lock(&asked.seen) = Some((now, seen));
     let answer = (field(&row, 0)?, standby_name(session, &asked.subscription));
+    if let Err(failure) = asked.opposites.look(session) {
+        tracing::debug!(%failure, "cannot look for subscriptions in the opposite direction");
+    }
     if let Some(standby) = &asked.standby
         && row.get(7) == Some(&standby.started)
         && row.get(8) == Some(&standby.walsender.to_string())

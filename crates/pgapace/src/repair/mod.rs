@@ -224,7 +224,7 @@ impl Repairer<'_> {
             if matches!(written, Written::Batch(..)) {
                 let gives_up = || self.shutdown.requested();
                 let nothing = (Lsn::INVALID, Lsn::INVALID);
-                progress::flush_unless(&mut ours, self.id, nothing, &gives_up)?;
+                progress::flush_unless(&mut ours, self.id, nothing, &|| None, &gives_up)?;
             }
             Ok(written)
         })

@@ -114,17 +114,19 @@ impl Supervisor<'_> {
                 .map_err(|e| Failure::subscriber(&e, "looking how far away it is"))?;
             let panicked = |_| Err(Failure::internal("connecting panicked"));
             let sessions = sessions.join().unwrap_or_else(panicked)?;
-            let pulse = Pulse::default();
+            let (pulse, opposites) = (Pulse::default(), Arc::default());
             let (pool, durability) = self.pool(
                 context.subscriber,
                 &applying,
                 purpose(durable_commits),
                 sessions,
                 &pulse,
+                &opposites,
             )?;
             let until = self.goal(resumption.wal_end);
             let (name, standby) = (&self.config.name, resumption.standby.clone());
-            let watch = Watch::spawn(context.publisher, name, &row.slot_name, commits, standby)?;
+            let of = (name.as_str(), row.slot_name.as_str());
+            let watch = Watch::spawn(context.publisher, of, commits, standby, opposites)?;
             let opened = Opened {
                 control,
                 source: ChangeSource::Publisher(Box::new(stream)),

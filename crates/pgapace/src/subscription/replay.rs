@@ -224,7 +224,7 @@ impl Supervisor<'_> {
         let (resumption, states) = resumed?;
         let pulse = Pulse::default();
         let (pool, durability) =
-            self.pool(subscriber, &applying, Purpose::Apply, opened?, &pulse)?;
+            self.pool(subscriber, &applying, Purpose::Apply, opened?, &pulse, &Arc::default())?;
         let pool = pool.with_span(Arc::clone(&replay.span));
         Ok(Opened {
             control,

@@ -12,6 +12,7 @@ use crate::apply::blockers::{Blockers, Pulse, Watched};
 use crate::apply::conflicts;
 use crate::apply::durability::Durability;
 use crate::apply::encoder;
+use crate::apply::opposite_standbys::OppositeStandbys;
 use crate::apply::pool::{Connector, OpenedWorkers, Pool, Slots, WorkerNumber};
 use crate::apply::prefetch::Prefetch;
 use crate::apply::session_leases::Leaseholder;
@@ -192,6 +193,7 @@ impl Supervisor<'_> {
         purpose: Purpose,
         opened: OpenedSessions,
         leader: &Pulse,
+        opposites: &Arc<OppositeStandbys>,
     ) -> Result<(Pool, Durability)> {
         let Applying { identity, workers, settings, .. } = *applying;
         let OpenedSessions { workers: opened, durability, monitor } = opened;
@@ -211,7 +213,7 @@ impl Supervisor<'_> {
         let prefetch = Prefetch::spawn(config.prefetch, subscriber, &config.name)?;
         let of = (subscriber, config.name.as_str());
         let pulses = (flusher, leader.clone());
-        let durability = Durability::spawn(durability, of, identity.id, pulses)?;
+        let durability = Durability::spawn(durability, of, identity.id, pulses, opposites)?;
         Ok((pool.with_prefetch(prefetch), durability))
     }
 }

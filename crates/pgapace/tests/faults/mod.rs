@@ -13,6 +13,7 @@ mod failover_while_copying;
 mod history;
 mod large;
 mod network;
+mod opposite_standbys;
 mod privilege_hints;
 pub(crate) mod privileges;
 mod promoted_copy;

@@ -11,7 +11,8 @@
 //!
 //! A synchronous standby of the subscriber may go away. Then a flush waits for it, and nothing more is acknowledged.
 //! As natively, everything else goes on: no other commit waits for the standby, and a second thread, with a session
-//! that it opens for this, does the bookkeeping meanwhile ([`relief`]).
+//! that it opens for this, does the bookkeeping meanwhile ([`relief`]). A flush does not wait for a subscription in the
+//! opposite direction ([`opposite_standbys`](crate::apply::opposite_standbys)).
 
 mod relief;
 
@@ -26,6 +27,7 @@ use wire::Session;
 
 use crate::apply::blockers::Pulse;
 use crate::apply::bookkeeping::{AfterStep, BookkeepingJob, BookkeepingResult};
+use crate::apply::opposite_standbys::OppositeStandbys;
 use crate::apply::thread::{self, SessionHandle, SessionThread};
 use crate::error::{Failure, Result};
 use crate::subscriber::catalogue;
@@ -87,6 +89,7 @@ impl Durability {
         (subscriber, subscription): (&Subscriber, &str),
         id: SubscriptionId,
         (pulse, leader): (Pulse, Pulse),
+        opposites: &Arc<OppositeStandbys>,
     ) -> Result<Self> {
         let ((flushes, to_flush), (bookkeeping, to_do)) = (unbounded(), unbounded());
         let ((sender, events), begun) = (unbounded(), BegunJobs::default());
@@ -98,13 +101,20 @@ impl Durability {
             relieved: session.backend_pid(),
             pulse: pulse.clone(),
             leader,
+            opposites: Arc::clone(opposites),
         };
         let (stolen, answers) = ((to_do.clone(), begun.clone()), sender.clone());
         thread::spawn("relief".to_owned(), move || relief.run(&stolen, &answers, &ended))?;
         let handle = SessionHandle::of(&session);
         let ending = Arc::<AtomicBool>::default();
-        let mut work =
-            Work { session, id, pulse, removed_before: Lsn::INVALID, ending: Arc::clone(&ending) };
+        let mut work = Work {
+            session,
+            id,
+            pulse,
+            removed_before: Lsn::INVALID,
+            ending: Arc::clone(&ending),
+            opposites: Arc::clone(opposites),
+        };
         let work = move || {
             work.run(&mut Jobs { flushes: to_flush, bookkeeping: to_do, begun, open: 2 }, &sender);
             drop(alive);
@@ -216,6 +226,7 @@ struct Work {
     pulse: Pulse,
     removed_before: Lsn,
     ending: Arc<AtomicBool>,
+    opposites: Arc<OppositeStandbys>,
 }
 
 impl Work {
@@ -243,10 +254,11 @@ impl Work {
     }
 
     fn flush(&mut self, lsn: Lsn) -> Result<()> {
-        let ending = &self.ending;
+        let (ending, opposites) = (&self.ending, &self.opposites);
         let before = std::mem::replace(&mut self.removed_before, lsn);
         let gives_up = || ending.load(Ordering::Relaxed);
-        progress::flush_unless(&mut self.session, self.id, (before, lsn), &gives_up)
+        let passed = || opposites.passed();
+        progress::flush_unless(&mut self.session, self.id, (before, lsn), &passed, &gives_up)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The relief session: it does the bookkeeping while a flush of the durability session waits for a
 //! synchronous standby.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
@@ -9,6 +10,7 @@ use wire::Session;
 use super::{BegunJobs, FromDurability, bookkeep, report};
 use crate::apply::blockers::Pulse;
 use crate::apply::bookkeeping::BookkeepingJob;
+use crate::apply::opposite_standbys::{AwaitedStandbys, OppositeStandbys};
 use crate::apply::standby_wait;
 use crate::error::{Failure, Result};
 use crate::subscriber::session::{Purpose, Subscriber};
@@ -29,6 +31,7 @@ pub(super) struct Relief {
     pub(super) pulse: Pulse,
     /// The leader's. It may wait for the control session before the durability session has a job.
     pub(super) leader: Pulse,
+    pub(super) opposites: Arc<OppositeStandbys>,
 }
 
 impl Relief {
@@ -41,7 +44,7 @@ impl Relief {
     ) {
         let (mut session, mut told, mut is_silent) = (None, false, false);
         while ended.recv_timeout(WATCH) == Err(RecvTimeoutError::Timeout) {
-            if !self.pulse.is_silent_for(standby_wait::TELL_AFTER)
+            if !self.pulse.is_silent_for(self.patience())
                 && !self.leader.is_silent_for(LEADER_WAITS)
             {
                 (session, told, is_silent) = (None, false, false);
@@ -80,7 +83,13 @@ impl Relief {
         );
     }
 
-    /// The session. Logs once what the durability session waits for.
+    /// How long a flush may last before it is looked at.
+    fn patience(&self) -> Duration {
+        if self.opposites.are_possible() { WATCH } else { standby_wait::TELL_AFTER }
+    }
+
+    /// The session. It ends a wait for a subscription in the opposite direction, and logs once what else the durability
+    /// session waits for.
     fn open<'s>(
         &self,
         session: &'s mut Option<Session>,
@@ -94,10 +103,32 @@ impl Relief {
                 session.insert(opened)
             }
         };
-        if !*told && standby_wait::is_waiting(session, self.relieved)? {
-            *told = true;
-            standby_wait::tell(&self.subscription, "durability session", self.relieved);
+        if standby_wait::is_waiting(session, self.relieved)? {
+            let awaited = self.opposites.release(session, self.relieved)?;
+            if awaited == AwaitedStandbys::Opposite {
+                tracing::info!(
+                    event = "opposite_standby_passed",
+                    subscription = self.subscription,
+                    "flushes no longer wait for the subscriber's synchronous standby, which is the subscription in the \
+                     opposite direction"
+                );
+            } else if !*told && self.pulse.is_silent_for(standby_wait::TELL_AFTER) {
+                *told = true;
+                self.tell_of_wait(awaited);
+            }
         }
         Ok(session)
+    }
+
+    fn tell_of_wait(&self, awaited: AwaitedStandbys) {
+        standby_wait::tell(&self.subscription, "durability session", self.relieved);
+        if awaited == AwaitedStandbys::Mixed {
+            tracing::warn!(
+                event = "opposite_standby_awaited",
+                subscription = self.subscription,
+                "synchronous_standby_names of the subscriber names the subscription in the opposite direction beside \
+                 others; if the publisher's names this one, commits of both may wait for each other"
+            );
+        }
     }
 }

@@ -398,7 +398,8 @@ pub(crate) fn seconds_behind(session: &mut Session, id: SubscriptionId) -> Resul
     rows.first().map(|row| field(&row, 0)).transpose()
 }
 
-/// The commit that makes others durable. It waits for the synchronous standbys, whatever else the session does.
+/// The commit that makes others durable. It waits for the synchronous standbys, whatever else the session does, unless
+/// their setting is the given one (NULL for none).
 ///
 /// It does useful work, the removal of progress rows. If there are none, it writes a message to WAL, which takes no
 /// lock: it may wait for a standby that is gone, and another session would wait for the row that it has changed.
@@ -412,7 +413,9 @@ WITH removed AS ( \
     SELECT p.ctid FROM pgapace.progress p WHERE p.subscription = $1::pg_catalog.int4 \
       AND p.lsn >= $2::pg_catalog.pg_lsn AND p.lsn < $3::pg_catalog.pg_lsn \
     ORDER BY p.lsn)) RETURNING 1) \
-SELECT pg_catalog.set_config('synchronous_commit', 'on', true), \
+SELECT pg_catalog.set_config('synchronous_commit', \
+    CASE WHEN pg_catalog.current_setting('synchronous_standby_names') = $4 \
+    THEN 'local' ELSE 'on' END, true), \
   CASE WHEN NOT EXISTS (SELECT FROM removed) \
   THEN pg_catalog.pg_logical_emit_message(true, 'pgapace'::pg_catalog.text, ''::pg_catalog.text) END",
 };
@@ -422,24 +425,35 @@ SELECT pg_catalog.set_config('synchronous_commit', 'on', true), \
 ///
 /// `done` is the `lsn` of the previous call. It keeps the index scan from reading dead rows.
 pub(crate) fn flush(session: &mut Session, id: SubscriptionId, done: Lsn, lsn: Lsn) -> Result<()> {
-    flush_unless(session, id, (done, lsn), &|| false)
+    flush_unless(session, id, (done, lsn), &|| None, &|| false)
 }
 
-/// The same. It fails if a user has canceled the wait for the synchronous standbys and `gives_up`.
+/// The same. It does not wait for synchronous standbys under the setting that `passed` returns. It fails if the wait for
+/// them was canceled and `gives_up`.
 pub(crate) fn flush_unless(
     session: &mut Session,
     id: SubscriptionId,
     (done, lsn): (Lsn, Lsn),
+    passed: &dyn Fn() -> Option<String>,
     gives_up: &dyn Fn() -> bool,
 ) -> Result<()> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "making commits durable");
     let (id, done, lsn) = (id.0.to_string(), done.to_string(), lsn.to_string());
     loop {
-        let unreplicated = session.unreplicated_commits();
+        let (unreplicated, passed) = (session.unreplicated_commits(), passed());
         let [waiting] = session
-            .query_prepared_each([(FLUSH, &[Some(&id), Some(&done), Some(&lsn)])])
+            .query_prepared_each([(
+                FLUSH,
+                &[Some(&id), Some(&done), Some(&lsn), passed.as_deref()],
+            )])
             .map_err(|e| failed(&e))?;
-        if waiting.first().and_then(|row| row.get(0).map(str::to_owned)).as_deref() != Some("on") {
+        let set = waiting.first().and_then(|row| row.get(0).map(str::to_owned));
+        let is_set = match set.as_deref() {
+            Some("on") => true,
+            Some("local") => passed.is_some(),
+            _ => false,
+        };
+        if !is_set {
             return Err(Failure::internal("synchronous_commit was not set"));
         }
         if session.unreplicated_commits() == unreplicated {
