@@ -43,23 +43,37 @@ pub(crate) fn check_held(
     }
 }
 
+/// Whether a publisher of this version can send a prepared transaction at its PREPARE.
+pub(crate) fn decodes(major: u32) -> bool {
+    major >= 15
+}
+
 /// Decides whether the publisher sends prepared transactions at their PREPARE, and changes the slot where
 /// the start of the stream does not. Two-phase decoding never begins before all tables are copied.
 ///
 /// If the publisher sends them only at their COMMIT PREPARED, none may stay prepared on the subscriber:
 /// the publisher would send it again, and it would wait for its own locks. `any_prepared` is what
 /// [`prepared::any_sql`] says.
+///
+/// The settings of a way back are those of the other direction. Where its publisher cannot do what `--two-phase` asks
+/// for, it does without.
 pub(crate) fn settle(
     config: &Config,
     control: &mut Session,
     source: &mut Session,
     row: &Subscription,
-    slot_is_two_phase: bool,
+    (slot_is_two_phase, is_way_back): (bool, bool),
     any_prepared: bool,
 ) -> Result<bool> {
     let version = source.server_version();
     match config.two_phase {
-        Some(true) if version.major() < 15 => {
+        Some(true) if !decodes(version.major()) && is_way_back => tracing::warn!(
+            event = "two_phase_left_out",
+            subscription = config.name,
+            publisher = %version,
+            "publisher of the way back does not decode two-phase transactions; they are applied when they are committed"
+        ),
+        Some(true) if !decodes(version.major()) => {
             return Err(Failure::new(
                 Class::Publisher,
                 "the publisher decodes two-phase transactions only from PostgreSQL 15 on",
@@ -69,7 +83,7 @@ pub(crate) fn settle(
         Some(true) => return Ok(true),
         None if slot_is_two_phase => return Ok(true),
         // A rebase has created the slot in place of one that was.
-        None if row.two_phase == Some(true) && version.major() >= 15 => return Ok(true),
+        None if row.two_phase == Some(true) && decodes(version.major()) => return Ok(true),
         Some(false) if slot_is_two_phase && version.major() < 18 => {
             tracing::warn!(
                 event = "two_phase_kept",

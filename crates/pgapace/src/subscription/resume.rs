@@ -209,8 +209,8 @@ impl Supervisor<'_> {
         if slot_is_two_phase {
             two_phase::check_held(control, row, &applied.held, acknowledged)?;
         }
-        let two_phase =
-            two_phase::settle(&config, control, source, row, slot_is_two_phase, any_prepared)?;
+        let slot = (slot_is_two_phase, self.options.supersedes.is_some());
+        let two_phase = two_phase::settle(&config, control, source, row, slot, any_prepared)?;
         let sends_prepared = two_phase || slot_is_two_phase;
         if !two_phase && !applied.held.is_empty() {
             progress::forget_held(control, row.id)?;

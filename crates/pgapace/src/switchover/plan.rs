@@ -25,13 +25,15 @@ use crate::error::{Failure, Result};
 use crate::lag::{self, Absence};
 use crate::publisher::publication::{self, PublicationContents, PublishedTable};
 use crate::publisher::session::Publisher;
+use crate::publisher::slot;
 use crate::sequences::{self, Chosen, SetOptions};
 use crate::sqlstate;
 use crate::stopping::interrupt::interruptible;
 use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::state::published::{self, PreviousReading};
 use crate::subscriber::state::verification::ALL_ROWS;
-use crate::subscriber::state::{self, Phase, exposed, ownership};
+use crate::subscriber::state::{self, Phase, exposed, ownership, statistics};
+use crate::two_phase;
 use crate::verify::prepare::Problem;
 use crate::verify::requirements::not_ready;
 
@@ -79,11 +81,7 @@ fn find(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findings> {
         problems.push("--stop-writes and --resume-writes belong together".to_owned());
     }
     if !is_applied(sides)? {
-        let absence = Absence::find(sides.control, sides.source, sides.row)?;
-        problems.push(match absence {
-            Absence::NoProcess => format!("{}: start pgapace run", absence.said()),
-            _ => format!("{}. {}", absence.said(), absence.hint()),
-        });
+        problems.push(not_applied(sides)?);
     }
     prepared_transactions(sides, &mut problems)?;
     native_subscriptions(sides.source, &mut problems)?;
@@ -115,6 +113,7 @@ fn find(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findings> {
         let way_back = (back, request.returns);
         carried.extend(check_way_back(sides, way_back, &applying, &tables, &mut problems)?);
         notes.extend(applying.notes());
+        notes.extend(less_on_the_way_back(sides, request)?);
     }
     if !request.returns {
         opposite_direction(sides, &carried, &mut problems)?;
@@ -238,6 +237,39 @@ fn native_subscriptions(source: &mut Session, problems: &mut Vec<String>) -> Res
         ));
     }
     Ok(())
+}
+
+/// Why no process applies the subscription, as far as the last one has recorded it, and the next step.
+fn not_applied(sides: &mut Sides<'_>) -> Result<String> {
+    let absence = Absence::find(sides.control, sides.source, sides.row)?;
+    if absence != Absence::NoProcess {
+        return Ok(format!("{}. {}", absence.said(), absence.hint()));
+    }
+    let last = statistics::last_failure(sides.control, sides.row.id)?.failure;
+    let why = last.map_or(String::new(), |failure| {
+        let hint = failure.hint.map_or(String::new(), |hint| format!(" {hint}"));
+        format!("; the last one ended with an error: {}.{hint}", failure.message)
+    });
+    Ok(format!("{}: start pgapace run{why}", absence.said()))
+}
+
+/// What the way back does not do as the subscription does: its publisher may be older.
+pub(super) fn less_on_the_way_back(
+    sides: &mut Sides<'_>,
+    request: &Request<'_>,
+) -> Result<Option<String>> {
+    let version = sides.control.server_version();
+    if request.back.is_none() || two_phase::decodes(version.major()) {
+        return Ok(None);
+    }
+    let slot = slot::find(sides.source, &sides.row.slot_name)?;
+    let used = sides.config.two_phase == Some(true) || slot.is_some_and(|slot| slot.two_phase);
+    Ok(used.then(|| {
+        format!(
+            "warning: the way back applies prepared transactions when they are committed: the subscriber, PostgreSQL \
+             {version}, does not decode them at their PREPARE, whatever --two-phase says"
+        )
+    }))
 }
 
 /// Whether a process applies the subscription. One that stood aside for a verb that was killed needs a moment.

@@ -11,7 +11,7 @@ use super::Step;
 use super::deadline::Deadline;
 use super::display::Display;
 use super::finish::{drop_left_slot, drop_slot, finish};
-use super::plan::{CHECKS, Findings, plan, slot_possible, tables_ready};
+use super::plan::{CHECKS, Findings, less_on_the_way_back, plan, slot_possible, tables_ready};
 use super::publisher::{
     allow_writes, database_setting, end_sessions, has_more, stop, wait_for_late_writers,
     wait_for_writers, write_end_message,
@@ -300,6 +300,9 @@ pub(crate) fn go(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Outcome
     if !problems.is_empty() {
         return Err(Failure::new(Class::Config, format!("{} cannot be switched over", row.name))
             .detail(problems.join("\n         ")));
+    }
+    if let Some(less) = less_on_the_way_back(sides, request)? {
+        display.step(&less);
     }
     let stopped = match request.stop_writes {
         Some(_) => Stopped::Command(request.resume_writes.map(str::to_owned)),

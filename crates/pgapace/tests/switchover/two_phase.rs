@@ -11,7 +11,7 @@ use super::late::wait_for_lock;
 use super::{
     LATE, Slots, expect_equal_soon, switchover, two_way_case, until_deadline_runs_out, value,
 };
-use crate::support::{Case, PATIENCE, must, one_or_all};
+use crate::support::{Case, PATIENCE, must, one_or_all, wait_for_event};
 
 const PREPARED: &str = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()";
 
@@ -108,5 +108,68 @@ fn a_plan_names_only_what_stays_prepared() {
     let planned = switchover(&case.tool, &["--plan"]);
     must(client.batch_execute(&format!("ROLLBACK PREPARED '{}'", case.tool.name)));
     planned.expect(3, &["is prepared on the publisher since", "ROLLBACK PREPARED"]);
+    case.stop(process);
+}
+
+/// PostgreSQL 14 does not decode a transaction at its PREPARE.
+#[test]
+fn a_way_back_goes_on_without_two_phase_where_its_publisher_cannot() {
+    let mut case = two_way_case(18, 14);
+    case.tool.args = vec!["--two-phase".to_owned()];
+    let _slots = Slots(&case);
+    let mut process = case.start();
+    let mut verbs = case.tool.clone();
+    verbs.args.clear();
+    let said = "the way back applies prepared transactions when they are committed";
+    let planned = switchover(&verbs, &["--plan"]);
+    planned.expect(0, &[]);
+    assert!(planned.stdout.contains(said), "{}", planned.stdout);
+    let moved = switchover(&verbs, &["--go"]);
+    moved.expect(0, &[]);
+    assert!(moved.stdout.contains(said), "{}", moved.stdout);
+    must(wait_for_event(&mut process, "two_phase_left_out", PATIENCE));
+    let mut client = case.subscriber.connect();
+    prepare(&mut client, &case.tool.name);
+    must(client.batch_execute(&format!("COMMIT PREPARED '{}'", case.tool.name)));
+    expect_equal_soon(&case, &mut process);
+    assert_eq!(process.events("run_failed"), 0, "{}", process.log());
+
+    let returned = switchover(&verbs, &["--back"]);
+    returned.expect(0, &[]);
+    assert!(!returned.stdout.contains(said), "{}", returned.stdout);
+    let mut client = case.publisher.connect();
+    prepare(&mut client, &case.tool.name);
+    must(client.batch_execute(&format!("COMMIT PREPARED '{}'", case.tool.name)));
+    expect_equal_soon(&case, &mut process);
+    let two_phase = format!(
+        "SELECT two_phase FROM pg_replication_slots WHERE slot_name = '{}'",
+        case.tool.name
+    );
+    assert_eq!(value(case.publisher.cluster, "postgres", &two_phase), "t");
+    case.stop(process);
+}
+
+/// The process of the way back has ended with an error: `--back` names it.
+#[test]
+fn a_way_back_that_has_failed_is_named_with_its_error() {
+    let case = two_way_case(18, 18);
+    let _slots = Slots(&case);
+    let mut process = case.start();
+    switchover(&case.tool, &["--go"]).expect(0, &[]);
+    expect_equal_soon(&case, &mut process);
+    let (new, old) = (case.subscriber.cluster, case.publisher.cluster);
+    let database = case.publisher.name.as_str();
+    let write = |sql: &str| {
+        must(old.sql(database, &format!("BEGIN; SET TRANSACTION READ WRITE; {sql}; COMMIT")));
+    };
+    write("INSERT INTO orders VALUES (900, 7, 1)");
+    must(new.sql(database, "INSERT INTO orders VALUES (900, 7, 2)"));
+    let status = must(process.wait(PATIENCE));
+    assert!(!status.success(), "{}", process.log());
+    let refused = switchover(&case.tool, &["--back"]);
+    refused.expect(3, &["start pgapace run; the last one ended with an error:", "orders"]);
+    write("DELETE FROM orders WHERE id = 900");
+    let process = case.start();
+    switchover(&case.tool, &["--back"]).expect(0, &[]);
     case.stop(process);
 }
