@@ -67,7 +67,8 @@ pub(crate) fn explain(
         }
         (Some(sqlstate::INVALID_PASSWORD), _) => format!(
             "Check user {role} and its password: in the connection string, in PGPASSWORD, or in \
-             the password file."
+             the password file. It may have expired: SELECT rolvaliduntil FROM pg_roles WHERE rolname = {};",
+            wire::quote_literal(info.user())
         ),
         (Some(sqlstate::INVALID_CATALOG_NAME), _) => {
             "Check dbname in the connection string: SELECT datname FROM \

@@ -73,6 +73,8 @@ struct SubscriptionState {
     /// The last error, if it was another history of the publisher, and no run has gone beyond it since.
     other_history: Option<String>,
     owner: Option<OwnerProcess>,
+    /// Whether a switchover has ended the subscription, so that its slot is gone.
+    has_ended: bool,
     /// Why a first run must not use the slot: a native subscription of this subscriber does, or has.
     native: Option<Failure>,
 }

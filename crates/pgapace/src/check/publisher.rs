@@ -163,7 +163,9 @@ fn check_slot(
     let not_judged = match (known.is_read, is_another) {
         (false, _) => Some("the state of the subscription on the subscriber could not be read"),
         (true, true) => Some("the publisher is not the one that the subscription follows"),
-        (true, false) => None,
+        (true, false) => known
+            .has_ended
+            .then_some("a switchover has ended the subscription, which needs it no more"),
     };
     if let Some(reason) = not_judged {
         let exists = if found.is_some() { "exists" } else { "does not exist" };

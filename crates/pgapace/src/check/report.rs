@@ -176,7 +176,7 @@ impl Report {
     ) -> &mut Finding {
         let mut message = failure.message.clone();
         for more in [&failure.detail, &failure.hint].into_iter().flatten() {
-            message.push_str(". ");
+            message.push_str(if message.ends_with('.') { " " } else { ". " });
             message.push_str(more);
         }
         self.add(Severity::Blocker, side, topic, message)

@@ -362,7 +362,7 @@ fn own_subscription(
     if let Err(failure) = row.check_enabled(session) {
         reporter.failure("subscription", &failure);
     }
-    refused_by_others(session, config, &row, reporter)?;
+    known.has_ended = refused_by_others(session, config, &row, reporter)?;
     // Before, only a look at the publisher shows whether the slot exists, without which they are replaced.
     if row.phase == Phase::Copying
         && let Some(failure) = contradiction(&row, config, &known.relations)
@@ -395,20 +395,22 @@ pub(super) fn slot_name(row: &Subscription, config: &Config, reporter: &mut Repo
     }
 }
 
-/// Whether a switchover has ended the subscription, or its native one has the slot.
+/// Reports that a switchover has ended the subscription, or that its native one has the slot. Returns whether a switchover
+/// has.
 fn refused_by_others(
     session: &mut Session,
     config: &Config,
     row: &Subscription,
     reporter: &mut Reporter<'_>,
-) -> Result<()> {
+) -> Result<bool> {
     let [ended, adopted] = session
         .simple_each([&switchover::ended_sql(row.id), &guard::later_start_sql(&row.name)])
         .map_err(|e| failed(SIDE, &e, "looking for a switchover and a native subscription"))?;
-    if let Err(failure) = switchover::check_not_ended(&ended, &row.name) {
+    let has_ended = switchover::check_not_ended(&ended, &row.name);
+    if let Err(failure) = &has_ended {
         // A run without --until goes on with the way back.
         let reverses = matches!(failure.recovery, Recovery::WayBack(_));
-        let finding = reporter.failure("subscription", &failure);
+        let finding = reporter.failure("subscription", failure);
         if reverses {
             finding.severity = Severity::Warning;
         }
@@ -416,7 +418,7 @@ fn refused_by_others(
     if let Err(failure) = guard::later_start(&adopted, config) {
         reporter.failure("native", &failure);
     }
-    Ok(())
+    Ok(has_ended.is_err())
 }
 
 fn settings(

@@ -69,7 +69,10 @@ fn give_back(control: &mut Session, adopted: &Adoption) -> Result<String> {
             Class::Config,
             format!("subscription {name} is adopted, and has run since"),
         )
-        .hint(format!("pgapace release --name {name} hands it back.")));
+        .hint(format!(
+            "pgapace release --name {name} hands it back. If its slot is lost, nothing can be handed back: pgapace \
+             rebase --name {name} makes the tables equal."
+        )));
     }
     let Some((now, found)) = existing(control, adopted)? else {
         return Err(Failure::new(

@@ -86,7 +86,13 @@ pub(crate) fn problems(facts: &AdoptionFacts) -> Vec<Problem> {
                 unready.len(),
                 list(named)
             ),
-            "Wait until srsubstate of pg_subscription_rel is r for all of them.",
+            match native.enabled {
+                true => "Wait until srsubstate of pg_subscription_rel is r for all of them.".to_owned(),
+                false => format!(
+                    "It is disabled, so nobody copies them: ALTER SUBSCRIPTION {name} ENABLE; then wait until \
+                     srsubstate of pg_subscription_rel is r for all of them."
+                ),
+            },
         ));
     }
     problems

@@ -30,7 +30,7 @@ pub(crate) fn hint<'a>(said: &ServerError, enums: impl Iterator<Item = &'a str>)
     let name = name.unwrap_or("…");
     format!(
         "The subscriber's enum lacks the label. If the publisher has renamed one: ALTER TYPE {name} RENAME VALUE … TO \
-         {label}; otherwise: ALTER TYPE {name} ADD VALUE {label};"
+         {label}; otherwise, with BEFORE or AFTER where the publisher's order is another: ALTER TYPE {name} ADD VALUE {label};"
     )
 }
 

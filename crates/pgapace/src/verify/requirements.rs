@@ -146,6 +146,14 @@ const START: &str = "No process runs the subscription: start pgapace run, and wa
 const REBASE: &str =
     "A rebase was interrupted: start pgapace rebase again, or pgapace run, which completes it";
 
+/// The sentence with its full stop.
+fn ended(sentence: &str) -> String {
+    match sentence.ends_with(['.', ';']) {
+        true => sentence.to_owned(),
+        false => format!("{sentence}."),
+    }
+}
+
 /// A blocked table does not become ready by waiting.
 fn blocked(state: &RelationState) -> Problem {
     let name = state.name.to_string();
@@ -154,6 +162,11 @@ fn blocked(state: &RelationState) -> Problem {
         format!("pgapace copies it when the cause is gone; pgapace resync {name} requests that now")
     } else {
         format!("When the cause is gone, pgapace resync {name} empties it and copies it again")
+    };
+    // The reason is the text of a failure.
+    let (reason, next) = match reason.split_once("\nHINT:  ") {
+        Some((reason, hint)) => (reason, format!("{} {next}", ended(hint))),
+        None => (reason, next),
     };
     Problem::new(format!("table {name} is blocked: {reason}"), next)
 }

@@ -186,6 +186,10 @@ fn clients_move_over_and_back() {
             assert_eq!(value(new, database, requests), "0");
             let checked = case.tool.finish("check", &[]).stdout;
             assert!(checked.contains("was switched over at"), "{checked}");
+            assert!(checked.contains("a switchover has ended the subscription"), "{checked}");
+            for wrong in ["BLOCKER", "pgapace rebase", ".. "] {
+                assert!(!checked.contains(wrong), "{wrong}: {checked}");
+            }
             let said = ["was switched over", "HINT:", "applies the way back"];
             let status = case.tool.finish("status", &["--check"]);
             status.expect(13, &said);

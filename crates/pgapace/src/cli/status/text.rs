@@ -255,6 +255,7 @@ fn table_lines(status: &Status, lines: &mut Lines) {
             line("no longer published; it will lack changes if it is published again");
         }
         if let (Some(reason), Some(since)) = (&table.reason, &table.blocked_since) {
+            let reason = reason.replace('\n', "\n      ");
             line(&format!("blocked since {since}: {reason}"));
         }
         if let Some(lsn) = &table.stale_lsn {
