@@ -19,6 +19,7 @@ use wire::Session;
 
 use crate::error::{Failure, Result};
 use crate::login_role::as_login_role;
+use crate::publisher::watch::answers;
 use crate::subscriber::catalogue::field;
 use crate::subscriber::state::schema;
 
@@ -52,6 +53,19 @@ pub(crate) enum AwaitedStandbys {
 }
 
 impl OppositeStandbys {
+    /// Whether a flush may wait for the opposite subscription of this name under a value of `synchronous_standby_names`:
+    /// it has other names too, which are not enough to answer.
+    pub(crate) fn may_be_awaited(setting: &str, name: &str) -> bool {
+        let listed = listed(setting);
+        let Some(place) = listed.iter().position(|one| one.eq_ignore_ascii_case(name)) else {
+            return false;
+        };
+        let is_any =
+            setting.trim_start().get(..3).is_some_and(|word| word.eq_ignore_ascii_case("any"));
+        let others = if is_any { listed.len() - 1 } else { place };
+        listed.len() > 1 && (others as u64) < answers(setting)
+    }
+
     /// Reads the subscriptions of the publisher's database, unless that was done.
     pub(crate) fn look(&self, publisher: &mut Session) -> Result<()> {
         if !self.is_read.swap(true, Ordering::Relaxed) {
@@ -156,7 +170,20 @@ fn listed(setting: &str) -> Vec<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::listed;
+    use super::{OppositeStandbys, listed};
+
+    #[test]
+    fn a_flush_waits_for_the_opposite_subscription_only_beside_others() {
+        let awaited = |setting| OppositeStandbys::may_be_awaited(setting, "back");
+        for setting in
+            ["back, other", "FIRST 2 (other, back)", "ANY 2 (other, back)", "2 (BACK, x)"]
+        {
+            assert!(awaited(setting), "{setting}");
+        }
+        for setting in ["", "back", "FIRST 1 (other, back)", "ANY 1 (back, other)", "other", "*"] {
+            assert!(!awaited(setting), "{setting}");
+        }
+    }
 
     #[test]
     fn the_names_of_a_setting_stand_behind_its_method() {

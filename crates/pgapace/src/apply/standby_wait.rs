@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use wire::Session;
+use wire::{Session, quote_literal};
 
 use crate::error::{Failure, Result};
 use crate::login_role::as_login_role;
+use crate::subscriber::catalogue::{field, first_row};
+use crate::subscriber::session::name_of_durability;
 
 /// The time after which such a wait is logged.
 pub(crate) const TELL_AFTER: Duration = Duration::from_secs(4);
@@ -20,6 +22,22 @@ pub(crate) fn is_waiting(session: &mut Session, pid: i32) -> Result<bool> {
         .simple(&sql)
         .map_err(|e| Failure::subscriber(&e, "looking what a session waits for"))?;
     Ok(results.first().is_some_and(|rows| !rows.is_empty()))
+}
+
+/// For how many seconds a flush of the subscription has waited for a synchronous standby; `None` if none does, or if this
+/// role may not see that.
+pub(crate) fn of_flush(session: &mut Session, subscription: &str) -> Result<Option<f64>> {
+    let sql = format!(
+        "SELECT pg_catalog.max(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - query_start)) \
+         FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() \
+           AND application_name = {} AND wait_event = 'SyncRep'",
+        quote_literal(&name_of_durability(subscription))
+    );
+    let results = session
+        .simple(&sql)
+        .map_err(|e| Failure::subscriber(&e, "looking what a session waits for"))?;
+    let row = first_row(&results, "an aggregate")?;
+    row.get(0).map(|_| field(&row, 0)).transpose()
 }
 
 /// Logs the wait of a session, by the name that it has in the log.

@@ -8,11 +8,13 @@ use std::collections::HashSet;
 use engine::table_name::TableName;
 use wire::Session;
 
-use crate::check::failed;
+use crate::apply::opposite_standbys::OppositeStandbys;
 use crate::check::report::{Reporter, Side};
+use crate::check::{failed, one};
 use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::publication::PublishedTable;
+use crate::publisher::watch;
 use crate::subscriber::catalogue::{boolean, field, parse_name_array};
 use crate::subscriber::state::schema;
 
@@ -37,6 +39,7 @@ pub(super) fn check(
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
     for opposite in facing(publisher, subscriber)? {
+        standbys((publisher, subscriber), config, &opposite, reporter)?;
         let common =
             published.iter().filter(|table| opposite.tables.contains(&table.name.to_string()));
         let common = common.count();
@@ -58,6 +61,37 @@ pub(super) fn check(
                 ),
             ),
         }
+    }
+    Ok(())
+}
+
+/// Warns if commits of both servers may wait for each other: each names the subscription that reads from it, and flushes
+/// on the subscriber wait, because the setting there has other names too.
+fn standbys(
+    (publisher, subscriber): (&mut Session, &mut Session),
+    config: &Config,
+    opposite: &Opposite,
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    let sql = "SELECT pg_catalog.current_setting('synchronous_standby_names')";
+    let doing = "reading synchronous_standby_names";
+    let there = one(publisher, Side::Publisher, sql, doing)?;
+    let here = one(subscriber, Side::Subscriber, sql, doing)?;
+    let is_circle = opposite.by_pgapace
+        && !opposite.ended
+        && watch::names(&there, &config.name)
+        && OppositeStandbys::may_be_awaited(&here, &opposite.name);
+    if is_circle {
+        let name = &opposite.name;
+        reporter.warn(
+            "opposite",
+            format!(
+                "commits of both servers may wait for each other for ever: synchronous_standby_names of the publisher names \
+                 {}, and that of the subscriber {name} with other standbys. Name {name} alone, or behind standbys \
+                 enough to answer without it",
+                config.name
+            ),
+        );
     }
     Ok(())
 }

@@ -59,7 +59,7 @@ Exit codes:
   11  a signal stopped the process before it reached its goal: --until, or what the verb is to do
   12  the spool directory is full or cannot be used; nothing is lost
   13  an error disabled the subscription (--disable-on-error, pgapace enable), or it was switched over
-  14  the subscriber is behind the publisher: too far for pgapace sequences, or more than --max-lag, or a switchover did not end within --deadline
+  14  the subscriber is behind the publisher: too far for pgapace sequences, or more than --max-lag, or status --check found that a synchronous standby of it does not answer, or a switchover did not end within --deadline
   15  status --check: a subscription is retrying after an error
   16  no process runs the subscription (status --check, hand-over, switchover)
   17  status --check: there is no subscription, or its lag is not known; repair: the only verification of a table was interrupted
@@ -88,7 +88,7 @@ Example:
 
 const STATUS_HELP: &str = r#"It needs only --subscriber. With --publisher it also shows the lag and the WAL that the slot holds.
 
-With --check the exit code is 0 if all subscriptions run, and lag no more than --max-lag; else that of the worst: 16 does not run, 13 is disabled or was switched over, 15 is retrying, 6 has blocked or stale tables, 14 is behind --max-lag, 17 does not exist, or its lag is not known.
+With --check the exit code is 0 if all subscriptions run, and lag no more than --max-lag; else that of the worst: 16 does not run, 13 is disabled or was switched over, 15 is retrying, 6 has blocked or stale tables, 14 is behind --max-lag, or has acknowledged nothing for 10 seconds because a synchronous standby of the subscriber does not answer, 17 does not exist, or its lag is not known.
 
 Example:
   pgapace status --subscriber postgresql://b/shop --publisher postgresql://a/shop --json

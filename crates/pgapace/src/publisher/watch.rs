@@ -100,7 +100,7 @@ pub(crate) fn needs(source: &mut Session, subscription: &str) -> Result<bool> {
 
 /// How many standbys must answer a commit by this setting: `FIRST 2 (a, b)`, `ANY 2 (a, b)`, `2 (a, b)`; or a list
 /// of names, of which one must.
-fn answers(setting: &str) -> u64 {
+pub(crate) fn answers(setting: &str) -> u64 {
     let number = setting.split_once('(').and_then(|(method, _)| method.split_whitespace().last());
     number.and_then(|number| number.parse().ok()).unwrap_or(1)
 }
@@ -113,7 +113,7 @@ fn commits_by(setting: &str, name: &str) -> Commits {
 }
 
 /// Whether this setting has a name.
-fn names(setting: &str, name: &str) -> bool {
+pub(crate) fn names(setting: &str, name: &str) -> bool {
     // The words include numbers, FIRST and ANY. Names match without regard to case
     // (`SyncRepGetStandbyPriority` in `syncrep.c`).
     let mut words = setting.split(|c: char| c.is_whitespace() || "(),\"".contains(c));

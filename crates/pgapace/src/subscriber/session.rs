@@ -390,6 +390,11 @@ fn shown_name(subscription: &str, purpose: Purpose) -> String {
     name
 }
 
+/// The name of the session that makes commits durable.
+pub(crate) fn name_of_durability(subscription: &str) -> String {
+    shown_name(subscription, Purpose::Durability)
+}
+
 /// The names of the sessions that only the owner of a subscription opens. A name that is cut so short that
 /// sessions of others may have it is not among them.
 pub(crate) fn names_of_owner(subscription: &str) -> Vec<String> {

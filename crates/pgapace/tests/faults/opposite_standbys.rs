@@ -1,8 +1,8 @@
 //! Two subscriptions in opposite directions, each in `synchronous_standby_names` of the server that it reads from.
 
-use testbed::Result;
 use testbed::compare::TableName;
 use testbed::program::Process;
+use testbed::{Result, wait_until};
 
 use crate::support::{
     DB, NAME, PATIENCE, Site, Tool, expect_exit, wait_for_event, wait_while_running,
@@ -84,9 +84,17 @@ fn a_flush_waits_for_another_standby_beside_the_opposite_subscription() -> Resul
         "SELECT confirmed_flush_lsn >= '{end}' FROM pg_replication_slots WHERE slot_name = '{NAME}'"
     );
     assert_eq!(both.site.publisher.query_one_text(DB, &flushed)?, "f");
+    wait_until(PATIENCE, "status to say so", || {
+        let status = both.site.tool().finish("status", &["--check"]);
+        Ok(status.code == Some(14) && status.log.contains("acknowledges nothing"))
+    })?;
+    both.site.publisher.set("synchronous_standby_names", NAME)?;
+    let checked = both.site.tool().finish("check", &[]).stdout;
+    assert!(checked.contains("may wait for each other for ever"), "{checked}");
     // The other standby is taken out.
     both.site.subscriber.set("synchronous_standby_names", BACK)?;
-    both.site.publisher.set("synchronous_standby_names", NAME)?;
+    let checked = both.site.tool().finish("check", &[]).stdout;
+    assert!(!checked.contains("may wait for each other"), "{checked}");
     both.write(2)?;
     both.stop()
 }

@@ -8,6 +8,7 @@ use serde::Serialize;
 use wire::Session;
 
 use crate::apply::blockers::blockers_before_stream;
+use crate::apply::standby_wait;
 use crate::cli::prepared::Shown;
 use crate::cli::status::collect::source::{
     SlotState, Source, SourceLook, connect_source, look_at_source,
@@ -75,6 +76,8 @@ pub(crate) struct Status {
     pub(crate) received_lsn: Option<String>,
     pub(crate) applied_lsn: Option<String>,
     pub(crate) flushed_lsn: Option<String>,
+    /// For how many seconds a flush has waited for a synchronous standby of the subscriber; null if none does.
+    pub(crate) standby_wait: Option<f64>,
     pub(crate) lag_bytes: Option<u64>,
     pub(crate) lag_seconds: Option<f64>,
     /// Why lag and slot state are null.
@@ -332,6 +335,7 @@ fn of(
         received_lsn: text(statistics.and_then(|s| s.received)),
         applied_lsn: text(applied),
         flushed_lsn: text(statistics.and_then(|s| s.flushed)),
+        standby_wait: standby_wait::of_flush(session, &row.name)?,
         lag_bytes,
         lag_seconds,
         lag_unknown,

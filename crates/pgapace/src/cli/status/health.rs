@@ -48,6 +48,9 @@ impl FromStr for MaxLag {
 /// Figures that are due for longer than this, in seconds, say nothing about the WAL that is not applied now.
 const SAYS_BYTES: f64 = 30.0;
 
+/// A flush that waits longer than this, in seconds, for a synchronous standby.
+const LONG_FLUSH: f64 = 10.0;
+
 /// A problem of a subscription, the worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Trouble {
@@ -56,6 +59,8 @@ enum Trouble {
     Disabled,
     Retrying,
     Blocked,
+    /// Nothing is acknowledged.
+    AwaitsStandby,
     Behind,
     Unknown,
 }
@@ -89,6 +94,9 @@ fn trouble(status: &Status, most: Option<MaxLag>) -> Option<Trouble> {
     }
     if status.tables.iter().any(Table::lacks_changes) {
         return Some(Trouble::Blocked);
+    }
+    if status.standby_wait.is_some_and(|waited| waited >= LONG_FLUSH) {
+        return Some(Trouble::AwaitsStandby);
     }
     most.and_then(|most| judge(is_behind(status, most)))
 }
@@ -147,6 +155,11 @@ fn failure(trouble: Trouble, status: &Status) -> Failure {
         Trouble::Retrying => of(Class::Retrying, "is retrying after an error"),
         Trouble::Blocked => of(Class::Mismatch, "has tables that are blocked or may lack changes")
             .hint("pgapace status lists them. pgapace resync copies a table again."),
+        Trouble::AwaitsStandby => of(
+            Class::Behind,
+            "acknowledges nothing: a synchronous standby of the subscriber does not answer",
+        )
+        .hint("Bring it back, or change synchronous_standby_names of the subscriber."),
         Trouble::Behind => {
             let lag = lag_line(status);
             let failure = of(Class::Behind, &format!("is behind --max-lag: {lag}"));

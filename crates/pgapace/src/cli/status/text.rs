@@ -130,6 +130,13 @@ fn position_lines(status: &Status, lines: &mut Lines) {
     lines.item("received", &lsn(&status.received_lsn));
     lines.item("applied", &lsn(&status.applied_lsn));
     lines.item("flushed", &lsn(&status.flushed_lsn));
+    if let Some(waited) = status.standby_wait {
+        let line = format!(
+            "    waits for a synchronous standby of the subscriber for {}",
+            duration(waited)
+        );
+        lines.put(line);
+    }
     lines.item("lag", &lag_line(status));
     if let Some(figures) = &status.figures {
         figure_lines(status, figures, lines);
