@@ -1,6 +1,9 @@
 //! Records of a subscription that does not run, for `status`: the failure, and when the next
 //! attempt comes.
 //!
+//! They are of the process that runs the subscription. A run that has not become the owner writes none while another
+//! process is: that one has not failed.
+//!
 //! All of it is best effort: the same failure stops the subscription at its next start again. The failure comes first,
 //! and is committed alone. It changes a row that is there, which succeeds even on a full disk; counts and events may need
 //! new pages.
@@ -16,6 +19,7 @@ use crate::error::{Class, Failure, Result};
 use crate::observe::board::{Board, RunPhase};
 use crate::observe::events;
 use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::state::ownership::{self, SessionId};
 use crate::subscriber::state::repertoire::Repertoire;
 use crate::subscriber::state::{self, Subscription, error_detail, figures, schema, statistics};
 
@@ -24,10 +28,19 @@ const WRITE_AGAIN: Duration = Duration::from_secs(5);
 /// How often it is logged that failures cannot be written.
 const WARN_AGAIN: Duration = Duration::from_secs(30);
 
+/// How the last run stood to the subscription.
+#[derive(Debug)]
+pub(super) enum Standing {
+    Owner,
+    /// It had not become the owner. With the control session of an earlier run of this process.
+    NotOwner(Option<SessionId>),
+}
+
 /// Writes with a session that it keeps from one failure to the next.
 pub(super) struct FailureRecord {
     config: Arc<Config>,
     board: Board,
+    standing: Standing,
     session: Option<Session>,
     /// Retries that are not written yet, by SQLSTATE.
     retries: BTreeMap<String, u64>,
@@ -38,8 +51,19 @@ pub(super) struct FailureRecord {
 
 impl FailureRecord {
     pub(super) fn new(config: Arc<Config>, board: Board) -> Self {
-        let retries = BTreeMap::new();
-        Self { config, board, session: None, retries, written: None, warned: None }
+        Self {
+            config,
+            board,
+            standing: Standing::NotOwner(None),
+            session: None,
+            retries: BTreeMap::new(),
+            written: None,
+            warned: None,
+        }
+    }
+
+    pub(super) fn set_standing(&mut self, standing: Standing) {
+        self.standing = standing;
     }
 
     pub(super) fn set_config(&mut self, config: Arc<Config>) {
@@ -149,6 +173,7 @@ impl FailureRecord {
         // A schema of another version has other columns.
         if schema::version(&mut session)? == schema::newest()
             && let Some(Subscription { id, .. }) = state::find(&mut session, &self.config.name)?
+            && self.may_write(&mut session, id)?
         {
             what(&mut session, id)?;
             self.write_retries(&mut session, id);
@@ -156,6 +181,13 @@ impl FailureRecord {
         }
         self.session = Some(session);
         Ok(())
+    }
+
+    fn may_write(&self, session: &mut Session, id: state::SubscriptionId) -> Result<bool> {
+        match &self.standing {
+            Standing::Owner => Ok(true),
+            Standing::NotOwner(own) => Ok(!ownership::is_of_another(session, id, own.as_ref())?),
+        }
     }
 
     /// Retries that cannot be written are written with a later failure.

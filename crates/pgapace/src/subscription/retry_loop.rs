@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::after_failure::{Circumstances, Expected, Step};
 use super::deleted_state;
-use super::failure_record::FailureRecord;
+use super::failure_record::{FailureRecord, Standing};
 use super::lessons::of_blocked_table;
 use super::missed_changes;
 use super::missing_grants;
@@ -47,12 +47,14 @@ pub(super) fn run_from(
     loop {
         supervisor.take_settings(&mut record, &mut retry);
         supervisor.stage = RunStage::BEGUN;
+        record.set_standing(supervisor.standing());
         let started = Instant::now();
         let outcome = match replay {
             None => supervisor.run_once(&mut record, &mut retry),
             Some(replay) => supervisor.replay_once(replay, &mut record),
         };
         let streamed = supervisor.streaming() != config::Streaming::Off;
+        record.set_standing(supervisor.standing());
         let stage = &supervisor.stage;
         retry.after_run(started, Instant::now(), stage.has_advanced());
         if stage.has_advanced() {
@@ -280,6 +282,13 @@ impl Supervisor<'_> {
             false => self.previous_runs,
         };
         retry.next(failure, previous_runs, now)
+    }
+
+    fn standing(&self) -> Standing {
+        match self.stage.is_before_ownership() {
+            true => Standing::NotOwner(self.ownership.session().cloned()),
+            false => Standing::Owner,
+        }
     }
 
     /// Whether a verb that runs the subscription ends with a failure that may pass.

@@ -102,6 +102,10 @@ fn a_second_process_is_refused_unless_it_takes_over() -> Result<()> {
         &["the subscription is run by another process: backend", "--take-over"],
     )?;
     assert!(first.is_running(), "{}", first.log());
+    // The process that runs it has had no error.
+    site.tool().finish("status", &["--check"]).expect(0, &[]);
+    let errors = "SELECT count(last_error) FROM pgapace.stat_subscription";
+    assert_eq!(site.subscriber.query_one_text(DB, errors)?, "0");
     write(&site, 3)?;
     site.wait_until_applied(&mut first)?;
 
@@ -111,6 +115,56 @@ fn a_second_process_is_refused_unless_it_takes_over() -> Result<()> {
     site.wait_until_applied(&mut third)?;
     assert!(third.is_running());
     site.expect_equal(&tables())
+}
+
+/// The same while tables are copied: the refusal is of the other process, whatever becomes of the first one.
+#[test]
+fn a_process_that_is_refused_leaves_no_error_of_a_copy() -> Result<()> {
+    let site = site()?;
+    let mut holder = site.subscriber.connect(DB)?;
+    holder.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE")?;
+    let mut first = site.spawn(&site.program())?;
+    let copying = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'relation'";
+    wait_while_running(&mut first, "the copy", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, copying)? == "1")
+    })?;
+    let mut second = site.spawn(&site.program().args(["--busy-timeout", "1"]))?;
+    expect_exit(&mut second, 8, &["the subscription is run by another process: backend"])?;
+    let errors = "SELECT count(last_error) FROM pgapace.stat_subscription";
+    assert_eq!(site.subscriber.query_one_text(DB, errors)?, "0");
+    first.kill9()?;
+    holder.batch_execute("ROLLBACK")?;
+    let status = site.tool().finish("status", &[]);
+    status.expect(0, &[]);
+    assert!(!status.stdout.contains("last error"), "{}", status.stdout);
+    Ok(())
+}
+
+/// An error of a start before the slot was created is over when it is there.
+#[test]
+fn an_error_of_a_start_is_over_when_a_later_one_copies() -> Result<()> {
+    let site = Site::start(&[("max_replication_slots", "1")], &[])?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
+    site.publisher.sql(DB, "SELECT pg_create_physical_replication_slot('other')")?;
+    let mut first = site.spawn(&site.program())?;
+    let errors = "SELECT count(last_error) FROM pgapace.stat_subscription";
+    wait_until(PATIENCE, "the error", || {
+        let recorded = site.subscriber.query_one_text(DB, errors);
+        Ok(recorded.is_ok_and(|count| count == "1"))
+    })?;
+    first.kill9()?;
+    site.publisher.sql(DB, "SELECT pg_drop_replication_slot('other')")?;
+    let mut holder = site.subscriber.connect(DB)?;
+    holder.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE")?;
+    let mut run = site.spawn(&site.program())?;
+    let copying = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'relation'";
+    wait_while_running(&mut run, "the copy", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, copying)? == "1")
+    })?;
+    assert_eq!(site.subscriber.query_one_text(DB, errors)?, "0");
+    holder.batch_execute("ROLLBACK")?;
+    site.wait_until_applied(&mut run)
 }
 
 /// A switchover and the lag read the publications that the running process has.

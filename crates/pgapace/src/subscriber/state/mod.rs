@@ -343,7 +343,8 @@ pub(crate) fn set_slot_made_at(
 }
 
 /// Records in one transaction that the slot exists. After that, pgapace never drops it to create
-/// another. `sent_as` identifies the changes that the publisher is asked to send. With `takes_slot` the slot, which
+/// another. An error of a start before that is over. `sent_as` identifies the changes that the publisher is asked to
+/// send. With `takes_slot` the slot, which
 /// was not created by this run, belongs to the subscription.
 pub(crate) fn set_copying(
     session: &mut Session,
@@ -359,12 +360,13 @@ pub(crate) fn set_copying(
             "BEGIN; {}; UPDATE pgapace.subscription \
              SET phase = 'copying', system_identifier = {}, timeline = {}, \
                publisher_database = {database}, sent_as = {}, \
-               owns_slot = owns_slot OR {takes_slot} WHERE id = {}; COMMIT",
+               owns_slot = owns_slot OR {takes_slot} WHERE id = {}; {}; COMMIT",
             progress::start_sql(owner.id, start, owner.epoch),
             wire::quote_literal(&publisher.system_identifier),
             publisher.timeline,
             wire::quote_literal(sent_as),
-            owner.id.0
+            owner.id.0,
+            statistics::forget_error_sql(owner.id)
         ))
         .map_err(|e| writing(&e))?;
     Ok(())

@@ -367,6 +367,17 @@ pub(crate) fn owner(session: &mut Session, id: SubscriptionId) -> Result<Option<
     }))
 }
 
+/// Whether another session owns the subscription than `own`, an earlier one of this process.
+pub(crate) fn is_of_another(
+    session: &mut Session,
+    id: SubscriptionId,
+    own: Option<&SessionId>,
+) -> Result<bool> {
+    let holders = holders(session, OWNER_LOCK, id)?;
+    let holder = holders.first().map(|row| session_id(&row)).transpose()?;
+    Ok(holder.is_some_and(|holder| Some(&holder) != own))
+}
+
 fn holders(session: &mut Session, class: i32, id: SubscriptionId) -> Result<Rows> {
     let sql = format!(
         "SELECT a.pid, a.application_name, a.client_addr, a.backend_start, \

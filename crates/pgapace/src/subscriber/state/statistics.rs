@@ -279,6 +279,27 @@ pub(crate) fn started_sql(id: SubscriptionId) -> String {
     )
 }
 
+/// The columns that are null without an error.
+const OF_LAST_ERROR: [&str; 7] = [
+    "last_error",
+    "last_error_at",
+    "error_since",
+    "error_lsn",
+    "error_commit_lsn",
+    "error_exit_code",
+    "next_try_at",
+];
+
+/// Forgets the error of an earlier start: this one has gone beyond it.
+pub(crate) fn forget_error_sql(id: SubscriptionId) -> String {
+    format!(
+        "UPDATE pgapace.stat_subscription SET {} = NULL, error_count = 0 \
+         WHERE subscription = {} AND last_error IS NOT NULL",
+        OF_LAST_ERROR.join(" = NULL, "),
+        id.0
+    )
+}
+
 /// Adds the counts since the last call.
 pub(crate) fn add_sql(id: SubscriptionId, delta: &Delta) -> String {
     let mut set = String::new();
@@ -304,15 +325,7 @@ pub(crate) fn add_sql(id: SubscriptionId, delta: &Delta) -> String {
         ErrorsOver::All => Some("true".to_owned()),
     };
     if let Some(over) = over {
-        for column in [
-            "last_error",
-            "last_error_at",
-            "error_since",
-            "error_lsn",
-            "error_commit_lsn",
-            "error_exit_code",
-            "next_try_at",
-        ] {
+        for column in OF_LAST_ERROR {
             set.push_str(&format!(", {column} = CASE WHEN NOT {over} THEN {column} END"));
         }
         set.push_str(&format!(", error_count = CASE WHEN {over} THEN 0 ELSE error_count END"));
