@@ -163,7 +163,7 @@ fn read(publisher: &mut Session) -> Result<Vec<Opposite>> {
 /// The names in a value of `synchronous_standby_names`. One with a comma in it is taken for two.
 fn listed(setting: &str) -> Vec<&str> {
     let list = setting.split_once('(').map_or(setting, |(_, list)| list);
-    let list = list.split(|c: char| c == ',' || c == ')');
+    let list = list.split([',', ')']);
     let names = list.map(|name| name.trim().trim_matches('"'));
     names.filter(|name| !name.is_empty()).collect()
 }
