@@ -2,7 +2,7 @@
 //! attempt comes.
 //!
 //! They are of the process that runs the subscription. A run that has not become the owner writes none while another
-//! process is: that one has not failed.
+//! process is, unless the heartbeat of that one has stopped: it has not failed.
 //!
 //! All of it is best effort: the same failure stops the subscription at its next start again. The failure comes first,
 //! and is committed alone. It changes a row that is there, which succeeds even on a full disk; counts and events may need
@@ -32,8 +32,9 @@ const WARN_AGAIN: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) enum Standing {
     Owner,
-    /// It had not become the owner. With the control session of an earlier run of this process.
-    NotOwner(Option<SessionId>),
+    /// It had not become the owner. With the owners that do not count as another process that runs it: an earlier run of
+    /// this process, and a process whose heartbeat has stopped.
+    NotOwner(Vec<SessionId>),
 }
 
 /// Writes with a session that it keeps from one failure to the next.
@@ -54,7 +55,7 @@ impl FailureRecord {
         Self {
             config,
             board,
-            standing: Standing::NotOwner(None),
+            standing: Standing::NotOwner(Vec::new()),
             session: None,
             retries: BTreeMap::new(),
             written: None,
@@ -186,7 +187,7 @@ impl FailureRecord {
     fn may_write(&self, session: &mut Session, id: state::SubscriptionId) -> Result<bool> {
         match &self.standing {
             Standing::Owner => Ok(true),
-            Standing::NotOwner(own) => Ok(!ownership::is_of_another(session, id, own.as_ref())?),
+            Standing::NotOwner(known) => Ok(!ownership::is_of_another(session, id, known)?),
         }
     }
 

@@ -285,10 +285,11 @@ impl Supervisor<'_> {
     }
 
     fn standing(&self) -> Standing {
-        match self.stage.is_before_ownership() {
-            true => Standing::NotOwner(self.ownership.session().cloned()),
-            false => Standing::Owner,
+        if !self.stage.is_before_ownership() {
+            return Standing::Owner;
         }
+        let known = [self.ownership.session(), self.stage.stopped_owner()];
+        Standing::NotOwner(known.into_iter().flatten().cloned().collect())
     }
 
     /// Whether a verb that runs the subscription ends with a failure that may pass.

@@ -367,15 +367,15 @@ pub(crate) fn owner(session: &mut Session, id: SubscriptionId) -> Result<Option<
     }))
 }
 
-/// Whether another session owns the subscription than `own`, an earlier one of this process.
+/// Whether a session owns the subscription that is none of `known`.
 pub(crate) fn is_of_another(
     session: &mut Session,
     id: SubscriptionId,
-    own: Option<&SessionId>,
+    known: &[SessionId],
 ) -> Result<bool> {
     let holders = holders(session, OWNER_LOCK, id)?;
     let holder = holders.first().map(|row| session_id(&row)).transpose()?;
-    Ok(holder.is_some_and(|holder| Some(&holder) != own))
+    Ok(holder.is_some_and(|holder| !known.contains(&holder)))
 }
 
 fn holders(session: &mut Session, class: i32, id: SubscriptionId) -> Result<Rows> {
