@@ -146,6 +146,14 @@ const START: &str = "No process runs the subscription: start pgapace run, and wa
 const REBASE: &str =
     "A rebase was interrupted: start pgapace rebase again, or pgapace run, which completes it";
 
+/// The reason without the hint that it may have, as the text of a failure, and the hint before the next step.
+fn with_hint(reason: &str, next: String) -> (&str, String) {
+    match reason.split_once("\nHINT:  ") {
+        Some((reason, hint)) => (reason, format!("{} {next}", ended(hint))),
+        None => (reason, next),
+    }
+}
+
 /// The sentence with its full stop.
 fn ended(sentence: &str) -> String {
     match sentence.ends_with(['.', ';']) {
@@ -163,11 +171,7 @@ fn blocked(state: &RelationState) -> Problem {
     } else {
         format!("When the cause is gone, pgapace resync {name} empties it and copies it again")
     };
-    // The reason is the text of a failure.
-    let (reason, next) = match reason.split_once("\nHINT:  ") {
-        Some((reason, hint)) => (reason, format!("{} {next}", ended(hint))),
-        None => (reason, next),
-    };
+    let (reason, next) = with_hint(reason, next);
     Problem::new(format!("table {name} is blocked: {reason}"), next)
 }
 
@@ -271,4 +275,20 @@ pub(super) fn check_condition(
         failure.hint("The condition must be valid for every compared table on both servers. Name tables with --table.")
     })?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_hint;
+
+    #[test]
+    fn the_hint_of_a_reason_stands_before_the_next_step() {
+        let next = || "pgapace copies it again".to_owned();
+        for (hint, first) in [("Wait.", "Wait."), ("restart it", "restart it."), ("A;", "A;")] {
+            let shown = format!("no slot\nHINT:  {hint}");
+            let expected = ("no slot", format!("{first} pgapace copies it again"));
+            assert_eq!(with_hint(&shown, next()), expected);
+        }
+        assert_eq!(with_hint("no slot", next()), ("no slot", next()));
+    }
 }

@@ -16,6 +16,11 @@ fn a_table_that_is_not_ready_is_named() {
         let native = NativeSubscription::create(&case, "");
         native.adopt(&[]).expect(3, &["are not ready: ", "public.t (", "srsubstate"]);
         assert_eq!(native.state(), native.running());
+        // Nobody copies the tables of a disabled one.
+        let name = &native.name;
+        case.subscriber.sql(&format!("ALTER SUBSCRIPTION {name} DISABLE"));
+        let enable = format!("ALTER SUBSCRIPTION \"{name}\" ENABLE;");
+        native.adopt(&[]).expect(3, &["are not ready: ", &enable]);
     });
 }
 
