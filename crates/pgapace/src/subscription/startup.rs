@@ -332,9 +332,14 @@ impl Supervisor<'_> {
         self.ownership.became_owner(owning.session.clone(), owning.former_walsender()?);
         self.stage = RunStage::Owner;
         // Another process may have changed the row while this one waited for the lock.
-        let row = ownership::fence(control, row.id, &owning, &stopping)?.ok_or_else(|| {
-            Failure::new(Class::Busy, "the subscription was dropped while pgapace waited for it")
-        })?;
+        let Some(row) = ownership::fence(control, row.id, &owning, &stopping)? else {
+            // Nobody owns it. A standby waits again: at the end of a way back its subscription is dropped.
+            self.stage = RunStage::BEGUN;
+            return Err(Failure::new(
+                Class::Busy,
+                "the subscription was dropped while pgapace waited for it",
+            ));
+        };
         check_row(control, &row, &config)?;
         let owner = row.owned_epoch();
         let beat = StartBeat::spawn(&config, subscriber, publisher, control, owner)?;
