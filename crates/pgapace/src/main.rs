@@ -35,6 +35,7 @@ mod scoped_thread;
 mod sequences;
 mod spool;
 mod sqlstate;
+mod standby_names;
 mod stopping;
 mod subscriber;
 mod subscription;

@@ -19,7 +19,7 @@ use wire::Session;
 
 use crate::error::{Failure, Result};
 use crate::login_role::as_login_role;
-use crate::publisher::watch::answers;
+use crate::standby_names::listed;
 use crate::subscriber::catalogue::field;
 use crate::subscriber::state::schema;
 
@@ -30,7 +30,7 @@ struct Opposite {
     slot: String,
 }
 
-/// What a run knows of them. Its threads share it.
+/// The subscriptions in the opposite direction that a run has found. Its threads share them.
 #[derive(Debug, Default)]
 pub(crate) struct OppositeStandbys {
     /// The watch has read them, and nobody has asked for more since.
@@ -41,7 +41,7 @@ pub(crate) struct OppositeStandbys {
     passed: Mutex<Option<String>>,
 }
 
-/// What a wait of a flush is for.
+/// The standbys for which a flush waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AwaitedStandbys {
     /// Only for subscriptions in the opposite direction: the wait was ended.
@@ -53,19 +53,6 @@ pub(crate) enum AwaitedStandbys {
 }
 
 impl OppositeStandbys {
-    /// Whether a flush may wait for the opposite subscription of this name under a value of `synchronous_standby_names`:
-    /// it has other names too, which are not enough to answer.
-    pub(crate) fn may_be_awaited(setting: &str, name: &str) -> bool {
-        let listed = listed(setting);
-        let Some(place) = listed.iter().position(|one| one.eq_ignore_ascii_case(name)) else {
-            return false;
-        };
-        let is_any =
-            setting.trim_start().get(..3).is_some_and(|word| word.eq_ignore_ascii_case("any"));
-        let others = if is_any { listed.len() - 1 } else { place };
-        listed.len() > 1 && (others as u64) < answers(setting)
-    }
-
     /// Reads the subscriptions of the publisher's database, unless that was done.
     pub(crate) fn look(&self, publisher: &mut Session) -> Result<()> {
         if !self.is_read.swap(true, Ordering::Relaxed) {
@@ -85,8 +72,8 @@ impl OppositeStandbys {
         lock(&self.passed).clone()
     }
 
-    /// Ends the wait of backend `pid` for subscriptions in the opposite direction, if it is for nothing else. Its next
-    /// flushes do not wait. Otherwise the publisher is looked at again.
+    /// Ends the wait of backend `pid` if it waits for subscriptions in the opposite direction only. Later flushes do not
+    /// wait. Otherwise the watch reads the subscriptions of the publisher again.
     pub(crate) fn release(&self, subscriber: &mut Session, pid: i32) -> Result<AwaitedStandbys> {
         let (setting, names) = self.standbys(subscriber)?;
         let listed = listed(&setting);
@@ -158,40 +145,4 @@ fn read(publisher: &mut Session) -> Result<Vec<Opposite>> {
         .map_err(|e| failed(&e))?;
     let rows = results.iter().flatten();
     rows.map(|row| Ok(Opposite { name: field(&row, 0)?, slot: field(&row, 1)? })).collect()
-}
-
-/// The names in a value of `synchronous_standby_names`. One with a comma in it is taken for two.
-fn listed(setting: &str) -> Vec<&str> {
-    let list = setting.split_once('(').map_or(setting, |(_, list)| list);
-    let list = list.split([',', ')']);
-    let names = list.map(|name| name.trim().trim_matches('"'));
-    names.filter(|name| !name.is_empty()).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{OppositeStandbys, listed};
-
-    #[test]
-    fn a_flush_waits_for_the_opposite_subscription_only_beside_others() {
-        let awaited = |setting| OppositeStandbys::may_be_awaited(setting, "back");
-        for setting in
-            ["back, other", "FIRST 2 (other, back)", "ANY 2 (other, back)", "2 (BACK, x)"]
-        {
-            assert!(awaited(setting), "{setting}");
-        }
-        for setting in ["", "back", "FIRST 1 (other, back)", "ANY 1 (back, other)", "other", "*"] {
-            assert!(!awaited(setting), "{setting}");
-        }
-    }
-
-    #[test]
-    fn the_names_of_a_setting_stand_behind_its_method() {
-        for setting in ["a, b", "FIRST 2 (a, \"b\")", "ANY 1(a,b)", "2 ( a , b )"] {
-            assert_eq!(listed(setting), ["a", "b"], "{setting}");
-        }
-        assert_eq!(listed("sub"), ["sub"]);
-        assert_eq!(listed("*"), ["*"]);
-        assert!(listed("").is_empty());
-    }
 }

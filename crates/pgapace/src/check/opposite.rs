@@ -8,13 +8,12 @@ use std::collections::HashSet;
 use engine::table_name::TableName;
 use wire::Session;
 
-use crate::apply::opposite_standbys::OppositeStandbys;
 use crate::check::report::{Reporter, Side};
 use crate::check::{failed, one};
 use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::publication::PublishedTable;
-use crate::publisher::watch;
+use crate::standby_names;
 use crate::subscriber::catalogue::{boolean, field, parse_name_array};
 use crate::subscriber::state::schema;
 
@@ -79,8 +78,8 @@ fn standbys(
     let here = one(subscriber, Side::Subscriber, sql, doing)?;
     let is_circle = opposite.by_pgapace
         && !opposite.ended
-        && watch::names(&there, &config.name)
-        && OppositeStandbys::may_be_awaited(&here, &opposite.name);
+        && standby_names::names(&there, &config.name)
+        && standby_names::may_be_awaited(&here, &opposite.name);
     if is_circle {
         let name = &opposite.name;
         reporter.warn(

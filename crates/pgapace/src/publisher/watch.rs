@@ -29,6 +29,7 @@ use crate::observe::board::wall;
 use crate::observe::figures::{PublisherSeen, STALE};
 use crate::publisher::history;
 use crate::publisher::session::{END_OF_WAL, Publisher, SERVER_START, identify};
+use crate::standby_names;
 use crate::subscriber::catalogue::{field, first_row};
 
 /// Time between two checks.
@@ -95,29 +96,14 @@ pub(crate) fn needs(source: &mut Session, subscription: &str) -> Result<bool> {
         .map_err(|e| Failure::publisher(&e, "reading synchronous_standby_names"))?;
     let row = first_row(&results, "a query for a setting")?;
     let (setting, others): (String, u64) = (field(&row, 0)?, field(&row, 1)?);
-    Ok(names(&setting, subscription) && others < answers(&setting))
-}
-
-/// How many standbys must answer a commit by this setting: `FIRST 2 (a, b)`, `ANY 2 (a, b)`, `2 (a, b)`; or a list
-/// of names, of which one must.
-pub(crate) fn answers(setting: &str) -> u64 {
-    let number = setting.split_once('(').and_then(|(method, _)| method.split_whitespace().last());
-    number.and_then(|number| number.parse().ok()).unwrap_or(1)
+    Ok(standby_names::names(&setting, subscription) && others < standby_names::answers(&setting))
 }
 
 fn commits_by(setting: &str, name: &str) -> Commits {
-    match names(setting, name) {
+    match standby_names::names(setting, name) {
         true => Commits::Synchronous,
         false => Commits::Asynchronous,
     }
-}
-
-/// Whether this setting has a name.
-pub(crate) fn names(setting: &str, name: &str) -> bool {
-    // The words include numbers, FIRST and ANY. Names match without regard to case
-    // (`SyncRepGetStandbyPriority` in `syncrep.c`).
-    let mut words = setting.split(|c: char| c.is_whitespace() || "(),\"".contains(c));
-    words.any(|word| word == "*" || word.eq_ignore_ascii_case(name))
 }
 
 /// A standby from which a run reads.
@@ -354,33 +340,4 @@ fn look_at_timeline(session: &mut Session, timeline: &Mutex<WatchedTimeline>) ->
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{answers, names};
-
-    #[test]
-    fn the_number_of_standbys_that_answer_stands_before_the_list() {
-        for (setting, number) in [
-            ("sub", 1),
-            ("a, b", 1),
-            ("ANY 2 (a, \"sub\")", 2),
-            ("FIRST 3(*)", 3),
-            ("2 (x,sub)", 2),
-        ] {
-            assert_eq!(answers(setting), number, "{setting}");
-        }
-        assert_eq!(answers("\"odd (name\""), 1);
-    }
-
-    #[test]
-    fn a_subscription_is_named_alone_in_a_list_or_by_a_star() {
-        for setting in ["sub", "ANY 1 (a, \"sub\")", "FIRST 2 (SUB, b)", "*", "2 (x,sub)"] {
-            assert!(names(setting, "sub"), "{setting}");
-        }
-        for setting in ["", "subs", "ANY 1 (a, b)"] {
-            assert!(!names(setting, "sub"), "{setting}");
-        }
-    }
 }

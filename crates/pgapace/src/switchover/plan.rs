@@ -253,7 +253,8 @@ fn not_applied(sides: &mut Sides<'_>) -> Result<String> {
     Ok(format!("{}: start pgapace run{why}", absence.said()))
 }
 
-/// What the way back does not do as the subscription does: its publisher may be older.
+/// A warning if the way back applies prepared transactions later than the subscription does, because its publisher is too
+/// old.
 pub(super) fn less_on_the_way_back(
     sides: &mut Sides<'_>,
     request: &Request<'_>,

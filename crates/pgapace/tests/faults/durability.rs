@@ -164,13 +164,7 @@ fn apply_goes_on_without_a_synchronous_standby() -> Result<()> {
 fn a_first_run_that_waits_for_a_standby_says_so() -> Result<()> {
     let mut site = site()?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
-    let mut holder = site.subscriber.connect(DB)?;
-    holder.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE")?;
-    let mut run = site.spawn(&site.program())?;
-    let copying = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'relation'";
-    wait_while_running(&mut run, "the copy", PATIENCE, || {
-        Ok(site.subscriber.query_one_text(DB, copying)? == "1")
-    })?;
+    let (mut holder, mut run) = site.spawn_copying(&site.program())?;
     site.subscriber.set("synchronous_standby_names", "absent")?;
     let another = "SET synchronous_commit = local; INSERT INTO pgapace.member (id, host, process, waits_for, beat_at) \
                    VALUES ('another.1', 'another', 1, '{sub}', now() + interval '1 hour')";

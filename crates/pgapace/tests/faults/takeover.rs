@@ -121,13 +121,7 @@ fn a_second_process_is_refused_unless_it_takes_over() -> Result<()> {
 #[test]
 fn a_process_that_is_refused_leaves_no_error_of_a_copy() -> Result<()> {
     let site = site()?;
-    let mut holder = site.subscriber.connect(DB)?;
-    holder.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE")?;
-    let mut first = site.spawn(&site.program())?;
-    let copying = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'relation'";
-    wait_while_running(&mut first, "the copy", PATIENCE, || {
-        Ok(site.subscriber.query_one_text(DB, copying)? == "1")
-    })?;
+    let (mut holder, mut first) = site.spawn_copying(&site.program())?;
     let mut second = site.spawn(&site.program().args(["--busy-timeout", "1"]))?;
     expect_exit(&mut second, 8, &["the subscription is run by another process: backend"])?;
     let errors = "SELECT count(last_error) FROM pgapace.stat_subscription";
@@ -155,13 +149,7 @@ fn an_error_of_a_start_is_over_when_a_later_one_copies() -> Result<()> {
     })?;
     first.kill9()?;
     site.publisher.sql(DB, "SELECT pg_drop_replication_slot('other')")?;
-    let mut holder = site.subscriber.connect(DB)?;
-    holder.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE")?;
-    let mut run = site.spawn(&site.program())?;
-    let copying = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'relation'";
-    wait_while_running(&mut run, "the copy", PATIENCE, || {
-        Ok(site.subscriber.query_one_text(DB, copying)? == "1")
-    })?;
+    let (mut holder, mut run) = site.spawn_copying(&site.program())?;
     assert_eq!(site.subscriber.query_one_text(DB, errors)?, "0");
     holder.batch_execute("ROLLBACK")?;
     site.wait_until_applied(&mut run)

@@ -246,14 +246,8 @@ fn a_wait_for_the_subscriber_that_is_longer_than_a_slot_may_be_idle_keeps_it() -
     let mut run = site.spawn_streaming(&site.program())?;
     site.subscriber.stop(Stop::Fast)?;
     site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
-    // Twice the limit. A checkpoint invalidates idle slots.
-    let until = "SELECT clock_timestamp() + interval '16 s'";
-    let until = site.publisher.query_one_text(DB, until)?;
-    let over = format!("SELECT clock_timestamp() > '{until}'");
-    wait_while_running(&mut run, "the limit to pass", PATIENCE, || {
-        site.publisher.sql(DB, "CHECKPOINT")?;
-        Ok(site.publisher.query_one_text(DB, &over)? == "t")
-    })?;
+    // Twice the limit.
+    site.pass_idle_limit(&mut run, 16)?;
     site.subscriber.start()?;
     site.wait_until_applied(&mut run)?;
     assert_eq!(site.subscriber.query_one_text(DB, "SELECT count(*) FROM t")?, "1");

@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use testbed::compare::{TableName, expect_equal};
 use testbed::network::Network;
+use testbed::postgres::Client;
 use testbed::program::Process;
 use testbed::workload::{ledger, tpcb};
 use testbed::{Cluster, ClusterBuilder, Error, Pair, Program, Result};
@@ -125,6 +126,29 @@ impl Site {
         let mut run = self.spawn(program)?;
         wait_for_event(&mut run, "streaming", PATIENCE)?;
         Ok(run)
+    }
+
+    /// Starts the program, whose first copy of table `t` waits for a lock of the session that is returned.
+    pub(crate) fn spawn_copying(&self, program: &Program) -> Result<(Client, Process)> {
+        let mut holder = self.subscriber.connect(DB)?;
+        holder.batch_execute("BEGIN; LOCK TABLE t IN SHARE MODE")?;
+        let mut run = self.spawn(program)?;
+        let copying = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'relation'";
+        wait_while_running(&mut run, "the copy", PATIENCE, || {
+            Ok(self.subscriber.query_one_text(DB, copying)? == "1")
+        })?;
+        Ok((holder, run))
+    }
+
+    /// Waits for so many seconds, with checkpoints of the publisher, each of which invalidates idle slots.
+    pub(crate) fn pass_idle_limit(&self, run: &mut Process, seconds: u32) -> Result<()> {
+        let until = format!("SELECT clock_timestamp() + interval '{seconds} s'");
+        let until = self.publisher.query_one_text(DB, &until)?;
+        let over = format!("SELECT clock_timestamp() > '{until}'");
+        wait_while_running(run, "the limit to pass", PATIENCE, || {
+            self.publisher.sql(DB, "CHECKPOINT")?;
+            Ok(self.publisher.query_one_text(DB, &over)? == "t")
+        })
     }
 
     /// The end of the publisher's WAL.

@@ -193,14 +193,8 @@ fn a_copy_that_takes_longer_than_a_slot_may_be_idle_keeps_it() -> Result<()> {
     wait_while_running(&mut run, "the slot", PATIENCE, || {
         Ok(site.publisher.query_one_text(DB, started)? == "1")
     })?;
-    // Twice the limit. A checkpoint invalidates idle slots.
-    let until = "SELECT clock_timestamp() + interval '6 s'";
-    let until = site.publisher.query_one_text(DB, until)?;
-    let over = format!("SELECT clock_timestamp() > '{until}'");
-    wait_while_running(&mut run, "the limit to pass", PATIENCE, || {
-        site.publisher.sql(DB, "CHECKPOINT")?;
-        Ok(site.publisher.query_one_text(DB, &over)? == "t")
-    })?;
+    // Twice the limit.
+    site.pass_idle_limit(&mut run, 6)?;
     holder.batch_execute("COMMIT")?;
     site.wait_until_applied(&mut run)?;
     assert_eq!(site.subscriber.query_one_text(DB, "SELECT count(*) FROM t")?, "1");

@@ -18,7 +18,7 @@ fn a_truncate_of_a_rolled_back_prepare_is_passed_without_two_phase() {
              PREPARE TRANSACTION '{name}'"
         ));
         case.publisher.sql(&format!("ROLLBACK PREPARED '{name}'"));
-        // What the server must decode is not in its catalogue any more.
+        // The server needs rows of pg_class to decode the transaction. VACUUM removes them.
         case.publisher.sql("VACUUM pg_class");
         case.publisher.sql("INSERT INTO m VALUES (1)");
         let mut run = case.start();

@@ -83,7 +83,7 @@ impl Relief {
         );
     }
 
-    /// How long a flush may last before it is looked at.
+    /// How long a flush may last before this thread looks why.
     fn patience(&self) -> Duration {
         if self.opposites.are_possible() { WATCH } else { standby_wait::TELL_AFTER }
     }
