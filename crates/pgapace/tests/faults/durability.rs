@@ -129,6 +129,15 @@ fn apply_goes_on_without_a_synchronous_standby() -> Result<()> {
     wait_while_running(&mut run, "the event to be written", PATIENCE, || {
         Ok(site.subscriber.query_one_text(DB, told)? == "1")
     })?;
+    // Ten seconds after the flush began, monitoring is told that nothing is acknowledged.
+    wait_while_running(&mut run, "status --check to name the wait", PATIENCE, || {
+        let checked = site.tool().finish("status", &["--check"]);
+        if checked.code == Some(0) {
+            return Ok(false);
+        }
+        checked.expect(14, &["a synchronous standby of the subscriber does not answer"]);
+        Ok(true)
+    })?;
     // The session that waits does not notice that its process is gone.
     run.kill9()?;
     let mut run = site.spawn_streaming(&program)?;
