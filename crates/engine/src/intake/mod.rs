@@ -10,10 +10,10 @@
 //!                         └─► prepared on the subscriber; its end is a step
 //! ```
 //!
-//! The [`Intake`] is the leader's state machine. It alone owns the progress arithmetic, so one place
-//! decides about dispatch and acknowledgement. It does no I/O and reads no clock: time is an argument,
-//! and [`Surroundings`] stand between it and the servers. The simulation (`crates/engine/simulation`)
-//! drives the same code between models of both.
+//! The [`Intake`] is the leader's state machine. It owns the progress arithmetic, so one place decides about
+//! dispatch and acknowledgement. The leader itself tells it only what was made durable. It does no I/O and
+//! reads no clock: time is an argument, and [`Surroundings`] stand between it and the servers. The simulation
+//! (`crates/engine/simulation`) drives the same code between models of both.
 
 mod incoming;
 mod skip;

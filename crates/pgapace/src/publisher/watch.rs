@@ -6,7 +6,8 @@
 //!
 //! If commits wait, the same session counts the transactions that write now. And it reads where the
 //! publisher's WAL ends and what the slot retains. The stream does not tell that: a keepalive of a
-//! logical walsender has the position up to which it has decoded.
+//! logical walsender has the position up to which it has decoded. It also reads which
+//! subscriptions in the opposite direction the publisher has: a flush does not wait for those.
 //!
 //! A standby may be promoted, or follow a server that was promoted, while its stream goes on. All that the stream
 //! sends belongs to the history of this one server. So the watch tells the leader the new timeline, which records

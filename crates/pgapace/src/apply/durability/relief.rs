@@ -1,5 +1,5 @@
-//! The relief session: it does the bookkeeping while a flush of the durability session waits for a
-//! synchronous standby.
+//! The relief session. While a flush of the durability session waits for a synchronous standby, it does the
+//! bookkeeping. It ends the wait if that standby is the subscription in the opposite direction.
 
 use std::sync::Arc;
 use std::time::Duration;
