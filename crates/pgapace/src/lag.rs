@@ -237,7 +237,7 @@ fn slot_has_changes(source: &mut Session, row: &Subscription, end: Lsn) -> Resul
 /// The failure of a verb that needs the subscriber to be level with the publisher.
 pub(crate) fn behind(name: &str, lag: &Lag, what: &str) -> Failure {
     let hint = if lag.running {
-        "Wait longer (--wait SECONDS), or until pgapace status shows no lag."
+        "Wait longer (--wait TIME), or until pgapace status shows no lag."
     } else {
         match lag.absence {
             Absence::NoProcess => {

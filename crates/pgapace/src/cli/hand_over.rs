@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use wire::Session;
 
-use crate::cli::{Selection, output, seconds};
+use crate::cli::time::{LONGEST, time};
+use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
 use crate::hand_over;
 use crate::stopping::interrupt::abandonable;
@@ -18,13 +19,13 @@ pub(crate) struct HandOverArgs {
     #[command(flatten)]
     selection: Selection,
 
-    /// Longest time in seconds until the running process has ended what it applies
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds())]
-    timeout: u64,
+    /// Longest time until the running process has ended what it applies
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time(0..=LONGEST))]
+    timeout: Duration,
 
-    /// Time in seconds to wait until another process runs the subscription; 0 does not wait
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = seconds())]
-    wait: u64,
+    /// Time to wait until another process runs the subscription; 0 does not wait
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = time(0..=LONGEST))]
+    wait: Duration,
 }
 
 const POLL: Duration = Duration::from_millis(20);
@@ -38,8 +39,7 @@ pub(crate) fn run(args: &HandOverArgs) -> Result<()> {
     let selection = args.selection.clone();
     let (mut control, row) = abandonable(&shutdown, "connecting", move || selection.existing())??;
     let stopping = || shutdown.requested();
-    let timeout = Duration::from_secs(args.timeout);
-    let asked = hand_over::ask(&mut control, &row, timeout, &stopping).map_err(|failure| {
+    let asked = hand_over::ask(&mut control, &row, args.timeout, &stopping).map_err(|failure| {
         match failure.class {
             Class::Stopped => failure.hint(
                 "The request was withdrawn. If the process has seen it before, it gives the subscription up all the \
@@ -59,11 +59,10 @@ pub(crate) fn run(args: &HandOverArgs) -> Result<()> {
             row.name
         ),
     });
-    if args.wait == 0 {
+    if args.wait.is_zero() {
         return Ok(());
     }
-    let wait = Duration::from_secs(args.wait);
-    let next = next_owner(&mut control, &row, wait, &stopping)?;
+    let next = next_owner(&mut control, &row, args.wait, &stopping)?;
     let client = next.client.as_deref().unwrap_or("this host");
     output::line(&format!(
         "  a process on {client} (backend {}) runs it since {} ms later",

@@ -29,6 +29,7 @@ pub(crate) mod skip;
 pub(crate) mod status;
 pub(crate) mod switchover;
 pub(crate) mod table_name;
+mod time;
 pub(crate) mod top;
 pub(crate) mod verbs;
 pub(crate) mod verify;
@@ -365,11 +366,6 @@ pub(crate) fn command() -> clap::Command {
         });
     }
     command
-}
-
-/// Reads a number of seconds, up to that of PostgreSQL's settings. A clock cannot count to all larger ones.
-fn seconds() -> clap::builder::RangedU64ValueParser {
-    clap::value_parser!(u64).range(0..=i32::MAX.unsigned_abs().into())
 }
 
 /// The error without an argument that may be a connection string, or a part of one that was not quoted.

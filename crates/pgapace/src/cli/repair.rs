@@ -12,7 +12,8 @@ use crate::barrier::taker::{BarrierManner, BarrierTaker};
 use crate::check::opposite;
 use crate::cli::opened::Opened;
 use crate::cli::table_name::split;
-use crate::cli::{Selection, output, printable_sql, seconds};
+use crate::cli::time::{LONGEST, time};
+use crate::cli::{Selection, output, printable_sql};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::history::check_to_read;
@@ -63,11 +64,11 @@ pub(crate) struct RepairArgs {
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     batch: u32,
 
-    /// Seconds to wait for transactions of the publisher that keep a snapshot from being taken
+    /// Time to wait for transactions of the publisher that keep a snapshot from being taken
     ///
     /// Also the time after which the verb ends with the error of the subscription, if its runs fail and apply nothing.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds())]
-    barrier_timeout: u64,
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time(0..=LONGEST))]
+    barrier_timeout: Duration,
 
     /// Print JSON
     #[arg(long)]
@@ -479,7 +480,7 @@ impl Site<'_> {
                 publisher: self.publisher,
                 subscriber: self.subscriber,
                 row: self.row,
-                manner: BarrierManner::of_verb(Duration::from_secs(self.args.barrier_timeout)),
+                manner: BarrierManner::of_verb(self.args.barrier_timeout),
                 shutdown: self.shutdown,
                 runner: None,
             },

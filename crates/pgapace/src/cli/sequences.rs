@@ -8,7 +8,8 @@ use serde::Serialize;
 use wire::Session;
 
 use crate::cli::table_name::split;
-use crate::cli::{Selection, output, seconds};
+use crate::cli::time::{LONGEST, time};
+use crate::cli::{Selection, output};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::lag::{self, Lag};
@@ -54,9 +55,9 @@ pub(crate) struct SequencesArgs {
     #[arg(long)]
     allow_backwards: bool,
 
-    /// Seconds to wait until the subscriber has applied what was committed before
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds())]
-    wait: u64,
+    /// Time to wait until the subscriber has applied what was committed before
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time(0..=LONGEST))]
+    wait: Duration,
 
     /// Do not wait for the subscriber. A later TRUNCATE … RESTART IDENTITY sets sequences back
     #[arg(long, conflicts_with = "wait")]
@@ -224,7 +225,7 @@ fn read_level(
     read: &mut dyn FnMut(&mut Session) -> Result<Vec<PublisherSequence>>,
     stopping: &dyn Fn() -> bool,
 ) -> Result<(Vec<PublisherSequence>, Option<Lag>)> {
-    let deadline = Instant::now() + Duration::from_secs(args.wait);
+    let deadline = Instant::now() + args.wait;
     loop {
         // In this order: changes that were committed when values were read lie before the end of WAL.
         let found = read(source)?;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use ratatui::crossterm;
 
+use crate::cli::time::time;
 use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
 use crate::stopping::shutdown::Shutdown;
@@ -51,16 +52,15 @@ pub(crate) struct StatusArgs {
     #[arg(long, value_name = "LAG")]
     max_lag: Option<MaxLag>,
 
-    /// Print it again every so many seconds, until interrupted
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2",
-        value_parser = clap::value_parser!(u64).range(1..=3600))]
-    watch: Option<u64>,
+    /// Print it again and again after this time, until interrupted
+    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "2s", value_parser = time(1..=3600))]
+    watch: Option<Duration>,
 }
 
 pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     let sites = args.selection.subscriber_only()?;
     let mut readers: Vec<_> = sites.into_iter().map(StatusReader::new).collect();
-    let Some(seconds) = args.watch else {
+    let Some(pause) = args.watch else {
         let (lines, result) = look_again(args, &mut readers);
         output::lines(&lines);
         return result;
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
             // Nobody reads it any more.
             return Ok(());
         }
-        shutdown.sleep(Duration::from_secs(seconds));
+        shutdown.sleep(pause);
     }
     Ok(())
 }

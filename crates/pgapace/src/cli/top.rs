@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::cli::Selection;
+use crate::cli::time::time;
 use crate::error::Result;
 use crate::top;
 
@@ -21,10 +22,9 @@ pub(crate) struct TopArgs {
     #[arg(long, value_name = "COLUMNSxROWS", default_value = "80x24", value_parser = parse_size)]
     size: (u16, u16),
 
-    /// Seconds between two looks
-    #[arg(long, value_name = "SECONDS", default_value = "2",
-        value_parser = clap::value_parser!(u64).range(1..=30))]
-    interval: u64,
+    /// Time between two looks
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = time(1..=30))]
+    interval: Duration,
 }
 
 fn parse_size(text: &str) -> std::result::Result<(u16, u16), String> {
@@ -41,5 +41,5 @@ pub(crate) fn run(args: &TopArgs) -> Result<()> {
     if args.once {
         return top::once(sites, args.size);
     }
-    top::run(sites, Duration::from_secs(args.interval))
+    top::run(sites, args.interval)
 }

@@ -11,7 +11,8 @@ use wire::Session;
 use crate::barrier::taker::{BarrierManner, BarrierTaker};
 use crate::cli::opened::Opened;
 use crate::cli::table_name::{split, split_column};
-use crate::cli::{Selection, output, seconds};
+use crate::cli::time::{LONGEST, time};
+use crate::cli::{Selection, output};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::history::check_to_read;
@@ -66,15 +67,15 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     jobs: u16,
 
-    /// Age in seconds at which snapshots are renewed, because they hold back VACUUM
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = seconds().range(1..))]
-    snapshot_lifetime: u64,
+    /// Age at which snapshots are renewed, because they hold back VACUUM
+    #[arg(long, value_name = "TIME", default_value = "10min", value_parser = time(1..=LONGEST))]
+    snapshot_lifetime: Duration,
 
-    /// Seconds to wait for transactions of the publisher that keep a snapshot from being taken
+    /// Time to wait for transactions of the publisher that keep a snapshot from being taken
     ///
     /// Also the time after which the verb ends with the error of the subscription, if its runs fail and apply nothing.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = seconds())]
-    barrier_timeout: u64,
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time(0..=LONGEST))]
+    barrier_timeout: Duration,
 
     /// Go on where the last verification of these tables was interrupted
     #[arg(long)]
@@ -228,7 +229,7 @@ fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -
     let manner = Manner {
         jobs: args.jobs.into(),
         rate: args.max_rate,
-        lifetime: Duration::from_secs(args.snapshot_lifetime),
+        lifetime: args.snapshot_lifetime,
         go_on: Some(GO_ON),
     };
     let verification = Verification {
@@ -255,7 +256,7 @@ fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -
         publisher: &publisher,
         subscriber: &subscriber,
         row: &row,
-        manner: BarrierManner::of_verb(Duration::from_secs(args.barrier_timeout)),
+        manner: BarrierManner::of_verb(args.barrier_timeout),
         shutdown,
         runner: None,
     };

@@ -70,6 +70,26 @@ impl Unit {
         let known = known.iter().find(|(name, _)| *name == unit);
         known.map(|(_, factor)| *factor).or_else(|| unit.is_empty().then_some(1))
     }
+
+    /// A number in the smallest unit of its kind.
+    pub(crate) fn amount(self, text: &str) -> Result<u64, String> {
+        let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = (&text[..end], text[end..].trim());
+        let (number, factor) =
+            number.parse::<u64>().ok().zip(self.factor(unit)).ok_or_else(|| {
+                match self.known().0 {
+                    [] => format!("{text:?} is not a number"),
+                    known => {
+                        let known: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+                        let known = known.join(", ");
+                        format!(
+                            "{text:?} is not a number with one of the units {known}, or without"
+                        )
+                    }
+                }
+            })?;
+        number.checked_mul(factor).ok_or_else(|| format!("{text} is too large"))
+    }
 }
 
 /// How many values a setting has.
@@ -192,26 +212,6 @@ impl Setting {
         }
     }
 
-    /// A number in the smallest unit of its kind.
-    fn amount(&self, text: &str) -> Result<u64, String> {
-        let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-        let (number, unit) = (&text[..end], text[end..].trim());
-        let (number, factor) =
-            number.parse::<u64>().ok().zip(self.unit.factor(unit)).ok_or_else(|| {
-                match self.unit.known().0 {
-                    [] => format!("{text:?} is not a number"),
-                    known => {
-                        let known: Vec<_> = known.iter().map(|(name, _)| *name).collect();
-                        let known = known.join(", ");
-                        format!(
-                            "{text:?} is not a number with one of the units {known}, or without"
-                        )
-                    }
-                }
-            })?;
-        number.checked_mul(factor).ok_or_else(|| format!("{text} is too large"))
-    }
-
     /// The lowest and the highest value as they would be given, the latter if it is not [`MOST`].
     pub(crate) fn limits(&self) -> Option<(String, Option<String>)> {
         let unit = self.unit.known().1;
@@ -228,7 +228,7 @@ impl Setting {
             let factor = self.unit.factor("").unwrap_or(1);
             let range = range.start().saturating_mul(factor)..=range.end().saturating_mul(factor);
             for text in texts.iter().filter(|text| self.word.is_empty() || *text != self.word) {
-                if !range.contains(&self.amount(text).map_err(colon)?) {
+                if !range.contains(&self.unit.amount(text).map_err(colon)?) {
                     return Err(match self.limits().unwrap_or_default() {
                         (low, Some(high)) => format!(" must be between {low} and {high}"),
                         (low, None) => format!(" must be between {low} and {MOST}"),
@@ -309,19 +309,19 @@ impl Value for bool {
 
 impl Value for usize {
     fn parse(text: &str, setting: &Setting) -> Result<Self, String> {
-        setting.amount(text)?.try_into().map_err(|_| format!("{text} is too large"))
+        setting.unit.amount(text)?.try_into().map_err(|_| format!("{text} is too large"))
     }
 }
 
 impl Value for u64 {
     fn parse(text: &str, setting: &Setting) -> Result<Self, String> {
-        setting.amount(text)
+        setting.unit.amount(text)
     }
 }
 
 impl Value for Duration {
     fn parse(text: &str, setting: &Setting) -> Result<Self, String> {
-        setting.amount(text).map(Self::from_millis)
+        setting.unit.amount(text).map(Self::from_millis)
     }
 }
 

@@ -9,7 +9,8 @@ use wire::Session;
 
 use crate::cli::status::health::MaxLag;
 use crate::cli::table_name::split;
-use crate::cli::{Selection, output, seconds};
+use crate::cli::time::{LONGEST, time};
+use crate::cli::{Selection, output};
 use crate::config::{Site, Subscription as Config, check_name};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
@@ -45,9 +46,9 @@ pub(crate) struct SwitchoverArgs {
     #[arg(long, group = "action")]
     abort: bool,
 
-    /// Maximum time in seconds without writes on either side. After it everything is undone
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = seconds())]
-    deadline: u64,
+    /// Maximum time without writes on either side. After it everything is undone
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time(0..=LONGEST))]
+    deadline: Duration,
 
     /// Wait until the lag is no more than this before writes are stopped
     ///
@@ -55,13 +56,13 @@ pub(crate) struct SwitchoverArgs {
     #[arg(long, value_name = "LAG")]
     max_lag: Option<MaxLag>,
 
-    /// Time in seconds during which the lag must be no more than --max-lag
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, requires = "max_lag", value_parser = seconds())]
-    lag_for: u64,
+    /// Time during which the lag must be no more than --max-lag
+    #[arg(long, value_name = "TIME", default_value = "10s", requires = "max_lag", value_parser = time(0..=LONGEST))]
+    lag_for: Duration,
 
-    /// Maximum time in seconds to wait for that
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, requires = "max_lag", value_parser = seconds())]
-    lag_timeout: u64,
+    /// Maximum time to wait for that
+    #[arg(long, value_name = "TIME", default_value = "10min", requires = "max_lag", value_parser = time(0..=LONGEST))]
+    lag_timeout: Duration,
 
     /// Shell command that stops writes, instead of a read-only database and the end of its sessions
     #[arg(long, value_name = "COMMAND")]
@@ -275,7 +276,7 @@ fn switch(
         resume_writes: args.resume_writes.as_deref(),
         open: args.open.as_deref(),
         back,
-        deadline: Duration::from_secs(args.deadline),
+        deadline: args.deadline,
         margin: args.margin,
         verify: (!args.verify.is_empty()).then(tables),
         verified_within: args.verified_within,
@@ -294,11 +295,7 @@ fn switch(
     if let Some(most) = args.max_lag
         && !switchover::has_ended(&mut direction.control, &direction.row)?
     {
-        let bound = LagBound {
-            most,
-            lasts: Duration::from_secs(args.lag_for),
-            patience: Duration::from_secs(args.lag_timeout),
-        };
+        let bound = LagBound { most, lasts: args.lag_for, patience: args.lag_timeout };
         bound.wait(&direction.site, &name, stop)?;
     }
     let done = switchover::go(&mut direction.sides(stop), &request)?;
