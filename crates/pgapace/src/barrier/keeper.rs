@@ -26,6 +26,15 @@ use crate::tablesync::Snapshot;
 /// By how much the first attempt delays chunks that arrive. It has to last from the moment in which the
 /// publisher fixes the LSN until the leader knows it.
 const FIRST_DELAY: Duration = Duration::from_millis(15);
+/// Between its attempts to get a session. Each one that is refused is logged, and the verb waits for half a minute.
+const CONNECT_PAUSES: [Duration; 6] = [
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(4),
+    Duration::from_secs(8),
+    Duration::from_secs(16),
+];
 /// How often the keeper looks for the next request, and whether the present one is still wanted.
 const POLL: Duration = Duration::from_millis(20);
 /// How often it looks whether a slot that is being created is still wanted.
@@ -101,11 +110,7 @@ impl Keeper {
         let mut keeping = Keeping { context, orders: sender, answers: inbox, ended: ended.clone() };
         let thread = thread::spawn("barrier".to_owned(), move || {
             if let Err(failure) = keeping.run() {
-                tracing::warn!(
-                    event = "barrier_failed",
-                    error = %failure,
-                    "barrier for pgapace verify or repair failed"
-                );
+                warn(&failure);
             }
         })?;
         Ok(Self { orders, answers, ended, thread: Some(thread) })
@@ -132,7 +137,7 @@ struct Keeping {
 
 impl Keeping {
     fn run(&mut self) -> Result<()> {
-        let mut control = row::connect(&self.context.subscriber)?;
+        let Some(mut control) = self.connect() else { return Ok(()) };
         let mut idle_since = Instant::now();
         while !self.ended.requested() && idle_since.elapsed() < LINGER {
             let Some(request) = row::find_request(&mut control, self.context.id)? else {
@@ -147,15 +152,27 @@ impl Keeping {
                     return Ok(());
                 }
                 row::failed(&mut control, request.id, &failure)?;
-                tracing::warn!(
-                    event = "barrier_failed",
-                    error = %failure,
-                    "barrier for pgapace verify or repair failed"
-                );
+                warn(&failure);
             }
             idle_since = Instant::now();
         }
         Ok(())
+    }
+
+    /// A session for the row. `None` if the keeper must end, or was refused again and again. It pauses after the last
+    /// attempt, too, because the leader starts another keeper a moment after this one has ended.
+    fn connect(&self) -> Option<Session> {
+        for pause in CONNECT_PAUSES {
+            match row::connect(&self.context.subscriber) {
+                Ok(session) => return Some(session),
+                Err(failure) => warn(&failure),
+            }
+            self.ended.sleep(pause);
+            if self.ended.requested() {
+                return None;
+            }
+        }
+        None
     }
 
     /// The leader may have ended.
@@ -276,6 +293,14 @@ impl Keeping {
         }
         Ok(())
     }
+}
+
+fn warn(failure: &Failure) {
+    tracing::warn!(
+        event = "barrier_failed",
+        error = %failure,
+        "barrier for pgapace verify or repair failed"
+    );
 }
 
 /// Waits for the leader's answer about an LSN: whether the stream holds there. `None` if the barrier is not

@@ -335,7 +335,8 @@ impl BarrierTaker<'_> {
                             "the process that runs the subscription does not answer",
                         )
                         .hint(
-                            "See pgapace status. It may copy tables, or be of an older version.",
+                            "See pgapace status, and its log for barrier_failed. It may copy tables, be refused another \
+                             session, or be of an older version.",
                         ));
                     }
                 }
