@@ -21,6 +21,7 @@
 //! window always holds one, for the same reason. A window limits what can be sent
 //! per round trip, so over a network the system's default is used.
 
+mod buffers;
 mod chunk;
 mod outgoing;
 mod pace;
@@ -40,21 +41,21 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 
 use crate::error::{Error, Result, ServerError};
-use crate::memory;
 use crate::protection::Protection;
 use crate::session::{Session, unexpected};
 use crate::stream::{Stream, Want, after, from_io, header, log_notice};
+use buffers::{BUFFER_SIZE, Buffers};
 use outgoing::StreamOutgoing;
 use pace::{Found, Pace, Step};
 
-/// Size of a read buffer, in bytes.
-const BUFFER_SIZE: usize = 256 * 1024;
-/// With less free space than this, a new buffer is allocated.
+/// With less free space than this, another buffer is taken.
 const MIN_ROOM: usize = 64 * 1024;
 /// A read that returns fewer bytes means that the sender has no more data ready.
 const SHORT_READ: usize = 1024;
 /// After reading this much the reader does not nap, because the caller has enough work.
 const MUCH: usize = BUFFER_SIZE / 2;
+/// After so long without data, buffers are freed.
+const QUIET: Duration = Duration::from_secs(1);
 /// Pause between two reads.
 const NAP: Duration = Duration::from_micros(200);
 /// Pause between two reads with many concurrent committers on the publisher.
@@ -113,6 +114,9 @@ pub struct ReplicationStream {
     buffer: BytesMut,
     filled: usize,
     whole: usize,
+    /// The first chunk of `buffer`, once there is one, and the size of the buffer then.
+    first: Option<(Bytes, usize)>,
+    buffers: Buffers,
     /// Time of the last read that returned data.
     last_data: Option<Instant>,
     /// Length of the next nap.
@@ -190,13 +194,16 @@ impl ReplicationStream {
         host: String,
         longest_nap: Duration,
     ) -> Result<ReplicationStream> {
-        let mut buffer = memory::zeroed_bytes(BUFFER_SIZE.max(unread.len()))?;
+        let mut buffers = Buffers::default();
+        let mut buffer = buffers.take(unread.len())?;
         buffer[..unread.len()].copy_from_slice(unread);
         Ok(ReplicationStream {
             stream,
             buffer,
             filled: unread.len(),
             whole: 0,
+            first: None,
+            buffers,
             last_data: None,
             nap: NAP,
             pace: None,
@@ -305,6 +312,9 @@ impl ReplicationStream {
     fn wait_for_data(&mut self, deadline: Option<Instant>) -> Result<ControlFlow<Received, bool>> {
         let want = Want { read: true, write: self.has_unsent() };
         let Some(ready) = self.stream.wait(want, Some(self.waker.descriptor()), deadline)? else {
+            if self.last_data.is_none_or(|last| last.elapsed() > QUIET) {
+                self.buffers.clear();
+            }
             return Ok(ControlFlow::Break(Received::Idle));
         };
         if ready.writable {
@@ -448,7 +458,7 @@ impl ReplicationStream {
     }
 
     /// Makes room to read into, when the buffer holds at most the beginning of one message.
-    /// Allocates a new buffer when little of this one is free. A message larger than a buffer gets
+    /// Takes another buffer when little of this one is free. A message larger than a buffer gets
     /// its whole size at once, which its header states.
     fn make_room(&mut self) -> Result<()> {
         let fits = match header(&self.buffer[..self.filled])? {
@@ -459,11 +469,14 @@ impl ReplicationStream {
         let size = match fits {
             Ok(true) => return Ok(()),
             Ok(false) => BUFFER_SIZE,
-            Err(needed) => BUFFER_SIZE.max(needed),
+            Err(needed) => needed,
         };
-        let mut fresh = memory::zeroed_bytes(size)?;
+        let mut fresh = self.buffers.take(size)?;
         fresh[..self.filled].copy_from_slice(&self.buffer[..self.filled]);
         self.buffer = fresh;
+        if let Some((first, size)) = self.first.take() {
+            self.buffers.filled(first, size);
+        }
         Ok(())
     }
 
@@ -511,7 +524,9 @@ impl ReplicationStream {
 
     /// Splits `length` bytes off the front of the buffer.
     fn split(&mut self, length: usize) -> Bytes {
+        let size = self.buffer.len();
         let front = self.buffer.split_to(length).freeze();
+        self.first.get_or_insert_with(|| (front.clone(), size));
         self.filled -= length;
         self.whole = 0;
         front

@@ -225,7 +225,7 @@ impl Session {
     pub fn queue_set_aside(&mut self, queued: Queued) {
         self.ready_expected += queued.ready_expected;
         if self.channel.out.is_empty() {
-            self.channel.out = queued.bytes;
+            self.channel.put_back(queued.bytes);
             return;
         }
         match memory::reserve(&mut self.channel.out, queued.bytes.len()) {

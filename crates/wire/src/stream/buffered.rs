@@ -26,6 +26,8 @@ const MAX_STARTUP_ERROR: u32 = 30_000;
 const INPUT_SIZE: usize = 64 * 1024;
 /// A buffer that has grown beyond this size for one large message is released afterwards.
 const MAX_RETAINED: usize = 4 * 1024 * 1024;
+/// The most buffers that are kept beside the one for the next messages: one group of changes is written, and two wait.
+const SPARE: usize = 2;
 /// Limit in bytes for unread replies while a pipeline is written. Replies have about 50 bytes for
 /// each statement, so only a caller that queues millions of SELECTs reaches it.
 const MAX_UNREAD: usize = 1 << 30;
@@ -50,6 +52,8 @@ pub(crate) struct Buffered {
     /// apart from `out`, so that messages can be queued, and taken back, while the socket accepts no data.
     writing: VecDeque<BytesMut>,
     written: usize,
+    /// Buffers that were written. They are used again, because the system would have to clear the pages of new ones.
+    spare: Vec<BytesMut>,
     parameters: Vec<(String, String)>,
     /// A cell, because a reply that borrows the input may prove to be malformed.
     broken: Cell<bool>,
@@ -68,6 +72,7 @@ impl Buffered {
             out: BytesMut::with_capacity(INPUT_SIZE),
             writing: VecDeque::new(),
             written: 0,
+            spare: Vec::new(),
             parameters: Vec::new(),
             broken: Cell::new(false),
             unreplicated_commits: 0,
@@ -311,27 +316,27 @@ impl Buffered {
         }
         match self.writing.back_mut() {
             // Many small pieces would be as many writes.
-            Some(last) if last.capacity() - last.len() >= self.out.len() => {
+            Some(last)
+                if self.out.len() <= INPUT_SIZE
+                    && last.capacity() - last.len() >= self.out.len() =>
+            {
                 last.extend_from_slice(&self.out);
                 self.out.clear();
             }
-            _ => self.writing.push_back(std::mem::take(&mut self.out)),
+            _ => {
+                let messages = self.take_queued();
+                self.writing.push_back(messages);
+            }
         }
     }
 
     fn wrote(&mut self, count: usize) {
         self.written += count;
         if self.writing.front().is_some_and(|messages| self.written == messages.len())
-            && let Some(mut written) = self.writing.pop_front()
+            && let Some(written) = self.writing.pop_front()
         {
             self.written = 0;
-            if self.out.capacity() == 0 {
-                if written.capacity() > MAX_RETAINED {
-                    written = BytesMut::with_capacity(INPUT_SIZE);
-                }
-                written.clear();
-                self.out = written;
-            }
+            self.keep(written);
         }
         self.stream.set_inside_message(self.written > 0);
     }
@@ -343,7 +348,26 @@ impl Buffered {
 
     /// Takes the queued messages that are not being written.
     pub(crate) fn take_queued(&mut self) -> BytesMut {
-        std::mem::take(&mut self.out)
+        std::mem::replace(&mut self.out, self.spare.pop().unwrap_or_default())
+    }
+
+    /// Queues messages that were [taken](Self::take_queued). None are queued now.
+    pub(crate) fn put_back(&mut self, messages: BytesMut) {
+        let empty = std::mem::replace(&mut self.out, messages);
+        self.keep(empty);
+    }
+
+    /// Keeps a buffer for later messages.
+    fn keep(&mut self, mut buffer: BytesMut) {
+        buffer.clear();
+        if buffer.capacity() > MAX_RETAINED {
+            return;
+        }
+        if self.out.capacity() == 0 {
+            self.out = buffer;
+        } else if self.spare.len() < SPARE && buffer.capacity() > 0 {
+            self.spare.push(buffer);
+        }
     }
 
     /// Number of queued bytes that are not written yet.
