@@ -1,4 +1,4 @@
-//! Settings of the planner that the role or the database has.
+//! Plans of the statements, and settings of the planner that the role or the database has.
 
 use crate::support::{Case, PATIENCE, must, on_versions};
 
@@ -49,5 +49,29 @@ fn tables_are_not_scanned_whatever_plans_the_role_allows() {
             case.subscriber.sql(&format!("ALTER DATABASE {name} RESET ALL"));
         }
         case.expect_equal(&["t", "f"]);
+    });
+}
+
+/// A hash table of all rows takes several times as long as so many lookups.
+#[test]
+fn rows_without_a_key_are_found_by_an_index_of_the_subscriber() {
+    on_versions(&[(14, 14), (18, 18)], |case| {
+        case.replicate(
+            "CREATE TABLE f (id int, v text, n int); CREATE INDEX by_id ON f (id); \
+             ALTER TABLE f REPLICA IDENTITY FULL",
+        );
+        case.publisher
+            .sql("INSERT INTO f SELECT g, md5(g::text), g FROM generate_series(1, 300000) g");
+        case.run_until_current();
+        case.subscriber.sql("ANALYZE f");
+        case.publisher.sql("DELETE FROM f WHERE id % 10 = 0");
+        case.publisher.sql("UPDATE f SET n = n + 1 WHERE id % 10 = 1");
+        case.run_until_current();
+        must(testbed::wait_until(PATIENCE, "lookups in the index", || {
+            let lookups = "SELECT idx_scan >= 50000 FROM pg_stat_user_indexes \
+                           WHERE indexrelname = 'by_id'";
+            Ok(case.subscriber.value(lookups) == "t")
+        }));
+        case.expect_equal(&["f"]);
     });
 }

@@ -65,9 +65,14 @@ pub(crate) fn all_null(columns: usize, column: usize) -> usize {
 /// Without a key there may be no index, and then a lookup per row would be a scan per row. Merge
 /// joins stay disabled: the planner has no statistics of the arrays' values, overestimates the cost
 /// of a hash join, and would sort the whole table.
+///
+/// With the default cost of a page that is read out of order, it prefers a hash table of 300 000 rows to 10 000 lookups
+/// in an index, which take a third of the time and no temporary file. Native's worker uses an index at any cost.
 pub(crate) const PLANNER_FREE: &str = "SELECT \
     pg_catalog.set_config('enable_seqscan', 'on', true), \
     pg_catalog.set_config('enable_hashjoin', 'on', true), \
+    pg_catalog.set_config('random_page_cost', LEAST(1.1, \
+      pg_catalog.current_setting('random_page_cost')::pg_catalog.float8)::pg_catalog.text, true), \
     pg_catalog.set_config('plan_cache_mode', 'force_custom_plan', true)";
 
 /// Plans a statement for one row with its values: see [`super::leaves`].
@@ -78,6 +83,7 @@ pub(crate) const CUSTOM_PLANS: &str =
 pub(crate) const PLANNER_BOUND: &str = "SELECT \
     pg_catalog.set_config('enable_seqscan', 'off', true), \
     pg_catalog.set_config('enable_hashjoin', 'off', true), \
+    pg_catalog.set_config('random_page_cost', NULL, true), \
     pg_catalog.set_config('plan_cache_mode', CASE \
       WHEN pg_catalog.current_setting('citus.version', true) IS NULL THEN 'force_generic_plan' \
       ELSE 'force_custom_plan' END, true)";
