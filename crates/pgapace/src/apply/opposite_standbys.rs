@@ -21,7 +21,7 @@ use crate::error::{Failure, Result};
 use crate::login_role::as_login_role;
 use crate::standby_names::listed;
 use crate::subscriber::catalogue::field;
-use crate::subscriber::state::schema;
+use crate::subscriber::state::privileges;
 
 /// A subscription of pgapace that applies changes to the publisher.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,7 +131,7 @@ fn read(publisher: &mut Session) -> Result<Vec<Opposite>> {
     let failed = |e: &wire::Error| Failure::publisher(e, "reading its subscriptions");
     let tables = ["subscription", "switchover"];
     let readable = publisher
-        .simple(&schema::readable_sql(&tables, "has_table_privilege"))
+        .simple(&privileges::readable_sql(&tables, "has_table_privilege"))
         .map_err(|e| failed(&e))?;
     if readable.iter().flatten().count() == 0 {
         return Ok(Vec::new());

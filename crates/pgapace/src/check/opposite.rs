@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::publisher::publication::PublishedTable;
 use crate::standby_names;
 use crate::subscriber::catalogue::{boolean, field, parse_name_array};
-use crate::subscriber::state::schema;
+use crate::subscriber::state::privileges;
 
 /// A subscription on the publisher.
 #[derive(Debug, PartialEq, Eq)]
@@ -198,7 +198,7 @@ fn read(publisher: &mut Session) -> Result<Vec<Opposite>> {
     );
     let tables = ["subscription", "relation", "switchover"];
     let readable = publisher
-        .simple(&schema::readable_sql(&tables, "has_any_column_privilege"))
+        .simple(&privileges::readable_sql(&tables, "has_any_column_privilege"))
         .map_err(|e| reading(&e))?;
     let ours = "SELECT s.name, s.slot_name, coalesce(s.sent_as LIKE '%origin none', false), true, \
            EXISTS (SELECT FROM pgapace.switchover w \

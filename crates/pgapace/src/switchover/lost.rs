@@ -10,7 +10,7 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::session::{CURRENT_LSN, system_identifier};
 use crate::publisher::{recreated, slot};
 use crate::subscriber::catalogue::field;
-use crate::subscriber::state::{Subscription, published, schema};
+use crate::subscriber::state::{Subscription, privileges, published, schema};
 
 /// The publisher's database is read-only by its setting, and no recorded switchover explains it.
 pub(crate) struct ReadOnly {
@@ -145,8 +145,10 @@ pub(crate) fn check_not_moved(
 /// and the highest LSN that was applied. The session may be a walsender's.
 fn following(source: &mut Session, system: &str) -> Result<Vec<(String, String, String)>> {
     let reading = |e: &wire::Error| Failure::publisher(e, "reading its subscriptions");
-    let readable =
-        schema::readable_sql(&["subscription", "progress", "switchover"], "has_table_privilege");
+    let readable = privileges::readable_sql(
+        &["subscription", "progress", "switchover"],
+        "has_table_privilege",
+    );
     if source.simple(&readable).map_err(|e| reading(&e))?.iter().flatten().count() == 0 {
         return Ok(Vec::new());
     }

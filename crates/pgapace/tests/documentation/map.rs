@@ -48,8 +48,10 @@ fn it_names_each_table_of_the_state() {
     let map = map();
     let state = map.split("State on the subscriber:").nth(1).expect("the paragraph");
     let state = state.split("\n\n").next().unwrap_or_default();
-    let schema = "crates/pgapace/src/subscriber/state/schema.rs";
-    let schema = must(std::fs::read_to_string(root().join(schema)));
+    let folder = root().join("crates/pgapace/src/subscriber/state/migrations");
+    let files = must(std::fs::read_dir(folder)).map(|entry| must(entry).path());
+    let migrations = files.filter(|path| path.extension().is_some_and(|kind| kind == "sql"));
+    let schema: String = migrations.map(|path| must(std::fs::read_to_string(path))).collect();
     let tables: Vec<_> = schema
         .split("CREATE TABLE pgapace.")
         .skip(1)
