@@ -30,7 +30,7 @@ use crate::tablesync::copy_requests::{self, Requested};
 use crate::tablesync::inspection::{InspectedTable, Inspection, InspectionAnswer, may_be_judged};
 use crate::tablesync::subscriber_tables::{self};
 use crate::tablesync::table_state;
-use crate::tablesync::{self, SyncContext};
+use crate::tablesync::{SyncContext, blocked};
 
 /// How long a copy may take to end after a request.
 const END_PATIENCE: Duration = Duration::from_secs(10);
@@ -366,8 +366,8 @@ impl<'a> Adder<'a> {
         let is_wanted = |key: &TableName| states.get(key).is_some_and(|state| state.copy_wanted);
         let (copied_later, others): (Vec<_>, Vec<_>) =
             blocked.into_iter().partition(|(key, _)| is_wanted(key));
-        tablesync::block(control, context.owner(), &copied_later, None)?;
-        tablesync::block(control, context.owner(), &others, self.lacks_from(dispatched))?;
+        blocked::block(control, context.owner(), &copied_later, None)?;
+        blocked::block(control, context.owner(), &others, self.lacks_from(dispatched))?;
         for (name, _) in copied_later.iter().chain(&others) {
             tables.block(name);
         }
@@ -511,7 +511,7 @@ impl<'a> Adder<'a> {
         }
         let message = format!("table {table} is no longer published");
         let failure = Failure::new(Class::Mismatch, message);
-        tablesync::block(control, context.owner(), &[(table.clone(), failure)], None)?;
+        blocked::block(control, context.owner(), &[(table.clone(), failure)], None)?;
         tables.block(table);
         Ok(())
     }
@@ -582,7 +582,7 @@ impl<'a> Adder<'a> {
         if let Some(obstacle) = obstacle {
             let failure = obstacle.failure(&published);
             let lacks_from = self.lacks_from(dispatched);
-            tablesync::block(
+            blocked::block(
                 control,
                 context.owner(),
                 &[(published.name.clone(), failure)],
@@ -614,7 +614,7 @@ impl<'a> Adder<'a> {
         if !context.copy_data && !copy_requests::is_wanted(control, context.id, &remote.name)? {
             return Err(not_looked_up(failure, &table));
         }
-        if !tablesync::is_of_its_tables(&failure) {
+        if !blocked::is_of_its_tables(&failure) {
             return Err(failure);
         }
         tracing::debug!(table, "its copy looks the table up: {failure}");

@@ -11,7 +11,8 @@ use crate::error::{Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::sqlstate;
 use crate::subscriber::state::RelationState;
-use crate::tablesync::{SyncContext, block};
+use crate::tablesync::SyncContext;
+use crate::tablesync::blocked::block;
 
 /// The advisory lock ("pgcl").
 const LOCK: &str = "1885823852";

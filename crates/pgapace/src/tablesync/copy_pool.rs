@@ -21,6 +21,8 @@ use crate::subscriber::state::figures;
 use crate::subscriber::state::heartbeat::{self, OwnerStage};
 use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::repertoire::Repertoire;
+use crate::tablesync::SyncContext;
+use crate::tablesync::blocked::is_of_its_tables;
 use crate::tablesync::claim;
 use crate::tablesync::copy_display::{Copied, Display, Progress, table};
 use crate::tablesync::copy_worker::{CopySessions, JobFailure, Transferred};
@@ -31,7 +33,6 @@ use crate::tablesync::scaling::CopyScaling;
 use crate::tablesync::snapshot::{self, Snapshot};
 use crate::tablesync::table_state::{Begun, Complete};
 use crate::tablesync::truncated::{ChangedCopy, ChangedTable};
-use crate::tablesync::{SyncContext, is_of_its_tables};
 
 const TICK: Duration = Duration::from_millis(100);
 const SLOT_CHECK_INTERVAL: Duration = Duration::from_secs(10);

@@ -37,7 +37,7 @@ use crate::observe::long_wait::LongWait;
 use crate::subscriber::state::{self, RelationState};
 use crate::tablesync::deferred::catchup::{CatchUpWorker, StartPause};
 use crate::tablesync::table_state::{self, CatchUp};
-use crate::tablesync::{self, Added, Adder, Copying};
+use crate::tablesync::{Added, Adder, Copying, blocked};
 
 /// The largest size of deferred changes for which the leader pauses.
 const LITTLE: u64 = 1 << 20;
@@ -322,7 +322,7 @@ impl<'a> StreamedTableSync<'a> {
         let (published, failure) = match self.copying.as_ref().map(Receiver::try_recv) {
             None | Some(Err(TryRecvError::Empty)) => return Ok(()),
             Some(Ok(Ok(published))) => (published, None),
-            Some(Ok(Err(failure))) if tablesync::is_of_its_tables(&failure) => {
+            Some(Ok(Err(failure))) if blocked::is_of_its_tables(&failure) => {
                 (Vec::new(), Some(failure))
             }
             Some(Ok(Err(failure))) => return Err(failure),
@@ -381,7 +381,7 @@ impl<'a> StreamedTableSync<'a> {
         if let Some(failure) = failure {
             let failed = names.iter().filter(|name| !is_blocked(name));
             let failed: Vec<_> = failed.map(|name| (name.clone(), failure.like())).collect();
-            tablesync::block(leader.control, owner, &failed, None)?;
+            blocked::block(leader.control, owner, &failed, None)?;
         }
         let names: FxHashSet<TableName> = names.into_iter().collect();
         for name in &names {
@@ -456,7 +456,7 @@ impl<'a> StreamedTableSync<'a> {
             }
             Moved::NotOpened(failure) => {
                 let worker = self.worker.take();
-                if !failure.is_transient() || !tablesync::is_of_its_tables(&failure) {
+                if !failure.is_transient() || !blocked::is_of_its_tables(&failure) {
                     return Err(failure);
                 }
                 self.start_pause.refused(Instant::now());

@@ -15,7 +15,7 @@ use engine::table_sync::TableSyncState;
 use rustc_hash::FxHashMap;
 use wire::Session;
 
-use super::{Snapshot, SyncContext, is_of_its_tables};
+use super::{Snapshot, SyncContext};
 use crate::check::opposite;
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::{self, PublishedTable};
@@ -29,6 +29,7 @@ use crate::subscriber::session::{self, Purpose, Subscriber};
 use crate::subscriber::state::verification::{self, TableOf, VerificationNumber, Verifier};
 use crate::subscriber::state::{self, SchemaCopy, Subscription, ownership};
 use crate::subscriber::writer_tag::{Writer, WriterTag};
+use crate::tablesync::blocked::is_of_its_tables;
 use crate::tablesync::copy_display::LINES_EVERY;
 use crate::tablesync::subscriber_tables::{self, Obstacle};
 use crate::tablesync::table_state::{Begun, Complete};
