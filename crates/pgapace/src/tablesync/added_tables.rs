@@ -1,102 +1,52 @@
 //! Tables that are added to a subscription while it streams, and their copy on threads of their
 //! own.
 
-use std::thread::JoinHandle;
+mod copy_thread;
+mod failed_copies;
+mod inspection_state;
+mod refreshes;
+mod requests;
+
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, TryRecvError, bounded};
+use crossbeam_channel::TryRecvError;
 use engine::relation::RemoteRelation;
 use engine::sync_lsn::SyncLsn;
 use engine::table_name::TableName;
 use pgoutput::Lsn;
-use rustc_hash::FxHashMap;
 use wire::Session;
 
 use crate::apply::blockers::CopyWatch;
 use crate::apply::tables::Tables;
-use crate::apply::thread;
 use crate::error::{Class, Failure, Result};
 use crate::observe::board::wall;
 use crate::publisher::publication::{self, PublicationContents, PublishedTable};
 use crate::publisher::session::current_lsn;
 use crate::stopping::interrupt::interruptible;
-use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::state;
 use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::published::{self, PreviousReading};
 use crate::subscriber::state::repertoire::Repertoire;
-use crate::tablesync::added_copy::AddedCopy;
-use crate::tablesync::copy_requests::{self, Requested};
+use crate::tablesync::copy_requests;
 use crate::tablesync::inspection::{InspectedTable, Inspection, InspectionAnswer, may_be_judged};
 use crate::tablesync::subscriber_tables::{self};
 use crate::tablesync::table_state;
 use crate::tablesync::{SyncContext, blocked};
-
-/// How long a copy may take to end after a request.
-const END_PATIENCE: Duration = Duration::from_secs(10);
+use copy_thread::CopyThread;
+pub(crate) use copy_thread::Copying;
+use failed_copies::FailedCopies;
+use inspection_state::{InspectionState, Subject};
+use refreshes::Refreshes;
+use requests::{CopyRequests, NextReading};
 
 /// Time between two checks for requests.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3);
 
-/// Time between two log lines about the same failure of looks at the publications.
-const LOGGED_AGAIN: Duration = Duration::from_secs(3600);
-
 /// Time before a table whose copy failed is copied again, if the publications are not read regularly.
 const FIRST_PAUSE: Duration = Duration::from_secs(60);
-/// Longest time before a table whose copy failed is copied again.
-const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 
 /// Most tables or transactions that a message names.
 const SHOWN: usize = 10;
-
-/// A table whose copy has failed.
-#[derive(Debug)]
-struct FailedCopy {
-    again: Instant,
-    /// The pause after the next failure.
-    pause: Duration,
-}
-
-/// How the looks at the publications went.
-#[derive(Debug)]
-struct Refreshes {
-    /// When the last one succeeded, in seconds since 1970.
-    read_at: f64,
-    /// Why those since have failed.
-    error: Option<String>,
-    /// The error that was logged last, and when.
-    logged: Option<(String, Instant)>,
-}
-
-impl Refreshes {
-    /// The start of a run has read the publications.
-    fn new(read_at: f64) -> Self {
-        Self { read_at, error: None, logged: None }
-    }
-
-    fn succeeded(&mut self, at: f64) {
-        *self = Self::new(at);
-    }
-
-    /// Returns whether to log the failure: each reason once, and again after a long time. A connection that is
-    /// lost once tells nothing: the next look succeeds, or the stream ends too.
-    fn failed(&mut self, failure: &Failure, now: Instant) -> bool {
-        let first = self.error.is_none();
-        let error = self.error.insert(failure.to_string());
-        let known = self
-            .logged
-            .as_ref()
-            .is_some_and(|(logged, at)| logged == error && now.duration_since(*at) < LOGGED_AGAIN);
-        if known || first && failure.is_connection_lost() {
-            return false;
-        }
-        self.logged = Some((error.clone(), now));
-        true
-    }
-}
-
-/// The result of a copy that runs while other tables stream: the published tables among its tables.
-pub(crate) type Copying = Receiver<Result<Vec<PublishedTable>>>;
 
 /// The consequence for a table whose changes arrive before it is part of the subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,28 +61,16 @@ pub(crate) enum Added {
 /// are tables that were added to the publication, which it finds in the catalogue or by their first
 /// change, and tables that the user requests (`refresh`, `resync`).
 pub(crate) struct Adder<'a> {
+    copies: CopyThread,
     context: SyncContext<'a>,
-    /// Watches the sessions of copies.
-    watch: CopyWatch,
-    /// Stops copies when they are no longer needed.
-    ended: Shutdown,
-    thread: Option<JoinHandle<()>>,
-    requests_read_at: Option<Instant>,
-    requested: Vec<Requested>,
+    requests: CopyRequests,
     /// Tables that were published when the run started, but were blocked or not part of the
     /// subscription. Also tables that were locked during the last inspection.
     new: Vec<PublishedTable>,
-    failed: FxHashMap<TableName, FailedCopy>,
-    /// When the publications were last read; `None` to read them at once.
-    publications_read_at: Option<Instant>,
-    /// When the last inspection started.
-    inspection_started_at: Option<Instant>,
-    /// The answers of a running inspection.
-    answers: Option<Receiver<InspectionAnswer>>,
-    /// Whether it reads the publications.
-    reads_publications: bool,
+    failed: FailedCopies,
+    inspection: InspectionState<InspectionAnswer>,
     refreshes: Refreshes,
-    /// Whether a table was found that may lack changes.
+    /// Whether a table was found that may lack changes. It stays so until the run ends.
     found_gap: bool,
 }
 
@@ -143,18 +81,12 @@ impl<'a> Adder<'a> {
         watch: CopyWatch,
     ) -> Self {
         Self {
+            copies: CopyThread::new(watch),
             context,
-            watch,
-            ended: Shutdown::default(),
-            thread: None,
-            requests_read_at: None,
-            requested: Vec::new(),
+            requests: CopyRequests::Awaited(NextReading::AtOnce),
             new,
-            failed: FxHashMap::default(),
-            publications_read_at: Some(Instant::now()),
-            inspection_started_at: None,
-            answers: None,
-            reads_publications: false,
+            failed: FailedCopies::default(),
+            inspection: InspectionState::new(Instant::now()),
             refreshes: Refreshes::new(wall()),
             found_gap: false,
         }
@@ -173,12 +105,7 @@ impl<'a> Adder<'a> {
                 "table is copied while others stream"
             );
         }
-        let (sender, receiver) = bounded(1);
-        let copier = AddedCopy::new(self.context, self.watch.clone(), self.ended.clone());
-        // The leader may have ended.
-        let copy = move || drop(sender.send(copier.copy(&names)));
-        self.thread = Some(thread::spawn("copy".to_owned(), copy)?);
-        Ok(receiver)
+        self.copies.copy(self.context, names)
     }
 
     /// Checks, first at once and then periodically, whether tables were published since, and
@@ -189,7 +116,7 @@ impl<'a> Adder<'a> {
         tables: &mut Tables,
         dispatched: Lsn,
     ) -> Result<()> {
-        let Some(answers) = &self.answers else {
+        let Some((subject, answers)) = self.inspection.running() else {
             self.start_inspection();
             return Ok(());
         };
@@ -198,8 +125,9 @@ impl<'a> Adder<'a> {
                 self.compare(control, tables, (&before, &contents))?;
             }
             Ok(InspectionAnswer::Inspected { found, locked }) => {
-                (self.answers, self.new) = (None, locked);
-                if self.reads_publications {
+                self.inspection.ended();
+                self.new = locked;
+                if subject == Subject::Publications {
                     self.refreshes.succeeded(wall());
                 }
                 self.judge(control, tables, found, dispatched)?;
@@ -209,10 +137,10 @@ impl<'a> Adder<'a> {
             // run begins when it exists.
             Ok(InspectionAnswer::PublicationMissing(failure)) => return Err(failure),
             Ok(InspectionAnswer::Failed(failure)) => {
-                self.answers = None;
+                self.inspection.ended();
                 self.refresh_failed(&failure);
             }
-            Err(TryRecvError::Disconnected) => self.answers = None,
+            Err(TryRecvError::Disconnected) => self.inspection.ended(),
         }
         Ok(())
     }
@@ -222,33 +150,27 @@ impl<'a> Adder<'a> {
             return;
         }
         let now = Instant::now();
-        // Then all tables are inspected, including the known ones.
-        let due = self.is_due(now);
-        let known = !due
-            && !self.new.is_empty()
-            && self.inspection_started_at.is_none_or(|started| started.elapsed() >= CHECK_INTERVAL);
-        if due {
-            self.publications_read_at = Some(now);
-        } else if !known {
-            return;
-        }
-        (self.inspection_started_at, self.reads_publications) = (Some(now), due);
-        let not_due = self.failed.iter().filter(|(_, failed)| failed.again > now);
+        let every = self.context.options.refresh_interval;
+        let has_new = !self.new.is_empty();
+        let Some(subject) = self.inspection.due(now, every, &self.failed, has_new) else { return };
+        let published = match subject {
+            // All tables are inspected, including the known ones.
+            Subject::Publications => None,
+            Subject::KnownTables { .. } => Some(self.new.clone()),
+        };
         let inspection = Inspection {
             publisher: self.context.publisher.clone(),
             subscriber: self.context.subscriber.clone(),
             id: self.context.id,
             owner: self.context.owner(),
             publications: self.context.publications.to_vec(),
-            published: known.then(|| self.new.clone()),
-            not_due: not_due.map(|(name, _)| name.clone()).collect(),
+            published,
+            not_due: self.failed.not_due(now),
             copies_added: self.context.copy_data,
             refuses_rows: self.context.options.if_not_empty.refuses(),
         };
-        match inspection.start() {
-            Ok(answers) => self.answers = Some(answers),
-            Err(failure) => self.refresh_failed(&failure),
-        }
+        let answers = inspection.start().inspect_err(|failure| self.refresh_failed(failure));
+        self.inspection.begun(subject, now, answers.ok());
     }
 
     /// Without looks, nobody finds tables that are added, or lack changes.
@@ -267,20 +189,12 @@ impl<'a> Adder<'a> {
 
     /// When the publications were read last, in seconds since 1970, and why they could not be read since.
     pub(crate) fn refreshes(&self) -> (f64, Option<&str>) {
-        (self.refreshes.read_at, self.refreshes.error.as_deref())
-    }
-
-    fn is_due(&self, now: Instant) -> bool {
-        let every = self.context.options.refresh_interval;
-        self.publications_read_at.is_none_or(|read_at| {
-            every.is_some_and(|every| now - read_at >= every)
-                || self.failed.values().any(|failed| read_at < failed.again && failed.again <= now)
-        })
+        self.refreshes.last()
     }
 
     /// Has the publications read soon, because they may have changed.
     pub(crate) fn look_soon(&mut self) {
-        self.publications_read_at = None;
+        self.inspection.look_soon();
     }
 
     /// Reads the publications now.
@@ -372,7 +286,7 @@ impl<'a> Adder<'a> {
             tables.block(name);
         }
         // Requests are read at once; otherwise the run's goal might be reached before.
-        self.requests_read_at = None;
+        self.requests.look_soon();
         if new.is_empty() {
             return Ok(());
         }
@@ -391,12 +305,8 @@ impl<'a> Adder<'a> {
 
     /// The copy of a table has failed. It is copied again, after increasing pauses.
     pub(crate) fn copy_failed(&mut self, name: &TableName) {
-        let failed = self.failed.entry(name.clone()).or_insert(FailedCopy {
-            again: Instant::now(),
-            pause: self.context.options.refresh_interval.unwrap_or(FIRST_PAUSE),
-        });
-        failed.again = Instant::now() + failed.pause;
-        failed.pause = (failed.pause * 2).min(LONGEST_PAUSE);
+        let first = self.context.options.refresh_interval.unwrap_or(FIRST_PAUSE);
+        self.failed.add(name, first, Instant::now());
     }
 
     /// The copy of a table has succeeded.
@@ -410,28 +320,28 @@ impl<'a> Adder<'a> {
         control: &mut Session,
         known: impl Fn(&TableName) -> bool,
     ) -> Result<()> {
-        let due = self.requests_read_at.is_none_or(|read_at| read_at.elapsed() >= CHECK_INTERVAL);
-        if self.requested.is_empty() && due {
-            self.requests_read_at = Some(Instant::now());
-            self.requested = copy_requests::requested(control, self.context.id)?;
-            self.requested.retain(|requested| !known(&requested.name));
+        let now = Instant::now();
+        if self.requests.is_due(now) {
+            let mut requested = copy_requests::requested(control, self.context.id)?;
+            requested.retain(|requested| !known(&requested.name));
+            self.requests.read(requested, now);
         }
         Ok(())
     }
 
     /// Whether there are tables whose copy has not begun yet.
     pub(crate) fn has_yet_to_begin(&self) -> bool {
-        !self.new.is_empty() || !self.requested.is_empty()
+        !self.new.is_empty() || self.waits_for_quiet()
     }
 
     /// Whether receiving must pause until [`Self::take_requested`] was called.
     pub(crate) fn waits_for_quiet(&self) -> bool {
-        !self.requested.is_empty()
+        !self.requests.waiting().is_empty()
     }
 
     /// Logs that the requested copies wait for these transactions, which are prepared on the subscriber.
     pub(crate) fn tell_of_prepared(&self, gids: &[String]) {
-        let tables = self.requested.iter().map(|requested| requested.name.to_string());
+        let tables = self.requests.waiting().iter().map(|requested| requested.name.to_string());
         tracing::warn!(
             event = "copy_waits",
             subscription = self.context.subscription,
@@ -443,7 +353,7 @@ impl<'a> Adder<'a> {
 
     /// A request that was read before the first change of its table is fulfilled by that.
     pub(crate) fn taken_up(&mut self, name: &TableName) {
-        self.requested.retain(|requested| requested.name != *name);
+        self.requests.fulfilled(name);
     }
 
     /// Takes the requested tables that must be copied. No changes may be in flight to the
@@ -453,7 +363,7 @@ impl<'a> Adder<'a> {
         control: &mut Session,
         tables: &mut Tables,
     ) -> Result<Vec<TableName>> {
-        let requested = std::mem::take(&mut self.requested);
+        let requested = self.requests.take();
         tables.remove(requested.iter().map(|requested| &requested.name));
         let copy_data = self.context.copy_data;
         let (copied, others): (Vec<_>, Vec<_>) =
@@ -637,40 +547,4 @@ fn first_of(names: impl Iterator<Item = String>) -> String {
         "…".clone_into(more);
     }
     names.join(", ")
-}
-
-impl Drop for Adder<'_> {
-    /// A copy that does not end is left behind: the fence prevents its sessions from committing.
-    fn drop(&mut self) {
-        self.ended.request();
-        let Some(thread) = self.thread.take() else { return };
-        let requested_at = Instant::now();
-        while !thread.is_finished() && requested_at.elapsed() < END_PATIENCE {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Failure, Instant, LOGGED_AGAIN, Refreshes};
-    use crate::error::{Class, Recovery};
-
-    #[test]
-    fn each_reason_is_logged_once() {
-        let failure = |message: &str, recovery| Failure {
-            recovery,
-            ..Failure::new(Class::Publisher, message)
-        };
-        let (mut refreshes, now) = (Refreshes::new(1.0), Instant::now());
-        let lost = failure("lost", Recovery::Reconnect);
-        assert!(!refreshes.failed(&lost, now), "the next look may succeed");
-        assert!(refreshes.failed(&lost, now) && !refreshes.failed(&lost, now));
-        let refused = failure("refused", Recovery::None);
-        assert!(refreshes.failed(&refused, now) && !refreshes.failed(&refused, now));
-        assert!(refreshes.failed(&refused, now + LOGGED_AGAIN));
-        assert!(refreshes.error.is_some() && refreshes.read_at < 2.0);
-        refreshes.succeeded(2.0);
-        assert!(refreshes.error.is_none() && refreshes.failed(&refused, now));
-    }
 }
