@@ -1,5 +1,7 @@
 //! Encodes groups in either mode: queues their statements on a session, and the expected replies.
 
+pub(crate) mod control;
+pub(crate) mod ending;
 pub(crate) mod fold;
 pub(crate) mod lacking;
 pub(crate) mod resolution;
@@ -8,10 +10,8 @@ mod user_code;
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
 
-use engine::history::HistoryMark;
 use engine::net::{ChangeAt, Step};
 use engine::transaction::Touched;
 use pgoutput::{Lsn, Message, Timestamp};
@@ -22,56 +22,23 @@ use crate::apply::expected::{Committing, Expected};
 use crate::apply::offender::offender;
 use crate::apply::work::{Group, TwoPhase, Work};
 use crate::error::{Class, Failure, Recovery, Result};
-use crate::subscriber::citus;
 use crate::subscriber::format::MISREAD_HINT;
 use crate::subscriber::mapping::TableMap;
-use crate::subscriber::session::{BEGIN, Purpose, deciding_settings_sql};
-use crate::subscriber::state::prepared::{self, PreparedHere};
-use crate::subscriber::state::progress::{RECORD_TYPES, RecordCheck, RecordParams, record_sql};
 use crate::subscriber::state::statistics::Changes;
 use crate::subscriber::statement::bind::{self, RowChange};
 use crate::subscriber::statement::cache::StatementCache;
-use crate::subscriber::statement::copy::{CopiedColumns, TYPES_SQL};
+use crate::subscriber::statement::copy::CopiedColumns;
 use crate::subscriber::statement::row::{
     Expect, Operation, PlanError, UpdatePlan, Values, plan_delete, plan_update, values,
 };
 use crate::subscriber::statement::set::{self, SetBuffers, SetError, queue_segment};
 use crate::subscriber::statement::truncate;
+use control::queue_control;
+use ending::{Ending, Then};
 use fold::{GroupTables, Which, number};
 use lacking::LackingTables;
 use sought::{SoughtNumber, SoughtRows};
 use user_code::SettingsInDoubt;
-
-/// Prepares the statements that every transaction uses, on a session that is not in a transaction. They
-/// are prepared when this returns. A Parse without a Sync would leave a transaction open, which holds a
-/// lock on the progress until the first group comes.
-pub(crate) fn prepare_control(
-    session: &mut Session,
-    identity: Identity,
-    purpose: Purpose,
-) -> Result<()> {
-    session.queue_parse("begin", "BEGIN", &[]);
-    session.queue_parse("begin_in_doubt", BEGIN, &[]);
-    session.queue_parse("commit", "COMMIT", &[]);
-    session.queue_parse("commit_and_chain", "COMMIT AND CHAIN", &[]);
-    session.queue_parse("nothing", "SELECT WHERE false", &[]);
-    session.queue_parse("savepoint", "SAVEPOINT pgapace_part", &[]);
-    session.queue_parse("release", "RELEASE SAVEPOINT pgapace_part", &[]);
-    session.queue_parse("column_types", TYPES_SQL, &[]);
-    let settings = deciding_settings_sql(session, purpose, identity.citus);
-    session.queue_parse("settings", &settings, &[]);
-    let Identity { progress_of, tagged, ordered, citus, .. } = identity;
-    prepared::queue_parses(session, tagged);
-    if citus {
-        session.queue_parse("replica_role", citus::REPLICA_ROLE, &[]);
-        session.queue_parse("two_phase", citus::TWO_PHASE, &[]);
-    }
-    let check = if ordered { RecordCheck::Ordered } else { RecordCheck::Unordered };
-    for (name, check) in [("progress", check), ("progress_following", RecordCheck::Following)] {
-        session.queue_parse(name, &record_sql(progress_of, tagged, check), &RECORD_TYPES);
-    }
-    session.finish_queued().map_err(|e| Failure::subscriber(&e, "preparing statements"))
-}
 
 /// How far an [`Encoder`] has come.
 #[derive(Debug, Clone)]
@@ -86,7 +53,7 @@ pub(crate) struct EncoderPosition {
     sought: SoughtNumber,
 }
 
-/// Queues statements on one session, on which [`prepare_control`] has run. It keeps track of the
+/// Queues statements on one session, on which [`control::prepare_control`] has run. It keeps track of the
 /// statements that it prepared there itself.
 pub(crate) struct Encoder {
     identity: Identity,
@@ -174,17 +141,6 @@ impl Encoder {
     /// The session has executed everything that was queued before this position.
     pub(crate) fn executed(&mut self, position: &EncoderPosition) {
         self.statements.executed(position.parsed);
-    }
-
-    /// Queues a statement that does nothing, for its reply.
-    pub(crate) fn nothing(
-        &mut self,
-        session: &mut Session,
-        expected: &mut VecDeque<Expected>,
-    ) -> Result<()> {
-        queue_control(session, "nothing", Expected::Control, expected)?;
-        session.queue_flush();
-        Ok(())
     }
 
     /// The changes counted so far of the subscriber transaction that is being queued.
@@ -365,76 +321,6 @@ impl Encoder {
         Ok(sure)
     }
 
-    /// The end of a group that was queued as one subscriber transaction. It may be queued when every
-    /// statement has affected as many rows as it must.
-    pub(crate) fn ending(&mut self, group: &Group) -> Result<Option<Ending>> {
-        self.ending_of(group, 0..group.works.len(), |_| true)
-    }
-
-    /// The end of a subscriber transaction with these members of a group; of the transactions, those are counted
-    /// which `counts` names.
-    fn ending_of(
-        &mut self,
-        group: &Group,
-        members: Range<usize>,
-        counts: impl Fn(&Work) -> bool,
-    ) -> Result<Option<Ending>> {
-        let works = &group.works[members.clone()];
-        let (Some(first), Some(last)) = (works.first(), works.last()) else {
-            return Ok(None);
-        };
-        let real = || works.iter().filter(|work| !work.part.is_idle() && counts(work));
-        let (timed, transactions) = (real().next_back().unwrap_or(last), number(real().count())?);
-        Ok(self.end_of(last, timed, first.predecessor, number(members.end - 1)?, transactions))
-    }
-
-    /// The end of the subscriber transaction after `work`; `None` in the middle of a large one. Its time
-    /// is that of `timed`, the last work that is not idle.
-    fn end_of(
-        &mut self,
-        work: &Work,
-        timed: &Work,
-        predecessor: Lsn,
-        part: u32,
-        transactions: u32,
-    ) -> Option<Ending> {
-        let end = work.part.end_lsn?;
-        let mut changes = std::mem::take(&mut self.changes);
-        let mut time = None;
-        if transactions > 0 {
-            changes.transactions = transactions.into();
-            changes.groups = 1;
-            time = Some(timed.part.head.commit_time);
-        }
-        let prepared = match &work.two_phase {
-            Some(TwoPhase::Prepare(prepared)) => Some(prepared.xid),
-            _ => None,
-        };
-        Some(Ending {
-            part,
-            lacking: std::mem::take(&mut self.lacking),
-            time,
-            history: work.history,
-            held: work.held.clone(),
-            commits: Committing { after: predecessor, end, changes, prepared },
-            two_phase: work.two_phase.clone(),
-        })
-    }
-
-    pub(crate) fn queue_ending(
-        &self,
-        session: &mut Session,
-        ending: Ending,
-        expected: &mut VecDeque<Expected>,
-    ) -> Result<()> {
-        let follows = self.has_committed(ending.commits.after);
-        ending.queue(session, self.identity, (follows, Then::Sync), expected)
-    }
-
-    fn has_committed(&self, end: Lsn) -> bool {
-        self.committed == Some(end)
-    }
-
     /// Counts a change of this table, or a TRUNCATE.
     fn count(&mut self, message: &Message<'_>, map: Option<&TableMap>) {
         match message {
@@ -570,97 +456,6 @@ impl Encoder {
     }
 }
 
-/// The message that is sent after the COMMIT of a subscriber transaction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Then {
-    /// A Sync, at which the subscriber answers.
-    Sync,
-    /// The next transaction of the same pipeline, which the COMMIT begins.
-    Chained,
-    /// The BEGIN of the next transaction of the same pipeline.
-    Begin,
-}
-
-/// Progress row, COMMIT and Sync of a subscriber transaction; or PREPARE TRANSACTION and Sync.
-#[derive(Debug, Clone)]
-pub(crate) struct Ending {
-    /// The last part, for messages.
-    part: u32,
-    /// The tables that lack values.
-    lacking: LackingTables,
-    /// The commit time on the publisher.
-    time: Option<Timestamp>,
-    /// The mark of the publisher's history at its end.
-    history: Option<HistoryMark>,
-    /// See [`Work::held`](engine::work::Work::held).
-    held: Option<Arc<[Lsn]>>,
-    pub(crate) commits: Committing,
-    two_phase: Option<TwoPhase>,
-}
-
-impl Ending {
-    fn queue(
-        self,
-        session: &mut Session,
-        identity: Identity,
-        (follows, then): (bool, Then),
-        expected: &mut VecDeque<Expected>,
-    ) -> Result<()> {
-        let Self { part, lacking, time, history, held, commits, two_phase } = self;
-        match two_phase {
-            None => {}
-            Some(TwoPhase::Prepare(prepared)) => {
-                // The leader has marked the tables that lack values.
-                queue_prepare(session, identity, &prepared, part, expected)
-                    .map_err(|e| Failure::subscriber(&e, "preparing a transaction"))?;
-                session.queue_sync();
-                expected.push_back(Expected::Sync { commits: Some(commits) });
-                return Ok(());
-            }
-            Some(TwoPhase::Commit(prepared) | TwoPhase::Rollback(prepared)) => {
-                prepared
-                    .queue_forget(session)
-                    .map_err(|e| Failure::subscriber(&e, "recording progress"))?;
-                expected.push_back(Expected::Control);
-            }
-        }
-        if identity.citus {
-            queue_control(session, "two_phase", Expected::Control, expected)?;
-        }
-        let Committing { after, end, .. } = commits;
-        lacking
-            .queue(session, identity.id, end)
-            .map_err(|e| Failure::subscriber(&e, "marking tables that lack values"))?;
-        expected.extend(lacking.names().map(|_| Expected::Control));
-        let statement = if follows { "progress_following" } else { "progress" };
-        let record = RecordParams::new(identity.id, (end, after), identity.epoch, time, history)
-            .holding(held.as_deref());
-        session
-            .queue_bind(statement, record.params().into_iter())
-            .map_err(|e| Failure::subscriber(&e, "recording progress"))?;
-        session.queue_execute();
-        expected.push_back(Expected::Progress { part });
-        match then {
-            Then::Chained | Then::Begin => {
-                let commit = Expected::Commit { part, commits: Some(commits) };
-                let statement = if then == Then::Chained { "commit_and_chain" } else { "commit" };
-                queue_control(session, statement, commit, expected)
-            }
-            Then::Sync => {
-                queue_control(
-                    session,
-                    "commit",
-                    Expected::Commit { part, commits: None },
-                    expected,
-                )?;
-                session.queue_sync();
-                expected.push_back(Expected::Sync { commits: Some(commits) });
-                Ok(())
-            }
-        }
-    }
-}
-
 /// Queues the look at the types of columns that were copied in binary format.
 fn queue_types<'m>(
     session: &mut Session,
@@ -674,25 +469,6 @@ fn queue_types<'m>(
     Ok(())
 }
 
-/// Queues PREPARE TRANSACTION. A prepared transaction records no progress, because every later
-/// transaction would wait for its progress row.
-///
-/// PREPARE TRANSACTION is flushed whatever the session's setting is. With `off`, it waits for no synchronous standby,
-/// because later groups wait for its answer; a flush covers it before it is acknowledged (`Progress::released`).
-fn queue_prepare(
-    session: &mut Session,
-    identity: Identity,
-    prepared: &PreparedHere,
-    part: u32,
-    expected: &mut VecDeque<Expected>,
-) -> wire::Result<()> {
-    prepared.queue_row(session, identity.epoch)?;
-    expected.push_back(Expected::Progress { part });
-    prepared.queue_prepare(session)?;
-    expected.push_back(Expected::Commit { part, commits: None });
-    Ok(())
-}
-
 /// The changes of a segment cannot be encoded. Applied by rows, the offending one is named.
 fn not_queued(error: SetError) -> Failure {
     match error {
@@ -701,20 +477,6 @@ fn not_queued(error: SetError) -> Failure {
         }
         SetError::Wire(error) => Failure::subscriber(&error, "sending net changes"),
     }
-}
-
-fn queue_control(
-    session: &mut Session,
-    statement: &str,
-    awaited: Expected,
-    expected: &mut VecDeque<Expected>,
-) -> Result<()> {
-    session
-        .queue_bind(statement, std::iter::empty())
-        .map_err(|e| Failure::subscriber(&e, "queueing a statement"))?;
-    session.queue_execute();
-    expected.push_back(awaited);
-    Ok(())
 }
 
 /// Why a change cannot be encoded.

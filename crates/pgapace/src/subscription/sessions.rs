@@ -11,7 +11,7 @@ use crate::apply::apply_session::{Connect, Identity, Lost};
 use crate::apply::blockers::{Blockers, Pulse, Watched};
 use crate::apply::conflicts;
 use crate::apply::durability::Durability;
-use crate::apply::encoder;
+use crate::apply::encoder::control::prepare_control;
 use crate::apply::opposite_standbys::OppositeStandbys;
 use crate::apply::pool::{Connector, OpenedWorkers, Pool, Slots, WorkerNumber};
 use crate::apply::prefetch::Prefetch;
@@ -165,7 +165,7 @@ impl Supervisor<'_> {
                     return Err(Failure::new(Class::Subscriber, message).transient(true));
                 }
                 conflicts::requirements::check(&mut session, &config.on_conflict, opened.tagged)?;
-                encoder::prepare_control(&mut session, opened, purpose)?;
+                prepare_control(&mut session, opened, purpose)?;
                 Ok((session, opened))
             })
         })

@@ -8,7 +8,7 @@ use engine::transaction::Touched;
 use pgoutput::{Column, Message};
 use wire::Session;
 
-use crate::apply::encoder::{ChangeError, Encoder, Ending, queue_control};
+use crate::apply::encoder::{ChangeError, Encoder};
 use crate::apply::expected::Expected;
 use crate::apply::work::Work;
 use crate::error::Result;
@@ -37,26 +37,6 @@ impl Encoder {
         self.identity.id
     }
 
-    /// Queues the begin of a subscriber transaction, whose first part this is. If others come, each can
-    /// be rolled back alone.
-    pub(crate) fn begin(
-        &mut self,
-        session: &mut Session,
-        work: &Work,
-        expected: &mut VecDeque<Expected>,
-    ) -> Result<()> {
-        let begin = if self.in_doubt.any() { "begin_in_doubt" } else { "begin" };
-        queue_control(session, begin, Expected::Control, expected)?;
-        self.ensure_all_settings(session, expected)?;
-        if self.identity.citus {
-            queue_control(session, "replica_role", Expected::Control, expected)?;
-        }
-        if self.savepoints && work.part.end_lsn.is_none() {
-            queue_control(session, "savepoint", Expected::Control, expected)?;
-        }
-        Ok(())
-    }
-
     /// Queues one change, and counts it: see [`Self::take_changes`].
     pub(crate) fn one(
         &mut self,
@@ -81,11 +61,6 @@ impl Encoder {
     /// Sets the count of the subscriber transaction whose changes were answered.
     pub(crate) fn put_changes(&mut self, changes: Changes) {
         self.changes = changes;
-    }
-
-    /// The end of the subscriber transaction of one source transaction; `None` in the middle of it.
-    pub(crate) fn end(&mut self, work: &Work, part: u32) -> Option<Ending> {
-        self.end_of(work, work, work.predecessor, part, 1)
     }
 
     fn otherwise(

@@ -6,8 +6,9 @@ use std::time::Instant;
 use engine::worker::{EncodedGroup, Further, GroupMode, Rest, Start};
 use wire::Queued;
 
+use crate::apply::encoder::EncoderPosition;
+use crate::apply::encoder::ending::Ending;
 use crate::apply::encoder::fold::Which;
-use crate::apply::encoder::{EncoderPosition, Ending};
 use crate::apply::expected::Expected;
 use crate::apply::work::{Group, Work};
 use crate::apply::worker::session::{SLEEP, Statements, WorkerSession};

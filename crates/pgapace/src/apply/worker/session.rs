@@ -15,7 +15,8 @@ use wire::{Queued, Session};
 
 use crate::apply::apply_session::{Connect, Identity};
 use crate::apply::conflict_log::ConflictLog;
-use crate::apply::encoder::{Encoder, EncoderPosition, Ending};
+use crate::apply::encoder::ending::Ending;
+use crate::apply::encoder::{Encoder, EncoderPosition};
 use crate::apply::expected::Expected;
 use crate::apply::replies::RowCount;
 use crate::apply::shared_commit_order::SharedCommitOrder;
