@@ -27,8 +27,8 @@
 //! * A table that is copied beside the stream has exactly the rows of its copy and of what it has applied
 //!   since ([`deferred`]).
 //!
-//! Each rule is broken once on purpose ([`Sabotage`]), and each time one of these checks must notice. A
-//! sabotage lies to the engine or changes what it says; the engine has no switches for them.
+//! Each rule is broken once on purpose ([`Sabotage`]), and each time one of these checks must notice. Two rules have a
+//! unit test instead. A sabotage lies to the engine or changes what it says; the engine has no switches for them.
 //!
 //! | rule of [`engine::dispatch`] | broken by |
 //! |---|---|

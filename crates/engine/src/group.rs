@@ -74,9 +74,12 @@ pub struct Size {
     pub bytes: usize,
     /// Whether it is a whole transaction.
     pub whole: bool,
-    /// Whether its transaction must be committed alone, row by row.
+    /// Whether its changes are executed one by one, in a group of such parts: because its transaction must be committed
+    /// alone, or is a small one where all are, or because it waits among few small ones between two that must be. Small
+    /// ones may [share a commit](crate::worker::Group::shares_commits).
     pub by_rows: bool,
-    /// Whether it may be in one group with those, because it is a small transaction that nothing decides about.
+    /// Whether it may be in one group with those that must be committed alone, because it is a small transaction that
+    /// nothing decides about.
     pub small: bool,
     /// Whether it must be the first part of its group.
     pub starts_group: bool,

@@ -11,9 +11,9 @@
 //! ```
 //!
 //! A group is assigned with the groups that it must wait for: the [writeset](crate::writeset) says
-//! which of its changes conflict with groups in flight. These are the rules. The simulation breaks each
-//! but the fifth on purpose, to see that it notices (`crates/engine/simulation`); without the fifth,
-//! locks of the subscriber make most wait that have to:
+//! which of its changes conflict with groups in flight. These are the rules. The simulation
+//! (`crates/engine/simulation`) breaks each but the fifth and the eleventh on purpose, to see that it notices.
+//! Unit tests check those two. Without the fifth, locks of the subscriber make most wait that have to:
 //!
 //! 1. The parts of one transaction go to one worker, under one number.
 //! 2. While the writeset is full, nothing new is assigned: its memory is bounded.
@@ -33,6 +33,7 @@
 //!     unique value was found to move between its rows.
 //! 11. A worker that is alone locks nothing. While groups without locks are in flight, only their worker
 //!     gets more.
+//! 12. Where updates are executed one by one, a group has few of one row ([`RowVersions`]).
 //!
 //! Time is a value: the time since the run began. Constants are in [`pacing`].
 
@@ -41,8 +42,11 @@ mod blame;
 mod committers;
 mod contents;
 mod in_use;
+mod locks;
 mod one_by_one;
 pub mod pacing;
+mod reader_gathering;
+mod room;
 mod row_versions;
 pub mod scaling;
 mod stalls;
@@ -59,9 +63,11 @@ use blame::Blame;
 pub use blame::{Serialization, SerializationChange, TableId};
 use committers::Committers;
 pub use contents::GroupContents;
+pub use locks::{LockError, Locks};
 use one_by_one::OneByOne;
 pub use pacing::Pacing;
-use pgoutput::{DecodeError, Message};
+pub use reader_gathering::ReaderGathering;
+use room::Room;
 pub use row_versions::RowVersions;
 use scaling::Scaling;
 pub use stalls::{Look, Stalls};
@@ -69,8 +75,8 @@ pub use workers::{Leaves, Want, Workers};
 
 use crate::group::{Batcher, GroupLimits, GroupSeq, Size};
 use crate::order::Prerequisites;
-use crate::worker::{Dependent, Group, GroupMember, GroupMode};
-use crate::writeset::{LockRules, Verdict, Writeset, WritesetLimits};
+use crate::worker::{Group, GroupMember, GroupMode};
+use crate::writeset::{Writeset, WritesetLimits};
 
 /// A part of a transaction, as far as dispatch decides by it.
 pub trait Dispatchable: GroupMember {
@@ -91,17 +97,6 @@ pub trait Dispatchable: GroupMember {
 
     /// Counts the row versions that its updates leave, of those that are executed one by one.
     fn count_versions(&self, versions: &mut RowVersions);
-}
-
-/// The locks of a change are not known. Both are bugs.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LockError {
-    /// A change cannot be decoded that the assembler took.
-    #[error("a change cannot be decoded again: {0}")]
-    Decode(#[from] DecodeError),
-    /// A table was mapped as for one worker.
-    #[error("a table was mapped without its locks")]
-    Unmapped,
 }
 
 /// How one subscription's work is dispatched.
@@ -152,18 +147,6 @@ pub enum Step<T> {
     },
 }
 
-/// Where the next group could go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Room {
-    At(usize),
-    /// To a worker that is free, but not before this time has passed.
-    In(Duration),
-    /// Nowhere until a worker has answered, or another one comes.
-    Busy,
-    /// Nowhere until a worker has answered.
-    Full,
-}
-
 /// The dispatcher of one subscription.
 #[derive(Debug)]
 pub struct Dispatch<T> {
@@ -201,22 +184,6 @@ pub struct Dispatch<T> {
     /// Whether threads wait for processors, so that each wake-up takes time from others.
     short_of_processors: bool,
     committers: Committers,
-}
-
-/// How much of the stream the reader may gather before the leader gets it. Its naps delay transactions,
-/// and save work of both servers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReaderGathering {
-    /// A session waits for each commit.
-    Nothing,
-    /// For a moment.
-    Little,
-    /// Several sessions commit at the same time.
-    ConcurrentCommitters,
-    /// Several sessions commit at the same time, and threads wait for processors.
-    ScarceProcessors,
-    /// As much as there is: the publisher sends old transactions.
-    Backlog,
 }
 
 impl DispatchSettings {
@@ -330,25 +297,6 @@ impl<T: Dispatchable> Dispatch<T> {
         self.committers.counted(sessions, now);
     }
 
-    /// How the reader may gather what the publisher sends. `synchronous`: commits of the publisher wait for the subscriber.
-    #[must_use]
-    pub fn gathering(&self, synchronous: bool) -> ReaderGathering {
-        if self.is_backlog() {
-            return ReaderGathering::Backlog;
-        }
-        let short = self.short_of_processors;
-        let many = self.waiting.has_concurrent_committers(short && !synchronous);
-        let slow = self.committers.cycle() >= self.settings.pacing.slow_committers;
-        match (synchronous, short) {
-            (true, true) if slow => ReaderGathering::ScarceProcessors,
-            (true, _) if many => ReaderGathering::Little,
-            (true, _) => ReaderGathering::Nothing,
-            (false, true) if many => ReaderGathering::ScarceProcessors,
-            (false, false) if many => ReaderGathering::ConcurrentCommitters,
-            (false, _) => ReaderGathering::Little,
-        }
-    }
-
     /// Whether nothing waits.
     #[must_use]
     pub fn is_drained(&self) -> bool {
@@ -428,75 +376,6 @@ impl<T: Dispatchable> Dispatch<T> {
         self.settings.lock_table / self.settings.pacing.lock_table_part / open
     }
 
-    /// The workers that may get the next group.
-    fn open(&self) -> impl Iterator<Item = (usize, &VecDeque<GroupSeq>)> {
-        let unlocked = self.unlocked.is_some_and(|last| last > self.ended_through());
-        self.workers.open().take(if unlocked { 1 } else { usize::MAX })
-    }
-
-    /// Groups that each of so many workers has at most.
-    fn depth(&self, workers: usize) -> usize {
-        self.settings.pacing.queue_depth(self.most_transactions(), workers)
-    }
-
-    fn room(&self, now: Duration, reading: bool) -> Room {
-        if let Some(worker) = self.pinned {
-            let depth = self.depth(self.settings.workers);
-            let has_room = self.workers.queue(worker).len() < depth;
-            return if has_room { Room::At(worker) } else { Room::Full };
-        }
-        // Full means that groups are in flight, and the oldest always ends.
-        if self.writeset.as_ref().is_some_and(Writeset::is_full) {
-            return Room::Full;
-        }
-        if self.is_in_pipeline()
-            && let Some((worker, queue)) = self.open().next()
-        {
-            let DispatchSettings { round_trip, pacing, .. } = &self.settings;
-            let has_room = queue.len() < pacing.pipeline_depth(*round_trip);
-            return if has_room { Room::At(worker) } else { Room::Full };
-        }
-        let worth = self.waiting.is_worth_a_group();
-        let backlog = self.is_backlog() && reading;
-        let one_by_one = self.most_transactions() == 1;
-        if let Some(room) = self.room_far_away(worth && !one_by_one || backlog, now) {
-            return room;
-        }
-        // The first that is free: under a light load one session has all plans at hand.
-        if let Some((free, _)) = self.open().find(|(_, queue)| queue.is_empty()) {
-            let Pacing { pace, backlog_pace, .. } = self.settings.pacing;
-            let pace = if backlog { backlog_pace } else { pace };
-            let pace = if worth || self.is_idle() { Duration::ZERO } else { pace };
-            let early = pace.saturating_sub(now.saturating_sub(self.last_at));
-            return if early.is_zero() { Room::At(free) } else { Room::In(early) };
-        }
-        let least = self.open().min_by_key(|(_, queue)| (queue.len(), queue.front().copied()));
-        let depth = self.depth(self.workers.open().count());
-        match least {
-            Some((worker, queue)) if worth && queue.len() < depth => Room::At(worker),
-            _ => Room::Busy,
-        }
-    }
-
-    /// Behind the last group, where that saves the answers of a subscriber that is far away, and there
-    /// is not enough to do for others.
-    fn room_far_away(&self, busy: bool, now: Duration) -> Option<Room> {
-        let DispatchSettings { ordered, round_trip, pacing, .. } = &self.settings;
-        if busy || !ordered || !pacing.is_far(*round_trip) {
-            return None;
-        }
-        let last = self.open().find(|(_, queue)| queue.back() == Some(&self.last));
-        let (worker, queue) = last?;
-        let early = pacing.far_pace(*round_trip).saturating_sub(now.saturating_sub(self.last_at));
-        Some(if queue.len() >= pacing.far_depth {
-            Room::Busy
-        } else if early.is_zero() {
-            Room::At(worker)
-        } else {
-            Room::In(early)
-        })
-    }
-
     fn assign(
         &mut self,
         worker: usize,
@@ -525,47 +404,6 @@ impl<T: Dispatchable> Dispatch<T> {
         self.pinned = (!ends).then_some(worker);
         self.workers.push(worker, seq);
         Ok(Step::Assign { worker, beside_others, group })
-    }
-
-    /// Takes the locks of all changes of a group. Returns which changes must wait for which groups.
-    fn lock(
-        &mut self,
-        worker: usize,
-        seq: GroupSeq,
-        continued: bool,
-        works: &[T],
-    ) -> Result<Dependent, LockError> {
-        if self.writeset.is_some() && self.is_alone(seq, continued) {
-            return Ok(Dependent::default());
-        }
-        let Some(writeset) = &mut self.writeset else { return Ok(Dependent::default()) };
-        if !continued {
-            self.blame.settle(writeset);
-            writeset.open(seq, self.workers.queue(worker).back().copied());
-        }
-        if works.iter().any(Dispatchable::ends_prepared) {
-            // Its changes are on the subscriber already. Nothing that was sent between its PREPARE and
-            // this touches a row of it, because on the publisher it held their locks all that time; so
-            // nothing before it waits for it, and it is never behind a group that does. Later groups
-            // wait until it has ended.
-            writeset.isolate();
-        }
-        if self.blame.note(seq, works.iter().flat_map(Dispatchable::tables)) {
-            writeset.isolate();
-        }
-        let mut locks = Locks { writeset, dependent: Vec::new() };
-        works.iter().try_for_each(|work| work.lock(&mut locks))?;
-        let mut changes = locks.dependent;
-        if !changes.contains(&true) {
-            changes.clear();
-        }
-        let ends = works.last().is_some_and(|work| work.end().is_some());
-        // One whose end is still to come runs only as the oldest.
-        Ok(if ends {
-            Dependent { prerequisites: writeset.close(), changes }
-        } else {
-            Dependent::default()
-        })
     }
 
     fn mode(&self, works: &[T]) -> GroupMode {
@@ -700,28 +538,4 @@ pub struct Remembered {
     pub locks: usize,
     /// Groups whose tables are known.
     pub groups: usize,
-}
-
-/// Takes the locks of changes, one after the other.
-#[derive(Debug)]
-pub struct Locks<'w> {
-    writeset: &'w mut Writeset,
-    /// By change, whether it is dependent.
-    dependent: Vec<bool>,
-}
-
-impl Locks<'_> {
-    /// A change of one table; `None` if it is not applied.
-    pub fn change(&mut self, rules: Option<&LockRules>, message: &Message<'_>) {
-        let verdict =
-            rules.map_or(Verdict::Independent, |rules| self.writeset.change(rules, message));
-        self.dependent.push(verdict == Verdict::Dependent);
-    }
-
-    /// A TRUNCATE of these tables.
-    pub fn truncate(&mut self, tables: &[&LockRules]) {
-        let verdict =
-            if tables.is_empty() { Verdict::Independent } else { self.writeset.truncate(tables) };
-        self.dependent.push(verdict == Verdict::Dependent);
-    }
 }
