@@ -248,7 +248,7 @@ pub(crate) fn check(config: &Config) -> Report {
             uncarried::materialized_views(sessions, published, created, reporter)
         });
         reporter.group("types", |reporter| {
-            tables::enums(publisher_session, subscriber_session, published, reporter)
+            types::enums(publisher_session, subscriber_session, published, reporter)
         });
         if known.creates_tables(config) {
             reporter.side = Side::Program;
