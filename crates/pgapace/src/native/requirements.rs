@@ -179,14 +179,26 @@ pub(crate) struct Releasing {
     pub(crate) confirmed: Lsn,
 }
 
+/// The next step where pgapace has to apply more.
+const RUN: &str = "Run pgapace run --until current, and stop it.";
+
 /// The problems that prevent a release.
 pub(crate) fn release_problems(found: &Releasing) -> Vec<Problem> {
-    let run = "Run pgapace run --until current, and stop it.";
-    let names = |tables: &[String]| list(tables.iter().cloned());
     let mut problems = Vec::new();
     problems.extend(other_publications(found));
     problems.extend(other_standby_name(found));
     problems.extend(other_two_phase(found));
+    problems.extend(of_tables(found));
+    problems.extend(of_settings(found));
+    problems.extend(of_unfinished_work(found));
+    problems.extend(of_two_phase(found));
+    problems
+}
+
+/// Those of tables with which the native subscription could not go on.
+fn of_tables(found: &Releasing) -> Vec<Problem> {
+    let names = |tables: &[String]| list(tables.iter().cloned());
+    let mut problems = Vec::new();
     if found.published_otherwise {
         problems.push(Problem::new(
             "tables were published in another way since pgapace looked: they may lack changes",
@@ -202,7 +214,7 @@ pub(crate) fn release_problems(found: &Releasing) -> Vec<Problem> {
     if !found.unknown.is_empty() {
         problems.push(Problem::new(
             format!("published tables are not copied yet: {}", names(&found.unknown)),
-            run,
+            RUN,
         ));
     }
     if let Some(native) = found.native.as_ref().filter(|_| !found.foreign.is_empty()) {
@@ -217,6 +229,12 @@ pub(crate) fn release_problems(found: &Releasing) -> Vec<Problem> {
             ),
         ));
     }
+    problems
+}
+
+/// Those of settings that a native subscription does not have, or takes for something else.
+fn of_settings(found: &Releasing) -> Vec<Problem> {
+    let mut problems = Vec::new();
     if found.origin_none && found.subscriber_major < 16 {
         problems.push(Problem::new(
             "pgapace ran with --origin none, and a native subscription can leave out changes that have an \
@@ -232,6 +250,12 @@ pub(crate) fn release_problems(found: &Releasing) -> Vec<Problem> {
              --if-not-empty rebase, which compares the tables.",
         ));
     }
+    problems
+}
+
+/// What pgapace has still to skip, to resolve or to apply.
+fn of_unfinished_work(found: &Releasing) -> Vec<Problem> {
+    let mut problems = Vec::new();
     if let Some(skip) = found.skip {
         problems.push(Problem::new(
             format!("pgapace is to skip the transaction with LSN {skip}"),
@@ -251,7 +275,7 @@ pub(crate) fn release_problems(found: &Releasing) -> Vec<Problem> {
                 "transactions up to {} are applied, but some after {} are not",
                 found.highest, found.applied
             ),
-            run,
+            RUN,
         ));
     }
     if found.synced > found.applied {
@@ -260,9 +284,15 @@ pub(crate) fn release_problems(found: &Releasing) -> Vec<Problem> {
                 "a table was copied at {}, and changes are applied up to {}",
                 found.synced, found.applied
             ),
-            run,
+            RUN,
         ));
     }
+    problems
+}
+
+/// Those of a slot with two_phase that a native subscription cannot read, or not from where it would start.
+fn of_two_phase(found: &Releasing) -> Vec<Problem> {
+    let mut problems = Vec::new();
     // Its worker does not know the messages of two-phase commit, and would fail for ever.
     if found.two_phase && found.subscriber_major < 15 {
         let next_step = if found.publisher_major >= 18 {
