@@ -179,16 +179,11 @@ impl Supervisor<'_> {
             commits,
         };
         let feedback = Feedback::new(resumption.progress().positions());
-        let options = ReceiverOptions {
-            status_interval: config.status_interval,
-            receive_timeout: config.receive_timeout,
-            memory_limit: config.memory_limit,
-            commits,
-            decoding: match resumption.two_phase {
-                true => Decoding::two_phase(&row.slot_name, opened.servers.can_end_two_phase()),
-                false => Decoding::Other,
-            },
+        let decoding = match resumption.two_phase {
+            true => Decoding::two_phase(&row.slot_name, opened.servers.can_end_two_phase()),
+            false => Decoding::Other,
         };
+        let options = self.receiver_options(commits, decoding);
         let spool = self.spool()?;
         let announced = Announced::default();
         let announcer = Announcer::new(announced.clone(), streaming);
@@ -239,6 +234,16 @@ impl Supervisor<'_> {
             owner: context.owner(),
         })
         .run()
+    }
+
+    fn receiver_options(&self, commits: Commits, decoding: Decoding) -> ReceiverOptions {
+        ReceiverOptions {
+            status_interval: self.config.status_interval,
+            receive_timeout: self.config.receive_timeout,
+            memory_limit: self.config.memory_limit,
+            commits,
+            decoding,
+        }
     }
 
     /// The engine's state, as the subscriber recorded it.

@@ -24,6 +24,7 @@ use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::events::{self, ShownEvent};
 use crate::subscriber::state::membership::{self, WaitingProcess};
 use crate::subscriber::state::ownership::{self, OwnerProcess};
+use crate::subscriber::state::progress::AppliedStream;
 use crate::subscriber::state::statistics::{self, Counters, Spooled, Statistics};
 use crate::subscriber::state::verification::summary::{self, VerificationSummary};
 use crate::subscriber::state::verification::{self, TableVerification};
@@ -270,25 +271,10 @@ fn of(
     let switched_over = switchover::check_not_ended(&ended, &row.name).err();
     // No run needs the slot of a subscription that has ended.
     let slot_is_right = owner.is_some() || switched_over.is_some();
-    let followed = match &stream {
-        Some(applied) if !slot_is_right => Some(progress::followed(session, row.id, applied)?),
-        _ => None,
-    };
-    let SourceLook { mut lag_bytes, mut lag_unknown, slot_state, slot_problem } =
-        look_at_source(session, row, source, (applied, followed), slot_is_right)?;
-    // Only a stream shows which transactions the publisher sends again.
-    if !slot_is_right && statistics.cloned().and_then(Statistics::other_history).is_some() {
-        lag_bytes = None;
-        lag_unknown.get_or_insert_with(|| "the last run found another history".to_owned());
-    }
+    let SourceLook { lag_bytes, lag_unknown, slot_state, slot_problem } =
+        look(session, row, source, (stream.as_ref(), applied, statistics), slot_is_right)?;
     let known = figures.as_ref().and_then(|figures| figures.stage("committed")?.lag_seconds);
-    let lag_seconds = match lag_bytes {
-        Some(0) => Some(0.0),
-        // WAL of others is no lag of changes, which commit times alone do not tell.
-        Some(_) if known.is_some() => known,
-        Some(_) => progress::seconds_behind(session, row.id)?,
-        None => None,
-    };
+    let lag_seconds = lag_seconds(session, row, lag_bytes, known)?;
     let mut figures = figures;
     // Until the run streams, nothing else shows who blocks it.
     if owner.is_some() && (row.phase == Phase::Copying || figures.is_none()) {
@@ -301,9 +287,7 @@ fn of(
     let runs = owner.is_some();
     let mut tables = tables(session, row)?;
     let texts = error_detail::read(session, row.id)?;
-    for table in &mut tables {
-        table.quote_rows(&texts);
-    }
+    tables.iter_mut().for_each(|table| table.quote_rows(&texts));
     let copy = copy_progress::read(session, row.id)?;
     let LastRun { format, format_reason, streaming, streaming_reason } =
         state::last_run(session, row.id)?;
@@ -363,6 +347,43 @@ fn of(
         status.lag_seconds = status.lag_seconds.map(|lag| lag + overdue);
     }
     Ok(status)
+}
+
+/// Looks at the publisher, and at what the last run has found out about its history.
+fn look(
+    session: &mut Session,
+    row: &Subscription,
+    source: &mut std::result::Result<Source, String>,
+    (stream, applied, statistics): (Option<&AppliedStream>, Option<Lsn>, Option<&Statistics>),
+    slot_is_right: bool,
+) -> Result<SourceLook> {
+    let followed = match stream {
+        Some(applied) if !slot_is_right => Some(progress::followed(session, row.id, applied)?),
+        _ => None,
+    };
+    let mut look = look_at_source(session, row, source, (applied, followed), slot_is_right)?;
+    // Only a stream shows which transactions the publisher sends again.
+    if !slot_is_right && statistics.cloned().and_then(Statistics::other_history).is_some() {
+        look.lag_bytes = None;
+        look.lag_unknown.get_or_insert_with(|| "the last run found another history".to_owned());
+    }
+    Ok(look)
+}
+
+/// The lag in seconds, unless that in bytes is not known; `known` is that of the figures.
+fn lag_seconds(
+    session: &mut Session,
+    row: &Subscription,
+    lag_bytes: Option<u64>,
+    known: Option<f64>,
+) -> Result<Option<f64>> {
+    Ok(match lag_bytes {
+        Some(0) => Some(0.0),
+        // WAL of others is no lag of changes, which commit times alone do not tell.
+        Some(_) if known.is_some() => known,
+        Some(_) => progress::seconds_behind(session, row.id)?,
+        None => None,
+    })
 }
 
 fn in_recovery(session: &mut Session) -> Result<bool> {
