@@ -10,10 +10,8 @@ pub(crate) fn answers(setting: &str) -> u64 {
 
 /// Whether this setting has a name.
 pub(crate) fn names(setting: &str, name: &str) -> bool {
-    // The words include numbers, FIRST and ANY. Names match without regard to case
-    // (`SyncRepGetStandbyPriority` in `syncrep.c`).
-    let mut words = setting.split(|c: char| c.is_whitespace() || "(),\"".contains(c));
-    words.any(|word| word == "*" || word.eq_ignore_ascii_case(name))
+    // Names match without regard to case (`SyncRepGetStandbyPriority` in `syncrep.c`).
+    listed(setting).iter().any(|one| *one == "*" || one.eq_ignore_ascii_case(name))
 }
 
 /// The names in a value of `synchronous_standby_names`. One with a comma in it is taken for two.
@@ -61,6 +59,7 @@ mod tests {
         for setting in ["", "subs", "ANY 1 (a, b)"] {
             assert!(!names(setting, "sub"), "{setting}");
         }
+        assert!(names("any", "any") && !names("ANY 1 (a)", "any") && !names("FIRST 2 (a, b)", "2"));
     }
 
     #[test]
