@@ -98,6 +98,8 @@ pub(crate) struct Columns {
     used: usize,
     rows: usize,
     bytes: usize,
+    /// Of those, the bytes of the row that was appended last.
+    newest: usize,
 }
 
 impl Columns {
@@ -212,9 +214,7 @@ impl Columns {
 
     fn push_whole(&mut self, form: &RowValues, row: &Row<'_>) -> bool {
         let Some(bytes) = self.whole.push(form, row) else { return false };
-        self.rows += 1;
-        self.bytes += bytes;
-        true
+        self.added(bytes)
     }
 
     /// Appends a row; returns false, with nothing appended, if its shape differs from the others, or if it is
@@ -237,13 +237,25 @@ impl Columns {
             taken += 1;
         }
         if fits && taken == self.used && bytes <= ROW_BYTES {
-            self.rows += 1;
-            self.bytes += bytes;
-            return true;
+            return self.added(bytes);
         }
         let row = self.rows;
         self.slots[..taken].iter_mut().for_each(|slot| slot.undo(row));
         false
+    }
+
+    #[inline]
+    fn added(&mut self, bytes: usize) -> bool {
+        self.rows += 1;
+        self.bytes += bytes;
+        self.newest = bytes;
+        true
+    }
+
+    /// Takes back the row that was just appended, and its bytes.
+    pub(crate) fn take_back(&mut self) {
+        self.undo();
+        self.bytes -= std::mem::take(&mut self.newest);
     }
 
     /// Takes back the row that was appended last; may be called once for each row. Its bytes still count.

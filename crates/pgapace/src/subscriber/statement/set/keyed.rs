@@ -161,6 +161,19 @@ impl<E: FnMut(Expected<'_>)> Batch for Keyed<'_, '_, '_, '_, E> {
         fits
     }
 
+    /// Where each row has a plan of its own, settings would be changed before and behind it.
+    fn take_back(&mut self) -> bool {
+        let is_update = matches!(self.changes, Changes::Updates(_));
+        if !is_update || self.moving || self.mixing || self.one_by_one.planned {
+            return false;
+        }
+        self.buffers.search.take_back();
+        if self.subscriber.seeks {
+            self.pushed.pop();
+        }
+        true
+    }
+
     fn bytes(&self) -> usize {
         let new = match self.changes {
             Changes::Moves(..) => self.buffers.new.bytes(),

@@ -40,6 +40,9 @@ const BYTES: usize = 3 << 19;
 /// Maximum number of row shapes that get their own statements. Rows of further shapes share one, if that is
 /// possible, or are queued one by one.
 const SHAPES: usize = 8;
+/// An update with at least so many bytes of values is queued alone: the server copies the values of a set several times,
+/// which costs more than a statement.
+const LARGE_ROW: usize = 8 << 10;
 /// For fewer rows than this, single statements are cheaper.
 const FEW: usize = 4;
 /// The same for rows of one shape in a table whose updates vary: a statement of their own is worth its Parse.
@@ -254,6 +257,10 @@ trait Batch {
     fn begin(&mut self);
     /// Adds a change; returns false, with nothing added, if its shape differs from the others.
     fn push(&mut self, index: usize) -> bool;
+    /// Takes the newest change out of the statement again, because it is large; false if it must stay.
+    fn take_back(&mut self) -> bool {
+        false
+    }
     /// Size of the statement so far, in bytes.
     fn bytes(&self) -> usize;
     /// Queues the added changes as one statement; returns false if that is not possible.
@@ -296,7 +303,15 @@ fn queue_pass<B: Batch>(
     let (rows, bytes) = batch.limits();
     batch.begin();
     for index in indexes {
+        let before = batch.bytes();
         if batch.push(index) {
+            if batch.bytes() - before >= LARGE_ROW && batch.take_back() {
+                batch.queue_alone(index)?;
+                if members.is_empty() {
+                    batch.begin();
+                }
+                continue;
+            }
             members.push(index);
             if members.len() >= rows || batch.bytes() >= bytes {
                 queue_members(batch, &mut members, &mut left)?;
