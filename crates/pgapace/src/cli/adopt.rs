@@ -7,15 +7,22 @@ use crate::cli::{Selection, output};
 use crate::config::{Site, check_name};
 use crate::error::{Class, Failure, Result};
 use crate::native::abort;
-use crate::native::adopt::AdoptRequest;
+use crate::native::adopt::{AdoptRequest, DOING};
 use crate::native::interrupted::{self, Servers};
 use crate::native::options;
 use crate::native::plan::{self, Plan};
 use crate::native::subscription::conninfo;
 use crate::publisher::session::{Publisher, primary_timeline};
 use crate::same_database;
+use crate::stopping::interrupt::{abandonable, interruptible};
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
+
+/// This completes "stopped during …".
+const CONNECTING: &str = "connecting";
+/// The state after a second signal, if a server does not answer.
+const LEFT: &str = "the second signal ends the process; pgapace adopt again goes on, or says that the native subscription \
+                    is adopted; pgapace adopt --abort enables it again";
 
 #[derive(Debug, Args)]
 pub(crate) struct AdoptArgs {
@@ -54,9 +61,11 @@ pub(crate) fn run(args: &AdoptArgs) -> Result<()> {
             native.to_owned()
         }
     };
-    let shutdown = Shutdown::on_signals()?;
+    let shutdown = Shutdown::on_signals_or_leave(Class::Stopped.exit_code(), LEFT)?;
     let mut subscriber = Subscriber::new(site.subscriber.clone(), &name);
-    let mut control = subscriber.connect_first()?;
+    let (subscriber, mut control) = abandonable(&shutdown, CONNECTING, move || {
+        subscriber.connect_first().map(|control| (subscriber, control))
+    })??;
     let request = AdoptRequest {
         native,
         name: &name,
@@ -64,14 +73,24 @@ pub(crate) fn run(args: &AdoptArgs) -> Result<()> {
         patience: site.busy_timeout,
     };
     // First the checks that need no publisher, so that all privileges are named at once.
-    let found = plan::sound(&mut control, &request)?;
-    let info = publisher(&mut control, &site, found.subscription.oid)?;
+    let sessions = [control.cancel_handle()];
+    let (found, info) = interruptible(&shutdown, &sessions, DOING, || {
+        let found = plan::sound(&mut control, &request)?;
+        let info = publisher(&mut control, &site, found.subscription.oid)?;
+        Ok((found, info))
+    })?;
     let publisher = Publisher::new(info, &name, subscriber.encoding());
-    let mut source = publisher.connect()?;
-    same_database::refuse(&mut source, &mut control)?;
-    let timeline = primary_timeline(&mut control);
+    let reached = publisher.clone();
+    let mut source = abandonable(&shutdown, CONNECTING, move || reached.connect())??;
+    let sessions = [&control, &source].map(Session::cancel_handle);
+    let timeline = interruptible(&shutdown, &sessions, DOING, || {
+        same_database::refuse(&mut source, &mut control)?;
+        Ok(primary_timeline(&mut control))
+    })?;
     let plan = if args.dry_run {
-        plan::plan(&mut control, &mut source, &found, &request)?
+        interruptible(&shutdown, &sessions, DOING, || {
+            plan::plan(&mut control, &mut source, &found, &request, &shutdown)
+        })?
     } else {
         let servers = Servers { subscriber: &subscriber, publisher: &publisher };
         interrupted::adopt(&servers, (&mut control, &mut source), &request, &shutdown)?

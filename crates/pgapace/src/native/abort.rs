@@ -1,6 +1,6 @@
 //! The undoing of an adoption that was interrupted or failed, or after which nothing has run.
 
-use wire::{Session, quote_ident, quote_literal};
+use wire::{Session, TransactionStatus, quote_ident, quote_literal};
 
 use super::adopt::{alter, run, same_sql};
 use super::plan::lock;
@@ -13,7 +13,11 @@ use crate::subscriber::state::schema;
 /// Enables the native subscription again after a failure.
 pub(super) fn undone(control: &mut Session, failure: Failure, adoption: &Adoption) -> Failure {
     let native = quote_ident(&adoption.native_name);
-    match undo(control, adoption) {
+    let ready = match failure.class {
+        Class::Stopped => after_stop(control),
+        _ => Ok(()),
+    };
+    match ready.and_then(|()| undo(control, adoption)) {
         Ok(_) => {
             let detail = failure.detail.clone().unwrap_or_default();
             let said = format!(
@@ -30,6 +34,17 @@ pub(super) fn undone(control: &mut Session, failure: Failure, adoption: &Adoptio
             )
         }
     }
+}
+
+/// Prepares for the undoing after a request to stop, which may have cancelled the ROLLBACK too. The user does not wait long
+/// for another session that has locked the native subscription.
+fn after_stop(control: &mut Session) -> Result<()> {
+    let failed = |e: &wire::Error| Failure::subscriber(e, "rolling back the adoption");
+    if control.transaction_status() != TransactionStatus::Idle {
+        control.simple("ROLLBACK").map_err(|e| failed(&e))?;
+    }
+    control.simple("SET lock_timeout = '5s'").map_err(|e| failed(&e))?;
+    Ok(())
 }
 
 /// Enables the native subscription if it was enabled, with the slot that it then had, and forgets the adoption.

@@ -20,12 +20,16 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::{self, PublicationContents};
 use crate::publisher::session::identify;
 use crate::publisher::slot;
+use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::state::adoption::{self, Adoption, Step};
 use crate::subscriber::state::ownership::OwnedEpoch;
 use crate::subscriber::state::{
     self, SubscriptionId, name_array, progress, schema, table_name_arrays,
 };
+
+/// This completes "stopped during …".
+pub(crate) const DOING: &str = "the adoption";
 
 /// The native subscription to adopt, and the name that pgapace gives it.
 pub(crate) struct AdoptRequest<'a> {
@@ -38,8 +42,8 @@ pub(crate) struct AdoptRequest<'a> {
     pub(crate) patience: Duration,
 }
 
-/// Adopts the native subscription, or goes on where an earlier attempt was interrupted. After an error, the
-/// native subscription runs again as before, or the error says that it does not, or the session on the
+/// Adopts the native subscription, or goes on where an earlier attempt was interrupted. After an error or a request to
+/// stop, the native subscription runs again as before, or the error says that it does not, or the session on the
 /// subscriber is broken.
 ///
 /// `handed` is the plan of an attempt whose last COMMIT may have taken effect although its answer was lost.
@@ -59,6 +63,32 @@ pub(super) fn attempt(
     if let Some(plan) = done {
         return Ok(plan);
     }
+    let sessions = [&*control, &*source].map(Session::cancel_handle);
+    let (adoption, unproven) = interruptible(shutdown, &sessions, DOING, || {
+        let begun = begin(control, source, request, shutdown)?;
+        shutdown.check(DOING)?;
+        disable(control, &begun.0)?;
+        Ok(begun)
+    })?;
+    let done = interruptible(shutdown, &sessions, DOING, || {
+        let adopted = (&adoption, unproven);
+        end_and_take_slot((control, source), adopted, request.patience, shutdown, handed)
+    });
+    // The undoing is not interrupted.
+    done.map_err(
+        |failure| {
+            if control.is_broken() { failure } else { undone(control, failure, &adoption) }
+        },
+    )
+}
+
+/// Checks everything, and creates schema pgapace. Returns what is to be recorded, and why the publisher is not proven.
+fn begin(
+    control: &mut Session,
+    source: &mut Session,
+    request: &AdoptRequest<'_>,
+    shutdown: &Shutdown,
+) -> Result<(Adoption, Option<String>)> {
     let facts = sound(control, request)?;
     let native = facts.subscription.clone();
     lock(control, &native)?;
@@ -70,7 +100,7 @@ pub(super) fn attempt(
         let major = source.server_version().major();
         check_names(control, request, (&native, major), &begun)?;
     }
-    let unproven = plan(control, source, &facts, request)?.unproven;
+    let unproven = plan(control, source, &facts, request, shutdown)?.unproven;
     // An adoption that is refused creates no schema.
     if version == 0 {
         schema::upgrade(control, version)?;
@@ -85,23 +115,28 @@ pub(super) fn attempt(
         enabled: native.enabled || begun.iter().any(|one| one.native == native.oid && one.enabled),
         step: Step::Disabled,
     };
-    disable(control, &adoption)?;
+    Ok((adoption, unproven))
+}
+
+/// Waits for the end of the native subscription, and takes its slot.
+fn end_and_take_slot(
+    (control, source): (&mut Session, &mut Session),
+    (adoption, unproven): (&Adoption, Option<String>),
+    patience: Duration,
+    shutdown: &Shutdown,
+    handed: &mut Option<Plan>,
+) -> Result<Plan> {
     let begun = Instant::now();
-    let done = loop {
-        let ended = wait_for_end(control, source, &adoption, request.patience, shutdown);
-        let unproven = unproven.clone();
-        match ended.and_then(|()| take_slot(control, source, (&adoption, unproven), handed)) {
-            Ok(Some(plan)) => break Ok(plan),
-            Ok(None) if begun.elapsed() < request.patience => {}
-            Ok(None) => break Err(worker_started()),
-            Err(failure) => break Err(failure),
+    loop {
+        wait_for_end(control, source, adoption, patience, shutdown)?;
+        let taken =
+            take_slot(control, source, (adoption, unproven.clone()), (shutdown, &mut *handed))?;
+        match taken {
+            Some(plan) => return Ok(plan),
+            None if begun.elapsed() < patience => {}
+            None => return Err(worker_started()),
         }
-    };
-    done.map_err(
-        |failure| {
-            if control.is_broken() { failure } else { undone(control, failure, &adoption) }
-        },
-    )
+    }
 }
 
 /// Refuses names that others use. An adoption that was begun goes on under its name.
@@ -249,9 +284,9 @@ fn take_slot(
     control: &mut Session,
     source: &mut Session,
     adopted: (&Adoption, Option<String>),
-    handed: &mut Option<Plan>,
+    ending: (&Shutdown, &mut Option<Plan>),
 ) -> Result<Option<Plan>> {
-    let done = try_take_slot(control, source, adopted, handed);
+    let done = try_take_slot(control, source, adopted, ending);
     if !matches!(done, Ok(Some(_))) && !control.is_broken() {
         let doing = "rolling back the adoption";
         control.simple("ROLLBACK").map_err(|e| Failure::subscriber(&e, doing))?;
@@ -263,7 +298,7 @@ fn try_take_slot(
     control: &mut Session,
     source: &mut Session,
     (adoption, unproven): (&Adoption, Option<String>),
-    handed: &mut Option<Plan>,
+    (shutdown, handed): (&Shutdown, &mut Option<Plan>),
 ) -> Result<Option<Plan>> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "taking the native subscription over");
     // It locks the subscription: from here on no other session can alter it.
@@ -332,6 +367,7 @@ fn try_take_slot(
     );
     control.simple(&streaming).map_err(|e| failed(&e))?;
     record_tables(control, created.id, &facts.tables, &contents, plan.start)?;
+    shutdown.check(DOING)?;
     *handed = Some(plan.clone());
     // A synchronous commit: it makes all commits of the native worker durable too, on synchronous
     // standbys as well.

@@ -26,6 +26,10 @@ pub(crate) struct Servers<'a> {
     pub(crate) publisher: &'a Publisher,
 }
 
+/// The next step if it is not known how far an adoption has come.
+const ADOPT_AGAIN: &str = "The native subscription runs as before, is disabled, or is adopted. pgapace adopt again goes \
+     on, or says that it is adopted; pgapace adopt --abort enables it again.";
+
 /// Adopts a native subscription.
 pub(crate) fn adopt(
     servers: &Servers<'_>,
@@ -35,9 +39,8 @@ pub(crate) fn adopt(
 ) -> Result<plan::Plan> {
     let mut handed = None;
     let stopping = || shutdown.requested();
-    let hint = "The native subscription runs as before, is disabled, or is adopted. pgapace adopt again \
-                goes on, or says that it is adopted; pgapace adopt --abort enables it again.";
-    let again = Again { servers, patience: request.patience, stopping: &stopping, hint };
+    let again =
+        Again { servers, patience: request.patience, stopping: &stopping, hint: ADOPT_AGAIN };
     again.repeat((control, source), |control, source| {
         adopt::attempt(control, source, request, shutdown, &mut handed)
     })

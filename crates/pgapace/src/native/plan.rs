@@ -17,6 +17,7 @@ use crate::publisher::session::is_standby;
 use crate::publisher::slot::{self, Slot};
 use crate::publisher::wal_end::WalEnd;
 use crate::publisher::watch;
+use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::state::{exposed, schema};
 
 /// First key of the advisory lock of an adoption ("pgad"); the second is the OID of the subscription.
@@ -96,13 +97,14 @@ pub(crate) fn plan(
     source: &mut Session,
     facts: &AdoptionFacts,
     request: &AdoptRequest<'_>,
+    shutdown: &Shutdown,
 ) -> Result<Plan> {
     let slot = slot_name(&facts.subscription, request)?;
     let state = usable_slot(source, &facts.subscription.name, &slot)?;
     if schema::version(control)? == 0 {
         exposed::warn(control, source, request.name)?;
     }
-    let unproven = unproven(control, source, facts, (request.name, &slot))?;
+    let unproven = unproven(control, source, facts, (request.name, &slot), shutdown)?;
     let contents = publication::read_contents(source, &facts.subscription.publications)?;
     let origin = durable_position(control, facts.subscription.oid)?;
     make_plan(source, (facts, unproven), (request.name, slot, &state), &contents, origin)

@@ -14,6 +14,8 @@ use crate::error::{Class, Failure, Result};
 use crate::publisher::session::Publisher;
 use crate::publisher::slot;
 use crate::same_database::{self, DatabaseIdentity};
+use crate::stopping::interrupt::abandonable;
+use crate::stopping::shutdown::Shutdown;
 
 /// Refuses a publisher that is proven to be another one. Returns why nothing could be proven. `name` is that of
 /// pgapace's subscription.
@@ -22,6 +24,7 @@ pub(super) fn unproven(
     source: &mut Session,
     facts: &AdoptionFacts,
     (name, slot): (&str, &str),
+    shutdown: &Shutdown,
 ) -> Result<Option<String>> {
     if worker_uses(control, source, facts, slot)? {
         return Ok(None);
@@ -34,7 +37,8 @@ pub(super) fn unproven(
     let Ok(info) = crate::config::conninfo(&text) else {
         return Ok(Some("its connection string cannot be used here".to_owned()));
     };
-    let reached = Publisher::new(info, name, "UTF8").connect();
+    let publisher = Publisher::new(info, name, "UTF8");
+    let reached = abandonable(shutdown, "connecting", move || publisher.connect())?;
     let identified = reached.and_then(|mut session| {
         let theirs = identity(&mut session)?;
         Ok((session, theirs))

@@ -13,7 +13,7 @@ mod same_database;
 mod sequences;
 mod sequences_behind;
 mod services;
-mod signals;
+pub(crate) mod signals;
 mod status;
 
 use serde_json::Value;

@@ -23,7 +23,7 @@ fn wait_for(process: &mut Process, what: &str, mut condition: impl FnMut() -> bo
     waited.unwrap_or_else(|error| panic!("{error}: {}", process.log()));
 }
 
-fn expect_stopped(mut process: Process, said: &[&str]) {
+pub(crate) fn expect_stopped(mut process: Process, said: &[&str]) {
     must(process.wait(PROMPT));
     let log = process.log();
     assert_eq!(process.exit_code(), Some(11), "{log}");
