@@ -100,6 +100,9 @@ pub(crate) fn run(args: &PreparedArgs) -> Result<()> {
         .hint("Use its name on the subscriber: pgapace prepared lists them."));
     };
     if !commit {
+        if one.standing == Standing::Committed {
+            return Err(is_committed(one));
+        }
         if one.standing == Standing::Absent && !one.given_up {
             check_not_run(&mut control, &row, one)?;
         }
@@ -113,9 +116,36 @@ pub(crate) fn run(args: &PreparedArgs) -> Result<()> {
             format!("{} is not prepared on the subscriber", one.prepared.describe()),
         ));
     }
+    if !there {
+        check_not_ended(&mut control, &row, one)?;
+    }
     let verb = if commit { "committed" } else { "rolled back" };
     output::line(&format!("{verb} {}", one.prepared.describe()));
     Ok(())
+}
+
+/// The failure of a rollback that comes too late.
+fn is_committed(one: &KnownPrepared) -> Failure {
+    Failure::new(
+        Class::Config,
+        format!("{} is committed on the subscriber already", one.prepared.describe()),
+    )
+    .hint("Revert its changes on the subscriber by hand, if they are not wanted.")
+}
+
+/// Refuses a rollback that has found no prepared transaction, if another session has ended the transaction meanwhile.
+/// One that was never prepared is given up.
+fn check_not_ended(control: &mut Session, row: &Subscription, one: &KnownPrepared) -> Result<()> {
+    let known = prepared::read(control, row.id)?;
+    match known.iter().find(|known| known.prepared.name == one.prepared.name) {
+        Some(known) if known.standing == Standing::Committed => Err(is_committed(one)),
+        Some(_) => Ok(()),
+        None => Err(Failure::new(
+            Class::Subscriber,
+            format!("another session has ended {} meanwhile", one.prepared.describe()),
+        )
+        .hint("Look in its tables whether it was committed.")),
+    }
 }
 
 /// Refuses to give up a transaction that the process of the subscription may hold until there is a place for it: it

@@ -240,6 +240,11 @@ fn transactions_that_a_user_resolves_are_not_applied_again() {
         assert!(status.contains(&gid("three")) && status.contains("prepared       4"), "{status}");
         case.tool.finish("prepared", &["--commit", &gid("one")]).expect(0, &[]);
         case.tool.finish("prepared", &["--rollback", &gid("two")]).expect(0, &[]);
+        // It is too late for the other way.
+        let late = case.tool.finish("prepared", &["--rollback", &gid("one")]);
+        late.expect(3, &["is committed on the subscriber already"]);
+        assert!(!late.stdout.contains("rolled back"), "{}", late.stdout);
+        case.tool.finish("prepared", &["--commit", &gid("two")]).expect(5, &["is not prepared"]);
         case.tool.finish("prepared", &["--commit", &gid("nobody")]).expect(3, &["nobody"]);
         assert_eq!(case.subscriber.value("SELECT string_agg(v, ',') FROM t"), "one");
         let listed = case.tool.finish("prepared", &[]).expect(0, &[]).stdout.clone();
