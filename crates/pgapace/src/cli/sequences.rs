@@ -87,8 +87,10 @@ struct Outcome {
 /// Sets all sequences that can be set, then fails if others could not.
 pub(crate) fn run(args: &SequencesArgs) -> Result<()> {
     let shutdown = Shutdown::on_signals()?;
+    let subscriptions = args.selection.subscriptions()?;
+    check_excluded(args, &subscriptions, &shutdown)?;
     let mut outcomes = Vec::new();
-    for config in args.selection.subscriptions()? {
+    for config in subscriptions {
         outcomes.push(one(args, &config, &shutdown)?);
     }
     if args.json {
@@ -107,6 +109,32 @@ pub(crate) fn run(args: &SequencesArgs) -> Result<()> {
         format!("sequences that could not be set: {}", failed.join("; ")),
     )
     .hint("Exclude those that are not needed: --exclude SEQUENCE."))
+}
+
+/// Refuses names of `--exclude` for which no subscription has a sequence, before any is set: the one that was meant would
+/// be set.
+fn check_excluded(
+    args: &SequencesArgs,
+    subscriptions: &[Config],
+    shutdown: &Shutdown,
+) -> Result<()> {
+    let mut unknown: Vec<_> = args.exclude.iter().map(|name| split(name)).collect();
+    for config in subscriptions {
+        if unknown.is_empty() {
+            break;
+        }
+        let publisher = Publisher::new(config.publisher.clone(), &config.name, "UTF8");
+        let mut source = abandonable(shutdown, CONNECTING, move || publisher.connect_to_look())??;
+        let sessions = [source.cancel_handle()];
+        let left = interruptible(shutdown, &sessions, READING, || {
+            let publications = &config.publications;
+            publication::check_exist(&mut source, publications)?;
+            let published = publication::tables(&mut source, publications)?;
+            sequences::unknown(&mut source, publications, &published, &unknown)
+        });
+        unknown = left.map_err(|failure| stopped(failure, "No sequence was set."))?;
+    }
+    unknown.first().map_or(Ok(()), |name| Err(sequences::no_sequence(name)))
 }
 
 fn one(args: &SequencesArgs, config: &Config, shutdown: &Shutdown) -> Result<Outcome> {

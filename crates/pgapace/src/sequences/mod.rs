@@ -14,6 +14,6 @@ mod publisher;
 mod report;
 mod subscriber;
 
-pub(crate) use publisher::{Chosen, PublisherSequence, read};
+pub(crate) use publisher::{Chosen, PublisherSequence, no_sequence, read, unknown};
 pub(crate) use report::{Report, SequenceState};
 pub(crate) use subscriber::{SetOptions, set};

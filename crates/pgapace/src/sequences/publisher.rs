@@ -110,13 +110,8 @@ pub(crate) fn read(
 ) -> Result<Vec<PublisherSequence>> {
     let mut sequences = list(session, publications, tables, chosen)?;
     if let Chosen::Named(names) = chosen {
-        let missing = names.iter().find(|name| !sequences.iter().any(|one| one.name == **name));
-        if let Some(name) = missing {
-            return Err(Failure::new(
-                Class::Mismatch,
-                format!("the published schemas have no sequence {name}"),
-            )
-            .hint("Qualify sequences with their schema, unless it is public."));
+        if let Some(name) = missing(names, &sequences).next() {
+            return Err(no_sequence(name));
         }
         sequences.retain(|one| names.contains(&one.name));
     }
@@ -125,6 +120,30 @@ pub(crate) fn read(
         read_positions(session, some, FIRST_WAIT)?;
     }
     Ok(sequences)
+}
+
+/// Those of these names that none of [`Chosen::All`] has.
+pub(crate) fn unknown(
+    session: &mut Session,
+    publications: &[String],
+    tables: &[PublishedTable],
+    names: &[TableName],
+) -> Result<Vec<TableName>> {
+    let sequences = list(session, publications, tables, Chosen::All)?;
+    Ok(missing(names, &sequences).cloned().collect())
+}
+
+fn missing<'n>(
+    names: &'n [TableName],
+    sequences: &[PublisherSequence],
+) -> impl Iterator<Item = &'n TableName> {
+    names.iter().filter(|name| !sequences.iter().any(|one| one.name == **name))
+}
+
+/// The failure for a name that the user gave.
+pub(crate) fn no_sequence(name: &TableName) -> Failure {
+    Failure::new(Class::Mismatch, format!("the published schemas have no sequence {name}"))
+        .hint("Qualify sequences with their schema, unless it is public.")
 }
 
 fn list(

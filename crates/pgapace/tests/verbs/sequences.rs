@@ -80,6 +80,11 @@ fn the_copy_sets_all_of_the_published_schemas() {
             .sql("ALTER TABLE uses ALTER id DROP DEFAULT; DROP SEQUENCE shared, lonely.free");
         let finished = case.tool.finish("sequences", &[]);
         finished.expect(6, &["public.shared: the subscriber does not have it", "lonely.free"]);
+        // The schema is missing, so nothing says which one is not to be set.
+        case.publisher.sql("SELECT setval('serial_id_seq', 6000)");
+        let refused = case.tool.finish("sequences", &["--exclude", "shared", "--exclude", "free"]);
+        refused.expect(6, &["no sequence public.free", "Qualify sequences"]);
+        assert_eq!(at(&case, "serial_id_seq"), "5001|t");
         Said::run(&case, 0, &["--exclude", "shared", "--exclude", "lonely.free"])
             .expect(&[("public.shared", "left_out"), ("lonely.free", "left_out")])
             .expect_reason("public.shared", "excluded");
