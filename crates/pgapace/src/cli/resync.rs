@@ -62,6 +62,15 @@ fn open(config: &Config) -> Result<Site> {
     Ok(Site { control, source, row, published })
 }
 
+/// Refuses a subscription that copies nothing at its first start before that is done: its tables have no sync LSN.
+fn check_takes_requests(row: &Subscription) -> Result<()> {
+    if row.copy_data || row.phase == Phase::Streaming {
+        return Ok(());
+    }
+    Err(Failure::new(Class::Config, format!("subscription {} has not begun to stream", row.name))
+        .hint("Start it first (pgapace run)."))
+}
+
 /// Requests new copies of tables.
 pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
     let mut subscriptions = args.selection.subscriptions()?;
@@ -70,14 +79,7 @@ pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
             .hint("Name one with --name.")
     })?;
     let mut site = open(&config)?;
-    // Until then the tables of such a subscription have no sync LSN.
-    if !site.row.copy_data && site.row.phase != Phase::Streaming {
-        return Err(Failure::new(
-            Class::Config,
-            format!("subscription {} has not begun to stream", site.row.name),
-        )
-        .hint("Start it first (pgapace run)."));
-    }
+    check_takes_requests(&site.row)?;
     let mut chosen = Vec::new();
     for name in &args.tables {
         let key = split(name);
@@ -117,8 +119,9 @@ pub(crate) fn refresh(args: &RefreshArgs) -> Result<()> {
             continue;
         }
         if !new.is_empty() {
-            let (name, copies) = (site.row.name.clone(), site.row.copy_data);
-            check_subscribers(&mut site.control, (&name, &new), copies, config.if_not_empty)?;
+            check_takes_requests(&site.row)?;
+            let name = site.row.name.clone();
+            check_subscribers(&mut site.control, (&name, &new), true, config.if_not_empty)?;
             copy_requests::request(&mut site.control, site.row.id, &new)?;
             tell(&mut site, &new)?;
         }

@@ -295,7 +295,7 @@ impl<'a> Adder<'a> {
             tables = new.len(),
             "tables were added to the publication"
         );
-        copy_requests::request(control, context.id, &new)
+        copy_requests::add(control, context.id, &new)
     }
 
     /// Where the changes begin that a blocked table lacks; `None` if a copy will bring them.

@@ -23,13 +23,22 @@ pub(crate) fn accept_requests_sql(owner: OwnedEpoch) -> String {
     )
 }
 
-/// Asks for copies of tables that are not part of the subscription yet.
+/// Adds tables that are not part of the subscription yet. They are copied if added tables are.
+pub(crate) fn add(
+    session: &mut Session,
+    id: SubscriptionId,
+    tables: &[PublishedTable],
+) -> Result<()> {
+    upsert_request(session, id, tables, "NULL, false", "NOTHING")
+}
+
+/// Asks for copies of tables that are not part of the subscription yet, also if added tables are not copied.
 pub(crate) fn request(
     session: &mut Session,
     id: SubscriptionId,
     tables: &[PublishedTable],
 ) -> Result<()> {
-    upsert_request(session, id, tables, "NULL", "NOTHING")
+    upsert_request(session, id, tables, "NULL, true", "NOTHING")
 }
 
 /// Records which tables hold rows that are to be removed before their copy, and under which snapshot of
@@ -66,7 +75,7 @@ pub(crate) fn request_again(
     tables: &[PublishedTable],
 ) -> Result<()> {
     let update = "UPDATE SET requested = excluded.requested";
-    upsert_request(session, id, tables, "pg_catalog.now()", update)
+    upsert_request(session, id, tables, "pg_catalog.now(), false", update)
 }
 
 fn upsert_request(
@@ -78,7 +87,7 @@ fn upsert_request(
 ) -> Result<()> {
     let [schemas, names] = table_name_arrays(tables.iter().map(|table| &table.name));
     let sql = format!(
-        "INSERT INTO pgapace.relation (subscription, schema_name, table_name, requested) \
+        "INSERT INTO pgapace.relation (subscription, schema_name, table_name, requested, copy_wanted) \
          SELECT {}, c.schema_name, c.table_name, {requested} \
          FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), \
                          pg_catalog.unnest($2::pg_catalog.text[])) \

@@ -108,6 +108,40 @@ fn refresh_copies_new_tables_before_their_first_change() {
     });
 }
 
+/// Of a running process, and of the next one.
+#[test]
+fn refresh_copies_new_tables_also_if_added_tables_are_not_copied() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.both(
+            "CREATE TABLE first (id int PRIMARY KEY); CREATE TABLE second (id int PRIMARY KEY); \
+             CREATE TABLE third (id int PRIMARY KEY)",
+        );
+        case.publish("FOR TABLE first");
+        case.run_until_current();
+        case.publisher.sql(
+            "INSERT INTO second SELECT generate_series(1, 100); \
+             INSERT INTO third SELECT generate_series(1, 100)",
+        );
+        case.tool.args = ["--copy-data=false", "--refresh-interval=0"].map(str::to_owned).into();
+        let mut process = case.start();
+        case.publisher.sql("ALTER PUBLICATION pub ADD TABLE second");
+        assert!(finish(&case, "refresh", &[]).contains("second: the process"));
+        let copied = |table: &str| {
+            format!(
+                "SELECT copied_rows = 100 AND state = 'ready' AND NOT copy_wanted \
+                 FROM pgapace.relation WHERE table_name = '{table}'"
+            )
+        };
+        wait_for(&case, &mut process, "the table to be copied", &copied("second"));
+        case.stop(process);
+        case.publisher.sql("ALTER PUBLICATION pub ADD TABLE third");
+        case.publisher.sql("INSERT INTO third VALUES (101); INSERT INTO second VALUES (101)");
+        assert!(finish(&case, "refresh", &[]).contains("third: the next run copies"));
+        case.run_until_current();
+        case.expect_equal(&["first", "second", "third"]);
+    });
+}
+
 #[test]
 fn new_tables_are_found_periodically() {
     on_versions(&[(15, 15), (18, 18)], |mut case| {
