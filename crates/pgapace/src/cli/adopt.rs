@@ -7,7 +7,7 @@ use crate::cli::{Selection, output};
 use crate::config::{Site, check_name};
 use crate::error::{Class, Failure, Result};
 use crate::native::abort;
-use crate::native::adopt::{AdoptRequest, DOING};
+use crate::native::adopt::{AdoptRequest, DOING, dry_run};
 use crate::native::interrupted::{self, Servers};
 use crate::native::options;
 use crate::native::plan::{self, Plan};
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &AdoptArgs) -> Result<()> {
     })?;
     let plan = if args.dry_run {
         interruptible(&shutdown, &sessions, DOING, || {
-            plan::plan(&mut control, &mut source, &found, &request, &shutdown)
+            dry_run(&mut control, &mut source, &found, &request, &shutdown)
         })?
     } else {
         let servers = Servers { subscriber: &subscriber, publisher: &publisher };

@@ -14,7 +14,7 @@ use super::plan::{
 };
 use super::requirements::{failure, problems, sync_lsn};
 use super::subscription::{
-    NativeSubscription, NativeTable, Wanted, durable_position, read_facts, workers,
+    AdoptionFacts, NativeSubscription, NativeTable, Wanted, durable_position, read_facts, workers,
 };
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::{self, PublicationContents};
@@ -40,6 +40,23 @@ pub(crate) struct AdoptRequest<'a> {
     pub(crate) slot: Option<&'a str>,
     /// How long to wait until the slot is free.
     pub(crate) patience: Duration,
+}
+
+/// Checks everything, and changes nothing. The names of an older version of schema pgapace are not looked at: only an
+/// adoption upgrades it.
+pub(crate) fn dry_run(
+    control: &mut Session,
+    source: &mut Session,
+    facts: &AdoptionFacts,
+    request: &AdoptRequest<'_>,
+    shutdown: &Shutdown,
+) -> Result<Plan> {
+    if schema::version(control)? == schema::newest() {
+        let begun = adoption::all(control)?;
+        let major = source.server_version().major();
+        check_names(control, request, (&facts.subscription, major), &begun)?;
+    }
+    plan(control, source, facts, request, shutdown)
 }
 
 /// Adopts the native subscription, or goes on where an earlier attempt was interrupted. After an error or a request to

@@ -92,7 +92,7 @@ pub(super) fn cannot(native: &str) -> String {
 }
 
 /// Looks at both sides and changes nothing.
-pub(crate) fn plan(
+pub(super) fn plan(
     control: &mut Session,
     source: &mut Session,
     facts: &AdoptionFacts,

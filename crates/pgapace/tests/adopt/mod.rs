@@ -3,6 +3,7 @@
 mod echo;
 mod interrupted;
 mod lost_slot;
+mod names;
 mod native_progress;
 mod positions;
 mod refused;
