@@ -92,6 +92,11 @@ pub(crate) fn run(args: &ReleaseArgs) -> Result<()> {
     if done.created {
         output::line(&format!("  native subscription {native} {created}"));
     }
+    if !done.unused.is_empty() {
+        let unused = done.unused.join(" and ");
+        output::line(&format!("  it existed already, so this has no effect: {unused}"));
+        output::line(&format!("    to change it: ALTER SUBSCRIPTION {native} CONNECTION '…'"));
+    }
     output::line(&format!(
         "  it starts at {}, with {} tables, from slot {}",
         done.applied, done.tables, done.slot

@@ -18,7 +18,8 @@ use super::adopt::{alter, run, same_sql};
 use super::plan::{Awaited, awaited, lock};
 use super::requirements::{Releasing, failure, release_problems};
 use super::subscription::{
-    NativeSubscription, Wanted, application_name, find, named_by, origin_name, tables, workers,
+    NativeSubscription, Wanted, application_name, conninfo, find, named_by, origin_name, tables,
+    workers,
 };
 use crate::error::{Class, Failure, Result};
 use crate::publisher::history;
@@ -62,6 +63,8 @@ pub(crate) struct Released {
     pub(crate) slot: String,
     pub(crate) applied: Lsn,
     pub(crate) tables: usize,
+    /// Arguments for a native subscription that is created, which those of the existing one replace.
+    pub(crate) unused: Vec<&'static str>,
 }
 
 /// The subscription to hand back, owned by this session. It fails as stopped when `stopping`.
@@ -118,8 +121,12 @@ pub(super) fn attempt(
         slot: row.slot_name.clone(),
         applied: releasing.applied,
         tables,
+        unused: unused(control, request, existing.as_ref().map(|(_, native)| native))?,
     };
     check_connection(request, existing.is_none())?;
+    if existing.is_none() {
+        check_name(control, &released.native)?;
+    }
     if request.dry_run {
         return Ok(released);
     }
@@ -268,6 +275,38 @@ fn check_connection(request: &ReleaseRequest<'_>, creates: bool) -> Result<()> {
         return Err(Failure::new(Class::Config, "--connection is no valid connection string"));
     }
     Ok(())
+}
+
+/// Refuses the name of a native subscription that is to be created, if there is one.
+fn check_name(control: &mut Session, name: &str) -> Result<()> {
+    if find(control, Wanted::Name(name))?.is_none() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Class::Config,
+        format!("the subscriber has a native subscription {} already", quote_ident(name)),
+    )
+    .hint("Choose another name with --subscription."))
+}
+
+/// The arguments for a native subscription that is created, if one exists that was adopted, or created by a release that
+/// was interrupted, and that differs from them or cannot be compared.
+fn unused(
+    control: &mut Session,
+    request: &ReleaseRequest<'_>,
+    existing: Option<&NativeSubscription>,
+) -> Result<Vec<&'static str>> {
+    let mut unused = Vec::new();
+    let Some(native) = existing else { return Ok(unused) };
+    if request.native.is_some_and(|name| name != native.name) {
+        unused.push("--subscription");
+    }
+    if request.connection.is_some()
+        && conninfo(control, native.oid)?.as_deref() != request.connection
+    {
+        unused.push("--connection");
+    }
+    Ok(unused)
 }
 
 /// The native subscription that was adopted, if it still exists, with its present name.
