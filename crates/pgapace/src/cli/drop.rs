@@ -153,7 +153,7 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
     let owning = ownership::become_owner(
         &mut control,
         row.id,
-        std::time::Duration::ZERO,
+        site.busy_timeout,
         &none,
         None,
         &|| false,
