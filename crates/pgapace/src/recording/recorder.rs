@@ -18,7 +18,7 @@ use crate::publisher::session::{Publisher, backend_pid, identify};
 use crate::publisher::slot;
 use crate::publisher::start_replication::{self, StreamOptions};
 use crate::publisher::wal_end::{self, WalEnd};
-use crate::stopping::interrupt::interruptible;
+use crate::stopping::interrupt::{abandonable, interruptible};
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::format;
 use crate::subscriber::session::{Purpose, Subscriber};
@@ -30,6 +30,9 @@ const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How long a transaction that is being sent at the end of the time may take to end.
 const LAST_TRANSACTION: Duration = Duration::from_secs(5);
+
+/// This completes "stopped during …".
+const CONNECTING: &str = "connecting";
 
 /// When a recording ends.
 #[derive(Debug, Clone, Copy)]
@@ -65,10 +68,13 @@ pub(crate) fn record(
     shutdown: &Shutdown,
 ) -> Result<Recorded> {
     let publisher = settings.publisher();
-    let mut source = publisher.connect()?;
-    publication::check_exist(&mut source, &settings.publications)?;
-    let name = format!("pgapace_record_{}", backend_pid(&mut source)?);
+    let reached = publisher.clone();
+    let mut source = abandonable(shutdown, CONNECTING, move || reached.connect())??;
     let cancel = [source.cancel_handle()];
+    let name = interruptible(shutdown, &cancel, "reading the publications", || {
+        publication::check_exist(&mut source, &settings.publications)?;
+        Ok(format!("pgapace_record_{}", backend_pid(&mut source)?))
+    })?;
     let (created, tables, held) = interruptible(shutdown, &cancel, "creating a slot", || {
         let created = slot::create_to_stream(&mut source, &name, slot::Kind::Temporary)?;
         let tables = publication::tables(&mut source, &settings.publications)?;
@@ -89,7 +95,7 @@ pub(crate) fn record(
     let options = StreamOptions {
         origin_none: settings.origin_none,
         two_phase: false,
-        binary: chooses_binary(settings, &tables)?,
+        binary: chooses_binary(settings, &tables, shutdown)?,
         streaming,
     };
     let head = head(&mut source, settings, &created, options, tables)?;
@@ -129,9 +135,11 @@ fn hold(publisher: &Publisher, snapshot: &str) -> Result<HeldSnapshot> {
 fn chooses_binary(
     settings: &RecordSettings,
     tables: &[publication::PublishedTable],
+    shutdown: &Shutdown,
 ) -> Result<bool> {
-    let Some(info) = &settings.subscriber else { return Ok(false) };
-    let mut session = Subscriber::new(info.clone(), "record").connect(Purpose::Look)?;
+    let Some(info) = settings.subscriber.clone() else { return Ok(false) };
+    let connect = || Subscriber::new(info, "record").connect(Purpose::Look);
+    let mut session = abandonable(shutdown, CONNECTING, connect)??;
     Ok(format::choose(&mut session, tables, settings.binary)?.binary)
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use testbed::{Proxy, Result, wait_until};
 
 use crate::support::{
-    DB, NAME, PATIENCE, Site, Tool, expect_exit, wait_for_event, wait_while_running,
+    DB, NAME, PATIENCE, Site, Tool, expect_exit, pgapace, wait_for_event, wait_while_running,
 };
 
 /// A server that accepts connections and stays silent.
@@ -51,6 +51,30 @@ fn a_request_to_stop_ends_the_wait_for_a_silent_server() -> Result<()> {
         run.terminate()?;
         expect_exit(&mut run, 0, &[])?;
         assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+    }
+    Ok(())
+}
+
+/// The same for verbs that a user waits for.
+#[test]
+fn a_signal_ends_verbs_that_connect_to_a_silent_server() -> Result<()> {
+    let site = Site::new(18, 18)?;
+    let (silent, directory) = (Silent::start()?, tempfile::tempdir()?);
+    let nowhere = format!("{} connect_timeout=600", silent.conninfo()?);
+    let record = |publisher: &str| {
+        let file = directory.path().join("recording");
+        pgapace("record").arg(file).args(["--publication", "pub", "--publisher", publisher])
+    };
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    for program in [
+        record(&nowhere),
+        record(&site.publisher.conninfo(DB)).args(["--subscriber", &nowhere]),
+        pgapace("adopt").args(["--subscription", "native", "--subscriber", &nowhere]),
+    ] {
+        let mut verb = site.spawn(&program)?;
+        let _client = silent.client()?;
+        verb.interrupt()?;
+        expect_exit(&mut verb, 11, &["stopped during connecting"])?;
     }
     Ok(())
 }
