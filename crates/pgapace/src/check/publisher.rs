@@ -18,6 +18,7 @@ use crate::publisher::{history, recreated, slot};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, oid_array};
 use crate::subscriber::state::Phase;
+use crate::tablesync::rebase::or_keep;
 use crate::verify::facts::HAS_NO_NULL;
 
 const SIDE: Side = Side::Publisher;
@@ -193,6 +194,7 @@ fn check_slot(
             };
             let checked = same.and_then(|()| {
                 slot::check_resume(&row.slot_name, found.as_ref(), recovers, applied)
+                    .map_err(|failure| or_keep(config, failure))
             });
             match checked {
                 Ok(lsn) => reporter.ok("slot", format!("slot {name} can continue from {lsn}")),

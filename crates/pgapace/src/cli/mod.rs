@@ -166,6 +166,8 @@ With a subscription in the opposite direction: first stop writes on the subscrib
 
 The settings of pgapace run hold until the subscription has caught up: give the same --config, or the same flags, such as --on-missed-changes and --on-conflict. The new slot has two_phase if the old one had, unless --two-phase says otherwise.
 
+If the settings have if-not-empty = keep, it is refused (exit code 3), because it would delete the rows that are kept. With --if-not-empty rebase as a flag they are deleted. To keep them: pgapace drop; pgapace run --copy-data=false --until current, which creates a slot and copies nothing; then pgapace verify, and pgapace repair without --delete-extra.
+
 For a new subscription into tables that hold rows: pgapace run --if-not-empty rebase.
 
 Example:

@@ -28,7 +28,7 @@ use crate::subscriber::state::{
 use crate::subscriber::writer_tag::{self, TagRules};
 use crate::subscription::{self, RunOptions, Until, check_sent_alike, check_start};
 use crate::switchover::lost::check_not_moved;
-use crate::tablesync::rebase::{self, CHECKS};
+use crate::tablesync::rebase::{self, CHECKS, refuse_kept};
 
 #[derive(Debug, Args)]
 pub(crate) struct RebaseArgs {
@@ -115,6 +115,10 @@ fn connect(config: &Config, shutdown: &Shutdown) -> Result<Sides> {
                 "A new one compares tables that hold rows with: pgapace run --if-not-empty rebase.",
             )
         })?;
+        // An interrupted one has been decided.
+        if !row.rebasing {
+            refuse_kept(&config)?;
+        }
         let none = ownership::Former::default();
         let stopping = || stop.requested();
         let owning =

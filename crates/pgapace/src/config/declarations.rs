@@ -140,7 +140,7 @@ settings! {
             environment: false,
             group: Group::Copy,
             renamed: &[Renamed { name: "keep", values: Some(("refuse", "keep")) }],
-            verbs: &["run", "refresh"],
+            verbs: &["run", "rebase", "refresh"],
         }
         "workers" workers: ApplyWorkers {
             value: "auto|N",

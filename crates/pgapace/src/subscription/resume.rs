@@ -27,6 +27,7 @@ use crate::subscriber::state::{self, Manner, Subscription, SubscriptionId};
 use crate::subscriber::state::{prepared, progress};
 use crate::switchover::lost::check_not_moved;
 use crate::tablesync::SyncContext;
+use crate::tablesync::rebase::or_keep;
 use crate::tablesync::table_state::{self, CatchUp};
 use crate::two_phase;
 
@@ -193,9 +194,13 @@ impl Supervisor<'_> {
             check_not_moved(control, source, row)?;
         }
         // Also while the slot is in use: a position beyond what is applied proves that something else consumes it.
-        slot::check_resume(name, found.as_ref(), recovers, applied.through)?;
+        let check = |found: Option<&slot::Slot>| {
+            slot::check_resume(name, found, recovers, applied.through)
+                .map_err(|failure| or_keep(&config, failure))
+        };
+        check(found.as_ref())?;
         let found = self.free_slot(source, row, found)?;
-        let acknowledged = slot::check_resume(name, found.as_ref(), recovers, applied.through)?;
+        let acknowledged = check(found.as_ref())?;
         copy_requested_again(control, context, &mut catching_up)?;
         handle_lost_tables(control, context, &mut catching_up, acknowledged)?;
         // The run that copied them may have ended before it inserted these rows.

@@ -17,6 +17,7 @@ use wire::Session;
 
 use super::{Snapshot, SyncContext};
 use crate::check::opposite;
+use crate::config::{IfNotEmpty, Subscription as Config};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::Publisher;
@@ -100,6 +101,33 @@ pgapace run --copy-data=false. Copy missing rows yourself, and other tables with
 const NOT_ALL_PUBLISHED_AT_FIRST: &str = "\
 A rebase deletes rows that only the subscriber has, also those that it keeps on purpose. To keep them: pgapace run \
 --copy-data=false. Copy missing rows yourself, and other tables with pgapace resync";
+
+/// The same where the settings keep them, with the flag that says otherwise.
+const KEPT: &str = "\
+A rebase deletes rows that only the subscriber has, and if-not-empty = keep keeps them. If none of them is to stay: pgapace \
+rebase --if-not-empty rebase. To keep them: pgapace drop; pgapace run --copy-data=false --until current, which creates a slot \
+and copies nothing; then pgapace verify, and pgapace repair without --delete-extra";
+
+/// Refuses the rebase of a subscription whose settings keep rows of the subscriber's own.
+pub(crate) fn refuse_kept(config: &Config) -> Result<()> {
+    if config.if_not_empty != IfNotEmpty::Keep {
+        return Ok(());
+    }
+    let message = format!(
+        "a rebase of subscription {} would delete rows that if-not-empty = keep keeps",
+        config.name
+    );
+    Err(Failure::new(Class::Config, message).hint(format!("{KEPT}.")))
+}
+
+/// The failure for a slot, with the other ways where the settings keep rows that the rebase of its hint would delete.
+pub(crate) fn or_keep(config: &Config, failure: Failure) -> Failure {
+    let hint = failure.hint.as_deref().filter(|hint| hint.contains("pgapace rebase"));
+    match hint.map(|hint| format!("{hint} {KEPT}.")) {
+        Some(hint) if config.if_not_empty == IfNotEmpty::Keep => failure.hint(hint),
+        _ => failure,
+    }
+}
 
 /// The next step if Citus manages a table.
 const BY_CITUS: &str = "TRUNCATE the table on the subscriber, so that it is copied";

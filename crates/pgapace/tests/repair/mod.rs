@@ -1,6 +1,7 @@
 //! `repair`: what `verify` found is made equal, while changes go on.
 
 mod held;
+mod kept;
 mod keys;
 mod rebase;
 mod under_load;
