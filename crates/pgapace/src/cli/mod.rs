@@ -7,6 +7,7 @@ pub(crate) mod demo;
 pub(crate) mod drop;
 pub(crate) mod enable;
 mod environment;
+mod failures;
 pub(crate) mod hand_over;
 pub(crate) mod man;
 mod opened;
@@ -173,7 +174,7 @@ For a new subscription into tables that hold rows: pgapace run --if-not-empty re
 Example:
   pgapace rebase --config /etc/pgapace.toml --name shop"#;
 
-const REPAIR_HELP: &str = r#"It repairs the differences that pgapace verify recorded in pgapace.difference. The rows are read again from both servers at a new LSN, while the stream waits for some milliseconds. What still differs is written in one transaction for each batch. A batch is repaired or untouched, whatever fails; run the verb again to go on. A table that cannot be repaired keeps the others from nothing: the error names all of them, behind what was done.
+const REPAIR_HELP: &str = r#"It repairs the differences that pgapace verify recorded in pgapace.difference. The rows are read again from both servers at a new LSN, while the stream waits for some milliseconds. What still differs is written in one transaction for each batch. A batch is repaired or untouched, whatever fails; run the verb again to go on. A table that cannot be repaired keeps the others from nothing: the error names all of them, behind what was done. The exit code is 18 if differences are left: rows that only the subscriber has, without --delete-extra; or differences that verify counted and did not record (--max-differences), so that no repair finds them before the next verify.
 
 With a subscription in the opposite direction: first stop writes on the subscriber, and wait until that subscription has applied them. A repair would overwrite the changes that are on their way, and warns of that (opposite_direction).
 

@@ -10,6 +10,7 @@ use wire::Session;
 
 use crate::barrier::taker::{BarrierManner, BarrierTaker};
 use crate::check::opposite;
+use crate::cli::failures::Failures;
 use crate::cli::opened::Opened;
 use crate::cli::table_name::split;
 use crate::cli::time::{LONGEST, time};
@@ -28,7 +29,9 @@ use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::other_subscriptions;
 use crate::subscriber::session::{Purpose, Subscriber};
-use crate::subscriber::state::verification::{self, TableVerification, VerificationKind};
+use crate::subscriber::state::verification::{
+    self, TableVerification, VerificationKind, differences,
+};
 use crate::subscriber::state::{Subscription, SubscriptionId};
 use crate::subscriber::writer_tag::TagRules;
 use crate::table_name::TableNameFields;
@@ -82,6 +85,8 @@ struct TableReport {
     name: TableName,
     #[serde(flatten)]
     repaired: Repaired,
+    /// Differences that a verification has counted and not recorded.
+    unrecorded: u64,
     /// Why the table, or the rest of it, was not repaired.
     error: Option<String>,
     /// Other subscriptions that change the table, if extra rows were left.
@@ -127,8 +132,23 @@ impl Outcome {
                 one.repaired.add(repaired);
                 one.error = one.error.take().or(error);
             }
-            None => {
-                self.tables.push(TableReport { name: table, repaired, error, shared_with: None });
+            None => self.tables.push(TableReport {
+                name: table,
+                repaired,
+                unrecorded: 0,
+                error,
+                shared_with: None,
+            }),
+        }
+    }
+
+    /// Notes the differences of tables that no repair finds.
+    fn add_unrecorded(&mut self, found: Vec<(TableName, u64)>) {
+        for (table, unrecorded) in found {
+            self.add(table.clone(), Repaired::default(), None);
+            let mut all = self.tables.iter_mut();
+            if let Some(one) = all.find(|one| one.name == table) {
+                one.unrecorded = unrecorded;
             }
         }
     }
@@ -150,55 +170,11 @@ impl Outcome {
     /// Adds the failure that ended the repair of the subscription.
     fn end(&mut self, failure: Failure) {
         self.error = Some(failure.message.clone());
-        self.failures.add(format!("subscription {}", self.subscription), failure);
+        self.failures.add_of_subscription(&self.subscription, failure);
     }
 }
 
-/// The failures of a repair, which goes on behind them; each with the table or the subscription.
-#[derive(Debug, Default)]
-struct Failures(Vec<(Vec<String>, Failure)>);
-
-impl Failures {
-    /// One that is known is not repeated for another table.
-    fn add(&mut self, of: String, failure: Failure) {
-        let same = |(_, known): &&mut (Vec<String>, Failure)| {
-            (&known.message, &known.hint) == (&failure.message, &failure.hint)
-        };
-        match self.0.iter_mut().find(same) {
-            Some((all, _)) => all.push(of),
-            None => self.0.push((vec![of], failure)),
-        }
-    }
-
-    /// The first failure, which names all. A request to stop comes before others.
-    fn into_result(mut self) -> Result<()> {
-        self.0.sort_by_key(|(_, failure)| failure.class != Class::Stopped);
-        let line = |(of, failure): &(Vec<String>, Failure)| {
-            let hint = failure.hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
-            format!("{}: {}{hint}", of.join(", "), failure.message)
-        };
-        let lines: Vec<_> = self.0.iter().map(line).collect();
-        let names: Vec<_> = self.0.iter().flat_map(|(of, _)| of.clone()).collect();
-        let alone = self.0.len() == 1;
-        let Some((_, first)) = self.0.into_iter().next() else { return Ok(()) };
-        if !alone {
-            let message = format!("not all repaired: {}", names.join(", "));
-            let failure = Failure { message, ..first };
-            return Err(failure
-                .detail(lines.join("\n         "))
-                .hint("Act on each. Then repair again."));
-        }
-        let of_one_subscription =
-            |name: &String| name.starts_with("subscription ") && names.len() == 1;
-        let is_named = |name: &String| of_one_subscription(name) || first.message.contains(name);
-        if names.iter().all(is_named) {
-            return Err(first);
-        }
-        Err(Failure { message: format!("{}: {}", names.join(", "), first.message), ..first })
-    }
-}
-
-/// Repairs all subscriptions, then fails if tables could not be repaired or extra rows were left.
+/// Repairs all subscriptions, then fails if tables could not be repaired or differences were left.
 pub(crate) fn run(args: &RepairArgs) -> Result<()> {
     let shutdown = Shutdown::on_signals()?;
     let mut outcomes = Vec::new();
@@ -245,6 +221,14 @@ fn judge(outcomes: Vec<Outcome>) -> Result<()> {
     if !shared.is_empty() {
         hints.push(other_subscriptions::extra_rows_hint(&shared));
     }
+    let unrecorded = unrecorded(&outcomes);
+    if unrecorded.is_some() {
+        hints.push(
+            "pgapace verify counts the differences that are left, and records as many of each table as its \
+             --max-differences says; then repair again."
+                .to_owned(),
+        );
+    }
     let mut failures = Failures::default();
     // A table of --table belongs to one of the subscriptions.
     let read: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.unpublished.as_ref()).collect();
@@ -252,18 +236,28 @@ fn judge(outcomes: Vec<Outcome>) -> Result<()> {
     for table in unpublished.filter(|key| read.iter().all(|all| all.contains(key))) {
         failures.add(table.to_string(), not_published(table));
     }
-    for (of, failure) in outcomes.into_iter().flat_map(|outcome| outcome.failures.0) {
+    for (of, failure) in outcomes.into_iter().flat_map(|outcome| outcome.failures) {
         of.into_iter().for_each(|of| failures.add(of, failure.like()));
     }
-    failures.into_result()?;
-    if extra == 0 {
+    failures.into_result("repaired", "Then repair again.")?;
+    let extra = (extra > 0).then(|| format!("{extra} rows that only the subscriber has were left"));
+    let left: Vec<_> = extra.into_iter().chain(unrecorded).collect();
+    if left.is_empty() {
         return Ok(());
     }
-    Err(Failure::new(
-        Class::Different,
-        format!("{extra} rows that only the subscriber has were left"),
-    )
-    .hint(hints.join(" ")))
+    Err(Failure::new(Class::Different, left.join("; ")).hint(hints.join(" ")))
+}
+
+/// Names the differences that were counted and not recorded, if there are any.
+fn unrecorded(outcomes: &[Outcome]) -> Option<String> {
+    let tables = outcomes.iter().flat_map(|outcome| &outcome.tables);
+    let tables: Vec<_> = tables.filter(|table| table.unrecorded > 0).collect();
+    let count: u64 = tables.iter().map(|table| table.unrecorded).sum();
+    let names: Vec<_> = tables.iter().map(|table| table.name.to_string()).collect();
+    (count > 0).then(|| {
+        let names = output::some(&names);
+        format!("{count} differences were counted and not recorded, so not repaired, in {names}")
+    })
 }
 
 fn one(
@@ -286,8 +280,14 @@ fn one(
     })?;
     let site =
         Site { args, config, shutdown, row: &row, publisher: &publisher, subscriber: &subscriber };
-    site.repair(&mut control, wanted, outcome)?;
-    interruptible(shutdown, &sessions, DOING, || outcome.find_owners_of_extra(&mut control))?;
+    site.repair(&mut control, wanted.clone(), outcome)?;
+    interruptible(shutdown, &sessions, DOING, || {
+        outcome.find_owners_of_extra(&mut control)?;
+        let mut unrecorded = differences::unrecorded(&mut control, row.id)?;
+        unrecorded.retain(|(table, _)| wanted.is_empty() || wanted.contains(table));
+        outcome.add_unrecorded(unrecorded);
+        Ok(())
+    })?;
     never_compared.map_or(Ok(()), Err)
 }
 
@@ -499,13 +499,17 @@ impl Site<'_> {
 }
 
 fn print(outcome: &Outcome) {
-    for TableReport { name, repaired, error, .. } in &outcome.tables {
+    for TableReport { name, repaired, unrecorded, error, .. } in &outcome.tables {
         let Repaired { inserted, updated, deleted, gone, extra } = repaired;
         let would = if outcome.dry_run { "-- would be: " } else { "" };
+        let unrecorded = match unrecorded {
+            0 => String::new(),
+            count => format!(", {count} not recorded"),
+        };
         let failed = if error.is_some() { ", not all repaired" } else { "" };
         output::line(&format!(
             "{would}{name}: {inserted} inserted, {updated} updated, {deleted} deleted, \
-             {extra} extra left, {gone} differ no more{failed}"
+             {extra} extra left, {gone} differ no more{unrecorded}{failed}"
         ));
     }
 }

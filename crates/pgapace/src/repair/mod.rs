@@ -3,8 +3,8 @@
 //! A row is never written as it was when the difference was found. Each batch has a barrier of its own
 //! ([`crate::barrier`]), at an LSN L2, that holds the stream. Meanwhile the subscriber shows the state of the
 //! publisher at L2, but for the differences. The rows of the batch are read from both servers again. What
-//! still differs is written in one transaction, which also removes the batch from `pgapace.difference` and
-//! lets the stream go on when it commits. So no change slips between the read and the write, and a batch is
+//! still differs is written in one transaction, which also removes the batch from `pgapace.difference` and from
+//! the counts of its verification, and lets the stream go on when it commits. So no change slips between the read and the write, and a batch is
 //! either repaired or untouched, whatever fails.
 //!
 //! That commit waits for no synchronous standby, because the stream would wait too. When the stream goes on, another
@@ -35,6 +35,7 @@ use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, parse_name_array};
 use crate::subscriber::session::{self, Purpose, Subscriber};
 use crate::subscriber::state::verification::VerificationNumber;
+use crate::subscriber::state::verification::differences::settle_sql;
 use crate::subscriber::state::{SubscriptionId, ownership, progress};
 use crate::subscriber::writer_tag::{TagRules, Writer, WriterTag};
 use crate::verify::plan::TablePlan;
@@ -258,11 +259,7 @@ impl Repairer<'_> {
         let repaired = found.write(ours, self.options.delete_extra, &writing)?;
         let ids: Vec<_> =
             found.settled(self.options.delete_extra).map(|id| id.to_string()).collect();
-        let sql = format!(
-            "DELETE FROM pgapace.difference WHERE id = ANY ('{{{}}}'::pg_catalog.int8[]); COMMIT",
-            ids.join(",")
-        );
-        ours.simple(&sql).map_err(|e| writing(&e))?;
+        ours.simple(&format!("{}; COMMIT", settle_sql(&ids))).map_err(|e| writing(&e))?;
         if let Some(tag) = tag {
             tag.release(ours);
         }

@@ -1,12 +1,13 @@
 //! The rows of `pgapace.difference`.
 
+use engine::table_name::TableName;
 use pgoutput::Lsn;
 use wire::Session;
 
 use super::TableOf;
 use crate::error::Result;
 use crate::subscriber::catalogue::{field, first_row};
-use crate::subscriber::state::{name_array, reading, writing};
+use crate::subscriber::state::{SubscriptionId, name_array, reading, writing};
 use crate::subscriber::statement::copy::put_escaped;
 
 /// A new difference of one table.
@@ -39,6 +40,54 @@ pub(crate) fn forget_chunk(session: &mut Session, table: TableOf<'_>, chunk: u64
     );
     session.simple(&sql).map_err(|e| writing(&e))?;
     Ok(())
+}
+
+/// SQL that forgets differences that are none any more, and takes them out of the counts of the verifications that found
+/// them. So one that was interrupted goes on with those that are left, and one whose differences are all gone has found
+/// the table equal.
+pub(crate) fn settle_sql(ids: &[String]) -> String {
+    format!(
+        "WITH settled AS (DELETE FROM pgapace.difference WHERE id = ANY ('{{{}}}'::pg_catalog.int8[]) \
+           RETURNING subscription, schema_name, table_name, verification, kind, copies), \
+         found AS (SELECT s.subscription, s.schema_name, s.table_name, s.verification, \
+             coalesce(pg_catalog.sum(s.copies) FILTER (WHERE s.kind = 'missing'), 0)::pg_catalog.int8 AS missing, \
+             coalesce(pg_catalog.sum(s.copies) FILTER (WHERE s.kind = 'extra'), 0)::pg_catalog.int8 AS extra, \
+             coalesce(pg_catalog.sum(s.copies) FILTER (WHERE s.kind = 'different'), 0)::pg_catalog.int8 AS different \
+           FROM settled s GROUP BY 1, 2, 3, 4) \
+         UPDATE pgapace.verification v SET missing = greatest(v.missing - f.missing, 0), \
+           extra = greatest(v.extra - f.extra, 0), different = greatest(v.different - f.different, 0), \
+           result = CASE WHEN v.missing <= f.missing AND v.extra <= f.extra AND v.different <= f.different \
+             AND v.result = 'different' THEN 'equal' ELSE v.result END \
+         FROM found f WHERE v.subscription = f.subscription AND v.schema_name = f.schema_name \
+           AND v.table_name = f.table_name AND v.verification = f.verification",
+        ids.join(",")
+    )
+}
+
+/// Differences of each table that its last complete verification, or an interrupted one, has counted and not recorded.
+pub(crate) fn unrecorded(
+    session: &mut Session,
+    id: SubscriptionId,
+) -> Result<Vec<(TableName, u64)>> {
+    let sql = format!(
+        "SELECT l.schema_name, l.table_name, pg_catalog.max(l.counted - l.recorded)::pg_catalog.int8 \
+         FROM (SELECT v.schema_name, v.table_name, v.missing + v.extra + v.different AS counted, \
+             (SELECT coalesce(pg_catalog.sum(d.copies), 0) FROM pgapace.difference d \
+                WHERE d.subscription = v.subscription AND d.schema_name = v.schema_name \
+                  AND d.table_name = v.table_name AND d.verification = v.verification) AS recorded \
+           FROM pgapace.verification v WHERE v.subscription = {id} \
+             AND (v.kind = 'verb_begun' OR v.result IS NOT NULL AND NOT EXISTS ( \
+               SELECT FROM pgapace.verification n WHERE n.subscription = v.subscription \
+                 AND n.schema_name = v.schema_name AND n.table_name = v.table_name AND n.result IS NOT NULL \
+                 AND (n.lsn, n.verification) > (v.lsn, v.verification)))) l \
+         WHERE l.counted > l.recorded GROUP BY 1, 2 ORDER BY 1, 2",
+        id = id.0
+    );
+    let rows = session.query(&sql, &[]).map_err(|e| reading(&e))?;
+    let table = |row: wire::Row<'_>| {
+        Ok((TableName { schema: field(&row, 0)?, name: field(&row, 1)? }, field(&row, 2)?))
+    };
+    rows.iter().map(table).collect()
 }
 
 /// How many differences of a table are recorded.
