@@ -98,7 +98,8 @@ impl Supervisor<'_> {
         let mut subscriber = Subscriber::new(config.subscriber.clone(), &config.name);
         let mut control = subscriber.connect_first()?;
         self.stage.connected();
-        let row = self.find_or_create_replay(&mut control, &replay.recording)?;
+        let row = self.find_or_create_replay(&mut control, replay)?;
+        // Another process may have created one meanwhile.
         check_alone(&mut control, &config.name, &head.tables)?;
         let publisher = Publisher::absent();
         let (owned, beat) =
@@ -125,14 +126,13 @@ impl Supervisor<'_> {
         self.lead(ready, opened, record)
     }
 
+    /// The subscription of the replay. All checks come before it is created, so that a refusal leaves nothing behind.
     fn find_or_create_replay(
         &self,
         control: &mut Session,
-        recording: &Recording,
+        replay: &Replay,
     ) -> Result<Subscription> {
-        let (config, head) = (Arc::clone(&self.config), &recording.head);
-        let version = schema::version(control)?;
-        schema::upgrade(control, version)?;
+        let (config, head) = (Arc::clone(&self.config), &replay.recording.head);
         let encoding = control.parameter("client_encoding").unwrap_or_default();
         if encoding != head.publisher.client_encoding {
             return Err(Failure::new(
@@ -143,9 +143,10 @@ impl Supervisor<'_> {
                 ),
             ));
         }
-        if let Some(row) = state::find(control, &config.name)? {
+        if let Some(row) = state::find_in_any(control, &config.name)? {
             return Ok(row);
         }
+        check_alone(control, &config.name, &head.tables)?;
         check_first_subscribers(
             control,
             (&config.name, &head.tables),
@@ -153,6 +154,9 @@ impl Supervisor<'_> {
             config.if_not_empty,
             &[],
         )?;
+        self.replay_format(control, replay)?;
+        let version = schema::version(control)?;
+        schema::upgrade(control, version)?;
         let created = state::create(
             control,
             &NewSubscription {

@@ -91,3 +91,37 @@ fn a_table_that_is_published_later_stops_the_replay() {
     replay(&case, &file, &[])
         .expect(20, &["table public.c was published after the recording had begun", "HINT"]);
 }
+
+#[test]
+fn a_replay_that_is_refused_leaves_no_subscription_behind() {
+    let case = Case::new(18, 18);
+    prepare(&case);
+    // In binary.
+    let reader = ["--subscriber", &case.tool.subscriber];
+    let recording = Recording::start(&case, "first", &reader);
+    case.publisher.sql("UPDATE a SET v = 1 WHERE id = 1");
+    let file = recording.end(&case);
+    case.subscriber.sql(
+        "CREATE SUBSCRIPTION native CONNECTION 'host=recording.invalid' PUBLICATION pub \
+         WITH (connect = false)",
+    );
+    must(case.subscriber.cluster.sql(
+        &case.subscriber.name,
+        "INSERT INTO pg_subscription_rel SELECT oid, 'public.b'::regclass, 'r', NULL \
+         FROM pg_subscription WHERE subname = 'native'",
+    ));
+    replay(&case, &file, &[]).expect(20, &["native subscription native"]);
+    case.subscriber.sql("ALTER SUBSCRIPTION native SET (slot_name = NONE)");
+    case.subscriber.sql("DROP SUBSCRIPTION native");
+    case.subscriber.sql("ALTER TABLE b RENAME TO c");
+    replay(&case, &file, &[]).expect(6, &["public.b"]);
+    case.subscriber.sql("ALTER TABLE c RENAME TO b; ALTER TABLE b ALTER d TYPE text");
+    replay(&case, &file, &[]).expect(20, &["cannot read the recording's binary values"]);
+    case.subscriber.sql("ALTER TABLE b ALTER d TYPE numeric USING d::numeric");
+    assert_eq!(case.subscriber.value("SELECT to_regnamespace('pgapace') IS NULL"), "t");
+
+    case.tool.finish("run", &["--until", "current", "--copy-data=false"]).expect(0, &[]);
+    replay(&case, &file, &[]).expect(20, &["of pgapace applies changes to"]);
+    let names = "SELECT string_agg(name, ' ') FROM pgapace.subscription";
+    assert_eq!(case.subscriber.value(names), case.tool.name);
+}
