@@ -1,8 +1,8 @@
 //! The file of a recording: blocks with checksums. See [`super`] for their order.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -178,8 +178,6 @@ fn check_new(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Opens the file of a recording that is not whole. A lock tells one that is being written from one that a killed
-/// process has left; the latter is overwritten.
 /// The name of a recording until it is complete.
 fn partial_path(path: &Path) -> PathBuf {
     let mut partial = path.as_os_str().to_owned();
@@ -187,11 +185,19 @@ fn partial_path(path: &Path) -> PathBuf {
     PathBuf::from(partial)
 }
 
+/// Opens the file of a recording that is not whole. A lock tells one that is being written from one that a killed
+/// process has left; the latter is overwritten.
 fn open_partial(partial: &Path) -> Result<File> {
-    // It has rows of the publisher, which others may not read.
     let file =
         OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(partial);
     let file = file.map_err(|e| unwritable(partial, &e))?;
+    let metadata = file.metadata().map_err(|e| unwritable(partial, &e))?;
+    if metadata.uid() != rustix::process::geteuid().as_raw() {
+        let message = format!("{} belongs to another user", partial.display());
+        return Err(
+            Failure::new(Class::Recording, message).hint("Remove it, or name another file.")
+        );
+    }
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
@@ -208,7 +214,12 @@ fn open_partial(partial: &Path) -> Result<File> {
         let exists = io::Error::from(io::ErrorKind::AlreadyExists);
         return Err(unwritable(partial, &exists).hint("Name another file."));
     }
-    file.set_len(0).map_err(|e| unwritable(partial, &e))?;
+    // It will have rows of the publisher, which others may not read. A device is not the recording's own.
+    let closed = match metadata.is_file() && metadata.mode() & 0o077 != 0 {
+        true => file.set_permissions(Permissions::from_mode(0o600)),
+        false => Ok(()),
+    };
+    closed.and_then(|()| file.set_len(0)).map_err(|e| unwritable(partial, &e))?;
     Ok(file)
 }
 

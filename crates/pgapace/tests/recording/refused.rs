@@ -1,5 +1,9 @@
 //! Files and clones that `replay` refuses, before anything is applied.
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::PathBuf;
+
 use super::{Recording, drop_replayed, prepare, replay};
 use crate::support::{Case, finish, must, pgapace};
 
@@ -124,4 +128,27 @@ fn a_replay_that_is_refused_leaves_no_subscription_behind() {
     replay(&case, &file, &[]).expect(20, &["of pgapace applies changes to"]);
     let names = "SELECT string_agg(name, ' ') FROM pgapace.subscription";
     assert_eq!(case.subscriber.value(names), case.tool.name);
+}
+
+/// It has rows of the publisher, whatever was there before.
+#[test]
+fn a_recording_is_readable_by_its_owner_only() {
+    let case = Case::new(18, 18);
+    prepare(&case);
+    let file = case.log_file("first.recording");
+    let partial = PathBuf::from(format!("{}.partial", file.display()));
+    let record = pgapace("record")
+        .arg(&file)
+        .args(["--publisher", &case.tool.publisher, "--publication", "pub"])
+        .args(["--until", "current"]);
+    must(fs::write(&partial, "left behind"));
+    // Only root can give a file away.
+    if chown(&partial, Some(1), None).is_ok() {
+        finish(&record).expect(20, &["belongs to another user", "name another file"]);
+        assert_eq!(must(fs::read_to_string(&partial)), "left behind");
+        must(chown(&partial, Some(0), None));
+    }
+    must(fs::set_permissions(&partial, Permissions::from_mode(0o666)));
+    finish(&record).expect(0, &[]);
+    assert_eq!(must(fs::metadata(&file)).permissions().mode() & 0o7777, 0o600);
 }
