@@ -23,6 +23,10 @@ impl Failures {
         self.add(format!("subscription {name}"), failure);
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The first failure, which names all. A request to stop comes before others. `done` is what was not done with
     /// all, and `again` the last step of the user.
     pub(super) fn into_result(mut self, done: &str, again: &str) -> Result<()> {

@@ -5,6 +5,7 @@ use clap::Args;
 use wire::Session;
 
 use crate::check::opposite;
+use crate::cli::failures::Failures;
 use crate::cli::table_name::split;
 use crate::cli::{Selection, output};
 use crate::config::{IfNotEmpty, Subscription as Config};
@@ -103,31 +104,41 @@ pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
 }
 
 /// Requests copies of published tables that are not yet part of the subscription, and of those that are blocked
-/// because they could not be copied.
+/// because they could not be copied. A subscription that fails keeps the others from nothing.
 pub(crate) fn refresh(args: &RefreshArgs) -> Result<()> {
-    for config in args.selection.subscriptions()? {
-        let mut site = open(&config)?;
-        let known = state::relations_by_name(&mut site.control, site.row.id)?;
-        let is_new = |table: &&PublishedTable| !known.contains_key(&table.name);
-        let new: Vec<_> = site.published.iter().filter(is_new).cloned().collect();
-        let is_blocked = |table: &&PublishedTable| {
-            known.get(&table.name).is_some_and(RelationState::is_tried_again)
-        };
-        let blocked: Vec<_> = site.published.iter().filter(is_blocked).cloned().collect();
-        if new.is_empty() && blocked.is_empty() {
-            output::line(&format!("{}: no new tables", config.name));
-            continue;
+    let subscriptions = args.selection.subscriptions()?;
+    let mut failures = Failures::default();
+    for config in &subscriptions {
+        if let Err(failure) = refresh_one(config) {
+            if subscriptions.len() > 1 {
+                output::line(&format!("{}: not refreshed: {}", config.name, failure.message));
+            }
+            failures.add_of_subscription(&config.name, failure);
         }
-        if !new.is_empty() {
-            check_takes_requests(&site.row)?;
-            let name = site.row.name.clone();
-            check_subscribers(&mut site.control, (&name, &new), true, config.if_not_empty)?;
-            copy_requests::request(&mut site.control, site.row.id, &new)?;
-            tell(&mut site, &new)?;
-        }
-        unblock(&mut site, &blocked, &known, config.if_not_empty)?;
     }
-    Ok(())
+    failures.into_result("refreshed", "Then refresh again.")
+}
+
+fn refresh_one(config: &Config) -> Result<()> {
+    let mut site = open(config)?;
+    let known = state::relations_by_name(&mut site.control, site.row.id)?;
+    let is_new = |table: &&PublishedTable| !known.contains_key(&table.name);
+    let new: Vec<_> = site.published.iter().filter(is_new).cloned().collect();
+    let is_blocked =
+        |table: &&PublishedTable| known.get(&table.name).is_some_and(RelationState::is_tried_again);
+    let blocked: Vec<_> = site.published.iter().filter(is_blocked).cloned().collect();
+    if new.is_empty() && blocked.is_empty() {
+        output::line(&format!("{}: no new tables", config.name));
+        return Ok(());
+    }
+    if !new.is_empty() {
+        check_takes_requests(&site.row)?;
+        let name = site.row.name.clone();
+        check_subscribers(&mut site.control, (&name, &new), true, config.if_not_empty)?;
+        copy_requests::request(&mut site.control, site.row.id, &new)?;
+        tell(&mut site, &new)?;
+    }
+    unblock(&mut site, &blocked, &known, config.if_not_empty)
 }
 
 /// Requests copies of the blocked tables whose obstacle is gone. An error names the others.

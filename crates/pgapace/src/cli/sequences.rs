@@ -7,6 +7,7 @@ use engine::sequence::Rules;
 use serde::Serialize;
 use wire::Session;
 
+use crate::cli::failures::Failures;
 use crate::cli::table_name::split;
 use crate::cli::time::{LONGEST, time};
 use crate::cli::{Selection, output};
@@ -82,33 +83,64 @@ struct Outcome {
     blocked: Vec<String>,
     #[serde(flatten)]
     report: Report,
+    /// Why its sequences were not, or not all, set.
+    error: Option<String>,
 }
 
-/// Sets all sequences that can be set, then fails if others could not.
+/// Sets all sequences that can be set, then fails if others could not. A subscription that fails keeps the others from
+/// nothing.
 pub(crate) fn run(args: &SequencesArgs) -> Result<()> {
     let shutdown = Shutdown::on_signals()?;
     let subscriptions = args.selection.subscriptions()?;
     check_excluded(args, &subscriptions, &shutdown)?;
-    let mut outcomes = Vec::new();
+    let (mut outcomes, mut failures) = (Vec::new(), Failures::default());
     for config in subscriptions {
-        outcomes.push(one(args, &config, &shutdown)?);
+        match one(args, &config, &shutdown) {
+            Ok(outcome) => outcomes.push(outcome),
+            Err(failure) => {
+                let stopped = failure.class == Class::Stopped;
+                outcomes.push(Outcome {
+                    subscription: config.name.clone(),
+                    lag: None,
+                    blocked: Vec::new(),
+                    report: Report::default(),
+                    error: Some(failure.message.clone()),
+                });
+                failures.add_of_subscription(&config.name, failure);
+                if stopped {
+                    break;
+                }
+            }
+        }
     }
     if args.json {
         output::json(&outcomes)?;
     } else {
-        outcomes.iter().for_each(|outcome| print(outcome, args.dry_run));
+        let shown = |one: &&Outcome| one.error.is_none() || outcomes.len() > 1;
+        outcomes.iter().filter(shown).for_each(|outcome| print(outcome, args.dry_run));
     }
-    let reports = outcomes.iter().flat_map(|outcome| &outcome.report.sequences);
-    let failed: Vec<_> =
-        reports.filter(|one| one.failed()).filter_map(|one| one.reason()).collect();
-    if failed.is_empty() {
-        return Ok(());
+    judge(&outcomes, failures)
+}
+
+fn judge(outcomes: &[Outcome], mut failures: Failures) -> Result<()> {
+    let mut reasons = Vec::new();
+    for outcome in outcomes {
+        let failed = outcome.report.sequences.iter().filter(|one| one.failed());
+        reasons.extend(failed.filter_map(|one| Some((&outcome.subscription, one.reason()?))));
     }
-    Err(Failure::new(
-        Class::Mismatch,
-        format!("sequences that could not be set: {}", failed.join("; ")),
-    )
-    .hint("Exclude those that are not needed: --exclude SEQUENCE."))
+    if !reasons.is_empty() {
+        let texts: Vec<_> = reasons.iter().map(|(_, reason)| reason.as_str()).collect();
+        let message = format!("sequences that could not be set: {}", texts.join("; "));
+        let failure = Failure::new(Class::Mismatch, message)
+            .hint("Exclude those that are not needed: --exclude SEQUENCE.");
+        if failures.is_empty() {
+            return Err(failure);
+        }
+        for (subscription, _) in reasons {
+            failures.add_of_subscription(subscription, failure.like());
+        }
+    }
+    failures.into_result("set", "Then set them again; nothing happens to those that are set.")
 }
 
 /// Refuses names of `--exclude` for which no subscription has a sequence, before any is set: the one that was meant would
@@ -167,7 +199,7 @@ fn one(args: &SequencesArgs, config: &Config, shutdown: &Shutdown) -> Result<Out
     });
     let again = "Some sequences may be set. pgapace sequences sets the others.";
     let report = set.map_err(|failure| stopped(failure, again))?;
-    Ok(Outcome { subscription: config.name.clone(), lag, blocked, report })
+    Ok(Outcome { subscription: config.name.clone(), lag, blocked, report, error: None })
 }
 
 /// Says what a request to stop has left.
@@ -297,6 +329,10 @@ fn choose_tables(published: &mut Vec<PublishedTable>, names: &[String]) -> Resul
 
 fn print(outcome: &Outcome, dry_run: bool) {
     let report = &outcome.report;
+    if let Some(error) = &outcome.error {
+        output::line(&format!("{}: not set: {error}", outcome.subscription));
+        return;
+    }
     let set = report.count(|state| matches!(state, SequenceState::Set { .. }));
     let same = report.count(|state| matches!(state, SequenceState::Unchanged { .. }));
     let left = report.sequences.len() - set - same;

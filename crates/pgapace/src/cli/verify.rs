@@ -9,6 +9,7 @@ use serde::Serialize;
 use wire::Session;
 
 use crate::barrier::taker::{BarrierManner, BarrierTaker};
+use crate::cli::failures::Failures;
 use crate::cli::opened::Opened;
 use crate::cli::table_name::{split, split_column};
 use crate::cli::time::{LONGEST, time};
@@ -119,28 +120,60 @@ struct Outcome {
     subscription: String,
     scope: String,
     tables: Vec<TableReport>,
+    /// Why its tables were not, or not all, compared.
+    error: Option<String>,
 }
 
 impl Outcome {
     fn differences(&self) -> u64 {
         self.tables.iter().map(|table| table.counts.differences()).sum()
     }
+
+    /// Whether rows differ, or columns could not be compared.
+    fn has_findings(&self) -> bool {
+        let mut tables = self.tables.iter();
+        self.differences() > 0 || tables.any(|table| !table.not_comparable.is_empty())
+    }
 }
 
-/// Verifies all subscriptions, then fails if anything differs.
+/// Verifies all subscriptions, then fails if anything differs. A subscription that fails keeps the others from nothing.
 pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     let scope = scope(args)?;
     let shutdown = Shutdown::on_signals()?;
-    let mut outcomes = Vec::new();
+    let (mut outcomes, mut failures) = (Vec::new(), Failures::default());
     for config in args.selection.subscriptions()? {
-        outcomes.push(one(args, &config, &scope, &shutdown)?);
+        match one(args, &config, &scope, &shutdown) {
+            Ok(outcome) => outcomes.push(outcome),
+            Err(failure) => {
+                let stopped = failure.class == Class::Stopped;
+                outcomes.push(Outcome {
+                    subscription: config.name.clone(),
+                    scope: scope.text(),
+                    tables: Vec::new(),
+                    error: Some(failure.message.clone()),
+                });
+                failures.add_of_subscription(&config.name, failure);
+                if stopped {
+                    break;
+                }
+            }
+        }
     }
     if args.json {
         output::json(&outcomes)?;
     } else {
-        outcomes.iter().for_each(print);
+        let shown = |one: &&Outcome| one.error.is_none() || outcomes.len() > 1;
+        outcomes.iter().filter(shown).for_each(print);
     }
-    judge(&outcomes)
+    let judged = judge(&outcomes);
+    if failures.is_empty() {
+        return judged;
+    }
+    if let Err(failure) = judged {
+        let compared = outcomes.iter().filter(|outcome| outcome.has_findings());
+        compared.for_each(|one| failures.add_of_subscription(&one.subscription, failure.like()));
+    }
+    failures.into_result("compared and equal", "Then verify again.")
 }
 
 fn judge(outcomes: &[Outcome]) -> Result<()> {
@@ -265,7 +298,12 @@ fn one(args: &VerifyArgs, config: &Config, scope: &Scope, shutdown: &Shutdown) -
     let reports = plans.iter().zip(counts).map(|(plan, counts)| report(plan, counts));
     let mut reports: Vec<_> = reports.collect();
     find_owners_of_extra(&subscriber, config, &mut reports, shutdown)?;
-    Ok(Outcome { subscription: config.name.clone(), scope: scope.text(), tables: reports })
+    Ok(Outcome {
+        subscription: config.name.clone(),
+        scope: scope.text(),
+        tables: reports,
+        error: None,
+    })
 }
 
 /// An error about a value (SQLSTATE class 22) is of the condition of `--where`, or of a column.
@@ -373,7 +411,11 @@ fn report(plan: &TablePlan, counts: Counts) -> TableReport {
 }
 
 fn print(outcome: &Outcome) {
-    let Outcome { subscription, scope, tables } = outcome;
+    let Outcome { subscription, scope, tables, error } = outcome;
+    if let Some(error) = error {
+        output::line(&format!("{subscription}: not compared: {error}"));
+        return;
+    }
     let count = match tables.len() {
         1 => "1 table".to_owned(),
         count => format!("{count} tables"),
@@ -420,7 +462,7 @@ mod tests {
             shared_with: None,
         };
         let (subscription, scope) = (subscription.to_owned(), "all rows".to_owned());
-        Outcome { subscription, scope, tables: vec![table] }
+        Outcome { subscription, scope, tables: vec![table], error: None }
     }
 
     fn said(outcomes: &[Outcome]) -> String {

@@ -13,6 +13,7 @@ mod same_database;
 mod sequences;
 mod sequences_behind;
 mod services;
+mod several;
 pub(crate) mod signals;
 mod status;
 
