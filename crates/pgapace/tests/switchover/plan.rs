@@ -57,6 +57,10 @@ fn a_plan_names_what_is_missing() {
     let planned = switchover(&case.tool, &["--plan", "--verified-within", "1h"]);
     planned.expect(3, &["not found equal within --verified-within: public.orders: pgapace verify"]);
     switchover(&case.tool, &[]).expect(2, &[]);
+    // A variable that is not set: nothing would stop writes.
+    for (flag, command) in [("--stop-writes", ""), ("--resume-writes", " "), ("--open", "")] {
+        switchover(&case.tool, &["--go", flag, command]).expect(2, &[flag, "the command is empty"]);
+    }
     for database in [&case.publisher, &case.subscriber] {
         database.sql(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
     }

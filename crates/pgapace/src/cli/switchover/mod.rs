@@ -65,15 +65,15 @@ pub(crate) struct SwitchoverArgs {
     lag_timeout: Duration,
 
     /// Shell command that stops writes, instead of a read-only database and the end of its sessions
-    #[arg(long, value_name = "COMMAND")]
+    #[arg(long, value_name = "COMMAND", value_parser = command)]
     stop_writes: Option<String>,
 
     /// Shell command that undoes --stop-writes
-    #[arg(long, value_name = "COMMAND")]
+    #[arg(long, value_name = "COMMAND", value_parser = command)]
     resume_writes: Option<String>,
 
     /// Shell command that leads applications to the new side. It may be run again
-    #[arg(long, value_name = "COMMAND")]
+    #[arg(long, value_name = "COMMAND", value_parser = command)]
     open: Option<String>,
 
     /// Compare this table while writes are stopped, and undo everything if rows differ; repeat it
@@ -109,6 +109,14 @@ pub(crate) struct SwitchoverArgs {
     /// Switch over without a way back
     #[arg(long, conflicts_with_all = ["back_name", "back_publication"])]
     no_back: bool,
+}
+
+/// A shell command. An unset variable of a script gives none, which would do nothing and succeed.
+fn command(text: &str) -> std::result::Result<String, String> {
+    match text.trim().is_empty() {
+        true => Err("the command is empty".to_owned()),
+        false => Ok(text.to_owned()),
+    }
 }
 
 fn age(text: &str) -> std::result::Result<Duration, String> {
