@@ -9,6 +9,10 @@
 //! subscription leads to our publisher, which has all that we apply. Where the setting has other names too, the flush
 //! waits, because those may be standbys that are to have everything before it is acknowledged.
 //!
+//! The subscription must have recorded that it reads from our subscriber. Its slot alone does not tell: in a cascade with
+//! one name for each hop, the subscriber's standby has the name of the publisher's subscription. What is not known to be
+//! opposite is awaited.
+//!
 //! The watch reads from the publisher which subscriptions lead there ([`OppositeStandbys::look`]). When a flush waits, the
 //! relief session compares them with the setting ([`OppositeStandbys::release`]).
 
@@ -19,6 +23,7 @@ use wire::Session;
 
 use crate::error::{Failure, Result};
 use crate::login_role::as_login_role;
+use crate::publisher::recorded::RecordedPublisher;
 use crate::standby_names::listed;
 use crate::subscriber::catalogue::field;
 use crate::subscriber::state::privileges;
@@ -28,6 +33,7 @@ use crate::subscriber::state::privileges;
 struct Opposite {
     name: String,
     slot: String,
+    reads_from: RecordedPublisher,
 }
 
 /// The subscriptions in the opposite direction that a run has found. Its threads share them.
@@ -102,6 +108,9 @@ impl OppositeStandbys {
     /// `synchronous_standby_names` of the subscriber, and the names in it by which opposite subscriptions are meant: those
     /// of their sessions, which are those of the subscriptions unless a connection string says otherwise.
     fn standbys(&self, subscriber: &mut Session) -> Result<(String, Vec<String>)> {
+        let own = RecordedPublisher::of(subscriber, |e| {
+            Failure::subscriber(e, "reading the identity of the database")
+        })?;
         let results = subscriber
             .simple(
                 "SELECT pg_catalog.current_setting('synchronous_standby_names'), s.slot_name, \
@@ -115,7 +124,10 @@ impl OppositeStandbys {
         let (mut setting, mut names) = (String::new(), Vec::new());
         for row in results.iter().flatten() {
             setting = field(&row, 0)?;
-            let of_slot = known.iter().filter(|opposite| row.get(1) == Some(&opposite.slot));
+            let reads_slot = |opposite: &&Opposite| {
+                row.get(1) == Some(&opposite.slot) && opposite.reads_from.is(&own) == Some(true)
+            };
+            let of_slot = known.iter().filter(reads_slot);
             names.extend(of_slot.map(|opposite| row.get(2).unwrap_or(&opposite.name).to_owned()));
         }
         Ok((setting, names))
@@ -137,12 +149,20 @@ fn read(publisher: &mut Session) -> Result<Vec<Opposite>> {
         return Ok(Vec::new());
     }
     let results = publisher
-        .simple(
-            "SELECT s.name, s.slot_name FROM pgapace.subscription s \
+        .simple(&format!(
+            "SELECT s.name, s.slot_name, {} FROM pgapace.subscription s \
              WHERE NOT EXISTS (SELECT FROM pgapace.switchover w \
                WHERE w.subscription = s.id AND w.step IN ('ended', 'opened'))",
-        )
+            RecordedPublisher::COLUMNS
+        ))
         .map_err(|e| failed(&e))?;
     let rows = results.iter().flatten();
-    rows.map(|row| Ok(Opposite { name: field(&row, 0)?, slot: field(&row, 1)? })).collect()
+    let opposite = |row: wire::Row<'_>| {
+        Ok(Opposite {
+            name: field(&row, 0)?,
+            slot: field(&row, 1)?,
+            reads_from: RecordedPublisher::read(&row, 2)?,
+        })
+    };
+    rows.map(opposite).collect()
 }

@@ -1,7 +1,8 @@
 //! A subscription in the opposite direction: without origin = none on both sides, changes echo.
 //!
 //! It is recognized by its slot: a subscription on the publisher names a logical slot that exists in the
-//! subscriber's database. The connection strings of subscriptions are not readable for every role.
+//! subscriber's database. The connection strings of subscriptions are not readable for every role. One of pgapace that has
+//! recorded another publisher is none: its slot has the same name by chance, as in a cascade with one name for each hop.
 
 use std::collections::HashSet;
 
@@ -13,6 +14,7 @@ use crate::check::{failed, one};
 use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::publication::PublishedTable;
+use crate::publisher::recorded::RecordedPublisher;
 use crate::standby_names;
 use crate::subscriber::catalogue::{boolean, field, parse_name_array};
 use crate::subscriber::state::privileges;
@@ -28,6 +30,8 @@ struct Opposite {
     ended: bool,
     /// The tables that it changes, as `schema.table`.
     tables: Vec<String>,
+    /// Where it reads from, as far as that is recorded.
+    reads_from: RecordedPublisher,
 }
 
 pub(super) fn check(
@@ -140,7 +144,8 @@ pub(crate) fn first(publisher: &mut Session, subscriber: &mut Session) -> Result
     Ok(facing(publisher, subscriber)?.into_iter().next().map(|opposite| opposite.name))
 }
 
-/// The subscriptions of the publisher's database whose slot is in the subscriber's.
+/// The subscriptions of the publisher's database whose slot is in the subscriber's. Only one that is known to read from
+/// another database is left out.
 fn facing(publisher: &mut Session, subscriber: &mut Session) -> Result<Vec<Opposite>> {
     let slots = subscriber
         .query(
@@ -154,7 +159,12 @@ fn facing(publisher: &mut Session, subscriber: &mut Session) -> Result<Vec<Oppos
         return Ok(Vec::new());
     }
     let mut found = read(publisher)?;
-    found.retain(|opposite| slots.contains(&opposite.slot));
+    let own = RecordedPublisher::of(subscriber, |e| {
+        failed(Side::Subscriber, e, "reading the identity of the database")
+    })?;
+    found.retain(|opposite| {
+        slots.contains(&opposite.slot) && opposite.reads_from.is(&own) != Some(false)
+    });
     Ok(found)
 }
 
@@ -192,7 +202,7 @@ fn read(publisher: &mut Session) -> Result<Vec<Opposite>> {
         "SELECT s.subname, s.subslotname, {origin}, false, false, \
            coalesce((SELECT pg_catalog.array_agg(n.nspname || '.' || c.relname) \
              FROM pg_catalog.pg_subscription_rel r JOIN pg_catalog.pg_class c ON c.oid = r.srrelid \
-             JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE r.srsubid = s.oid), '{{}}') \
+             JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE r.srsubid = s.oid), '{{}}'), NULL, NULL \
          FROM pg_catalog.pg_subscription s JOIN pg_catalog.pg_database d ON d.oid = s.subdbid \
          WHERE d.datname = pg_catalog.current_database() AND s.subslotname IS NOT NULL"
     );
@@ -200,15 +210,18 @@ fn read(publisher: &mut Session) -> Result<Vec<Opposite>> {
     let readable = publisher
         .simple(&privileges::readable_sql(&tables, "has_any_column_privilege"))
         .map_err(|e| reading(&e))?;
-    let ours = "SELECT s.name, s.slot_name, coalesce(s.sent_as LIKE '%origin none', false), true, \
+    let ours = format!(
+        "SELECT s.name, s.slot_name, coalesce(s.sent_as LIKE '%origin none', false), true, \
            EXISTS (SELECT FROM pgapace.switchover w \
              WHERE w.subscription = s.id AND w.step IN ('ended', 'opened')), \
            coalesce((SELECT pg_catalog.array_agg(r.schema_name || '.' || r.table_name) \
-             FROM pgapace.relation r WHERE r.subscription = s.id), '{}') \
-         FROM pgapace.subscription s";
+             FROM pgapace.relation r WHERE r.subscription = s.id), '{{}}'), {} \
+         FROM pgapace.subscription s",
+        RecordedPublisher::COLUMNS
+    );
     let mut found = Vec::new();
     for sql in std::iter::once(native.as_str())
-        .chain((readable.iter().flatten().count() > 0).then_some(ours))
+        .chain((readable.iter().flatten().count() > 0).then_some(ours.as_str()))
     {
         for row in publisher.simple(sql).map_err(|e| reading(&e))?.iter().flatten() {
             found.push(Opposite {
@@ -218,6 +231,7 @@ fn read(publisher: &mut Session) -> Result<Vec<Opposite>> {
                 by_pgapace: boolean(&row, 3)?,
                 ended: boolean(&row, 4)?,
                 tables: parse_name_array(&field::<String>(&row, 5)?)?,
+                reads_from: RecordedPublisher::read(&row, 6)?,
             });
         }
     }
@@ -227,6 +241,7 @@ fn read(publisher: &mut Session) -> Result<Vec<Opposite>> {
 #[cfg(test)]
 mod tests {
     use super::{Opposite, echo};
+    use crate::publisher::recorded::RecordedPublisher;
 
     fn opposite(origin_none: bool) -> Opposite {
         Opposite {
@@ -236,6 +251,7 @@ mod tests {
             by_pgapace: false,
             ended: false,
             tables: Vec::new(),
+            reads_from: RecordedPublisher::default(),
         }
     }
 

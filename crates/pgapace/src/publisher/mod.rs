@@ -10,6 +10,7 @@ pub(crate) mod memory;
 pub(crate) mod publication;
 pub(crate) mod reader;
 pub(crate) mod receiver;
+pub(crate) mod recorded;
 pub(crate) mod recreated;
 pub(crate) mod session;
 pub(crate) mod slot;

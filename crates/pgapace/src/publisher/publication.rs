@@ -18,7 +18,8 @@ use crate::sqlstate;
 use crate::subscriber::catalogue::{field, first_row};
 use crate::table_name::{TableNameFields, sql_name};
 pub(crate) use existence::{check_exist, check_exist_and, missing, missing_failure};
-use queries::{DATABASE, RowFilters, literals};
+pub(crate) use queries::DATABASE;
+use queries::{RowFilters, literals};
 
 /// A published table, under the name with which the stream sends its changes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

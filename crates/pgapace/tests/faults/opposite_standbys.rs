@@ -2,7 +2,7 @@
 
 use testbed::compare::TableName;
 use testbed::program::Process;
-use testbed::{Result, wait_until};
+use testbed::{Cluster, Result, servers, wait_until};
 
 use crate::support::{
     DB, NAME, PATIENCE, Site, Tool, expect_exit, wait_for_event, wait_while_running,
@@ -97,4 +97,36 @@ fn a_flush_waits_for_another_standby_beside_the_opposite_subscription() -> Resul
     assert!(!checked.contains("may wait for each other"), "{checked}");
     both.write(2)?;
     both.stop()
+}
+
+/// A cascade with one name for each hop: the slot of the next hop has the name of a subscription of the publisher.
+#[test]
+fn a_flush_waits_for_a_standby_that_has_the_name_of_a_subscription_of_the_publisher() -> Result<()>
+{
+    let mut site = Site::start(&[], &[])?;
+    let ddl = "CREATE TABLE t (id int PRIMARY KEY, v text)";
+    site.publish_tables(ddl)?;
+    let first = Cluster::builder(&servers::find_or_fetch(18)?).name("first").start()?;
+    first.sql(DB, &format!("{ddl}; CREATE PUBLICATION pub FOR ALL TABLES"))?;
+    Tool::new(first.conninfo(DB), site.publisher.conninfo(DB), NAME).run_until_current();
+    let mut run = site.spawn_streaming(&site.program())?;
+    // The next hop is away.
+    let slot = format!("SELECT pg_create_logical_replication_slot('{NAME}', 'pgoutput')");
+    site.subscriber.sql(DB, &slot)?;
+    site.subscriber.set("synchronous_standby_names", NAME)?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (1, 'x')")?;
+    let end = site.publisher_lsn()?;
+    wait_for_event(&mut run, "synchronous_standby_wait", PATIENCE)?;
+    assert_eq!(run.events("opposite_standby_passed"), 0, "{}", run.log());
+    let flushed = format!(
+        "SELECT confirmed_flush_lsn >= '{end}' FROM pg_replication_slots WHERE slot_name = '{NAME}'"
+    );
+    assert_eq!(site.publisher.query_one_text(DB, &flushed)?, "f");
+    let checked = site.tool().finish("check", &[]).stdout;
+    assert!(!checked.contains("opposite direction"), "{checked}");
+    site.subscriber.set("synchronous_standby_names", "")?;
+    site.wait_until_applied(&mut run)?;
+    run.terminate()?;
+    expect_exit(&mut run, 0, &[])?;
+    site.expect_equal(&[TableName::from("t")])
 }

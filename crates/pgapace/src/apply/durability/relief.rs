@@ -42,12 +42,12 @@ impl Relief {
         sender: &Sender<FromDurability>,
         ended: &Receiver<()>,
     ) {
-        let (mut session, mut told, mut is_silent) = (None, false, false);
+        let (mut session, mut told, mut is_silent) = (None, None, false);
         while ended.recv_timeout(WATCH) == Err(RecvTimeoutError::Timeout) {
             if !self.pulse.is_silent_for(self.patience())
                 && !self.leader.is_silent_for(LEADER_WAITS)
             {
-                (session, told, is_silent) = (None, false, false);
+                (session, told, is_silent) = (None, None, false);
                 continue;
             }
             let open = match self.open(&mut session, &mut told) {
@@ -89,11 +89,11 @@ impl Relief {
     }
 
     /// The session. It ends a wait for a subscription in the opposite direction, and logs once what else the durability
-    /// session waits for.
+    /// session waits for. A subscription that is new in the opposite direction may be found later.
     fn open<'s>(
         &self,
         session: &'s mut Option<Session>,
-        told: &mut bool,
+        told: &mut Option<AwaitedStandbys>,
     ) -> Result<&'s mut Session> {
         let session = match session {
             Some(session) => session,
@@ -112,23 +112,27 @@ impl Relief {
                     "flushes no longer wait for the subscriber's synchronous standby, which is the subscription in the \
                      opposite direction"
                 );
-            } else if !*told && self.pulse.is_silent_for(standby_wait::TELL_AFTER) {
-                *told = true;
-                self.tell_of_wait(awaited);
+            } else if self.pulse.is_silent_for(standby_wait::TELL_AFTER) {
+                self.tell_of_wait(told, awaited);
             }
         }
         Ok(session)
     }
 
-    fn tell_of_wait(&self, awaited: AwaitedStandbys) {
-        standby_wait::tell(&self.subscription, "durability session", self.relieved);
-        if awaited == AwaitedStandbys::Mixed {
+    fn tell_of_wait(&self, told: &mut Option<AwaitedStandbys>, awaited: AwaitedStandbys) {
+        if told.is_none() {
+            standby_wait::tell(&self.subscription, "durability session", self.relieved);
+        }
+        if awaited == AwaitedStandbys::Mixed && *told != Some(AwaitedStandbys::Mixed) {
             tracing::warn!(
                 event = "opposite_standby_awaited",
                 subscription = self.subscription,
                 "synchronous_standby_names of the subscriber names the subscription in the opposite direction beside \
                  others; if the publisher's names this one, commits of both may wait for each other"
             );
+        }
+        if *told != Some(AwaitedStandbys::Mixed) {
+            *told = Some(awaited);
         }
     }
 }

@@ -28,7 +28,7 @@ impl RowFilters {
 }
 
 /// SQL expression for the OID of the publisher's database.
-pub(super) const DATABASE: &str = "(SELECT d.oid FROM pg_catalog.pg_database d \
+pub(crate) const DATABASE: &str = "(SELECT d.oid FROM pg_catalog.pg_database d \
      WHERE d.datname = pg_catalog.current_database())";
 
 /// SQL for [`super::PublishedTable::full_by_name`] of table `c`. `pg_partition_tree` would lock the partitions.
