@@ -60,7 +60,8 @@ JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pgapace.relation r ON r.schema_name = n.nspname AND r.table_name = c.relname
 JOIN pgapace.subscription s ON s.id = r.subscription AND s.name <> $1
 WHERE pg_catalog.strpos(coalesce(r.published_by, ''), 'unpublished ') = 0
-  AND NOT EXISTS (SELECT FROM pgapace.switchover w WHERE w.subscription = s.id AND w.step = 'ended')";
+  AND NOT EXISTS (SELECT FROM pgapace.switchover w WHERE w.subscription = s.id
+    AND w.step IN ('ended', 'opened'))";
 
 /// Used in place of [`OURS`] where the role may not read that. It names the parameter, because the server cannot find the type of an unused one.
 const NONE_OF_OURS: &str = "\

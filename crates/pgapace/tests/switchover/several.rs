@@ -5,8 +5,8 @@ use testbed::wait_until;
 
 use super::failures::{Held, when_free};
 use super::kills::STEP;
-use super::{LATE, Slots, switchover, two_way_case, value};
-use crate::support::{Case, PATIENCE, Tool, must, wait_for_event};
+use super::{DDL, LATE, Slots, switchover, two_way_case, value};
+use crate::support::{Case, PATIENCE, Tool, expect_exit, must, wait_for_event};
 
 const READ_ONLY: &str = "SELECT current_setting('default_transaction_read_only')";
 
@@ -90,4 +90,26 @@ fn a_switchover_that_is_not_finished_keeps_other_subscriptions_from_moving() {
         case.stop(process);
     }
     case.drop_slots_of_its_subscriptions();
+}
+
+/// What was switched over changes no tables any more, also without a way back: a subscription to another database may
+/// empty them.
+#[test]
+fn tables_of_a_subscription_that_was_switched_over_are_free() {
+    let case = two_way_case(18, 18);
+    let _slots = Slots(&case);
+    let mut process = case.start();
+    switchover(&case.tool, &["--go", "--no-back"]).expect(0, &[]);
+    must(expect_exit(&mut process, 13, &["was switched over at"]));
+    case.subscriber.sql("INSERT INTO orders (client, n) VALUES (1, 1)");
+    let (old, third) = (case.publisher.cluster, format!("{}_third", case.publisher.name));
+    must(old.sql("postgres", &format!("CREATE DATABASE {third}")));
+    must(old.sql(&third, &format!("{DDL}; CREATE PUBLICATION pub FOR TABLE orders")));
+    let (publisher, name) = (old.conninfo(&third), format!("{}_third", case.tool.name));
+    let follower = Tool { publisher, name, ..case.tool.clone() };
+    let rebase = ["--until", "current", "--if-not-empty", "rebase"];
+    follower.finish("run", &rebase).expect(0, &[]);
+    assert_eq!(case.subscriber.value("SELECT count(*) FROM orders"), "0");
+    follower.finish("drop", &[]).expect(0, &[]);
+    must(old.sql("postgres", &format!("DROP DATABASE {third}")));
 }
