@@ -11,7 +11,8 @@ use super::carried::left_out;
 use super::lost::ReadOnly;
 use super::procedure::{Request, Sides};
 use super::publisher::{
-    database_setting, missing_on_publisher, missing_ownership, roles_that_write, staying_prepared,
+    database_setting, missing_on_publisher, missing_ownership, roles_that_write,
+    sessions_of_superusers, staying_prepared,
 };
 use super::record::{self, ended_generation};
 use super::roles;
@@ -87,6 +88,7 @@ fn find(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findings> {
     native_subscriptions(sides.source, &mut problems)?;
     if request.stop_writes.is_none() {
         problems.extend(roles_that_write(sides.source)?);
+        problems.extend(sessions_of_superusers(sides.source)?);
     }
     if !request.with_others {
         servers::other_subscriptions(sides, &mut problems)?;

@@ -157,6 +157,35 @@ pub(super) fn stop(
 /// Matches the query of a session that resolves a prepared transaction.
 const RESOLVES: &str = "^[[:space:]]*(commit|rollback)[[:space:]]+prepared[[:space:]]";
 
+/// Other sessions of clients in the database.
+const OTHER_SESSIONS: &str = "FROM pg_catalog.pg_stat_activity \
+    WHERE datname = pg_catalog.current_database() AND backend_type = 'client backend' \
+      AND pid <> pg_catalog.pg_backend_pid()";
+
+/// Whether this role may not end a session: only superusers end those of superusers (`pg_signal_backend` in `signalfuncs.c`).
+const NOT_ENDED_BY_US: &str = "EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.oid = usesysid AND r.rolsuper) \
+    AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname = current_user AND r.rolsuper)";
+
+/// Sessions of superusers that this role may not end, each with its next step.
+pub(super) fn sessions_of_superusers(source: &mut Session) -> Result<Vec<String>> {
+    let sql = format!(
+        "SELECT pid, pg_catalog.quote_ident(usename), application_name {OTHER_SESSIONS} AND {NOT_ENDED_BY_US} \
+         ORDER BY backend_start, pid"
+    );
+    let results = source.simple(&sql).map_err(|e| failed(&e, "looking for other sessions"))?;
+    let rows = results.first().into_iter().flat_map(wire::Rows::iter);
+    rows.map(|row| {
+        let (pid, role): (i32, String) = (field(&row, 0)?, field(&row, 1)?);
+        let name = row.get(2).filter(|name| !name.is_empty());
+        let named = name.map_or(String::new(), |name| format!(" ({name})"));
+        Ok(format!(
+            "session {pid}{named} of superuser {role} is connected to the publisher's database, and this role may not \
+             end it: as a superuser, SELECT pg_terminate_backend({pid}); or pass --stop-writes"
+        ))
+    })
+    .collect()
+}
+
 /// Ends all other sessions of the database, after its setting has changed: any of them may have the setting
 /// of before. It compares no times, because clocks are set back. Sessions that connect later have the setting.
 ///
@@ -166,10 +195,8 @@ const RESOLVES: &str = "^[[:space:]]*(commit|rollback)[[:space:]]+prepared[[:spa
 pub(super) fn end_sessions(source: &mut Session, deadline: Deadline<'_>) -> Result<()> {
     wait_for_connecting(source, deadline)?;
     let doing = "ending other sessions";
-    let others = "FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() \
-                  AND backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid()";
     // A process ID is used again. The start of its session is only looked at for being the same.
-    let list = format!("SELECT pid, backend_start {others}");
+    let list = format!("SELECT pid, backend_start {OTHER_SESSIONS}");
     let results = source.simple(&list).map_err(|e| failed(&e, doing))?;
     let mut found = Vec::new();
     for row in results.first().into_iter().flat_map(wire::Rows::iter) {
@@ -180,12 +207,32 @@ pub(super) fn end_sessions(source: &mut Session, deadline: Deadline<'_>) -> Resu
         return Ok(());
     }
     wait_for_prepared(source, deadline)?;
+    refuse_sessions_of_superusers(source, &found)?;
     let sql = format!(
         "SELECT CASE WHEN state IS DISTINCT FROM 'active' OR query IS NULL OR query !~* '{RESOLVES}' \
-           THEN pg_catalog.pg_terminate_backend(pid) END {others} AND (pid, backend_start) IN ({})",
+           THEN pg_catalog.pg_terminate_backend(pid) END {OTHER_SESSIONS} AND (pid, backend_start) IN ({})",
         found.join(", ")
     );
     until_none(source, &sql, doing, deadline)
+}
+
+/// Fails if one of these sessions, each with its start, is one that this role may not end.
+fn refuse_sessions_of_superusers(source: &mut Session, found: &[String]) -> Result<()> {
+    let sql = format!(
+        "SELECT pg_catalog.string_agg(pid::pg_catalog.text, ', ') {OTHER_SESSIONS} AND {NOT_ENDED_BY_US} \
+           AND (pid, backend_start) IN ({})",
+        found.join(", ")
+    );
+    let results = source.simple(&sql).map_err(|e| failed(&e, "looking for other sessions"))?;
+    let row = first_row(&results, "an aggregate")?;
+    let Some(pids) = row.get(0) else { return Ok(()) };
+    let message = format!(
+        "superusers have sessions in the publisher's database that this role may not end: {pids}"
+    );
+    Err(Failure::new(Class::Publisher, message).hint(
+        "End them as a superuser (pg_terminate_backend), connect as a superuser, or stop writes in another way \
+         (--stop-writes).",
+    ))
 }
 
 /// Waits for sessions that were connecting when the setting changed. They may have read the setting of before, and

@@ -4,8 +4,9 @@ use testbed::postgres::{Client, NoTls};
 use testbed::wait_until;
 
 use super::failures::{Held, breakable_case, when_free};
-use super::{Slots, switchover, two_way_case, value};
-use crate::support::{PATIENCE, Tool, must, one_or_all};
+use super::late::wait_for_lock;
+use super::{LATE, Slots, switchover, two_way_case, value};
+use crate::support::{Case, PATIENCE, Tool, expect_exit, must, one_or_all};
 
 /// `pg_stat_activity` hides what sessions of other roles are: they must be ended all the same.
 #[test]
@@ -26,14 +27,19 @@ fn sessions_of_other_roles_are_ended() {
         let lacks = format!("GRANT pg_read_all_stats, pg_signal_backend TO {mover};");
         switchover(&case.tool, &["--plan", "--no-back", "--ignore-roles"]).expect(3, &[&lacks]);
         case.publisher.sql(&lacks);
+        // As this test has one.
+        let named = ["of superuser postgres is connected", "SELECT pg_terminate_backend("];
+        switchover(&case.tool, &["--plan", "--no-back", "--ignore-roles"]).expect(3, &named);
+        let end = format!(
+            "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity \
+             WHERE datname = '{database}' AND usename = 'postgres'"
+        );
+        value(case.publisher.cluster, "postgres", &end);
         switchover(&case.tool, &["--plan", "--no-back", "--ignore-roles"]).expect(0, &[]);
         let mut client = must(Client::connect(&format!("{administrator} user={app}"), NoTls));
         must(client.batch_execute("BEGIN; INSERT INTO orders (client, n) VALUES (1, 1)"));
-        // The role may not end sessions of superusers, as this test has one.
-        let end = format!(
-            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
-             WHERE datname = '{database}' AND usename = 'postgres'"
-        );
+        a_superuser_connects_behind_the_checks(&case, &administrator);
+        must(client.batch_execute("SELECT 1"));
         value(case.publisher.cluster, "postgres", &end);
         switchover(&case.tool, &["--go", "--no-back", "--ignore-roles"]).expect(0, &[]);
         assert!(client.batch_execute("COMMIT").is_err(), "a client writes on the old side");
@@ -41,6 +47,20 @@ fn sessions_of_other_roles_are_ended() {
         assert_eq!(count(case.publisher.cluster), count(case.subscriber.cluster));
         must(process.kill9());
     }
+}
+
+/// The role may not end this session: the switchover is undone before it has ended any.
+fn a_superuser_connects_behind_the_checks(case: &Case, administrator: &str) {
+    let mut blocker = case.subscriber.connect();
+    must(blocker.batch_execute("BEGIN; LOCK TABLE pgapace.switchover IN SHARE MODE"));
+    let args = ["--go", "--no-back", "--ignore-roles", "--deadline", LATE];
+    let program = case.tool.program("switchover").args(args);
+    let mut verb = must(program.spawn_logged(case.log_file("superuser")));
+    wait_for_lock(case, &mut verb, "INSERT INTO pgapace.switchover%");
+    let _superuser = must(Client::connect(administrator, NoTls));
+    must(blocker.batch_execute("ROLLBACK"));
+    let said = ["superusers have sessions in the publisher's database", "Everything was undone"];
+    must(expect_exit(&mut verb, 4, &said));
 }
 
 /// The plan checks that the role may open the new side at the end, and names subscriptions that write on the old
