@@ -26,6 +26,8 @@ pub(crate) struct Identity {
     pub(crate) ordered: bool,
     /// Whether the database has Citus, and transactions need what [`crate::subscriber::citus`] says.
     pub(crate) citus: bool,
+    /// The `client_encoding` of the session.
+    pub(crate) encoding: &'static str,
     /// The oid of the subscriber database.
     pub(crate) database: u32,
     /// The backend of the control session, which owns the subscription.

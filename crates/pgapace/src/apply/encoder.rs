@@ -280,10 +280,10 @@ impl Encoder {
                     sure &= matches!(expected.back(), Some(Expected::Truncate { .. }));
                 }
                 Step::Segment(segment) => {
+                    let map = &tables.maps[segment.table];
                     self.ensure_all_settings(session, expected)?;
                     let table = number(segment.table)?;
                     let sought = &mut self.sought;
-                    let map = &tables.maps[segment.table];
                     let mut expect = |set: set::Expected<'_>| {
                         sure &= set.sure;
                         if set.misreads && copied.last() != Some(&segment.table) {
@@ -396,7 +396,6 @@ impl Encoder {
         };
         self.count(&change.0, Some(map));
         self.ensure_settings(session, Some(map), expected).map_err(ChangeError::Wire)?;
-        self.in_doubt.changes(map);
         let mut plan = std::mem::take(&mut self.plan);
         let result = match &change.0 {
             Message::Insert(insert) => {
@@ -445,6 +444,8 @@ impl Encoder {
     ) -> std::result::Result<(), ChangeError> {
         for (operation, expect) in steps.iter().copied() {
             let change = RowChange { operation, plan, new, search, counted: None };
+            self.ensure_encoding(session, expected).map_err(ChangeError::Wire)?;
+            self.in_doubt.changes(map);
             bind::queue_row(session, &mut self.statements, map, &change)
                 .map_err(ChangeError::Wire)?;
             expected.push_back(match operation {

@@ -12,7 +12,7 @@ use crate::pooler::{self, ConnectionStart, backend_sql};
 use crate::product;
 use crate::same_database::DatabaseIdentity;
 use crate::subscriber::catalogue::{boolean, field, first_row};
-use crate::subscriber::session::set_config;
+use crate::subscriber::session::{refuse_other_encoding, set_config};
 
 /// Oldest supported publisher: the first version with binary transfer, logical messages and
 /// streaming.
@@ -168,6 +168,7 @@ impl Publisher {
         })?;
         session.set_activity(&self.activity);
         let identity = prepare(&mut session, start, &settings)?;
+        refuse_other_encoding(pooler::Side::Publisher, &session, self.encoding)?;
         Ok((session, identity))
     }
 }

@@ -349,7 +349,8 @@ impl Subscriber {
         })?;
         session.set_activity(&self.activity);
         check_version(session.server_version())?;
-        let settings = settings(purpose, session.server_version().major(), self.citus);
+        let major = session.server_version().major();
+        let settings = settings(purpose, major, self.citus, self.encoding);
         let version = if purpose == Purpose::Control { schema::VERSION_SQL } else { "NULL" };
         let properties = match prepare(&mut session, start, &settings, version) {
             // All settings go in one message, which is one round trip. On a platform that does not
@@ -374,6 +375,7 @@ impl Subscriber {
                 }
             }
         })?;
+        refuse_other_encoding(pooler::Side::Subscriber, &session, self.encoding)?;
         Ok((session, properties))
     }
 }
@@ -468,8 +470,14 @@ enum Refusal {
     Statement(wire::Error),
 }
 
-/// The settings of a session; [`WATCH`] is last.
-fn settings(purpose: Purpose, major: u32, with_citus: bool) -> Vec<(&'static str, &'static str)> {
+/// The settings of a session; [`WATCH`] is last. The startup message has the encoding too, but an event trigger on
+/// `login` may have changed it.
+fn settings(
+    purpose: Purpose,
+    major: u32,
+    with_citus: bool,
+    encoding: &'static str,
+) -> Vec<(&'static str, &'static str)> {
     let role = purpose.writes().then_some(&REPLICA_ROLE);
     let own = [
         ("synchronous_commit", purpose.synchronous_commit()),
@@ -481,7 +489,9 @@ fn settings(purpose: Purpose, major: u32, with_citus: bool) -> Vec<(&'static str
     let citus = if with_citus { citus::SETTINGS } else { &[] };
     let patience = (purpose == Purpose::Verify).then_some(&NO_USER_TIMEOUT);
     let last = citus.iter().chain([&WATCH]);
+    let encoding = ("client_encoding", encoding);
     role.into_iter()
+        .chain([&encoding])
         .chain(SETTINGS)
         .chain(times)
         .chain(newer)
@@ -515,9 +525,10 @@ pub(crate) fn set_config((name, value): &(&str, &str)) -> String {
 pub(crate) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE";
 
 /// The settings that decide which rows a change writes or finds, how the values of text are read, and whether a commit is
-/// durable. A session that applies makes them again after user code: all settings would take three times as long.
-const DECIDING: [&str; 10] = [
+/// durable. A session that applies makes them again after user code: all settings would take twice as long.
+const DECIDING: [&str; 11] = [
     "session_replication_role",
+    "client_encoding",
     "row_security",
     "default_transaction_isolation",
     "default_transaction_read_only",
@@ -534,22 +545,60 @@ pub(crate) fn deciding_settings_sql(
     session: &Session,
     purpose: Purpose,
     with_citus: bool,
+    encoding: &'static str,
 ) -> String {
-    again_sql(session, purpose, with_citus, |name| DECIDING.contains(&name))
+    again_sql(session, purpose, (with_citus, encoding), |name| DECIDING.contains(&name))
 }
 
 /// SQL that makes the settings of a session again, which user code may have changed. [`WATCH`] is of no importance.
-pub(crate) fn settings_sql(session: &Session, purpose: Purpose, with_citus: bool) -> String {
-    again_sql(session, purpose, with_citus, |name| name != WATCH.0)
+pub(crate) fn settings_sql(
+    session: &Session,
+    purpose: Purpose,
+    with_citus: bool,
+    encoding: &'static str,
+) -> String {
+    again_sql(session, purpose, (with_citus, encoding), |name| name != WATCH.0)
+}
+
+/// SQL that makes the encoding of a session again: the least that a row of the same table needs, see
+/// `apply/encoder/user_code.rs`.
+pub(crate) fn encoding_sql(encoding: &str) -> String {
+    format!("SET client_encoding TO {}", wire::quote_literal(encoding))
+}
+
+/// Whether the server reports another encoding than this. It would read values as other text.
+pub(crate) fn has_other_encoding(session: &Session, encoding: &str) -> bool {
+    session.parameter("client_encoding").is_some_and(|reported| reported != encoding)
+}
+
+/// Refuses a session whose encoding is not this, although it was set.
+pub(crate) fn refuse_other_encoding(
+    side: pooler::Side,
+    session: &Session,
+    encoding: &str,
+) -> Result<()> {
+    if !has_other_encoding(session, encoding) {
+        return Ok(());
+    }
+    let class = match side {
+        pooler::Side::Publisher => Class::Publisher,
+        pooler::Side::Subscriber => Class::Subscriber,
+    };
+    let reported = session.parameter("client_encoding").unwrap_or_default();
+    let server = side.name();
+    Err(Failure::new(
+        class,
+        format!("the {server} reports client_encoding {reported}, but {encoding} was set"),
+    ))
 }
 
 fn again_sql(
     session: &Session,
     purpose: Purpose,
-    with_citus: bool,
+    (with_citus, encoding): (bool, &'static str),
     is_made: impl Fn(&str) -> bool,
 ) -> String {
-    let settings = settings(purpose, session.server_version().major(), with_citus);
+    let settings = settings(purpose, session.server_version().major(), with_citus, encoding);
     let calls: Vec<_> = settings.iter().filter(|(name, _)| is_made(name)).map(set_config).collect();
     format!("SELECT pg_catalog.num_nulls({})", calls.join(", "))
 }

@@ -43,7 +43,7 @@ use crate::publisher::watch::{Commits, Watch};
 use crate::spool::{self, Spool};
 use crate::subscriber::format::{PublisherTypes, Servers};
 use crate::subscriber::locks::Locking;
-use crate::subscriber::session::Purpose;
+use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::prepared::Standing;
 use crate::subscriber::state::statistics::Counters;
 use crate::subscriber::state::{RelationState, Subscription};
@@ -111,7 +111,7 @@ impl Supervisor<'_> {
         database: u32,
         row: &Subscription,
         tagging: &Tagging,
-        citus: bool,
+        subscriber: &Subscriber,
     ) -> Applying {
         self.tags.forget();
         let (sessions, config) = (self.run_sessions(tagging), &self.config);
@@ -129,7 +129,8 @@ impl Supervisor<'_> {
             origin_reserve: tagging.room().map(|room| room.reserve),
             drops_origin: tagging.may_drop,
             ordered: config.preserve_commit_order,
-            citus,
+            citus: subscriber.has_citus(),
+            encoding: subscriber.encoding(),
             database,
             owner: control.backend_pid(),
             round_trip: Duration::ZERO,

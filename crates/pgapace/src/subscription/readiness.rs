@@ -174,8 +174,7 @@ impl Supervisor<'_> {
     ) -> Result<Opening<'s>> {
         self.drop_left_origins(control, &origin::prefix_in(database, row.id), &tagging)?;
         let durable_commits = commits.are_synchronous() && durability::is_quick(control, row.id)?;
-        let citus = context.subscriber.has_citus();
-        let applying = self.applying(control, *database, row, &tagging, citus);
+        let applying = self.applying(control, *database, row, &tagging, context.subscriber);
         let Applying { identity, workers, .. } = applying;
         let connector = self.connector(context.subscriber, purpose(durable_commits), identity);
         let (leaseholder, subscriber, id) =

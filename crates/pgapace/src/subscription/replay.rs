@@ -204,7 +204,7 @@ impl Supervisor<'_> {
         let (prefix, subscriber) = (origin::prefix_in(database, row.id), ready.context.subscriber);
         let tagging = Tagging::read(&mut control, self.config.tag_commits, Some(&prefix))?;
         self.drop_unused_origins(&mut control, &prefix, &tagging)?;
-        let mut applying = self.applying(&control, database, row, &tagging, subscriber.has_citus());
+        let mut applying = self.applying(&control, database, row, &tagging, subscriber);
         applying.identity.round_trip = control
             .measure_round_trip(Pacing::MEASURED.far)
             .map_err(|e| Failure::subscriber(&e, "looking how far away it is"))?;

@@ -112,7 +112,8 @@ impl CopySessions {
         context.subscriber.see_commits(&mut subscriber)?;
         let (tags, writer) = (context.options.tags, Writer::Copy(number));
         let tag = WriterTag::attach(&mut subscriber, context.id, tags, writer)?;
-        let settings = settings_sql(&subscriber, Purpose::Copy, context.subscriber.has_citus());
+        let (citus, encoding) = (context.subscriber.has_citus(), context.subscriber.encoding());
+        let settings = settings_sql(&subscriber, Purpose::Copy, citus, encoding);
         Ok(Self { publisher, subscriber, tag, settings, _watched: watched })
     }
 

@@ -36,3 +36,25 @@ fn settings_that_it_makes_do_not_matter() {
         assert_eq!(case.subscriber.value(equal), "2");
     });
 }
+
+/// Otherwise every text would be stored as another one.
+#[test]
+fn the_encoding_that_it_makes_does_not_matter() {
+    on_versions(&[(17, 17), (18, 18)], |mut case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY, v text)");
+        case.publish("FOR TABLE t");
+        case.both(
+            "CREATE FUNCTION logs_in() RETURNS event_trigger LANGUAGE plpgsql AS $$BEGIN \
+               PERFORM set_config('client_encoding', 'LATIN1', false); END$$; \
+             CREATE EVENT TRIGGER logs_in ON login EXECUTE FUNCTION logs_in(); \
+             ALTER EVENT TRIGGER logs_in ENABLE ALWAYS",
+        );
+        for (id, binary) in [(1, "off"), (2, "auto")] {
+            case.tool.args = vec![format!("--binary={binary}")];
+            case.publisher.sql(&format!("INSERT INTO t VALUES ({id}, U&'caf\\00e9')"));
+            case.run_until_current();
+        }
+        let right = "SELECT count(*) FROM t WHERE v = U&'caf\\00e9'";
+        assert_eq!(case.subscriber.value(right), "2");
+    });
+}

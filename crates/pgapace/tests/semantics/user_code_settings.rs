@@ -8,13 +8,14 @@ const VERSIONS: [(u16, u16); 3] = [(14, 14), (15, 15), (18, 18)];
 /// Those that decide about rows.
 const SETTINGS: &str = "'session_replication_role', 'intervalstyle', 'lc_monetary', 'xmloption', 'array_nulls', \
     'row_security', 'default_transaction_isolation', 'transaction_isolation', 'transaction_read_only', \
-    'default_transaction_read_only', 'default_transaction_deferrable', 'synchronous_commit'";
+    'default_transaction_read_only', 'default_transaction_deferrable', 'synchronous_commit', 'client_encoding'";
 
 /// On the subscriber, changes of table `hook` change settings, those of `plain` must not fire its trigger, and table
 /// `notes` gets the settings that each change of `witness` sees.
 fn tables(case: &Case, timing: &str) {
     case.both(
-        "CREATE TABLE hook (id int PRIMARY KEY); CREATE TABLE other_hook (id int PRIMARY KEY); \
+        "CREATE TABLE hook (id int PRIMARY KEY, v text DEFAULT U&'caf\\00e9'); \
+         CREATE TABLE other_hook (id int PRIMARY KEY, v text DEFAULT U&'caf\\00e9'); \
          CREATE TABLE plain (id int PRIMARY KEY, i interval, f float8, b bytea, a text[]); \
          CREATE TABLE witness (id int PRIMARY KEY)",
     );
@@ -27,6 +28,7 @@ fn tables(case: &Case, timing: &str) {
              ('default_transaction_isolation', 'serializable'), ('default_transaction_read_only', 'on'), ('default_transaction_deferrable', 'on'), \
              ('client_min_messages', 'error'), ('lock_timeout', '1h'), ('statement_timeout', '1h'), \
              ('synchronous_commit', 'local'), ('enable_seqscan', 'on'), ('plan_cache_mode', 'auto'), \
+             ('client_encoding', 'LATIN1'), \
              ('search_path', 'public, pg_catalog')) AS s (name, value); RETURN NULL; END$$; \
          CREATE CONSTRAINT TRIGGER c AFTER INSERT ON hook {timing} FOR EACH ROW EXECUTE FUNCTION change_settings(); \
          CREATE CONSTRAINT TRIGGER c AFTER INSERT ON other_hook {timing} FOR EACH ROW EXECUTE FUNCTION change_settings(); \
@@ -44,7 +46,7 @@ fn tables(case: &Case, timing: &str) {
 
 fn plain(id: u32) -> String {
     format!(
-        "INSERT INTO plain SELECT i, '-1 day +2 h', 0.1::float8 + 0.2, '\\x00ff', '{{NULL,a}}' \
+        "INSERT INTO plain SELECT i, '-1 day +2 h', 0.1::float8 + 0.2, '\\x00ff', ARRAY[NULL, U&'caf\\00e9'] \
          FROM generate_series({id}, {id} + 9) i"
     )
 }

@@ -79,6 +79,7 @@ impl<'a> Judge<'a> {
         error: Option<&wire::Error>,
     ) -> Result<()> {
         let conflict = self.context.conflict(at, kind, done, error)?;
+        self.ensure_encoding()?;
         conflicts::queue(self.session, self.id, &conflict)
             .map_err(|e| Failure::subscriber(&e, "recording a conflict"))?;
         self.expected.push_back(Expected::Control);
@@ -113,11 +114,21 @@ impl<'a> Judge<'a> {
         types: &[u32],
         params: impl ExactSizeIterator<Item = wire::Param<'v>> + Clone,
     ) -> Result<()> {
+        if params.len() > 0 {
+            self.ensure_encoding()?;
+        }
         self.session
             .queue_statement(sql, types, params)
             .map_err(|e| Failure::subscriber(&e, "queueing a statement"))?;
         self.expected.push_back(Expected::Control);
         Ok(())
+    }
+
+    /// See [`Encoder::ensure_encoding`].
+    fn ensure_encoding(&mut self) -> Result<()> {
+        self.encoder
+            .ensure_encoding(self.session, self.expected)
+            .map_err(|e| Failure::subscriber(&e, "queueing a statement"))
     }
 
     /// Sets a savepoint before the next change, and releases the last one.

@@ -10,7 +10,9 @@ use crate::apply::expected::Expected;
 use crate::apply::work::Work;
 use crate::error::{Failure, Result};
 use crate::subscriber::citus;
-use crate::subscriber::session::{BEGIN, Purpose, deciding_settings_sql};
+use crate::subscriber::session::{
+    BEGIN, Purpose, deciding_settings_sql, encoding_sql, has_other_encoding,
+};
 use crate::subscriber::state::prepared;
 use crate::subscriber::state::progress::{RECORD_TYPES, RecordCheck, record_sql};
 use crate::subscriber::statement::copy::TYPES_SQL;
@@ -31,9 +33,11 @@ pub(crate) fn prepare_control(
     session.queue_parse("savepoint", "SAVEPOINT pgapace_part", &[]);
     session.queue_parse("release", "RELEASE SAVEPOINT pgapace_part", &[]);
     session.queue_parse("column_types", TYPES_SQL, &[]);
-    let settings = deciding_settings_sql(session, purpose, identity.citus);
+    let Identity { citus, encoding, .. } = identity;
+    let settings = deciding_settings_sql(session, purpose, citus, encoding);
     session.queue_parse("settings", &settings, &[]);
-    let Identity { progress_of, tagged, ordered, citus, .. } = identity;
+    session.queue_parse("encoding", &encoding_sql(encoding), &[]);
+    let Identity { progress_of, tagged, ordered, .. } = identity;
     prepared::queue_parses(session, tagged);
     if citus {
         session.queue_parse("replica_role", citus::REPLICA_ROLE, &[]);
@@ -70,6 +74,9 @@ impl Encoder {
         work: &Work,
         expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
+        if has_other_encoding(session, self.identity.encoding) {
+            self.in_doubt.unknown();
+        }
         let begin = if self.in_doubt.any() { "begin_in_doubt" } else { "begin" };
         queue_control(session, begin, Expected::Control, expected)?;
         self.ensure_all_settings(session, expected)?;

@@ -94,7 +94,6 @@ impl Encoder {
             return Err(ChangeError::Internal("a change without a row".to_owned()));
         };
         self.ensure_settings(session, Some(map), expected).map_err(ChangeError::Wire)?;
-        self.in_doubt.changes(map);
         let mut plan = std::mem::take(&mut self.plan);
         let steps = match how {
             How::InsertAsUpdate => plan_insert_as_update(map, written, &mut plan),

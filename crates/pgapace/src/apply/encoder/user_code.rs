@@ -1,7 +1,8 @@
 //! User code on the subscriber may change settings of the session in which it runs: `session_replication_role`, so that
 //! ordinary triggers fire and foreign keys are checked, or those that define the text form of values. It may do so at the
 //! COMMIT too, in a deferred trigger. So pgapace makes the settings that decide about rows again before the next change of
-//! another table, and in the next transaction. Changes of one table that follow each other do not pay for that.
+//! another table, and in the next transaction. Before changes of one table that follow each other, it makes only the
+//! encoding again, which decides what the values of the next one are.
 
 use std::collections::VecDeque;
 
@@ -37,6 +38,11 @@ impl SettingsInDoubt {
         }
     }
 
+    /// User code that is not known may have run.
+    pub(super) fn unknown(&mut self) {
+        (self.since, self.ever) = (Some(Changed::Unknown), true);
+    }
+
     pub(super) fn any(&self) -> bool {
         self.since.is_some()
     }
@@ -69,7 +75,21 @@ impl Encoder {
         Ok(())
     }
 
-    /// The same before what does not follow changes of one table.
+    /// Has the encoding made again, before a value of text, if user code of the same table may have changed it.
+    pub(crate) fn ensure_encoding(
+        &mut self,
+        session: &mut Session,
+        expected: &mut VecDeque<Expected>,
+    ) -> wire::Result<()> {
+        if self.in_doubt.any() {
+            session.queue_bind("encoding", std::iter::empty())?;
+            session.queue_execute();
+            expected.push_back(Expected::Control);
+        }
+        Ok(())
+    }
+
+    /// The same as [`Self::ensure_settings`] before what does not follow changes of one table.
     pub(super) fn ensure_all_settings(
         &mut self,
         session: &mut Session,
