@@ -525,10 +525,12 @@ pub(crate) fn set_config((name, value): &(&str, &str)) -> String {
 pub(crate) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE";
 
 /// The settings that decide which rows a change writes or finds, how the values of text are read, and whether a commit is
-/// durable. A session that applies makes them again after user code: all settings would take twice as long.
-const DECIDING: [&str; 11] = [
+/// durable, or said not to be. A session that applies makes them again after user code: all settings would take twice as
+/// long. Rows without a key may be found by the text of their values.
+const DECIDING: [&str; 13] = [
     "session_replication_role",
     "client_encoding",
+    "client_min_messages",
     "row_security",
     "default_transaction_isolation",
     "default_transaction_read_only",
@@ -537,6 +539,7 @@ const DECIDING: [&str; 11] = [
     "intervalstyle",
     "lc_monetary",
     "xmloption",
+    "extra_float_digits",
     "array_nulls",
 ];
 

@@ -8,7 +8,8 @@ const VERSIONS: [(u16, u16); 3] = [(14, 14), (15, 15), (18, 18)];
 /// Those that decide about rows.
 const SETTINGS: &str = "'session_replication_role', 'intervalstyle', 'lc_monetary', 'xmloption', 'array_nulls', \
     'row_security', 'default_transaction_isolation', 'transaction_isolation', 'transaction_read_only', \
-    'default_transaction_read_only', 'default_transaction_deferrable', 'synchronous_commit', 'client_encoding'";
+    'default_transaction_read_only', 'default_transaction_deferrable', 'synchronous_commit', 'client_encoding', \
+    'client_min_messages', 'extra_float_digits'";
 
 /// On the subscriber, changes of table `hook` change settings, those of `plain` must not fire its trigger, and table
 /// `notes` gets the settings that each change of `witness` sees.
@@ -136,5 +137,27 @@ fn settings_that_a_trigger_makes_do_not_reach_copies_of_other_tables() {
         // The apply session has the same settings, but waits longer for locks than a copy of several tables.
         case.subscriber.sql("DELETE FROM notes WHERE name = 'lock_timeout'");
         expect_no_effect(&case, 2);
+    });
+}
+
+/// The text of the values tells rows without a key from each other.
+#[test]
+fn settings_that_a_trigger_makes_do_not_decide_which_row_without_a_key_is_found() {
+    on_versions(&VERSIONS, |mut case| {
+        case.tool.args = vec!["--workers=1".to_owned()];
+        tables(&case, "");
+        case.both("CREATE TABLE points (p point, n int); ALTER TABLE points REPLICA IDENTITY FULL");
+        case.publisher.sql(
+            "INSERT INTO points SELECT point(1 + i * 1e-14, 0), 0 FROM generate_series(1, 3) i",
+        );
+        case.publish("FOR ALL TABLES");
+        let mut process = case.start();
+        case.publisher.sql("INSERT INTO hook VALUES (1)");
+        case.publisher.sql("UPDATE points SET n = 1 WHERE p[0] > 1 + 2.5e-14");
+        case.wait_until_applied(&mut process);
+        case.stop(process);
+        let changed = "SELECT count(*), count(DISTINCT p[0]), sum(n) FROM points WHERE n = 0 \
+                       OR p[0] > 1 + 2.5e-14";
+        assert_eq!(case.subscriber.rows(changed), ["3|3|1"]);
     });
 }
