@@ -73,6 +73,8 @@ pub struct Progress {
     committed: Lsn,
     durable: Lsn,
     flushing: Option<Lsn>,
+    /// See [`Self::needs_flush_through`].
+    unflushed_through: Lsn,
     /// Something received is neither applied nor recorded (a prepared transaction that is held).
     held_from: Option<Lsn>,
     /// A hold from this position on has ended, by a commit that no flush covers yet.
@@ -111,6 +113,7 @@ impl Progress {
             committed: recorded,
             durable: acknowledged,
             flushing: None,
+            unflushed_through: Lsn::INVALID,
             held_from: Some(acknowledged),
             released: None,
             releasing: None,
@@ -221,9 +224,19 @@ impl Progress {
         }
     }
 
-    /// Every commit was flushed before it was reported, so all committed transactions are durable.
-    pub fn committed_is_durable(&mut self) {
-        self.durable = self.committed;
+    /// A commit up to here may not be durable, whatever the others are: only a flush makes it so.
+    pub fn needs_flush_through(&mut self, lsn: Lsn) {
+        self.unflushed_through = self.unflushed_through.max(lsn);
+    }
+
+    /// Every commit was flushed before it was reported, so all committed transactions are durable. Returns false, and
+    /// does nothing, while one is not that [needs a flush](Self::needs_flush_through).
+    pub fn committed_is_durable(&mut self) -> bool {
+        let all = self.unflushed_through <= self.durable;
+        if all {
+            self.durable = self.committed;
+        }
+        all
     }
 
     /// Whether a flush is to start: something committed is not durable, or the end of a hold is not, and none is
@@ -374,6 +387,29 @@ mod tests {
         assert_eq!(progress.positions().flush, Lsn(130));
         progress.flushed(ticket);
         assert_eq!((progress.durable(), progress.start_flush()), (Lsn(130), None));
+    }
+
+    #[test]
+    fn a_commit_that_needs_a_flush_is_durable_after_it() {
+        let mut progress = resumed(Lsn(100), Lsn(100));
+        for end in [110, 120, 130] {
+            progress.dispatched(Lsn(end));
+        }
+        commit(&mut progress, 110);
+        let early = progress.start_flush().expect("110 is not durable");
+        commit(&mut progress, 120);
+        progress.needs_flush_through(Lsn(120));
+        assert!(!progress.committed_is_durable());
+        progress.flushed(early);
+        assert!(!progress.committed_is_durable(), "the flush began before");
+        assert_eq!(progress.positions().flush, Lsn(110));
+        let ticket = progress.start_flush().expect("120 is not durable");
+        commit(&mut progress, 130);
+        assert!(!progress.committed_is_durable());
+        progress.flushed(ticket);
+        assert_eq!(progress.positions().flush, Lsn(120));
+        assert!(progress.committed_is_durable());
+        assert_eq!((progress.positions().flush, progress.start_flush()), (Lsn(130), None));
     }
 
     #[test]

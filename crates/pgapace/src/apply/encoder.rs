@@ -51,6 +51,8 @@ pub(crate) struct EncoderPosition {
     lacking: LackingTables,
     /// The next statement that may miss rows.
     sought: SoughtNumber,
+    /// Whether the subscriber transaction has run user code so far.
+    user_code: bool,
 }
 
 /// Queues statements on one session, on which [`control::prepare_control`] has run. It keeps track of the
@@ -122,7 +124,8 @@ impl Encoder {
     pub(crate) fn position(&self) -> EncoderPosition {
         let sought = self.sought.as_ref().map(SoughtRows::position).unwrap_or_default();
         let (parsed, lacking) = (self.statements.parsed(), self.lacking.clone());
-        EncoderPosition { parsed, changes: self.changes, lacking, sought }
+        let user_code = self.in_doubt.ran_user_code();
+        EncoderPosition { parsed, changes: self.changes, lacking, sought, user_code }
     }
 
     /// Everything that was queued after this position is rolled back or not sent. The server may have
@@ -130,6 +133,7 @@ impl Encoder {
     pub(crate) fn forget_after(&mut self, session: &mut Session, position: EncoderPosition) {
         (self.changes, self.lacking) = (position.changes, position.lacking);
         self.in_doubt.undone();
+        self.in_doubt.set_ran_user_code(position.user_code);
         if let Some(sought) = &mut self.sought {
             sought.forget_from(position.sought);
         }

@@ -82,4 +82,7 @@ pub(crate) struct Committing {
     pub(crate) changes: Changes,
     /// The transaction is not committed but prepared, as this transaction of the publisher.
     pub(crate) prepared: Option<Xid>,
+    /// Whether it has run user code, which may have set `synchronous_commit`: then the commit is durable only after a
+    /// flush.
+    pub(crate) user_code: bool,
 }

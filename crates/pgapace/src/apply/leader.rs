@@ -369,6 +369,7 @@ impl<'a> Leader<'a> {
             FromDurability::Flushed(ticket) => {
                 self.intake.progress.flushed(ticket);
                 self.watched.flushed();
+                self.take_durable_commits();
                 self.publish_positions();
             }
             FromDurability::Bookkeeping(result) => self.bookkeeping_done(result)?,
@@ -482,8 +483,12 @@ impl<'a> Leader<'a> {
         match applied {
             Applied::InCommitOrder(worker) => {
                 self.around.pool.answered(worker, &answered);
-                let Answered { committed, prepared, counters, .. } = &answered;
-                self.intake.committed(committed, prepared, self.durable_commits);
+                let Answered { committed, prepared, counters, user_code, .. } = &answered;
+                let durable = self.durable_commits && !user_code;
+                self.intake.committed(committed, prepared, durable);
+                if *user_code && let Some(last) = committed.iter().map(|r| r.through).max() {
+                    self.intake.progress.needs_flush_through(last);
+                }
                 if !prepared.is_empty() {
                     self.publish_positions();
                 }
@@ -511,17 +516,19 @@ impl<'a> Leader<'a> {
 
     fn applied(&mut self, counters: &Counters) {
         self.advanced.store(true, Ordering::Release);
-        if self.durable_commits {
-            self.intake.progress.committed_is_durable();
-        }
         self.around.counters.add(counters);
-        if self.durable_commits {
-            self.watched.flush_begins(&self.around.counters);
-            self.watched.flushed();
-        }
+        self.take_durable_commits();
         // Otherwise the next tick or flush tells: each status message wakes two processes.
         if self.commits_wait() {
             self.publish_positions();
+        }
+    }
+
+    /// Commits of the apply sessions are durable, unless one of them needs a flush.
+    fn take_durable_commits(&mut self) {
+        if self.durable_commits && self.intake.progress.committed_is_durable() {
+            self.watched.flush_begins(&self.around.counters);
+            self.watched.flushed();
         }
     }
 

@@ -34,4 +34,5 @@ mod stops;
 mod supervised;
 mod takeover;
 mod time_limits;
+mod triggers_that_commit_early;
 mod waiting;

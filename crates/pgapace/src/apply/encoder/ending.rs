@@ -56,6 +56,11 @@ impl Ending {
         expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
         let Self { part, lacking, time, history, held, commits, two_phase } = self;
+        let names =
+            lacking.names().next().is_some() || matches!(two_phase, Some(TwoPhase::Prepare(_)));
+        if commits.user_code && names {
+            queue_control(session, "encoding", Expected::Control, expected)?;
+        }
         match two_phase {
             None => {}
             Some(TwoPhase::Prepare(prepared)) => {
@@ -167,7 +172,13 @@ impl Encoder {
             time,
             history: work.history,
             held: work.held.clone(),
-            commits: Committing { after: predecessor, end, changes, prepared },
+            commits: Committing {
+                after: predecessor,
+                end,
+                changes,
+                prepared,
+                user_code: self.in_doubt.take_user_code(),
+            },
             two_phase: work.two_phase.clone(),
         })
     }

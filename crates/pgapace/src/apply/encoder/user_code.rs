@@ -3,6 +3,10 @@
 //! COMMIT too, in a deferred trigger. So pgapace makes the settings that decide about rows again before the next change of
 //! another table, and in the next transaction. Before changes of one table that follow each other, it makes only the
 //! encoding again, which decides what the values of the next one are.
+//!
+//! A transaction that has run user code may commit with another `synchronous_commit` than the session has. Nothing sent
+//! before the COMMIT rules that out, again because of deferred triggers. So its commit counts as durable after the next
+//! flush of the durability session.
 
 use std::collections::VecDeque;
 
@@ -21,6 +25,8 @@ pub(super) struct SettingsInDoubt {
     since: Option<Changed>,
     /// Whether user code ever ran.
     ever: bool,
+    /// Whether the subscriber transaction that is being queued has run user code.
+    in_transaction: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,12 +41,26 @@ impl SettingsInDoubt {
     pub(super) fn changes(&mut self, map: &TableMap) {
         if map.rules.fold == (TableFolding::Never { user_code: true }) {
             (self.since, self.ever) = (Some(Changed::Table(map.table.oid)), true);
+            self.in_transaction = true;
         }
     }
 
     /// User code that is not known may have run.
     pub(super) fn unknown(&mut self) {
         (self.since, self.ever) = (Some(Changed::Unknown), true);
+    }
+
+    pub(super) fn ran_user_code(&self) -> bool {
+        self.in_transaction
+    }
+
+    pub(super) fn set_ran_user_code(&mut self, ran: bool) {
+        self.in_transaction = ran;
+    }
+
+    /// The transaction ends. Returns whether it has run user code.
+    pub(super) fn take_user_code(&mut self) -> bool {
+        std::mem::take(&mut self.in_transaction)
     }
 
     pub(super) fn any(&self) -> bool {

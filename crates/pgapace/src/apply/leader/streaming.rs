@@ -28,8 +28,11 @@ impl Leader<'_> {
         }
         match report {
             StreamReport::Failed(failure) => return Err(failure),
-            StreamReport::Committed { counters, in_doubt, .. } => {
+            StreamReport::Committed { range, counters, in_doubt, user_code } => {
                 self.doubt(in_doubt);
+                if user_code {
+                    self.intake.progress.needs_flush_through(range.through);
+                }
                 self.around.counters.groups_parallel += 1;
                 let changes = counters.inserts + counters.updates + counters.deletes;
                 self.around.decoded.changes += changes + counters.truncates;

@@ -166,7 +166,8 @@ impl StreamSession {
                 let unreplicated = self.session.unreplicated_commits();
                 let in_doubt =
                     std::mem::replace(&mut self.unreplicated, unreplicated) < unreplicated;
-                StreamReport::Committed { range, counters, in_doubt }
+                let user_code = commits.user_code;
+                StreamReport::Committed { range, counters, in_doubt, user_code }
             }
             Some(Interpreted::Synced { .. }) => {
                 return Err(Failure::internal("a Sync of a stream committed nothing"));

@@ -39,6 +39,8 @@ pub(crate) enum StreamReport {
         counters: Box<Counters>,
         /// A user has canceled its wait for a synchronous standby: it may be on none.
         in_doubt: bool,
+        /// It has run user code.
+        user_code: bool,
     },
     /// The stream is rolled back, and the session is free.
     Abandoned,

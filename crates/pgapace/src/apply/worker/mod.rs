@@ -114,6 +114,10 @@ pub(crate) struct Answered {
     /// Whether a commit may not be durable: it was found after its session was lost, or a user has canceled its wait
     /// for a synchronous standby.
     pub(crate) in_doubt: bool,
+    /// Whether one of the transactions has run user code: see [`Committing::user_code`].
+    ///
+    /// [`Committing::user_code`]: crate::apply::expected::Committing::user_code
+    pub(crate) user_code: bool,
     /// Conflicts that are to be written to `pgapace.conflict`.
     pub(crate) conflicts: Vec<Conflict>,
     /// The topmost relations of tables in which a unique value was found to move between rows.

@@ -256,6 +256,7 @@ impl WorkerSession {
             groups,
             ended: ended.clone(),
             in_doubt: std::mem::take(&mut self.in_doubt),
+            user_code: self.tally.take_user_code(),
             conflicts: self.tally.take_named(),
             moved_values,
             processor,

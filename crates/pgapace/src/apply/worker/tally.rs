@@ -33,6 +33,8 @@ pub(super) struct Tally {
     ranges: Vec<Range>,
     /// Transactions of the publisher that are prepared on the subscriber.
     prepared: Vec<Xid>,
+    /// Whether one of both has run user code.
+    user_code: bool,
     /// The first missing rows of the transaction being answered, and how many more there are.
     missing: Vec<(ChangeAt, Conflict)>,
     more_missing: u64,
@@ -86,6 +88,7 @@ impl Tally {
             committed: Counters::default(),
             ranges: Vec::new(),
             prepared: Vec::new(),
+            user_code: false,
             missing: Vec::new(),
             more_missing: 0,
             named: Vec::new(),
@@ -162,6 +165,7 @@ impl Tally {
         }
         self.part = PartStart::default();
         self.committed.add_changes(&committing.changes);
+        self.user_code |= committing.user_code;
         if let Some(xid) = committing.prepared {
             self.prepared.push(xid);
             return;
@@ -248,6 +252,11 @@ impl Tally {
     /// Missing rows that were logged since the last call.
     pub(super) fn take_named(&mut self) -> Vec<Conflict> {
         std::mem::take(&mut self.named)
+    }
+
+    /// Whether a transaction that was committed or prepared since the last call has run user code.
+    pub(super) fn take_user_code(&mut self) -> bool {
+        std::mem::take(&mut self.user_code)
     }
 
     /// Transactions that were prepared since the last call.
