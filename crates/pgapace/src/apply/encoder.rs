@@ -285,6 +285,7 @@ impl Encoder {
                 }
                 Step::Segment(segment) => {
                     let map = &tables.maps[segment.table];
+                    self.in_doubt.heed(map);
                     self.ensure_all_settings(session, expected)?;
                     let table = number(segment.table)?;
                     let sought = &mut self.sought;
@@ -383,6 +384,7 @@ impl Encoder {
                     return Ok(());
                 }
                 self.count(&change.0, None);
+                tables.iter().for_each(|map| self.in_doubt.heed(map));
                 self.ensure_settings(session, None, expected).map_err(ChangeError::Wire)?;
                 tables.iter().for_each(|map| self.in_doubt.changes(map));
                 for statement in truncate::statements(&tables, sent, relations.len()) {

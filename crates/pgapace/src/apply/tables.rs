@@ -33,7 +33,9 @@ use crate::subscriber::citus;
 use crate::subscriber::conflict::Policy;
 use crate::subscriber::format::{self, PublisherTypes};
 use crate::subscriber::locks::Locking;
-use crate::subscriber::mapping::{Search, TableMap, ToldTables, lacks_columns};
+use crate::subscriber::mapping::{
+    Definition, DefinitionChanges, Search, TableMap, ToldTables, lacks_columns,
+};
 use crate::subscriber::state::{self, RelationMode, RelationState, SubscriptionId};
 
 /// Schema of our state: never mapped, copied or applied, whatever the publication says.
@@ -101,6 +103,8 @@ pub(crate) struct Tables {
     apply_mode: ApplyModeSetting,
     /// See [`TableMap::told_lacking`].
     told_lacking: ToldTables,
+    /// See [`TableMap::definition`].
+    definitions: DefinitionChanges,
     policy: Policy,
     subscription: Option<SubscriptionId>,
     /// The sessions that apply were opened in a database without Citus.
@@ -322,11 +326,16 @@ impl Tables {
                         table = map.table.name.to_string(),
                         "table definition has changed on the subscriber"
                     );
+                    map.definition.end();
                 }
                 same
             }
         });
-        self.resolved.len() < before
+        let changed = self.resolved.len() < before;
+        if changed {
+            self.definitions.count();
+        }
+        changed
     }
 
     fn maps(&self) -> impl Iterator<Item = &Arc<TableMap>> {
@@ -519,6 +528,16 @@ impl Tables {
         Ok(true)
     }
 
+    /// Another version of the relation was mapped by another definition of this table.
+    fn end_other_definitions(&self, map: &TableMap) {
+        let others = self.maps().filter(|other| {
+            other.table.oid == map.table.oid && other.table.fingerprint != map.table.fingerprint
+        });
+        if others.map(|other| other.definition.end()).count() > 0 {
+            self.definitions.count();
+        }
+    }
+
     fn load(&mut self, session: &mut Session, remote: &Arc<RemoteRelation>) -> Result<Resolved> {
         if remote.name.schema == OWN_SCHEMA {
             return Ok(Resolved::Ignored);
@@ -554,11 +573,13 @@ impl Tables {
         let names = self.types.names.of(session, &columns)?;
         map.unlike = unlike.into_iter().zip(names).collect();
         map.told_lacking = self.told_lacking.clone();
+        map.definition = Definition::counted_by(&self.definitions);
         map = map.with_constraints(&constraints, &self.types, self.locking);
         if self.apply_mode == ApplyModeSetting::Row {
             map = map.applied_as_sent();
         }
         let map = Arc::new(map.with_conflict_rules(conflicts));
+        self.end_other_definitions(&map);
         if self.types.binary() {
             format::check_binary(session, &map, &mut self.types)?;
         }

@@ -87,6 +87,46 @@ pub(crate) struct TableMap {
     pub(crate) unlike: Vec<(usize, Option<String>)>,
     /// The tables of the run, this one or others, of which the log says already that they lack values.
     pub(crate) told_lacking: ToldTables,
+    /// Whether the table has still the definition that it was mapped by.
+    pub(crate) definition: Definition,
+}
+
+/// What a run knows of a table's definition since it mapped the table.
+#[derive(Debug, Default)]
+pub(crate) struct Definition {
+    out_of_date: AtomicBool,
+    changes: DefinitionChanges,
+}
+
+/// How often a run has found that a table has another definition, which may run user code. Clones share the count.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct DefinitionChanges(Arc<AtomicU64>);
+
+impl Definition {
+    pub(crate) fn counted_by(changes: &DefinitionChanges) -> Self {
+        Self { out_of_date: AtomicBool::new(false), changes: changes.clone() }
+    }
+
+    /// The table has another definition. Changes of it that are on their way may run user code that is not known.
+    pub(crate) fn end(&self) {
+        self.out_of_date.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_out_of_date(&self) -> bool {
+        self.out_of_date.load(Ordering::Acquire)
+    }
+
+    /// The changes of the definitions of all tables of the run.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.0.load(Ordering::Acquire)
+    }
+}
+
+impl DefinitionChanges {
+    /// Counts one, after [`Definition::end`]: who sees the count sees that too.
+    pub(crate) fn count(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
 }
 
 /// Tables of a run of which the log has said something. Clones share them.
@@ -151,6 +191,7 @@ impl TableMap {
             conflicts: None,
             unlike: Vec::new(),
             told_lacking: ToldTables::default(),
+            definition: Definition::default(),
         })
     }
 

@@ -1,7 +1,9 @@
 //! User code of the subscriber that changes settings of the session in which it runs. Natively, the apply worker keeps
 //! them: ordinary triggers fire from then on.
 
-use crate::support::{Case, on_versions};
+use testbed::program::events;
+
+use crate::support::{Case, PATIENCE, must, on_versions, wait_while_running};
 
 const VERSIONS: [(u16, u16); 3] = [(14, 14), (15, 15), (18, 18)];
 
@@ -159,5 +161,43 @@ fn settings_that_a_trigger_makes_do_not_decide_which_row_without_a_key_is_found(
         let changed = "SELECT count(*), count(DISTINCT p[0]), sum(n) FROM points WHERE n = 0 \
                        OR p[0] > 1 + 2.5e-14";
         assert_eq!(case.subscriber.rows(changed), ["3|3|1"]);
+    });
+}
+
+/// Until its definition is read again, a table has a trigger that pgapace does not know.
+#[test]
+fn settings_that_an_unknown_trigger_makes_end_when_the_table_is_found_to_have_changed() {
+    on_versions(&VERSIONS, |mut case| {
+        case.tool.args = vec!["--workers=1".to_owned()];
+        tables(&case, "");
+        case.subscriber.sql(
+            "CREATE FUNCTION change_role() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN \
+               PERFORM set_config('session_replication_role', 'origin', false); RETURN NULL; END$$; \
+             CREATE TRIGGER r AFTER INSERT ON hook FOR EACH ROW EXECUTE FUNCTION change_role(); \
+             ALTER TABLE hook DISABLE TRIGGER c",
+        );
+        case.publish("FOR ALL TABLES");
+        let mut process = case.start();
+        case.publisher.sql("INSERT INTO hook VALUES (1)");
+        case.publisher.sql(&plain(1));
+        case.wait_until_applied(&mut process);
+        case.subscriber.sql("ALTER TABLE hook ENABLE ALWAYS TRIGGER r");
+        case.publisher.sql("INSERT INTO hook VALUES (2)");
+        let mut id = 11;
+        must(wait_while_running(&mut process, "the table to be read again", PATIENCE, || {
+            // A look is made soon after something was applied.
+            case.publisher.sql(&plain(id));
+            id += 10;
+            Ok(events(
+                &std::fs::read_to_string(case.log_file(&case.tool.name))?,
+                "table_definition_changed",
+            ) > 0)
+        }));
+        case.wait_until_applied(&mut process);
+        let fired = case.subscriber.value("SELECT count(*) FROM fired");
+        (0..3).for_each(|round| case.publisher.sql(&plain(id + round * 10)));
+        case.wait_until_applied(&mut process);
+        case.stop(process);
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM fired"), fired);
     });
 }

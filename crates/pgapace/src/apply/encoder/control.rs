@@ -74,6 +74,7 @@ impl Encoder {
         work: &Work,
         expected: &mut VecDeque<Expected>,
     ) -> Result<()> {
+        work.tables.iter().flatten().take(1).for_each(|map| self.in_doubt.heed(map));
         if has_other_encoding(session, self.identity.encoding) {
             self.in_doubt.unknown();
         }

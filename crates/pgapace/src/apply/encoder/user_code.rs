@@ -7,6 +7,9 @@
 //! A transaction that has run user code may commit with another `synchronous_commit` than the session has. Nothing sent
 //! before the COMMIT rules that out, again because of deferred triggers. So its commit counts as durable after the next
 //! flush of the durability session.
+//!
+//! What user code a table runs is known from its definition, which may be out of date. When a look finds another
+//! definition, each session makes its settings again once: see [`Definition`](crate::subscriber::mapping::Definition).
 
 use std::collections::VecDeque;
 
@@ -27,6 +30,8 @@ pub(super) struct SettingsInDoubt {
     ever: bool,
     /// Whether the subscriber transaction that is being queued has run user code.
     in_transaction: bool,
+    /// How many changes of definitions were heeded.
+    definitions: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,9 +44,20 @@ enum Changed {
 impl SettingsInDoubt {
     /// A change of this table is queued.
     pub(super) fn changes(&mut self, map: &TableMap) {
-        if map.rules.fold == (TableFolding::Never { user_code: true }) {
+        if map.rules.fold == (TableFolding::Never { user_code: true })
+            || map.definition.is_out_of_date()
+        {
             (self.since, self.ever) = (Some(Changed::Table(map.table.oid)), true);
             self.in_transaction = true;
+        }
+    }
+
+    /// A change of this table comes next. Since the last one, a table may have been found to run user code.
+    pub(super) fn heed(&mut self, map: &TableMap) {
+        let definitions = map.definition.changes();
+        if self.definitions != definitions {
+            self.definitions = definitions;
+            self.unknown();
         }
     }
 
@@ -84,6 +100,7 @@ impl Encoder {
         next: Option<&TableMap>,
         expected: &mut VecDeque<Expected>,
     ) -> wire::Result<()> {
+        next.into_iter().for_each(|map| self.in_doubt.heed(map));
         let Some(since) = self.in_doubt.since else { return Ok(()) };
         if next.is_some_and(|map| since == Changed::Table(map.table.oid)) {
             return Ok(());
