@@ -13,6 +13,7 @@ impl Failures {
             (&known.message, &known.hint) == (&failure.message, &failure.hint)
         };
         match self.0.iter_mut().find(same) {
+            Some((all, _)) if all.contains(&of) => {}
             Some((all, _)) => all.push(of),
             None => self.0.push((vec![of], failure)),
         }
