@@ -150,8 +150,8 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
     let absent = || if args.if_exists { Ok(()) } else { Err(state::missing(&name)) };
     let Some(row) = state::find_in_any(&mut control, &name)? else { return absent() };
     let none = ownership::Former::default();
-    let owning =
-        ownership::become_owner(&mut control, row.id, site.busy_timeout, &none, None, &|| false)?;
+    let at_once = std::time::Duration::ZERO;
+    let owning = ownership::become_owner(&mut control, row.id, at_once, &none, None, &|| false)?;
     // Another process may have dropped it meanwhile.
     if ownership::fence(&mut control, row.id, &owning, &|| false)?.is_none() {
         return absent();

@@ -48,7 +48,7 @@ pub(crate) fn run(args: &ReleaseArgs) -> Result<()> {
     })??;
     let sessions = [control.cancel_handle()];
     let (row, adopted, info) = interruptible(&shutdown, &sessions, DOING, || {
-        let (row, adopted) = release::own(&mut control, &name, site.busy_timeout, &stopping)?;
+        let (row, adopted) = release::own(&mut control, &name, &stopping)?;
         let info = match (&site.publisher, &adopted) {
             (Some(info), _) => Some(info.clone()),
             (None, Some(adopted)) => conninfo(&mut control, adopted.native)?

@@ -355,7 +355,8 @@ settings! {
         }
         "busy-timeout" busy_timeout: Duration {
             help: "Time to wait for a slot or subscription that another process uses",
-            more: "A lost connection holds a slot for wal_sender_timeout.",
+            more: "A lost connection holds a slot for wal_sender_timeout. drop and release wait for the slot only, and are \
+                   refused while a process runs the subscription.",
             default: "75s",
             unit: Unit::Seconds,
             verbs: &["run", "check", "adopt", "release", "drop"],

@@ -1,7 +1,5 @@
 //! The undoing of an adoption that was interrupted or failed, or after which nothing has run.
 
-use std::time::Duration;
-
 use wire::{Session, TransactionStatus, quote_ident, quote_literal};
 
 use super::adopt::{alter, run, same_sql};
@@ -80,7 +78,7 @@ pub(super) fn undo(control: &mut Session, adoption: &Adoption) -> Result<Option<
 /// stays: it goes on from its own position, which does not depend on the publisher that was adopted from.
 fn give_back(control: &mut Session, adopted: &Adoption) -> Result<String> {
     let Adoption { name, native, .. } = adopted;
-    let (row, _) = own(control, name, Duration::ZERO, &|| false)?;
+    let (row, _) = own(control, name, &|| false)?;
     if !adoption::never_ran(control, *native)? {
         return Err(Failure::new(
             Class::Config,

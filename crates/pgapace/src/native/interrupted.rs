@@ -69,7 +69,7 @@ pub(crate) fn release(
                 if let Some(released) = took_effect(&handed, gone)? {
                     return Ok(released);
                 }
-                release::own(control, request.name, request.patience, stopping)?
+                release::own(control, request.name, stopping)?
             }
         };
         release::attempt(control, source, (&row, adopted), request, (stopping, &mut handed))

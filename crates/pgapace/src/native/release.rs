@@ -67,19 +67,17 @@ pub(crate) struct Released {
     pub(crate) unused: Vec<&'static str>,
 }
 
-/// The subscription to hand back, owned by this session, which waits up to `patience` for another owner. It fails as
-/// stopped when `stopping`.
+/// The subscription to hand back, owned by this session. It fails as stopped when `stopping`.
 pub(crate) fn own(
     control: &mut Session,
     name: &str,
-    patience: Duration,
     stopping: &dyn Fn() -> bool,
 ) -> Result<(Subscription, Option<Adoption>)> {
     let row = state::find_existing(control, name)?;
     let owning = ownership::become_owner(
         control,
         row.id,
-        patience,
+        Duration::ZERO,
         &ownership::Former::default(),
         None,
         stopping,

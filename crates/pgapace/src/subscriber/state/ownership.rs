@@ -20,7 +20,6 @@ use wire::{Row, Rows, Session};
 
 use crate::error::{Class, Failure, Result};
 use crate::login_role::{as_login_role, terminate};
-use crate::observe::long_wait::TELL_AFTER;
 use crate::pooler;
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
@@ -135,9 +134,7 @@ pub(crate) fn become_owner(
 ) -> Result<Owning> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "taking ownership of the subscription");
     let ends_others = former.any || former.own.is_some() || former.stopped.is_some();
-    let begun = Instant::now();
-    let deadline = begun + if record.is_none() { patience.max(ENDING) } else { patience };
-    let mut told = false;
+    let deadline = Instant::now() + if record.is_none() { patience.max(ENDING) } else { patience };
     let lock = lock_sql(id, record.is_some());
     let fence = fence_sql(id, session.backend_pid(), record);
     loop {
@@ -186,15 +183,6 @@ pub(crate) fn become_owner(
                      --take-over ends its sessions.",
                 ));
             }
-        }
-        if !told && begun.elapsed() >= TELL_AFTER {
-            told = true;
-            let owner = describe_holders(&holders(session, OWNER_LOCK, id)?);
-            tracing::info!(
-                event = "subscription_in_use",
-                owner = owner.as_deref().unwrap_or(JUST_ENDED),
-                "waiting for the process that runs the subscription"
-            );
         }
         // A session that was terminated ends within milliseconds.
         std::thread::sleep(Duration::from_millis(if terminated > 0 { 10 } else { 100 }));
