@@ -278,6 +278,12 @@ impl Progress {
             .then_some(self.received)
     }
 
+    /// Whether everything received is committed. It may not be durable yet.
+    #[must_use]
+    pub fn is_committed(&self) -> bool {
+        self.outstanding.is_empty()
+    }
+
     /// Whether everything received is committed, recorded and durable.
     #[must_use]
     pub fn is_settled(&self) -> bool {

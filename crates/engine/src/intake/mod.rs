@@ -652,11 +652,16 @@ impl<E: Surroundings> Intake<E> {
     /// Whether all dispatched transactions are durable, and idle progress takes the slot to the received
     /// position.
     pub fn is_settled(&self) -> bool {
+        self.has_ended_all() && self.progress.is_settled()
+    }
+
+    /// The same, but what is committed may not be durable yet.
+    pub fn has_ended_all(&self) -> bool {
         self.incoming.preparing() == 0
             && !self.deferred.has_released()
             && !self.partly_dispatched
             && self.streams.committing().is_none()
-            && self.progress.is_settled()
+            && self.progress.is_committed()
             && (self.incoming.in_transaction() || self.progress.idle_candidate().is_none())
     }
 }

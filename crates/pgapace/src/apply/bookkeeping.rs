@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 use wire::Session;
 
 use crate::apply::requests::{self, Requests};
+use crate::apply::standby_wait;
 use crate::error::Result;
 use crate::observe::board::Board;
 use crate::observe::events::LogEvent;
@@ -49,6 +50,8 @@ pub(crate) enum BookkeepingJob {
     Counts { rest: Counts, took: Duration },
     /// Look whether a verb has requested a barrier, or the subscription of this owner.
     LookForRequests(OwnedEpoch),
+    /// End the waits of the apply sessions of this subscription for synchronous standbys.
+    EndStandbyWaits { subscription: String },
     /// Beat once for the leader. `applied`: it has committed something since its start.
     Beat { owner: OwnedEpoch, applied: bool },
 }
@@ -182,6 +185,13 @@ impl BookkeepingJob {
             Self::Forget(prepared) => prepared.forget(session).map(|()| None)?,
             Self::LookForRequests(owner) => {
                 Some(BookkeepingResult::Requests(requests::find(session, owner)?))
+            }
+            Self::EndStandbyWaits { subscription } => {
+                if standby_wait::end_of_apply(session, (id, &subscription))? {
+                    // The next commits may wait already.
+                    return Ok(AfterStep::More(Self::EndStandbyWaits { subscription }));
+                }
+                None
             }
             Self::Beat { owner, applied } => {
                 heartbeat::beat(session, owner, OwnerStage::Streaming, applied)?;

@@ -105,6 +105,8 @@ pub(crate) struct Leader<'a> {
     processors: Processors,
     conflict_retention: Option<Duration>,
     durable_commits: bool,
+    /// Whether the sessions of the workers commit synchronously.
+    sessions_are_synchronous: bool,
     idle_interval: Duration,
     decoder: Decoder,
     /// Zero of the times that the engine knows.
@@ -159,6 +161,7 @@ impl<'a> Leader<'a> {
             processors: Processors::of_this_thread(),
             conflict_retention: parts.conflict_retention,
             durable_commits: parts.durable_commits,
+            sessions_are_synchronous: parts.durable_commits,
             idle_interval: parts.idle_interval,
             decoder: Decoder::new(parts.streaming),
             started: now,
@@ -599,7 +602,7 @@ impl<'a> Leader<'a> {
     fn is_closed(&self) -> bool {
         let all = self.intake.closing() != Some(Outcome::Reached)
             || self.around.table_sync.is_done(&self.intake.deferred);
-        all && self.intake.is_settled()
+        all && (self.intake.is_settled() || self.goes_on_without_flush())
     }
 }
 

@@ -7,7 +7,9 @@ use wire::{Session, quote_literal};
 use crate::error::{Failure, Result};
 use crate::login_role::as_login_role;
 use crate::subscriber::catalogue::{field, first_row};
-use crate::subscriber::session::name_of_durability;
+use crate::subscriber::session::{name_of_apply, name_of_durability};
+use crate::subscriber::state::ownership::SESSION_LOCK;
+use crate::subscriber::state::{SubscriptionId, advisory_lock};
 
 /// The time after which such a wait is logged.
 pub(crate) const TELL_AFTER: Duration = Duration::from_secs(4);
@@ -38,6 +40,28 @@ pub(crate) fn of_flush(session: &mut Session, subscription: &str) -> Result<Opti
         .map_err(|e| Failure::subscriber(&e, "looking what a session waits for"))?;
     let row = first_row(&results, "an aggregate")?;
     row.get(0).map(|_| field(&row, 0)).transpose()
+}
+
+/// Ends the waits of the apply sessions of a run, and returns whether any waited. Their transactions are committed. The server
+/// warns each session, so they are not taken for durable: a flush waits for the standbys.
+pub(crate) fn end_of_apply(
+    session: &mut Session,
+    (id, subscription): (SubscriptionId, &str),
+) -> Result<bool> {
+    let sql = format!(
+        "SELECT pg_catalog.pg_cancel_backend(a.pid) FROM pg_catalog.pg_locks l \
+           CROSS JOIN LATERAL pg_catalog.pg_stat_get_activity({}) a \
+         WHERE {} AND l.objid::pg_catalog.int8 = {} AND a.wait_event = 'SyncRep' \
+           AND a.application_name = {}",
+        as_login_role("l.pid"),
+        advisory_lock::is_held(SESSION_LOCK),
+        id.0,
+        quote_literal(&name_of_apply(subscription))
+    );
+    let results = session
+        .simple(&sql)
+        .map_err(|e| Failure::subscriber(&e, "ending waits for a synchronous standby"))?;
+    Ok(results.first().is_some_and(|rows| !rows.is_empty()))
 }
 
 /// Logs the wait of a session, by the name that it has in the log.

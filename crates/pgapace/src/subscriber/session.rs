@@ -397,6 +397,11 @@ pub(crate) fn name_of_durability(subscription: &str) -> String {
     shown_name(subscription, Purpose::Durability)
 }
 
+/// The name of the sessions that apply.
+pub(crate) fn name_of_apply(subscription: &str) -> String {
+    shown_name(subscription, Purpose::Apply)
+}
+
 /// The names of the sessions that only the owner of a subscription opens. A name that is cut so short that
 /// sessions of others may have it is not among them.
 pub(crate) fn names_of_owner(subscription: &str) -> Vec<String> {

@@ -5,7 +5,7 @@ use testbed::compare::TableName;
 use testbed::program::Process;
 use testbed::{Pair, Result};
 
-use crate::support::{DB, PATIENCE, Site, expect_exit, wait_for_event, wait_while_running};
+use crate::support::{DB, NAME, PATIENCE, Site, expect_exit, wait_for_event, wait_while_running};
 
 pub(super) fn site() -> Result<Site> {
     let site = Site::start(&[], &[])?;
@@ -165,6 +165,40 @@ fn apply_goes_on_without_a_synchronous_standby() -> Result<()> {
     run.terminate()?;
     expect_exit(&mut run, 0, &[])?;
     site.expect_equal(&[TableName::from("t"), TableName::from("late")])
+}
+
+/// Where commits of the publisher wait, apply sessions commit synchronously. They do not wait for a standby that the subscriber
+/// gets then, nor does a run that ends because the publisher waits no more.
+#[test]
+fn apply_goes_on_when_the_subscriber_gets_a_synchronous_standby() -> Result<()> {
+    let mut site = site()?;
+    site.publisher.set("synchronous_standby_names", NAME)?;
+    let mut run = site.spawn_streaming(&site.program())?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
+    site.subscriber.set("synchronous_standby_names", "absent")?;
+    // Clients that do not wait.
+    for id in 2..=4 {
+        let insert = format!("SET synchronous_commit = local; INSERT INTO t VALUES ({id})");
+        site.publisher.sql(DB, &insert)?;
+    }
+    let end = site.publisher_lsn()?;
+    let applied = "SELECT count(*) FROM t";
+    subscriber_says(&site, &mut run, "the rows to be applied", applied, "4")?;
+    site.publisher.set("synchronous_standby_names", "")?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (5)")?;
+    wait_for_event(&mut run, "synchronous_changed", PATIENCE)?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (6)")?;
+    subscriber_says(&site, &mut run, "later rows to be applied", applied, "6")?;
+    wait_for_event(&mut run, "synchronous_standby_wait", PATIENCE)?;
+    let flushed = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'sub'";
+    let acknowledged = format!("SELECT ({flushed}) >= '{end}'");
+    assert_eq!(site.publisher.query_one_text(DB, &acknowledged)?, "f");
+    assert!(!run.log().contains("retry_in_ms"), "{}", run.log());
+    site.subscriber.set("synchronous_standby_names", "")?;
+    site.wait_until_applied(&mut run)?;
+    run.terminate()?;
+    expect_exit(&mut run, 0, &[])?;
+    site.expect_equal(&[TableName::from("t")])
 }
 
 /// A first run creates a slot, which the publisher keeps. So its record waits for the standby, and the log says so.

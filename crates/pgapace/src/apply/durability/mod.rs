@@ -7,7 +7,9 @@
 //! one step only.
 //!
 //! A publisher that waits until each commit is durable would wait for that second commit too. Where a
-//! flush is quick, the apply sessions therefore commit synchronously themselves ([`is_quick`]).
+//! flush is quick, the apply sessions therefore commit synchronously themselves ([`is_quick`]). If the subscriber gets
+//! synchronous standbys then, waits of these sessions are canceled, and the next run has sessions that commit
+//! asynchronously.
 //!
 //! A synchronous standby of the subscriber may go away. Then a flush waits for it, and nothing more is acknowledged.
 //! As natively, everything else goes on: no other commit waits for the standby, and a second thread, with a session

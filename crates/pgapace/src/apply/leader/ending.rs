@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::{Leader, Outcome, Surroundings};
 use crate::apply::bookkeeping::BookkeepingJob;
 use crate::apply::requests::Requests;
+use crate::apply::standby_wait;
 use crate::error::{Class, Failure, Result};
 use crate::hand_over;
 use crate::scoped_thread;
@@ -29,6 +30,9 @@ impl Leader<'_> {
     pub(super) fn requests_found(&mut self, found: Requests) -> Result<()> {
         self.request_search.ended(REQUESTS_EVERY);
         self.barrier_requested(found.barrier)?;
+        if found.has_standbys {
+            self.has_standbys();
+        }
         let Some(request) = found.hand_over else { return Ok(()) };
         if self.intake.closing().is_some() {
             // The next run of this process obeys at its start.
@@ -45,6 +49,31 @@ impl Leader<'_> {
             hand_over::Request::StandAside => Outcome::StoodAside,
         });
         Ok(())
+    }
+
+    /// The subscriber has synchronous standbys. If apply sessions commit synchronously, their commits wait for those, and apply
+    /// would stop while one is away. So the next run has sessions that commit asynchronously.
+    fn has_standbys(&mut self) {
+        if !self.sessions_are_synchronous {
+            return;
+        }
+        if self.intake.closing().is_none() {
+            tracing::info!(
+                event = "asynchronous_commits",
+                "subscriber has synchronous standbys now: sessions that apply are opened again, and wait for none"
+            );
+            self.intake.close(Outcome::Changed);
+        }
+        let subscription = self.watched.subscription.clone();
+        self.around.durability.bookkeep(BookkeepingJob::EndStandbyWaits { subscription });
+    }
+
+    /// Whether the run may end before its last commits are durable: this process begins another one, which reads from the
+    /// subscriber what is committed, and the flush waits, as for a synchronous standby that is away.
+    pub(super) fn goes_on_without_flush(&self) -> bool {
+        self.intake.closing() == Some(Outcome::Changed)
+            && self.intake.has_ended_all()
+            && self.last_flush.is_some_and(|begun| begun.elapsed() >= standby_wait::TELL_AFTER)
     }
 
     /// Decides whether to stop dispatching: a signal, or the goal is received.
@@ -73,6 +102,7 @@ impl Leader<'_> {
         self.write_last_statistics(outcome);
         self.publish_positions();
         let at = self.intake.progress.durable();
+        let durable = self.intake.progress.is_settled();
         // Statistics are written before the durability session ends, and the publisher hears the last
         // positions before the stream ends.
         let Self { streams, receiver, owner, around, .. } = self;
@@ -84,6 +114,7 @@ impl Leader<'_> {
             receiver.finish()
         });
         let told = match acknowledged {
+            _ if !durable => "stopped before all applied transactions are durable",
             true => "stopped; all applied transactions are durable and acknowledged",
             // It sends some of them again, which the next run leaves out.
             false => {
