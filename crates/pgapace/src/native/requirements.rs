@@ -253,7 +253,7 @@ fn of_settings(found: &Releasing) -> Vec<Problem> {
     problems
 }
 
-/// What pgapace has still to skip, to resolve or to apply.
+/// The transactions and changes that pgapace has still to skip, to resolve or to apply.
 fn of_unfinished_work(found: &Releasing) -> Vec<Problem> {
     let mut problems = Vec::new();
     if let Some(skip) = found.skip {

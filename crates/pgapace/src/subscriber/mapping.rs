@@ -91,7 +91,7 @@ pub(crate) struct TableMap {
     pub(crate) definition: Definition,
 }
 
-/// What a run knows of a table's definition since it mapped the table.
+/// The changes of a table's definition that were noticed since the run mapped the table.
 #[derive(Debug, Default)]
 pub(crate) struct Definition {
     out_of_date: AtomicBool,

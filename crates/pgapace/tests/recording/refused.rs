@@ -64,18 +64,9 @@ fn a_subscriber_in_use_and_a_recording_that_begins_later_are_refused() {
     // A subscription of pgapace, under any name.
     replay(&case, &second, &["--name", "another"]).expect(20, &["subscription replay of pgapace"]);
     drop_replayed(&case, "replay");
-    case.subscriber.sql(
-        "CREATE SUBSCRIPTION native CONNECTION 'host=recording.invalid' PUBLICATION pub \
-         WITH (connect = false)",
-    );
-    must(case.subscriber.cluster.sql(
-        &case.subscriber.name,
-        "INSERT INTO pg_subscription_rel SELECT oid, 'public.b'::regclass, 'r', NULL \
-         FROM pg_subscription WHERE subname = 'native'",
-    ));
+    create_native_subscription(&case);
     replay(&case, &second, &[]).expect(20, &["native subscription native", "public.b"]);
-    case.subscriber.sql("ALTER SUBSCRIPTION native SET (slot_name = NONE)");
-    case.subscriber.sql("DROP SUBSCRIPTION native");
+    drop_native_subscription(&case);
     // Now it is a clone without its first change, which the recording does not have.
     let finished = replay(&case, &second, &["--json"]);
     finished.expect(0, &[]);
@@ -105,18 +96,9 @@ fn a_replay_that_is_refused_leaves_no_subscription_behind() {
     let recording = Recording::start(&case, "first", &reader);
     case.publisher.sql("UPDATE a SET v = 1 WHERE id = 1");
     let file = recording.end(&case);
-    case.subscriber.sql(
-        "CREATE SUBSCRIPTION native CONNECTION 'host=recording.invalid' PUBLICATION pub \
-         WITH (connect = false)",
-    );
-    must(case.subscriber.cluster.sql(
-        &case.subscriber.name,
-        "INSERT INTO pg_subscription_rel SELECT oid, 'public.b'::regclass, 'r', NULL \
-         FROM pg_subscription WHERE subname = 'native'",
-    ));
+    create_native_subscription(&case);
     replay(&case, &file, &[]).expect(20, &["native subscription native"]);
-    case.subscriber.sql("ALTER SUBSCRIPTION native SET (slot_name = NONE)");
-    case.subscriber.sql("DROP SUBSCRIPTION native");
+    drop_native_subscription(&case);
     case.subscriber.sql("ALTER TABLE b RENAME TO c");
     replay(&case, &file, &[]).expect(6, &["public.b"]);
     case.subscriber.sql("ALTER TABLE c RENAME TO b; ALTER TABLE b ALTER d TYPE text");
@@ -151,4 +133,22 @@ fn a_recording_is_readable_by_its_owner_only() {
     must(fs::set_permissions(&partial, Permissions::from_mode(0o666)));
     finish(&record).expect(0, &[]);
     assert_eq!(must(fs::metadata(&file)).permissions().mode() & 0o7777, 0o600);
+}
+
+/// A native subscription that has table b, and reads from no server.
+fn create_native_subscription(case: &Case) {
+    case.subscriber.sql(
+        "CREATE SUBSCRIPTION native CONNECTION 'host=recording.invalid' PUBLICATION pub \
+         WITH (connect = false)",
+    );
+    must(case.subscriber.cluster.sql(
+        &case.subscriber.name,
+        "INSERT INTO pg_subscription_rel SELECT oid, 'public.b'::regclass, 'r', NULL \
+         FROM pg_subscription WHERE subname = 'native'",
+    ));
+}
+
+fn drop_native_subscription(case: &Case) {
+    case.subscriber.sql("ALTER SUBSCRIPTION native SET (slot_name = NONE)");
+    case.subscriber.sql("DROP SUBSCRIPTION native");
 }

@@ -8,8 +8,8 @@
 //! before the COMMIT rules that out, again because of deferred triggers. So its commit counts as durable after the next
 //! flush of the durability session.
 //!
-//! What user code a table runs is known from its definition, which may be out of date. When a look finds another
-//! definition, each session makes its settings again once: see [`Definition`](crate::subscriber::mapping::Definition).
+//! The definition of a table tells whether its changes run user code. It may be out of date. When another definition is
+//! read, each session makes its settings again once: see [`Definition`](crate::subscriber::mapping::Definition).
 
 use std::collections::VecDeque;
 

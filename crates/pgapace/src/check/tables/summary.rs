@@ -1,4 +1,4 @@
-//! What is reported of all tables together: their findings share one fix.
+//! Problems that are reported once for all tables, because one step mends them.
 
 use engine::table_sync::TableSyncState;
 

@@ -1,7 +1,7 @@
 //! Which tables of schema `pgapace` a role may read.
 
-/// SQL that returns a row if a server has all of these tables in schema `pgapace`, and the role may read them: as this
-/// function of `pg_catalog` tells, whole or some columns. A walsender takes it, too.
+/// SQL that returns a row if a server has all of these tables in schema `pgapace`, and the role may read them. `privilege` is
+/// the function of `pg_catalog` that decides: whole tables, or at least one column of each. A walsender takes it, too.
 pub(crate) fn readable_sql(tables: &[&str], privilege: &str) -> String {
     let names: Vec<_> = tables.iter().map(|name| wire::quote_literal(name)).collect();
     format!(

@@ -22,7 +22,7 @@ use crossbeam_channel::Receiver;
 use crate::tablesync::added_tables::CHECK_INTERVAL;
 use crate::tablesync::added_tables::failed_copies::FailedCopies;
 
-/// What is inspected.
+/// The tables that an inspection looks at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Subject {
     /// The publications, and then all of their tables.
@@ -32,7 +32,7 @@ pub(super) enum Subject {
 }
 
 impl Subject {
-    /// What follows an inspection that began then.
+    /// The state after an inspection that began at this time.
     fn waiting<A>(self, began_at: Instant) -> InspectionState<A> {
         let read_at = match self {
             Self::Publications => began_at,
