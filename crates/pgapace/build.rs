@@ -11,7 +11,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-env-changed=SOURCE_DATE_EPOCH");
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    // Not `env!`: a target directory may be used again for sources that were moved.
+    let directory = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
+    let root = Path::new(&directory).join("../..");
     let version = env!("CARGO_PKG_VERSION");
     let details = if std::env::var("PROFILE").as_deref() == Ok("release") {
         let commit = of_repository(&root).or_else(|| of_archive(&root));

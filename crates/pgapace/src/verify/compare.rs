@@ -18,8 +18,15 @@ use crate::verify::sql::{Selection, TableSql};
 /// Rows that are read at once to name their columns that differ.
 const KEYS_AT_ONCE: usize = 500;
 
+/// Findings that one statement records.
+const RECORDED_AT_ONCE: usize = 10_000;
+
 /// Memory of findings of rows without a key at which they are recorded.
 const FINDINGS_BYTES: usize = 1 << 20;
+
+/// The same of rows with a key, which are then recorded without the columns that differ. A rebase records each row
+/// that differs, and writes whole rows.
+const KEYED_FINDINGS_BYTES: usize = 32 << 20;
 
 /// Number of rows, their bytes and sums of their hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -107,13 +114,17 @@ impl Comparison<'_> {
                 if !record.takes_one() {
                     return Ok(());
                 }
-                bytes += finding.fields.len();
+                bytes += size_of::<Finding>() + finding.fields.len();
                 kept.push(finding);
                 // The columns of rows with a key are named when the sessions are free.
-                if !keyed && bytes > FINDINGS_BYTES {
+                if bytes > if keyed { KEYED_FINDINGS_BYTES } else { FINDINGS_BYTES } {
                     bytes = 0;
-                    let rows: Vec<_> = kept.drain(..).map(|one| of_row(plan, &one)).collect();
-                    record.write(lsn, &rows)?;
+                    for batch in kept.chunks(RECORDED_AT_ONCE) {
+                        let of =
+                            |one| if keyed { of_key(plan, one, None) } else { of_row(plan, one) };
+                        record.write(lsn, &batch.iter().map(of).collect::<Vec<_>>())?;
+                    }
+                    kept.clear();
                 }
                 Ok(())
             })
@@ -161,13 +172,7 @@ impl Comparison<'_> {
                 columns.insert(key.to_vec(), names);
             }
         }
-        let difference = |finding: &Finding| NewDifference {
-            kind: finding.kind.name(),
-            key: Some(object(&self.plan.key, &finding.fields)),
-            row: None,
-            columns: columns.get(&finding.fields).cloned(),
-            copies: finding.copies,
-        };
+        let difference = |one: &Finding| of_key(self.plan, one, columns.get(&one.fields).cloned());
         Ok(findings.iter().map(difference).collect())
     }
 }
@@ -181,6 +186,17 @@ fn split_key(line: &[u8], width: usize) -> Option<(&[u8], &[u8])> {
     let line = line.strip_suffix(b"\n").unwrap_or(line);
     let (end, _) = line.iter().enumerate().filter(|(_, byte)| tab(byte)).nth(width - 1)?;
     Some((&line[..end], &line[end + 1..]))
+}
+
+/// A row of a table with a key.
+fn of_key(plan: &TablePlan, finding: &Finding, columns: Option<Vec<String>>) -> NewDifference {
+    NewDifference {
+        kind: finding.kind.name(),
+        key: Some(object(&plan.key, &finding.fields)),
+        row: None,
+        columns,
+        copies: finding.copies,
+    }
 }
 
 /// A row of a table without a key.
