@@ -147,7 +147,7 @@ impl<'h> Walsender<'h> {
 
     fn prepare(&mut self, prepare_lsn: Lsn, end_lsn: Lsn, xid: Xid) {
         let (prepare_time, gid, flags) = (self.history.time(prepare_lsn), gid(xid), 0);
-        let gid = &gid[..];
+        let gid = gid.as_str().into();
         let prepare = Prepare { flags, prepare_lsn, end_lsn, prepare_time, xid, gid };
         if self.open.entry(xid).or_default().streamed {
             self.block(xid, prepare_lsn);
@@ -174,7 +174,7 @@ impl<'h> Walsender<'h> {
         let prepared = self.history.preparations.iter().find(|one| one.xid == xid);
         if let Some(prepared) = prepared.filter(|_| self.history.two_phase) {
             let name = gid(xid);
-            let gid = &name[..];
+            let gid = name.as_str().into();
             let message = if commits {
                 Message::CommitPrepared(CommitPrepared {
                     flags,

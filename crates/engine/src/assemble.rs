@@ -389,7 +389,7 @@ impl Assembler {
         let CommitPrepared { xid, commit_lsn, end_lsn, commit_time, gid, .. } = *commit;
         self.in_order(xid, commit_lsn)?;
         let Some((transaction, prepared)) = self.spooler.take_held(xid) else {
-            let (gid, lsn) = (gid.to_owned(), commit_lsn);
+            let (gid, lsn) = (gid.to_string(), commit_lsn);
             return Err(AssembleError::UnknownPrepared { gid, xid, lsn });
         };
         let head = (xid, commit_lsn, commit_time);

@@ -8,7 +8,7 @@ use std::{fs, io};
 
 use pgoutput::{
     Begin, BeginPrepare, ColumnsBuilder, Commit, CommitPrepared, Delete, Frame, Insert,
-    LogicalMessage, Lsn, Message, OldTuple, Origin, Prepare, PrimaryStatusRequest, RelId,
+    LogicalMessage, Lsn, Message, OldTuple, Origin, Prepare, PrimaryStatusRequest, RawName, RelId,
     RelIdsBuilder, Relation, ReplicaIdentity, RollbackPrepared, StatusUpdate, StreamAbort,
     StreamCommit, StreamStart, Streaming, Timestamp, Truncate, TupleBuilder, TypeInfo, TypeOid,
     Update, Xid, builder,
@@ -93,7 +93,14 @@ fn stream_commit() -> Message<'static> {
 }
 
 fn prepare() -> Prepare<'static> {
-    Prepare { flags: 0, prepare_lsn: LSN, end_lsn: END, prepare_time: TIME, xid: XID, gid: "one" }
+    Prepare {
+        flags: 0,
+        prepare_lsn: LSN,
+        end_lsn: END,
+        prepare_time: TIME,
+        xid: XID,
+        gid: RawName(b"one"),
+    }
 }
 
 fn commit_prepared() -> Message<'static> {
@@ -103,7 +110,7 @@ fn commit_prepared() -> Message<'static> {
         end_lsn: END,
         commit_time: TIME,
         xid: XID,
-        gid: "one",
+        gid: RawName(b"one"),
     })
 }
 
@@ -113,12 +120,12 @@ fn type_info(xid: Option<Xid>) -> Message<'static> {
 }
 
 fn logical(xid: Option<Xid>, transactional: bool) -> Message<'static> {
-    let (prefix, content) = ("app", b"\0hello".as_slice());
+    let (prefix, content) = (RawName(b"app"), b"\0hello".as_slice());
     Message::Logical(LogicalMessage { xid, transactional, lsn: LSN, prefix, content })
 }
 
 fn origin(lsn: Lsn) -> Message<'static> {
-    Message::Origin(Origin { lsn, name: "pg_16389" })
+    Message::Origin(Origin { lsn, name: RawName(b"pg_16389") })
 }
 
 /// A table, and rows of it that messages show.
@@ -264,7 +271,7 @@ fn two_phase(table: &Table) -> [Seed; 2] {
                 end_lsn: END,
                 prepare_time: TIME,
                 xid: XID,
-                gid: "one",
+                gid: RawName(b"one"),
             }),
             table.insert(None),
             Message::Prepare(prepare()),
@@ -276,7 +283,7 @@ fn two_phase(table: &Table) -> [Seed; 2] {
                 prepare_time: TIME,
                 rollback_time: TIME,
                 xid: XID,
-                gid: "one",
+                gid: RawName(b"one"),
             }),
         ]),
         Seed::new("two_phase_streamed", Streaming::Parallel).messages([

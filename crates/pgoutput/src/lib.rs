@@ -43,6 +43,7 @@ mod frame;
 mod ids;
 mod lsn;
 mod message;
+mod raw_name;
 mod reader;
 mod timestamp;
 mod tuple;
@@ -60,5 +61,6 @@ pub use message::{
     ReplicaIdentity, RollbackPrepared, StreamAbort, StreamCommit, StreamStart, Truncate, TypeInfo,
     Update,
 };
+pub use raw_name::RawName;
 pub use timestamp::Timestamp;
 pub use tuple::{Column, MAX_COLUMNS, OldTuple, Tuple, TupleColumns};

@@ -2,7 +2,7 @@
 
 use std::str;
 
-use crate::{DecodeError, DecodeErrorKind, Lsn, MAX_COLUMNS, Timestamp, Xid};
+use crate::{DecodeError, DecodeErrorKind, Lsn, MAX_COLUMNS, RawName, Timestamp, Xid};
 
 /// The bytes left to read. All numbers are big-endian.
 #[derive(Clone, Debug)]
@@ -152,14 +152,20 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    /// Reads a name with its terminating zero byte.
-    pub(crate) fn name(&mut self) -> Result<&'a str, DecodeError> {
-        let start = self.offset();
+    /// Reads a name with its terminating zero byte, whatever its encoding is.
+    pub(crate) fn raw_name(&mut self) -> Result<RawName<'a>, DecodeError> {
         let Some(length) = memchr::memchr(0, self.rest) else {
-            return Err(DecodeError::new(start, DecodeErrorKind::MissingNul));
+            return Err(DecodeError::new(self.offset(), DecodeErrorKind::MissingNul));
         };
         let name = self.bytes(length)?;
         self.u8()?;
+        Ok(RawName(name))
+    }
+
+    /// Reads a name by which something is known: it must be UTF-8.
+    pub(crate) fn name(&mut self) -> Result<&'a str, DecodeError> {
+        let start = self.offset();
+        let RawName(name) = self.raw_name()?;
         str::from_utf8(name).map_err(|error| {
             DecodeError::new(start + error.valid_up_to(), DecodeErrorKind::NotUtf8)
         })

@@ -1,7 +1,7 @@
 //! The counterpart of the reader, for tests and simulations. All numbers are big-endian.
 
 use crate::reader::PG_CATALOG;
-use crate::{Lsn, Timestamp, Xid};
+use crate::{Lsn, RawName, Timestamp, Xid};
 
 pub(crate) fn u8(out: &mut Vec<u8>, value: u8) {
     out.push(value);
@@ -48,8 +48,12 @@ pub(crate) fn length(out: &mut Vec<u8>, length: usize) {
 }
 
 pub(crate) fn name(out: &mut Vec<u8>, name: &str) {
-    debug_assert!(!name.contains('\0'), "a zero byte would end the name early: {name:?}");
-    out.extend_from_slice(name.as_bytes());
+    raw_name(out, name.into());
+}
+
+pub(crate) fn raw_name(out: &mut Vec<u8>, name: RawName<'_>) {
+    debug_assert!(!name.0.contains(&0), "a zero byte would end the name early: {name}");
+    out.extend_from_slice(name.0);
     out.push(0);
 }
 

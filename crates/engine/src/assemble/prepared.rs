@@ -8,7 +8,7 @@ pub struct Prepared {
     /// The transaction's xid on the publisher: no other transaction has it before this one is
     /// resolved.
     pub xid: Xid,
-    /// The transaction's gid on the publisher.
+    /// The transaction's gid on the publisher, as it is shown.
     pub gid: String,
     /// Where its prepare record begins.
     pub prepare_lsn: Lsn,
@@ -24,7 +24,7 @@ impl Prepared {
     pub fn of(message: &Prepare<'_>) -> Self {
         Self {
             xid: message.xid,
-            gid: message.gid.to_owned(),
+            gid: message.gid.to_string(),
             prepare_lsn: message.prepare_lsn,
             end_lsn: message.end_lsn,
             prepare_time: message.prepare_time,

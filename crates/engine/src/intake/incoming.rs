@@ -92,8 +92,8 @@ struct Unresolved {
 }
 
 impl Unresolved {
-    fn new(gid: &str, since: Duration) -> Self {
-        Self { gid: gid.to_owned(), since, reported: false }
+    fn new(gid: String, since: Duration) -> Self {
+        Self { gid, since, reported: false }
     }
 }
 
@@ -157,7 +157,8 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
             match standing {
                 KnownPrepared::Absent => drop(absent.insert(xid, prepared)),
                 KnownPrepared::There => {
-                    unresolved.insert(xid, Unresolved::new(prepared.gid(), Duration::ZERO));
+                    unresolved
+                        .insert(xid, Unresolved::new(prepared.gid().to_owned(), Duration::ZERO));
                     here.insert(xid, Arc::new(prepared));
                 }
             }
@@ -278,7 +279,7 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
 
     fn note_held(&mut self, prepare: &Prepare<'_>, now: Duration) -> Result<(), HistoryError> {
         self.expect_later(prepare.xid, prepare.prepare_lsn)?;
-        let new = || Unresolved::new(prepare.gid, now);
+        let new = || Unresolved::new(prepare.gid.to_string(), now);
         self.unresolved.entry(prepare.xid).or_insert_with(new);
         match self.here.get(&prepare.xid) {
             // The PREPARE is sent again: the acknowledged position is before it.

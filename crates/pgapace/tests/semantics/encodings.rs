@@ -208,3 +208,32 @@ fn names_that_are_not_utf8_are_refused_with_the_next_step() {
         case.expect_equal(&["t"]);
     }
 }
+
+/// Nothing is known by the gid of a prepared transaction, or by the name of a replication origin.
+#[test]
+fn gids_and_origins_that_are_not_utf8_are_applied() {
+    for major in [15, 18] {
+        let mut case = Case::with_databases(major, 18, SQL_ASCII, SQL_ASCII);
+        case.tool.args.extend(["--two-phase", "--two-phase-hold", "0"].map(str::to_owned));
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY)");
+        case.run_until_current();
+        let gid = format!("E'caf\\351_{}'", case.publisher.name);
+        let prepare = format!("BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION {gid}");
+        case.publisher.sql(&prepare);
+        case.run_until_current();
+        let listed = case.tool.finish("prepared", &[]);
+        assert!(listed.stdout.contains("xE9_"), "{}", listed.stdout);
+        case.publisher.sql(&format!("COMMIT PREPARED {gid}"));
+        let origin = gid.replace("caf", "origin");
+        case.publisher.sql(&format!(
+            "SELECT pg_replication_origin_create({origin}); \
+             SELECT pg_replication_origin_session_setup({origin}); \
+             BEGIN; SELECT pg_replication_origin_xact_setup('0/1', now()); \
+             INSERT INTO t VALUES (2); COMMIT; \
+             SELECT pg_replication_origin_session_reset(); \
+             SELECT pg_replication_origin_drop({origin})"
+        ));
+        case.run_until_current();
+        case.expect_equal(&["t"]);
+    }
+}

@@ -1,7 +1,7 @@
 //! `M`: a logical decoding message that an application wrote to the WAL.
 
 use crate::reader::Reader;
-use crate::{DecodeError, Lsn, Xid, writer};
+use crate::{DecodeError, Lsn, RawName, Xid, writer};
 
 /// A message written by `pg_logical_emit_message` (`logicalrep_write_message` in `proto.c`). It is
 /// sent only if the option `messages` is set.
@@ -15,7 +15,7 @@ pub struct LogicalMessage<'a> {
     /// LSN of the message.
     pub lsn: Lsn,
     /// The prefix, which names the application that it is for.
-    pub prefix: &'a str,
+    pub prefix: RawName<'a>,
     /// The content, as arbitrary bytes.
     pub content: &'a [u8],
 }
@@ -28,7 +28,7 @@ impl<'a> LogicalMessage<'a> {
         let xid = reader.stream_xid(in_stream)?;
         let transactional = reader.flags(FLAG_TRANSACTIONAL)? == FLAG_TRANSACTIONAL;
         let lsn = reader.lsn()?;
-        let prefix = reader.name()?;
+        let prefix = reader.raw_name()?;
         let length = reader.length()?;
         Ok(Self { xid, transactional, lsn, prefix, content: reader.bytes(length)? })
     }
@@ -37,7 +37,7 @@ impl<'a> LogicalMessage<'a> {
         writer::stream_xid(out, self.xid);
         writer::u8(out, if self.transactional { FLAG_TRANSACTIONAL } else { 0 });
         writer::lsn(out, self.lsn);
-        writer::name(out, self.prefix);
+        writer::raw_name(out, self.prefix);
         writer::length(out, self.content.len());
         out.extend_from_slice(self.content);
     }
@@ -57,7 +57,7 @@ mod tests {
                 xid: None,
                 transactional: false,
                 lsn: Lsn(0x016B_3748),
-                prefix: "app",
+                prefix: RawName(b"app"),
                 content: b"\0hi",
             }),
         );
@@ -71,7 +71,7 @@ mod tests {
                 xid: Some(Xid(5)),
                 transactional: true,
                 lsn: Lsn(1),
-                prefix: "",
+                prefix: RawName(b""),
                 content: b"",
             }),
         );

@@ -1,7 +1,7 @@
 //! `O`: the origin of a transaction that was replicated to this publisher.
 
 use crate::reader::Reader;
-use crate::{DecodeError, Lsn, writer};
+use crate::{DecodeError, Lsn, RawName, writer};
 
 /// The replication origin of the transaction (`logicalrep_write_origin` in `proto.c`).
 ///
@@ -13,17 +13,17 @@ pub struct Origin<'a> {
     /// not committed there yet.
     pub lsn: Lsn,
     /// The name of the origin on the publisher (`pg_replication_origin.roname`).
-    pub name: &'a str,
+    pub name: RawName<'a>,
 }
 
 impl<'a> Origin<'a> {
     pub(crate) fn decode(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
-        Ok(Self { lsn: reader.lsn()?, name: reader.name()? })
+        Ok(Self { lsn: reader.lsn()?, name: reader.raw_name()? })
     }
 
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         writer::lsn(out, self.lsn);
-        writer::name(out, self.name);
+        writer::raw_name(out, self.name);
     }
 }
 
@@ -37,7 +37,7 @@ mod tests {
     fn origin() {
         check(
             b"O\0\0\0\0\0\0\0\x07pg_16389\0",
-            Message::Origin(Origin { lsn: Lsn(7), name: "pg_16389" }),
+            Message::Origin(Origin { lsn: Lsn(7), name: RawName(b"pg_16389") }),
         );
     }
 
@@ -45,7 +45,7 @@ mod tests {
     fn an_origin_inside_a_stream_block_has_no_xid() {
         check_in_stream(
             b"O\0\0\0\0\0\0\0\0pg_16389\0",
-            Message::Origin(Origin { lsn: Lsn::INVALID, name: "pg_16389" }),
+            Message::Origin(Origin { lsn: Lsn::INVALID, name: RawName(b"pg_16389") }),
         );
     }
 }

@@ -5,7 +5,7 @@
 //! sent when they happen.
 
 use crate::reader::Reader;
-use crate::{DecodeError, Lsn, Timestamp, Xid, writer};
+use crate::{DecodeError, Lsn, RawName, Timestamp, Xid, writer};
 
 /// `b`: the begin of a transaction that ends with a [`Prepare`] (`logicalrep_write_begin_prepare`
 /// in `proto.c`).
@@ -20,7 +20,7 @@ pub struct BeginPrepare<'a> {
     /// The transaction's xid on the publisher.
     pub xid: Xid,
     /// The transaction's global identifier.
-    pub gid: &'a str,
+    pub gid: RawName<'a>,
 }
 
 impl<'a> BeginPrepare<'a> {
@@ -30,7 +30,7 @@ impl<'a> BeginPrepare<'a> {
             end_lsn: reader.valid_lsn()?,
             prepare_time: reader.timestamp()?,
             xid: reader.xid()?,
-            gid: reader.name()?,
+            gid: reader.raw_name()?,
         })
     }
 
@@ -39,7 +39,7 @@ impl<'a> BeginPrepare<'a> {
         writer::lsn(out, self.end_lsn);
         writer::timestamp(out, self.prepare_time);
         writer::xid(out, self.xid);
-        writer::name(out, self.gid);
+        writer::raw_name(out, self.gid);
     }
 }
 
@@ -58,7 +58,7 @@ pub struct Prepare<'a> {
     /// The transaction's xid on the publisher.
     pub xid: Xid,
     /// The transaction's global identifier.
-    pub gid: &'a str,
+    pub gid: RawName<'a>,
 }
 
 impl<'a> Prepare<'a> {
@@ -69,7 +69,7 @@ impl<'a> Prepare<'a> {
             end_lsn: reader.valid_lsn()?,
             prepare_time: reader.timestamp()?,
             xid: reader.xid()?,
-            gid: reader.name()?,
+            gid: reader.raw_name()?,
         })
     }
 
@@ -79,7 +79,7 @@ impl<'a> Prepare<'a> {
         writer::lsn(out, self.end_lsn);
         writer::timestamp(out, self.prepare_time);
         writer::xid(out, self.xid);
-        writer::name(out, self.gid);
+        writer::raw_name(out, self.gid);
     }
 }
 
@@ -97,7 +97,7 @@ pub struct CommitPrepared<'a> {
     /// The transaction's xid on the publisher.
     pub xid: Xid,
     /// The transaction's global identifier.
-    pub gid: &'a str,
+    pub gid: RawName<'a>,
 }
 
 impl<'a> CommitPrepared<'a> {
@@ -108,7 +108,7 @@ impl<'a> CommitPrepared<'a> {
             end_lsn: reader.valid_lsn()?,
             commit_time: reader.timestamp()?,
             xid: reader.xid()?,
-            gid: reader.name()?,
+            gid: reader.raw_name()?,
         })
     }
 
@@ -118,7 +118,7 @@ impl<'a> CommitPrepared<'a> {
         writer::lsn(out, self.end_lsn);
         writer::timestamp(out, self.commit_time);
         writer::xid(out, self.xid);
-        writer::name(out, self.gid);
+        writer::raw_name(out, self.gid);
     }
 }
 
@@ -139,7 +139,7 @@ pub struct RollbackPrepared<'a> {
     /// The transaction's xid on the publisher.
     pub xid: Xid,
     /// The transaction's global identifier.
-    pub gid: &'a str,
+    pub gid: RawName<'a>,
 }
 
 impl<'a> RollbackPrepared<'a> {
@@ -151,7 +151,7 @@ impl<'a> RollbackPrepared<'a> {
             prepare_time: reader.timestamp()?,
             rollback_time: reader.timestamp()?,
             xid: reader.xid()?,
-            gid: reader.name()?,
+            gid: reader.raw_name()?,
         })
     }
 
@@ -162,7 +162,7 @@ impl<'a> RollbackPrepared<'a> {
         writer::timestamp(out, self.prepare_time);
         writer::timestamp(out, self.rollback_time);
         writer::xid(out, self.xid);
-        writer::name(out, self.gid);
+        writer::raw_name(out, self.gid);
     }
 }
 
@@ -187,7 +187,7 @@ mod tests {
                 end_lsn: Lsn(2),
                 prepare_time: Timestamp(3),
                 xid: Xid(732),
-                gid: "one",
+                gid: RawName(b"one"),
             }),
         );
     }
@@ -200,7 +200,7 @@ mod tests {
             end_lsn: Lsn(2),
             prepare_time: Timestamp(3),
             xid: Xid(732),
-            gid: "one",
+            gid: RawName(b"one"),
         };
         check(&[b"P\0", ONE, TWO, THREE, XID_AND_GID].concat(), Message::Prepare(prepare));
         check(&[b"p\0", ONE, TWO, THREE, XID_AND_GID].concat(), Message::StreamPrepare(prepare));
@@ -216,7 +216,7 @@ mod tests {
                 end_lsn: Lsn(2),
                 commit_time: Timestamp(3),
                 xid: Xid(732),
-                gid: "one",
+                gid: RawName(b"one"),
             }),
         );
     }
@@ -232,7 +232,7 @@ mod tests {
                 prepare_time: Timestamp(3),
                 rollback_time: Timestamp(4),
                 xid: Xid(732),
-                gid: "one",
+                gid: RawName(b"one"),
             }),
         );
     }

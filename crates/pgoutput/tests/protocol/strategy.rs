@@ -5,7 +5,7 @@
 
 use pgoutput::{
     Begin, BeginPrepare, Column, Columns, ColumnsBuilder, Commit, CommitPrepared, Decoder, Delete,
-    Frame, Insert, LogicalMessage, Lsn, Message, OldTuple, Origin, Prepare, RelId, RelIds,
+    Frame, Insert, LogicalMessage, Lsn, Message, OldTuple, Origin, Prepare, RawName, RelId, RelIds,
     RelIdsBuilder, Relation, RelationColumn, ReplicaIdentity, RollbackPrepared, StreamAbort,
     StreamCommit, StreamStart, Streaming, Timestamp, Truncate, Tuple, TupleBuilder, TypeInfo,
     TypeOid, Update, Xid,
@@ -56,7 +56,7 @@ fn changes(in_stream: bool) -> impl Strategy<Value = Message<'static>> {
     let xid =
         move || (1..=u32::MAX).prop_map(move |number| in_stream.then_some(Xid(number))).boxed();
     prop_oneof![
-        (lsns(), names()).prop_map(|(lsn, name)| Message::Origin(Origin { lsn, name })),
+        (lsns(), raw_names()).prop_map(|(lsn, name)| Message::Origin(Origin { lsn, name })),
         (xid(), rel_ids(), schemas(), names(), replica_identities(), columns()).prop_map(
             |(xid, id, schema, name, replica_identity, columns)| {
                 Message::Relation(Relation { xid, id, schema, name, replica_identity, columns })
@@ -83,7 +83,7 @@ fn changes(in_stream: bool) -> impl Strategy<Value = Message<'static>> {
                 Message::Truncate(Truncate { xid, cascade, restart_identity, relations })
             }
         ),
-        (xid(), any::<bool>(), lsns(), names(), byte_strings()).prop_map(
+        (xid(), any::<bool>(), lsns(), raw_names(), byte_strings()).prop_map(
             |(xid, transactional, lsn, prefix, content)| {
                 Message::Logical(LogicalMessage { xid, transactional, lsn, prefix, content })
             }
@@ -93,7 +93,7 @@ fn changes(in_stream: bool) -> impl Strategy<Value = Message<'static>> {
 
 fn outside_of_blocks(streaming: Streaming) -> impl Strategy<Value = Message<'static>> {
     let prepares = || {
-        (set_lsns(), set_lsns(), times(), xids(), names()).prop_map(
+        (set_lsns(), set_lsns(), times(), xids(), raw_names()).prop_map(
             |(prepare_lsn, end_lsn, prepare_time, xid, gid)| Prepare {
                 flags: 0,
                 prepare_lsn,
@@ -132,14 +132,14 @@ fn outside_of_blocks(streaming: Streaming) -> impl Strategy<Value = Message<'sta
                 Message::StreamAbort(StreamAbort { xid, subxid, abort })
             })
             .boxed(),
-        (set_lsns(), set_lsns(), times(), xids(), names())
+        (set_lsns(), set_lsns(), times(), xids(), raw_names())
             .prop_map(|(prepare_lsn, end_lsn, prepare_time, xid, gid)| {
                 Message::BeginPrepare(BeginPrepare { prepare_lsn, end_lsn, prepare_time, xid, gid })
             })
             .boxed(),
         prepares().prop_map(Message::Prepare).boxed(),
         prepares().prop_map(Message::StreamPrepare).boxed(),
-        (set_lsns(), set_lsns(), times(), xids(), names())
+        (set_lsns(), set_lsns(), times(), xids(), raw_names())
             .prop_map(|(commit_lsn, end_lsn, commit_time, xid, gid)| {
                 Message::CommitPrepared(CommitPrepared {
                     flags: 0,
@@ -151,7 +151,7 @@ fn outside_of_blocks(streaming: Streaming) -> impl Strategy<Value = Message<'sta
                 })
             })
             .boxed(),
-        (set_lsns(), set_lsns(), times(), times(), xids(), names())
+        (set_lsns(), set_lsns(), times(), times(), xids(), raw_names())
             .prop_map(
                 |(prepare_end_lsn, rollback_end_lsn, prepare_time, rollback_time, xid, gid)| {
                     Message::RollbackPrepared(RollbackPrepared {
@@ -209,6 +209,11 @@ fn xids() -> impl Strategy<Value = Xid> {
 
 fn rel_ids() -> impl Strategy<Value = RelId> {
     any::<u32>().prop_map(RelId)
+}
+
+/// Of an unknown encoding.
+fn raw_names() -> impl Strategy<Value = RawName<'static>> {
+    vec(1..=u8::MAX, 0..20).prop_map(|name| RawName(name.leak()))
 }
 
 fn names() -> impl Strategy<Value = &'static str> {

@@ -168,7 +168,7 @@ fn impossible_sequences_of_messages_are_refused() {
 
 fn prepare(assembler: &mut Assembler, lsn: u64, xid: u32, id: &str) -> Result<(), AssembleError> {
     let (prepare_lsn, end_lsn) = (Lsn(lsn), Lsn(lsn + 8));
-    let (prepare_time, xid, gid) = (Timestamp(5), Xid(xid), "g");
+    let (prepare_time, xid, gid) = (Timestamp(5), Xid(xid), "g".into());
     push(
         assembler,
         &Message::BeginPrepare(BeginPrepare { prepare_lsn, end_lsn, prepare_time, xid, gid }),
@@ -186,7 +186,7 @@ fn commit_prepared(lsn: u64, xid: u32) -> Message<'static> {
         end_lsn: Lsn(lsn + 8),
         commit_time: Timestamp(9),
         xid: Xid(xid),
-        gid: "g",
+        gid: "g".into(),
     })
 }
 
@@ -194,7 +194,7 @@ fn commit_prepared(lsn: u64, xid: u32) -> Message<'static> {
 fn a_prepare_without_its_begin_changed_nothing() {
     let mut assembler = announced(PartLimits::default());
     let (prepare_lsn, end_lsn) = (Lsn(100), Lsn(108));
-    let (prepare_time, xid, gid) = (Timestamp(5), Xid(1), "g");
+    let (prepare_time, xid, gid) = (Timestamp(5), Xid(1), "g".into());
     let message = Prepare { flags: 0, prepare_lsn, end_lsn, prepare_time, xid, gid };
     assert!(push(&mut assembler, &Message::Prepare(message)).expect("tolerated").is_none());
     assert_eq!(assembler.oldest_held(), Some(Lsn(100)));
@@ -225,7 +225,7 @@ fn a_prepared_transaction_is_held_until_it_is_resolved() {
         prepare_time: Timestamp(5),
         rollback_time: Timestamp(6),
         xid: Xid(2),
-        gid: "g",
+        gid: "g".into(),
     };
     assert!(push(&mut assembler, &Message::RollbackPrepared(rollback)).expect("known").is_none());
     assert_eq!(assembler.oldest_held(), None);

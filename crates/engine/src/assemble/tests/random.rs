@@ -238,7 +238,7 @@ impl World {
                 prepare_time: Timestamp(5),
                 rollback_time: Timestamp(6),
                 xid: Xid(running.xid),
-                gid: "g",
+                gid: "g".into(),
             }));
         }
     }

@@ -32,7 +32,14 @@ pub(super) fn stream_commit(xid: u32, lsn: u64) -> Message<'static> {
 pub(super) fn stream_prepare(xid: u32, lsn: u64) -> Message<'static> {
     let (prepare_lsn, end_lsn, xid) = (Lsn(lsn), Lsn(lsn + 8), Xid(xid));
     let prepare_time = Timestamp(5);
-    Message::StreamPrepare(Prepare { flags: 0, prepare_lsn, end_lsn, prepare_time, xid, gid: "g" })
+    Message::StreamPrepare(Prepare {
+        flags: 0,
+        prepare_lsn,
+        end_lsn,
+        prepare_time,
+        xid,
+        gid: "g".into(),
+    })
 }
 
 pub(super) fn streamed_insert(
