@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use clap::Args;
-use crossbeam_channel::{Receiver, unbounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use pgoutput::Lsn;
 
 use crate::apply::leader::Outcome;
@@ -21,7 +22,7 @@ use crate::error::{Class, Failure, Result};
 use crate::http::HttpServer;
 use crate::http::access::Access;
 use crate::membership::Membership;
-use crate::observe::board::{Boards, RunPhase};
+use crate::observe::board::{Board, Boards, RunPhase};
 use crate::observe::{events, logging};
 use crate::process::Process;
 use crate::stopping::shutdown::Shutdown;
@@ -170,43 +171,10 @@ pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
     let (sender, ended) = unbounded();
     let mut threads = Vec::new();
     for ((live, leaseholder), standby) in lives.into_iter().zip(leaseholders).zip(memberships) {
-        let (shutdown, sender) = (shutdown.clone(), sender.clone());
+        let board = boards.of(&live.newest().name);
         let options = RunOptions { standby, ..options.clone() };
-        let name = live.newest().name.clone();
-        let board = boards.of(&name);
-        let thread = std::thread::Builder::new()
-            .name(name.clone())
-            .spawn(move || {
-                events::Concern::of(&name).enter();
-                let result = catch_unwind(AssertUnwindSafe(|| {
-                    // A goal is reached before a table is due.
-                    let verification = |of: &Arc<LiveSettings>| match options.until {
-                        None => BackgroundVerification::start(of, &board),
-                        Some(_) => Ok(None),
-                    };
-                    subscription::follow(
-                        &live,
-                        &options,
-                        &shutdown,
-                        &leaseholder,
-                        &board,
-                        verification,
-                    )
-                }));
-                let result = result.unwrap_or_else(|_| {
-                    let failure = Failure::internal(format!("subscription {name} panicked"));
-                    board.failed(&failure, None);
-                    Err(failure)
-                });
-                if result.is_ok() {
-                    // A goal that was reached is no stream that stands still.
-                    board.enters(RunPhase::Stopped);
-                }
-                // The receiver below ends when all have sent.
-                drop(sender.send((name, result)));
-            })
-            .map_err(|e| Failure::refused_by_system("start a thread", &e))?;
-        threads.push(thread);
+        let one = Follower { live, options, shutdown: shutdown.clone(), leaseholder, board };
+        threads.push(one.spawn(sender.clone())?);
     }
     drop(sender);
     let first = first_failure(&ended, several, || {
@@ -220,6 +188,49 @@ pub(crate) fn run(args: &RunArgs, has_log_level: bool) -> Result<()> {
         drop(thread.join());
     }
     first.map_or(Ok(()), Err)
+}
+
+/// One subscription in a thread of its own.
+struct Follower {
+    live: Arc<LiveSettings>,
+    options: RunOptions,
+    shutdown: Shutdown,
+    leaseholder: Arc<Leaseholder>,
+    board: Board,
+}
+
+impl Follower {
+    /// Starts the thread. It sends its name and its result at its end, also after a panic.
+    fn spawn(self, ended: Sender<(String, Result<Outcome>)>) -> Result<JoinHandle<()>> {
+        let name = self.live.newest().name.clone();
+        let run = move || {
+            let name = self.live.newest().name.clone();
+            events::Concern::of(&name).enter();
+            let result = catch_unwind(AssertUnwindSafe(|| self.follow())).unwrap_or_else(|_| {
+                let failure = Failure::internal(format!("subscription {name} panicked"));
+                self.board.failed(&failure, None);
+                Err(failure)
+            });
+            if result.is_ok() {
+                // A goal that was reached is no stream that stands still.
+                self.board.enters(RunPhase::Stopped);
+            }
+            // The receiver ends when all have sent.
+            drop(ended.send((name, result)));
+        };
+        let thread = std::thread::Builder::new().name(name).spawn(run);
+        thread.map_err(|e| Failure::refused_by_system("start a thread", &e))
+    }
+
+    fn follow(&self) -> Result<Outcome> {
+        // A goal is reached before a table is due.
+        let verification = |of: &Arc<LiveSettings>| match self.options.until {
+            None => BackgroundVerification::start(of, &self.board),
+            Some(_) => Ok(None),
+        };
+        let Self { live, options, shutdown, leaseholder, board } = self;
+        subscription::follow(live, options, shutdown, leaseholder, board, verification)
+    }
 }
 
 /// --truncate is a decision about the tables of one subscription.
