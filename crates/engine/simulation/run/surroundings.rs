@@ -156,6 +156,10 @@ impl Surroundings for Outside {
         false
     }
 
+    fn is_gone(&self, _: &RemoteRelation, _: Lsn) -> bool {
+        false
+    }
+
     fn knows(&self, relation: &Arc<RemoteRelation>, _: Lsn) -> bool {
         self.unknown != Some(table(relation.id))
     }

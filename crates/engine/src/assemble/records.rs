@@ -65,6 +65,12 @@ impl RelationVersions {
             fits_u32(self.all.len() - 1)
         })
     }
+
+    /// Keeps only so many, the first: no record names another.
+    pub(super) fn truncate(&mut self, length: usize) {
+        self.all.truncate(length);
+        self.places.retain(|_, place| (*place as usize) < length);
+    }
 }
 
 /// The relations that one record of a spooled transaction changes.

@@ -73,6 +73,8 @@ pub(super) struct SpooledTransaction {
     id: SpoolId,
     xid: Xid,
     relations: RelationVersions,
+    /// Where the first change is that has the version, of each.
+    relation_starts: Vec<u64>,
     subtransactions: Subtransactions,
     /// Bytes of all records.
     length: u64,
@@ -92,6 +94,7 @@ impl SpooledTransaction {
             id,
             xid,
             relations: RelationVersions::default(),
+            relation_starts: Vec::new(),
             subtransactions: Subtransactions::default(),
             length: 0,
             spooled: 0,
@@ -135,6 +138,7 @@ impl SpooledTransaction {
         let before = block.capacity();
         changed.write(&mut self.relations, [tag, rest], block);
         self.allocated += block.capacity() - before;
+        self.relation_starts.resize(self.relations.all.len(), self.length);
         self.length += size as u64;
         Ok(())
     }
@@ -159,6 +163,10 @@ impl SpooledTransaction {
     /// has no change here.
     pub(super) fn abort(&mut self, subxid: Xid) -> Option<SpoolCommand> {
         let start = self.subtransactions.abort(subxid)?;
+        // A table may have been created, or renamed, in what is cut off.
+        let kept = self.relation_starts.partition_point(|place| *place < start);
+        self.relation_starts.truncate(kept);
+        self.relations.truncate(kept);
         if start < self.spooled {
             self.blocks.clear();
             self.allocated = 0;

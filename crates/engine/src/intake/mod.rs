@@ -80,6 +80,10 @@ pub trait Surroundings {
     /// transaction that commits here.
     fn is_another(&mut self, relation: &Arc<RemoteRelation>, commit_lsn: Lsn) -> bool;
 
+    /// Whether a table is not part of the subscription, and a look at the publications behind this position has shown
+    /// that it is not published.
+    fn is_gone(&self, relation: &RemoteRelation, position: Lsn) -> bool;
+
     /// A table appears that is not part of the subscription. Returns whether its changes are deferred.
     ///
     /// # Errors

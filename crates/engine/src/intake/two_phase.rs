@@ -103,7 +103,9 @@ impl<E: Surroundings> Intake<E> {
         }
         let mut tables = Vec::with_capacity(part.relations().len());
         for index in 0..part.relations().len() {
-            let left_out = self.deferred.leaves_out(here.xid(), &part.relations()[index]);
+            let relation = &part.relations()[index];
+            let left_out = self.deferred.leaves_out(here.xid(), relation)
+                || env.is_gone(relation, here.prepare_lsn());
             let table = if skipped || left_out { Ok(None) } else { env.table(&part, index, later) };
             tables.push(table.map_err(IntakeError::Outside)?);
         }
@@ -154,9 +156,13 @@ impl<E: Surroundings> Intake<E> {
         let mut due = incoming.take_due(now, |prepared, relations| {
             // Everything that was received is before its end, and so is what the progress covers.
             let after = received.max(prepared.end_lsn);
+            // Changes of a table that is no longer published are left out, as they would be later. They are before the
+            // PREPARE, whatever was received since.
+            let changed = prepared.prepare_lsn;
             if deferred.are_acknowledged() {
                 for relation in relations {
-                    if !deferred.has(relation) && !env.knows(relation, after) {
+                    let knows = deferred.has(relation) || env.knows(relation, after);
+                    if !knows && !env.is_gone(relation, changed) {
                         streams.abandon_all();
                         env.add_table(relation, deferred, progress)?;
                     }
@@ -165,9 +171,10 @@ impl<E: Surroundings> Intake<E> {
                 // Deferred changes of a table come first: they committed before this transaction ends.
                 return Ok(false);
             }
-            let (later, ready): (Vec<_>, Vec<_>) =
+            let (later, mut ready): (Vec<_>, Vec<_>) =
                 relations.iter().cloned().partition(|relation| deferred.has(relation));
             if deferred.are_acknowledged() {
+                ready.retain(|relation| !env.is_gone(relation, changed));
                 replaced |= ready.iter().any(|relation| env.is_another(relation, after));
             }
             let may = !replaced && env.may_be_prepared(&ready, after)?;

@@ -350,9 +350,10 @@ impl Tables {
         self.gone.insert(table, at);
     }
 
-    fn is_gone(&self, remote: &RemoteRelation, commit_lsn: Lsn) -> bool {
+    /// Whether a table is not part of the subscription, and was not published at an LSN behind this position.
+    pub(crate) fn is_gone(&self, remote: &RemoteRelation, position: Lsn) -> bool {
         let at = self.gone.get(&remote.name);
-        at.is_some_and(|at| commit_lsn < *at)
+        at.is_some_and(|at| position < *at) && !self.sync_lsns.contains_key(&remote.name)
     }
 
     /// Whether [`Self::resolve`] needs no look at the subscriber.
@@ -466,7 +467,7 @@ impl Tables {
             return Ok(None);
         }
         if !self.resolved.contains_key(&address) {
-            if !self.sync_lsns.contains_key(&remote.name) && self.is_gone(remote, commit_lsn) {
+            if self.is_gone(remote, commit_lsn) {
                 return Ok(None);
             }
             let resolved = self.load(session, remote)?;
@@ -500,10 +501,6 @@ impl Tables {
                 continue;
             }
             if !self.sync_lsns.contains_key(&remote.name) {
-                // Changes of a table that is no longer published are left out, then as later.
-                if commits.are_synchronous() && self.is_gone(remote, lsn) {
-                    continue;
-                }
                 return Ok(false);
             }
             if self.is_another(remote, lsn) {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use testbed::{Result, TableName};
+use testbed::{Pair, Result, TableName};
 
 use crate::support::{DB, NAME, Site, one_or_all};
 
@@ -90,6 +90,47 @@ fn prepare_returns_with_changes_of_a_blocked_table() -> Result<()> {
             .and_then(|()| client.batch_execute("COMMIT PREPARED 'x'"));
         assert!(done.is_ok(), "{done:?}:\n{}", run.log());
         site.wait_until_applied(&mut run)?;
+        site.expect_equal(&[TableName::from("t")])?;
+    }
+    Ok(())
+}
+
+/// A table that the transaction creates is not there, when its changes are to be prepared: it was created in a savepoint
+/// that was rolled back, and a block with it was sent before; or the transaction has dropped it again.
+#[test]
+fn prepare_returns_with_changes_of_a_table_that_is_not_there() -> Result<()> {
+    let create =
+        "CREATE TABLE gone (id int PRIMARY KEY); INSERT INTO gone SELECT generate_series(1, 3000)";
+    for &major in one_or_all(&[15, 18]) {
+        let work_mem = ("logical_decoding_work_mem", "64kB");
+        let mut site = Site::of(Pair::start_with(
+            major,
+            major,
+            |builder| builder.setting(work_mem.0, work_mem.1),
+            |builder| builder,
+        )?)?;
+        site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+        let program = site.program().arg("--two-phase");
+        let mut run = site.spawn_streaming(&program)?;
+        site.wait_until_applied(&mut run)?;
+        run.kill9()?;
+        site.publisher.set("synchronous_standby_names", NAME)?;
+        let mut run = site.spawn_streaming(&program)?;
+        let mut client = site.publisher.connect(DB)?;
+        client.batch_execute("SET statement_timeout = '60s'")?;
+        let undone = format!("SAVEPOINT s; {create}; ROLLBACK TO s");
+        for (id, changes) in [(1, undone), (2, format!("{create}; DROP TABLE gone"))] {
+            let prepare =
+                format!("BEGIN; INSERT INTO t VALUES ({id}); {changes}; PREPARE TRANSACTION 'x'");
+            let done = client
+                .batch_execute(&prepare)
+                .and_then(|()| client.batch_execute(&format!("INSERT INTO t VALUES ({id}0)")))
+                .and_then(|()| client.batch_execute("COMMIT PREPARED 'x'"));
+            assert!(done.is_ok(), "{id}: {done:?}:\n{}", run.log());
+        }
+        site.wait_until_applied(&mut run)?;
+        let skipped = run.log().matches("table_changes_skipped").count();
+        assert!(skipped <= 4, "{skipped}:\n{}", run.log());
         site.expect_equal(&[TableName::from("t")])?;
     }
     Ok(())

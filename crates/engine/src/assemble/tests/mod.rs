@@ -40,17 +40,22 @@ fn push(
 
 fn announced(limits: PartLimits) -> Assembler {
     let mut assembler = Assembler::new(limits);
+    announce(&mut assembler, None, "t");
+    assembler
+}
+
+/// Relation 7 has this name from now on.
+fn announce(assembler: &mut Assembler, xid: Option<Xid>, name: &str) {
     let columns = ColumnsBuilder::new().column(true, "id", TypeOid(23), -1);
     let relation = Relation {
-        xid: None,
+        xid,
         id: RelId(7),
         schema: "public",
-        name: "t",
+        name,
         replica_identity: ReplicaIdentity::Default,
         columns: columns.columns(),
     };
-    assert!(push(&mut assembler, &Message::Relation(relation)).expect("fits").is_none());
-    assembler
+    assert!(push(assembler, &Message::Relation(relation)).expect("fits").is_none());
 }
 
 fn insert(assembler: &mut Assembler, id: &str) -> Result<Option<TransactionPart>, AssembleError> {

@@ -6,8 +6,8 @@ use pgoutput::{
 };
 
 use super::{
-    AssembleError, Assembled, Assembler, Committed, PartLimits, Spool, TransactionPart, announced,
-    assemble, begin, commit, commit_prepared, ids, insert, push,
+    AssembleError, Assembled, Assembler, Committed, PartLimits, Spool, TransactionPart, announce,
+    announced, assemble, begin, commit, commit_prepared, ids, insert, push,
 };
 
 pub(super) fn start(xid: u32, first_segment: bool) -> Message<'static> {
@@ -107,6 +107,29 @@ fn subtransactions_that_did_not_happen_are_cut_off() {
     }
     let part = push(&mut assembler, &stream_commit(10, 300)).expect("fits").expect("whole");
     assert_eq!(ids(&part), ["top", "c", "top again"]);
+}
+
+/// A table that was renamed in a subtransaction which did not happen is not one that the transaction changes.
+#[test]
+fn relations_that_did_not_happen_are_cut_off() {
+    let mut assembler = announced(PartLimits::default());
+    block(&mut assembler, 10, true, &[(10, "top")]);
+    let names = ["gone", "t", "gone too"];
+    for (xid, name) in (11..).zip(names) {
+        push(&mut assembler, &start(10, false)).expect("fits");
+        announce(&mut assembler, Some(Xid(xid)), name);
+        streamed_insert(&mut assembler, xid, name).expect("fits");
+        push(&mut assembler, &Message::StreamStop).expect("fits");
+        if name != "t" {
+            push(&mut assembler, &abort(10, xid)).expect("fits");
+        }
+    }
+    push(&mut assembler, &stream_prepare(10, 200)).expect("known");
+    let (_, relations) = assembler.held(Xid(10)).expect("it is held");
+    assert!(relations.iter().all(|relation| relation.name.name == "t"), "{relations:?}");
+    let mut replay = committed(&mut assembler, &commit_prepared(300, 10)).replay;
+    let part = replay.next_part(&mut Spool::default()).expect("readable").expect("whole");
+    assert_eq!(ids(&part), ["top", "t"]);
 }
 
 #[test]

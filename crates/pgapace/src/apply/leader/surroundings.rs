@@ -149,6 +149,10 @@ impl intake::Surroundings for Surroundings<'_> {
         self.tables.is_another(relation, commit_lsn)
     }
 
+    fn is_gone(&self, relation: &RemoteRelation, position: Lsn) -> bool {
+        self.tables.is_gone(relation, position)
+    }
+
     fn add_table(
         &mut self,
         relation: &RemoteRelation,
