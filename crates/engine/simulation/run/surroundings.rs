@@ -11,7 +11,7 @@ use engine::progress::Progress;
 use engine::relation::RemoteRelation;
 use engine::sync_lsn::SyncLsn;
 use engine::table_name::TableName;
-use engine::transaction::TransactionPart;
+use engine::transaction::{TransactionHead, TransactionPart};
 use engine::work::Table;
 use engine::writeset::LockRules;
 use pgoutput::{Lsn, RelId, Timestamp, Xid};
@@ -171,6 +171,7 @@ impl Surroundings for Outside {
     fn add_table(
         &mut self,
         relation: &RemoteRelation,
+        _: TransactionHead,
         deferred: &mut DeferredTables<()>,
         progress: &Progress,
     ) -> Result<bool, String> {

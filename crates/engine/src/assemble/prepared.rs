@@ -2,6 +2,8 @@
 
 use pgoutput::{Lsn, Prepare, Timestamp, Xid};
 
+use crate::transaction::TransactionHead;
+
 /// A prepared transaction of the publisher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prepared {
@@ -29,5 +31,12 @@ impl Prepared {
             end_lsn: message.end_lsn,
             prepare_time: message.prepare_time,
         }
+    }
+
+    /// The head that it has until it commits.
+    #[must_use]
+    pub fn head(&self) -> TransactionHead {
+        let Self { xid, prepare_lsn, prepare_time, .. } = *self;
+        TransactionHead { commit_lsn: prepare_lsn, commit_time: prepare_time, xid }
     }
 }

@@ -39,7 +39,7 @@ use crate::relation::RemoteRelation;
 use crate::streaming::Streams;
 use crate::sync_lsn::already_applied;
 use crate::table_name::TableName;
-use crate::transaction::{Location, TransactionPart};
+use crate::transaction::{Location, TransactionHead, TransactionPart};
 use crate::work::{Table, TwoPhase, Work};
 
 /// A part with the tables and the prepared transactions of these surroundings.
@@ -84,13 +84,15 @@ pub trait Surroundings {
     /// that it is not published.
     fn is_gone(&self, relation: &RemoteRelation, position: Lsn) -> bool;
 
-    /// A table appears that is not part of the subscription. Returns whether its changes are deferred.
+    /// A table that is not part of the subscription appears in a transaction, which may have created it. `head` is that
+    /// of its commit or PREPARE. Returns whether its changes are deferred.
     ///
     /// # Errors
     /// When the subscriber or the publisher cannot be asked.
     fn add_table(
         &mut self,
         relation: &RemoteRelation,
+        head: TransactionHead,
         deferred: &mut DeferredTables<Self::Copied>,
         progress: &Progress,
     ) -> Result<bool, Self::Error>;
@@ -485,17 +487,23 @@ impl<E: Surroundings> Intake<E> {
         }
         for (index, relation) in part.relations().iter().enumerate() {
             let deferred = self.deferred.has(relation)
-                || !env.knows(relation, commit_lsn) && self.add_table(relation, env)?;
+                || !env.knows(relation, commit_lsn) && self.add_table(relation, part.head, env)?;
             let table = if deferred { Ok(None) } else { env.table(part, index, commit_lsn) };
             tables.push(table.map_err(IntakeError::Outside)?);
         }
         Ok(tables)
     }
 
-    fn add_table(&mut self, relation: &RemoteRelation, env: &mut E) -> IntakeResult<bool, E> {
+    fn add_table(
+        &mut self,
+        relation: &RemoteRelation,
+        head: TransactionHead,
+        env: &mut E,
+    ) -> IntakeResult<bool, E> {
         // Streams may hold locks that conflict with those of a new table's copy.
         self.streams.abandon_all();
-        env.add_table(relation, &mut self.deferred, &self.progress).map_err(IntakeError::Outside)
+        let Self { deferred, progress, .. } = self;
+        env.add_table(relation, head, deferred, progress).map_err(IntakeError::Outside)
     }
 
     fn defer(&mut self, part: &TransactionPart) -> IntakeResult<(), E> {

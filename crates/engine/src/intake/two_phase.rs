@@ -158,13 +158,12 @@ impl<E: Surroundings> Intake<E> {
             let after = received.max(prepared.end_lsn);
             // Changes of a table that is no longer published are left out, as they would be later. They are before the
             // PREPARE, whatever was received since.
-            let changed = prepared.prepare_lsn;
+            let head = prepared.head();
             if deferred.are_acknowledged() {
                 for relation in relations {
-                    let knows = deferred.has(relation) || env.knows(relation, after);
-                    if !knows && !env.is_gone(relation, changed) {
+                    if !deferred.has(relation) && !env.knows(relation, after) {
                         streams.abandon_all();
-                        env.add_table(relation, deferred, progress)?;
+                        env.add_table(relation, head, deferred, progress)?;
                     }
                 }
             } else if relations.iter().any(|relation| deferred.has(relation)) {
@@ -174,7 +173,7 @@ impl<E: Surroundings> Intake<E> {
             let (later, mut ready): (Vec<_>, Vec<_>) =
                 relations.iter().cloned().partition(|relation| deferred.has(relation));
             if deferred.are_acknowledged() {
-                ready.retain(|relation| !env.is_gone(relation, changed));
+                ready.retain(|relation| !env.is_gone(relation, head.commit_lsn));
                 replaced |= ready.iter().any(|relation| env.is_another(relation, after));
             }
             let may = !replaced && env.may_be_prepared(&ready, after)?;

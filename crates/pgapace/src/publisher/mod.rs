@@ -15,6 +15,7 @@ pub(crate) mod recreated;
 pub(crate) mod session;
 pub(crate) mod slot;
 pub(crate) mod slot_to_drop;
+pub(crate) mod snapshot_xids;
 pub(crate) mod source;
 pub(crate) mod start_replication;
 pub(crate) mod wal_end;

@@ -7,12 +7,14 @@ mod inspection_state;
 mod refreshes;
 mod requests;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::TryRecvError;
 use engine::relation::RemoteRelation;
 use engine::sync_lsn::SyncLsn;
 use engine::table_name::TableName;
+use engine::transaction::TransactionHead;
 use pgoutput::Lsn;
 use wire::Session;
 
@@ -22,6 +24,7 @@ use crate::error::{Class, Failure, Result};
 use crate::observe::board::wall;
 use crate::publisher::publication::{self, PublicationContents, PublishedTable};
 use crate::publisher::session::current_lsn;
+use crate::publisher::snapshot_xids::SnapshotXids;
 use crate::stopping::interrupt::interruptible;
 use crate::subscriber::state;
 use crate::subscriber::state::ownership::OwnedEpoch;
@@ -426,12 +429,13 @@ impl<'a> Adder<'a> {
         Ok(())
     }
 
-    /// Looks up an added table on both servers, and decides whether it is copied.
+    /// Looks up an added table on both servers, and decides whether it is copied. The head is that of a transaction that
+    /// changes it.
     pub(crate) fn add(
         &self,
         control: &mut Session,
         tables: &mut Tables,
-        remote: &RemoteRelation,
+        (remote, head): (&RemoteRelation, TransactionHead),
         dispatched: Lsn,
     ) -> Result<Added> {
         let context = self.context;
@@ -448,8 +452,9 @@ impl<'a> Adder<'a> {
         };
         let sessions = [control.cancel_handle(), session.cancel_handle()];
         let found = interruptible(context.shutdown, &sessions, "table sync", || {
-            // Read first: the result says nothing about transactions that commit later.
+            // Read first: the result says nothing about transactions that commit later, or are not visible yet.
             let now = current_lsn(&mut session)?;
+            let xids = SnapshotXids::read(&mut session)?;
             let name = &remote.name;
             let published = publication::table(&mut session, context.publications, name)?;
             let copies = context.copy_data || copy_requests::is_wanted(control, context.id, name)?;
@@ -466,20 +471,26 @@ impl<'a> Adder<'a> {
                 }
                 _ => None,
             };
-            Ok((now, published, obstacle, copies))
+            Ok(((now, xids), published, obstacle, copies))
         })?;
         drop(session);
-        let (now, Some(published), obstacle, copies) = found else {
+        let ((now, _), Some(published), obstacle, copies) = found else {
+            let ((now, xids), .., copies) = found;
+            if !xids.show(head.xid) {
+                return self.add_invisible(control, tables, (remote, head), (dispatched, copies));
+            }
             // The table was dropped, renamed, or removed from the publication since. If it, or the
-            // table under its new name, is published later, it is copied then.
-            let now = found.0;
+            // table under its new name, is published later, it is copied then. Without a copy, a transaction that is not
+            // visible yet may have created it again.
+            let again = !copies && xids.may_lack_others(head.xid);
+            let until = if again { Lsn(head.commit_lsn.0 + 1) } else { now };
             tracing::warn!(
                 event = "table_changes_skipped",
                 table = remote.name.to_string(),
-                until = %now,
+                %until,
                 "changes of a table that is no longer published are skipped"
             );
-            tables.set_gone(remote.name.clone(), now);
+            tables.set_gone(remote.name.clone(), until);
             return Ok(Added::Done);
         };
         tracing::info!(
@@ -508,6 +519,40 @@ impl<'a> Adder<'a> {
         let sync_lsn = Lsn::INVALID;
         table_state::set_sync_lsns(control, context.owner(), &[published], sync_lsn)?;
         tables.add(remote.name.clone(), SyncLsn(sync_lsn));
+        Ok(Added::Done)
+    }
+
+    /// The publisher has sent changes of a table, so it is published; but the transaction is not visible to other sessions,
+    /// and has created or published it. It may wait for pgapace itself. If the table is to be copied, its snapshot waits
+    /// for the transaction. Otherwise all its changes are applied, and the next look at the publications finds it.
+    fn add_invisible(
+        &self,
+        control: &mut Session,
+        tables: &mut Tables,
+        (remote, head): (&RemoteRelation, TransactionHead),
+        (dispatched, copies): (Lsn, bool),
+    ) -> Result<Added> {
+        tracing::info!(
+            event = "table_not_visible",
+            table = remote.name.to_string(),
+            xid = %head.xid,
+            "the transaction that published a table is not visible on the publisher yet"
+        );
+        if copies {
+            return Ok(Added::Copy);
+        }
+        tables.add(remote.name.clone(), SyncLsn(Lsn::INVALID));
+        // The look that is possible: whether the subscriber has such a table.
+        match tables.resolve(control, &Arc::new(remote.clone()), head.commit_lsn) {
+            Ok(_) => {}
+            Err(failure) if failure.class == Class::Mismatch => {
+                let lacking = [(remote.name.clone(), failure)];
+                let from = self.lacks_from(dispatched);
+                blocked::block(control, self.context.owner(), &lacking, from)?;
+                tables.block(&remote.name);
+            }
+            Err(failure) => return Err(failure),
+        }
         Ok(Added::Done)
     }
 

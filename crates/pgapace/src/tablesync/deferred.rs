@@ -23,6 +23,7 @@ use engine::progress::Progress;
 use engine::relation::RemoteRelation;
 use engine::table_name::TableName;
 use engine::table_sync::TableSyncState;
+use engine::transaction::TransactionHead;
 use pgoutput::Lsn;
 use rustc_hash::{FxHashMap, FxHashSet};
 use wire::Session;
@@ -207,10 +208,11 @@ impl<'a> StreamedTableSync<'a> {
         control: &mut Session,
         tables: &mut Tables,
         deferred: &mut DeferredTables<CatchUp>,
-        remote: &RemoteRelation,
+        (remote, head): (&RemoteRelation, TransactionHead),
         progress: &Progress,
     ) -> Result<bool> {
-        let added = self.adder.add(control, tables, remote, progress.last_dispatched())?;
+        let dispatched = progress.last_dispatched();
+        let added = self.adder.add(control, tables, (remote, head), dispatched)?;
         let name = remote.name.clone();
         self.adder.taken_up(&name);
         if added == Added::Done {

@@ -5,6 +5,7 @@ mod gaps;
 mod gaps_while_copying;
 mod gaps_while_starting;
 mod no_gap;
+mod not_visible;
 mod other_tables;
 mod own_schema;
 mod random;

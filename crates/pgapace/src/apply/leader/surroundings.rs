@@ -9,7 +9,7 @@ use engine::intake::{self, Committed, IntakeError, MissedSkip};
 use engine::progress::Progress;
 use engine::relation::RemoteRelation;
 use engine::table_name::TableName;
-use engine::transaction::TransactionPart;
+use engine::transaction::{TransactionHead, TransactionPart};
 use pgoutput::{Lsn, Xid};
 use wire::Session;
 
@@ -156,10 +156,12 @@ impl intake::Surroundings for Surroundings<'_> {
     fn add_table(
         &mut self,
         relation: &RemoteRelation,
+        head: TransactionHead,
         deferred: &mut DeferredTables<CatchUp>,
         progress: &Progress,
     ) -> Result<bool> {
-        self.table_sync.add(&mut self.control, &mut self.tables, deferred, relation, progress)
+        let of = (relation, head);
+        self.table_sync.add(&mut self.control, &mut self.tables, deferred, of, progress)
     }
 
     fn table(
