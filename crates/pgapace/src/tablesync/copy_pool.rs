@@ -314,7 +314,7 @@ impl Pool<'_> {
         let changed = failures.changed.into_iter().map(|(table, failure)| {
             let Item { published, generation, .. } = &self.items[table];
             let (table, is_split) = (published.clone(), self.items[table].is_split());
-            let copy = Some(ChangedCopy { table, generation: *generation, is_split });
+            let copy = Some(ChangedCopy { table, generation: Some(*generation), is_split });
             ChangedTable { failure, copy }
         });
         Ok(CopyOutcome { changed: changed.collect(), failed })

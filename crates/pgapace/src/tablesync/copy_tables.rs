@@ -14,6 +14,7 @@ use crate::subscriber::other_subscriptions;
 use crate::subscriber::state::{self, RelationState};
 use crate::tablesync::blocked::{block, is_of_its_tables};
 use crate::tablesync::fitness::{leave_out_new, refuse_filled};
+use crate::tablesync::published_before::PublishedBefore;
 use crate::tablesync::sequences::set_sequences;
 use crate::tablesync::subscriber_tables::{self, SubscriberTable};
 use crate::tablesync::truncated::{self, ChangedTable};
@@ -32,7 +33,8 @@ const SNAPSHOTS: usize = 10;
 /// stream, as tables that are added.
 ///
 /// The publications are read after the snapshot was created. Creating it waits for running
-/// transactions on the publisher, and a column that one of them adds and fills belongs to the copy.
+/// transactions on the publisher, and a column that one of them adds and fills belongs to the copy. Tables whose publication
+/// has changed meanwhile are copied under the next snapshot ([`PublishedBefore`]).
 pub(crate) fn copy_tables(
     context: SyncContext<'_>,
     control: &mut Session,
@@ -43,19 +45,24 @@ pub(crate) fn copy_tables(
     let mut whole = FxHashSet::default();
     for snapshots in 1..=SNAPSHOTS {
         let mut holder = None;
-        let (snapshot, publisher) = match first.take() {
-            Some(first) => first,
+        let (snapshot, publisher, before) = match first.take() {
+            Some((snapshot, session)) => (snapshot, session, None),
             None => {
-                let (snapshot, session) = Snapshot::temporary(context)?;
-                (snapshot, holder.insert(session))
+                let (snapshot, session, before) = Snapshot::temporary(context)?;
+                (snapshot, holder.insert(session), Some(before))
             }
         };
         let sessions = [publisher.cancel_handle(), control.cancel_handle()];
         let mut published = Vec::new();
         changed = interruptible(context.shutdown, &sessions, "table sync", || {
             published = publication::tables(publisher, context.publications)?;
-            let pending = pending(control, context, &published, wanted)?;
-            let changed = copy_pending(context, control, publisher, &snapshot, pending, &whole)?;
+            let mut pending = pending(control, context, &published, wanted)?;
+            let later = before.map_or_else(Vec::new, |before| {
+                leave_out_published_otherwise(context, &before, &mut pending)
+            });
+            let mut changed =
+                copy_pending(context, control, publisher, &snapshot, pending, &whole)?;
+            changed.extend(later);
             let slot = snapshot.temporary_slot();
             snapshot.release(publisher)?;
             match slot {
@@ -88,8 +95,8 @@ pub(crate) fn copy_tables(
     }
     let last = changed.into_iter().next().map(|changed| changed.failure);
     Err(last.unwrap_or_else(|| Failure::internal("nothing was left to copy")).hint(
-        "Tables were truncated, rewritten, replaced or altered repeatedly while they were copied. \
-         Copied tables stay: start pgapace again when the others no longer change.",
+        "Tables were truncated, rewritten, replaced or altered, or their publications were, each time that they were \
+         copied. Copied tables stay: start pgapace again when the others no longer change.",
     ))
 }
 
@@ -117,6 +124,25 @@ fn pending(
         is_to_copy.then_some((table, state))
     });
     Ok(pending.collect())
+}
+
+/// Leaves out the tables that were published in another way before the slot of the snapshot was created, and returns them.
+fn leave_out_published_otherwise(
+    context: SyncContext<'_>,
+    before: &PublishedBefore,
+    pending: &mut Vec<(PublishedTable, Option<RelationState>)>,
+) -> Vec<ChangedTable> {
+    let mut left_out = Vec::new();
+    pending.retain(|(table, _)| {
+        let Some(failure) = before.change(table) else { return true };
+        left_out.push(if context.options.if_not_empty == IfNotEmpty::Rebase {
+            ChangedTable::compared(failure)
+        } else {
+            ChangedTable::not_begun(failure, table.clone())
+        });
+        false
+    });
+    left_out
 }
 
 /// Copies tables, those of `whole` in one part. Returns those that have changed since the snapshot.

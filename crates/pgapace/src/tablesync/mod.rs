@@ -23,6 +23,7 @@ mod foreign_keys;
 mod indexes;
 mod inspection;
 mod plan;
+mod published_before;
 mod queue;
 pub(crate) mod rebase;
 mod scaling;

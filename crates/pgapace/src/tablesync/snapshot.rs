@@ -9,6 +9,7 @@ use crate::publisher::slot::{self, CreatedSlot};
 use crate::sqlstate;
 use crate::stopping::interrupt::interruptible;
 use crate::tablesync::SyncContext;
+use crate::tablesync::published_before::PublishedBefore;
 use crate::tablesync::slot_wait::SlotWait;
 
 /// An exported snapshot with its LSN: it contains transactions that committed before the LSN, and
@@ -41,19 +42,20 @@ impl Snapshot {
     }
 
     /// Creates a temporary slot with a snapshot. The returned session holds both, and reads under
-    /// the snapshot.
-    pub(crate) fn temporary(context: SyncContext<'_>) -> Result<(Self, Session)> {
-        let SyncContext { publisher, subscription, id, shutdown, .. } = context;
+    /// the snapshot. Also returns how tables were published before.
+    pub(super) fn temporary(context: SyncContext<'_>) -> Result<(Self, Session, PublishedBefore)> {
+        let SyncContext { publisher, publications, subscription, id, shutdown, .. } = context;
         let mut holder = publisher.connect()?;
         let _told = SlotWait::watch(publisher, subscription, &holder);
         let sessions = [holder.cancel_handle()];
         // Waits for running transactions on the publisher.
-        let (name, created) = interruptible(shutdown, &sessions, "table sync", || {
+        let (name, before, created) = interruptible(shutdown, &sessions, "table sync", || {
             let name = slot::temporary_name(&mut holder, id)?;
+            let before = PublishedBefore::read(&mut holder, publications)?;
             let created = slot::create(&mut holder, &name, slot::Kind::Temporary)?;
-            Ok((name, created))
+            Ok((name, before, created))
         })?;
-        Ok((Self { temporary: Some(name), ..Self::of_slot(&created) }, holder))
+        Ok((Self { temporary: Some(name), ..Self::of_slot(&created) }, holder, before))
     }
 
     /// Opens a session that reads under the snapshot. An ordinary session is enough; it uses no

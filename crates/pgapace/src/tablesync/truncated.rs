@@ -51,13 +51,18 @@ pub(super) struct ChangedTable {
 #[derive(Debug)]
 pub(super) struct ChangedCopy {
     pub(super) table: PublishedTable,
-    /// The generation of the copy.
-    pub(super) generation: u32,
+    /// The generation of the copy; `None` if it has not begun.
+    pub(super) generation: Option<u32>,
     /// Whether some parts of the table may be copied.
     pub(super) is_split: bool,
 }
 
 impl ChangedTable {
+    /// A table whose copy has not begun.
+    pub(super) fn not_begun(failure: Failure, table: PublishedTable) -> Self {
+        Self { failure, copy: Some(ChangedCopy { table, generation: None, is_split: false }) }
+    }
+
     /// A table that was compared.
     pub(super) fn compared(failure: Failure) -> Self {
         Self { failure, copy: None }
@@ -71,6 +76,13 @@ impl ChangedTable {
             reason = self.failure.message,
             "table changed under each snapshot of the first copy; it is copied while the others stream"
         );
+    }
+
+    /// The table and the generation of its copy, if that has begun as a whole. Rows of a part would be in the way of the
+    /// transaction with the TRUNCATE; the next copy removes them.
+    fn whole(&self) -> Option<(&PublishedTable, u32)> {
+        let copy = self.copy.as_ref().filter(|copy| !copy.is_split)?;
+        Some((&copy.table, copy.generation?))
     }
 
     /// Its name, if some parts of it may be copied.
@@ -88,10 +100,7 @@ pub(super) fn complete(
     changed: Vec<ChangedTable>,
     snapshots: usize,
 ) -> Result<Vec<ChangedTable>> {
-    // Rows of a part would be in the way of the transaction with the TRUNCATE. The next copy removes them.
-    let is_whole = |changed: &&ChangedTable| changed.copy.as_ref().is_some_and(|c| !c.is_split);
-    let asked: Vec<_> = changed.iter().filter(is_whole).filter_map(|c| c.copy.as_ref()).collect();
-    let oids: Vec<_> = asked.iter().map(|copy| copy.table.oid).collect();
+    let oids: Vec<_> = changed.iter().filter_map(|c| Some(c.whole()?.0.oid)).collect();
     if oids.is_empty() {
         return Ok(changed);
     }
@@ -106,18 +115,17 @@ pub(super) fn complete(
     };
     let mut left = Vec::new();
     for changed in changed {
-        let copy = changed.copy.as_ref().filter(|copy| !copy.is_split);
-        let found = copy.and_then(|copy| Some((copy, *truncated.get(&copy.table.oid)?)));
-        let Some((copy, at)) = found else {
+        let found = changed.whole().and_then(|whole| Some((whole, *truncated.get(&whole.0.oid)?)));
+        let Some(((table, generation), at)) = found else {
             left.push(changed);
             continue;
         };
         let mut complete = Complete::default();
-        complete.push(&copy.table, 0, copy.generation);
+        complete.push(table, 0, generation);
         complete.record(control, context.owner(), at)?;
         tracing::info!(
             event = "truncate_replaces_copy",
-            table = copy.table.name.to_string(),
+            table = table.name.to_string(),
             lsn = %at,
             "table was truncated on the publisher since the snapshot; it is applied from there on"
         );

@@ -19,6 +19,7 @@ mod kinds;
 mod merged;
 mod passing_errors;
 mod progress;
+mod published_meanwhile;
 pub(crate) mod requests;
 mod requests_while_copying;
 mod resume;

@@ -139,15 +139,24 @@ fn a_slot_of_another_user_that_appears_during_setup_is_never_dropped() {
     });
 }
 
-/// Waits until a slot is being created that waits for the transaction of this session.
-fn wait_until_waited_for(site: &Site, run: &mut Process, session: &mut Client) -> Result<()> {
+/// Whether a session of the publisher waits for the end of the transaction of this one.
+pub(super) fn is_waited_for(site: &Site, session: &mut Client) -> Result<bool> {
     let pid: i32 = session.query_one("SELECT pg_backend_pid()", &[])?.get(0);
     let waits = format!(
         "SELECT count(*) FROM pg_locks w JOIN pg_locks h USING (transactionid) \
          WHERE NOT w.granted AND h.granted AND h.pid = {pid}"
     );
+    Ok(site.publisher.query_one_text(DB, &waits)? != "0")
+}
+
+/// Waits until a slot is being created that waits for the transaction of this session.
+pub(super) fn wait_until_waited_for(
+    site: &Site,
+    run: &mut Process,
+    session: &mut Client,
+) -> Result<()> {
     wait_while_running(run, "a slot to wait for a transaction", PATIENCE, || {
-        Ok(site.publisher.query_one_text(DB, &waits)? != "0")
+        is_waited_for(site, session)
     })
 }
 
