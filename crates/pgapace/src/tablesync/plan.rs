@@ -156,14 +156,15 @@ pub(super) struct ReadRelations<'i> {
 /// rewrites the table. So if the file node is still the same afterwards, the size belongs to that
 /// file.
 ///
-/// A partition that was dropped since the snapshot is listed, without a size. Its privileges are NULL.
+/// A partition that was dropped since the snapshot is listed, without a size. Its privileges are NULL. One whose DETACH
+/// CONCURRENTLY is pending is none any more for queries of the root.
 const SIZES_SQL: &str = "\
 WITH RECURSIVE tree AS (
   SELECT c.oid AS root, c.oid, c.relkind FROM pg_catalog.pg_class c
   WHERE c.oid = ANY ('{OIDS}'::pg_catalog.oid[])
   UNION ALL
   SELECT t.root, p.oid, p.relkind FROM tree t
-  JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND t.relkind = 'p'
+  JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND t.relkind = 'p' AND NOT i.inhdetachpending
   JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid
 )
 SELECT t.root, c.oid, n.nspname, c.relname, c.relkind = 'r', c.relfilenode,

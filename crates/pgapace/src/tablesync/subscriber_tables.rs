@@ -197,7 +197,7 @@ WITH RECURSIVE wanted AS (
   SELECT w.ord, w.oid, w.relkind FROM wanted w
   UNION ALL
   SELECT t.ord, p.oid, p.relkind FROM tree t
-  JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND t.relkind = 'p'
+  JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND t.relkind = 'p' AND NOT i.inhdetachpending
   JOIN pg_catalog.pg_class p ON p.oid = i.inhrelid
 )
 SELECT w.ord, w.relkind, pg_catalog.row_security_active(w.oid),

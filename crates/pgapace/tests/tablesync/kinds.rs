@@ -94,6 +94,35 @@ fn partitions_are_copied_individually() {
     });
 }
 
+/// Its rows are none of the root any more, and its changes are not published as those of the root.
+#[test]
+fn a_partition_whose_detachment_is_pending_is_not_copied() {
+    on_versions(&VERSIONS, |mut case| {
+        case.tool.args = vec!["--copy-split-size=1".to_owned()];
+        case.publisher.sql(
+            "CREATE TABLE p (id int, kind int, PRIMARY KEY (id, kind)) PARTITION BY LIST (kind); \
+             CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1); CREATE TABLE p2 PARTITION OF p FOR VALUES IN (2); \
+             INSERT INTO p SELECT i, i % 2 + 1 FROM generate_series(1, 60000) i",
+        );
+        case.subscriber.sql("CREATE TABLE p (id int, kind int, PRIMARY KEY (id, kind))");
+        case.publish("FOR TABLE p WITH (publish_via_partition_root)");
+        let mut reader = case.publisher.connect();
+        must(reader.batch_execute("BEGIN; SELECT FROM p LIMIT 1"));
+        let mut detaching = case.publisher.connect();
+        must(detaching.batch_execute("SET lock_timeout = '1s'"));
+        let waited = detaching.batch_execute("ALTER TABLE p DETACH PARTITION p2 CONCURRENTLY");
+        assert!(waited.is_err(), "it waits for the transaction that has read the table");
+        must(reader.batch_execute("COMMIT"));
+        let pending = "SELECT string_agg(inhrelid::regclass::text, ' ') FROM pg_inherits WHERE inhdetachpending";
+        assert_eq!(case.publisher.value(pending), "p2");
+        case.run_until_current();
+        assert_eq!(case.subscriber.value("SELECT parts > 1 FROM pgapace.relation"), "t");
+        let rows = "SELECT kind, count(*) FROM p GROUP BY kind ORDER BY kind";
+        assert_eq!(case.publisher.rows(rows), ["1|30000"]);
+        assert_eq!(case.subscriber.rows(rows), case.publisher.rows(rows));
+    });
+}
+
 /// The size of a foreign table is not known: its rows are not collected in memory.
 #[test]
 fn a_large_foreign_table_as_partition_needs_little_memory() {

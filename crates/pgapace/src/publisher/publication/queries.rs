@@ -35,8 +35,9 @@ pub(crate) const DATABASE: &str = "(SELECT d.oid FROM pg_catalog.pg_database d \
 const FULL_BY_NAME: &str = "\
 CASE WHEN c.relkind = 'p' AND c.relreplident = 'f' THEN EXISTS ( \
   WITH RECURSIVE below AS ( \
-    SELECT i.inhrelid FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid \
+    SELECT i.inhrelid FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid AND NOT i.inhdetachpending \
     UNION ALL SELECT i.inhrelid FROM below b JOIN pg_catalog.pg_inherits i ON i.inhparent = b.inhrelid \
+      AND NOT i.inhdetachpending \
   ) SELECT FROM below b JOIN pg_catalog.pg_class l ON l.oid = b.inhrelid \
     WHERE l.relkind = 'r' AND l.relreplident <> 'f') ELSE false END";
 
