@@ -1,12 +1,14 @@
 //! No table is copied whose rows another subscription copies from the same publisher's database, unless the user has
 //! decided so (`--if-not-empty keep`).
 //!
-//! Two first copies that begin at the same time would not see each other. So the last look and the record that a copy has
-//! begun are made under a lock. A process that is suspended while it holds the lock keeps others waiting only for a while.
+//! Two copies that begin at the same time would not see each other: first ones, or those of a table that is added to the
+//! publications of two subscriptions at once. So the last look and the record that a copy has begun are made under a lock.
+//! A process that is suspended while it holds the lock keeps others waiting only for a while.
 
+use engine::table_name::TableName;
 use wire::Session;
 
-use crate::check::same_rows;
+use crate::check::same_rows::{self, SameRows};
 use crate::error::{Failure, Result};
 use crate::publisher::publication::PublishedTable;
 use crate::sqlstate;
@@ -39,28 +41,32 @@ pub(super) fn allowed(
         same_rows::warn(&found, &tables);
         return Ok(pending);
     }
-    let mut refused = Vec::new();
-    for (place, table) in tables.iter().enumerate() {
-        let of_it: Vec<_> = found.iter().filter(|same| same.place == place).cloned().collect();
-        if let Some(failure) = same_rows::failure(&of_it, &tables) {
-            refused.push((table.name.clone(), failure));
-        }
-    }
+    let refused = refused(&found, &tables);
     pending.retain(|(table, _)| refused.iter().all(|(name, _)| *name != table.name));
     block(control, context.owner(), &refused, None)?;
     Ok(pending)
 }
 
-/// Records that copies begin, unless another subscription has begun to copy the same rows since [`allowed`].
+/// The failure of each table whose rows another subscription copies.
+fn refused(found: &[SameRows], tables: &[PublishedTable]) -> Vec<(TableName, Failure)> {
+    let of_table = |(place, table): (usize, &PublishedTable)| {
+        let found: Vec<_> = found.iter().filter(|same| same.place == place).cloned().collect();
+        Some((table.name.clone(), same_rows::failure(&found, tables)?))
+    };
+    tables.iter().enumerate().filter_map(of_table).collect()
+}
+
+/// Records that copies begin, unless another subscription has begun to copy the same rows since [`allowed`]. That ends the
+/// run before the stream; beside it, nothing is recorded, and the refused tables are returned.
 pub(super) fn begin(
     context: SyncContext<'_>,
     control: &mut Session,
     publisher: &mut Session,
     tables: &[PublishedTable],
     record: impl FnOnce(&mut Session) -> Result<()>,
-) -> Result<()> {
-    if context.options.keeps_rows() || context.is_beside_stream() {
-        return record(control);
+) -> Result<Vec<(TableName, Failure)>> {
+    if context.options.keeps_rows() {
+        return record(control).map(|()| Vec::new());
     }
     let failed = |e: &wire::Error| Failure::subscriber(e, "beginning to copy");
     let lock = format!(
@@ -73,13 +79,20 @@ pub(super) fn begin(
     };
     let asked = (context.subscription, context.publications);
     let begun = same_rows::read(publisher, control, asked, tables).and_then(|found| {
-        same_rows::failure(&found, tables).map_or(Ok(()), Err)?;
-        record(control)
+        if context.is_beside_stream() {
+            let refused = refused(&found, tables);
+            if !refused.is_empty() {
+                return Ok(refused);
+            }
+        } else {
+            same_rows::failure(&found, tables).map_or(Ok(()), Err)?;
+        }
+        record(control).map(|()| Vec::new())
     });
     if is_locked {
         let unlock = format!("SELECT pg_catalog.pg_advisory_unlock({LOCK})");
         let unlocked = control.simple(&unlock).map(drop).map_err(|e| failed(&e));
-        return begun.and(unlocked);
+        return begun.and_then(|refused| unlocked.map(|()| refused));
     }
     begun
 }

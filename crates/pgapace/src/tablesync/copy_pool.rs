@@ -47,21 +47,30 @@ pub(super) struct CopyOutcome {
     pub(super) failed: Vec<(TableName, Failure)>,
 }
 
-/// Copies all items.
+/// Records that the copies begin. If added tables may not be copied, it returns them, and no copy begins.
+pub(super) fn begin(
+    context: SyncContext<'_>,
+    control: &mut Session,
+    publisher: &mut Session,
+    snapshot: &Snapshot,
+    items: &mut [Item],
+) -> Result<Vec<(TableName, Failure)>> {
+    let tables: Vec<_> = items.iter().map(|item| item.published.clone()).collect();
+    claim::begin(context, control, publisher, &tables, |control| {
+        record_begun(control, context.owner(), snapshot, items)
+    })
+}
+
+/// Copies all items, whose copies have begun.
 pub(super) fn copy(
     context: SyncContext<'_>,
     control: &mut Session,
     publisher: &mut Session,
     snapshot: &Snapshot,
-    mut items: Vec<Item>,
+    items: &[Item],
     order: &CopyOrder,
 ) -> Result<CopyOutcome> {
     let owner = context.owner();
-    let tables: Vec<_> = items.iter().map(|item| item.published.clone()).collect();
-    claim::begin(context, control, publisher, &tables, |control| {
-        begin(control, owner, snapshot, &mut items)
-    })?;
-    let items = &items;
     let (empty, jobs) = jobs(items, |table| order.before(table).is_empty());
     for some in empty.chunks(EMPTY_AT_ONCE) {
         let mut complete = Complete::default();
@@ -112,7 +121,7 @@ pub(super) fn copy(
 }
 
 /// Records that the copies have begun, and gives each its generation.
-fn begin(
+fn record_begun(
     control: &mut Session,
     owner: OwnedEpoch,
     snapshot: &Snapshot,

@@ -14,6 +14,7 @@ use crate::subscriber::other_subscriptions;
 use crate::subscriber::state::{self, RelationState};
 use crate::tablesync::blocked::{block, is_of_its_tables};
 use crate::tablesync::fitness::{leave_out_new, refuse_filled};
+use crate::tablesync::plan::Item;
 use crate::tablesync::published_before::PublishedBefore;
 use crate::tablesync::sequences::set_sequences;
 use crate::tablesync::subscriber_tables::{self, SubscriberTable};
@@ -260,8 +261,15 @@ fn copy_fitting(
     for (_, item) in items.iter_mut().enumerate().filter(|(index, _)| is_split(*index)) {
         item.split(context.options.split_size);
     }
+    let refused = copy_pool::begin(context, control, publisher, snapshot, &mut items)?;
+    if !refused.is_empty() {
+        block(control, context.owner(), &refused, None)?;
+        let is_left = |item: &Item| refused.iter().all(|(name, _)| *name != item.published.name);
+        let left = items.into_iter().filter(is_left).map(|item| (item.published, item.subscriber));
+        return copy_fitting(context, control, publisher, snapshot, left.collect(), whole);
+    }
     let copy_pool::CopyOutcome { changed, failed } =
-        copy_pool::copy(context, control, publisher, snapshot, items, &order)?;
+        copy_pool::copy(context, control, publisher, snapshot, &items, &order)?;
     block(control, context.owner(), &failed, None)?;
     Ok(changed)
 }

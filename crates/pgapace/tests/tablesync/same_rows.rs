@@ -1,7 +1,8 @@
 //! Subscriptions that follow the same publisher's database, and receive the same rows of a table.
 
 use crate::adopt::NativeSubscription;
-use crate::support::{Case, Tool, finish, must, on_versions, pgapace};
+use crate::support::{Case, PATIENCE, Tool, finish, must, on_versions, pgapace, wait_for_event};
+use crate::tablesync::while_streaming::{holder, wait_for};
 
 const ROWS: &str = "INSERT INTO log SELECT i, 'x' FROM generate_series(1, 1000) i";
 const VERSIONS: [(u16, u16); 2] = [(15, 15), (18, 18)];
@@ -163,4 +164,43 @@ fn an_added_table_of_another_subscription_is_blocked() {
     assert_eq!(rows(&case), "0|0");
     assert_eq!(case.subscriber.value("SELECT count(*) FROM b"), "1");
     case.drop_slots_of_its_subscriptions();
+}
+
+/// Both subscriptions get the first change of the table at the same time.
+#[test]
+fn a_table_that_is_added_to_two_subscriptions_at_once_is_copied_once() {
+    on_versions(&VERSIONS, |case| {
+        case.both(
+            "CREATE TABLE a (id int); CREATE TABLE b (id int); CREATE TABLE log (id int, v text)",
+        );
+        case.publisher.sql(ROWS);
+        case.publish("FOR TABLE a");
+        case.publisher.sql("CREATE PUBLICATION second FOR TABLE b");
+        let second = other(&case, "second");
+        case.run_until_current();
+        second.run_until_current();
+        let mut one = case.start();
+        let mut two = second.start(case.log_file("second"));
+        must(wait_for_event(&mut two, "streaming", PATIENCE));
+        // Both copies wait until they see whether the table is empty, and have found no other copy.
+        let mut lock = holder(&case, "BEGIN; LOCK TABLE log IN ACCESS EXCLUSIVE MODE");
+        let add = ["pub", "second"].map(|name| format!("ALTER PUBLICATION {name} ADD TABLE log"));
+        case.publisher.sql(&format!("BEGIN; {}; COMMIT", add.join("; ")));
+        case.publisher.sql("INSERT INTO log VALUES (1001, 'y')");
+        let both =
+            "SELECT count(*) = 2 FROM pg_locks WHERE NOT granted AND relation = 'log'::regclass";
+        wait_for(&case, &mut one, "both copies", both);
+        must(lock.batch_execute("COMMIT"));
+        let decided = "SELECT count(*) = 2 FROM pgapace.relation \
+                       WHERE table_name = 'log' AND state IN ('ready', 'blocked')";
+        wait_for(&case, &mut one, "the table to be copied or blocked", decided);
+        case.publisher.sql("INSERT INTO log VALUES (1002, 'z')");
+        wait_for(&case, &mut one, "the last row", "SELECT count(*) > 0 FROM log WHERE id = 1002");
+        let states = "SELECT string_agg(state, ' ' ORDER BY state) FROM pgapace.relation WHERE table_name = 'log'";
+        assert_eq!(case.subscriber.value(states), "blocked ready", "{}\n{}", one.log(), two.log());
+        assert_eq!(rows(&case), "1002|1002");
+        case.stop(one);
+        case.stop(two);
+        case.drop_slots_of_its_subscriptions();
+    });
 }
