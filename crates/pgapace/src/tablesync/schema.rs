@@ -206,9 +206,11 @@ impl SchemaCopier<'_> {
         Ok(list)
     }
 
-    /// Executes a script to its end. Returns the errors of its statements.
+    /// Executes a script to its end. Returns the errors of its statements. Event triggers that were created before do not
+    /// fire: they would for objects that exist already, too, and pg_dump creates them last.
     fn execute(&self, file: &Path) -> Result<Vec<ScriptError>> {
-        let mut psql = self.writing_tool("psql");
+        let options = options_of_tools(self.major) + " -c session_replication_role=replica";
+        let mut psql = tool("psql", self.subscriber, &application_name(self.id), Some(&options));
         psql.args(["--no-psqlrc", "--quiet", "-v", "VERBOSITY=sqlstate", "-f"]).arg(file);
         let (succeeded, said) = self.run(&mut psql, "psql")?;
         if succeeded { Ok(script_errors(&said, file)) } else { Err(not_created(said)) }

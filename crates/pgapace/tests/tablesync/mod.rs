@@ -25,6 +25,7 @@ mod requests_while_copying;
 mod resume;
 mod same_rows;
 mod schema;
+mod schema_event_triggers;
 mod slot;
 mod subscriber_locks;
 mod synchronous;

@@ -31,7 +31,7 @@ const OBJECTS: &str = "SELECT indexname FROM pg_indexes WHERE schemaname = 'publ
     UNION ALL SELECT conname::text FROM pg_constraint WHERE connamespace = 'public'::regnamespace AND contype <> 'n' \
     UNION ALL SELECT tgname::text FROM pg_trigger WHERE NOT tgisinternal ORDER BY 1";
 
-fn tools_are_there() -> bool {
+pub(super) fn tools_are_there() -> bool {
     ["pg_dump", "psql", "pg_restore"]
         .iter()
         .all(|name| Command::new(name).arg("--version").output().is_ok())
