@@ -9,8 +9,11 @@
 //! return the same on all versions, because hash partitions depend on them.
 //!
 //! NULL is cheap in the two hashes that are summed: a value stands in its place, another one in each of
-//! them. A row with NULL and a row with one of these values have one hash in common, and never both. The
-//! hash by which rows are ordered is alone, so there NULL is hashed as a column of its own.
+//! them. A row with NULL and a row with one of these values have one hash in common, and never both. That
+//! suffices where each row has a key, because only rows of one key can have a hash in common. Without a key,
+//! rows could exchange their hashes: NULL, NULL and 0, 1 have the same sums as NULL, 1 and 0, NULL. So
+//! there the hash by which rows are ordered is the first one. It is alone, so in it NULL is hashed as a
+//! column of its own.
 
 use crate::verify::columns::{ColumnSql, HashedBy};
 
@@ -52,7 +55,7 @@ pub(crate) fn hash_value(by: HashedBy, value: &str, seed: &str) -> String {
 /// The hashes of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowHash {
-    /// The hash by which rows are ordered.
+    /// The hash by which rows are ordered. Of a row without a key, it is summed instead of the first one.
     Order,
     /// The two hashes that are summed.
     First,

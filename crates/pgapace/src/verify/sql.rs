@@ -1,8 +1,8 @@
 //! The queries of a comparison, for one table on one server. Pure.
 //!
 //! A row is hashed twice with two seeds ([`crate::verify::row_hash`]), which gives 128 bits; sums of the
-//! hashes are numeric and do not overflow. A third hash, of the key or of a row without one, orders
-//! rows and puts them into buckets.
+//! hashes are numeric and do not overflow. A third hash, of the key, orders rows and puts them into
+//! buckets. Without a key, the hash of the order is one of the two.
 
 use engine::table_name::TableName;
 use wire::{quote_ident, quote_literal};
@@ -138,10 +138,10 @@ impl TableSql {
         self.key.iter().map(|(_, column)| column.clone()).collect()
     }
 
-    /// Rows, bytes and the sums of both hashes of the selected rows.
+    /// Rows, bytes and the sums of both hashes of the selected rows of a table with a key.
     pub(crate) fn sums(&self, selection: &Selection) -> String {
         let rows = self.read(selection, &self.hashed_columns());
-        format!("SELECT {} FROM {rows}", self.sums_of_rows())
+        format!("SELECT {} FROM {rows}", self.sums_of_rows(&self.hash(RowHash::First)))
     }
 
     /// The same for each bucket, of `buckets`.
@@ -153,7 +153,7 @@ impl TableSql {
              GROUP BY 1",
             mask = buckets - 1,
             order = self.order(),
-            sums = self.sums_of_rows()
+            sums = self.sums_of_rows(&self.first_hash("o"))
         )
     }
 
@@ -192,7 +192,7 @@ impl TableSql {
         format!(
             "COPY (SELECT o, {}, {}{} FROM (SELECT {} AS o, * FROM {rows} OFFSET 0) hashed{filter} \
              ORDER BY o) TO STDOUT",
-            self.hash(RowHash::First),
+            self.first_hash("o"),
             self.hash(RowHash::Second),
             names.iter().map(|name| format!(", {name}")).collect::<String>(),
             self.order(),
@@ -373,16 +373,22 @@ impl TableSql {
         hash_row(&key, RowHash::Order)
     }
 
+    /// The first of the two hashes that are summed, where `order` is that by which rows are ordered. Without a key that
+    /// is one of the whole row, and tells NULL from each value.
+    fn first_hash(&self, order: &str) -> String {
+        if self.keyed() { self.hash(RowHash::First) } else { order.to_owned() }
+    }
+
     fn key_texts(&self) -> impl Iterator<Item = &str> {
         self.key.iter().map(|(place, _)| self.columns[*place].sql.text.as_str())
     }
 
-    fn sums_of_rows(&self) -> String {
+    /// `first` is the first hash.
+    fn sums_of_rows(&self, first: &str) -> String {
         format!(
-            "pg_catalog.count(*), {}, coalesce(pg_catalog.sum({}), 0), \
+            "pg_catalog.count(*), {}, coalesce(pg_catalog.sum({first}), 0), \
              coalesce(pg_catalog.sum({}), 0)",
             sum_of_bytes(&self.named()),
-            self.hash(RowHash::First),
             self.hash(RowHash::Second)
         )
     }

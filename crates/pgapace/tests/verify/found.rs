@@ -89,48 +89,6 @@ fn one_changed_one_missing_one_extra() {
     });
 }
 
-/// NULL against the values that stand in its place in one of the two hashes of a row.
-#[test]
-fn null_is_none_of_the_values_in_its_place() {
-    on_versions(&BOTH_WAYS, |case| {
-        let columns = "i int, b bigint, t text, y bool, u uuid, n numeric";
-        case.both(&format!(
-            "CREATE TABLE t (id int PRIMARY KEY, {columns}); CREATE TABLE k ({columns})"
-        ));
-        let (zero, one) =
-            ("00000000-0000-0000-0000-000000000000", "00000000-0000-0000-0000-000000000001");
-        case.publisher.sql(&format!(
-            "INSERT INTO t VALUES (1, 0, 0, '', false, '{zero}', 0), (2, 1, 1, '1', true, '{one}', 1); \
-             INSERT INTO t SELECT id FROM generate_series(3, 9) id; INSERT INTO k SELECT i, b, t, y, u, n FROM t"
-        ));
-        case.publish("FOR ALL TABLES");
-        case.run_until_current();
-        super::expect_equal(&case, &["k", "t"], &[]);
-        for column in ["i", "b", "t", "y", "u", "n"] {
-            let before = format!(
-                "CREATE TABLE before_t AS TABLE t; CREATE TABLE before_k AS TABLE k; \
-                UPDATE t SET {column} = NULL WHERE id < 3; UPDATE k SET {column} = NULL"
-            );
-            case.subscriber.sql(&before);
-            verify(&case, 18, &[]);
-            let found = differences(&case);
-            let keyed = (1..3).map(|id| format!("t|different|{{\"id\": \"{id}\"}}|{{{column}}}|1"));
-            assert!(keyed.clone().all(|row| found.contains(&row)), "{column}: {found:#?}");
-            let of = |kind: &str| found.iter().filter(|row| row.starts_with(kind)).count();
-            // Two rows of k have become other ones, which are equal only in this column.
-            assert_eq!(
-                (of("k|missing"), of("k|extra"), found.len()),
-                (2, 2, 6),
-                "{column}: {found:#?}"
-            );
-            case.subscriber.sql(
-                "TRUNCATE t, k; INSERT INTO t TABLE before_t; INSERT INTO k TABLE before_k; \
-                 DROP TABLE before_t, before_k",
-            );
-        }
-    });
-}
-
 /// Rows whose texts would be equal without lengths, or without the places of NULLs.
 #[test]
 fn texts_that_are_alike() {

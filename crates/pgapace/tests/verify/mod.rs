@@ -8,6 +8,7 @@ mod failing_run;
 mod found;
 mod meanwhile;
 mod not_valid;
+mod nulls;
 mod progress;
 mod running;
 mod stale;
