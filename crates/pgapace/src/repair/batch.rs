@@ -1,10 +1,11 @@
 //! One batch: its rows as both servers have them now, and the statements that make them equal.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use wire::{Row, Rows, Session, quote_ident, quote_literal};
 
 use super::row::{PublisherRow, RepairColumns, RowRepair, Statement, SubscriberRow, repairs};
 use super::{Difference, Repaired, not_utf8};
+use crate::both_servers::ask_both;
 use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, first_row};
@@ -17,7 +18,7 @@ use crate::verify::sql::TableSql;
 const ROWS: usize = 1000;
 
 /// The values by which rows of both servers are matched.
-type Identity = Vec<Option<String>>;
+pub(super) type Identity = Vec<Option<String>>;
 
 /// The rows of a batch that were read again from both servers, with their repairs.
 pub(super) struct FoundRows {
@@ -28,6 +29,24 @@ pub(super) struct FoundRows {
     rows: Vec<(Vec<i64>, Vec<RowRepair>)>,
     /// Rows that neither server has.
     pub(super) absent: usize,
+}
+
+/// The repairs of each row that a server has, and the bytes that were read for them.
+pub(super) type FoundRepairs = (FxHashMap<Identity, Vec<RowRepair>>, usize);
+
+/// What is read of a batch.
+pub(super) struct BatchQueries<'a> {
+    pub(super) plan: &'a TablePlan,
+    pub(super) columns: &'a RepairColumns,
+    pub(super) identities: Vec<Identity>,
+    /// The compared values of each server, as texts.
+    pub(super) publisher_texts: Vec<String>,
+    pub(super) subscriber_texts: Vec<String>,
+    /// Places of the columns of which the publisher's value is read beside its text. A query has 1664 columns at
+    /// most: a value that is compared as it is sent is read once.
+    pub(super) sent: Vec<usize>,
+    /// Whether the rows of the subscriber are locked, because they are to be written.
+    pub(super) locks: bool,
 }
 
 /// Reads the rows of the batch from both servers, and locks those of the subscriber if they are to be
@@ -49,91 +68,155 @@ pub(super) fn read(
             .0
             .push(difference.id);
     }
-    let identities: Vec<Identity> = wanted.keys().cloned().collect();
     let compared = |of: fn(&ComparedColumn) -> &ColumnSql| -> Vec<String> {
         plan.columns.iter().map(|column| of(column).text.clone()).collect()
     };
-    let publisher_texts = compared(|column| &column.publisher);
-    let subscriber_texts = compared(|column| &column.subscriber);
-    let width = publisher_texts.len();
-
-    // A query has 1664 columns at most: a value that is compared as it is sent is read once.
-    let is_read = |place: &usize| !plan.columns.get(*place).is_some_and(|c| c.publisher.own);
-    let read: Vec<usize> = (0..columns.names.len()).filter(is_read).collect();
-    let fields = read.iter().map(|place| columns.names[*place].clone());
-    let fields: Vec<_> = publisher_texts.iter().cloned().chain(fields).collect();
-    let sql = format!(
-        "SELECT {} FROM {}{}",
-        fields.join(", "),
-        plan.publisher.relation,
-        plan.publisher.filter(&condition(plan, &plan.publisher, &publisher_texts, &identities)),
-    );
-    let mut bytes = 0;
-    let reading = format!("reading rows of {}", plan.name);
-    let mut found: FxHashMap<&Identity, (Vec<PublisherRow>, Vec<SubscriberRow>)> =
-        FxHashMap::default();
-    // The check comes second: the rows that were read have locked the table by then.
-    let [results, check] = theirs
-        .simple_each([&sql, &plan.publisher.is_rewritten(None)])
-        .map_err(|e| explained(&e, Failure::publisher(&e, &reading), plan))?;
-    if boolean(&first_row(&check, "the query for rewritten tables")?, 0)? {
-        return Ok(Read::Rewritten);
-    }
-    for row in last(results).iter() {
-        let compared = texts(&row, 0, width);
-        let identity = identity(plan, &compared);
-        let Some((known, _)) = wanted.get_key_value(&identity) else { continue };
-        let sent = texts(&row, width, read.len());
-        bytes += size(&compared) + size(&sent);
-        let sent = read.iter().copied().zip(sent).collect();
-        found.entry(known).or_default().0.push(PublisherRow { compared, sent });
-    }
-
-    let fields = [subscriber_texts.clone(), columns.local.clone()].concat();
-    let sql = format!(
-        "SELECT {}{}tableoid, ctid FROM {}{}{}",
-        fields.join(", "),
-        if fields.is_empty() { "" } else { ", " },
-        columns.relation,
-        plan.subscriber.filter(&condition(plan, &plan.subscriber, &subscriber_texts, &identities)),
-        if locks { " FOR UPDATE" } else { "" },
-    );
-    let results =
-        ours.simple(&sql).map_err(|e| explained(&e, Failure::subscriber(&e, &reading), plan))?;
-    for row in last(results).iter() {
-        let compared = texts(&row, 0, width);
-        let identity = identity(plan, &compared);
-        let Some((known, _)) = wanted.get_key_value(&identity) else { continue };
-        let local = texts(&row, width, columns.local.len());
-        let at = width + columns.local.len();
-        let (relid, ctid) = (field(&row, at)?, field(&row, at + 1)?);
-        bytes += size(&compared) + size(&local);
-        found.entry(known).or_default().1.push(SubscriberRow { compared, local, relid, ctid });
-    }
-
-    let absent = wanted.keys().filter(|identity| !found.contains_key(identity)).count();
+    let is_sent = |place: &usize| !plan.columns.get(*place).is_some_and(|c| c.publisher.own);
+    let queries = BatchQueries {
+        plan,
+        columns: &columns,
+        identities: wanted.keys().cloned().collect(),
+        publisher_texts: compared(|column| &column.publisher),
+        subscriber_texts: compared(|column| &column.subscriber),
+        sent: (0..columns.names.len()).filter(is_sent).collect(),
+        locks,
+    };
+    let found = match plan.key.is_empty() {
+        true => queries.copies(theirs, ours)?,
+        false => queries.rows(theirs, ours)?,
+    };
+    let Read::Rows((mut found, bytes)) = found else { return Ok(Read::Rewritten) };
+    let absent = wanted.keys().filter(|identity| !found.contains_key(*identity)).count();
     let mut rows: Vec<_> = wanted
-        .iter()
-        .map(|(identity, (ids, place))| {
-            let (theirs, ours) = found.remove(identity).unwrap_or_default();
-            (*place, (ids.clone(), repairs(theirs, ours)))
-        })
+        .into_iter()
+        .map(|(identity, (ids, place))| (place, (ids, found.remove(&identity).unwrap_or_default())))
         .collect();
     rows.sort_by_key(|(place, _)| *place);
     let rows = rows.into_iter().map(|(_, row)| row).collect();
     Ok(Read::Rows(FoundRows { columns, bytes, rows, absent }))
 }
 
-/// Values are read as UTF-8, and written as such.
-fn explained(error: &wire::Error, failure: Failure, plan: &TablePlan) -> Failure {
-    match error {
-        wire::Error::NotUtf8 { .. } => not_utf8(plan).detail(failure.message),
-        _ => failure,
+impl BatchQueries<'_> {
+    /// The publisher's rows of some identities, and perhaps others.
+    pub(super) fn of_publisher(&self, identities: &[Identity]) -> String {
+        let sent = self.sent.iter().map(|place| self.columns.names[*place].clone());
+        let fields: Vec<_> = self.publisher_texts.iter().cloned().chain(sent).collect();
+        let side = &self.plan.publisher;
+        let condition = condition(self.plan, side, &self.publisher_texts, identities);
+        format!("SELECT {} FROM {}{}", fields.join(", "), side.relation, side.filter(&condition))
+    }
+
+    /// The same of the subscriber, each with its place, and with these columns beside the texts.
+    pub(super) fn of_subscriber(&self, identities: &[Identity], local: &[String]) -> String {
+        let place = ["tableoid", "ctid"].map(str::to_owned);
+        let fields = [self.subscriber_texts.as_slice(), local, &place].concat();
+        let side = &self.plan.subscriber;
+        let condition = condition(self.plan, side, &self.subscriber_texts, identities);
+        format!(
+            "SELECT {} FROM {}{}{}",
+            fields.join(", "),
+            self.columns.relation,
+            side.filter(&condition),
+            if self.locks { " FOR UPDATE" } else { "" },
+        )
+    }
+
+    pub(super) fn publisher_row(&self, row: &Row<'_>) -> PublisherRow {
+        let width = self.publisher_texts.len();
+        let sent = texts(row, width, self.sent.len());
+        PublisherRow {
+            compared: texts(row, 0, width),
+            sent: self.sent.iter().copied().zip(sent).collect(),
+        }
+    }
+
+    pub(super) fn subscriber_row(&self, row: &Row<'_>, local: &[String]) -> Result<SubscriberRow> {
+        let (width, at) = (self.subscriber_texts.len(), self.subscriber_texts.len() + local.len());
+        Ok(SubscriberRow {
+            compared: texts(row, 0, width),
+            local: texts(row, width, local.len()),
+            relid: field(row, at)?,
+            ctid: field(row, at + 1)?,
+        })
+    }
+
+    /// Asks both servers at once: the last result of each query, unless the publisher's table was rewritten after
+    /// the snapshot.
+    pub(super) fn ask_both(
+        &self,
+        (theirs, of_publisher): (&mut Session, &str),
+        (ours, of_subscriber): (&mut Session, &str),
+    ) -> (Result<Read<Rows>>, Result<Rows>) {
+        let publisher = || {
+            // The check comes second: the rows that were read have locked the table by then.
+            let [results, check] = theirs
+                .simple_each([of_publisher, &self.plan.publisher.is_rewritten(None)])
+                .map_err(|e| self.explained(&e, Failure::publisher))?;
+            match boolean(&first_row(&check, "the query for rewritten tables")?, 0)? {
+                true => Ok(Read::Rewritten),
+                false => Ok(Read::Rows(last(results))),
+            }
+        };
+        let subscriber = || {
+            let results = ours.simple(of_subscriber);
+            results.map(last).map_err(|e| self.explained(&e, Failure::subscriber))
+        };
+        ask_both("reading rows of the publisher", publisher, subscriber)
+    }
+
+    /// Values are read as UTF-8, and written as such.
+    pub(super) fn explained(
+        &self,
+        error: &wire::Error,
+        of_server: fn(&wire::Error, &str) -> Failure,
+    ) -> Failure {
+        let failure = of_server(error, &format!("reading rows of {}", self.plan.name));
+        match error {
+            wire::Error::NotUtf8 { .. } => not_utf8(self.plan).detail(failure.message),
+            _ => failure,
+        }
+    }
+
+    /// The repairs of rows with a key.
+    fn rows(&self, theirs: &mut Session, ours: &mut Session) -> Result<Read<FoundRepairs>> {
+        let wanted: FxHashSet<&Identity> = self.identities.iter().collect();
+        let mut found: FxHashMap<Identity, (Vec<PublisherRow>, Vec<SubscriberRow>)> =
+            FxHashMap::default();
+        let mut bytes = 0;
+        let local = &self.columns.local;
+        let (theirs, ours) = self.ask_both(
+            (theirs, &self.of_publisher(&self.identities)),
+            (ours, &self.of_subscriber(&self.identities, local)),
+        );
+        let Read::Rows(theirs) = theirs? else { return Ok(Read::Rewritten) };
+        for row in theirs.iter().map(|row| self.publisher_row(&row)) {
+            let identity = identity(self.plan, &row.compared);
+            if wanted.contains(&identity) {
+                bytes +=
+                    size(&row.compared) + row.sent.iter().map(|(_, v)| length(v)).sum::<usize>();
+                found.entry(identity).or_default().0.push(row);
+            }
+        }
+        for row in ours?.iter() {
+            let row = self.subscriber_row(&row, local)?;
+            let identity = identity(self.plan, &row.compared);
+            if wanted.contains(&identity) {
+                bytes += size(&row.compared) + size(&row.local);
+                found.entry(identity).or_default().1.push(row);
+            }
+        }
+        let repairs =
+            found.into_iter().map(|(identity, (theirs, ours))| (identity, repairs(theirs, ours)));
+        Ok(Read::Rows((repairs.collect(), bytes)))
     }
 }
 
-fn size(values: &[Option<String>]) -> usize {
-    values.iter().flatten().map(String::len).sum()
+pub(super) fn size(values: &[Option<String>]) -> usize {
+    values.iter().map(length).sum()
+}
+
+fn length(value: &Option<String>) -> usize {
+    value.as_ref().map_or(0, String::len)
 }
 
 impl FoundRows {
@@ -152,7 +235,7 @@ impl FoundRows {
         let mut repaired = Repaired::default();
         for repair in self.repairs(delete_extra) {
             match repair {
-                RowRepair::Insert(_) => repaired.inserted += 1,
+                RowRepair::Insert { copies, .. } => repaired.inserted += copies,
                 RowRepair::Update { columns, .. } if !self.columns.writes(columns) => {}
                 RowRepair::Update { .. } => repaired.updated += 1,
                 RowRepair::Delete(_) => repaired.deleted += 1,
@@ -293,7 +376,7 @@ fn columns(ours: &mut Session, plan: &TablePlan) -> Result<RepairColumns> {
 }
 
 /// The condition that finds the rows of the batch, and perhaps others.
-fn condition(
+pub(super) fn condition(
     plan: &TablePlan,
     side: &TableSql,
     texts: &[String],
@@ -327,7 +410,7 @@ fn identity(plan: &TablePlan, compared: &[Option<String>]) -> Identity {
     plan.key.iter().map(|name| of(name).and_then(|index| compared[index].clone())).collect()
 }
 
-fn texts(row: &Row<'_>, from: usize, number: usize) -> Vec<Option<String>> {
+pub(super) fn texts(row: &Row<'_>, from: usize, number: usize) -> Vec<Option<String>> {
     (from..from + number).map(|column| row.get(column).map(str::to_owned)).collect()
 }
 

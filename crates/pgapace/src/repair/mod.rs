@@ -15,6 +15,7 @@
 //! do, with their progress.
 
 mod batch;
+mod copies;
 mod row;
 mod size;
 

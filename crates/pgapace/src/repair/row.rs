@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use rustc_hash::FxHashMap;
 use wire::quote_literal;
 
 /// The columns of a table that are repaired, in one order on both sides.
@@ -56,7 +57,11 @@ pub(super) struct SubscriberRow {
 /// The statement that makes one row equal on both servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RowRepair {
-    Insert(PublisherRow),
+    /// So many copies are inserted.
+    Insert {
+        row: PublisherRow,
+        copies: u64,
+    },
     /// `columns`: those that differ.
     Update {
         row: SubscriberRow,
@@ -72,19 +77,24 @@ pub(super) fn repairs(
     publisher: Vec<PublisherRow>,
     subscriber: Vec<SubscriberRow>,
 ) -> Vec<RowRepair> {
-    let mut theirs = publisher;
+    let mut places: FxHashMap<&[Option<String>], Vec<usize>> = FxHashMap::default();
+    for (place, row) in publisher.iter().enumerate().rev() {
+        places.entry(&row.compared).or_default().push(place);
+    }
+    let mut matched = vec![false; publisher.len()];
     let mut ours = Vec::new();
     for row in subscriber {
-        match theirs.iter().position(|other| other.compared == row.compared) {
-            Some(equal) => drop(theirs.remove(equal)),
+        match places.get_mut(row.compared.as_slice()).and_then(Vec::pop) {
+            Some(equal) => matched[equal] = true,
             None => ours.push(row),
         }
     }
+    let theirs = publisher.into_iter().zip(matched).filter(|(_, matched)| !matched);
     let mut ours = ours.into_iter();
     let mut repairs = Vec::new();
-    for to in theirs {
+    for (to, _) in theirs {
         repairs.push(match ours.next() {
-            None => RowRepair::Insert(to),
+            None => RowRepair::Insert { row: to, copies: 1 },
             Some(row) => {
                 let pairs = row.compared.iter().zip(&to.compared).enumerate();
                 let columns = pairs.filter(|(_, (a, b))| a != b).map(|(index, _)| index).collect();
@@ -112,11 +122,13 @@ impl RepairColumns {
     /// row to another one is free by then.
     pub(super) fn statements(&self, repairs: &[&RowRepair], most: usize) -> Vec<Statement> {
         let (mut deleted, mut inserted, mut replaced) = (Vec::new(), Vec::new(), Vec::new());
+        let mut copied = Vec::new();
         let mut updated: BTreeMap<(u32, Vec<usize>), Vec<Pair<'_>>> = BTreeMap::new();
         for repair in repairs {
             match repair {
                 RowRepair::Delete(row) => deleted.push(row),
-                RowRepair::Insert(row) => inserted.push((row, None)),
+                RowRepair::Insert { row, copies: 1 } => inserted.push((row, None)),
+                RowRepair::Insert { row, copies } => copied.push(self.insert_copies(row, *copies)),
                 RowRepair::Update { row, to, columns } if self.replaces(columns) => {
                     deleted.push(row);
                     replaced.push((to, Some(row)));
@@ -135,6 +147,7 @@ impl RepairColumns {
         }
         statements.extend(self.inserts(&replaced, most));
         statements.extend(self.inserts(&inserted, most));
+        statements.extend(copied);
         statements
     }
 
@@ -156,17 +169,19 @@ impl RepairColumns {
         most: usize,
     ) -> (Vec<Statement>, Vec<Statement>) {
         let (mut deleted, mut inserted, mut replaced) = (Vec::new(), Vec::new(), Vec::new());
+        let mut copied = Vec::new();
         for repair in repairs {
             match repair {
                 RowRepair::Delete(row) => deleted.push(row),
-                RowRepair::Insert(row) => inserted.push((row, None)),
+                RowRepair::Insert { row, copies: 1 } => inserted.push((row, None)),
+                RowRepair::Insert { row, copies } => copied.push(self.insert_copies(row, *copies)),
                 RowRepair::Update { row, to, .. } => {
                     deleted.push(row);
                     replaced.push((to, Some(row)));
                 }
             }
         }
-        let inserts = [self.inserts(&replaced, most), self.inserts(&inserted, most)];
+        let inserts = [self.inserts(&replaced, most), self.inserts(&inserted, most), copied];
         (self.deletes(&deleted, most), inserts.concat())
     }
 
@@ -262,6 +277,25 @@ impl RepairColumns {
             rows: rows.len() as u64,
         };
         rows.chunks(most).map(insert).collect()
+    }
+
+    /// Inserts copies of one row.
+    fn insert_copies(&self, row: &PublisherRow, copies: u64) -> Statement {
+        let written: Vec<_> =
+            (0..self.names.len()).filter(|place| !self.generated[*place]).collect();
+        let relation = without_only(&self.relation);
+        let into = match written.is_empty() {
+            true => relation.to_owned(),
+            false => {
+                let names = list(written.iter().map(|place| self.names[*place].clone()));
+                format!("{relation} ({names}) OVERRIDING SYSTEM VALUE")
+            }
+        };
+        let values = list(written.iter().map(|place| literal(row.value(*place))));
+        let sql = format!(
+            "INSERT INTO {into} SELECT {values} FROM pg_catalog.generate_series(1, {copies})"
+        );
+        Statement { sql, rows: copies }
     }
 }
 
@@ -370,9 +404,13 @@ mod tests {
     fn missing_rows_are_inserted_and_extra_rows_deleted() {
         let found =
             repairs(vec![theirs(&["1", "a"]), theirs(&["1", "a"])], vec![ours(&["1", "a"])]);
-        assert_eq!(found, [RowRepair::Insert(theirs(&["1", "a"]))]);
+        assert_eq!(found, [RowRepair::Insert { row: theirs(&["1", "a"]), copies: 1 }]);
         let insert = "INSERT INTO s.t (id, v) OVERRIDING SYSTEM VALUE VALUES ('1', 'a')";
         assert_eq!(statements(&found, 10), [(insert.to_owned(), 1)]);
+        let copies = [RowRepair::Insert { row: theirs(&["1", "a"]), copies: 9 }];
+        let insert = "INSERT INTO s.t (id, v) OVERRIDING SYSTEM VALUE SELECT '1', 'a' \
+                      FROM pg_catalog.generate_series(1, 9)";
+        assert_eq!(statements(&copies, 10), [(insert.to_owned(), 9)]);
         let found = repairs(vec![], vec![ours(&["1", "a"])]);
         let delete = "DELETE FROM ONLY s.t WHERE ctid = '(0,1)' AND tableoid = 7";
         assert_eq!(statements(&found, 10), [(delete.to_owned(), 1)]);

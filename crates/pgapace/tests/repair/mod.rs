@@ -1,5 +1,6 @@
 //! `repair`: what `verify` found is made equal, while changes go on.
 
+mod copies;
 mod counts;
 mod held;
 mod kept;
