@@ -26,9 +26,9 @@ fn an_event_trigger_that_forbids_ddl_is_copied_last() {
         let log = case.run_until_current();
         assert_eq!(events(&log, "foreign_key_not_valid"), 1, "{log}");
         case.expect_equal(&["child"]);
-        let created = "SELECT (SELECT string_agg(evtname || ' ' || evtenabled, ' ') FROM pg_event_trigger) || ' ' \
-                         || (SELECT string_agg(conname || ' ' || convalidated, ' ') FROM pg_constraint WHERE contype = 'f') \
-                         || ' ' || to_regclass('child_parent')";
+        let created = "SELECT (SELECT string_agg(evtname || ' ' || evtenabled::text, ' ') FROM pg_event_trigger) || ' ' \
+                         || (SELECT string_agg(conname || ' ' || convalidated::text, ' ') FROM pg_constraint WHERE contype = 'f') \
+                         || ' ' || to_regclass('child_parent')::text";
         assert_eq!(case.subscriber.value(created), "forbid O child_parent_fkey false child_parent");
     });
 }
