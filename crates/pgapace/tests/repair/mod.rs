@@ -6,6 +6,7 @@ mod held;
 mod kept;
 mod keys;
 mod rebase;
+mod settings;
 mod under_load;
 
 use serde_json::Value;
