@@ -32,6 +32,9 @@ pub(super) struct FoundRows {
     pub(super) absent: usize,
 }
 
+/// The rows of both servers by their identity.
+type FoundByIdentity = FxHashMap<Identity, (Vec<PublisherRow>, Vec<SubscriberRow>)>;
+
 /// The repairs of each row that a server has, and the bytes that were read for them.
 pub(super) type FoundRepairs = (FxHashMap<Identity, Vec<RowRepair>>, usize);
 
@@ -88,6 +91,9 @@ pub(super) fn read(
     };
     let Read::Rows((mut found, bytes)) = found else { return Ok(Read::Rewritten) };
     let absent = wanted.keys().filter(|identity| !found.contains_key(*identity)).count();
+    // A row of another identity has a key that is equal to a wanted one, and was repaired with it.
+    let others = found.keys().filter(|identity| !wanted.contains_key(*identity)).count();
+    let absent = absent.saturating_sub(others);
     let mut rows: Vec<_> = wanted
         .into_iter()
         .map(|(identity, (ids, place))| (place, (ids, found.remove(&identity).unwrap_or_default())))
@@ -158,10 +164,7 @@ impl BatchQueries<'_> {
                 false => Ok(Read::Rows(last(results))),
             }
         };
-        let subscriber = || {
-            let results = ours.simple(of_subscriber);
-            results.map(last).map_err(|e| self.explained(&e, Failure::subscriber))
-        };
+        let subscriber = || self.ask_subscriber(ours, of_subscriber);
         ask_both("reading rows of the publisher", publisher, subscriber)
     }
 
@@ -180,35 +183,62 @@ impl BatchQueries<'_> {
 
     /// The repairs of rows with a key.
     fn rows(&self, theirs: &mut Session, ours: &mut Session) -> Result<Read<FoundRepairs>> {
-        let wanted: FxHashSet<&Identity> = self.identities.iter().collect();
-        let mut found: FxHashMap<Identity, (Vec<PublisherRow>, Vec<SubscriberRow>)> =
-            FxHashMap::default();
+        let mut found = FoundByIdentity::default();
         let mut bytes = 0;
         let local = &self.columns.local;
-        let (theirs, ours) = self.ask_both(
+        let (of_publisher, of_subscriber) = self.ask_both(
             (theirs, &self.of_publisher(&self.identities)),
-            (ours, &self.of_subscriber(&self.identities, local)),
+            (&mut *ours, &self.of_subscriber(&self.identities, local)),
         );
-        let Read::Rows(theirs) = theirs? else { return Ok(Read::Rewritten) };
-        for row in theirs.iter().map(|row| self.publisher_row(&row)) {
-            let identity = identity(self.plan, &row.compared);
-            if wanted.contains(&identity) {
-                bytes +=
-                    size(&row.compared) + row.sent.iter().map(|(_, v)| length(v)).sum::<usize>();
-                found.entry(identity).or_default().0.push(row);
-            }
+        let Read::Rows(of_publisher) = of_publisher? else { return Ok(Read::Rewritten) };
+        for row in of_publisher.iter().map(|row| self.publisher_row(&row)) {
+            bytes += size(&row.compared) + row.sent.iter().map(|(_, v)| length(v)).sum::<usize>();
+            found.entry(identity(self.plan, &row.compared)).or_default().0.push(row);
         }
-        for row in ours?.iter() {
+        for row in of_subscriber?.iter() {
             let row = self.subscriber_row(&row, local)?;
-            let identity = identity(self.plan, &row.compared);
-            if wanted.contains(&identity) {
-                bytes += size(&row.compared) + size(&row.local);
-                found.entry(identity).or_default().1.push(row);
-            }
+            bytes += size(&row.compared) + size(&row.local);
+            found.entry(identity(self.plan, &row.compared)).or_default().1.push(row);
         }
+        self.pair_equal_keys(ours, &mut found)?;
         let repairs =
             found.into_iter().map(|(identity, (theirs, ours))| (identity, repairs(theirs, ours)));
         Ok(Read::Rows((repairs.collect(), bytes)))
+    }
+}
+
+impl BatchQueries<'_> {
+    /// Pairs rows of both servers whose keys are equal to the subscriber, and have other texts: they are one row, which
+    /// is updated and keeps the values of columns that are not compared.
+    fn pair_equal_keys(&self, ours: &mut Session, found: &mut FoundByIdentity) -> Result<()> {
+        let alone = found.iter().filter(|(_, (_, ours))| ours.is_empty());
+        let keys: Vec<Vec<String>> =
+            alone.filter_map(|(key, _)| key.iter().cloned().collect()).collect();
+        let mut places: FxHashMap<(u32, String), Identity> = FxHashMap::default();
+        for (key, (_, rows)) in found.iter().filter(|(_, (theirs, _))| theirs.is_empty()) {
+            places.extend(rows.iter().map(|row| ((row.relid, row.ctid.clone()), key.clone())));
+        }
+        if keys.is_empty() || places.is_empty() {
+            return Ok(());
+        }
+        let wanted: FxHashSet<&Identity> = self.identities.iter().collect();
+        let rows = self.ask_subscriber(ours, &self.plan.subscriber.places_of_keys(&keys))?;
+        for row in rows.iter() {
+            let (number, place) = (field::<usize>(&row, 0)?, (field(&row, 1)?, field(&row, 2)?));
+            let (Some(key), Some(other)) = (keys.get(number), places.get(&place)) else { continue };
+            let key: Identity = key.iter().cloned().map(Some).collect();
+            let theirs = found.get_mut(&key).map(|rows| std::mem::take(&mut rows.0));
+            let ours = found.get_mut(other).map(|rows| std::mem::take(&mut rows.1));
+            let pair = if wanted.contains(&key) { key } else { other.clone() };
+            let rows = found.entry(pair).or_default();
+            rows.0.extend(theirs.unwrap_or_default());
+            rows.1.extend(ours.unwrap_or_default());
+        }
+        Ok(())
+    }
+
+    fn ask_subscriber(&self, ours: &mut Session, sql: &str) -> Result<Rows> {
+        ours.simple(sql).map(last).map_err(|e| self.explained(&e, Failure::subscriber))
     }
 }
 

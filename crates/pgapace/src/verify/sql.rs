@@ -243,6 +243,29 @@ impl TableSql {
         format!("({})", conditions.join(" OR "))
     }
 
+    /// The places of rows whose key is equal to one of these, with the number of that. The texts of equal keys may differ:
+    /// 1.0 and 1.00.
+    pub(crate) fn places_of_keys(&self, keys: &[Vec<String>]) -> String {
+        let columns = self.key_columns();
+        let row = |(number, key): (usize, &Vec<String>)| {
+            let values: Vec<_> =
+                columns.iter().zip(key).map(|(column, value)| column.literal(value)).collect();
+            format!("({number}, {})", values.join(", "))
+        };
+        let rows: Vec<_> = keys.iter().enumerate().map(row).collect();
+        let names: Vec<_> = (0..columns.len()).map(|place| format!("pgapace_{place}")).collect();
+        let pairs = columns.iter().zip(&names);
+        let equal: Vec<_> =
+            pairs.map(|(column, name)| format!("{} = {name}", column.compared)).collect();
+        format!(
+            "SELECT pgapace_number, tableoid, ctid FROM (VALUES {}) pgapace_keys (pgapace_number, {}), {}{}",
+            rows.join(", "),
+            names.join(", "),
+            self.relation,
+            self.filter(&equal.join(" AND ")),
+        )
+    }
+
     /// The last key of the next `rows` rows behind a key, in the order of the key. Row filters do not
     /// apply: the walk reads the index only.
     pub(crate) fn walk(&self, after: Option<&Vec<String>>, rows: u64) -> String {

@@ -2,6 +2,7 @@
 
 mod copies;
 mod counts;
+mod equal_keys;
 mod held;
 mod kept;
 mod keys;
