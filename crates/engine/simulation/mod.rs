@@ -69,6 +69,7 @@
 //! | and when transactions have ended that left its changes out | [`Sabotage::ReadyBeforeLeftOut`] |
 //! | before that, another run copies it again | [`Sabotage::UnnotedLeftOut`] |
 //! | under a snapshot that has these transactions | [`Sabotage::EarlySnapshot`] |
+//! | and everything that was discarded before | [`Sabotage::EarlyDiscard`] |
 //!
 //! | rule of [`engine::barrier`] | broken by |
 //! |---|---|

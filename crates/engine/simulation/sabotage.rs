@@ -102,6 +102,8 @@ pub(crate) enum Sabotage {
     ReadyBeforeLeftOut,
     /// A copy does not wait for the end of transactions that are prepared.
     EarlySnapshot,
+    /// Deferred changes are discarded that the snapshot of the copy may not have.
+    EarlyDiscard,
     /// A request changes the copy that goes on.
     RequestOverCopy,
     /// A barrier is not void when what lies behind it was taken.
@@ -120,7 +122,7 @@ pub(crate) enum Sabotage {
 
 impl Sabotage {
     /// All of them.
-    pub(crate) const ALL: [Self; 59] = [
+    pub(crate) const ALL: [Self; 60] = [
         Self::UnmetWait,
         Self::NoGivingWay,
         Self::EarlyAcknowledgement,
@@ -169,6 +171,7 @@ impl Sabotage {
         Self::UnnotedLeftOut,
         Self::ReadyBeforeLeftOut,
         Self::EarlySnapshot,
+        Self::EarlyDiscard,
         Self::RequestOverCopy,
         Self::PassedBarrier,
         Self::UnreceivedBarrier,

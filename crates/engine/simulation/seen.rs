@@ -30,6 +30,8 @@ pub(crate) struct Seen {
     pub(crate) table_faults: usize,
     /// Transactions that were prepared without their changes of such a table.
     pub(crate) left_out: usize,
+    /// Deferred changes that were discarded, because a copy will have them.
+    pub(crate) discarded: usize,
     /// Tables that were attached to others.
     pub(crate) moved: usize,
     /// Transactions that were applied before they had committed, and those that were abandoned.
@@ -62,6 +64,7 @@ impl Seen {
         self.joined += other.joined;
         self.table_faults += other.table_faults;
         self.left_out += other.left_out;
+        self.discarded += other.discarded;
         self.moved += other.moved;
         self.streamed += other.streamed;
         self.abandoned += other.abandoned;

@@ -73,7 +73,7 @@ fn every_promise_holds_whatever_happens() {
     assert!(tried(all.refused, 200) && tried(all.failed_commits, 100), "{all:?}");
     assert!(tried(all.copied, 3) && tried(all.joined, 3) && tried(all.deferred, 4), "{all:?}");
     assert!(tried(all.table_faults, 3) && tried(all.moved, 100), "{all:?}");
-    assert!(tried(all.left_out, 200), "{all:?}");
+    assert!(tried(all.left_out, 200) && tried(all.discarded, 50), "{all:?}");
     assert!(tried(all.streamed, 5) && tried(all.abandoned, 5), "{all:?}");
     assert!(tried(all.barriers, 2) && tried(all.passed, 50), "{all:?}");
     assert!(tried(all.prepared_here, 20) && tried(all.resolved_here, 40), "{all:?}");

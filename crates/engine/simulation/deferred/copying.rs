@@ -1,6 +1,5 @@
 //! The copy of the table, and requests for one.
 
-use engine::deferred::DeferredStage;
 use engine::intake::Intake;
 use engine::sync_lsn::SyncLsn;
 use engine::table_sync::TableSyncEvent as Event;
@@ -43,10 +42,8 @@ impl World<'_> {
     pub(super) fn begin_copy(&mut self) -> Result<(), String> {
         self.happens(Event::CopyBegun)?;
         // The publisher may be farther than what it has sent.
-        let ends = self.history.wal.iter().map(|record| record.end);
-        let earliest = self.earliest_snapshot();
-        let ahead: Vec<_> = ends.filter(|end| *end >= earliest).collect();
-        let sync_lsn = if ahead.is_empty() { earliest } else { self.rng.one_of(&ahead) };
+        let earliest = self.slot_waits_at.take().unwrap_or_else(|| self.earliest_snapshot());
+        let sync_lsn = self.position_from(earliest);
         let rows = self.history.rows_at(self.table, sync_lsn);
         let parts = 1 + self.rng.below(3);
         let chunk = rows.len().div_ceil(parts).max(1);
@@ -86,7 +83,7 @@ impl World<'_> {
                 deferred.resume(name(self.table), (), sync_lsn, Lsn(0));
             }
             for table in deferred.tables_mut() {
-                table.stage = DeferredStage::CatchUp(());
+                table.complete((), SyncLsn(sync_lsn)).map_err(|error| error.to_string())?;
             }
         }
         Ok(())
@@ -95,10 +92,32 @@ impl World<'_> {
     pub(super) fn go_on_with_the_copy(&mut self) -> Result<(), String> {
         if self.copy.is_some() {
             self.copy_part(true)
-        } else if self.run.intake.deferred.take_copies().is_empty() {
-            Ok(())
+        } else if let Some(earliest) = self.slot_waits_at {
+            if self.rng.chance(1, 2) { self.begin_copy() } else { self.slot_waits(earliest) }
         } else {
-            self.begin_copy()
+            if !self.run.intake.deferred.take_copies().is_empty() {
+                self.slot_waits_at = Some(self.earliest_snapshot());
+            }
+            Ok(())
         }
+    }
+
+    /// The slot of the copy still waits for a transaction at a later position, and the spool may be full.
+    fn slot_waits(&mut self, earliest: Lsn) -> Result<(), String> {
+        let at = self.position_from(earliest);
+        if self.sabotage != Sabotage::EarlyDiscard {
+            self.slot_waits_at = Some(at);
+        }
+        let Intake { deferred, incoming, .. } = &mut self.run.intake;
+        let bytes = deferred.discard_before(at, incoming.spool_mut())?;
+        self.seen.discarded += usize::from(bytes > 0);
+        Ok(())
+    }
+
+    /// A position of the publisher that is not earlier.
+    fn position_from(&mut self, earliest: Lsn) -> Lsn {
+        let ends = self.history.wal.iter().map(|record| record.end);
+        let ahead: Vec<_> = ends.filter(|end| *end >= earliest).collect();
+        if ahead.is_empty() { earliest } else { self.rng.one_of(&ahead) }
     }
 }

@@ -76,6 +76,8 @@ struct World<'h> {
     durable: Subscriber,
     run: Run,
     copy: Option<Copying>,
+    /// While the slot of a copy is created: its snapshot has everything up to here.
+    slot_waits_at: Option<Lsn>,
     /// How far any run has received.
     sent: Lsn,
     /// Changes of transactions that are not applied to their end: of the stream, and deferred ones.
@@ -125,6 +127,7 @@ pub(crate) fn run(
         now: start,
         run: first,
         copy: None,
+        slot_waits_at: None,
         sent: START,
         taken: Vec::new(),
         caught_up: Vec::new(),
@@ -228,6 +231,7 @@ impl World<'_> {
     /// A run ends, and another begins.
     fn restart(&mut self) -> Result<(), String> {
         self.copy = None;
+        self.slot_waits_at = None;
         self.taken.clear();
         self.caught_up.clear();
         let slot = self.acknowledged;

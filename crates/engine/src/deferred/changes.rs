@@ -56,6 +56,8 @@ pub struct DeferredChanges {
     reading: Option<(TransactionHead, bool)>,
     /// Bytes that are not read.
     unread: u64,
+    /// The commit LSN of the last transaction with changes here.
+    last: Option<Lsn>,
 }
 
 impl DeferredChanges {
@@ -74,6 +76,7 @@ impl DeferredChanges {
             offset: 0,
             reading: None,
             unread: 0,
+            last: None,
         }
     }
 
@@ -106,6 +109,7 @@ impl DeferredChanges {
         let begins = !std::mem::replace(&mut self.writing, true);
         if begins {
             let TransactionHead { commit_lsn, commit_time, xid } = part.head;
+            self.last = Some(commit_lsn);
             self.mark(&[
                 &BEGIN.to_le_bytes(),
                 &commit_lsn.as_u64().to_le_bytes(),
@@ -133,6 +137,21 @@ impl DeferredChanges {
     /// Whether the transaction that is being written has a change here.
     pub(super) fn is_writing(&self) -> bool {
         self.writing
+    }
+
+    /// The commit LSN of the last transaction that has changes here.
+    pub(super) fn last(&self) -> Option<Lsn> {
+        self.last
+    }
+
+    /// Discards everything. Nothing may have been read of it, and nothing more of the transaction that is being written
+    /// may follow.
+    pub(super) fn clear(&mut self, commands: &mut Vec<SpoolCommand>) {
+        let files = self.files.drain(..);
+        commands.extend(files.map(|file| SpoolCommand::Discard { id: file.id }));
+        self.relations = RelationVersions::default();
+        self.tail.clear();
+        (self.writing, self.complete, self.unread, self.last) = (false, 0, 0, None);
     }
 
     /// The transaction that is being written ends.

@@ -10,15 +10,23 @@
 //! copy was not complete is copied again; one whose copy was complete continues at its own progress.
 //!
 //! If the publisher waits for the subscription, they are acknowledged, and such a table is copied again too.
+//!
+//! A new slot waits for transactions of the publisher, perhaps for hours, and the commit of such a transaction may wait for
+//! the subscription. So changes are not kept where it is certain that the snapshot will have them: of a table that the
+//! next copy has, because the slot of that copy is created later; and all that commits before a position at which the
+//! slot still waited. [`DeferredTable::complete`] compares this with the snapshot.
 
 mod changes;
 mod left_out;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
 pub use changes::DeferredChanges;
 use pgoutput::Lsn;
 use rustc_hash::FxHashMap;
+use thiserror::Error;
 
 use crate::assemble::{OutOfMemory, PartLimits, ReplayError, SpoolCommand};
 use crate::deferred::left_out::LeftOut;
@@ -65,7 +73,7 @@ pub struct DeferredTable<C> {
     pub name: TableName,
     /// How far its sync has come.
     pub stage: DeferredStage<C>,
-    /// Changes of transactions that commit before it are in the table, or in its copy.
+    /// Changes of transactions that commit before it are in the table, or will be in its copy. They are not deferred.
     from: Lsn,
     /// Nothing is acknowledged from here on, and nothing is reported as visible from `visible` on.
     hold: Lsn,
@@ -77,7 +85,46 @@ pub struct DeferredTable<C> {
     pub changes: DeferredChanges,
 }
 
+/// Changes were discarded that the copy does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("changes before {discarded} were discarded, and the snapshot of the copy is at {}", snapshot.0)]
+pub struct DiscardedTooMuch {
+    /// Transactions that commit before it were discarded.
+    pub discarded: Lsn,
+    /// The snapshot has no more than what commits before it.
+    pub snapshot: SyncLsn,
+}
+
 impl<C> DeferredTable<C> {
+    /// The copy of the table is complete: its deferred changes are applied from `sync_lsn` on.
+    ///
+    /// # Errors
+    /// When some of them were discarded.
+    pub fn complete(&mut self, copied: C, sync_lsn: SyncLsn) -> Result<(), DiscardedTooMuch> {
+        if self.from > sync_lsn.0 {
+            return Err(DiscardedTooMuch { discarded: self.from, snapshot: sync_lsn });
+        }
+        self.stage = DeferredStage::CatchUp(copied);
+        Ok(())
+    }
+
+    /// Whether the present copy has it, and changes are deferred.
+    pub fn fills_before_copy(&self) -> bool {
+        matches!(self.stage, DeferredStage::DataSync) && self.changes.unread() > 0
+    }
+
+    /// Whether changes of a transaction that commits here are deferred.
+    fn defers(&mut self, commit_lsn: Lsn) -> bool {
+        if commit_lsn < self.from {
+            return false;
+        }
+        let is_in_copy = matches!(self.stage, DeferredStage::Init);
+        if is_in_copy {
+            self.from = Lsn(commit_lsn.as_u64() + 1);
+        }
+        !is_in_copy
+    }
+
     /// The facts about its copy, if that is complete.
     pub fn copied(&self) -> Option<&C> {
         match &self.stage {
@@ -254,10 +301,12 @@ impl<C> DeferredTables<C> {
     }
 
     fn defer_changes(&mut self, part: &TransactionPart, block: usize) -> Result<(), OutOfMemory> {
-        let is_deferred = |place: &usize| part.head.commit_lsn >= self.tables[*place].from;
-        let place = |relation: &RemoteRelation| self.places.get(&relation.name).copied();
-        let relations = part.relations().iter();
-        let places: Vec<_> = relations.map(|r| place(r).filter(is_deferred)).collect();
+        let Self { tables, places, .. } = self;
+        let place = |relation: &Arc<RemoteRelation>| {
+            let place = *places.get(&relation.name)?;
+            tables[place].defers(part.head.commit_lsn).then_some(place)
+        };
+        let places: Vec<_> = part.relations().iter().map(place).collect();
         if places.iter().all(Option::is_none) {
             return Ok(());
         }
@@ -281,6 +330,27 @@ impl<C> DeferredTables<C> {
             }
         }
         Ok(())
+    }
+
+    /// The snapshot of the present copy will have everything that commits before `lsn`, because its slot still waited there.
+    /// Discards the deferred changes of each of its tables that has none behind that. Returns how many bytes they had.
+    ///
+    /// # Errors
+    /// When the spool cannot be written.
+    pub fn discard_before<S: Spool>(&mut self, lsn: Lsn, spool: &mut S) -> Result<u64, S::Error> {
+        let mut bytes = 0;
+        for (place, table) in self.tables.iter_mut().enumerate() {
+            let is_before = table.changes.last().is_none_or(|last| last < lsn);
+            if matches!(table.stage, DeferredStage::DataSync) && is_before {
+                table.from = table.from.max(lsn);
+                bytes += table.changes.unread();
+                table.changes.clear(&mut self.commands);
+                // What follows of a transaction that is being received commits before `from`.
+                self.writing.retain(|writing| *writing != place);
+            }
+        }
+        carry_out(&mut self.commands, spool)?;
+        Ok(bytes)
     }
 
     /// The next part of the deferred changes of a table, by its place. Transactions that commit before

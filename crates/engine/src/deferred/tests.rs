@@ -145,6 +145,54 @@ fn what_a_prepared_transaction_left_out_is_deferred_when_it_commits() {
     assert_eq!(next_parts(&mut deferred), [None; 3]);
 }
 
+/// The slot of the copy waits at 250. Behind that, changes are kept.
+#[test]
+fn what_the_snapshot_will_have_is_discarded() {
+    let r = relations(3);
+    let mut deferred = DeferredTables::<()>::new(Lsn(50), true, BlockLimits::default());
+    let defer = |deferred: &mut DeferredTables<()>, lsn, tables: &[usize], ends| {
+        let inserts: Vec<_> = tables.iter().map(|table| &r[*table]).collect();
+        deferred.defer(&part(lsn, &inserts, ends), &mut NoSpool).unwrap();
+    };
+    let progress = Progress::resume(Lsn(90), Lsn(90), Lsn(90));
+    (0..2).for_each(|table| deferred.begin(name(table), &progress));
+    // Their slot is created later.
+    defer(&mut deferred, 100, &[0, 1], false);
+    assert_eq!(deferred.take_copies(), [name(0), name(1)]);
+    defer(&mut deferred, 100, &[0, 1], true);
+    assert!(deferred.tables().iter().all(|table| table.changes.unread() == 0));
+    deferred.begin(name(2), &progress);
+    defer(&mut deferred, 200, &[0, 1, 2], true);
+    defer(&mut deferred, 210, &[0], false);
+    defer(&mut deferred, 260, &[1, 2], true);
+    let fills = |deferred: &DeferredTables<()>| {
+        let tables = deferred.tables().iter();
+        tables.map(DeferredTable::fills_before_copy).collect::<Vec<_>>()
+    };
+    assert_eq!(fills(&deferred), [true, true, false]);
+    assert!(deferred.discard_before(Lsn(250), &mut NoSpool).unwrap() > 0);
+    assert_eq!(fills(&deferred), [false, true, false]);
+    // What follows of a transaction of which the first part was discarded is not kept either.
+    defer(&mut deferred, 210, &[0], true);
+    defer(&mut deferred, 249, &[0], true);
+    assert_eq!(fills(&deferred), [false, true, false]);
+    defer(&mut deferred, 250, &[0, 0], true);
+    let [first, second, third] = deferred.tables_mut() else { panic!("three tables") };
+    let lost = DiscardedTooMuch { discarded: Lsn(250), snapshot: SyncLsn(Lsn(249)) };
+    assert_eq!(first.complete((), SyncLsn(Lsn(249))), Err(lost));
+    assert!(first.copied().is_none());
+    assert_eq!(first.complete((), SyncLsn(Lsn(250))), Ok(()));
+    assert_eq!(second.complete((), SyncLsn(Lsn(101))), Ok(()));
+    assert!(third.complete((), SyncLsn(Lsn(260))).is_err());
+    assert_eq!(next_parts(&mut deferred), [Some(2), Some(1), None]);
+    assert_eq!(next_parts(&mut deferred), [None, Some(1), None]);
+    assert_eq!(next_parts(&mut deferred), [None; 3]);
+    // The table is not in a copy any more.
+    defer(&mut deferred, 300, &[0], true);
+    assert_eq!(deferred.discard_before(Lsn(400), &mut NoSpool), Ok(0));
+    assert_eq!(next_parts(&mut deferred), [Some(1), None, None]);
+}
+
 #[test]
 fn the_limits_are_those_of_the_tables_that_are_left() {
     let mut deferred = DeferredTables::new(Lsn(50), true, BlockLimits::default());

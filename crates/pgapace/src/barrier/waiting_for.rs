@@ -18,10 +18,14 @@ pub(crate) fn tell(subscription: &str, blocker: &str) {
 
 /// Describes what backend `walsender` waits for while it creates a slot; `None` if it is not known.
 pub(crate) fn blocker(session: &mut Session, walsender: i32) -> Result<Option<String>> {
-    if let Some(transaction) = transaction(session, walsender)? {
-        return Ok(Some(transaction));
+    match transaction(session, walsender)? {
+        None => primary(session),
+        transaction => Ok(transaction),
     }
-    // A standby shows no lock for it: it waits for a record that only its primary writes.
+}
+
+/// The same for a standby, which shows no lock for it: it waits for a record that only its primary writes.
+pub(crate) fn primary(session: &mut Session) -> Result<Option<String>> {
     if !is_standby(session)? {
         return Ok(None);
     }
@@ -50,7 +54,7 @@ pub(crate) fn receives(session: &mut Session) -> Result<bool> {
 /// Describes the transaction that backend `walsender` waits for while it creates a slot; `None` if it
 /// waits for none. The server waits for all transactions that have an xid, of all databases
 /// (`SnapBuildWaitSnapshot` in `snapbuild.c`).
-fn transaction(session: &mut Session, walsender: i32) -> Result<Option<String>> {
+pub(crate) fn transaction(session: &mut Session, walsender: i32) -> Result<Option<String>> {
     let sql = format!(
         "SELECT w.transactionid, h.pid, a.usename, a.datname, a.application_name, \
            a.xact_start::pg_catalog.text, p.gid, p.prepared::pg_catalog.text, \

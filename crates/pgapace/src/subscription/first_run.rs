@@ -353,7 +353,7 @@ impl Supervisor<'_> {
         row: &Subscription,
         context: SyncContext<'_>,
     ) -> Result<slot::CreatedSlot> {
-        let _told = SlotWait::watch(context.publisher, context.subscription, source);
+        let _told = SlotWait::watch(context.publisher, context.subscription, source, None);
         let failover = self.config.failover;
         let temporary = slot::temporary_name(source, row.id)?;
         let mut created = slot::create_to_stream(source, &temporary, slot::Kind::Temporary)?;

@@ -100,6 +100,7 @@ pub(super) fn sync_context<'a>(
         shutdown,
         board: Some(board),
         watch: None,
+        reports: None,
     }
 }
 

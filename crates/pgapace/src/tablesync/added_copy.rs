@@ -11,6 +11,7 @@ use crate::publisher::session::Publisher;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::ownership::{self, OwnedEpoch};
+use crate::tablesync::copy_events::CopyReports;
 use crate::tablesync::{CopyKind, SyncContext, copy_tables};
 
 /// The owned parts of a [`SyncContext`], because the thread may outlive the run.
@@ -26,10 +27,16 @@ pub(super) struct AddedCopy {
     ended: Shutdown,
     board: Option<Board>,
     watch: CopyWatch,
+    reports: CopyReports,
 }
 
 impl AddedCopy {
-    pub(super) fn new(context: SyncContext<'_>, watch: CopyWatch, ended: Shutdown) -> Self {
+    pub(super) fn new(
+        context: SyncContext<'_>,
+        watch: CopyWatch,
+        ended: Shutdown,
+        reports: CopyReports,
+    ) -> Self {
         Self {
             publisher: context.publisher.clone(),
             subscriber: context.subscriber.clone(),
@@ -42,6 +49,7 @@ impl AddedCopy {
             ended,
             board: context.board.cloned(),
             watch,
+            reports,
         }
     }
 
@@ -62,6 +70,7 @@ impl AddedCopy {
             shutdown: &self.ended,
             board: self.board.as_ref(),
             watch: Some(&self.watch),
+            reports: Some(&self.reports),
         };
         let mut control = self.subscriber.connect(Purpose::Copy)?;
         let _watched = self.watch.watch(control.backend_pid());

@@ -13,6 +13,7 @@ use crate::subscriber::format::Servers;
 use crate::subscriber::other_subscriptions;
 use crate::subscriber::state::{self, RelationState};
 use crate::tablesync::blocked::{block, is_of_its_tables};
+use crate::tablesync::copy_events::CopyEvent;
 use crate::tablesync::fitness::{leave_out_new, refuse_filled};
 use crate::tablesync::plan::Item;
 use crate::tablesync::published_before::PublishedBefore;
@@ -44,6 +45,8 @@ pub(crate) fn copy_tables(
 ) -> Result<Vec<PublishedTable>> {
     let mut changed = Vec::new();
     let mut whole = FxHashSet::default();
+    // The leader may have them copied anew.
+    let mut complete = FxHashSet::default();
     for snapshots in 1..=SNAPSHOTS {
         let mut holder = None;
         let (snapshot, publisher, before) = match first.take() {
@@ -57,7 +60,8 @@ pub(crate) fn copy_tables(
         let mut published = Vec::new();
         changed = interruptible(context.shutdown, &sessions, "table sync", || {
             published = publication::tables(publisher, context.publications)?;
-            let mut pending = pending(control, context, &published, wanted)?;
+            let wanted = |table: &PublishedTable| wanted(table) && !complete.contains(&table.name);
+            let mut pending = pending(control, context, &published, &wanted)?;
             let later = before.map_or_else(Vec::new, |before| {
                 leave_out_published_otherwise(context, &before, &mut pending)
             });
@@ -84,6 +88,11 @@ pub(crate) fn copy_tables(
             set_sequences(context, control, publisher, &of)?;
             return Ok(published);
         }
+        if let Some(reports) = context.reports {
+            complete.extend(copied(control, context, &published, wanted)?);
+            published.retain(wanted);
+            reports.tell(CopyEvent::Repeated(published));
+        }
         // Nothing can come between the parts of a table that has only one.
         whole.extend(changed.iter().filter_map(ChangedTable::split).cloned());
         for ChangedTable { failure, .. } in &changed {
@@ -105,6 +114,19 @@ pub(crate) fn copy_tables(
 /// with the first tables.
 fn may_be_added_later(context: SyncContext<'_>, changed: &[ChangedTable]) -> bool {
     !context.is_beside_stream() && changed.iter().all(|changed| changed.copy.is_some())
+}
+
+/// The names of the published tables whose copies are complete.
+fn copied(
+    control: &mut Session,
+    context: SyncContext<'_>,
+    published: &[PublishedTable],
+    wanted: &dyn Fn(&PublishedTable) -> bool,
+) -> Result<Vec<TableName>> {
+    let states = state::relations_by_name(control, context.id)?;
+    let is_copied = |name: &TableName| states.get(name).is_some_and(|it| it.state.is_copied());
+    let names = published.iter().filter(|table| wanted(table)).map(|table| &table.name);
+    Ok(names.filter(|name| is_copied(name)).cloned().collect())
 }
 
 /// The published tables to copy, with their recorded state.

@@ -10,12 +10,15 @@
 //! publisher waits for the acknowledgement: then they are acknowledged, and after a crash the table is
 //! copied again. It waits for PREPARE TRANSACTION too: then the transaction is prepared without them
 //! (`engine/src/deferred/left_out.rs`).
+//!
+//! Deferred changes that fill half of the spool stop the stream until they are applied. While the slot of a copy waits for
+//! a transaction, they are discarded instead ([`super::copy_events`]).
 
 mod catchup;
 
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use engine::assemble::PartLimits;
 use engine::deferred::{DeferredStage, DeferredTable, DeferredTables};
 use engine::group::GroupLimits;
@@ -35,10 +38,12 @@ use crate::apply::worker::{FromWorker, Moved};
 use crate::error::{Failure, Result};
 use crate::observe::ledger::Ledger;
 use crate::observe::long_wait::LongWait;
+use crate::publisher::publication::PublishedTable;
 use crate::subscriber::state::{self, RelationState};
+use crate::tablesync::copy_events::{CopyEvent, Copying};
 use crate::tablesync::deferred::catchup::{CatchUpWorker, StartPause};
 use crate::tablesync::table_state::{self, CatchUp};
-use crate::tablesync::{Added, Adder, Copying, blocked};
+use crate::tablesync::{Added, Adder, blocked};
 
 /// The largest size of deferred changes for which the leader pauses.
 const LITTLE: u64 = 1 << 20;
@@ -195,8 +200,7 @@ impl<'a> StreamedTableSync<'a> {
     ) -> bool {
         // The changes of a transaction that has not ended do not go away by waiting.
         let shrinks = || {
-            self.copying.is_some()
-                || deferred.tables().iter().any(|table| !table.changes.is_empty())
+            deferred.tables().iter().any(|table| !table.changes.is_empty())
                 || self.worker.as_ref().is_some_and(|worker| !worker.is_idle())
         };
         !deferred.tables().is_empty() && spool.spool.is_half_full() && shrinks()
@@ -266,6 +270,12 @@ impl<'a> StreamedTableSync<'a> {
                 "deferred changes fill half of the spool limit; other tables wait"
             );
         }
+        if let Some(copying) = &self.copying
+            && leader.spool.spool.is_half_full()
+            && leader.deferred.tables().iter().any(DeferredTable::fills_before_copy)
+        {
+            copying.ask_for_position();
+        }
         let LeaderAccess { control, tables, deferred, quiet, .. } = leader;
         self.adder.look_for_new_tables(control, tables, progress.last_dispatched())?;
         self.adder.look_for_requests(control, |name| deferred.has_name(name))?;
@@ -314,25 +324,64 @@ impl<'a> StreamedTableSync<'a> {
         if leader.deferred.tables().is_empty() {
             return Ok(());
         }
-        self.take_copied(leader)?;
+        self.take_copy_events(leader)?;
         self.catch_up(leader)?;
         self.end_catch_up(leader)
     }
 
-    /// The present copy may have ended.
-    fn take_copied(&mut self, leader: &mut LeaderAccess<'_>) -> Result<()> {
-        let (published, failure) = match self.copying.as_ref().map(Receiver::try_recv) {
-            None | Some(Err(TryRecvError::Empty)) => return Ok(()),
-            Some(Ok(Ok(published))) => (published, None),
-            Some(Ok(Err(failure))) if blocked::is_of_its_tables(&failure) => {
-                (Vec::new(), Some(failure))
+    /// Takes what the present copy has told.
+    fn take_copy_events(&mut self, leader: &mut LeaderAccess<'_>) -> Result<()> {
+        while let Some(copying) = &self.copying
+            && let Some(event) = copying.next()?
+        {
+            match event {
+                CopyEvent::WaitedForAt(lsn) => {
+                    let LeaderAccess { deferred, spool, .. } = leader;
+                    let bytes = deferred.discard_before(lsn, *spool)?;
+                    tracing::info!(
+                        event = "deferred_changes_discarded",
+                        subscription = self.options.subscription,
+                        bytes,
+                        before = %lsn,
+                        "deferred changes were discarded, because a copy that has not begun will have them"
+                    );
+                }
+                CopyEvent::Repeated(published) => {
+                    self.take_complete(leader, &published)?;
+                }
+                CopyEvent::Ended(ended) => self.take_copied(leader, ended)?,
             }
-            Some(Ok(Err(failure))) => return Err(failure),
-            Some(Err(TryRecvError::Disconnected)) => {
-                return Err(Failure::internal("the copy of a table panicked"));
-            }
-        };
+        }
+        Ok(())
+    }
+
+    /// The present copy has ended.
+    fn take_copied(
+        &mut self,
+        leader: &mut LeaderAccess<'_>,
+        ended: Result<Vec<PublishedTable>>,
+    ) -> Result<()> {
         self.copying = None;
+        let (published, failure) = match ended {
+            Ok(published) => (published, None),
+            Err(failure) if blocked::is_of_its_tables(&failure) => (Vec::new(), Some(failure)),
+            Err(failure) => return Err(failure),
+        };
+        let gone = self.take_complete(leader, &published)?;
+        match failure {
+            // All of its tables are copied.
+            Some(failure) if gone.is_empty() => return Err(failure),
+            failure => self.not_copied(leader, gone, failure.as_ref())?,
+        }
+        self.start_copy(leader.deferred)
+    }
+
+    /// Has the complete tables of the present copy catch up. Returns the others.
+    fn take_complete(
+        &mut self,
+        leader: &mut LeaderAccess<'_>,
+        published: &[PublishedTable],
+    ) -> Result<Vec<TableName>> {
         published.iter().for_each(|table| leader.tables.add_types(table));
         let owner = self.adder.owner();
         let copied = table_state::catching_up(leader.control, owner.id)?.into_iter();
@@ -355,14 +404,13 @@ impl<'a> StreamedTableSync<'a> {
                 None => leader.tables.add(copied.name.clone(), copied.sync_lsn),
             }
             self.adder.copied(&table.name);
-            table.stage = DeferredStage::CatchUp(copied);
+            let (name, sync_lsn) = (table.name.to_string(), copied.sync_lsn);
+            // The next run copies the table again, or has its changes sent again.
+            table.complete(copied, sync_lsn).map_err(|error| {
+                Failure::internal(format!("table {name}: {error}")).transient(true)
+            })?;
         }
-        match failure {
-            // All of its tables are copied.
-            Some(failure) if gone.is_empty() => return Err(failure),
-            failure => self.not_copied(leader, gone, failure.as_ref())?,
-        }
-        self.start_copy(leader.deferred)
+        Ok(gone)
     }
 
     /// The copy has ended without these tables. With a failure, those that are not blocked yet are blocked, and copied

@@ -10,6 +10,7 @@ mod added_tables;
 mod blocked;
 mod claim;
 mod copy_display;
+pub(crate) mod copy_events;
 mod copy_pool;
 pub(crate) mod copy_progress;
 pub(crate) mod copy_requests;
@@ -36,7 +37,7 @@ pub(crate) mod table_state;
 mod truncated;
 mod unpublished;
 
-pub(crate) use added_tables::{Added, Adder, Copying};
+pub(crate) use added_tables::{Added, Adder};
 pub(crate) use copy_tables::copy_tables;
 pub(crate) use fitness::{
     check_absent, check_first_subscribers, check_subscribers, leave_out_missing, obstacles,
@@ -53,6 +54,7 @@ use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::ownership::OwnedEpoch;
+use crate::tablesync::copy_events::CopyReports;
 
 /// The parts of a subscription that copying needs.
 #[derive(Debug, Clone, Copy)]
@@ -78,6 +80,8 @@ pub(crate) struct SyncContext<'a> {
     pub(crate) board: Option<&'a Board>,
     /// Where sessions that may wait for locks are announced, beside the stream.
     pub(crate) watch: Option<&'a CopyWatch>,
+    /// Where the leader is told how the copy goes on, beside the stream.
+    pub(crate) reports: Option<&'a CopyReports>,
 }
 
 /// Which tables are copied.

@@ -46,7 +46,7 @@ impl Snapshot {
     pub(super) fn temporary(context: SyncContext<'_>) -> Result<(Self, Session, PublishedBefore)> {
         let SyncContext { publisher, publications, subscription, id, shutdown, .. } = context;
         let mut holder = publisher.connect()?;
-        let _told = SlotWait::watch(publisher, subscription, &holder);
+        let _told = SlotWait::watch(publisher, subscription, &holder, context.reports);
         let sessions = [holder.cancel_handle()];
         // Waits for running transactions on the publisher.
         let (name, before, created) = interruptible(shutdown, &sessions, "table sync", || {

@@ -27,6 +27,7 @@ mod same_rows;
 mod schema;
 mod schema_event_triggers;
 mod slot;
+mod slot_waits;
 mod subscriber_locks;
 mod synchronous;
 mod truncate;

@@ -228,3 +228,35 @@ proptest! {
         prop_assert!(files.0.is_empty(), "files are left");
     }
 }
+
+/// Blocks of files and of memory go, and a transaction that is open.
+#[test]
+fn after_everything_was_discarded_only_later_changes_come_back() {
+    let relations = relations();
+    let (mut files, mut commands) = (Files::default(), Vec::new());
+    let mut deferred = DeferredChanges::new(3);
+    let mut change = |deferred: &mut DeferredChanges, files: &mut Files, lsn, ends: bool| {
+        let head = TransactionHead { commit_lsn: Lsn(lsn), commit_time: Timestamp(7), xid: Xid(7) };
+        let mut part = TransactionPart::new(head, true);
+        push(&mut part, Step::Insert(0, 1), &relations);
+        part.end_lsn = ends.then_some(Lsn(lsn + 8));
+        defer(deferred, &part, 100, &mut commands);
+        files.carry_out(&mut commands);
+    };
+    (1..9).for_each(|lsn| change(&mut deferred, &mut files, lsn * 100, true));
+    change(&mut deferred, &mut files, 900, false);
+    assert_eq!((deferred.last(), files.0.len()), (Some(Lsn(900)), 1));
+    let mut discards = Vec::new();
+    deferred.clear(&mut discards);
+    for command in discards {
+        let SpoolCommand::Discard { id } = command else { panic!("{command:?}") };
+        assert!(files.0.remove(&id).is_some());
+    }
+    assert!(files.0.is_empty() && deferred.is_empty() && !deferred.is_writing());
+    assert_eq!((deferred.last(), deferred.unread()), (None, 0));
+    change(&mut deferred, &mut files, 1000, true);
+    let part = deferred.next_part(&mut files, PartLimits::default(), &mut Vec::new());
+    let part = part.expect("readable").expect("a transaction");
+    assert_eq!((part.head.commit_lsn, steps(&part)), (Lsn(1000), vec![Step::Insert(0, 1)]));
+    assert!(deferred.is_empty() && deferred.unread() == 0);
+}

@@ -3,22 +3,18 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, bounded};
 use engine::table_name::TableName;
 
 use crate::apply::blockers::CopyWatch;
 use crate::apply::thread;
 use crate::error::Result;
-use crate::publisher::publication::PublishedTable;
 use crate::stopping::shutdown::Shutdown;
 use crate::tablesync::SyncContext;
 use crate::tablesync::added_copy::AddedCopy;
+use crate::tablesync::copy_events::{self, CopyEvent, Copying};
 
 /// How long a copy may take to end after a request.
 const END_PATIENCE: Duration = Duration::from_secs(10);
-
-/// The result of a copy that runs while other tables stream: the published tables among its tables.
-pub(crate) type Copying = Receiver<Result<Vec<PublishedTable>>>;
 
 /// The thread of the last copy. The one before it has ended.
 pub(super) struct CopyThread {
@@ -40,12 +36,12 @@ impl CopyThread {
         context: SyncContext<'_>,
         names: Vec<TableName>,
     ) -> Result<Copying> {
-        let (sender, receiver) = bounded(1);
-        let copier = AddedCopy::new(context, self.watch.clone(), self.ended.clone());
-        // The leader may have ended.
-        let copy = move || drop(sender.send(copier.copy(&names)));
+        let (reports, copying) = copy_events::channel();
+        let (watch, ended) = (self.watch.clone(), self.ended.clone());
+        let copier = AddedCopy::new(context, watch, ended, reports.clone());
+        let copy = move || reports.tell(CopyEvent::Ended(copier.copy(&names)));
         self.last = Some(thread::spawn("copy".to_owned(), copy)?);
-        Ok(receiver)
+        Ok(copying)
     }
 }
 
