@@ -82,7 +82,8 @@ impl World<'_> {
                 deferred.remove(|_| true, incoming.spool_mut())?;
                 deferred.resume(name(self.table), (), sync_lsn, Lsn(0));
             }
-            for table in deferred.tables_mut() {
+            // Before the stream, the tables are those of the run that has ended.
+            for table in deferred.tables_mut().iter_mut().filter(|_| beside) {
                 table.complete((), SyncLsn(sync_lsn)).map_err(|error| error.to_string())?;
             }
         }

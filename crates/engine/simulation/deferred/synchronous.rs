@@ -113,7 +113,10 @@ impl World<'_> {
 
     /// A new slot waits for the end of the transactions that are prepared.
     pub(super) fn earliest_snapshot(&self) -> Lsn {
-        let sent = self.sent;
+        // A transaction is sent from where its COMMIT begins, after all of that was written.
+        let written =
+            self.history.wal.iter().find(|one| one.at <= self.sent && one.end > self.sent);
+        let sent = written.map_or(self.sent, |commit| commit.end);
         if !self.synchronous || self.sabotage == Sabotage::EarlySnapshot {
             return sent;
         }
