@@ -51,6 +51,7 @@ pub mod intake;
 pub mod key;
 pub mod net;
 pub mod order;
+pub mod other_table;
 pub mod prefetch;
 pub mod progress;
 pub mod published;

@@ -120,6 +120,17 @@ pub enum Gap {
     Detached,
     /// A partition was attached that may have held rows.
     PartitionAttached,
+    /// The catalog shows none of these, but the stream has changes of another table under the name
+    /// ([`crate::other_table`]).
+    OtherTableInStream,
+}
+
+impl Gap {
+    /// Whether another table has, or had, the name.
+    #[must_use]
+    pub fn is_of_another_table(self) -> bool {
+        matches!(self, Self::MadeAnew | Self::OtherTableInStream)
+    }
 }
 
 impl Display for Gap {
@@ -135,6 +146,7 @@ impl Display for Gap {
             Self::Renamed => "it had another name or schema in between",
             Self::Detached => "it was detached from its partitioned table",
             Self::PartitionAttached => "a partition was attached that may already have held rows",
+            Self::OtherTableInStream => "changes of another table came under its name",
         })
     }
 }

@@ -34,6 +34,7 @@ pub use streams::StreamReadiness;
 use crate::assemble::{AssembleError, PartLimits, Prepared, ReplayError};
 use crate::deferred::DeferredTables;
 use crate::history::{AppliedRange, HistoryError, HistoryMark, Witness};
+use crate::other_table::{NamedTable, others_among};
 use crate::progress::{Positions, Progress, Range};
 use crate::relation::RemoteRelation;
 use crate::streaming::Streams;
@@ -266,6 +267,8 @@ pub struct Intake<E: Surroundings> {
     partly_dispatched: bool,
     /// Set when no new transaction is to be dispatched.
     closing: Option<Outcome>,
+    /// The tables for which the run ends: see [`crate::other_table`].
+    others: Vec<NamedTable>,
 }
 
 pub(super) type IntakeResult<T, E> = Result<T, IntakeError<<E as Surroundings>::Error>>;
@@ -289,6 +292,7 @@ impl<E: Surroundings> Intake<E> {
             after_applied: false,
             partly_dispatched: false,
             closing: None,
+            others: Vec::new(),
         }
     }
 
@@ -424,13 +428,15 @@ impl<E: Surroundings> Intake<E> {
         // The next run looks at the publications before it applies anything.
         let replaced = part.relations().iter().any(|relation| env.is_another(relation, commit_lsn));
         if self.partly_dispatched && replaced {
+            self.find_others(&part, env);
             return Err(IntakeError::Replaced);
         }
         if !self.partly_dispatched {
             if is_beyond(env.goal(), commit_lsn) {
                 self.close(Outcome::Reached);
             }
-            if replaced {
+            if replaced && self.closing.is_none() {
+                self.find_others(&part, env);
                 self.close(Outcome::Changed);
             }
             if self.closing.is_some() {
@@ -452,6 +458,19 @@ impl<E: Surroundings> Intake<E> {
         self.partly_dispatched = end.is_none();
         self.dispatch_in_order(part, tables, predecessor, None, env);
         Ok(())
+    }
+
+    /// Notes the tables of a part that have the name of another one.
+    fn find_others(&mut self, part: &TransactionPart, env: &mut E) {
+        let lsn = part.head.commit_lsn;
+        let is_another = |relation: &Arc<RemoteRelation>| env.is_another(relation, lsn);
+        self.others = others_among(part.relations(), lsn, is_another);
+    }
+
+    /// The tables for which the run ends, if it ends because the name of a table belongs to another one in the stream.
+    /// The next run is to know them.
+    pub fn take_others(&mut self) -> Vec<NamedTable> {
+        std::mem::take(&mut self.others)
     }
 
     /// Dispatches a part that has its place in commit order, behind `predecessor`.

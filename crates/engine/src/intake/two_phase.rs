@@ -10,6 +10,7 @@ use super::{
     Intake, IntakeError, IntakeResult, Outcome, PreparedTransaction, Surroundings, unreadable,
 };
 use crate::history::{HistoryError, HistoryMark};
+use crate::other_table::others_among;
 use crate::transaction::TransactionPart;
 use crate::work::{TwoPhase, Work};
 
@@ -152,7 +153,7 @@ impl<E: Surroundings> Intake<E> {
         }
         let Self { incoming, deferred, progress, streams, .. } = self;
         let received = progress.positions().write;
-        let (mut left_out, mut replaced) = (FxHashMap::default(), false);
+        let (mut left_out, mut others) = (FxHashMap::default(), Vec::new());
         let mut due = incoming.take_due(now, |prepared, relations| {
             // Everything that was received is before its end, and so is what the progress covers.
             let after = received.max(prepared.end_lsn);
@@ -174,17 +175,20 @@ impl<E: Surroundings> Intake<E> {
                 relations.iter().cloned().partition(|relation| deferred.has(relation));
             if deferred.are_acknowledged() {
                 ready.retain(|relation| !env.is_gone(relation, head.commit_lsn));
-                replaced |= ready.iter().any(|relation| env.is_another(relation, after));
+                others.extend(others_among(&ready, head.commit_lsn, |relation| {
+                    env.is_another(relation, after)
+                }));
             }
-            let may = !replaced && env.may_be_prepared(&ready, after)?;
+            let may = others.is_empty() && env.may_be_prepared(&ready, after)?;
             if may {
                 let tables: Vec<_> = later.iter().map(|relation| relation.name.clone()).collect();
                 left_out.insert(prepared.xid, tables);
             }
             Ok(may)
         })?;
-        if replaced {
+        if !others.is_empty() {
             // The next run looks at the publications, and leaves changes of such a table out.
+            self.others = others;
             self.close(Outcome::Changed);
             return Ok(());
         }

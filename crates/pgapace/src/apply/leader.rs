@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use crossbeam_channel::{never, select, tick};
 use engine::intake::{Intake, ResumedRun};
+use engine::other_table::NamedTable;
 use pgoutput::{Decoder, Lsn, Streaming};
 
 use crate::apply::blockers::{FromBlockers, Pulse};
@@ -191,9 +192,17 @@ impl<'a> Leader<'a> {
         self.started.elapsed()
     }
 
-    /// Runs until asked to stop, until the goal is reached, or until something fails.
-    pub(crate) fn run(mut self) -> Result<Outcome> {
-        match self.lead() {
+    /// Runs until asked to stop, until the goal is reached, or until something fails. Also returns the tables for which
+    /// the run ends, if it ends because of such.
+    pub(crate) fn run(mut self) -> (Result<Outcome>, Vec<NamedTable>) {
+        let led = self.lead();
+        let mut others = self.intake.take_others();
+        others.extend_from_slice(self.around.table_sync.others());
+        (self.end(led), others)
+    }
+
+    fn end(mut self, led: Result<Outcome>) -> Result<Outcome> {
+        match led {
             Ok(outcome) => {
                 let blocked = self.around.tables.blocked();
                 match self.finish(outcome) {

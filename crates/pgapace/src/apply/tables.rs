@@ -22,7 +22,7 @@ use wire::Session;
 use crate::apply::offender::of_table;
 use crate::apply::read_tables::ReadTables;
 use crate::cli::table_name::shell_word;
-use crate::config::ApplyModeSetting;
+use crate::config::{ApplyModeSetting, OnMissedChanges};
 use crate::error::{Class, Failure, Result};
 use crate::publisher::announced::{Announced, Version};
 use crate::publisher::dump_command::dump_command;
@@ -98,6 +98,8 @@ pub(crate) struct Tables {
     /// The oids on the publisher that names have: of a copied table as of its copy, of any other as of its
     /// first change in this run.
     oids: FxHashMap<TableName, RelId>,
+    /// Stale tables to which changes of any table of their name are applied: that is asked for, or they are copied again.
+    of_any_oid: FxHashSet<TableName>,
     types: PublisherTypes,
     locking: Locking,
     apply_mode: ApplyModeSetting,
@@ -143,6 +145,20 @@ impl Tables {
         self.oids.extend(found.map(|table| (table.name.clone(), RelId(table.oid))));
         let published: FxHashSet<_> = look.iter().map(|table| table.name.clone()).collect();
         self.unpublished.extend(self.blocked.difference(&published).cloned());
+        self
+    }
+
+    /// Sets what becomes of stale tables.
+    pub(crate) fn with_missed_changes(
+        mut self,
+        states: &[RelationState],
+        decision: OnMissedChanges,
+    ) -> Self {
+        let any = states.iter().filter(|state| {
+            let goes_on = decision == OnMissedChanges::Ignore || state.requested.is_some();
+            state.stale_from.is_some() && goes_on
+        });
+        self.of_any_oid.extend(any.map(|state| state.name.clone()));
         self
     }
 
@@ -212,7 +228,8 @@ impl Tables {
         if !self.sync_lsns.get(&remote.name).is_some_and(|sync_lsn| sync_lsn.passes(commit_lsn)) {
             return false;
         }
-        let same = *self.oids.entry(remote.name.clone()).or_insert(remote.id) == remote.id;
+        let same = self.of_any_oid.contains(&remote.name)
+            || *self.oids.entry(remote.name.clone()).or_insert(remote.id) == remote.id;
         if let Some(is_its) = is_its {
             *is_its = same;
         }
@@ -236,6 +253,7 @@ impl Tables {
         for key in keys {
             self.sync_lsns.remove(key);
             self.oids.remove(key);
+            self.of_any_oid.remove(key);
             self.blocked.remove(key);
             self.read.take(key);
             removed.insert(key);

@@ -443,7 +443,8 @@ impl Supervisor<'_> {
             recorded = published::read(control, row.id)?;
         }
         let (owner, options) = (context.owner(), context.options);
-        let stale = published::compare(control, owner, recorded, &contents, options, copies_added)?;
+        let look = (&contents, self.lessons.others.as_slice());
+        let stale = published::compare(control, owner, recorded, look, options, copies_added)?;
         let published = contents.tables;
         if forgotten || stale {
             states = state::relations_by_name(control, row.id)?;

@@ -1,11 +1,13 @@
 //! Facts about the subscription that failures of earlier runs have shown. The next run begins with them.
 
+use engine::other_table::NamedTable;
 use pgoutput::Lsn;
 
 use super::missed_changes::is_of_change;
 use super::retry::PreviousRuns;
+use crate::apply::leader::Outcome;
 use crate::cli::table_name::shell_word;
-use crate::error::{Class, Failure, Recovery, is_stale_catalogue};
+use crate::error::{Class, Failure, Recovery, Result, is_stale_catalogue};
 use crate::sqlstate;
 
 #[derive(Debug, Default)]
@@ -18,6 +20,8 @@ pub(super) struct Lessons {
     pub(super) whole_transactions: Option<String>,
     /// The error of a table that the next run blocks.
     pub(super) failed_table: Option<Failure>,
+    /// The tables for which the last run has ended: the stream named them like others.
+    pub(super) others: Vec<NamedTable>,
     /// The subscriber has refused connections to the last run that has opened them all at once.
     pub(super) few_connections: bool,
     /// Commit LSN of the last error that a stale catalogue may have caused.
@@ -52,6 +56,21 @@ impl Lessons {
         self.looked_after.replace(offender.commit_lsn) != Some(offender.commit_lsn)
     }
 
+    /// What becomes of a run that ended because of these tables, if there are some. The next run looks at the
+    /// publications, and treats them as stale where that explains nothing. So the same tables cannot end the run after
+    /// that, too: it would be followed by others like it without a pause, and nobody would hear of it.
+    pub(super) fn after_others(
+        &mut self,
+        ended: Result<Outcome>,
+        others: Vec<NamedTable>,
+    ) -> Result<Outcome> {
+        let before = std::mem::replace(&mut self.others, others);
+        match self.others.first() {
+            Some(other) if ended.is_ok() && self.others == before => Err(still_another(other)),
+            _ => ended,
+        }
+    }
+
     /// Whether the next run may succeed because it opens its apply workers one by one: the subscriber refused a
     /// connection to this one, which has opened them all at once.
     pub(super) fn are_new_of_few_connections(&mut self, failure: &Failure) -> bool {
@@ -59,6 +78,18 @@ impl Lessons {
             && failure.sqlstate.as_deref() == Some(sqlstate::TOO_MANY_CONNECTIONS);
         refused && !std::mem::replace(&mut self.few_connections, true)
     }
+}
+
+/// Two runs have ended because of this table, and nothing can be applied before its change.
+fn still_another(other: &NamedTable) -> Failure {
+    let NamedTable { name, oid, lsn } = other;
+    let copy = shell_word(name);
+    Failure::new(
+        Class::Publisher,
+        format!("the transaction at {lsn} changes another table under the name {name} (oid {oid})"),
+    )
+    .hint(format!("Copy the table again: pgapace resync {copy}"))
+    .transient(true)
 }
 
 /// Whether nothing but a change of one table could not be applied.
@@ -85,7 +116,7 @@ pub(super) fn of_blocked_table(failure: &Failure) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::{Lessons, is_of_table};
+    use super::{Lessons, NamedTable, Outcome, is_of_table};
     use crate::error::{Class, Failure, Offender, Recovery};
     use crate::subscription::retry::PreviousRuns;
     use engine::table_name::TableName;
@@ -135,6 +166,24 @@ mod tests {
         assert!(!again(&without));
         let without = Failure { recovery: Recovery::ReadCatalogue, ..without };
         assert!(again(&without) && !again(&without));
+    }
+
+    #[test]
+    fn a_run_that_ends_as_the_one_before_it_has_failed() {
+        let other = |oid| {
+            let name = TableName { schema: "public".to_owned(), name: "orders".to_owned() };
+            vec![NamedTable { name, oid, lsn: Lsn(1) }]
+        };
+        let mut lessons = Lessons::default();
+        let mut ends = |others| lessons.after_others(Ok(Outcome::Changed), others).is_ok();
+        assert!(ends(other(1)) && ends(other(2)) && !ends(other(2)) && !ends(other(2)));
+        assert!(ends(Vec::new()) && ends(Vec::new()) && ends(other(2)));
+        let passes =
+            || Failure { recovery: Recovery::Retry, ..Failure::new(Class::Publisher, "x") };
+        let ended = lessons.after_others(Err(passes()), other(2));
+        assert_eq!(ended.expect_err("it failed").message, "x");
+        let ended = lessons.after_others(Ok(Outcome::Changed), other(2));
+        assert!(ended.expect_err("it ends again").is_transient());
     }
 
     #[test]

@@ -166,6 +166,7 @@ impl Supervisor<'_> {
         };
         let tables = Tables::new(&states, types, locking)
             .with_oids(&states, &published)
+            .with_missed_changes(&states, context.options.on_missed_changes)
             .with_apply_mode(config.apply_mode)
             .with_policy(config.on_conflict.clone(), row.id)
             .with_citus(identity.citus);
@@ -193,7 +194,7 @@ impl Supervisor<'_> {
         let connects =
             self.stream_connects(context.subscriber, purpose, identity, sessions.streams);
         let run = self.resumed_run(row, resumption, spool, commits, connects.len());
-        Leader::new(LeaderParts {
+        let leader = Leader::new(LeaderParts {
             run,
             around: Surroundings {
                 control: opened.control,
@@ -233,8 +234,9 @@ impl Supervisor<'_> {
                 name: config.name.clone(),
             },
             owner: context.owner(),
-        })
-        .run()
+        });
+        let (ended, others) = leader.run();
+        self.lessons.after_others(ended, others)
     }
 
     fn receiver_options(&self, commits: Commits, decoding: Decoding) -> ReceiverOptions {

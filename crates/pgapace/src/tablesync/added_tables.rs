@@ -231,7 +231,7 @@ impl<'a> Adder<'a> {
             control,
             self.context.owner(),
             recorded,
-            contents,
+            (contents, &[]),
             self.context.options,
             self.context.copy_data,
         )?;

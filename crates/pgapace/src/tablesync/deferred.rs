@@ -22,6 +22,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use engine::assemble::PartLimits;
 use engine::deferred::{DeferredStage, DeferredTable, DeferredTables};
 use engine::group::GroupLimits;
+use engine::other_table::NamedTable;
 use engine::progress::Progress;
 use engine::relation::RemoteRelation;
 use engine::table_name::TableName;
@@ -253,6 +254,11 @@ impl<'a> StreamedTableSync<'a> {
     /// Whether a table was found that may lack changes, so that everything is to be set up anew.
     pub(crate) fn found_gap(&self) -> bool {
         self.adder.found_gap() || self.worker.as_ref().is_some_and(CatchUpWorker::found_another)
+    }
+
+    /// The tables because of which the catch-up worker goes no further: see [`engine::other_table`].
+    pub(crate) fn others(&self) -> &[NamedTable] {
+        self.worker.as_ref().map_or(&[], CatchUpWorker::others)
     }
 
     /// Looks now and then which tables are to be copied. No copy begins while transactions are `prepared` on the

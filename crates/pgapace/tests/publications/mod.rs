@@ -9,3 +9,4 @@ mod not_visible;
 mod other_tables;
 mod own_schema;
 mod random;
+mod seen_in_stream;

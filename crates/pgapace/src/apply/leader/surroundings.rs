@@ -274,7 +274,7 @@ impl From<IntakeError<Failure>> for Failure {
             IntakeError::Malformed => {
                 Self::internal("the spool returned other bytes than were written")
             }
-            // The next start finds it in the publications.
+            // The next run finds it in the publications, or believes the stream.
             IntakeError::Replaced => Self::new(
                 Class::Publisher,
                 "a table was replaced by another one of its name within a transaction",

@@ -5,7 +5,9 @@
 //! table to be copied, it compares with the publications as of the copy's snapshot. The position of
 //! the last reading without a difference is recorded: from there on, a table may lack changes.
 
+use engine::other_table::{NamedTable, gap_in_stream};
 use engine::published::{Gap, PublishedBy};
+use engine::sync_lsn::SyncLsn;
 use engine::table_name::TableName;
 use engine::table_sync::TableSyncState;
 use pgoutput::Lsn;
@@ -53,6 +55,39 @@ impl RecordedTable {
     /// The fields that a copy or a comparison writes.
     fn written(&self) -> (Option<&PublishedBy>, Option<Lsn>) {
         (self.by.as_ref(), self.sync_lsn)
+    }
+
+    /// Why the table may lack changes, and from which LSN on, as a look at the publications at LSN `now` shows.
+    fn gap(
+        &self,
+        published: &PublishedTable,
+        looked_at: Option<Lsn>,
+        now: Lsn,
+    ) -> Option<(Gap, Lsn)> {
+        // A table that was never copied lacks nothing.
+        let holds_rows = match self.state {
+            TableSyncState::Init => false,
+            TableSyncState::Blocked => self.stale,
+            TableSyncState::DataSync | TableSyncState::CatchUp | TableSyncState::Ready => true,
+        };
+        let by = self.by.as_ref().filter(|_| holds_rows)?;
+        let gap = by.gap_until(&published.published_by)?;
+        let seen = by.unpublished_since().or(looked_at);
+        Some((gap, self.sync_lsn.into_iter().chain(seen).max().unwrap_or(now)))
+    }
+
+    /// The same, as the stream shows.
+    fn gap_in_stream(
+        &self,
+        published: &PublishedTable,
+        others: &[NamedTable],
+        decision: Decision,
+    ) -> Option<(Gap, Lsn)> {
+        let is_ignored = self.stale && decision.on_missed_changes == OnMissedChanges::Ignore;
+        if is_ignored || !self.state.is_copied() {
+            return None;
+        }
+        gap_in_stream(others, &self.name, published.oid, self.sync_lsn.map(SyncLsn))
     }
 }
 
@@ -145,50 +180,46 @@ fn differing(
 /// A table that is no longer published is recorded as such. It may lack changes if it is published
 /// again.
 ///
+/// The stream has named tables (`others`) like others. Where the publications do not explain that, the tables of these
+/// names are treated in the same way.
+///
 /// Where added tables are copied (`copies_added`), a new table in place of an old one is treated as one of them, so that
 /// nobody has to ask for its copy if it was created again on both servers.
 pub(crate) fn compare(
     control: &mut Session,
     owner: OwnedEpoch,
     recorded: PreviousReading,
-    contents: &PublicationContents,
+    (contents, others): (&PublicationContents, &[NamedTable]),
     options: CopyOptions,
     copies_added: bool,
 ) -> Result<bool> {
     let PreviousReading { looked_at, tables: recorded, .. } = recorded;
+    let decision = Decision::of(options, copies_added);
     let mut stale = Vec::new();
     let (mut names, mut seen) = (Vec::new(), Vec::new());
     let published: FxHashMap<_, _> =
         contents.tables.iter().map(|table| (&table.name, table)).collect();
-    for RecordedTable { name, state, sync_lsn, stale: known, by } in recorded {
-        let Some(published) = published.get(&name) else {
-            let by = by.unwrap_or_default();
+    for table in recorded {
+        let Some(published) = published.get(&table.name) else {
+            let by = table.by.unwrap_or_default();
             if by.unpublished_since().is_none() {
-                names.push(name);
+                names.push(table.name);
                 seen.push(by.unpublished(looked_at.unwrap_or(contents.lsn)).to_string());
             }
             continue;
         };
-        if by.as_ref() != Some(&published.published_by) {
-            names.push(name.clone());
+        if table.by.as_ref() != Some(&published.published_by) {
+            names.push(table.name.clone());
             seen.push(published.published_by.to_string());
         }
-        // A table that was never copied lacks nothing.
-        let holds_rows = match state {
-            TableSyncState::Init => false,
-            TableSyncState::Blocked => known,
-            TableSyncState::DataSync | TableSyncState::CatchUp | TableSyncState::Ready => true,
+        let found = table.gap(published, looked_at, contents.lsn);
+        let Some((gap, from)) = found.or_else(|| table.gap_in_stream(published, others, decision))
+        else {
+            continue;
         };
-        if let Some(by) = by
-            && let Some(gap) = by.gap_until(&published.published_by)
-            && holds_rows
-        {
-            let seen = by.unpublished_since().or(looked_at);
-            let from = sync_lsn.into_iter().chain(seen).max().unwrap_or(contents.lsn);
-            stale.push(StaleTable { name, gap, from, through: contents.lsn, state });
-        }
+        let (through, state) = (contents.lsn.max(from), table.state);
+        stale.push(StaleTable { name: table.name, gap, from, through, state });
     }
-    let decision = Decision::of(options, copies_added);
     let decided: String = stale.iter().map(|table| table.decide(owner, decision)).collect();
     let sql = format!(
         "UPDATE pgapace.relation r SET published_by = c.published_by \
@@ -270,7 +301,7 @@ impl Decision {
 
     /// Whether a table that is blocked is copied as an added one, when the subscriber's is empty.
     fn adds(self, table: &StaleTable) -> bool {
-        self.adds && table.gap == Gap::MadeAnew
+        self.adds && table.gap.is_of_another_table()
     }
 }
 

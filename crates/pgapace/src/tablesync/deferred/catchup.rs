@@ -4,12 +4,15 @@
 //! Its thread opens its session. Until that is open, the worker takes no changes: they stay deferred if the
 //! subscriber has no room for the session, and another worker takes them later.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use engine::assemble::ReplayError;
 use engine::dispatch::{Dispatchable, GroupContents, Pacing};
 use engine::group::{Batcher, GroupSeq};
+use engine::other_table::{NamedTable, others_among};
+use engine::relation::RemoteRelation;
 use engine::transaction::TransactionPart;
 use engine::worker::{Dependent, GroupMember, GroupMode};
 use pgoutput::Lsn;
@@ -66,8 +69,9 @@ pub(super) struct CatchUpWorker {
     last: GroupSeq,
     /// The rest of a large transaction is still to come.
     in_parts: bool,
-    /// A change was read of another table of the publisher that has the name now. Nothing more is applied.
-    replaced: bool,
+    /// The tables of a transaction that was read, if its change is of another table of the publisher that had the name
+    /// then. Nothing more is applied.
+    others: Vec<NamedTable>,
     /// The end of the last transaction that was read.
     through: Lsn,
     /// Bytes that were deferred when the round began, and those of them that are not taken.
@@ -97,7 +101,7 @@ impl CatchUpWorker {
             in_flight: 0,
             last: GroupSeq::NONE,
             in_parts: false,
-            replaced: false,
+            others: Vec::new(),
             through: table.through,
             // The first round begins when a part was taken.
             round: 0,
@@ -127,7 +131,7 @@ impl CatchUpWorker {
 
     /// Whether it has nothing to do. One that opens its session reports that, so it is kept until then.
     pub(super) fn is_idle(&self) -> bool {
-        self.is_open && self.has_applied_all() && !self.in_parts && !self.replaced
+        self.is_open && self.has_applied_all() && !self.in_parts && self.others.is_empty()
     }
 
     fn has_applied_all(&self) -> bool {
@@ -136,7 +140,12 @@ impl CatchUpWorker {
 
     /// Whether another table of the publisher has taken the name, and everything before its changes is applied.
     pub(super) fn found_another(&self) -> bool {
-        self.replaced && self.has_applied_all()
+        !self.others().is_empty()
+    }
+
+    /// That table, once everything before its changes is applied.
+    pub(super) fn others(&self) -> &[NamedTable] {
+        if self.has_applied_all() { &self.others } else { &[] }
     }
 
     /// The end of the last transaction that was read. If the worker is idle, it is applied.
@@ -167,7 +176,7 @@ impl CatchUpWorker {
         let is_empty =
             |leader: &LeaderAccess<'_>| leader.deferred.tables()[place].changes.is_empty();
         while self.in_flight < Pacing::MEASURED.depth {
-            while !self.waiting.is_worth_a_group() && !is_empty(leader) && !self.replaced {
+            while !self.waiting.is_worth_a_group() && !is_empty(leader) && self.others.is_empty() {
                 self.take(place, leader, options)?;
             }
             // All changes are of one table.
@@ -206,15 +215,19 @@ impl CatchUpWorker {
 
     fn wait(&mut self, part: TransactionPart, leader: &mut LeaderAccess<'_>) -> Result<()> {
         let commit_lsn = part.head.commit_lsn;
+        let is_it = |remote: &RemoteRelation| remote.name == self.table.name;
+        let is_another = |remote: &Arc<RemoteRelation>| {
+            is_it(remote) && leader.tables.is_another(remote, commit_lsn)
+        };
+        let others = others_among(part.relations(), commit_lsn, is_another);
+        if !others.is_empty() {
+            // The next run looks at the publications before it applies anything.
+            self.others = others;
+            return Ok(());
+        }
         let mut tables = Vec::with_capacity(part.relations().len());
         for (index, remote) in part.relations().iter().enumerate() {
-            let is_it = remote.name == self.table.name;
-            if is_it && leader.tables.is_another(remote, commit_lsn) {
-                // The next run looks at the publications before it applies anything.
-                self.replaced = true;
-                return Ok(());
-            }
-            let found = if is_it {
+            let found = if is_it(remote) {
                 leader.tables.resolve(leader.control, remote, commit_lsn)
             } else {
                 Ok(None)
