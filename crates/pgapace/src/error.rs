@@ -148,6 +148,8 @@ pub(crate) struct Failure {
     /// What to change on the subscriber, where `hint` also has the next step of a run that stops.
     pub(crate) remedy: Option<String>,
     pub(crate) offender: Option<Box<Offender>>,
+    /// The functions of the subscriber in which the error occurred, one on each line. They quote no rows.
+    pub(crate) user_code: Option<String>,
     /// The commit LSN of the last transaction that may be the cause, if `offender` is not known.
     pub(crate) last_suspect: Option<Lsn>,
     /// The conflict behind it, to count and record.
@@ -196,6 +198,7 @@ impl Failure {
             hint: None,
             remedy: None,
             offender: None,
+            user_code: None,
             last_suspect: None,
             conflict: None,
             recovery: Recovery::None,
@@ -336,6 +339,7 @@ impl Failure {
             detail: self.detail.clone(),
             hint: self.hint.clone(),
             remedy: self.remedy.clone(),
+            user_code: self.user_code.clone(),
             ..Self::new(self.class, self.message.clone())
         }
         .transient(self.is_transient())
@@ -470,6 +474,10 @@ impl fmt::Display for Failure {
             Some(offender) if quotes_rows => write!(f, "\nCONTEXT:  {offender}")?,
             Some(offender) => write!(f, "\nCONTEXT:  {offender:#}")?,
             None => {}
+        }
+        if let Some(code) = &self.user_code {
+            let name = if self.offender.is_some() { "" } else { "CONTEXT:  " };
+            write!(f, "\n{name}{code}")?;
         }
         if let Some(detail) = self.detail.as_ref().filter(|_| quotes_rows) {
             write!(f, "\nDETAIL:  {detail}")?;

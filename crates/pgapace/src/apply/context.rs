@@ -6,18 +6,18 @@ use engine::net::ChangeAt;
 use engine::table_name::TableName;
 use engine::transaction::Touched;
 use pgoutput::{Column, Lsn, Message};
-use wire::{ServerError, quote_ident};
+use wire::ServerError;
 
 use crate::apply::expected::Expected;
 use crate::apply::offender::{self, unknown_offender};
+use crate::apply::remedy::{CHANGE_ROW, remedy_of_conflict, remedy_of_error};
+use crate::apply::user_code;
 use crate::apply::work::{Group, Work};
-use crate::encoding_error::{self, Origin};
-use crate::error::{Class, Failure, Offender, Result, TEMP_FILES_REMEDY, exceeds_temp_file_limit};
+use crate::error::{Class, Failure, Offender, Result};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{ANOTHER_TABLE, NEW_COLUMNS};
 use crate::subscriber::conflict::{Action, ConflictType};
 use crate::subscriber::mapping::TableMap;
-use crate::subscriber::missing_label;
 use crate::subscriber::state::conflicts::Conflict;
 use crate::subscriber::state::schema;
 use crate::subscriber::statement::row::{CHANGED_MEANWHILE, Expect, FOUND_SEVERAL};
@@ -191,6 +191,7 @@ impl<'a> Context<'a> {
         let offender = offender.map(|offender| self.blame(offender, error, expected));
         let mut failure = Failure::subscriber(error, doing);
         failure.offender = offender.map(Box::new);
+        failure.user_code = error.server_error().and_then(user_code::of);
         if error.server_error().is_some_and(|said| said.message.contains(FOUND_SEVERAL)) {
             let several = several_rows(failure.sqlstate.take());
             return Failure { offender: failure.offender, ..several };
@@ -240,12 +241,8 @@ impl<'a> Context<'a> {
                     return without_unsent_value(&unsent, failure, commit_lsn);
                 }
                 let of = failure.offender.as_deref().zip(said);
-                let remedy = of.and_then(|(offender, said)| {
-                    let map = self.map_of(expected);
-                    let table = map.map(|map| map.table.sql_name());
-                    let table = table.or_else(|| offender.table.clone());
-                    let remedy = remedy_of_error(said, (table.as_deref(), map))?;
-                    Some((remedy, offender.commit_lsn))
+                let remedy = of.map(|(offender, said)| {
+                    (remedy_of_error(said, offender, self.map_of(expected)), offender.commit_lsn)
                 });
                 let failure = Failure { class: Class::Apply, ..failure };
                 match remedy {
@@ -352,116 +349,6 @@ pub(crate) fn several_rows(sqlstate: Option<String>) -> Failure {
         Failure::new(Class::Apply, "a change of one row finds several rows of the subscriber")
             .hint("The columns that identify a row are not unique on the subscriber.");
     Failure { sqlstate, ..failure }
-}
-
-/// The domain whose constraint a value violates. An error of a constraint of a table names the table, and no data
-/// type.
-fn domain_of(said: &ServerError) -> Option<String> {
-    let name = quote_ident(said.data_type.as_deref()?);
-    Some(match &said.schema {
-        Some(schema) => format!("{}.{name}", quote_ident(schema)),
-        None => name,
-    })
-}
-
-/// What to do about an error that is no conflict; `None` if the server's own hint is better.
-fn remedy_of_error(
-    said: &ServerError,
-    (table, map): (Option<&str>, Option<&TableMap>),
-) -> Option<String> {
-    let table = table.unwrap_or("…");
-    let quoted = |name: &Option<String>| name.as_deref().map(quote_ident);
-    let column = quoted(&said.column);
-    let remedy = match (said.code.as_str(), quoted(&said.constraint)) {
-        (sqlstate::NOT_NULL_VIOLATION, _) if let Some(domain) = domain_of(said) => {
-            format!("The domain is NOT NULL on the subscriber: ALTER DOMAIN {domain} DROP NOT NULL")
-        }
-        (sqlstate::CHECK_VIOLATION, Some(constraint)) if let Some(domain) = domain_of(said) => {
-            format!(
-                "The publisher's domain does not have this constraint, or has another one: ALTER DOMAIN \
-                 {domain} DROP CONSTRAINT {constraint};"
-            )
-        }
-        _ if let Some(remedy) = encoding_error::remedy(said, Origin::Wal) => remedy,
-        _ if exceeds_temp_file_limit(said) => format!("On the subscriber: {TEMP_FILES_REMEDY}"),
-        (sqlstate::NOT_NULL_VIOLATION, _) => {
-            let column = column.as_deref().unwrap_or("…");
-            format!(
-                "The column is NOT NULL on the subscriber: ALTER TABLE {table} ALTER COLUMN {column} \
-                 DROP NOT NULL; or, if the publisher has no such column, give it a default"
-            )
-        }
-        (sqlstate::CHECK_VIOLATION, Some(constraint)) => format!(
-            "The publisher does not have this constraint, or has another one: ALTER TABLE {table} DROP \
-             CONSTRAINT {constraint};"
-        ),
-        (sqlstate::CHECK_VIOLATION, None) => format!(
-            "If no partition accepts the row: CREATE TABLE … PARTITION OF {table} FOR VALUES …; or \
-             DEFAULT"
-        ),
-        (
-            sqlstate::FOREIGN_KEY_VIOLATION
-            | sqlstate::UNIQUE_VIOLATION
-            | sqlstate::EXCLUSION_VIOLATION,
-            _,
-        ) => remedy_of_conflict(None),
-        _ if missing_label::is_reported(said) => {
-            let columns =
-                map.into_iter().flat_map(|map| (0..map.columns.len()).map(|i| map.local(i)));
-            let enums = columns.filter(|column| column.type_kind == 'e');
-            missing_label::hint(said, enums.map(|column| column.type_name.as_str()))
-        }
-        (
-            sqlstate::STRING_DATA_RIGHT_TRUNCATION
-            | sqlstate::NUMERIC_VALUE_OUT_OF_RANGE
-            | sqlstate::INVALID_DATETIME_FORMAT
-            | sqlstate::DATETIME_FIELD_OVERFLOW
-            | sqlstate::INVALID_TEXT_REPRESENTATION
-            | sqlstate::INVALID_BINARY_REPRESENTATION
-            | sqlstate::UNTRANSLATABLE_CHARACTER
-            | sqlstate::DATATYPE_MISMATCH,
-            _,
-        ) => {
-            let change = |column: &str, declared: Option<&str>| {
-                format!("ALTER COLUMN {column} TYPE {}", declared.unwrap_or("…"))
-            };
-            let changes: Vec<_> = map.map_or_else(Vec::new, |map| {
-                let unlike = map.unlike.iter().map(|(remote, declared)| {
-                    change(&quote_ident(&map.local(*remote).name), declared.as_deref())
-                });
-                unlike.collect()
-            });
-            let changes = match changes.as_slice() {
-                [] => change(column.as_deref().unwrap_or("…"), None),
-                found => found.join(", "),
-            };
-            format!(
-                "The value does not fit the type of its column on the subscriber. Change that to the \
-                 publisher's type: ALTER TABLE {table} {changes};"
-            )
-        }
-        // The server's hint is for the session that executes the TRUNCATE.
-        (sqlstate::FEATURE_NOT_SUPPORTED, _)
-            if said.routine.as_deref() == Some("heap_truncate_check_FKs") =>
-        {
-            "On the subscriber, a table that is not truncated references it. Drop that foreign key: ALTER TABLE … \
-             DROP CONSTRAINT …"
-                .to_owned()
-        }
-        _ if said.hint.is_some() => return None,
-        _ => "Correct on the subscriber what the message names".to_owned(),
-    };
-    Some(remedy.trim_end_matches(';').to_owned())
-}
-
-const CHANGE_ROW: &str = "Change the conflicting row or the constraint on the subscriber";
-
-/// What to do about a change that cannot be applied.
-fn remedy_of_conflict(kind: Option<ConflictType>) -> String {
-    let choose = kind.map_or(String::new(), |kind| {
-        format!(", or choose an action for {} (--on-conflict)", kind.name())
-    });
-    format!("{CHANGE_ROW}{choose}")
 }
 
 /// The failure of a run that stops at an insert without an unchanged value that the subscriber needs. NULL would be

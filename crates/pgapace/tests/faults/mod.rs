@@ -35,4 +35,5 @@ mod supervised;
 mod takeover;
 mod time_limits;
 mod triggers_that_commit_early;
+mod user_code;
 mod waiting;
