@@ -141,9 +141,6 @@ impl Publisher {
             ("bytea_output", "hex"),
             ("lc_monetary", "C"),
             ("xmlbinary", "base64"),
-            // These matter where the publisher reads text as a value of the subscriber's type.
-            ("xmloption", "content"),
-            ("array_nulls", "on"),
             // Names of types are compared with the subscriber's.
             ("quote_all_identifiers", "off"),
             ("search_path", ""),

@@ -9,7 +9,6 @@ use crate::both_servers::ask_both;
 use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field, first_row};
-use crate::subscriber::session::{read_times_sql, write_times_sql};
 use crate::verify::columns::{ColumnSql, ComparedColumn};
 use crate::verify::plan::TablePlan;
 use crate::verify::sessions::Read;
@@ -305,8 +304,7 @@ impl FoundRows {
         if statements.is_empty() {
             return Ok(repaired);
         }
-        let begin = format!("{}; SAVEPOINT pgapace_repair", write_times_sql());
-        session.simple(&begin).map_err(|e| explain(&e))?;
+        session.simple("SAVEPOINT pgapace_repair").map_err(|e| explain(&e))?;
         match session.simple(&joined(&statements)) {
             Ok(results) => {
                 return self.check_written(&statements, &results).map(|()| repaired);
@@ -370,10 +368,9 @@ fn columns(ours: &mut Session, plan: &TablePlan) -> Result<RepairColumns> {
     let compared = names.len();
     names.extend(plan.columns_left());
     let sql = format!(
-        "{}; SELECT attname, attgenerated <> '', attidentity = 'a', pg_catalog.format_type(atttypid, -1) \
+        "SELECT attname, attgenerated <> '', attidentity = 'a', pg_catalog.format_type(atttypid, -1) \
          FROM pg_catalog.pg_attribute \
          WHERE attrelid = {} AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
-        read_times_sql(),
         plan.subscriber.oid
     );
     let results = ours

@@ -218,6 +218,7 @@ impl Repairer<'_> {
             return Ok(Written::Nothing(Failure::publisher(&error, "importing the snapshot")));
         }
         let mut ours = self.subscriber.connect(Purpose::DurableApply)?;
+        session::read_values_too(&mut ours)?;
         session::commit_locally(&mut ours)?;
         let sessions = [theirs.cancel_handle(), ours.cancel_handle()];
         interruptible(self.shutdown, &sessions, DOING, || {

@@ -64,9 +64,8 @@ const SETTINGS: &[(&str, &str)] = &[
 
 /// Settings of sessions that read dates and times. Those that only write them keep what the role, the database or
 /// the server has, as the native apply worker does: defaults of columns (`now()` for a timestamp), triggers and
-/// constraints see it. What the publisher sends of these types is read alike under all settings: the year comes first
-/// and has four digits, and a time with time zone has its offset. Other types are read as natively
-/// ([`crate::verify::times`]).
+/// constraints see it. What the publisher sends is read alike under all settings: the year comes first and has
+/// four digits, and a time with time zone has its offset.
 const TEXT_OF_TIMES: &[(&str, &str)] = &[("datestyle", "ISO"), ("timezone", "UTC")];
 
 /// Settings that exist since PostgreSQL 17.
@@ -413,17 +412,12 @@ pub(crate) fn names_of_owner(subscription: &str) -> Vec<String> {
     own.iter().map(shown).filter(|name| !others.contains(name)).collect()
 }
 
-/// SQL for a session that writes, before it reads values in the form in which the publisher's sessions send them.
-pub(crate) fn read_times_sql() -> String {
+/// Has a session that writes read values in the form in which the publisher's sessions send them.
+pub(crate) fn read_values_too(session: &mut Session) -> Result<()> {
     let calls: Vec<_> = TEXT_OF_TIMES.iter().map(set_config).collect();
-    format!("SELECT {}", calls.join(", "))
-}
-
-/// SQL for such a session before it writes, as the sessions that apply do: they read times without an offset in the zone
-/// of the role, the database or the server.
-pub(crate) fn write_times_sql() -> String {
-    let resets: Vec<_> = TEXT_OF_TIMES.iter().map(|(name, _)| format!("RESET {name}")).collect();
-    resets.join("; ")
+    let sql = format!("SELECT {}", calls.join(", "));
+    session.simple(&sql).map_err(|e| Failure::subscriber(&e, "preparing the session"))?;
+    Ok(())
 }
 
 /// SQL that sets a lock timeout for the control session, so that a lock that it cannot get ends the

@@ -16,13 +16,11 @@
 //! what has other types in it is not comparable.
 //!
 //! If the types differ, the publisher does what replication does: it casts the text of its value to
-//! the subscriber's type with its modifier. That needs a type that the publisher has too, and a text that
-//! means the same in both servers' sessions ([`TimeReading`]).
+//! the subscriber's type with its modifier. That needs a type that the publisher has too.
 
 use wire::quote_ident;
 
 use crate::subscriber::oid::{self, FIRST_USER_OID};
-use crate::verify::times::TimeReading;
 
 /// xml: its cast to text does not call the output function.
 const XML: u32 = 142;
@@ -295,12 +293,11 @@ fn by_record_send<'a>(
 }
 
 /// Decides how a column is compared, or returns the reason why it cannot be. `on_publisher` tells
-/// whether the publisher has a type of this name, and `times` how the subscriber reads times.
+/// whether the publisher has a type of this name.
 pub(crate) fn compare(
     publisher: &SideColumn,
     subscriber: &SideColumn,
     on_publisher: impl Fn(&str) -> bool,
-    times: &TimeReading,
 ) -> Result<ComparedColumn, String> {
     let compared = |by, theirs, ours| {
         Ok(ComparedColumn {
@@ -340,11 +337,7 @@ pub(crate) fn compare(
     }
     let castable = subscriber.built_in() || publisher.bare_name == subscriber.bare_name;
     if castable && on_publisher(subscriber.needed_type()) {
-        let theirs = match times.value(publisher, subscriber)? {
-            Some(value) => as_text(output_text(&value)),
-            None => converted(publisher, subscriber),
-        };
-        return compared(HashedBy::Text, theirs, plain(subscriber));
+        return compared(HashedBy::Text, converted(publisher, subscriber), plain(subscriber));
     }
     Err(format!(
         "publisher type {}, subscriber type {}, which the publisher cannot convert to",
@@ -383,7 +376,7 @@ mod tests {
     }
 
     fn compared(publisher: &SideColumn, subscriber: &SideColumn) -> ComparedColumn {
-        compare(publisher, subscriber, |_| true, &TimeReading::default()).unwrap()
+        compare(publisher, subscriber, |_| true).unwrap()
     }
 
     #[test]
@@ -439,7 +432,7 @@ mod tests {
         let citext = SideColumn { category: 'S', ..of_extension("citext", Some("citextsend")) };
         let label = SideColumn { kind: 'e', ..column(20_001, "mood", -1) };
         for subscriber in [&citext, &label] {
-            let one = compare(&text, subscriber, |_| false, &TimeReading::default()).unwrap();
+            let one = compare(&text, subscriber, |_| false).unwrap();
             assert_eq!(one.publisher.hashed, "\"c\"::pg_catalog.text");
         }
     }
@@ -455,21 +448,9 @@ mod tests {
             ..column(20_002, "pair", -1)
         };
         let built_in = || RecordForm::OfBuiltIns(vec![oid::INT4, oid::TEXT]);
-        let text = compare(
-            &pair(built_in(), false),
-            &pair(built_in(), false),
-            |_| true,
-            &TimeReading::default(),
-        )
-        .unwrap();
+        let text = compare(&pair(built_in(), false), &pair(built_in(), false), |_| true).unwrap();
         assert!(text.names_rows && !text.publisher.hashed.contains("record_send"));
-        let bytes = compare(
-            &pair(built_in(), false),
-            &pair(built_in(), true),
-            |_| true,
-            &TimeReading::default(),
-        )
-        .unwrap();
+        let bytes = compare(&pair(built_in(), false), &pair(built_in(), true), |_| true).unwrap();
         assert_eq!(
             bytes.publisher.hashed,
             "pg_catalog.encode(pg_catalog.record_send(\"c\"), 'hex')"
@@ -477,34 +458,18 @@ mod tests {
         assert_eq!((bytes.publisher.text, bytes.names_rows), (bytes.publisher.hashed, false));
         let others = [RecordForm::Other, RecordForm::OfBuiltIns(vec![oid::INT4]), RecordForm::None];
         for other in others {
-            let refused = compare(
-                &pair(built_in(), true),
-                &pair(other, false),
-                |_| true,
-                &TimeReading::default(),
-            );
+            let refused = compare(&pair(built_in(), true), &pair(other, false), |_| true);
             assert!(refused.unwrap_err().contains("LC_CTYPE"));
         }
         let text = column(oid::TEXT, "text", -1);
-        assert!(
-            compare(&text, &pair(built_in(), true), |_| true, &TimeReading::default()).is_err()
-        );
-        assert!(
-            compare(&pair(built_in(), true), &text, |_| true, &TimeReading::default()).is_ok(),
-            "stored as it was sent"
-        );
+        assert!(compare(&text, &pair(built_in(), true), |_| true).is_err());
+        assert!(compare(&pair(built_in(), true), &text, |_| true).is_ok(), "stored as it was sent");
     }
 
     #[test]
     fn a_type_that_the_publisher_lacks_cannot_be_compared() {
         let (text, other) = (column(oid::TEXT, "text", -1), of_extension("shape", None));
-        assert!(
-            compare(&text, &other, |_| true, &TimeReading::default())
-                .unwrap_err()
-                .contains("shape")
-        );
-        assert!(
-            compare(&text, &column(9999, "newer", -1), |_| false, &TimeReading::default()).is_err()
-        );
+        assert!(compare(&text, &other, |_| true).unwrap_err().contains("shape"));
+        assert!(compare(&text, &column(9999, "newer", -1), |_| false).is_err());
     }
 }

@@ -32,6 +32,5 @@ pub(crate) mod row_hash;
 pub(crate) mod run;
 pub(crate) mod sessions;
 pub(crate) mod sql;
-pub(crate) mod times;
 pub(crate) mod whole;
 pub(crate) mod work;

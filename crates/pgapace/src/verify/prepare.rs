@@ -23,7 +23,6 @@ use crate::verify::requirements::{
     not_ready,
 };
 use crate::verify::sql::{Parts, TableSql};
-use crate::verify::times::TimeReading;
 
 /// The tables, columns and rows that the user wants to compare.
 #[derive(Debug, Clone, Default)]
@@ -226,7 +225,6 @@ pub(crate) fn plan(
         users,
         scope,
         types: &types,
-        times: TimeReading::read(publisher, subscriber)?,
         // With SQL_ASCII, the bound of a range may not be UTF-8.
         same_encoding: encoding(publisher) == encoding(subscriber)
             && encoding(publisher) != "SQL_ASCII",
@@ -286,7 +284,6 @@ struct Context<'a> {
     users: [&'a str; 2],
     scope: &'a Scope,
     types: &'a FxHashMap<String, bool>,
-    times: TimeReading,
     same_encoding: bool,
     converts: bool,
 }
@@ -349,7 +346,7 @@ impl Context<'_> {
                 ));
             };
             let known = |name: &str| self.types.get(name).copied().unwrap_or_default();
-            match columns::compare(&theirs, &ours, known, &self.times) {
+            match columns::compare(&theirs, &ours, known) {
                 Ok(column) => compared.push(column),
                 Err(reason) => not_comparable.push(((*column).to_owned(), reason)),
             }

@@ -7,7 +7,6 @@ mod held;
 mod kept;
 mod keys;
 mod rebase;
-mod settings;
 mod under_load;
 
 use serde_json::Value;
