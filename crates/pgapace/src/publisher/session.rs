@@ -141,6 +141,9 @@ impl Publisher {
             ("bytea_output", "hex"),
             ("lc_monetary", "C"),
             ("xmlbinary", "base64"),
+            // A comparison has the publisher read texts as the subscriber does.
+            ("xmloption", "content"),
+            ("array_nulls", "on"),
             // Names of types are compared with the subscriber's.
             ("quote_all_identifiers", "off"),
             ("search_path", ""),

@@ -12,9 +12,9 @@ use crate::publisher::slot::BEGIN_READING;
 use crate::subscriber::session::{Purpose, Subscriber};
 
 /// Settings of both sessions beyond those that every session has
-/// ([`Publisher::connect_to_look`], [`Subscriber::connect`]). The first ones are for the text form of
+/// ([`Publisher::connect_to_look`], [`Subscriber::connect`]). The first one is for the text form of
 /// values: both servers must write equal values alike.
-const READING: &str = "SET xmlbinary = base64; SET xmloption = content; \
+const READING: &str = "SET xmlbinary = base64; \
     SET enable_seqscan = on; SET enable_hashjoin = on; SET enable_mergejoin = on; SET jit = off; \
     SET enable_indexscan = on; SET enable_bitmapscan = on; SET enable_sort = on; \
     SET plan_cache_mode = auto; \
