@@ -218,7 +218,6 @@ impl Repairer<'_> {
             return Ok(Written::Nothing(Failure::publisher(&error, "importing the snapshot")));
         }
         let mut ours = self.subscriber.connect(Purpose::DurableApply)?;
-        session::read_values_too(&mut ours)?;
         session::commit_locally(&mut ours)?;
         let sessions = [theirs.cancel_handle(), ours.cancel_handle()];
         interruptible(self.shutdown, &sessions, DOING, || {
@@ -255,7 +254,7 @@ impl Repairer<'_> {
             return Ok(Written::Nothing(stream_went_on()));
         }
         check_ready(ours, self.taker.row, std::slice::from_ref(&plan.name))?;
-        let found = batch::read(theirs, ours, plan, batch, true).map_err(|e| locked(e, plan))?;
+        let found = read_to_write(theirs, ours, plan, batch).map_err(|e| locked(e, plan))?;
         let Read::Rows(found) = found else { return Ok(Written::Nothing(rewritten(plan))) };
         let repaired = found.write(ours, self.options.delete_extra, &writing)?;
         let ids: Vec<_> =
@@ -408,6 +407,20 @@ pub(crate) enum WriteWay {
     Insert,
 }
 
+/// Reads the rows of a batch from both sessions. That of the subscriber, which locks them, writes afterwards as the
+/// sessions that apply do.
+fn read_to_write(
+    theirs: &mut Session,
+    ours: &mut Session,
+    plan: &TablePlan,
+    batch: &[Difference],
+) -> Result<Read<batch::FoundRows>> {
+    session::read_values(ours)?;
+    let found = batch::read(theirs, ours, plan, batch, true)?;
+    session::write_values(ours)?;
+    Ok(found)
+}
+
 /// Reads the rows of a batch from both sessions, and makes them equal in the transaction of `ours`. Returns
 /// the bytes that were read too. Nothing is written if the table was rewritten on the publisher.
 pub(crate) fn write_batch(
@@ -419,7 +432,7 @@ pub(crate) fn write_batch(
 ) -> Result<Read<(Repaired, usize)>> {
     let explain =
         |e: &wire::Error| Failure::subscriber(e, &format!("making rows of {} equal", plan.name));
-    let Read::Rows(found) = batch::read(theirs, ours, plan, batch, true)? else {
+    let Read::Rows(found) = read_to_write(theirs, ours, plan, batch)? else {
         return Ok(Read::Rewritten);
     };
     // Both servers have the rows as they had them when they were compared.

@@ -62,11 +62,12 @@ const SETTINGS: &[(&str, &str)] = &[
     ("jit", "off"),
 ];
 
-/// Settings of sessions that read dates and times. Those that only write them keep what the role, the database or
+/// Settings of sessions that read dates and times. Those that write them keep what the role, the database or
 /// the server has, as the native apply worker does: defaults of columns (`now()` for a timestamp), triggers and
-/// constraints see it. What the publisher sends is read alike under all settings: the year comes first and has
-/// four digits, and a time with time zone has its offset.
-const TEXT_OF_TIMES: &[(&str, &str)] = &[("datestyle", "ISO"), ("timezone", "UTC")];
+/// constraints see it. What the publisher sends is read alike under all settings by a column of the same type: the
+/// year comes first and has four digits, and a time with time zone has its offset. Columns of other types may read it
+/// otherwise: see [`crate::verify::reading`].
+const TEXT_OF_TIMES: [(&str, &str); 2] = [("DateStyle", "ISO"), ("TimeZone", "UTC")];
 
 /// Settings that exist since PostgreSQL 17.
 const NEWER_SETTINGS: &[(&str, &str)] = &[("transaction_timeout", "0")];
@@ -412,9 +413,25 @@ pub(crate) fn names_of_owner(subscription: &str) -> Vec<String> {
     own.iter().map(shown).filter(|name| !others.contains(name)).collect()
 }
 
-/// Has a session that writes read values in the form in which the publisher's sessions send them.
-pub(crate) fn read_values_too(session: &mut Session) -> Result<()> {
-    let calls: Vec<_> = TEXT_OF_TIMES.iter().map(set_config).collect();
+/// Has a session that writes read values in the form in which the publisher's sessions send them, until it
+/// [writes](write_values) again.
+pub(crate) fn read_values(session: &mut Session) -> Result<()> {
+    make_settings(session, &TEXT_OF_TIMES)
+}
+
+/// Has a session that [read values](read_values) write them as the sessions that apply do.
+pub(crate) fn write_values(session: &mut Session) -> Result<()> {
+    let [style, zone] = times_when_writing(session).map(str::to_owned);
+    make_settings(session, &[("DateStyle", &style), ("TimeZone", &zone)])
+}
+
+/// `DateStyle` and `TimeZone` of the sessions that apply, which every session has at its start.
+pub(crate) fn times_when_writing(session: &Session) -> [&str; 2] {
+    TEXT_OF_TIMES.map(|(name, reading)| session.parameter_at_start(name).unwrap_or(reading))
+}
+
+fn make_settings(session: &mut Session, settings: &[(&str, &str)]) -> Result<()> {
+    let calls: Vec<_> = settings.iter().map(set_config).collect();
     let sql = format!("SELECT {}", calls.join(", "));
     session.simple(&sql).map_err(|e| Failure::subscriber(&e, "preparing the session"))?;
     Ok(())
@@ -489,7 +506,7 @@ fn settings(
         ("statement_timeout", purpose.statement_timeout()),
         ("lock_timeout", purpose.lock_timeout()),
     ];
-    let times = if purpose.only_writes() { &[] } else { TEXT_OF_TIMES };
+    let times = if purpose.only_writes() { &[][..] } else { &TEXT_OF_TIMES };
     let newer = if major >= 17 { NEWER_SETTINGS } else { &[] };
     let citus = if with_citus { citus::SETTINGS } else { &[] };
     let patience = (purpose == Purpose::Verify).then_some(&NO_USER_TIMEOUT);

@@ -26,7 +26,7 @@ use crate::sqlstate;
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, first_row};
-use crate::subscriber::session::{self, Purpose, Subscriber};
+use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::verification::{self, TableOf, VerificationNumber, Verifier};
 use crate::subscriber::state::{self, SchemaCopy, Subscription, ownership};
 use crate::subscriber::writer_tag::{Writer, WriterTag};
@@ -431,7 +431,6 @@ fn make_equal(
     let found_by = &repair::Verifications::one(number);
     let mut theirs = snapshot.open(context.publisher)?;
     let mut ours = context.subscriber.connect(Purpose::Copy)?;
-    session::read_values_too(&mut ours)?;
     ownership::join(&mut ours, owner.id)?;
     // The first copy worker has the same origin afterwards.
     let tags = context.options.tags;

@@ -16,11 +16,13 @@
 //! what has other types in it is not comparable.
 //!
 //! If the types differ, the publisher does what replication does: it casts the text of its value to
-//! the subscriber's type with its modifier. That needs a type that the publisher has too.
+//! the subscriber's type with its modifier, under the settings of the sessions that apply ([`super::reading`]).
+//! That needs a type that the publisher has too.
 
 use wire::quote_ident;
 
 use crate::subscriber::oid::{self, FIRST_USER_OID};
+use crate::verify::reading::Reading;
 
 /// xml: its cast to text does not call the output function.
 const XML: u32 = 142;
@@ -169,7 +171,7 @@ fn casts_by_output(type_oid: u32) -> bool {
 
 /// The output text of an expression. `format` calls the output function, where a cast to text may
 /// call another function: it cuts the blanks of bpchar, and writes `true` for `t`.
-fn output_text(expression: &str) -> String {
+pub(crate) fn output_text(expression: &str) -> String {
     format!(
         "CASE WHEN {expression} IS DISTINCT FROM NULL \
          THEN pg_catalog.format('%s', {expression}) END"
@@ -293,11 +295,12 @@ fn by_record_send<'a>(
 }
 
 /// Decides how a column is compared, or returns the reason why it cannot be. `on_publisher` tells
-/// whether the publisher has a type of this name.
+/// whether the publisher has a type of this name, and `reading` how the subscriber reads texts.
 pub(crate) fn compare(
     publisher: &SideColumn,
     subscriber: &SideColumn,
     on_publisher: impl Fn(&str) -> bool,
+    reading: &Reading,
 ) -> Result<ComparedColumn, String> {
     let compared = |by, theirs, ours| {
         Ok(ComparedColumn {
@@ -337,7 +340,11 @@ pub(crate) fn compare(
     }
     let castable = subscriber.built_in() || publisher.bare_name == subscriber.bare_name;
     if castable && on_publisher(subscriber.needed_type()) {
-        return compared(HashedBy::Text, converted(publisher, subscriber), plain(subscriber));
+        let theirs = match reading.of_other(publisher, subscriber, &text_of(publisher))? {
+            Some(text) => as_text(text),
+            None => converted(publisher, subscriber),
+        };
+        return compared(HashedBy::Text, theirs, plain(subscriber));
     }
     Err(format!(
         "publisher type {}, subscriber type {}, which the publisher cannot convert to",
@@ -376,7 +383,7 @@ mod tests {
     }
 
     fn compared(publisher: &SideColumn, subscriber: &SideColumn) -> ComparedColumn {
-        compare(publisher, subscriber, |_| true).unwrap()
+        compare(publisher, subscriber, |_| true, &Reading::default()).unwrap()
     }
 
     #[test]
@@ -432,7 +439,7 @@ mod tests {
         let citext = SideColumn { category: 'S', ..of_extension("citext", Some("citextsend")) };
         let label = SideColumn { kind: 'e', ..column(20_001, "mood", -1) };
         for subscriber in [&citext, &label] {
-            let one = compare(&text, subscriber, |_| false).unwrap();
+            let one = compare(&text, subscriber, |_| false, &Reading::default()).unwrap();
             assert_eq!(one.publisher.hashed, "\"c\"::pg_catalog.text");
         }
     }
@@ -440,6 +447,7 @@ mod tests {
     /// Where quotes depend on the locale, oids of built-in types alone make the binary form comparable.
     #[test]
     fn composites_in_single_byte_encodings() {
+        let alike = Reading::default();
         let pair = |record: RecordForm, quotes_by_locale: bool| SideColumn {
             kind: 'c',
             send: Some("pg_catalog.record_send".to_owned()),
@@ -448,9 +456,11 @@ mod tests {
             ..column(20_002, "pair", -1)
         };
         let built_in = || RecordForm::OfBuiltIns(vec![oid::INT4, oid::TEXT]);
-        let text = compare(&pair(built_in(), false), &pair(built_in(), false), |_| true).unwrap();
+        let text =
+            compare(&pair(built_in(), false), &pair(built_in(), false), |_| true, &alike).unwrap();
         assert!(text.names_rows && !text.publisher.hashed.contains("record_send"));
-        let bytes = compare(&pair(built_in(), false), &pair(built_in(), true), |_| true).unwrap();
+        let bytes =
+            compare(&pair(built_in(), false), &pair(built_in(), true), |_| true, &alike).unwrap();
         assert_eq!(
             bytes.publisher.hashed,
             "pg_catalog.encode(pg_catalog.record_send(\"c\"), 'hex')"
@@ -458,18 +468,22 @@ mod tests {
         assert_eq!((bytes.publisher.text, bytes.names_rows), (bytes.publisher.hashed, false));
         let others = [RecordForm::Other, RecordForm::OfBuiltIns(vec![oid::INT4]), RecordForm::None];
         for other in others {
-            let refused = compare(&pair(built_in(), true), &pair(other, false), |_| true);
+            let refused = compare(&pair(built_in(), true), &pair(other, false), |_| true, &alike);
             assert!(refused.unwrap_err().contains("LC_CTYPE"));
         }
         let text = column(oid::TEXT, "text", -1);
-        assert!(compare(&text, &pair(built_in(), true), |_| true).is_err());
-        assert!(compare(&pair(built_in(), true), &text, |_| true).is_ok(), "stored as it was sent");
+        assert!(compare(&text, &pair(built_in(), true), |_| true, &alike).is_err());
+        assert!(
+            compare(&pair(built_in(), true), &text, |_| true, &alike).is_ok(),
+            "stored as it was sent"
+        );
     }
 
     #[test]
     fn a_type_that_the_publisher_lacks_cannot_be_compared() {
+        let alike = Reading::default();
         let (text, other) = (column(oid::TEXT, "text", -1), of_extension("shape", None));
-        assert!(compare(&text, &other, |_| true).unwrap_err().contains("shape"));
-        assert!(compare(&text, &column(9999, "newer", -1), |_| false).is_err());
+        assert!(compare(&text, &other, |_| true, &alike).unwrap_err().contains("shape"));
+        assert!(compare(&text, &column(9999, "newer", -1), |_| false, &alike).is_err());
     }
 }

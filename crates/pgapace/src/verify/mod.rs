@@ -26,6 +26,7 @@ pub(crate) mod prepare;
 pub(crate) mod progress;
 pub(crate) mod range;
 pub(crate) mod rate;
+pub(crate) mod reading;
 pub(crate) mod record;
 pub(crate) mod requirements;
 pub(crate) mod row_hash;

@@ -18,6 +18,7 @@ use crate::verify::columns::{self, ComparedColumn};
 use crate::verify::facts::{self, SideTable};
 use crate::verify::key::{self, Side};
 use crate::verify::plan::{Method, TablePlan};
+use crate::verify::reading::Reading;
 use crate::verify::requirements::{
     check_condition, check_hashes, check_names, check_primary, managed_by_citus, not_all_published,
     not_ready,
@@ -225,6 +226,7 @@ pub(crate) fn plan(
         users,
         scope,
         types: &types,
+        reading: Reading::find(publisher, subscriber)?,
         // With SQL_ASCII, the bound of a range may not be UTF-8.
         same_encoding: encoding(publisher) == encoding(subscriber)
             && encoding(publisher) != "SQL_ASCII",
@@ -284,6 +286,7 @@ struct Context<'a> {
     users: [&'a str; 2],
     scope: &'a Scope,
     types: &'a FxHashMap<String, bool>,
+    reading: Reading,
     same_encoding: bool,
     converts: bool,
 }
@@ -346,7 +349,7 @@ impl Context<'_> {
                 ));
             };
             let known = |name: &str| self.types.get(name).copied().unwrap_or_default();
-            match columns::compare(&theirs, &ours, known) {
+            match columns::compare(&theirs, &ours, known, &self.reading) {
                 Ok(column) => compared.push(column),
                 Err(reason) => not_comparable.push(((*column).to_owned(), reason)),
             }

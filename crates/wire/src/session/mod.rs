@@ -40,6 +40,8 @@ const ENOUGH_EXCHANGES: usize = 8;
 pub struct Session {
     pub(crate) channel: Buffered,
     version: ServerVersion,
+    /// What the server reported before the first statement.
+    parameters_at_start: Vec<(String, String)>,
     cancel: CancelHandle,
     backend_pid: i32,
     host: String,
@@ -81,6 +83,7 @@ impl Session {
             .ok_or_else(|| Error::protocol("the server does not report its version"))?;
         let backend_pid = cancel.pid();
         Ok(Session {
+            parameters_at_start: channel.parameters().to_vec(),
             channel,
             version,
             cancel,
@@ -107,6 +110,13 @@ impl Session {
     /// Source: <https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-ASYNC>.
     pub fn parameter(&self, name: &str) -> Option<&str> {
         self.channel.parameter(name)
+    }
+
+    /// The same as the server reported it before the first statement: with the defaults of the role, the database and the
+    /// server, and what an event trigger on `login` has made of them.
+    pub fn parameter_at_start(&self, name: &str) -> Option<&str> {
+        let mut parameters = self.parameters_at_start.iter();
+        parameters.find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
     /// The process ID of the session's backend: that of the cancel key, unless

@@ -120,6 +120,11 @@ impl Buffered {
         self.parameters.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
+    /// All parameters that the server has reported, with their present values.
+    pub(crate) fn parameters(&self) -> &[(String, String)] {
+        &self.parameters
+    }
+
     pub(crate) fn bytes(&self, place: Range<usize>) -> &[u8] {
         &self.input[place]
     }

@@ -67,6 +67,9 @@ fn startup_settings() {
     assert_eq!(value(&mut session, "SHOW application_name"), "pgapace x");
     assert_eq!(value(&mut session, "SHOW work_mem"), "7MB");
     assert_eq!(session.parameter("DateStyle"), Some("German, DMY"));
+    session.simple("SET datestyle = ISO").unwrap();
+    assert_eq!(session.parameter("DateStyle"), Some("ISO, DMY"));
+    assert_eq!(session.parameter_at_start("DateStyle"), Some("German, DMY"));
     assert_eq!(session.parameter("client_encoding"), Some("UTF8"));
 
     let info = server
