@@ -11,6 +11,9 @@
 //! (Before 18, a partitioned table cannot have one.) Waiting for the stream would leave its table without
 //! the constraint until then, and would need another stage of the subscription.
 //!
+//! Event triggers are created last, in one transaction with the record that all is created: no other statement of the
+//! script runs under them, whatever was interrupted. One that forbids DDL would refuse it.
+//!
 //! The tools outlive a process that is killed. Their sessions are terminated before others begin.
 //!
 //! Tools of 17 and later set a parameter that servers before 17 lack. Its line is removed from the scripts for such a
@@ -20,7 +23,7 @@ mod script;
 mod tools;
 
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use engine::table_name::TableName;
@@ -36,8 +39,8 @@ use crate::subscriber::session::options_of_tools;
 use crate::subscriber::state::{self, SchemaCopy, SubscriptionId};
 use crate::table_name::sql_name;
 use script::{
-    ForeignKey, NEWER_SETTING_SINCE, ScriptError, invalid_foreign_key, joined, named_index,
-    script_errors, without_newer_setting,
+    ForeignKey, NEWER_SETTING_SINCE, ScriptError, chosen, invalid_foreign_key, is_of_event_trigger,
+    is_of_foreign_key, joined, named_index, script_errors, without_newer_setting,
 };
 pub(crate) use tools::end_leftovers;
 use tools::{Directory, application_name, quiet, tool};
@@ -80,12 +83,7 @@ impl SchemaCopier<'_> {
             SchemaCopy::After.name(),
             self.id.0
         );
-        let mut psql = self.writing_tool("psql");
-        psql.args(["--no-psqlrc", "--quiet", "--single-transaction", "-v", "ON_ERROR_STOP=1"])
-            .arg("-f")
-            .arg(&file)
-            .args(["-c", &record]);
-        let (succeeded, said) = self.run(&mut psql, "psql")?;
+        let (succeeded, said) = self.execute_with(&file, &record)?;
         if succeeded {
             return Ok(());
         }
@@ -116,31 +114,62 @@ impl SchemaCopier<'_> {
             && (has_several_snapshots(control, self.id)? || refer_elsewhere(source, published)?);
         let dump = directory.file("post-data.dump");
         self.dump_post_data(control, source, &dump)?;
+        let contents = self.contents(&directory, &dump)?;
         let script = directory.file("post-data.sql");
-        self.convert(&dump, &script)?;
+        let others = directory.file("others.list");
+        write(&others, &chosen(&contents, |line| !is_of_event_trigger(line)))?;
+        self.convert(&dump, &others, &script)?;
         let restores = !self.adapt(&script)? && !begun;
         if !begun {
             state::set_schema_copy(control, self.id, Some(SchemaCopy::Begun))?;
         }
         if restores {
-            self.restore(&directory, &dump, one_by_one)?;
+            if one_by_one {
+                let kept = |line: &[u8]| !is_of_event_trigger(line) && !is_of_foreign_key(line);
+                write(&others, &chosen(&contents, kept))?;
+            }
+            self.restore(&dump, &others)?;
         }
         if !restores || one_by_one {
             // Nothing may exist yet.
             let first = !begun && !restores;
             self.execute_one_by_one(control, &directory, &script, first)?;
         }
+        let triggers = chosen(&contents, is_of_event_trigger);
+        if !triggers.is_empty() {
+            let list = directory.file("event-triggers.list");
+            write(&list, &triggers)?;
+            return self.create_event_triggers(&directory, &dump, &list);
+        }
         state::set_schema_copy(control, self.id, None)
     }
 
-    /// Creates the objects of a dump, several at the same time. Foreign keys are left out if they are created
-    /// one by one.
-    fn restore(&self, directory: &Directory, dump: &Path, one_by_one: bool) -> Result<()> {
+    /// Creates the event triggers, in one transaction with the record that all is created.
+    fn create_event_triggers(&self, directory: &Directory, dump: &Path, list: &Path) -> Result<()> {
+        let script = directory.file("event-triggers.sql");
+        self.convert(dump, list, &script)?;
+        self.adapt(&script)?;
+        let record =
+            format!("UPDATE pgapace.subscription SET schema_copy = NULL WHERE id = {}", self.id.0);
+        let (succeeded, said) = self.execute_with(&script, &record)?;
+        if succeeded { Ok(()) } else { Err(not_created(said)) }
+    }
+
+    /// Executes a script in one transaction with a record.
+    fn execute_with(&self, script: &Path, record: &str) -> Result<(bool, String)> {
+        let mut psql = self.writing_tool("psql");
+        psql.args(["--no-psqlrc", "--quiet", "--single-transaction", "-v", "ON_ERROR_STOP=1"])
+            .arg("-f")
+            .arg(script)
+            .args(["-c", record]);
+        self.run(&mut psql, "psql")
+    }
+
+    /// Creates the objects of a dump that are in the list, several at the same time.
+    fn restore(&self, dump: &Path, list: &Path) -> Result<()> {
         let mut restore = self.writing_tool("pg_restore");
         restore.args(WITHOUT_ROLES).args(["--exit-on-error"]).arg(format!("--jobs={}", self.jobs));
-        if one_by_one {
-            restore.arg("--use-list").arg(self.list_without_foreign_keys(directory, dump)?);
-        }
+        restore.arg("--use-list").arg(list);
         let (succeeded, said) = self.run(restore.arg(dump), "pg_restore")?;
         if succeeded { Ok(()) } else { Err(not_created(said)) }
     }
@@ -184,34 +213,23 @@ impl SchemaCopier<'_> {
         tool(name, self.subscriber, &application_name(self.id), Some(&options))
     }
 
-    /// The table of contents of a dump, without foreign keys and comments on constraints.
-    fn list_without_foreign_keys(&self, directory: &Directory, dump: &Path) -> Result<PathBuf> {
+    /// The table of contents of a dump. Its names have the encoding of the dump.
+    fn contents(&self, directory: &Directory, dump: &Path) -> Result<Vec<u8>> {
         let list = directory.file("post-data.list");
         let mut restore = Command::new("pg_restore");
         restore.arg("--list").arg("--file").arg(&list).arg(dump);
         quiet(&mut restore);
         let (succeeded, said) = self.run(&mut restore, "pg_restore")?;
-        let failed = |said: String| Failure::internal(format!("cannot list a dump: {said}"));
-        if !succeeded {
-            return Err(failed(said));
+        if succeeded {
+            return read(&list);
         }
-        let all = std::fs::read_to_string(&list).map_err(|error| failed(error.to_string()))?;
-        let is_of_foreign_key = |line: &&str| {
-            line.contains(" FK CONSTRAINT ")
-                || line.contains(" COMMENT ") && line.contains(" CONSTRAINT ")
-        };
-        let chosen: Vec<_> = all.lines().filter(|line| !is_of_foreign_key(line)).collect();
-        std::fs::write(&list, chosen.join("\n") + "\n")
-            .map_err(|error| failed(error.to_string()))?;
-        Ok(list)
+        Err(Failure::internal(format!("cannot list a dump: {said}")))
     }
 
-    /// Executes a script to its end. Returns the errors of its statements. Event triggers that were created before do not
-    /// fire: they would for objects that exist already, too, and pg_dump creates them last.
+    /// Executes a script to its end. Returns the errors of its statements.
     fn execute(&self, file: &Path) -> Result<Vec<ScriptError>> {
-        let options = options_of_tools(self.major) + " -c session_replication_role=replica";
-        let mut psql = tool("psql", self.subscriber, &application_name(self.id), Some(&options));
-        psql.args(["--no-psqlrc", "--quiet", "-v", "VERBOSITY=sqlstate", "-f"]).arg(file);
+        let mut psql = self.writing_tool("psql");
+        psql.args(["--no-psqlrc", "--quiet", "-v", "VERBOSITY=verbose", "-f"]).arg(file);
         let (succeeded, said) = self.run(&mut psql, "psql")?;
         if succeeded { Ok(script_errors(&said, file)) } else { Err(not_created(said)) }
     }
@@ -306,10 +324,11 @@ impl SchemaCopier<'_> {
             .hint("pg_dump must have the publisher's major version, or a newer one."))
     }
 
-    /// Makes a script of a dump.
-    fn convert(&self, dump: &Path, script: &Path) -> Result<()> {
+    /// Makes a script of the objects of a dump that are in the list.
+    fn convert(&self, dump: &Path, list: &Path, script: &Path) -> Result<()> {
         let mut restore = Command::new("pg_restore");
-        restore.args(WITHOUT_ROLES).arg("--file").arg(script).arg(dump);
+        restore.args(WITHOUT_ROLES).arg("--use-list").arg(list);
+        restore.arg("--file").arg(script).arg(dump);
         quiet(&mut restore);
         let (succeeded, said) = self.run(&mut restore, "pg_restore")?;
         if succeeded {

@@ -34,21 +34,47 @@ pub(super) fn joined(errors: &[ScriptError]) -> String {
 
 /// The lines of psql about a script that report an error.
 ///
-/// With VERBOSITY=sqlstate, a line is `psql:FILE:LINE: ERROR:  42P07`. The word before the SQLSTATE is in
-/// the server's language, so only the SQLSTATE counts. A line about the script without SQLSTATE is
+/// With VERBOSITY=verbose, a line is `psql:FILE:LINE: ERROR:  42P07: MESSAGE`, and lines follow that quote rows. The word
+/// before the SQLSTATE is in the server's language, so only the SQLSTATE counts. A line about the script without SQLSTATE is
 /// psql's own error. After an error of the server psql continues, and exits with 0.
 pub(super) fn script_errors(said: &str, file: &Path) -> Vec<ScriptError> {
     let about = format!("psql:{}:", file.display());
     let errors = said.lines().filter_map(|said| {
         let line = said.strip_prefix(&about)?;
-        let code = said.rsplit_once(":  ").map_or("", |(_, code)| code);
-        if code.len() == 5 && matches!(code.get(..2), Some("00" | "01" | "02")) {
+        let code = said.split_once(":  ").and_then(|(_, said)| said.split(':').next());
+        let code = code.filter(|code| code.len() == 5).unwrap_or_default();
+        if matches!(code.get(..2), Some("00" | "01" | "02")) {
             return None;
         }
         let line = line.split_once(':').and_then(|(line, _)| line.parse().ok()).unwrap_or(0);
         Some(ScriptError { line, sqlstate: code.to_owned(), said: said.to_owned() })
     });
     errors.collect()
+}
+
+/// The lines of a table of contents that are chosen.
+pub(super) fn chosen(contents: &[u8], is_chosen: impl Fn(&[u8]) -> bool) -> Vec<u8> {
+    contents
+        .split_inclusive(|byte| *byte == b'\n')
+        .filter(|line| is_chosen(line))
+        .flatten()
+        .copied()
+        .collect()
+}
+
+/// Whether a line of a table of contents is of a foreign key, or of a comment on a constraint.
+pub(super) fn is_of_foreign_key(line: &[u8]) -> bool {
+    contains(line, " FK CONSTRAINT ")
+        || contains(line, " COMMENT ") && contains(line, " CONSTRAINT ")
+}
+
+/// Whether a line of a table of contents is of an event trigger.
+pub(super) fn is_of_event_trigger(line: &[u8]) -> bool {
+    contains(line, " EVENT TRIGGER ")
+}
+
+fn contains(line: &[u8], text: &str) -> bool {
+    line.windows(text.len()).any(|window| window == text.as_bytes())
 }
 
 /// The script without the [`NEWER_SETTING`] in its head; `None` if it has none. The head ends at the first statement
@@ -166,11 +192,13 @@ mod tests {
     #[test]
     fn errors_of_a_script_are_judged_by_their_sqlstate() {
         let said = "WARNING: password file \"/p\" has group or world access\n\
-                    psql:/tmp/s.sql:2: ERROR:  42P07\n\
+                    psql:/tmp/s.sql:2: ERROR:  42P07: relation \"a:  b\" already exists\n\
+                    LOCATION:  heap_create_with_catalog, heap.c:1164\n\
                     psql:/tmp/s.sql:3: ERREUR:  42710\n\
-                    psql:/tmp/s.sql:4: FEHLER:  23505\n\
+                    psql:/tmp/s.sql:4: FEHLER:  23505: doppelt\n\
+                    DETAIL:  Key (a)=(1)\n\
                     psql:/tmp/s.sql:5: ERROR:  42P16\n\
-                    psql:/tmp/s.sql:6: HINWEIS:  00000\n\
+                    psql:/tmp/s.sql:6: HINWEIS:  00000: gut\n\
                     psql:/tmp/s.sql:7: WARNUNG:  01000\n\
                     psql:/tmp/s.sql:8: error: invalid command \\restrict";
         let error = |line, sqlstate: &str, said: &str| ScriptError {
@@ -183,7 +211,7 @@ mod tests {
         assert_eq!(
             errors,
             [
-                error(4, "23505", "FEHLER:  23505"),
+                error(4, "23505", "FEHLER:  23505: doppelt"),
                 error(8, "", "error: invalid command \\restrict")
             ]
         );
