@@ -14,8 +14,8 @@ use crate::tablesync::while_streaming::{holder, wait_for, wait_for_a_waiter};
 /// The reason of `table_stale`.
 const OTHER: &str = "changes of another table came under its name";
 
-/// A walsender of 14 goes on to send the name that the schema had when it sent the table first.
-const RENAMED: [(u16, u16); 2] = [(15, 15), (18, 18)];
+/// A walsender of 14 or 15 goes on to send the name that a schema had when it sent the table first.
+const RENAMED: [(u16, u16); 1] = [(18, 18)];
 
 /// Exchanges the names of two schemas. Doing it again undoes it.
 const EXCHANGE: &str = "BEGIN; ALTER SCHEMA blue RENAME TO neither; ALTER SCHEMA green RENAME TO blue; \
@@ -48,7 +48,7 @@ fn change_under_the_name_of_the_other(case: &Case) {
     case.publisher.sql(EXCHANGE);
     case.publisher.sql("INSERT INTO blue.t VALUES (2, 2)");
     case.publisher.sql(EXCHANGE);
-    case.publisher.sql("INSERT INTO blue.t VALUES (3, 1); INSERT INTO green.t VALUES (3, 2)");
+    case.publisher.sql("INSERT INTO blue.t VALUES (3, 1); INSERT INTO green.t VALUES (4, 2)");
     case.publisher.sql("INSERT INTO other SELECT count(*), 1 FROM other");
 }
 
@@ -62,7 +62,7 @@ fn schemas_that_exchange_their_names_and_back_while_stopped_make_their_tables_st
         assert_eq!(states(&case), BOTH_BLOCKED);
         case.expect_equal(&["other"]);
         // A later start does not mark them again.
-        case.publisher.sql("INSERT INTO blue.t VALUES (4, 1)");
+        case.publisher.sql("INSERT INTO blue.t VALUES (5, 1)");
         let finished = case.run();
         finished.expect(BLOCKED, &["blue.t", "green.t"]);
         assert!(!finished.log.contains("table_stale"), "{}", finished.log);
@@ -80,16 +80,18 @@ fn schemas_that_exchange_their_names_and_back_while_stopped_make_their_tables_st
     });
 }
 
-/// All changes go to the table of their name. The two transactions of the second round change both tables of one name.
+/// All changes go to the table of the name that they come under. Each of the last two transactions changes both tables of
+/// one name.
 #[test]
 fn changes_under_the_name_of_another_table_may_be_ignored() {
-    on_versions(&RENAMED, |mut case| {
+    on_versions(&ALL, |mut case| {
         blue_and_green(&case);
         case.tool.args = vec!["--on-missed-changes=ignore".to_owned()];
         change_under_the_name_of_the_other(&case);
         case.run_until_current();
         assert_eq!(states(&case), ["blue ready true", "green ready true"]);
-        assert_eq!(case.subscriber.rows("SELECT id FROM blue.t ORDER BY id"), ["1", "2", "3"]);
+        let rows = "SELECT count(*) FROM (TABLE blue.t UNION ALL TABLE green.t) t";
+        assert_eq!(case.subscriber.value(rows), "5");
         let within = EXCHANGE.replace("BEGIN; ", "").replace("; COMMIT", "");
         for id in [5, 7] {
             let next = id + 1;
@@ -98,8 +100,7 @@ fn changes_under_the_name_of_another_table_may_be_ignored() {
             ));
         }
         case.run_until_current();
-        let rows = "SELECT string_agg(id::text, ' ' ORDER BY id) FROM blue.t";
-        assert_eq!(case.subscriber.value(rows), "1 2 3 5 6 7 8");
+        assert_eq!(case.subscriber.value(rows), "9");
         case.expect_equal(&["other"]);
     });
 }
@@ -191,7 +192,7 @@ fn wait_for_state(site: &Site, run: &Process, table: &str, wanted: &str) -> Resu
         "SELECT state || ' ' || (stale_lsn IS NOT NULL) FROM pgapace.relation WHERE table_name = '{table}'"
     );
     let reached = || Ok(site.subscriber.query_one_text(DB, &sql)? == wanted);
-    wait_until(PATIENCE, &format!("{table} to be {wanted}"), reached)
+    wait_until(PATIENCE, format!("{table} to be {wanted}"), reached)
         .inspect_err(|_| eprintln!("{}", run.log()))
 }
 
