@@ -153,16 +153,7 @@ impl BatchQueries<'_> {
         (theirs, of_publisher): (&mut Session, &str),
         (ours, of_subscriber): (&mut Session, &str),
     ) -> (Result<Read<Rows>>, Result<Rows>) {
-        let publisher = || {
-            // The check comes second: the rows that were read have locked the table by then.
-            let [results, check] = theirs
-                .simple_each([of_publisher, &self.plan.publisher.is_rewritten(None)])
-                .map_err(|e| self.explained(&e, Failure::publisher))?;
-            match boolean(&first_row(&check, "the query for rewritten tables")?, 0)? {
-                true => Ok(Read::Rewritten),
-                false => Ok(Read::Rows(last(results))),
-            }
-        };
+        let publisher = || self.ask_publisher(theirs, of_publisher);
         let subscriber = || self.ask_subscriber(ours, of_subscriber);
         ask_both("reading rows of the publisher", publisher, subscriber)
     }
@@ -199,7 +190,9 @@ impl BatchQueries<'_> {
             bytes += size(&row.compared) + size(&row.local);
             found.entry(identity(self.plan, &row.compared)).or_default().1.push(row);
         }
-        self.pair_equal_keys(ours, &mut found)?;
+        if let Read::Rewritten = self.pair_equal_keys(theirs, ours, &mut found)? {
+            return Ok(Read::Rewritten);
+        }
         let repairs =
             found.into_iter().map(|(identity, (theirs, ours))| (identity, repairs(theirs, ours)));
         Ok(Read::Rows((repairs.collect(), bytes)))
@@ -208,8 +201,14 @@ impl BatchQueries<'_> {
 
 impl BatchQueries<'_> {
     /// Pairs rows of both servers whose keys are equal to the subscriber, and have other texts: they are one row, which
-    /// is updated and keeps the values of columns that are not compared.
-    fn pair_equal_keys(&self, ours: &mut Session, found: &mut FoundByIdentity) -> Result<()> {
+    /// is updated and keeps the values of columns that are not compared. The publisher may tell more keys apart than the
+    /// subscriber: a row of the subscriber that the publisher has, too, is left alone.
+    fn pair_equal_keys(
+        &self,
+        theirs: &mut Session,
+        ours: &mut Session,
+        found: &mut FoundByIdentity,
+    ) -> Result<Read<()>> {
         let alone = found.iter().filter(|(_, (_, ours))| ours.is_empty());
         let keys: Vec<Vec<String>> =
             alone.filter_map(|(key, _)| key.iter().cloned().collect()).collect();
@@ -218,22 +217,64 @@ impl BatchQueries<'_> {
             places.extend(rows.iter().map(|row| ((row.relid, row.ctid.clone()), key.clone())));
         }
         if keys.is_empty() || places.is_empty() {
-            return Ok(());
+            return Ok(Read::Rows(()));
         }
-        let wanted: FxHashSet<&Identity> = self.identities.iter().collect();
-        let rows = self.ask_subscriber(ours, &self.plan.subscriber.places_of_keys(&keys))?;
+        let ctids: Vec<&str> = places.keys().map(|(_, ctid)| ctid.as_str()).collect();
+        // Sessions that apply have no hash joins, and a key may have no index here.
+        let asked = [
+            "SET LOCAL enable_hashjoin = on",
+            &self.plan.subscriber.places_of_keys(&keys, &ctids),
+            "SET LOCAL enable_hashjoin TO DEFAULT",
+        ];
+        let results = ours.simple(&asked.join("; "));
+        let results = results.map_err(|e| self.explained(&e, Failure::subscriber))?;
+        let [_, rows, _] = &results[..] else {
+            return Err(Failure::internal("other results of the query for equal keys"));
+        };
+        let mut pairs: Vec<(Identity, Identity)> = Vec::new();
         for row in rows.iter() {
             let (number, place) = (field::<usize>(&row, 0)?, (field(&row, 1)?, field(&row, 2)?));
             let (Some(key), Some(other)) = (keys.get(number), places.get(&place)) else { continue };
-            let key: Identity = key.iter().cloned().map(Some).collect();
+            pairs.push((key.iter().cloned().map(Some).collect(), other.clone()));
+        }
+        let wanted: FxHashSet<&Identity> = self.identities.iter().collect();
+        // The publisher was asked about those that are wanted.
+        let others: FxHashSet<&Identity> =
+            pairs.iter().map(|(_, other)| other).filter(|other| !wanted.contains(other)).collect();
+        let mut kept: FxHashSet<Identity> = FxHashSet::default();
+        if !others.is_empty() {
+            let others: Vec<Identity> = others.into_iter().cloned().collect();
+            let rows = self.ask_publisher(theirs, &self.of_publisher(&others))?;
+            let Read::Rows(rows) = rows else { return Ok(Read::Rewritten) };
+            let rows = rows.iter().map(|row| self.publisher_row(&row));
+            kept.extend(rows.map(|row| identity(self.plan, &row.compared)));
+        }
+        pairs.retain(|(_, other)| !kept.contains(other));
+        for (key, other) in pairs {
             let theirs = found.get_mut(&key).map(|rows| std::mem::take(&mut rows.0));
-            let ours = found.get_mut(other).map(|rows| std::mem::take(&mut rows.1));
-            let pair = if wanted.contains(&key) { key } else { other.clone() };
+            let ours = found.get_mut(&other).map(|rows| std::mem::take(&mut rows.1));
+            let pair = if wanted.contains(&key) { key } else { other };
             let rows = found.entry(pair).or_default();
             rows.0.extend(theirs.unwrap_or_default());
             rows.1.extend(ours.unwrap_or_default());
         }
-        Ok(())
+        // They differ in nothing that is to be repaired.
+        kept.iter().filter(|other| !wanted.contains(other)).for_each(|other| {
+            found.remove(other);
+        });
+        Ok(Read::Rows(()))
+    }
+
+    /// The last result of a query, unless the table was rewritten after the snapshot.
+    fn ask_publisher(&self, theirs: &mut Session, sql: &str) -> Result<Read<Rows>> {
+        // The check comes second: the rows that were read have locked the table by then.
+        let [results, check] = theirs
+            .simple_each([sql, &self.plan.publisher.is_rewritten(None)])
+            .map_err(|e| self.explained(&e, Failure::publisher))?;
+        match boolean(&first_row(&check, "the query for rewritten tables")?, 0)? {
+            true => Ok(Read::Rewritten),
+            false => Ok(Read::Rows(last(results))),
+        }
     }
 
     fn ask_subscriber(&self, ours: &mut Session, sql: &str) -> Result<Rows> {

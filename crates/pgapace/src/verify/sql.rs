@@ -243,9 +243,9 @@ impl TableSql {
         format!("({})", conditions.join(" OR "))
     }
 
-    /// The places of rows whose key is equal to one of these, with the number of that. The texts of equal keys may differ:
-    /// 1.0 and 1.00.
-    pub(crate) fn places_of_keys(&self, keys: &[Vec<String>]) -> String {
+    /// The places, among rows with these ctids, of those whose key is equal to one of these, with the number of that. The
+    /// texts of equal keys may differ: 1.0 and 1.00.
+    pub(crate) fn places_of_keys(&self, keys: &[Vec<String>], ctids: &[&str]) -> String {
         let columns = self.key_columns();
         let row = |(number, key): (usize, &Vec<String>)| {
             let values: Vec<_> =
@@ -262,7 +262,11 @@ impl TableSql {
             rows.join(", "),
             names.join(", "),
             self.relation,
-            self.filter(&equal.join(" AND ")),
+            self.filter(&format!(
+                "{} AND ctid = ANY ('{{\"{}\"}}'::pg_catalog.tid[])",
+                equal.join(" AND "),
+                ctids.join("\",\""),
+            )),
         )
     }
 

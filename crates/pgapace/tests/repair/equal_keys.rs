@@ -53,3 +53,35 @@ fn a_row_whose_key_has_another_text_keeps_columns_of_the_subscriber() {
         case.tool.finish("verify", &[]).expect(0, &[]);
     });
 }
+
+/// The publisher tells keys apart that are equal to the subscriber. A row that both have is not changed into another one.
+#[test]
+fn a_row_that_is_equal_is_left_alone_where_the_publisher_tells_more_keys_apart() {
+    on_versions(&super::VERSIONS, |mut case| {
+        case.publisher.sql("CREATE TABLE t (k text PRIMARY KEY, v int)");
+        case.subscriber.sql(
+            "CREATE COLLATION blind (provider = icu, locale = 'und-u-ks-level2', deterministic = false); \
+             CREATE TABLE t (k text COLLATE blind PRIMARY KEY, v int, mine text DEFAULT 'kept')",
+        );
+        case.publisher.sql("INSERT INTO t SELECT 'A' || i, i FROM generate_series(1, 5) i");
+        case.publish("FOR TABLE t");
+        case.run_until_current();
+        case.publisher.sql("INSERT INTO t VALUES ('a1', 100)");
+        case.tool.args = vec!["--on-conflict=insert_exists=skip".to_owned()];
+        case.run_until_current();
+        case.tool.args.clear();
+        let rows = || case.subscriber.rows("SELECT k, v, mine FROM t ORDER BY v");
+        let before = rows();
+        case.tool.finish("verify", &[]).expect(18, &[]);
+        for args in [&[][..], &["--delete-extra"]] {
+            let repaired = case.tool.finish("repair", args);
+            assert_ne!(repaired.code, Some(0), "{}", repaired.stdout);
+            assert!(repaired.log.contains("23505"), "{}", repaired.log);
+            assert_eq!(rows(), before);
+        }
+        case.publisher.sql(&format!("SELECT pg_drop_replication_slot('{}')", case.tool.name));
+        let rebased = case.tool.finish("rebase", &[]);
+        assert_ne!(rebased.code, Some(0), "{}", rebased.log);
+        assert_eq!(rows(), before);
+    });
+}
