@@ -253,8 +253,12 @@ impl Failure {
             wire::Error::Server(server) => {
                 let mut failure =
                     Self::new(class, format!("{party}: {} while {doing}", server.message));
-                failure.detail.clone_from(&server.detail);
-                failure.hint.clone_from(&server.hint);
+                if let Some(detail) = &server.detail {
+                    failure = failure.detail(detail);
+                }
+                if let Some(hint) = &server.hint {
+                    failure = failure.hint(hint);
+                }
                 failure.of_state = server.schema.as_deref() == Some("pgapace");
                 if class == Class::Subscriber && missing_label::is_reported(server) {
                     failure.hint = Some(missing_label::hint(server, std::iter::empty()));
@@ -366,7 +370,8 @@ impl Failure {
 
     #[must_use]
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = Some(hint.into());
+        // It may be that of a server.
+        self.hint = Some(wire::without_passwords(&hint.into()).into_owned());
         self
     }
 

@@ -71,7 +71,8 @@ pub(crate) fn remedy_of_error(
             )
         }
         _ if let Some(hint) = &said.hint => {
-            format!("{}. Correct the cause on the subscriber", hint.trim_end().trim_end_matches('.'))
+            let hint = wire::without_passwords(hint.trim_end().trim_end_matches('.'));
+            format!("{hint}. Correct the cause on the subscriber")
         }
         _ => "Correct on the subscriber what the message names".to_owned(),
     };

@@ -113,10 +113,13 @@ fn a_function_that_needs_a_search_path_is_named() {
 fn a_hint_of_the_server_is_followed_by_the_way_out() {
     on_versions(&VERSIONS, |case| {
         case.replicate(TABLE);
-        case.subscriber
-            .sql(&trigger("RAISE 'no way' USING hint = 'Ask the owner.', errcode = 'P0123'"));
-        let said =
-            ["HINT:  Ask the owner. Correct the cause on the subscriber; or skip the transaction"];
-        stops_until(&case, (&said, &[]), "DROP FUNCTION f CASCADE");
+        case.subscriber.sql(&trigger(
+            "RAISE 'no way' USING hint = 'Ask postgres://u:secret@h/db.', detail = 'password=secret', errcode = 'P0123'",
+        ));
+        let said = [
+            "DETAIL:  password=****",
+            "HINT:  Ask postgres://u:****@h/db. Correct the cause on the subscriber; or skip the transaction",
+        ];
+        stops_until(&case, (&said, &["secret"]), "DROP FUNCTION f CASCADE");
     });
 }
