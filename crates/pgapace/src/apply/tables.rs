@@ -242,6 +242,12 @@ impl Tables {
         self.oids.insert(table.name.clone(), RelId(table.oid));
     }
 
+    /// Adds a table without a copy at a change: the changes of another table of its name are not its own.
+    pub(crate) fn add_streamed(&mut self, remote: &RemoteRelation) {
+        self.add(remote.name.clone(), SyncLsn(Lsn::INVALID));
+        self.oids.insert(remote.name.clone(), remote.id);
+    }
+
     /// Adds a table while the stream goes on.
     pub(crate) fn add(&mut self, table: TableName, sync_lsn: SyncLsn) {
         self.sync_lsns.insert(table, sync_lsn);

@@ -518,7 +518,7 @@ impl<'a> Adder<'a> {
         // Nothing is copied, so all changes are applied.
         let sync_lsn = Lsn::INVALID;
         table_state::set_sync_lsns(control, context.owner(), &[published], sync_lsn)?;
-        tables.add(remote.name.clone(), SyncLsn(sync_lsn));
+        tables.add_streamed(remote);
         Ok(Added::Done)
     }
 
@@ -541,7 +541,7 @@ impl<'a> Adder<'a> {
         if copies {
             return Ok(Added::Copy);
         }
-        tables.add(remote.name.clone(), SyncLsn(Lsn::INVALID));
+        tables.add_streamed(remote);
         // The look that is possible: whether the subscriber has such a table.
         match tables.resolve(control, &Arc::new(remote.clone()), head.commit_lsn) {
             Ok(_) => {}

@@ -68,6 +68,34 @@ fn a_commit_that_creates_a_table_waits_for_the_subscription() -> Result<()> {
     Ok(())
 }
 
+/// A table that was added without a copy is replaced. The old rows do not get the changes of the new table.
+#[test]
+fn a_table_that_was_added_without_a_copy_is_replaced() -> Result<()> {
+    for &major in one_or_all(&[15, 18]) {
+        let site = site(major)?;
+        let program = site.program().args(["--copy-data=false", "--refresh-interval=1h"]);
+        let mut run = site.spawn_streaming(&program)?;
+        site.publisher.sql(DB, &format!("BEGIN; {CREATE}; COMMIT"))?;
+        let count = "SELECT count(*) FROM y";
+        wait_while_running(&mut run, "the rows of the table", PATIENCE, || {
+            Ok(site.subscriber.query_one_text(DB, count)? == "10")
+        })?;
+        let again = CREATE.replace("(1, 10)", "(11, 13)");
+        let replace = format!("BEGIN; DROP TABLE y; {again}; INSERT INTO t VALUES (1); COMMIT");
+        site.publisher.sql(DB, &replace)?;
+        let stale = "SELECT count(*) FROM pgapace.relation \
+             WHERE table_name = 'y' AND state = 'blocked' AND stale_lsn IS NOT NULL";
+        wait_while_running(&mut run, "the table to be stale", PATIENCE, || {
+            Ok(site.subscriber.query_one_text(DB, stale)? == "1")
+        })?;
+        wait_while_running(&mut run, "the other table", PATIENCE, || {
+            Ok(site.subscriber.query_one_text(DB, "SELECT count(*) FROM t")? == "1")
+        })?;
+        assert_eq!(site.subscriber.query_one_text(DB, count)?, "10");
+    }
+    Ok(())
+}
+
 /// The commit waits for a standby that is away. What pgapace applies of it meanwhile is whole.
 #[test]
 fn a_commit_that_creates_a_table_waits_for_another_standby() -> Result<()> {
