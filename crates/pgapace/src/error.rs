@@ -146,10 +146,10 @@ pub(crate) struct Failure {
     pub(crate) detail: Option<String>,
     pub(crate) hint: Option<String>,
     /// What to change on the subscriber, where `hint` also has the next step of a run that stops.
-    pub(crate) remedy: Option<String>,
+    pub(crate) remedy: Option<Box<str>>,
     pub(crate) offender: Option<Box<Offender>>,
     /// The functions of the subscriber in which the error occurred, one on each line. They quote no rows.
-    pub(crate) user_code: Option<String>,
+    pub(crate) user_code: Option<Box<str>>,
     /// The commit LSN of the last transaction that may be the cause, if `offender` is not known.
     pub(crate) last_suspect: Option<Lsn>,
     /// The conflict behind it, to count and record.

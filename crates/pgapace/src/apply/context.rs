@@ -191,7 +191,7 @@ impl<'a> Context<'a> {
         let offender = offender.map(|offender| self.blame(offender, error, expected));
         let mut failure = Failure::subscriber(error, doing);
         failure.offender = offender.map(Box::new);
-        failure.user_code = error.server_error().and_then(user_code::of);
+        failure.user_code = error.server_error().and_then(user_code::of).map(Into::into);
         if error.server_error().is_some_and(|said| said.message.contains(FOUND_SEVERAL)) {
             let several = several_rows(failure.sqlstate.take());
             return Failure { offender: failure.offender, ..several };
@@ -373,5 +373,5 @@ fn stopped_until(remedy: String, failure: Failure, commit_lsn: Lsn) -> Failure {
         "{remedy}; or skip the transaction (pgapace skip --lsn {commit_lsn}). Then start pgapace again: it \
          continues with this transaction."
     );
-    Failure { remedy: Some(remedy), ..failure }.hint(hint)
+    Failure { remedy: Some(remedy.into()), ..failure }.hint(hint)
 }

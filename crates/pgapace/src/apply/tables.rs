@@ -641,7 +641,7 @@ pub(crate) fn missing(table: &TableName) -> Failure {
          not sent again: pgapace resync {copy} copies them."
     );
     let message = format!("the subscriber has no table {table}");
-    Failure { remedy: Some(remedy), ..Failure::new(Class::Mismatch, message) }.hint(hint)
+    Failure { remedy: Some(remedy.into()), ..Failure::new(Class::Mismatch, message) }.hint(hint)
 }
 
 #[cfg(test)]

@@ -50,15 +50,20 @@ impl SnapshotXids {
     /// Whether the transaction had ended. It is one of the last 2^31, as each is that the publisher may send.
     pub(crate) fn show(&self, xid: Xid) -> bool {
         // The nearest number to the next one that ends in these 32 bits.
-        let ahead = xid.0.wrapping_sub(self.next as u32) as i32;
+        let ahead = xid.0.wrapping_sub(without_epoch(self.next)).cast_signed();
         let full = self.next.wrapping_add_signed(i64::from(ahead));
         full < self.oldest || full < self.next && !self.in_progress.contains(&full)
     }
 
     /// Whether another transaction than this one may have been sent, and is not shown.
     pub(crate) fn may_lack_others(&self, xid: Xid) -> bool {
-        self.commits_wait && self.in_progress.iter().any(|other| *other as u32 != xid.0)
+        self.commits_wait && self.in_progress.iter().any(|other| without_epoch(*other) != xid.0)
     }
+}
+
+/// The 32 bits of an xid that the stream has.
+fn without_epoch(xid: u64) -> u32 {
+    (xid & 0xFFFF_FFFF) as u32
 }
 
 #[cfg(test)]
