@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(gap(None), None);
     }
 
-    /// Which of them is the one that was copied is not known here.
+    /// The stream does not tell which of the two was copied.
     #[test]
     fn a_transaction_that_changes_both_tables_of_a_name_names_both() {
         let relations = [relation("t", 1), relation("o", 3), relation("t", 2), relation("u", 4)];

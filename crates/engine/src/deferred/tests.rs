@@ -172,7 +172,7 @@ fn what_the_snapshot_will_have_is_discarded() {
     assert_eq!(fills(&deferred), [true, true, false]);
     assert!(deferred.discard_before(Lsn(250), &mut NoSpool).unwrap() > 0);
     assert_eq!(fills(&deferred), [false, true, false]);
-    // What follows of a transaction of which the first part was discarded is not kept either.
+    // The rest of a transaction whose first part was discarded is discarded, too.
     defer(&mut deferred, 210, &[0], true);
     defer(&mut deferred, 249, &[0], true);
     assert_eq!(fills(&deferred), [false, true, false]);

@@ -1,4 +1,4 @@
-//! What to change on the subscriber, so that a change can be applied that was refused.
+//! The HINT of a change that the subscriber refuses: what to alter there, so that it can be applied.
 //!
 //! Statements name the table of the error. It is another one than that of the change if a trigger or a rule writes to it.
 

@@ -353,10 +353,10 @@ pub(crate) fn compare(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn column(type_oid: u32, type_sql: &str, modifier: i32) -> SideColumn {
+    pub(in crate::verify) fn column(type_oid: u32, type_sql: &str, modifier: i32) -> SideColumn {
         SideColumn {
             name: "c".to_owned(),
             type_oid,

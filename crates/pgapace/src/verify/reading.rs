@@ -189,28 +189,11 @@ fn has_zone(session: &mut Session, zone: &str) -> Result<bool> {
 mod tests {
     use super::Reading;
     use crate::subscriber::oid;
-    use crate::verify::columns::{RecordForm, SideColumn};
+    use crate::verify::columns::{self, SideColumn};
 
     fn column(type_oid: u32) -> SideColumn {
-        SideColumn {
-            name: "c".to_owned(),
-            type_oid,
-            type_name: "t".to_owned(),
-            type_sql: format!("t{type_oid}"),
-            bare_name: "t".to_owned(),
-            kind: 'b',
-            category: 'D',
-            modifier: -1,
-            is_array: false,
-            send: None,
-            not_null: false,
-            generated: false,
-            byte_order: true,
-            readable: true,
-            record: RecordForm::None,
-            quotes_by_locale: false,
-            correlation: None,
-        }
+        let column = columns::tests::column(type_oid, &format!("t{type_oid}"), -1);
+        SideColumn { category: 'D', ..column }
     }
 
     fn of_other(reading: &Reading, publisher: u32, subscriber: u32) -> Option<String> {

@@ -96,7 +96,7 @@ fn a_table_that_was_added_without_a_copy_is_replaced() -> Result<()> {
     Ok(())
 }
 
-/// The commit waits for a standby that is away. What pgapace applies of it meanwhile is whole.
+/// The commit waits for a standby that is away. pgapace applies all of the transaction meanwhile.
 #[test]
 fn a_commit_that_creates_a_table_waits_for_another_standby() -> Result<()> {
     for &major in one_or_all(&[15, 18]) {
@@ -111,7 +111,7 @@ fn a_commit_that_creates_a_table_waits_for_another_standby() -> Result<()> {
             Ok(site.subscriber.query_one_text(DB, "SELECT count(*) FROM t")? == "1")
         })?;
         assert_eq!(site.subscriber.query_one_text(DB, "SELECT count(*) FROM y")?, "10");
-        // What is not recorded yet is found again after a crash.
+        // Nothing has recorded the table yet: the next start finds it.
         run.kill9()?;
         let mut run = site.spawn_streaming(&site.program().arg("--copy-data=false"))?;
         site.publisher.set("synchronous_standby_names", "")?;

@@ -13,6 +13,20 @@ fn other(case: &Case, publications: &str) -> Tool {
     Tool { name, publications: publications.to_owned(), ..case.tool.clone() }
 }
 
+/// The case and another subscription have copied a table each, neither of them `log`, whose rows only the publisher has.
+fn subscribed_to_others(case: &Case) -> Tool {
+    case.both(
+        "CREATE TABLE a (id int); CREATE TABLE b (id int); CREATE TABLE log (id int, v text)",
+    );
+    case.publisher.sql(ROWS);
+    case.publish("FOR TABLE a");
+    case.publisher.sql("CREATE PUBLICATION second FOR TABLE b");
+    let second = other(case, "second");
+    case.run_until_current();
+    second.run_until_current();
+    second
+}
+
 fn rows(case: &Case) -> String {
     case.subscriber.value("SELECT count(*), count(DISTINCT id) FROM log")
 }
@@ -142,15 +156,7 @@ fn a_native_subscription_of_the_same_rows_is_adopted() {
 #[test]
 fn an_added_table_of_another_subscription_is_blocked() {
     let case = Case::new(18, 18);
-    case.both(
-        "CREATE TABLE a (id int); CREATE TABLE b (id int); CREATE TABLE log (id int, v text)",
-    );
-    case.publisher.sql(ROWS);
-    case.publish("FOR TABLE a");
-    case.publisher.sql("CREATE PUBLICATION second FOR TABLE b");
-    let second = other(&case, "second");
-    case.run_until_current();
-    second.run_until_current();
+    let second = subscribed_to_others(&case);
     case.publisher.sql("ALTER PUBLICATION pub ADD TABLE log");
     case.run_until_current();
     assert_eq!(rows(&case), "1000|1000");
@@ -170,15 +176,7 @@ fn an_added_table_of_another_subscription_is_blocked() {
 #[test]
 fn a_table_that_is_added_to_two_subscriptions_at_once_is_copied_once() {
     on_versions(&VERSIONS, |case| {
-        case.both(
-            "CREATE TABLE a (id int); CREATE TABLE b (id int); CREATE TABLE log (id int, v text)",
-        );
-        case.publisher.sql(ROWS);
-        case.publish("FOR TABLE a");
-        case.publisher.sql("CREATE PUBLICATION second FOR TABLE b");
-        let second = other(&case, "second");
-        case.run_until_current();
-        second.run_until_current();
+        let second = subscribed_to_others(&case);
         let mut one = case.start();
         let mut two = second.start(case.log_file("second"));
         must(wait_for_event(&mut two, "streaming", PATIENCE));
