@@ -279,6 +279,15 @@ pub(crate) fn failure(found: &[SameRows], tables: &[PublishedTable]) -> Option<F
     (!named.is_empty()).then(|| Failure::new(Class::Mismatch, message).hint(HINT))
 }
 
+/// The same for each of the tables.
+pub(crate) fn of_each(found: &[SameRows], tables: &[PublishedTable]) -> Vec<Option<Failure>> {
+    let of = |place| {
+        let found: Vec<_> = found.iter().filter(|same| same.place == place).cloned().collect();
+        failure(&found, tables)
+    };
+    (0..tables.len()).map(of).collect()
+}
+
 /// Those that certainly receive the same rows.
 fn certain(found: &[SameRows]) -> impl Iterator<Item = &SameRows> {
     found.iter().filter(|same| same.overlap == Overlap::Certain)

@@ -164,6 +164,7 @@ impl<'a> Adder<'a> {
         let inspection = Inspection {
             publisher: self.context.publisher.clone(),
             subscriber: self.context.subscriber.clone(),
+            subscription: self.context.subscription.to_owned(),
             id: self.context.id,
             owner: self.context.owner(),
             publications: self.context.publications.to_vec(),

@@ -49,11 +49,8 @@ pub(super) fn allowed(
 
 /// The failure of each table whose rows another subscription copies.
 fn refused(found: &[SameRows], tables: &[PublishedTable]) -> Vec<(TableName, Failure)> {
-    let of_table = |(place, table): (usize, &PublishedTable)| {
-        let found: Vec<_> = found.iter().filter(|same| same.place == place).cloned().collect();
-        Some((table.name.clone(), same_rows::failure(&found, tables)?))
-    };
-    tables.iter().enumerate().filter_map(of_table).collect()
+    let failures = tables.iter().zip(same_rows::of_each(found, tables));
+    failures.filter_map(|(table, failure)| Some((table.name.clone(), failure?))).collect()
 }
 
 /// Records that copies begin, unless another subscription has begun to copy the same rows since [`allowed`]. That ends the

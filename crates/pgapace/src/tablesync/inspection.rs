@@ -2,8 +2,10 @@
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use rustc_hash::FxHashSet;
+use wire::Session;
 
 use crate::apply::thread;
+use crate::check::same_rows;
 use crate::error::{Failure, Result};
 use crate::publisher::publication::{self, PublicationContents, PublishedTable};
 use crate::publisher::session::Publisher;
@@ -25,14 +27,14 @@ pub(super) struct InspectedTable {
 }
 
 impl InspectedTable {
-    pub(super) fn new(
-        table: PublishedTable,
-        found: std::result::Result<SubscriberTable, Obstacle>,
-    ) -> Self {
+    pub(super) fn new(table: PublishedTable, found: Judged) -> Self {
         let obstacle = found.err().map(|obstacle| obstacle.failure(&table));
         Self { table, obstacle }
     }
 }
+
+/// The subscriber's table, or why it cannot be copied.
+type Judged = std::result::Result<SubscriberTable, Obstacle>;
 
 /// How long a query of a look may take. A look that never ends would look as if all went well.
 const QUERY_LIMIT: &str = "SET statement_timeout = '5min'";
@@ -62,6 +64,8 @@ pub(super) enum InspectionAnswer {
 pub(super) struct Inspection {
     pub(super) publisher: Publisher,
     pub(super) subscriber: Subscriber,
+    /// The name of the subscription.
+    pub(super) subscription: String,
     pub(super) id: SubscriptionId,
     pub(super) owner: OwnedEpoch,
     pub(super) publications: Vec<String>,
@@ -96,10 +100,7 @@ impl Inspection {
             Some(published) => published,
             None => {
                 let before = published::read(&mut session, self.id)?;
-                let mut publisher = self.publisher.connect_to_look()?;
-                publisher
-                    .simple(QUERY_LIMIT)
-                    .map_err(|e| Failure::publisher(&e, "preparing to read the publications"))?;
+                let mut publisher = self.connect_to_publisher()?;
                 let contents = publication::read_contents(&mut publisher, &self.publications)?;
                 // After the contents: those of a publication that was dropped before them must not count as read.
                 let missing = publication::missing(&mut publisher, &self.publications)?;
@@ -126,7 +127,7 @@ impl Inspection {
             let emptied = state.is_some_and(|state| subscriber.is_partly_copied(state));
             self.refuses_rows && copies && !emptied
         };
-        let (mut found, mut locked) = (Vec::new(), Vec::new());
+        let (mut judged, mut locked) = (Vec::new(), Vec::new());
         match subscriber_tables::fit(&mut session, &published, must_be_empty) {
             // A locked table must not prevent the inspection of the others.
             Err(failure) if is_locked(&failure) => {
@@ -134,16 +135,48 @@ impl Inspection {
                     let one = std::slice::from_ref(&table);
                     match subscriber_tables::fit(&mut session, one, must_be_empty) {
                         Err(failure) if is_locked(&failure) => locked.push(table),
-                        one => found.extend(
-                            one?.into_iter().map(|o| InspectedTable::new(table.clone(), o)),
-                        ),
+                        one => judged.extend(one?.into_iter().map(|one| (table.clone(), one))),
                     }
                 }
             }
-            all => found
-                .extend(published.into_iter().zip(all?).map(|(t, o)| InspectedTable::new(t, o))),
+            all => judged.extend(published.into_iter().zip(all?)),
         }
+        self.tell_whose_rows(&mut session, &mut judged)?;
+        let found =
+            judged.into_iter().map(|(table, one)| InspectedTable::new(table, one)).collect();
         drop(sender.send(InspectionAnswer::Inspected { found, locked }));
+        Ok(())
+    }
+
+    fn connect_to_publisher(&self) -> Result<Session> {
+        let mut publisher = self.publisher.connect_to_look()?;
+        publisher
+            .simple(QUERY_LIMIT)
+            .map_err(|e| Failure::publisher(&e, "preparing to read the publications"))?;
+        Ok(publisher)
+    }
+
+    /// A table that is not empty because another subscription has copied the same rows needs other steps than one that
+    /// holds rows of its own.
+    fn tell_whose_rows(
+        &self,
+        session: &mut Session,
+        judged: &mut [(PublishedTable, Judged)],
+    ) -> Result<()> {
+        let is_filled = |(_, one): &&mut (_, Judged)| matches!(one, Err(Obstacle::NotEmpty));
+        let filled: Vec<_> = judged.iter_mut().filter(is_filled).collect();
+        if filled.is_empty() {
+            return Ok(());
+        }
+        let tables: Vec<_> = filled.iter().map(|(table, _)| table.clone()).collect();
+        let mut publisher = self.connect_to_publisher()?;
+        let asked = (self.subscription.as_str(), &self.publications[..]);
+        let same = same_rows::read(&mut publisher, session, asked, &tables)?;
+        for ((_, one), failure) in filled.into_iter().zip(same_rows::of_each(&same, &tables)) {
+            if let Some(failure) = failure {
+                *one = Err(Obstacle::Unfit(failure));
+            }
+        }
         Ok(())
     }
 }
