@@ -25,7 +25,9 @@ const CLEAR_SCREEN: &str = "\x1b[H\x1b[2J";
 
 /// How long a process may take to record that its run has failed.
 const RECORDED_WITHIN: Duration = Duration::from_secs(2);
-/// Between two looks for that.
+/// How long a run may take to record its first figures.
+const FIGURES_WITHIN: Duration = Duration::from_secs(5);
+/// Between two looks for those.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Args)]
@@ -61,14 +63,14 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     let sites = args.selection.subscriber_only()?;
     let mut readers: Vec<_> = sites.into_iter().map(StatusReader::new).collect();
     let Some(pause) = args.watch else {
-        let (lines, result) = look_again(args, &mut readers);
+        let Looked { lines, result, .. } = look_again(args, &mut readers);
         output::lines(&lines);
         return result;
     };
     let shutdown = Shutdown::on_signals()?;
     let mut first = true;
     while !shutdown.requested() {
-        let (mut lines, result) = look(args, &mut readers);
+        let Looked { mut lines, result, .. } = look(args, &mut readers);
         if let Err(failure) = result {
             // A server that is away may come back.
             lines.splice(0..0, failure.to_string().lines().map(str::to_owned));
@@ -106,22 +108,34 @@ fn fit(mut lines: Vec<String>, (columns, rows): (u16, u16)) -> Vec<String> {
     lines
 }
 
-/// Looks again for a while if a subscription does not run: its run may have failed, and its process has not recorded that
-/// yet.
-fn look_again(args: &StatusArgs, readers: &mut [StatusReader]) -> (Vec<String>, Result<()>) {
-    let deadline = Instant::now() + RECORDED_WITHIN;
+/// What a look at all subscriptions has found.
+struct Looked {
+    lines: Vec<String>,
+    /// What the exit code is to say.
+    result: Result<()>,
+    /// How long a process may take to record what would decide otherwise.
+    again_within: Duration,
+}
+
+impl Looked {
+    fn new(lines: Vec<String>, result: Result<()>) -> Self {
+        Self { lines, result, again_within: Duration::ZERO }
+    }
+}
+
+/// Looks again for a while if that may be too early.
+fn look_again(args: &StatusArgs, readers: &mut [StatusReader]) -> Looked {
+    let begun = Instant::now();
     loop {
         let looked = look(args, readers);
-        let is_stopped = looked.1.as_ref().is_err_and(|failure| failure.class == Class::NotRunning);
-        if !is_stopped || Instant::now() >= deadline {
+        if begun.elapsed() >= looked.again_within {
             return looked;
         }
         std::thread::sleep(LOOK_EVERY);
     }
 }
 
-/// The text of all subscriptions, and what the exit code is to say.
-fn look(args: &StatusArgs, readers: &mut [StatusReader]) -> (Vec<String>, Result<()>) {
+fn look(args: &StatusArgs, readers: &mut [StatusReader]) -> Looked {
     let mut found = Found::default();
     let mut failed = None::<Failure>;
     for reader in readers {
@@ -132,7 +146,7 @@ fn look(args: &StatusArgs, readers: &mut [StatusReader]) -> (Vec<String>, Result
     }
     let Found { all, missing, .. } = &found;
     if let Some(failure) = failed.take_if(|_| all.is_empty()) {
-        return (Vec::new(), Err(failure));
+        return Looked::new(Vec::new(), Err(failure));
     }
     let checks = args.check || args.max_lag.is_some();
     if all.is_empty() {
@@ -140,21 +154,32 @@ fn look(args: &StatusArgs, readers: &mut [StatusReader]) -> (Vec<String>, Result
         let none = found.none(checks);
         return match none.class {
             // A subscriber may have none.
-            Class::Unknown if !checks && args.json => (lines, Ok(())),
-            Class::Unknown if !checks => (vec![none.message], Ok(())),
-            _ => (lines, Err(none)),
+            Class::Unknown if !checks && args.json => Looked::new(lines, Ok(())),
+            Class::Unknown if !checks => Looked::new(vec![none.message], Ok(())),
+            _ => Looked::new(lines, Err(none)),
         };
     }
     let lines = match lines_of(args, &found) {
         Ok(lines) => lines,
-        Err(failure) => return (Vec::new(), Err(failure)),
+        Err(failure) => return Looked::new(Vec::new(), Err(failure)),
     };
     let result = match failed {
         Some(failure) => Err(failure),
         None if checks => health::check(all, missing, args.max_lag),
         None => Ok(()),
     };
-    (lines, result)
+    let again_within = match result.as_ref().map_err(|failure| failure.class) {
+        // The run may have failed.
+        Err(Class::NotRunning) => RECORDED_WITHIN,
+        // The lag of a run that has just begun is only bounded by the age of what was applied before.
+        Err(Class::Behind | Class::Unknown)
+            if all.iter().any(|status| health::has_just_begun(status, FIGURES_WITHIN)) =>
+        {
+            FIGURES_WITHIN
+        }
+        _ => Duration::ZERO,
+    };
+    Looked { lines, result, again_within }
 }
 
 fn lines_of(args: &StatusArgs, found: &Found) -> Result<Vec<String>> {

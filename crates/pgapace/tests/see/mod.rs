@@ -9,6 +9,7 @@ mod health;
 mod http;
 mod http_address;
 pub(crate) mod http_client;
+mod idle_lag;
 mod page;
 mod pictures;
 mod questions;

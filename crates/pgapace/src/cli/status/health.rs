@@ -1,6 +1,7 @@
 //! The state of all subscriptions as an exit code, for monitoring.
 
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::cli::status::collect::{NO_PUBLISHER, SlotProblem, Status, Table};
 use crate::cli::status::values::lag_line;
@@ -108,6 +109,14 @@ pub(crate) fn is_behind(status: &Status, most: MaxLag) -> Option<bool> {
         MaxLag::Bytes(most) => bytes.map(|bytes| bytes > most),
         MaxLag::Seconds(most) => seconds.map(|seconds| seconds > most),
     }
+}
+
+/// Whether the run of a subscription has begun within this time, and has recorded no figures yet.
+pub(super) fn has_just_begun(status: &Status, within: Duration) -> bool {
+    let age = status.owner.as_ref().and_then(|owner| owner.age);
+    let has_figures =
+        status.figures.as_ref().is_some_and(|figures| figures.stage("committed").is_some());
+    age.is_some_and(|age| age < within.as_secs_f64()) && !has_figures
 }
 
 fn judge(behind: Option<bool>) -> Option<Trouble> {
