@@ -27,7 +27,7 @@ use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, first_row};
 use crate::subscriber::session::{Purpose, Subscriber};
-use crate::subscriber::state::verification::{self, TableOf, VerificationNumber, Verifier};
+use crate::subscriber::state::verification::{self, Counts, TableOf, VerificationNumber, Verifier};
 use crate::subscriber::state::{self, SchemaCopy, Subscription, ownership};
 use crate::subscriber::writer_tag::{Writer, WriterTag};
 use crate::tablesync::blocked::is_of_its_tables;
@@ -275,55 +275,16 @@ pub(super) fn tables(
         Ok(planned)
     })?;
     drop((look, local));
-    let plans = &prepared.plans;
     let owner = context.owner();
     let mut begun = Begun::default();
     published.iter().for_each(|table| begun.push(table, 0, 1, None));
     let generations = begun.record(control, owner, snapshot.lsn)?;
-    let changed = AtomicBool::new(false);
-    let mut source = Pairs { context, snapshot, changed: &changed, taken: false };
-    let rows: Vec<_> = plans.iter().map(TablePlan::record).collect();
-    let comparison = verification::begin(control, owner.id, Verifier::Verb, &rows, &scope.text())?;
-    let manner = Manner {
-        jobs: context.options.workers,
-        rate: None,
-        lifetime: Duration::from_secs(u64::MAX >> 1),
-        go_on: None,
-    };
-    let mut recorder = context.subscriber.connect(Purpose::Control)?;
-    // It ends if another process becomes the owner, whose differences these are not.
-    ownership::join(&mut recorder, owner.id)?;
-    let compared = Verification {
-        plans,
-        manner: &manner,
-        scope: &scope,
-        shutdown: context.shutdown,
-        recorder: Recorder::new(
-            recorder,
-            owner.id,
-            u64::MAX,
-            plans.iter().map(|plan| TableRecord::begun(&comparison, plan)).collect(),
-        ),
-        progress: Progress::new(prepared.rows),
-        work: Mutex::new(Work::new(
-            plans.iter().map(|plan| TableWork::new(plan.method)).collect(),
-            None,
-        )),
-        pace: Mutex::new(Pace::new(None)),
-        passes: Passes::default(),
-        entrance: Mutex::default(),
-    };
-    let servers = Servers {
-        publisher: context.publisher,
-        subscriber: context.subscriber,
-        publications: context.publications,
-    };
-    let counts = match compared.run(&servers, &mut source, &prepared.definitions) {
-        Ok(counts) => counts,
-        Err(failure) if changed.load(Ordering::Acquire) => return Ok(vec![failure]),
-        Err(failure) => return Err(failure),
+    let (comparison, counts) = match compare(context, control, snapshot, (&scope, &prepared))? {
+        Compared::Rows(comparison, counts) => (comparison, counts),
+        Compared::Changed(failure) => return Ok(vec![failure]),
     };
     let by_name: FxHashMap<_, _> = published.iter().map(|table| (&table.name, table)).collect();
+    let plans = &prepared.plans;
     let mut of_tables = Vec::with_capacity(plans.len());
     let mut equal = Complete::default();
     for (plan, counts) in plans.iter().zip(counts) {
@@ -346,7 +307,7 @@ pub(super) fn tables(
             let mut complete = Complete::default();
             complete.push(table, counts.rows, generation);
             let writing = RowsWritten::of(plan, counts.differences());
-            let of = ((plan, comparison.number), writing);
+            let of = ((plan, comparison), writing);
             let made = make_equal(context, control, snapshot, of, &complete)?;
             let Read::Rows(repaired) = made else {
                 let message = format!("table {} was truncated or rewritten meanwhile", plan.name);
@@ -367,6 +328,67 @@ pub(super) fn tables(
         );
     }
     Ok(again)
+}
+
+/// What a comparison has found.
+enum Compared {
+    /// Its number, and the counts of each table.
+    Rows(VerificationNumber, Vec<Counts>),
+    /// The tables must be compared again under another snapshot.
+    Changed(Failure),
+}
+
+/// Compares tables with the snapshot's, and records the differences.
+fn compare(
+    context: SyncContext<'_>,
+    control: &mut Session,
+    snapshot: &Snapshot,
+    (scope, prepared): (&Scope, &Prepared),
+) -> Result<Compared> {
+    let (owner, plans) = (context.owner(), &prepared.plans);
+    let changed = AtomicBool::new(false);
+    let mut source = Pairs { context, snapshot, changed: &changed, taken: false };
+    let rows: Vec<_> = plans.iter().map(TablePlan::record).collect();
+    let comparison = verification::begin(control, owner.id, Verifier::Verb, &rows, &scope.text())?;
+    let manner = Manner {
+        jobs: context.options.workers,
+        rate: None,
+        lifetime: Duration::from_secs(u64::MAX >> 1),
+        go_on: None,
+    };
+    let mut recorder = context.subscriber.connect(Purpose::Control)?;
+    // It ends if another process becomes the owner, whose differences these are not.
+    ownership::join(&mut recorder, owner.id)?;
+    let compared = Verification {
+        plans,
+        manner: &manner,
+        scope,
+        shutdown: context.shutdown,
+        recorder: Recorder::new(
+            recorder,
+            owner.id,
+            u64::MAX,
+            plans.iter().map(|plan| TableRecord::begun(&comparison, plan)).collect(),
+        ),
+        progress: Progress::new(prepared.rows),
+        work: Mutex::new(Work::new(
+            plans.iter().map(|plan| TableWork::new(plan.method)).collect(),
+            None,
+        )),
+        pace: Mutex::new(Pace::new(None)),
+        passes: Passes::default(),
+        entrance: Mutex::default(),
+    };
+    let servers = Servers {
+        publisher: context.publisher,
+        subscriber: context.subscriber,
+        publications: context.publications,
+    };
+    match compared.run(&servers, &mut source, &prepared.definitions) {
+        Ok(counts) => Ok(Compared::Rows(comparison.number, counts)),
+        Err(failure) if changed.load(Ordering::Acquire) => Ok(Compared::Changed(failure)),
+        Err(failure) => Err(failure),
+    }
 }
 
 /// A column that cannot be compared could not be made equal.
