@@ -25,9 +25,8 @@ use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, field};
 use crate::subscriber::session::{LOCAL_COMMITS, names_of_owner};
 use crate::subscriber::state::heartbeat::OwnerRecord;
-use crate::subscriber::state::{
-    COLUMNS, Subscription, SubscriptionId, advisory_lock, name_array, subscription,
-};
+use crate::subscriber::state::subscription::{self, COLUMNS};
+use crate::subscriber::state::{Subscription, SubscriptionId, advisory_lock, name_array};
 
 /// First key of the owner lock ("pgao"); the second key is the subscription id.
 pub(crate) const OWNER_LOCK: i32 = 0x7067_616f;
@@ -243,7 +242,7 @@ pub(crate) fn fence(
     let failed = |e: &wire::Error| Failure::subscriber(e, "fencing off earlier sessions");
     let results = &owning.fenced;
     let Some(row) = results.get(1).and_then(Rows::first) else { return Ok(None) };
-    let row = subscription(&row)?;
+    let row = subscription::from_row(&row)?;
     let no_holder = results.get(4).and_then(Rows::first);
     if no_holder.is_some_and(|row| row.get(0) == Some("t")) {
         return Ok(Some(row));
