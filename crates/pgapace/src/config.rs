@@ -273,16 +273,51 @@ pub(crate) fn subscriptions(file: Option<&Path>, given: &Given) -> Result<Vec<Su
     Ok(configured.subscriptions.into_iter().map(|(_, subscription)| subscription).collect())
 }
 
-/// The same for a verb that reads from the subscriber which publications one subscription has.
-pub(crate) fn published(
+/// What the subscriber has recorded of a subscription.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    pub(crate) publications: Vec<String>,
+    pub(crate) slot: String,
+}
+
+impl Recorded {
+    /// The given settings, and those recorded where they are not given.
+    fn or_given(&self, given: &Given) -> Result<Given> {
+        let mut all = given.clone();
+        if given.get("publication")?.is_none() {
+            all.set_all("publication", &self.publications)?;
+        }
+        if given.get("slot")?.is_none() {
+            all.set("slot", &self.slot)?;
+        }
+        Ok(all)
+    }
+}
+
+/// The same for a verb that reads from the subscriber what it has recorded of one subscription.
+pub(crate) fn existing(
     file: Option<&Path>,
     given: &Given,
-    publications: &[String],
+    recorded: &Recorded,
 ) -> Result<Subscription> {
-    let names = toml::Value::Array(publications.iter().cloned().map(toml::Value::from).collect());
-    let known = Given::from_table(&toml::Table::from_iter([("publication".to_owned(), names)]))?;
     let one = one(file::entries(file, given)?.given)?;
-    Subscription::resolve(known.or(&one))
+    Subscription::resolve(recorded.or_given(&one)?)
+}
+
+/// The same for several. Only where no publication is given, the subscriber is `read`.
+pub(crate) fn all_existing(
+    file: Option<&Path>,
+    given: &Given,
+    read: impl Fn(&Site) -> Result<Recorded>,
+) -> Result<Vec<Subscription>> {
+    let mut entries = file::entries(file, given)?;
+    for one in &mut entries.given {
+        if one.get("publication")?.is_none() {
+            *one = read(&Site::resolve(one)?)?.or_given(one)?;
+        }
+    }
+    let configured = Configured::of(file, entries)?;
+    Ok(configured.subscriptions.into_iter().map(|(_, subscription)| subscription).collect())
 }
 
 /// The same for verbs that need no more than the subscriber.
@@ -301,7 +336,10 @@ pub(crate) struct Configured {
 
 impl Configured {
     pub(crate) fn read(file: Option<&Path>, given: &Given) -> Result<Self> {
-        let Entries { given, log_level } = file::entries(file, given)?;
+        Self::of(file, file::entries(file, given)?)
+    }
+
+    fn of(file: Option<&Path>, Entries { given, log_level }: Entries) -> Result<Self> {
         let resolve = |given: Given| Ok((given.clone(), Subscription::resolve(given)?));
         let subscriptions: Vec<_> = given.into_iter().map(resolve).collect::<Result<_>>()?;
         // Log, events and metrics tell subscriptions of a process by name.

@@ -41,11 +41,7 @@ const FREE_WITHIN: Duration = Duration::from_secs(60);
 
 /// Rebases one subscription, and runs it until it has everything that the publisher has now.
 pub(crate) fn run(args: &RebaseArgs) -> Result<()> {
-    let mut subscriptions = args.selection.subscriptions()?;
-    let config = subscriptions.pop().filter(|_| subscriptions.is_empty()).ok_or_else(|| {
-        Failure::new(Class::Config, "the configuration file has several subscriptions")
-            .hint("Name one with --name.")
-    })?;
+    let config = args.selection.one_existing()?;
     let shutdown = Shutdown::on_signals()?;
     begin(&config, &shutdown)?;
     let options = RunOptions { rebases: true, ..RunOptions::alone(Some(Until::Current))? };

@@ -178,7 +178,7 @@ impl Outcome {
 pub(crate) fn run(args: &RepairArgs) -> Result<()> {
     let shutdown = Shutdown::on_signals()?;
     let mut outcomes = Vec::new();
-    for config in args.selection.subscriptions()? {
+    for config in args.selection.all_existing()? {
         let mut outcome = Outcome::new(&config.name, args.dry_run);
         let stopped = match one(args, &config, &shutdown, &mut outcome) {
             Ok(()) => false,

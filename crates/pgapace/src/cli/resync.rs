@@ -74,11 +74,7 @@ fn check_takes_requests(row: &Subscription) -> Result<()> {
 
 /// Requests new copies of tables.
 pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
-    let mut subscriptions = args.selection.subscriptions()?;
-    let config = subscriptions.pop().filter(|_| subscriptions.is_empty()).ok_or_else(|| {
-        Failure::new(Class::Config, "the configuration file has several subscriptions")
-            .hint("Name one with --name.")
-    })?;
+    let config = args.selection.one_existing()?;
     let mut site = open(&config)?;
     check_takes_requests(&site.row)?;
     let mut chosen = Vec::new();
@@ -106,7 +102,7 @@ pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
 /// Requests copies of published tables that are not yet part of the subscription, and of those that are blocked
 /// because they could not be copied. A subscription that fails keeps the others from nothing.
 pub(crate) fn refresh(args: &RefreshArgs) -> Result<()> {
-    let subscriptions = args.selection.subscriptions()?;
+    let subscriptions = args.selection.all_existing()?;
     let mut failures = Failures::default();
     for config in &subscriptions {
         if let Err(failure) = refresh_one(config) {

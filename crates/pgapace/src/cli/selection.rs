@@ -8,8 +8,8 @@ use wire::{ConnInfo, Session};
 use crate::config::declarations::SETTINGS;
 use crate::config::given::Given;
 use crate::config::{
-    Configured, RecordSettings, Site, Subscription, published, record_settings, replayed, sites,
-    subscriptions,
+    Configured, RecordSettings, Recorded, Site, Subscription, all_existing, existing,
+    record_settings, replayed, sites, subscriptions,
 };
 use crate::error::{Class, Failure, Result};
 use crate::subscriber::session::Subscriber;
@@ -74,25 +74,35 @@ impl Selection {
     /// For verbs that work on one subscription, which may not exist yet.
     pub(crate) fn one_site(&self) -> Result<Site> {
         let mut all = self.subscriber_only()?;
-        all.pop().filter(|_| all.is_empty()).ok_or_else(|| {
-            Failure::new(Class::Config, "the configuration file has several subscriptions")
-                .hint("Name one with --name.")
-        })
+        all.pop().filter(|_| all.is_empty()).ok_or_else(several)
     }
 
     /// For verbs that work on one subscription and need no more than the subscriber.
     pub(crate) fn one_by_name(&self) -> Result<(String, Site)> {
         let site = self.one_site()?;
-        let name = site.name.clone().ok_or_else(|| {
-            Failure::new(Class::Config, "--name is not given")
-                .hint("pgapace status lists the subscriptions of a subscriber.")
-        })?;
+        let name = site.name.clone().ok_or_else(no_name)?;
         Ok((name, site))
     }
 
-    /// The one subscription, with these publications unless others are given.
-    pub(crate) fn with_publications(&self, publications: &[String]) -> Result<Subscription> {
-        published(self.config.as_deref(), &self.settings, publications)
+    /// For verbs that work on subscriptions which exist. Where no publication is given, they have the recorded ones, and the
+    /// recorded slot.
+    pub(crate) fn all_existing(&self) -> Result<Vec<Subscription>> {
+        all_existing(self.config.as_deref(), &self.settings, |site| {
+            let name = site.name.clone().ok_or_else(no_name)?;
+            let mut control = Subscriber::new(site.subscriber.clone(), &name).connect_first()?;
+            Ok(recorded(state::find_existing(&mut control, &name)?))
+        })
+    }
+
+    /// The same for verbs that work on one.
+    pub(crate) fn one_existing(&self) -> Result<Subscription> {
+        let mut all = self.all_existing()?;
+        all.pop().filter(|_| all.is_empty()).ok_or_else(several)
+    }
+
+    /// The one subscription, with what is recorded of it unless something else is given.
+    pub(crate) fn with_recorded(&self, row: &state::Subscription) -> Result<Subscription> {
+        existing(self.config.as_deref(), &self.settings, &recorded(row.clone()))
     }
 
     /// For verbs that change the records of one subscription.
@@ -102,4 +112,18 @@ impl Selection {
         let row = state::find_existing(&mut control, &name)?;
         Ok((control, row))
     }
+}
+
+fn recorded(row: state::Subscription) -> Recorded {
+    Recorded { publications: row.publications, slot: row.slot_name }
+}
+
+fn several() -> Failure {
+    Failure::new(Class::Config, "the configuration file has several subscriptions")
+        .hint("Name one with --name.")
+}
+
+fn no_name() -> Failure {
+    Failure::new(Class::Config, "--name is not given")
+        .hint("pgapace status lists the subscriptions of a subscriber.")
 }

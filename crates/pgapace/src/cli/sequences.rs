@@ -91,7 +91,7 @@ struct Outcome {
 /// nothing.
 pub(crate) fn run(args: &SequencesArgs) -> Result<()> {
     let shutdown = Shutdown::on_signals()?;
-    let subscriptions = args.selection.subscriptions()?;
+    let subscriptions = args.selection.all_existing()?;
     check_excluded(args, &subscriptions, &shutdown)?;
     let (mut outcomes, mut failures) = (Vec::new(), Failures::default());
     for config in subscriptions {

@@ -141,7 +141,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     let scope = scope(args)?;
     let shutdown = Shutdown::on_signals()?;
     let (mut outcomes, mut failures) = (Vec::new(), Failures::default());
-    for config in args.selection.subscriptions()? {
+    for config in args.selection.all_existing()? {
         match one(args, &config, &scope, &shutdown) {
             Ok(outcome) => outcomes.push(outcome),
             Err(failure) => {

@@ -92,6 +92,8 @@ settings! {
         "publication" publications: Vec<String> {
             value: "NAME",
             help: "Publication to apply; repeat it, or separate several by commas",
+            more: "run and check need it. Verbs that work on an existing subscription take the publications and the slot \
+                   that are recorded on the subscriber if it is not given.",
             group: Group::Subscription,
             renamed: &[Renamed::from("publications")],
             verbs: BOTH_SIDES,

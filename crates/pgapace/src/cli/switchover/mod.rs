@@ -160,7 +160,7 @@ impl Direction {
         let mut subscriber = Subscriber::new(site.subscriber.clone(), &name);
         let mut control = subscriber.connect_first()?;
         let row = state::find_existing(&mut control, &name)?;
-        let config = selection.with_publications(&row.publications)?;
+        let config = selection.with_recorded(&row)?;
         let publisher = Publisher::new(config.publisher.clone(), &name, subscriber.encoding());
         let source = publisher.connect_to_look()?;
         Ok(Self { config, site, subscriber, publisher, control, source, row })
