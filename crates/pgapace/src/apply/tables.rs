@@ -6,10 +6,11 @@
 //! table may be older than that description. And a subscription with very many tables starts as quickly
 //! as one with few.
 
-use std::collections::BTreeSet;
+mod modes;
+mod reading;
+
 use std::sync::Arc;
 
-use engine::dispatch::{Serialization, SerializationChange};
 use engine::net::TableFolding;
 use engine::relation::RemoteRelation;
 use engine::sync_lsn::SyncLsn;
@@ -21,51 +22,21 @@ use wire::Session;
 
 use crate::apply::offender::of_table;
 use crate::apply::read_tables::ReadTables;
-use crate::cli::table_name::shell_word;
 use crate::config::{ApplyModeSetting, OnMissedChanges};
-use crate::error::{Class, Failure, Result};
-use crate::publisher::announced::{Announced, Version};
-use crate::publisher::dump_command::dump_command;
+use crate::error::Result;
+use crate::publisher::announced::Version;
 use crate::publisher::publication::PublishedTable;
 use crate::publisher::watch::Commits;
-use crate::subscriber::catalogue::{CatalogueReader, TableFacts};
-use crate::subscriber::citus;
+use crate::subscriber::catalogue::CatalogueReader;
 use crate::subscriber::conflict::Policy;
-use crate::subscriber::format::{self, PublisherTypes};
+use crate::subscriber::format::PublisherTypes;
 use crate::subscriber::locks::Locking;
-use crate::subscriber::mapping::{
-    Definition, DefinitionChanges, Search, TableMap, ToldTables, lacks_columns,
-};
-use crate::subscriber::state::{self, RelationMode, RelationState, SubscriptionId};
+use crate::subscriber::mapping::{DefinitionChanges, Search, TableMap, ToldTables};
+use crate::subscriber::state::{RelationMode, RelationState, SubscriptionId};
+use reading::ReadTable;
 
 /// Schema of our state: never mapped, copied or applied, whatever the publication says.
 pub(crate) const OWN_SCHEMA: &str = "pgapace";
-
-/// Most tables that are read at once. It bounds the memory that their descriptions take before they are
-/// used: some 2 kB, and 400 bytes for each column.
-const READ_AT_ONCE: usize = 1000;
-
-/// Shown in `status` as the reason, while it lasts.
-fn serialized_because(serialization: Serialization) -> Option<&'static str> {
-    match serialization {
-        Serialization::Ended => None,
-        Serialization::ForLocks => Some(
-            "its transactions are applied one after the other for a while: they often held locks that \
-             earlier ones needed",
-        ),
-        Serialization::ForUniqueValues => Some(
-            "its transactions are applied one after the other for a while: unique values move between \
-             its rows",
-        ),
-    }
-}
-
-/// The first of these tables by name, and how many there are: one event tells of all partitions of a table.
-fn shown(modes: &[RelationMode]) -> (String, usize) {
-    let names: BTreeSet<_> = modes.iter().map(|mode| &mode.name).collect();
-    let first = names.first().map(|name| name.to_string());
-    (first.unwrap_or_default(), names.len())
-}
 
 /// A relation version, resolved.
 #[derive(Debug, Clone)]
@@ -115,14 +86,6 @@ pub(crate) struct Tables {
     modes: Vec<RelationMode>,
     reader: CatalogueReader,
     read: ReadTables<ReadTable>,
-}
-
-/// Facts from the subscriber that are needed to resolve the relation of a table.
-#[derive(Debug)]
-struct ReadTable {
-    facts: TableFacts,
-    /// See [`crate::subscriber::conflict::TablePolicy::copied_at`].
-    copied_at: Option<i64>,
 }
 
 impl Tables {
@@ -282,86 +245,6 @@ impl Tables {
         self.types.add(published);
     }
 
-    /// Modes that are not recorded yet.
-    pub(crate) fn take_modes(&mut self) -> Vec<RelationMode> {
-        std::mem::take(&mut self.modes)
-    }
-
-    /// Oids of the subscriber tables that are mapped, each once: several versions of a published table may have the same one.
-    pub(crate) fn watched(&self) -> Vec<u32> {
-        let mut oids: Vec<u32> = self.maps().map(|map| map.table.oid).collect();
-        oids.sort_unstable();
-        oids.dedup();
-        oids
-    }
-
-    /// Records that transactions of tables are applied one at a time from now on, or not any more.
-    pub(crate) fn record_serialization(&mut self, change: &SerializationChange) {
-        let because = serialized_because(change.serialization);
-        for root in &change.roots {
-            let maps: Vec<_> = self.maps().filter(|map| map.table.root == *root).collect();
-            if change.serialization == Serialization::Ended {
-                maps.iter().for_each(|map| map.unique.end_moving());
-            }
-            let modes: Vec<_> = maps
-                .iter()
-                .map(|map| RelationMode {
-                    name: map.remote.name.clone(),
-                    mode: map.mode.name().to_owned(),
-                    reason: because.or_else(|| map.mode.reason()).map(str::to_owned),
-                })
-                .collect();
-            if modes.is_empty() {
-                continue;
-            }
-            let (table, tables) = shown(&modes);
-            if let Some(reason) = because {
-                tracing::info!(
-                    event = "table_serialized",
-                    table,
-                    tables,
-                    reason,
-                    "transactions of the table are applied one at a time for a while"
-                );
-            } else {
-                tracing::debug!(table, tables, "its transactions are applied side by side again");
-            }
-            // Modes of the same table that are not recorded yet are out of date.
-            let new: FxHashSet<_> = modes.iter().map(|new| &new.name).collect();
-            self.modes.retain(|mode| !new.contains(&&mode.name));
-            self.modes.extend(modes);
-        }
-    }
-
-    /// Forgets the maps of tables that look otherwise now: the next change of each loads it again. Returns whether
-    /// there are some.
-    pub(crate) fn compare(&mut self, now: &FxHashMap<u32, Option<String>>) -> bool {
-        let before = self.resolved.len();
-        self.keep(|_, resolved| match resolved {
-            Resolved::Ignored => true,
-            Resolved::Table { map, .. } => {
-                // One that was mapped since the look is not in it.
-                let same = now
-                    .get(&map.table.oid)
-                    .is_none_or(|found| found.as_ref() == Some(&map.table.fingerprint));
-                if !same {
-                    tracing::info!(
-                        event = "table_definition_changed",
-                        table = map.table.name.to_string(),
-                        "table definition has changed on the subscriber"
-                    );
-                    map.definition.end();
-                }
-                same
-            }
-        });
-        let changed = self.resolved.len() < before;
-        if changed {
-            self.definitions.count();
-        }
-        changed
-    }
-
     fn maps(&self) -> impl Iterator<Item = &Arc<TableMap>> {
         self.resolved.values().filter_map(|(_, resolved)| match resolved {
             Resolved::Table { map, .. } => Some(map),
@@ -389,94 +272,6 @@ impl Tables {
     #[inline]
     pub(crate) fn is_read(&self, remote: &Arc<RemoteRelation>) -> bool {
         self.has_resolved(remote) || self.read.contains(&remote.name)
-    }
-
-    /// The tables to read now: those of these relations, and of the others that were announced as many as
-    /// there is room for.
-    pub(crate) fn unread(
-        &mut self,
-        relations: &[Arc<RemoteRelation>],
-        announced: &Announced,
-    ) -> Vec<TableName> {
-        let of_these = relations.iter().filter(|remote| !self.has_resolved(remote));
-        let mut unread: Vec<_> = of_these
-            .map(|remote| &remote.name)
-            .filter(|key| self.is_to_read(key))
-            .cloned()
-            .collect();
-        unread.truncate(READ_AT_ONCE);
-        if unread.is_empty() {
-            return unread;
-        }
-        self.read.begin(announced.take());
-        while unread.len() < READ_AT_ONCE {
-            let Some(next) = self.read.next_described() else { break };
-            if !self.versions.contains(&next.version) && self.is_to_read(&next.table) {
-                unread.push(next.table);
-            }
-        }
-        unread.sort_unstable();
-        unread.dedup();
-        unread
-    }
-
-    /// Whether the changes of a table may be applied, and nothing of it is read.
-    fn is_to_read(&self, key: &TableName) -> bool {
-        key.schema != OWN_SCHEMA
-            && self.sync_lsns.contains_key(key)
-            && !self.blocked.contains(key)
-            && !self.read.contains(key)
-    }
-
-    /// Reads tables, so that they can be resolved. A table that cannot be read is left out: resolving
-    /// reads it alone, and reports why. So one table does not stop the others.
-    pub(crate) fn read(&mut self, session: &mut Session, tables: Vec<TableName>) {
-        match self.try_read(session, tables) {
-            Ok(read) => self.read.add(read),
-            Err(error) => tracing::debug!(%error, "cannot read several tables at once"),
-        }
-    }
-
-    fn try_read(
-        &mut self,
-        session: &mut Session,
-        tables: Vec<TableName>,
-    ) -> Result<Vec<(TableName, ReadTable)>> {
-        let found = self.reader.read(session, &tables)?;
-        let copied_at = self.copied_at(session, &tables)?;
-        let read = tables.into_iter().zip(found).filter_map(|(key, found)| {
-            let facts = found.ok().flatten()?;
-            let copied_at = copied_at.get(&key).copied();
-            Some((key, ReadTable { facts, copied_at }))
-        });
-        Ok(read.collect())
-    }
-
-    /// Reads one table. Fails if its changes cannot be applied.
-    fn read_alone(&mut self, session: &mut Session, table: &TableName) -> Result<ReadTable> {
-        let facts = self.reader.read_one(session, table)?.ok_or_else(|| missing(table))?;
-        let copied_at = self.copied_at(session, std::slice::from_ref(table))?.remove(table);
-        Ok(ReadTable { facts, copied_at })
-    }
-
-    /// When those of the tables were copied that have a rule by time.
-    fn copied_at(
-        &self,
-        session: &mut Session,
-        tables: &[TableName],
-    ) -> Result<FxHashMap<TableName, i64>> {
-        let timed =
-            |table: &&TableName| self.policy.of(table).is_some_and(|policy| policy.is_timed());
-        let timed: Vec<_> = tables.iter().filter(timed).cloned().collect();
-        match self.subscription {
-            Some(id) if !timed.is_empty() => state::copied_at(session, id, &timed),
-            _ => Ok(FxHashMap::default()),
-        }
-    }
-
-    /// The leader has taken so many bytes more of the stream.
-    pub(crate) fn taken(&mut self, bytes: usize) {
-        self.read.taken(bytes);
     }
 
     /// The map for a change of a transaction with this commit LSN, `None` if it is not applied.
@@ -547,119 +342,5 @@ impl Tables {
             }
         }
         Ok(true)
-    }
-
-    /// Another version of the relation was mapped by another definition of this table.
-    fn end_other_definitions(&self, map: &TableMap) {
-        let others = self.maps().filter(|other| {
-            other.table.oid == map.table.oid && other.table.fingerprint != map.table.fingerprint
-        });
-        if others.map(|other| other.definition.end()).count() > 0 {
-            self.definitions.count();
-        }
-    }
-
-    fn load(&mut self, session: &mut Session, remote: &Arc<RemoteRelation>) -> Result<Resolved> {
-        if remote.name.schema == OWN_SCHEMA {
-            return Ok(Resolved::Ignored);
-        }
-        let sync_lsn = self
-            .sync_lsns
-            .get(&remote.name)
-            .copied()
-            .ok_or_else(|| Failure::internal("a table was resolved before it was copied"))?;
-        let ReadTable { facts, copied_at } = match self.read.take(&remote.name) {
-            Some(read) => read,
-            None => self.read_alone(session, &remote.name)?,
-        };
-        let mut conflicts = self.policy.of(&remote.name);
-        if let Some(policy) = &mut conflicts {
-            policy.copied_at = copied_at;
-        }
-        let TableFacts { table, constraints } = facts;
-        if self.without_citus && !table.placement.is_plain() {
-            return Err(citus::came_later(&table.name.to_string()));
-        }
-        let lacking: Vec<_> =
-            remote.columns.iter().filter(|column| table.column(&column.name).is_none()).collect();
-        if !lacking.is_empty() {
-            let types = self.types.names.of(session, &lacking)?;
-            let names = lacking.iter().zip(&types);
-            let names: Vec<_> = names.map(|(c, name)| (c.name.as_str(), name.as_deref())).collect();
-            return Err(lacks_columns((&table.name.to_string(), &table.sql_name()), &names));
-        }
-        let mut map = TableMap::new(Arc::clone(remote), table, &self.types)?;
-        let unlike = map.unlike(&self.types);
-        let columns: Vec<_> = unlike.iter().map(|index| &remote.columns[*index]).collect();
-        let names = self.types.names.of(session, &columns)?;
-        map.unlike = unlike.into_iter().zip(names).collect();
-        map.told_lacking = self.told_lacking.clone();
-        map.definition = Definition::counted_by(&self.definitions);
-        map = map.with_constraints(&constraints, &self.types, self.locking);
-        if self.apply_mode == ApplyModeSetting::Row {
-            map = map.applied_as_sent();
-        }
-        let map = Arc::new(map.with_conflict_rules(conflicts));
-        self.end_other_definitions(&map);
-        if self.types.binary() {
-            format::check_binary(session, &map, &mut self.types)?;
-        }
-        if map.table.hooks.rules {
-            tracing::warn!(
-                event = "replica_rules_enabled",
-                table = map.table.name.to_string(),
-                "rewrite rules that are enabled for replica run on the subscriber"
-            );
-        }
-        tracing::debug!(
-            table = map.table.name.to_string(),
-            search = ?map.search,
-            mode = map.mode.name(),
-            reason = map.mode.reason(),
-            rules = ?map.rules,
-            locks = ?map.locks,
-            "mapped"
-        );
-        self.modes.push(RelationMode {
-            name: remote.name.clone(),
-            mode: map.mode.name().to_owned(),
-            reason: map.mode.reason().map(str::to_owned),
-        });
-        Ok(Resolved::Table { sync_lsn, map, is_its: false })
-    }
-}
-
-/// A published table that the subscriber does not have.
-pub(crate) fn missing(table: &TableName) -> Failure {
-    let remedy = format!(
-        "Create it on the subscriber: {}",
-        dump_command(&[table], "PUBLISHER", "SUBSCRIBER")
-    );
-    let copy = shell_word(table);
-    let hint = format!(
-        "{remedy}; or take it out of the publication; then start pgapace again. If the table had rows before, they are \
-         not sent again: pgapace resync {copy} copies them."
-    );
-    let message = format!("the subscriber has no table {table}");
-    Failure { remedy: Some(remedy.into()), ..Failure::new(Class::Mismatch, message) }.hint(hint)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{RelationMode, TableName, shown};
-
-    #[test]
-    fn an_event_names_the_first_of_many_partitions() {
-        let mode = |number: usize| RelationMode {
-            name: TableName {
-                schema: "public".to_owned(),
-                name: format!("part_{:02}", number % 20),
-            },
-            mode: "set".to_owned(),
-            reason: None,
-        };
-        // Each has two versions.
-        let modes: Vec<_> = (0..40).rev().map(mode).collect();
-        assert_eq!(shown(&modes), ("public.part_00".to_owned(), 20));
     }
 }

@@ -1,4 +1,4 @@
-//! Failures of verbs that work on several tables or subscriptions: one keeps the others from nothing.
+//! Failures of verbs that work on several tables or subscriptions: one does not stop the others.
 
 use crate::error::{Class, Failure, Result};
 

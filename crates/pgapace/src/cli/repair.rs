@@ -411,7 +411,7 @@ impl Site<'_> {
         Ok(found)
     }
 
-    /// Repairs differences of several tables, each once. A table that cannot be repaired keeps the others from nothing.
+    /// Repairs differences of several tables, each once. A table that cannot be repaired does not stop the others.
     fn round(
         &self,
         control: &mut Session,

@@ -100,7 +100,7 @@ pub(crate) fn resync(args: &ResyncArgs) -> Result<()> {
 }
 
 /// Requests copies of published tables that are not yet part of the subscription, and of those that are blocked
-/// because they could not be copied. A subscription that fails keeps the others from nothing.
+/// because they could not be copied. A subscription that fails does not stop the others.
 pub(crate) fn refresh(args: &RefreshArgs) -> Result<()> {
     let subscriptions = args.selection.all_existing()?;
     let mut failures = Failures::default();

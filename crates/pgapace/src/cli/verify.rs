@@ -136,7 +136,7 @@ impl Outcome {
     }
 }
 
-/// Verifies all subscriptions, then fails if anything differs. A subscription that fails keeps the others from nothing.
+/// Verifies all subscriptions, then fails if anything differs. A subscription that fails does not stop the others.
 pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     let scope = scope(args)?;
     let shutdown = Shutdown::on_signals()?;

@@ -31,7 +31,7 @@ const SNAPSHOTS: usize = 10;
 /// `first`, whose session holds it and is released, and other snapshots for tables that changed
 /// since. Returns the published tables.
 ///
-/// First tables that have changed under all of these snapshots keep the others from nothing: they are copied beside the
+/// First tables that have changed under all of these snapshots do not stop the others: they are copied beside the
 /// stream, as tables that are added.
 ///
 /// The publications are read after the snapshot was created. Creating it waits for running

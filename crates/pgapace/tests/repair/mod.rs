@@ -103,7 +103,7 @@ fn differences_of_all_kinds_are_repaired() {
     });
 }
 
-/// A table that cannot be repaired keeps the others from nothing, and what was done is printed.
+/// A table that cannot be repaired does not stop the others, and what was done is printed.
 #[test]
 fn all_tables_that_can_be_repaired_are() {
     on_versions(&[(15, 15), (18, 18)], |case| {
@@ -161,7 +161,7 @@ fn all_tables_that_can_be_repaired_are() {
     });
 }
 
-/// A table that was taken out of the publication keeps the others from nothing.
+/// A table that was taken out of the publication does not stop the others.
 #[test]
 fn a_table_that_is_no_longer_published_is_left() {
     let case = Case::new(18, 18);

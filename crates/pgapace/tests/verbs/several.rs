@@ -1,4 +1,4 @@
-//! Verbs that work on several subscriptions: one that fails keeps the others from nothing.
+//! Verbs that work on several subscriptions: one that fails does not stop the others.
 
 use std::fs;
 

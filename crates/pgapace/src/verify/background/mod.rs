@@ -16,7 +16,7 @@
 //!
 //! All that it knows is recorded on the subscriber: when each table was verified, and how far the present
 //! verification of a table has come. So it goes on there after any interruption. A table that cannot be
-//! compared keeps the others from nothing: it is logged, and left until its next turn ([`left_out`]).
+//! compared does not stop the others: it is logged, and left until its next turn ([`left_out`]).
 
 mod left_out;
 mod pass;
