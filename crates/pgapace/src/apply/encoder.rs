@@ -487,6 +487,11 @@ fn not_queued(error: SetError) -> Failure {
 }
 
 /// Why a change cannot be encoded.
+/// The next step if a missing row cannot be inserted.
+const UNCHANGED_HINT: &str = "Insert the row on the subscriber, or leave the change out: --on-conflict \
+    TABLE:update_missing=skip, and afterwards pgapace verify and pgapace repair. With REPLICA IDENTITY FULL of the table \
+    on the publisher, later changes have all values.";
+
 #[derive(Debug)]
 enum ChangeError {
     Plan(PlanError),
@@ -510,6 +515,7 @@ impl ChangeError {
                     PlanError::UnknownPlacement { .. } => {
                         Failure { recovery: Recovery::ReadCatalogue, ..failure }
                     }
+                    PlanError::UnchangedValue { .. } => failure.hint(UNCHANGED_HINT),
                     PlanError::Misread { .. } => failure.hint(MISREAD_HINT),
                     _ => failure,
                 }

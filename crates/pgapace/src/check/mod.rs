@@ -11,6 +11,7 @@ mod indexes;
 pub(crate) mod limits;
 pub(crate) mod opposite;
 pub(crate) mod origins;
+mod password_expiry;
 mod program;
 mod protection;
 mod publisher;

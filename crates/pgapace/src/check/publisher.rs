@@ -6,7 +6,8 @@ use wire::{Session, quote_ident, quote_literal};
 use crate::check::report::{Reporter, Side};
 use crate::check::service::Service;
 use crate::check::{
-    REPLICATION, SubscriptionState, failed, genuine, one, publisher_settings, row_filters, service,
+    REPLICATION, SubscriptionState, failed, genuine, one, password_expiry, publisher_settings,
+    row_filters, service,
 };
 use crate::config::Subscription as Config;
 use crate::error::Result;
@@ -63,7 +64,8 @@ pub(super) fn check(
     if config.two_phase == Some(true) && version.major() < 15 {
         reporter.block("two_phase", "--two-phase needs PostgreSQL 15 on the publisher");
     }
-    let role = reporter.group("role", |_| {
+    let role = reporter.group("role", |reporter| {
+        password_expiry::check(session, SIDE, reporter)?;
         let sql = "SELECT pg_catalog.quote_ident(current_user::pg_catalog.text)";
         one(session, SIDE, sql, "reading its role")
     })?;

@@ -9,7 +9,9 @@ use crate::check::connections;
 use crate::check::limits::{Limit, LimitNeed};
 use crate::check::report::{Reporter, Severity, Side};
 use crate::check::service::Service;
-use crate::check::{Settings, SubscriptionState, failed, genuine, one, origins, server, service};
+use crate::check::{
+    Settings, SubscriptionState, failed, genuine, one, origins, password_expiry, server, service,
+};
 use crate::config::{Prefetch, Subscription as Config};
 use crate::error::{Recovery, Result};
 use crate::native::guard;
@@ -57,7 +59,8 @@ pub(super) fn check(
         return None;
     }
     reporter.group("product", |reporter| genuine(session, SIDE, &FUNCTIONS, reporter));
-    let role = reporter.group("role", |_| {
+    let role = reporter.group("role", |reporter| {
+        password_expiry::check(session, SIDE, reporter)?;
         let sql = "SELECT pg_catalog.quote_ident(current_user::pg_catalog.text)";
         one(session, SIDE, sql, "reading its role")
     })?;

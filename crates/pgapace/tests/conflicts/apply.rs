@@ -172,3 +172,27 @@ fn apply_handles_all_kinds_of_rows() {
         assert_eq!(case.statistic("insert_exists"), "5");
     });
 }
+
+/// With REPLICA IDENTITY FULL, the old row has the TOASTed value that the new one leaves out.
+#[test]
+fn a_missing_row_with_an_unchanged_toasted_value() {
+    in_every_mode(&["update_missing=apply"], |case| {
+        diverge(case);
+        case.both("ALTER TABLE t ADD c text; ALTER TABLE t ALTER c SET STORAGE EXTERNAL");
+        case.publisher.sql(
+            "ALTER TABLE t REPLICA IDENTITY FULL; \
+             UPDATE t SET c = repeat('c', 3000) WHERE id IN (5, 6)",
+        );
+        case.run_until_current();
+        case.subscriber.sql("DELETE FROM t WHERE id IN (5, 6)");
+        transactions(case, &["UPDATE t SET v = 'x5' WHERE id = 5"]);
+        case.run_until_current();
+        let row = "SELECT concat_ws('|', v, c = repeat('c', 3000)) FROM t WHERE id = 5";
+        assert_eq!(case.subscriber.value(row), "x5|t");
+
+        case.publisher.sql("ALTER TABLE t REPLICA IDENTITY DEFAULT");
+        transactions(case, &["UPDATE t SET v = 'x6' WHERE id = 6"]);
+        let said = ["did not send its unchanged column \"c\"", "REPLICA IDENTITY FULL"];
+        case.run().expect(6, &said);
+    });
+}

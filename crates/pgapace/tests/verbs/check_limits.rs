@@ -169,3 +169,41 @@ fn connections_of_other_roles_and_limits_of_the_role_count() {
         }
     });
 }
+
+#[test]
+fn a_password_that_ends_soon_is_a_warning() {
+    on_versions(&[(15, 15), (18, 18)], |case| {
+        case.both("CREATE TABLE t (id int PRIMARY KEY)");
+        case.publish("FOR TABLE t");
+        let role = format!("{}_expires", case.tool.name);
+        let conninfo = |of: &str| format!("{of} user={role}");
+        let create =
+            |until: &str| format!("CREATE ROLE {role} SUPERUSER LOGIN VALID UNTIL {until}");
+        case.publisher.sql(&create("'2000-01-01'"));
+        case.subscriber.sql(&create("'infinity'"));
+        let (publisher, subscriber) =
+            (conninfo(&case.tool.publisher), conninfo(&case.tool.subscriber));
+        let tool = Tool { publisher, subscriber, ..case.tool.clone() };
+        let warnings = || {
+            let checked = tool.finish("check", &[]);
+            checked.expect(0, &[]);
+            let lines = checked.stdout.lines().filter(|line| line.contains("the password of role"));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let found = warnings();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].contains("warning  publisher") && found[0].contains("was valid until"));
+        let alter = |days: i32| {
+            format!(
+                "DO $$ BEGIN EXECUTE format('ALTER ROLE {role} VALID UNTIL %L', now() + interval '{days} days'); END $$"
+            )
+        };
+        case.publisher.sql(&alter(31));
+        case.subscriber.sql(&alter(29));
+        let found = warnings();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].contains("warning  subscriber") && found[0].contains("is valid until"));
+        case.publisher.sql(&format!("DROP ROLE {role}"));
+        case.subscriber.sql(&format!("DROP ROLE {role}"));
+    });
+}

@@ -23,7 +23,7 @@ use crate::subscriber::named::named;
 use crate::subscriber::statement::bind::row_params;
 use crate::subscriber::statement::column_set::ColumnSet;
 use crate::subscriber::statement::row::{
-    Operation, PlanError, Statement, Values, plan_search, statement, values,
+    Operation, PlanError, Statement, Values, plan_search, row_after, statement, values,
 };
 
 /// The ON CONFLICT target of each unique index of a table, except the named one. Deferrable indexes do
@@ -144,7 +144,7 @@ impl<'m> Planned<'m> {
             other => {
                 let new = match other {
                     Message::Insert(insert) => values(map, &insert.new)?,
-                    Message::Update(update) => values(map, &update.new)?,
+                    Message::Update(update) => row_after(map, update)?,
                     _ => Values::new(),
                 };
                 let statement = statement(map, Operation::Insert, &set, &nulls, &none);

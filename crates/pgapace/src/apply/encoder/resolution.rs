@@ -16,7 +16,7 @@ use crate::subscriber::mapping::TableMap;
 use crate::subscriber::state::SubscriptionId;
 use crate::subscriber::state::statistics::Changes;
 use crate::subscriber::statement::row::{
-    Expect, Operation, PlanError, plan_insert_as_update, plan_search, values,
+    Expect, Operation, PlanError, plan_insert_as_update, plan_search, row_after, values,
 };
 
 /// How a change is executed.
@@ -86,8 +86,11 @@ impl Encoder {
             other => return Err(ChangeError::Internal(format!("{other:?} is not a change"))),
         };
         let read = |tuple: &Option<_>| tuple.as_ref().map(|tuple| values(map, tuple)).transpose();
-        let (old, new) =
+        let (old, mut new) =
             read(&old).and_then(|old| Ok((old, read(&sent)?))).map_err(ChangeError::Plan)?;
+        if let (How::UpdateAsInsert, Message::Update(update)) = (how, &change.0) {
+            new = Some(row_after(map, update).map_err(ChangeError::Plan)?);
+        }
         let (Some(search), Some(written)) =
             (old.as_ref().or(new.as_ref()), new.as_ref().or(old.as_ref()))
         else {

@@ -8,7 +8,7 @@
 //! Operators come from the operator family of the index and are written with their schema. Under
 //! the empty search path, `=` of citext would not be found.
 
-use pgoutput::{Column, ReplicaIdentity};
+use pgoutput::{Column, OldTuple, ReplicaIdentity};
 use wire::{Param, quote_ident};
 
 use crate::subscriber::mapping::{self, Search, TableMap};
@@ -169,6 +169,23 @@ impl std::fmt::Display for PlanError {
 
 /// The values of one tuple, by published column.
 pub(crate) type Values<'a> = smallvec::SmallVec<[Column<'a>; 32]>;
+
+/// The row that an update leaves, as far as the stream has it: values that the new row leaves out are those of the old one,
+/// if the replica identity is FULL.
+pub(crate) fn row_after<'a>(
+    map: &TableMap,
+    update: &pgoutput::Update<'a>,
+) -> Result<Values<'a>, PlanError> {
+    let mut row = values(map, &update.new)?;
+    if let Some(OldTuple::Full(old)) = &update.old {
+        for (value, old) in row.iter_mut().zip(values(map, old)?) {
+            if matches!(value, Column::Unchanged) {
+                *value = old;
+            }
+        }
+    }
+    Ok(row)
+}
 
 /// Collects the columns of a tuple for access by index.
 pub(crate) fn values<'a>(
