@@ -442,11 +442,26 @@ pub(crate) fn lacks_columns(
     )
 }
 
-/// The columns by which the publisher says which row is meant.
-fn sent_key(remote: &RemoteRelation) -> String {
+/// The next step if the publisher does not send the key by which the subscriber's table finds rows.
+fn another_index(remote: &RemoteRelation, table: &Table) -> String {
     let sent = remote.columns.iter().filter(|column| column.key);
     let names: Vec<_> = sent.map(|column| wire::quote_ident(&column.name)).collect();
-    if names.is_empty() { "columns that it sends".to_owned() } else { names.join(", ") }
+    // As of a partitioned table whose partitions have a replica identity, or have lost it since.
+    if names.is_empty() {
+        return format!(
+            "{name} has no replica identity on the publisher: ALTER TABLE {name} REPLICA IDENTITY DEFAULT, with a primary \
+             key, or FULL, which counts only for changes that are made later, and then pgapace resync {name}, which leaves \
+             out the earlier ones.",
+            name = remote.name
+        );
+    }
+    format!(
+        "Give the subscriber's table an index by which the publisher's changes find rows: a unique one of {}, and ALTER \
+         TABLE {} REPLICA IDENTITY USING INDEX …. Another replica identity on the publisher counts only for changes that \
+         are made later.",
+        names.join(", "),
+        table.sql_name()
+    )
 }
 
 /// Why rows cannot be found by all columns if not all partitions have replica identity FULL, and what helps. A row of such a
@@ -480,13 +495,7 @@ fn search(remote: &RemoteRelation, table: &Table, columns: &[usize]) -> Search {
                      subscriber table {name} finds rows",
                     key.index
                 ),
-                hint: format!(
-                    "Give the subscriber's table an index by which the publisher's changes find rows: a unique \
-                     one of {}, and ALTER TABLE {} REPLICA IDENTITY USING INDEX …. Another replica identity on the \
-                     publisher counts only for changes that are made later.",
-                    sent_key(remote),
-                    table.sql_name()
-                ),
+                hint: another_index(remote, table),
             },
         };
     }

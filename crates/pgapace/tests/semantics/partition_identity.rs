@@ -71,3 +71,27 @@ fn a_root_is_full_and_its_partitions_are_not() {
         assert!(process.log().contains(reason), "{}", process.log());
     });
 }
+
+/// The subscriber's table has a key, and no key column is sent.
+#[test]
+fn a_root_with_a_key_has_replica_identity_nothing() {
+    on_versions(&VERSIONS, |case| {
+        case.both(
+            "CREATE TABLE m (id int PRIMARY KEY, v int) PARTITION BY RANGE (id); \
+             CREATE TABLE m1 PARTITION OF m FOR VALUES FROM (0) TO (100)",
+        );
+        case.publisher.sql("ALTER TABLE m REPLICA IDENTITY NOTHING; INSERT INTO m VALUES (1, 1)");
+        case.publish("FOR TABLE m WITH (publish_via_partition_root = true)");
+        case.run_until_current();
+        case.publisher.sql("UPDATE m SET v = 2");
+        let refused = case.run();
+        let alter = "ALTER TABLE public.m REPLICA IDENTITY DEFAULT";
+        refused.expect(6, &["public.m has no replica identity", alter, "pgapace resync public.m"]);
+        assert!(!refused.log.contains("USING INDEX"), "{}", refused.log);
+        case.publisher.sql(alter);
+        case.tool.finish("resync", &["public.m"]).expect(0, &[]);
+        case.publisher.sql("UPDATE m SET v = 3");
+        case.run_until_current();
+        case.expect_equal(&["m"]);
+    });
+}
