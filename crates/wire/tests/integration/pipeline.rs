@@ -46,17 +46,19 @@ fn a_long_pipeline_does_not_deadlock() {
     }
 }
 
-/// While the server sleeps, it reads nothing. The client takes the replies that the server has sent before,
+/// While the server waits for a lock, it reads nothing. The client takes the replies that the server has sent before,
 /// and takes back a message that it has not begun to send.
 #[test]
 fn replies_are_taken_while_messages_wait_to_be_sent() {
     const LARGE: usize = 24 << 20;
     for info in [server(18).local(), server(18).tcp("postgres", "sslmode=require")] {
+        let mut holder = connect(&info).unwrap();
+        holder.simple("SELECT pg_advisory_lock(4712)").unwrap();
         let mut session = connect(&info).unwrap();
         let large = vec![b'x'; LARGE];
         session.queue_statement("SELECT 1", &[], [].into_iter()).unwrap();
         session.queue_sync();
-        session.queue_statement("SELECT pg_sleep(1)", &[], [].into_iter()).unwrap();
+        session.queue_statement("SELECT pg_advisory_lock(4712)", &[], [].into_iter()).unwrap();
         session
             .queue_statement("SELECT length($1)", &[25], [Param::Text(&large)].into_iter())
             .unwrap();
@@ -67,13 +69,14 @@ fn replies_are_taken_while_messages_wait_to_be_sent() {
             while session.pending_ready() > 1 && session.try_reply().unwrap().is_some() {}
         }
         let left = session.queued();
-        assert!(left > 0, "the server has read everything while it slept");
+        assert!(left > 0, "the server has read everything while it waited");
         let before = session.pending_ready();
         session.queue_simple("SELECT generate_series(1, 3)");
         let aside = session.set_aside(before);
         assert_eq!((session.queued(), session.pending_ready()), (left, before));
         session.queue_simple("SELECT generate_series(1, 2)");
         session.queue_set_aside(aside);
+        holder.simple("SELECT pg_advisory_unlock(4712)").unwrap();
         session.send_queued().unwrap();
         let mut rows = Vec::new();
         while session.pending_ready() > 0 {
@@ -94,16 +97,22 @@ fn replies_are_taken_while_messages_wait_to_be_sent() {
 /// A caller that only reads sends what the socket did not take at once.
 #[test]
 fn reading_replies_sends_the_rest() {
+    const LOCK: &str = "SELECT pg_advisory_lock(4711)";
     for info in [server(18).local(), server(18).tcp("postgres", "sslmode=require")] {
+        let mut holder = connect(&info).unwrap();
+        holder.simple(LOCK).unwrap();
         let mut session = connect(&info).unwrap();
         session.set_read_timeout(Some(Duration::from_secs(10)));
         let large = vec![b'x'; 24 << 20];
+        session.queue_simple(LOCK);
         session
             .queue_statement("SELECT length($1)", &[25], [Param::Text(&large)].into_iter())
             .unwrap();
         session.queue_sync();
         session.send_queued().unwrap();
         assert!(session.queued() > 0, "the socket has taken everything");
+        holder.simple("SELECT pg_advisory_unlock(4711)").unwrap();
+        assert_eq!(drain(&mut session), (1, 1, None));
         assert_eq!(drain(&mut session), (1, 1, None));
         assert_eq!(session.queued(), 0);
     }

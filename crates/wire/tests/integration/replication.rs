@@ -185,12 +185,12 @@ fn waker_and_timeouts() {
 #[test]
 fn status_goes_out_while_nothing_is_read() {
     let server = start(18);
-    server.cluster.sql("postgres", "ALTER SYSTEM SET wal_sender_timeout = '2s'").unwrap();
+    server.cluster.sql("postgres", "ALTER SYSTEM SET wal_sender_timeout = '5s'").unwrap();
     server.cluster.sql("postgres", "SELECT pg_reload_conf()").unwrap();
     let (mut sql, mut stream) = stream(&server, "pressure", "sslmode=disable");
     sql.simple("INSERT INTO t SELECT i, repeat('y', 1000) FROM generate_series(1, 30000) i")
         .unwrap();
-    for _ in 0..20 {
+    for _ in 0..40 {
         stream.send(&status(0)).unwrap();
         let outcome = stream.wait_without_reading(Duration::from_millis(200)).unwrap();
         assert_eq!(outcome, WaitOutcome::Timeout);
