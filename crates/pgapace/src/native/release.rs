@@ -191,7 +191,7 @@ fn gather_facts(
     };
     let known: Vec<_> = contents.tables.iter().filter(is_known).collect();
     let unknown = contents.tables.iter().filter(|table| !is_known(table));
-    let filtered = row.sent_as.as_deref().is_some_and(|sent| sent.ends_with("origin none"));
+    let filtered = row.filters_origins();
     let origin_none =
         filtered || existing.is_none() && adopted.is_some_and(|adopted| adopted.origin_none);
     let sets_origin =

@@ -80,7 +80,7 @@ impl Supervisor<'_> {
             };
             self.make_indexes(control, source, context, row, &published)?;
             if row.phase != Phase::Streaming {
-                state::set_streaming(control, row.id)?;
+                state::set_streaming(control, row.id, self.options.supersedes.is_some())?;
             }
             Ok(published)
         })

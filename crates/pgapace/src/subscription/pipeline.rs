@@ -170,8 +170,9 @@ impl Supervisor<'_> {
             .with_apply_mode(config.apply_mode)
             .with_policy(config.on_conflict.clone(), row.id)
             .with_citus(identity.citus);
-        let added =
-            SyncContext { copy_data: row.copy_data && config.copies_added_tables(), ..context };
+        // Of a way back that has begun in this run, the row says that it copied nothing.
+        let may_copy = row.copy_data || self.options.supersedes.is_some();
+        let added = SyncContext { copy_data: may_copy && config.copies_added_tables(), ..context };
         let adder = Adder::new(added, unknown(published, &states), opened.pool.copy_watch());
         let names = PrepareNames {
             subscription: row.id,

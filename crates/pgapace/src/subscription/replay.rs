@@ -187,7 +187,7 @@ impl Supervisor<'_> {
         }
         if row.phase != Phase::Streaming {
             set_sync_lsns(control, owner, &head.tables, start)?;
-            state::set_streaming(control, row.id)?;
+            state::set_streaming(control, row.id, false)?;
         }
         Ok(())
     }

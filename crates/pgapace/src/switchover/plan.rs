@@ -484,8 +484,8 @@ fn way_back(
 ) -> Result<()> {
     let mut config = sides.config.reversed(back);
     roles.act(&mut config)?;
-    // The slot is created by the switchover.
-    config.create_slot = true;
+    // The slot is created by the switchover, and nothing is copied.
+    (config.create_slot, config.copy_data) = (true, Some(false));
     let report = check::check(&config);
     // The role was tried by itself.
     let blockers = report.findings.iter().filter(|finding| {

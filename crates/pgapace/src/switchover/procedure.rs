@@ -519,7 +519,10 @@ fn changed_after_end(end_lsn: Lsn) -> Failure {
         Class::Busy,
         format!("published tables were changed after {end_lsn}: a client still writes"),
     )
-    .hint("Find out who writes although writes are stopped, or stop them with --stop-writes.")
+    .hint(
+        "Find out who writes although writes are stopped, or stop them with --stop-writes. Where the publication is FOR ALL \
+         TABLES, pgapace verify and other verbs that write on this server count, too: wait until they have ended.",
+    )
 }
 
 /// Creates the slot of the way back. It waits for open transactions of the subscriber. Returns where the slot begins.

@@ -42,7 +42,8 @@ pub(crate) struct WayBack {
 }
 
 impl Config {
-    /// The same settings with the sides swapped.
+    /// The same settings with the sides swapped. Nothing is copied at the start; tables that are added later are copied if
+    /// these settings copy them.
     pub(crate) fn reversed(&self, back: &WayBack) -> Self {
         Self {
             publisher: self.subscriber.clone(),
@@ -51,7 +52,7 @@ impl Config {
             slot: back.name.clone(),
             publications: back.publications.clone(),
             create_slot: false,
-            copy_data: Some(false),
+            copy_data: self.copy_data.filter(|copies| !copies),
             copy_schema: false,
             origin: if back.origin_none { OriginFilter::None } else { OriginFilter::Any },
             ..self.clone()

@@ -21,6 +21,7 @@ mod pooled;
 mod privileges;
 mod refused;
 mod returned;
+mod settings_afterwards;
 mod several;
 mod signals;
 mod silent;

@@ -15,7 +15,7 @@ const HOLD: &str = "CREATE TABLE public.held_phase (phase text); \
     ALTER TABLE pgapace.subscription ENABLE ALWAYS TRIGGER hold";
 
 /// Writes also while the database is read-only.
-fn write(cluster: &Cluster, database: &str, sql: &str) {
+pub(super) fn write(cluster: &Cluster, database: &str, sql: &str) {
     let mut client = must(cluster.connect(database));
     must(client.batch_execute("SET default_transaction_read_only = off"));
     must(client.batch_execute(sql));

@@ -265,7 +265,8 @@ fn go_back(
     let again = (!args.no_back).then(|| WayBack {
         name: forward.row.name.clone(),
         publications: forward.row.publications.clone(),
-        origin_none: reversed.filters_origins(),
+        // It begins anew as it was.
+        origin_none: forward.row.filters_origins(),
         generation: 0,
     });
     switch(args, reversed, again, stop)

@@ -202,5 +202,9 @@ fn settings_that_are_replaced_reach_the_way_back() {
     );
     assert_eq!(reversed.publisher.redacted(), ahead.subscriber.redacted());
     assert_eq!(again.publisher.redacted(), ahead.publisher.redacted());
-    assert!(reversed.copy_data == Some(false) && ahead.copy_data.is_none());
+    for turned in [&reversed, &again] {
+        assert!(!turned.copies_data() && turned.copies_added_tables());
+    }
+    let without = LiveSettings::new(one("copy-data=false\n")).reversed(back("a_back")).newest();
+    assert!(!without.copies_added_tables());
 }

@@ -106,6 +106,11 @@ impl Subscription {
         self.skip.filter(|skip| applied.is_none_or(|applied| *skip >= applied))
     }
 
+    /// Whether its last run asked the publisher for changes without an origin only.
+    pub(crate) fn filters_origins(&self) -> bool {
+        self.sent_as.as_deref().is_some_and(|sent| sent.ends_with("origin none"))
+    }
+
     /// Whether it has ever streamed.
     pub(crate) fn has_streamed(&self) -> bool {
         self.phase == Phase::Streaming || self.manner[0].is_some()

@@ -77,11 +77,16 @@ pub(crate) fn set_schema_copy(
 }
 
 /// Records that all tables are copied. This synchronous commit also makes the copies durable, whose
-/// commits were asynchronous.
-pub(crate) fn set_streaming(session: &mut Session, id: SubscriptionId) -> Result<()> {
+/// commits were asynchronous. A way back (`takes_slot`) has copied none, and may copy those that are added from here on.
+pub(crate) fn set_streaming(
+    session: &mut Session,
+    id: SubscriptionId,
+    takes_slot: bool,
+) -> Result<()> {
     session
         .simple(&format!(
-            "UPDATE pgapace.subscription SET phase = 'streaming', rebasing = false WHERE id = {}",
+            "UPDATE pgapace.subscription SET phase = 'streaming', rebasing = false, \
+               copy_data = copy_data OR {takes_slot} WHERE id = {}",
             id.0
         ))
         .map_err(|e| writing(&e))?;
