@@ -25,8 +25,8 @@ const CLEAR_SCREEN: &str = "\x1b[H\x1b[2J";
 
 /// How long a process may take to record that its run has failed.
 const RECORDED_WITHIN: Duration = Duration::from_secs(2);
-/// How long a run may take to record its first figures.
-const FIGURES_WITHIN: Duration = Duration::from_secs(5);
+/// How long a run may take to find out its lag.
+const LAG_WITHIN: Duration = Duration::from_secs(5);
 /// Between two looks for those.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
@@ -173,9 +173,9 @@ fn look(args: &StatusArgs, readers: &mut [StatusReader]) -> Looked {
         Err(Class::NotRunning) => RECORDED_WITHIN,
         // The lag of a run that has just begun is only bounded by the age of what was applied before.
         Err(Class::Behind | Class::Unknown)
-            if all.iter().any(|status| health::has_just_begun(status, FIGURES_WITHIN)) =>
+            if all.iter().any(|status| health::has_just_begun(status, LAG_WITHIN)) =>
         {
-            FIGURES_WITHIN
+            LAG_WITHIN
         }
         _ => Duration::ZERO,
     };

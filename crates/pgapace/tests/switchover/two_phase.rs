@@ -71,7 +71,7 @@ fn a_session_resolves_what_it_has_prepared() {
 
         let mut verb = prepared_behind_the_checks(&case, &mut client, LATE);
         let resolved = client.batch_execute(&format!("COMMIT PREPARED '{}'", case.tool.name));
-        resolved.unwrap_or_else(|error| panic!("{error}\n{}", verb.log()));
+        resolved.unwrap_or_else(|error| panic!("{error:?}\n{}", verb.log()));
         must(verb.wait(PATIENCE));
         assert_eq!(verb.exit_code(), Some(0), "{}", verb.log());
         assert_eq!(value(old, database, PREPARED), "0");

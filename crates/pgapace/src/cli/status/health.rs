@@ -111,12 +111,11 @@ pub(crate) fn is_behind(status: &Status, most: MaxLag) -> Option<bool> {
     }
 }
 
-/// Whether the run of a subscription has begun within this time, and has recorded no figures yet.
+/// Whether the run of a subscription has begun within this time. Until a keepalive has come, its figures show the time when
+/// none ran as lag, too.
 pub(super) fn has_just_begun(status: &Status, within: Duration) -> bool {
     let age = status.owner.as_ref().and_then(|owner| owner.age);
-    let has_figures =
-        status.figures.as_ref().is_some_and(|figures| figures.stage("committed").is_some());
-    age.is_some_and(|age| age < within.as_secs_f64()) && !has_figures
+    age.is_some_and(|age| age < within.as_secs_f64())
 }
 
 fn judge(behind: Option<bool>) -> Option<Trouble> {
