@@ -41,7 +41,6 @@ fn a_signal_cancels_queries_of_the_catalogue() {
         case.run_until_current();
         case.subscriber.sql("DELETE FROM t WHERE id = 5");
         case.tool.finish("verify", &[]).expect(18, &[]);
-        let waiting = "SELECT count(*) > 0 FROM pg_locks WHERE relation = 'pg_publication'::regclass AND NOT granted";
         let (checks, release) =
             ("stopped during the checks of the rebase", "pgapace release again");
         for (number, (verb, said)) in [
@@ -57,8 +56,15 @@ fn a_signal_cancels_queries_of_the_catalogue() {
             let mut holder = case.publisher.connect();
             let lock = "BEGIN; LOCK TABLE pg_catalog.pg_publication IN ACCESS EXCLUSIVE MODE";
             must(holder.batch_execute(lock));
+            // Of the verb, and not of one before, whose backend may end later than its process.
+            let since = case.publisher.value("SELECT clock_timestamp()");
+            let waiting = format!(
+                "SELECT count(*) > 0 FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
+                 WHERE l.relation = 'pg_publication'::regclass AND NOT l.granted \
+                   AND a.datname = current_database() AND a.backend_start > '{since}'"
+            );
             let mut process = start(&case, verb, &[]);
-            wait_for(&mut process, "the lock", || case.publisher.value(waiting) == "t");
+            wait_for(&mut process, "the lock", || case.publisher.value(&waiting) == "t");
             if number % 2 == 0 {
                 must(process.terminate());
             } else {
