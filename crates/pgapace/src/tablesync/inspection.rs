@@ -96,14 +96,16 @@ impl Inspection {
         session
             .simple(QUERY_LIMIT)
             .map_err(|e| Failure::subscriber(&e, "preparing a look at its tables"))?;
+        // The session on the publisher, if this look has one.
+        let mut asked = None;
         let mut published = match self.published.take() {
             Some(published) => published,
             None => {
                 let before = published::read(&mut session, self.id)?;
-                let mut publisher = self.connect_to_publisher()?;
-                let contents = publication::read_contents(&mut publisher, &self.publications)?;
+                let publisher = asked.insert(self.connect_to_publisher()?);
+                let contents = publication::read_contents(publisher, &self.publications)?;
                 // After the contents: those of a publication that was dropped before them must not count as read.
-                let missing = publication::missing(&mut publisher, &self.publications)?;
+                let missing = publication::missing(publisher, &self.publications)?;
                 if let Some(failure) = publication::missing_failure(&missing) {
                     drop(sender.send(InspectionAnswer::PublicationMissing(failure)));
                     return Ok(());
@@ -141,7 +143,7 @@ impl Inspection {
             }
             all => judged.extend(published.into_iter().zip(all?)),
         }
-        self.tell_whose_rows(&mut session, &mut judged)?;
+        self.tell_whose_rows(&mut session, asked, &mut judged)?;
         let found =
             judged.into_iter().map(|(table, one)| InspectedTable::new(table, one)).collect();
         drop(sender.send(InspectionAnswer::Inspected { found, locked }));
@@ -161,6 +163,7 @@ impl Inspection {
     fn tell_whose_rows(
         &self,
         session: &mut Session,
+        publisher: Option<Session>,
         judged: &mut [(PublishedTable, Judged)],
     ) -> Result<()> {
         let is_filled = |(_, one): &&mut (_, Judged)| matches!(one, Err(Obstacle::NotEmpty));
@@ -169,7 +172,7 @@ impl Inspection {
             return Ok(());
         }
         let tables: Vec<_> = filled.iter().map(|(table, _)| table.clone()).collect();
-        let mut publisher = self.connect_to_publisher()?;
+        let mut publisher = publisher.map_or_else(|| self.connect_to_publisher(), Ok)?;
         let asked = (self.subscription.as_str(), &self.publications[..]);
         let same = same_rows::read(&mut publisher, session, asked, &tables)?;
         for ((_, one), failure) in filled.into_iter().zip(same_rows::of_each(&same, &tables)) {
