@@ -53,15 +53,13 @@ pub(crate) fn check_resume(
     progress: Lsn,
 ) -> Result<Lsn> {
     let refuse = |what: String| Failure::new(Class::Slot, what);
-    let rebuild = "Changes that the slot had not sent are lost. pgapace rebase creates a new slot, \
-                   compares all tables with the publisher's, makes them equal, and goes on.";
+    let rebuild = format!("Changes that the slot had not sent are lost. {REBASE}");
     check_promoted(name, slot, in_recovery)?;
     let Some(slot) = slot else {
-        return Err(refuse(format!("slot \"{name}\" does not exist on the publisher")).hint(
-            "If the publisher is a promoted standby, its slots were not synchronized. Changes that \
-             the slot had not sent are lost. pgapace rebase creates a new slot, compares all tables \
-             with the publisher's, makes them equal, and goes on.",
-        ));
+        return Err(refuse(format!("slot \"{name}\" does not exist on the publisher")).hint(format!(
+            "If the publisher is a promoted standby, its slots were not synchronized. If it was restored from a \
+             backup, decide first which side is right. {rebuild}"
+        )));
     };
     check_kind(name, slot)?;
     if let Some(reason) = &slot.invalid {
@@ -75,19 +73,22 @@ pub(crate) fn check_resume(
             "slot \"{name}\" has moved to {confirmed}, but the subscriber has applied changes only \
              up to {progress}: changes in between were skipped"
         ))
-        .hint(
+        .hint(format!(
             "Another program consumed or advanced the slot, or the subscriber was restored from a \
-               backup. If this server is a copy of the subscriber, or was left behind by a failover, \
-               correct --subscriber: the slot serves the other one. Otherwise, pgapace rebase creates a \
-               new slot, compares all tables with the publisher's, makes them equal, and goes on.",
-        ));
+             backup. If this server is a copy of the subscriber, or was left behind by a failover, \
+             correct --subscriber: the slot serves the other one. Otherwise: {REBASE}"
+        )));
     }
     Ok(confirmed)
 }
 
+/// The way out after a gap.
+const REBASE: &str = "pgapace rebase creates a new slot, compares all tables with the publisher's, makes them equal, and \
+    goes on: it deletes what only the subscriber has.";
+
 /// The next step when a slot [`is_lost`].
 pub(crate) const LOST_HINT: &str = "The slot of the subscription is lost. pgapace rebase creates a new slot, compares \
-    all tables with the publisher's, makes them equal, and goes on.";
+    all tables with the publisher's, makes them equal, and goes on: it deletes what only the subscriber has.";
 
 /// Whether nothing can be streamed from the slot any more.
 pub(crate) fn is_lost(slot: Option<&Slot>) -> bool {
@@ -100,10 +101,9 @@ pub(crate) fn has_skipped(name: &str, confirmed: Lsn, prepared: Lsn) -> Failure 
         "slot \"{name}\" has moved to {confirmed}, but the subscriber lacks the transaction that was prepared at \
          {prepared}: it would never be applied"
     );
-    Failure::new(Class::Slot, message).hint(
-        "The subscriber was restored from a backup, or a standby was promoted that lacked its last changes. pgapace \
-         rebase creates a new slot, compares all tables with the publisher's, makes them equal, and goes on.",
-    )
+    Failure::new(Class::Slot, message).hint(format!(
+        "The subscriber was restored from a backup, or a standby was promoted that lacked its last changes. {REBASE}"
+    ))
 }
 
 /// Refuses a standby without a slot of its own: the slot is the primary's.
