@@ -5,6 +5,7 @@ mod interrupted;
 mod lost_slot;
 mod names;
 mod native_progress;
+mod origin_filter;
 mod positions;
 mod refused;
 mod release_refused;

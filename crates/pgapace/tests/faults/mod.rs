@@ -19,6 +19,7 @@ pub(crate) mod privileges;
 mod promoted_copy;
 mod recreated;
 mod refused;
+mod restored_storage;
 mod resuming;
 mod round_trips;
 mod same_history;

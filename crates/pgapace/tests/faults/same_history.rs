@@ -2,10 +2,10 @@
 
 use testbed::{Result, Stop};
 
-use super::history::{
+use super::privileges::{SHOP, arguments};
+use super::restored_storage::{
     MAJORS, expect_equal_rows, follow, go_back, insert, program, saved, site, write_other,
 };
-use super::privileges::{SHOP, arguments};
 use crate::support::{expect_exit, pgapace};
 
 /// The publisher returns to a state before the received position, but no published transaction was

@@ -14,6 +14,7 @@ mod page;
 mod pictures;
 mod questions;
 mod report;
+mod status_output;
 mod terminal;
 mod top;
 

@@ -33,6 +33,7 @@ mod rows;
 mod schema;
 mod subscriber;
 mod swapped_columns;
+mod swapped_definitions;
 mod swapped_tables;
 mod truncate;
 mod type_values;

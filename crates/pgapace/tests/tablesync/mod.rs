@@ -26,6 +26,7 @@ mod requests_while_copying;
 mod resume;
 mod same_rows;
 mod schema;
+mod schema_exceptions;
 mod slot;
 mod slot_waits;
 mod subscriber_locks;
