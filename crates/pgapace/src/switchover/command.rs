@@ -32,11 +32,13 @@ exit $status
 "#;
 /// Between two looks whether the command has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// How long a command that has ended waits for its output: what the verb says next stands behind it.
-const RELAY_PATIENCE: Duration = Duration::from_millis(50);
+/// How long the output of a command that has ended is waited for while nobody can write.
+const WHILE_STOPPED: Duration = Duration::from_millis(50);
+/// The same where nobody waits to write.
+const AFTERWARDS: Duration = Duration::from_secs(1);
 
-/// Runs a command, until `ends` fails: then it is killed.
-pub(super) fn run(command: &str, flag: &str, ends: &dyn Fn() -> Result<()>) -> Result<()> {
+/// Runs a command, until `ends` fails: then it is killed. Returns what passes on its output.
+pub(super) fn run(command: &str, flag: &str, ends: &dyn Fn() -> Result<()>) -> Result<Said> {
     let failed = |error: &std::io::Error| {
         Failure::new(Class::Config, format!("cannot run the command of {flag}: {error}"))
     };
@@ -63,10 +65,39 @@ pub(super) fn run(command: &str, flag: &str, ends: &dyn Fn() -> Result<()>) -> R
     };
     // What watches the command writes nothing, but it holds the output until then.
     drop(pipe);
-    let said_by = Instant::now() + RELAY_PATIENCE;
-    output.wait(said_by);
-    errors.wait(said_by);
-    expect_success(status, flag)
+    let said = Said { output, errors };
+    match expect_success(status, flag) {
+        Ok(()) => Ok(said),
+        Err(failure) => {
+            said.wait_shortly();
+            Err(failure)
+        }
+    }
+}
+
+/// The output of a command that has ended, part of which may still be on its way.
+#[must_use]
+pub(super) struct Said {
+    output: Relay,
+    errors: Relay,
+}
+
+impl Said {
+    /// Lets the output stand before what the verb says next, while nobody can write.
+    pub(super) fn wait_shortly(self) {
+        self.wait(WHILE_STOPPED);
+    }
+
+    /// The same where nobody waits to write.
+    pub(super) fn wait_longer(self) {
+        self.wait(AFTERWARDS);
+    }
+
+    fn wait(mut self, patience: Duration) {
+        let until = Instant::now() + patience;
+        self.output.wait(until);
+        self.errors.wait(until);
+    }
 }
 
 /// Passes on what a command writes. Nobody can write to the database until the command has ended, so a reader that stops may
@@ -170,7 +201,7 @@ mod tests {
     fn the_status_of_the_command_counts() {
         assert!(run("true", "--open", &after(60_000)).is_ok());
         assert!(run("test -z \"$(cat)\"", "--open", &after(60_000)).is_ok(), "no input");
-        let failure = run("exit 7", "--open", &|| Ok(())).expect_err("it fails");
+        let failure = run("exit 7", "--open", &|| Ok(())).map(drop).expect_err("it fails");
         assert!(failure.message.contains("--open failed: exit status: 7"), "{}", failure.message);
     }
 
@@ -180,7 +211,8 @@ mod tests {
         let (begun, late) = (directory.path().join("begun"), directory.path().join("late"));
         let command =
             format!("touch {}; (sleep 2; touch {}) & wait", begun.display(), late.display());
-        let failure = run(&command, "--stop-writes", &after(1000)).expect_err("it is late");
+        let failure =
+            run(&command, "--stop-writes", &after(1000)).map(drop).expect_err("it is late");
         assert_eq!(failure.class, Class::Behind);
         assert!(begun.exists());
         std::thread::sleep(Duration::from_millis(1500));
@@ -200,7 +232,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let late = directory.path().join("late");
         let command = format!("(sleep 0.3; touch {}) >/dev/null 2>&1 &", late.display());
-        run(&command, "--open", &|| Ok(())).expect("it succeeds");
+        assert!(run(&command, "--open", &|| Ok(())).is_ok());
         let deadline = Instant::now() + Duration::from_secs(60);
         while !late.exists() {
             assert!(Instant::now() < deadline);

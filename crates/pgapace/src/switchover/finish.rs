@@ -71,16 +71,20 @@ fn open(
     reconnect_control(sides, deadline)?;
     // It is read-only if it was the publisher of an earlier switchover.
     set_database(sides.control, None)?;
+    let mut said = None;
     if let Some(command) = request.open
         && !*opened
     {
         let stop = sides.stop;
-        command::run(command, "--open", &|| command::insisted(stop, "--open"))?;
+        said = Some(command::run(command, "--open", &|| command::insisted(stop, "--open"))?);
         *opened = true;
     }
     let outage = record::since_stop(sides.control, sides.row.id)?;
     display.step(&format!("the {side} takes writes"));
     record::advance(sides.control, sides.row.id, Step::Opened, None)?;
+    if let Some(said) = said {
+        said.wait_longer();
+    }
     Ok(outage)
 }
 

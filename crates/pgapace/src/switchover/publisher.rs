@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use pgoutput::Lsn;
 use wire::{Session, quote_ident, quote_literal};
 
-use super::command;
+use super::command::{self, Said};
 use super::deadline::Deadline;
 use super::plan::CHECKS;
 use super::record::Stopped;
@@ -143,7 +143,7 @@ pub(super) fn stop(
                     Failure::new(Class::Behind, message)
                 })
             };
-            command::run(command, "--stop-writes", &ends)
+            command::run(command, "--stop-writes", &ends).map(Said::wait_shortly)
         }
         None => {
             let (database, _) = database_setting(source)?;
@@ -422,7 +422,8 @@ pub(super) fn resume(source: &mut Session, stopped: &Stopped, stop: &Shutdown) -
     match stopped {
         Stopped::Command(None) => Ok(()),
         Stopped::Command(Some(command)) => {
-            command::run(command, "--resume-writes", &|| command::insisted(stop, "--resume-writes"))
+            let ends = || command::insisted(stop, "--resume-writes");
+            command::run(command, "--resume-writes", &ends).map(Said::wait_shortly)
         }
         Stopped::Database(before) => set_database(source, before.as_deref()),
     }
